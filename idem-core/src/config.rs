@@ -1,0 +1,202 @@
+//! Every setting with its default, unit and limits. `build()` refuses what breaks a rule, and names field, value, rule.
+
+use std::time::Duration;
+
+use crate::{cleanup::CleanupSchedule, error::ConfigError, retry::RetryPolicy, store::Retention};
+
+/// What a handler does beside writing through its transaction. There is no default: the one who writes the handler
+/// knows, and batches are safe only for the first kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effects {
+    /// Nothing: batches may run again as a whole.
+    InTransaction,
+    /// It calls other systems, which happens at least once: one message a unit, in order, each attempt counted before
+    /// it runs. Needs a handler deadline. Give the provider [`Message::derived_key`](crate::Message::derived_key).
+    Outside,
+}
+
+/// What happens to a message whose key was used before for another payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnConflict {
+    /// It is set aside with reason `conflict`.
+    #[default]
+    DeadLetter,
+    /// It is acknowledged, counted and audited.
+    Acknowledge,
+    /// The consumer halts until an operator resumes it.
+    Halt,
+}
+
+/// What happens to a message that is older than the retention, so that its record may already be gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OlderThanRetention {
+    /// It is handled, counted and warned about.
+    #[default]
+    Process,
+    /// It is set aside with reason `older-than-retention`.
+    DeadLetter,
+    /// The consumer halts until an operator resumes it.
+    Halt,
+}
+
+/// The settings of a [`DedupConsumer`](crate::DedupConsumer).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConsumerSettings {
+    /// How long records are kept. Defaults to 7 days; from 1 minute to 10 years, or for ever.
+    pub retention: Retention,
+    /// How long one claim waits for others that hold its keys. Defaults to 5 s; from 1 ms to 5 minutes.
+    pub busy_timeout: Duration,
+    /// How long one call of the handler may take. Defaults to 30 s; from 1 ms to 12 h.
+    pub handler_deadline: Duration,
+    /// How long a commit may take before its outcome counts as unknown. Defaults to 10 s; from 10 ms to 5 minutes.
+    pub commit_timeout: Duration,
+    /// How long the database may take to answer beyond the limits it was given. Defaults to 10 s.
+    pub answer_timeout: Duration,
+    /// The largest payload. Defaults to 1 MiB; a larger one is dead-lettered as `too-large`.
+    pub payload_bytes_max: usize,
+    /// How many units run side by side. Defaults to the cores, at most 4 and at most what the store can.
+    pub lanes: usize,
+}
+
+/// The longest time that any setting takes.
+const YEARS_10: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+impl ConsumerSettings {
+    pub(crate) fn new(lanes_max: Option<usize>) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            retention: Retention::For(Duration::from_secs(7 * 24 * 3600)),
+            busy_timeout: Duration::from_secs(5),
+            handler_deadline: Duration::from_secs(30),
+            commit_timeout: Duration::from_secs(10),
+            answer_timeout: Duration::from_secs(10),
+            payload_bytes_max: 1 << 20,
+            lanes: cores.min(4).min(lanes_max.unwrap_or(usize::MAX)),
+        }
+    }
+
+    pub(crate) fn check(&self, lanes_max: Option<usize>) -> Result<(), ConfigError> {
+        if let Retention::For(time) = self.retention {
+            let rule = "it must be from 1 minute to 10 years; Retention::Forever keeps records for ever";
+            span("retention", time, Duration::from_secs(60), YEARS_10, rule)?;
+        }
+        let minutes_5 = Duration::from_secs(300);
+        span("busy_timeout", self.busy_timeout, MILLISECOND, minutes_5, "it must be from 1 ms to 5 minutes")?;
+        span("handler_deadline", self.handler_deadline, MILLISECOND, HOURS_12, "it must be from 1 ms to 12 hours")?;
+        let commit_min = Duration::from_millis(10);
+        span("commit_timeout", self.commit_timeout, commit_min, minutes_5, "it must be from 10 ms to 5 minutes")?;
+        span("answer_timeout", self.answer_timeout, commit_min, minutes_5, "it must be from 10 ms to 5 minutes")?;
+        number("payload_bytes_max", self.payload_bytes_max, 1, 1 << 30, "it must be from 1 byte to 1 GiB")?;
+        number("lanes", self.lanes, 1, 1024, "it must be from 1 to 1024")?;
+        match lanes_max {
+            Some(max) if self.lanes > max => {
+                Err(ConfigError::new("lanes", self.lanes, "this store has a single writer: use 1"))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+/// The settings of a [`Worker`](crate::Worker).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkerSettings {
+    /// How many messages one unit holds at most. Defaults to 100; from 1 to 10,000. Always 1 with
+    /// [`Effects::Outside`].
+    pub batch: usize,
+    /// How many messages are received and not yet settled at most. Defaults to 10,000; at least one batch.
+    pub in_flight: usize,
+    /// How many bytes they take at most. Defaults to 64 MiB; at least the largest payload.
+    pub in_flight_bytes: usize,
+    /// Attempts and back-off.
+    pub retry: RetryPolicy,
+    /// Defaults to dead letter.
+    pub on_conflict: OnConflict,
+    /// Defaults to process.
+    pub older_than_retention: OlderThanRetention,
+    /// How long a stop waits for what is running. Defaults to 20 s.
+    pub drain: Duration,
+    /// How long the start waits for a database or broker that cannot be reached. Defaults to 2 minutes.
+    pub startup_timeout: Duration,
+    /// Cleanup inside this worker. Defaults to every hour; `None` turns it off.
+    pub cleanup: Option<CleanupSchedule>,
+    /// Whether more than half of the last 50 fresh messages becoming dead letters pauses intake. Defaults to on.
+    pub breaker: bool,
+    /// How often the controls that operators set are read. Defaults to 2 s; at most 5 s.
+    pub control_every: Duration,
+    /// Ends the run once the source is at its end and nothing is unsettled for this long. Defaults to never.
+    pub until_idle: Option<Duration>,
+    /// Refuses to start when records are kept for less than the broker may deliver again. Defaults to a warning.
+    pub strict_retention: bool,
+    /// The largest payload that a row of `dead_letters` keeps. Defaults to 256 KiB.
+    pub dead_letter_payload_bytes_max: usize,
+}
+
+impl Default for WorkerSettings {
+    fn default() -> Self {
+        Self {
+            batch: 100,
+            in_flight: 10_000,
+            in_flight_bytes: 64 << 20,
+            retry: RetryPolicy::default(),
+            on_conflict: OnConflict::default(),
+            older_than_retention: OlderThanRetention::default(),
+            drain: Duration::from_secs(20),
+            startup_timeout: Duration::from_secs(120),
+            cleanup: Some(CleanupSchedule::default()),
+            breaker: true,
+            control_every: Duration::from_secs(2),
+            until_idle: None,
+            strict_retention: false,
+            dead_letter_payload_bytes_max: 256 << 10,
+        }
+    }
+}
+
+impl WorkerSettings {
+    pub(crate) fn check(&self, consumer: &ConsumerSettings) -> Result<(), ConfigError> {
+        number("batch", self.batch, 1, 10_000, "it must be from 1 to 10,000")?;
+        number("in_flight", self.in_flight, self.batch, 10_000_000, "it must be from one batch to 10,000,000")?;
+        let rule = "it must be from the largest payload (payload_bytes_max) to 4 GiB";
+        number("in_flight_bytes", self.in_flight_bytes, consumer.payload_bytes_max, u32::MAX as usize, rule)?;
+        number("retry.attempts", self.retry.attempts as usize, 1, 1_000, "it must be from 1 to 1,000")?;
+        let rule = "it must be from 1 ms to retry.max";
+        span("retry.first", self.retry.first, MILLISECOND, self.retry.max, rule)?;
+        span("retry.max", self.retry.max, MILLISECOND, HOURS_12, "it must be from 1 ms to 12 hours")?;
+        if let Some(idle_for) = self.until_idle {
+            span("until_idle", idle_for, MILLISECOND, HOURS_12, "it must be from 1 ms to 12 hours")?;
+        }
+        span("drain", self.drain, Duration::ZERO, HOURS_12, "it must be at most 12 hours")?;
+        span("startup_timeout", self.startup_timeout, Duration::ZERO, HOURS_12, "it must be at most 12 hours")?;
+        let rule = "it must be from 10 ms to 5 s, because running workers obey a pause within 5 s";
+        span("control_every", self.control_every, Duration::from_millis(10), Duration::from_secs(5), rule)?;
+        if let Some(cleanup) = self.cleanup {
+            span("cleanup.every", cleanup.every, Duration::from_secs(1), YEARS_10, "it must be at least 1 s")?;
+            number("cleanup.rows_max", cleanup.rows_max as usize, 1, 1_000_000, "it must be from 1 to 1,000,000")?;
+            let rule = "it must be at least 1 day, because the counts of failed attempts go with it";
+            span("cleanup.failures_kept", cleanup.failures_kept, DAY, YEARS_10, rule)?;
+            number("cleanup.steps_max", cleanup.steps_max as usize, 1, 1_000_000, "it must be from 1 to 1,000,000")?;
+        }
+        Ok(())
+    }
+}
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+const HOURS_12: Duration = Duration::from_secs(12 * 3600);
+
+fn span(
+    field: &'static str,
+    value: Duration,
+    min: Duration,
+    max: Duration,
+    rule: &'static str,
+) -> Result<(), ConfigError> {
+    if (min..=max).contains(&value) { Ok(()) } else { Err(ConfigError::span(field, value, rule)) }
+}
+
+fn number(field: &'static str, value: usize, min: usize, max: usize, rule: &'static str) -> Result<(), ConfigError> {
+    if (min..=max).contains(&value) { Ok(()) } else { Err(ConfigError::new(field, value, rule)) }
+}
+
+#[cfg(test)]
+mod tests;

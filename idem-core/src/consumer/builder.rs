@@ -1,0 +1,248 @@
+//! Builds a [`DedupConsumer`], refusing settings that break a rule.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::{Arc, Mutex, atomic::AtomicU32},
+    time::Duration,
+};
+
+use tokio::sync::{OnceCell, Semaphore};
+
+use super::{DedupConsumer, Inner, Tenants};
+use crate::{
+    config::{ConsumerSettings, Effects},
+    error::ConfigError,
+    handler::{BatchHandler, Handler, Work},
+    hash::HashRules,
+    key::{KeyPolicy, KeySource, default_key_source},
+    message::{ConsumerName, Message, Tenant},
+    store::{Retention, Store},
+};
+
+/// Settings of a [`DedupConsumer`]; see [`ConsumerSettings`] for defaults and limits.
+pub struct DedupConsumerBuilder<S: Store> {
+    store: Arc<S>,
+    name: String,
+    handler_name: Option<String>,
+    version: String,
+    tenants: Tenants,
+    keys: Arc<dyn KeySource>,
+    key_policy: KeyPolicy,
+    hashes: HashRules,
+    work: Option<Work<S>>,
+    effects: Option<Effects>,
+    deadline_was_set: bool,
+    unprotected: HashSet<String>,
+    settings: ConsumerSettings,
+}
+
+impl<S: Store> fmt::Debug for DedupConsumerBuilder<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DedupConsumerBuilder")
+            .field("name", &self.name)
+            .field("effects", &self.effects)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: Store> DedupConsumerBuilder<S> {
+    pub(super) fn new(store: Arc<S>, name: &str) -> Self {
+        let settings = ConsumerSettings::new(store.capabilities().lanes_max);
+        Self {
+            store,
+            name: name.to_owned(),
+            handler_name: None,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            tenants: Tenants::One(Tenant::default()),
+            keys: default_key_source(),
+            key_policy: KeyPolicy::default(),
+            hashes: HashRules::default(),
+            work: None,
+            effects: None,
+            deadline_was_set: false,
+            unprotected: HashSet::new(),
+            settings,
+        }
+    }
+
+    /// The handler, called for each fresh message. This or [`batch_handler`](Self::batch_handler) is required.
+    #[must_use]
+    pub fn handler(mut self, handler: impl Handler<S>) -> Self {
+        self.work = Some(Work::Each(Arc::new(handler)));
+        self
+    }
+
+    /// The handler, called once for the fresh messages of a unit.
+    #[must_use]
+    pub fn batch_handler(mut self, handler: impl BatchHandler<S>) -> Self {
+        self.work = Some(Work::Batch(Arc::new(handler)));
+        self
+    }
+
+    /// What the handler does beside writing through its transaction. Required.
+    #[must_use]
+    pub fn effects(mut self, effects: Effects) -> Self {
+        self.effects = Some(effects);
+        self
+    }
+
+    /// A name for the handler, to which the consumer is bound at its first start: another handler under the same
+    /// consumer's name is then refused, because it would see the first one's messages as duplicates. Not bound unless
+    /// set; keep it over versions of one handler.
+    #[must_use]
+    pub fn handler_name(mut self, name: &str) -> Self {
+        self.handler_name = Some(name.to_owned());
+        self
+    }
+
+    /// The application's version, which is noted with each run and so with each record. Defaults to idem's.
+    #[must_use]
+    pub fn version(mut self, version: &str) -> Self {
+        self.version = version.to_owned();
+        self
+    }
+
+    /// The one tenant of this consumer. Defaults to the empty one.
+    #[must_use]
+    pub fn tenant(mut self, tenant: Tenant) -> Self {
+        self.tenants = Tenants::One(tenant);
+        self
+    }
+
+    /// Takes each message's tenant from something that was authenticated, such as a header that only the broker's
+    /// gateway can set; `None` makes the message malformed. Never take it from the payload alone (S2).
+    #[must_use]
+    pub fn tenant_of(mut self, function: impl Fn(&Message) -> Option<Tenant> + Send + Sync + 'static) -> Self {
+        self.tenants = Tenants::Of(Arc::new(function));
+        self
+    }
+
+    /// Where keys come from. Defaults to [`default_key_source`].
+    #[must_use]
+    pub fn key_source(mut self, source: impl KeySource) -> Self {
+        self.keys = Arc::new(source);
+        self
+    }
+
+    /// What keys must look like. Defaults to any token.
+    #[must_use]
+    pub fn key_policy(mut self, policy: KeyPolicy) -> Self {
+        self.key_policy = policy;
+        self
+    }
+
+    /// How payloads are hashed. Defaults to their raw bytes.
+    #[must_use]
+    pub fn hash_rules(mut self, rules: HashRules) -> Self {
+        self.hashes = rules;
+        self
+    }
+
+    /// Handles messages of this type without a record of their key, for operations that are idempotent by nature
+    /// (R65). They are counted as unprotected. May be called for several types.
+    #[must_use]
+    pub fn unprotected_type(mut self, message_type: &str) -> Self {
+        self.unprotected.insert(message_type.to_owned());
+        self
+    }
+
+    /// How long records are kept.
+    #[must_use]
+    pub fn retention(mut self, retention: Retention) -> Self {
+        self.settings.retention = retention;
+        self
+    }
+
+    /// How long one call of the handler may take. Required with [`Effects::Outside`].
+    #[must_use]
+    pub fn handler_deadline(mut self, deadline: Duration) -> Self {
+        self.settings.handler_deadline = deadline;
+        self.deadline_was_set = true;
+        self
+    }
+
+    /// How long a claim waits for others that hold its keys.
+    #[must_use]
+    pub fn busy_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.busy_timeout = timeout;
+        self
+    }
+
+    /// How long a commit may take before its outcome counts as unknown.
+    #[must_use]
+    pub fn commit_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.commit_timeout = timeout;
+        self
+    }
+
+    /// How long the database may take to answer beyond the limits it was given.
+    #[must_use]
+    pub fn answer_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.answer_timeout = timeout;
+        self
+    }
+
+    /// The largest payload, in bytes.
+    #[must_use]
+    pub fn payload_bytes_max(mut self, bytes: usize) -> Self {
+        self.settings.payload_bytes_max = bytes;
+        self
+    }
+
+    /// How many units run side by side, each on a connection of its own.
+    #[must_use]
+    pub fn lanes(mut self, lanes: usize) -> Self {
+        self.settings.lanes = lanes;
+        self
+    }
+
+    /// Builds the consumer. It does not connect yet.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with field, value and rule.
+    pub fn build(self) -> Result<DedupConsumer<S>, ConfigError> {
+        let name = ConsumerName::new(&self.name).map_err(|_| {
+            ConfigError::new(
+                "name",
+                format!("{:?}", self.name),
+                "it must have 1 to 100 bytes without control characters",
+            )
+        })?;
+        let rule = "a consumer needs a handler: call .handler(…) or .batch_handler(…)";
+        let work = self.work.ok_or_else(|| ConfigError::new("handler", "not set", rule))?;
+        let rule = "there is no safe default: say Effects::InTransaction if the handler only writes through its \
+                    transaction, Effects::Outside if it calls other systems";
+        let effects = self.effects.ok_or_else(|| ConfigError::new("effects", "not set", rule))?;
+        if effects == Effects::Outside && !self.deadline_was_set {
+            let rule = "a handler with Effects::Outside needs one, because nothing else bounds its calls";
+            return Err(ConfigError::new("handler_deadline", "not set", rule));
+        }
+        if effects == Effects::Outside && matches!(work, Work::Batch(_)) {
+            let rule = "Effects::Outside handles one message a unit: use .handler(…)";
+            return Err(ConfigError::new("batch_handler", "set", rule));
+        }
+        self.settings.check(self.store.capabilities().lanes_max)?;
+        let inner = Inner {
+            store: self.store,
+            name,
+            handler_name: self.handler_name,
+            version: self.version,
+            tenants: self.tenants,
+            keys: self.keys,
+            key_policy: self.key_policy,
+            hashes: self.hashes,
+            work,
+            effects,
+            unprotected: self.unprotected,
+            settings: self.settings,
+            registered: OnceCell::new(),
+            scopes: Mutex::new(HashMap::new()),
+            idle: Mutex::new(Vec::new()),
+            slots: Arc::new(Semaphore::new(self.settings.lanes)),
+            no_winner: AtomicU32::new(0),
+        };
+        Ok(DedupConsumer { inner: Arc::new(inner) })
+    }
+}

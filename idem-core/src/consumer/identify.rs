@@ -1,0 +1,94 @@
+//! Finds a message's tenant, key and hash. What cannot be identified is a poison message, never a new key.
+
+use super::{Inner, Tenants};
+use crate::{
+    dead_letter::Reason,
+    error::ErrorClass,
+    key::IdempotencyKey,
+    message::{Identity, Message},
+    outcome::Failure,
+    store::{Claim, Store},
+};
+
+/// A message with what it takes to claim its key.
+#[derive(Debug)]
+pub(crate) struct Item {
+    pub(crate) message: Message,
+    /// `None` for a type that opted out of protection (R65).
+    pub(crate) claim: Option<Claim>,
+}
+
+/// A message that could not be identified.
+#[derive(Debug)]
+pub(crate) struct Rejected {
+    pub(crate) message: Message,
+    pub(crate) key: Option<IdempotencyKey>,
+    pub(crate) failure: Failure,
+}
+
+impl<S: Store> Inner<S> {
+    /// Identifies a message. `key` is the one to use whatever the message says: that of a replayed dead letter.
+    pub(crate) async fn identify(&self, message: Message, key: Option<IdempotencyKey>) -> Result<Item, Rejected> {
+        let poison = |reason, text: String| Failure::new(ErrorClass::Permanent, reason, text);
+        let size = message.payload().map_or(0, bytes::Bytes::len);
+        if size > self.settings.payload_bytes_max {
+            let text =
+                format!("the payload has {size} bytes, and payload_bytes_max is {}", self.settings.payload_bytes_max);
+            return Err(Rejected { message, key, failure: poison(Reason::TooLarge, text) });
+        }
+        let tenant = match &self.tenants {
+            Tenants::One(tenant) => tenant.clone(),
+            Tenants::Of(function) => match function(&message) {
+                Some(tenant) => tenant,
+                None => {
+                    let failure = poison(Reason::Malformed, "the message has no tenant".to_owned());
+                    return Err(Rejected { message, key, failure });
+                }
+            },
+        };
+        let identity = |key| Identity { tenant: tenant.clone(), consumer: self.name.clone(), key };
+        if message.message_type().is_some_and(|message_type| self.unprotected.contains(message_type)) {
+            return Ok(Item { message: message.with_identity(identity(None)), claim: None });
+        }
+        let key = match key.map_or_else(|| self.key(&message), Ok) {
+            Ok(key) => key,
+            Err(failure) => return Err(Rejected { message, key: None, failure }),
+        };
+        let hash = match self.hashes.current.hash(&message) {
+            Ok(hash) => hash,
+            Err(error) => {
+                let failure = poison(Reason::Malformed, error.to_string());
+                return Err(Rejected { message, key: Some(key), failure });
+            }
+        };
+        let (scope, hash_rule) = match self.interned(&tenant).await {
+            Ok(interned) => interned,
+            Err(error) => {
+                let failure = Failure::new(error.class(), Reason::AttemptsExhausted, super::describe::<S>(&error));
+                return Err(Rejected { message, key: Some(key), failure });
+            }
+        };
+        let message = message.with_identity(identity(Some(key.clone())));
+        Ok(Item { message, claim: Some(Claim { scope, key, hash, hash_rule, retention: self.settings.retention }) })
+    }
+
+    fn key(&self, message: &Message) -> Result<IdempotencyKey, Failure> {
+        match self.keys.key(message).and_then(|key| key.map(|key| self.key_policy.apply(key)).transpose()) {
+            Ok(Some(key)) => Ok(key),
+            Ok(None) => {
+                let text = format!("the message has no idempotency key (looked for {})", self.keys.rule());
+                Err(Failure::new(ErrorClass::Permanent, Reason::MissingKey, text))
+            }
+            Err(error) => Err(Failure::new(ErrorClass::Permanent, Reason::Malformed, error.to_string())),
+        }
+    }
+
+    async fn interned(&self, tenant: &crate::Tenant) -> Result<(crate::ScopeId, crate::HashRuleId), crate::StoreError> {
+        let scope = self.scope(tenant).await?;
+        let registered = self.register(None).await?;
+        let rule = registered.hash_rules.first().copied().ok_or(crate::StoreError::Unsupported {
+            what: "intern hash rules: it answered with none, which breaks the contract of Bookkeeping::register",
+        })?;
+        Ok((scope, rule))
+    }
+}

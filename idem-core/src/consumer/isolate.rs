@@ -1,0 +1,137 @@
+//! What a consumer without a worker does after a unit failed: each message alone, in order, so that an innocent
+//! handler runs at most twice and only the culprit is charged.
+
+use std::collections::{HashMap, HashSet};
+
+use super::{End, Inner, Item, run};
+use crate::{
+    dead_letter::Reason,
+    error::{ErrorClass, StoreError},
+    failpoint,
+    hash::PayloadHash,
+    message::Message,
+    outcome::{Decision, Failure},
+    store::{ScopeId, Store},
+};
+
+/// How often a unit runs again as it is before its messages run alone, or are handed back.
+const AGAIN_MAX: usize = 3;
+
+/// The lane number of units outside of a worker.
+const NO_LANE: i32 = 0;
+
+/// Decides every message, in order.
+pub(super) async fn process<S: Store>(
+    inner: &Inner<S>,
+    mut lane: Option<S::Lane>,
+    messages: Vec<Message>,
+) -> (Option<S::Lane>, Vec<Decision>) {
+    let mut decisions: Vec<Option<Decision>> = messages.iter().map(|_| None).collect();
+    let (mut positions, mut items) = (Vec::new(), Vec::new());
+    for (position, message) in messages.into_iter().enumerate() {
+        match inner.identify(message, None).await {
+            Ok(item) => {
+                positions.push(position);
+                items.push(item);
+            }
+            Err(rejected) => decisions[position] = Some(Decision::Failed(rejected.failure)),
+        }
+    }
+    // Calls to other systems must not be repeated for a neighbour's sake.
+    let together = inner.effects == crate::Effects::InTransaction;
+    let decided = if together && !items.is_empty() { whole(inner, &mut lane, &items).await } else { None };
+    let decided = match decided {
+        Some(decided) => decided,
+        None => alone(inner, &mut lane, &items).await,
+    };
+    for (position, decision) in positions.into_iter().zip(decided) {
+        decisions[position] = Some(decision);
+    }
+    (lane, decisions.into_iter().map(|decision| decision.unwrap_or(Decision::Busy)).collect())
+}
+
+/// Runs the unit as a whole; `None` where its messages must run alone.
+async fn whole<S: Store>(inner: &Inner<S>, lane: &mut Option<S::Lane>, items: &[Item]) -> Option<Vec<Decision>> {
+    for _ in 0..AGAIN_MAX {
+        let (kept, end) = run(inner, lane.take(), NO_LANE, items).await;
+        *lane = kept;
+        match end {
+            End::Decided(decisions) => return Some(decisions),
+            End::Isolate(_) | End::Held => return None,
+            // The next round claims again on a new connection, which is how an unknown commit is resolved (A5, A6).
+            End::Unknown(error) => {
+                tracing::warn!(idem.consumer = %inner.name, %error, "the answer to a commit was lost")
+            }
+            End::Again(error) => tracing::debug!(idem.consumer = %inner.name, %error, "the unit runs again"),
+            End::NoWinner(error) | End::Trouble(error) => {
+                return Some(items.iter().map(|_| Decision::Failed(trouble::<S>(&error))).collect());
+            }
+        }
+    }
+    None
+}
+
+async fn alone<S: Store>(inner: &Inner<S>, lane: &mut Option<S::Lane>, items: &[Item]) -> Vec<Decision> {
+    if items.len() > 1 {
+        // Injected errors mean nothing here: nothing is under way.
+        let _ = failpoint!(ISOLATE);
+    }
+    let mut decisions = Vec::with_capacity(items.len());
+    let mut waiting: HashSet<(ScopeId, &str)> = HashSet::new();
+    let mut ordered: HashSet<&crate::OrderingKey> = HashSet::new();
+    let mut failed_for_good: HashMap<(ScopeId, &str, PayloadHash), Failure> = HashMap::new();
+    let mut down: Option<Failure> = None;
+    for item in items {
+        // Each further message would only wait for the same database in turn.
+        if let Some(failure) = &down {
+            decisions.push(Decision::Failed(failure.clone_text()));
+            continue;
+        }
+        let key = item.claim.as_ref().map(|claim| (claim.scope, claim.key.as_str()));
+        let order = item.message.ordering_key();
+        // What follows a message that waits for another attempt waits behind it (D7, D10).
+        if key.is_some_and(|key| waiting.contains(&key)) || order.is_some_and(|order| ordered.contains(order)) {
+            decisions.push(Decision::Busy);
+            continue;
+        }
+        // An equal copy of a message that failed for good follows it, without a run of its own.
+        let content = key.zip(item.claim.as_ref()).map(|((scope, key), claim)| (scope, key, claim.hash));
+        if let Some(failure) = content.and_then(|content| failed_for_good.get(&content)) {
+            decisions.push(Decision::Failed(failure.clone_text()));
+            continue;
+        }
+        let decision = one(inner, lane, item).await;
+        if let (Decision::Failed(failure), Some(content)) = (&decision, content)
+            && failure.class == ErrorClass::Permanent
+        {
+            failed_for_good.insert(content, failure.clone_text());
+        }
+        let waits = match &decision {
+            Decision::Busy => true,
+            Decision::Failed(failure) => failure.class != ErrorClass::Permanent,
+            Decision::Processed(_) | Decision::Duplicate(..) | Decision::Conflict(..) => false,
+        };
+        if let Decision::Failed(failure) = &decision
+            && matches!(failure.class, ErrorClass::Infrastructure | ErrorClass::Fatal)
+            && failure.error.is_none()
+        {
+            down = Some(failure.clone_text());
+        }
+        if waits {
+            waiting.extend(key);
+            ordered.extend(order);
+        }
+        decisions.push(decision);
+    }
+    decisions
+}
+
+async fn one<S: Store>(inner: &Inner<S>, lane: &mut Option<S::Lane>, item: &Item) -> Decision {
+    let decided = whole(inner, lane, std::slice::from_ref(item)).await;
+    // Without an answer after that many rounds, nobody knows: the message goes back and is claimed again.
+    decided.and_then(|decisions| decisions.into_iter().next()).unwrap_or(Decision::Busy)
+}
+
+fn trouble<S: Store>(error: &StoreError) -> Failure {
+    Failure::new(error.class(), Reason::AttemptsExhausted, super::describe::<S>(error))
+}

@@ -1,0 +1,266 @@
+//! [`DedupConsumer`]: decides for each message whether it is new, and runs the handler where it is.
+
+mod batch;
+mod builder;
+mod identify;
+mod isolate;
+mod unit;
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU32},
+};
+
+use tokio::sync::{OnceCell, Semaphore};
+
+pub use self::builder::DedupConsumerBuilder;
+pub(crate) use self::{
+    identify::{Item, Rejected},
+    unit::{End, look, run},
+};
+use crate::{
+    config::{ConsumerSettings, Effects},
+    dead_letter::Reason,
+    error::{ErrorClass, StoreError},
+    handler::Work,
+    hash::{HashRules, PayloadHash},
+    key::{KeyPolicy, KeySource},
+    message::{ConsumerName, Message, Tenant},
+    outcome::{Decision, Failure},
+    store::{HashRuleId, Registered, Registration, ScopeId, Store},
+};
+
+/// Where a message's tenant comes from.
+pub(crate) enum Tenants {
+    One(Tenant),
+    Of(Arc<TenantFn>),
+}
+
+pub(crate) type TenantFn = dyn Fn(&Message) -> Option<Tenant> + Send + Sync;
+
+/// Decides for each message whether it is new, a duplicate or a conflict, and runs the handler in the transaction that
+/// records the key.
+///
+/// It stands alone for people who keep their own receive loop: it decides, and neither waits, retries nor publishes.
+/// A [`Worker`](crate::Worker) adds the broker, lanes, retries, dead letters, settling and shutdown. Cloning is cheap,
+/// and clones share everything.
+pub struct DedupConsumer<S: Store> {
+    pub(crate) inner: Arc<Inner<S>>,
+}
+
+impl<S: Store> Clone for DedupConsumer<S> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<S: Store> fmt::Debug for DedupConsumer<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DedupConsumer").field("name", &self.inner.name).finish_non_exhaustive()
+    }
+}
+
+pub(crate) struct Inner<S: Store> {
+    pub(crate) store: Arc<S>,
+    pub(crate) name: ConsumerName,
+    handler_name: Option<String>,
+    version: String,
+    tenants: Tenants,
+    keys: Arc<dyn KeySource>,
+    key_policy: KeyPolicy,
+    hashes: HashRules,
+    pub(crate) work: Work<S>,
+    pub(crate) effects: Effects,
+    unprotected: HashSet<String>,
+    pub(crate) settings: ConsumerSettings,
+    registered: OnceCell<Registered>,
+    scopes: Mutex<HashMap<Tenant, ScopeId>>,
+    /// Lanes of ours that nobody uses now, and a permit for each that may exist.
+    idle: Mutex<Vec<S::Lane>>,
+    slots: Arc<Semaphore>,
+    /// Units in a row that found no winner; see [`unit`].
+    no_winner: AtomicU32,
+}
+
+impl<S: Store> DedupConsumer<S> {
+    /// A consumer of this name on this store. The name scopes its keys: two consumers each handle every message.
+    pub fn builder(store: S, name: &str) -> DedupConsumerBuilder<S> {
+        Self::builder_shared(Arc::new(store), name)
+    }
+
+    /// The same on a store that others use too.
+    pub fn builder_shared(store: Arc<S>, name: &str) -> DedupConsumerBuilder<S> {
+        DedupConsumerBuilder::new(store, name)
+    }
+
+    /// The consumer's name.
+    #[must_use]
+    pub fn name(&self) -> &ConsumerName {
+        &self.inner.name
+    }
+
+    /// Checks the schema and registers the consumer. [`process`](Self::process) does it at its first call; calling it
+    /// before finds a wrong set-up at start-up.
+    ///
+    /// # Errors
+    /// [`StoreError`] with the cure in its text.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn start(&self) -> Result<(), StoreError> {
+        self.inner.register(None).await.map(|_| ())
+    }
+
+    /// Decides for each of `messages`, in order, and handles those that are new, on a connection of the consumer's
+    /// own. One decision a message, in the order given.
+    ///
+    /// Equal keys within one call are folded: the first leads, and the others are decided by its outcome. A message
+    /// whose leader failed for now is [`Decision::Busy`].
+    ///
+    /// # Errors
+    /// Only where the consumer could not be registered; what happens to single messages stands in their decisions.
+    ///
+    /// # Cancel safety
+    /// The work runs in a task of its own, which a dropped call lets finish. The messages may then have been handled;
+    /// hand them in again to learn it.
+    pub async fn process(&self, messages: Vec<Message>) -> Result<Vec<Decision>, StoreError> {
+        self.inner.register(None).await?;
+        let inner = Arc::clone(&self.inner);
+        // The semaphore is never closed.
+        let Ok(slot) = Arc::clone(&self.inner.slots).acquire_owned().await else { return Ok(Vec::new()) };
+        let task = tokio::spawn(async move {
+            let lane = inner.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let (lane, decisions) = isolate::process(&inner, lane, messages).await;
+            inner.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(lane);
+            drop(slot);
+            decisions
+        });
+        task.await.map_err(task_died)
+    }
+
+    /// The same on a connection that the caller hands over. A lane comes back with the decisions: the caller's, or one
+    /// that was opened in its place because the caller's broke on the way; `None` where the last one broke too.
+    ///
+    /// # Errors
+    /// As for [`process`](Self::process); the lane is then closed.
+    ///
+    /// # Cancel safety
+    /// As for [`process`](Self::process); the lane is closed when the work is done.
+    pub async fn process_on(
+        &self,
+        lane: S::Lane,
+        messages: Vec<Message>,
+    ) -> Result<(Option<S::Lane>, Vec<Decision>), StoreError> {
+        self.inner.register(None).await?;
+        let inner = Arc::clone(&self.inner);
+        let task = tokio::spawn(async move { isolate::process(&inner, Some(lane), messages).await });
+        task.await.map_err(task_died)
+    }
+}
+
+/// The task of a unit died, which only a bug of ours can do: handlers' panics are caught inside.
+fn task_died(error: tokio::task::JoinError) -> StoreError {
+    StoreError::Failed { doing: "running a unit of work", class: ErrorClass::Transient, source: Box::new(error) }
+}
+
+impl<S: Store> Inner<S> {
+    /// Verifies and registers once. `bound_to` is what the worker's source says it is attached to.
+    pub(crate) async fn register(&self, bound_to: Option<String>) -> Result<&Registered, StoreError> {
+        let register = || async {
+            self.store.verify().await?;
+            let registered = self.store.register(&self.registration(bound_to)).await?;
+            for warning in &registered.warnings {
+                tracing::warn!(idem.consumer = %self.name, "{warning}");
+            }
+            Ok(registered)
+        };
+        self.registered.get_or_try_init(register).await
+    }
+
+    /// The same for a worker, which binds the name to its source also where the consumer was started before.
+    pub(crate) async fn register_bound(&self, bound_to: String) -> Result<&Registered, StoreError> {
+        if self.registered.initialized() {
+            self.store.register(&self.registration(Some(bound_to.clone()))).await?;
+        }
+        self.register(Some(bound_to)).await
+    }
+
+    fn registration(&self, bound_to: Option<String>) -> Registration {
+        Registration {
+            consumer: self.name.clone(),
+            tenant: match &self.tenants {
+                Tenants::One(tenant) => tenant.clone(),
+                Tenants::Of(_) => Tenant::default(),
+            },
+            bound_to,
+            handler: self.handler_name.clone(),
+            key_rule: format!("{};{}", self.keys.rule(), self.key_policy.rule()),
+            hash_rules: self.hashes.all().map(|rule| rule.rule()).collect(),
+            retention: self.settings.retention,
+            version: self.version.clone(),
+        }
+    }
+
+    /// The scope of a tenant, interned at its first message.
+    async fn scope(&self, tenant: &Tenant) -> Result<ScopeId, StoreError> {
+        let known = self.scopes.lock().unwrap_or_else(PoisonError::into_inner).get(tenant).copied();
+        if let Some(scope) = known {
+            return Ok(scope);
+        }
+        let registered = self.register(None).await?;
+        let scope = match &self.tenants {
+            Tenants::One(_) => registered.scope,
+            Tenants::Of(_) => self.store.scope(&self.name, tenant).await?,
+        };
+        self.scopes.lock().unwrap_or_else(PoisonError::into_inner).insert(tenant.clone(), scope);
+        Ok(scope)
+    }
+
+    /// Hashes a message by the rule that a record carries, where this build knows it.
+    fn rehash(&self, message: &Message, rule: HashRuleId) -> Option<PayloadHash> {
+        let known = &self.registered.get()?.hash_rules;
+        let index = known.iter().position(|id| *id == rule)?;
+        self.hashes.all().nth(index)?.hash(message).ok()
+    }
+
+    /// What a handler's error means, with a text that quotes no payload, statement or row.
+    pub(crate) fn failure(&self, error: crate::HandlerError) -> Failure {
+        let class = error.class(S::classify);
+        let reason = if error.find::<crate::DecodePayloadError>().is_some() {
+            Reason::Malformed
+        } else if error.find::<crate::UnknownTypeError>().is_some() {
+            Reason::UnknownType
+        } else if class == ErrorClass::Permanent {
+            Reason::Permanent
+        } else {
+            Reason::AttemptsExhausted
+        };
+        let text = describe::<S>(error.source());
+        Failure { class, reason, text, error: Some(error) }
+    }
+}
+
+/// The longest text of an error that is kept.
+const ERROR_CHARS_MAX: usize = 500;
+
+/// The texts of an error's chain, down to the driver's error, which its store describes without values; what stands
+/// behind that may quote them. What wraps it is left out where it repeats the driver's own words (S4).
+pub(crate) fn describe<S: Store>(error: &(dyn std::error::Error + 'static)) -> String {
+    let links: Vec<_> = crate::handler::chain(error).collect();
+    let secrets: Vec<String> =
+        links.iter().filter(|link| S::describe(**link).is_some()).map(ToString::to_string).collect();
+    let mut texts: Vec<String> = Vec::new();
+    for link in links {
+        if let Some(described) = S::describe(link) {
+            texts.push(described);
+            break;
+        }
+        let text = link.to_string();
+        let repeats = secrets.iter().any(|secret| text.contains(secret.as_str()));
+        if !repeats && texts.last() != Some(&text) {
+            texts.push(text);
+        }
+    }
+    texts.join(": ").chars().map(|c| if c.is_control() { ' ' } else { c }).take(ERROR_CHARS_MAX).collect()
+}

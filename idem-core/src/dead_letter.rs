@@ -1,0 +1,256 @@
+//! Messages that are set aside: why, as what they are stored and published, and how they are replayed.
+
+use std::{fmt, time::SystemTime};
+
+use async_trait::async_trait;
+
+use crate::{
+    error::SourceError,
+    hash::PayloadHash,
+    key::IdempotencyKey,
+    message::{ConsumerName, Message},
+    store::{HashRuleId, ScopeId},
+};
+
+/// Why a message was set aside. The text is part of the workers' contract.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The key or the payload is not what it must be.
+    Malformed,
+    /// The message has no key.
+    MissingKey,
+    /// The key was used before for another payload.
+    Conflict,
+    /// Another key has the same id in the store.
+    KeyCollision,
+    /// The record was hashed by a rule that this build does not know.
+    HashUnknown,
+    /// The handler said that it can never succeed.
+    Permanent,
+    /// All attempts failed, or the process died in each of them.
+    AttemptsExhausted,
+    /// The handler passed its deadline in its last attempt.
+    Deadline,
+    /// There is no handler for its type.
+    UnknownType,
+    /// It is older than its record would be kept.
+    OlderThanRetention,
+    /// The payload is larger than allowed.
+    TooLarge,
+}
+
+impl Reason {
+    /// Every reason.
+    pub const ALL: [Self; 11] = [
+        Self::Malformed,
+        Self::MissingKey,
+        Self::Conflict,
+        Self::KeyCollision,
+        Self::HashUnknown,
+        Self::Permanent,
+        Self::AttemptsExhausted,
+        Self::Deadline,
+        Self::UnknownType,
+        Self::OlderThanRetention,
+        Self::TooLarge,
+    ];
+
+    /// The text.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::MissingKey => "missing-key",
+            Self::Conflict => "conflict",
+            Self::KeyCollision => "key-collision",
+            Self::HashUnknown => "hash-unknown",
+            Self::Permanent => "permanent",
+            Self::AttemptsExhausted => "attempts-exhausted",
+            Self::Deadline => "deadline",
+            Self::UnknownType => "unknown-type",
+            Self::OlderThanRetention => "older-than-retention",
+            Self::TooLarge => "too-large",
+        }
+    }
+
+    /// The reason with this text.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.as_str() == text)
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A dead letter as it is stored and published.
+#[derive(Debug, Clone)]
+pub struct DeadLetter {
+    /// The consumer that set it aside.
+    pub consumer: ConsumerName,
+    /// Its scope.
+    pub scope: ScopeId,
+    /// The message, with its origin. The store keeps the payload only up to a limit, and a publisher gets it whole.
+    pub message: Message,
+    /// The key, where one was found.
+    pub key: Option<IdempotencyKey>,
+    /// The payload's hash and its rule, where it was hashed.
+    pub hash: Option<(PayloadHash, HashRuleId)>,
+    /// Why.
+    pub reason: Reason,
+    /// How many attempts were made.
+    pub attempts: u32,
+    /// The last error, without any value of a payload, statement or row (S4).
+    pub error: String,
+    /// Whether the store keeps the payload. Off where it is larger than `dead_letter_payload_bytes_max`.
+    pub keep_payload: bool,
+}
+
+/// The store's number of a dead letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeadLetterId(pub i64);
+
+/// A dead letter as the store has it, without its payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParkedDeadLetter {
+    /// Its number.
+    pub id: DeadLetterId,
+    /// The key, where one was found.
+    pub key: Option<IdempotencyKey>,
+    /// Where the first copy came from.
+    pub origin: String,
+    /// Why.
+    pub reason: Reason,
+    /// How many attempts were made.
+    pub attempts: u32,
+    /// The last error.
+    pub error: String,
+    /// How many equal messages it stands for.
+    pub copies: u64,
+    /// When the first copy was set aside, by the database's clock.
+    pub first_at: SystemTime,
+    /// When it was published, where it was.
+    pub published_at: Option<SystemTime>,
+    /// How its last replay ended, where there was one.
+    pub replayed: Option<String>,
+}
+
+/// A dead letter that somebody wants handled again.
+#[derive(Debug, Clone)]
+pub struct Replay {
+    /// Its number.
+    pub id: DeadLetterId,
+    /// The scope under which it was set aside.
+    pub scope: ScopeId,
+    /// The message as it was delivered.
+    pub message: Message,
+    /// The key under which it runs; `None` where it never had one, and then it fails as before.
+    pub key: Option<IdempotencyKey>,
+}
+
+/// How a replay ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReplayEnd {
+    /// The message was handled.
+    Processed,
+    /// The message had been handled before.
+    Duplicate,
+    /// It failed again, and stays a dead letter.
+    Failed {
+        /// Why.
+        reason: Reason,
+        /// The error.
+        error: String,
+    },
+    /// It did not run, because the worker stopped: another worker takes it.
+    Released,
+}
+
+/// Publishes dead letters to a topic or queue.
+#[async_trait]
+pub trait Publisher: Send + Sync + 'static {
+    /// Publishes one dead letter, with its facts as headers (see [`headers`]), and waits until the broker has
+    /// confirmed that it is stored.
+    ///
+    /// # Errors
+    /// Whatever is not a confirmation: refused, returned as unroutable, timed out. The original is then not
+    /// acknowledged, and the dead letter is published again later; receivers may see it more than once.
+    async fn publish(&self, dead_letter: &DeadLetter) -> Result<(), SourceError>;
+}
+
+/// The headers or attributes that a published dead letter carries beside the message's own.
+#[must_use]
+pub fn headers(dead_letter: &DeadLetter) -> Vec<(&'static str, String)> {
+    let mut headers = vec![
+        ("idem-reason", dead_letter.reason.to_string()),
+        ("idem-error", dead_letter.error.clone()),
+        ("idem-attempts", dead_letter.attempts.to_string()),
+        ("idem-consumer", dead_letter.consumer.to_string()),
+        ("idem-origin", dead_letter.message.origin().to_string()),
+    ];
+    if let Some(key) = &dead_letter.key {
+        headers.push((crate::key::KEY_FIELD, key.as_str().to_owned()));
+    }
+    headers
+}
+
+/// How many recent messages the breaker looks at.
+const BREAKER_WINDOW: u32 = 50;
+
+/// Stops a bug from turning a whole queue into dead letters: it opens when more than half of the last 50 fresh
+/// messages were set aside. A pure state machine; the worker pauses while it is open and probes with one message a
+/// second.
+#[derive(Debug, Default)]
+pub(crate) struct Breaker {
+    /// One bit a message, the newest lowest; set for a dead letter.
+    recent: u64,
+    open: bool,
+}
+
+impl Breaker {
+    /// Notes how a fresh message ended. Answers whether this opened the breaker.
+    pub(crate) fn note(&mut self, dead_lettered: bool) -> bool {
+        self.recent = (self.recent << 1 | u64::from(dead_lettered)) & ((1 << BREAKER_WINDOW) - 1);
+        let opened = !self.open && self.recent.count_ones() * 2 > BREAKER_WINDOW;
+        self.open |= opened;
+        opened
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// A probe went well: close, and forget what was before.
+    pub(crate) fn close(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_breaker_opens_at_more_than_half_of_fifty_and_forgets_when_closed() {
+        let mut breaker = Breaker::default();
+        assert_eq!((0..25).filter(|_| breaker.note(true)).count(), 0);
+        (0..25).for_each(|_| assert!(!breaker.note(false)));
+        // The window is now half dead letters; one that pushes out another changes nothing.
+        assert!(!breaker.note(true) && !breaker.is_open());
+        let mut breaker = Breaker::default();
+        assert_eq!((0..26).position(|_| breaker.note(true)), Some(25));
+        assert!(breaker.is_open() && !breaker.note(true), "it opens once");
+        breaker.close();
+        assert!(!breaker.is_open() && !breaker.note(true));
+    }
+
+    #[test]
+    fn every_reason_is_read_back_from_its_text() {
+        assert!(Reason::ALL.into_iter().all(|reason| Reason::parse(reason.as_str()) == Some(reason)));
+        assert_eq!(Reason::parse("other"), None);
+    }
+}

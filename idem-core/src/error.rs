@@ -1,0 +1,224 @@
+//! The error classes that every edge shares, and the errors of the store and source traits.
+
+use std::{error::Error, fmt, time::Duration};
+
+use crate::{key::IdempotencyKey, message::ConsumerName};
+
+/// Any error, boxed: what a driver or a handler hands to the engine.
+pub type BoxError = Box<dyn Error + Send + Sync + 'static>;
+
+/// What the engine does about an error. Every store and source maps its own errors to one of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorClass {
+    /// Two units got into each other's way (deadlock, serialization failure, a stale cached plan): the same unit runs
+    /// again at once, a bounded number of times, and nobody is charged an attempt.
+    RunUnitAgain,
+    /// The message may succeed later: it is held for a back-off and charged an attempt.
+    Transient,
+    /// The message can never succeed: it is dead-lettered without another attempt.
+    Permanent,
+    /// The database or broker cannot serve anybody now (unreachable, restarting, full, a table missing during a
+    /// deploy): nothing is charged, nothing is dead-lettered, work waits.
+    Infrastructure,
+    /// Nothing will work until a person changes a setting, a grant or the schema: the worker stops with the cure.
+    Fatal,
+}
+
+impl fmt::Display for ErrorClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::RunUnitAgain => "run-unit-again",
+            Self::Transient => "transient",
+            Self::Permanent => "permanent",
+            Self::Infrastructure => "infrastructure",
+            Self::Fatal => "fatal",
+        })
+    }
+}
+
+/// What went wrong in a store. Its text never holds a payload or a statement's parameters (S4).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The database cannot be reached, is shutting down, or refuses new connections.
+    #[error("the database is unavailable while {doing}; idem waits and tries again")]
+    Unavailable {
+        /// What idem was doing, as a gerund: "claiming keys".
+        doing: &'static str,
+        /// The driver's error.
+        #[source]
+        source: BoxError,
+    },
+    /// A deadlock or a serialization failure rolled the unit back.
+    #[error("another transaction got in the way while {doing}; the unit was rolled back and runs again")]
+    Contended {
+        /// What idem was doing.
+        doing: &'static str,
+        /// The driver's error.
+        #[source]
+        source: BoxError,
+    },
+    /// The database has another schema than this build needs, or lacks a part of it.
+    #[error("the schema of the database does not fit: {problem}. {cure}")]
+    Schema {
+        /// What is missing or different, with both values.
+        problem: String,
+        /// What to do, as a command or a statement.
+        cure: String,
+    },
+    /// A setting of the server, the role or the store makes the guarantee impossible.
+    #[error("{problem}. {cure}")]
+    Refused {
+        /// What is wrong, with the setting's name and value.
+        problem: String,
+        /// What to do.
+        cure: String,
+    },
+    /// The consumer's name is bound to another source, handler or rule.
+    #[error(
+        "consumer {consumer} is bound to {what} {recorded:?}, and this worker has {found:?}: give this worker another consumer name, or move the binding with `idem consumers rebind`"
+    )]
+    Bound {
+        /// The consumer whose binding differs.
+        consumer: ConsumerName,
+        /// Which part of the binding differs: "source", "handler", "key rules" or "hash rules".
+        what: &'static str,
+        /// What the first start recorded.
+        recorded: String,
+        /// What this start has.
+        found: String,
+    },
+    /// The transaction that is about to be committed is not the one that claimed the keys, or it has already failed.
+    #[error("the transaction cannot be sealed: {problem}; nothing was committed")]
+    Unsealed {
+        /// What a handler did to the transaction, as far as it is known.
+        problem: String,
+        /// The driver's error, where there is one.
+        #[source]
+        source: Option<BoxError>,
+    },
+    /// The store does not offer what was asked for.
+    #[error("this store cannot {what}")]
+    Unsupported {
+        /// The missing capability.
+        what: &'static str,
+    },
+    /// A statement failed in a way that says nothing about the database's health.
+    #[error("{doing} failed")]
+    Failed {
+        /// What idem was doing.
+        doing: &'static str,
+        /// The class that the driver's error was given.
+        class: ErrorClass,
+        /// The driver's error.
+        #[source]
+        source: BoxError,
+    },
+}
+
+impl StoreError {
+    /// What the engine does next. There is no `_` arm: whoever adds a variant decides here.
+    #[must_use]
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Unavailable { .. } => ErrorClass::Infrastructure,
+            Self::Contended { .. } => ErrorClass::RunUnitAgain,
+            Self::Schema { .. } | Self::Refused { .. } | Self::Bound { .. } | Self::Unsupported { .. } => {
+                ErrorClass::Fatal
+            }
+            Self::Unsealed { .. } => ErrorClass::Transient,
+            Self::Failed { class, .. } => *class,
+        }
+    }
+}
+
+/// Why a claim gave no answer for its keys. Whatever it says, the unit must be rolled back.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClaimError {
+    /// Somebody else holds at least one of the keys, and did not let go within the busy timeout. Which key is not
+    /// known, because the server aborts the whole transaction: claim them one by one.
+    #[error("somebody else holds a key of this unit")]
+    Held,
+    /// Three rounds of claiming neither inserted a key nor found who has it: a trigger, rule or row-level policy on
+    /// `processed_messages` swallows the rows.
+    #[error(
+        "key {key} was neither inserted nor found in processed_messages: look for a trigger, a rule or a row security policy on that table, which suppresses rows"
+    )]
+    NoWinner {
+        /// The first such key.
+        key: IdempotencyKey,
+    },
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Why a commit did not answer with success.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommitError {
+    /// The transaction was certainly rolled back.
+    #[error("the transaction was rolled back at commit")]
+    RolledBack(#[source] StoreError),
+    /// The answer was lost, so the transaction may or may not be committed: close the connection and claim again on a
+    /// new one.
+    #[error("the answer to the commit was lost; the keys are claimed again on a new connection to learn the outcome")]
+    Unknown(#[source] BoxError),
+}
+
+/// What went wrong in a source or at a publisher.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SourceError {
+    /// The broker cannot be reached now; the source reconnects by itself.
+    #[error("the broker is unavailable while {doing}; idem waits and tries again")]
+    Unavailable {
+        /// What the source was doing.
+        doing: &'static str,
+        /// The client library's error.
+        #[source]
+        source: BoxError,
+    },
+    /// The broker refuses: unknown queue or topic, missing rights, a dangerous setting.
+    #[error("{problem}. {cure}")]
+    Refused {
+        /// What is wrong, with the setting's name and value.
+        problem: String,
+        /// What to do.
+        cure: String,
+    },
+}
+
+impl SourceError {
+    /// What the engine does next.
+    #[must_use]
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Unavailable { .. } => ErrorClass::Infrastructure,
+            Self::Refused { .. } => ErrorClass::Fatal,
+        }
+    }
+}
+
+/// A setting that `build()` refuses: which field, its value, and the rule it breaks.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field} is {value}, but {rule}")]
+pub struct ConfigError {
+    /// The setting, as it is written in code.
+    pub field: &'static str,
+    /// The value that was given, printed.
+    pub value: String,
+    /// The rule, as the end of a sentence.
+    pub rule: &'static str,
+}
+
+impl ConfigError {
+    pub(crate) fn new(field: &'static str, value: impl fmt::Display, rule: &'static str) -> Self {
+        Self { field, value: value.to_string(), rule }
+    }
+
+    pub(crate) fn span(field: &'static str, value: Duration, rule: &'static str) -> Self {
+        Self { field, value: format!("{value:?}"), rule }
+    }
+}

@@ -1,0 +1,144 @@
+//! Places where a test can make the engine die, fail or wait. Without the feature `failpoints` they are nothing.
+
+/// Names a place on the path of a message. `failpoint!(CLAIMED)` answers `Result<(), Injected>`.
+#[macro_export]
+macro_rules! failpoint {
+    ($point:ident) => {
+        $crate::failpoint::hit($crate::failpoint::$point).await
+    };
+}
+
+/// The error that a failpoint injects.
+#[derive(Debug, thiserror::Error)]
+#[error("injected at the failpoint {0}")]
+pub struct Injected(pub &'static str);
+
+macro_rules! points {
+    ($($(#[$doc:meta])* $constant:ident = $name:literal),* $(,)?) => {
+        $($(#[$doc])* pub const $constant: &str = $name;)*
+        /// Every failpoint, in the order in which a message meets them.
+        pub const ALL: &[&str] = &[$($name),*];
+    };
+}
+points! {
+    /// A source handed a delivery over.
+    RECV = "recv",
+    /// The transaction has begun.
+    BEGIN = "begin",
+    /// The claim has been answered.
+    CLAIMED = "claimed",
+    /// A handler has run to its end, and others of the unit may follow.
+    HANDLER_MID = "handler_mid",
+    /// Every handler of the unit is done.
+    HANDLER_DONE = "handler_done",
+    /// Just before the seal.
+    GUARD = "guard",
+    /// COMMIT is on its way, and its answer has not been read.
+    COMMIT_SENT = "commit_sent",
+    /// The server has answered the COMMIT.
+    COMMIT_OK = "commit_ok",
+    /// Just before settlements are handed to the source.
+    ACK_SENT = "ack_sent",
+    /// The source has answered the settlements.
+    ACK_OK = "ack_ok",
+    /// The dead letter is stored and about to be published.
+    DEAD_LETTER_SENT = "dead_letter_sent",
+    /// The dead letter is stored and, where there is a publisher, confirmed.
+    DEAD_LETTER_OK = "dead_letter_ok",
+    /// Just before a rollback.
+    ROLLBACK = "rollback",
+    /// A batch failed and is about to run message by message.
+    ISOLATE = "isolate",
+    /// Between two steps of cleanup.
+    CLEAN_CHUNK = "clean_chunk",
+    /// Intake has stopped, and what is running is being finished.
+    DRAIN = "drain",
+}
+
+/// Nothing: the feature is off.
+#[cfg(not(feature = "failpoints"))]
+#[inline(always)]
+#[allow(clippy::unused_async, reason = "it has the shape of its twin")]
+pub async fn hit(_point: &'static str) -> Result<(), Injected> {
+    Ok(())
+}
+
+#[cfg(feature = "failpoints")]
+pub use armed::{Action, arm, disarm_all, hit};
+
+#[cfg(feature = "failpoints")]
+mod armed {
+    use std::{
+        collections::HashMap,
+        sync::{Mutex, PoisonError},
+        time::Duration,
+    };
+
+    use tokio::sync::Notify;
+
+    use super::Injected;
+
+    /// What happens at a failpoint.
+    #[derive(Debug, Clone)]
+    pub enum Action {
+        /// The process dies at once, without unwinding.
+        Abort,
+        /// A panic.
+        Panic,
+        /// An error is answered.
+        Error,
+        /// It takes this much longer.
+        Sleep(Duration),
+        /// It waits until this is notified.
+        Park(std::sync::Arc<Notify>),
+    }
+
+    struct Armed {
+        skip: u64,
+        times: u64,
+        action: Action,
+    }
+
+    static POINTS: Mutex<Option<HashMap<String, Armed>>> = Mutex::new(None);
+
+    /// Arms a failpoint: the first `skip` passes do nothing, the next `times` do `action`.
+    pub fn arm(point: &str, skip: u64, times: u64, action: Action) {
+        let mut points = POINTS.lock().unwrap_or_else(PoisonError::into_inner);
+        points.get_or_insert_default().insert(point.to_owned(), Armed { skip, times, action });
+    }
+
+    /// Disarms every failpoint.
+    pub fn disarm_all() {
+        *POINTS.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn due(point: &str) -> Option<Action> {
+        let mut points = POINTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let armed = points.as_mut()?.get_mut(point)?;
+        if armed.skip > 0 {
+            armed.skip -= 1;
+            return None;
+        }
+        armed.times = armed.times.checked_sub(1)?;
+        Some(armed.action.clone())
+    }
+
+    /// Does what the failpoint is armed with.
+    pub async fn hit(point: &'static str) -> Result<(), Injected> {
+        match due(point) {
+            None => Ok(()),
+            Some(Action::Abort) => std::process::abort(),
+            #[allow(clippy::panic, reason = "the panic is what was asked for")]
+            Some(Action::Panic) => panic!("failpoint {point}"),
+            Some(Action::Error) => Err(Injected(point)),
+            Some(Action::Sleep(time)) => {
+                tokio::time::sleep(time).await;
+                Ok(())
+            }
+            Some(Action::Park(notify)) => {
+                notify.notified().await;
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! The hash of a payload, by which a reused key with another payload is told from a duplicate.
+
+use std::{fmt, sync::Arc};
+
+use sha2::{Digest, Sha256};
+
+use crate::{json, message::Message};
+
+/// The SHA-256 of a payload under one rule. Two hashes mean something only under the same rule.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PayloadHash([u8; 32]);
+
+impl PayloadHash {
+    /// The hash of a message without a payload, which no SHA-256 is expected to hit.
+    pub const NONE: Self = Self([0; 32]);
+
+    /// A hash of these bytes, as read from a store.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// SHA-256 of `bytes`.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(Sha256::digest(bytes).into())
+    }
+
+    /// The 32 bytes.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Display for PayloadHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for PayloadHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PayloadHash({:02x}{:02x}{:02x}{:02x}…)", self.0[0], self.0[1], self.0[2], self.0[3])
+    }
+}
+
+/// A payload that the rule cannot hash; the message is dead-lettered as malformed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the payload cannot be hashed by the rule {rule}: {problem}")]
+pub struct HashPayloadError {
+    /// The rule's text.
+    pub rule: String,
+    /// What is wrong, without a word of the payload.
+    pub problem: String,
+}
+
+/// Hashes payloads by one rule.
+pub trait PayloadHasher: Send + Sync + fmt::Debug + 'static {
+    /// The hash of the message's payload.
+    ///
+    /// # Errors
+    /// [`HashPayloadError`] where the payload is not what the rule needs, such as JSON.
+    fn hash(&self, message: &Message) -> Result<PayloadHash, HashPayloadError>;
+
+    /// Name, version and parameters as one text. It is interned and stored with every record, so a rule that can give
+    /// another hash for the same payload needs another text.
+    fn rule(&self) -> String;
+}
+
+/// The default: the payload's bytes as they came. A redelivery is byte for byte the same.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RawPayload;
+
+impl PayloadHasher for RawPayload {
+    fn hash(&self, message: &Message) -> Result<PayloadHash, HashPayloadError> {
+        Ok(message.payload().map_or(PayloadHash::NONE, |payload| PayloadHash::of(payload)))
+    }
+
+    fn rule(&self) -> String {
+        "raw/1".to_owned()
+    }
+}
+
+/// Some members of a JSON payload, or all but some, in a canonical form: for producers that write the same message
+/// anew with another order of members, another spacing or a new timestamp.
+///
+/// Members are named by JSON pointer. Two payloads are equal when the members that count are; a member that is absent
+/// differs from one that is `null`. Payloads with repeated members or with numbers beyond 2^53 are refused, because
+/// they have no single canonical form (RFC 8785).
+#[derive(Debug, Clone)]
+pub struct JsonMembers {
+    pointers: Vec<(String, Vec<String>)>,
+    mode: Mode,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Only,
+    Without,
+}
+
+impl JsonMembers {
+    /// Only these members count. `None` where a pointer is malformed.
+    #[must_use]
+    pub fn only<'a>(pointers: impl IntoIterator<Item = &'a str>) -> Option<Self> {
+        Self::new(pointers, Mode::Only)
+    }
+
+    /// All members but these count. `None` where a pointer is malformed.
+    #[must_use]
+    pub fn without<'a>(pointers: impl IntoIterator<Item = &'a str>) -> Option<Self> {
+        Self::new(pointers, Mode::Without)
+    }
+
+    fn new<'a>(pointers: impl IntoIterator<Item = &'a str>, mode: Mode) -> Option<Self> {
+        let mut parsed = pointers
+            .into_iter()
+            .map(|pointer| {
+                json::pointer(pointer).filter(|path| !path.is_empty()).map(|path| (pointer.to_owned(), path))
+            })
+            .collect::<Option<Vec<_>>>()?;
+        // The order in which a program names the members must not make another rule of it.
+        parsed.sort();
+        parsed.dedup();
+        Some(Self { pointers: parsed, mode })
+    }
+
+    fn canonical(&self, payload: &[u8]) -> Result<String, String> {
+        let mut tree = json::Canonical::parse(payload)?;
+        let mut out = String::with_capacity(payload.len());
+        match self.mode {
+            Mode::Without => {
+                self.pointers.iter().for_each(|(_, path)| tree.remove(path));
+                tree.write(&mut out);
+            }
+            Mode::Only => {
+                for (pointer, path) in &self.pointers {
+                    if let Some(member) = tree.at(path) {
+                        out.push_str(&format!("{}:{pointer}=", pointer.len()));
+                        member.write(&mut out);
+                        out.push('\n');
+                    }
+                }
+            }
+        }
+        Ok(out)
+    }
+}
+
+impl PayloadHasher for JsonMembers {
+    fn hash(&self, message: &Message) -> Result<PayloadHash, HashPayloadError> {
+        let Some(payload) = message.payload() else { return Ok(PayloadHash::NONE) };
+        let canonical = self.canonical(payload).map_err(|problem| HashPayloadError { rule: self.rule(), problem })?;
+        Ok(PayloadHash::of(canonical.as_bytes()))
+    }
+
+    fn rule(&self) -> String {
+        let name = match self.mode {
+            Mode::Only => "json-only/1",
+            Mode::Without => "json-without/1",
+        };
+        let pointers: Vec<&str> = self.pointers.iter().map(|(pointer, _)| pointer.as_str()).collect();
+        format!("{name}:{}", serde_json::Value::from(pointers))
+    }
+}
+
+/// A function of the user's.
+pub struct HashFn<F> {
+    name: String,
+    function: F,
+}
+
+/// A hash from a function that writes what counts of a message; its SHA-256 is taken here (R6). `name` is stored with
+/// every record: change it when the function writes something else for the same payload.
+pub fn hash_fn<F>(name: &str, function: F) -> HashFn<F>
+where
+    F: Fn(&Message) -> Result<Vec<u8>, HashPayloadError> + Send + Sync + 'static,
+{
+    HashFn { name: name.to_owned(), function }
+}
+
+impl<F> fmt::Debug for HashFn<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HashFn({})", self.name)
+    }
+}
+
+impl<F> PayloadHasher for HashFn<F>
+where
+    F: Fn(&Message) -> Result<Vec<u8>, HashPayloadError> + Send + Sync + 'static,
+{
+    fn hash(&self, message: &Message) -> Result<PayloadHash, HashPayloadError> {
+        (self.function)(message).map(|bytes| PayloadHash::of(&bytes))
+    }
+
+    fn rule(&self) -> String {
+        format!("fn:{}", self.name)
+    }
+}
+
+/// The rule by which new messages are hashed, and those by which older records may have been.
+#[derive(Debug, Clone)]
+pub struct HashRules {
+    pub(crate) current: Arc<dyn PayloadHasher>,
+    pub(crate) former: Vec<Arc<dyn PayloadHasher>>,
+}
+
+impl Default for HashRules {
+    fn default() -> Self {
+        Self::new(RawPayload)
+    }
+}
+
+impl HashRules {
+    /// New messages are hashed by `current`.
+    pub fn new(current: impl PayloadHasher) -> Self {
+        Self { current: Arc::new(current), former: Vec::new() }
+    }
+
+    /// Records that were hashed by `rule` can still be compared: a message that meets one is hashed by it again.
+    #[must_use]
+    pub fn and_formerly(mut self, rule: impl PayloadHasher) -> Self {
+        self.former.push(Arc::new(rule));
+        self
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<dyn PayloadHasher>> {
+        std::iter::once(&self.current).chain(&self.former)
+    }
+}
+
+#[cfg(test)]
+mod tests;

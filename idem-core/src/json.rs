@@ -1,0 +1,337 @@
+//! JSON as the engine needs it: one member by pointer, depth, and a canonical form, each refusing repeated members.
+
+use std::{collections::HashSet, fmt};
+
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+/// JSON deeper than this is refused before it is parsed (S10).
+pub(crate) const DEPTH_MAX: usize = 64;
+
+/// Counts brackets outside of strings, so that no parser has to recurse to find out.
+pub(crate) fn deeper_than_max(json: &[u8]) -> bool {
+    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => {
+                depth += 1;
+                if depth > DEPTH_MAX {
+                    return true;
+                }
+            }
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    false
+}
+
+/// Why a member could not be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MemberError {
+    /// The payload is no JSON, is too deep, or the pointer's parents are no objects or arrays.
+    NotJson,
+    /// A member repeats on the way to the pointer, so readers may disagree about which one counts.
+    Repeated,
+    /// The member exists and is no string.
+    NotText,
+}
+
+const REPEATED: &str = "idem: repeated member";
+const NOT_TEXT: &str = "idem: member is no string";
+
+/// The string at `path` (unescaped JSON pointer tokens); `None` where no such member exists or it is null.
+pub(crate) fn text_at(json: &[u8], path: &[String]) -> Result<Option<String>, MemberError> {
+    if deeper_than_max(json) {
+        return Err(MemberError::NotJson);
+    }
+    let mut parser = serde_json::Deserializer::from_slice(json);
+    let found = At { path }.deserialize(&mut parser).and_then(|found| parser.end().map(|()| found));
+    found.map_err(|error| {
+        let text = error.to_string();
+        if text.starts_with(REPEATED) {
+            MemberError::Repeated
+        } else if text.starts_with(NOT_TEXT) {
+            MemberError::NotText
+        } else {
+            MemberError::NotJson
+        }
+    })
+}
+
+struct At<'a> {
+    path: &'a [String],
+}
+
+impl<'de> DeserializeSeed<'de> for At<'_> {
+    type Value = Option<String>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+macro_rules! scalar {
+    ($($method:ident: $type:ty),*) => {$(
+        fn $method<E: serde::de::Error>(self, _: $type) -> Result<Self::Value, E> {
+            if self.path.is_empty() { Err(E::custom(NOT_TEXT)) } else { Err(E::custom("no container")) }
+        }
+    )*};
+}
+
+impl<'de> Visitor<'de> for At<'_> {
+    type Value = Option<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    scalar!(visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64);
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<Self::Value, E> {
+        if self.path.is_empty() { Ok(None) } else { Err(E::custom("no container")) }
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
+        if self.path.is_empty() { Ok(Some(text.to_owned())) } else { Err(E::custom("no container")) }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let Some((member, rest)) = self.path.split_first() else {
+            return Err(A::Error::custom(NOT_TEXT));
+        };
+        let (mut seen, mut found) = (HashSet::new(), None);
+        while let Some(name) = map.next_key::<std::borrow::Cow<'de, str>>()? {
+            if name == member.as_str() {
+                found = map.next_value_seed(At { path: rest })?;
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+            if !seen.insert(name) {
+                return Err(A::Error::custom(REPEATED));
+            }
+        }
+        Ok(found)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let Some((index, rest)) = self.path.split_first() else {
+            return Err(A::Error::custom(NOT_TEXT));
+        };
+        let index: usize = index.parse().map_err(|_| A::Error::custom("no container"))?;
+        for _ in 0..index {
+            if seq.next_element::<IgnoredAny>()?.is_none() {
+                return Ok(None);
+            }
+        }
+        let found = seq.next_element_seed(At { path: rest })?.flatten();
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(found)
+    }
+}
+
+/// A JSON value whose written form is the same for every order of members and every spacing.
+///
+/// It is our own tree and not `serde_json::Value`, because that one keeps the last of repeated members silently and
+/// changes its order with a feature that any crate of an application can turn on.
+#[derive(Debug)]
+pub(crate) enum Canonical {
+    Scalar(String),
+    List(Vec<Canonical>),
+    Object(Vec<(String, Canonical)>),
+}
+
+impl Canonical {
+    /// Parses `json`; `Err` says what makes it unfit for a canonical form, without quoting it.
+    pub(crate) fn parse(json: &[u8]) -> Result<Self, String> {
+        if deeper_than_max(json) {
+            return Err(format!("it is nested deeper than {DEPTH_MAX} levels"));
+        }
+        let mut parser = serde_json::Deserializer::from_slice(json);
+        Tree.deserialize(&mut parser).and_then(|tree| parser.end().map(|()| tree)).map_err(|error| {
+            let text = error.to_string();
+            if let Some(problem) = text.strip_prefix("idem: ") {
+                problem.to_owned()
+            } else {
+                format!("it is no valid JSON at line {} column {}", error.line(), error.column())
+            }
+        })
+    }
+
+    pub(crate) fn at(&self, path: &[String]) -> Option<&Self> {
+        path.iter().try_fold(self, |tree, token| match tree {
+            Self::Object(members) => members.iter().find(|(name, _)| name == token).map(|(_, value)| value),
+            Self::List(items) => items.get(token.parse::<usize>().ok()?),
+            Self::Scalar(_) => None,
+        })
+    }
+
+    pub(crate) fn remove(&mut self, path: &[String]) {
+        let Some((token, rest)) = path.split_first() else { return };
+        match self {
+            Self::Object(members) if rest.is_empty() => members.retain(|(name, _)| name != token),
+            Self::Object(members) => {
+                if let Some((_, child)) = members.iter_mut().find(|(name, _)| name == token) {
+                    child.remove(rest);
+                }
+            }
+            Self::List(items) => {
+                if let Some(child) = token.parse::<usize>().ok().and_then(|index| items.get_mut(index)) {
+                    if rest.is_empty() {
+                        // The items behind it keep their places, and with them the pointers that name them.
+                        *child = Self::Scalar(String::new());
+                    } else {
+                        child.remove(rest);
+                    }
+                }
+            }
+            Self::Scalar(_) => {}
+        }
+    }
+
+    pub(crate) fn write(&self, out: &mut String) {
+        match self {
+            Self::Scalar(text) => out.push_str(text),
+            Self::List(items) => {
+                out.push('[');
+                for (index, item) in items.iter().enumerate() {
+                    if index > 0 {
+                        out.push(',');
+                    }
+                    item.write(out);
+                }
+                out.push(']');
+            }
+            Self::Object(members) => {
+                let mut sorted: Vec<_> = members.iter().collect();
+                sorted.sort_by(|a, b| a.0.cmp(&b.0));
+                out.push('{');
+                for (index, (name, value)) in sorted.into_iter().enumerate() {
+                    if index > 0 {
+                        out.push(',');
+                    }
+                    out.push_str(&quoted(name));
+                    out.push(':');
+                    value.write(out);
+                }
+                out.push('}');
+            }
+        }
+    }
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+struct Tree;
+
+/// 2^53: from here on neighbouring integers share one double.
+const EXACT_BELOW: u64 = 1 << 53;
+
+fn inexact<E: serde::de::Error>() -> E {
+    E::custom("idem: it holds a number beyond 2^53, which has no exact canonical form")
+}
+
+/// How `serde_json` hands numbers over when any crate of the application turns on its `arbitrary_precision`: as an
+/// object with this one member. The hash must not depend on that feature.
+const NUMBER: &str = "$serde_json::private::Number";
+
+fn number<E: serde::de::Error>(text: &str) -> Result<Canonical, E> {
+    if let Ok(value) = text.parse::<u64>() {
+        Tree.visit_u64(value)
+    } else if let Ok(value) = text.parse::<i64>() {
+        Tree.visit_i64(value)
+    } else {
+        text.parse()
+            .map_err(|_| E::custom("idem: it holds a number that is none"))
+            .and_then(|value| Tree.visit_f64(value))
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Tree {
+    type Value = Canonical;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Tree {
+    type Value = Canonical;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(Canonical::Scalar("null".to_owned()))
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Self::Value, E> {
+        Ok(Canonical::Scalar(value.to_string()))
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Self::Value, E> {
+        if value.unsigned_abs() >= EXACT_BELOW { Err(inexact()) } else { Ok(Canonical::Scalar(value.to_string())) }
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Self::Value, E> {
+        if value >= EXACT_BELOW { Err(inexact()) } else { Ok(Canonical::Scalar(value.to_string())) }
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Self::Value, E> {
+        // A number that a double cannot hold exactly would share its hash with its neighbours (RFC 8785, appendix D).
+        if value.abs() >= EXACT_BELOW as f64 {
+            return Err(inexact());
+        }
+        // Minus zero is zero (RFC 8785 §3.2.2.3).
+        let value = if value == 0.0 { 0.0 } else { value };
+        Ok(Canonical::Scalar(value.to_string()))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Self::Value, E> {
+        Ok(Canonical::Scalar(quoted(value)))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element_seed(Tree)? {
+            items.push(item);
+        }
+        Ok(Canonical::List(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let (mut names, mut members) = (HashSet::new(), Vec::new());
+        while let Some(name) = map.next_key::<String>()? {
+            if members.is_empty() && name == NUMBER {
+                return number(&map.next_value::<String>()?);
+            }
+            if !names.insert(name.clone()) {
+                return Err(A::Error::custom("idem: a member repeats"));
+            }
+            members.push((name, map.next_value_seed(Tree)?));
+        }
+        Ok(Canonical::Object(members))
+    }
+}
+
+/// The tokens of a JSON pointer (RFC 6901); `None` where it is malformed.
+pub(crate) fn pointer(text: &str) -> Option<Vec<String>> {
+    if text.is_empty() {
+        return Some(Vec::new());
+    }
+    text.strip_prefix('/')?.split('/').map(unescape).collect()
+}
+
+/// A tilde stands only before `0` or `1` (RFC 6901 §3).
+fn unescape(token: &str) -> Option<String> {
+    let stray = token.split('~').skip(1).any(|rest| !rest.starts_with(['0', '1']));
+    (!stray).then(|| token.replace("~1", "/").replace("~0", "~"))
+}
+
+#[cfg(test)]
+mod tests;

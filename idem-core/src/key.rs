@@ -1,0 +1,476 @@
+//! Where a message's idempotency key comes from, and what a key may look like.
+
+use std::{borrow::Cow, fmt, sync::Arc};
+
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use crate::{
+    json::{self, MemberError},
+    message::Message,
+};
+
+/// The name of the header, attribute or JSON member that carries the key (R9).
+pub const KEY_FIELD: &str = "idempotencykey";
+
+/// The longest key, in bytes.
+pub const KEY_BYTES_MAX: usize = 255;
+
+/// The key that identifies one intent of a producer, however often it is sent and delivered.
+///
+/// 1 to 255 bytes of UTF-8 without control characters, compared byte for byte: nothing is trimmed, folded or
+/// normalised (S1). It is printed escaped, so that it cannot forge a line of a log (S5).
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IdempotencyKey(Arc<str>);
+
+impl IdempotencyKey {
+    /// # Errors
+    /// When the text is empty, longer than 255 bytes or holds control characters. It is never cut or cleaned, because
+    /// two keys would then become one and a message would be lost.
+    pub fn new(text: &str) -> Result<Self, KeyError> {
+        check_text(text)?;
+        Ok(Self(text.into()))
+    }
+
+    /// The key as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for IdempotencyKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0.escape_debug())
+    }
+}
+
+impl fmt::Debug for IdempotencyKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+pub(crate) fn check_text(text: &str) -> Result<(), KeyError> {
+    if text.is_empty() {
+        Err(KeyError::Empty)
+    } else if text.len() > KEY_BYTES_MAX {
+        Err(KeyError::TooLong { bytes: text.len() })
+    } else if text.chars().any(char::is_control) {
+        Err(KeyError::ControlCharacter)
+    } else {
+        Ok(())
+    }
+}
+
+/// Why a message's key is malformed. Such a message is dead-lettered, because a partial or invented key would make
+/// another message its duplicate.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The key is the empty text.
+    #[error("the idempotency key is empty")]
+    Empty,
+    /// The key is longer than [`KEY_BYTES_MAX`].
+    #[error("the idempotency key has {bytes} bytes, and at most 255 are allowed")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// The key holds a control character, NUL included.
+    #[error("the idempotency key holds a control character")]
+    ControlCharacter,
+    /// The key is not UTF-8.
+    #[error("the idempotency key is not UTF-8")]
+    NotUtf8,
+    /// The member exists, but is no string.
+    #[error("the idempotency key in {place} is no string")]
+    NotText {
+        /// The key source, as it is configured.
+        place: String,
+    },
+    /// The header or member occurs more than once, so readers may disagree about which one counts.
+    #[error("the idempotency key in {place} is repeated, or a member beside it is")]
+    Repeated {
+        /// The key source.
+        place: String,
+    },
+    /// Two places that must agree hold different keys.
+    #[error("the idempotency key in {first} and the one in {second} differ")]
+    Disagree {
+        /// The first key source.
+        first: String,
+        /// The second key source.
+        second: String,
+    },
+    /// The payload is no JSON object that could hold the key.
+    #[error("the payload is no JSON object that could hold {place}")]
+    NotJson {
+        /// The key source.
+        place: String,
+    },
+    /// The key is no UUID of RFC 9562, or it is the nil or the max UUID.
+    #[error("the idempotency key is no UUID of RFC 9562 (nil and max are refused)")]
+    NotUuid,
+}
+
+/// Finds a message's idempotency key.
+pub trait KeySource: Send + Sync + fmt::Debug + 'static {
+    /// The key; `Ok(None)` where this message has none here.
+    ///
+    /// # Errors
+    /// [`KeyError`] where there is a key and it is malformed. Never a partial key: with half of a key missing the
+    /// answer is `Ok(None)`.
+    fn key(&self, message: &Message) -> Result<Option<IdempotencyKey>, KeyError>;
+
+    /// The rule as text, by which a consumer is bound at its first start: `header:idempotencykey`. Two rules that can
+    /// find different keys must not share a text.
+    fn rule(&self) -> String;
+}
+
+impl<K: KeySource + ?Sized> KeySource for Arc<K> {
+    fn key(&self, message: &Message) -> Result<Option<IdempotencyKey>, KeyError> {
+        (**self).key(message)
+    }
+
+    fn rule(&self) -> String {
+        (**self).rule()
+    }
+}
+
+/// The default: the header and the JSON member `idempotencykey`, which must agree where both are present, else the
+/// CloudEvents attributes.
+#[must_use]
+pub fn default_key_source() -> Arc<dyn KeySource> {
+    let field = Agree(vec![Arc::new(Header::new(KEY_FIELD)), Arc::new(JsonMember::field(KEY_FIELD))]);
+    Arc::new(FirstOf(vec![Arc::new(field), Arc::new(CloudEvent)]))
+}
+
+/// A header or attribute, by its exact name.
+#[derive(Debug, Clone)]
+pub struct Header(String);
+
+impl Header {
+    /// The header `name`.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self(name.to_owned())
+    }
+}
+
+impl KeySource for Header {
+    fn key(&self, message: &Message) -> Result<Option<IdempotencyKey>, KeyError> {
+        let mut values = message.headers().all(&self.0);
+        let Some(first) = values.next() else { return Ok(None) };
+        if values.next().is_some() {
+            return Err(KeyError::Repeated { place: self.rule() });
+        }
+        let text = std::str::from_utf8(first.unwrap_or_default()).map_err(|_| KeyError::NotUtf8)?;
+        IdempotencyKey::new(text).map(Some)
+    }
+
+    fn rule(&self) -> String {
+        format!("header:{}", self.0)
+    }
+}
+
+/// A string in a JSON payload, by JSON pointer (RFC 6901). A member that repeats beside any step of the pointer is
+/// refused; one that is `null` counts as absent.
+#[derive(Debug, Clone)]
+pub struct JsonMember {
+    pointer: String,
+    path: Vec<String>,
+}
+
+impl JsonMember {
+    /// The member at `pointer`, such as `/order/id`; `None` where the pointer is malformed.
+    #[must_use]
+    pub fn at(pointer: &str) -> Option<Self> {
+        let path = json::pointer(pointer).filter(|path| !path.is_empty())?;
+        Some(Self { pointer: pointer.to_owned(), path })
+    }
+
+    /// The member `name` at the top level.
+    #[must_use]
+    pub fn field(name: &str) -> Self {
+        let pointer = format!("/{}", name.replace('~', "~0").replace('/', "~1"));
+        Self { pointer, path: vec![name.to_owned()] }
+    }
+}
+
+impl KeySource for JsonMember {
+    fn key(&self, message: &Message) -> Result<Option<IdempotencyKey>, KeyError> {
+        let Some(payload) = message.payload() else { return Ok(None) };
+        match json::text_at(payload, &self.path) {
+            Ok(Some(text)) => IdempotencyKey::new(&text).map(Some),
+            Ok(None) => Ok(None),
+            Err(MemberError::NotJson) => Err(KeyError::NotJson { place: self.rule() }),
+            Err(MemberError::Repeated) => Err(KeyError::Repeated { place: self.rule() }),
+            Err(MemberError::NotText) => Err(KeyError::NotText { place: self.rule() }),
+        }
+    }
+
+    fn rule(&self) -> String {
+        format!("json:{}", self.pointer)
+    }
+}
+
+/// The broker's record key (Kafka), where it is UTF-8.
+#[derive(Debug, Clone, Copy)]
+pub struct RecordKey;
+
+impl KeySource for RecordKey {
+    fn key(&self, message: &Message) -> Result<Option<IdempotencyKey>, KeyError> {
+        let Some(key) = message.record_key() else { return Ok(None) };
+        let text = std::str::from_utf8(key).map_err(|_| KeyError::NotUtf8)?;
+        IdempotencyKey::new(text).map(Some)
+    }
+
+    fn rule(&self) -> String {
+        "record-key".to_owned()
+    }
+}
+
+/// The message id that the broker or the producer's library set.
+///
+/// A weaker key, to be chosen on purpose: a producer that sends again, a dead letter that is moved back or a replay
+/// may get a new id, and then the effect happens twice (X1).
+#[derive(Debug, Clone, Copy)]
+pub struct MessageId;
+
+impl KeySource for MessageId {
+    fn key(&self, message: &Message) -> Result<Option<IdempotencyKey>, KeyError> {
+        message.id().map(IdempotencyKey::new).transpose()
+    }
+
+    fn rule(&self) -> String {
+        "message-id".to_owned()
+    }
+}
+
+/// The extension attribute `idempotencykey` of a CloudEvent, else its `source` and `id` together, which CloudEvents
+/// 1.0 makes unique for each event. Reads the binary mode of every binding (`ce_`, `ce-`, `cloudEvents_`,
+/// `cloudEvents:`) and the structured mode (`content-type: application/cloudevents+json`).
+#[derive(Debug, Clone, Copy)]
+pub struct CloudEvent;
+
+const PREFIXES: [&str; 4] = ["ce_", "ce-", "cloudEvents_", "cloudEvents:"];
+
+impl CloudEvent {
+    fn attribute<'a>(message: &'a Message, name: &str) -> Result<Option<Cow<'a, str>>, KeyError> {
+        for prefix in PREFIXES {
+            let header = format!("{prefix}{name}");
+            let mut values = message.headers().all(&header);
+            if let Some(first) = values.next() {
+                if values.next().is_some() {
+                    return Err(KeyError::Repeated { place: format!("cloudevents:{name}") });
+                }
+                let text = std::str::from_utf8(first.unwrap_or_default()).map_err(|_| KeyError::NotUtf8)?;
+                return Ok(Some(Cow::Owned(text.to_owned())));
+            }
+        }
+        let structured = ["content-type", "content_type", "Content-Type"]
+            .iter()
+            .find_map(|name| message.headers().text(name))
+            .is_some_and(|kind| kind.starts_with("application/cloudevents+json"));
+        let Some(payload) = message.payload().filter(|_| structured) else { return Ok(None) };
+        let place = || format!("cloudevents:{name}");
+        match json::text_at(payload, &[name.to_owned()]) {
+            Ok(found) => Ok(found.map(Cow::Owned)),
+            Err(MemberError::NotJson) => Err(KeyError::NotJson { place: place() }),
+            Err(MemberError::Repeated) => Err(KeyError::Repeated { place: place() }),
+            Err(MemberError::NotText) => Err(KeyError::NotText { place: place() }),
+        }
+    }
+}
+
+impl KeySource for CloudEvent {
+    fn key(&self, message: &Message) -> Result<Option<IdempotencyKey>, KeyError> {
+        if let Some(key) = Self::attribute(message, KEY_FIELD)? {
+            return IdempotencyKey::new(&key).map(Some);
+        }
+        let source = Self::attribute(message, "source")?;
+        let id = Self::attribute(message, "id")?;
+        match (source, id) {
+            (Some(source), Some(id)) => join(&source, &id).map(Some),
+            (Some(_) | None, None) | (None, Some(_)) => Ok(None),
+        }
+    }
+
+    fn rule(&self) -> String {
+        "cloudevents".to_owned()
+    }
+}
+
+/// Two keys as one: the length of the first keeps `a` + `bc` and `ab` + `c` apart. What would be longer than a key may
+/// be is replaced by its SHA-256; both forms start differently, so neither can imitate the other.
+fn join(first: &str, second: &str) -> Result<IdempotencyKey, KeyError> {
+    if first.is_empty() || second.is_empty() {
+        return Err(KeyError::Empty);
+    }
+    let joined = format!("{}:{first}:{second}", first.len());
+    if joined.len() <= KEY_BYTES_MAX {
+        return IdempotencyKey::new(&joined);
+    }
+    if joined.chars().any(char::is_control) {
+        return Err(KeyError::ControlCharacter);
+    }
+    let digest: [u8; 32] = Sha256::digest(joined.as_bytes()).into();
+    let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    IdempotencyKey::new(&format!("sha256:{hex}"))
+}
+
+/// Two sources joined to one key; a message that lacks either has no key.
+#[derive(Debug, Clone)]
+pub struct Join(pub Arc<dyn KeySource>, pub Arc<dyn KeySource>);
+
+impl KeySource for Join {
+    fn key(&self, message: &Message) -> Result<Option<IdempotencyKey>, KeyError> {
+        match (self.0.key(message)?, self.1.key(message)?) {
+            (Some(first), Some(second)) => join(first.as_str(), second.as_str()).map(Some),
+            (Some(_) | None, None) | (None, Some(_)) => Ok(None),
+        }
+    }
+
+    fn rule(&self) -> String {
+        format!("join({},{})", self.0.rule(), self.1.rule())
+    }
+}
+
+/// A chain: the first source that has a key wins.
+#[derive(Debug, Clone)]
+pub struct FirstOf(pub Vec<Arc<dyn KeySource>>);
+
+impl KeySource for FirstOf {
+    fn key(&self, message: &Message) -> Result<Option<IdempotencyKey>, KeyError> {
+        let mut not_json = None;
+        for source in &self.0 {
+            match source.key(message) {
+                Ok(None) => {}
+                Ok(Some(key)) => return Ok(Some(key)),
+                // Another encoding than JSON is no fault of a message whose key stands elsewhere.
+                Err(error @ KeyError::NotJson { .. }) => not_json = not_json.or(Some(error)),
+                Err(error) => return Err(error),
+            }
+        }
+        not_json.map_or(Ok(None), Err)
+    }
+
+    fn rule(&self) -> String {
+        self.0.iter().map(KeySource::rule).collect::<Vec<_>>().join("|")
+    }
+}
+
+/// Sources that must hold the same key where more than one of them has one.
+#[derive(Debug, Clone)]
+pub struct Agree(pub Vec<Arc<dyn KeySource>>);
+
+impl KeySource for Agree {
+    fn key(&self, message: &Message) -> Result<Option<IdempotencyKey>, KeyError> {
+        let mut agreed: Option<(IdempotencyKey, &Arc<dyn KeySource>)> = None;
+        let mut not_json = None;
+        for source in &self.0 {
+            let key = match source.key(message) {
+                Ok(Some(key)) => key,
+                Ok(None) => continue,
+                Err(error @ KeyError::NotJson { .. }) => {
+                    not_json = not_json.or(Some(error));
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            match &agreed {
+                Some((first, place)) if *first != key => {
+                    return Err(KeyError::Disagree { first: place.rule(), second: source.rule() });
+                }
+                Some(_) => {}
+                None => agreed = Some((key, source)),
+            }
+        }
+        match (agreed, not_json) {
+            (Some((key, _)), _) => Ok(Some(key)),
+            (None, Some(error)) => Err(error),
+            (None, None) => Ok(None),
+        }
+    }
+
+    fn rule(&self) -> String {
+        self.0.iter().map(KeySource::rule).collect::<Vec<_>>().join("&")
+    }
+}
+
+/// A function of the user's, with the name by which the consumer is bound.
+pub struct KeyFn<F> {
+    name: String,
+    function: F,
+}
+
+/// A key source from a function. `name` goes into the consumer's binding: change it when the function finds other keys.
+pub fn key_fn<F>(name: &str, function: F) -> KeyFn<F>
+where
+    F: Fn(&Message) -> Result<Option<IdempotencyKey>, KeyError> + Send + Sync + 'static,
+{
+    KeyFn { name: name.to_owned(), function }
+}
+
+impl<F> fmt::Debug for KeyFn<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KeyFn({})", self.name)
+    }
+}
+
+impl<F> KeySource for KeyFn<F>
+where
+    F: Fn(&Message) -> Result<Option<IdempotencyKey>, KeyError> + Send + Sync + 'static,
+{
+    fn key(&self, message: &Message) -> Result<Option<IdempotencyKey>, KeyError> {
+        (self.function)(message)
+    }
+
+    fn rule(&self) -> String {
+        format!("fn:{}", self.name)
+    }
+}
+
+/// What a key must look like beyond being a token (X3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KeyPolicy {
+    /// Any token of 1 to 255 bytes.
+    #[default]
+    Token,
+    /// A UUID in RFC 9562's notation, written in lower case whatever the case it came in; nil and max are refused,
+    /// because an id that nobody set would make every message a duplicate.
+    Uuid,
+    /// As [`KeyPolicy::Uuid`], and the version (1 to 8) and variant must be those of RFC 9562.
+    UuidStrict,
+}
+
+impl KeyPolicy {
+    pub(crate) fn apply(self, key: IdempotencyKey) -> Result<IdempotencyKey, KeyError> {
+        if self == Self::Token {
+            return Ok(key);
+        }
+        // The crate also reads braces, URNs and bare hex digits; RFC 9562 §4 knows only the hyphenated form.
+        let id = Some(key.as_str())
+            .filter(|text| text.len() == 36)
+            .and_then(|text| Uuid::try_parse(text).ok())
+            .filter(|id| !id.is_nil() && !id.is_max())
+            .ok_or(KeyError::NotUuid)?;
+        let standard = (1..=8).contains(&id.get_version_num()) && id.get_variant() == uuid::Variant::RFC4122;
+        if self == Self::UuidStrict && !standard {
+            return Err(KeyError::NotUuid);
+        }
+        IdempotencyKey::new(&id.hyphenated().to_string())
+    }
+
+    pub(crate) fn rule(self) -> &'static str {
+        match self {
+            Self::Token => "token",
+            Self::Uuid => "uuid",
+            Self::UuidStrict => "uuid-strict",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,47 @@
+#![doc = include_str!("lib.md")]
+
+mod cleanup;
+mod clock;
+mod config;
+mod consumer;
+pub mod dead_letter;
+mod error;
+pub mod failpoint;
+mod handler;
+mod hash;
+mod json;
+pub mod key;
+mod message;
+mod outcome;
+mod retry;
+mod source;
+mod store;
+pub mod telemetry;
+mod worker;
+
+pub use bytes::Bytes;
+pub use uuid::Uuid;
+
+pub use self::{
+    cleanup::{Cleaned, CleanupSchedule, CleanupStep},
+    config::{ConsumerSettings, Effects, OlderThanRetention, OnConflict, WorkerSettings},
+    consumer::{DedupConsumer, DedupConsumerBuilder},
+    dead_letter::{DeadLetter, DeadLetterId, ParkedDeadLetter, Publisher, Reason, Replay, ReplayEnd},
+    error::{BoxError, ClaimError, CommitError, ConfigError, ErrorClass, SourceError, StoreError},
+    handler::{
+        BatchAnswer, BatchHandler, FnHandler, Handler, HandlerError, HandlerFn, Router, StatefulFnHandler,
+        StatefulHandlerFn, UnknownTypeError, chain, handler_fn, handler_fn_with,
+    },
+    hash::{HashFn, HashPayloadError, HashRules, JsonMembers, PayloadHash, PayloadHasher, RawPayload, hash_fn},
+    key::{IdempotencyKey, KeyError, KeyPolicy, KeySource},
+    message::{ConsumerName, DecodePayloadError, Headers, Message, OrderingKey, Origin, ParseNameError, Tenant},
+    outcome::{ConflictKind, Decision, Durable, Failure, Outcome, Settle, Ticket, Verdict},
+    retry::RetryPolicy,
+    source::{Assignment, Attached, Delivery, Received, Revocation, Settled, Source, SourceCapabilities},
+    store::{
+        AuditEntry, Bookkeeping, Claim, Claimed, Control, ControlState, HashRuleId, Recorded, Registered, Registration,
+        Retention, RunId, ScopeId, Store, StoreCapabilities, Tx, UnitOfWork, UnitOptions, boxed,
+    },
+    worker::{Pause, Summary, Worker, WorkerBuilder, WorkerError, WorkerView},
+};
+pub use tokio_util::sync::CancellationToken;

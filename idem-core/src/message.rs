@@ -1,0 +1,496 @@
+//! A message as the broker delivered it: payload, headers, and what identifies it.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use crate::{
+    json,
+    key::{IdempotencyKey, check_text},
+};
+
+/// The name that scopes a consumer's keys: two consumers with one database each run every message.
+///
+/// 1 to 100 bytes of UTF-8 without control characters.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConsumerName(Arc<str>);
+
+/// The tenant whose key space a message belongs to; the default, empty tenant means that there is only one.
+///
+/// It must come from configuration or from an authenticated identity, never from the payload alone (S2).
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tenant(Arc<str>);
+
+/// A consumer or tenant name that is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what} {value:?} is refused: it must have 1 to 100 bytes of UTF-8 without control characters")]
+pub struct ParseNameError {
+    what: &'static str,
+    value: String,
+}
+
+const NAME_BYTES_MAX: usize = 100;
+
+fn parse_name(what: &'static str, value: &str) -> Result<Arc<str>, ParseNameError> {
+    match check_text(value) {
+        Ok(()) if value.len() <= NAME_BYTES_MAX => Ok(value.into()),
+        Ok(()) | Err(_) => Err(ParseNameError { what, value: value.chars().take(NAME_BYTES_MAX).collect() }),
+    }
+}
+
+impl ConsumerName {
+    /// # Errors
+    /// When the name is empty, longer than 100 bytes or holds control characters.
+    pub fn new(value: &str) -> Result<Self, ParseNameError> {
+        parse_name("consumer name", value).map(Self)
+    }
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Tenant {
+    /// # Errors
+    /// When the name is empty, longer than 100 bytes or holds control characters.
+    pub fn new(value: &str) -> Result<Self, ParseNameError> {
+        parse_name("tenant", value).map(Self)
+    }
+
+    /// The name as text; empty for the single tenant.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for Tenant {
+    fn default() -> Self {
+        Self(Arc::from(""))
+    }
+}
+
+macro_rules! text_newtype_fmt {
+    ($($name:ty),*) => {$(
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&*self.0, f)
+            }
+        }
+    )*};
+}
+text_newtype_fmt!(ConsumerName, Tenant);
+
+/// Messages with equal ordering keys are handled one after the other, in the order of their delivery.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct OrderingKey(Bytes);
+
+impl OrderingKey {
+    /// An ordering key of these bytes.
+    pub fn new(bytes: impl Into<Bytes>) -> Self {
+        Self(bytes.into())
+    }
+
+    /// The bytes that are compared.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for OrderingKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OrderingKey({} bytes)", self.0.len())
+    }
+}
+
+/// Where a delivery came from, in the broker's own terms: `topic/partition/offset`, `queue/message id`.
+///
+/// A redelivery of the same message has the same origin; a producer's second send has another.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Origin(Arc<str>);
+
+impl Origin {
+    /// An origin of this text.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        Self(text.into())
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Headers in the order of delivery. A name may repeat and a value may be absent, as Kafka allows.
+///
+/// Names are compared byte for byte.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Headers(Vec<(Box<str>, Option<Bytes>)>);
+
+impl Headers {
+    /// Appends a header; an earlier one of the same name stays.
+    pub fn push(&mut self, name: &str, value: Option<Bytes>) {
+        self.0.push((name.into(), value));
+    }
+
+    /// All values of `name`, in order.
+    pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = Option<&'a [u8]>> {
+        self.0.iter().filter(move |(n, _)| &**n == name).map(|(_, v)| v.as_deref())
+    }
+
+    /// The value of `name` where it occurs exactly once and is UTF-8.
+    #[must_use]
+    pub fn text<'a>(&'a self, name: &str) -> Option<&'a str> {
+        let mut values = self.0.iter().filter(|(n, _)| &**n == name).map(|(_, value)| value.as_deref());
+        let only = values.next()??;
+        if values.next().is_some() { None } else { std::str::from_utf8(only).ok() }
+    }
+
+    /// Every header, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Option<&[u8]>)> {
+        self.0.iter().map(|(n, v)| (&**n, v.as_deref()))
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.iter().map(|(n, v)| n.len() + v.as_ref().map_or(0, Bytes::len)).sum()
+    }
+}
+
+impl fmt::Debug for Headers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Values may be as private as the payload (S4), so only names and sizes are printed.
+        f.debug_map().entries(self.0.iter().map(|(n, v)| (n, v.as_ref().map(Bytes::len)))).finish()
+    }
+}
+
+/// What core adds to a message before a handler sees it.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) tenant: Tenant,
+    pub(crate) consumer: ConsumerName,
+    pub(crate) key: Option<IdempotencyKey>,
+}
+
+/// One message: what the producer sent, and what the broker says of it.
+///
+/// `Debug` prints sizes and a prefix of the payload's SHA-256, never the payload or a header's value (S4).
+#[derive(Clone, PartialEq, Eq)]
+pub struct Message {
+    payload: Option<Bytes>,
+    headers: Headers,
+    id: Option<Box<str>>,
+    record_key: Option<Bytes>,
+    message_type: Option<Box<str>>,
+    ordering_key: Option<OrderingKey>,
+    origin: Origin,
+    sent_at: Option<SystemTime>,
+    identity: Option<Identity>,
+}
+
+impl Message {
+    /// A message with this payload.
+    pub fn new(payload: impl Into<Bytes>) -> Self {
+        Self::from_parts(Some(payload.into()))
+    }
+
+    /// A message without a payload, which differs from an empty one: Kafka's tombstone.
+    #[must_use]
+    pub fn tombstone() -> Self {
+        Self::from_parts(None)
+    }
+
+    fn from_parts(payload: Option<Bytes>) -> Self {
+        Self {
+            payload,
+            headers: Headers::default(),
+            id: None,
+            record_key: None,
+            message_type: None,
+            ordering_key: None,
+            origin: Origin::new(""),
+            sent_at: None,
+            identity: None,
+        }
+    }
+
+    /// Appends a header.
+    #[must_use]
+    pub fn with_header(mut self, name: &str, value: impl Into<Bytes>) -> Self {
+        self.headers.push(name, Some(value.into()));
+        self
+    }
+
+    /// Replaces all headers.
+    #[must_use]
+    pub fn with_headers(mut self, headers: Headers) -> Self {
+        self.headers = headers;
+        self
+    }
+
+    /// Sets the broker's or the producer's message id, which is no idempotency key unless a consumer asks for it.
+    #[must_use]
+    pub fn with_id(mut self, id: &str) -> Self {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// Sets the broker's record key (Kafka).
+    #[must_use]
+    pub fn with_record_key(mut self, key: impl Into<Bytes>) -> Self {
+        self.record_key = Some(key.into());
+        self
+    }
+
+    /// Sets the type by which a [`Router`](crate::Router) picks a handler.
+    #[must_use]
+    pub fn with_type(mut self, message_type: &str) -> Self {
+        self.message_type = Some(message_type.into());
+        self
+    }
+
+    /// Sets the key whose messages stay in order.
+    #[must_use]
+    pub fn with_ordering_key(mut self, key: OrderingKey) -> Self {
+        self.ordering_key = Some(key);
+        self
+    }
+
+    /// Sets where the message came from.
+    #[must_use]
+    pub fn with_origin(mut self, origin: Origin) -> Self {
+        self.origin = origin;
+        self
+    }
+
+    /// Sets when the broker took the message in.
+    #[must_use]
+    pub fn with_sent_at(mut self, at: SystemTime) -> Self {
+        self.sent_at = Some(at);
+        self
+    }
+
+    pub(crate) fn with_identity(mut self, identity: Identity) -> Self {
+        self.identity = Some(identity);
+        self
+    }
+
+    /// The payload's bytes; `None` for a tombstone.
+    #[must_use]
+    pub fn payload(&self) -> Option<&Bytes> {
+        self.payload.as_ref()
+    }
+
+    /// The headers.
+    #[must_use]
+    pub fn headers(&self) -> &Headers {
+        &self.headers
+    }
+
+    /// The message id, where the broker or the producer gave one.
+    #[must_use]
+    pub fn id(&self) -> Option<&str> {
+        self.id.as_deref()
+    }
+
+    /// The broker's record key.
+    #[must_use]
+    pub fn record_key(&self) -> Option<&Bytes> {
+        self.record_key.as_ref()
+    }
+
+    /// The type: the one that was set, else the `type` attribute of a CloudEvent in binary mode.
+    #[must_use]
+    pub fn message_type(&self) -> Option<&str> {
+        self.message_type.as_deref().or_else(|| {
+            ["ce_type", "ce-type", "cloudEvents_type", "cloudEvents:type"].iter().find_map(|n| self.headers.text(n))
+        })
+    }
+
+    /// The key whose messages stay in order; `None` where the broker promises no order.
+    #[must_use]
+    pub fn ordering_key(&self) -> Option<&OrderingKey> {
+        self.ordering_key.as_ref()
+    }
+
+    /// Where the message came from.
+    #[must_use]
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// When the broker took the message in, where it says so.
+    #[must_use]
+    pub fn sent_at(&self) -> Option<SystemTime> {
+        self.sent_at
+    }
+
+    /// The idempotency key under which this message is handled; `None` before a consumer has taken it, and for a type
+    /// that opted out of protection.
+    #[must_use]
+    pub fn key(&self) -> Option<&IdempotencyKey> {
+        self.identity.as_ref()?.key.as_ref()
+    }
+
+    /// The tenant under which this message is handled; `None` before a consumer has taken it.
+    #[must_use]
+    pub fn tenant(&self) -> Option<&Tenant> {
+        self.identity.as_ref().map(|identity| &identity.tenant)
+    }
+
+    /// Decodes the payload as JSON.
+    ///
+    /// # Errors
+    /// [`DecodePayloadError`] where there is no payload, it is no JSON of this shape, or it is nested deeper than 64
+    /// levels (S10). The engine dead-letters such a message as `malformed`, also where the error was wrapped.
+    pub fn json<'a, T: Deserialize<'a>>(&'a self) -> Result<T, DecodePayloadError> {
+        let payload =
+            self.payload.as_deref().ok_or_else(|| DecodePayloadError::new("there is no payload (a tombstone)"))?;
+        if json::deeper_than_max(payload) {
+            return Err(DecodePayloadError::new("it is nested deeper than 64 levels"));
+        }
+        serde_json::from_slice(payload).map_err(|error| DecodePayloadError::from_json(&error))
+    }
+
+    /// An id that is the same on every attempt, to be handed to a provider as *its* idempotency key.
+    ///
+    /// It is a version-8 UUID from the SHA-256 of the length-prefixed tenant, consumer, key and `label`, so two calls
+    /// of one handler need two labels; those that begin with `idem:` are idem's own. A message of an unprotected type
+    /// has no key; its origin takes the key's place, which is the same on a redelivery but not when the producer sends
+    /// again.
+    #[must_use]
+    pub fn derived_key(&self, label: &str) -> Uuid {
+        let mut hasher = Sha256::new();
+        let mut part = |bytes: &[u8]| {
+            hasher.update((bytes.len() as u64).to_be_bytes());
+            hasher.update(bytes);
+        };
+        part(b"idem:derived-key:v1");
+        part(self.tenant().map_or("", Tenant::as_str).as_bytes());
+        part(self.identity.as_ref().map_or("", |identity| identity.consumer.as_str()).as_bytes());
+        match self.key() {
+            Some(key) => part(key.as_str().as_bytes()),
+            None => {
+                part(b"");
+                part(self.origin.as_str().as_bytes());
+            }
+        }
+        part(label.as_bytes());
+        let digest: [u8; 32] = hasher.finalize().into();
+        let mut id = [0; 16];
+        id.copy_from_slice(&digest[..16]);
+        uuid::Builder::from_custom_bytes(id).into_uuid()
+    }
+
+    /// How many bytes of memory the payload, headers and keys take, by which what is in flight is bounded.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.payload.as_ref().map_or(0, Bytes::len)
+            + self.headers.bytes()
+            + self.record_key.as_ref().map_or(0, Bytes::len)
+            + size_of::<Self>()
+    }
+
+    /// How long ago the broker took the message in, seen from `now`.
+    pub(crate) fn age(&self, now: SystemTime) -> Option<Duration> {
+        now.duration_since(self.sent_at?).ok()
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Message");
+        match &self.payload {
+            None => out.field("payload", &"none"),
+            Some(payload) => {
+                let digest: [u8; 32] = Sha256::digest(payload).into();
+                let prefix = u32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]]);
+                out.field("payload", &format_args!("{} bytes, sha256 {prefix:08x}…", payload.len()))
+            }
+        };
+        out.field("headers", &self.headers)
+            .field("id", &self.id)
+            .field("type", &self.message_type)
+            .field("origin", &self.origin)
+            .field("key", &self.key())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The payload is not what the handler expected. Its text names the place, never the content (S4).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the payload is malformed: {problem}")]
+pub struct DecodePayloadError {
+    problem: String,
+}
+
+impl DecodePayloadError {
+    /// An error with this text, for people's own decoders; it must not quote the payload.
+    pub fn new(problem: impl Into<String>) -> Self {
+        Self { problem: problem.into() }
+    }
+
+    /// Serde's texts quote the payload ("invalid type: string \"secret\", expected u64"), so only those parts are
+    /// kept that come from the program.
+    fn from_json(error: &serde_json::Error) -> Self {
+        let text = error.to_string();
+        let problem = if text.starts_with("missing field") {
+            text
+        } else {
+            let expected = match text.rsplit_once(", expected ") {
+                Some((_, expected)) if error.is_data() && OWN_TEXTS.iter().any(|own| text.starts_with(own)) => {
+                    format!("expected {}", strip_position(expected))
+                }
+                _ => format!("{:?} error", error.classify()).to_lowercase(),
+            };
+            format!("{expected} at line {} column {}", error.line(), error.column())
+        };
+        Self { problem }
+    }
+}
+
+/// How the texts of serde's own errors begin that end with what the program expected. An error of a type's own decoder
+/// may quote the payload anywhere.
+const OWN_TEXTS: [&str; 5] =
+    ["invalid type: ", "invalid value: ", "invalid length ", "unknown variant ", "unknown field "];
+
+fn strip_position(text: &str) -> &str {
+    text.rsplit_once(" at line ").map_or(text, |(head, _)| head)
+}
+
+#[cfg(test)]
+mod tests;

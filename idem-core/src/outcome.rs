@@ -1,0 +1,254 @@
+//! Verdict, decision, outcome, settlement, and the pure table between them.
+
+use std::{fmt, time::Duration};
+
+use crate::{
+    dead_letter::Reason,
+    error::ErrorClass,
+    handler::HandlerError,
+    hash::PayloadHash,
+    store::{Claim, Claimed, HashRuleId, Recorded},
+};
+
+/// Permission to run a handler: made by a claim that was won, and used up by the run.
+#[must_use]
+#[derive(Debug)]
+pub struct Ticket(());
+
+/// Proof that an outcome is durable: a commit, a committed row that was read, a stored dead letter. Not `Clone`, and
+/// only the engine makes one, so acknowledging without proof does not compile:
+///
+/// ```compile_fail
+/// let settle = idem_core::Settle::Acknowledge(idem_core::Durable(()));
+/// ```
+#[must_use]
+#[derive(Debug)]
+pub struct Durable(());
+
+impl Durable {
+    /// The unit that recorded the key was committed.
+    pub(crate) fn committed() -> Self {
+        Self(())
+    }
+
+    /// A committed record of the key was read.
+    pub(crate) fn read_back() -> Self {
+        Self(())
+    }
+
+    /// The dead letter is stored and, where a publisher is given, confirmed.
+    pub(crate) fn parked() -> Self {
+        Self(())
+    }
+}
+
+/// What core makes of a claim.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// The key is new: the handler runs.
+    Fresh(Ticket),
+    /// The same message was handled before.
+    Duplicate(Recorded, Durable),
+    /// The key was used before for another payload: the handler does not run, and this is no duplicate (X4).
+    Conflict(Recorded, ConflictKind),
+    /// Another key has the same id in the store.
+    Collision(Recorded),
+    /// The store neither inserted the key nor has a record of it: ask again.
+    Unanswered,
+}
+
+/// How a conflict was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConflictKind {
+    /// The hashes differ under one rule.
+    OtherPayload,
+    /// The record was hashed by a rule that this build does not know, so nobody can tell.
+    UnknownRule,
+}
+
+/// Compares a message with a record of its key. Every path goes through this one function.
+///
+/// `rehash` hashes the message's payload by an older rule; `None` where this build does not know the rule or the
+/// payload does not fit it.
+pub(crate) fn compare(
+    claim: &Claim,
+    recorded: Recorded,
+    rehash: impl FnOnce(HashRuleId) -> Option<PayloadHash>,
+) -> Verdict {
+    if recorded.key != claim.key {
+        return Verdict::Collision(recorded);
+    }
+    let hash = if recorded.hash_rule == claim.hash_rule { Some(claim.hash) } else { rehash(recorded.hash_rule) };
+    match hash {
+        Some(hash) if hash == recorded.hash => Verdict::Duplicate(recorded, Durable::read_back()),
+        Some(_) => Verdict::Conflict(recorded, ConflictKind::OtherPayload),
+        None => Verdict::Conflict(recorded, ConflictKind::UnknownRule),
+    }
+}
+
+/// The verdict on one claim.
+pub(crate) fn verdict(
+    claim: &Claim,
+    claimed: Claimed,
+    rehash: impl FnOnce(HashRuleId) -> Option<PayloadHash>,
+) -> Verdict {
+    match claimed {
+        Claimed::Inserted => Verdict::Fresh(Ticket(())),
+        Claimed::Found(recorded) => compare(claim, recorded, rehash),
+        Claimed::NotInserted => Verdict::Unanswered,
+    }
+}
+
+/// Permission to run the handler of a type that opted out of protection (R65).
+pub(crate) fn unprotected() -> Ticket {
+    Ticket(())
+}
+
+/// Why a message could not be handled.
+///
+/// `Debug` prints class, reason and text, and not the handler's error, which may quote a statement or a row (S4).
+pub struct Failure {
+    /// What to do about it.
+    pub class: ErrorClass,
+    /// The reason that its dead letter would carry.
+    pub reason: Reason,
+    /// What happened, without any value of a payload, statement or row (S4).
+    pub text: String,
+    /// The error that the handler answered with; `None` where the handler did not run or did not answer.
+    pub error: Option<HandlerError>,
+}
+
+impl Failure {
+    pub(crate) fn new(class: ErrorClass, reason: Reason, text: impl Into<String>) -> Self {
+        Self { class, reason, text: text.into(), error: None }
+    }
+
+    /// The same failure for another message of the unit.
+    pub(crate) fn clone_text(&self) -> Self {
+        Self::new(self.class, self.reason, self.text.clone())
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failure")
+            .field("class", &self.class)
+            .field("reason", &self.reason)
+            .field("text", &self.text)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}, {})", self.text, self.reason, self.class)
+    }
+}
+
+/// What [`DedupConsumer::process`](crate::DedupConsumer::process) decided for one message.
+///
+/// ```
+/// # use idem_core::Decision;
+/// # fn answer(decision: Decision) -> bool {
+/// // In somebody else's loop: what has no proof goes back to the broker.
+/// decision.into_durable().is_some()
+/// # }
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Decision {
+    /// The effects and the record of the key are committed.
+    Processed(Durable),
+    /// The same message was handled before, as recorded. Acknowledge it.
+    Duplicate(Recorded, Durable),
+    /// The key was used before for another payload. Nothing ran; keep the message for a person to look at.
+    Conflict(Recorded, ConflictKind),
+    /// Somebody else holds the key, or an earlier message of this call that failed: hand the message back for later.
+    Busy,
+    /// The message could not be handled, and nothing of it was written.
+    Failed(Failure),
+}
+
+impl Decision {
+    /// Whether the handler ran and its effects are committed (R29).
+    #[must_use]
+    pub fn is_processed(&self) -> bool {
+        matches!(self, Self::Processed(_))
+    }
+
+    /// Whether the message was skipped as a duplicate (R28).
+    #[must_use]
+    pub fn is_skipped(&self) -> bool {
+        matches!(self, Self::Duplicate(..))
+    }
+
+    /// The proof with which the message may be acknowledged; `None` where there is none, and the message must go back
+    /// to the broker or be kept elsewhere.
+    #[must_use]
+    pub fn into_durable(self) -> Option<Durable> {
+        match self {
+            Self::Processed(durable) | Self::Duplicate(_, durable) => Some(durable),
+            Self::Conflict(..) | Self::Busy | Self::Failed(_) => None,
+        }
+    }
+}
+
+/// What became of a delivery, as it is counted and reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The effects and the record are committed.
+    Processed,
+    /// An equal message was handled before.
+    Duplicate,
+    /// The key was used for another payload.
+    Conflict,
+    /// Somebody else held the key.
+    Busy,
+    /// It failed and runs again after a back-off.
+    Retry,
+    /// It is stored as a dead letter.
+    DeadLettered,
+    /// The answer to its commit was lost; the key was claimed again.
+    Unknown,
+    /// The database or broker could not serve it.
+    Infrastructure,
+}
+
+impl Outcome {
+    /// The value of `idem.outcome` in telemetry.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Processed => "processed",
+            Self::Duplicate => "duplicate",
+            Self::Conflict => "conflict",
+            Self::Busy => "busy",
+            Self::Retry => "retry",
+            Self::DeadLettered => "dead_lettered",
+            Self::Unknown => "unknown",
+            Self::Infrastructure => "infrastructure",
+        }
+    }
+}
+
+/// The answer to the broker.
+#[must_use]
+#[derive(Debug)]
+pub enum Settle {
+    /// Take the message off the queue.
+    Acknowledge(Durable),
+    /// Give the message back, to be delivered again not before `after`.
+    Release {
+        /// The delay; zero for at once. A source that cannot delay gives it back at once.
+        after: Duration,
+    },
+    /// Take the message off the queue, because it is kept as a dead letter. To most brokers this is an
+    /// acknowledgement; one that knows a rejection may be told so.
+    DeadLetter(Durable),
+}
+
+#[cfg(test)]
+mod tests;

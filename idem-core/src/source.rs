@@ -1,0 +1,183 @@
+//! The edge to the broker: a source of deliveries, and where they are settled.
+
+use std::{fmt, future::Future, time::Duration};
+
+use tokio::sync::oneshot;
+
+use crate::{error::SourceError, message::Message, outcome::Settle};
+
+/// One hand-over of a message by the broker.
+#[derive(Debug)]
+pub struct Delivery<H> {
+    /// The message.
+    pub message: Message,
+    /// Which hand-over this is by the broker's own count, from 1; 1 where it does not count. It informs; idem's own
+    /// count of attempts decides.
+    pub attempt: u32,
+    /// Whether the broker says that it may have delivered this message before.
+    pub redelivered: bool,
+    /// The assignment under which it was delivered.
+    pub assignment: Assignment,
+    /// What the source needs to settle it.
+    pub handle: H,
+}
+
+/// What a source may take away as a whole: a Kafka partition's assignment, a channel's epoch. A source whose
+/// deliveries are only ever taken away one by one uses [`Assignment::default`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
+pub struct Assignment(pub u64);
+
+/// What a source hands over.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Received<H> {
+    /// Messages, in the broker's order.
+    Deliveries(Vec<Delivery<H>>),
+    /// Assignments that end.
+    Revoked(Revocation),
+    /// The source has stopped, and everything it received has been handed over.
+    End,
+}
+
+/// Assignments that end. Core drops what it has not begun; whether it also waits depends on [`Revocation::drained`].
+#[derive(Debug)]
+pub struct Revocation {
+    /// Those that end.
+    pub assignments: Vec<Assignment>,
+    /// `Some` while the assignment is still held: what is running is finished and settled first, and then this is
+    /// answered; a dropped sender counts as an answer. `None` when it is lost already: results of its deliveries are of no use to the broker.
+    pub drained: Option<oneshot::Sender<()>>,
+}
+
+/// What became of one settlement. Neither `Stale` nor `Unknown` is an error: the message comes back and is a duplicate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settled {
+    /// The broker took it.
+    Settled,
+    /// The handle belongs to an assignment, channel or receipt that is over; nothing was sent.
+    Stale,
+    /// It was sent, and whether the broker took it is not known.
+    Unknown,
+}
+
+/// What a source found out about the broker when it attached.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Attached {
+    /// Broker, cluster, topic or queue and group as one text, to which the consumer's name is bound.
+    pub bound_to: String,
+    /// How long after its first delivery the broker may deliver a message again; `None` where there is no bound or it
+    /// is not known.
+    pub redelivery_horizon: Option<Duration>,
+    /// How long a delivery may stay unsettled; core releases what it would hold longer.
+    pub hold_max: Option<Duration>,
+    /// After how many deliveries the broker itself removes a message; it must exceed our attempts.
+    pub delivery_limit: Option<u32>,
+    /// What a person should know, each with its cure. Logged as warnings.
+    pub warnings: Vec<String>,
+}
+
+impl Attached {
+    /// Attached to `bound_to`, with nothing else known.
+    #[must_use]
+    pub fn new(bound_to: impl Into<String>) -> Self {
+        Self { bound_to: bound_to.into(), ..Self::default() }
+    }
+}
+
+/// What a source can and cannot do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SourceCapabilities {
+    /// Whether messages carry an ordering key and arrive in its order.
+    pub ordered: bool,
+    /// Whether a released message can be delayed by the broker. Without it `Release { after }` counts as zero.
+    pub delayed_release: bool,
+    /// Whether the broker marks redeliveries.
+    pub marks_redelivery: bool,
+    /// Whether single messages are acknowledged, rather than positions.
+    pub individual_settle: bool,
+}
+
+impl SourceCapabilities {
+    /// Nothing beyond delivering and settling single messages.
+    #[must_use]
+    pub const fn minimal() -> Self {
+        Self { ordered: false, delayed_release: false, marks_redelivery: false, individual_settle: true }
+    }
+
+    /// Sets `ordered`.
+    #[must_use]
+    pub const fn ordered(mut self, yes: bool) -> Self {
+        self.ordered = yes;
+        self
+    }
+
+    /// Sets `delayed_release`.
+    #[must_use]
+    pub const fn delayed_release(mut self, yes: bool) -> Self {
+        self.delayed_release = yes;
+        self
+    }
+
+    /// Sets `marks_redelivery`.
+    #[must_use]
+    pub const fn marks_redelivery(mut self, yes: bool) -> Self {
+        self.marks_redelivery = yes;
+        self
+    }
+
+    /// Sets `individual_settle`.
+    #[must_use]
+    pub const fn individual_settle(mut self, yes: bool) -> Self {
+        self.individual_settle = yes;
+        self
+    }
+}
+
+/// A broker's queue or topic, as one consumer sees it.
+///
+/// # Contract
+/// 1. `receive` is called by one task at a time and never dropped in mid-call. It waits for messages, and answers
+///    early when [`Source::stop`] is called; once what was received is handed over, it answers [`Received::End`].
+/// 2. A source that must keep talking to its broker does so on a task of its own, also while nobody calls `receive`.
+/// 3. A message stays unsettled, and its delivery alive (visibility, heartbeats), until it is settled here, its
+///    assignment ends or the broker's own limit passes.
+/// 4. `settle` is single-use per handle. A handle of an assignment that is over is [`Settled::Stale`] and never
+///    reaches the broker.
+/// 5. A source loses nothing: whatever is not acknowledged comes back.
+/// 6. Reconnecting is the source's own affair. `receive` fails only when a person must act, or to report that the
+///    broker has been unreachable; it may then be called again. A connection that breaks ends its assignments: a source
+///    that names assignments announces them as lost before it hands over deliveries of the next.
+pub trait Source: Send + Sync + 'static {
+    /// What identifies one delivery to the broker, its epoch included.
+    type Handle: Send + Sync + fmt::Debug + 'static;
+
+    /// What this source can do.
+    fn capabilities(&self) -> SourceCapabilities;
+
+    /// Connects, checks what the broker says of the queue or topic, and subscribes.
+    ///
+    /// # Errors
+    /// [`SourceError::Unavailable`] to be retried until the start-up time-out, [`SourceError::Refused`] at once.
+    fn attach(&self) -> impl Future<Output = Result<Attached, SourceError>> + Send;
+
+    /// The next messages, at most `max`.
+    ///
+    /// # Errors
+    /// See the contract, number 6.
+    fn receive(&self, max: usize) -> impl Future<Output = Result<Received<Self::Handle>, SourceError>> + Send;
+
+    /// Tells the broker what became of deliveries, in this order. One answer each.
+    fn settle(&self, settlements: Vec<(Self::Handle, Settle)>) -> impl Future<Output = Vec<Settled>> + Send;
+
+    /// Whether the queue is at its end for this consumer: attached, and every message that is not settled for good is in
+    /// this source's own hands.
+    fn is_idle(&self) -> impl Future<Output = bool> + Send;
+
+    /// Stops receiving; see the contract, number 1.
+    fn stop(&self);
+
+    /// Lets go of the broker. Unsettled deliveries return to it. Ends within `deadline`, whatever the broker does.
+    fn close(&self, deadline: Duration) -> impl Future<Output = ()> + Send;
+}

@@ -1,0 +1,444 @@
+//! The edge to the database: a store that holds the record of the keys in the handlers' own transaction.
+
+use std::{
+    fmt,
+    future::Future,
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+
+use crate::{
+    cleanup::{Cleaned, CleanupStep},
+    dead_letter::{DeadLetter, DeadLetterId, ParkedDeadLetter, Replay, ReplayEnd},
+    error::{BoxError, ClaimError, CommitError, ErrorClass, StoreError},
+    hash::PayloadHash,
+    key::IdempotencyKey,
+    message::{ConsumerName, Tenant},
+};
+
+macro_rules! interned_id {
+    ($($(#[$doc:meta])* $name:ident),*) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(pub i32);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    )*};
+}
+interned_id!(
+    /// A (tenant, consumer) pair, interned by the store: the scope in which a key is unique.
+    ScopeId,
+    /// A rule by which payloads are hashed, interned by the store.
+    HashRuleId,
+    /// One start of a worker, as the store numbers it.
+    RunId
+);
+
+/// How long a record is kept, as a lower bound: an expired record still counts until cleanup removes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retention {
+    /// At least this long, counted by the database's clock from the commit's transaction.
+    For(Duration),
+    /// For ever.
+    Forever,
+}
+
+/// One key to claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    /// The scope in which the key is unique.
+    pub scope: ScopeId,
+    /// The key.
+    pub key: IdempotencyKey,
+    /// The payload's hash.
+    pub hash: PayloadHash,
+    /// The rule of that hash.
+    pub hash_rule: HashRuleId,
+    /// How long the record is kept.
+    pub retention: Retention,
+}
+
+/// What a store saw of one claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Claimed {
+    /// The record was inserted by this transaction.
+    Inserted,
+    /// A committed record was read in the same step.
+    Found(Recorded),
+    /// The record was not inserted. That proves nothing yet: core reads who has it, by [`UnitOfWork::read`].
+    NotInserted,
+}
+
+/// A committed record of a key: who handled it, when, and under which hash.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recorded {
+    /// The key's text, which differs from the claimed one only when two keys collide in their id.
+    pub key: IdempotencyKey,
+    /// The hash of the payload that was handled.
+    pub hash: PayloadHash,
+    /// The rule of that hash.
+    pub hash_rule: HashRuleId,
+    /// When it was handled, by the database's clock.
+    pub processed_at: SystemTime,
+    /// The run of the worker that handled it.
+    pub processed_by: RunId,
+    /// Until when the record is kept at least; `None` for ever.
+    pub expires_at: Option<SystemTime>,
+}
+
+/// What a store can and cannot do. A capability that is off is refused where somebody asks for it, never ignored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreCapabilities {
+    /// How many lanes may write side by side; `Some(1)` for a database with a single writer.
+    pub lanes_max: Option<usize>,
+    /// Whether handlers of one unit may run concurrently on its transaction ([`UnitOfWork::shared_tx`]).
+    pub concurrent_handlers: bool,
+    /// Whether a claim waits for an uncommitted twin of the same key, and only for that. A store without it answers
+    /// [`ClaimError::Held`] when any other unit is writing.
+    pub waits_per_key: bool,
+    /// Whether expiry is decided by the database's clock rather than by this process's.
+    pub database_clock: bool,
+    /// Whether the database can keep workers from removing records (roles, S8).
+    pub roles: bool,
+}
+
+impl StoreCapabilities {
+    /// What a full SQL server offers.
+    #[must_use]
+    pub const fn server() -> Self {
+        Self { lanes_max: None, concurrent_handlers: false, waits_per_key: true, database_clock: true, roles: true }
+    }
+
+    /// What a database inside the process offers: one writer, the process's clock, no roles.
+    #[must_use]
+    pub const fn embedded() -> Self {
+        Self {
+            lanes_max: Some(1),
+            concurrent_handlers: false,
+            waits_per_key: false,
+            database_clock: false,
+            roles: false,
+        }
+    }
+}
+
+/// The limits of one unit of work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnitOptions {
+    /// The worker's run, which goes into each record.
+    pub run: RunId,
+    /// The lane's number within the run.
+    pub lane: i32,
+    /// How long the whole claim may wait for uncommitted twins.
+    pub busy_timeout: Duration,
+    /// How long the transaction may sit idle before the server ends it: the handler's deadline and a margin.
+    pub idle_timeout: Duration,
+}
+
+/// A transactional store: where the record of the keys and the handlers' effects are committed together.
+///
+/// # Contract
+/// 1. A lane is one connection, owned by whoever runs units on it. Core hands it back after a normal end only; after
+///    any other it is dropped, and dropping it must close it.
+/// 2. `begin` is never cancelled by core between its first poll and its end unless the lane is dropped too.
+/// 3. A unit that is dropped leaves nothing committed that was not committed before.
+/// 4. A COMMIT that [`UnitOfWork::commit`] did not send fails on the server when the unit inserted any record.
+///
+/// `idem_testkit::store_conformance!` tests each number.
+pub trait Store: Bookkeeping + Sized {
+    /// An owned connection.
+    type Lane: Send + 'static;
+    /// What a handler is given to run statements on.
+    type Connection<'t>: Send;
+    /// A running transaction on a lane.
+    type Unit<'l>: UnitOfWork<Self> + 'l;
+
+    /// What this store can do.
+    fn capabilities(&self) -> StoreCapabilities;
+
+    /// Opens a lane.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] while the database cannot be reached, [`StoreError::Refused`] when it says no.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a dropped call leaves no connection behind.
+    fn open(&self) -> impl Future<Output = Result<Self::Lane, StoreError>> + Send;
+
+    /// Closes a lane in good order. Dropping it closes it too, without the courtesy of telling the server.
+    fn close(&self, lane: Self::Lane) -> impl Future<Output = ()> + Send;
+
+    /// Begins a transaction with the limits of `options`.
+    ///
+    /// # Errors
+    /// Nothing was begun, and the lane must be dropped.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: drop the lane after a dropped call, because it may sit in a transaction.
+    fn begin<'l>(
+        &'l self,
+        lane: &'l mut Self::Lane,
+        options: UnitOptions,
+    ) -> impl Future<Output = Result<Self::Unit<'l>, StoreError>> + Send;
+
+    /// A shorter borrow of a connection, which is what makes [`Tx::connection`] usable more than once.
+    fn reborrow<'a, 't: 'a>(connection: &'a mut Self::Connection<'t>) -> Self::Connection<'a>;
+
+    /// The class of an error that a handler answered with, found in its chain of sources; `None` where no error of
+    /// this store's driver is in it. This is the one place where errors are downcast.
+    fn classify(error: &(dyn std::error::Error + 'static)) -> Option<ErrorClass>;
+
+    /// The text of a driver's error without any value of a statement or row (S4); `None` where `error` itself is none
+    /// of this store's driver.
+    fn describe(error: &(dyn std::error::Error + 'static)) -> Option<String>;
+}
+
+/// One transaction: the claim of its keys and everything that handlers write through it.
+///
+/// # Contract
+/// 1. The claim and the handlers' writes commit together or not at all.
+/// 2. [`Claimed::Found`] and [`UnitOfWork::read`] answer from a row that was read, committed or inserted by this very
+///    unit; zero inserted rows prove nothing.
+/// 3. One answer per claim, in the order given. `claims` arrives without repetition, sorted by scope and key, so that
+///    two units never wait for each other.
+/// 4. The limits that [`UnitOptions`] sets for the claim are no longer in force when `claim` returns.
+/// 5. `commit` answers `Ok` only when the server has committed this very transaction. A unit that claimed nothing, or
+///    won nothing, has nothing to seal.
+/// 6. Core calls `claim` before it gives any handle out, with an empty slice where a unit has nothing to claim.
+pub trait UnitOfWork<S: Store>: Send + Sync {
+    /// Claims all keys with one statement and waits for uncommitted twins at most [`UnitOptions::busy_timeout`] in all.
+    ///
+    /// # Errors
+    /// Nothing of a failed call may be used; the unit is rolled back.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: drop the lane.
+    fn claim(&mut self, claims: &[Claim]) -> impl Future<Output = Result<Vec<Claimed>, ClaimError>> + Send;
+
+    /// Reads the committed records of these keys, in a statement of its own, which sees what committed meanwhile.
+    ///
+    /// # Errors
+    /// As for `claim`.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: drop the lane.
+    fn read(&mut self, claims: &[Claim]) -> impl Future<Output = Result<Vec<Option<Recorded>>, StoreError>> + Send;
+
+    /// The handle that a handler writes through, when handlers run one after the other.
+    fn tx(&mut self) -> Tx<'_, S>;
+
+    /// A handle that several handlers may hold at once; `None` where the store cannot.
+    fn shared_tx(&self) -> Option<Tx<'_, S>> {
+        None
+    }
+
+    /// Looks, without asking the server, whether a handler left the transaction as it found it.
+    ///
+    /// # Errors
+    /// [`StoreError::Unsealed`] when a nested transaction was left open or the transaction was ended.
+    fn check(&self) -> Result<(), StoreError>;
+
+    /// Seals the transaction and commits it.
+    ///
+    /// # Errors
+    /// [`CommitError::RolledBack`] only where that is certain.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: a dropped call has an unknown outcome, and the lane must be dropped.
+    fn commit(self) -> impl Future<Output = Result<(), CommitError>> + Send;
+
+    /// Rolls the transaction back.
+    ///
+    /// # Errors
+    /// The connection is broken; the lane must be dropped.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: drop the lane.
+    fn rollback(self) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Ends the transaction on the server after a handler's future was dropped while a statement may be running, over
+    /// another connection where that is needed. The lane is dropped afterwards.
+    fn abandon(self) -> impl Future<Output = ()> + Send;
+}
+
+/// The transaction as a handler sees it. Borrowed for one call: it can be neither kept nor cloned.
+pub struct Tx<'t, S: Store>(S::Connection<'t>);
+
+impl<'t, S: Store> Tx<'t, S> {
+    /// For stores: wraps the connection of a unit.
+    pub fn new(connection: S::Connection<'t>) -> Self {
+        Self(connection)
+    }
+
+    /// The connection to run statements on, of the store's own type.
+    pub fn connection(&mut self) -> S::Connection<'_> {
+        S::reborrow(&mut self.0)
+    }
+
+    /// For stores that wrap another one: the connection itself. A handler has only `&mut Tx`, and cannot take it.
+    pub fn into_connection(self) -> S::Connection<'t> {
+        self.0
+    }
+}
+
+impl<S: Store> fmt::Debug for Tx<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tx")
+    }
+}
+
+/// What a consumer tells the store at its start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registration {
+    /// The consumer's name.
+    pub consumer: ConsumerName,
+    /// The tenant of the first scope.
+    pub tenant: Tenant,
+    /// Broker, cluster, topic or queue and group as one text; `None` for a [`DedupConsumer`](crate::DedupConsumer)
+    /// in somebody else's loop, which is bound by nothing.
+    pub bound_to: Option<String>,
+    /// The handler's name; `None` where it was given none.
+    pub handler: Option<String>,
+    /// The key rule.
+    pub key_rule: String,
+    /// The hash rules of this build, the current one first.
+    pub hash_rules: Vec<String>,
+    /// The retention.
+    pub retention: Retention,
+    /// The worker's version, as it wants to be found by.
+    pub version: String,
+}
+
+/// What the store answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registered {
+    /// The scope of (tenant, consumer).
+    pub scope: ScopeId,
+    /// The ids of the hash rules, in the order given.
+    pub hash_rules: Vec<HashRuleId>,
+    /// This run.
+    pub run: RunId,
+    /// The database's clock at that moment.
+    pub now: SystemTime,
+    /// What a person should know: weak settings, each with its cure. Logged as warnings.
+    pub warnings: Vec<String>,
+}
+
+/// What operators want of a consumer, as its workers read it every few seconds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Control {
+    /// Running, paused or halted.
+    pub state: ControlState,
+    /// Who set it, and why; empty while running.
+    pub by: String,
+    /// The reason that was given.
+    pub reason: String,
+    /// Raised by forget, replay and restore; a cache of committed keys is emptied when it changes.
+    pub epoch: i64,
+    /// The database's clock.
+    pub now: SystemTime,
+}
+
+/// Whether a consumer takes messages in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ControlState {
+    /// Messages are taken in.
+    Running,
+    /// An operator paused intake.
+    Paused,
+    /// A worker halted, because its policy says so for what it met; an operator resumes.
+    Halted,
+}
+
+/// One line of the audit trail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuditEntry {
+    /// Who did it: a worker's run, an operator.
+    pub who: String,
+    /// What was done: `conflict`, `halt`, `replay`.
+    pub action: &'static str,
+    /// The scope.
+    pub scope: ScopeId,
+    /// The key, where there is one.
+    pub key: Option<IdempotencyKey>,
+    /// Both hashes, or whatever else is needed to understand it; never a payload.
+    pub details: String,
+}
+
+/// What a store does outside of units of work, on connections of its own: start-up, attempts, dead letters, controls,
+/// cleanup. None of it is on the path of a message that goes well.
+///
+/// # Contract
+/// 1. Each call is one short transaction, or several that can be repeated. None uses a lane.
+/// 2. Each call is bounded in time by the store, and may be repeated after any error.
+#[async_trait]
+pub trait Bookkeeping: Send + Sync + 'static {
+    /// Checks that the schema is the one this build needs, with its indexes and triggers, and that the server is one
+    /// that can keep the promise.
+    ///
+    /// # Errors
+    /// [`StoreError::Schema`] or [`StoreError::Refused`], each with its cure.
+    async fn verify(&self) -> Result<(), StoreError>;
+
+    /// Interns the consumer and its hash rules, binds it at its first start, and notes this run.
+    ///
+    /// # Errors
+    /// [`StoreError::Bound`] when an earlier start bound the name to something else.
+    async fn register(&self, registration: &Registration) -> Result<Registered, StoreError>;
+
+    /// Interns the scope of another tenant of a registered consumer.
+    async fn scope(&self, consumer: &ConsumerName, tenant: &Tenant) -> Result<ScopeId, StoreError>;
+
+    /// Counts an attempt *before* it runs and answers its number, from 1. Another payload under the same key starts
+    /// anew, because it is another message.
+    async fn count_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<u32, StoreError>;
+
+    /// Takes one attempt back that did not run to a verdict.
+    async fn uncount_attempt(&self, scope: ScopeId, key: &IdempotencyKey) -> Result<(), StoreError>;
+
+    /// Writes a dead letter. The same origin again changes nothing; an equal (scope, key, hash, reason) raises that
+    /// row's count of copies.
+    async fn park(&self, dead_letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError>;
+
+    /// Notes that the dead letter was also published.
+    async fn mark_published(&self, id: DeadLetterId) -> Result<(), StoreError>;
+
+    /// The dead letters of a consumer, newest first, for people and tests. Payloads are not read.
+    async fn dead_letters(&self, consumer: &ConsumerName, max: u32) -> Result<Vec<ParkedDeadLetter>, StoreError>;
+
+    /// Asks running workers of the consumer to handle these dead letters again, their attempts counted anew. Answers
+    /// how many were marked.
+    async fn request_replay(&self, ids: &[DeadLetterId]) -> Result<u64, StoreError>;
+
+    /// Takes up to `max` dead letters that somebody wants replayed. One that was taken and neither finished nor
+    /// renewed for a while can be taken again.
+    async fn take_replays(&self, consumer: &ConsumerName, run: RunId, max: u32) -> Result<Vec<Replay>, StoreError>;
+
+    /// Notes how a replay ended.
+    async fn finish_replay(&self, id: DeadLetterId, end: ReplayEnd) -> Result<(), StoreError>;
+
+    /// What operators want of the consumer.
+    async fn control(&self, scope: ScopeId) -> Result<Control, StoreError>;
+
+    /// Pauses, halts or resumes the consumer.
+    async fn set_control(&self, scope: ScopeId, state: ControlState, by: &str, reason: &str) -> Result<(), StoreError>;
+
+    /// Appends to the audit trail.
+    async fn audit(&self, entry: &AuditEntry) -> Result<(), StoreError>;
+
+    /// Removes what has expired, at most `step.rows_max` rows of each kind.
+    async fn cleanup(&self, step: CleanupStep) -> Result<Cleaned, StoreError>;
+}
+
+/// For stores: a source error boxed.
+#[must_use]
+pub fn boxed(error: impl std::error::Error + Send + Sync + 'static) -> BoxError {
+    Box::new(error)
+}

@@ -1,0 +1,98 @@
+//! Builds a [`Worker`], refusing settings that break a rule.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::Worker;
+use crate::{
+    cleanup::CleanupSchedule,
+    config::{OlderThanRetention, OnConflict, WorkerSettings},
+    consumer::DedupConsumer,
+    dead_letter::Publisher,
+    error::ConfigError,
+    retry::RetryPolicy,
+    source::Source,
+    store::Store,
+};
+
+/// Settings of a [`Worker`]; see [`WorkerSettings`] for defaults and limits.
+pub struct WorkerBuilder<S: Store, B: Source> {
+    consumer: DedupConsumer<S>,
+    source: Arc<B>,
+    publisher: Option<Arc<dyn Publisher>>,
+    settings: WorkerSettings,
+}
+
+impl<S: Store, B: Source> fmt::Debug for WorkerBuilder<S, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkerBuilder").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident: $type:ty),* $(,)?) => {$(
+        $(#[$doc])*
+        #[must_use]
+        pub fn $name(mut self, value: $type) -> Self {
+            self.settings.$name = value;
+            self
+        }
+    )*};
+}
+
+impl<S: Store, B: Source> WorkerBuilder<S, B> {
+    pub(super) fn new(consumer: DedupConsumer<S>, source: Arc<B>) -> Self {
+        Self { consumer, source, publisher: None, settings: WorkerSettings::default() }
+    }
+
+    setters! {
+        /// How many messages one unit holds at most.
+        batch: usize,
+        /// How many messages are received and not yet settled at most.
+        in_flight: usize,
+        /// How many bytes they take at most.
+        in_flight_bytes: usize,
+        /// Attempts and back-off.
+        retry: RetryPolicy,
+        /// What happens to a message whose key was used before for another payload.
+        on_conflict: OnConflict,
+        /// What happens to a message that is older than its record would be kept.
+        older_than_retention: OlderThanRetention,
+        /// How long a stop waits for what is running.
+        drain: Duration,
+        /// How long the start waits for a database or broker that cannot be reached.
+        startup_timeout: Duration,
+        /// Cleanup inside this worker; `None` turns it off.
+        cleanup: Option<CleanupSchedule>,
+        /// Whether many dead letters in a row pause intake.
+        breaker: bool,
+        /// How often the controls that operators set are read.
+        control_every: Duration,
+        /// Whether to refuse a retention below the broker's redelivery horizon.
+        strict_retention: bool,
+        /// The largest payload that a row of `dead_letters` keeps, in bytes.
+        dead_letter_payload_bytes_max: usize,
+    }
+
+    /// Ends the run once the source is at its end and nothing is unsettled for this long.
+    #[must_use]
+    pub fn until_idle(mut self, idle_for: Duration) -> Self {
+        self.settings.until_idle = Some(idle_for);
+        self
+    }
+
+    /// Publishes dead letters there too, after they are stored.
+    #[must_use]
+    pub fn publisher(mut self, publisher: impl Publisher) -> Self {
+        self.publisher = Some(Arc::new(publisher));
+        self
+    }
+
+    /// Builds the worker. It does not connect yet.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with field, value and rule.
+    pub fn build(self) -> Result<Worker<S, B>, ConfigError> {
+        self.settings.check(&self.consumer.inner.settings)?;
+        Ok(Worker::new(self.consumer, self.source, self.publisher, self.settings))
+    }
+}

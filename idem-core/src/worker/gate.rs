@@ -1,0 +1,139 @@
+//! Why intake waits: an operator, a database that is down, or the breaker.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::watch, time::Instant};
+
+use crate::{dead_letter::Breaker, store::ControlState};
+
+/// How long the breaker waits between two probes.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+
+/// Why a worker takes nothing in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Pause {
+    /// An operator paused the consumer, or a worker halted it; the text says who and why.
+    Control(ControlState, String),
+    /// So many lanes cannot reach the database.
+    StoreDown(usize),
+    /// More than half of the last 50 fresh messages became dead letters.
+    Breaker,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct State {
+    control: ControlState,
+    why: String,
+    lanes_down: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Gate {
+    state: watch::Sender<State>,
+    breaker: Mutex<Breaker>,
+    probe_at: tokio::sync::Mutex<Instant>,
+}
+
+/// Whose turn it is while the breaker may be open.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Normal,
+    /// The breaker is open, and this lane may try one message.
+    Probe,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Self {
+        let state = State { control: ControlState::Running, why: String::new(), lanes_down: 0 };
+        Self {
+            state: watch::Sender::new(state),
+            breaker: Mutex::default(),
+            probe_at: tokio::sync::Mutex::new(Instant::now()),
+        }
+    }
+
+    fn breaker(&self) -> MutexGuard<'_, Breaker> {
+        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why intake waits now; `None` while it is open.
+    pub(crate) fn pause(&self) -> Option<Pause> {
+        let state = self.state.borrow();
+        if state.control != ControlState::Running {
+            Some(Pause::Control(state.control, state.why.clone()))
+        } else if state.lanes_down > 0 {
+            Some(Pause::StoreDown(state.lanes_down))
+        } else if self.breaker().is_open() {
+            Some(Pause::Breaker)
+        } else {
+            None
+        }
+    }
+
+    /// Waits while an operator or the database keeps intake closed. The breaker does not: it lets one message a second
+    /// through, see [`Gate::turn`].
+    pub(crate) async fn open(&self) {
+        let mut changes = self.state.subscribe();
+        let open = |state: &State| state.control == ControlState::Running && state.lanes_down == 0;
+        // The sender lives in `self`, so this cannot fail.
+        let _ = changes.wait_for(open).await;
+    }
+
+    pub(crate) fn is_halted(&self) -> bool {
+        self.state.borrow().control == ControlState::Halted
+    }
+
+    /// Waits while the consumer is halted.
+    pub(crate) async fn resumed(&self) {
+        // The sender lives in `self`, so this cannot fail.
+        let _ = self.state.subscribe().wait_for(|state| state.control != ControlState::Halted).await;
+    }
+
+    /// Answers whether this changed anything.
+    pub(crate) fn set_control(&self, control: ControlState, why: &str) -> bool {
+        self.state.send_if_modified(|state| {
+            let changed = state.control != control;
+            state.control = control;
+            why.clone_into(&mut state.why);
+            changed
+        })
+    }
+
+    pub(crate) fn lane_down(&self) {
+        self.state.send_modify(|state| state.lanes_down += 1);
+    }
+
+    pub(crate) fn lane_up(&self) {
+        self.state.send_modify(|state| state.lanes_down = state.lanes_down.saturating_sub(1));
+    }
+
+    /// Notes how a fresh message ended. Answers whether this opened the breaker.
+    pub(crate) fn note(&self, dead_lettered: bool) -> bool {
+        self.breaker().note(dead_lettered)
+    }
+
+    pub(crate) fn breaker_is_open(&self) -> bool {
+        self.breaker().is_open()
+    }
+
+    pub(crate) fn close_breaker(&self) {
+        self.breaker().close();
+    }
+
+    /// Waits for a turn: at once while the breaker is closed, else once a second over all lanes.
+    pub(crate) async fn turn(&self) -> Turn {
+        if !self.breaker_is_open() {
+            return Turn::Normal;
+        }
+        let mut probe_at = self.probe_at.lock().await;
+        tokio::time::sleep_until(*probe_at).await;
+        if !self.breaker_is_open() {
+            return Turn::Normal;
+        }
+        *probe_at = Instant::now() + PROBE_EVERY;
+        Turn::Probe
+    }
+}

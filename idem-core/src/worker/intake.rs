@@ -1,0 +1,229 @@
+//! Takes messages in, bounded by count and bytes, and hands each to the lane of its key.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{
+    Shared, WorkerError,
+    job::{Dead, HoldKey, Job, Origination, Permit},
+    lane::Command,
+    settler::Settlement,
+};
+use crate::{
+    config::OlderThanRetention,
+    consumer::{Item, Rejected},
+    dead_letter::Reason,
+    error::{ErrorClass, StoreError},
+    failpoint,
+    key::IdempotencyKey,
+    message::Message,
+    outcome::Failure,
+    retry::RetryPolicy,
+    source::{Assignment, Delivery, Received, Revocation, Source},
+    store::{ControlState, Retention, Store},
+};
+
+/// The most messages that are asked for at once.
+const AT_ONCE: usize = 1_000;
+
+pub(crate) type Lanes<H> = Vec<mpsc::UnboundedSender<Command<H>>>;
+
+pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: Lanes<B::Handle>) {
+    let mut failures = 0;
+    loop {
+        let max = room(&shared).await;
+        match shared.source.receive(max).await {
+            Ok(Received::Deliveries(deliveries)) => {
+                failures = 0;
+                for delivery in deliveries {
+                    // An injected error stands for a delivery that was lost on its way: it is never settled.
+                    if failpoint!(RECV).is_ok() {
+                        admit(&shared, &lanes, delivery).await;
+                    }
+                }
+            }
+            Ok(Received::Revoked(revocation)) => revoke(&shared, &lanes, revocation).await,
+            Ok(Received::End) => break,
+            Err(error) if error.class() == ErrorClass::Fatal => {
+                shared.fatal(WorkerError::Source(error));
+                break;
+            }
+            // At a stop nobody waits for a broker that does not answer.
+            Err(_) if shared.shutdown.is_cancelled() => break,
+            Err(error) => {
+                failures += 1;
+                tracing::warn!(idem.consumer = %shared.consumer.name, %error, "the broker cannot be used; intake tries again");
+                pause(&shared, RetryPolicy::default().backoff_now(failures)).await;
+            }
+        }
+    }
+}
+
+async fn pause<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
+    tokio::select! {
+        () = tokio::time::sleep(time) => {}
+        () = shared.shutdown.cancelled() => {}
+    }
+}
+
+/// Waits until there is room for a message, and answers for how many. At a stop there is always room: what the source
+/// still hands over goes straight back.
+async fn room<S: Store, B: Source>(shared: &Shared<S, B>) -> usize {
+    let room = async {
+        shared.gate.open().await;
+        if shared.gate.breaker_is_open() {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            return 1;
+        }
+        // The semaphore is never closed.
+        drop(shared.count.acquire().await);
+        shared.count.available_permits().clamp(1, AT_ONCE)
+    };
+    tokio::select! {
+        room = room => room,
+        () = shared.shutdown.cancelled() => {
+            // Before it is asked again, so that it hands over nothing that it has not received yet.
+            shared.source.stop();
+            AT_ONCE
+        }
+    }
+}
+
+async fn admit<S: Store, B: Source>(
+    shared: &Arc<Shared<S, B>>,
+    lanes: &Lanes<B::Handle>,
+    delivery: Delivery<B::Handle>,
+) {
+    let Delivery { message, redelivered, assignment, handle, .. } = delivery;
+    let permit = permit(shared, message.bytes()).await;
+    let Some(mut job) = identify(shared, message, None, Origination::Broker(handle), assignment, permit).await else {
+        return;
+    };
+    job.suspect = redelivered;
+    job.dangerous = redelivered;
+    in_doubt(shared, &mut job).await;
+    hand_over(shared, lanes, job);
+}
+
+/// Takes the message's share of what may be in flight. One that is larger than the whole takes the whole.
+async fn permit<S: Store, B: Source>(shared: &Shared<S, B>, bytes: usize) -> Option<Permit> {
+    let bytes = u32::try_from(bytes.min(shared.settings.in_flight_bytes)).unwrap_or(u32::MAX);
+    tokio::select! {
+        permits = async {
+            let count = Arc::clone(&shared.count).acquire_owned().await.ok()?;
+            let bytes = Arc::clone(&shared.bytes).acquire_many_owned(bytes).await.ok()?;
+            Some(Permit { _count: count, _bytes: bytes })
+        } => permits,
+        // At a stop nothing more is bounded: the message goes straight back.
+        () = shared.shutdown.cancelled() => None,
+    }
+}
+
+/// Makes a job of a message; `None` where it was given back because the worker stops.
+pub(super) async fn identify<S: Store, B: Source>(
+    shared: &Shared<S, B>,
+    mut message: Message,
+    key: Option<IdempotencyKey>,
+    from: Origination<B::Handle>,
+    assignment: Assignment,
+    permit: Option<Permit>,
+) -> Option<Job<B::Handle>> {
+    let mut failures = 0;
+    loop {
+        let rejected = match shared.consumer.identify(message, key.clone()).await {
+            Ok(item) => return Some(Job::new(item, from, assignment, permit)),
+            Err(rejected) => rejected,
+        };
+        let Rejected { message: back, key, failure } = rejected;
+        if failure.class == ErrorClass::Permanent {
+            let mut job = Job::new(Item { message: back, claim: None }, from, assignment, permit);
+            job.dead = Some(malformed(failure, key));
+            return Some(job);
+        }
+        if failure.class == ErrorClass::Fatal {
+            let cure = "Nothing was lost; the message goes back to the broker".to_owned();
+            shared.fatal(WorkerError::Store(StoreError::Refused { problem: failure.text.clone(), cure }));
+        }
+        if shared.shutdown.is_cancelled() {
+            let job = Job::new(Item { message: back, claim: None }, from, assignment, permit);
+            shared.release(job, Duration::ZERO);
+            return None;
+        }
+        // Only the interning of a new tenant asks the database here, and that waits until it answers.
+        failures += 1;
+        tracing::warn!(idem.consumer = %shared.consumer.name, error = failure.text, "a message cannot be identified yet");
+        pause(shared, RetryPolicy::default().backoff_now(failures)).await;
+        message = back;
+    }
+}
+
+fn malformed(failure: Failure, key: Option<IdempotencyKey>) -> Dead {
+    Dead { reason: failure.reason, text: failure.text, key, hash: None, fresh: true }
+}
+
+/// A message that is older than its record would be kept may have been handled before, and nobody can tell.
+async fn in_doubt<S: Store, B: Source>(shared: &Shared<S, B>, job: &mut Job<B::Handle>) {
+    let Retention::For(retention) = shared.consumer.settings.retention else { return };
+    let old = job.item.message.age(shared.now()).is_some_and(|age| age > retention);
+    let Some(claim) = job.item.claim.as_ref().filter(|_| old) else { return };
+    let text = format!("the message is older than the retention of {retention:?}, so its record may be gone");
+    match shared.settings.older_than_retention {
+        OlderThanRetention::Process => {
+            shared.stats.older_than_retention.add(1);
+            if let Some(left_out) = shared.waiting_lines.pass() {
+                tracing::warn!(idem.consumer = %shared.consumer.name, idem.key = %claim.key, left_out, "{text}; it is handled all the same");
+            }
+        }
+        OlderThanRetention::DeadLetter => {
+            let (key, hash) = (Some(claim.key.clone()), Some((claim.hash, claim.hash_rule)));
+            job.dead = Some(Dead { reason: Reason::OlderThanRetention, text, key, hash, fresh: false });
+        }
+        OlderThanRetention::Halt => {
+            let who = format!("run {}", shared.run);
+            if let Err(error) = shared.consumer.store.set_control(claim.scope, ControlState::Halted, &who, &text).await
+            {
+                tracing::error!(idem.consumer = %shared.consumer.name, %error, "the halt could not be recorded");
+            }
+            shared.gate.set_control(ControlState::Halted, &text);
+        }
+    }
+}
+
+pub(super) fn hand_over<S: Store, B: Source>(shared: &Shared<S, B>, lanes: &Lanes<B::Handle>, job: Job<B::Handle>) {
+    let lane = HoldKey::lane(&job.hold_key, lanes.len());
+    if let Err(mpsc::error::SendError(Command::Job(job))) = lanes[lane].send(Command::Job(job)) {
+        // The lane has stopped.
+        shared.release(job, Duration::ZERO);
+    }
+}
+
+/// Assignments end: what was not begun is dropped, what runs is finished and settled while the broker still waits.
+async fn revoke<S: Store, B: Source>(shared: &Shared<S, B>, lanes: &Lanes<B::Handle>, revocation: Revocation) {
+    let assignments = Arc::new(revocation.assignments);
+    let hand_back = revocation.drained.is_some();
+    let answers: Vec<_> = lanes
+        .iter()
+        .filter_map(|lane| {
+            let (done, answer) = oneshot::channel();
+            let command = Command::Revoke { assignments: Arc::clone(&assignments), hand_back, done };
+            lane.send(command).is_ok().then_some(answer)
+        })
+        .collect();
+    let Some(drained) = revocation.drained else { return };
+    let finish = async {
+        for answer in answers {
+            // A lane that stopped has handed everything back.
+            let _ = answer.await;
+        }
+        let (done, flushed) = oneshot::channel();
+        if shared.settlements.send(Settlement::Flush(done)).is_ok() {
+            let _ = flushed.await;
+        }
+    };
+    if tokio::time::timeout(shared.settings.drain, finish).await.is_err() {
+        tracing::warn!(idem.consumer = %shared.consumer.name, "an assignment ended before its messages did; they come back as duplicates");
+    }
+    // The source may have given up waiting.
+    let _ = drained.send(());
+}

@@ -1,0 +1,289 @@
+//! [`Worker`]: a source, a consumer, and everything between them.
+
+mod batch_size;
+mod builder;
+mod gate;
+mod intake;
+mod job;
+mod lane;
+mod queue;
+mod settler;
+mod shared;
+mod start;
+mod stats;
+mod tasks;
+mod throttle;
+mod trouble;
+mod verdict;
+
+use std::{
+    fmt,
+    future::Future,
+    sync::{Arc, Mutex, PoisonError, Weak, atomic::AtomicU32},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Semaphore, mpsc},
+    time::Instant,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+pub use self::{builder::WorkerBuilder, gate::Pause, stats::Summary};
+use self::{gate::Gate, lane::Lane, settler::Settlement, shared::Shared, stats::Stats, throttle::Throttle};
+use crate::{
+    clock,
+    config::WorkerSettings,
+    consumer::DedupConsumer,
+    dead_letter::Publisher,
+    error::{SourceError, StoreError},
+    failpoint,
+    source::{Attached, Source},
+    store::{Registered, Store},
+};
+
+/// Why a worker ended other than by being asked to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorkerError {
+    /// The store refused; the text has the cure.
+    #[error("the store refused")]
+    Store(#[source] StoreError),
+    /// The source refused; the text has the cure.
+    #[error("the broker refused")]
+    Source(#[source] SourceError),
+    /// The database or the broker could not be reached for the start-up time-out.
+    #[error("{what} could not be reached for {tried_for:?}")]
+    Unreachable {
+        /// Which of the two.
+        what: &'static str,
+        /// The start-up time-out.
+        tried_for: Duration,
+        /// The last error.
+        #[source]
+        source: crate::BoxError,
+    },
+    /// What was running when the stop came did not end in time. It goes on until the process ends; its messages come
+    /// back to the broker.
+    #[error(
+        "the drain deadline of {drain:?} passed with {in_flight} messages in flight; the broker delivers them again"
+    )]
+    DrainDeadline {
+        /// The deadline.
+        drain: Duration,
+        /// Messages received and not settled.
+        in_flight: usize,
+    },
+    /// The consumer was halted, and the run was to end when idle, which it never would.
+    #[error("the consumer was halted; look at its audit trail, and resume it with `idem consumers resume`")]
+    Halted,
+    /// A task of the worker died.
+    #[error("the task {task} of the worker died, which is a bug in idem; every unsettled message comes back")]
+    TaskDied {
+        /// Its name.
+        task: &'static str,
+    },
+}
+
+/// Runs a [`DedupConsumer`] on a [`Source`]: lanes by ordering key, batches, retries, dead letters, settling, cleanup
+/// and shutdown.
+///
+/// It can be run once.
+pub struct Worker<S: Store, B: Source> {
+    consumer: DedupConsumer<S>,
+    source: Arc<B>,
+    publisher: Option<Arc<dyn Publisher>>,
+    settings: WorkerSettings,
+    stats: Arc<Stats>,
+    gate: Arc<Gate>,
+}
+
+impl<S: Store, B: Source> fmt::Debug for Worker<S, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker")
+            .field("consumer", &self.consumer)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A view of a running worker.
+#[derive(Debug, Clone)]
+pub struct WorkerView {
+    stats: Arc<Stats>,
+    gate: Arc<Gate>,
+}
+
+impl WorkerView {
+    /// What the worker has done so far. [`Summary::ran_for`] is zero here.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        self.stats.summary(Duration::ZERO)
+    }
+
+    /// Why the worker takes nothing in now; `None` while it does.
+    #[must_use]
+    pub fn pause(&self) -> Option<Pause> {
+        self.gate.pause()
+    }
+}
+
+type Settlements<B> = mpsc::UnboundedReceiver<Settlement<<B as Source>::Handle>>;
+
+impl<S: Store, B: Source> Worker<S, B> {
+    /// A worker that runs `consumer` on `source`.
+    pub fn builder(consumer: DedupConsumer<S>, source: B) -> WorkerBuilder<S, B> {
+        Self::builder_shared(consumer, Arc::new(source))
+    }
+
+    /// The same on a source that somebody else looks at too.
+    pub fn builder_shared(consumer: DedupConsumer<S>, source: Arc<B>) -> WorkerBuilder<S, B> {
+        WorkerBuilder::new(consumer, source)
+    }
+
+    fn new(
+        consumer: DedupConsumer<S>,
+        source: Arc<B>,
+        publisher: Option<Arc<dyn Publisher>>,
+        settings: WorkerSettings,
+    ) -> Self {
+        Self { consumer, source, publisher, settings, stats: Arc::default(), gate: Arc::new(Gate::new()) }
+    }
+
+    /// A view that outlives the call of [`run`](Self::run).
+    #[must_use]
+    pub fn view(&self) -> WorkerView {
+        WorkerView { stats: Arc::clone(&self.stats), gate: Arc::clone(&self.gate) }
+    }
+
+    /// Runs until `shutdown` is cancelled, something is fatal, or, where so set, the source is idle. Then intake
+    /// stops, what is running is finished, and everything else is given back to the broker.
+    ///
+    /// # Errors
+    /// [`WorkerError`]. Nothing is lost by any of them: what was not acknowledged comes back.
+    ///
+    /// # Cancel safety
+    /// A dropped call stops the worker as `shutdown` does; its tasks go on until they have drained.
+    pub async fn run(self, shutdown: CancellationToken) -> Result<Summary, WorkerError> {
+        let started = Instant::now();
+        let shutdown = shutdown.child_token();
+        let _stop_when_dropped = shutdown.clone().drop_guard();
+        let (attached, registered) = match self.start(&shutdown).await {
+            Ok(Some(started)) => started,
+            stopped_or_failed => {
+                self.source.close(self.settings.drain).await;
+                return stopped_or_failed.map(|_| self.stats.summary(started.elapsed()));
+            }
+        };
+        let (shared, settlements) = self.share(&attached, &registered, shutdown.clone());
+        let (senders, receivers): (Vec<_>, Vec<_>) =
+            (0..self.consumer.inner.settings.lanes).map(|_| mpsc::unbounded_channel()).unzip();
+        self.obey_control(&shared).await;
+        let (lanes, background) = (TaskTracker::new(), TaskTracker::new());
+        for (number, commands) in (0..).zip(receivers) {
+            supervise(&lanes, &shared, "lane", Lane::new(Arc::clone(&shared), number, commands).run());
+        }
+        supervise(&lanes, &shared, "intake", intake::run(Arc::clone(&shared), senders.clone()));
+        supervise(
+            &background,
+            &shared,
+            "settler",
+            settler::run(Arc::clone(&self.source), Arc::clone(&self.stats), settlements),
+        );
+        supervise(&background, &shared, "control", tasks::control(Arc::clone(&shared), senders));
+        supervise(&background, &shared, "watchdog", tasks::watchdog(Arc::clone(&shared)));
+        if let Some(schedule) = self.settings.cleanup {
+            supervise(&background, &shared, "cleanup", tasks::cleanup(Arc::clone(&shared), schedule));
+        }
+        if let Some(idle_for) = self.settings.until_idle {
+            supervise(&background, &shared, "until-idle", tasks::until_idle(Arc::clone(&shared), idle_for));
+        }
+        shutdown.cancelled().await;
+        self.source.stop();
+        let _ = failpoint!(DRAIN);
+        lanes.close();
+        let drained = tokio::time::timeout(self.settings.drain, drain(&lanes, &shared)).await.is_ok();
+        self.source.close(self.settings.drain).await;
+        if let Some(error) = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return Err(error);
+        }
+        if !drained {
+            return Err(WorkerError::DrainDeadline { drain: self.settings.drain, in_flight: shared.in_flight() });
+        }
+        Ok(self.stats.summary(started.elapsed()))
+    }
+
+    fn share(
+        &self,
+        attached: &Attached,
+        registered: &Registered,
+        shutdown: CancellationToken,
+    ) -> (Arc<Shared<S, B>>, Settlements<B>) {
+        let (settlements, receiver) = mpsc::unbounded_channel();
+        let shared = Shared {
+            consumer: Arc::clone(&self.consumer.inner),
+            source: Arc::clone(&self.source),
+            publisher: self.publisher.clone(),
+            settings: self.settings,
+            stats: Arc::clone(&self.stats),
+            gate: Arc::clone(&self.gate),
+            settlements,
+            one_at_a_time: tokio::sync::Mutex::new(()),
+            count: Arc::new(Semaphore::new(self.settings.in_flight)),
+            bytes: Arc::new(Semaphore::new(self.settings.in_flight_bytes)),
+            shutdown,
+            failure: Mutex::new(None),
+            hold_max: attached.hold_max,
+            replays: AtomicU32::new(0),
+            dead_letter_lines: Throttle::default(),
+            waiting_lines: Throttle::default(),
+            scope: registered.scope,
+            run: registered.run,
+            clocks: (registered.now, clock::wall()),
+        };
+        (Arc::new(shared), receiver)
+    }
+
+    /// Obeys a pause that was set before this start, before anything is received. Where the controls cannot be read,
+    /// the task that reads them every few seconds does so as soon as it can.
+    async fn obey_control(&self, shared: &Shared<S, B>) {
+        if let Ok(control) = shared.consumer.store.control(shared.scope).await {
+            shared.gate.set_control(control.state, &format!("{}: {}", control.by, control.reason));
+        }
+    }
+}
+
+/// Waits for lanes and intake to end, and for everything they settled to be handed over.
+async fn drain<S: Store, B: Source>(tasks: &TaskTracker, shared: &Shared<S, B>) {
+    tasks.wait().await;
+    let (done, flushed) = tokio::sync::oneshot::channel();
+    if shared.settlements.send(Settlement::Flush(done)).is_ok() {
+        let _ = flushed.await;
+    }
+}
+
+/// Runs a task of the worker. One that dies stops the worker: without its lane, its settler or its intake it would
+/// stand still in silence (J11).
+fn supervise<S: Store, B: Source>(
+    tasks: &TaskTracker,
+    shared: &Arc<Shared<S, B>>,
+    task: &'static str,
+    future: impl Future<Output = ()> + Send + 'static,
+) {
+    // Weak, so that the settler, which ends when nobody can settle any more, does not keep itself alive.
+    struct Died<S: Store, B: Source>(Weak<Shared<S, B>>, &'static str);
+    impl<S: Store, B: Source> Drop for Died<S, B> {
+        fn drop(&mut self) {
+            if let Some(shared) = self.0.upgrade() {
+                tracing::error!(idem.consumer = %shared.consumer.name, task = self.1, "a task of the worker died");
+                shared.fatal(WorkerError::TaskDied { task: self.1 });
+            }
+        }
+    }
+    let guard = Died(Arc::downgrade(shared), task);
+    tasks.spawn(async move {
+        let mut guard = guard;
+        future.await;
+        guard.0 = Weak::new();
+    });
+}

@@ -1,0 +1,148 @@
+//! What a lane has in hand: ready messages in order, and those whose key waits. Pure: the time is passed in.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use tokio::time::Instant;
+
+use super::job::{HoldKey, Job};
+
+/// What the queue needs to know of a message.
+pub(crate) trait Queued {
+    fn hold_key(&self) -> &HoldKey;
+    /// Whether it must run alone.
+    fn alone(&self) -> bool;
+    /// Whether a look-up should come before it runs alone.
+    fn wants_look(&self) -> bool;
+}
+
+impl<H> Queued for Job<H> {
+    fn hold_key(&self) -> &HoldKey {
+        &self.hold_key
+    }
+
+    fn alone(&self) -> bool {
+        self.suspect || self.dead.is_some()
+    }
+
+    fn wants_look(&self) -> bool {
+        !self.looked && self.dead.is_none() && self.item.claim.is_some()
+    }
+}
+
+/// What to do next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Next<J> {
+    Nothing,
+    /// Run these as one unit.
+    Together(Vec<J>),
+    /// Look up whether these are duplicates, before each runs alone.
+    Look(Vec<J>),
+    Alone(J),
+}
+
+#[derive(Debug)]
+pub(crate) struct Queue<J> {
+    ready: VecDeque<J>,
+    held: HashMap<HoldKey, Held<J>>,
+}
+
+#[derive(Debug)]
+struct Held<J> {
+    until: Instant,
+    jobs: VecDeque<J>,
+}
+
+impl<J: Queued> Queue<J> {
+    pub(crate) fn new() -> Self {
+        Self { ready: VecDeque::new(), held: HashMap::new() }
+    }
+
+    pub(crate) fn push(&mut self, job: J) {
+        self.ready.push_back(job);
+    }
+
+    /// Puts jobs that were taken back to where they were, in their order.
+    pub(crate) fn put_back(&mut self, jobs: impl IntoIterator<Item = J, IntoIter: DoubleEndedIterator>) {
+        jobs.into_iter().rev().for_each(|job| self.ready.push_front(job));
+    }
+
+    /// Holds a job, and with it everything of its key, until an instant. Several of one take are held in their order:
+    /// nothing else of the key can be held by then, because `take` leaves held keys alone.
+    pub(crate) fn hold(&mut self, job: J, until: Instant) {
+        let held = self.held.entry(job.hold_key().clone()).or_insert_with(|| Held { until, jobs: VecDeque::new() });
+        held.until = until;
+        held.jobs.push_back(job);
+    }
+
+    /// Makes ready what has waited long enough, before what came later.
+    pub(crate) fn release_due(&mut self, now: Instant) {
+        let due: Vec<HoldKey> =
+            self.held.iter().filter(|(_, held)| held.until <= now).map(|(key, _)| key.clone()).collect();
+        for key in due {
+            if let Some(held) = self.held.remove(&key) {
+                self.put_back(held.jobs);
+            }
+        }
+    }
+
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.held.values().map(|held| held.until).min()
+    }
+
+    /// Takes what comes next: up to `max` jobs that may run together, or the first one that must run alone.
+    pub(crate) fn take(&mut self, max: usize, all_alone: bool) -> Next<J> {
+        let (mut batch, mut passed, mut blocked) = (Vec::new(), Vec::new(), HashSet::new());
+        while batch.len() < max {
+            let Some(job) = self.ready.pop_front() else { break };
+            if let Some(held) = self.held.get_mut(job.hold_key()) {
+                held.jobs.push_back(job);
+            } else if job.alone() || all_alone {
+                if batch.is_empty() {
+                    // Nothing was passed over yet: this one is first.
+                    return self.alone(job, max, all_alone);
+                }
+                blocked.insert(job.hold_key().clone());
+                passed.push(job);
+            } else if blocked.contains(job.hold_key()) {
+                passed.push(job);
+            } else {
+                batch.push(job);
+            }
+        }
+        self.put_back(passed);
+        if batch.is_empty() { Next::Nothing } else { Next::Together(batch) }
+    }
+
+    fn alone(&mut self, job: J, max: usize, all_alone: bool) -> Next<J> {
+        if !job.wants_look() {
+            return Next::Alone(job);
+        }
+        let mut looks = vec![job];
+        while looks.len() < max
+            && self.ready.front().is_some_and(|next| {
+                (next.alone() || all_alone) && next.wants_look() && !self.held.contains_key(next.hold_key())
+            })
+        {
+            looks.extend(self.ready.pop_front());
+        }
+        Next::Look(looks)
+    }
+
+    /// Takes out what `unwanted` says, in order within each key.
+    pub(crate) fn remove(&mut self, unwanted: impl Fn(&J) -> bool) -> Vec<J> {
+        let mut removed = Vec::new();
+        let mut sift = |jobs: &mut VecDeque<J>| {
+            let (out, kept): (Vec<J>, Vec<J>) = std::mem::take(jobs).into_iter().partition(|job| unwanted(job));
+            removed.extend(out);
+            jobs.extend(kept);
+        };
+        // Held jobs are older than ready ones of their key.
+        self.held.values_mut().for_each(|held| sift(&mut held.jobs));
+        sift(&mut self.ready);
+        self.held.retain(|_, held| !held.jobs.is_empty());
+        removed
+    }
+}
+
+#[cfg(test)]
+mod tests;

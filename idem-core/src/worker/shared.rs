@@ -1,0 +1,106 @@
+//! What every task of a worker shares.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU32},
+    time::{Duration, SystemTime},
+};
+
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Summary, WorkerError,
+    gate::Gate,
+    job::{Job, Origination, Permit},
+    settler::Settlement,
+    stats::Stats,
+    throttle::Throttle,
+};
+use crate::{
+    clock,
+    config::{Effects, WorkerSettings},
+    consumer::Inner,
+    dead_letter::Publisher,
+    outcome::Settle,
+    source::Source,
+    store::{RunId, ScopeId, Store},
+};
+
+/// The parts of a worker, and what they have in common.
+pub(crate) struct Shared<S: Store, B: Source> {
+    pub(super) consumer: Arc<Inner<S>>,
+    pub(super) source: Arc<B>,
+    pub(super) publisher: Option<Arc<dyn Publisher>>,
+    pub(super) settings: WorkerSettings,
+    pub(super) stats: Arc<Stats>,
+    pub(super) gate: Arc<Gate>,
+    pub(super) settlements: mpsc::UnboundedSender<Settlement<B::Handle>>,
+    /// Held while a message runs that may be what ended the last process. Two of them side by side on two lanes would
+    /// both be charged for each death that one of them causes, until the innocent one is set aside with it (D4).
+    pub(super) one_at_a_time: tokio::sync::Mutex<()>,
+    pub(super) count: Arc<Semaphore>,
+    pub(super) bytes: Arc<Semaphore>,
+    pub(super) shutdown: CancellationToken,
+    pub(super) failure: Mutex<Option<WorkerError>>,
+    pub(super) hold_max: Option<Duration>,
+    /// Replays that were taken and have not ended.
+    pub(super) replays: AtomicU32,
+    /// Of messages that are set aside, conflicts among them.
+    pub(super) dead_letter_lines: Throttle,
+    /// Of messages that wait or are in doubt.
+    pub(super) waiting_lines: Throttle,
+    pub(super) scope: ScopeId,
+    pub(super) run: RunId,
+    /// The database's clock and ours, at the start.
+    pub(super) clocks: (SystemTime, SystemTime),
+}
+
+impl<S: Store, B: Source> Shared<S, B> {
+    pub(super) fn batch_max(&self) -> usize {
+        match self.consumer.effects {
+            Effects::InTransaction => self.settings.batch,
+            Effects::Outside => 1,
+        }
+    }
+
+    /// Stops the worker. The first failure is the one that is reported.
+    pub(super) fn fatal(&self, error: WorkerError) {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        self.shutdown.cancel();
+    }
+
+    pub(super) fn settle(&self, handle: B::Handle, settle: Settle, permit: Option<Permit>) {
+        // The settler lives as long as anybody who settles; after it, the message comes back to the broker.
+        let _ = self.settlements.send(Settlement::Of(handle, settle, permit));
+    }
+
+    /// Gives a message back to the broker. A replay needs no giving back: it is taken again.
+    pub(super) fn release(&self, job: Job<B::Handle>, after: Duration) {
+        if let Origination::Broker(handle) = job.from {
+            self.stats.released.add(1);
+            self.settle(handle, Settle::Release { after }, job.permit);
+        }
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.settings.in_flight - self.count.available_permits()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.in_flight() == 0
+    }
+
+    /// A number that changes whenever something is settled.
+    pub(super) fn settled(&self) -> u64 {
+        let Summary { processed, duplicates, conflicts, dead_lettered, released, retries, busy, .. } =
+            self.stats.summary(Duration::ZERO);
+        processed + duplicates + conflicts + dead_lettered + released + retries + busy
+    }
+
+    /// The database's clock, as far as it can be told without asking.
+    pub(super) fn now(&self) -> SystemTime {
+        let (database, ours) = self.clocks;
+        let since = clock::wall().duration_since(ours).unwrap_or_default();
+        database.checked_add(since).unwrap_or(database)
+    }
+}

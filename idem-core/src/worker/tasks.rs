@@ -1,0 +1,157 @@
+//! What runs beside the lanes: controls and replays, cleanup, the watchdog, the end of an idle run.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    Shared,
+    intake::{self, Lanes},
+    job::Origination,
+};
+use crate::{
+    cleanup::CleanupSchedule,
+    error::ErrorClass,
+    failpoint,
+    source::{Assignment, Source},
+    store::{ControlState, Store},
+};
+
+/// Replays that are taken at a time.
+const REPLAYS_AT_ONCE: u32 = 16;
+
+/// Cycles in a row that may fail before cleanup is an alarm.
+const CLEANUP_FAILURES_MAX: u32 = 10;
+
+async fn sleep<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
+    tokio::select! {
+        () = tokio::time::sleep(time) => {}
+        () = shared.shutdown.cancelled() => {}
+    }
+}
+
+/// Obeys what operators set, and takes dead letters that they want replayed.
+pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: Lanes<B::Handle>) {
+    while !shared.shutdown.is_cancelled() {
+        match shared.consumer.store.control(shared.scope).await {
+            Ok(control) => {
+                let why = format!("{}: {}", control.by, control.reason);
+                if shared.gate.set_control(control.state, &why) {
+                    tracing::warn!(idem.consumer = %shared.consumer.name, state = ?control.state, why, "the consumer's control changed");
+                }
+                if control.state == ControlState::Running {
+                    take_replays(&shared, &lanes).await;
+                }
+            }
+            Err(error) => {
+                tracing::debug!(idem.consumer = %shared.consumer.name, %error, "the controls cannot be read");
+            }
+        }
+        sleep(&shared, shared.settings.control_every).await;
+    }
+}
+
+async fn take_replays<S: Store, B: Source>(shared: &Arc<Shared<S, B>>, lanes: &Lanes<B::Handle>) {
+    let room = REPLAYS_AT_ONCE.saturating_sub(shared.replays.load(Ordering::Relaxed));
+    if room == 0 {
+        return;
+    }
+    let taken = shared.consumer.store.take_replays(&shared.consumer.name, shared.run, room).await;
+    let replays = match taken {
+        Ok(replays) => replays,
+        Err(error) => {
+            return tracing::debug!(idem.consumer = %shared.consumer.name, %error, "replays cannot be taken");
+        }
+    };
+    for replay in replays {
+        shared.replays.fetch_add(1, Ordering::Relaxed);
+        let from = Origination::Replay(replay.id);
+        let job = intake::identify(shared, replay.message, replay.key, from, Assignment::default(), None).await;
+        if let Some(mut job) = job {
+            // It failed before, so it runs alone.
+            job.suspect = true;
+            intake::hand_over(shared, lanes, job);
+        }
+    }
+}
+
+/// Removes what has expired, in steps that shrink when they fail, until nothing is left or the cycle's cap is reached.
+pub(super) async fn cleanup<S: Store, B: Source>(shared: Arc<Shared<S, B>>, schedule: CleanupSchedule) {
+    let (mut size, mut failures) = (schedule.rows_max, 0);
+    while !shared.shutdown.is_cancelled() {
+        sleep(&shared, schedule.wait(fastrand::f64())).await;
+        for _ in 0..schedule.steps_max {
+            if shared.shutdown.is_cancelled() || failpoint!(CLEAN_CHUNK).is_err() {
+                break;
+            }
+            match shared.consumer.store.cleanup(schedule.step(size)).await {
+                Ok(cleaned) => {
+                    failures = 0;
+                    size = schedule.next_size(size, true);
+                    shared.stats.cleaned.add(cleaned.records + cleaned.others);
+                    if cleaned.records + cleaned.others == 0 {
+                        break;
+                    }
+                }
+                Err(error) if error.class() == ErrorClass::Fatal => {
+                    return tracing::error!(idem.consumer = %shared.consumer.name, %error, "cleanup is off");
+                }
+                Err(error) => {
+                    failures += 1;
+                    size = schedule.next_size(size, false);
+                    if failures % CLEANUP_FAILURES_MAX == 0 {
+                        tracing::error!(idem.consumer = %shared.consumer.name, failures, %error, "cleanup keeps failing; the table grows");
+                    }
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Ends the run once the source is at its end and nothing is unsettled for as long as was asked.
+pub(super) async fn until_idle<S: Store, B: Source>(shared: Arc<Shared<S, B>>, idle_for: Duration) {
+    let step = (idle_for / 4).clamp(Duration::from_millis(5), Duration::from_millis(250));
+    let mut idle_since: Option<Instant> = None;
+    while !shared.shutdown.is_cancelled() {
+        let halted = matches!(shared.gate.pause(), Some(super::Pause::Control(ControlState::Halted, _)));
+        if halted {
+            shared.fatal(super::WorkerError::Halted);
+            return;
+        }
+        if shared.is_empty() && shared.source.is_idle().await && shared.is_empty() {
+            let since = *idle_since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= idle_for {
+                shared.shutdown.cancel();
+                return;
+            }
+        } else {
+            idle_since = None;
+        }
+        sleep(&shared, step).await;
+    }
+}
+
+/// Says so when nothing was settled for longer than the slowest unit can take, although something is in flight: a
+/// handler that blocks its thread can be stopped by nobody.
+pub(super) async fn watchdog<S: Store, B: Source>(shared: Arc<Shared<S, B>>) {
+    let settings = &shared.consumer.settings;
+    let slowest =
+        settings.handler_deadline + settings.busy_timeout + settings.commit_timeout + settings.answer_timeout * 3;
+    let (mut settled, mut since) = (shared.settled(), Instant::now());
+    while !shared.shutdown.is_cancelled() {
+        sleep(&shared, Duration::from_secs(5)).await;
+        if shared.settled() != settled || shared.is_empty() || shared.gate.pause().is_some() {
+            (settled, since) = (shared.settled(), Instant::now());
+        } else if since.elapsed() > slowest {
+            tracing::error!(
+                idem.consumer = %shared.consumer.name, in_flight = shared.in_flight(), since = ?since.elapsed(),
+                "nothing was settled for longer than any unit may take; a handler blocks its thread, or waits are held"
+            );
+            since = Instant::now();
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! What a lane does with a decision: settle, hold, or set aside.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use super::{
+    job::{Dead, Job, Origination},
+    lane::Lane,
+};
+use crate::{
+    config::OnConflict,
+    dead_letter::{DeadLetter, Reason, ReplayEnd},
+    failpoint,
+    outcome::{ConflictKind, Decision, Durable, Settle},
+    source::Source,
+    store::{AuditEntry, Claim, ControlState, Recorded, Store},
+    telemetry,
+};
+
+impl<S: Store, B: Source> Lane<S, B> {
+    pub(super) async fn decided(&mut self, mut job: Job<B::Handle>, decision: Decision) {
+        let stats = &self.shared.stats;
+        match decision {
+            Decision::Processed(durable) => {
+                stats.processed.add(1);
+                stats.unknown_resolved.add(u64::from(job.unresolved));
+                stats.unprotected.add(u64::from(job.item.claim.is_none()));
+                self.fresh_succeeded();
+                self.acknowledge(job, durable, ReplayEnd::Processed).await;
+            }
+            Decision::Duplicate(recorded, durable) => {
+                stats.unknown_resolved.add(u64::from(job.unresolved));
+                // A record that this run wrote under a lost answer is the message itself, processed.
+                if job.unresolved && recorded.processed_by == self.shared.run {
+                    stats.processed.add(1);
+                } else {
+                    stats.duplicates.add(1);
+                    if let Some(key) = job.item.message.key() {
+                        tracing::debug!("[{}] Skipping duplicate: {key}", self.shared.consumer.name);
+                    }
+                }
+                self.acknowledge(job, durable, ReplayEnd::Duplicate).await;
+            }
+            Decision::Conflict(recorded, kind) => self.conflict(job, recorded, kind).await,
+            Decision::Busy => {
+                stats.busy.add(1);
+                self.uncount(&mut job).await;
+                job.suspect = true;
+                self.hold_uncharged(job).await;
+            }
+            Decision::Failed(failure) => self.failed(job, failure).await,
+        }
+    }
+
+    async fn acknowledge(&mut self, job: Job<B::Handle>, durable: Durable, end: ReplayEnd) {
+        match job.from {
+            Origination::Broker(handle) => self.shared.settle(handle, Settle::Acknowledge(durable), job.permit),
+            Origination::Replay(id) => {
+                self.finish_replay(id, end).await;
+                self.shared.stats.replayed.add(1);
+            }
+        }
+    }
+
+    /// The record of the replayed key is what makes it done, so a note that gets lost does no harm: the dead letter is
+    /// taken again, and is a duplicate.
+    async fn finish_replay(&mut self, id: crate::DeadLetterId, end: ReplayEnd) {
+        self.shared.replays.fetch_sub(1, Ordering::Relaxed);
+        if let Err(error) = self.shared.consumer.store.finish_replay(id, end).await {
+            tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, "the end of a replay could not be noted");
+        }
+    }
+
+    /// Gives a message back at a stop.
+    pub(super) async fn hand_back(&mut self, mut job: Job<B::Handle>) {
+        self.uncount(&mut job).await;
+        match job.from {
+            Origination::Broker(_) => self.shared.release(job, Duration::ZERO),
+            Origination::Replay(id) => self.finish_replay(id, ReplayEnd::Released).await,
+        }
+    }
+
+    /// The key was used before for another payload: audited, and then as the policy says.
+    async fn conflict(&mut self, mut job: Job<B::Handle>, recorded: Recorded, kind: ConflictKind) {
+        let Some(claim) = job.item.claim.clone() else { return self.returned.push(job) };
+        let who = format!("run {}", self.shared.run);
+        let policy = self.shared.settings.on_conflict;
+        let action = if policy == OnConflict::Halt { "halt" } else { "conflict" };
+        let details = conflict_details(&claim, &recorded, job.item.message.origin().as_str());
+        let entry = AuditEntry { who: who.clone(), action, scope: claim.scope, key: Some(claim.key.clone()), details };
+        if let Err(error) = self.shared.consumer.store.audit(&entry).await {
+            return self.bookkeeping_failed(job, error).await;
+        }
+        tracing::warn!(
+            target: telemetry::AUDIT,
+            { idem.consumer = %self.shared.consumer.name, idem.key = %claim.key, recorded = ?recorded.hash, found = ?claim.hash },
+            "the key was used before for another payload; its handler does not run"
+        );
+        match policy {
+            OnConflict::Acknowledge => {
+                self.shared.stats.conflicts.add(1);
+                self.acknowledge(job, Durable::parked(), ReplayEnd::Duplicate).await;
+            }
+            OnConflict::DeadLetter => {
+                self.shared.stats.conflicts.add(1);
+                let reason = match kind {
+                    ConflictKind::OtherPayload => Reason::Conflict,
+                    ConflictKind::UnknownRule => Reason::HashUnknown,
+                };
+                let text = format!("the key was recorded at run {} with another payload", recorded.processed_by);
+                let hash = Some((claim.hash, claim.hash_rule));
+                job.dead = Some(Dead { reason, text, key: Some(claim.key), hash, fresh: false });
+                self.dead_letter(job).await;
+            }
+            OnConflict::Halt => {
+                let reason = format!("conflict on key {}", claim.key);
+                self.halt(claim.scope, &who, &reason).await;
+                self.returned.push(job);
+            }
+        }
+    }
+
+    async fn halt(&mut self, scope: crate::ScopeId, who: &str, reason: &str) {
+        if let Err(error) = self.shared.consumer.store.set_control(scope, ControlState::Halted, who, reason).await {
+            tracing::error!(idem.consumer = %self.shared.consumer.name, %error, "the halt could not be recorded");
+        }
+        self.shared.gate.set_control(ControlState::Halted, reason);
+        tracing::error!(idem.consumer = %self.shared.consumer.name, reason, "halted; `idem consumers resume` goes on");
+    }
+
+    /// Sets a message aside: a row, then a confirmed publication where there is a publisher, then the settlement.
+    pub(super) async fn dead_letter(&mut self, job: Job<B::Handle>) {
+        let Some(dead) = &job.dead else { return self.returned.push(job) };
+        if let Origination::Replay(id) = job.from {
+            let end = ReplayEnd::Failed { reason: dead.reason, error: dead.text.clone() };
+            self.finish_replay(id, end).await;
+            // Counted once it is noted: who waits for the count may ask for the next replay.
+            return self.shared.stats.replayed.add(1);
+        }
+        // While the breaker is open, what a handler failed on is held; what nobody could ever handle trickles through
+        // at the pace of the probes, so that good messages behind it are reached.
+        if dead.fresh && job.item.claim.is_some() && self.shared.gate.breaker_is_open() {
+            let mut job = job;
+            job.dead = None;
+            // The attempt stays counted, and is the one that the next probe of this message uses.
+            job.counted = job.attempts > 0;
+            let wait = self.shared.settings.retry.max;
+            return self.hold(job, wait).await;
+        }
+        let letter = self.letter(&job, dead);
+        let parked = match self.shared.consumer.store.park(&letter).await {
+            Ok(parked) => parked,
+            Err(error) => return self.bookkeeping_failed(job, error).await,
+        };
+        self.went_well();
+        // Injected errors stand for a process that stops here: the message comes back and is parked once.
+        if failpoint!(DEAD_LETTER_SENT).is_err() {
+            return self.hold_uncharged(job).await;
+        }
+        if let Some(publisher) = &self.shared.publisher {
+            let already = parked.published_at.is_some() && parked.origin == letter.message.origin().as_str();
+            if !already && let Err(error) = publisher.publish(&letter).await {
+                tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, "a dead letter was not confirmed; it is published again later");
+                return self.hold_uncharged(job).await;
+            }
+            if let Err(error) = self.shared.consumer.store.mark_published(parked.id).await {
+                tracing::debug!(idem.consumer = %self.shared.consumer.name, %error, "a dead letter could not be marked as published");
+            }
+        }
+        if failpoint!(DEAD_LETTER_OK).is_err() {
+            return self.hold_uncharged(job).await;
+        }
+        self.shared.stats.dead_lettered.add(1);
+        if dead.fresh && self.shared.settings.breaker && self.shared.gate.note(true) {
+            tracing::error!(
+                idem.consumer = %self.shared.consumer.name, reason = %dead.reason, error = dead.text,
+                "more than half of the last 50 fresh messages became dead letters; intake pauses, and one message a \
+                 second is tried until one goes well"
+            );
+        }
+        if let Some(left_out) = self.shared.dead_letter_lines.pass() {
+            tracing::warn!(
+                idem.consumer = %self.shared.consumer.name, idem.key = dead.key.as_ref().map(tracing::field::display),
+                origin = ?letter.message.origin(), reason = %dead.reason, attempts = letter.attempts, error = dead.text,
+                left_out, "set aside as a dead letter"
+            );
+        }
+        if let Origination::Broker(handle) = job.from {
+            self.shared.settle(handle, Settle::DeadLetter(Durable::parked()), job.permit);
+        }
+    }
+
+    fn letter(&self, job: &Job<B::Handle>, dead: &Dead) -> DeadLetter {
+        let size = job.item.message.payload().map_or(0, bytes::Bytes::len);
+        DeadLetter {
+            consumer: self.shared.consumer.name.clone(),
+            scope: job.item.claim.as_ref().map_or(self.shared.scope, |claim| claim.scope),
+            message: job.item.message.clone(),
+            key: dead.key.clone(),
+            hash: dead.hash,
+            reason: dead.reason,
+            attempts: job.attempts,
+            error: dead.text.clone(),
+            keep_payload: size <= self.shared.settings.dead_letter_payload_bytes_max,
+        }
+    }
+}
+
+fn conflict_details(claim: &Claim, recorded: &Recorded, origin: &str) -> String {
+    format!(
+        "recorded hash {} (rule {}, run {}), found hash {} (rule {}) from {origin}",
+        recorded.hash, recorded.hash_rule, recorded.processed_by, claim.hash, claim.hash_rule
+    )
+}

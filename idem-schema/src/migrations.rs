@@ -1,0 +1,188 @@
+//! The migrations as ordered texts, and the contract of whoever runs them.
+
+use std::fmt::Write as _;
+
+use sha2::{Digest, Sha256};
+
+use crate::name::SchemaName;
+
+mod plan;
+
+pub use plan::{AppliedMigration, MigrationError, pending_migrations, version_to_revert};
+
+/// Which database a text is written for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Dialect {
+    /// PostgreSQL 14 and later; `{schema}` is the quoted name of a schema.
+    Postgres,
+    /// SQLite 3.37 and later; `{schema}` is the prefix of every name.
+    Sqlite,
+}
+
+impl Dialect {
+    /// Puts the schema's name into a text.
+    #[must_use]
+    pub fn render(self, template: &str, schema: &SchemaName) -> String {
+        match self {
+            Self::Postgres => template.replace("{schema}", &schema.quoted()),
+            Self::Sqlite => template.replace("{schema}", schema.as_str()),
+        }
+    }
+}
+
+/// One step of the schema, with the way back.
+///
+/// # Contract of the runner
+/// 1. Each migration runs in one transaction of its own, together with its row in `migrations`. In PostgreSQL that
+///    transaction first takes [`MigrationStatements::lock`], which is transaction-scoped, because a pooler in
+///    transaction mode loses a session's locks; in SQLite it begins with `BEGIN IMMEDIATE`.
+/// 2. Under the lock it runs [`MigrationStatements::bootstrap`], reads [`MigrationStatements::applied`] again and asks
+///    [`pending_migrations`], which refuses a changed checksum and a schema that is newer than this build. So two
+///    runners at once apply each migration once. It must run at READ COMMITTED, to see what the lock waited for.
+/// 3. The texts hold several statements: send them by the simple protocol. They end no transaction and change no setting.
+/// 4. Down migrations run one at a time, the newest first ([`version_to_revert`]). That of 0001 raises while
+///    `processed_messages` holds a record, and nothing overrides it: emptying the table is the operator's act.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Migration {
+    /// The database it is for.
+    pub dialect: Dialect,
+    /// Its place in the order, from 1 and without gaps.
+    pub version: u32,
+    /// What it makes, as its files are named.
+    pub name: &'static str,
+    /// The oldest release whose workers run on the schema after it, so that old ones may finish during a deploy.
+    pub oldest_worker: &'static str,
+    /// The text that applies it, with `{schema}` for the schema's name: see [`Migration::up`].
+    pub up_template: &'static str,
+    /// The text that takes it back: see [`Migration::down`].
+    pub down_template: &'static str,
+}
+
+impl Migration {
+    /// The statements that apply it in this schema.
+    #[must_use]
+    pub fn up(&self, schema: &SchemaName) -> String {
+        self.dialect.render(self.up_template, schema)
+    }
+
+    /// The statements that take it back in this schema.
+    #[must_use]
+    pub fn down(&self, schema: &SchemaName) -> String {
+        self.dialect.render(self.down_template, schema)
+    }
+
+    /// SHA-256 of the text that applies it, as 64 hexadecimal digits, whatever the schema's name.
+    ///
+    /// Carriage returns do not count: a checkout on Windows adds them, and the same release must not differ.
+    #[must_use]
+    pub fn checksum(&self) -> String {
+        let digest = Sha256::digest(self.up_template.replace('\r', ""));
+        digest.iter().fold(String::with_capacity(64), |mut text, byte| {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+    }
+}
+
+/// The migrations for PostgreSQL, oldest first.
+pub const POSTGRES_MIGRATIONS: &[Migration] = &[Migration {
+    dialect: Dialect::Postgres,
+    version: 1,
+    name: "processed_messages",
+    oldest_worker: "0.1.0",
+    up_template: include_str!("../migrations/postgres/0001_processed_messages.up.sql"),
+    down_template: include_str!("../migrations/postgres/0001_processed_messages.down.sql"),
+}];
+
+/// The migrations for SQLite, oldest first.
+pub const SQLITE_MIGRATIONS: &[Migration] = &[Migration {
+    dialect: Dialect::Sqlite,
+    version: 1,
+    name: "processed_messages",
+    oldest_worker: "0.1.0",
+    up_template: include_str!("../migrations/sqlite/0001_processed_messages.up.sql"),
+    down_template: include_str!("../migrations/sqlite/0001_processed_messages.down.sql"),
+}];
+
+/// The script that makes PostgreSQL's group roles and grants them their rights (S8), for this schema.
+///
+/// It is run by an administrator, in one transaction, after every migration; running it again changes nothing.
+#[must_use]
+pub fn postgres_roles(schema: &SchemaName) -> String {
+    Dialect::Postgres.render(include_str!("../migrations/postgres/roles.sql"), schema)
+}
+
+/// The runner's own statements: its lock and its table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MigrationStatements {
+    /// Takes the lock that ends with the transaction. No parameters, one row to ignore. `None` for SQLite, whose
+    /// `BEGIN IMMEDIATE` is the lock.
+    pub lock: Option<String>,
+    /// Makes the schema and the `migrations` table if they are missing; several statements, by the simple protocol.
+    pub bootstrap: String,
+    /// Result: a row a migration, oldest first: `version` int4 (SQLite: integer), `name` text, `checksum` text,
+    /// `oldest_worker` text.
+    pub applied: String,
+    /// Parameters: version int4, name text, checksum text, oldest_worker text; for SQLite a fifth, the time in
+    /// microseconds since the Unix epoch.
+    pub record: String,
+    /// Parameter: version int4. Removes the row after the down migration.
+    pub forget: String,
+}
+
+impl MigrationStatements {
+    /// The statements of one database and schema.
+    #[must_use]
+    pub fn new(dialect: Dialect, schema: &SchemaName) -> Self {
+        let [lock, bootstrap, applied, record, forget] = match dialect {
+            Dialect::Postgres => POSTGRES_RUNNER,
+            Dialect::Sqlite => SQLITE_RUNNER,
+        }
+        .map(|template| dialect.render(template, schema));
+        Self { lock: (!lock.is_empty()).then_some(lock), bootstrap, applied, record, forget }
+    }
+}
+
+const POSTGRES_RUNNER: [&str; 5] = [
+    "SELECT pg_advisory_xact_lock(hashtextextended('idem:migrations:{schema}', 0))",
+    // CREATE SCHEMA IF NOT EXISTS asks for the right to create schemas even where there is nothing to create, and a
+    // migrator that was given an existing schema has no such right. The lock makes the check safe.
+    "DO $idem$
+BEGIN
+    IF to_regnamespace('{schema}') IS NULL THEN
+        CREATE SCHEMA {schema};
+    END IF;
+END
+$idem$;
+CREATE TABLE IF NOT EXISTS {schema}.migrations (
+    version       int         PRIMARY KEY,
+    name          text        COLLATE \"C\" NOT NULL,
+    checksum      text        COLLATE \"C\" NOT NULL,
+    applied_at    timestamptz NOT NULL DEFAULT now(),
+    oldest_worker text        COLLATE \"C\" NOT NULL
+);",
+    "SELECT version, name, checksum, oldest_worker FROM {schema}.migrations ORDER BY version",
+    "INSERT INTO {schema}.migrations (version, name, checksum, oldest_worker) \
+     VALUES ($1::int4, $2::text, $3::text, $4::text)",
+    "DELETE FROM {schema}.migrations WHERE version = $1::int4",
+];
+
+const SQLITE_RUNNER: [&str; 5] = [
+    "",
+    "CREATE TABLE IF NOT EXISTS \"{schema}_migrations\" (
+    version       INTEGER PRIMARY KEY,
+    name          TEXT    NOT NULL,
+    checksum      TEXT    NOT NULL,
+    applied_at    INTEGER NOT NULL,
+    oldest_worker TEXT    NOT NULL
+) STRICT;",
+    "SELECT version, name, checksum, oldest_worker FROM \"{schema}_migrations\" ORDER BY version",
+    "INSERT INTO \"{schema}_migrations\" (version, name, checksum, oldest_worker, applied_at) VALUES (?1, ?2, ?3, ?4, ?5)",
+    "DELETE FROM \"{schema}_migrations\" WHERE version = ?1",
+];
+
+#[cfg(test)]
+mod tests;

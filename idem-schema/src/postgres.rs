@@ -1,0 +1,517 @@
+//! The statements of PostgreSQL, as texts: each is documented with its parameters and its result.
+
+use std::{fmt::Write as _, sync::Arc, time::Duration};
+
+use crate::{migrations::Dialect, name::SchemaName};
+
+/// The limits that hold from `BEGIN` to the end of the claim, and for the idle time of the whole unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnitLimits {
+    /// How long the claim waits for one lock.
+    pub lock: Duration,
+    /// How long the claim takes altogether: the server counts `lock` anew for each lock.
+    pub statement: Duration,
+    /// After how much idleness the server ends the transaction, so that a stopped worker's claims block nobody.
+    pub idle_in_transaction: Duration,
+}
+
+/// The text that begins a unit with its limits, in one round trip of the simple protocol.
+///
+/// The claim puts `lock` and `statement` back (see [`PostgresStatements::claim`]); the idle limit stays to the end. All
+/// are `SET LOCAL`, so nothing outlives the transaction behind a pooler.
+///
+/// It asks for READ WRITE, so that a lane may have `default_transaction_read_only` on: whatever runs after a handler has
+/// ended the transaction itself is then refused, instead of being committed statement by statement (A12). A standby
+/// refuses the BEGIN as a missing feature (`0A000`), which is to be taken as read only (A23). Because READ WRITE also
+/// overrules an old primary that is fenced by that setting alone, a store looks at the server's own value when it opens a
+/// lane.
+///
+/// ```
+/// use std::time::Duration;
+/// use idem_schema::{UnitLimits, begin_unit};
+///
+/// let second = Duration::from_secs(1);
+/// let text = begin_unit(UnitLimits { lock: second, statement: second, idle_in_transaction: 35 * second });
+/// assert!(text.starts_with("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = 1000; "));
+/// ```
+#[must_use]
+pub fn begin_unit(limits: UnitLimits) -> String {
+    let mut text = String::from("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE");
+    let settings = [
+        ("lock_timeout", limits.lock),
+        ("statement_timeout", limits.statement),
+        ("idle_in_transaction_session_timeout", limits.idle_in_transaction),
+    ];
+    for (name, limit) in settings {
+        // Zero would switch the limit off, and the server takes no more milliseconds than an i32 holds.
+        let milliseconds = limit.as_millis().clamp(1, 2_147_483_647);
+        // Writing to a String cannot fail.
+        let _ = write!(text, "; SET LOCAL {name} = {milliseconds}");
+    }
+    text
+}
+
+macro_rules! statements {
+    ($($(#[$doc:meta])+ $name:ident: $text:expr;)+) => {
+        /// Every statement of the PostgreSQL stores, for one schema.
+        ///
+        /// Parameters are numbered and cast, so that a driver binds them without asking the server. `µs` stands for an
+        /// `int8` of microseconds. Texts must hold no NUL, which PostgreSQL cannot store. The texts are shared, because
+        /// a driver that takes ownership of its statement would copy them once a call.
+        #[derive(Debug, Clone)]
+        #[non_exhaustive]
+        pub struct PostgresStatements {
+            $($(#[$doc])+ pub $name: Arc<str>,)+
+        }
+
+        impl PostgresStatements {
+            /// The statements with the schema's quoted name in them.
+            #[must_use]
+            pub fn new(schema: &SchemaName) -> Self {
+                Self { $($name: Dialect::Postgres.render($text, schema).into(),)+ }
+            }
+
+            /// Every statement with its field's name, so that a test can have each prepared by a server.
+            pub fn all(&self) -> impl Iterator<Item = (&'static str, &str)> {
+                [$((stringify!($name), &*self.$name)),+].into_iter()
+            }
+        }
+    };
+}
+
+statements! {
+    /// Claims keys: inserts what nobody has, and waits for those who hold some.
+    ///
+    /// Parameters, the arrays of one length, folded and sorted: 1 consumers `int4[]`, 2 key ids `uuid[]`, 3 keys
+    /// `text[]`, 4 payload hashes `bytea[]`, 5 hash ids `int4[]`, 6 retentions in µs `int8[]` (a NULL, or more than a
+    /// hundred years, keeps the record for ever), 7 run `int4`, 8 lane `int4`, 9 the `lock_timeout` to put back `text`,
+    /// 10 the `statement_timeout` to put back `text`.
+    ///
+    /// Result, always one row: `won_consumers int4[]` and `won_key_ids uuid[]`, side by side, empty if nothing was
+    /// inserted; `xid text`, the transaction to seal, NULL if nothing was inserted; `backend_pid int4`;
+    /// `server_now timestamptz`; `epoch int8`, which differs when a cache of committed keys must be emptied; and the
+    /// two settings. Whatever is not among the won keys is not thereby a duplicate: read it, in another statement.
+    ///
+    /// The won rows are aggregated *before* the limits are put back: the last line is computed from the aggregate, which
+    /// exists only when every insert has had its wait.
+    claim: "\
+WITH won AS (
+    INSERT INTO {schema}.processed_messages
+        (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by, expires_at)
+    SELECT asked.consumer, asked.key_id, asked.idempotency_key, asked.payload_hash, asked.hash_id, $7::int4,
+        CASE WHEN asked.retention <= 3155760000000000 THEN
+            date_trunc('minute', now() + (asked.retention + 59999999) * interval '1 microsecond', 'UTC')
+        ELSE 'infinity' END
+    FROM unnest($1::int4[], $2::uuid[], $3::text[], $4::bytea[], $5::int4[], $6::int8[]) WITH ORDINALITY
+        AS asked (consumer, key_id, idempotency_key, payload_hash, hash_id, retention, place)
+    ORDER BY asked.place
+    ON CONFLICT (consumer, key_id) DO NOTHING
+    RETURNING consumer, key_id
+), unit AS (
+    INSERT INTO {schema}.units (xid, run, lane)
+    SELECT pg_current_xact_id()::text::int8, $7::int4, $8::int4 WHERE EXISTS (SELECT FROM won)
+), answer AS MATERIALIZED (
+    SELECT coalesce(array_agg(consumer), '{}') AS won_consumers, coalesce(array_agg(key_id), '{}') AS won_key_ids
+    FROM won
+)
+SELECT won_consumers, won_key_ids,
+    CASE WHEN cardinality(won_key_ids) > 0 THEN pg_current_xact_id()::text END AS xid,
+    pg_backend_pid() AS backend_pid, now() AS server_now,
+    (SELECT coalesce(sum(epoch), 0)::int8 FROM {schema}.controls) AS epoch,
+    set_config('lock_timeout', $9::text, true) AS lock_timeout,
+    set_config('statement_timeout', $10::text, true) AS statement_timeout
+FROM answer";
+
+    /// Reads the records of keys that a claim did not win, as a statement of its own, so that it sees what was committed
+    /// while the claim waited.
+    ///
+    /// Parameters: 1 consumers `int4[]`, 2 key ids `uuid[]`. Result, a row a key that was found: `consumer int4`,
+    /// `key_id uuid`, `idempotency_key text`, `payload_hash bytea`, `hash_id int4`, `processed_at` in µs since the Unix
+    /// epoch, `processed_by int4`, `expires_at` in µs since the Unix epoch or NULL for ever.
+    read: "\
+SELECT consumer, key_id, idempotency_key, payload_hash, hash_id,
+    (extract(epoch FROM processed_at) * 1000000)::int8 AS processed_at, processed_by,
+    CASE WHEN expires_at < 'infinity' THEN (extract(epoch FROM expires_at) * 1000000)::int8 END AS expires_at
+FROM {schema}.read_records($1::int4[], $2::uuid[])";
+
+    /// Permits this transaction to commit, if it is the one that claimed; the last statement before COMMIT.
+    ///
+    /// Parameter: 1 the claim's xid `text`. Result: one row, not interesting. It *raises* `22012` where the transaction
+    /// is another or has no id, and `25P02` where it has already failed: returning a flag would let the COMMIT that is
+    /// pipelined behind it go on.
+    seal: "\
+SELECT set_config('idem.sealed', $1::text, true),
+    1 / coalesce(pg_current_xact_id_if_assigned()::text = $1::text, false)::int4 AS sealed";
+
+    /// The seal of a unit that claimed nothing, whose handlers ran unprotected: it raises where the transaction has failed
+    /// (`25P02`, A9) or is not the one that was begun (`22012`), which has lost its own idle limit.
+    ///
+    /// Parameter: 1 the unit's `idle_in_transaction_session_timeout` in milliseconds `int8`. Result: one row.
+    guard: "\
+SELECT 1 / coalesce(current_setting('idle_in_transaction_session_timeout')::interval
+    = $1::int8 * interval '1 millisecond', false)::int4 AS guarded";
+
+    /// What a consumer's name is bound to, and the id of its scope. The oldest scope of the name holds the binding.
+    ///
+    /// Parameters: 1 tenant `text`, 2 name `text`. Result, no row where the name is new: `binding int4`, the id of the
+    /// scope that binds; `id int4`, that of the tenant's scope, or NULL; `bound_to text`, `handler text`, `key_rules text`,
+    /// `hash_rules text`, each empty where nobody has said it.
+    select_consumer: "\
+SELECT oldest.id AS binding, wanted.id, oldest.bound_to, oldest.handler, oldest.key_rules, oldest.hash_rules
+FROM (SELECT * FROM {schema}.consumers WHERE name = $2::text ORDER BY id LIMIT 1) AS oldest
+LEFT JOIN {schema}.consumers AS wanted ON wanted.name = oldest.name AND wanted.tenant = $1::text";
+
+    /// Parameters: 1 tenant, 2 name, 3 bound_to, 4 handler, 5 key_rules, 6 hash_rules, all `text`, 7 retention in µs or
+    /// NULL for ever. Result: `id int4`, or no row where another start was first: select again. Select before you
+    /// insert, so that no start burns a sequence value.
+    insert_consumer: "\
+INSERT INTO {schema}.consumers (tenant, name, bound_to, handler, key_rules, hash_rules, retention)
+VALUES ($1::text, $2::text, $3::text, $4::text, $5::text, $6::text, $7::int8 * interval '1 microsecond')
+ON CONFLICT (name, tenant) DO NOTHING RETURNING id";
+
+    /// Adds the scope of another tenant, like the oldest of its name.
+    ///
+    /// Parameters: 1 tenant `text`, 2 name `text`. Result: `id int4`, or no row where another was first: select again.
+    insert_tenant: "\
+INSERT INTO {schema}.consumers (tenant, name, bound_to, handler, key_rules, hash_rules, retention)
+SELECT $1::text, name, bound_to, handler, key_rules, hash_rules, retention
+FROM {schema}.consumers WHERE name = $2::text ORDER BY id LIMIT 1
+ON CONFLICT (name, tenant) DO NOTHING RETURNING id";
+
+    /// Fills in what no start had said, and goes over to another hash rule. It never changes what is bound: a race that
+    /// was lost answers no row, and the start has to compare again.
+    ///
+    /// Parameters: 1 binding `int4`, 2 bound_to `text` or NULL to leave it, 3 handler `text` or NULL, 4 hash_rules `text`,
+    /// 5 the hash_rules that were read. Result: `id int4`, or no row.
+    fill_binding: "\
+UPDATE {schema}.consumers SET bound_to = coalesce($2::text, bound_to), handler = coalesce($3::text, handler),
+    hash_rules = $4::text
+WHERE id = $1::int4 AND bound_to IN ('', coalesce($2::text, bound_to)) AND handler IN ('', coalesce($3::text, handler))
+    AND hash_rules = $5::text RETURNING id";
+
+    /// Parameters: 1 consumer `int4`, 2 retention in µs or NULL for ever. Result: `id int4` if it was changed.
+    update_retention: "\
+UPDATE {schema}.consumers SET retention = $2::int8 * interval '1 microsecond'
+WHERE id = $1::int4 AND retention IS DISTINCT FROM $2::int8 * interval '1 microsecond' RETURNING id";
+
+    /// Parameter: 1 rule `text`. Result: `id int4` or no row.
+    select_hash: "SELECT id FROM {schema}.payload_hashes WHERE rule = $1::text";
+
+    /// Parameter: 1 rule `text`. Result: `id int4`, or no row where another start was first: select again.
+    insert_hash: "\
+INSERT INTO {schema}.payload_hashes (rule) VALUES ($1::text) ON CONFLICT (rule) DO NOTHING RETURNING id";
+
+    /// No parameters. Result: `id int4`, `rule text` of every rule that was ever used.
+    list_hashes: "SELECT id, rule FROM {schema}.payload_hashes ORDER BY id";
+
+    /// Parameters: 1 host `text`, 2 process `int4`, 3 version `text`. Result: `id int4` and
+    /// `server_now` in µs since the Unix epoch.
+    insert_run: "\
+INSERT INTO {schema}.worker_runs (host, process, version) VALUES ($1::text, $2::int4, $3::text)
+RETURNING id, (extract(epoch FROM now()) * 1000000)::int8 AS server_now";
+
+    /// Parameter: 1 id `int4`. Result: `host text`, `process int4`, `version text`, `started_at timestamptz`, or no row.
+    select_run: "SELECT host, process, version, started_at FROM {schema}.worker_runs WHERE id = $1::int4";
+
+    /// Counts an attempt, before the run and in a transaction of its own.
+    ///
+    /// Parameters: 1 consumer `int4`, 2 key id `uuid`, 3 key `text`, 4 payload hash `bytea`. Result: `attempts int4`, this
+    /// one included. Another payload under the same key starts anew.
+    count_attempt: "\
+INSERT INTO {schema}.attempts AS a (consumer, key_id, idempotency_key, attempts, payload_hash)
+VALUES ($1::int4, $2::uuid, $3::text, 1, $4::bytea)
+ON CONFLICT (consumer, key_id) DO UPDATE SET last_at = now(), payload_hash = excluded.payload_hash,
+    attempts = CASE WHEN a.payload_hash = excluded.payload_hash THEN a.attempts + 1 ELSE 1 END
+RETURNING attempts";
+
+    /// Notes why the attempt failed. Parameters: 1 consumer `int4`, 2 key id `uuid`, 3 error `text`. No result.
+    note_attempt: "\
+UPDATE {schema}.attempts SET last_error = $3::text, last_at = now() WHERE consumer = $1::int4 AND key_id = $2::uuid";
+
+    /// Takes a count back that was nobody's fault (Busy, shutdown, infrastructure). Parameters: 1 consumer `int4`,
+    /// 2 key id `uuid`. Result: `attempts int4`, never below zero, or no row.
+    uncount_attempt: "\
+UPDATE {schema}.attempts SET attempts = greatest(attempts - 1, 0)
+WHERE consumer = $1::int4 AND key_id = $2::uuid RETURNING attempts";
+
+    /// Sets counts to zero after a success or a dead letter; the worker may not delete the rows.
+    ///
+    /// Parameters: 1 consumers `int4[]`, 2 key ids `uuid[]`. No result. Give the keys in sorted order.
+    reset_attempts: "\
+UPDATE {schema}.attempts AS a SET attempts = 0, last_at = now()
+FROM unnest($1::int4[], $2::uuid[]) AS done (consumer, key_id)
+WHERE a.consumer = done.consumer AND a.key_id = done.key_id AND a.attempts > 0";
+
+    /// Parameters: 1 consumers `int4[]`, 2 key ids `uuid[]`. Result, a row a key that has one: `consumer int4`,
+    /// `key_id uuid`, `attempts int4`, `last_error text` or NULL.
+    select_attempts: "\
+SELECT a.consumer, a.key_id, a.attempts, a.last_error
+FROM unnest($1::int4[], $2::uuid[]) AS asked (consumer, key_id)
+JOIN {schema}.attempts AS a ON a.consumer = asked.consumer AND a.key_id = asked.key_id";
+
+    /// Records a dead letter, if neither its origin nor an equal one is known.
+    ///
+    /// Two unique indexes may object, and `ON CONFLICT … DO UPDATE` names only one. So this names none and waits for
+    /// whoever is inserting an equal row; where it returns no row, run [`Self::update_dead_letter`] as a *second
+    /// statement*, which sees the row that this one met. Returns that one no row either, cleanup took the row away in
+    /// between: begin again, three rounds at most. Both may share a transaction at READ COMMITTED, or have one each.
+    ///
+    /// Parameters: 1 consumer `int4`, 2 origin `text`, 3 key id `uuid` or NULL, 4 key `text` or NULL, 5 payload hash
+    /// `bytea` or NULL, 6 hash id `int4` or NULL, 7 reason `text`, 8 attempts `int4`, 9 error `text`, 10 payload `bytea`
+    /// or NULL, 11 its original size `int8`, 12 whether there was one `bool`, 13 headers as JSON in `text` or NULL,
+    /// 14 message id `text` or NULL, 15 message type `text` or NULL, 16 record key `bytea` or NULL, 17 ordering key `bytea`
+    /// or NULL. Result: no row, or `id int8`, `idempotency_key text` or NULL, `origin text`, `reason text`, `attempts int4`,
+    /// `error text`, `copies int8`, `first_at` and `published_at` in µs since the Unix epoch, the latter or NULL, and
+    /// `replayed text` or NULL.
+    insert_dead_letter: "\
+INSERT INTO {schema}.dead_letters (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason,
+    attempts, error, payload, payload_bytes, has_payload, headers, message_id, message_type, record_key,
+    ordering_key)
+VALUES ($1::int4, $2::text, $2::text, $3::uuid, $4::text, $5::bytea, $6::int4, $7::text, $8::int4, $9::text, $10::bytea,
+    $11::int8, $12::bool, $13::text::json, $14::text, $15::text, $16::bytea, $17::bytea)
+ON CONFLICT DO NOTHING
+RETURNING id, idempotency_key, origin, reason, attempts, error, copies,
+    (extract(epoch FROM first_at) * 1000000)::int8 AS first_at,
+    (extract(epoch FROM published_at) * 1000000)::int8 AS published_at, replay_outcome AS replayed";
+
+    /// Folds a dead letter into the row that has its origin or equals it; see [`Self::insert_dead_letter`].
+    ///
+    /// A copy counts if its origin is neither the row's first nor its last one: what a crash brings back does not. A new
+    /// copy of a message whose replay has ended puts the row before the operator again.
+    ///
+    /// Parameters: 1 consumer `int4`, 2 origin `text`, 3 key id `uuid` or NULL, 4 payload hash `bytea` or NULL, 5 reason
+    /// `text`, 6 attempts `int4`, 7 error `text`. Result: as `insert_dead_letter`.
+    update_dead_letter: "\
+WITH target AS MATERIALIZED (
+    SELECT id FROM {schema}.dead_letters
+    WHERE consumer = $1::int4 AND (origin = $2::text OR (key_id = $3::uuid
+        AND coalesce(payload_hash, ''::bytea) = coalesce($4::bytea, ''::bytea) AND reason = $5::text))
+    ORDER BY origin = $2::text DESC, id LIMIT 1 FOR UPDATE
+)
+UPDATE {schema}.dead_letters AS d SET
+    copies = d.copies + ($2::text NOT IN (d.origin, d.last_origin))::int4,
+    last_origin = CASE WHEN $2::text = d.origin THEN d.last_origin ELSE $2::text END,
+    attempts = $6::int4, error = $7::text, last_at = now(),
+    (replay_requested_at, replay_taken_at, replay_taken_by, replayed_at, replay_outcome) = (
+        SELECT d.replay_requested_at, d.replay_taken_at, d.replay_taken_by, d.replayed_at, d.replay_outcome
+        WHERE d.replayed_at IS NULL OR $2::text IN (d.origin, d.last_origin))
+FROM target WHERE d.id = target.id
+RETURNING d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.copies,
+    (extract(epoch FROM d.first_at) * 1000000)::int8 AS first_at,
+    (extract(epoch FROM d.published_at) * 1000000)::int8 AS published_at, d.replay_outcome AS replayed";
+
+    /// Notes that the broker confirmed the dead letter. Parameter: 1 id `int8`. No result.
+    mark_published: "UPDATE {schema}.dead_letters SET published_at = now() WHERE id = $1::int8";
+
+    /// The dead letters of a consumer over all its tenants, newest first. Parameters: 1 name `text`, 2 how many at most
+    /// `int8`. Result: as `insert_dead_letter`.
+    list_dead_letters: "\
+SELECT d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.copies,
+    (extract(epoch FROM d.first_at) * 1000000)::int8 AS first_at,
+    (extract(epoch FROM d.published_at) * 1000000)::int8 AS published_at, d.replay_outcome AS replayed
+FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
+WHERE c.name = $1::text ORDER BY d.id DESC LIMIT $2::int8";
+
+    /// Asks for a replay of those that can be replayed: their payload was kept and they are not waiting already. Empties
+    /// the caches of committed keys of their consumers.
+    ///
+    /// Parameter: 1 ids `int8[]`. Result: `marked int8`.
+    request_replays: "\
+WITH asked AS (
+    UPDATE {schema}.dead_letters SET replay_requested_at = now(), replay_taken_at = NULL, replay_taken_by = NULL,
+        replayed_at = NULL, replay_outcome = NULL
+    WHERE id = ANY ($1::int8[]) AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
+        AND (payload IS NOT NULL OR NOT has_payload)
+    RETURNING consumer
+), emptied AS (
+    INSERT INTO {schema}.controls AS c (consumer, epoch) SELECT DISTINCT consumer, 1 FROM asked ORDER BY consumer
+    ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1
+)
+SELECT count(*) AS marked FROM asked";
+
+    /// Takes dead letters whose replay was asked for. What another run took is left alone, until that was longer ago than
+    /// parameter 4: its process has died.
+    ///
+    /// Parameters: 1 consumer's name `text`, 2 run `int4`, 3 how many `int8`, 4 take over after µs. Result, the oldest in no
+    /// promised order: `id int8`, `consumer int4`, `origin text`, `idempotency_key text`, `payload bytea`, `has_payload
+    /// bool`, `headers text` (JSON), `message_id text`, `message_type text`, `record_key bytea`, `ordering_key bytea`; what
+    /// the table lets be NULL may be NULL.
+    take_replays: "\
+WITH taken AS MATERIALIZED (
+    SELECT d.id FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
+    WHERE c.name = $1::text AND d.replay_requested_at IS NOT NULL AND d.replayed_at IS NULL
+        AND (d.replay_taken_at IS NULL OR d.replay_taken_at < now() - $4::int8 * interval '1 microsecond')
+    ORDER BY d.id LIMIT $3::int8 FOR UPDATE OF d SKIP LOCKED
+)
+UPDATE {schema}.dead_letters AS d SET replay_taken_at = now(), replay_taken_by = $2::int4
+FROM taken WHERE d.id = taken.id
+RETURNING d.id, d.consumer, d.origin, d.idempotency_key, d.payload, d.has_payload, d.headers::text AS headers,
+    d.message_id, d.message_type, d.record_key, d.ordering_key";
+
+    /// Ends a replay. Parameters: 1 id `int8`, 2 outcome `text`. No result.
+    finish_replay: "\
+UPDATE {schema}.dead_letters SET replayed_at = now(), replay_outcome = $2::text
+WHERE id = $1::int8 AND replay_requested_at IS NOT NULL AND replayed_at IS NULL";
+
+    /// Gives one back that was taken and did not run. Parameter: 1 id `int8`. No result.
+    release_replay: "\
+UPDATE {schema}.dead_letters SET replay_taken_at = NULL, replay_taken_by = NULL
+WHERE id = $1::int8 AND replay_requested_at IS NOT NULL AND replayed_at IS NULL";
+
+    /// Gives back what a run took and did not end, at its shutdown. Parameter: 1 run `int4`. Result: `id int8` of each.
+    release_replays: "\
+UPDATE {schema}.dead_letters SET replay_taken_at = NULL, replay_taken_by = NULL
+WHERE replay_taken_by = $1::int4 AND replay_requested_at IS NOT NULL AND replayed_at IS NULL RETURNING id";
+
+    /// Parameter: 1 consumer `int4`. Result, always one row: `state text` (`running`, `paused`, `halted`), `by text`,
+    /// `reason text`, `epoch int8`, `server_now` in µs since the Unix epoch.
+    read_control: "\
+SELECT coalesce(c.state, 'running') AS state, coalesce(c.by, '') AS by, coalesce(c.reason, '') AS reason,
+    coalesce(c.epoch, 0) AS epoch, (extract(epoch FROM now()) * 1000000)::int8 AS server_now
+FROM (SELECT $1::int4 AS consumer) AS asked LEFT JOIN {schema}.controls AS c ON c.consumer = asked.consumer";
+
+    /// Parameters: 1 consumer `int4`, 2 state `text`, 3 by `text`, 4 reason `text`. Result: `epoch int8`.
+    write_control: "\
+INSERT INTO {schema}.controls AS c (consumer, state, by, reason) VALUES ($1::int4, $2::text, $3::text, $4::text)
+ON CONFLICT (consumer) DO UPDATE SET state = excluded.state, by = excluded.by, reason = excluded.reason, at = now()
+RETURNING epoch";
+
+    /// Empties every cache of committed keys of a consumer. Parameter: 1 consumer `int4`. Result: the new `epoch int8`.
+    raise_epoch: "\
+INSERT INTO {schema}.controls AS c (consumer, epoch) VALUES ($1::int4, 1)
+ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1 RETURNING epoch";
+
+    /// Parameters: 1 who `text`, 2 action `text`, 3 consumer `int4` or NULL, 4 key `text` or NULL, 5 details `text`.
+    /// Result: `id int8`.
+    insert_audit: "\
+INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
+VALUES ($1::text, $2::text, $3::int4, $4::text, $5::text) RETURNING id";
+
+    /// Removes expired records, the longest expired first, through the index on `expires_at`.
+    ///
+    /// It locks nothing before it deletes, because `FOR UPDATE` would need a right that cleanup does not have: two
+    /// cleaners wait for each other and then find the rows gone. The row's place cannot be given to another row
+    /// meanwhile, since this statement's snapshot still sees it. Send it unprepared: a plan that is cached while the table
+    /// is tiny would go on to sort the whole table. Parameter: 1 how many at most `int8`. Result: `deleted
+    /// int8`; fewer than asked for means that nothing is
+    /// left, or that another cleaner took some.
+    delete_expired: "\
+WITH gone AS (
+    DELETE FROM {schema}.processed_messages
+    WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM {schema}.processed_messages WHERE expires_at <= now() ORDER BY expires_at LIMIT $1::int8))
+        AND expires_at <= now()
+    RETURNING consumer
+)
+SELECT count(*) AS deleted FROM gone";
+
+    /// How far behind cleanup is. No parameters. Result, one row: `oldest_expiry timestamptz` or NULL without records
+    /// (`infinity` where all are kept for ever), `overdue bool`, and the server's estimate `records int8`, -1 where it
+    /// has none yet.
+    cleanup_backlog: "\
+SELECT oldest AS oldest_expiry, coalesce(oldest <= now(), false) AS overdue,
+    (SELECT reltuples::int8 FROM pg_catalog.pg_class WHERE oid = '{schema}.processed_messages'::regclass) AS records
+FROM (SELECT min(expires_at) AS oldest FROM {schema}.processed_messages) AS expiry";
+
+    /// Parameters: 1 older than µs, 2 how many at most `int8`. Result: `deleted int8`.
+    delete_units: "\
+WITH gone AS (
+    DELETE FROM {schema}.units
+    WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM {schema}.units WHERE at < now() - $1::int8 * interval '1 microsecond'
+        ORDER BY at LIMIT $2::int8))
+    RETURNING run
+)
+SELECT count(*) AS deleted FROM gone";
+
+    /// A count that was raised since the row was found stays. Parameters: 1 older than µs, 2 how many at most `int8`.
+    /// Result: `deleted int8`.
+    delete_attempts: "\
+WITH gone AS (
+    DELETE FROM {schema}.attempts
+    WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM {schema}.attempts WHERE last_at < now() - $1::int8 * interval '1 microsecond' LIMIT $2::int8))
+        AND last_at < now() - $1::int8 * interval '1 microsecond'
+    RETURNING consumer
+)
+SELECT count(*) AS deleted FROM gone";
+
+    /// What awaits a replay stays, however old. Parameters: 1 older than µs, 2 how many at most `int8`. Result:
+    /// `deleted int8`.
+    delete_dead_letters: "\
+WITH gone AS (
+    DELETE FROM {schema}.dead_letters
+    WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM {schema}.dead_letters
+        WHERE last_at < now() - $1::int8 * interval '1 microsecond'
+            AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
+        ORDER BY last_at LIMIT $2::int8))
+        AND last_at < now() - $1::int8 * interval '1 microsecond'
+        AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
+    RETURNING id
+)
+SELECT count(*) AS deleted FROM gone";
+
+    /// Runs that no unit row names any more. Records name their run too, so give an age beyond the longest retention.
+    /// Parameters: 1 older than µs, 2 how many at most `int8`. Result: `deleted int8`.
+    delete_runs: "\
+WITH gone AS (
+    DELETE FROM {schema}.worker_runs
+    WHERE id = ANY (ARRAY(
+        SELECT id FROM {schema}.worker_runs AS r
+        WHERE started_at < now() - $1::int8 * interval '1 microsecond'
+            AND NOT EXISTS (SELECT FROM {schema}.units AS u WHERE u.run = r.id)
+        ORDER BY id LIMIT $2::int8))
+    RETURNING id
+)
+SELECT count(*) AS deleted FROM gone";
+
+    /// Parameters: 1 older than µs, 2 how many at most `int8`. Result: `deleted int8`.
+    delete_audit: "\
+WITH gone AS (
+    DELETE FROM {schema}.audit
+    WHERE id = ANY (ARRAY(
+        SELECT id FROM {schema}.audit WHERE at < now() - $1::int8 * interval '1 microsecond' ORDER BY at LIMIT $2::int8))
+    RETURNING id
+)
+SELECT count(*) AS deleted FROM gone";
+
+    /// What a lane has to know of its server, read before its first unit and after each reconnect.
+    ///
+    /// No parameters. Result, one row: `version_num int4` (150018), `server_now` in µs since the Unix epoch, `backend_pid
+    /// int4`, `in_recovery bool`, `read_only bool`, `encoding text`, `database text`, `role text`, and as `text` the settings in force
+    /// `lock_timeout`, `statement_timeout`, `idle_in_transaction_session_timeout`, `client_connection_check_interval`,
+    /// `synchronous_commit`, `default_transaction_isolation`, `session_replication_role`.
+    server_facts: "\
+SELECT current_setting('server_version_num')::int4 AS version_num,
+    (extract(epoch FROM now()) * 1000000)::int8 AS server_now, pg_backend_pid() AS backend_pid,
+    pg_is_in_recovery() AS in_recovery, current_setting('transaction_read_only')::bool AS read_only,
+    current_setting('server_encoding') AS encoding, current_database()::text AS database, current_user::text AS role,
+    current_setting('lock_timeout') AS lock_timeout, current_setting('statement_timeout') AS statement_timeout,
+    current_setting('idle_in_transaction_session_timeout') AS idle_in_transaction_session_timeout,
+    current_setting('client_connection_check_interval') AS client_connection_check_interval,
+    current_setting('synchronous_commit') AS synchronous_commit,
+    current_setting('default_transaction_isolation') AS default_transaction_isolation,
+    current_setting('session_replication_role') AS session_replication_role";
+
+    /// Which cluster this is, to notice a restore or a failover. No parameters. Result, one row: `system_identifier
+    /// text`, `timeline int4`. Some hosted servers forbid it: then nothing is known, which is no error.
+    server_identity: "\
+SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,
+    (SELECT timeline_id FROM pg_control_checkpoint()) AS timeline";
+
+    /// The newest migration. Run it only where `schema_facts` reports `migrations_table`. No parameters. Result, at most
+    /// one row: `version int4`, `oldest_worker text`.
+    schema_version: "SELECT version, oldest_worker FROM {schema}.migrations ORDER BY version DESC LIMIT 1";
+
+    /// What the schema is made of, from the catalogues alone: see [`SchemaFacts`](crate::SchemaFacts), whose fields have
+    /// the columns' names.
+    ///
+    /// Parameter: 1 the schema's plain name `text`. Result, one row: `migrations_table bool`, `table_kind text` or NULL,
+    /// `columns text[]`, `indexes text[]`, `seal_trigger text` or NULL, `suppressors text[]`, `functions text[]`,
+    /// `missing_privileges text[]`, `triggers_fire bool`.
+    schema_facts: include_str!("postgres/schema_facts.sql");
+}
+
+#[cfg(test)]
+mod tests;

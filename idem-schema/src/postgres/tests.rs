@@ -1,0 +1,39 @@
+use super::*;
+
+#[test]
+fn s6_every_statement_names_the_schema_quoted_and_no_other() {
+    let statements = PostgresStatements::new(&SchemaName::new("select").unwrap());
+    let without_tables = ["seal", "guard", "server_facts", "server_identity", "schema_facts"];
+    for (name, text) in statements.all() {
+        assert!(!text.contains("{schema}"), "{name}");
+        assert_eq!(text.contains("\"select\"."), !without_tables.contains(&name), "{name}");
+        assert!(!text.contains(';'), "{name} is more than one statement");
+    }
+}
+
+/// Failures B3, B7, B20: the conflict target is named, and a value is never updated by a claim.
+#[test]
+fn b7_the_claim_names_its_conflict_target() {
+    let statements = PostgresStatements::new(&SchemaName::default());
+    assert!(statements.claim.contains("ON CONFLICT (consumer, key_id) DO NOTHING"));
+}
+
+/// S8: cleanup has no UPDATE, which row locks would need.
+#[test]
+fn s8_cleanup_locks_no_rows() {
+    let statements = PostgresStatements::new(&SchemaName::default());
+    for (name, text) in statements.all().filter(|(name, _)| name.starts_with("delete_")) {
+        assert!(!text.contains("FOR UPDATE") && !text.contains("FOR KEY SHARE"), "{name}");
+    }
+}
+
+#[test]
+fn a_limit_of_zero_is_not_for_ever() {
+    let limits =
+        UnitLimits { lock: Duration::ZERO, statement: Duration::from_micros(10), idle_in_transaction: Duration::MAX };
+    assert_eq!(
+        begin_unit(limits),
+        "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = 1; SET LOCAL statement_timeout = 1; \
+         SET LOCAL idle_in_transaction_session_timeout = 2147483647"
+    );
+}

@@ -1,0 +1,243 @@
+//! Whether a database's schema can keep the promise: decided from facts, before the first message.
+
+use crate::{migrations::POSTGRES_MIGRATIONS, name::SchemaName};
+
+/// What start-up read of a PostgreSQL schema, by [`schema_facts`](crate::PostgresStatements::schema_facts) and
+/// [`schema_version`](crate::PostgresStatements::schema_version). Descriptions are normalised by the statement.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SchemaFacts {
+    /// The schema that was looked at.
+    pub schema: SchemaName,
+    /// Whether the table of migrations is there.
+    pub migrations_table: bool,
+    /// The newest migration, if there is one.
+    pub version: Option<u32>,
+    /// The oldest release whose workers run on that version.
+    pub oldest_worker: Option<String>,
+    /// What `processed_messages` is: `table`, `unlogged table`, `partitioned table`; `None` if it is missing.
+    pub table_kind: Option<String>,
+    /// Its columns: name, type, collation, `not null`.
+    pub columns: Vec<String>,
+    /// Its indexes: `unique (consumer, key_id) valid`.
+    pub indexes: Vec<String>,
+    /// The state of the seal's trigger: `enabled`, `disabled`, `not deferred`, `altered`; `None` if it is missing.
+    pub seal_trigger: Option<String>,
+    /// Triggers, rules and row level security that may swallow rows of `processed_messages` or `units`.
+    pub suppressors: Vec<String>,
+    /// The schema's functions, with the types of their arguments.
+    pub functions: Vec<String>,
+    /// What a worker needs and the role that asked may not do.
+    pub missing_privileges: Vec<String>,
+    /// Whether ordinary triggers fire in this session (`session_replication_role` is not `replica`).
+    pub triggers_fire: bool,
+}
+
+/// One thing about the schema that makes the guarantee impossible, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{problem}. {cure}")]
+#[non_exhaustive]
+pub struct SchemaProblem {
+    /// What is wrong, with what was found.
+    pub problem: String,
+    /// What to do, as a command or a statement.
+    pub cure: String,
+}
+
+const COLUMNS: [&str; 8] = [
+    "key_id uuid not null",
+    "processed_at timestamp with time zone not null",
+    "expires_at timestamp with time zone not null",
+    "consumer integer not null",
+    "hash_id integer not null",
+    "processed_by integer not null",
+    "idempotency_key text collate C not null",
+    "payload_hash bytea not null",
+];
+const KEY_COLUMNS: &str = "unique (consumer, key_id)";
+const EXPIRY_COLUMNS: &str = "index (expires_at)";
+const FUNCTIONS: [&str; 3] = ["key_id(text)", "read_records(integer[], uuid[])", "refuse_unsealed_commit()"];
+const MIGRATE: &str = "Run `idem migrate up`";
+
+/// Decides whether a worker of this build may start on the schema.
+///
+/// # Errors
+/// Every problem at once, each with its cure, so that an operator repairs all of them in one go.
+pub fn verify_schema(facts: &SchemaFacts) -> Result<(), Vec<SchemaProblem>> {
+    let mut problems = Vec::new();
+    check_version(facts, &mut problems);
+    // Without the table, all else would only repeat that it is missing.
+    if facts.migrations_table && facts.table_kind.is_some() {
+        check_columns(facts, &mut problems);
+        check_indexes(facts, &mut problems);
+        check_seal(facts, &mut problems);
+        check_suppressors(facts, &mut problems);
+        check_privileges(facts, &mut problems);
+    }
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
+}
+
+fn check_version(facts: &SchemaFacts, problems: &mut Vec<SchemaProblem>) {
+    let schema = &facts.schema;
+    let known = POSTGRES_MIGRATIONS.last().map_or(0, |newest| newest.version);
+    match facts.version {
+        None => add(problems, format!("schema {schema} holds no migration of idem"), MIGRATE),
+        Some(found) if found < known => {
+            add(problems, format!("schema {schema} is at version {found} and this build needs {known}"), MIGRATE);
+        }
+        Some(found) if found > known && !runs_on(facts.oldest_worker.as_deref()) => {
+            let oldest = facts.oldest_worker.as_deref().unwrap_or("unknown");
+            add(
+                problems,
+                format!(
+                    "schema {schema} is at version {found}, this build ({}) knows versions up to {known}, and version \
+                     {found} needs workers of {oldest} or later",
+                    env!("CARGO_PKG_VERSION")
+                ),
+                "Start a later release of the worker",
+            );
+        }
+        Some(_) if facts.table_kind.is_none() => {
+            let problem = format!("table {schema}.processed_messages is missing although its migration was applied");
+            add(
+                problems,
+                problem,
+                "Restore the table from a backup: without its records, redeliveries run a second time",
+            );
+        }
+        Some(_) => {}
+    }
+}
+
+/// A newer schema names the oldest release that may work on it, so that a deploy can migrate before it restarts workers.
+fn runs_on(oldest_worker: Option<&str>) -> bool {
+    match (oldest_worker.and_then(release), release(env!("CARGO_PKG_VERSION"))) {
+        (Some(oldest), Some(this)) => oldest <= this,
+        _ => false,
+    }
+}
+
+fn release(version: &str) -> Option<[u32; 3]> {
+    // A pre-release counts as its release; whoever runs one knows which schema it wants.
+    let mut parts = version.split(['-', '+']).next()?.split('.').map(str::parse);
+    let release = [parts.next()?.ok()?, parts.next()?.ok()?, parts.next()?.ok()?];
+    parts.next().is_none().then_some(release)
+}
+
+fn check_columns(facts: &SchemaFacts, problems: &mut Vec<SchemaProblem>) {
+    let schema = &facts.schema;
+    if facts.table_kind.as_deref() != Some("table") {
+        let kind = facts.table_kind.as_deref().unwrap_or("nothing");
+        let cure = "Make it an ordinary logged table: an unlogged one is empty after a crash, and partitions let a key in twice";
+        add(problems, format!("{schema}.processed_messages is of kind {kind:?}"), cure);
+    }
+    for wanted in COLUMNS {
+        let name = wanted.split(' ').next().unwrap_or(wanted);
+        let found = facts.columns.iter().find(|column| column.split(' ').next() == Some(name));
+        match found {
+            Some(found) if found == wanted => {}
+            Some(found) => add(
+                problems,
+                format!("{schema}.processed_messages has the column {found:?} where {wanted:?} is needed"),
+                "Stop the workers and put the column back with ALTER TABLE: another type or collation takes different keys for one",
+            ),
+            None => add(problems, format!("{schema}.processed_messages lacks the column {wanted:?}"), MIGRATE),
+        }
+    }
+}
+
+fn check_indexes(facts: &SchemaFacts, problems: &mut Vec<SchemaProblem>) {
+    let quoted = facts.schema.quoted();
+    let state_of = |columns: &str| {
+        let states = facts.indexes.iter().filter_map(|index| index.strip_prefix(columns)).map(str::trim);
+        states.fold(None, |best, state| if best == Some("valid") { best } else { Some(state) })
+    };
+    match state_of(KEY_COLUMNS) {
+        Some("valid") => {}
+        state => add(
+            problems,
+            format!(
+                "{quoted}.processed_messages has no valid unique index on (consumer, key_id): it is {}",
+                state.unwrap_or("missing")
+            ),
+            format!(
+                "Stop the workers, drop an invalid index, and run \
+                 ALTER TABLE {quoted}.processed_messages ADD CONSTRAINT processed_messages_pkey PRIMARY KEY (consumer, key_id)"
+            ),
+        ),
+    }
+    match state_of(EXPIRY_COLUMNS) {
+        Some("valid") => {}
+        state => add(
+            problems,
+            format!(
+                "{quoted}.processed_messages has no valid index on (expires_at): it is {}",
+                state.unwrap_or("missing")
+            ),
+            format!(
+                "Drop an invalid index, and run CREATE INDEX CONCURRENTLY idx_processed_messages_expires ON \
+                 {quoted}.processed_messages (expires_at)"
+            ),
+        ),
+    }
+    for other in facts.indexes.iter().filter(|index| index.starts_with("unique") && !index.starts_with(KEY_COLUMNS)) {
+        let cure =
+            "Drop it: a fresh key that meets it raises a unique violation, and its message would be dead-lettered";
+        add(problems, format!("{quoted}.processed_messages has another unique index: {other}"), cure);
+    }
+}
+
+fn check_seal(facts: &SchemaFacts, problems: &mut Vec<SchemaProblem>) {
+    let quoted = facts.schema.quoted();
+    if facts.seal_trigger.as_deref() != Some("enabled") {
+        let state = facts.seal_trigger.as_deref().unwrap_or("missing");
+        add(
+            problems,
+            format!("the trigger refuse_unsealed_commit on {quoted}.units is {state}"),
+            format!(
+                "Run ALTER TABLE {quoted}.units ENABLE TRIGGER refuse_unsealed_commit if it is disabled; otherwise run \
+                 DROP TRIGGER IF EXISTS refuse_unsealed_commit ON {quoted}.units; CREATE CONSTRAINT TRIGGER \
+                 refuse_unsealed_commit AFTER INSERT ON {quoted}.units DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE \
+                 FUNCTION {quoted}.refuse_unsealed_commit()"
+            ),
+        );
+    }
+    if !facts.triggers_fire {
+        add(
+            problems,
+            "session_replication_role is replica, so the trigger that guards COMMIT does not fire".to_owned(),
+            "Remove the setting from the role, the database and the connection's options",
+        );
+    }
+    for wanted in FUNCTIONS {
+        if !facts.functions.iter().any(|function| function == wanted) {
+            add(problems, format!("the function {quoted}.{wanted} is missing"), MIGRATE);
+        }
+    }
+}
+
+fn check_suppressors(facts: &SchemaFacts, problems: &mut Vec<SchemaProblem>) {
+    for suppressor in &facts.suppressors {
+        add(
+            problems,
+            format!("schema {} has a {suppressor}, which may swallow the rows that idem inserts", facts.schema),
+            "Drop or disable it, and keep the application's own rules on tables of its own",
+        );
+    }
+}
+
+fn check_privileges(facts: &SchemaFacts, problems: &mut Vec<SchemaProblem>) {
+    if !facts.missing_privileges.is_empty() {
+        add(
+            problems,
+            format!("the worker's role lacks {} in schema {}", facts.missing_privileges.join(", "), facts.schema),
+            "Run the role script, then GRANT idem_worker TO the role that the worker connects as",
+        );
+    }
+}
+
+fn add(problems: &mut Vec<SchemaProblem>, problem: String, cure: impl Into<String>) {
+    problems.push(SchemaProblem { problem, cure: cure.into() });
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,143 @@
+use super::*;
+
+fn sound() -> SchemaFacts {
+    SchemaFacts {
+        schema: SchemaName::default(),
+        migrations_table: true,
+        version: Some(1),
+        oldest_worker: Some("0.1.0".to_owned()),
+        table_kind: Some("table".to_owned()),
+        columns: COLUMNS.map(str::to_owned).to_vec(),
+        indexes: vec!["index (expires_at) valid".to_owned(), "unique (consumer, key_id) valid".to_owned()],
+        seal_trigger: Some("enabled".to_owned()),
+        suppressors: Vec::new(),
+        functions: FUNCTIONS.map(str::to_owned).to_vec(),
+        missing_privileges: Vec::new(),
+        triggers_fire: true,
+    }
+}
+
+/// Breaks one fact and expects one problem whose text holds all of `words`.
+#[track_caller]
+fn one_problem(breaks: impl FnOnce(&mut SchemaFacts), words: &[&str]) {
+    let mut facts = sound();
+    breaks(&mut facts);
+    let problems = verify_schema(&facts).unwrap_err();
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(!problems[0].cure.is_empty());
+    for word in words {
+        assert!(problems[0].to_string().contains(word), "{word:?} in {}", problems[0]);
+    }
+}
+
+#[test]
+fn a_sound_schema_is_taken() {
+    assert_eq!(verify_schema(&sound()), Ok(()));
+    let mut facts = sound();
+    facts.columns.push("note text collate default".to_owned());
+    facts.indexes.push("index (processed_at) valid".to_owned());
+    assert_eq!(verify_schema(&facts), Ok(()), "columns and plain indexes of the user's own harm nobody");
+}
+
+#[test]
+fn a_missing_or_old_schema_names_the_migration() {
+    one_problem(|facts| *facts = SchemaFacts::default(), &["holds no migration", "idem migrate"]);
+    one_problem(|facts| facts.version = Some(0), &["version 0", "needs 1", "idem migrate"]);
+    one_problem(|facts| facts.table_kind = None, &["missing although", "backup"]);
+}
+
+#[test]
+fn j12_a_newer_schema_is_taken_only_if_it_takes_this_release() {
+    let newer = |oldest: Option<&str>| {
+        let oldest = oldest.map(str::to_owned);
+        move |facts: &mut SchemaFacts| (facts.version, facts.oldest_worker) = (Some(9), oldest)
+    };
+    let mut facts = sound();
+    newer(Some(env!("CARGO_PKG_VERSION")))(&mut facts);
+    assert_eq!(verify_schema(&facts), Ok(()));
+    one_problem(newer(Some("999.0.0")), &["version 9", "up to 1", "999.0.0", env!("CARGO_PKG_VERSION")]);
+    for unreadable in [None, Some(""), Some("x"), Some("0.1"), Some("0.1.0.0")] {
+        one_problem(newer(unreadable), &["version 9"]);
+    }
+}
+
+#[test]
+fn c_a_table_that_forgets_is_refused() {
+    for kind in ["unlogged table", "partitioned table", "no table"] {
+        one_problem(|facts| facts.table_kind = Some(kind.to_owned()), &[kind, "ordinary"]);
+    }
+}
+
+/// Failures B8 and B9: a nullable key part lets a key in twice, a lossy collation takes two keys for one.
+#[test]
+fn b9_other_columns_are_refused_one_by_one() {
+    for (at, wanted) in COLUMNS.iter().enumerate() {
+        let nullable = wanted.trim_end_matches(" not null").to_owned();
+        one_problem(|facts| facts.columns[at].clone_from(&nullable), &[wanted, &nullable]);
+        one_problem(|facts| drop(facts.columns.remove(at)), &["lacks", wanted]);
+    }
+    let folding = "idempotency_key text collate case_insensitive not null";
+    one_problem(|facts| facts.columns[6] = folding.to_owned(), &["case_insensitive", "collate C"]);
+}
+
+#[test]
+fn b21_indexes_must_be_there_valid_and_in_order() {
+    one_problem(|facts| drop(facts.indexes.remove(0)), &["expires_at", "missing", "CREATE INDEX"]);
+    one_problem(|facts| drop(facts.indexes.remove(1)), &["(consumer, key_id)", "missing", "PRIMARY KEY"]);
+    for state in ["invalid", "partial", "deferrable"] {
+        one_problem(|facts| facts.indexes[1] = format!("unique (consumer, key_id) {state}"), &[state, "PRIMARY KEY"]);
+        one_problem(|facts| facts.indexes[0] = format!("index (expires_at) {state}"), &[state, "CREATE INDEX"]);
+    }
+    one_problem(|facts| facts.indexes[1] = "index (consumer, key_id) valid".to_owned(), &["missing"]);
+    let mut swapped = sound();
+    swapped.indexes[1] = "unique (key_id, consumer) valid".to_owned();
+    assert_eq!(verify_schema(&swapped).unwrap_err().len(), 2);
+    let mut spare = sound();
+    spare.indexes.insert(0, "unique (consumer, key_id) invalid".to_owned());
+    assert_eq!(verify_schema(&spare), Ok(()), "a leftover of CREATE INDEX CONCURRENTLY beside a valid one");
+}
+
+#[test]
+fn b7_another_unique_index_is_refused() {
+    one_problem(
+        |facts| facts.indexes.push("unique (idempotency_key) valid".to_owned()),
+        &["(idempotency_key)", "Drop it"],
+    );
+}
+
+#[test]
+fn b6_what_swallows_rows_is_refused() {
+    for suppressor in
+        ["trigger audit_rows on processed_messages", "rule r on units", "row level security on processed_messages"]
+    {
+        one_problem(|facts| facts.suppressors.push(suppressor.to_owned()), &[suppressor, "swallow"]);
+    }
+}
+
+#[test]
+fn a12_the_seal_must_be_armed() {
+    for state in ["disabled", "not deferred", "altered"] {
+        one_problem(|facts| facts.seal_trigger = Some(state.to_owned()), &[state, "refuse_unsealed_commit"]);
+    }
+    one_problem(|facts| facts.seal_trigger = None, &["missing", "CREATE CONSTRAINT TRIGGER"]);
+    one_problem(|facts| facts.triggers_fire = false, &["session_replication_role"]);
+}
+
+#[test]
+fn functions_and_privileges_are_named() {
+    for (at, function) in FUNCTIONS.iter().enumerate() {
+        one_problem(|facts| drop(facts.functions.remove(at)), &[function, "idem migrate"]);
+    }
+    one_problem(
+        |facts| facts.missing_privileges = vec!["INSERT on units".to_owned()],
+        &["INSERT on units", "idem_worker"],
+    );
+}
+
+#[test]
+fn every_problem_is_reported_at_once() {
+    let mut facts = sound();
+    facts.seal_trigger = None;
+    facts.suppressors.push("rule r on units".to_owned());
+    assert_eq!(verify_schema(&facts).unwrap_err().len(), 2);
+}

@@ -1,0 +1,153 @@
+//! A consumer for the cases: a source with bounded waits and words for what went wrong.
+
+use std::{future::Future, time::Duration};
+
+use idem_core::{Attached, Delivery, Message, Received, Revocation, Settle, Settled, Source};
+
+use super::subject::SourceUnderTest;
+use crate::proof::durables;
+
+/// No case waits longer for one thing than this.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(super) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(PATIENCE, future).await {
+        Ok(answer) => answer,
+        Err(_) => panic!("{what} did not happen within {PATIENCE:?}"),
+    }
+}
+
+pub(super) type Deliveries<S> = Vec<Delivery<<S as Source>::Handle>>;
+
+/// An attached source.
+pub(super) struct Reader<S: Source> {
+    pub(super) source: S,
+    pub(super) attached: Attached,
+}
+
+impl<S: Source> Reader<S> {
+    pub(super) async fn open(subject: &impl SourceUnderTest<Source = S>) -> Self {
+        Self::on(subject.source().await).await
+    }
+
+    pub(super) async fn on(source: S) -> Self {
+        let attached = within("attach", source.attach()).await.expect("attach");
+        Self { source, attached }
+    }
+
+    pub(super) async fn receive(&self, max: usize) -> Received<S::Handle> {
+        within("receive", self.source.receive(max)).await.expect("receive")
+    }
+
+    /// Exactly `count` deliveries, over as many receives as it takes.
+    pub(super) async fn take(&self, count: usize) -> Deliveries<S> {
+        let mut taken = Vec::new();
+        while taken.len() < count {
+            match self.receive(count - taken.len()).await {
+                Received::Deliveries(deliveries) => taken.extend(deliveries),
+                other => panic!("after {} of {count} deliveries came {other:?}", taken.len()),
+            }
+        }
+        assert_eq!(taken.len(), count, "receive handed over more than it was asked for");
+        taken
+    }
+
+    /// The next revocation. Deliveries that arrive before it are handed to `meanwhile`.
+    pub(super) async fn revocation(&self, meanwhile: &mut Deliveries<S>) -> Revocation {
+        loop {
+            match self.receive(100).await {
+                Received::Revoked(revocation) => return revocation,
+                Received::Deliveries(deliveries) => meanwhile.extend(deliveries),
+                other => panic!("instead of a revocation came {other:?}"),
+            }
+        }
+    }
+
+    pub(super) async fn settle(&self, settlements: Vec<(S::Handle, Settle)>) -> Vec<Settled> {
+        let count = settlements.len();
+        let answers = within("settle", self.source.settle(settlements)).await;
+        assert_eq!(answers.len(), count, "settle must answer one per entry (contract 4)");
+        answers
+    }
+
+    pub(super) async fn try_acknowledge(&self, deliveries: Deliveries<S>) -> Vec<Settled> {
+        let proofs = durables(deliveries.len()).await;
+        let settlement = |(delivery, proof): (Delivery<_>, _)| (delivery.handle, Settle::Acknowledge(proof));
+        self.settle(deliveries.into_iter().zip(proofs).map(settlement).collect()).await
+    }
+
+    pub(super) async fn acknowledge(&self, deliveries: Deliveries<S>) {
+        let answers = self.try_acknowledge(deliveries).await;
+        assert!(answers.iter().all(|answer| *answer == Settled::Settled), "acknowledging answered {answers:?}");
+    }
+
+    pub(super) async fn release(&self, deliveries: Deliveries<S>, after: Duration) {
+        let settlement = |delivery: Delivery<_>| (delivery.handle, Settle::Release { after });
+        let answers = self.settle(deliveries.into_iter().map(settlement).collect()).await;
+        assert!(answers.iter().all(|answer| *answer == Settled::Settled), "releasing answered {answers:?}");
+    }
+
+    pub(super) async fn close(self) {
+        within("close", self.source.close(PATIENCE)).await;
+    }
+
+    /// What was released is delivered again: to this reader, or to its successor where the broker keeps positions and
+    /// so gives nothing back before the assignment ends.
+    pub(super) async fn after_release(self, subject: &impl SourceUnderTest<Source = S>) -> Self {
+        if self.source.capabilities().individual_settle { self } else { self.restart(subject).await }
+    }
+
+    /// Crashes, and starts again.
+    pub(super) async fn restart(self, subject: &impl SourceUnderTest<Source = S>) -> Self {
+        subject.crash(self.source).await;
+        Self::open(subject).await
+    }
+
+    /// Waits until the source says that it is idle; brokers may need a moment to notice.
+    pub(super) async fn idle(&self) {
+        within("is_idle", async {
+            while !self.source.is_idle().await {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+    }
+}
+
+/// Publishes `count` messages with the payloads `0`, `1`, …
+pub(super) async fn publish(subject: &impl SourceUnderTest, count: usize) {
+    for number in 0..count {
+        put(subject, Message::new(number.to_string())).await;
+    }
+}
+
+pub(super) async fn put(subject: &impl SourceUnderTest, message: Message) {
+    within("publishing", subject.publish(message)).await.expect("publishing");
+}
+
+pub(super) async fn left(subject: &impl SourceUnderTest, expected: u64) {
+    let left = within("counting", subject.unsettled(expected)).await;
+    assert_eq!(left, expected, "messages that are not settled for good");
+}
+
+/// The payloads as text, sorted where the order means nothing.
+pub(super) fn payloads<H>(deliveries: &[Delivery<H>]) -> Vec<String> {
+    let text = |delivery: &Delivery<H>| match delivery.message.payload() {
+        Some(payload) => String::from_utf8_lossy(payload).into_owned(),
+        None => "(none)".to_owned(),
+    };
+    deliveries.iter().map(text).collect()
+}
+
+pub(super) fn sorted<H>(deliveries: &[Delivery<H>]) -> Vec<String> {
+    let mut payloads = payloads(deliveries);
+    payloads.sort_unstable();
+    payloads
+}
+
+/// `0`, `1`, … as [`publish`] makes them, sorted as text.
+pub(super) fn numbers(count: usize) -> Vec<String> {
+    let mut numbers: Vec<String> = (0..count).map(|number| number.to_string()).collect();
+    numbers.sort_unstable();
+    numbers
+}

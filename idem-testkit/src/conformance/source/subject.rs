@@ -1,0 +1,150 @@
+//! What the suite needs from whoever wants a source tested.
+
+use std::future::Future;
+
+use idem_core::{Message, Source, SourceError};
+
+use crate::memory::Revoke;
+
+/// The fixture cannot do this, as its [`Features`] say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unsupported;
+
+/// What the broker carries, and what the fixture can make it do. Everything that [`SourceCapabilities`] says is not
+/// repeated here.
+///
+/// [`SourceCapabilities`]: idem_core::SourceCapabilities
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Features {
+    /// A header name may repeat, and the order among all headers is kept.
+    pub repeated_headers: bool,
+    /// A header may be without a value.
+    pub null_headers: bool,
+    /// A header's value may be any bytes.
+    pub binary_headers: bool,
+    /// A message may be without a payload.
+    pub tombstones: bool,
+    /// A payload may be empty.
+    pub empty_payloads: bool,
+    /// A payload may be any bytes.
+    pub binary_payloads: bool,
+    /// A payload may have 1 MiB.
+    pub payloads_of_one_mebibyte: bool,
+    /// A message may have a record key.
+    pub record_keys: bool,
+    /// The producer may give a message its id.
+    pub message_ids: bool,
+    /// The broker counts deliveries.
+    pub counts_attempts: bool,
+    /// Two sources on the queue both get messages. Without it, as with a topic of one partition, one gets all.
+    pub shares_messages: bool,
+    /// [`SourceUnderTest::revoke`] works.
+    pub revokes: bool,
+    /// [`SourceUnderTest::disconnect`] works.
+    pub disconnects: bool,
+    /// [`SourceUnderTest::hang`] works.
+    pub hangs: bool,
+    /// [`SourceUnderTest::expire`] works.
+    pub expires: bool,
+}
+
+impl Default for Features {
+    /// A broker that carries everything and counts deliveries, and a fixture that can make it do nothing.
+    fn default() -> Self {
+        Self {
+            repeated_headers: true,
+            null_headers: true,
+            binary_headers: true,
+            tombstones: true,
+            empty_payloads: true,
+            binary_payloads: true,
+            payloads_of_one_mebibyte: true,
+            record_keys: true,
+            message_ids: true,
+            counts_attempts: true,
+            shares_messages: true,
+            revokes: false,
+            disconnects: false,
+            hangs: false,
+            expires: false,
+        }
+    }
+}
+
+macro_rules! features {
+    ($($name:ident)*) => {$(
+        #[doc = concat!("Sets [`", stringify!($name), "`](Self::", stringify!($name), ").")]
+        #[must_use]
+        pub const fn $name(mut self, yes: bool) -> Self {
+            self.$name = yes;
+            self
+        }
+    )*};
+}
+
+impl Features {
+    features! {
+        repeated_headers null_headers binary_headers tombstones empty_payloads binary_payloads payloads_of_one_mebibyte
+        record_keys message_ids counts_attempts shares_messages revokes disconnects hangs expires
+    }
+}
+
+/// A fresh, empty queue or topic, with a group of its own, and a way to make sources on it.
+///
+/// Dropping it should remove what it created.
+pub trait SourceUnderTest: Send + Sync {
+    /// The source that is tested.
+    type Source: Source;
+
+    /// What the broker carries and the fixture can do.
+    fn features(&self) -> Features;
+
+    /// Publishes a message by the broker's own means, not through idem, and waits until the broker has it. Its record
+    /// key decides the order where there is one, and its ordering key is not set.
+    ///
+    /// # Errors
+    /// Where the broker cannot carry the message as it is. Never change it to make it fit.
+    fn publish(&self, message: Message) -> impl Future<Output = Result<(), SourceError>> + Send;
+
+    /// A source on the queue, in the group, not attached.
+    fn source(&self) -> impl Future<Output = Self::Source> + Send;
+
+    /// A source on another queue that exists.
+    fn source_of_another_queue(&self) -> impl Future<Output = Self::Source> + Send;
+
+    /// A source on a queue that does not exist.
+    fn source_of_an_unknown_queue(&self, name: &str) -> impl Future<Output = Self::Source> + Send;
+
+    /// Ends a source as the death of its process would: without a word to the broker. Returns when the broker knows.
+    fn crash(&self, source: Self::Source) -> impl Future<Output = ()> + Send;
+
+    /// How many messages are not settled for good: waiting, delayed or in flight. Where the broker tells it with a
+    /// delay, wait until it is `expected` or a few seconds are over.
+    fn unsettled(&self, expected: u64) -> impl Future<Output = u64> + Send;
+
+    /// Ends the assignment of every source of the group, each of which gets a new one.
+    fn revoke(&self, _how: Revoke) -> impl Future<Output = Result<(), Unsupported>> + Send {
+        async { Err(Unsupported) }
+    }
+
+    /// Cuts the connection of every source, which may connect again.
+    fn disconnect(&self) -> impl Future<Output = Result<(), Unsupported>> + Send {
+        async { Err(Unsupported) }
+    }
+
+    /// Makes the broker answer nothing to its sources.
+    fn hang(&self) -> impl Future<Output = Result<(), Unsupported>> + Send {
+        async { Err(Unsupported) }
+    }
+
+    /// Makes it answer again.
+    fn answer_again(&self) -> impl Future<Output = Result<(), Unsupported>> + Send {
+        async { Err(Unsupported) }
+    }
+
+    /// Lets the lease of every delivery pass, while its source still holds it.
+    fn expire(&self) -> impl Future<Output = Result<(), Unsupported>> + Send {
+        async { Err(Unsupported) }
+    }
+}

@@ -1,0 +1,423 @@
+//! Attempts and dead letters.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use idem_core::{
+    Bookkeeping, Bytes, CleanupStep, ConsumerName, DeadLetter, DeadLetterId, HashRuleId, Headers, Message, Origin,
+    ParkedDeadLetter, PayloadHash, Reason, Registered, Replay, ReplayEnd,
+};
+
+use super::{
+    gate::within,
+    scene::{NO_SCOPE, Scene, Seen, key_from, msg, registration},
+    subject::{Arrangement, StoreUnderTest},
+};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// D4: attempts are counted from one, for each key of each scope on its own, and the count outlives the process.
+pub async fn attempts_are_counted_from_one<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let orders = scene.register().await.scope;
+    let refunds = scene.register_as(&registration("refunds")).await.unwrap().scope;
+    let (key, other) = (key_from("order-1"), key_from("order-2"));
+    let hash = PayloadHash::of(b"paid");
+    for expected in 1..=3 {
+        assert_eq!(scene.store.count_attempt(orders, &key, hash).await.unwrap(), expected);
+    }
+    assert_eq!(scene.store.count_attempt(orders, &other, hash).await.unwrap(), 1);
+    assert_eq!(scene.store.count_attempt(refunds, &key, hash).await.unwrap(), 1);
+    let elsewhere = scene.elsewhere().await;
+    assert_eq!(elsewhere.store.count_attempt(orders, &key, hash).await.unwrap(), 4);
+}
+
+/// Design §4.11: an attempt that did not run to a verdict is taken back; a count never falls below zero.
+pub async fn an_attempt_can_be_taken_back<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let scope = scene.register().await.scope;
+    let (key, hash) = (key_from("order-1"), PayloadHash::of(b"paid"));
+    scene.store.uncount_attempt(scope, &key).await.unwrap();
+    assert_eq!(scene.store.count_attempt(scope, &key, hash).await.unwrap(), 1);
+    assert_eq!(scene.store.count_attempt(scope, &key, hash).await.unwrap(), 2);
+    scene.store.uncount_attempt(scope, &key).await.unwrap();
+    assert_eq!(scene.store.count_attempt(scope, &key, hash).await.unwrap(), 2);
+    for _ in 0..5 {
+        scene.store.uncount_attempt(scope, &key).await.unwrap();
+    }
+    assert_eq!(scene.store.count_attempt(scope, &key, hash).await.unwrap(), 1);
+}
+
+/// Another payload under the same key is another message: its attempts start anew.
+pub async fn another_payload_starts_its_attempts_anew<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let scope = scene.register().await.scope;
+    let key = key_from("order-1");
+    let (paid, refunded) = (PayloadHash::of(b"paid"), PayloadHash::of(b"refunded"));
+    scene.store.count_attempt(scope, &key, paid).await.unwrap();
+    assert_eq!(scene.store.count_attempt(scope, &key, paid).await.unwrap(), 2);
+    assert_eq!(scene.store.count_attempt(scope, &key, refunded).await.unwrap(), 1);
+    assert_eq!(scene.store.count_attempt(scope, &key, refunded).await.unwrap(), 2);
+}
+
+/// D4: attempts of one key that are counted by several at once are all counted, and no number is given twice.
+pub async fn attempts_counted_at_once_are_all_counted<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let scope = scene.register().await.scope;
+    let calls: Vec<_> = (0..8)
+        .map(|_| {
+            let store = Arc::clone(&scene.store);
+            tokio::spawn(async move {
+                store.count_attempt(scope, &key_from("order-1"), PayloadHash::of(b"paid")).await.unwrap()
+            })
+        })
+        .collect();
+    let mut numbers = Vec::new();
+    for call in calls {
+        numbers.push(call.await.unwrap());
+    }
+    numbers.sort_unstable();
+    assert_eq!(numbers, (1..=8).collect::<Vec<_>>());
+}
+
+/// A dead letter of `orders` as the worker makes one.
+fn letter(registered: &Registered, message: Message, key: Option<&str>, reason: Reason) -> DeadLetter {
+    let hash = message.payload().map_or(PayloadHash::NONE, |payload| PayloadHash::of(payload));
+    DeadLetter {
+        consumer: ConsumerName::new("orders").unwrap(),
+        scope: registered.scope,
+        key: key.map(key_from),
+        hash: key.map(|_| (hash, registered.hash_rules.first().copied().unwrap_or(HashRuleId(0)))),
+        message,
+        reason,
+        attempts: 5,
+        error: "out of stock".to_owned(),
+        keep_payload: true,
+    }
+}
+
+fn from(origin: &str, key: &str, payload: &str) -> Message {
+    msg(key, payload).with_origin(Origin::new(origin))
+}
+
+async fn park<T: StoreUnderTest>(scene: &Scene<'_, T>, letter: &DeadLetter) -> ParkedDeadLetter {
+    within("parking", scene.store.park(letter)).await.unwrap_or_else(|error| panic!("not parked: {error}"))
+}
+
+async fn listed<T: StoreUnderTest>(scene: &Scene<'_, T>) -> Vec<ParkedDeadLetter> {
+    let orders = ConsumerName::new("orders").unwrap();
+    within("listing dead letters", scene.store.dead_letters(&orders, 100)).await.unwrap()
+}
+
+async fn take<T: StoreUnderTest>(scene: &Scene<'_, T>, registered: &Registered) -> Vec<Replay> {
+    let orders = ConsumerName::new("orders").unwrap();
+    within("taking replays", scene.store.take_replays(&orders, registered.run, 10)).await.unwrap()
+}
+
+/// Design §4.12: a dead letter keeps its facts, whatever its reason; one without key and hash too.
+pub async fn a_dead_letter_keeps_its_facts<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    for (number, reason) in Reason::ALL.into_iter().enumerate() {
+        let key = (number % 2 == 0).then_some("order-1");
+        let parked =
+            park(&scene, &letter(&registered, from(&format!("q/{number}"), "order-1", "p"), key, reason)).await;
+        assert_eq!((parked.reason, parked.copies, parked.attempts), (reason, 1, 5));
+        assert_eq!(parked.key.as_ref().map(|key| key.as_str()), key);
+        assert_eq!((parked.origin.as_str(), parked.error.as_str()), (&*format!("q/{number}"), "out of stock"));
+        assert!(parked.published_at.is_none() && parked.replayed.is_none());
+        let age = parked.first_at.duration_since(registered.now);
+        assert!(age.is_ok() || parked.first_at + Duration::from_secs(2) > registered.now, "{parked:?}");
+    }
+    let listed = listed(&scene).await;
+    assert_eq!(listed.len(), Reason::ALL.len());
+    let reasons: Vec<_> = listed.iter().rev().map(|parked| parked.reason).collect();
+    assert_eq!(reasons, Reason::ALL, "newest first");
+    assert_eq!(listed.iter().map(|parked| parked.id).collect::<HashSet<_>>().len(), listed.len());
+}
+
+/// Design §4.12: after a crash the same message is parked again: the same origin changes nothing.
+pub async fn the_same_origin_is_parked_once<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    for key in [Some("order-1"), None] {
+        let origin = format!("q/{key:?}");
+        let first = park(&scene, &letter(&registered, from(&origin, "order-1", "p"), key, Reason::Permanent)).await;
+        let again = park(&scene, &letter(&registered, from(&origin, "order-1", "p"), key, Reason::Permanent)).await;
+        assert_eq!((first.id, again.copies), (again.id, 1));
+    }
+    assert_eq!(listed(&scene).await.len(), 2);
+}
+
+/// Design §4.12: equal messages with one reason are one row with a count; a copy that comes back is not counted again.
+pub async fn equal_dead_letters_are_one_row_with_a_count<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let copy = |origin: &str| letter(&registered, from(origin, "order-1", "p"), Some("order-1"), Reason::Permanent);
+    let first = park(&scene, &copy("q/1")).await;
+    assert_eq!(park(&scene, &copy("q/2")).await.copies, 2);
+    let again = park(&scene, &copy("q/2")).await;
+    assert_eq!((again.id, again.copies), (first.id, 2));
+    assert_eq!(park(&scene, &copy("q/3")).await.copies, 3);
+    let listed = listed(&scene).await;
+    assert_eq!((listed.len(), listed[0].copies, listed[0].origin.as_str()), (1, 3, "q/1"));
+}
+
+/// Dead letters that differ in key, payload, reason or consumer are rows of their own, and so are all without a key.
+pub async fn different_dead_letters_are_rows_of_their_own<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let refunds = scene.register_as(&registration("refunds")).await.unwrap();
+    let of = |origin: &str, key: &str, payload: &str, reason| {
+        letter(&registered, from(origin, key, payload), Some(key), reason)
+    };
+    let mut other_consumer = of("q/1", "order-1", "p", Reason::Permanent);
+    (other_consumer.consumer, other_consumer.scope) = (ConsumerName::new("refunds").unwrap(), refunds.scope);
+    let without_key = |origin: &str| letter(&registered, from(origin, "order-1", "p"), None, Reason::MissingKey);
+    let letters = [
+        of("q/1", "order-1", "p", Reason::Permanent),
+        of("q/2", "order-2", "p", Reason::Permanent),
+        of("q/3", "order-1", "q", Reason::Permanent),
+        of("q/4", "order-1", "p", Reason::Conflict),
+        other_consumer,
+        without_key("q/5"),
+        without_key("q/6"),
+    ];
+    let mut ids = HashSet::new();
+    for letter in &letters {
+        let parked = park(&scene, letter).await;
+        assert_eq!(parked.copies, 1, "{letter:?}");
+        assert!(ids.insert(parked.id), "{letter:?}");
+    }
+    assert_eq!(listed(&scene).await.len(), 6);
+    let refunds = ConsumerName::new("refunds").unwrap();
+    assert_eq!(scene.store.dead_letters(&refunds, 100).await.unwrap().len(), 1);
+    let newest = scene.store.dead_letters(&ConsumerName::new("orders").unwrap(), 2).await.unwrap();
+    assert_eq!(newest.iter().map(|parked| parked.origin.as_str()).collect::<Vec<_>>(), ["q/6", "q/5"]);
+}
+
+/// The same dead letter parked by several at once is one row.
+pub async fn a_dead_letter_parked_at_once_is_one_row<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let calls: Vec<_> = (0..8)
+        .map(|number| {
+            let store: Arc<Seen<T>> = Arc::clone(&scene.store);
+            // Two copies, each parked by four.
+            let message = from(&format!("q/{}", number % 2), "order-1", "p");
+            let letter = letter(&registered, message, Some("order-1"), Reason::Permanent);
+            tokio::spawn(async move { store.park(&letter).await.map(|parked| parked.id) })
+        })
+        .collect();
+    let mut ids = HashSet::new();
+    for call in calls {
+        ids.insert(within("parking at once", call).await.unwrap().unwrap());
+    }
+    assert_eq!(ids.len(), 1);
+    let listed = listed(&scene).await;
+    assert_eq!((listed.len(), listed[0].copies), (1, 2));
+}
+
+/// S4, S6: a dead letter is never refused for what is in it: quotes, control characters, NUL, invalid UTF-8, no value.
+pub async fn a_dead_letter_may_hold_anything<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let mut headers = Headers::default();
+    headers.push("bytes", Some(Bytes::from_static(b"\0\xff'\";--")));
+    headers.push("none", None);
+    headers.push("twice", Some(Bytes::from_static(b"1")));
+    headers.push("twice", Some(Bytes::from_static(b"2")));
+    headers.push("na\"me\u{1}", Some(Bytes::new()));
+    let message = Message::new(b"\0\xff\xfe'; DROP TABLE dead_letters; --".to_vec())
+        .with_headers(headers.clone())
+        .with_origin(Origin::new("queue 'one'/\"1\""))
+        .with_id("'id'")
+        .with_record_key(b"\0\xff".to_vec())
+        .with_type("ty\"pe");
+    let mut letter = letter(&registered, message.clone(), Some("'; --"), Reason::Malformed);
+    letter.error = "it's \"broken\" {} %s \\".to_owned();
+    let parked = park(&scene, &letter).await;
+    assert_eq!((parked.error.as_str(), parked.origin.as_str()), (letter.error.as_str(), "queue 'one'/\"1\""));
+    assert_eq!(scene.store.request_replay(&[parked.id]).await.unwrap(), 1);
+    let replays = take(&scene, &registered).await;
+    assert_eq!(replays.len(), 1);
+    assert_same(&replays[0].message, &message);
+    assert_eq!(replays[0].message.headers(), &headers);
+}
+
+/// A replayed message is the delivered one in all that a handler may look at.
+fn assert_same(replayed: &Message, delivered: &Message) {
+    assert_eq!(replayed.payload(), delivered.payload());
+    assert_eq!(replayed.headers(), delivered.headers());
+    assert_eq!((replayed.id(), replayed.message_type()), (delivered.id(), delivered.message_type()));
+    assert_eq!(replayed.record_key(), delivered.record_key());
+    assert_eq!(replayed.origin(), delivered.origin());
+}
+
+/// Design §4.12: a dead letter is marked once its broker has confirmed it.
+pub async fn a_published_dead_letter_is_marked<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let of = |origin: &str, key: &str| letter(&registered, from(origin, key, "p"), Some(key), Reason::Permanent);
+    let (first, second) = (park(&scene, &of("q/1", "order-1")).await, park(&scene, &of("q/2", "order-2")).await);
+    scene.store.mark_published(first.id).await.unwrap();
+    scene.store.mark_published(first.id).await.unwrap();
+    let listed = listed(&scene).await;
+    assert_eq!(
+        listed.iter().map(|parked| (parked.id, parked.published_at.is_some())).collect::<Vec<_>>(),
+        [(second.id, false), (first.id, true)]
+    );
+    assert!(park(&scene, &of("q/1", "order-1")).await.published_at.is_some(), "parked again, it is still published");
+}
+
+/// C7: a replay is handed out once it is asked for, as the message that was delivered, under its key and scope.
+pub async fn a_replay_brings_the_message_as_it_was_delivered<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let tombstone = Message::tombstone().with_header("idempotencykey", "order-2").with_origin(Origin::new("q/2"));
+    let messages = [from("q/1", "order-1", "paid").with_id("7").with_type("t"), tombstone, from("q/3", "order-3", "")];
+    let mut ids = Vec::new();
+    for (number, message) in messages.iter().enumerate() {
+        let key = format!("order-{}", number + 1);
+        ids.push(park(&scene, &letter(&registered, message.clone(), Some(&key), Reason::Permanent)).await.id);
+    }
+    assert!(take(&scene, &registered).await.is_empty(), "nobody has asked yet");
+    assert_eq!(scene.store.request_replay(&ids).await.unwrap(), 3);
+    let mut replays = take(&scene, &registered).await;
+    replays.sort_by_key(|replay| replay.id);
+    assert_eq!(replays.iter().map(|replay| replay.id).collect::<Vec<_>>(), ids);
+    for (number, (replay, message)) in replays.iter().zip(&messages).enumerate() {
+        assert_same(&replay.message, message);
+        assert_eq!(replay.scope, registered.scope);
+        assert_eq!(replay.key, Some(key_from(&format!("order-{}", number + 1))));
+    }
+}
+
+async fn one_requested<T: StoreUnderTest>(scene: &Scene<'_, T>, registered: &Registered) -> DeadLetterId {
+    let letter = letter(registered, from("q/1", "order-1", "p"), Some("order-1"), Reason::Permanent);
+    let id = park(scene, &letter).await.id;
+    assert_eq!(scene.store.request_replay(&[id]).await.unwrap(), 1);
+    id
+}
+
+/// Of several workers that take replays at once, each replay goes to one.
+pub async fn a_replay_goes_to_one_worker<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let mut ids = Vec::new();
+    for number in 0..10 {
+        let key = format!("order-{number}");
+        let letter = letter(&registered, from(&format!("q/{number}"), &key, "p"), Some(&key), Reason::Permanent);
+        ids.push(park(&scene, &letter).await.id);
+    }
+    assert_eq!(scene.store.request_replay(&ids).await.unwrap(), 10);
+    let orders = ConsumerName::new("orders").unwrap();
+    let mut calls = Vec::new();
+    for _ in 0..4 {
+        let (store, run, orders) = (Arc::clone(&scene.store), scene.register().await.run, orders.clone());
+        calls.push(tokio::spawn(async move { store.take_replays(&orders, run, 4).await.unwrap() }));
+    }
+    let mut taken = Vec::new();
+    for call in calls {
+        let replays = within("taking replays at once", call).await.unwrap();
+        assert!(replays.len() <= 4);
+        taken.extend(replays.into_iter().map(|replay| replay.id));
+    }
+    while let more @ [_, ..] = &take(&scene, &registered).await[..] {
+        taken.extend(more.iter().map(|replay| replay.id));
+    }
+    taken.sort_unstable();
+    assert_eq!(taken, ids);
+}
+
+/// A replay that has ended is not taken again, says how it ended, and can be asked for anew.
+pub async fn a_finished_replay_is_over<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let id = one_requested(&scene, &registered).await;
+    let failed = ReplayEnd::Failed { reason: Reason::Permanent, error: "still out of stock".to_owned() };
+    for end in [failed, ReplayEnd::Processed, ReplayEnd::Duplicate] {
+        assert_eq!(take(&scene, &registered).await.len(), 1, "before {end:?}");
+        scene.store.finish_replay(id, end.clone()).await.unwrap();
+        assert!(take(&scene, &registered).await.is_empty(), "after {end:?}");
+        assert!(listed(&scene).await[0].replayed.is_some(), "after {end:?}");
+        assert_eq!(scene.store.request_replay(&[id]).await.unwrap(), 1, "after {end:?}");
+    }
+}
+
+/// A replay that did not run, because its worker stopped, goes to another worker.
+pub async fn a_released_replay_is_taken_by_another<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let id = one_requested(&scene, &registered).await;
+    assert_eq!(take(&scene, &registered).await.len(), 1);
+    scene.store.finish_replay(id, ReplayEnd::Released).await.unwrap();
+    let other = scene.elsewhere().await;
+    let taken = take(&other, &other.register().await).await;
+    assert_eq!(taken.iter().map(|replay| replay.id).collect::<Vec<_>>(), [id]);
+}
+
+/// A replay whose worker died goes to another one after a while, and not before.
+pub async fn an_abandoned_replay_is_taken_after_a_while<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let id = one_requested(&scene, &registered).await;
+    assert_eq!(take(&scene, &registered).await.len(), 1);
+    let other = scene.elsewhere().await;
+    let run = other.register().await;
+    assert!(take(&other, &run).await.is_empty());
+    if !scene.arrange(Arrangement::Age(DAY)).await {
+        return;
+    }
+    let taken = take(&other, &run).await;
+    assert_eq!(taken.iter().map(|replay| replay.id).collect::<Vec<_>>(), [id]);
+}
+
+/// A dead letter whose payload was not kept is never handed out, because what it would run is another message.
+pub async fn a_dead_letter_without_its_payload_is_not_replayed<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let mut letter = letter(&registered, from("q/1", "order-1", "p"), Some("order-1"), Reason::TooLarge);
+    letter.keep_payload = false;
+    let id = park(&scene, &letter).await.id;
+    assert_eq!(scene.store.request_replay(&[id]).await.unwrap(), 0);
+    assert!(take(&scene, &registered).await.is_empty());
+    assert_eq!(listed(&scene).await.len(), 1);
+}
+
+/// A replay of what does not exist marks nothing, and one that is under way is not asked for again.
+pub async fn only_known_and_idle_dead_letters_can_be_replayed<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let id = one_requested(&scene, &registered).await;
+    assert_eq!(scene.store.request_replay(&[]).await.unwrap(), 0);
+    assert_eq!(scene.store.request_replay(&[DeadLetterId(id.0 + 1000), id]).await.unwrap(), 0);
+    assert_eq!(take(&scene, &registered).await.len(), 1);
+    assert_eq!(scene.store.request_replay(&[id]).await.unwrap(), 0, "it was taken and not finished");
+    let unknown = ConsumerName::new("nobody").unwrap();
+    assert!(scene.store.take_replays(&unknown, registered.run, 10).await.unwrap().is_empty());
+    let park_elsewhere =
+        DeadLetter { scope: NO_SCOPE, ..letter(&registered, from("q/9", "k", "p"), Some("k"), Reason::Permanent) };
+    // A scope that the store does not know may be refused, but never mixed up with another.
+    drop(scene.store.park(&park_elsewhere).await);
+    assert!(listed(&scene).await.iter().filter(|parked| parked.id == id).all(|parked| parked.copies == 1));
+}
+
+/// Design §4.12: old dead letters go with cleanup, those that await a replay stay.
+pub async fn cleanup_keeps_what_awaits_a_replay<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let waiting = one_requested(&scene, &registered).await;
+    park(&scene, &letter(&registered, from("q/2", "order-2", "p"), Some("order-2"), Reason::Permanent)).await;
+    scene.store.count_attempt(registered.scope, &key_from("order-3"), PayloadHash::of(b"p")).await.unwrap();
+    if !scene.arrange(Arrangement::Age(40 * DAY)).await {
+        return;
+    }
+    let new = park(&scene, &letter(&registered, from("q/4", "order-4", "p"), Some("order-4"), Reason::Permanent)).await;
+    let step = CleanupStep { rows_max: 1000, units_kept: DAY, failures_kept: 30 * DAY };
+    let cleaned = within("cleaning up", scene.store.cleanup(step)).await.unwrap();
+    assert!(cleaned.others >= 2, "one dead letter and one row of attempts: {cleaned:?}");
+    let left: Vec<_> = listed(&scene).await.into_iter().map(|parked| parked.id).collect();
+    assert_eq!(left, [new.id, waiting]);
+    let hash = PayloadHash::of(b"p");
+    assert_eq!(scene.store.count_attempt(registered.scope, &key_from("order-3"), hash).await.unwrap(), 1);
+}

@@ -1,0 +1,282 @@
+//! The suite for stores: every promise of [`Store`](idem_core::Store), [`UnitOfWork`](idem_core::UnitOfWork) and
+//! [`Bookkeeping`](idem_core::Bookkeeping), as a case that a store passes or not.
+//!
+//! A store implements [`StoreUnderTest`] beside its tests and names a function that makes one:
+//!
+//! ```
+//! use std::sync::Arc;
+//! # use idem_core::{HandlerError, Tx};
+//! # use idem_testkit::{MemoryStore, conformance::store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest}};
+//!
+//! struct Fresh(Arc<MemoryStore>);
+//!
+//! impl StoreUnderTest for Fresh {
+//!     type Store = MemoryStore;
+//!
+//!     fn store(&self) -> Arc<MemoryStore> {
+//!         Arc::clone(&self.0)
+//!     }
+//!
+//!     async fn write(tx: &mut Tx<'_, MemoryStore>, effect: &Effect) -> Result<(), HandlerError> {
+//!         Ok(tx.connection().append("effects", &effect.key, effect.payload.clone()).await?)
+//!     }
+//!     // …
+//! #     async fn another(&self) -> Arc<MemoryStore> { Arc::clone(&self.0) }
+//! #     async fn effects(&self) -> Vec<Effect> { Vec::new() }
+//! #     async fn recorded(&self) -> Vec<String> { Vec::new() }
+//! #     async fn audited(&self) -> Vec<(String, Option<String>)> { Vec::new() }
+//! #     fn offers(&self, _: HandlerAction) -> bool { false }
+//! #     async fn act(_: &mut Tx<'_, MemoryStore>, _: HandlerAction, _: &Effect) -> Result<(), HandlerError> { Err("".into()) }
+//! #     fn arranges(&self, _: Arrangement) -> bool { false }
+//! #     async fn arrange(&self, _: Arrangement) -> Result<(), NotOffered> { Err(NotOffered) }
+//! }
+//!
+//! async fn fresh() -> Fresh {
+//!     Fresh(Arc::new(MemoryStore::new()))
+//! }
+//!
+//! // Makes one test a case, in a module of its own so that their names meet nobody else's.
+//! mod conformance {
+//!     idem_testkit::store_conformance!(super::fresh);
+//! }
+//! ```
+//!
+//! Cases run through the engine where the engine is what stands between a store and a user, and by hand where a
+//! contract of a trait can be seen only there. They wait for events, never for time, and read effects back from the
+//! database. The letters in their documentation are those of the failure catalogue.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a case turns red by panicking")]
+
+pub mod batches;
+pub mod competition;
+pub mod consumers;
+pub mod deliveries;
+pub mod dropped;
+pub mod failures;
+mod gate;
+pub mod keys;
+pub mod lost_commits;
+mod observed;
+pub mod records;
+mod scene;
+mod subject;
+pub mod transactions;
+
+use std::{future::Future, time::Duration};
+
+pub use self::subject::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest};
+
+/// How long one case may take. None needs more than seconds; this is for a store that hangs.
+const CASE_MAX: Duration = Duration::from_secs(120);
+
+/// Runs one case on a fresh subject, in a runtime of its own. [`store_conformance!`](crate::store_conformance) calls it.
+///
+/// # Panics
+/// Where the case is red. The subject's database is then kept.
+pub fn run<T, F, C>(name: &str, factory: impl FnOnce() -> F, case: C)
+where
+    T: StoreUnderTest,
+    F: Future<Output = T>,
+    C: AsyncFnOnce(&T),
+{
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).enable_all().build();
+    let runtime = runtime.unwrap_or_else(|error| panic!("no runtime for {name}: {error}"));
+    runtime.block_on(async {
+        let subject = gate::within("a fresh subject", factory()).await;
+        let done = tokio::time::timeout(CASE_MAX, case(&subject)).await;
+        assert!(done.is_ok(), "{name} took longer than {CASE_MAX:?}");
+        gate::within("removing the subject", subject.discard()).await;
+    });
+}
+
+/// Makes one `#[test]` of each case of the [store suite](crate::conformance::store), on what an async function without
+/// arguments makes: a fresh [`StoreUnderTest`](crate::conformance::store::StoreUnderTest).
+#[macro_export]
+macro_rules! store_conformance {
+    ($factory:path) => {
+        $crate::__store_cases! {
+            $factory =>
+            deliveries {
+                processes_exactly_once_on_first_delivery,
+                skips_duplicate_silently,
+                same_message_2_times,
+                same_message_10_times,
+                concurrent_duplicates,
+                with_several_parallel_consumers,
+                a_duplicate_is_known_after_a_restart,
+                other_payload_is_a_conflict_and_never_handled,
+                a_conflict_leaves_the_record_untouched,
+                duplicates_and_conflicts_carry_the_winners_record,
+                two_consumers_with_the_same_key_both_run,
+                two_tenants_with_the_same_key_both_run,
+                a_tombstone_and_an_empty_payload_differ,
+                a_payload_of_one_mebibyte_is_handled_and_a_larger_one_refused,
+                a_payload_of_any_bytes_is_handled_as_it_is,
+                a_redelivery_with_other_headers_is_a_duplicate,
+                an_unprotected_type_runs_each_time_without_a_record,
+                a_handler_that_changes_its_copy_changes_nothing,
+                process_on_gives_the_lane_back_after_a_normal_end,
+                process_on_keeps_the_lane_after_an_abnormal_end,
+            }
+            batches {
+                batch_of_1,
+                batch_of_100,
+                batch_of_500,
+                an_empty_batch_is_no_unit,
+                equal_messages_in_one_batch_run_once,
+                other_payload_in_one_batch_is_a_conflict,
+                copies_of_a_recorded_key_are_compared_with_its_record,
+                fresh_old_fresh,
+                handlers_run_and_decisions_stand_in_the_order_of_delivery,
+                claims_arrive_folded_and_sorted,
+                a_handlers_error_leaves_nothing,
+                a_handlers_panic_leaves_nothing,
+                a_handler_past_its_deadline_leaves_nothing,
+                a_late_handler_in_a_batch_spares_its_neighbours,
+                one_poison_message_spares_its_neighbours,
+                a_duplicate_of_a_failed_leader_is_not_settled,
+                an_equal_copy_follows_a_leader_that_failed_for_good,
+                another_payload_runs_after_its_leader_failed_for_good,
+                ids_1_2_1_2_1_3_with_2_failing,
+                what_follows_a_failure_in_its_ordering_key_waits,
+                overlapping_batches_run_each_key_once,
+                outside_effects_run_one_message_a_unit,
+                a_batch_handler_gets_what_is_fresh,
+                a_batch_handlers_culprit_is_the_only_one_that_fails,
+            }
+            competition {
+                one_waiter_runs_when_the_winner_rolls_back,
+                every_waiter_is_a_duplicate_when_the_winner_commits,
+                every_waiter_with_another_payload_is_a_conflict_when_the_winner_commits,
+                a_held_key_is_busy_within_the_busy_timeout,
+                a_busy_key_spares_its_neighbours,
+                a_claim_waits_for_twins_only,
+                an_uncommitted_twin_is_never_found,
+                batches_in_opposite_orders_never_deadlock,
+                many_consumers_race_for_one_key,
+                two_payloads_race_for_one_key,
+                more_lanes_than_the_store_has_are_refused,
+                a_shared_transaction_is_offered_only_where_declared,
+            }
+            transactions {
+                swallowed_sql_error_is_not_acknowledged,
+                swallowed_sql_error_in_mid_batch_loses_nothing,
+                unread_error_is_not_acknowledged,
+                deferred_error_at_commit_is_a_failure,
+                raw_commit_in_mid_batch_loses_nothing,
+                swallowed_raw_commit_in_mid_batch_loses_nothing,
+                raw_rollback_in_mid_batch_loses_nothing,
+                raw_commit_and_begin_in_mid_batch_loses_nothing,
+                nested_transaction_left_open_in_mid_batch_loses_nothing,
+                a_handler_that_ends_its_transaction_is_not_acknowledged,
+                nested_transaction_left_open_is_not_acknowledged,
+                a_nested_transaction_commits_with_its_unit,
+                a_nested_transaction_is_rolled_back_with_its_unit,
+                a_nested_rollback_keeps_what_is_around_it,
+                a_killed_connection_is_infrastructure_whatever_the_handler_says,
+                a_blocked_statement_ends_with_the_deadline,
+                nothing_is_visible_before_the_commit,
+                an_errors_text_quotes_no_payload,
+                errors_of_others_are_not_classified,
+            }
+            lost_commits {
+                a_lost_answer_to_a_commit_that_happened,
+                a_lost_answer_to_a_commit_that_did_not_happen,
+                a_lost_answer_to_a_batch_that_committed,
+                a_lost_answer_to_a_batch_that_did_not_commit,
+                followers_of_a_lost_commit_are_decided_by_the_record,
+                a_commit_that_hangs_is_resolved_in_bounded_time,
+                answers_lost_over_and_over_are_never_guessed,
+            }
+            dropped {
+                process_dropped_at_every_poll,
+                process_on_dropped_at_every_poll,
+                begin_dropped_at_every_poll,
+                claim_dropped_at_every_poll,
+                statement_dropped_at_every_poll,
+                commit_dropped_at_every_poll,
+                rollback_dropped_at_every_poll,
+                a_dropped_unit_leaves_nothing,
+            }
+            keys {
+                hostile_keys_are_plain_text,
+                keys_that_look_alike_are_different,
+                keys_that_look_like_uuids_are_different,
+                the_longest_keys_are_whole,
+                malformed_keys_are_refused_and_neighbours_unharmed,
+                a_message_without_a_key_is_never_given_one,
+            }
+            records {
+                a_record_is_kept_at_least_for_its_retention,
+                a_record_may_be_kept_for_ever,
+                a_record_may_be_kept_for_ten_years,
+                an_expired_record_counts_until_it_is_removed,
+                cleanup_removes_only_what_has_expired,
+                cleanup_goes_in_bounded_steps,
+                a_winner_that_vanishes_before_it_is_read_is_claimed_again,
+                swallowed_records_are_no_duplicates,
+                a_table_that_is_gone_for_a_while_is_infrastructure,
+                a_damaged_schema_is_refused_with_its_cure,
+                claims_and_reads_answer_in_order,
+                units_and_rounds_follow_one_another_on_a_lane,
+                a_failure_leaves_no_record_in_the_way_of_its_replay,
+                the_databases_clock_goes_forward,
+            }
+            failures {
+                attempts_are_counted_from_one,
+                an_attempt_can_be_taken_back,
+                another_payload_starts_its_attempts_anew,
+                attempts_counted_at_once_are_all_counted,
+                a_dead_letter_keeps_its_facts,
+                the_same_origin_is_parked_once,
+                equal_dead_letters_are_one_row_with_a_count,
+                different_dead_letters_are_rows_of_their_own,
+                a_dead_letter_parked_at_once_is_one_row,
+                a_dead_letter_may_hold_anything,
+                a_published_dead_letter_is_marked,
+                a_replay_brings_the_message_as_it_was_delivered,
+                a_replay_goes_to_one_worker,
+                a_finished_replay_is_over,
+                a_released_replay_is_taken_by_another,
+                an_abandoned_replay_is_taken_after_a_while,
+                a_dead_letter_without_its_payload_is_not_replayed,
+                only_known_and_idle_dead_letters_can_be_replayed,
+                cleanup_keeps_what_awaits_a_replay,
+            }
+            consumers {
+                registering_twice_gives_the_same_scope,
+                workers_that_start_at_once_are_one_consumer,
+                every_consumer_and_tenant_has_a_scope_of_its_own,
+                another_source_is_refused_with_both_values,
+                another_handler_is_refused_with_both_values,
+                another_key_rule_is_refused_with_both_values,
+                another_hash_rule_is_refused_with_both_values,
+                what_a_start_does_not_say_binds_nothing,
+                hash_rule_ids_are_stable_and_distinct,
+                a_former_hash_rule_is_hashed_again,
+                an_unknown_hash_rule_is_a_conflict_of_its_own_kind,
+                a_new_consumer_is_running,
+                controls_are_read_by_every_process,
+                the_epoch_never_goes_back,
+                the_audit_trail_keeps_every_line,
+                bookkeeping_goes_on_while_a_unit_is_open,
+                hooks_that_are_not_offered_are_refused,
+            }
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __store_cases {
+    ($factory:path => $($module:ident { $($case:ident,)* })*) => { $($(
+        #[test]
+        fn $case() {
+            $crate::conformance::store::run(stringify!($case), $factory, $crate::conformance::store::$module::$case);
+        }
+    )*)* };
+}
+
+#[cfg(test)]
+mod tests;

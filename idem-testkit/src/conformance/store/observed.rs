@@ -1,0 +1,229 @@
+//! A store around the one under test, which notes what the engine asks of it and can lose the answer to a commit.
+
+use std::{
+    collections::VecDeque,
+    error::Error,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use async_trait::async_trait;
+use idem_core::{
+    AuditEntry, Bookkeeping, Claim, ClaimError, Claimed, Cleaned, CleanupStep, CommitError, ConsumerName, Control,
+    ControlState, DeadLetter, DeadLetterId, ErrorClass, IdempotencyKey, ParkedDeadLetter, PayloadHash, Recorded,
+    Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, Store, StoreCapabilities, StoreError, Tenant, Tx,
+    UnitOfWork, UnitOptions,
+};
+
+use super::gate::{Counter, Gate};
+
+/// The store under test, seen by the suite.
+#[derive(Debug)]
+pub(super) struct Observed<S> {
+    pub(super) inner: Arc<S>,
+    pub(super) spy: Arc<Spy>,
+}
+
+/// What was seen, and what is to go wrong.
+#[derive(Debug, Default)]
+pub(super) struct Spy {
+    /// Claims that have begun, whether or not they were answered yet.
+    pub(super) claiming: Counter,
+    /// Lanes that were opened.
+    pub(super) opened: Counter,
+    claimed: Mutex<Vec<Vec<(ScopeId, IdempotencyKey)>>>,
+    commits: Mutex<VecDeque<LostCommit>>,
+    before_read: Mutex<Option<Gate>>,
+}
+
+/// What becomes of a commit whose answer never arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LostCommit {
+    /// The database committed (A5).
+    Committed,
+    /// The database never got it, and rolled back when the connection closed (A6).
+    RolledBack,
+    /// No answer and no end: the transaction stays open with its keys held until the connection closes (A7).
+    Hangs,
+}
+
+impl Spy {
+    /// The next commits lose their answers.
+    pub(super) fn lose_commits(&self, lost: &[LostCommit]) {
+        self.commits.lock().unwrap_or_else(PoisonError::into_inner).extend(lost);
+    }
+
+    /// Every read of records waits at `gate` first.
+    pub(super) fn gate_reads(&self, gate: Gate) {
+        *self.before_read.lock().unwrap_or_else(PoisonError::into_inner) = Some(gate);
+    }
+
+    /// The keys of every claim, in the order in which the engine asked.
+    pub(super) fn claimed(&self) -> Vec<Vec<(ScopeId, IdempotencyKey)>> {
+        self.claimed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct ObservedUnit<'l, S: Store> {
+    inner: S::Unit<'l>,
+    spy: &'l Spy,
+}
+
+impl<S: Store> Store for Observed<S> {
+    type Lane = S::Lane;
+    type Connection<'t> = S::Connection<'t>;
+    type Unit<'l> = ObservedUnit<'l, S>;
+
+    fn capabilities(&self) -> StoreCapabilities {
+        self.inner.capabilities()
+    }
+
+    async fn open(&self) -> Result<S::Lane, StoreError> {
+        self.spy.opened.add();
+        self.inner.open().await
+    }
+
+    async fn close(&self, lane: S::Lane) {
+        self.inner.close(lane).await;
+    }
+
+    async fn begin<'l>(
+        &'l self,
+        lane: &'l mut S::Lane,
+        options: UnitOptions,
+    ) -> Result<ObservedUnit<'l, S>, StoreError> {
+        Ok(ObservedUnit { inner: self.inner.begin(lane, options).await?, spy: &self.spy })
+    }
+
+    fn reborrow<'a, 't: 'a>(connection: &'a mut S::Connection<'t>) -> S::Connection<'a> {
+        S::reborrow(connection)
+    }
+
+    fn classify(error: &(dyn Error + 'static)) -> Option<ErrorClass> {
+        S::classify(error)
+    }
+
+    fn describe(error: &(dyn Error + 'static)) -> Option<String> {
+        S::describe(error)
+    }
+}
+
+impl<S: Store> UnitOfWork<Observed<S>> for ObservedUnit<'_, S> {
+    async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
+        let keys = claims.iter().map(|claim| (claim.scope, claim.key.clone())).collect();
+        self.spy.claimed.lock().unwrap_or_else(PoisonError::into_inner).push(keys);
+        self.spy.claiming.add();
+        self.inner.claim(claims).await
+    }
+
+    async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
+        let gate = self.spy.before_read.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(gate) = gate {
+            gate.pass().await;
+        }
+        self.inner.read(claims).await
+    }
+
+    fn tx(&mut self) -> Tx<'_, Observed<S>> {
+        Tx::new(self.inner.tx().into_connection())
+    }
+
+    fn shared_tx(&self) -> Option<Tx<'_, Observed<S>>> {
+        self.inner.shared_tx().map(|tx| Tx::new(tx.into_connection()))
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        self.inner.check()
+    }
+
+    async fn commit(self) -> Result<(), CommitError> {
+        let lost = self.spy.commits.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let unknown = || Err(CommitError::Unknown("the suite lost the answer to this commit".into()));
+        match lost {
+            None => self.inner.commit().await,
+            Some(LostCommit::Committed) => {
+                self.inner.commit().await?;
+                unknown()
+            }
+            Some(LostCommit::RolledBack) => {
+                let _ = self.inner.rollback().await;
+                unknown()
+            }
+            Some(LostCommit::Hangs) => {
+                let _held = self.inner;
+                std::future::pending().await
+            }
+        }
+    }
+
+    async fn rollback(self) -> Result<(), StoreError> {
+        self.inner.rollback().await
+    }
+
+    async fn abandon(self) {
+        self.inner.abandon().await;
+    }
+}
+
+#[async_trait]
+impl<S: Store> Bookkeeping for Observed<S> {
+    async fn verify(&self) -> Result<(), StoreError> {
+        self.inner.verify().await
+    }
+
+    async fn register(&self, registration: &Registration) -> Result<Registered, StoreError> {
+        self.inner.register(registration).await
+    }
+
+    async fn scope(&self, consumer: &ConsumerName, tenant: &Tenant) -> Result<ScopeId, StoreError> {
+        self.inner.scope(consumer, tenant).await
+    }
+
+    async fn count_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<u32, StoreError> {
+        self.inner.count_attempt(scope, key, hash).await
+    }
+
+    async fn uncount_attempt(&self, scope: ScopeId, key: &IdempotencyKey) -> Result<(), StoreError> {
+        self.inner.uncount_attempt(scope, key).await
+    }
+
+    async fn park(&self, dead_letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
+        self.inner.park(dead_letter).await
+    }
+
+    async fn mark_published(&self, id: DeadLetterId) -> Result<(), StoreError> {
+        self.inner.mark_published(id).await
+    }
+
+    async fn dead_letters(&self, consumer: &ConsumerName, max: u32) -> Result<Vec<ParkedDeadLetter>, StoreError> {
+        self.inner.dead_letters(consumer, max).await
+    }
+
+    async fn request_replay(&self, ids: &[DeadLetterId]) -> Result<u64, StoreError> {
+        self.inner.request_replay(ids).await
+    }
+
+    async fn take_replays(&self, consumer: &ConsumerName, run: RunId, max: u32) -> Result<Vec<Replay>, StoreError> {
+        self.inner.take_replays(consumer, run, max).await
+    }
+
+    async fn finish_replay(&self, id: DeadLetterId, end: ReplayEnd) -> Result<(), StoreError> {
+        self.inner.finish_replay(id, end).await
+    }
+
+    async fn control(&self, scope: ScopeId) -> Result<Control, StoreError> {
+        self.inner.control(scope).await
+    }
+
+    async fn set_control(&self, scope: ScopeId, state: ControlState, by: &str, reason: &str) -> Result<(), StoreError> {
+        self.inner.set_control(scope, state, by, reason).await
+    }
+
+    async fn audit(&self, entry: &AuditEntry) -> Result<(), StoreError> {
+        self.inner.audit(entry).await
+    }
+
+    async fn cleanup(&self, step: CleanupStep) -> Result<Cleaned, StoreError> {
+        self.inner.cleanup(step).await
+    }
+}

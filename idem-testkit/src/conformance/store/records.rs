@@ -1,0 +1,290 @@
+//! How long records are kept, and what stands in for a record that is not there.
+
+use std::time::{Duration, SystemTime};
+
+use idem_core::{
+    Bookkeeping, Claimed, Cleaned, CleanupStep, Decision, ErrorClass, Recorded, Retention, Store, UnitOfWork,
+};
+
+use super::{
+    gate::{Gate, within},
+    scene::{Kind, Scene, claim, decide, msg, options, process, redeliver, write},
+    subject::{Arrangement, StoreUnderTest},
+};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+fn step(rows_max: u32) -> CleanupStep {
+    CleanupStep { rows_max, units_kept: HOUR, failures_kept: 30 * DAY }
+}
+
+async fn clean<T: StoreUnderTest>(scene: &Scene<'_, T>, step: CleanupStep) -> Cleaned {
+    within("cleaning up", scene.store.cleanup(step)).await.unwrap_or_else(|error| panic!("no cleanup: {error}"))
+}
+
+async fn record_of<T: StoreUnderTest>(subject: &T, retention: Retention) -> Recorded {
+    let scene = Scene::new(subject);
+    let consumer = scene.builder("orders", write).retention(retention).build().unwrap();
+    process(&consumer, [msg("order-1", "paid")]).await;
+    let again = decide(&consumer, [msg("order-1", "paid")]).await.remove(0);
+    let Decision::Duplicate(recorded, _) = again else { panic!("{again:?}") };
+    recorded
+}
+
+/// C2: a record says until when it is kept: at least the retention from its commit, by the database's clock, and at
+/// most a few minutes more.
+pub async fn a_record_is_kept_at_least_for_its_retention<T: StoreUnderTest>(subject: &T) {
+    let recorded = record_of(subject, Retention::For(HOUR)).await;
+    let kept = recorded.expires_at.unwrap().duration_since(recorded.processed_at).unwrap();
+    assert!(kept >= HOUR && kept <= HOUR + Duration::from_secs(180), "it is kept for {kept:?}");
+}
+
+/// Design §5: a retention of for ever has no end.
+pub async fn a_record_may_be_kept_for_ever<T: StoreUnderTest>(subject: &T) {
+    assert_eq!(record_of(subject, Retention::Forever).await.expires_at, None);
+}
+
+/// The longest retention that a consumer takes is no trouble for the database's calendar.
+pub async fn a_record_may_be_kept_for_ten_years<T: StoreUnderTest>(subject: &T) {
+    let recorded = record_of(subject, Retention::For(3650 * DAY)).await;
+    assert!(recorded.expires_at.is_some_and(|at| at > recorded.processed_at + 3649 * DAY), "{recorded:?}");
+}
+
+/// Design §5: retention is a lower bound: an expired record counts until cleanup removes it.
+pub async fn an_expired_record_counts_until_it_is_removed<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let consumer = scene.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
+    process(&consumer, [msg("order-1", "paid")]).await;
+    if !scene.arrange(Arrangement::Age(DAY)).await {
+        return;
+    }
+    let kinds = process(&consumer, [msg("order-1", "paid"), msg("order-1", "refunded")]).await;
+    assert_eq!(kinds, [Kind::Duplicate, Kind::Conflict]);
+    scene.assert_effects([("order-1", "paid")]).await;
+}
+
+/// C1, C4: cleanup removes what has expired and nothing else; what it removed runs again as new.
+pub async fn cleanup_removes_only_what_has_expired<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let keeping = |retention| scene.builder("orders", write).retention(retention).build().unwrap();
+    let (short, long, forever) =
+        (keeping(Retention::For(HOUR)), keeping(Retention::For(30 * DAY)), keeping(Retention::Forever));
+    process(&short, [msg("short", "p")]).await;
+    process(&long, [msg("long", "p")]).await;
+    process(&forever, [msg("forever", "p")]).await;
+    assert_eq!(clean(&scene, step(1000)).await.records, 0, "nothing has expired yet");
+    if !scene.arrange(Arrangement::Age(DAY)).await {
+        return;
+    }
+    process(&short, [msg("new", "p")]).await;
+    assert_eq!(clean(&scene, step(1000)).await.records, 1);
+    assert_eq!(scene.recorded().await, ["forever", "long", "new"]);
+    let again = ["short", "long", "forever", "new"].map(|key| msg(key, "p"));
+    assert_eq!(process(&short, again).await, [Kind::Processed, Kind::Duplicate, Kind::Duplicate, Kind::Duplicate]);
+}
+
+/// C4: a step of cleanup removes no more rows than it is told to, and the steps come to an end.
+pub async fn cleanup_goes_in_bounded_steps<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let consumer = scene.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
+    process(&consumer, (0..10).map(|number| msg(&format!("order-{number}"), "p"))).await;
+    if !scene.arrange(Arrangement::Age(DAY)).await {
+        return;
+    }
+    let mut removed = Vec::new();
+    for _ in 0..20 {
+        removed.push(clean(&scene, step(4)).await.records);
+        if removed.last() == Some(&0) {
+            break;
+        }
+    }
+    assert_eq!(removed.last(), Some(&0), "{removed:?}");
+    assert!(removed.iter().all(|rows| *rows <= 4) && removed.iter().sum::<u64>() == 10, "{removed:?}");
+    assert!(scene.recorded().await.is_empty());
+}
+
+/// C3, M24: a record that cleanup removes between the claim and the read of its winner: the key is claimed again and
+/// its message runs, rather than pass for a duplicate of nothing.
+pub async fn a_winner_that_vanishes_before_it_is_read_is_claimed_again<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let consumer = scene.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
+    process(&consumer, [msg("order-1", "paid")]).await;
+    if !scene.arrange(Arrangement::Age(DAY)).await {
+        return;
+    }
+    if !scene.waits_per_key() {
+        // The claim holds the database's only write lock, so that no cleanup can come in between.
+        assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Duplicate]);
+        return;
+    }
+    let gate = Gate::new();
+    scene.spy.gate_reads(gate.clone());
+    let cleaned = async {
+        gate.arrived(1).await;
+        let cleaned = clean(&scene, step(1000)).await;
+        gate.open();
+        cleaned.records
+    };
+    let call = process(&consumer, [msg("order-1", "paid")]);
+    tokio::pin!(call);
+    let kinds = tokio::select! {
+        kinds = &mut call => {
+            // A store that reads the winner in the claim itself leaves no gap.
+            assert_eq!(kinds, [Kind::Duplicate]);
+            return;
+        }
+        removed = cleaned => {
+            assert_eq!(removed, 1);
+            call.await
+        }
+    };
+    assert_eq!(kinds, [Kind::Processed]);
+    assert_eq!(scene.runs.of("order-1"), 2, "its record had expired, so it runs anew");
+    assert_eq!(scene.recorded().await, ["order-1"]);
+}
+
+/// B6, M18: where inserts are swallowed, nothing is a duplicate: no handler runs, nothing is settled, and after a few
+/// units the consumer stops with the cause. When the cause is gone, everything runs.
+pub async fn swallowed_records_are_no_duplicates<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let consumer = scene.consumer(write);
+    process(&consumer, [msg("order-0", "paid")]).await;
+    if !scene.arrange(Arrangement::SwallowRecords).await {
+        return;
+    }
+    let mut kinds = Vec::new();
+    for number in 1..=5 {
+        kinds.extend(process(&consumer, [msg(&format!("order-{number}"), "paid")]).await);
+    }
+    assert!(!kinds.iter().any(|kind| kind.is_settled()), "{kinds:?}");
+    assert_eq!(kinds.last(), Some(&Kind::Failed(ErrorClass::Fatal)), "{kinds:?}");
+    assert_eq!(scene.runs.all(), ["order-0"]);
+    scene.arrange(Arrangement::Restore).await;
+    redeliver(&consumer, (1..=5).map(|number| msg(&format!("order-{number}"), "paid")).collect()).await;
+    scene
+        .assert_effects(["order-0", "order-1", "order-2", "order-3", "order-4", "order-5"].map(|key| (key, "paid")))
+        .await;
+}
+
+/// A27, the list: the table is gone during a claim and back later: that is nobody's fault, and the redelivery
+/// runs.
+pub async fn a_table_that_is_gone_for_a_while_is_infrastructure<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let consumer = scene.consumer(write);
+    process(&consumer, [msg("order-0", "paid")]).await;
+    if !scene.arrange(Arrangement::HideRecords).await {
+        return;
+    }
+    let kinds = process(&consumer, [msg("order-1", "paid"), msg("order-2", "paid")]).await;
+    assert_eq!(kinds, [Kind::Failed(ErrorClass::Infrastructure); 2]);
+    scene.arrange(Arrangement::Restore).await;
+    redeliver(&consumer, ["order-0", "order-1", "order-2"].map(|key| msg(key, "paid")).to_vec()).await;
+    scene.assert_effects(["order-0", "order-1", "order-2"].map(|key| (key, "paid"))).await;
+}
+
+/// B21, A12: a schema without the records' unique key, or without what refuses foreign COMMITs, is refused at
+/// start-up, and the text says what to do.
+pub async fn a_damaged_schema_is_refused_with_its_cure<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    within("verifying", scene.store.verify())
+        .await
+        .unwrap_or_else(|error| panic!("a fresh schema is refused: {error}"));
+    for damage in [Arrangement::DropSeal, Arrangement::DropUniqueKey] {
+        if !scene.arrange(damage).await {
+            continue;
+        }
+        let error = within("verifying", scene.elsewhere().await.store.verify()).await.unwrap_err();
+        assert_eq!(error.class(), ErrorClass::Fatal, "{damage:?}: {error}");
+        assert!(error.to_string().contains(". "), "{damage:?}: problem and cure are two sentences: {error}");
+        let consumer = scene.elsewhere().await.consumer(write);
+        let started = within("starting", consumer.start()).await;
+        assert!(started.is_err(), "{damage:?}");
+    }
+}
+
+/// Contract of UnitOfWork 3: one answer a claim, in the order given, of old and new keys mixed.
+pub async fn claims_and_reads_answer_in_order<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let keys: Vec<_> = (0..40).map(|number| format!("order-{number:02}")).collect();
+    let is_old = |index: usize| index.is_multiple_of(3) || index.is_multiple_of(7);
+    let old = keys.iter().enumerate().filter(|(index, _)| is_old(*index));
+    process(&scene.consumer(write), old.map(|(index, key)| msg(key, &format!("p{index}")))).await;
+    let claims: Vec<_> = keys.iter().map(|key| claim(&registered, key, "other")).collect();
+    let mut lane = scene.open().await;
+    let mut unit = within("beginning", scene.store.begin(&mut lane, options(registered.run))).await.unwrap();
+    let answers = within("claiming", unit.claim(&claims)).await.unwrap();
+    let found = within("reading", unit.read(&claims)).await.unwrap();
+    assert_eq!((answers.len(), found.len()), (40, 40));
+    for (index, (answer, read)) in answers.into_iter().zip(found).enumerate() {
+        assert_eq!(answer == Claimed::Inserted, !is_old(index), "{index}: {answer:?}");
+        if !is_old(index) {
+            continue;
+        }
+        let expected = idem_core::PayloadHash::of(format!("p{index}").as_bytes());
+        let read = read.unwrap_or_else(|| panic!("{index} was recorded"));
+        assert_eq!((read.key.as_str(), read.hash), (keys[index].as_str(), expected));
+        if let Claimed::Found(found) = answer {
+            assert_eq!(found, read);
+        }
+    }
+    within("rolling back", unit.rollback()).await.unwrap();
+    assert_eq!(scene.recorded().await.len(), (0..40).filter(|index| is_old(*index)).count());
+}
+
+/// One unit may claim in several rounds, and a lane carries one unit after the other; a large claim is still one.
+pub async fn units_and_rounds_follow_one_another_on_a_lane<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let mut lane = scene.open().await;
+    for number in 0..6 {
+        let mut unit = within("beginning", scene.store.begin(&mut lane, options(registered.run))).await.unwrap();
+        for round in 0..2 {
+            let claims = [claim(&registered, &format!("order-{number}-{round}"), "p")];
+            assert_eq!(within("claiming", unit.claim(&claims)).await.unwrap(), [Claimed::Inserted]);
+        }
+        unit.check().unwrap();
+        if number % 2 == 0 {
+            within("committing", unit.commit()).await.unwrap();
+        } else {
+            within("rolling back", unit.rollback()).await.unwrap();
+        }
+    }
+    let committed = ["order-0-0", "order-0-1", "order-2-0", "order-2-1", "order-4-0", "order-4-1"];
+    assert_eq!(scene.recorded().await, committed);
+    let mut unit = within("beginning", scene.store.begin(&mut lane, options(registered.run))).await.unwrap();
+    let claims: Vec<_> = (0..2000).map(|number| claim(&registered, &format!("large-{number:04}"), "p")).collect();
+    let answers = within("claiming two thousand keys", unit.claim(&claims)).await.unwrap();
+    assert!(answers.len() == 2000 && answers.iter().all(|answer| *answer == Claimed::Inserted));
+    within("committing", unit.commit()).await.unwrap();
+    assert_eq!(scene.recorded().await.len(), 2006);
+}
+
+/// C7: what failed has left no record, so that its replay runs; what was handled is a duplicate in every replay.
+pub async fn a_failure_leaves_no_record_in_the_way_of_its_replay<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let failing = scene.consumer(|_, _| vec![super::scene::Step::Write(""), super::scene::Step::FailForGood]);
+    assert_eq!(process(&failing, [msg("order-1", "paid")]).await, [Kind::Failed(ErrorClass::Permanent)]);
+    assert!(scene.recorded().await.is_empty());
+    let repaired = scene.elsewhere().await.consumer(write);
+    assert_eq!(process(&repaired, [msg("order-1", "paid")]).await, [Kind::Processed]);
+    assert_eq!(process(&repaired, [msg("order-1", "paid")]).await, [Kind::Duplicate]);
+    scene.assert_effects([("order-1", "paid")]).await;
+}
+
+/// C2: the clock that expiry is decided by is the database's, and it goes forward.
+pub async fn the_databases_clock_goes_forward<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let first = scene.register().await;
+    let control = within("reading the controls", scene.store.control(first.scope)).await.unwrap();
+    let second = scene.register().await;
+    assert!(
+        first.now <= control.now && control.now <= second.now,
+        "{:?} {:?} {:?}",
+        first.now,
+        control.now,
+        second.now
+    );
+    assert!(first.now > SystemTime::UNIX_EPOCH + 365 * 50 * DAY, "{:?}", first.now);
+}

@@ -1,0 +1,28 @@
+//! The suite's own bookkeeping.
+
+/// A case that is written and not listed would never run.
+#[test]
+fn every_case_is_listed_in_the_macro() {
+    let list = include_str!("mod.rs");
+    let modules = [
+        ("batches", include_str!("batches.rs")),
+        ("competition", include_str!("competition.rs")),
+        ("consumers", include_str!("consumers.rs")),
+        ("deliveries", include_str!("deliveries.rs")),
+        ("dropped", include_str!("dropped.rs")),
+        ("failures", include_str!("failures.rs")),
+        ("keys", include_str!("keys.rs")),
+        ("lost_commits", include_str!("lost_commits.rs")),
+        ("records", include_str!("records.rs")),
+        ("transactions", include_str!("transactions.rs")),
+    ];
+    let mut cases = 0;
+    for (module, text) in modules {
+        let public = text.lines().filter_map(|line| line.strip_prefix("pub async fn "));
+        for case in public.filter_map(|line| line.split('<').next()) {
+            assert!(list.contains(&format!("                {case},\n")), "{module}::{case} is not listed");
+            cases += 1;
+        }
+    }
+    assert!(cases >= 60, "{cases}");
+}

@@ -1,0 +1,129 @@
+//! [`deliver`]: one delivery of one message, for people's tests of their handlers.
+
+use std::{any::type_name, sync::Arc};
+
+use idem_core::{Decision, DedupConsumer, Effects, Handler, Message, Store, StoreError, key::KEY_FIELD};
+
+/// The longest name of a consumer, in bytes.
+const NAME_BYTES_MAX: usize = 100;
+
+/// A message with this idempotency key, in the header of the same name, and this payload.
+#[must_use]
+pub fn message(key: &str, payload: impl Into<idem_core::Bytes>) -> Message {
+    Message::new(payload).with_header(KEY_FIELD, key.to_owned())
+}
+
+/// Delivers `message` to `handler` once, as a worker does it: claims its key, runs the handler where the key is new,
+/// seals and commits, or rolls back. What it answers is decided by what `store` holds, and the handler's effects can be
+/// read there afterwards. Nothing is retried, set aside or published.
+///
+/// The consumer is named after the handler's type, so that two handlers in one test each see every message.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use idem_core::{Decision, Handler, HandlerError, Message, Reason, Tx};
+/// # use idem_testkit::{MemoryStore, deliver, message};
+/// # struct Ledger;
+/// # impl Handler<MemoryStore> for Ledger {
+/// #     async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+/// #         let cents: u64 = message.json()?;
+/// #         Ok(tx.connection().append("purchases", "cents", cents.to_string()).await?)
+/// #     }
+/// # }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (store, ledger) = (Arc::new(MemoryStore::new()), Arc::new(Ledger));
+/// let first = deliver(&store, &ledger, message("order-1", "250")).await?;
+/// assert!(first.is_processed());
+/// let again = deliver(&store, &ledger, message("order-1", "250")).await?;
+/// assert!(again.is_skipped());
+/// let other_payload = deliver(&store, &ledger, message("order-1", "999")).await?;
+/// assert!(matches!(other_payload, Decision::Conflict(..)));
+/// let broken = deliver(&store, &ledger, message("order-2", "two euros")).await?;
+/// assert!(matches!(broken, Decision::Failed(failure) if failure.reason == Reason::Malformed));
+/// assert_eq!(store.rows("purchases").len(), 1);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// [`StoreError`] where the store cannot be reached or its schema does not fit.
+///
+/// # Cancel safety
+/// A dropped call lets the delivery finish.
+pub async fn deliver<S: Store>(
+    store: &Arc<S>,
+    handler: &Arc<impl Handler<S>>,
+    message: Message,
+) -> Result<Decision, StoreError> {
+    let lane = store.open().await?;
+    let (lane, decision) = deliver_on(store, lane, handler, message).await?;
+    if let Some(lane) = lane {
+        store.close(lane).await;
+    }
+    Ok(decision)
+}
+
+/// The same on a connection of the test's own, which it gets back unless it broke.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use idem_core::{HandlerError, Message, Store, Tx, handler_fn};
+/// # use idem_testkit::{MemoryStore, deliver_on, message};
+/// async fn notes(message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+///     Ok(tx.connection().append("notes", "text", message.payload().cloned().unwrap_or_default()).await?)
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (store, handler) = (Arc::new(MemoryStore::new()), Arc::new(handler_fn(notes)));
+/// let lane = store.open().await?;
+/// let (lane, decision) = deliver_on(&store, lane, &handler, message("note-1", "milk")).await?;
+/// assert!(decision.is_processed() && lane.is_some());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As for [`deliver`]; the lane is then closed.
+///
+/// # Cancel safety
+/// A dropped call lets the delivery finish, and the lane is closed after it.
+pub async fn deliver_on<S: Store, H: Handler<S>>(
+    store: &Arc<S>,
+    lane: S::Lane,
+    handler: &Arc<H>,
+    message: Message,
+) -> Result<(Option<S::Lane>, Decision), StoreError> {
+    let refused = |error: idem_core::ConfigError| StoreError::Refused {
+        problem: error.to_string(),
+        cure: "This is a bug of idem_testkit::deliver".to_owned(),
+    };
+    let consumer = DedupConsumer::builder_shared(Arc::clone(store), consumer_name(type_name::<H>()))
+        .handler(Arc::clone(handler))
+        .effects(Effects::InTransaction)
+        .build()
+        .map_err(refused)?;
+    let (lane, decisions) = consumer.process_on(lane, vec![message]).await?;
+    // One message, one decision; without one, nothing is known, and the message would go back to the broker.
+    Ok((lane, decisions.into_iter().next().unwrap_or(Decision::Busy)))
+}
+
+/// The end of a type's name, which is what tells two types apart.
+fn consumer_name(name: &str) -> &str {
+    let start = (name.len().saturating_sub(NAME_BYTES_MAX)..name.len()).find(|at| name.is_char_boundary(*at));
+    &name[start.unwrap_or(0)..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_long_type_is_cut_at_its_front_and_at_a_character() {
+        assert_eq!(consumer_name("app::Ledger"), "app::Ledger");
+        let long = format!("{}::Ledger", "é".repeat(100));
+        let name = consumer_name(&long);
+        assert!(name.len() <= NAME_BYTES_MAX && name.ends_with("é::Ledger"), "{name}");
+    }
+}

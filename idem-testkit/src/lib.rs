@@ -1,0 +1,17 @@
+//! What users of idem test with: a [broker in the process](memory) that redelivers and misbehaves on request, a store
+//! in memory, [`deliver`] for a handler's own tests, and [conformance suites](conformance) for people's own stores and
+//! sources.
+//!
+//! It belongs under `[dev-dependencies]`. Nothing here keeps a message when the process ends.
+
+pub mod conformance;
+mod deliver;
+#[cfg(feature = "failpoints")]
+pub mod failpoints;
+pub mod memory;
+mod memory_store;
+mod proof;
+
+pub use idem_core;
+
+pub use self::{deliver::*, memory_store::*, proof::durables};

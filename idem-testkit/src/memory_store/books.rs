@@ -1,0 +1,392 @@
+//! What stands beside the records: consumers, attempts, dead letters, controls and the audit trail.
+
+use std::{
+    collections::{BTreeMap, HashMap, btree_map::Entry},
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use idem_core::{
+    AuditEntry, Bookkeeping, Cleaned, CleanupStep, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId,
+    HashRuleId, IdempotencyKey, Message, ParkedDeadLetter, PayloadHash, Registered, Registration, Replay, ReplayEnd,
+    RunId, ScopeId, StoreError, Tenant,
+};
+
+use super::{
+    Defect, MemoryError, MemoryStore, Operation,
+    fault::{Met, store_error},
+    state::State,
+};
+
+/// After this time somebody else may take a replay over whose taker never finished it.
+const TAKEN_FOR: Duration = Duration::from_secs(300);
+
+#[derive(Debug, Default)]
+pub(super) struct Books {
+    scopes: BTreeMap<(ConsumerName, Tenant), ScopeId>,
+    bindings: BTreeMap<ConsumerName, Binding>,
+    rules: Vec<String>,
+    runs: i32,
+    attempts: HashMap<(ScopeId, IdempotencyKey), Attempts>,
+    dead_letters: Vec<Parked>,
+    dead_letters_ever: i64,
+    controls: HashMap<ScopeId, (ControlState, String, String)>,
+    epochs: HashMap<ScopeId, i64>,
+    pub(super) audit: Vec<AuditEntry>,
+}
+
+/// What the first start of a consumer has bound its name to.
+#[derive(Debug)]
+struct Binding {
+    source: Option<String>,
+    handler: Option<String>,
+    key_rule: String,
+    hash_rule: String,
+}
+
+#[derive(Debug)]
+struct Attempts {
+    hash: PayloadHash,
+    count: u32,
+    last_at: SystemTime,
+}
+
+#[derive(Debug)]
+struct Parked {
+    seen: ParkedDeadLetter,
+    consumer: ConsumerName,
+    scope: ScopeId,
+    hash: Option<PayloadHash>,
+    last_origin: String,
+    last_at: SystemTime,
+    /// `None` where the payload was not kept, and then it cannot be replayed.
+    message: Option<Message>,
+    replay: ReplayState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ReplayState {
+    Idle,
+    Requested,
+    Taken(SystemTime),
+}
+
+impl Binding {
+    fn of(registration: &Registration) -> Self {
+        Self {
+            source: registration.bound_to.clone(),
+            handler: registration.handler.clone(),
+            key_rule: registration.key_rule.clone(),
+            hash_rule: registration.hash_rules.first().cloned().unwrap_or_default(),
+        }
+    }
+
+    /// Compares a later start with the first one. What a start does not say binds nothing, and is filled in by the
+    /// first one that does.
+    fn meet(&mut self, registration: &Registration) -> Result<(), StoreError> {
+        let bound = |what, recorded: &str, found: String| {
+            Err(StoreError::Bound {
+                consumer: registration.consumer.clone(),
+                what,
+                recorded: recorded.to_owned(),
+                found,
+            })
+        };
+        for (what, recorded, found) in [
+            ("source", &mut self.source, &registration.bound_to),
+            ("handler", &mut self.handler, &registration.handler),
+        ] {
+            match (&recorded, found) {
+                (Some(recorded), Some(found)) if recorded != found => return bound(what, recorded, found.clone()),
+                (None, Some(found)) => *recorded = Some(found.clone()),
+                (Some(_) | None, _) => {}
+            }
+        }
+        if self.key_rule != registration.key_rule {
+            return bound("key rules", &self.key_rule, registration.key_rule.clone());
+        }
+        // A build that can still compare with the old records may go over to another rule.
+        if !registration.hash_rules.contains(&self.hash_rule) {
+            return bound("hash rules", &self.hash_rule, registration.hash_rules.join(", "));
+        }
+        self.hash_rule = Self::of(registration).hash_rule;
+        Ok(())
+    }
+}
+
+impl Books {
+    fn scope(&mut self, consumer: &ConsumerName, tenant: &Tenant) -> ScopeId {
+        // Scope 0 stays free, so that a scope that was never interned is found out.
+        let next = ScopeId(self.scopes.len() as i32 + 1);
+        *self.scopes.entry((consumer.clone(), tenant.clone())).or_insert(next)
+    }
+
+    fn rule(&mut self, rule: &str) -> HashRuleId {
+        let known = self.rules.iter().position(|known| known == rule);
+        let index = known.unwrap_or_else(|| {
+            self.rules.push(rule.to_owned());
+            self.rules.len() - 1
+        });
+        HashRuleId(index as i32 + 1)
+    }
+
+    fn find(&mut self, id: DeadLetterId) -> Option<&mut Parked> {
+        self.dead_letters.iter_mut().find(|parked| parked.seen.id == id)
+    }
+
+    fn park(&mut self, dead_letter: &DeadLetter, now: SystemTime, folds: bool) -> ParkedDeadLetter {
+        let origin = dead_letter.message.origin().as_str();
+        let hash = dead_letter.hash.map(|(hash, _)| hash);
+        let same_origin = |parked: &Parked| {
+            parked.scope == dead_letter.scope && [&parked.seen.origin, &parked.last_origin].iter().any(|o| *o == origin)
+        };
+        let equal = |parked: &Parked| {
+            parked.scope == dead_letter.scope
+                && dead_letter.key.is_some()
+                && parked.seen.key == dead_letter.key
+                && parked.hash == hash
+                && parked.seen.reason == dead_letter.reason
+        };
+        let known = self.dead_letters.iter().position(same_origin).or_else(|| self.dead_letters.iter().position(equal));
+        if let Some(parked) = known.filter(|_| folds).map(|index| &mut self.dead_letters[index]) {
+            let is_copy = parked.seen.origin != origin && parked.last_origin != origin;
+            if is_copy {
+                parked.seen.copies += 1;
+                parked.last_origin = origin.to_owned();
+            }
+            (parked.seen.attempts, parked.last_at) = (dead_letter.attempts, now);
+            parked.seen.error.clone_from(&dead_letter.error);
+            return parked.seen.clone();
+        }
+        self.dead_letters_ever += 1;
+        let seen = ParkedDeadLetter {
+            id: DeadLetterId(self.dead_letters_ever),
+            key: dead_letter.key.clone(),
+            origin: origin.to_owned(),
+            reason: dead_letter.reason,
+            attempts: dead_letter.attempts,
+            error: dead_letter.error.clone(),
+            copies: 1,
+            first_at: now,
+            published_at: None,
+            replayed: None,
+        };
+        self.dead_letters.push(Parked {
+            seen: seen.clone(),
+            consumer: dead_letter.consumer.clone(),
+            scope: dead_letter.scope,
+            hash,
+            last_origin: origin.to_owned(),
+            last_at: now,
+            message: dead_letter.keep_payload.then(|| dead_letter.message.clone()),
+            replay: ReplayState::Idle,
+        });
+        seen
+    }
+}
+
+impl MemoryStore {
+    /// One short transaction outside of units of work.
+    async fn book<T>(&self, doing: &'static str, work: impl FnOnce(&mut State) -> T + Send) -> Result<T, StoreError> {
+        tokio::task::yield_now().await;
+        let met = self.shared.meet(Operation::Bookkeeping).await.map_err(|error| store_error(doing, error))?;
+        let done = work(&mut self.shared.state());
+        match met {
+            Met::Nothing => Ok(done),
+            Met::AnswerLost => Err(store_error(doing, MemoryError::ConnectionLost)),
+        }
+    }
+}
+
+#[async_trait]
+impl Bookkeeping for MemoryStore {
+    async fn verify(&self) -> Result<(), StoreError> {
+        let hidden = self.book("verifying the schema", |state| state.hides_records).await?;
+        if hidden {
+            let cure = "Call MemoryStore::hide_records(false)".to_owned();
+            return Err(StoreError::Schema { problem: "the table of records is missing".to_owned(), cure });
+        }
+        Ok(())
+    }
+
+    async fn register(&self, registration: &Registration) -> Result<Registered, StoreError> {
+        let (lenient, shares) = (self.shared.has(Defect::BindsNothing), self.shared.has(Defect::SharesHashRules));
+        let register = |state: &mut State| {
+            let now = state.now();
+            let books = &mut state.books;
+            match books.bindings.entry(registration.consumer.clone()) {
+                Entry::Occupied(mut binding) if !lenient => binding.get_mut().meet(registration)?,
+                Entry::Occupied(_) => {}
+                Entry::Vacant(free) => {
+                    free.insert(Binding::of(registration));
+                }
+            }
+            books.runs += 1;
+            let scope = books.scope(&registration.consumer, &registration.tenant);
+            let rules = &registration.hash_rules;
+            let hash_rules = rules.iter().map(|rule| if shares { HashRuleId(1) } else { books.rule(rule) }).collect();
+            let warnings = vec!["MemoryStore is for tests: a restart forgets every key".to_owned()];
+            Ok(Registered { scope, hash_rules, run: RunId(books.runs), now, warnings })
+        };
+        self.book("registering the consumer", register).await?
+    }
+
+    async fn scope(&self, consumer: &ConsumerName, tenant: &Tenant) -> Result<ScopeId, StoreError> {
+        self.book("interning a tenant", |state| state.books.scope(consumer, tenant)).await
+    }
+
+    async fn count_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<u32, StoreError> {
+        let count = |state: &mut State| {
+            let now = state.now();
+            let new = Attempts { hash, count: 0, last_at: now };
+            let attempts = state.books.attempts.entry((scope, key.clone())).or_insert(new);
+            if attempts.hash != hash {
+                (attempts.hash, attempts.count) = (hash, 0);
+            }
+            attempts.last_at = now;
+            attempts.count += 1;
+            attempts.count
+        };
+        self.book("counting an attempt", count).await
+    }
+
+    async fn uncount_attempt(&self, scope: ScopeId, key: &IdempotencyKey) -> Result<(), StoreError> {
+        let keeps = self.shared.has(Defect::UncountsNothing);
+        let uncount = |state: &mut State| {
+            if let Some(attempts) = state.books.attempts.get_mut(&(scope, key.clone())).filter(|_| !keeps) {
+                attempts.count = attempts.count.saturating_sub(1);
+            }
+        };
+        self.book("taking an attempt back", uncount).await
+    }
+
+    async fn park(&self, dead_letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
+        let folds = !self.shared.has(Defect::ParksEveryCopy);
+        let park = |state: &mut State| {
+            let now = state.now();
+            state.books.park(dead_letter, now, folds)
+        };
+        self.book("storing a dead letter", park).await
+    }
+
+    async fn mark_published(&self, id: DeadLetterId) -> Result<(), StoreError> {
+        let mark = |state: &mut State| {
+            let now = state.now();
+            if let Some(parked) = state.books.find(id) {
+                parked.seen.published_at = Some(now);
+            }
+        };
+        self.book("marking a dead letter", mark).await
+    }
+
+    async fn dead_letters(&self, consumer: &ConsumerName, max: u32) -> Result<Vec<ParkedDeadLetter>, StoreError> {
+        let list = |state: &mut State| {
+            let of_consumer = state.books.dead_letters.iter().rev().filter(|parked| parked.consumer == *consumer);
+            of_consumer.take(max as usize).map(|parked| parked.seen.clone()).collect()
+        };
+        self.book("reading dead letters", list).await
+    }
+
+    async fn request_replay(&self, ids: &[DeadLetterId]) -> Result<u64, StoreError> {
+        let request = |state: &mut State| {
+            let mut marked = 0;
+            for id in ids {
+                let parked = state.books.find(*id);
+                let Some(parked) = parked.filter(|p| p.replay == ReplayState::Idle && p.message.is_some()) else {
+                    continue;
+                };
+                (parked.replay, parked.seen.replayed) = (ReplayState::Requested, None);
+                let scope = parked.scope;
+                if let Some(key) = parked.seen.key.clone() {
+                    state.books.attempts.remove(&(scope, key));
+                }
+                *state.books.epochs.entry(scope).or_default() += 1;
+                marked += 1;
+            }
+            marked
+        };
+        self.book("requesting a replay", request).await
+    }
+
+    async fn take_replays(&self, consumer: &ConsumerName, _run: RunId, max: u32) -> Result<Vec<Replay>, StoreError> {
+        let twice = self.shared.has(Defect::ReplaysTwice);
+        let take = |state: &mut State| {
+            let now = state.now();
+            let mut taken = Vec::new();
+            for parked in state.books.dead_letters.iter_mut().filter(|parked| parked.consumer == *consumer) {
+                let free = match parked.replay {
+                    ReplayState::Idle => false,
+                    ReplayState::Requested => true,
+                    ReplayState::Taken(at) => twice || now.duration_since(at).is_ok_and(|age| age > TAKEN_FOR),
+                };
+                let Some(message) = parked.message.clone().filter(|_| free && taken.len() < max as usize) else {
+                    continue;
+                };
+                parked.replay = ReplayState::Taken(now);
+                taken.push(Replay { id: parked.seen.id, scope: parked.scope, message, key: parked.seen.key.clone() });
+            }
+            taken
+        };
+        self.book("taking replays", take).await
+    }
+
+    async fn finish_replay(&self, id: DeadLetterId, end: ReplayEnd) -> Result<(), StoreError> {
+        let finish = |state: &mut State| {
+            let Some(parked) = state.books.find(id) else { return };
+            let text = match end {
+                ReplayEnd::Processed => "processed".to_owned(),
+                ReplayEnd::Duplicate => "duplicate".to_owned(),
+                ReplayEnd::Failed { reason, error } => format!("failed: {reason}: {error}"),
+                ReplayEnd::Released => {
+                    parked.replay = ReplayState::Requested;
+                    return;
+                }
+            };
+            (parked.replay, parked.seen.replayed) = (ReplayState::Idle, Some(text));
+        };
+        self.book("finishing a replay", finish).await
+    }
+
+    async fn control(&self, scope: ScopeId) -> Result<Control, StoreError> {
+        let read = |state: &mut State| {
+            let running = (ControlState::Running, String::new(), String::new());
+            let (control, by, reason) = state.books.controls.get(&scope).cloned().unwrap_or(running);
+            let epoch = state.books.epochs.get(&scope).copied().unwrap_or_default();
+            Control { state: control, by, reason, epoch, now: state.now() }
+        };
+        self.book("reading the controls", read).await
+    }
+
+    async fn set_control(&self, scope: ScopeId, state: ControlState, by: &str, reason: &str) -> Result<(), StoreError> {
+        let control = match state {
+            ControlState::Running => (state, String::new(), String::new()),
+            ControlState::Paused | ControlState::Halted => (state, by.to_owned(), reason.to_owned()),
+        };
+        self.book("setting the controls", |state| state.books.controls.insert(scope, control)).await.map(|_| ())
+    }
+
+    async fn audit(&self, entry: &AuditEntry) -> Result<(), StoreError> {
+        self.book("writing the audit trail", |state| state.books.audit.push(entry.clone())).await
+    }
+
+    async fn cleanup(&self, step: CleanupStep) -> Result<Cleaned, StoreError> {
+        let everything = self.shared.has(Defect::CleansLiveRecords);
+        let clean = |state: &mut State| {
+            let now = state.now();
+            let expired = |at: Option<SystemTime>| everything || at.is_some_and(|at| at <= now);
+            let gone = state.records.iter().filter(|(_, recorded)| expired(recorded.expires_at));
+            let gone: Vec<_> = gone.map(|(key, _)| key.clone()).take(step.rows_max as usize).collect();
+            gone.iter().for_each(|key| {
+                state.records.remove(key);
+            });
+            let old = |at: SystemTime| now.duration_since(at).is_ok_and(|age| age > step.failures_kept);
+            let books = &mut state.books;
+            let before = books.attempts.len() + books.dead_letters.len();
+            books.attempts.retain(|_, attempts| !old(attempts.last_at));
+            books.dead_letters.retain(|parked| parked.replay != ReplayState::Idle || !old(parked.last_at));
+            let others = before - books.attempts.len() - books.dead_letters.len();
+            Cleaned { records: gone.len() as u64, others: others as u64 }
+        };
+        self.book("cleaning up", clean).await
+    }
+}

@@ -1,0 +1,143 @@
+//! What a test can have go wrong in a [`MemoryStore`](super::MemoryStore).
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
+
+use idem_core::{ErrorClass, StoreError, boxed};
+
+use super::{MemoryError, Shared};
+
+/// Something that a store is asked to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// A lane is opened.
+    Open,
+    /// A transaction begins.
+    Begin,
+    /// Keys are claimed.
+    Claim,
+    /// Records are read.
+    Read,
+    /// A handler runs a statement.
+    Statement,
+    /// A transaction is rolled back.
+    Rollback,
+    /// A transaction is committed.
+    Commit,
+    /// Anything outside of units of work: registration, attempts, dead letters, controls, cleanup.
+    Bookkeeping,
+}
+
+/// How an operation goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails with an error of this class and has no effect.
+    Error(ErrorClass),
+    /// The connection breaks before anything happened. At a commit this leaves the outcome unknown.
+    ConnectionLost,
+    /// It is done, and the connection breaks before the answer arrives. At a commit this leaves the outcome unknown.
+    AnswerLost,
+    /// It takes this much longer.
+    Delay(Duration),
+    /// It never answers. At a commit the transaction stays open, with its keys held, until the lane is dropped.
+    Hang,
+}
+
+/// One way in which a store breaks its contract; see [`MemoryStore::with_defect`](super::MemoryStore::with_defect).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Defect {
+    /// The answers to a claim stand in reverse.
+    AnswersClaimsInReverse,
+    /// Another source, handler or rule under a known name is taken.
+    BindsNothing,
+    /// Cleanup removes records that have not expired.
+    CleansLiveRecords,
+    /// Keys that differ in case share an id. This is no breach, because the record says which key it is of.
+    CollidesKeys,
+    /// The commit of an aborted transaction rolls back and reports success (A9).
+    CommitsAbortedWithoutError,
+    /// A commit with an open nested transaction commits nothing and reports success (A14).
+    CommitsDespiteOpenNested,
+    /// A COMMIT that idem did not send commits the claims (A12).
+    CommitsUnsealed,
+    /// Keys are cut.
+    CutsKeysAt64Bytes,
+    /// A unit that was dropped holds its keys for ever.
+    DroppedUnitsHoldKeys,
+    /// An expired record does not count any more.
+    ExpiredCountsAsGone,
+    /// A claim finds records that are not committed.
+    FindsUncommitted,
+    /// Keys that differ in case or in spaces at the end are one.
+    FoldsKeys,
+    /// A record has whatever hash it is compared with.
+    ForgetsHashes,
+    /// Consumers and tenants share their keys.
+    IgnoresScopes,
+    /// A commit keeps the records and loses the effects.
+    LosesEffects,
+    /// Every dead letter is a row of its own.
+    ParksEveryCopy,
+    /// Handlers write outside of their transaction.
+    PutsEffectsOutside,
+    /// Records are written outside of the transaction.
+    RecordsOutside,
+    /// A replay is handed out again while it is under way.
+    ReplaysTwice,
+    /// All hash rules have one id.
+    SharesHashRules,
+    /// An attempt that is taken back stays counted.
+    UncountsNothing,
+}
+
+/// The faults that wait for their operation.
+#[derive(Debug, Default)]
+pub(super) struct Faults(HashMap<Operation, VecDeque<Fault>>);
+
+impl Faults {
+    pub(super) fn add(&mut self, operation: Operation, fault: Fault) {
+        self.0.entry(operation).or_default().push_back(fault);
+    }
+
+    fn next(&mut self, operation: Operation) -> Option<Fault> {
+        self.0.get_mut(&operation)?.pop_front()
+    }
+}
+
+impl Shared {
+    /// Meets the next fault of `operation`. Whether the answer is lost afterwards is for the caller to do.
+    pub(super) async fn meet(&self, operation: Operation) -> Result<Met, MemoryError> {
+        let fault = self.faults().next(operation);
+        match fault {
+            None => Ok(Met::Nothing),
+            Some(Fault::Error(class)) => Err(MemoryError::Injected(class)),
+            Some(Fault::ConnectionLost) => Err(MemoryError::ConnectionLost),
+            Some(Fault::AnswerLost) => Ok(Met::AnswerLost),
+            Some(Fault::Delay(time)) => {
+                tokio::time::sleep(time).await;
+                Ok(Met::Nothing)
+            }
+            Some(Fault::Hang) => std::future::pending().await,
+        }
+    }
+}
+
+/// What an operation has met before it began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Met {
+    Nothing,
+    AnswerLost,
+}
+
+/// The error of a store for one of its driver's.
+pub(super) fn store_error(doing: &'static str, error: MemoryError) -> StoreError {
+    match error.class() {
+        ErrorClass::Infrastructure => StoreError::Unavailable { doing, source: boxed(error) },
+        ErrorClass::RunUnitAgain => StoreError::Contended { doing, source: boxed(error) },
+        class @ (ErrorClass::Transient | ErrorClass::Permanent | ErrorClass::Fatal) => {
+            StoreError::Failed { doing, class, source: boxed(error) }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! [`MemoryStore`]: the store of tests that need no database.
+
+mod books;
+mod connection;
+mod fault;
+mod state;
+mod unit;
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use idem_core::Bytes;
+use tokio::sync::Notify;
+
+pub use self::{
+    connection::{MemoryConnection, MemoryError},
+    fault::{Defect, Fault, Operation},
+    unit::{MemoryLane, MemoryUnit},
+};
+use self::{fault::Faults, state::State};
+
+/// A transactional store in the memory of this process, **for tests only**: a restart forgets every key, and with it
+/// the promise (R101).
+///
+/// Beyond that it does what a database server does, so that the engine and people's handlers can be tested without one:
+/// a claim waits for uncommitted twins of its keys and for nothing else, a unit is rolled back as a whole, a failed
+/// statement spoils its transaction, a COMMIT that idem did not send is refused, and a commit's answer can be lost.
+/// Clones share everything, as connections to one database do. It keeps the whole contract of [`Store`] and runs the
+/// [conformance suite](crate::store_conformance).
+///
+/// Handlers write rows with a key and a value into named tables, through [`MemoryConnection`]; [`MemoryStore::rows`]
+/// reads what is committed.
+///
+/// ```
+/// use idem_core::{DedupConsumer, Effects, Handler, HandlerError, Message, Tx};
+/// use idem_testkit::{MemoryStore, message};
+///
+/// struct Ledger;
+///
+/// impl Handler<MemoryStore> for Ledger {
+///     async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+///         let payload = message.payload().cloned().unwrap_or_default();
+///         Ok(tx.connection().append("purchases", "cents", payload).await?)
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = MemoryStore::new();
+/// let consumer = DedupConsumer::builder(store.clone(), "ledger")
+///     .handler(Ledger)
+///     .effects(Effects::InTransaction)
+///     .build()?;
+/// let twice = vec![message("order-1", "250"), message("order-1", "250")];
+/// let decisions = consumer.process(twice).await?;
+/// assert!(decisions[0].is_processed() && decisions[1].is_skipped());
+/// assert_eq!(store.rows("purchases").len(), 1);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// [`Store`]: idem_core::Store
+#[derive(Clone)]
+pub struct MemoryStore {
+    shared: Arc<Shared>,
+}
+
+/// What the clones of a store share: the "server".
+struct Shared {
+    state: Mutex<State>,
+    faults: Mutex<Faults>,
+    /// Told whenever a unit has ended, so that waiting claims look again.
+    ended: Notify,
+    writers: Writers,
+    defect: Option<Defect>,
+}
+
+/// Whom a claim waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Writers {
+    /// For uncommitted twins of its keys, as a database server does it.
+    PerKey,
+    /// For any other unit that writes, as a database inside the process does it.
+    One,
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").field("writers", &self.shared.writers).finish_non_exhaustive()
+    }
+}
+
+impl MemoryStore {
+    /// An empty store that behaves like a database server: units of different keys write side by side.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::of(Writers::PerKey, None)
+    }
+
+    /// An empty store that behaves like a database inside the process: one unit writes at a time, and the claim of
+    /// another waits for it as a whole.
+    #[must_use]
+    pub fn embedded() -> Self {
+        Self::of(Writers::One, None)
+    }
+
+    /// An empty store that breaks its contract in one way, to see a suite turn red.
+    #[must_use]
+    pub fn with_defect(defect: Defect) -> Self {
+        Self::of(Writers::PerKey, Some(defect))
+    }
+
+    fn of(writers: Writers, defect: Option<Defect>) -> Self {
+        let (state, faults) = (Mutex::new(State::default()), Mutex::default());
+        Self { shared: Arc::new(Shared { state, faults, ended: Notify::new(), writers, defect }) }
+    }
+
+    /// The committed rows of a table, in the order in which they were committed.
+    #[must_use]
+    pub fn rows(&self, table: &str) -> Vec<(String, Bytes)> {
+        self.shared.state().tables.get(table).cloned().unwrap_or_default()
+    }
+
+    /// The keys that have a committed record, over all consumers, one entry a record.
+    #[must_use]
+    pub fn recorded_keys(&self) -> Vec<String> {
+        self.shared.state().records.keys().map(|(_, key)| key.as_str().to_owned()).collect()
+    }
+
+    /// Action and key of every line of the audit trail, oldest first.
+    #[must_use]
+    pub fn audited(&self) -> Vec<(String, Option<String>)> {
+        let line = |entry: &idem_core::AuditEntry| {
+            (entry.action.to_owned(), entry.key.as_ref().map(|key| key.as_str().to_owned()))
+        };
+        self.shared.state().books.audit.iter().map(line).collect()
+    }
+
+    /// How many deadlocks there were: of two units that waited for each other, one was told to run again.
+    #[must_use]
+    pub fn deadlocks(&self) -> u64 {
+        self.shared.state().deadlocks
+    }
+
+    /// This store's clock: the process's, plus every [`MemoryStore::advance`].
+    #[must_use]
+    pub fn now(&self) -> SystemTime {
+        self.shared.state().now()
+    }
+
+    /// Moves this store's clock forward, so that records expire without waiting.
+    pub fn advance(&self, by: Duration) {
+        self.shared.state().advanced += by;
+    }
+
+    /// Has the next `operation`, of whoever comes first, meet `fault`. Several calls queue up.
+    pub fn inject(&self, operation: Operation, fault: Fault) {
+        self.shared.faults().add(operation, fault);
+    }
+
+    /// Swallows every insert of a record without an error from now on, as a trigger or a policy may (B6).
+    pub fn swallow_records(&self, yes: bool) {
+        self.shared.state().swallows_records = yes;
+    }
+
+    /// Takes the table of records away, as a deploy may (A27), or brings it back.
+    pub fn hide_records(&self, yes: bool) {
+        self.shared.state().hides_records = yes;
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn faults(&self) -> MutexGuard<'_, Faults> {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has(&self, defect: Defect) -> bool {
+        self.defect == Some(defect)
+    }
+}

@@ -1,0 +1,117 @@
+//! What is committed, and who holds what.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::{Duration, SystemTime},
+};
+
+use idem_core::{Bytes, Claim, IdempotencyKey, Recorded, Retention, ScopeId};
+
+use super::{Defect, books::Books};
+
+/// What is unique: a key within its scope.
+pub(super) type RecordKey = (ScopeId, IdempotencyKey);
+
+/// The rows of a table.
+pub(super) type Rows = Vec<(String, Bytes)>;
+
+/// A unit of work, as the "server" numbers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub(super) struct UnitId(u64);
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) records: BTreeMap<RecordKey, Recorded>,
+    /// The uncommitted records, each with its unit.
+    pub(super) held: HashMap<RecordKey, (UnitId, Recorded)>,
+    /// The unit that writes, in a store with a single writer.
+    pub(super) writer: Option<UnitId>,
+    /// Who waits for whom.
+    pub(super) waits: HashMap<UnitId, UnitId>,
+    pub(super) tables: BTreeMap<String, Rows>,
+    pub(super) books: Books,
+    pub(super) advanced: Duration,
+    pub(super) deadlocks: u64,
+    pub(super) swallows_records: bool,
+    pub(super) hides_records: bool,
+    units: u64,
+}
+
+/// A row that a unit has written and not committed.
+#[derive(Debug, Clone)]
+pub(super) enum Write {
+    Put { table: String, key: String, value: Bytes },
+    Append { table: String, key: String, value: Bytes },
+}
+
+impl State {
+    #[allow(clippy::disallowed_methods, reason = "this is the clock of a database, which only happens to be in here")]
+    pub(super) fn now(&self) -> SystemTime {
+        SystemTime::now() + self.advanced
+    }
+
+    pub(super) fn next_unit(&mut self) -> UnitId {
+        self.units += 1;
+        UnitId(self.units)
+    }
+
+    /// Whether `unit` would close a circle by waiting for `holder`.
+    pub(super) fn is_deadlock(&self, unit: UnitId, holder: UnitId) -> bool {
+        std::iter::successors(Some(holder), |waiting| self.waits.get(waiting).copied()).any(|next| next == unit)
+    }
+
+    /// Commits what a unit wrote.
+    pub(super) fn apply(&mut self, writes: &[Write]) {
+        for write in writes {
+            apply_to(&mut self.tables, write);
+        }
+    }
+
+    /// Lets go of everything that a unit holds.
+    pub(super) fn release(&mut self, unit: UnitId) {
+        self.held.retain(|_, (holder, _)| *holder != unit);
+        self.waits.remove(&unit);
+        if self.writer == Some(unit) {
+            self.writer = None;
+        }
+    }
+}
+
+/// Makes one write visible in a set of tables.
+pub(super) fn apply_to(tables: &mut BTreeMap<String, Rows>, write: &Write) {
+    match write {
+        Write::Put { table, key, value } => {
+            let rows = tables.entry(table.clone()).or_default();
+            match rows.iter_mut().find(|(existing, _)| existing == key) {
+                Some(row) => row.1 = value.clone(),
+                None => rows.push((key.clone(), value.clone())),
+            }
+        }
+        Write::Append { table, key, value } => {
+            tables.entry(table.clone()).or_default().push((key.clone(), value.clone()));
+        }
+    }
+}
+
+/// The key under which a claim is recorded.
+pub(super) fn record_key(claim: &Claim, defect: Option<Defect>) -> RecordKey {
+    let text = claim.key.as_str();
+    let changed = match defect {
+        Some(Defect::FoldsKeys | Defect::CollidesKeys) => Some(text.trim_end().to_lowercase()),
+        Some(Defect::CutsKeysAt64Bytes) => Some(text.chars().take(64).collect()),
+        Some(_) | None => None,
+    };
+    let key = changed.and_then(|text| IdempotencyKey::new(&text).ok()).unwrap_or_else(|| claim.key.clone());
+    let scope = if defect == Some(Defect::IgnoresScopes) { ScopeId(0) } else { claim.scope };
+    (scope, key)
+}
+
+/// The record that a claim leaves.
+pub(super) fn record(claim: &Claim, run: idem_core::RunId, now: SystemTime) -> Recorded {
+    let expires_at = match claim.retention {
+        Retention::For(time) => now.checked_add(time),
+        Retention::Forever => None,
+    };
+    let key = claim.key.clone();
+    Recorded { key, hash: claim.hash, hash_rule: claim.hash_rule, processed_at: now, processed_by: run, expires_at }
+}

@@ -1,0 +1,339 @@
+//! Lanes and units of work.
+
+use std::{error::Error, future::Future, sync::Arc};
+
+use idem_core::{
+    Claim, ClaimError, Claimed, CommitError, ErrorClass, Recorded, Store, StoreCapabilities, StoreError, Tx,
+    UnitOfWork, UnitOptions, boxed, chain,
+};
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    Defect, MemoryConnection, MemoryError, MemoryStore, Operation, Shared, Writers,
+    connection::{Pending, Status},
+    fault::{Met, store_error},
+    state::{RecordKey, State, UnitId, record, record_key},
+};
+
+/// A connection to a [`MemoryStore`].
+#[derive(Debug)]
+pub struct MemoryLane {
+    lost: bool,
+}
+
+/// A running transaction on a [`MemoryStore`]. Dropping it rolls it back.
+#[derive(Debug)]
+pub struct MemoryUnit<'l> {
+    shared: Arc<Shared>,
+    lane: &'l mut MemoryLane,
+    options: UnitOptions,
+    pending: Pending,
+    /// The transaction that may be committed.
+    began_as: UnitId,
+}
+
+impl Store for MemoryStore {
+    type Lane = MemoryLane;
+    type Connection<'t> = MemoryConnection<'t>;
+    type Unit<'l> = MemoryUnit<'l>;
+
+    fn capabilities(&self) -> StoreCapabilities {
+        let mut capabilities = match self.shared.writers {
+            Writers::PerKey => StoreCapabilities::server(),
+            Writers::One => StoreCapabilities::embedded(),
+        };
+        capabilities.roles = false;
+        capabilities
+    }
+
+    async fn open(&self) -> Result<MemoryLane, StoreError> {
+        match self.shared.meet(Operation::Open).await {
+            Ok(Met::Nothing) => Ok(MemoryLane { lost: false }),
+            Ok(Met::AnswerLost) => Err(store_error("connecting", MemoryError::ConnectionLost)),
+            Err(error) => Err(store_error("connecting", error)),
+        }
+    }
+
+    async fn close(&self, _lane: MemoryLane) {}
+
+    async fn begin<'l>(&'l self, lane: &'l mut MemoryLane, options: UnitOptions) -> Result<MemoryUnit<'l>, StoreError> {
+        tokio::task::yield_now().await;
+        let doing = "beginning a transaction";
+        let met = if lane.lost { Err(MemoryError::ConnectionLost) } else { self.shared.meet(Operation::Begin).await };
+        match met {
+            Ok(Met::Nothing) => {}
+            Ok(Met::AnswerLost) | Err(MemoryError::ConnectionLost) => {
+                lane.lost = true;
+                return Err(store_error(doing, MemoryError::ConnectionLost));
+            }
+            Err(error) => return Err(store_error(doing, error)),
+        }
+        let id = self.shared.state().next_unit();
+        let pending = Pending {
+            id,
+            claimed: Vec::new(),
+            writes: Vec::new(),
+            nested: Vec::new(),
+            status: Status::Open,
+            breaks_deferred: false,
+            lost: false,
+        };
+        Ok(MemoryUnit { shared: Arc::clone(&self.shared), lane, options, pending, began_as: id })
+    }
+
+    fn reborrow<'a, 't: 'a>(connection: &'a mut MemoryConnection<'t>) -> MemoryConnection<'a> {
+        MemoryConnection { shared: connection.shared, pending: &mut *connection.pending }
+    }
+
+    fn classify(error: &(dyn Error + 'static)) -> Option<ErrorClass> {
+        chain(error).find_map(|link| link.downcast_ref::<MemoryError>()).map(MemoryError::class)
+    }
+
+    fn describe(error: &(dyn Error + 'static)) -> Option<String> {
+        error.downcast_ref::<MemoryError>().map(MemoryError::without_values)
+    }
+}
+
+/// What a look at a key has shown.
+enum Look {
+    Answer(Claimed),
+    /// Another unit holds it.
+    Held(UnitId),
+}
+
+impl MemoryUnit<'_> {
+    /// Fails the claim or read, and with it the transaction.
+    fn fail(&mut self, doing: &'static str, error: MemoryError) -> StoreError {
+        self.pending.status = Status::Aborted;
+        self.pending.lost |= error == MemoryError::ConnectionLost;
+        store_error(doing, error)
+    }
+
+    /// Looks until there is an answer, and waits for those in the way until `deadline`.
+    async fn wait_for(
+        &mut self,
+        deadline: Instant,
+        mut look: impl FnMut(&mut Self) -> Look,
+    ) -> Result<Claimed, ClaimError> {
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let ended = shared.ended.notified();
+            tokio::pin!(ended);
+            // From here on no end of a unit is missed, also between the look and the wait.
+            ended.as_mut().enable();
+            let holder = match look(self) {
+                Look::Answer(answer) => return Ok(answer),
+                Look::Held(holder) => holder,
+            };
+            let deadlock = {
+                let mut state = shared.state();
+                let deadlock = state.is_deadlock(self.pending.id, holder);
+                state.deadlocks += u64::from(deadlock);
+                state.waits.insert(self.pending.id, holder);
+                deadlock
+            };
+            if deadlock {
+                return Err(self.fail("claiming keys", MemoryError::Deadlock).into());
+            }
+            let waited = timeout_at(deadline, ended).await.is_ok();
+            shared.state().waits.remove(&self.pending.id);
+            if !waited {
+                self.pending.status = Status::Aborted;
+                return Err(ClaimError::Held);
+            }
+        }
+    }
+
+    fn look_at_writer(&mut self) -> Look {
+        let mut state = self.shared.state();
+        match state.writer {
+            Some(holder) if holder != self.pending.id => Look::Held(holder),
+            Some(_) | None => {
+                state.writer = Some(self.pending.id);
+                Look::Answer(Claimed::NotInserted)
+            }
+        }
+    }
+
+    fn look_at(&mut self, claim: &Claim) -> Look {
+        let (shared, defect) = (Arc::clone(&self.shared), self.shared.defect);
+        let mut state = shared.state();
+        let key = record_key(claim, defect);
+        if defect == Some(Defect::ExpiredCountsAsGone) {
+            let now = state.now();
+            state.records.retain(|_, recorded| recorded.expires_at.is_none_or(|at| at > now));
+        }
+        if state.records.contains_key(&key) || state.swallows_records {
+            return Look::Answer(Claimed::NotInserted);
+        }
+        match state.held.get(&key) {
+            Some((holder, _)) if *holder == self.pending.id => return Look::Answer(Claimed::Inserted),
+            Some((_, recorded)) if defect == Some(Defect::FindsUncommitted) => {
+                return Look::Answer(Claimed::Found(recorded.clone()));
+            }
+            Some((holder, _)) => return Look::Held(*holder),
+            None => {}
+        }
+        let recorded = record(claim, self.options.run, state.now());
+        if defect == Some(Defect::RecordsOutside) {
+            state.records.insert(key.clone(), recorded.clone());
+        }
+        state.held.insert(key.clone(), (self.pending.id, recorded));
+        self.pending.claimed.push(key);
+        Look::Answer(Claimed::Inserted)
+    }
+
+    /// Whether this transaction may be committed.
+    fn sealable(&self) -> Result<(), StoreError> {
+        let unsealed = |problem: &str, error| {
+            let source = Some(boxed(error));
+            Err(StoreError::Unsealed { problem: problem.to_owned(), source })
+        };
+        if self.pending.id != self.began_as || self.pending.status == Status::Ended {
+            return unsealed("a handler ended the transaction", MemoryError::NoTransaction);
+        }
+        if self.pending.status == Status::Aborted {
+            return unsealed("a statement failed and a handler went on", MemoryError::Aborted);
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self) {
+        let mut state = self.shared.state();
+        for key in self.pending.claimed.drain(..) {
+            let held = state.held.remove(&key);
+            if let Some((_, recorded)) = held {
+                state.records.insert(key, recorded);
+            }
+        }
+        if !self.shared.has(Defect::LosesEffects) {
+            state.apply(&std::mem::take(&mut self.pending.writes));
+        }
+    }
+}
+
+fn found(state: &State, key: &RecordKey, claim: &Claim, defect: Option<Defect>) -> Option<Recorded> {
+    let mut recorded = state.records.get(key).cloned()?;
+    match defect {
+        Some(Defect::ForgetsHashes) => recorded.hash = claim.hash,
+        // A store that mixes keys up does not notice either that their texts differ.
+        Some(Defect::FoldsKeys | Defect::CutsKeysAt64Bytes) => recorded.key = claim.key.clone(),
+        Some(_) | None => {}
+    }
+    Some(recorded)
+}
+
+impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
+    async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
+        let doing = "claiming keys";
+        tokio::task::yield_now().await;
+        let answer_lost = match self.shared.meet(Operation::Claim).await {
+            Ok(met) => met == Met::AnswerLost,
+            Err(error) => return Err(self.fail(doing, error).into()),
+        };
+        if self.shared.state().hides_records {
+            return Err(self.fail(doing, MemoryError::NoTable).into());
+        }
+        let deadline = Instant::now() + self.options.busy_timeout;
+        if self.shared.writers == Writers::One && !claims.is_empty() {
+            self.wait_for(deadline, Self::look_at_writer).await?;
+        }
+        let mut answers = Vec::with_capacity(claims.len());
+        for claim in claims {
+            answers.push(self.wait_for(deadline, |unit| unit.look_at(claim)).await?);
+        }
+        if answer_lost {
+            return Err(self.fail(doing, MemoryError::ConnectionLost).into());
+        }
+        if self.shared.has(Defect::AnswersClaimsInReverse) {
+            answers.reverse();
+        }
+        Ok(answers)
+    }
+
+    async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
+        let doing = "reading records";
+        tokio::task::yield_now().await;
+        match self.shared.meet(Operation::Read).await {
+            Ok(Met::Nothing) => {}
+            Ok(Met::AnswerLost) => return Err(self.fail(doing, MemoryError::ConnectionLost)),
+            Err(error) => return Err(self.fail(doing, error)),
+        }
+        let state = self.shared.state();
+        if state.hides_records {
+            drop(state);
+            return Err(self.fail(doing, MemoryError::NoTable));
+        }
+        let defect = self.shared.defect;
+        Ok(claims.iter().map(|claim| found(&state, &record_key(claim, defect), claim, defect)).collect())
+    }
+
+    fn tx(&mut self) -> Tx<'_, MemoryStore> {
+        Tx::new(MemoryConnection { shared: &self.shared, pending: &mut self.pending })
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        let left = !self.pending.nested.is_empty() && !self.shared.has(Defect::CommitsDespiteOpenNested);
+        if self.pending.status == Status::Ended || left {
+            let problem = "a handler ended the transaction or left a nested one open".to_owned();
+            return Err(StoreError::Unsealed { problem, source: None });
+        }
+        Ok(())
+    }
+
+    async fn commit(mut self) -> Result<(), CommitError> {
+        let doing = "committing";
+        tokio::task::yield_now().await;
+        let met = match self.shared.meet(Operation::Commit).await {
+            Err(MemoryError::ConnectionLost) => {
+                self.pending.lost = true;
+                return Err(CommitError::Unknown(boxed(MemoryError::ConnectionLost)));
+            }
+            Err(error) => return Err(CommitError::RolledBack(store_error(doing, error))),
+            Ok(met) => met,
+        };
+        let spoilt = self.pending.status == Status::Aborted;
+        if spoilt && self.shared.has(Defect::CommitsAbortedWithoutError) {
+            return Ok(());
+        }
+        let left = !self.pending.nested.is_empty();
+        if left && self.shared.has(Defect::CommitsDespiteOpenNested) {
+            return Ok(());
+        }
+        self.sealable().and_then(|()| self.check()).map_err(CommitError::RolledBack)?;
+        if self.pending.breaks_deferred {
+            return Err(CommitError::RolledBack(store_error(doing, MemoryError::Deferred)));
+        }
+        self.apply();
+        if met == Met::AnswerLost {
+            self.pending.lost = true;
+            return Err(CommitError::Unknown(boxed(MemoryError::ConnectionLost)));
+        }
+        Ok(())
+    }
+
+    async fn rollback(mut self) -> Result<(), StoreError> {
+        tokio::task::yield_now().await;
+        match self.shared.meet(Operation::Rollback).await {
+            Ok(Met::Nothing) if !self.pending.lost => Ok(()),
+            Ok(Met::Nothing | Met::AnswerLost) => Err(self.fail("rolling back", MemoryError::ConnectionLost)),
+            Err(error) => Err(self.fail("rolling back", error)),
+        }
+    }
+
+    fn abandon(mut self) -> impl Future<Output = ()> + Send {
+        self.pending.lost = true;
+        std::future::ready(())
+    }
+}
+
+impl Drop for MemoryUnit<'_> {
+    fn drop(&mut self) {
+        self.lane.lost |= self.pending.lost;
+        if self.shared.has(Defect::DroppedUnitsHoldKeys) {
+            return;
+        }
+        self.shared.state().release(self.pending.id);
+        self.shared.ended.notify_waiters();
+    }
+}

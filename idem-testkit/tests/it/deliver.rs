@@ -1,0 +1,196 @@
+//! [`deliver`] and the faults of [`MemoryStore`], as people's own tests use them.
+
+use std::{sync::Arc, time::Duration};
+
+use idem_core::{
+    Decision, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, Message, Reason, Store, Tx, handler_fn,
+};
+use idem_testkit::{Defect, Fault, MemoryStore, Operation, deliver, deliver_on, message};
+
+struct Ledger;
+
+impl Handler<MemoryStore> for Ledger {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        let cents: u64 = message.json()?;
+        let key = message.key().map(|key| key.as_str().to_owned()).unwrap_or_default();
+        let mut connection = tx.connection();
+        connection.insert("purchases", &key, cents.to_string()).await?;
+        let total = connection.rows("purchases").await?.len();
+        connection.put("totals", "purchases", total.to_string()).await?;
+        if cents == 0 {
+            return Err("nothing is free".into());
+        }
+        Ok(())
+    }
+}
+
+fn store_and_ledger() -> (Arc<MemoryStore>, Arc<Ledger>) {
+    (Arc::new(MemoryStore::new()), Arc::new(Ledger))
+}
+
+fn keys(store: &MemoryStore) -> Vec<String> {
+    store.rows("purchases").into_iter().map(|(key, _)| key).collect()
+}
+
+#[tokio::test]
+async fn a_first_delivery_a_duplicate_a_conflict_and_a_failure() {
+    let (store, ledger) = store_and_ledger();
+    assert!(deliver(&store, &ledger, message("order-1", "250")).await.unwrap().is_processed());
+    assert!(deliver(&store, &ledger, message("order-1", "250")).await.unwrap().is_skipped());
+    let conflict = deliver(&store, &ledger, message("order-1", "251")).await.unwrap();
+    assert!(matches!(conflict, Decision::Conflict(..)), "{conflict:?}");
+    for (payload, reason) in [("0", Reason::AttemptsExhausted), ("free", Reason::Malformed)] {
+        let failed = deliver(&store, &ledger, message("order-2", payload)).await.unwrap();
+        assert!(matches!(&failed, Decision::Failed(failure) if failure.reason == reason), "{failed:?}");
+    }
+    assert_eq!(keys(&store), ["order-1"]);
+    assert_eq!(store.rows("totals")[0].1, "1");
+    assert!(deliver(&store, &ledger, message("order-2", "1")).await.unwrap().is_processed());
+    assert_eq!(keys(&store), ["order-1", "order-2"]);
+}
+
+#[tokio::test]
+async fn two_handlers_of_one_test_each_see_every_message() {
+    async fn notes(_: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        Ok(tx.connection().append("notes", "note", "x").await?)
+    }
+    let (store, ledger) = store_and_ledger();
+    let notes = Arc::new(handler_fn(notes));
+    assert!(deliver(&store, &ledger, message("order-1", "250")).await.unwrap().is_processed());
+    assert!(deliver(&store, &notes, message("order-1", "250")).await.unwrap().is_processed());
+    assert_eq!((keys(&store).len(), store.rows("notes").len()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_lane_of_the_tests_own_comes_back() {
+    let (store, ledger) = store_and_ledger();
+    let lane = store.open().await.unwrap();
+    let (lane, decision) = deliver_on(&store, lane, &ledger, message("order-1", "0")).await.unwrap();
+    assert!(matches!(decision, Decision::Failed(_)), "{decision:?}");
+    let (lane, decision) = deliver_on(&store, lane.unwrap(), &ledger, message("order-1", "1")).await.unwrap();
+    assert!(decision.is_processed() && lane.is_some());
+}
+
+#[tokio::test]
+async fn an_unreachable_store_is_an_error_or_infrastructure() {
+    let (store, ledger) = store_and_ledger();
+    store.inject(Operation::Open, Fault::ConnectionLost);
+    let refused = deliver(&store, &ledger, message("order-1", "1")).await.unwrap_err();
+    assert_eq!(refused.class(), ErrorClass::Infrastructure);
+    for operation in [Operation::Begin, Operation::Claim, Operation::Statement] {
+        for fault in [Fault::ConnectionLost, Fault::AnswerLost] {
+            store.inject(operation, fault);
+            let failed = deliver(&store, &ledger, message("order-1", "1")).await.unwrap();
+            let class = match &failed {
+                Decision::Failed(failure) => failure.class,
+                other => panic!("{operation:?} {fault:?}: {other:?}"),
+            };
+            assert_eq!(class, ErrorClass::Infrastructure, "{operation:?} {fault:?}");
+        }
+    }
+    assert!(keys(&store).is_empty() && store.recorded_keys().is_empty());
+    assert!(deliver(&store, &ledger, message("order-1", "1")).await.unwrap().is_processed());
+}
+
+/// Design §4.9: each way in which a commit's answer can be lost is resolved by claiming again.
+#[tokio::test]
+async fn lost_answers_to_a_commit_are_resolved() {
+    let (store, ledger) = store_and_ledger();
+    store.inject(Operation::Commit, Fault::AnswerLost);
+    assert!(deliver(&store, &ledger, message("order-1", "1")).await.unwrap().is_skipped());
+    store.inject(Operation::Commit, Fault::ConnectionLost);
+    assert!(deliver(&store, &ledger, message("order-2", "1")).await.unwrap().is_processed());
+    assert_eq!(keys(&store), ["order-1", "order-2"]);
+}
+
+/// B4, A27: what another transaction or a stale plan spoiled runs again at once, and nobody is charged.
+#[tokio::test]
+async fn contention_runs_the_unit_again() {
+    let (store, ledger) = store_and_ledger();
+    for operation in [Operation::Claim, Operation::Statement, Operation::Commit] {
+        store.inject(operation, Fault::Error(ErrorClass::RunUnitAgain));
+        let key = format!("{operation:?}");
+        assert!(deliver(&store, &ledger, message(&key, "1")).await.unwrap().is_processed(), "{key}");
+    }
+    assert_eq!(keys(&store), ["Claim", "Statement", "Commit"]);
+}
+
+/// A7: a commit that never answers is unknown after its time-out, and the message runs again.
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_hangs_is_resolved() {
+    let (store, _) = store_and_ledger();
+    let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "ledger")
+        .handler(Ledger)
+        .effects(Effects::InTransaction)
+        .commit_timeout(Duration::from_secs(10))
+        .build()
+        .unwrap();
+    store.inject(Operation::Commit, Fault::Hang);
+    store.inject(Operation::Begin, Fault::Delay(Duration::from_secs(1)));
+    let decisions = consumer.process(vec![message("order-1", "1")]).await.unwrap();
+    assert!(decisions[0].is_processed(), "{decisions:?}");
+    assert_eq!(keys(&store), ["order-1"]);
+}
+
+/// Two units that claim in opposite orders, which the engine never does: one is told, neither waits for ever.
+#[tokio::test(start_paused = true)]
+async fn a_deadlock_is_found() {
+    use idem_core::{
+        Bookkeeping, Claim, ClaimError, Claimed, PayloadHash, Registration, Retention, UnitOfWork, UnitOptions,
+    };
+    let store = MemoryStore::new();
+    let registration = Registration {
+        consumer: idem_core::ConsumerName::new("orders").unwrap(),
+        tenant: idem_core::Tenant::default(),
+        bound_to: None,
+        handler: None,
+        key_rule: String::new(),
+        hash_rules: vec!["raw/1".to_owned()],
+        retention: Retention::Forever,
+        version: String::new(),
+    };
+    let registered = store.register(&registration).await.unwrap();
+    let claim = |key: &str| Claim {
+        scope: registered.scope,
+        key: idem_core::IdempotencyKey::new(key).unwrap(),
+        hash: PayloadHash::of(b""),
+        hash_rule: registered.hash_rules[0],
+        retention: Retention::Forever,
+    };
+    let minute = Duration::from_secs(60);
+    let limits = UnitOptions { run: registered.run, lane: 0, busy_timeout: minute, idle_timeout: minute };
+    let (mut one_lane, mut other_lane) = (store.open().await.unwrap(), store.open().await.unwrap());
+    let mut one = store.begin(&mut one_lane, limits).await.unwrap();
+    let mut other = store.begin(&mut other_lane, limits).await.unwrap();
+    assert_eq!(one.claim(&[claim("a")]).await.unwrap(), [Claimed::Inserted]);
+    assert_eq!(other.claim(&[claim("b")]).await.unwrap(), [Claimed::Inserted]);
+    let (a, b) = ([claim("a")], [claim("b")]);
+    // Whoever closes the circle is told; the other gets its key once that one has rolled back.
+    let first = async {
+        let answer = one.claim(&b).await;
+        one.rollback().await.unwrap();
+        answer
+    };
+    let second = async {
+        let answer = other.claim(&a).await;
+        other.rollback().await.unwrap();
+        answer
+    };
+    let (first, second) = tokio::join!(first, second);
+    let told = |answer: &Result<Vec<Claimed>, ClaimError>| matches!(answer, Err(ClaimError::Store(error)) if error.class() == ErrorClass::RunUnitAgain);
+    let won = |answer: &Result<Vec<Claimed>, ClaimError>| matches!(answer.as_deref(), Ok([Claimed::Inserted]));
+    assert!(told(&first) && won(&second) || told(&second) && won(&first), "{first:?} {second:?}");
+    assert_eq!(store.deadlocks(), 1);
+}
+
+/// Design §4.6: two keys with one id are not mixed up: the second is neither run nor called a duplicate.
+#[tokio::test]
+async fn a_collision_of_key_ids_is_seen() {
+    let (store, ledger) = (Arc::new(MemoryStore::with_defect(Defect::CollidesKeys)), Arc::new(Ledger));
+    assert!(deliver(&store, &ledger, message("order-1", "1")).await.unwrap().is_processed());
+    let collision = deliver(&store, &ledger, message("ORDER-1", "1")).await.unwrap();
+    let seen = matches!(&collision, Decision::Failed(failure) if failure.reason == Reason::KeyCollision);
+    assert!(seen, "{collision:?}");
+    assert!(deliver(&store, &ledger, message("order-1", "1")).await.unwrap().is_skipped());
+    assert_eq!(keys(&store), ["order-1"]);
+}

@@ -1,0 +1,15 @@
+//! Tests of the test kit itself.
+
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::wildcard_enum_match_arm,
+    reason = "in a test anything unexpected is a failure"
+)]
+
+mod deliver;
+mod memory;
+mod remote;
+mod source;
+mod store;

@@ -1,0 +1,197 @@
+//! The store suite on [`MemoryStore`], as a server and as an embedded database; and red cases on broken ones.
+
+use std::sync::Arc;
+
+use idem_core::{Bytes, HandlerError, Tx};
+use idem_testkit::{
+    MemoryStore,
+    conformance::store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest},
+};
+
+/// A [`MemoryStore`] with a table for effects.
+struct Subject(Arc<MemoryStore>);
+
+const EFFECTS: &str = "effects";
+
+/// Key, note and payload in one value, apart by length.
+fn encode(effect: &Effect) -> Bytes {
+    let mut value = (effect.note.len() as u64).to_be_bytes().to_vec();
+    value.extend(effect.note.as_bytes());
+    value.extend(&effect.payload);
+    value.into()
+}
+
+fn decode(key: String, value: &Bytes) -> Effect {
+    let (length, rest) = value.split_first_chunk::<8>().unwrap();
+    let (note, payload) = rest.split_at(u64::from_be_bytes(*length) as usize);
+    Effect { key, payload: payload.to_vec(), note: String::from_utf8(note.to_vec()).unwrap() }
+}
+
+impl StoreUnderTest for Subject {
+    type Store = MemoryStore;
+
+    fn store(&self) -> Arc<MemoryStore> {
+        Arc::clone(&self.0)
+    }
+
+    async fn another(&self) -> Arc<MemoryStore> {
+        Arc::new(MemoryStore::clone(&self.0))
+    }
+
+    async fn write(tx: &mut Tx<'_, MemoryStore>, effect: &Effect) -> Result<(), HandlerError> {
+        Ok(tx.connection().append(EFFECTS, &effect.key, encode(effect)).await?)
+    }
+
+    async fn effects(&self) -> Vec<Effect> {
+        self.0.rows(EFFECTS).into_iter().map(|(key, value)| decode(key, &value)).collect()
+    }
+
+    async fn recorded(&self) -> Vec<String> {
+        self.0.recorded_keys()
+    }
+
+    async fn audited(&self) -> Vec<(String, Option<String>)> {
+        self.0.audited()
+    }
+
+    fn offers(&self, action: HandlerAction) -> bool {
+        // There is no statement that takes minutes.
+        action != HandlerAction::Block
+    }
+
+    async fn act(tx: &mut Tx<'_, MemoryStore>, action: HandlerAction, effect: &Effect) -> Result<(), HandlerError> {
+        let mut connection = tx.connection();
+        match action {
+            HandlerAction::Commit => connection.raw_commit().await?,
+            HandlerAction::Rollback => connection.raw_rollback().await?,
+            HandlerAction::CommitAndBegin => {
+                let _ = connection.raw_commit().await;
+                connection.raw_begin().await;
+            }
+            HandlerAction::FailingStatement => {
+                connection.insert("unique", &effect.key, effect.payload.clone()).await?;
+                connection.insert("unique", &effect.key, effect.payload.clone()).await?;
+            }
+            HandlerAction::UnreadFailure => connection.fail_unread(),
+            HandlerAction::DeferredFailure => connection.break_deferred_constraint(),
+            HandlerAction::NestedCommitted => {
+                connection.begin_nested().await?;
+                connection.append(EFFECTS, &effect.key, encode(effect)).await?;
+                connection.commit_nested().await?;
+            }
+            HandlerAction::NestedRolledBack => {
+                connection.begin_nested().await?;
+                connection.append(EFFECTS, &effect.key, encode(effect)).await?;
+                connection.rollback_nested().await?;
+            }
+            HandlerAction::NestedLeft => {
+                connection.begin_nested().await?;
+                connection.append(EFFECTS, &effect.key, encode(effect)).await?;
+            }
+            HandlerAction::KillConnection => {
+                connection.lose_connection();
+                connection.rows(EFFECTS).await?;
+            }
+            HandlerAction::Block => return Err("a MemoryStore answers at once".into()),
+        }
+        Ok(())
+    }
+
+    fn arranges(&self, arrangement: Arrangement) -> bool {
+        !matches!(arrangement, Arrangement::DropUniqueKey | Arrangement::DropSeal)
+    }
+
+    async fn arrange(&self, arrangement: Arrangement) -> Result<(), NotOffered> {
+        match arrangement {
+            Arrangement::Age(by) => self.0.advance(by),
+            Arrangement::SwallowRecords => self.0.swallow_records(true),
+            Arrangement::HideRecords => self.0.hide_records(true),
+            Arrangement::Restore => {
+                self.0.swallow_records(false);
+                self.0.hide_records(false);
+            }
+            Arrangement::DropUniqueKey | Arrangement::DropSeal => return Err(NotOffered),
+        }
+        Ok(())
+    }
+
+    async fn deadlocks(&self) -> Option<u64> {
+        Some(self.0.deadlocks())
+    }
+}
+
+async fn server() -> Subject {
+    Subject(Arc::new(MemoryStore::new()))
+}
+
+async fn embedded() -> Subject {
+    Subject(Arc::new(MemoryStore::embedded()))
+}
+
+mod as_a_server {
+    idem_testkit::store_conformance!(super::server);
+}
+
+mod as_an_embedded_database {
+    idem_testkit::store_conformance!(super::embedded);
+}
+
+/// A suite that cannot turn red proves nothing: each broken store is caught by the cases that are named here.
+mod broken {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use idem_testkit::{Defect, conformance::store as suite};
+
+    use super::*;
+
+    /// Runs cases on a store with a defect and checks that each is red.
+    macro_rules! is_caught_by {
+        ($($test:ident: $defect:ident by $($module:ident::$case:ident),+;)+) => {$(
+            #[test]
+            fn $test() {
+                let broken = || async { Subject(Arc::new(MemoryStore::with_defect(Defect::$defect))) };
+                $(
+                    let run = || suite::run(stringify!($case), broken, suite::$module::$case);
+                    let red = catch_unwind(AssertUnwindSafe(run)).is_err();
+                    assert!(red, "{} did not notice {:?}", stringify!($case), Defect::$defect);
+                )+
+            }
+        )+};
+    }
+
+    is_caught_by! {
+        answers_in_another_order: AnswersClaimsInReverse by records::claims_and_reads_answer_in_order,
+            batches::fresh_old_fresh;
+        binds_nothing: BindsNothing by consumers::another_source_is_refused_with_both_values,
+            consumers::another_handler_is_refused_with_both_values, consumers::another_key_rule_is_refused_with_both_values,
+            consumers::another_hash_rule_is_refused_with_both_values;
+        cleans_live_records: CleansLiveRecords by records::cleanup_removes_only_what_has_expired;
+        commits_an_aborted_transaction: CommitsAbortedWithoutError by
+            transactions::swallowed_sql_error_is_not_acknowledged, transactions::unread_error_is_not_acknowledged;
+        commits_an_open_nested_one: CommitsDespiteOpenNested by
+            transactions::nested_transaction_left_open_is_not_acknowledged,
+            transactions::nested_transaction_left_open_in_mid_batch_loses_nothing;
+        commits_what_is_not_sealed: CommitsUnsealed by transactions::raw_commit_in_mid_batch_loses_nothing,
+            transactions::swallowed_raw_commit_in_mid_batch_loses_nothing,
+            transactions::a_handler_that_ends_its_transaction_is_not_acknowledged;
+        cuts_keys: CutsKeysAt64Bytes by keys::the_longest_keys_are_whole;
+        keeps_keys_of_dropped_units: DroppedUnitsHoldKeys by dropped::a_dropped_unit_leaves_nothing;
+        forgets_what_has_expired: ExpiredCountsAsGone by records::an_expired_record_counts_until_it_is_removed;
+        finds_what_is_not_committed: FindsUncommitted by competition::an_uncommitted_twin_is_never_found;
+        folds_keys: FoldsKeys by keys::keys_that_look_alike_are_different;
+        forgets_hashes: ForgetsHashes by deliveries::other_payload_is_a_conflict_and_never_handled,
+            batches::copies_of_a_recorded_key_are_compared_with_its_record;
+        ignores_scopes: IgnoresScopes by deliveries::two_consumers_with_the_same_key_both_run,
+            deliveries::two_tenants_with_the_same_key_both_run;
+        loses_effects: LosesEffects by deliveries::processes_exactly_once_on_first_delivery;
+        parks_every_copy: ParksEveryCopy by failures::the_same_origin_is_parked_once,
+            failures::equal_dead_letters_are_one_row_with_a_count;
+        puts_effects_outside: PutsEffectsOutside by batches::a_handlers_error_leaves_nothing,
+            transactions::nothing_is_visible_before_the_commit;
+        records_outside: RecordsOutside by batches::a_handlers_error_leaves_nothing, dropped::a_dropped_unit_leaves_nothing;
+        replays_twice: ReplaysTwice by failures::an_abandoned_replay_is_taken_after_a_while;
+        shares_hash_rules: SharesHashRules by consumers::hash_rule_ids_are_stable_and_distinct,
+            consumers::an_unknown_hash_rule_is_a_conflict_of_its_own_kind;
+        uncounts_nothing: UncountsNothing by failures::an_attempt_can_be_taken_back;
+    }
+}

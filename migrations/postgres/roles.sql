@@ -1,0 +1,65 @@
+-- The group roles of idem and what each may do (S8). Run it after every migration, in one transaction (psql -1), so that
+-- no running worker meets the moment between revoke and grant, as a superuser or as a member of
+-- idem_migrator that may create roles; running it again changes nothing. Then give your login roles one group each:
+--     GRANT idem_worker TO orders_service;
+-- Migrations of later releases run under SET ROLE idem_migrator, so that their tables have the owner of these.
+
+DO $idem$
+DECLARE
+    wanted text;
+BEGIN
+    FOREACH wanted IN ARRAY ARRAY['idem_worker', 'idem_cleanup', 'idem_migrator', 'idem_auditor'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = wanted) THEN
+            BEGIN
+                EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
+            EXCEPTION WHEN duplicate_object OR unique_violation THEN
+                -- Roles belong to the whole cluster: another database's script made it in the meantime.
+                NULL;
+            END;
+        END IF;
+    END LOOP;
+END
+$idem$;
+
+-- Nothing is anybody's by default, and what an earlier release granted is taken back before it is granted anew.
+REVOKE ALL ON SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
+REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
+
+-- ALTER and DROP belong to the owner alone, so the migrator has to own what it migrates.
+ALTER SCHEMA {schema} OWNER TO idem_migrator;
+ALTER TABLE {schema}.migrations OWNER TO idem_migrator;
+ALTER TABLE {schema}.processed_messages OWNER TO idem_migrator;
+ALTER TABLE {schema}.units OWNER TO idem_migrator;
+ALTER TABLE {schema}.consumers OWNER TO idem_migrator;
+ALTER TABLE {schema}.payload_hashes OWNER TO idem_migrator;
+ALTER TABLE {schema}.worker_runs OWNER TO idem_migrator;
+ALTER TABLE {schema}.attempts OWNER TO idem_migrator;
+ALTER TABLE {schema}.dead_letters OWNER TO idem_migrator;
+ALTER TABLE {schema}.audit OWNER TO idem_migrator;
+ALTER TABLE {schema}.controls OWNER TO idem_migrator;
+ALTER VIEW {schema}.audit_view OWNER TO idem_migrator;
+ALTER VIEW {schema}.dead_letters_view OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.key_id(text) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.read_records(int[], uuid[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.refuse_unsealed_commit() OWNER TO idem_migrator;
+
+GRANT USAGE ON SCHEMA {schema} TO idem_worker, idem_cleanup, idem_auditor;
+
+-- The worker. It can neither change nor delete a record: deleting one permits a second effect.
+GRANT SELECT, INSERT ON {schema}.processed_messages, {schema}.units, {schema}.consumers, {schema}.payload_hashes,
+    {schema}.worker_runs, {schema}.audit TO idem_worker;
+-- What a start says for the first time, and what it may change; what binds is only ever compared.
+GRANT UPDATE (retention, bound_to, handler, hash_rules) ON {schema}.consumers TO idem_worker;
+GRANT SELECT, INSERT, UPDATE ON {schema}.attempts, {schema}.dead_letters, {schema}.controls TO idem_worker;
+GRANT SELECT ON {schema}.migrations TO idem_worker;
+GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]) TO idem_worker;
+
+-- Cleanup. It finds and deletes what has expired, and writes nothing.
+GRANT SELECT, DELETE ON {schema}.processed_messages, {schema}.units, {schema}.attempts, {schema}.dead_letters,
+    {schema}.worker_runs, {schema}.audit TO idem_cleanup;
+GRANT SELECT ON {schema}.consumers, {schema}.controls, {schema}.migrations TO idem_cleanup;
+
+-- The auditor. Only the views, which run with their owner's rights and show no payload.
+GRANT SELECT ON {schema}.audit_view, {schema}.dead_letters_view TO idem_auditor;
+GRANT EXECUTE ON FUNCTION {schema}.key_id(text) TO idem_auditor, idem_cleanup;

@@ -1,0 +1,29 @@
+//! The SQL stores of idem on [sqlx](https://docs.rs/sqlx): what a handler writes through its transaction and the record
+//! of the message's key are committed together or not at all.
+//!
+//! | feature | store | for |
+//! |---|---|---|
+//! | `postgres` | `Postgres` | any number of workers on one server |
+//! | `sqlite` | `Sqlite` | one process on one machine, nothing to install: one writer, in a file |
+//!
+//! No feature is on by default. A handler is given the connection of its unit of work, `&mut PgConnection` or
+//! `&mut SqliteConnection`, and runs its statements on that; sqlx's own nested transactions work on it.
+//!
+//! The crate re-exports [`idem_core`] and [`idem_schema`] whole, so that versions agree.
+
+pub use idem_core;
+pub use idem_schema;
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod headers;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod host;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+#[cfg(feature = "postgres")]
+pub use self::postgres::{MigratePostgresError, Postgres, PostgresLane, PostgresOptions, PostgresUnit, Statements};
+#[cfg(feature = "sqlite")]
+pub use self::sqlite::{Sqlite, SqliteLane, SqliteOptions, SqliteUnit, Synchronous};

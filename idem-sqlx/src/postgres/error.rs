@@ -1,0 +1,296 @@
+//! What PostgreSQL's and sqlx's errors mean, and reading of rows without a panic.
+
+use std::{
+    error::Error,
+    fmt::Write as _,
+    time::{Duration, SystemTime},
+};
+
+use idem_core::{BoxError, ClaimError, CommitError, ErrorClass, StoreError};
+use idem_schema::{CommitOutcome, UNSEALED_COMMIT, class_of, commit_outcome};
+use sqlx::{
+    Row as _,
+    error::DatabaseError,
+    postgres::{PgDatabaseError, PgRow},
+};
+
+/// What to do where a pooler loses prepared statements.
+pub(super) const POOLER_CURE: &str = "Set `statements` to `Unnamed`, or let the pooler track prepared statements \
+                                      (PgBouncer 1.21 and later, `max_prepared_statements`)";
+
+/// An error of prepared statements, which only a pooler causes.
+#[derive(Debug, thiserror::Error)]
+#[error("a prepared statement is not on the server connection that a pooler handed out. {POOLER_CURE}")]
+struct PoolerError(#[source] sqlx::Error);
+
+/// Whether this is such an error.
+pub(super) fn is_pooler(error: &(dyn Error + 'static)) -> bool {
+    error.is::<PoolerError>()
+}
+
+/// The server takes no writes.
+#[derive(Debug, thiserror::Error)]
+#[error("the server is a standby, or was fenced by default_transaction_read_only: connect to the primary")]
+struct ReadOnlyError;
+
+/// The class of an error in a handler's chain.
+pub(super) fn classify(error: &(dyn Error + 'static)) -> Option<ErrorClass> {
+    chain(error).find_map(|link| {
+        if let Some(error) = link.downcast_ref::<sqlx::Error>() {
+            return Some(class_in_handler(error));
+        }
+        if let Some(error) = database(link) {
+            return Some(database_class_in_handler(error));
+        }
+        link.is::<std::io::Error>().then_some(ErrorClass::Infrastructure)
+    })
+}
+
+fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())
+}
+
+/// The server's report in one link: sqlx has it boxed as the source of its own error, which `#[error(transparent)]` and
+/// anyhow leave out of the chain.
+fn database<'e>(link: &'e (dyn Error + 'static)) -> Option<&'e (dyn DatabaseError + 'static)> {
+    if let Some(error) = link.downcast_ref::<sqlx::Error>() {
+        return error.as_database_error();
+    }
+    if let Some(error) = link.downcast_ref::<Box<dyn DatabaseError>>() {
+        return Some(&**error);
+    }
+    link.downcast_ref::<PgDatabaseError>().map(|error| error as &dyn DatabaseError)
+}
+
+fn class_in_handler(error: &sqlx::Error) -> ErrorClass {
+    match error.as_database_error() {
+        Some(error) => database_class_in_handler(error),
+        None => class_of_driver(error),
+    }
+}
+
+fn database_class_in_handler(error: &(dyn DatabaseError + 'static)) -> ErrorClass {
+    // On a standby not even BEGIN would have run. So the handler has ended the transaction itself, and what runs after it
+    // is read only (A12); or it wrote elsewhere. As infrastructure, its message would be tried for ever.
+    if code_of(error) == "25006" { ErrorClass::Transient } else { class_of_database(error) }
+}
+
+fn class(error: &sqlx::Error) -> ErrorClass {
+    error.as_database_error().map_or_else(|| class_of_driver(error), class_of_database)
+}
+
+fn class_of_database(error: &(dyn DatabaseError + 'static)) -> ErrorClass {
+    let routine = error.try_downcast_ref::<PgDatabaseError>().and_then(PgDatabaseError::routine);
+    class_of(&code_of(error), error.message(), routine)
+}
+
+fn code_of(error: &(dyn DatabaseError + 'static)) -> String {
+    error.code().unwrap_or_default().into_owned()
+}
+
+#[allow(clippy::wildcard_enum_match_arm, reason = "the enum is sqlx's, and may grow")]
+fn class_of_driver(error: &sqlx::Error) -> ErrorClass {
+    match error {
+        // The one error of this variant that says nothing about the connection: a statement of a handler's.
+        sqlx::Error::Protocol(text) if text.contains("too many arguments") => ErrorClass::Transient,
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed => ErrorClass::Infrastructure,
+        // A row that is not there or not as expected, a value that cannot be sent: another message may do better. sqlx
+        // may add variants, and bounded attempts are safe for any of them.
+        _ => ErrorClass::Transient,
+    }
+}
+
+/// The text of a driver's error without any value: the server quotes rows in its message and detail (S4).
+#[allow(clippy::wildcard_enum_match_arm, reason = "the enum is sqlx's, and may grow")]
+pub(super) fn describe(error: &(dyn Error + 'static)) -> Option<String> {
+    if let Some(error) = database(error) {
+        return Some(describe_database(error));
+    }
+    let error = error.downcast_ref::<sqlx::Error>()?;
+    Some(match error {
+        sqlx::Error::Io(error) => format!("the connection to the database failed: {}", error.kind()),
+        sqlx::Error::Tls(_) => "TLS to the database failed".to_owned(),
+        sqlx::Error::Protocol(_) => "the database answered something unexpected".to_owned(),
+        sqlx::Error::RowNotFound => "no row was found".to_owned(),
+        sqlx::Error::TypeNotFound { type_name } => format!("the type {type_name} does not exist"),
+        sqlx::Error::ColumnIndexOutOfBounds { .. } => "a column's index is out of bounds".to_owned(),
+        sqlx::Error::ColumnNotFound(name) => format!("the column {name} does not exist"),
+        sqlx::Error::ColumnDecode { index, .. } => format!("the column {index} cannot be decoded"),
+        sqlx::Error::Encode(_) => "a value cannot be encoded".to_owned(),
+        sqlx::Error::Decode(_) => "a value cannot be decoded".to_owned(),
+        sqlx::Error::PoolTimedOut => "no connection was free in time".to_owned(),
+        sqlx::Error::PoolClosed => "the pool is closed".to_owned(),
+        _ => "the database's driver failed".to_owned(),
+    })
+}
+
+fn describe_database(error: &(dyn DatabaseError + 'static)) -> String {
+    let mut text = format!("SQLSTATE {}", code_of(error));
+    let Some(error) = error.try_downcast_ref::<PgDatabaseError>() else { return text };
+    let parts = [("constraint", error.constraint()), ("table", error.table()), ("column", error.column())];
+    for (name, value) in parts {
+        if let Some(value) = value {
+            // Writing to a String cannot fail.
+            let _ = write!(text, " {name} {value}");
+        }
+    }
+    text
+}
+
+fn code(error: &sqlx::Error) -> String {
+    error.as_database_error().map(code_of).unwrap_or_default()
+}
+
+/// What a failed statement of idem's own means.
+pub(super) fn store(doing: &'static str, source: sqlx::Error) -> StoreError {
+    if matches!(code(&source).as_str(), "26000" | "42P05") {
+        return StoreError::Unavailable { doing, source: Box::new(PoolerError(source)) };
+    }
+    match class(&source) {
+        ErrorClass::Infrastructure => StoreError::Unavailable { doing, source: Box::new(source) },
+        ErrorClass::RunUnitAgain => StoreError::Contended { doing, source: Box::new(source) },
+        class @ (ErrorClass::Transient | ErrorClass::Permanent | ErrorClass::Fatal) => {
+            StoreError::Failed { doing, class, source: Box::new(source) }
+        }
+    }
+}
+
+/// An error while connecting. Refusals of rights pass as unavailable here, because credentials may be in rotation; start-up
+/// looks at them again.
+pub(super) fn connecting(source: sqlx::Error) -> StoreError {
+    if is_refused_setting(&source) {
+        return StoreError::Refused {
+            problem: "the server, or a pooler before it, refuses a setting that comes with the connection".to_owned(),
+            cure: "Set `statements` to `Unnamed`, or have PgBouncer ignore it: ignore_startup_parameters = \
+                   extra_float_digits"
+                .to_owned(),
+        };
+    }
+    if let sqlx::Error::Configuration(_) = source {
+        let problem = "the options of the connection cannot be used".to_owned();
+        return StoreError::Refused { problem, cure: "Look at its certificates and TLS settings".to_owned() };
+    }
+    StoreError::Unavailable { doing: "connecting", source: Box::new(source) }
+}
+
+fn is_refused_setting(error: &sqlx::Error) -> bool {
+    let reported = error.as_database_error();
+    reported.is_some_and(|error| match code_of(error).as_str() {
+        "08P01" => error.message().contains("startup parameter"),
+        // The server itself, about a setting that it does not know or cannot take.
+        "22023" | "42704" => true,
+        _ => false,
+    })
+}
+
+/// Whether the server refuses this user, password or database, which no waiting cures at a start.
+pub(super) fn refused_login(error: &StoreError) -> Option<StoreError> {
+    let StoreError::Unavailable { source, .. } = error else { return None };
+    let code = code(source.downcast_ref::<sqlx::Error>()?);
+    matches!(code.as_str(), "28000" | "28P01" | "3D000").then(|| StoreError::Refused {
+        problem: format!("the server refuses the login or does not have the database (SQLSTATE {code})"),
+        cure: "Check user, password and database of the connection, and pg_hba.conf".to_owned(),
+    })
+}
+
+pub(super) fn beginning(source: sqlx::Error) -> StoreError {
+    let doing = "beginning a transaction";
+    match code(&source).as_str() {
+        // "Cannot set transaction read-write mode during recovery" (A23).
+        "0A000" | "25006" => read_only(doing),
+        // Whatever else goes wrong here says something about the server or the connection, not about a message.
+        _ => {
+            let error = store(doing, source);
+            if let StoreError::Failed { source, .. } = error {
+                StoreError::Unavailable { doing, source }
+            } else {
+                error
+            }
+        }
+    }
+}
+
+pub(super) fn read_only(doing: &'static str) -> StoreError {
+    StoreError::Unavailable { doing, source: Box::new(ReadOnlyError) }
+}
+
+/// An error of the claim.
+pub(super) fn claiming(source: sqlx::Error) -> ClaimError {
+    match code(&source).as_str() {
+        // lock_timeout, statement_timeout: somebody held a key for as long as one waits (B2).
+        "55P03" | "57014" => ClaimError::Held,
+        "25006" => read_only("claiming keys").into(),
+        _ => store("claiming keys", source).into(),
+    }
+}
+
+/// An error of the seal: the transaction is certainly not committed, because no COMMIT was sent.
+pub(super) fn sealing(source: sqlx::Error) -> StoreError {
+    let problem = match code(&source).as_str() {
+        "22012" => "a handler has ended the transaction that claimed the keys",
+        "25P02" => "a handler has swallowed the error of a statement",
+        _ => "a statement of a handler failed after the handler had stopped reading its answer",
+    };
+    let error = store("sealing the transaction", source);
+    if let StoreError::Failed { source, .. } = error {
+        StoreError::Unsealed { problem: problem.to_owned(), source: Some(source) }
+    } else {
+        error
+    }
+}
+
+/// An error while COMMIT was outstanding.
+pub(super) fn committing(source: sqlx::Error) -> CommitError {
+    let code = code(&source);
+    match commit_outcome(&code) {
+        CommitOutcome::Unknown => CommitError::Unknown(Box::new(source)),
+        CommitOutcome::RolledBack if code == UNSEALED_COMMIT => CommitError::RolledBack(StoreError::Unsealed {
+            problem: "the server holds another transaction than the one that was sealed".to_owned(),
+            source: Some(Box::new(source)),
+        }),
+        CommitOutcome::RolledBack => CommitError::RolledBack(store("committing", source)),
+    }
+}
+
+fn unreadable(source: sqlx::Error) -> StoreError {
+    let source: BoxError = Box::new(source);
+    StoreError::Failed { doing: "reading the database's answer", class: ErrorClass::Transient, source }
+}
+
+/// One value of a row.
+pub(super) fn get<'r, T>(row: &'r PgRow, column: impl sqlx::ColumnIndex<PgRow>) -> Result<T, StoreError>
+where
+    T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+{
+    row.try_get(column).map_err(unreadable)
+}
+
+/// A value that came in the simple protocol, whose answers are texts of any type.
+pub(super) fn text(row: &PgRow, column: &str) -> Result<String, StoreError> {
+    row.try_get_unchecked(column).map_err(unreadable)
+}
+
+/// An instant that came as microseconds since the Unix epoch.
+pub(super) fn instant(row: &PgRow, column: &str) -> Result<SystemTime, StoreError> {
+    Ok(from_microseconds(get(row, column)?))
+}
+
+/// An instant that may be NULL.
+pub(super) fn optional_instant(row: &PgRow, column: &str) -> Result<Option<SystemTime>, StoreError> {
+    Ok(get::<Option<i64>>(row, column)?.map(from_microseconds))
+}
+
+fn from_microseconds(time: i64) -> SystemTime {
+    let span = Duration::from_micros(time.unsigned_abs());
+    let instant =
+        if time < 0 { SystemTime::UNIX_EPOCH.checked_sub(span) } else { SystemTime::UNIX_EPOCH.checked_add(span) };
+    instant.unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests;

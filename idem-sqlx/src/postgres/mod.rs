@@ -1,0 +1,242 @@
+//! The store on PostgreSQL.
+
+mod books;
+mod claim;
+mod error;
+mod lane;
+mod letters;
+mod migrate;
+mod options;
+mod pooler;
+mod register;
+mod unit;
+mod verify;
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use idem_core::{ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
+use idem_schema::{PostgresStatements, SchemaName, UnitLimits, begin_unit};
+use sqlx::{AssertSqlSafe, Connection as _, Database, PgConnection, PgPool, SqlSafeStr as _};
+use sqlx_core::transaction::TransactionManager as _;
+use tokio::sync::OnceCell;
+
+pub use self::{
+    lane::PostgresLane,
+    migrate::MigratePostgresError,
+    options::{PostgresOptions, Statements},
+    unit::PostgresUnit,
+};
+
+/// What keeps sqlx's count of nested transactions, through which units begin and end.
+type Manager = <sqlx::Postgres as Database>::TransactionManager;
+
+/// What a lane's session begins with.
+///
+/// Only idem's own BEGIN may write (A12). A server whose client has died ends a running statement, and with it the
+/// transaction that holds keys, within seconds instead of at the statement's end or after hours (M27, M28).
+const LANE_SETTINGS: [(&str, &str); 3] =
+    [("default_transaction_read_only", "on"), ("client_connection_check_interval", "2s"), ("tcp_user_timeout", "30s")];
+
+/// The store on PostgreSQL 14 and later: the record of the keys and what handlers write are one transaction.
+///
+/// Handlers get a [`&mut PgConnection`](PgConnection) inside the open transaction. They may nest transactions of sqlx's
+/// own (savepoints), and never end the one they are given. Where one does, by a COMMIT or ROLLBACK as text, the server
+/// refuses the COMMIT, and every write that follows too: lanes that this store opens have `default_transaction_read_only`
+/// on, and only idem's own BEGIN asks for more. A pooler in transaction mode takes no such setting; there, writes after a
+/// handler's ROLLBACK are committed one by one.
+///
+/// A commit counts when the server says so. `synchronous_commit` decides what that is worth; start-up warns where it is
+/// weaker than `on`. A COMMIT whose wait for a standby an operator cancels answers as a success: the server says so in a
+/// warning only, which sqlx does not hand on (failure A8).
+///
+/// Cloning is cheap, and clones share the small pool for what is done outside of units of work.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = idem_sqlx::Postgres::connect("postgres://orders@db.internal/orders?sslmode=verify-full").await?;
+/// store.migrate().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Postgres {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    options: PostgresOptions,
+    statements: PostgresStatements,
+    framework: PgPool,
+    cleaner: Option<PgPool>,
+    /// Whether the server, or the pooler before it, takes settings at the start of a connection.
+    takes_settings: AtomicBool,
+    /// Whether prepared statements stay with the connection, which is looked at once.
+    pooler: OnceCell<()>,
+}
+
+impl fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Postgres").field(&self.shared.options).finish()
+    }
+}
+
+impl Postgres {
+    /// Connects with the default settings. The URL is that of libpq: `postgres://user:password@host:port/database`, with
+    /// `sslmode`, `sslrootcert` and the like as parameters; ask for `sslmode=verify-full` beyond this machine.
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] where the URL cannot be read or the server says no, [`StoreError::Unavailable`] while it
+    /// cannot be reached. No text holds the URL.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn connect(url: &str) -> Result<Self, StoreError> {
+        let store = PostgresOptions::parse(url)?.build()?;
+        // Not through the pool, which would wait for a server that is not there.
+        let connected = store.connect_with(&store.shared.options.connection).await;
+        let connection = connected.map_err(|error| error::refused_login(&error).unwrap_or(error))?;
+        let _ = connection.close().await;
+        Ok(store)
+    }
+
+    /// Settings to build a store from; nothing is connected before the first use.
+    pub fn with_options(options: sqlx::postgres::PgConnectOptions) -> PostgresOptions {
+        PostgresOptions::new(options)
+    }
+
+    /// The schema that holds idem's tables.
+    #[must_use]
+    pub fn schema(&self) -> &SchemaName {
+        &self.shared.options.schema
+    }
+
+    /// Closes the connections that are used outside of units of work. Lanes are closed by their owners.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: what is not closed in good order is closed when the store is dropped.
+    pub async fn disconnect(&self) {
+        self.shared.framework.close().await;
+        if let Some(cleaner) = &self.shared.cleaner {
+            cleaner.close().await;
+        }
+    }
+
+    fn from_options(options: PostgresOptions) -> Self {
+        let statements = PostgresStatements::new(&options.schema);
+        let framework = options.pool(&options.connection, options.connections);
+        let cleaner = options.cleanup.as_ref().map(|connection| options.pool(connection, 1));
+        let takes_settings = AtomicBool::new(options.statements == Statements::Named);
+        let shared = Shared { options, statements, framework, cleaner, takes_settings, pooler: OnceCell::new() };
+        Self { shared: Arc::new(shared) }
+    }
+
+    fn sql(&self) -> &PostgresStatements {
+        &self.shared.statements
+    }
+
+    fn is_named(&self) -> bool {
+        self.shared.options.statements == Statements::Named
+    }
+
+    /// Opens a connection within the time for it.
+    async fn connect_with(&self, options: &sqlx::postgres::PgConnectOptions) -> Result<PgConnection, StoreError> {
+        let connect = PgConnection::connect_with(options);
+        match tokio::time::timeout(self.shared.options.connect_timeout, connect).await {
+            Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(source)) => Err(error::connecting(source)),
+            Err(elapsed) => Err(StoreError::Unavailable { doing: "connecting", source: Box::new(elapsed) }),
+        }
+    }
+
+    /// The same with the settings of a lane, where they are taken.
+    async fn connect_lane(&self) -> Result<PgConnection, StoreError> {
+        let plain = &self.shared.options.connection;
+        if !self.shared.takes_settings.load(Ordering::Relaxed) {
+            return self.connect_with(plain).await;
+        }
+        match self.connect_with(&plain.clone().options(LANE_SETTINGS)).await {
+            Err(StoreError::Refused { .. }) => {
+                // PgBouncer refuses what it cannot keep apart by client, and a server what its system does not offer;
+                // without it, the seal still holds.
+                let connection = self.connect_with(plain).await?;
+                self.shared.takes_settings.store(false, Ordering::Relaxed);
+                Ok(connection)
+            }
+            connected => connected,
+        }
+    }
+
+    /// An old primary may be fenced by `default_transaction_read_only` alone, which a unit's READ WRITE would overrule.
+    async fn refuse_fenced(&self) -> Result<(), StoreError> {
+        let rows = self.rows("looking for a fence", || sqlx::query("SHOW default_transaction_read_only")).await?;
+        let read_only: String = rows.first().map_or(Ok(String::new()), |row| error::get(row, 0))?;
+        if read_only == "on" {
+            return Err(error::read_only("opening a lane"));
+        }
+        Ok(())
+    }
+}
+
+impl Store for Postgres {
+    type Lane = PostgresLane;
+    type Connection<'t> = &'t mut PgConnection;
+    type Unit<'l> = PostgresUnit<'l>;
+
+    fn capabilities(&self) -> StoreCapabilities {
+        StoreCapabilities::server()
+    }
+
+    async fn open(&self) -> Result<PostgresLane, StoreError> {
+        let connection = self.connect_lane().await?;
+        self.refuse_fenced().await?;
+        self.lane_from(connection).await
+    }
+
+    async fn close(&self, lane: PostgresLane) {
+        // A server that does not answer must not hold up a shutdown.
+        let limit = self.shared.options.connect_timeout;
+        let _ = tokio::time::timeout(limit, lane.connection.close()).await;
+    }
+
+    async fn begin<'l>(
+        &'l self,
+        lane: &'l mut PostgresLane,
+        options: UnitOptions,
+    ) -> Result<PostgresUnit<'l>, StoreError> {
+        if lane.is_spent {
+            *lane = self.open().await?;
+        }
+        let text = begin_unit(UnitLimits {
+            lock: options.busy_timeout,
+            statement: options.busy_timeout,
+            idle_in_transaction: options.idle_timeout,
+        });
+        let begin = Manager::begin(&mut lane.connection, Some(AssertSqlSafe(text).into_sql_str()));
+        begin.await.map_err(error::beginning)?;
+        Ok(PostgresUnit::new(self, lane, options))
+    }
+
+    fn reborrow<'a, 't: 'a>(connection: &'a mut &'t mut PgConnection) -> &'a mut PgConnection {
+        connection
+    }
+
+    fn classify(error: &(dyn std::error::Error + 'static)) -> Option<ErrorClass> {
+        error::classify(error)
+    }
+
+    fn describe(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+        error::describe(error)
+    }
+}
+
+/// Microseconds for a parameter; what does not fit is for ever.
+fn microseconds(time: Duration) -> Option<i64> {
+    i64::try_from(time.as_micros()).ok()
+}

@@ -1,0 +1,195 @@
+//! One transaction on a lane.
+
+use std::{
+    fmt,
+    future::{Future as _, poll_fn},
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+};
+
+use idem_core::{
+    Claim, ClaimError, Claimed, CommitError, Recorded, StoreError, Tx, UnitOfWork, UnitOptions, failpoint,
+};
+use idem_schema::PostgresStatements;
+use sqlx::{AssertSqlSafe, Connection as _, Postgres as Db, postgres::PgArguments, query::Query};
+use sqlx_core::transaction::TransactionManager as _;
+
+use super::{Manager, Postgres, PostgresLane, claim, error};
+
+/// Nested transactions that a handler may have left open; beyond that the connection is not worth the round trips.
+const NESTED_MAX: usize = 64;
+
+/// A unit of work: one open transaction on a [`PostgresLane`].
+pub struct PostgresUnit<'l> {
+    store: &'l Postgres,
+    lane: &'l mut PostgresLane,
+    options: UnitOptions,
+    /// The transaction's id, where a claim inserted something: only this transaction may be committed.
+    xid: Option<String>,
+    /// The server process that runs this transaction.
+    backend_pid: Option<i32>,
+    /// Whether a claim has put the session's own limits back.
+    limits_are_back: bool,
+}
+
+impl fmt::Debug for PostgresUnit<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresUnit").field("xid", &self.xid).finish_non_exhaustive()
+    }
+}
+
+impl<'l> PostgresUnit<'l> {
+    pub(super) fn new(store: &'l Postgres, lane: &'l mut PostgresLane, options: UnitOptions) -> Self {
+        let backend_pid = lane.backend_pid;
+        Self { store, lane, options, xid: None, backend_pid, limits_are_back: false }
+    }
+
+    fn sql(&self) -> &'l PostgresStatements {
+        self.store.sql()
+    }
+
+    fn query<'q>(&self, text: &Arc<str>) -> Query<'q, Db, PgArguments> {
+        sqlx::query(AssertSqlSafe(Arc::clone(text))).persistent(self.store.is_named())
+    }
+
+    fn depth(&self) -> usize {
+        Manager::get_transaction_depth(&self.lane.connection)
+    }
+
+    /// A second claim in one unit waits under idem's limits too.
+    async fn limit_again(&mut self) -> Result<(), sqlx::Error> {
+        let limit = self.options.busy_timeout.as_millis().clamp(1, 2_147_483_647);
+        let text = format!("SET LOCAL lock_timeout = {limit}; SET LOCAL statement_timeout = {limit}");
+        sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut self.lane.connection).await.map(|_| ())
+    }
+
+    async fn try_claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
+        if self.limits_are_back {
+            self.limit_again().await.map_err(error::claiming)?;
+        }
+        let (scopes, key_ids) = claim::ids(claims);
+        let query = claim::bind(self.query(&self.sql().claim), claims, &scopes, &key_ids)
+            .bind(self.options.run.0)
+            .bind(self.options.lane)
+            .bind(&*self.lane.lock_timeout)
+            .bind(&*self.lane.statement_timeout);
+        let row = query.fetch_one(&mut self.lane.connection).await.map_err(error::claiming)?;
+        self.limits_are_back = true;
+        let won_consumers: Vec<i32> = error::get(&row, "won_consumers")?;
+        let won_key_ids: Vec<_> = error::get(&row, "won_key_ids")?;
+        if let Some(xid) = error::get::<Option<String>>(&row, "xid")? {
+            self.xid = Some(xid);
+        }
+        self.backend_pid = Some(error::get(&row, "backend_pid")?);
+        let won: Vec<claim::Id> = won_consumers.into_iter().zip(won_key_ids).collect();
+        Ok(claim::answers(&scopes, &key_ids, &won))
+    }
+
+    /// Permits the COMMIT, or fails where it would be a lie.
+    async fn seal(&mut self) -> Result<(), StoreError> {
+        self.check()?;
+        let query = match self.xid.take() {
+            Some(xid) => self.query(&self.sql().seal).bind(xid),
+            None => {
+                // Nothing was claimed, so no trigger guards the COMMIT; handlers of unprotected messages may have written.
+                let idle = self.options.idle_timeout.as_millis().clamp(1, 2_147_483_647);
+                self.query(&self.sql().guard).bind(i64::try_from(idle).unwrap_or(i64::MAX))
+            }
+        };
+        query.execute(&mut self.lane.connection).await.map(|_| ()).map_err(error::sealing)
+    }
+
+    /// Sends COMMIT and waits for the answer.
+    async fn send_commit(&mut self) -> Result<(), CommitError> {
+        let mut commit = pin!(Manager::commit(&mut self.lane.connection));
+        // The first poll puts COMMIT on the wire, so that the failpoint lies between it and its answer.
+        let first = poll_fn(|cx| Poll::Ready(commit.as_mut().poll(cx))).await;
+        failpoint!(COMMIT_SENT).map_err(|injected| CommitError::Unknown(Box::new(injected)))?;
+        match first {
+            Poll::Ready(answer) => answer.map_err(error::committing),
+            Poll::Pending => commit.await.map_err(error::committing),
+        }
+    }
+}
+
+impl UnitOfWork<Postgres> for PostgresUnit<'_> {
+    async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
+        self.try_claim(claims).await
+    }
+
+    async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
+        let (scopes, key_ids) = claim::ids(claims);
+        let query = self.query(&self.sql().read).bind(&scopes).bind(&key_ids);
+        let rows = query.fetch_all(&mut self.lane.connection).await;
+        let rows = rows.map_err(|source| error::store("reading who has the keys", source))?;
+        let found = rows.iter().map(claim::recorded).collect::<Result<Vec<_>, _>>()?;
+        Ok(claim::in_order(&scopes, &key_ids, found))
+    }
+
+    fn tx(&mut self) -> Tx<'_, Postgres> {
+        Tx::new(&mut self.lane.connection)
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        let problem = match self.depth() {
+            1 => return Ok(()),
+            0 => "a handler has ended the transaction",
+            _ => "a handler has left a nested transaction open",
+        };
+        Err(StoreError::Unsealed { problem: problem.to_owned(), source: None })
+    }
+
+    async fn commit(mut self) -> Result<(), CommitError> {
+        self.seal().await.map_err(CommitError::RolledBack)?;
+        self.send_commit().await?;
+        if self.lane.connection.is_in_transaction() {
+            return Err(CommitError::Unknown("a transaction is still open after COMMIT".into()));
+        }
+        Ok(())
+    }
+
+    async fn rollback(self) -> Result<(), StoreError> {
+        let doing = "rolling back";
+        for _ in 0..NESTED_MAX {
+            if self.depth() == 0 {
+                break;
+            }
+            let is_nested = self.depth() > 1;
+            match Manager::rollback(&mut self.lane.connection).await {
+                Ok(()) => {}
+                // A handler has ended the transaction under sqlx's savepoints, which only sqlx could forget.
+                Err(sqlx::Error::Database(_)) if is_nested => self.lane.is_spent = true,
+                Err(source) => return Err(error::store(doing, source)),
+            }
+            if self.lane.is_spent {
+                // The server's transaction ends with the connection, which the next unit replaces.
+                return sqlx::raw_sql("ROLLBACK")
+                    .execute(&mut self.lane.connection)
+                    .await
+                    .map(|_| ())
+                    .map_err(|source| error::store(doing, source));
+            }
+        }
+        self.lane.is_spent = self.depth() > 0;
+        if self.xid.is_some() && self.lane.connection.cached_statements_size() > 0 {
+            // A handler failed, perhaps because a table was altered under a prepared statement, which then fails each
+            // time it runs on this connection (A27).
+            let clear = self.lane.connection.clear_cached_statements().await;
+            clear.map_err(|source| error::store(doing, source))?;
+        }
+        Ok(())
+    }
+
+    async fn abandon(self) {
+        self.lane.is_spent = true;
+        let Some(pid) = self.backend_pid else { return };
+        // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
+        let terminated = self
+            .store
+            .rows("ending an abandoned transaction", || sqlx::query("SELECT pg_terminate_backend($1)").bind(pid));
+        if let Err(error) = terminated.await {
+            tracing::warn!(%error, "an abandoned transaction could not be ended; it ends when the server notices the closed connection");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Claims and records as parameters and rows: a batch is one statement, whatever its size.
+
+use std::collections::HashSet;
+
+use idem_core::{
+    Claim, Claimed, ErrorClass, HashRuleId, IdempotencyKey, PayloadHash, Recorded, Retention, RunId, StoreError, boxed,
+};
+use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
+
+use super::{clock, error, statements::Statements};
+
+/// The parameters that stand for a batch: what is text or a number as JSON, what is binary as one blob, because JSON has
+/// no binary and hexadecimal would have to be undone for each.
+struct Parameters {
+    json: String,
+    ids: Vec<u8>,
+}
+
+impl Parameters {
+    fn of(claims: &[Claim], now: i64) -> Result<Self, StoreError> {
+        let mut ids = Vec::with_capacity(claims.len() * 48);
+        let mut rows = Vec::with_capacity(claims.len());
+        for claim in claims {
+            ids.extend_from_slice(idem_schema::key_id(claim.key.as_str()).as_bytes());
+            ids.extend_from_slice(claim.hash.as_bytes());
+            let expires_at = match claim.retention {
+                Retention::For(time) => clock::expiry(now, time),
+                Retention::Forever => clock::FOREVER,
+            };
+            rows.push((claim.scope.0, claim.key.as_str(), claim.hash_rule.0, expires_at));
+        }
+        let json = serde_json::to_string(&rows).map_err(|error| StoreError::Failed {
+            doing: "claiming keys",
+            class: ErrorClass::Permanent,
+            source: boxed(error),
+        })?;
+        Ok(Self { json, ids })
+    }
+}
+
+/// Inserts what nobody has. The caller holds the write lock, so nobody inserts at the same time.
+pub(super) async fn claim(
+    connection: &mut SqliteConnection,
+    statements: &Statements,
+    claims: &[Claim],
+    run: RunId,
+    lane: i32,
+) -> Result<Vec<Claimed>, StoreError> {
+    let failed = |error| error::of_unit("claiming keys", error);
+    let now = clock::now();
+    let parameters = Parameters::of(claims, now)?;
+    let rows = sqlx::query(statements.claim())
+        .bind(parameters.json)
+        .bind(parameters.ids.as_slice())
+        .bind(now)
+        .bind(run.0)
+        .bind(lane)
+        .fetch_all(connection)
+        .await
+        .map_err(failed)?;
+    if rows.len() == claims.len() {
+        // The usual batch: nobody had any of them.
+        return Ok(vec![Claimed::Inserted; claims.len()]);
+    }
+    let won = rows.iter().map(|row| Ok((row.try_get::<i32, _>(0)?, row.try_get::<&[u8], _>(1)?)));
+    let won: HashSet<(i32, &[u8])> = won.collect::<Result<_, _>>().map_err(failed)?;
+    let ids = parameters.ids.chunks(48).map(|chunk| chunk.get(..16).unwrap_or_default());
+    let answer = |(claim, id): (&Claim, &[u8])| match won.contains(&(claim.scope.0, id)) {
+        true => Claimed::Inserted,
+        false => Claimed::NotInserted,
+    };
+    Ok(claims.iter().zip(ids).map(answer).collect())
+}
+
+/// Reads who has these keys.
+pub(super) async fn read(
+    connection: &mut SqliteConnection,
+    statements: &Statements,
+    claims: &[Claim],
+) -> Result<Vec<Option<Recorded>>, StoreError> {
+    let failed = |error| error::of_unit("reading records", error);
+    let parameters = Parameters::of(claims, 0)?;
+    let rows = sqlx::query(statements.read())
+        .bind(parameters.json)
+        .bind(parameters.ids)
+        .fetch_all(connection)
+        .await
+        .map_err(failed)?;
+    let mut found: Vec<Option<Recorded>> = vec![None; claims.len()];
+    for row in &rows {
+        let (place, recorded) = record(row).map_err(failed)?;
+        if let Some(slot) = usize::try_from(place).ok().and_then(|place| found.get_mut(place)) {
+            *slot = Some(recorded);
+        }
+    }
+    Ok(found)
+}
+
+fn record(row: &SqliteRow) -> Result<(i64, Recorded), sqlx::Error> {
+    let expires_at: i64 = row.try_get("expires_at")?;
+    let recorded = Recorded {
+        key: key(row.try_get("idempotency_key")?)?,
+        hash: hash(row.try_get("payload_hash")?)?,
+        hash_rule: HashRuleId(row.try_get("hash_id")?),
+        processed_at: clock::instant(row.try_get("processed_at")?),
+        processed_by: RunId(row.try_get("processed_by")?),
+        expires_at: (expires_at != clock::FOREVER).then(|| clock::instant(expires_at)),
+    };
+    Ok((row.try_get("place")?, recorded))
+}
+
+/// A key from its column; an error where somebody else wrote what no key can be.
+pub(super) fn key(text: &str) -> Result<IdempotencyKey, sqlx::Error> {
+    IdempotencyKey::new(text).map_err(|error| sqlx::Error::Decode(error.into()))
+}
+
+fn hash(bytes: &[u8]) -> Result<PayloadHash, sqlx::Error> {
+    bytes.try_into().map(PayloadHash::from_bytes).map_err(|error: std::array::TryFromSliceError| {
+        // The length is wrong, so the row is none of ours.
+        sqlx::Error::Decode(error.into())
+    })
+}

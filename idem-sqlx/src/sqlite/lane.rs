@@ -1,0 +1,96 @@
+//! A lane: one connection that is owned, guarded and never shared.
+
+use std::{fmt, sync::Arc};
+
+use idem_core::{StoreError, boxed};
+use sqlx::{ConnectOptions, Connection, SqliteConnection};
+
+use super::{Sqlite, error, seal::Guard};
+
+/// A connection on which units of work run. Dropping it interrupts what runs on it and closes it.
+///
+/// Its commit and rollback hooks and its progress handler belong to idem: a handler must not replace them. Nor may it
+/// `ATTACH` another database and write there: in WAL mode SQLite commits each file by itself.
+pub struct SqliteLane {
+    /// `None` only after [`SqliteLane::into_connection`] or a close.
+    pub(super) connection: Option<SqliteConnection>,
+    pub(super) guard: Arc<Guard>,
+    /// The busy timeout in force, in milliseconds.
+    pub(super) busy: Option<u64>,
+    /// The connection is in a state that nobody knows: open another one instead.
+    pub(super) broken: bool,
+}
+
+impl fmt::Debug for SqliteLane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteLane").field("guard", &self.guard).field("broken", &self.broken).finish_non_exhaustive()
+    }
+}
+
+impl SqliteLane {
+    async fn new(mut connection: SqliteConnection) -> Result<Self, sqlx::Error> {
+        let guard = Guard::attach(&mut connection).await?;
+        Ok(Self { connection: Some(connection), guard, busy: None, broken: false })
+    }
+
+    /// The connection, with idem's hooks taken off; `None` where a unit left it in a state that nobody knows.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a dropped call closes the connection.
+    pub async fn into_connection(mut self) -> Option<SqliteConnection> {
+        let mut connection = self.connection.take().filter(|_| !self.broken)?;
+        Guard::detach(&mut connection).await.ok()?;
+        Some(connection)
+    }
+}
+
+impl Drop for SqliteLane {
+    fn drop(&mut self) {
+        // A dropped connection closes once its thread is done with the statement in hand, which may take long.
+        if self.connection.is_some() {
+            self.guard.stop();
+        }
+    }
+}
+
+impl Sqlite {
+    /// Makes a lane of a connection of the application's, for [`DedupConsumer::process_on`]. It comes back by
+    /// [`SqliteLane::into_connection`]. Its commit and rollback hooks and its progress handler are replaced, and its busy
+    /// timeout changes.
+    ///
+    /// [`DedupConsumer::process_on`]: idem_core::DedupConsumer::process_on
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] when it is in a transaction or has another file open than this store.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a dropped call closes the connection.
+    pub async fn adopt(&self, mut connection: SqliteConnection) -> Result<SqliteLane, StoreError> {
+        if connection.is_in_transaction() {
+            return Err(StoreError::Refused {
+                problem: "the connection is in a transaction".to_owned(),
+                cure: "Commit or roll it back before handing the connection over".to_owned(),
+            });
+        }
+        let doing = "taking a connection over";
+        let failed = |error| error::of_bookkeeping(doing, error);
+        let file: String = sqlx::query_scalar("SELECT file FROM pragma_database_list WHERE name = 'main'")
+            .fetch_one(&mut connection)
+            .await
+            .map_err(failed)?;
+        let ours = tokio::fs::canonicalize(&self.options.path).await;
+        let ours = ours.map_err(|error| StoreError::Unavailable { doing, source: boxed(error) })?;
+        if tokio::fs::canonicalize(&file).await.ok().as_deref() != Some(ours.as_path()) {
+            return Err(StoreError::Refused {
+                problem: "the connection has another database open than the store".to_owned(),
+                cure: "Hand over a connection to the file that holds idem's tables".to_owned(),
+            });
+        }
+        SqliteLane::new(connection).await.map_err(failed)
+    }
+
+    pub(super) async fn open_lane(&self) -> Result<SqliteLane, StoreError> {
+        let connect = async { SqliteLane::new(self.connections.options().connect().await?).await };
+        connect.await.map_err(|error| error::of_bookkeeping("opening the database", error))
+    }
+}

@@ -1,0 +1,165 @@
+//! The store on SQLite: one file, one writer, one process at a time doing the work.
+
+mod bookkeeping;
+mod claim;
+mod cleanup;
+mod clock;
+mod codes;
+mod connections;
+mod dead_letters;
+mod error;
+mod lane;
+mod migrate;
+mod options;
+mod register;
+mod seal;
+mod statements;
+mod unit;
+mod verify;
+
+use std::{error::Error as StdError, fmt, path::Path};
+
+use idem_core::{ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
+use sqlx::{Connection as _, SqliteConnection};
+
+use self::{connections::Connections, statements::Statements};
+pub use self::{
+    lane::SqliteLane,
+    options::{SqliteOptions, Synchronous},
+    unit::SqliteUnit,
+};
+
+/// The store on SQLite: idem's tables beside the application's own, in one file.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use idem_sqlx::{
+///     Sqlite,
+///     idem_core::{DedupConsumer, Effects, Handler, HandlerError, Message, Tx},
+/// };
+///
+/// struct Ledger;
+///
+/// impl Handler<Sqlite> for Ledger {
+///     async fn handle(&self, message: &Message, tx: &mut Tx<'_, Sqlite>) -> Result<(), HandlerError> {
+///         let body = message.payload().map(|payload| payload.to_vec());
+///         sqlx::query("INSERT INTO purchases (body) VALUES (?)").bind(body).execute(tx.connection()).await?;
+///         Ok(())
+///     }
+/// }
+///
+/// # let path = std::env::temp_dir().join(format!("idem-sqlx-doc-{}.db", std::process::id()));
+/// let store = Sqlite::open(&path).await?;
+/// store.migrate().await?;
+/// # use sqlx::Connection as _;
+/// # let mut connection = sqlx::SqliteConnection::connect(&format!("sqlite://{}", path.display())).await?;
+/// # sqlx::query("CREATE TABLE purchases (body BLOB)").execute(&mut connection).await?;
+/// let consumer = DedupConsumer::builder(store, "ledger").handler(Ledger).effects(Effects::InTransaction).build()?;
+///
+/// let order = Message::new("12.50").with_header("idempotencykey", "order-1");
+/// let decisions = consumer.process(vec![order.clone(), order]).await?;
+/// assert!(decisions[0].is_processed() && decisions[1].is_skipped());
+/// # for end in ["", "-wal", "-shm"] { let _ = std::fs::remove_file(format!("{}{end}", path.display())); }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # What to know
+/// - **One writer.** A unit begins with `BEGIN IMMEDIATE`, so it holds SQLite's only write lock until it ends. There is
+///   one lane, and `build()` refuses more. Units and [bookkeeping](idem_core::Bookkeeping) of one store take turns in the
+///   order in which they ask; another store, process or tool that writes is waited for at most the busy timeout, and then
+///   the unit is *held* and its messages are Busy.
+/// - A handler writes through its transaction only. If it writes to the same file over a connection of its own, that
+///   statement waits for the handler's own unit and fails.
+/// - **A commit is on the disk** before a message is acknowledged, unless [`Synchronous::Normal`] was chosen.
+/// - The file is in WAL mode, on a local file system: SQLite's locks do not work on network file systems.
+/// - A statement that fails leaves SQLite's transaction as it was before the statement. A handler that goes on after an
+///   error is therefore committed without that statement, where PostgreSQL would refuse.
+/// - Expiry is by this process's clock, and there are no roles: whoever can open the file can change it.
+pub struct Sqlite {
+    options: SqliteOptions,
+    statements: Statements,
+    connections: Connections,
+}
+
+impl fmt::Debug for Sqlite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sqlite").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Sqlite {
+    /// The store in this file with the default [`SqliteOptions`]. A missing file is made; its tables are made by
+    /// [`migrate`](Self::migrate).
+    ///
+    /// # Errors
+    /// As for [`connect`](Self::connect).
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
+        Self::connect(SqliteOptions::new(path)).await
+    }
+
+    /// The store with these options. Puts the file into WAL mode, which is a property of the file.
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] for a database in memory, a setting out of bounds, and a file that cannot be in WAL mode;
+    /// [`StoreError::Unavailable`] where the file cannot be opened or made.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn connect(options: SqliteOptions) -> Result<Self, StoreError> {
+        options.check()?;
+        let statements = Statements::new(&options.schema);
+        let connections = Connections::new(&options);
+        connections.use_wal().await?;
+        Ok(Self { options, statements, connections })
+    }
+
+    /// The settings.
+    #[must_use]
+    pub fn options(&self) -> &SqliteOptions {
+        &self.options
+    }
+}
+
+impl Store for Sqlite {
+    type Lane = SqliteLane;
+    type Connection<'t> = &'t mut SqliteConnection;
+    type Unit<'l> = SqliteUnit<'l>;
+
+    fn capabilities(&self) -> StoreCapabilities {
+        StoreCapabilities::embedded()
+    }
+
+    async fn open(&self) -> Result<Self::Lane, StoreError> {
+        self.open_lane().await
+    }
+
+    async fn close(&self, mut lane: Self::Lane) {
+        if let Some(connection) = lane.connection.take() {
+            // Nothing is open on it, so a failure to close in good order loses nothing.
+            let _ = connection.close().await;
+        }
+    }
+
+    /// Takes the write lock of the file where it is free. Where it is not, the claim waits for it, at most
+    /// [`UnitOptions::busy_timeout`], and then answers [`ClaimError::Held`](idem_core::ClaimError::Held).
+    async fn begin<'l>(&'l self, lane: &'l mut Self::Lane, options: UnitOptions) -> Result<Self::Unit<'l>, StoreError> {
+        SqliteUnit::begin(self, lane, options).await
+    }
+
+    fn reborrow<'a, 't: 'a>(connection: &'a mut Self::Connection<'t>) -> Self::Connection<'a> {
+        connection
+    }
+
+    fn classify(error: &(dyn StdError + 'static)) -> Option<ErrorClass> {
+        error::classify(error)
+    }
+
+    fn describe(error: &(dyn StdError + 'static)) -> Option<String> {
+        error::describe(error)
+    }
+}

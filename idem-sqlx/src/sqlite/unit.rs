@@ -1,0 +1,257 @@
+//! One unit of work: `BEGIN IMMEDIATE`, claim, handlers, seal and commit.
+
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
+
+use idem_core::{
+    Claim, ClaimError, Claimed, CommitError, Recorded, StoreError, Tx, UnitOfWork, UnitOptions, boxed, failpoint,
+};
+use sqlx::{AssertSqlSafe, Database, SqlSafeStr, SqliteConnection};
+use sqlx_core::transaction::TransactionManager;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+
+use super::{Sqlite, claim, codes, error, lane::SqliteLane, seal::Guard};
+
+/// sqlx's own counter of open transactions, so that a handler's nested `begin()` becomes a savepoint of ours.
+type Manager = <sqlx::Sqlite as Database>::TransactionManager;
+
+/// A running transaction on a [`SqliteLane`]. Dropping it rolls it back.
+pub struct SqliteUnit<'l> {
+    store: &'l Sqlite,
+    connection: &'l mut SqliteConnection,
+    guard: Arc<Guard>,
+    broken: &'l mut bool,
+    busy: &'l mut Option<u64>,
+    options: UnitOptions,
+    /// This process's turn to write; given up with the unit.
+    turn: Option<OwnedSemaphorePermit>,
+    /// The write lock was not free, and the transaction began as a reader.
+    reader: bool,
+    over: bool,
+}
+
+impl fmt::Debug for SqliteUnit<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteUnit").field("reader", &self.reader).field("guard", &self.guard).finish_non_exhaustive()
+    }
+}
+
+impl<'l> SqliteUnit<'l> {
+    /// Begins with the write lock where nobody has it, which is nearly always. Otherwise as a reader: waiting for the
+    /// lock is the claim's part, because the engine gives a claim the time for it.
+    pub(super) async fn begin(
+        store: &'l Sqlite,
+        lane: &'l mut SqliteLane,
+        options: UnitOptions,
+    ) -> Result<Self, StoreError> {
+        let failed = |error| error::of_unit("beginning a transaction", error);
+        if lane.broken || lane.connection.is_none() {
+            *lane = store.open_lane().await?;
+        }
+        let SqliteLane { connection, guard, broken, busy } = lane;
+        let Some(connection) = connection.as_mut() else { return Err(failed(sqlx::Error::WorkerCrashed)) };
+        let mut unit = Self {
+            store,
+            connection,
+            guard: Arc::clone(guard),
+            broken,
+            busy,
+            options,
+            turn: store.connections.turn_at_once(),
+            reader: false,
+            over: false,
+        };
+        unit.guard.begin();
+        if unit.turn.is_none() || !unit.take_write_lock(Duration::ZERO).await.map_err(failed)? {
+            unit.turn = None;
+            unit.reader = true;
+            // A handler without a key runs on this transaction too. If it writes, it waits for the lock by itself.
+            unit.set_busy(options.busy_timeout).await.map_err(failed)?;
+            Manager::begin(unit.connection, None).await.map_err(failed)?;
+        }
+        Ok(unit)
+    }
+
+    /// Begins with the write lock; `false` where somebody else has kept it for so long.
+    async fn take_write_lock(&mut self, wait: Duration) -> Result<bool, sqlx::Error> {
+        self.set_busy(wait).await?;
+        match Manager::begin(self.connection, Some("BEGIN IMMEDIATE".into_sql_str())).await {
+            Ok(()) => Ok(true),
+            Err(error) if error::is_busy(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sets how long SQLite waits for another connection's write, where it differs from what is set. It stays in force,
+    /// and touches nothing once the lock is held.
+    async fn set_busy(&mut self, wait: Duration) -> Result<(), sqlx::Error> {
+        let milliseconds = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).min(i32::MAX as u64);
+        if *self.busy != Some(milliseconds) {
+            *self.busy = None;
+            let pragma = format!("PRAGMA busy_timeout = {milliseconds}");
+            sqlx::raw_sql(AssertSqlSafe(pragma)).execute(&mut *self.connection).await?;
+            *self.busy = Some(milliseconds);
+        }
+        Ok(())
+    }
+
+    /// Turns a reader into a writer: waits for this process's turn and then for others, both within the busy timeout.
+    async fn become_writer(&mut self) -> Result<(), ClaimError> {
+        let failed = |error| error::of_unit("waiting for the write lock", error);
+        let started = Instant::now();
+        self.turn = self.store.connections.turn(self.options.busy_timeout).await;
+        if self.turn.is_none() {
+            return Err(ClaimError::Held);
+        }
+        // A reader that has read cannot become a writer once another has written, so it begins anew.
+        Manager::rollback(self.connection).await.map_err(failed)?;
+        self.guard.begin();
+        let left = self.options.busy_timeout.saturating_sub(started.elapsed());
+        if self.take_write_lock(left).await.map_err(failed)? {
+            self.reader = false;
+            return Ok(());
+        }
+        self.turn = None;
+        Manager::begin(self.connection, None).await.map_err(failed)?;
+        Err(ClaimError::Held)
+    }
+
+    /// Rolls back whatever is open, savepoints included.
+    async fn undo(&mut self) -> Result<(), sqlx::Error> {
+        self.over = true;
+        // Where SQLite or a handler has ended the transaction, sqlx still counts it, and its ROLLBACK finds nothing.
+        let as_begun = self.guard.is_open();
+        let mut answer = Ok(());
+        for _ in 0..Manager::get_transaction_depth(self.connection) {
+            answer = answer.and(Manager::rollback(self.connection).await);
+        }
+        self.guard.end();
+        *self.broken |= !as_begun || answer.is_err();
+        let lost = matches!(answer, Err(sqlx::Error::WorkerCrashed));
+        if as_begun || lost { answer } else { Ok(()) }
+    }
+
+    /// Sends the COMMIT. The failpoint strikes when it is on its way and its answer has not been read.
+    async fn send_commit(&mut self) -> Result<Result<(), sqlx::Error>, failpoint::Injected> {
+        let mut commit = pin!(Manager::commit(self.connection));
+        let sent = poll_fn(|context| Poll::Ready(commit.as_mut().poll(context))).await;
+        idem_core::failpoint!(COMMIT_SENT)?;
+        Ok(match sent {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => commit.await,
+        })
+    }
+
+    /// The transaction is certainly not committed, and the lane is done with.
+    async fn refused(mut self, error: StoreError) -> CommitError {
+        // What rolling back answers changes nothing: closing the connection does the same.
+        let _ = self.undo().await;
+        *self.broken = true;
+        CommitError::RolledBack(error)
+    }
+}
+
+impl UnitOfWork<Sqlite> for SqliteUnit<'_> {
+    async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
+        if self.reader {
+            self.become_writer().await?;
+        }
+        let UnitOptions { run, lane, .. } = self.options;
+        Ok(claim::claim(self.connection, &self.store.statements, claims, run, lane).await?)
+    }
+
+    async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
+        claim::read(self.connection, &self.store.statements, claims).await
+    }
+
+    fn tx(&mut self) -> Tx<'_, Sqlite> {
+        Tx::new(&mut *self.connection)
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        let problem = match Manager::get_transaction_depth(self.connection) {
+            _ if !self.guard.is_open() => "a handler, or an error of SQLite, has ended the transaction".to_owned(),
+            1 => return Ok(()),
+            0 => "a handler has ended the transaction".to_owned(),
+            depth => format!("a handler left {} nested transactions open", depth - 1),
+        };
+        Err(StoreError::Unsealed { problem, source: None })
+    }
+
+    async fn commit(mut self) -> Result<(), CommitError> {
+        if let Err(error) = self.check() {
+            return Err(self.refused(error).await);
+        }
+        if !self.guard.seal() {
+            let problem = "the transaction ended just before its commit".to_owned();
+            return Err(self.refused(StoreError::Unsealed { problem, source: None }).await);
+        }
+        let answer = match self.send_commit().await {
+            Ok(answer) => answer,
+            Err(injected) => return Err(self.unknown(boxed(injected))),
+        };
+        // Only reading transactions are committed without SQLite asking.
+        let committed = self.guard.committed() || self.reader;
+        match answer {
+            Ok(()) if committed && Manager::get_transaction_depth(self.connection) == 0 => {
+                self.over = true;
+                self.guard.end();
+                Ok(())
+            }
+            Ok(()) => Err(self.unknown("the commit went well, but a transaction is still open".into())),
+            Err(error) if certainly_refused(&error) => {
+                let error = error::of_unit("committing", error);
+                Err(self.refused(error).await)
+            }
+            // A disk that failed in mid-commit may hold all of it.
+            Err(error) => Err(self.unknown(boxed(error))),
+        }
+    }
+
+    async fn rollback(mut self) -> Result<(), StoreError> {
+        self.undo().await.map_err(|error| error::of_unit("rolling back", error))
+    }
+
+    async fn abandon(mut self) {
+        self.guard.stop();
+        *self.broken = true;
+        // The connection is closed next, which rolls back what this could not.
+        let _ = self.undo().await;
+    }
+}
+
+impl SqliteUnit<'_> {
+    /// The commit may be done or not, so nothing may be sent after it.
+    fn unknown(&mut self, error: idem_core::BoxError) -> CommitError {
+        self.over = true;
+        *self.broken = true;
+        CommitError::Unknown(error)
+    }
+}
+
+/// Whether SQLite refused a COMMIT before it wrote anything: another connection in the way, or a constraint that was
+/// deferred to the end.
+fn certainly_refused(error: &sqlx::Error) -> bool {
+    matches!(error::code(error).map(codes::primary), Some(codes::BUSY | codes::CONSTRAINT))
+}
+
+impl Drop for SqliteUnit<'_> {
+    fn drop(&mut self) {
+        if self.over {
+            return;
+        }
+        // A statement may still be running: it is interrupted, and the rollback queued behind it. The lane opens another
+        // connection before its next unit.
+        *self.broken = true;
+        self.guard.stop();
+        for _ in 0..Manager::get_transaction_depth(self.connection) {
+            Manager::start_rollback(self.connection);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What is done outside of units of work.
+
+use std::{
+    future::Future,
+    pin::pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use idem_core::{
+    AuditEntry, Bookkeeping as _, Control, ControlState, DeadLetter, IdempotencyKey, Message, Origin, PayloadHash,
+    Reason, StoreError,
+};
+use tokio::time::Instant;
+
+use super::{consumers::claim_of, fixture::Fixture};
+
+/// Polls a future this often and drops it, whatever it has answered.
+async fn poll_and_drop(times: usize, future: impl Future) {
+    let mut future = pin!(future);
+    for _ in 0..times {
+        let polled =
+            std::future::poll_fn(|cx: &mut Context<'_>| Poll::Ready(future.as_mut().poll(cx).is_ready())).await;
+        if polled {
+            return;
+        }
+        // Lets the answer arrive, so that the next poll makes progress.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// A call that was dropped anywhere leaves no transaction open and no connection in an unknown state.
+#[tokio::test]
+async fn a15_calls_dropped_at_every_poll_poison_no_connection() {
+    let fixture = Fixture::new().await;
+    let open = format!(
+        "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = '{}' AND state LIKE 'idle in transaction%'",
+        fixture.schema
+    );
+    for statements in [idem_sqlx::Statements::Named, idem_sqlx::Statements::Unnamed] {
+        let store = fixture
+            .options()
+            .statements(statements)
+            .connections(1)
+            .application_name(fixture.schema.as_str())
+            .build()
+            .unwrap();
+        let (claim, _) = claim_of(&store, "a").await;
+        for polls in 1..40 {
+            poll_and_drop(polls, store.count_attempt(claim.scope, &claim.key, claim.hash)).await;
+            // Nothing sits in a forgotten transaction, which the next caller's statements would become a part of.
+            fixture.until(&open).await;
+            let key = IdempotencyKey::new(&format!("{statements:?}-{polls}")).unwrap();
+            assert_eq!(store.count_attempt(claim.scope, &key, claim.hash).await.unwrap(), 1);
+            let control: Control = store.control(claim.scope).await.unwrap();
+            assert_eq!(control.state, ControlState::Running);
+        }
+        // What was answered is committed: nothing waits in a forgotten transaction.
+        let query = format!("SELECT count(*) FROM attempts WHERE idempotency_key LIKE '{statements:?}-%'");
+        assert_eq!(fixture.text(query).await, "39");
+        store.disconnect().await;
+    }
+    fixture.drop().await;
+}
+
+/// A server that does not answer holds a call up for as long as was set, not for ever.
+#[tokio::test]
+async fn every_call_is_bounded_in_time() {
+    let fixture = Fixture::new().await;
+    let store = fixture.options().answer_timeout(Duration::from_millis(300)).build().unwrap();
+    let (claim, _) = claim_of(&store, "a").await;
+    let mut blocker = fixture.connect().await;
+    sqlx::raw_sql("BEGIN; LOCK TABLE attempts").execute(&mut blocker).await.unwrap();
+    let begun = Instant::now();
+    let answer = store.count_attempt(claim.scope, &claim.key, claim.hash).await;
+    assert!(matches!(answer, Err(StoreError::Unavailable { .. })), "{answer:?}");
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    sqlx::raw_sql("ROLLBACK").execute(&mut blocker).await.unwrap();
+    assert!(store.count_attempt(claim.scope, &claim.key, claim.hash).await.unwrap() >= 1);
+    fixture.drop().await;
+}
+
+/// PostgreSQL stores no NUL in a text; a dead letter is parked all the same.
+#[tokio::test]
+async fn b10_texts_with_nul_are_stored() {
+    let fixture = Fixture::new().await;
+    let (claim, _) = claim_of(&fixture.store, "a").await;
+    let message = Message::new("x\0y").with_origin(Origin::new("q/\0/1")).with_id("i\0").with_type("t\0");
+    let letter = DeadLetter {
+        consumer: idem_core::ConsumerName::new("ledger").unwrap(),
+        scope: claim.scope,
+        message: message.with_header("h\0", "v\0"),
+        key: Some(claim.key.clone()),
+        hash: Some((PayloadHash::of(b"x"), claim.hash_rule)),
+        reason: Reason::Permanent,
+        attempts: 1,
+        error: "e\0".to_owned(),
+        keep_payload: true,
+    };
+    let parked = fixture.store.park(&letter).await.unwrap();
+    assert_eq!(parked.error, "e\u{fffd}");
+    assert_eq!(fixture.store.park(&letter).await.unwrap().id, parked.id);
+    let entry = AuditEntry {
+        who: "w\0".to_owned(),
+        action: "conflict",
+        scope: claim.scope,
+        key: None,
+        details: "d\0".to_owned(),
+    };
+    fixture.store.audit(&entry).await.unwrap();
+    fixture.store.set_control(claim.scope, ControlState::Paused, "b\0", "r\0").await.unwrap();
+    assert_eq!(fixture.store.control(claim.scope).await.unwrap().by, "b\u{fffd}");
+    fixture.drop().await;
+}

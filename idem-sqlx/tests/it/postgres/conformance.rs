@@ -1,0 +1,183 @@
+//! The suite that every store runs.
+
+use std::sync::Arc;
+
+use futures_util::TryStreamExt as _;
+use idem_core::{HandlerError, Tx};
+use idem_sqlx::Postgres;
+use idem_testkit::conformance::store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest};
+use sqlx::{Connection as _, PgConnection, Row as _};
+
+use super::fixture::Fixture;
+
+struct Subject {
+    fixture: Fixture,
+    store: Arc<Postgres>,
+}
+
+async fn fresh() -> Subject {
+    let fixture = Fixture::new().await;
+    let store = Arc::new(fixture.store.clone());
+    Subject { fixture, store }
+}
+
+idem_testkit::store_conformance!(fresh);
+
+async fn insert(connection: &mut PgConnection, effect: &Effect) -> Result<(), sqlx::Error> {
+    let query = sqlx::query("INSERT INTO effects (key, payload, note) VALUES ($1, $2, $3)");
+    // The suite's keys may hold anything but what a text of PostgreSQL cannot.
+    query.bind(&effect.key).bind(&effect.payload).bind(&effect.note).execute(connection).await.map(|_| ())
+}
+
+impl StoreUnderTest for Subject {
+    type Store = Postgres;
+
+    fn store(&self) -> Arc<Postgres> {
+        Arc::clone(&self.store)
+    }
+
+    async fn another(&self) -> Arc<Postgres> {
+        Arc::new(self.fixture.another())
+    }
+
+    async fn write(tx: &mut Tx<'_, Postgres>, effect: &Effect) -> Result<(), HandlerError> {
+        Ok(insert(tx.connection(), effect).await?)
+    }
+
+    async fn effects(&self) -> Vec<Effect> {
+        let rows = sqlx::query("SELECT key, payload, note FROM effects").fetch_all(&self.fixture.admin).await.unwrap();
+        rows.iter().map(|row| Effect { key: row.get(0), payload: row.get(1), note: row.get(2) }).collect()
+    }
+
+    async fn recorded(&self) -> Vec<String> {
+        self.fixture.recorded().await
+    }
+
+    async fn audited(&self) -> Vec<(String, Option<String>)> {
+        let query = sqlx::query("SELECT action, idempotency_key FROM audit ORDER BY id");
+        let rows = query.fetch_all(&self.fixture.admin).await.unwrap();
+        rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+    }
+
+    fn offers(&self, action: HandlerAction) -> bool {
+        match action {
+            HandlerAction::Commit
+            | HandlerAction::Rollback
+            | HandlerAction::CommitAndBegin
+            | HandlerAction::FailingStatement
+            | HandlerAction::UnreadFailure
+            | HandlerAction::DeferredFailure
+            | HandlerAction::NestedCommitted
+            | HandlerAction::NestedRolledBack
+            | HandlerAction::NestedLeft
+            | HandlerAction::KillConnection
+            | HandlerAction::Block => true,
+        }
+    }
+
+    async fn act(tx: &mut Tx<'_, Postgres>, action: HandlerAction, effect: &Effect) -> Result<(), HandlerError> {
+        let connection = tx.connection();
+        let text = match action {
+            HandlerAction::Commit => "COMMIT",
+            HandlerAction::Rollback => "ROLLBACK",
+            HandlerAction::CommitAndBegin => {
+                let _ = sqlx::raw_sql("COMMIT").execute(&mut *connection).await;
+                "BEGIN"
+            }
+            HandlerAction::FailingStatement => "INSERT INTO taken VALUES ('taken')",
+            HandlerAction::DeferredFailure => "INSERT INTO deferred VALUES ('taken')",
+            HandlerAction::Block => "SELECT pg_sleep(300)",
+            HandlerAction::KillConnection => {
+                let _ = sqlx::raw_sql("SELECT pg_terminate_backend(pg_backend_pid())").execute(&mut *connection).await;
+                "SELECT 1"
+            }
+            HandlerAction::UnreadFailure => {
+                let mut rows = sqlx::query("SELECT 1 / (3 - n) FROM generate_series(1, 3) AS n").fetch(connection);
+                assert!(rows.try_next().await?.is_some());
+                return Ok(());
+            }
+            HandlerAction::NestedCommitted => {
+                let mut nested = connection.begin().await?;
+                insert(&mut nested, effect).await?;
+                return Ok(nested.commit().await?);
+            }
+            HandlerAction::NestedRolledBack => {
+                let mut nested = connection.begin().await?;
+                insert(&mut nested, effect).await?;
+                return Ok(nested.rollback().await?);
+            }
+            HandlerAction::NestedLeft => {
+                let mut nested = connection.begin().await?;
+                insert(&mut nested, effect).await?;
+                std::mem::forget(nested);
+                return Ok(());
+            }
+        };
+        sqlx::raw_sql(text).execute(connection).await?;
+        Ok(())
+    }
+
+    fn arranges(&self, arrangement: Arrangement) -> bool {
+        match arrangement {
+            Arrangement::Age(_)
+            | Arrangement::SwallowRecords
+            | Arrangement::HideRecords
+            | Arrangement::Restore
+            | Arrangement::DropUniqueKey
+            | Arrangement::DropSeal => true,
+        }
+    }
+
+    async fn arrange(&self, arrangement: Arrangement) -> Result<(), NotOffered> {
+        let text = match arrangement {
+            Arrangement::Age(by) => {
+                let age = |columns: &[&str]| -> String {
+                    let changes: Vec<String> = columns
+                        .iter()
+                        .map(|column| format!("{column} = {column} - {} * interval '1 microsecond'", by.as_micros()))
+                        .collect();
+                    changes.join(", ")
+                };
+                [
+                    ("processed_messages", &["processed_at", "expires_at"] as &[&str]),
+                    ("units", &["at"]),
+                    ("attempts", &["first_at", "last_at"]),
+                    (
+                        "dead_letters",
+                        &[
+                            "first_at",
+                            "last_at",
+                            "published_at",
+                            "replay_requested_at",
+                            "replay_taken_at",
+                            "replayed_at",
+                        ],
+                    ),
+                    ("audit", &["at"]),
+                ]
+                .map(|(table, columns)| format!("UPDATE {table} SET {};", age(columns)))
+                .concat()
+            }
+            Arrangement::SwallowRecords => "
+                CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+                CREATE TRIGGER swallow BEFORE INSERT ON processed_messages FOR EACH ROW EXECUTE FUNCTION swallow();"
+                .to_owned(),
+            Arrangement::HideRecords => "ALTER TABLE processed_messages RENAME TO hidden_messages".to_owned(),
+            Arrangement::Restore => "
+                ALTER TABLE IF EXISTS hidden_messages RENAME TO processed_messages;
+                DROP FUNCTION IF EXISTS swallow() CASCADE;"
+                .to_owned(),
+            Arrangement::DropUniqueKey => {
+                "ALTER TABLE processed_messages DROP CONSTRAINT processed_messages_pkey".to_owned()
+            }
+            Arrangement::DropSeal => "DROP TRIGGER refuse_unsealed_commit ON units".to_owned(),
+        };
+        self.fixture.run(text).await;
+        Ok(())
+    }
+
+    async fn discard(self) {
+        drop(self.store);
+        self.fixture.drop().await;
+    }
+}

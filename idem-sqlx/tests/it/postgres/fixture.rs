@@ -1,0 +1,144 @@
+//! A schema of its own for each test, dropped when the test is green.
+
+use std::{
+    collections::hash_map::RandomState,
+    hash::BuildHasher as _,
+    sync::{
+        LazyLock,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use idem_schema::SchemaName;
+use idem_sqlx::{Postgres, PostgresOptions};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection, PgPool, Row as _, postgres::PgConnectOptions};
+
+/// The server that the tests share.
+pub(super) fn url() -> String {
+    std::env::var("IDEM_POSTGRES_URL").unwrap_or_else(|_| "postgres://idem@127.0.0.1:25432/idem".to_owned())
+}
+
+/// A schema with idem's tables and a table of effects, and a way to look into it.
+pub(super) struct Fixture {
+    pub(super) store: Postgres,
+    pub(super) schema: SchemaName,
+    /// For looking and arranging, as an administrator does.
+    pub(super) admin: PgPool,
+    pub(super) connection: PgConnectOptions,
+}
+
+/// A name that no other test and no other run has.
+fn fresh_name() -> SchemaName {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    // Seeded at random for each process: what a red test left behind must not meet this one.
+    static RUN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    SchemaName::new(format!("t_{:016x}_{next}", *RUN)).unwrap()
+}
+
+impl Fixture {
+    /// A migrated schema on the shared server.
+    pub(super) async fn new() -> Self {
+        Self::on(&url()).await
+    }
+
+    /// A migrated schema on this server.
+    pub(super) async fn on(url: &str) -> Self {
+        let fixture = Self::empty_on(url).await;
+        fixture.store.migrate().await.unwrap();
+        let effects = "CREATE TABLE effects (key text NOT NULL, payload bytea NOT NULL, note text NOT NULL);
+            CREATE TABLE taken (name text PRIMARY KEY);
+            INSERT INTO taken VALUES ('taken');
+            CREATE TABLE deferred (name text UNIQUE DEFERRABLE INITIALLY DEFERRED);
+            INSERT INTO deferred VALUES ('taken');";
+        fixture.run(effects).await;
+        fixture
+    }
+
+    /// A schema without idem's tables.
+    pub(super) async fn empty_on(url: &str) -> Self {
+        let schema = fresh_name();
+        // So that handlers name their tables as people do, without a schema.
+        let connection: PgConnectOptions = url.parse().unwrap();
+        let connection = connection.disable_statement_logging().options([("search_path", schema.as_str())]);
+        let pool = sqlx::postgres::PgPoolOptions::new().max_connections(4);
+        let admin = pool.connect_with(connection.clone()).await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(format!("CREATE SCHEMA {}", schema.quoted()))).execute(&admin).await.unwrap();
+        let store = Postgres::with_options(connection.clone()).schema(schema.clone()).build().unwrap();
+        Self { store, schema, admin, connection }
+    }
+
+    /// Settings of another store on the same schema.
+    pub(super) fn options(&self) -> PostgresOptions {
+        Postgres::with_options(self.connection.clone()).schema(self.schema.clone())
+    }
+
+    /// Settings of a store on the same schema with another login.
+    pub(super) fn options_of(&self, connection: PgConnectOptions) -> PostgresOptions {
+        Postgres::with_options(connection.disable_statement_logging()).schema(self.schema.clone())
+    }
+
+    /// Another store on the same schema, as another process has it.
+    pub(super) fn another(&self) -> Postgres {
+        self.options().build().unwrap()
+    }
+
+    /// A connection of its own.
+    pub(super) async fn connect(&self) -> PgConnection {
+        self.connection.connect().await.unwrap()
+    }
+
+    /// Runs statements as an administrator.
+    pub(super) async fn run(&self, statements: impl Into<String>) {
+        sqlx::raw_sql(AssertSqlSafe(statements.into())).execute(&self.admin).await.unwrap();
+    }
+
+    /// The first column of what a query answers, as texts.
+    pub(super) async fn texts(&self, query: impl Into<String>) -> Vec<String> {
+        let rows = sqlx::raw_sql(AssertSqlSafe(query.into())).fetch_all(&self.admin).await.unwrap();
+        rows.iter().map(|row| row.try_get_unchecked::<Option<String>, _>(0).unwrap().unwrap_or_default()).collect()
+    }
+
+    /// The only value of a query.
+    pub(super) async fn text(&self, query: impl Into<String>) -> String {
+        self.texts(query).await.into_iter().next().unwrap_or_default()
+    }
+
+    /// The keys of the effects that are committed, sorted.
+    pub(super) async fn effects(&self) -> Vec<String> {
+        self.texts("SELECT key FROM effects ORDER BY key").await
+    }
+
+    /// The keys that have a record, sorted.
+    pub(super) async fn recorded(&self) -> Vec<String> {
+        self.texts("SELECT idempotency_key FROM processed_messages ORDER BY 1").await
+    }
+
+    /// Waits until the server answers again after a restart, with new connections.
+    pub(super) async fn forget_connections(&self) {
+        let waiting = async {
+            while sqlx::query("SELECT 1").execute(&self.admin).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), waiting).await.unwrap();
+    }
+
+    /// Waits until the server answers a query with `true`.
+    pub(super) async fn until(&self, query: &str) {
+        let waiting = async {
+            while self.text(query).await != "t" {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap_or_else(|_| panic!("never true: {query}"));
+    }
+
+    /// Drops the schema. A red test does not come here, and its schema stays for a look.
+    pub(super) async fn drop(self) {
+        self.store.disconnect().await;
+        self.run(format!("DROP SCHEMA {} CASCADE", self.schema.quoted())).await;
+        self.admin.close().await;
+    }
+}

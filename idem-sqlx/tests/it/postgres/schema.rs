@@ -1,0 +1,160 @@
+//! Migrations, the SQL function that maps keys, and what start-up refuses.
+
+use idem_core::{Bookkeeping as _, StoreError};
+use idem_schema::{KEY_ID_VECTORS, MigrationError, PostgresStatements, SchemaName};
+use idem_sqlx::{MigratePostgresError, Postgres};
+
+use super::{
+    consumers::{Write, consumer, msg, process},
+    fixture::{Fixture, url},
+};
+
+#[tokio::test]
+async fn golden_vectors_hold_in_sql() {
+    let fixture = Fixture::new().await;
+    let (keys, ids): (Vec<&str>, Vec<&str>) = KEY_ID_VECTORS.lines().map(|line| line.split_once('\t').unwrap()).unzip();
+    let query = sqlx::query_scalar::<_, String>(
+        "SELECT key_id(key)::text FROM unnest($1::text[]) WITH ORDINALITY AS a (key, place) ORDER BY place",
+    );
+    let answered = query.bind(&keys).fetch_all(&fixture.admin).await.unwrap();
+    assert!(answered.len() >= 60);
+    for ((key, id), answered) in keys.iter().zip(ids).zip(answered) {
+        assert_eq!(answered, id, "{key:?}");
+    }
+    fixture.drop().await;
+}
+
+#[tokio::test]
+async fn every_statement_is_understood_by_the_server() {
+    let fixture = Fixture::new().await;
+    let mut connection = fixture.connect().await;
+    for (name, text) in PostgresStatements::new(&fixture.schema).all() {
+        let prepare = format!("PREPARE {name} AS {text}");
+        let prepared = sqlx::raw_sql(sqlx::AssertSqlSafe(prepare)).execute(&mut connection).await;
+        prepared.unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+    fixture.drop().await;
+}
+
+#[tokio::test]
+async fn migrations_go_up_and_down_and_are_applied_once() {
+    let fixture = Fixture::empty_on(&url()).await;
+    let store = &fixture.store;
+    let (first, second, third) = tokio::join!(store.migrate(), store.migrate(), store.migrate());
+    let mut applied = [first.unwrap(), second.unwrap(), third.unwrap()].concat();
+    applied.sort_unstable();
+    assert_eq!(applied, [1], "three at once apply each migration once");
+    assert!(store.migrate().await.unwrap().is_empty());
+    store.verify().await.unwrap();
+    assert_eq!(store.migrate_down().await.unwrap(), Some(1));
+    assert_eq!(store.migrate_down().await.unwrap(), None);
+    assert!(matches!(store.verify().await, Err(StoreError::Schema { cure, .. }) if cure.contains("idem migrate up")));
+    assert_eq!(store.migrate().await.unwrap(), [1]);
+    fixture.drop().await;
+}
+
+#[tokio::test]
+async fn records_are_never_dropped_by_a_migration() {
+    let fixture = Fixture::new().await;
+    let consumer = consumer(fixture.store.clone(), Write);
+    assert_eq!(process(&consumer, vec![msg("a")]).await, "P");
+    assert!(matches!(fixture.store.migrate_down().await, Err(MigratePostgresError::Failed { version: 1, .. })));
+    assert_eq!(fixture.recorded().await, ["a"]);
+    fixture.drop().await;
+}
+
+#[tokio::test]
+async fn a_changed_or_newer_schema_is_left_alone() {
+    let fixture = Fixture::new().await;
+    fixture.run("UPDATE migrations SET checksum = 'x'").await;
+    let changed = fixture.store.migrate().await;
+    assert!(
+        matches!(changed, Err(MigratePostgresError::Plan(MigrationError::Changed { version: 1, .. }))),
+        "{changed:?}"
+    );
+    fixture
+        .run("INSERT INTO migrations (version, name, checksum, oldest_worker) VALUES (9, 'n', 'x', '999.0.0')")
+        .await;
+    let newer = fixture.store.migrate().await;
+    assert!(matches!(newer, Err(MigratePostgresError::Plan(MigrationError::Newer { found: 9, .. }))), "{newer:?}");
+    let error = fixture.store.verify().await.unwrap_err().to_string();
+    assert!(error.contains("version 9") && error.contains("later release"), "{error}");
+    fixture.drop().await;
+}
+
+/// Breaks the schema and expects a refusal whose text holds all of `words`.
+async fn refused(breaks: &str, words: &[&str]) {
+    let fixture = Fixture::new().await;
+    fixture.store.verify().await.unwrap();
+    fixture.run(breaks).await;
+    let error = fixture.store.verify().await.unwrap_err();
+    assert!(matches!(error, StoreError::Schema { .. }), "{error:?}");
+    let text = error.to_string();
+    for word in words {
+        assert!(text.contains(word), "{word:?} in {text}");
+    }
+    fixture.drop().await;
+}
+
+#[tokio::test]
+async fn b6_what_swallows_rows_is_refused() {
+    refused(
+        "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+         CREATE TRIGGER t BEFORE INSERT ON processed_messages FOR EACH ROW EXECUTE FUNCTION f()",
+        &["trigger t on processed_messages", "Drop or disable"],
+    )
+    .await;
+    refused("CREATE RULE r AS ON INSERT TO processed_messages DO INSTEAD NOTHING", &["rule r", "Drop or disable"])
+        .await;
+    refused("ALTER TABLE processed_messages ENABLE ROW LEVEL SECURITY", &["row level security"]).await;
+}
+
+#[tokio::test]
+async fn b7_another_unique_index_is_refused() {
+    refused("CREATE UNIQUE INDEX u ON processed_messages (idempotency_key)", &["(idempotency_key)", "Drop it"]).await;
+}
+
+#[tokio::test]
+async fn b9_another_collation_or_type_is_refused() {
+    refused(
+        "ALTER TABLE processed_messages ALTER idempotency_key TYPE text COLLATE \"default\"",
+        &["idempotency_key", "collate C", "ALTER TABLE"],
+    )
+    .await;
+    refused("ALTER TABLE processed_messages ALTER payload_hash DROP NOT NULL", &["payload_hash bytea not null"]).await;
+}
+
+#[tokio::test]
+async fn b21_a_missing_or_deferrable_key_is_refused() {
+    refused("ALTER TABLE processed_messages DROP CONSTRAINT processed_messages_pkey", &["missing", "PRIMARY KEY"])
+        .await;
+    refused("DROP INDEX idx_processed_messages_expires", &["expires_at", "CREATE INDEX CONCURRENTLY"]).await;
+    refused(
+        "ALTER TABLE processed_messages DROP CONSTRAINT processed_messages_pkey;
+         ALTER TABLE processed_messages ADD PRIMARY KEY (consumer, key_id) DEFERRABLE",
+        &["deferrable", "PRIMARY KEY"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a12_a_seal_that_does_not_guard_is_refused() {
+    refused("DROP TRIGGER refuse_unsealed_commit ON units", &["missing", "CREATE CONSTRAINT TRIGGER"]).await;
+    refused("ALTER TABLE units DISABLE TRIGGER refuse_unsealed_commit", &["disabled", "ENABLE TRIGGER"]).await;
+}
+
+#[tokio::test]
+async fn s6_a_schema_name_that_is_a_keyword_works_and_a_hostile_one_is_refused() {
+    for hostile in ["x\"; DROP SCHEMA public; --", "a.b", "Idem", "pg_x", ""] {
+        assert!(SchemaName::new(hostile).is_err(), "{hostile}");
+    }
+    let fixture = Fixture::new().await;
+    let keyword = SchemaName::new("select").unwrap();
+    let store: Postgres = fixture.options().schema(keyword).build().unwrap();
+    store.migrate().await.unwrap();
+    let consumer = consumer(store, Write);
+    assert_eq!(process(&consumer, vec![msg("a'; DROP TABLE effects; --")]).await, "P");
+    assert_eq!(process(&consumer, vec![msg("a'; DROP TABLE effects; --")]).await, "D");
+    fixture.run("DROP SCHEMA \"select\" CASCADE").await;
+    fixture.drop().await;
+}

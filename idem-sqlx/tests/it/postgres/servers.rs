@@ -1,0 +1,138 @@
+//! Servers that restart, stand by or refuse.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use idem_core::{Bookkeeping as _, ErrorClass, Store as _, StoreError};
+use idem_sqlx::Postgres;
+use sqlx::ConnectOptions as _;
+
+use super::{
+    consumers::{Write, builder, consumer, keys, messages, msg, process},
+    fixture::{Fixture, url},
+    scratch::Scratch,
+};
+
+#[tokio::test]
+async fn a23_a_standby_is_refused_at_start_and_infrastructure_later() {
+    let primary = Scratch::new("a23").await;
+    let fixture = Fixture::on(&primary.url).await;
+    let standby = Scratch::standby_of("a23s", &primary).await;
+    let options: sqlx::postgres::PgConnectOptions = standby.url.parse().unwrap();
+    let store = fixture.options_of(options.clone()).build().unwrap();
+    assert!(matches!(store.verify().await, Err(StoreError::Refused { problem, .. }) if problem.contains("standby")));
+    assert_eq!(store.open().await.unwrap_err().class(), ErrorClass::Infrastructure);
+    let connection = options.connect().await.unwrap();
+    assert_eq!(store.lane_from(connection).await.unwrap_err().class(), ErrorClass::Infrastructure);
+    standby.down().await;
+    fixture.drop().await;
+    primary.down().await;
+}
+
+/// An old primary that is fenced by a setting takes no new lane.
+#[tokio::test]
+async fn a23_a_fenced_primary_is_refused() {
+    let fixture = Fixture::new().await;
+    let options: sqlx::postgres::PgConnectOptions = url().parse().unwrap();
+    let fenced = options.options([("default_transaction_read_only", "on"), ("search_path", fixture.schema.as_str())]);
+    let store = fixture.options_of(fenced).build().unwrap();
+    assert!(matches!(store.verify().await, Err(StoreError::Refused { .. })));
+    assert_eq!(store.open().await.unwrap_err().class(), ErrorClass::Infrastructure);
+    fixture.drop().await;
+}
+
+/// A25: the server crashes again and again under load; everything is handled once, and nothing is anybody's fault.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a25_a_server_that_crashes_under_load() {
+    let scratch = Scratch::new("a25").await;
+    let fixture = Fixture::on(&scratch.url).await;
+    let done = Arc::new(AtomicBool::new(false));
+    let all = keys(100);
+    let workers = (0..2).map(|_| {
+        let consumer = builder(fixture.another(), Write).busy_timeout(Duration::from_secs(2)).build().unwrap();
+        let (all, done) = (all.clone(), Arc::clone(&done));
+        tokio::spawn(async move {
+            loop {
+                let was_done = done.load(Ordering::SeqCst);
+                let mut undecided = 0;
+                for batch in all.chunks(10) {
+                    // A start that cannot reach the server is tried again, as a worker does.
+                    let Ok(decisions) = consumer.process(messages(batch)).await else {
+                        undecided += 1;
+                        continue;
+                    };
+                    let seen = super::consumers::letters(&decisions);
+                    assert!(seen.chars().all(|letter| matches!(letter, 'P' | 'D' | 'B' | 'i')), "{seen}");
+                    undecided += seen.chars().filter(|letter| matches!(letter, 'B' | 'i')).count();
+                }
+                if was_done && undecided == 0 {
+                    return;
+                }
+            }
+        })
+    });
+    let workers: Vec<_> = workers.collect();
+    for _ in 0..4 {
+        scratch.crash().await;
+        // Some work gets through between two crashes.
+        fixture.forget_connections().await;
+        fixture.run("DELETE FROM processed_messages WHERE false").await;
+    }
+    done.store(true, Ordering::SeqCst);
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    assert_eq!(fixture.effects().await, all, "each effect once");
+    assert_eq!(fixture.text("SELECT count(*) FROM attempts").await, "0");
+    fixture.drop().await;
+    scratch.down().await;
+}
+
+#[tokio::test]
+async fn an_unreachable_server_is_unavailable_and_a_wrong_login_is_refused() {
+    let error = Postgres::connect("postgres://u:hunter2@127.0.0.1:1/x").await.unwrap_err();
+    assert_eq!(error.class(), ErrorClass::Infrastructure);
+    assert!(!format!("{error:?}").contains("hunter2"));
+    let fixture = Fixture::new().await;
+    let options: sqlx::postgres::PgConnectOptions = url().parse().unwrap();
+    let store = fixture.options_of(options.username("nobody_here")).build().unwrap();
+    assert!(matches!(store.verify().await, Err(StoreError::Refused { .. })));
+    fixture.drop().await;
+}
+
+/// A27: the schema is gone for a moment of a deploy.
+#[tokio::test]
+async fn a27_a_table_that_is_gone_and_back() {
+    let fixture = Fixture::new().await;
+    let consumer = consumer(fixture.store.clone(), Write);
+    assert_eq!(process(&consumer, vec![msg("a")]).await, "P");
+    for (table, hidden) in [("processed_messages", "hidden"), ("effects", "hidden")] {
+        fixture.run(format!("ALTER TABLE {table} RENAME TO {hidden}")).await;
+        assert_eq!(process(&consumer, vec![msg(table)]).await, "i", "{table}");
+        fixture.run(format!("ALTER TABLE {hidden} RENAME TO {table}")).await;
+        assert_eq!(process(&consumer, vec![msg(table)]).await, "P", "{table}");
+    }
+    assert_eq!(fixture.effects().await, ["a", "effects", "processed_messages"]);
+    fixture.drop().await;
+}
+
+/// Weak settings are told with their cure.
+#[tokio::test]
+async fn weak_settings_are_warned_about() {
+    let fixture = Fixture::new().await;
+    let options: sqlx::postgres::PgConnectOptions = url().parse().unwrap();
+    let weak = options.options([("synchronous_commit", "off"), ("default_transaction_isolation", "serializable")]);
+    let store = fixture.options_of(weak).build().unwrap();
+    let registration = super::consumers::registration();
+    let warnings = store.register(&registration).await.unwrap().warnings.join("\n");
+    for word in ["synchronous_commit is off", "default_transaction_isolation", "\"serializable\""] {
+        assert!(warnings.contains(word), "{word}: {warnings}");
+    }
+    assert!(fixture.store.register(&registration).await.unwrap().warnings.is_empty());
+    fixture.drop().await;
+}

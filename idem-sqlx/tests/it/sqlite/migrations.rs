@@ -1,0 +1,74 @@
+//! The schema: up, down, and what stops either.
+
+use idem_core::{Bookkeeping, StoreError};
+use idem_schema::SchemaName;
+use idem_sqlx::{Sqlite, SqliteOptions};
+
+use super::{File, consumer, fresh, message, open};
+
+const TABLES: &str = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY 1";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn up_twice_and_down_beside_the_applications_tables() {
+    let file = File::new();
+    let store = open(&file).await;
+    file.run("CREATE TABLE processed_messages (theirs TEXT); CREATE TABLE migrations (theirs TEXT)").await;
+    assert_eq!(store.migrate().await.unwrap(), [1]);
+    assert_eq!(store.migrate().await.unwrap(), Vec::<u32>::new());
+    store.verify().await.unwrap();
+    assert!(file.ask(TABLES).await.contains(&"idem_processed_messages".to_owned()));
+    assert_eq!(store.revert_migration().await.unwrap(), Some(1));
+    assert_eq!(store.revert_migration().await.unwrap(), None);
+    assert_eq!(file.ask(TABLES).await, ["idem_migrations", "migrations", "processed_messages"]);
+    assert_eq!(store.migrate().await.unwrap(), [1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn down_is_refused_while_there_are_records_and_leaves_everything() {
+    let (file, store) = fresh().await;
+    consumer(&store).process(vec![message("a", "1")]).await.unwrap();
+    let error = store.revert_migration().await.unwrap_err();
+    let StoreError::Failed { source, .. } = &error else { panic!("{error}") };
+    assert!(source.to_string().contains("still holds records"), "{source}");
+    store.verify().await.unwrap();
+    assert_eq!(file.recorded().await, ["a"]);
+}
+
+/// B21: an edited migration and a newer schema are both refused, by the runner and at start-up.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edited_and_a_newer_schema_are_refused() {
+    for (change, words) in [
+        ("UPDATE idem_migrations SET checksum = 'x'", "applied with checksum x"),
+        ("INSERT INTO idem_migrations VALUES (2, 'later', 'x', 0, '9.9.9')", "version 2"),
+    ] {
+        let (file, store) = fresh().await;
+        file.run(change).await;
+        for error in [store.migrate().await.unwrap_err(), store.verify().await.unwrap_err()] {
+            assert!(matches!(error, StoreError::Schema { .. }) && error.to_string().contains(words), "{error}");
+        }
+        store.revert_migration().await.unwrap_err();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_runners_at_once_apply_each_migration_once() {
+    let file = File::new();
+    let (first, second) = (open(&file).await, open(&file).await);
+    let (first, second) = tokio::join!(first.migrate(), second.migrate());
+    let mut applied = first.unwrap();
+    applied.extend(second.unwrap());
+    assert_eq!(applied, [1]);
+}
+
+/// S6: another prefix gives another schema in the same file.
+#[tokio::test(flavor = "multi_thread")]
+async fn s6_two_prefixes_share_a_file() {
+    let file = File::new();
+    for name in ["idem", "idem_two", "select"] {
+        let schema = SchemaName::new(name).unwrap();
+        let store = Sqlite::connect(SqliteOptions::new(file.path()).schema(schema)).await.unwrap();
+        store.migrate().await.unwrap();
+        store.verify().await.unwrap();
+    }
+    assert!(file.ask(TABLES).await.contains(&"select_processed_messages".to_owned()));
+}

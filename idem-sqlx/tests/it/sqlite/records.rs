@@ -1,0 +1,185 @@
+//! What the file holds of a message, and what it makes of keys, payloads and clocks.
+
+use std::time::{Duration, SystemTime};
+
+use idem_core::{
+    Bookkeeping, Claim, Claimed, CleanupStep, Decision, IdempotencyKey, Message, PayloadHash, Retention, RunId, Store,
+    UnitOfWork, UnitOptions,
+};
+use idem_schema::KEY_ID_VECTORS;
+
+use super::{Scripted, builder, consumer, fresh, message, messages, names, registration};
+
+const STEP: CleanupStep =
+    CleanupStep { rows_max: 1000, units_kept: Duration::from_secs(3600), failures_kept: Duration::from_secs(3600) };
+
+fn options() -> UnitOptions {
+    let second = Duration::from_secs(1);
+    UnitOptions { run: RunId(7), lane: 3, busy_timeout: second, idle_timeout: 30 * second }
+}
+
+/// The golden vectors of every store: a key's id in the file is the one that Rust and PostgreSQL compute.
+#[tokio::test(flavor = "multi_thread")]
+async fn key_ids_are_the_golden_vectors() {
+    let (file, store) = fresh().await;
+    let registered = store.register(&registration()).await.unwrap();
+    let claims: Vec<Claim> = vectors()
+        .filter_map(|(key, _)| IdempotencyKey::new(key).ok())
+        .map(|key| Claim {
+            scope: registered.scope,
+            key,
+            hash: PayloadHash::of(b"1"),
+            hash_rule: registered.hash_rules[0],
+            retention: Retention::Forever,
+        })
+        .collect();
+    assert!(claims.len() > 50);
+    let mut lane = store.open().await.unwrap();
+    let mut unit = store.begin(&mut lane, options()).await.unwrap();
+    assert!(unit.claim(&claims).await.unwrap().iter().all(|claimed| *claimed == Claimed::Inserted));
+    unit.commit().await.unwrap();
+    let stored = file.ask("SELECT idempotency_key || char(9) || lower(hex(key_id)) FROM idem_processed_messages").await;
+    for claim in &claims {
+        let id = vectors().find(|(key, _)| *key == claim.key.as_str()).unwrap().1.replace('-', "");
+        assert!(stored.contains(&format!("{}\t{id}", claim.key.as_str())), "{}", claim.key);
+    }
+    // And what was stored is read back under the same ids, in the order of the claims.
+    let mut unit = store.begin(&mut lane, options()).await.unwrap();
+    assert!(unit.claim(&claims).await.unwrap().iter().all(|claimed| *claimed == Claimed::NotInserted));
+    let found = unit.read(&claims).await.unwrap();
+    for (claim, recorded) in claims.iter().zip(found) {
+        let recorded = recorded.unwrap();
+        assert_eq!((recorded.key, recorded.hash), (claim.key.clone(), claim.hash));
+        assert_eq!((recorded.processed_by, recorded.expires_at), (RunId(7), None));
+    }
+    unit.rollback().await.unwrap();
+    assert_eq!(file.ask("SELECT run || '/' || lane FROM idem_units").await, ["7/3"]);
+}
+
+fn vectors() -> impl Iterator<Item = (&'static str, &'static str)> {
+    KEY_ID_VECTORS.lines().map(|line| line.split_once('\t').unwrap())
+}
+
+/// S6, D10: hostile keys are data; keys that only look alike are different; one key twice in a batch is one.
+#[tokio::test(flavor = "multi_thread")]
+async fn s6_hostile_keys_are_data() {
+    let (file, store) = fresh().await;
+    let consumer = consumer(&store);
+    let keys = [
+        "'; DROP TABLE idem_processed_messages; --",
+        "\"}]' || (SELECT 1) || '",
+        "a",
+        "A",
+        "a ",
+        "\u{e4}",
+        "a\u{308}",
+        "1",
+        "01",
+        "1.0",
+        "null",
+        "[1,\"x\"]",
+        "\\u0041",
+        "\u{1f980}",
+        &"k".repeat(255),
+    ];
+    let batch: Vec<Message> = keys.iter().chain(&keys).map(|key| message(key, "1")).collect();
+    let decisions = consumer.process(batch).await.unwrap();
+    assert_eq!(names(&decisions[..keys.len()]), vec!["processed"; keys.len()]);
+    assert_eq!(names(&decisions[keys.len()..]), vec!["duplicate"; keys.len()]);
+    let mut expected: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
+    expected.sort();
+    let mut recorded = file.recorded().await;
+    recorded.sort();
+    assert_eq!(recorded, expected);
+}
+
+/// X: another payload under a recorded key never runs, and is told by whom and when it was used.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_payload_is_a_conflict() {
+    let (file, store) = fresh().await;
+    let consumer = consumer(&store);
+    let before = SystemTime::UNIX_EPOCH + Duration::from_micros(now_of(&file).await);
+    let decisions = consumer.process(messages(&[("a", "paid"), ("a", "refunded"), ("b", "1")])).await.unwrap();
+    assert_eq!(names(&decisions), ["processed", "conflict", "processed"]);
+    let decisions = consumer.process(messages(&[("a", "refunded"), ("a", "paid")])).await.unwrap();
+    assert_eq!(names(&decisions), ["conflict", "duplicate"]);
+    let Decision::Conflict(recorded, _) = &decisions[0] else { panic!("{decisions:?}") };
+    assert_eq!(recorded.hash, PayloadHash::of(b"paid"));
+    assert!(recorded.processed_at >= before && recorded.expires_at.unwrap() > recorded.processed_at);
+    assert_eq!(file.effects().await, ["a=paid", "b=1"]);
+}
+
+async fn now_of(file: &super::File) -> u64 {
+    file.ask("SELECT CAST(CAST(unixepoch('subsec') * 1000000 AS INTEGER) AS TEXT)").await[0].parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_batches_are_one_claim() {
+    let (file, store) = fresh().await;
+    let consumer = consumer(&store);
+    let batch = || (0..500).map(|number| message(&format!("k{number}"), "1")).collect::<Vec<_>>();
+    assert!(consumer.process(batch()).await.unwrap().iter().all(Decision::is_processed));
+    assert!(consumer.process(batch()).await.unwrap().iter().all(Decision::is_skipped));
+    assert_eq!(file.ask("SELECT CAST(count(*) AS TEXT) FROM idem_units").await, ["1"]);
+    // Old and new mixed: only the old ones are duplicates.
+    let mixed = (480..520).map(|number| message(&format!("k{number}"), "1")).collect();
+    let decisions = consumer.process(mixed).await.unwrap();
+    assert!(decisions[..20].iter().all(Decision::is_skipped) && decisions[20..].iter().all(Decision::is_processed));
+    assert_eq!(file.effects().await.len(), 520);
+}
+
+/// C: an expired record counts until cleanup removes it; what is kept for ever stays; work that is recent stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn cleanup_removes_only_what_has_expired() {
+    let (file, store) = fresh().await;
+    let short = builder(&store).handler(Scripted).retention(Retention::For(Duration::from_secs(60))).build().unwrap();
+    short.process(messages(&[("old", "1"), ("fresh", "1")])).await.unwrap();
+    let forever = builder(&store).handler(Scripted).retention(Retention::Forever).build().unwrap();
+    forever.process(vec![message("kept", "1")]).await.unwrap();
+    file.run(
+        "UPDATE idem_processed_messages SET expires_at = 1 WHERE idempotency_key = 'old'; UPDATE idem_units SET at = 1",
+    )
+    .await;
+    assert_eq!(names(&short.process(vec![message("old", "1")]).await.unwrap()), ["duplicate"]);
+    let one = CleanupStep { rows_max: 1, ..STEP };
+    let cleaned = store.cleanup(one).await.unwrap();
+    assert_eq!((cleaned.records, cleaned.others), (1, 1));
+    let cleaned = store.cleanup(STEP).await.unwrap();
+    assert_eq!((cleaned.records, cleaned.others), (0, 1));
+    assert_eq!(file.recorded().await, ["fresh", "kept"]);
+    assert_eq!(names(&short.process(vec![message("old", "1")]).await.unwrap()), ["processed"]);
+}
+
+/// A success forgets the attempts of its key, in its own transaction: a failure after the claim keeps them.
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_are_forgotten_with_the_success() {
+    let (file, store) = fresh().await;
+    let consumer = consumer(&store);
+    consumer.start().await.unwrap();
+    let scope = idem_core::ScopeId(1);
+    let key = IdempotencyKey::new("a").unwrap();
+    for number in 1..=3 {
+        assert_eq!(store.count_attempt(scope, &key, PayloadHash::of(b"fail")).await.unwrap(), number);
+    }
+    consumer.process(vec![message("a", "fail")]).await.unwrap();
+    assert_eq!(file.ask("SELECT CAST(attempts AS TEXT) FROM idem_attempts").await, ["3"]);
+    consumer.process(vec![message("a", "1")]).await.unwrap();
+    assert_eq!(file.ask("SELECT CAST(attempts AS TEXT) FROM idem_attempts").await, Vec::<String>::new());
+}
+
+/// A27: a table that is gone during a claim is infrastructure, and the redelivery runs when it is back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a27_a_table_that_is_gone_and_comes_back() {
+    let (file, store) = fresh().await;
+    let consumer = consumer(&store);
+    consumer.start().await.unwrap();
+    file.run("ALTER TABLE idem_processed_messages RENAME TO hidden").await;
+    let decisions = consumer.process(messages(&[("a", "1"), ("b", "1")])).await.unwrap();
+    for decision in &decisions {
+        let Decision::Failed(failure) = decision else { panic!("{decisions:?}") };
+        assert_eq!(failure.class, idem_core::ErrorClass::Infrastructure, "{failure}");
+    }
+    file.run("ALTER TABLE hidden RENAME TO idem_processed_messages").await;
+    let decisions = consumer.process(messages(&[("a", "1"), ("b", "1")])).await.unwrap();
+    assert_eq!(names(&decisions), ["processed", "processed"]);
+}

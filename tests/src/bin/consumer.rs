@@ -1,0 +1,174 @@
+//! A consumer in a process of its own, which tests kill. It takes a [`Plan`] as its one argument and failpoints from
+//! the environment, writes its log to standard error, and drains on SIGTERM.
+
+use std::{
+    collections::HashSet,
+    process::ExitCode,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use idem_core::{
+    CancellationToken, CleanupSchedule, DedupConsumer, Effects, Handler, HandlerError, Message, RetryPolicy, Store, Tx,
+    Worker,
+    failpoint::{self, Action},
+};
+use idem_sqlx::{Postgres, Sqlite};
+use idem_testkit::{
+    failpoints::{self, Armed},
+    memory::{RemotePublisher, RemoteSource},
+};
+use idem_tests::plan::{Act, BAD_PLAN, NOT_REACHED, Payment, Plan, StorePlan, WORKER_FAILED};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+const RECORD_EFFECT: &str = "INSERT INTO effects (message_key, sequence, account, cents) VALUES ($1, $2, $3, $4)";
+const CREDIT_ACCOUNT: &str = "INSERT INTO balances (account, cents) VALUES ($1, $2) \
+                              ON CONFLICT (account) DO UPDATE SET cents = balances.cents + excluded.cents";
+
+fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,idem_core=debug"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let told = || -> Result<(Plan, Vec<Armed>), BoxError> {
+        let argument = std::env::args().nth(1).ok_or("the plan is missing: give it as JSON in one argument")?;
+        Ok((serde_json::from_str(&argument)?, failpoints::arm_from_env()?))
+    };
+    let (plan, armed) = match told() {
+        Ok(told) => told,
+        Err(error) => {
+            tracing::error!(error, "this cannot be done");
+            return ExitCode::from(BAD_PLAN);
+        }
+    };
+    let ended = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(BoxError::from)
+        .and_then(|runtime| runtime.block_on(consume(plan, &armed)));
+    match ended {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(NOT_REACHED),
+        Err(error) => {
+            tracing::error!(error, "the worker ended with an error");
+            ExitCode::from(WORKER_FAILED)
+        }
+    }
+}
+
+/// Runs the worker to its end. Answers whether every failpoint was reached.
+async fn consume(plan: Plan, armed: &[Armed]) -> Result<bool, BoxError> {
+    match plan.store.clone() {
+        StorePlan::Postgres { url } => run(Postgres::connect(&url).await?, plan).await?,
+        StorePlan::Sqlite { path } => run(Sqlite::open(path).await?, plan).await?,
+    }
+    let mut reached = true;
+    for Armed { point, skip, action, .. } in armed {
+        reached &= !matches!(action, Action::Error) || !still_armed(point, *skip).await;
+    }
+    Ok(reached)
+}
+
+/// Whether a failpoint that was armed for one pass has not had it: then it is still to come.
+async fn still_armed(point: &'static str, skip: u64) -> bool {
+    for _ in 0..=skip {
+        if failpoint::hit(point).await.is_err() {
+            return true;
+        }
+    }
+    false
+}
+
+async fn run<S: Store>(store: S, plan: Plan) -> Result<(), BoxError>
+where
+    Payments: Handler<S>,
+{
+    let source = RemoteSource::connect(&plan.socket, &plan.queue).await;
+    let publisher = RemotePublisher::new(&plan.socket, &plan.dead_letters);
+    let effects = if plan.outside { Effects::Outside } else { Effects::InTransaction };
+    let handler = Payments { plan: plan.clone(), failed: Mutex::default() };
+    let consumer = DedupConsumer::builder(store, "payments")
+        .handler(handler)
+        .effects(effects)
+        .handler_deadline(Duration::from_secs(10))
+        .busy_timeout(Duration::from_secs(2))
+        .lanes(plan.lanes)
+        .build()?;
+    let cleanup = plan.cleanup_rows.map(|rows_max| CleanupSchedule {
+        every: Duration::from_secs(1),
+        rows_max,
+        units_kept: Duration::ZERO,
+        ..CleanupSchedule::default()
+    });
+    let worker = Worker::builder(consumer, source)
+        .batch(plan.batch)
+        .retry(RetryPolicy { attempts: plan.attempts, first: Duration::from_millis(5), max: Duration::from_millis(50) })
+        .publisher(publisher)
+        .cleanup(cleanup)
+        .control_every(Duration::from_millis(50))
+        .until_idle(Duration::from_millis(plan.idle_ms))
+        .build()?;
+    let shutdown = CancellationToken::new();
+    let mut terminate = signal(SignalKind::terminate())?;
+    let stop = shutdown.clone();
+    tokio::spawn(async move {
+        terminate.recv().await;
+        stop.cancel();
+    });
+    let summary = worker.run(shutdown).await?;
+    tracing::info!(?summary, "done");
+    Ok(())
+}
+
+/// Credits an account, relatively and without any constraint of its own, so that a second run would show.
+struct Payments {
+    plan: Plan,
+    failed: Mutex<HashSet<i64>>,
+}
+
+impl Payments {
+    /// What happens once the effect is written.
+    async fn then(&self, payment: &Payment) -> Result<(), HandlerError> {
+        if self.plan.handler_ms > 0 {
+            tokio::time::sleep(Duration::from_millis(self.plan.handler_ms)).await;
+        }
+        match payment.act {
+            Act::Succeed => Ok(()),
+            Act::FailOnce => {
+                let first = self.failed.lock().unwrap_or_else(PoisonError::into_inner).insert(payment.sequence);
+                if first { Err(HandlerError::transient("it fails once")) } else { Ok(()) }
+            }
+            Act::FailUntilRepaired if self.plan.repaired => Ok(()),
+            Act::FailAlways | Act::FailUntilRepaired => Err(HandlerError::permanent("it always fails")),
+            Act::Abort => std::process::abort(),
+        }
+    }
+}
+
+fn key_of(message: &Message) -> &str {
+    message.key().map_or("", |key| key.as_str())
+}
+
+// One implementation for each store, because a generic one would have to spell out every bound of sqlx's `execute`.
+macro_rules! credits {
+    ($store:ty) => {
+        impl Handler<$store> for Payments {
+            async fn handle(&self, message: &Message, tx: &mut Tx<'_, $store>) -> Result<(), HandlerError> {
+                let payment: Payment = message.json()?;
+                sqlx::query(RECORD_EFFECT)
+                    .bind(key_of(message))
+                    .bind(payment.sequence)
+                    .bind(payment.account)
+                    .bind(payment.cents)
+                    .execute(tx.connection())
+                    .await?;
+                sqlx::query(CREDIT_ACCOUNT).bind(payment.account).bind(payment.cents).execute(tx.connection()).await?;
+                self.then(&payment).await
+            }
+        }
+    };
+}
+credits!(Postgres);
+credits!(Sqlite);

@@ -1,0 +1,3 @@
+//! What the tests share with the consumers that they start and kill; the tests are in `tests/it`.
+
+pub mod plan;

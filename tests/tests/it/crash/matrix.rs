@@ -1,0 +1,203 @@
+//! Kills at every failpoint, in single and batch mode, on both stores.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use idem_core::failpoint;
+use idem_testkit::memory::{Order, QueueOptions};
+use idem_tests::plan::Plan;
+
+use super::{
+    stage::{Stage, conclude},
+    wave,
+};
+use crate::support::{child::Child, database::Kind, seed};
+
+/// The batch of batch mode.
+pub(crate) const BATCH: usize = 5;
+
+/// How a consumer dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Death {
+    /// At this failpoint.
+    At(&'static str),
+    /// By SIGKILL, at any moment (J2).
+    Killed,
+    /// By SIGTERM, at any moment: it finishes what runs, gives the rest back and ends well (J1).
+    Terminated,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    kind: Kind,
+    batch: usize,
+    death: Death,
+}
+
+impl Row {
+    fn name(&self) -> String {
+        let mode = if self.batch == 1 { "single" } else { "batch" };
+        let death = match self.death {
+            Death::At(point) => point,
+            Death::Killed => "sigkill",
+            Death::Terminated => "sigterm",
+        };
+        format!("{:?}-{mode}-{death}", self.kind).to_lowercase()
+    }
+
+    /// The stage on which this death can be had.
+    async fn stage(&self) -> Stage {
+        let name = self.name();
+        let mut variant = seed::rng(&format!("{name} variant"));
+        // Only a batch is isolated, so single mode is taken at its word everywhere else.
+        let batch = if self.death == Death::At(failpoint::ISOLATE) { BATCH } else { self.batch };
+        let order = if variant.bool() { Order::ByKey } else { Order::None };
+        let mut stage = Stage::new(&name, self.kind, batch, QueueOptions::default().order(order)).await;
+        stage.plan.outside = batch == 1 && variant.bool();
+        if self.death == Death::At(failpoint::ISOLATE) {
+            // With two lanes, the failing messages of a wave may meet none that are new on theirs.
+            stage.plan.lanes = 1;
+        }
+        stage
+    }
+
+    /// The plan of the consumer that is to die: as the others', and so that it comes to the place.
+    fn deadly(&self, plan: &Plan) -> Plan {
+        let slow = Plan { handler_ms: 2, ..plan.clone() };
+        match self.death {
+            // Cleanup comes after a second, and finds the consumer at work.
+            Death::At(failpoint::CLEAN_CHUNK) => {
+                Plan { cleanup_rows: Some(3), handler_ms: 40, idle_ms: 10_000, ..plan.clone() }
+            }
+            Death::At(failpoint::DRAIN) | Death::Killed | Death::Terminated => slow,
+            Death::At(_) => plan.clone(),
+        }
+    }
+
+    /// How many passes of the failpoint one wave is certain to make.
+    fn passes(&self) -> u64 {
+        let Death::At(point) = self.death else { return 1 };
+        // In batch mode the first five of a lane are alone, and some batches follow on the lane with more messages.
+        let units = if self.batch == 1 { 14 } else { 11 };
+        match point {
+            failpoint::RECV => 20,
+            failpoint::HANDLER_MID => (self.batch as u64 * 6).max(14),
+            failpoint::DEAD_LETTER_SENT | failpoint::DEAD_LETTER_OK => wave::DEAD_LETTERS,
+            // Garbled, failing and failing once, each in a unit of its own sooner or later.
+            failpoint::ROLLBACK => 4,
+            // The settler takes what there is, so a wave may be few settlements.
+            failpoint::ACK_SENT | failpoint::ACK_OK => 3,
+            failpoint::CLEAN_CHUNK if self.kind == Kind::Postgres => 4,
+            failpoint::ISOLATE | failpoint::CLEAN_CHUNK | failpoint::DRAIN => 1,
+            _ => units,
+        }
+    }
+
+    /// Lets a consumer die once.
+    async fn kill(&self, stage: &mut Stage) -> Result<(), String> {
+        let plan = self.deadly(&stage.plan);
+        let skip = stage.rng.u64(..self.passes());
+        let settled = stage.rng.u64(0..12);
+        let moment = Moment::after(stage, settled);
+        match self.death {
+            Death::Killed => {
+                let child = stage.start(&plan, "");
+                moment.signal(stage, &child, "KILL").await;
+                let ended = child.ended().await?;
+                // It may have been done before the signal came.
+                if ended.status.code().is_none_or(|code| code == 0) { Ok(()) } else { ended.unexpected("been killed") }
+            }
+            Death::Terminated => {
+                let child = stage.start(&plan, "");
+                moment.signal(stage, &child, "TERM").await;
+                let ended = child.ended().await?;
+                if ended.status.success() { Ok(()) } else { ended.unexpected("drained") }
+            }
+            Death::At(point) => {
+                let child = stage.start(&plan, &format!("{point}={skip}+1*abort"));
+                if point == failpoint::DRAIN {
+                    moment.signal(stage, &child, "TERM").await;
+                }
+                let ended = child.ended().await?;
+                if ended.aborted() && !ended.logged("panicked at") && !ended.logged("overflowed its stack") {
+                    return Ok(());
+                }
+                ended.unexpected(&format!("died at {point}, pass {}", skip + 1))
+            }
+        }
+    }
+
+    /// One to three deaths in a row, each among new messages; then a consumer that lives, and everything compared.
+    async fn run(self) -> Result<(), String> {
+        let mut stage = self.stage().await;
+        let (mut kills, wanted) = (0, seed::kills());
+        while kills < wanted {
+            for _ in 0..stage.rng.u64(1..=3).min(wanted - kills) {
+                kills += 1;
+                stage.publish_wave();
+                self.kill(&mut stage).await.map_err(|error| format!("kill {kills} of {wanted}: {error}"))?;
+            }
+            let recovered = stage.recover_and_check().await;
+            recovered.map_err(|error| format!("after kill {kills} of {wanted}: {error}"))?;
+        }
+        stage.remove().await;
+        Ok(())
+    }
+}
+
+/// A moment in the life of the consumer that is started next, as the broker sees it.
+#[derive(Debug, Clone, Copy)]
+struct Moment {
+    delivered: u64,
+    settled: u64,
+}
+
+impl Moment {
+    /// It has received something, and settled at least this many messages.
+    fn after(stage: &Stage, settled: u64) -> Self {
+        let stats = stage.queue.stats();
+        Self { delivered: stats.delivered, settled: stats.acknowledged + stats.dead_lettered + settled }
+    }
+
+    /// Waits for it, and sends the signal.
+    async fn signal(self, stage: &Stage, child: &Child, signal: &str) {
+        let come = stage.queue.until(|stats| {
+            stats.delivered > self.delivered && stats.acknowledged + stats.dead_lettered >= self.settled
+        });
+        // A consumer that does not get there is found by how it ends.
+        let _ = tokio::time::timeout(Duration::from_secs(20), come).await;
+        child.signal(signal).await;
+    }
+}
+
+async fn matrix(kind: Kind, batch: usize) {
+    let deaths = failpoint::ALL.iter().map(|point| Death::At(point)).chain([Death::Killed, Death::Terminated]);
+    let rows = deaths.map(|death| Row { kind, batch, death });
+    let only = std::env::var("IDEM_CRASH_ONLY").ok();
+    let rows = rows.filter(|row| only.as_ref().is_none_or(|only| row.name().contains(only.as_str())));
+    conclude(join_all(rows.map(|row| async move { (row.name(), row.run().await) })).await);
+}
+
+/// A1, A2, A3, B13, C4, G8, I1, J1, J2, J10, one message a unit.
+#[tokio::test]
+async fn crash_matrix_postgres_single() {
+    matrix(Kind::Postgres, 1).await;
+}
+
+/// The same and B16, D1, D7, D10, several messages a unit.
+#[tokio::test]
+async fn crash_matrix_postgres_batch() {
+    matrix(Kind::Postgres, BATCH).await;
+}
+
+/// As on PostgreSQL, one message a unit.
+#[tokio::test]
+async fn crash_matrix_sqlite_single() {
+    matrix(Kind::Sqlite, 1).await;
+}
+
+/// As on PostgreSQL, several messages a unit.
+#[tokio::test]
+async fn crash_matrix_sqlite_batch() {
+    matrix(Kind::Sqlite, BATCH).await;
+}

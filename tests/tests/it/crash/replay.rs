@@ -1,0 +1,81 @@
+//! C7: dead letters are replayed through a running consumer, which is killed meanwhile. Each takes effect once, although
+//! its message was settled long ago and nothing but the row in `dead_letters` remembers it.
+
+use futures_util::future::join_all;
+use idem_core::failpoint;
+use idem_testkit::memory::QueueOptions;
+use idem_tests::plan::{Act, Plan};
+
+use super::{
+    matrix::BATCH,
+    stage::{Stage, conclude},
+};
+use crate::support::{database::Kind, seed};
+
+/// How many dead letters are replayed.
+const LETTERS: usize = 8;
+
+/// Where a replay can be interrupted.
+const POINTS: [&str; 7] = [
+    failpoint::BEGIN,
+    failpoint::CLAIMED,
+    failpoint::HANDLER_MID,
+    failpoint::HANDLER_DONE,
+    failpoint::GUARD,
+    failpoint::COMMIT_SENT,
+    failpoint::COMMIT_OK,
+];
+
+async fn replay(kind: Kind, point: &str) -> Result<(), String> {
+    let name = format!("{kind:?}-replay-{point}").to_lowercase();
+    let mut stage = Stage::new(&name, kind, BATCH, QueueOptions::default()).await;
+    for act in [vec![Act::FailUntilRepaired; LETTERS], vec![Act::Succeed; LETTERS * 2]].concat() {
+        let sent = stage.producer.payment(&stage.ledger, act, &mut stage.rng);
+        stage.ledger.publish(&stage.queue, sent);
+    }
+    stage.recover_and_check().await.map_err(|error| format!("before the replay: {error}"))?;
+
+    let ids: Vec<_> = stage.database.dead_letters().await.iter().map(|letter| letter.id).collect();
+    let marked = stage.database.books().request_replay(&ids).await.unwrap();
+    if marked != LETTERS as u64 {
+        return Err(format!("{marked} of {LETTERS} dead letters were marked for a replay"));
+    }
+    // The queue is at its end, so it is the replays that have to be waited for.
+    stage.plan = Plan { repaired: true, idle_ms: 700, ..stage.plan.clone() };
+    for kill in 1..=seed::kills().min(3) {
+        // At most two replays are done with each kill, so that some are left for the next.
+        let skip = stage.rng.u64(0..2);
+        let plan = stage.plan.clone();
+        let ended = stage.start(&plan, &format!("{point}={skip}+1*abort")).ended().await?;
+        if !ended.aborted() {
+            return ended.unexpected(&format!("died at {point}, kill {kill}"));
+        }
+        stage.database.let_replays_be_taken_over().await;
+    }
+    stage.ledger.replayed = true;
+    stage.recover_and_check().await.map_err(|error| format!("after the replay: {error}"))?;
+    let unfinished: Vec<_> =
+        stage.database.dead_letters().await.into_iter().filter(|letter| letter.replayed.is_none()).collect();
+    if !unfinished.is_empty() {
+        return Err(format!("these took effect and are not marked as replayed: {unfinished:?}"));
+    }
+    stage.remove().await;
+    Ok(())
+}
+
+async fn replays(kind: Kind) {
+    let rows = POINTS.map(|point| async move { (format!("{kind:?} {point}"), replay(kind, point).await) });
+    conclude(join_all(rows).await);
+}
+
+/// C7 on PostgreSQL.
+#[tokio::test]
+async fn c7_a_replay_that_is_killed_midway_takes_effect_once_postgres() {
+    replays(Kind::Postgres).await;
+}
+
+/// C7 on SQLite.
+#[tokio::test]
+async fn c7_a_replay_that_is_killed_midway_takes_effect_once_sqlite() {
+    replays(Kind::Sqlite).await;
+}

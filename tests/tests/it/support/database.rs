@@ -1,0 +1,167 @@
+//! A database with idem's schema and the tables of the handler in `src/bin/consumer.rs`, and what can be read back.
+
+use std::{path::PathBuf, sync::Arc};
+
+use idem_core::{Bookkeeping, ConsumerName, ParkedDeadLetter};
+use idem_sqlx::{Postgres, Sqlite};
+use idem_tests::plan::StorePlan;
+use sqlx::{Connection, PgConnection, SqliteConnection, query, query_as, query_scalar};
+
+use super::postgres::FreshPostgres;
+
+/// Which store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    Postgres,
+    Sqlite,
+}
+
+/// The tables have no constraint that could hide a second run of the handler.
+const TABLES: [&str; 2] = [
+    "CREATE TABLE balances (account bigint PRIMARY KEY, cents bigint NOT NULL)",
+    "CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY, message_key text NOT NULL, \
+     sequence bigint NOT NULL, account bigint NOT NULL, cents bigint NOT NULL)",
+];
+
+/// A row that the handler wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Effect {
+    pub(crate) message_key: String,
+    pub(crate) sequence: i64,
+    pub(crate) account: i64,
+    pub(crate) cents: i64,
+}
+
+pub(crate) struct Database {
+    place: Place,
+    books: Arc<dyn Bookkeeping>,
+}
+
+enum Place {
+    Postgres(FreshPostgres),
+    Sqlite(PathBuf),
+}
+
+impl Database {
+    /// A new database. A SQLite file is `folder/idem.db`.
+    pub(crate) async fn fresh(kind: Kind, folder: &std::path::Path) -> Self {
+        match kind {
+            Kind::Postgres => {
+                let place = FreshPostgres::create("idem_crash").await.without_waiting_for_the_disk().await;
+                let mut connection = PgConnection::connect(&place.url()).await.unwrap();
+                for table in TABLES {
+                    query(table).execute(&mut connection).await.unwrap();
+                }
+                connection.close().await.unwrap();
+                let store = Postgres::connect(&place.url()).await.unwrap();
+                store.migrate().await.unwrap();
+                Self { place: Place::Postgres(place), books: Arc::new(store) }
+            }
+            Kind::Sqlite => {
+                let path = folder.join("idem.db");
+                let store = Sqlite::open(&path).await.unwrap();
+                store.migrate().await.unwrap();
+                let database = Self { place: Place::Sqlite(path), books: Arc::new(store) };
+                let mut connection = database.sqlite().await;
+                for table in TABLES {
+                    let table = table.replace("bigint GENERATED ALWAYS AS IDENTITY", "integer PRIMARY KEY");
+                    query(sqlx::AssertSqlSafe(table)).execute(&mut connection).await.unwrap();
+                }
+                connection.close().await.unwrap();
+                database
+            }
+        }
+    }
+
+    /// Where the consumer finds it.
+    pub(crate) fn plan(&self) -> StorePlan {
+        match &self.place {
+            Place::Postgres(place) => StorePlan::Postgres { url: place.url() },
+            Place::Sqlite(path) => StorePlan::Sqlite { path: path.clone() },
+        }
+    }
+
+    /// The store's own books.
+    pub(crate) fn books(&self) -> &dyn Bookkeeping {
+        &*self.books
+    }
+
+    async fn postgres(&self) -> Option<PgConnection> {
+        match &self.place {
+            Place::Postgres(place) => Some(PgConnection::connect(&place.url()).await.unwrap()),
+            Place::Sqlite(_) => None,
+        }
+    }
+
+    async fn sqlite(&self) -> SqliteConnection {
+        let Place::Sqlite(path) = &self.place else { unreachable!("a PostgreSQL database is no file") };
+        SqliteConnection::connect(&format!("sqlite://{}", path.display())).await.unwrap()
+    }
+
+    /// What handlers wrote, in the order in which they wrote it.
+    pub(crate) async fn effects(&self) -> Vec<Effect> {
+        let text = "SELECT message_key, sequence, account, cents FROM effects ORDER BY id";
+        let rows: Vec<(String, i64, i64, i64)> = match self.postgres().await {
+            Some(mut connection) => query_as(text).fetch_all(&mut connection).await.unwrap(),
+            None => query_as(text).fetch_all(&mut self.sqlite().await).await.unwrap(),
+        };
+        let effect = |(message_key, sequence, account, cents)| Effect { message_key, sequence, account, cents };
+        rows.into_iter().map(effect).collect()
+    }
+
+    /// Account and balance.
+    pub(crate) async fn balances(&self) -> Vec<(i64, i64)> {
+        let text = "SELECT account, cents FROM balances ORDER BY account";
+        match self.postgres().await {
+            Some(mut connection) => query_as(text).fetch_all(&mut connection).await.unwrap(),
+            None => query_as(text).fetch_all(&mut self.sqlite().await).await.unwrap(),
+        }
+    }
+
+    /// How many keys are recorded.
+    pub(crate) async fn records(&self) -> i64 {
+        match self.postgres().await {
+            Some(mut connection) => {
+                let text = "SELECT count(*) FROM idem.processed_messages";
+                query_scalar(text).fetch_one(&mut connection).await.unwrap()
+            }
+            None => {
+                let text = "SELECT count(*) FROM idem_processed_messages";
+                query_scalar(text).fetch_one(&mut self.sqlite().await).await.unwrap()
+            }
+        }
+    }
+
+    /// The dead letters of the consumer in `src/bin/consumer.rs`.
+    pub(crate) async fn dead_letters(&self) -> Vec<ParkedDeadLetter> {
+        self.books.dead_letters(&ConsumerName::new("payments").unwrap(), 100_000).await.unwrap()
+    }
+
+    /// Makes replays that a dead consumer took free again, which otherwise takes ten minutes.
+    pub(crate) async fn let_replays_be_taken_over(&self) {
+        match self.postgres().await {
+            Some(mut connection) => {
+                let text = "UPDATE idem.dead_letters SET replay_taken_at = NULL";
+                query(text).execute(&mut connection).await.unwrap();
+            }
+            None => {
+                let text = "UPDATE idem_dead_letters SET replay_taken_at = NULL";
+                query(text).execute(&mut self.sqlite().await).await.unwrap();
+            }
+        }
+    }
+
+    /// Removes it; a test that fails does not get here, and its database stays.
+    pub(crate) async fn remove(self) {
+        drop(self.books);
+        match self.place {
+            Place::Postgres(place) => place.remove().await,
+            Place::Sqlite(path) => {
+                for suffix in ["", "-wal", "-shm"] {
+                    // The last connection to close removes the other two itself.
+                    let _ = tokio::fs::remove_file(format!("{}{suffix}", path.display())).await;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! What the tests share.
+
+pub(crate) mod child;
+pub(crate) mod database;
+pub(crate) mod postgres;
+pub(crate) mod seed;

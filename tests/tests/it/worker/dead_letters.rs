@@ -1,0 +1,136 @@
+//! What is set aside: bad input, conflicts, the breaker, publishing, replays.
+
+use idem_core::{Bookkeeping, Message, OnConflict, Pause, Reason};
+use idem_testkit::memory::{Faults, QueueOptions, Rate};
+
+use super::scene::{Running, Scene, drain, message, within};
+
+/// Bad input: each is set aside with its reason, and its neighbours are unharmed (J10, S1, S10).
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_input_is_set_aside_with_its_reason_and_harms_no_neighbour() {
+    let scene = Scene::new();
+    let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));
+    let bad = [
+        (Message::new("{}"), Reason::MissingKey),
+        (Message::new("not JSON, and no header"), Reason::Malformed),
+        (message("", "ok"), Reason::Malformed),
+        (message(&"k".repeat(256), "ok"), Reason::Malformed),
+        (message("a\0b", "ok"), Reason::Malformed),
+        (message("a\nb", "ok"), Reason::Malformed),
+        (message("1", "ok").with_header("idempotencykey", "2"), Reason::Malformed),
+        (message("1", r#"{"idempotencykey":"2"}"#), Reason::Malformed),
+        (Message::new("ok").with_header("idempotencykey", vec![0xff, 0xfe]), Reason::Malformed),
+        (Message::new(deep), Reason::Malformed),
+        (message("large", &"x".repeat(2 << 20)), Reason::TooLarge),
+    ];
+    let mut expected = Vec::new();
+    for (n, (message, reason)) in bad.into_iter().enumerate() {
+        let origin = scene.queue.publish(message).unwrap();
+        expected.push((origin.to_string(), reason));
+        scene.publish(&format!("good-{n}"), "ok");
+    }
+    let summary = drain(&scene, scene.worker()).await;
+    assert_eq!((summary.processed, summary.dead_lettered), (11, 11));
+    let mut found: Vec<(String, Reason)> =
+        scene.dead_letters().await.into_iter().map(|letter| (letter.origin, letter.reason)).collect();
+    found.sort_by_key(|(origin, _)| expected.iter().position(|(other, _)| other == origin));
+    assert_eq!(found, expected);
+}
+
+/// X4, S3: another payload under a known key never runs and is no duplicate; it is audited.
+#[tokio::test(flavor = "multi_thread")]
+async fn b13_a_conflict_follows_the_policy_and_never_runs() {
+    for (policy, dead_letters) in [(OnConflict::DeadLetter, 1), (OnConflict::Acknowledge, 0)] {
+        let scene = Scene::new();
+        scene.publish("1", "paid");
+        scene.publish("1", "refunded");
+        let summary = drain(&scene, scene.worker().on_conflict(policy)).await;
+        assert_eq!((summary.processed, summary.conflicts, summary.duplicates), (1, 1, 0));
+        assert_eq!(scene.effects(), [("1".to_owned(), "paid".to_owned())]);
+        assert_eq!(scene.dead_letters().await.len(), dead_letters);
+        assert_eq!(scene.store.audited(), [("conflict".to_owned(), Some("1".to_owned()))]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b13_a_conflict_can_halt_the_consumer_until_somebody_resumes_it() {
+    let scene = Scene::new();
+    scene.publish("1", "paid");
+    scene.publish("1", "refunded");
+    let running = Running::new(scene.worker().on_conflict(OnConflict::Halt));
+    running.until("the halt", |running| matches!(running.view.pause(), Some(Pause::Control(..)))).await;
+    let after = scene.publish("2", "ok");
+    running.stop().await.unwrap();
+    assert_eq!(scene.queue.history(&after).acknowledged, 0, "a halted consumer takes nothing in");
+    // A new start is halted too, and says so where it was to end when idle.
+    let again = Running::new(scene.worker().until_idle(std::time::Duration::from_millis(20))).ended().await;
+    assert!(matches!(again, Err(idem_core::WorkerError::Halted)), "{again:?}");
+}
+
+/// A handler that always fails meets the breaker: 10,000 messages make at most about 50 dead letters.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_always_fails_meets_the_breaker_and_goes_on_when_it_is_mended() {
+    let scene = Scene::new();
+    (0..10_000).for_each(|n| drop(scene.publish(&format!("k{n}"), "permanent")));
+    let running = Running::new(scene.worker());
+    running.until("the breaker", |running| running.view.pause() == Some(Pause::Breaker)).await;
+    scene.script.mend();
+    within("draining the queue after the mend", scene.queue.drained()).await;
+    let summary = running.stop().await.unwrap();
+    assert!(summary.dead_lettered <= 50, "{} dead letters", summary.dead_lettered);
+    assert_eq!(summary.processed + summary.dead_lettered, 10_000);
+    assert!(scene.counted().values().all(|count| *count == 1));
+}
+
+/// G8, G9: a dead letter is published and confirmed before its original is settled.
+#[tokio::test(flavor = "multi_thread")]
+async fn g8_an_unconfirmed_dead_letter_is_published_again_before_its_original_is_settled() {
+    let scene = Scene::new();
+    let aside = scene.broker.create("aside", QueueOptions::default()).unwrap();
+    aside.misbehave(Faults { publishes_refused: Rate::Always, ..Faults::default() });
+    let origin = scene.publish("1", "permanent");
+    let running = Running::new(scene.worker().publisher(aside.publisher()));
+    within("the row", async {
+        while scene.dead_letters().await.is_empty() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(scene.queue.history(&origin).dead_lettered, 0);
+    aside.misbehave(Faults::default());
+    within("draining the queue", scene.queue.drained()).await;
+    running.stop().await.unwrap();
+    let published = aside.unsettled();
+    assert_eq!(published.len(), 1);
+    let header = |name: &str| published[0].headers().text(name).map(str::to_owned);
+    assert_eq!(header("idem-reason").as_deref(), Some("permanent"));
+    assert_eq!(header("idem-origin").as_deref(), Some(origin.as_str()));
+    assert_eq!(header("idem-consumer").as_deref(), Some("ledger"));
+    assert_eq!(header("idempotencykey").as_deref(), Some("1"));
+    assert_eq!(published[0].payload().map(|payload| payload.to_vec()), Some(b"permanent".to_vec()));
+    assert!(scene.dead_letters().await[0].published_at.is_some());
+    assert_eq!(scene.script.runs_of("1"), 1, "publishing again does not run the handler again");
+}
+
+/// C7: a dead letter is replayed by a running worker under its own key, and runs, because a failed message left no
+/// record.
+#[tokio::test(flavor = "multi_thread")]
+async fn c7_a_replayed_dead_letter_runs_once_through_a_running_worker() {
+    let scene = Scene::new();
+    scene.publish("1", "fail");
+    scene.publish("2", "ok");
+    let running = Running::new(scene.worker());
+    within("draining the queue", scene.queue.drained()).await;
+    let letter = scene.dead_letters().await.remove(0);
+    // It fails once more, and stays what it is.
+    assert_eq!(scene.store.request_replay(&[letter.id]).await.unwrap(), 1);
+    running.until("the failed replay", |running| running.view.summary().replayed == 1).await;
+    assert_eq!(scene.counted().get("1"), None);
+    scene.script.mend();
+    assert_eq!(scene.store.request_replay(&[letter.id]).await.unwrap(), 1);
+    running.until("the replay", |running| running.view.summary().replayed == 2).await;
+    running.stop().await.unwrap();
+    assert_eq!(scene.counted(), [("1".to_owned(), 1), ("2".to_owned(), 1)].into());
+    let letter = scene.dead_letters().await.remove(0);
+    assert!(letter.replayed.is_some(), "{letter:?}");
+}

@@ -1,0 +1,14 @@
+//! What a worker does with messages that go wrong, brokers that misbehave and operators that intervene. The store and
+//! the broker are those of the test kit, so that each fault comes when a test says so; effects are read back from the
+//! store.
+
+mod control;
+mod dead_letters;
+mod failures;
+mod order;
+mod outages;
+mod scene;
+mod security;
+mod settling;
+mod start;
+mod stopping;

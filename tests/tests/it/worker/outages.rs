@@ -1,0 +1,199 @@
+//! Databases that go away, commits whose answer is lost, brokers that misbehave.
+
+use std::time::Duration;
+
+use idem_core::{ErrorClass, WorkerBuilder};
+use idem_testkit::{
+    Fault, MemoryStore, Operation,
+    memory::{Faults, MemorySource, Order, QueueOptions, Rate, Revoke},
+};
+
+use super::scene::{Running, Scene, drain, within};
+
+/// A worker that has handled a first message, so that no fault meets its start.
+async fn started(scene: &Scene, worker: WorkerBuilder<MemoryStore, MemorySource>) -> Running {
+    scene.publish("first", "ok");
+    let running = Running::new(worker);
+    within("the first message", scene.queue.drained()).await;
+    running
+}
+
+/// A25: trouble with the database pauses; it burns no attempt and sets nothing aside.
+#[tokio::test(flavor = "multi_thread")]
+async fn a25_an_outage_of_the_database_charges_nobody() {
+    let operations = [Operation::Open, Operation::Begin, Operation::Claim, Operation::Commit, Operation::Rollback];
+    for operation in operations.into_iter().chain([Operation::Read, Operation::Statement, Operation::Bookkeeping]) {
+        let scene = Scene::new();
+        let running = started(&scene, scene.worker()).await;
+        for _ in 0..6 {
+            scene.store.inject(operation, Fault::Error(ErrorClass::Infrastructure));
+            scene.store.inject(operation, Fault::ConnectionLost);
+        }
+        for n in 0..20 {
+            scene.publish(&format!("k{n}"), "ok");
+            scene.publish(&format!("k{n}"), "ok");
+        }
+        within(&format!("draining the queue after trouble with {operation:?}"), scene.queue.drained()).await;
+        let summary = running.stop().await.unwrap();
+        assert_eq!(summary.dead_lettered, 0, "{operation:?}");
+        assert_eq!(scene.counted().len(), 21, "{operation:?}");
+        assert!(scene.counted().values().all(|count| *count == 1), "{operation:?}");
+    }
+}
+
+/// A5, A6, D6: a lost answer to a commit is resolved by claiming again, for one message and for a batch of 100.
+#[tokio::test(flavor = "multi_thread")]
+async fn a5_a6_d6_a_lost_answer_to_a_commit_is_resolved_by_claiming_again() {
+    for fault in [Fault::AnswerLost, Fault::ConnectionLost] {
+        for warm_up in [0, 100] {
+            let scene = Scene::new();
+            (0..warm_up).for_each(|n| drop(scene.publish(&format!("warm-{n}"), "ok")));
+            let running = Running::new(scene.worker());
+            within("the warm-up", scene.queue.drained()).await;
+            scene.store.inject(Operation::Commit, fault);
+            (0..100).for_each(|n| drop(scene.publish(&format!("k{n}"), "ok")));
+            within("draining the queue", scene.queue.drained()).await;
+            let summary = running.stop().await.unwrap();
+            assert_eq!(scene.counted().len() as u64, 100 + warm_up);
+            assert!(scene.counted().values().all(|count| *count == 1));
+            assert!(summary.unknown_resolved >= 1, "{fault:?} {summary:?}");
+            assert_eq!(summary.processed, 100 + warm_up, "our own record is the message itself: {fault:?}");
+        }
+    }
+}
+
+/// A7: a commit that hangs is unknown after its time-out, and the connection is closed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a7_a_commit_that_hangs_is_resolved_after_its_timeout() {
+    let scene = Scene::new();
+    let consumer = scene.consumer().commit_timeout(Duration::from_millis(30)).build().unwrap();
+    scene.store.inject(Operation::Commit, Fault::Hang);
+    scene.publish("1", "ok");
+    let summary = drain(&scene, scene.worker_of(consumer)).await;
+    assert_eq!((summary.processed, summary.unknown_resolved), (1, 1));
+    assert_eq!(scene.counted(), [("1".to_owned(), 1)].into());
+}
+
+/// A database that stops answering without a word is left after the answer time-out.
+#[tokio::test(flavor = "multi_thread")]
+async fn j4_a_database_that_never_answers_is_left() {
+    for operation in [Operation::Open, Operation::Begin, Operation::Claim, Operation::Read] {
+        let scene = Scene::new();
+        let consumer = scene
+            .consumer()
+            .answer_timeout(Duration::from_millis(30))
+            .busy_timeout(Duration::from_millis(30))
+            .build()
+            .unwrap();
+        let running = started(&scene, scene.worker_of(consumer)).await;
+        scene.store.inject(operation, Fault::Hang);
+        scene.publish("1", "ok");
+        within(&format!("draining the queue after {operation:?} hung"), scene.queue.drained()).await;
+        running.stop().await.unwrap();
+        assert_eq!(scene.counted().get("1"), Some(&1));
+    }
+}
+
+/// B6: rows that a trigger swallows end the consumer with the cure, and lose nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn b6_a_table_that_swallows_its_rows_ends_the_worker_with_the_cure() {
+    let scene = Scene::new();
+    let running = started(&scene, scene.worker()).await;
+    scene.store.swallow_records(true);
+    let origin = scene.publish("2", "ok");
+    let error = running.ended().await.unwrap_err();
+    let text = idem_core::chain(&error).map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    assert!(text.contains("trigger") && text.contains("row security"), "{text}");
+    assert_eq!(scene.queue.history(&origin).acknowledged, 0, "the message goes back");
+}
+
+/// A27: a table that is gone during a deploy and back later; the redelivery runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a27_a_table_that_is_gone_for_a_while_loses_nothing() {
+    let scene = Scene::new();
+    let running = started(&scene, scene.worker()).await;
+    scene.store.hide_records(true);
+    scene.publish("1", "ok");
+    running.until("the pause", |running| running.view.pause().is_some()).await;
+    scene.store.hide_records(false);
+    within("draining the queue", scene.queue.drained()).await;
+    let summary = running.stop().await.unwrap();
+    assert_eq!((summary.processed, summary.dead_lettered), (2, 0));
+}
+
+/// A2, A3, F2, F4, F5, G1, E1: whatever the broker does with settlements, every effect is there once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a3_a_broker_that_loses_settlements_causes_no_second_effect() {
+    let one_in = |faults: Faults| (faults, QueueOptions::default());
+    let cases = [
+        one_in(Faults { acks_lost: Rate::OneIn(4), ..Faults::default() }),
+        one_in(Faults { settles_lost: Rate::OneIn(4), ..Faults::default() }),
+        one_in(Faults { answers_lost: Rate::OneIn(4), ..Faults::default() }),
+        one_in(Faults { receipts_stale: Rate::OneIn(4), ..Faults::default() }),
+        one_in(Faults { resurrected: Rate::OneIn(4), ..Faults::default() }),
+        one_in(Faults { reordered: Rate::OneIn(2), ..Faults::default() }),
+        one_in(Faults { receives_failed: Rate::OneIn(4), ..Faults::default() }),
+        (Faults { acks_lost: Rate::OneIn(4), ..Faults::default() }, QueueOptions::default().order(Order::ByKey)),
+    ];
+    for (faults, options) in cases {
+        let scene = Scene::with(options);
+        scene.queue.misbehave(faults);
+        for n in 0..200 {
+            scene.publish_ordered(
+                &format!("o{}", n % 7),
+                &format!("k{n}"),
+                if n % 50 == 7 { "fail once" } else { "ok" },
+            );
+        }
+        let summary = drain(&scene, scene.worker().batch(16)).await;
+        assert_eq!(scene.counted().len(), 200, "{faults:?}");
+        assert!(scene.counted().values().all(|count| *count == 1), "{faults:?}");
+        assert_eq!((summary.processed, summary.dead_lettered), (200, 0), "{faults:?}");
+    }
+}
+
+/// E1, E8, E10, G1: an assignment that ends, drained or lost, loses nothing and doubles nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn e1_an_assignment_that_ends_loses_nothing_and_doubles_nothing() {
+    for how in [Revoke::Drained, Revoke::Lost] {
+        let scene = Scene::new();
+        let running = Running::new(scene.worker().batch(8));
+        for round in 0..20 {
+            (0..50).for_each(|n| drop(scene.publish(&format!("k{round}-{n}"), "ok")));
+            scene.queue.revoke(how);
+        }
+        within("draining the queue", scene.queue.drained()).await;
+        running.stop().await.unwrap();
+        assert_eq!(scene.counted().len(), 1_000, "{how:?}");
+        assert!(scene.counted().values().all(|count| *count == 1), "{how:?}");
+    }
+}
+
+/// A lane that finds the database down and then has its messages taken away still notices when it is back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lane_without_messages_notices_that_the_database_is_back() {
+    let scene = Scene::new();
+    let running = started(&scene, scene.worker()).await;
+    (0..3).for_each(|_| scene.store.inject(Operation::Begin, Fault::Error(ErrorClass::Infrastructure)));
+    scene.publish("1", "ok");
+    running.until("the pause", |running| running.view.pause().is_some()).await;
+    scene.queue.revoke(Revoke::Lost);
+    within("draining the queue", scene.queue.drained()).await;
+    running.stop().await.unwrap();
+    assert_eq!(scene.counted().get("1"), Some(&1));
+}
+
+/// A25, rule 4: a database that dies between the count of an attempt and its run charges nobody, however often.
+#[tokio::test(flavor = "multi_thread")]
+async fn a25_an_attempt_that_never_ran_is_not_charged() {
+    let scene = Scene::new();
+    let running = Running::new(scene.worker());
+    running.until("the start", |_| scene.queue.stats().consumers == 1).await;
+    for _ in 0..6 {
+        scene.store.inject(Operation::Begin, Fault::Error(ErrorClass::Infrastructure));
+    }
+    scene.publish("1", "ok");
+    within("draining the queue", scene.queue.drained()).await;
+    let summary = running.stop().await.unwrap();
+    assert_eq!((summary.processed, summary.dead_lettered), (1, 0));
+}

@@ -1,0 +1,156 @@
+//! What must never leak, and what must never be mixed up.
+
+use std::{
+    io,
+    sync::{Arc, Mutex},
+};
+
+use idem_core::{Handler, HandlerError, Message, Tenant, Tx};
+use idem_testkit::MemoryStore;
+use tracing_subscriber::fmt::MakeWriter;
+
+use super::scene::{Running, Scene, drain, message, within};
+
+/// S2: two tenants with the same key are two messages, and neither sees the other's record.
+#[tokio::test(flavor = "multi_thread")]
+async fn s2_two_tenants_with_one_key_are_two_messages() {
+    let scene = Scene::new();
+    for tenant in ["blue", "green", "blue"] {
+        scene.queue.publish(message("order-1", tenant).with_header("authenticated-tenant", tenant)).unwrap();
+    }
+    scene.queue.publish(message("order-1", "nobody")).unwrap();
+    let tenant = |message: &Message| Tenant::new(message.headers().text("authenticated-tenant")?).ok();
+    let consumer = scene.consumer().tenant_of(tenant).build().unwrap();
+    let summary = drain(&scene, scene.worker_of(consumer)).await;
+    assert_eq!((summary.processed, summary.duplicates, summary.conflicts), (2, 1, 0));
+    assert_eq!(summary.dead_lettered, 1, "a message without a tenant is malformed");
+    let mut effects: Vec<String> = scene.effects().into_iter().map(|(_, payload)| payload).collect();
+    effects.sort();
+    assert_eq!(effects, ["blue", "green"]);
+}
+
+const CANARY: &str = "canary-4111-1111-1111-1111";
+
+/// Fails in every way in which an error could carry the payload along.
+struct Leaky;
+
+#[derive(Debug, serde::Deserialize)]
+#[allow(dead_code, reason = "only its decoding matters")]
+struct Card {
+    number: u64,
+    kind: Kind,
+}
+
+#[derive(Debug, serde::Deserialize)]
+enum Kind {
+    Debit,
+}
+
+impl Handler<MemoryStore> for Leaky {
+    async fn handle(&self, message: &Message, _: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        let way = message.headers().text("way").unwrap_or_default();
+        match way {
+            "json" => {
+                message.json::<Card>()?;
+            }
+            "wrapped" => {
+                let wrap = |error| io::Error::other(Box::<dyn std::error::Error + Send + Sync>::from(error));
+                message.json::<Card>().map_err(wrap)?;
+            }
+            "panic" => panic!("it panics, as it should in this test"),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Default)]
+struct Captured(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Captured {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Captured {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+/// S4: a canary in payloads and headers is in no log line at TRACE, no error, no `Debug`, no dead letter's text.
+#[tokio::test]
+async fn s4_nothing_of_a_payload_is_logged_or_stored_as_text() {
+    let captured = Captured::default();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_writer(captured.clone())
+        .with_ansi(false)
+        .finish();
+    // One thread runs everything, so that this catches every line.
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let scene = Scene::new();
+    let publish = |key: &str, payload: String, way: &str| {
+        let message = message(key, &payload).with_header("way", way.to_owned()).with_header("secret", CANARY);
+        scene.queue.publish(message).unwrap();
+    };
+    for (n, way) in ["json", "wrapped"].into_iter().enumerate() {
+        publish(&format!("a{n}"), format!(r#"{{"number":"{CANARY}","kind":"Debit"}}"#), way);
+        publish(&format!("b{n}"), format!(r#"{{"number":1,"kind":"{CANARY}"}}"#), way);
+        publish(&format!("c{n}"), format!(r#"{{"number":1,"{CANARY}":1}}"#), way);
+        publish(&format!("d{n}"), format!("{CANARY} is no JSON"), way);
+    }
+    publish("panic", CANARY.to_owned(), "panic");
+    publish("conflict", CANARY.to_owned(), "none");
+    publish("conflict", format!("{CANARY} again"), "none");
+    scene.queue.publish(Message::new(format!(r#"{{"idempotencykey":{{"{CANARY}":1}}}}"#))).unwrap();
+    let consumer = scene.consumer().handler(Leaky).build().unwrap();
+    let running = Running::new(scene.worker_of(consumer).breaker(false));
+    within("draining the queue", scene.queue.drained()).await;
+    let summary = running.stop().await.unwrap();
+    assert_eq!((summary.processed, summary.dead_lettered), (1, 11));
+    let logged = String::from_utf8_lossy(&captured.0.lock().unwrap()).into_owned();
+    assert!(logged.contains("set aside as a dead letter"), "nothing was captured:\n{logged}");
+    let mut texts = vec![("the log", logged)];
+    texts.extend(scene.dead_letters().await.into_iter().map(|letter| ("a dead letter", format!("{letter:?}"))));
+    texts.push(("Debug", format!("{:?}", message("1", CANARY).with_header("secret", CANARY))));
+    for (place, text) in texts {
+        assert!(!text.contains(CANARY), "{place} leaks the payload: {text}");
+    }
+}
+
+/// J8: a flood of failures is no flood of log lines.
+#[tokio::test]
+async fn j8_many_failures_make_few_log_lines() {
+    let captured = Captured::default();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::INFO)
+        .with_writer(captured.clone())
+        .with_ansi(false)
+        .finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let scene = Scene::new();
+    (0..2_000).for_each(|n| drop(scene.publish(&format!("k{n}"), "permanent")));
+    let begun = tokio::time::Instant::now();
+    let summary = drain(&scene, scene.worker().breaker(false)).await;
+    let seconds = begun.elapsed().as_secs() + 1;
+    assert_eq!(summary.dead_lettered, 2_000);
+    let lines = captured.0.lock().unwrap().iter().filter(|byte| **byte == b'\n').count() as u64;
+    assert!((1..=10 * seconds + 20).contains(&lines), "{lines} lines in {seconds} s");
+}
+
+/// S5: a key is printed escaped, so that it cannot forge a line.
+#[tokio::test]
+async fn s5_a_key_cannot_forge_a_line_of_a_log() {
+    let key = idem_core::IdempotencyKey::new("a\u{2028}b\u{202e}c").unwrap();
+    let printed = format!("{key} {key:?}");
+    assert!(!printed.contains(['\u{2028}', '\u{202e}']), "{printed}");
+}

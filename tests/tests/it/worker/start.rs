@@ -1,0 +1,93 @@
+//! What a worker refuses at its start, and what it waits for.
+
+use std::time::Duration;
+
+use idem_core::{DedupConsumer, Effects, ErrorClass, Retention, Worker, WorkerError, chain};
+use idem_testkit::{Fault, Operation, memory::QueueOptions};
+
+use super::scene::{Running, Scene};
+
+fn text(error: &WorkerError) -> String {
+    chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// A name that is bound to another queue is refused, with both values.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_is_bound_to_another_queue_is_refused() {
+    let scene = Scene::new();
+    scene.publish("1", "ok");
+    super::scene::drain(&scene, scene.worker()).await;
+    let other = scene.broker.create("other", QueueOptions::default()).unwrap();
+    let consumer = scene.consumer().build().unwrap();
+    let error = Running::new(Worker::builder(consumer, other.source())).ended().await.unwrap_err();
+    let text = text(&error);
+    assert!(text.contains("memory/orders") && text.contains("memory/other") && text.contains("rebind"), "{text}");
+}
+
+/// The same where the consumer was started before it was given to a worker.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_was_started_before_is_bound_by_its_worker_too() {
+    let scene = Scene::new();
+    let consumer = scene.consumer().build().unwrap();
+    consumer.start().await.unwrap();
+    scene.publish("1", "ok");
+    super::scene::drain(&scene, scene.worker_of(consumer)).await;
+    let other = scene.broker.create("other", QueueOptions::default()).unwrap();
+    let consumer = scene.consumer().build().unwrap();
+    consumer.start().await.unwrap();
+    let error = Running::new(Worker::builder(consumer, other.source())).ended().await.unwrap_err();
+    assert!(text(&error).contains("memory/orders"), "{}", text(&error));
+}
+
+/// F8, G6: a broker that gives up before we do is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn f8_a_delivery_limit_below_our_attempts_is_refused() {
+    let scene = Scene::with(QueueOptions::default().delivery_limit(3));
+    let error = Running::new(scene.worker()).ended().await.unwrap_err();
+    let text = text(&error);
+    assert!(text.contains("3 deliveries") && text.contains("3 attempts"), "{text}");
+}
+
+/// An unknown queue ends at once, and is named.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_queue_is_refused_by_name() {
+    let scene = Scene::new();
+    let consumer = scene.consumer().build().unwrap();
+    let error = Running::new(Worker::builder(consumer, scene.broker.source("nowhere"))).ended().await.unwrap_err();
+    assert!(matches!(error, WorkerError::Source(_)) && text(&error).contains("nowhere"), "{}", text(&error));
+}
+
+/// A database that cannot be reached is waited for, and then given up with its name.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_cannot_be_reached_is_waited_for() {
+    let scene = Scene::new();
+    scene.publish("1", "ok");
+    (0..3).for_each(|_| scene.store.inject(Operation::Bookkeeping, Fault::Error(ErrorClass::Infrastructure)));
+    super::scene::drain(&scene, scene.worker()).await;
+    let scene = Scene::new();
+    (0..1_000).for_each(|_| scene.store.inject(Operation::Bookkeeping, Fault::Error(ErrorClass::Infrastructure)));
+    let error = Running::new(scene.worker().startup_timeout(Duration::from_millis(50))).ended().await.unwrap_err();
+    assert!(matches!(error, WorkerError::Unreachable { what: "the database", .. }), "{error:?}");
+}
+
+/// J13: what `build()` refuses, with field, value and rule.
+#[tokio::test]
+async fn j13_wrong_settings_are_refused_with_field_value_and_rule() {
+    let scene = Scene::new();
+    let consumer = || DedupConsumer::builder(scene.store.clone(), "ledger").handler(scene.script.clone());
+    let refused = |error: idem_core::ConfigError| (error.field, error.value);
+    assert_eq!(consumer().build().map_err(refused).unwrap_err(), ("effects", "not set".to_owned()));
+    let outside = consumer().effects(Effects::Outside).build().map_err(refused).unwrap_err();
+    assert_eq!(outside, ("handler_deadline", "not set".to_owned()));
+    let short = scene.consumer().retention(Retention::For(Duration::ZERO)).build().map_err(refused).unwrap_err();
+    assert_eq!(short, ("retention", "0ns".to_owned()));
+    assert_eq!(scene.consumer().lanes(0).build().map_err(refused).unwrap_err(), ("lanes", "0".to_owned()));
+    let batch = scene.worker().batch(0).build().map_err(refused).unwrap_err();
+    assert_eq!(batch, ("batch", "0".to_owned()));
+    let embedded = DedupConsumer::builder(idem_testkit::MemoryStore::embedded(), "ledger")
+        .handler(scene.script.clone())
+        .effects(Effects::InTransaction)
+        .lanes(2)
+        .build();
+    assert_eq!(embedded.map_err(refused).unwrap_err(), ("lanes", "2".to_owned()));
+}

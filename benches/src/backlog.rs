@@ -1,0 +1,110 @@
+//! A source that has its whole backlog in hand, so that what is measured is the engine and the database.
+
+use std::{
+    error::Error,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use idem_core::{
+    Assignment, Attached, CancellationToken, DedupConsumer, Delivery, Message, Received, Settle, Settled, Source,
+    SourceCapabilities, SourceError, Store, Worker,
+};
+use tokio::{sync::watch, time::Instant};
+
+/// Makes message number `n`.
+pub(crate) type Make = Box<dyn Fn(usize) -> Message + Send + Sync>;
+
+pub(crate) struct Backlog {
+    make: Make,
+    size: usize,
+    handed_over: Mutex<usize>,
+    settled: AtomicUsize,
+    done: watch::Sender<bool>,
+}
+
+impl Backlog {
+    pub(crate) fn new(size: usize, make: Make) -> Self {
+        Self { make, size, handed_over: Mutex::new(0), settled: AtomicUsize::new(0), done: watch::Sender::new(false) }
+    }
+
+    pub(crate) fn settled(&self) -> usize {
+        self.settled.load(Ordering::Relaxed)
+    }
+
+    /// Waits until every message is settled.
+    pub(crate) async fn drained(&self) {
+        // The sender lives in `self`, so this cannot fail.
+        let _ = self.done.subscribe().wait_for(|done| *done).await;
+    }
+}
+
+impl Source for Backlog {
+    type Handle = ();
+
+    fn capabilities(&self) -> SourceCapabilities {
+        SourceCapabilities::minimal()
+    }
+
+    async fn attach(&self) -> Result<Attached, SourceError> {
+        Ok(Attached::new("backlog"))
+    }
+
+    async fn receive(&self, max: usize) -> Result<Received<()>, SourceError> {
+        let range = {
+            let mut next = self.handed_over.lock().unwrap_or_else(PoisonError::into_inner);
+            let range = *next..(*next + max).min(self.size);
+            *next = range.end;
+            range
+        };
+        if range.is_empty() {
+            self.drained().await;
+            return Ok(Received::End);
+        }
+        let delivery = |n| {
+            let (message, assignment) = ((self.make)(n), Assignment::default());
+            Delivery { message, attempt: 1, redelivered: false, assignment, handle: () }
+        };
+        Ok(Received::Deliveries(range.map(delivery).collect()))
+    }
+
+    async fn settle(&self, settlements: Vec<((), Settle)>) -> Vec<Settled> {
+        let settled = self.settled.fetch_add(settlements.len(), Ordering::Relaxed) + settlements.len();
+        if settled >= self.size {
+            self.done.send_replace(true);
+        }
+        settlements.iter().map(|_| Settled::Settled).collect()
+    }
+
+    async fn is_idle(&self) -> bool {
+        self.settled() >= self.size
+    }
+
+    fn stop(&self) {
+        self.done.send_replace(true);
+    }
+
+    async fn close(&self, _deadline: Duration) {}
+}
+
+/// Runs `messages` of `make` through a worker, and answers how long that took.
+pub(crate) async fn consume<S: Store>(
+    consumer: DedupConsumer<S>,
+    batch: usize,
+    messages: usize,
+    make: fn(usize) -> Message,
+) -> Result<Duration, Box<dyn Error>> {
+    let backlog = Arc::new(Backlog::new(messages, Box::new(make)));
+    let worker = Worker::builder_shared(consumer, Arc::clone(&backlog)).batch(batch).cleanup(None).build()?;
+    let stop = CancellationToken::new();
+    let started = Instant::now();
+    let running = tokio::spawn(worker.run(stop.clone()));
+    backlog.drained().await;
+    let took = started.elapsed();
+    stop.cancel();
+    running.await??;
+    Ok(took)
+}

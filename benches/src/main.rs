@@ -1,0 +1,44 @@
+//! Measures idem beside what people write by hand, in one run. `./bench` runs it.
+#![allow(clippy::print_stdout, clippy::disallowed_methods, reason = "a measurement prints, and waits while it samples")]
+
+mod backlog;
+mod engine;
+mod null;
+mod postgres;
+mod report;
+
+use std::error::Error;
+
+use serde_json::json;
+
+/// How much is measured.
+struct Size {
+    rounds: usize,
+    messages: usize,
+    engine_messages: usize,
+    memory_messages: usize,
+}
+
+const FULL: Size = Size { rounds: 5, messages: 20_000, engine_messages: 1_000_000, memory_messages: 5_000_000 };
+const QUICK: Size = Size { rounds: 3, messages: 8_000, engine_messages: 300_000, memory_messages: 1_000_000 };
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let (mut size, mut file) = (FULL, None);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--quick" => size = QUICK,
+            "--json" => file = Some(arguments.next().ok_or("--json needs a file")?),
+            other => return Err(format!("{other} is unknown; there are --quick and --json FILE").into()),
+        }
+    }
+    let url = std::env::var("IDEM_POSTGRES_URL").map_err(|_| "IDEM_POSTGRES_URL is not set; ./bench sets it")?;
+    let cost = engine::cost(size.rounds, size.engine_messages).await?;
+    let memory = engine::memory(size.memory_messages).await?;
+    let insert = postgres::insert(&url, size.rounds, size.messages).await?;
+    if let Some(file) = file {
+        std::fs::write(file, serde_json::to_string_pretty(&json!([cost, memory, insert]))?)?;
+    }
+    Ok(())
+}

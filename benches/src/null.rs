@@ -1,0 +1,173 @@
+//! A store that does nothing, so that what is left to measure is the engine itself: every key is new, or every key has
+//! a record already.
+
+use std::{
+    error::Error,
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use idem_core::{
+    AuditEntry, Bookkeeping, Claim, ClaimError, Claimed, Cleaned, CleanupStep, CommitError, ConsumerName, Control,
+    ControlState, DeadLetter, DeadLetterId, ErrorClass, HashRuleId, IdempotencyKey, ParkedDeadLetter, PayloadHash,
+    Recorded, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, Store, StoreCapabilities, StoreError,
+    Tenant, Tx, UnitOfWork, UnitOptions,
+};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NullStore {
+    EverythingIsNew,
+    EverythingIsRecorded,
+}
+
+pub(crate) struct NullUnit(NullStore);
+
+impl Store for NullStore {
+    type Lane = ();
+    type Connection<'t> = ();
+    type Unit<'l> = NullUnit;
+
+    fn capabilities(&self) -> StoreCapabilities {
+        StoreCapabilities::server()
+    }
+
+    async fn open(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn close(&self, _lane: ()) {}
+
+    async fn begin<'l>(&'l self, _lane: &'l mut (), _options: UnitOptions) -> Result<NullUnit, StoreError> {
+        Ok(NullUnit(*self))
+    }
+
+    fn reborrow<'a, 't: 'a>(_connection: &'a mut ()) {}
+
+    fn classify(_error: &(dyn Error + 'static)) -> Option<ErrorClass> {
+        None
+    }
+
+    fn describe(_error: &(dyn Error + 'static)) -> Option<String> {
+        None
+    }
+}
+
+impl UnitOfWork<NullStore> for NullUnit {
+    async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
+        let answer = |claim: &Claim| match self.0 {
+            NullStore::EverythingIsNew => Claimed::Inserted,
+            NullStore::EverythingIsRecorded => Claimed::Found(recorded(claim)),
+        };
+        Ok(claims.iter().map(answer).collect())
+    }
+
+    async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
+        let answer = |claim: &Claim| match self.0 {
+            NullStore::EverythingIsNew => None,
+            NullStore::EverythingIsRecorded => Some(recorded(claim)),
+        };
+        Ok(claims.iter().map(answer).collect())
+    }
+
+    fn tx(&mut self) -> Tx<'_, NullStore> {
+        Tx::new(())
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn commit(self) -> Result<(), CommitError> {
+        Ok(())
+    }
+
+    async fn rollback(self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn abandon(self) {}
+}
+
+fn recorded(claim: &Claim) -> Recorded {
+    Recorded {
+        key: claim.key.clone(),
+        hash: claim.hash,
+        hash_rule: claim.hash_rule,
+        processed_at: SystemTime::UNIX_EPOCH,
+        processed_by: RunId(1),
+        expires_at: None,
+    }
+}
+
+fn nothing<T>() -> Result<T, StoreError> {
+    Err(StoreError::Unsupported { what: "do this: it is made for measuring" })
+}
+
+#[async_trait]
+impl Bookkeeping for NullStore {
+    async fn verify(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn register(&self, registration: &Registration) -> Result<Registered, StoreError> {
+        let hash_rules = (1..).map(HashRuleId).take(registration.hash_rules.len()).collect();
+        let (scope, run, now) = (ScopeId(1), RunId(1), SystemTime::UNIX_EPOCH);
+        Ok(Registered { scope, hash_rules, run, now, warnings: Vec::new() })
+    }
+
+    async fn scope(&self, _: &ConsumerName, _: &Tenant) -> Result<ScopeId, StoreError> {
+        Ok(ScopeId(1))
+    }
+
+    async fn count_attempt(&self, _: ScopeId, _: &IdempotencyKey, _: PayloadHash) -> Result<u32, StoreError> {
+        Ok(1)
+    }
+
+    async fn uncount_attempt(&self, _: ScopeId, _: &IdempotencyKey) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn park(&self, _: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
+        nothing()
+    }
+
+    async fn mark_published(&self, _: DeadLetterId) -> Result<(), StoreError> {
+        nothing()
+    }
+
+    async fn dead_letters(&self, _: &ConsumerName, _: u32) -> Result<Vec<ParkedDeadLetter>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    async fn request_replay(&self, _: &[DeadLetterId]) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+
+    async fn take_replays(&self, _: &ConsumerName, _: RunId, _: u32) -> Result<Vec<Replay>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    async fn finish_replay(&self, _: DeadLetterId, _: ReplayEnd) -> Result<(), StoreError> {
+        nothing()
+    }
+
+    async fn control(&self, _: ScopeId) -> Result<Control, StoreError> {
+        let (by, reason) = (String::new(), String::new());
+        Ok(Control { state: ControlState::Running, by, reason, epoch: 0, now: SystemTime::UNIX_EPOCH })
+    }
+
+    async fn set_control(&self, _: ScopeId, _: ControlState, _: &str, _: &str) -> Result<(), StoreError> {
+        nothing()
+    }
+
+    async fn audit(&self, _: &AuditEntry) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn cleanup(&self, _: CleanupStep) -> Result<Cleaned, StoreError> {
+        Ok(Cleaned::default())
+    }
+}
+
+/// Long enough that nothing of what is measured ever waits for it.
+pub(crate) const NEVER: Duration = Duration::from_secs(300);

@@ -138,8 +138,10 @@ impl SourceCapabilities {
 /// A broker's queue or topic, as one consumer sees it.
 ///
 /// # Contract
-/// 1. `receive` is called by one task at a time and never dropped in mid-call. It waits for messages, and answers
-///    early when [`Source::stop`] is called; once what was received is handed over, it answers [`Received::End`].
+/// 1. `receive` is called by one task at a time. It waits for messages, and answers early when [`Source::stop`] is
+///    called; once what was received is handed over, it answers [`Received::End`]. It is cancel safe: what a dropped
+///    call would have handed over comes with the next. `receive(0)` waits for a revocation or the end alone, because
+///    the broker's deadline for a revocation runs also while there is no room for messages.
 /// 2. A source that must keep talking to its broker does so on a task of its own, also while nobody calls `receive`.
 /// 3. A message stays unsettled, and its delivery alive (visibility, heartbeats), until it is settled here, its
 ///    assignment ends or the broker's own limit passes.
@@ -162,10 +164,13 @@ pub trait Source: Send + Sync + 'static {
     /// [`SourceError::Unavailable`] to be retried until the start-up time-out, [`SourceError::Refused`] at once.
     fn attach(&self) -> impl Future<Output = Result<Attached, SourceError>> + Send;
 
-    /// The next messages, at most `max`.
+    /// The next messages, at most `max`, or what else happened; see the contract, number 1.
     ///
     /// # Errors
     /// See the contract, number 6.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: nothing is lost with a dropped call.
     fn receive(&self, max: usize) -> impl Future<Output = Result<Received<Self::Handle>, SourceError>> + Send;
 
     /// Tells the broker what became of deliveries, in this order. One answer each.

@@ -1,6 +1,6 @@
 //! Takes messages in, bounded by count and bytes, and hands each to the lane of its key.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -31,19 +31,42 @@ pub(crate) type Lanes<H> = Vec<mpsc::UnboundedSender<Command<H>>>;
 
 pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: Lanes<B::Handle>) {
     let mut failures = 0;
+    // Received, and waiting for their share of what may be in flight.
+    let mut waiting = VecDeque::<Delivery<B::Handle>>::new();
     loop {
-        let max = room(&shared).await;
-        match shared.source.receive(max).await {
+        // A revocation is read also while nothing else can be taken in.
+        let received = if let Some(first) = waiting.front() {
+            tokio::select! {
+                biased;
+                permit = permit(&shared, first.message.bytes()) => {
+                    if let Some(delivery) = waiting.pop_front() {
+                        admit(&shared, &lanes, delivery, permit).await;
+                    }
+                    continue;
+                }
+                received = shared.source.receive(0) => received,
+            }
+        } else {
+            tokio::select! {
+                biased;
+                max = room(&shared) => shared.source.receive(max).await,
+                received = shared.source.receive(0) => received,
+            }
+        };
+        match received {
             Ok(Received::Deliveries(deliveries)) => {
                 failures = 0;
                 for delivery in deliveries {
                     // An injected error stands for a delivery that was lost on its way: it is never settled.
                     if failpoint!(RECV).is_ok() {
-                        admit(&shared, &lanes, delivery).await;
+                        waiting.push_back(delivery);
                     }
                 }
             }
-            Ok(Received::Revoked(revocation)) => revoke(&shared, &lanes, revocation).await,
+            Ok(Received::Revoked(revocation)) => {
+                waiting.retain(|delivery| !revocation.assignments.contains(&delivery.assignment));
+                revoke(&shared, &lanes, revocation).await;
+            }
             Ok(Received::End) => break,
             Err(error) if error.class() == ErrorClass::Fatal => {
                 shared.fatal(WorkerError::Source(error));
@@ -94,9 +117,9 @@ async fn admit<S: Store, B: Source>(
     shared: &Arc<Shared<S, B>>,
     lanes: &Lanes<B::Handle>,
     delivery: Delivery<B::Handle>,
+    permit: Option<Permit>,
 ) {
     let Delivery { message, redelivered, assignment, handle, .. } = delivery;
-    let permit = permit(shared, message.bytes()).await;
     let Some(mut job) = identify(shared, message, None, Origination::Broker(handle), assignment, permit).await else {
         return;
     };

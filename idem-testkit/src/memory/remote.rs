@@ -66,15 +66,11 @@ struct RemoteSeat {
 /// more of it than it is asked for itself.
 #[derive(Debug, Default)]
 struct Receiving {
-    answer: Option<oneshot::Receiver<Tell>>,
+    /// In the order of asking. The broker ends each when the next arrives.
+    answers: VecDeque<oneshot::Receiver<Tell>>,
+    /// Whether the last of them asks for deliveries, or only for what is none.
+    deliveries: bool,
     surplus: VecDeque<Handed>,
-}
-
-impl Receiving {
-    fn hand_over(&mut self, max: usize) -> Got {
-        let count = max.min(self.surplus.len());
-        Got::Deliveries(self.surplus.drain(..count).collect())
-    }
 }
 
 impl RemoteSource {
@@ -152,32 +148,36 @@ impl Link for Remote {
 impl LinkSeat for RemoteSeat {
     async fn receive(&self, max: usize) -> Got {
         let mut receiving = self.receiving.lock().await;
-        if !receiving.surplus.is_empty() {
-            return receiving.hand_over(max);
-        }
-        if receiving.answer.is_none() {
-            match self.connection.send(Ask::Seat(SeatAsk::Receive(max))).await {
-                Ok(answer) => receiving.answer = Some(answer),
-                Err(_) => return Got::Gone,
+        loop {
+            if max > 0 && !receiving.surplus.is_empty() {
+                let count = max.min(receiving.surplus.len());
+                return Got::Deliveries(receiving.surplus.drain(..count).collect());
             }
-        }
-        let Some(answer) = receiving.answer.as_mut() else { return Got::Gone };
-        let told = answer.await;
-        receiving.answer = None;
-        let Ok(told) = told else { return Got::Gone };
-        match told.ok("receiving") {
-            Ok(Tell::Deliveries(deliveries)) => {
-                match deliveries.into_iter().map(TryInto::try_into).collect::<Result<_, _>>() {
-                    Ok(handed) => receiving.surplus = handed,
-                    Err(error) => return Got::Failed(unavailable("receiving", error)),
+            if receiving.answers.is_empty() || receiving.deliveries != (max > 0) {
+                let Ok(answer) = self.connection.send(Ask::Seat(SeatAsk::Receive(max))).await else { return Got::Gone };
+                receiving.answers.push_back(answer);
+                receiving.deliveries = max > 0;
+            }
+            let Some(answer) = receiving.answers.front_mut() else { return Got::Gone };
+            let told = answer.await;
+            receiving.answers.pop_front();
+            let Ok(told) = told else { return Got::Gone };
+            match told.ok("receiving") {
+                Ok(Tell::Deliveries(deliveries)) => {
+                    match deliveries.into_iter().map(TryInto::try_into).collect::<Result<Vec<_>, _>>() {
+                        Ok(handed) => receiving.surplus.extend(handed),
+                        Err(error) => return Got::Failed(unavailable("receiving", error)),
+                    }
                 }
-                receiving.hand_over(max)
+                Ok(Tell::Revoked(assignment, how)) => {
+                    receiving.surplus.retain(|handed| handed.receipt.assignment != assignment);
+                    return Got::Revoked(assignment, how);
+                }
+                Ok(Tell::End) => return Got::End,
+                Ok(Tell::Gone) => return Got::Gone,
+                Ok(_) => return Got::Failed(confused("receiving")),
+                Err(error) => return Got::Failed(error),
             }
-            Ok(Tell::Revoked(assignment, how)) => Got::Revoked(assignment, how),
-            Ok(Tell::End) => Got::End,
-            Ok(Tell::Gone) => Got::Gone,
-            Ok(_) => Got::Failed(confused("receiving")),
-            Err(error) => Got::Failed(error),
         }
     }
 

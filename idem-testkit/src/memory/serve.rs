@@ -9,7 +9,7 @@ use std::{
 use idem_core::{Message, Origin, SourceError};
 use tokio::{
     net::{UnixListener, UnixStream},
-    sync::{mpsc, watch},
+    sync::{Mutex as AsyncMutex, mpsc, watch},
     task::JoinSet,
 };
 
@@ -93,16 +93,56 @@ impl Broker {
 }
 
 /// The seat of a connection, once it has one.
-#[derive(Debug, Clone, Default)]
-struct SeatSlot(Arc<Mutex<Option<Arc<Session>>>>);
+#[derive(Debug, Clone)]
+struct SeatSlot {
+    session: Arc<Mutex<Option<Arc<Session>>>>,
+    receives: Arc<Receives>,
+}
+
+/// Lets the receives of a seat run one after the other: the next ends the one before, and takes nothing while that one
+/// may still take something, so that what they take is answered in its order.
+#[derive(Debug)]
+struct Receives {
+    latest: watch::Sender<u64>,
+    turn: AsyncMutex<()>,
+}
 
 impl SeatSlot {
+    fn new() -> Self {
+        let receives = Receives { latest: watch::Sender::new(0), turn: AsyncMutex::new(()) };
+        Self { session: Arc::default(), receives: Arc::new(receives) }
+    }
+
     fn get(&self) -> Option<Arc<Session>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.session.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn set(&self, session: Option<Session>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = session.map(Arc::new);
+        *self.session.lock().unwrap_or_else(PoisonError::into_inner) = session.map(Arc::new);
+    }
+}
+
+impl Receives {
+    /// The number of this request, if it is a receive.
+    fn number(&self, ask: &Ask) -> u64 {
+        if matches!(ask, Ask::Seat(SeatAsk::Receive(_))) {
+            self.latest.send_modify(|latest| *latest += 1);
+        }
+        *self.latest.borrow()
+    }
+
+    async fn receive(&self, session: &Session, max: usize, number: u64) -> Got {
+        let mut latest = self.latest.subscribe();
+        let take = async {
+            let _turn = self.turn.lock().await;
+            session.receive(max).await
+        };
+        tokio::select! {
+            biased;
+            // The sender is ours, so the channel cannot be closed.
+            _ = latest.wait_for(|latest| *latest > number) => Got::Deliveries(Vec::new()),
+            got = take => got,
+        }
     }
 }
 
@@ -120,7 +160,7 @@ impl Drop for Leaving {
 async fn connection(broker: Broker, stream: UnixStream) {
     let (mut from, mut to) = stream.into_split();
     let (answers, mut outgoing) = mpsc::channel::<Vec<u8>>(REQUESTS_MAX);
-    let seat = SeatSlot::default();
+    let seat = SeatSlot::new();
     let _leaving = Leaving(seat.clone());
     let mut writing = JoinSet::new();
     writing.spawn(async move {
@@ -142,12 +182,14 @@ async fn connection(broker: Broker, stream: UnixStream) {
             // What only says something is done in the order in which it was said: a receive that comes after a stop must
             // find it done.
             if matches!(asked.ask, Ask::Seat(SeatAsk::Stop | SeatAsk::Finished(_))) {
-                answer(&broker, &seat, asked.ask).await;
+                answer(&broker, &seat, asked.ask, 0).await;
                 continue;
             }
             let (broker, seat, answers, gone) = (broker.clone(), seat.clone(), answers.clone(), gone.clone());
+            // In the order of asking, before the tasks run in any order.
+            let number = seat.receives.number(&asked.ask);
             working.spawn(async move {
-                let tell = answer(&broker, &seat, asked.ask).await;
+                let tell = answer(&broker, &seat, asked.ask, number).await;
                 let end = matches!(tell, Tell::Gone);
                 let frame = wire::frame(&Told { id: asked.id, tell });
                 let frame = frame.or_else(|error| {
@@ -172,7 +214,8 @@ async fn connection(broker: Broker, stream: UnixStream) {
     }
 }
 
-async fn answer(broker: &Broker, seat: &SeatSlot, ask: Ask) -> Tell {
+/// `number` is that of a receive.
+async fn answer(broker: &Broker, seat: &SeatSlot, ask: Ask, number: u64) -> Tell {
     match ask {
         Ask::Attach(queue) => match Session::attach(broker, &queue).await {
             Ok((session, facts)) => {
@@ -185,7 +228,7 @@ async fn answer(broker: &Broker, seat: &SeatSlot, ask: Ask) -> Tell {
             broker.create(&queue, *options).map_or_else(|error| Tell::error(&error), |_| Tell::Done)
         }
         Ask::Seat(ask) => match seat.get() {
-            Some(session) => of_seat(&session, ask).await,
+            Some(session) => of_seat(&session, &seat.receives, ask, number).await,
             None => Tell::Gone,
         },
         Ask::Queue(queue, ask) => match broker.queue(&queue) {
@@ -195,9 +238,9 @@ async fn answer(broker: &Broker, seat: &SeatSlot, ask: Ask) -> Tell {
     }
 }
 
-async fn of_seat(session: &Session, ask: SeatAsk) -> Tell {
+async fn of_seat(session: &Session, receives: &Receives, ask: SeatAsk, number: u64) -> Tell {
     match ask {
-        SeatAsk::Receive(max) => match session.receive(max.min(ANSWER_MESSAGES_MAX)).await {
+        SeatAsk::Receive(max) => match receives.receive(session, max.min(ANSWER_MESSAGES_MAX), number).await {
             Got::Deliveries(handed) => Tell::Deliveries(handed.into_iter().map(Into::into).collect()),
             Got::Revoked(assignment, how) => Tell::Revoked(assignment, how),
             Got::End => Tell::End,

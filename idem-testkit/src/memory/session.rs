@@ -109,7 +109,7 @@ impl Session {
         Ok((Self { queue, seat }, facts))
     }
 
-    /// Waits for something to hand over.
+    /// Waits for something to hand over; with no `max`, for what is no delivery.
     ///
     /// Cancel safe: deliveries are taken in the same poll in which they are answered.
     pub(super) async fn receive(&self, max: usize) -> Got {
@@ -159,7 +159,7 @@ impl Session {
             return None;
         }
         let handed = state.take(seat.assignment, max, Instant::now());
-        if handed.is_empty() && max > 0 { None } else { Some(Got::Deliveries(handed)) }
+        if handed.is_empty() { None } else { Some(Got::Deliveries(handed)) }
     }
 
     /// One answer for each, in order. Nothing is done before the broker answers at all.

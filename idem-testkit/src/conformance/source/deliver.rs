@@ -105,6 +105,38 @@ pub async fn receive_waits_for_a_message_that_is_published_later<T: SourceUnderT
     assert_eq!(payloads(&deliveries), ["late"]);
 }
 
+/// Contract 1: core drops a call when it has something better to do, again and again.
+pub async fn a_dropped_receive_loses_nothing<T: SourceUnderTest>(subject: &T) {
+    let reader = Reader::open(subject).await;
+    publish(subject, 50).await;
+    let mut taken = Vec::new();
+    within("receiving in pieces", async {
+        while taken.len() < 50 {
+            // Dropped after as many polls as there are deliveries already, and after one for what is none.
+            for (max, polls) in [(7, taken.len() % 5), (0, 0)] {
+                tokio::select! {
+                    biased;
+                    received = reader.source.receive(max) => match received.expect("receive") {
+                        Received::Deliveries(deliveries) if deliveries.len() <= max => taken.extend(deliveries),
+                        other => panic!("receive({max}) answered {other:?}"),
+                    },
+                    () = yields(polls) => {}
+                }
+            }
+        }
+    })
+    .await;
+    assert_eq!(sorted(&taken), numbers(50));
+    reader.acknowledge(taken).await;
+    left(subject, 0).await;
+}
+
+async fn yields(times: usize) {
+    for _ in 0..times {
+        tokio::task::yield_now().await;
+    }
+}
+
 /// Design §6: a group that starts takes what is there.
 pub async fn messages_published_before_attach_are_delivered<T: SourceUnderTest>(subject: &T) {
     let source = subject.source().await;

@@ -67,6 +67,16 @@ pub async fn stop_ends_a_receive_that_waits<T: SourceUnderTest>(subject: &T) {
     assert!(matches!(received, Ok(Received::End)), "a stopped source answered {received:?}");
 }
 
+/// Contract 1: also where there is no room for messages.
+pub async fn stop_ends_a_receive_of_none<T: SourceUnderTest>(subject: &T) {
+    let reader = Reader::open(subject).await;
+    let (received, ()) = tokio::join!(within("receive", reader.source.receive(0)), async {
+        reader.idle().await;
+        reader.source.stop();
+    });
+    assert!(matches!(received, Ok(Received::End)), "a stopped source answered {received:?}");
+}
+
 /// Contract 1 and 5: what was not handed over stays; what was received before the stop is handed over first.
 pub async fn stop_leaves_the_rest_in_the_queue<T: SourceUnderTest>(subject: &T) {
     publish(subject, 20).await;

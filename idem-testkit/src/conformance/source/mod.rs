@@ -107,6 +107,7 @@ macro_rules! source_conformance {
             a_thousand_messages_arrive_whole
             receive_hands_over_at_most_max
             receive_waits_for_a_message_that_is_published_later
+            a_dropped_receive_loses_nothing
             messages_published_before_attach_are_delivered
             two_sources_share_the_messages
             crash_of_one_source_returns_its_messages_to_the_other
@@ -155,6 +156,7 @@ macro_rules! source_conformance {
             settling_while_receiving_is_answered
 
             a_drained_revocation_waits_for_what_is_in_hand
+            a_receive_of_none_hands_over_a_revocation_and_no_message
             a_drained_revocation_returns_what_was_not_settled
             a_drained_revocation_that_is_dropped_counts_as_answered
             nothing_arrives_under_an_assignment_that_is_being_drained
@@ -173,6 +175,7 @@ macro_rules! source_conformance {
             bound_to_differs_between_queues
             a_source_that_is_not_attached_takes_nothing
             stop_ends_a_receive_that_waits
+            stop_ends_a_receive_of_none
             stop_leaves_the_rest_in_the_queue
             deliveries_in_hand_can_be_settled_after_stop
             end_is_answered_again

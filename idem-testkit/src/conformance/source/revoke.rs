@@ -62,6 +62,28 @@ pub async fn a_drained_revocation_waits_for_what_is_in_hand<T: SourceUnderTest>(
     left(subject, 0).await;
 }
 
+/// Contract 1: the broker's deadline runs also while there is no room, and what waits for room is no reason to wait.
+pub async fn a_receive_of_none_hands_over_a_revocation_and_no_message<T: SourceUnderTest>(subject: &T) {
+    publish(subject, 1).await;
+    let reader = Reader::open(subject).await;
+    let held = reader.take(1).await;
+    if subject.features().revokes {
+        put(subject, Message::new("waiting")).await;
+    }
+    if !revoke(subject, &reader, Revoke::Drained).await {
+        return;
+    }
+    let received = reader.receive(0).await;
+    let Received::Revoked(revocation) = received else { panic!("instead of a revocation came {received:?}") };
+    assert!(revocation.assignments.contains(&held[0].assignment));
+    reader.acknowledge(held).await;
+    revocation.drained.expect("it waits for us").send(()).expect("it waits for us");
+    let rest = reader.take(1).await;
+    assert_eq!(payloads(&rest), ["waiting"]);
+    reader.acknowledge(rest).await;
+    left(subject, 0).await;
+}
+
 /// Contract 5.
 pub async fn a_drained_revocation_returns_what_was_not_settled<T: SourceUnderTest>(subject: &T) {
     publish(subject, 4).await;

@@ -2,6 +2,7 @@
 //! the broker are those of the test kit, so that each fault comes when a test says so; effects are read back from the
 //! store.
 
+mod assignments;
 mod control;
 mod dead_letters;
 mod failures;

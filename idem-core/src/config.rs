@@ -129,6 +129,12 @@ pub struct WorkerSettings {
     pub strict_retention: bool,
     /// The largest payload that a row of `dead_letters` keeps. Defaults to 256 KiB.
     pub dead_letter_payload_bytes_max: usize,
+    /// How long a key that is known committed is remembered, so that its duplicates are acknowledged without asking the
+    /// database; never longer than the retention. A record that an operator removes may be answered from memory for up
+    /// to 2 seconds more. Defaults to off; from 1 s to 1 hour, and 5 minutes are a good choice.
+    pub cache_for: Option<Duration>,
+    /// How many bytes those keys take at most; the oldest make room. Defaults to 64 MiB, which is about 200,000 keys.
+    pub cache_bytes_max: usize,
 }
 
 impl Default for WorkerSettings {
@@ -148,6 +154,8 @@ impl Default for WorkerSettings {
             until_idle: None,
             strict_retention: false,
             dead_letter_payload_bytes_max: 256 << 10,
+            cache_for: None,
+            cache_bytes_max: 64 << 20,
         }
     }
 }
@@ -169,6 +177,11 @@ impl WorkerSettings {
         span("startup_timeout", self.startup_timeout, Duration::ZERO, HOURS_12, "it must be at most 12 hours")?;
         let rule = "it must be from 10 ms to 5 s, because running workers obey a pause within 5 s";
         span("control_every", self.control_every, Duration::from_millis(10), Duration::from_secs(5), rule)?;
+        if let Some(cache_for) = self.cache_for {
+            let hour = Duration::from_secs(3600);
+            span("cache_for", cache_for, Duration::from_secs(1), hour, "it must be from 1 s to 1 hour")?;
+            number("cache_bytes_max", self.cache_bytes_max, 1 << 10, 1 << 34, "it must be from 1 KiB to 16 GiB")?;
+        }
         if let Some(cleanup) = self.cleanup {
             span("cleanup.every", cleanup.every, Duration::from_secs(1), YEARS_10, "it must be at least 1 s")?;
             number("cleanup.rows_max", cleanup.rows_max as usize, 1, 1_000_000, "it must be from 1 to 1,000,000")?;

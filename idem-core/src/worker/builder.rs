@@ -71,12 +71,21 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
         strict_retention: bool,
         /// The largest payload that a row of `dead_letters` keeps, in bytes.
         dead_letter_payload_bytes_max: usize,
+        /// How many bytes the keys take that [`cache_for`](Self::cache_for) remembers, at most.
+        cache_bytes_max: usize,
     }
 
     /// Ends the run once the source is at its end and nothing is unsettled for this long.
     #[must_use]
     pub fn until_idle(mut self, idle_for: Duration) -> Self {
         self.settings.until_idle = Some(idle_for);
+        self
+    }
+
+    /// Remembers committed keys for this long, so that their duplicates are acknowledged without asking the database.
+    #[must_use]
+    pub fn cache_for(mut self, time: Duration) -> Self {
+        self.settings.cache_for = Some(time);
         self
     }
 

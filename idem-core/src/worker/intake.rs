@@ -2,7 +2,10 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
 
 use super::{
     Shared, WorkerError,
@@ -18,7 +21,7 @@ use crate::{
     failpoint,
     key::IdempotencyKey,
     message::Message,
-    outcome::Failure,
+    outcome::{Durable, Failure, Settle},
     retry::RetryPolicy,
     source::{Assignment, Delivery, Received, Revocation, Source},
     store::{ControlState, Retention, Store},
@@ -123,10 +126,24 @@ async fn admit<S: Store, B: Source>(
     let Some(mut job) = identify(shared, message, None, Origination::Broker(handle), assignment, permit).await else {
         return;
     };
+    if let Some(durable) = remembered(shared, &job)
+        && let Origination::Broker(handle) = job.from
+    {
+        shared.skipped(&job.item.message);
+        shared.stats.cache_hits.add(1);
+        return shared.settle(handle, Settle::Acknowledge(durable), job.permit);
+    }
     job.suspect = redelivered;
     job.dangerous = redelivered;
     in_doubt(shared, &mut job).await;
     hand_over(shared, lanes, job);
+}
+
+/// That a message is a duplicate of a key that is known committed: it needs neither a lane nor the database.
+fn remembered<S: Store, B: Source>(shared: &Shared<S, B>, job: &Job<B::Handle>) -> Option<Durable> {
+    let claim = job.item.claim.as_ref().filter(|claim| claim.scope == shared.scope)?;
+    let (_, durable) = shared.cache.as_ref()?.duplicate(claim, Instant::now())?;
+    Some(durable)
 }
 
 /// Takes the message's share of what may be in flight. One that is larger than the whole takes the whole.

@@ -11,6 +11,7 @@ use tokio::{
 use super::{
     Shared,
     batch_size::BatchSize,
+    cache,
     gate::Turn,
     job::Job,
     queue::{Next, Queue},
@@ -60,6 +61,8 @@ pub(crate) struct Lane<S: Store, B: Source> {
     /// Units in a row that others got in the way of.
     pub(super) again: u32,
     pub(super) batch: BatchSize,
+    /// The moment before the claims of the unit at hand.
+    pub(super) before: Option<cache::Before>,
 }
 
 impl<S: Store, B: Source> Lane<S, B> {
@@ -83,6 +86,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             down: 0,
             again: 0,
             batch,
+            before: None,
         }
     }
 
@@ -113,6 +117,13 @@ impl<S: Store, B: Source> Lane<S, B> {
             };
             // A probe is one message, alone and counted; its claim finds out whether it is a duplicate.
             let probing = turn == Turn::Probe;
+            self.before = self.shared.cache.as_ref().map(|cache| {
+                // The next connection may be to another server, or to one that was restored.
+                if self.connection.is_none() {
+                    cache.drop_all();
+                }
+                cache.before(Instant::now())
+            });
             let max = if self.down > 0 || probing { 1 } else { self.batch.now() };
             match self.queue.take(max, self.all_alone() || probing) {
                 Next::Nothing if self.down > 0 => self.look_for_the_store().await,

@@ -2,6 +2,7 @@
 
 mod batch_size;
 mod builder;
+mod cache;
 mod gate;
 mod intake;
 mod job;
@@ -30,7 +31,9 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use self::{builder::WorkerBuilder, gate::Pause, stats::Summary};
-use self::{gate::Gate, lane::Lane, settler::Settlement, shared::Shared, stats::Stats, throttle::Throttle};
+use self::{
+    cache::CommittedKeys, gate::Gate, lane::Lane, settler::Settlement, shared::Shared, stats::Stats, throttle::Throttle,
+};
 use crate::{
     clock,
     config::WorkerSettings,
@@ -228,6 +231,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             stats: Arc::clone(&self.stats),
             gate: Arc::clone(&self.gate),
             settlements,
+            cache: CommittedKeys::new(&self.settings, self.consumer.inner.settings.retention),
             one_at_a_time: tokio::sync::Mutex::new(()),
             count: Arc::new(Semaphore::new(self.settings.in_flight)),
             bytes: Arc::new(Semaphore::new(self.settings.in_flight_bytes)),

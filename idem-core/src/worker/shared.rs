@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Summary, WorkerError,
+    cache::CommittedKeys,
     gate::Gate,
     job::{Job, Origination, Permit},
     settler::Settlement,
@@ -21,9 +22,10 @@ use crate::{
     config::{Effects, WorkerSettings},
     consumer::Inner,
     dead_letter::Publisher,
+    message::Message,
     outcome::Settle,
     source::Source,
-    store::{RunId, ScopeId, Store},
+    store::{Claim, Recorded, RunId, ScopeId, Store},
 };
 
 /// The parts of a worker, and what they have in common.
@@ -38,6 +40,7 @@ pub(crate) struct Shared<S: Store, B: Source> {
     /// Held while a message runs that may be what ended the last process. Two of them side by side on two lanes would
     /// both be charged for each death that one of them causes, until the innocent one is set aside with it (D4).
     pub(super) one_at_a_time: tokio::sync::Mutex<()>,
+    pub(super) cache: Option<CommittedKeys>,
     pub(super) count: Arc<Semaphore>,
     pub(super) bytes: Arc<Semaphore>,
     pub(super) shutdown: CancellationToken,
@@ -90,11 +93,31 @@ impl<S: Store, B: Source> Shared<S, B> {
         self.in_flight() == 0
     }
 
+    /// Counts a duplicate.
+    pub(super) fn skipped(&self, message: &Message) {
+        self.stats.duplicates.add(1);
+        if let Some(key) = message.key() {
+            tracing::debug!("[{}] Skipping duplicate: {key}", self.consumer.name);
+        }
+    }
+
     /// A number that changes whenever something is settled.
     pub(super) fn settled(&self) -> u64 {
         let Summary { processed, duplicates, conflicts, dead_lettered, released, retries, busy, .. } =
             self.stats.summary(Duration::ZERO);
         processed + duplicates + conflicts + dead_lettered + released + retries + busy
+    }
+
+    /// The record that this run has committed for a claim, as far as memory needs it.
+    pub(super) fn recorded(&self, claim: &Claim) -> Recorded {
+        Recorded {
+            key: claim.key.clone(),
+            hash: claim.hash,
+            hash_rule: claim.hash_rule,
+            processed_at: self.now(),
+            processed_by: self.run,
+            expires_at: None,
+        }
     }
 
     /// The database's clock, as far as it can be told without asking.

@@ -33,6 +33,9 @@ counters! {
     processed,
     /// Duplicates that were skipped.
     duplicates,
+    /// Duplicates among them that were told from memory, without the database; see
+    /// [`WorkerSettings::cache_for`](crate::WorkerSettings::cache_for).
+    cache_hits,
     /// Messages whose key was used before for another payload.
     conflicts,
     /// Messages set aside; a conflict that was set aside counts here too.

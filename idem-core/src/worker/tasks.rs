@@ -8,7 +8,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Shared,
+    Shared, cache,
     intake::{self, Lanes},
     job::Origination,
 };
@@ -36,8 +36,12 @@ async fn sleep<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
 /// Obeys what operators set, and takes dead letters that they want replayed.
 pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: Lanes<B::Handle>) {
     while !shared.shutdown.is_cancelled() {
+        let asked_at = Instant::now();
         match shared.consumer.store.control(shared.scope).await {
             Ok(control) => {
+                if let Some(cache) = &shared.cache {
+                    cache.confirm(control.epoch, asked_at);
+                }
                 let why = format!("{}: {}", control.by, control.reason);
                 if shared.gate.set_control(control.state, &why) {
                     tracing::warn!(idem.consumer = %shared.consumer.name, state = ?control.state, why, "the consumer's control changed");
@@ -50,7 +54,8 @@ pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lane
                 tracing::debug!(idem.consumer = %shared.consumer.name, %error, "the controls cannot be read");
             }
         }
-        sleep(&shared, shared.settings.control_every).await;
+        let often = if shared.cache.is_some() { cache::CONFIRM_EVERY } else { Duration::MAX };
+        sleep(&shared, shared.settings.control_every.min(often)).await;
     }
 }
 

@@ -25,6 +25,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 stats.unknown_resolved.add(u64::from(job.unresolved));
                 stats.unprotected.add(u64::from(job.item.claim.is_none()));
                 self.fresh_succeeded();
+                self.remember(&job, None);
                 self.acknowledge(job, durable, ReplayEnd::Processed).await;
             }
             Decision::Duplicate(recorded, durable) => {
@@ -33,11 +34,9 @@ impl<S: Store, B: Source> Lane<S, B> {
                 if job.unresolved && recorded.processed_by == self.shared.run {
                     stats.processed.add(1);
                 } else {
-                    stats.duplicates.add(1);
-                    if let Some(key) = job.item.message.key() {
-                        tracing::debug!("[{}] Skipping duplicate: {key}", self.shared.consumer.name);
-                    }
+                    self.shared.skipped(&job.item.message);
                 }
+                self.remember(&job, Some(recorded));
                 self.acknowledge(job, durable, ReplayEnd::Duplicate).await;
             }
             Decision::Conflict(recorded, kind) => self.conflict(job, recorded, kind).await,
@@ -48,6 +47,18 @@ impl<S: Store, B: Source> Lane<S, B> {
                 self.hold_uncharged(job).await;
             }
             Decision::Failed(failure) => self.failed(job, failure).await,
+        }
+    }
+
+    /// Notes a record that is committed, `read` or just written, unless it may be removed before its time in memory is
+    /// over. Only the consumer's own scope has an epoch that is watched.
+    fn remember(&self, job: &Job<B::Handle>, read: Option<Recorded>) {
+        let (Some(cache), Some(before)) = (&self.shared.cache, self.before) else { return };
+        let Some(claim) = job.item.claim.as_ref().filter(|claim| claim.scope == self.shared.scope) else { return };
+        let recorded = read.unwrap_or_else(|| self.shared.recorded(claim));
+        let stays = recorded.expires_at.is_none_or(|expires_at| expires_at > self.shared.now() + cache.keep_for());
+        if stays {
+            cache.note(before, recorded);
         }
     }
 

@@ -3,6 +3,7 @@
 //! store.
 
 mod assignments;
+mod cache;
 mod control;
 mod dead_letters;
 mod failures;

@@ -174,7 +174,8 @@ async fn e1_an_assignment_that_ends_loses_nothing_and_doubles_nothing() {
 async fn a_lane_without_messages_notices_that_the_database_is_back() {
     let scene = Scene::new();
     let running = started(&scene, scene.worker()).await;
-    (0..3).for_each(|_| scene.store.inject(Operation::Begin, Fault::Error(ErrorClass::Infrastructure)));
+    // Enough for the pause to last until a busy machine has seen it.
+    (0..500).for_each(|_| scene.store.inject(Operation::Begin, Fault::Error(ErrorClass::Infrastructure)));
     scene.publish("1", "ok");
     running.until("the pause", |running| running.view.pause().is_some()).await;
     scene.queue.revoke(Revoke::Lost);

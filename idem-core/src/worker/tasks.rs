@@ -36,8 +36,10 @@ async fn sleep<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
 /// Obeys what operators set, and takes dead letters that they want replayed.
 pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: Lanes<B::Handle>) {
     while !shared.shutdown.is_cancelled() {
-        let asked_at = Instant::now();
+        let (asked_at, was_halted) = (Instant::now(), shared.gate.is_halted());
         match shared.consumer.store.control(shared.scope).await {
+            // A lane halted the consumer while the controls were read: what was read is out of date.
+            Ok(_) if !was_halted && shared.gate.is_halted() => {}
             Ok(control) => {
                 if let Some(cache) = &shared.cache {
                     cache.confirm(control.epoch, asked_at);

@@ -9,13 +9,12 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use idem_core::{Bookkeeping as _, Claimed, CleanupStep, Store as _, UnitOfWork as _};
+use idem_core::{Bookkeeping as _, Claimed, CleanupStep, Decision, HandlerError, Store as _, UnitOfWork as _};
 use idem_sqlx::Postgres;
-use tokio::time::Instant;
 
 use super::{
     consumers::{Write, builder, claim_of, consumer, is_held, keys, messages, msg, options, process},
-    fixture::Fixture,
+    fixture::{Fixture, PATIENCE},
 };
 
 #[tokio::test]
@@ -29,12 +28,10 @@ async fn b2_fifty_waiters_are_bounded_and_let_others_through() {
 
     let waiting = (0..50).map(|_| async {
         let mut lane = store.open().await.unwrap();
-        let begun = Instant::now();
         let mut unit = store.begin(&mut lane, options(run, Duration::from_millis(400))).await.unwrap();
         let error = unit.claim(std::slice::from_ref(&claim)).await.unwrap_err();
         assert!(is_held(&error), "{error:?}");
         unit.rollback().await.unwrap();
-        begun.elapsed()
     });
     let (free, _) = claim_of(store, "free").await;
     let other = async {
@@ -43,8 +40,9 @@ async fn b2_fifty_waiters_are_bounded_and_let_others_through() {
         assert_eq!(unit.claim(&[free]).await.unwrap(), [Claimed::Inserted]);
         unit.commit().await.unwrap();
     };
-    let (waited, ()) = tokio::join!(join_all(waiting), other);
-    assert!(waited.iter().all(|time| *time < Duration::from_secs(10)), "{waited:?}");
+    // The holder goes on holding until all of them have come back.
+    let all = Box::pin(async { tokio::join!(join_all(waiting), other) });
+    tokio::time::timeout(PATIENCE, all).await.expect("every wait ends by itself");
     holder.rollback().await.unwrap();
     assert_eq!(fixture.recorded().await, ["free"]);
     fixture.drop().await;
@@ -55,9 +53,8 @@ async fn b2_fifty_waiters_are_bounded_and_let_others_through() {
 async fn b2_many_held_keys_cost_one_busy_timeout() {
     let fixture = Fixture::new().await;
     let store = &fixture.store;
-    let mut claims = Vec::new();
-    let mut holders = Vec::new();
     let (_, run) = claim_of(store, "x").await;
+    let (mut claims, mut holders) = (Vec::new(), Vec::new());
     for key in keys(5) {
         claims.push(claim_of(store, &key).await.0);
         holders.push(store.open().await.unwrap());
@@ -69,11 +66,26 @@ async fn b2_many_held_keys_cost_one_busy_timeout() {
         units.push(unit);
     }
     let mut lane = store.open().await.unwrap();
-    let mut unit = store.begin(&mut lane, options(run, Duration::from_millis(500))).await.unwrap();
-    let begun = Instant::now();
-    assert!(is_held(&unit.claim(&claims).await.unwrap_err()));
-    assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
-    drop((units, unit));
+    let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(1))).await.unwrap();
+    let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(unit.tx().connection()).await.unwrap();
+    // By the server's clock each key is held for less than the limit of one lock, and together for much longer.
+    let waits = format!(
+        "SELECT count(*) > 0 FROM pg_locks WHERE pid = {pid} AND NOT granted
+            AND waitstart < clock_timestamp() - interval '500 ms'"
+    );
+    let one_after_the_other = async {
+        for held in units {
+            fixture.until(&waits).await;
+            held.rollback().await.unwrap();
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        answer = unit.claim(&claims) => assert!(is_held(&answer.unwrap_err())),
+        () = one_after_the_other => {}
+    }
+    unit.rollback().await.unwrap();
+    drop(holders);
     fixture.drop().await;
 }
 
@@ -114,9 +126,10 @@ async fn b2_a_second_claim_is_bounded_too() {
     let mut unit = store.begin(&mut lane, options(run, Duration::from_millis(300))).await.unwrap();
     assert_eq!(unit.claim(&[free]).await.unwrap(), [Claimed::Inserted]);
     let claims = [held];
-    let second = tokio::time::timeout(Duration::from_secs(10), unit.claim(&claims)).await;
+    let second = tokio::time::timeout(PATIENCE, unit.claim(&claims)).await;
     assert!(is_held(&second.expect("bounded by the server").unwrap_err()));
-    drop((holder, unit));
+    unit.rollback().await.unwrap();
+    holder.rollback().await.unwrap();
     fixture.drop().await;
 }
 
@@ -127,16 +140,20 @@ async fn b3_c3_a_cleaner_between_claim_and_read_makes_no_false_duplicate() {
     let fixture = Fixture::new().await;
     let consumer = Arc::new(builder(fixture.store.clone(), Write).lanes(4).build().unwrap());
     let keys = keys(5);
+    // Four lanes, five keys: 1,000 claims, or 100,000 under `./test --all`.
+    let calls = if std::env::var_os("IDEM_TEST_ALL").is_some() { 5_000 } else { 50 };
     let is_done = AtomicBool::new(false);
     let deliveries = async {
         let rounds = (0..4).map(|_| async {
             let mut processed = 0;
-            for _ in 0..50 {
-                for letter in process(&consumer, messages(&keys)).await.chars() {
-                    match letter {
-                        'P' => processed += 1,
-                        'D' | 'B' => {}
-                        other => panic!("{other}"),
+            for _ in 0..calls {
+                for decision in consumer.process(messages(&keys)).await.unwrap() {
+                    match decision {
+                        Decision::Processed(_) => processed += 1,
+                        Decision::Duplicate(..) | Decision::Busy => {}
+                        // The cleaner was faster three times in a row: the message comes back.
+                        Decision::Failed(failure) if failure.text.contains("neither inserted nor found") => {}
+                        other => panic!("{other:?}"),
                     }
                 }
             }
@@ -165,6 +182,16 @@ async fn b3_c3_a_cleaner_between_claim_and_read_makes_no_false_duplicate() {
     fixture.drop().await;
 }
 
+/// Writes under which isolation it runs.
+struct Isolation;
+
+impl super::consumers::Act for Isolation {
+    async fn act(&self, _: &idem_core::Message, connection: &mut sqlx::PgConnection) -> Result<(), HandlerError> {
+        let text = "INSERT INTO effects VALUES (current_setting('transaction_isolation'), '', '')";
+        Ok(sqlx::query(text).execute(connection).await.map(|_| ())?)
+    }
+}
+
 /// B4, B5: units say READ COMMITTED themselves, so no default of the session's makes the verdict rest on a snapshot.
 #[tokio::test]
 async fn b4_repeatable_read_by_default_gives_an_answer_at_once() {
@@ -177,7 +204,7 @@ async fn b4_repeatable_read_by_default_gives_an_answer_at_once() {
             sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(&mut connection).await.unwrap();
             lanes.push(fixture.store.lane_from(connection).await.unwrap());
         }
-        let consumer = consumer(fixture.store.clone(), Write);
+        let consumer = consumer(fixture.store.clone(), super::consumers::Acting(Isolation));
         let message = || vec![msg(level)];
         let (second, first) = (lanes.pop().unwrap(), lanes.pop().unwrap());
         let (one, two) = tokio::join!(consumer.process_on(first, message()), consumer.process_on(second, message()));
@@ -187,7 +214,8 @@ async fn b4_repeatable_read_by_default_gives_an_answer_at_once() {
         }
         assert_eq!(seen, "PD", "{level}");
     }
-    assert_eq!(fixture.effects().await, ["repeatable read", "serializable"]);
+    assert_eq!(fixture.recorded().await, ["repeatable read", "serializable"]);
+    assert_eq!(fixture.effects().await, ["read committed"; 2]);
     fixture.drop().await;
 }
 
@@ -195,11 +223,7 @@ async fn b4_repeatable_read_by_default_gives_an_answer_at_once() {
 struct SecondConnection(sqlx::PgPool);
 
 impl super::consumers::Act for SecondConnection {
-    async fn act(
-        &self,
-        message: &idem_core::Message,
-        connection: &mut sqlx::PgConnection,
-    ) -> Result<(), idem_core::HandlerError> {
+    async fn act(&self, message: &idem_core::Message, connection: &mut sqlx::PgConnection) -> Result<(), HandlerError> {
         let mut second = self.0.acquire().await?;
         sqlx::query("SELECT 1").execute(&mut *second).await?;
         Ok(super::consumers::write(connection, message).await?)
@@ -233,27 +257,27 @@ async fn a19_a_pool_smaller_than_the_lanes_does_not_deadlock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn b17_eight_workers_in_opposite_orders_never_deadlock() {
     let fixture = Fixture::new().await;
-    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
-    let before = fixture.text(deadlocks).await;
-    let all = keys(200);
+    // The server would end a deadlock, and the engine would run its unit again. Here the server does not look, so that
+    // one hangs until the test's patience is over.
+    let blind = fixture.connection.clone().options([("deadlock_timeout", "1h")]);
+    let store = fixture.options_of(blind).build().unwrap();
+    let all = keys(1000);
     let workers = (0..8).map(|worker| {
-        let consumer = builder(fixture.store.clone(), Write).lanes(1).busy_timeout(Duration::from_secs(60));
-        let consumer = consumer.build().unwrap();
-        let mut keys = all.clone();
-        if worker % 2 == 1 {
-            keys.reverse();
-        }
+        let consumer = builder(store.clone(), Write).lanes(1).busy_timeout(PATIENCE * 5).build().unwrap();
+        let all = &all;
         async move {
-            for batch in keys.chunks(50) {
-                let answers = process(&consumer, messages(batch)).await;
+            for batch in all.chunks(100) {
+                let mut messages = messages(batch);
+                if worker % 2 == 1 {
+                    messages.reverse();
+                }
+                let answers = process(&consumer, messages).await;
                 assert!(answers.chars().all(|answer| matches!(answer, 'P' | 'D')), "{answers}");
             }
         }
     });
-    join_all(workers).await;
+    tokio::time::timeout(PATIENCE, join_all(workers)).await.expect("no deadlock");
     assert_eq!(fixture.effects().await, all, "each effect once");
-    // The server's counters come a little late, so this one can only be too low; the unit tests of core pin the order.
-    assert_eq!(fixture.text(deadlocks).await, before);
     fixture.drop().await;
 }
 
@@ -280,7 +304,7 @@ impl idem_core::Handler<Postgres> for Reading {
         &self,
         message: &idem_core::Message,
         tx: &mut idem_core::Tx<'_, Postgres>,
-    ) -> Result<(), idem_core::HandlerError> {
+    ) -> Result<(), HandlerError> {
         sqlx::query("SELECT * FROM prices").fetch_all(tx.connection()).await?;
         Ok(super::consumers::write(tx.connection(), message).await?)
     }

@@ -9,6 +9,8 @@ use idem_core::{
 use idem_sqlx::Postgres;
 use sqlx::PgConnection;
 
+use super::fixture::PATIENCE;
+
 /// Writes the key of a message, as every handler here does.
 pub(super) async fn write(connection: &mut PgConnection, message: &Message) -> Result<(), sqlx::Error> {
     let key = message.key().map_or("(none)", |key| key.as_str());
@@ -114,7 +116,7 @@ pub(super) async fn claim_of(store: &Postgres, key: &str) -> (idem_core::Claim, 
 
 /// Limits of a unit by hand.
 pub(super) fn options(run: idem_core::RunId, busy: Duration) -> idem_core::UnitOptions {
-    idem_core::UnitOptions { run, lane: 0, busy_timeout: busy, idle_timeout: Duration::from_secs(30) }
+    idem_core::UnitOptions { run, lane: 0, busy_timeout: busy, idle_timeout: 2 * PATIENCE }
 }
 
 pub(super) fn is_held(error: &ClaimError) -> bool {

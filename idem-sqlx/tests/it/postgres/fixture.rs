@@ -37,6 +37,24 @@ fn fresh_name() -> SchemaName {
     SchemaName::new(format!("t_{:016x}_{next}", *RUN)).unwrap()
 }
 
+/// How long anything may take that a test waits for. It only ends a test that hangs.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Asks until the server answers with `true`. It tells nobody of its own accord what has become of its sessions, so there
+/// is no event to wait for. While it restarts, its answers are errors.
+pub(super) async fn until(pool: &PgPool, query: &str) {
+    let mut pace = tokio::time::interval(Duration::from_millis(5));
+    let mut answer = Ok(false);
+    let asking = async {
+        while !matches!(answer, Ok(true)) {
+            pace.tick().await;
+            answer = sqlx::query_scalar(AssertSqlSafe(query)).fetch_one(pool).await;
+        }
+    };
+    let asked = tokio::time::timeout(PATIENCE, asking).await;
+    asked.unwrap_or_else(|_| panic!("never true: {query}: {answer:?}"));
+}
+
 impl Fixture {
     /// A migrated schema on the shared server.
     pub(super) async fn new() -> Self {
@@ -117,22 +135,12 @@ impl Fixture {
 
     /// Waits until the server answers again after a restart, with new connections.
     pub(super) async fn forget_connections(&self) {
-        let waiting = async {
-            while sqlx::query("SELECT 1").execute(&self.admin).await.is_err() {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(60), waiting).await.unwrap();
+        self.until("SELECT true").await;
     }
 
     /// Waits until the server answers a query with `true`.
     pub(super) async fn until(&self, query: &str) {
-        let waiting = async {
-            while self.text(query).await != "t" {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap_or_else(|_| panic!("never true: {query}"));
+        until(&self.admin, query).await;
     }
 
     /// Drops the schema. A red test does not come here, and its schema stays for a look.

@@ -1,13 +1,16 @@
 //! What handlers do to their transaction, beyond what the suite asks of every store.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use idem_core::{Decision, HandlerError, Message};
-use sqlx::PgConnection;
+use sqlx::{PgConnection, PgPool};
 
 use super::{
     consumers::{Act, Acting, builder, consumer, keys, letters, messages, msg, process, write},
-    fixture::Fixture,
+    fixture::{Fixture, until},
 };
 
 /// Ends the transaction in the second message of a batch, hides it, and goes on writing.
@@ -84,14 +87,15 @@ async fn a14_forgotten_savepoints_of_an_ended_transaction() {
     }
 }
 
-/// A20: the server ends a transaction that sat idle for too long.
-struct Sits;
+/// A20: the server ends a transaction that sat idle for too long. The pool looks on.
+struct Sits(PgPool);
 
 impl Act for Sits {
     async fn act(&self, message: &Message, connection: &mut PgConnection) -> Result<(), HandlerError> {
+        let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *connection).await?;
         sqlx::raw_sql("SET LOCAL idle_in_transaction_session_timeout = 50").execute(&mut *connection).await?;
         // What a call to another system does to the connection: nothing, for too long.
-        tokio::time::sleep(Duration::from_millis(400)).await;
+        until(&self.0, &format!("SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = {pid}")).await;
         Ok(write(connection, message).await?)
     }
 }
@@ -99,7 +103,7 @@ impl Act for Sits {
 #[tokio::test]
 async fn a20_an_idle_timeout_is_infrastructure() {
     let fixture = Fixture::new().await;
-    let consumer = consumer(fixture.store.clone(), Acting(Sits));
+    let consumer = consumer(fixture.store.clone(), Acting(Sits(fixture.admin.clone())));
     assert_eq!(process(&consumer, vec![msg("a")]).await, "i");
     assert!(fixture.effects().await.is_empty() && fixture.recorded().await.is_empty());
     fixture.drop().await;
@@ -119,9 +123,11 @@ async fn m27_a_dropped_lane_with_a_running_statement_frees_its_keys() {
         let mut unit = store.begin(&mut lane, options).await.unwrap();
         unit.claim(&claims).await.unwrap();
         let mut tx = unit.tx();
-        let sleep = sqlx::raw_sql("SELECT pg_sleep(300)").execute(tx.connection());
-        let asleep = tokio::time::timeout(Duration::from_millis(100), sleep);
-        assert!(asleep.await.is_err());
+        let sleep = sqlx::raw_sql("SELECT pg_sleep(300), 27").execute(tx.connection());
+        tokio::select! {
+            answer = sleep => panic!("{answer:?}"),
+            () = fixture.until("SELECT count(*) > 0 FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(300), 27'") => {}
+        }
     }
     let mut lane = store.open().await.unwrap();
     let mut unit = store.begin(&mut lane, options).await.unwrap();
@@ -161,6 +167,30 @@ async fn a21_timeouts_in_a_handler_are_transient_even_when_swallowed() {
     let consumer =
         consumer(fixture.store.clone(), Acting(Waits { setting: "SET LOCAL lock_timeout = 50", swallows: false }));
     assert_eq!(process(&consumer, vec![msg("a")]).await, "P");
+    fixture.drop().await;
+}
+
+/// Writes through the unit's transaction and over another connection, and fails the first time.
+struct WritesElsewhere(PgPool, AtomicBool);
+
+impl Act for WritesElsewhere {
+    async fn act(&self, message: &Message, connection: &mut PgConnection) -> Result<(), HandlerError> {
+        write(connection, message).await?;
+        sqlx::query("INSERT INTO effects VALUES ('elsewhere', '', '')").execute(&self.0).await?;
+        if self.1.swap(true, Ordering::SeqCst) { Ok(()) } else { Err("it works the next time".into()) }
+    }
+}
+
+/// A13, documented and not preventable: what a handler writes over another connection happens at every run, while what it
+/// writes through its transaction happens once.
+#[tokio::test]
+async fn a13_a_write_over_another_connection_is_not_rolled_back() {
+    let fixture = Fixture::new().await;
+    let handler = WritesElsewhere(fixture.admin.clone(), AtomicBool::new(false));
+    let consumer = consumer(fixture.store.clone(), Acting(handler));
+    assert_eq!(process(&consumer, vec![msg("a")]).await, "t");
+    assert_eq!(process(&consumer, vec![msg("a")]).await, "P");
+    assert_eq!(fixture.effects().await, ["a", "elsewhere", "elsewhere"]);
     fixture.drop().await;
 }
 

@@ -121,6 +121,18 @@ async fn a27_a_table_that_is_gone_and_back() {
     fixture.drop().await;
 }
 
+/// S9: a server that is not plainly this machine is worth a warning, unless TLS is demanded.
+#[tokio::test]
+async fn s9_plaintext_beyond_this_machine_is_warned_about() {
+    let fixture = Fixture::new().await;
+    // A name of this machine that idem does not take for one.
+    let abroad = fixture.connection.clone().host("LOCALHOST");
+    let store = fixture.options_of(abroad).build().unwrap();
+    let warnings = store.register(&super::consumers::registration()).await.unwrap().warnings.join("\n");
+    assert!(warnings.contains("plaintext") && warnings.contains("sslmode=verify-full"), "{warnings}");
+    fixture.drop().await;
+}
+
 /// Weak settings are told with their cure.
 #[tokio::test]
 async fn weak_settings_are_warned_about() {

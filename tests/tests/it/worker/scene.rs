@@ -18,7 +18,7 @@ use idem_testkit::{
 use tokio::{sync::Semaphore, task::JoinHandle};
 
 /// How long anything may take before a test says that it hangs.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(LONG, future).await.unwrap_or_else(|_| panic!("{what} took longer than {LONG:?}"))

@@ -176,6 +176,14 @@ pub trait Source: Send + Sync + 'static {
     /// Tells the broker what became of deliveries, in this order. One answer each.
     fn settle(&self, settlements: Vec<(Self::Handle, Settle)>) -> impl Future<Output = Vec<Settled>> + Send;
 
+    /// Whether messages that are settled would be delivered again because this one is not: where the broker keeps
+    /// positions, one that was delivered before them. At a stop, and at the end of an assignment that is still held, core
+    /// finishes such messages, as far as there is time, and gives the others back. A source that settles single messages
+    /// leaves it as it is.
+    fn holds_back(&self, _handle: &Self::Handle) -> bool {
+        false
+    }
+
     /// Whether the queue is at its end for this consumer: attached, and every message that is not settled for good is in
     /// this source's own hands.
     fn is_idle(&self) -> impl Future<Output = bool> + Send;

@@ -160,6 +160,10 @@ impl<B: Source> Source for CrashingSource<B> {
         self.0.settle(settlements).await
     }
 
+    fn holds_back(&self, handle: &B::Handle) -> bool {
+        self.0.holds_back(handle)
+    }
+
     async fn is_idle(&self) -> bool {
         self.0.is_idle().await
     }

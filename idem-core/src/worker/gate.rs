@@ -1,7 +1,10 @@
 //! Why intake waits: an operator, a database that is down, or the breaker.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -32,6 +35,7 @@ struct State {
 
 #[derive(Debug)]
 pub(crate) struct Gate {
+    joined: AtomicBool,
     state: watch::Sender<State>,
     breaker: Mutex<Breaker>,
     probe_at: tokio::sync::Mutex<Instant>,
@@ -49,10 +53,19 @@ impl Gate {
     pub(crate) fn new() -> Self {
         let state = State { control: ControlState::Running, why: String::new(), lanes_down: 0 };
         Self {
+            joined: AtomicBool::new(false),
             state: watch::Sender::new(state),
             breaker: Mutex::default(),
             probe_at: tokio::sync::Mutex::new(Instant::now()),
         }
+    }
+
+    pub(crate) fn set_joined(&self) {
+        self.joined.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_joined(&self) -> bool {
+        self.joined.load(Ordering::Relaxed)
     }
 
     fn breaker(&self) -> MutexGuard<'_, Breaker> {

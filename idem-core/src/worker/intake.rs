@@ -11,7 +11,6 @@ use super::{
     Shared, WorkerError,
     job::{Dead, HoldKey, Job, Origination, Permit},
     lane::Command,
-    settler::Settlement,
 };
 use crate::{
     config::OlderThanRetention,
@@ -238,32 +237,47 @@ pub(super) fn hand_over<S: Store, B: Source>(shared: &Shared<S, B>, lanes: &Lane
     }
 }
 
-/// Assignments end: what was not begun is dropped, what runs is finished and settled while the broker still waits.
+/// Assignments end. Where they are still held, the broker waits until what must be finished is, see
+/// [`parting`](super::parting).
 async fn revoke<S: Store, B: Source>(shared: &Shared<S, B>, lanes: &Lanes<B::Handle>, revocation: Revocation) {
     let assignments = Arc::new(revocation.assignments);
-    let hand_back = revocation.drained.is_some();
-    let answers: Vec<_> = lanes
-        .iter()
-        .filter_map(|lane| {
-            let (done, answer) = oneshot::channel();
-            let command = Command::Revoke { assignments: Arc::clone(&assignments), hand_back, done };
-            lane.send(command).is_ok().then_some(answer)
-        })
-        .collect();
-    let Some(drained) = revocation.drained else { return };
-    let finish = async {
-        for answer in answers {
-            // A lane that stopped has handed everything back.
-            let _ = answer.await;
-        }
-        let (done, flushed) = oneshot::channel();
-        if shared.settlements.send(Settlement::Flush(done)).is_ok() {
-            let _ = flushed.await;
-        }
+    let Some(drained) = revocation.drained else {
+        // A lane that stopped has handed everything back.
+        lanes.iter().for_each(|lane| drop(lane.send(Command::Drop(Arc::clone(&assignments)))));
+        return;
     };
-    if tokio::time::timeout(shared.settings.drain, finish).await.is_err() {
+    let drain = shared.settings.drain;
+    let until = Instant::now() + drain;
+    // A lane that runs for longer is waited for below, and what it settles then counts too.
+    let _ = tokio::time::timeout(drain / 2, async {
+        tell(lanes, Command::Rest).await;
+        shared.flush().await;
+    })
+    .await;
+    let parted = async {
+        tell(lanes, |done| Command::Part(Arc::clone(&assignments), done)).await;
+        if shared.shutdown.is_cancelled() {
+            // Lanes that stop answer nothing any more, and finish the same messages.
+            shared.deserted().await;
+        }
+        shared.flush().await;
+    };
+    if tokio::time::timeout_at(until, parted).await.is_err() {
         tracing::warn!(idem.consumer = %shared.consumer.name, "an assignment ended before its messages did; they come back as duplicates");
     }
     // The source may have given up waiting.
     let _ = drained.send(());
+}
+
+/// Tells every lane, and waits for their answers.
+async fn tell<H>(lanes: &Lanes<H>, command: impl Fn(oneshot::Sender<()>) -> Command<H>) {
+    let tell = |lane: &mpsc::UnboundedSender<_>| {
+        let (done, answer) = oneshot::channel();
+        lane.send(command(done)).is_ok().then_some(answer)
+    };
+    let answers: Vec<_> = lanes.iter().filter_map(tell).collect();
+    for answer in answers {
+        // A lane that stopped has handed everything back.
+        let _ = answer.await;
+    }
 }

@@ -14,6 +14,7 @@ use super::{
     cache,
     gate::Turn,
     job::Job,
+    parting::{Counted, Parting},
     queue::{Next, Queue},
     trouble::AGAIN_MAX,
 };
@@ -36,12 +37,12 @@ const PROBE_MAX: Duration = Duration::from_secs(5);
 #[allow(clippy::large_enum_variant, reason = "a box would cost every message an allocation, and revocations are rare")]
 pub(crate) enum Command<H> {
     Job(Job<H>),
-    /// Drop what was not begun of these assignments, handing it back to the broker where that is still possible.
-    Revoke {
-        assignments: Arc<Vec<Assignment>>,
-        hand_back: bool,
-        done: oneshot::Sender<()>,
-    },
+    /// Finish what runs, and begin nothing before the next command; assignments are about to end.
+    Rest(oneshot::Sender<()>),
+    /// These assignments end, and are still held: finish what holds settled messages back, and give back the rest.
+    Part(Arc<Vec<Assignment>>, oneshot::Sender<()>),
+    /// These assignments are lost: drop what was not begun of them.
+    Drop(Arc<Vec<Assignment>>),
 }
 
 pub(crate) struct Lane<S: Store, B: Source> {
@@ -61,6 +62,12 @@ pub(crate) struct Lane<S: Store, B: Source> {
     /// Units in a row that others got in the way of.
     pub(super) again: u32,
     pub(super) batch: BatchSize,
+    /// Nothing is begun before the next command.
+    resting: bool,
+    pub(super) parting: Option<Parting>,
+    _present: Counted,
+    /// `None` once everything that was begun before a stop has ended.
+    pub(super) at_work: Option<Counted>,
     /// The moment before the claims of the unit at hand.
     pub(super) before: Option<cache::Before>,
 }
@@ -73,7 +80,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     ) -> Self {
         let batch = BatchSize::new(shared.batch_max());
         let probation = batch.max;
-        let newest = Assignment::default();
+        let (newest, (present, at_work)) = (Assignment::default(), shared.lanes.enter());
         Self {
             shared,
             number,
@@ -86,6 +93,10 @@ impl<S: Store, B: Source> Lane<S, B> {
             down: 0,
             again: 0,
             batch,
+            resting: false,
+            parting: None,
+            _present: present,
+            at_work: Some(at_work),
             before: None,
         }
     }
@@ -95,14 +106,21 @@ impl<S: Store, B: Source> Lane<S, B> {
             while let Ok(command) = self.commands.try_recv() {
                 self.accept(command);
             }
+            let returned = std::mem::take(&mut self.returned);
+            self.queue.put_back(returned);
+            self.end_parting();
+            if self.resting {
+                if !self.wait().await {
+                    break;
+                }
+                continue;
+            }
             if self.shared.gate.is_halted() {
                 if !self.wait_while_halted().await {
                     break;
                 }
                 continue;
             }
-            let returned = std::mem::take(&mut self.returned);
-            self.queue.put_back(returned);
             self.queue.release_due(Instant::now());
             if self.down > 0 {
                 // Only one message goes: it probes whether the database is back.
@@ -125,27 +143,36 @@ impl<S: Store, B: Source> Lane<S, B> {
                 cache.before(Instant::now())
             });
             let max = if self.down > 0 || probing { 1 } else { self.batch.now() };
-            match self.queue.take(max, self.all_alone() || probing) {
-                Next::Nothing if self.down > 0 => self.look_for_the_store().await,
-                Next::Nothing => {
-                    if !self.wait().await {
-                        break;
-                    }
-                }
-                Next::Together(jobs) => self.together(jobs).await,
-                Next::Look(jobs) if probing => {
-                    for job in jobs {
-                        self.alone(job).await;
-                    }
-                }
-                Next::Look(jobs) => self.look(jobs).await,
-                Next::Alone(job) => self.alone(job).await,
+            let next = self.queue.take(max, self.all_alone() || probing);
+            if self.step(next, probing).await {
+                continue;
+            }
+            if self.down > 0 {
+                self.look_for_the_store().await;
+            } else if !self.wait().await {
+                break;
             }
         }
-        self.give_everything_back().await;
+        self.leave().await;
     }
 
-    fn all_alone(&self) -> bool {
+    /// Runs what comes next; false where that is nothing.
+    pub(super) async fn step(&mut self, next: Next<Job<B::Handle>>, probing: bool) -> bool {
+        match next {
+            Next::Nothing => return false,
+            Next::Together(jobs) => self.together(jobs).await,
+            Next::Look(jobs) if probing => {
+                for job in jobs {
+                    self.alone(job).await;
+                }
+            }
+            Next::Look(jobs) => self.look(jobs).await,
+            Next::Alone(job) => self.alone(job).await,
+        }
+        true
+    }
+
+    pub(super) fn all_alone(&self) -> bool {
         self.probation > 0 || self.shared.consumer.effects == crate::Effects::Outside
     }
 
@@ -194,32 +221,32 @@ impl<S: Store, B: Source> Lane<S, B> {
                 }
                 self.queue.push(job);
             }
-            Command::Revoke { assignments, hand_back, done } => {
-                let revoked = |job: &Job<B::Handle>| !job.is_replay() && assignments.contains(&job.assignment);
-                for job in self.queue.remove(revoked) {
-                    if hand_back {
-                        self.shared.release(job, Duration::ZERO);
-                    }
-                }
+            Command::Rest(resting) => {
+                self.resting = true;
                 // Intake may have given up waiting.
-                let _ = done.send(());
+                let _ = resting.send(());
+            }
+            Command::Part(assignments, done) => {
+                self.resting = false;
+                self.part(assignments, done);
+            }
+            Command::Drop(assignments) => {
+                drop(self.queue.remove(|job| !job.is_replay() && assignments.contains(&job.assignment)));
             }
         }
     }
 
-    async fn give_everything_back(&mut self) {
+    /// Takes no more commands, and sees to those that were sent already.
+    pub(super) async fn close_commands(&mut self) {
         self.commands.close();
         while let Some(command) = self.commands.recv().await {
             self.accept(command);
         }
         let returned = std::mem::take(&mut self.returned);
         self.queue.put_back(returned);
-        for job in self.queue.remove(|_| true) {
-            self.hand_back(job).await;
-        }
-        if self.down > 0 {
-            self.shared.gate.lane_up();
-        }
+    }
+
+    pub(super) async fn disconnect(&mut self) {
         if let Some(connection) = self.connection.take() {
             self.shared.consumer.store.close(connection).await;
         }

@@ -7,6 +7,7 @@ mod gate;
 mod intake;
 mod job;
 mod lane;
+mod parting;
 mod queue;
 mod settler;
 mod shared;
@@ -32,7 +33,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use self::{builder::WorkerBuilder, gate::Pause, stats::Summary};
 use self::{
-    cache::CommittedKeys, gate::Gate, lane::Lane, settler::Settlement, shared::Shared, stats::Stats, throttle::Throttle,
+    cache::CommittedKeys, gate::Gate, lane::Lane, parting::Lanes, settler::Settlement, shared::Shared, stats::Stats,
+    throttle::Throttle,
 };
 use crate::{
     clock,
@@ -124,6 +126,13 @@ impl WorkerView {
         self.stats.summary(Duration::ZERO)
     }
 
+    /// Whether the worker has attached to its broker and registered with its store. It stays so: what goes wrong later
+    /// is told by [`pause`](Self::pause) and by the end of the run.
+    #[must_use]
+    pub fn has_joined(&self) -> bool {
+        self.gate.has_joined()
+    }
+
     /// Why the worker takes nothing in now; `None` while it does.
     #[must_use]
     pub fn pause(&self) -> Option<Pause> {
@@ -182,6 +191,7 @@ impl<S: Store, B: Source> Worker<S, B> {
         let (senders, receivers): (Vec<_>, Vec<_>) =
             (0..self.consumer.inner.settings.lanes).map(|_| mpsc::unbounded_channel()).unzip();
         self.obey_control(&shared).await;
+        self.gate.set_joined();
         let (lanes, background) = (TaskTracker::new(), TaskTracker::new());
         for (number, commands) in (0..).zip(receivers) {
             supervise(&lanes, &shared, "lane", Lane::new(Arc::clone(&shared), number, commands).run());
@@ -231,6 +241,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             stats: Arc::clone(&self.stats),
             gate: Arc::clone(&self.gate),
             settlements,
+            lanes: Lanes::default(),
             cache: CommittedKeys::new(&self.settings, self.consumer.inner.settings.retention),
             one_at_a_time: tokio::sync::Mutex::new(()),
             count: Arc::new(Semaphore::new(self.settings.in_flight)),
@@ -260,10 +271,7 @@ impl<S: Store, B: Source> Worker<S, B> {
 /// Waits for lanes and intake to end, and for everything they settled to be handed over.
 async fn drain<S: Store, B: Source>(tasks: &TaskTracker, shared: &Shared<S, B>) {
     tasks.wait().await;
-    let (done, flushed) = tokio::sync::oneshot::channel();
-    if shared.settlements.send(Settlement::Flush(done)).is_ok() {
-        let _ = flushed.await;
-    }
+    shared.flush().await;
 }
 
 /// Runs a task of the worker. One that dies stops the worker: without its lane, its settler or its intake it would

@@ -128,6 +128,11 @@ impl<J: Queued> Queue<J> {
         Next::Look(looks)
     }
 
+    /// Whether something that is not held is as `wanted` says.
+    pub(crate) fn any_ready(&self, wanted: impl Fn(&J) -> bool) -> bool {
+        self.ready.iter().any(|job| !self.held.contains_key(job.hold_key()) && wanted(job))
+    }
+
     /// Takes out what `unwanted` says, in order within each key.
     pub(crate) fn remove(&mut self, unwanted: impl Fn(&J) -> bool) -> Vec<J> {
         let mut removed = Vec::new();

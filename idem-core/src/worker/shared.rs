@@ -13,6 +13,7 @@ use super::{
     cache::CommittedKeys,
     gate::Gate,
     job::{Job, Origination, Permit},
+    parting::Lanes,
     settler::Settlement,
     stats::Stats,
     throttle::Throttle,
@@ -40,6 +41,7 @@ pub(crate) struct Shared<S: Store, B: Source> {
     /// Held while a message runs that may be what ended the last process. Two of them side by side on two lanes would
     /// both be charged for each death that one of them causes, until the innocent one is set aside with it (D4).
     pub(super) one_at_a_time: tokio::sync::Mutex<()>,
+    pub(super) lanes: Lanes,
     pub(super) cache: Option<CommittedKeys>,
     pub(super) count: Arc<Semaphore>,
     pub(super) bytes: Arc<Semaphore>,

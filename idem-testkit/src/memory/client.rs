@@ -72,6 +72,9 @@ struct Current<S> {
     /// The assignment of the latest delivery, and the latest assignment that is over.
     assignment: AtomicU64,
     ended: AtomicU64,
+    /// Where the broker keeps positions, an assignment and the furthest message that was settled for good under it.
+    settled_to: Mutex<(u64, u64)>,
+    positions: bool,
 }
 
 #[derive(Debug)]
@@ -118,7 +121,14 @@ impl<L: Link> Client<L> {
         let opening = tokio::time::timeout(ANSWER_TIMEOUT, self.link.open()).await;
         let (seat, facts) = opening.map_err(|elapsed| unavailable("attaching", elapsed))??;
         let connection = self.connections.fetch_add(1, Ordering::SeqCst) + 1;
-        let current = Current { seat, connection, assignment: AtomicU64::new(facts.seat), ended: AtomicU64::new(0) };
+        let current = Current {
+            seat,
+            connection,
+            assignment: AtomicU64::new(facts.seat),
+            ended: AtomicU64::new(0),
+            settled_to: Mutex::default(),
+            positions: facts.positions,
+        };
         if self.is_stopped() {
             current.seat.stop();
         }
@@ -217,6 +227,7 @@ impl<L: Link> Client<L> {
         let (mut sent, mut places) = (Vec::new(), Vec::new());
         for (place, (handle, settle)) in settlements.into_iter().enumerate() {
             if handle.connection == current.connection && handle.receipt.assignment > ended {
+                current.note_settled(&handle.receipt, &settle);
                 sent.push((handle.receipt, answer(&settle)));
                 places.push(place);
             }
@@ -232,6 +243,13 @@ impl<L: Link> Client<L> {
             }
         }
         answers
+    }
+
+    pub(super) fn holds_back(&self, handle: &MemoryHandle) -> bool {
+        let Some(current) = self.current().filter(|current| current.positions) else { return false };
+        let (assignment, settled_to) = *current.settled_to.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = handle.connection == current.connection && handle.receipt.assignment == assignment;
+        same && handle.receipt.sequence < settled_to
     }
 
     pub(super) async fn is_idle(&self) -> bool {
@@ -270,6 +288,17 @@ impl<L: Link> Drop for Client<L> {
 }
 
 impl<S: LinkSeat> Current<S> {
+    fn note_settled(&self, receipt: &Receipt, settle: &Settle) {
+        if matches!(settle, Settle::Release { .. }) {
+            return;
+        }
+        let mut settled_to = self.settled_to.lock().unwrap_or_else(PoisonError::into_inner);
+        *settled_to = match *settled_to {
+            (assignment, sequence) if assignment == receipt.assignment => (assignment, sequence.max(receipt.sequence)),
+            _ => (receipt.assignment, receipt.sequence),
+        };
+    }
+
     fn deliveries(&self, handed: Vec<Handed>) -> Vec<Delivery<MemoryHandle>> {
         if let Some(last) = handed.last() {
             self.assignment.fetch_max(last.receipt.assignment, Ordering::SeqCst);

@@ -111,6 +111,10 @@ impl Source for RemoteSource {
         self.0.settle(settlements).await
     }
 
+    fn holds_back(&self, handle: &MemoryHandle) -> bool {
+        self.0.holds_back(handle)
+    }
+
     async fn is_idle(&self) -> bool {
         self.0.is_idle().await
     }

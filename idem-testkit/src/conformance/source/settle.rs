@@ -5,7 +5,7 @@ use std::time::Duration;
 use idem_core::{Message, Received, Settle, Settled, Source};
 
 use super::{
-    reader::{Reader, left, numbers, payloads, publish, put, sorted, within},
+    reader::{Deliveries, Reader, left, numbers, payloads, publish, put, sorted, within},
     subject::{SourceUnderTest, Unsupported},
 };
 use crate::proof::durables;
@@ -86,6 +86,34 @@ pub async fn a_mixed_batch_settles_each_entry_as_it_says<T: SourceUnderTest>(sub
     let mut expected = names[2..].to_vec();
     expected.sort_unstable();
     assert_eq!(sorted(&again), expected);
+    reader.acknowledge(again).await;
+    left(subject, 0).await;
+}
+
+/// E10: what would bring settled messages back is known, so that a clean stop can finish it.
+pub async fn only_what_stands_before_a_settled_message_holds_it_back<T: SourceUnderTest>(subject: &T) {
+    let reader = Reader::open(subject).await;
+    let positions = !reader.source.capabilities().individual_settle;
+    for number in 0..3 {
+        let message = Message::new(number.to_string());
+        // Positions are those of one partition, to which messages of one key go.
+        put(subject, if positions { message.with_record_key("one") } else { message }).await;
+    }
+    let mut held = reader.take(3).await;
+    let holding = |held: &Deliveries<T::Source>| -> Vec<bool> {
+        held.iter().map(|delivery| reader.source.holds_back(&delivery.handle)).collect()
+    };
+    assert_eq!(holding(&held), [false; 3], "nothing is settled yet");
+    let second = held.remove(1);
+    reader.acknowledge(vec![second]).await;
+    assert_eq!(holding(&held), [positions, false]);
+    let first = held.remove(0);
+    reader.release(vec![first], Duration::ZERO).await;
+    reader.acknowledge(held).await;
+    // Under another assignment it is a new delivery, and nothing is settled before or after it.
+    let reader = reader.restart(subject).await;
+    let again = reader.take(if positions { 3 } else { 1 }).await;
+    assert!(again.iter().all(|delivery| !reader.source.holds_back(&delivery.handle)));
     reader.acknowledge(again).await;
     left(subject, 0).await;
 }

@@ -1,0 +1,153 @@
+//! What a lane does with what it has in hand when the worker stops or an assignment ends.
+//!
+//! A broker that keeps positions delivers again whatever comes after the first message that is not settled. So first every
+//! lane finishes what it runs, then each finishes what stands before a settled message, and only the rest goes back: a
+//! clean stop leaves no duplicates behind (E10).
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{oneshot, watch},
+    time::Instant,
+};
+
+use super::{
+    Shared,
+    job::{Job, Origination},
+    lane::Lane,
+    settler::Settlement,
+};
+use crate::{
+    source::{Assignment, Source},
+    store::Store,
+};
+
+/// Finishing what holds settled messages back takes at most this part of the drain deadline.
+const PART: u32 = 2;
+
+/// An assignment that ends, and of which this lane still finishes something.
+pub(super) struct Parting {
+    assignments: Arc<Vec<Assignment>>,
+    done: oneshot::Sender<()>,
+    until: Instant,
+}
+
+/// How many lanes there are, and how many may be running something that they began before the stop.
+#[derive(Debug, Default)]
+pub(crate) struct Lanes {
+    present: watch::Sender<usize>,
+    at_work: watch::Sender<usize>,
+}
+
+/// Counts a lane, until it is dropped.
+pub(super) struct Counted(watch::Sender<usize>);
+
+impl Lanes {
+    /// A lane that begins.
+    pub(super) fn enter(&self) -> (Counted, Counted) {
+        let count = |lanes: &watch::Sender<usize>| {
+            lanes.send_modify(|lanes| *lanes += 1);
+            Counted(lanes.clone())
+        };
+        (count(&self.present), count(&self.at_work))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.send_modify(|lanes| *lanes -= 1);
+    }
+}
+
+async fn none_left(lanes: &watch::Sender<usize>) {
+    // The sender lives for as long as this is waited for, so this cannot fail.
+    let _ = lanes.subscribe().wait_for(|lanes| *lanes == 0).await;
+}
+
+impl<S: Store, B: Source> Shared<S, B> {
+    /// Waits until no lane runs anything any more and everything that they settled was handed over.
+    async fn at_rest(&self) {
+        none_left(&self.lanes.at_work).await;
+        self.flush().await;
+    }
+
+    /// Waits until every lane has left, after a stop.
+    pub(super) async fn deserted(&self) {
+        none_left(&self.lanes.present).await;
+    }
+
+    /// Waits until everything that was settled so far was handed over to the source.
+    pub(super) async fn flush(&self) {
+        let (done, flushed) = oneshot::channel();
+        if self.settlements.send(Settlement::Flush(done)).is_ok() {
+            // A settler that died has stopped the worker.
+            let _ = flushed.await;
+        }
+    }
+
+    fn holds_back(&self, job: &Job<B::Handle>) -> bool {
+        match &job.from {
+            Origination::Broker(handle) => self.source.holds_back(handle),
+            Origination::Replay(_) => false,
+        }
+    }
+}
+
+impl<S: Store, B: Source> Lane<S, B> {
+    /// The assignments end, and are still held: keeps what holds settled messages back, and gives back the rest.
+    pub(super) fn part(&mut self, assignments: Arc<Vec<Assignment>>, done: oneshot::Sender<()>) {
+        let shared = Arc::clone(&self.shared);
+        let goes = |job: &Job<B::Handle>| of(&assignments, job) && !shared.holds_back(job);
+        for job in self.queue.remove(goes) {
+            self.shared.release(job, Duration::ZERO);
+        }
+        let until = Instant::now() + self.shared.settings.drain / PART;
+        self.parting = Some(Parting { assignments, done, until });
+    }
+
+    /// Answers for assignments that end, once nothing of them can be finished now.
+    pub(super) fn end_parting(&mut self) {
+        let Some(Parting { assignments, done, .. }) = self.parting.take_if(|parting| {
+            let goes_on = Instant::now() < parting.until && self.shared.gate.pause().is_none();
+            !(goes_on && self.queue.any_ready(|job| of(&parting.assignments, job)))
+        }) else {
+            return;
+        };
+        for job in self.queue.remove(|job| of(&assignments, job)) {
+            self.shared.release(job, Duration::ZERO);
+        }
+        // Intake may have given up waiting.
+        let _ = done.send(());
+    }
+
+    /// The worker stops: finishes what holds settled messages back, and gives back the rest.
+    pub(super) async fn leave(&mut self) {
+        self.close_commands().await;
+        self.at_work = None;
+        let shared = Arc::clone(&self.shared);
+        shared.at_rest().await;
+        let mut back = self.queue.remove(|job| !shared.holds_back(job));
+        let until = Instant::now() + shared.settings.drain / PART;
+        while Instant::now() < until && shared.gate.pause().is_none() {
+            let returned = std::mem::take(&mut self.returned);
+            self.queue.put_back(returned);
+            let next = self.queue.take(self.batch.now(), self.all_alone());
+            if !self.step(next, false).await {
+                break;
+            }
+        }
+        back.append(&mut self.returned);
+        back.extend(self.queue.remove(|_| true));
+        for job in back {
+            self.hand_back(job).await;
+        }
+        if self.down > 0 {
+            shared.gate.lane_up();
+        }
+        self.disconnect().await;
+    }
+}
+
+fn of<H>(assignments: &[Assignment], job: &Job<H>) -> bool {
+    !job.is_replay() && assignments.contains(&job.assignment)
+}

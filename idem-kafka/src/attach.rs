@@ -1,0 +1,187 @@
+//! What a start asks of the brokers: whether the topic is there, where the group is in it, and how long it keeps records.
+
+use std::time::Duration;
+
+use idem_core::{Attached, SourceError};
+use rdkafka::{
+    Offset, TopicPartitionList,
+    admin::{AdminClient, AdminOptions, ResourceSpecifier},
+    client::DefaultClientContext,
+    consumer::{BaseConsumer, CommitMode, Consumer},
+    error::{KafkaError, KafkaResult},
+    topic_partition_list::TopicPartitionListElem,
+    types::{RDKafkaErrorCode as Code, RDKafkaRespErr},
+};
+use tokio::{runtime::Handle, time::Instant};
+
+use crate::{
+    config::{KafkaOptions, Reset},
+    context::Context,
+    error::{classify, refusal, refused, unauthenticated, unavailable},
+};
+
+/// How long one question to a broker may take.
+pub(crate) const ANSWER: Duration = Duration::from_secs(5);
+
+/// How long the brokers may take to answer at all.
+const REACHED: Duration = Duration::from_secs(5);
+
+/// How often the start of a group is tried again when another member was faster.
+const ROUNDS: usize = 5;
+
+pub(crate) fn attach(
+    consumer: &BaseConsumer<Context>,
+    options: &KafkaOptions,
+    runtime: &Handle,
+) -> Result<Attached, SourceError> {
+    let partitions = partitions(consumer, options)?;
+    let cluster = consumer.client().fetch_cluster_id(ANSWER).ok_or_else(|| {
+        unavailable("asking for the cluster's id", KafkaError::MetadataFetch(Code::OperationTimedOut))
+    })?;
+    start(consumer, options, &partitions)?;
+    let mut attached = Attached::new(format!("kafka:{cluster}/{}/{}", options.topic, options.group));
+    match runtime.block_on(horizon(options)) {
+        Ok(horizon) => attached.redelivery_horizon = Some(horizon),
+        Err(warning) => attached.warnings.push(warning),
+    }
+    Ok(attached)
+}
+
+/// The topic's partitions. Waits for brokers that cannot be reached yet, but not for one that lets nobody in.
+fn partitions(consumer: &BaseConsumer<Context>, options: &KafkaOptions) -> Result<Vec<i32>, SourceError> {
+    let until = Instant::now() + REACHED;
+    let metadata = loop {
+        match consumer.fetch_metadata(Some(&options.topic), Duration::from_secs(1)) {
+            Ok(metadata) => break metadata,
+            Err(error) => {
+                // Nobody is subscribed, so this only serves what was reported meanwhile.
+                while consumer.poll(Duration::ZERO).is_some() {}
+                if let Some(reason) = consumer.context().not_let_in() {
+                    return Err(unauthenticated(&reason));
+                }
+                if Instant::now() >= until
+                    || error.rdkafka_error_code().is_some_and(|code| refusal(options, code).is_some())
+                {
+                    return Err(classify(options, "asking for the topic", error));
+                }
+            }
+        }
+    };
+    let Some(topic) = metadata.topics().iter().find(|topic| topic.name() == options.topic) else {
+        return Err(unavailable("asking for the topic", KafkaError::MetadataFetch(Code::UnknownTopic)));
+    };
+    if let Some(code) = topic.error() {
+        return Err(classify(options, "asking for the topic", KafkaError::MetadataFetch(code.into())));
+    }
+    Ok(topic.partitions().iter().map(rdkafka::metadata::MetadataPartition::id).collect())
+}
+
+pub(crate) fn list(topic: &str, partitions: &[i32]) -> TopicPartitionList {
+    let mut list = TopicPartitionList::with_capacity(partitions.len());
+    for partition in partitions {
+        list.add_partition(topic, *partition);
+    }
+    list
+}
+
+/// The offset of an answer, where there is one.
+pub(crate) fn known(element: &TopicPartitionListElem<'_>) -> Option<i64> {
+    if let Offset::Offset(offset) = element.offset() { Some(offset) } else { None }
+}
+
+/// The offsets that the group has committed, where it has.
+pub(crate) fn committed(
+    consumer: &BaseConsumer<Context>,
+    topic: &str,
+    partitions: &[i32],
+    patience: Duration,
+) -> KafkaResult<TopicPartitionList> {
+    let committed = consumer.committed_offsets(list(topic, partitions), patience)?;
+    for element in committed.elements() {
+        element.error()?;
+    }
+    Ok(committed)
+}
+
+/// A group that knows nothing of the topic gets its start committed for every partition, before anybody joins: whoever
+/// joins first, and whenever the first crash is, all members start from the same place.
+fn start(consumer: &BaseConsumer<Context>, options: &KafkaOptions, partitions: &[i32]) -> Result<(), SourceError> {
+    let mut rounds = 0;
+    loop {
+        let doing = "asking for the group's positions";
+        let theirs = committed(consumer, &options.topic, partitions, ANSWER);
+        let theirs = theirs.map_err(|error| classify(options, doing, error))?;
+        if theirs.elements().iter().any(|element| known(element).is_some()) {
+            return Ok(());
+        }
+        let Some(reset) = options.reset else { return Err(unknown_group(options)) };
+        let mut starts = TopicPartitionList::with_capacity(partitions.len());
+        for partition in partitions {
+            let doing = "asking for the ends of the topic";
+            let ends = consumer.fetch_watermarks(&options.topic, *partition, ANSWER);
+            let (low, high) = ends.map_err(|error| classify(options, doing, error))?;
+            let offset = match reset {
+                Reset::Earliest => low,
+                Reset::Latest => high,
+            };
+            let added = starts.add_partition_offset(&options.topic, *partition, Offset::Offset(offset));
+            added.map_err(|error| unavailable(doing, error))?;
+        }
+        match consumer.commit(&starts, CommitMode::Sync) {
+            Ok(()) => return Ok(()),
+            // The group has members by now, and then only they may commit: one of them was faster.
+            Err(error) if rounds < ROUNDS => tracing::debug!(%error, "the group's start was not taken; asking again"),
+            Err(error) => return Err(classify(options, "committing the group's start", error)),
+        }
+        rounds += 1;
+    }
+}
+
+fn unknown_group(options: &KafkaOptions) -> SourceError {
+    let KafkaOptions { topic, group, .. } = options;
+    refused(
+        format!("group {group:?} has no position in topic {topic:?}"),
+        "Correct the names, or say where a new group starts: reset earliest handles what the topic still has, reset \
+         latest only what is produced from now on",
+    )
+}
+
+/// How long the topic keeps records, or a warning that says why that is not known.
+async fn horizon(options: &KafkaOptions) -> Result<Duration, String> {
+    let topic = &options.topic;
+    let unknown = |error: &dyn std::fmt::Display| {
+        format!(
+            "how long topic {topic:?} keeps records is not known ({error}): grant DescribeConfigs on it, or see to it \
+             that the retention of this consumer's records is longer"
+        )
+    };
+    let admin: AdminClient<DefaultClientContext> = options.connection_config().create().map_err(|e| unknown(&e))?;
+    let resource = ResourceSpecifier::Topic(topic);
+    let answers = admin.describe_configs([&resource], &AdminOptions::new().request_timeout(Some(ANSWER))).await;
+    let mut answers = answers.map_err(|error| unknown(&error))?;
+    let config = answers.pop().ok_or_else(|| unknown(&"no answer"))?.map_err(|code| unknown(&code))?;
+    let value = |name| config.get(name).and_then(|entry| entry.value.clone()).unwrap_or_default();
+    let policy = value("cleanup.policy");
+    if policy != "delete" {
+        return Err(format!(
+            "topic {topic:?} has cleanup.policy={policy}, so a record may be delivered again at any time: after a rewind \
+             the effects of keys whose records have expired happen again; keep them for ever, or never rewind further than \
+             they are kept"
+        ));
+    }
+    // -1 is unlimited.
+    value("retention.ms").parse().map(Duration::from_millis).map_err(|_| {
+        format!(
+            "topic {topic:?} keeps records without a limit of time, so a record may be delivered again at any time: keep this \
+             consumer's records for ever, or never rewind further than they are kept"
+        )
+    })
+}
+
+/// Whether the broker says that there is no such topic any more.
+pub(crate) fn is_gone(consumer: &BaseConsumer<Context>, topic: &str) -> bool {
+    let gone = |code| code == RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART;
+    consumer
+        .fetch_metadata(Some(topic), ANSWER)
+        .is_ok_and(|metadata| metadata.topics().iter().all(|topic| topic.error().is_some_and(gone)))
+}

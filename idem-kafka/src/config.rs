@@ -1,0 +1,288 @@
+//! Every setting with its default and limits. What would break the guarantee is refused, with the reason.
+
+use std::{fmt, time::Duration};
+
+use idem_core::ConfigError;
+use rdkafka::{ClientConfig, config::RDKafkaLogLevel, error::KafkaError};
+
+use crate::source::KafkaSource;
+
+/// Where a group starts that knows nothing of the topic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reset {
+    /// At the first record that the topic still has.
+    Earliest,
+    /// Behind the last record there is; everything before is never handled.
+    Latest,
+}
+
+/// Which messages stay in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LaneBy {
+    /// Those of one record key within a partition; those without a key are ordered among themselves. A message that waits
+    /// for its next attempt holds up its own key only.
+    #[default]
+    Key,
+    /// Those of one partition. A message that waits for its next attempt holds up its whole partition.
+    Partition,
+}
+
+/// The settings of a [`KafkaSource`].
+#[derive(Clone)]
+pub struct KafkaOptions {
+    pub(crate) brokers: String,
+    pub(crate) topic: String,
+    pub(crate) group: String,
+    pub(crate) reset: Option<Reset>,
+    pub(crate) lane_by: LaneBy,
+    pub(crate) commit_every: Duration,
+    pub(crate) drain: Duration,
+    pub(crate) stalled_after: Duration,
+    settings: Vec<(String, String)>,
+}
+
+/// librdkafka's settings for which idem has other defaults. [`KafkaOptions::set`] changes them.
+const DEFAULTS: [(&str, &str); 8] = [
+    ("client.id", "idem"),
+    // A member that joins or leaves interrupts only the partitions that move.
+    ("partition.assignment.strategy", "cooperative-sticky"),
+    ("socket.keepalive.enable", "true"),
+    ("topic.metadata.refresh.interval.ms", "60000"),
+    // Together with the buffer of the source these bound the memory: librdkafka's own would take some 100,000 messages
+    // of each partition. The back-off must be as short as the queue, or it would run empty.
+    ("queued.min.messages", "1000"),
+    ("queued.max.messages.kbytes", "16384"),
+    ("fetch.max.bytes", "1048576"),
+    ("fetch.queue.backoff.ms", "5"),
+];
+
+/// Settings that are decided, with the value they have and why [`KafkaOptions::set`] refuses them.
+const DECIDED: [(&str, &str, &str); 9] = [
+    ("enable.auto.commit", "false", "only what was handled may be committed: idem commits positions itself"),
+    ("enable.auto.offset.store", "false", "only what was handled may be stored: idem keeps the positions itself"),
+    ("auto.offset.reset", "error", "it would skip messages after an outage: use `reset`, which is for new groups only"),
+    ("isolation.level", "read_committed", "records of aborted transactions must have no effect"),
+    ("enable.partition.eof", "true", "idem needs the ends of partitions to know whether it is idle"),
+    ("allow.auto.create.topics", "false", "idem never creates topics"),
+    // librdkafka 2.12 stalls for minutes and loses commits under the new protocol, which 2.15 mends.
+    ("group.protocol", "classic", "the client library that is built in loses commits under the newer protocol"),
+    ("auto.commit.enable", "", "only what was handled may be committed: idem commits positions itself"),
+    ("group.remote.assignor", "", "it belongs to the newer group protocol, which is not used"),
+];
+
+/// Settings that the arguments of [`KafkaOptions::new`] hold.
+const ARGUMENTS: [&str; 3] = ["bootstrap.servers", "metadata.broker.list", "group.id"];
+
+/// How the names of those settings begin that say how to reach the brokers; producers get them too.
+const CONNECTION: [&str; 13] = [
+    "security.",
+    "ssl.",
+    "sasl.",
+    "enable.ssl.",
+    "enable.sasl.",
+    "https.",
+    "client.",
+    "socket.",
+    "broker.",
+    "connections.",
+    "reconnect.",
+    "message.max.bytes",
+    "debug",
+];
+
+const TOPIC_RULE: &str = "it must have 1 to 249 letters, digits, dots, hyphens or underscores";
+
+impl KafkaOptions {
+    /// One topic, consumed by one group. `brokers` is a list of `host:port`, separated by commas.
+    pub fn new(brokers: impl Into<String>, topic: impl Into<String>, group: impl Into<String>) -> Self {
+        Self {
+            brokers: brokers.into(),
+            topic: topic.into(),
+            group: group.into(),
+            reset: None,
+            lane_by: LaneBy::default(),
+            commit_every: Duration::from_secs(5),
+            drain: Duration::from_secs(25),
+            stalled_after: Duration::from_secs(120),
+            settings: Vec::new(),
+        }
+    }
+
+    /// Where a group starts that knows nothing of the topic. Without it such a group is refused. A group that knows the
+    /// topic goes on where it was, and takes partitions that were added later from their beginning.
+    #[must_use]
+    pub fn reset(mut self, reset: Reset) -> Self {
+        self.reset = Some(reset);
+        self
+    }
+
+    /// Which messages stay in order. Defaults to those of one key.
+    #[must_use]
+    pub fn lane_by(mut self, lane_by: LaneBy) -> Self {
+        self.lane_by = lane_by;
+        self
+    }
+
+    /// How often changed positions are committed. Defaults to 5 s; from 10 ms to 5 minutes. What was handled since is
+    /// delivered again after a crash, as duplicates.
+    #[must_use]
+    pub fn commit_every(mut self, every: Duration) -> Self {
+        self.commit_every = every;
+        self
+    }
+
+    /// How long partitions that move to another member are kept while their messages are finished. Defaults to 25 s, a
+    /// little more than the worker's own `drain`; at most half of `max.poll.interval.ms`, after which the group goes on
+    /// without this member.
+    #[must_use]
+    pub fn drain(mut self, drain: Duration) -> Self {
+        self.drain = drain;
+        self
+    }
+
+    /// How long records may be there without one being delivered before the consumer is replaced by a new one. Defaults to
+    /// 2 minutes; from 1 s to 1 h.
+    #[must_use]
+    pub fn stalled_after(mut self, time: Duration) -> Self {
+        self.stalled_after = time;
+        self
+    }
+
+    /// Sets any of librdkafka's consumer settings, as its `CONFIGURATION.md` lists them.
+    #[must_use]
+    pub fn set(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.settings.push((name.into(), value.into()));
+        self
+    }
+
+    /// Checks the settings. Nothing is connected yet.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with field, value and rule.
+    pub fn build(&self) -> Result<KafkaSource, ConfigError> {
+        self.check()?;
+        Ok(KafkaSource::new(self.clone()))
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let filled = |field, value: &String| {
+            if value.trim().is_empty() {
+                Err(refuse(field, format!("{value:?}"), "it must not be empty"))
+            } else {
+                Ok(())
+            }
+        };
+        filled("brokers", &self.brokers)?;
+        filled("group", &self.group)?;
+        check_topic("topic", &self.topic)?;
+        for (name, value) in &self.settings {
+            check_setting(name, value)?;
+        }
+        self.consumer_config().create_native_config().map_err(refused_by_library)?;
+        let span = |field, value: Duration, min, max, rule| {
+            if (min..=max).contains(&value) { Ok(()) } else { Err(refuse(field, format!("{value:?}"), rule)) }
+        };
+        let (ms, s) = (Duration::from_millis, Duration::from_secs);
+        span("commit_every", self.commit_every, ms(10), s(300), "it must be from 10 ms to 5 minutes")?;
+        span("stalled_after", self.stalled_after, s(1), s(3600), "it must be from 1 s to 1 hour")?;
+        let rule = "it must be from 1 ms to half of max.poll.interval.ms, or the group goes on without this member";
+        span("drain", self.drain, ms(1), self.poll_interval_max() / 2, rule)
+    }
+
+    /// librdkafka's own default is 5 minutes.
+    fn poll_interval_max(&self) -> Duration {
+        let set = self.settings.iter().rev().find(|(name, _)| name == "max.poll.interval.ms");
+        Duration::from_millis(set.and_then(|(_, value)| value.parse().ok()).unwrap_or(300_000))
+    }
+
+    pub(crate) fn consumer_config(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        for (name, value) in DEFAULTS {
+            config.set(name, value);
+        }
+        for (name, value) in &self.settings {
+            config.set(name, value);
+        }
+        for (name, value, _) in DECIDED.into_iter().filter(|(_, value, _)| !value.is_empty()) {
+            config.set(name, value);
+        }
+        config.set("bootstrap.servers", &self.brokers).set("group.id", &self.group);
+        config.set_log_level(log_level());
+        config
+    }
+
+    /// What producers and the administrative client need to reach the same brokers.
+    pub(crate) fn connection_config(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("client.id", "idem").set("socket.keepalive.enable", "true");
+        for (name, value) in &self.settings {
+            if CONNECTION.iter().any(|start| name.starts_with(start)) {
+                config.set(name, value);
+            }
+        }
+        config.set("bootstrap.servers", &self.brokers);
+        config.set_log_level(log_level());
+        config
+    }
+}
+
+/// rdkafka would ask the `log` crate instead.
+fn log_level() -> RDKafkaLogLevel {
+    let debug = tracing::enabled!(target: "librdkafka", tracing::Level::DEBUG);
+    if debug { RDKafkaLogLevel::Debug } else { RDKafkaLogLevel::Info }
+}
+
+impl fmt::Debug for KafkaOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The values of settings may be passwords.
+        let names: Vec<&str> = self.settings.iter().map(|(name, _)| &**name).collect();
+        f.debug_struct("KafkaOptions")
+            .field("brokers", &self.brokers)
+            .field("topic", &self.topic)
+            .field("group", &self.group)
+            .field("reset", &self.reset)
+            .field("lane_by", &self.lane_by)
+            .field("commit_every", &self.commit_every)
+            .field("drain", &self.drain)
+            .field("stalled_after", &self.stalled_after)
+            .field("settings", &names)
+            .finish()
+    }
+}
+
+pub(crate) fn refuse(field: &'static str, value: impl Into<String>, rule: &'static str) -> ConfigError {
+    ConfigError { field, value: value.into(), rule }
+}
+
+/// A name that begins with `^` would be a pattern, and others no broker takes.
+pub(crate) fn check_topic(field: &'static str, topic: &str) -> Result<(), ConfigError> {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if (1..=249).contains(&topic.len()) && topic.bytes().all(legal) && topic != "." && topic != ".." {
+        Ok(())
+    } else {
+        Err(refuse(field, format!("{topic:?}"), TOPIC_RULE))
+    }
+}
+
+fn check_setting(name: &str, value: &str) -> Result<(), ConfigError> {
+    if ARGUMENTS.contains(&name) {
+        return Err(refuse("set", name, "it is an argument of KafkaOptions::new"));
+    }
+    match DECIDED.iter().find(|(decided, ..)| *decided == name) {
+        Some((_, decided, rule)) if *decided != value => Err(refuse("set", format!("{name} = {value:?}"), rule)),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// The value is left out: it may be a password.
+pub(crate) fn refused_by_library(error: KafkaError) -> ConfigError {
+    let rule =
+        "librdkafka refuses it: its CONFIGURATION.md lists names and values, and some need a feature of this crate";
+    if let KafkaError::ClientConfig(_, _, name, _) = error {
+        return refuse("set", name, rule);
+    }
+    refuse("set", error.to_string(), rule)
+}
+
+#[cfg(test)]
+mod tests;

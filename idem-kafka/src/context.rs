@@ -1,0 +1,146 @@
+//! What the client library calls back, always from within a poll. Nothing is done here but noting it, so that the polling
+//! thread acts on it when it is ready.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use rdkafka::{
+    ClientContext, TopicPartitionList,
+    config::RDKafkaLogLevel,
+    consumer::{BaseConsumer, Consumer, ConsumerContext, RebalanceProtocol},
+    error::{KafkaError, KafkaResult},
+    types::{RDKafkaErrorCode, RDKafkaRespErr},
+};
+
+use crate::error::is_authentication;
+
+/// A part of a rebalance that waits for its answer. Meanwhile the client library keeps the membership alive.
+#[derive(Debug)]
+pub(crate) enum Step {
+    Assign(Vec<i32>),
+    /// Still held, until it is answered.
+    Revoke(Vec<i32>),
+    /// No longer held: the session ended.
+    Lost(Vec<i32>),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Context {
+    /// The consumer is being dropped, and nobody looks at what is noted any more.
+    closing: AtomicBool,
+    noted: Mutex<Noted>,
+}
+
+#[derive(Debug, Default)]
+struct Noted {
+    steps: VecDeque<Step>,
+    not_let_in: Option<String>,
+}
+
+impl Context {
+    fn noted(&self) -> MutexGuard<'_, Noted> {
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn next_step(&self) -> Option<Step> {
+        self.noted().steps.pop_front()
+    }
+
+    pub(crate) fn has_step(&self) -> bool {
+        !self.noted().steps.is_empty()
+    }
+
+    /// Why the brokers do not let this client in, where they said so.
+    pub(crate) fn not_let_in(&self) -> Option<String> {
+        self.noted().not_let_in.clone()
+    }
+
+    /// From now on rebalances are answered at once.
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+    }
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        Log.log(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        if error.rdkafka_error_code().is_some_and(is_authentication) {
+            self.noted().not_let_in = Some(reason.to_owned());
+        }
+        Log.error(error, reason);
+    }
+}
+
+impl ConsumerContext for Context {
+    fn rebalance(&self, consumer: &BaseConsumer<Self>, code: RDKafkaRespErr, list: &mut TopicPartitionList) {
+        let assign = code == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
+        if self.closing.load(Ordering::SeqCst) {
+            let answered = if assign { answer_assign(consumer, list) } else { answer_revoke(consumer, list) };
+            if let Err(error) = answered {
+                tracing::debug!(%error, "the last assignment could not be answered");
+            }
+            return;
+        }
+        let partitions = list.elements().iter().map(|element| element.partition()).collect();
+        let step = match (assign, consumer.assignment_lost()) {
+            (true, _) => Step::Assign(partitions),
+            (false, false) => Step::Revoke(partitions),
+            (false, true) => Step::Lost(partitions),
+        };
+        tracing::debug!(?step, "the group rebalances");
+        self.noted().steps.push_back(step);
+    }
+}
+
+/// Takes an assignment over, by the protocol that the group has chosen.
+pub(crate) fn answer_assign(consumer: &BaseConsumer<Context>, list: &TopicPartitionList) -> KafkaResult<()> {
+    match consumer.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => consumer.incremental_assign(list),
+        RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.assign(list),
+    }
+}
+
+/// Lets go of what is revoked.
+pub(crate) fn answer_revoke(consumer: &BaseConsumer<Context>, list: &TopicPartitionList) -> KafkaResult<()> {
+    match consumer.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => consumer.incremental_unassign(list),
+        RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.unassign(),
+    }
+}
+
+/// The client library's log lines, as ours.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Log;
+
+impl ClientContext for Log {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        match level {
+            // What the library calls an error is mostly a connection that it opens again.
+            RDKafkaLogLevel::Emerg
+            | RDKafkaLogLevel::Alert
+            | RDKafkaLogLevel::Critical
+            | RDKafkaLogLevel::Error
+            | RDKafkaLogLevel::Warning => tracing::warn!(target: "librdkafka", facility, "{message}"),
+            RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => {
+                tracing::info!(target: "librdkafka", facility, "{message}");
+            }
+            RDKafkaLogLevel::Debug => tracing::debug!(target: "librdkafka", facility, "{message}"),
+        }
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        // Most mend themselves; what a person must act on comes as an answer as well. The end of a partition is no error.
+        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::PartitionEOF) {
+            return;
+        }
+        tracing::debug!(%error, reason, "the Kafka client reports an error");
+    }
+}

@@ -1,0 +1,24 @@
+#![doc = include_str!("lib.md")]
+
+mod attach;
+mod commit;
+mod config;
+mod context;
+mod dead_letter;
+mod error;
+mod offsets;
+mod poll;
+mod rebalance;
+mod record;
+mod source;
+mod state;
+mod watchdog;
+
+pub use idem_core as core;
+
+pub use self::{
+    config::{KafkaOptions, LaneBy, Reset},
+    dead_letter::KafkaPublisher,
+    source::KafkaSource,
+    state::KafkaHandle,
+};

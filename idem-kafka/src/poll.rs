@@ -1,0 +1,251 @@
+//! The thread that owns the consumer. It polls, always, and nothing else may call the consumer: rebalances, commits and
+//! pauses all happen here, between two polls.
+
+use std::{sync::Arc, time::Duration};
+
+use idem_core::{Attached, SourceError};
+use rdkafka::{
+    consumer::{BaseConsumer, Consumer},
+    error::{KafkaError, KafkaResult},
+    message::Message as _,
+    types::RDKafkaErrorCode as Code,
+};
+use tokio::{runtime::Handle, sync::oneshot, time::Instant};
+
+use crate::{
+    attach::{self, attach, list},
+    config::KafkaOptions,
+    context::Context,
+    error::{classify, refusal, refused, unavailable},
+    rebalance::Rebalance,
+    record,
+    state::{Ending, Shared},
+    watchdog::Watchdog,
+};
+
+/// How long a poll waits for a record where nothing else is waited for.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// How long it waits while it also looks out for the worker: for room in the buffer, or the end of a drain.
+pub(crate) const ATTENTION: Duration = Duration::from_millis(2);
+
+/// How many records are taken in before the rest is looked at.
+const BURST: usize = 200;
+
+pub(crate) struct Poller {
+    pub(crate) consumer: BaseConsumer<Context>,
+    pub(crate) options: Arc<KafkaOptions>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) rebalance: Rebalance,
+    /// Partitions are paused because the buffer is full.
+    pub(crate) paused: bool,
+    /// When positions are committed next.
+    pub(crate) commit_at: Instant,
+    watchdog: Watchdog,
+}
+
+/// Runs on a thread of its own until the source is closed or dropped.
+pub(crate) fn run(
+    options: Arc<KafkaOptions>,
+    shared: Arc<Shared>,
+    runtime: &Handle,
+    attached: oneshot::Sender<Result<Attached, SourceError>>,
+) {
+    let mut poller = match Poller::attach(options, &shared, runtime) {
+        Ok((poller, facts)) => {
+            // Whoever attached may have given up, and then attaches again.
+            if attached.is_closed() || !shared.begin() {
+                return poller.leave();
+            }
+            if attached.send(Ok(facts)).is_err() {
+                shared.over(None);
+                return poller.leave();
+            }
+            poller
+        }
+        Err(error) => return drop(attached.send(Err(error))),
+    };
+    let guard = OverGuard(Arc::clone(&shared));
+    while shared.ending().is_none() {
+        poller.turn();
+    }
+    poller.close();
+    // The membership has ended by now, unless the brokers cannot be reached.
+    drop(guard);
+}
+
+/// However the thread ends, nobody waits for it any longer.
+struct OverGuard(Arc<Shared>);
+
+impl Drop for OverGuard {
+    fn drop(&mut self) {
+        let failure = std::thread::panicking().then(|| {
+            refused(
+                "the thread that polls Kafka has panicked",
+                "Start the worker again, and report the panic; nothing was lost",
+            )
+        });
+        self.0.over(failure);
+    }
+}
+
+impl Poller {
+    fn attach(
+        options: Arc<KafkaOptions>,
+        shared: &Arc<Shared>,
+        runtime: &Handle,
+    ) -> Result<(Self, Attached), SourceError> {
+        let consumer = consumer(&options).map_err(|error| classify(&options, "creating the consumer", error))?;
+        let attached = attach(&consumer, &options, runtime)?;
+        consumer.subscribe(&[&options.topic]).map_err(|error| classify(&options, "subscribing", error))?;
+        let poller = Self {
+            consumer,
+            shared: Arc::clone(shared),
+            rebalance: Rebalance::default(),
+            paused: false,
+            commit_at: Instant::now() + options.commit_every,
+            watchdog: Watchdog::new(options.stalled_after),
+            options,
+        };
+        Ok((poller, attached))
+    }
+
+    fn turn(&mut self) {
+        let waits = if self.paused || self.rebalance.is_draining() { ATTENTION } else { PATIENCE };
+        self.poll(waits);
+        self.rebalance();
+        self.balance();
+        self.commit_if_due();
+        let rests = self.paused || self.rebalance.is_draining();
+        if self.watchdog.is_stalled(&self.consumer, &self.options.topic, &self.shared, rests) {
+            self.replace();
+        }
+    }
+
+    /// Takes in what is there, or waits that long for it.
+    pub(crate) fn poll(&self, waits: Duration) {
+        let mut waits = waits;
+        for _ in 0..BURST {
+            match self.consumer.poll(waits) {
+                Some(Ok(record)) => {
+                    let message = || record::message(&record, self.options.lane_by);
+                    if !self.shared.deliver(record.partition(), record.offset(), message) {
+                        return;
+                    }
+                }
+                Some(Err(error)) => self.note(error),
+                None => return,
+            }
+            waits = Duration::ZERO;
+        }
+    }
+
+    /// Errors that the client library mends by itself are only logged, by the context.
+    fn note(&self, error: KafkaError) {
+        if let KafkaError::PartitionEOF(partition) = error {
+            return self.shared.reached_end(partition);
+        }
+        let Some(code) = error.rdkafka_error_code() else { return };
+        if matches!(code, Code::AutoOffsetReset | Code::LogTruncation | Code::OffsetOutOfRange) {
+            self.shared.fail(self.out_of_range());
+        } else if matches!(code, Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownTopicId) {
+            if attach::is_gone(&self.consumer, &self.options.topic) {
+                self.shared.fail(self.created_again());
+            }
+        } else if code == Code::AllBrokersDown {
+            self.shared.fail(unavailable("consuming", error));
+        } else if let Some(refusal) = refusal(&self.options, code) {
+            self.shared.fail(refusal);
+        }
+    }
+
+    /// Which positions the log does not have, or no longer has.
+    fn out_of_range(&self) -> SourceError {
+        let topic = &self.options.topic;
+        let outside = self.shared.progress().into_iter().filter_map(|progress| {
+            let ends = self.consumer.fetch_watermarks(topic, progress.partition, attach::ANSWER).ok()?;
+            let (low, high) = ends;
+            let inside = (low..=high).contains(&progress.next);
+            (!inside).then(|| format!("{topic}/{}/{} (it has {low} to {high})", progress.partition, progress.next))
+        });
+        let outside: Vec<_> = outside.collect();
+        refused(
+            format!("topic {topic:?} has no record at the group's position {}", outside.join(", ")),
+            format!(
+                "Records expired before they were handled, or the topic was truncated or created again. Find out which, then move \
+                 group {:?} to where it should go on with kafka-consumer-groups --reset-offsets",
+                self.options.group
+            ),
+        )
+    }
+
+    pub(crate) fn created_again(&self) -> SourceError {
+        let KafkaOptions { topic, group, .. } = &*self.options;
+        refused(
+            format!("topic {topic:?} was deleted, and maybe created again, while group {group:?} consumed it"),
+            "Start again once it is there: the group knows nothing of the new topic, so say where it starts; reset earliest \
+             loses nothing",
+        )
+    }
+
+    /// Pauses everything while the buffer is full: polling goes on, so the group keeps this member.
+    fn balance(&mut self) {
+        let Some(full) = self.shared.full().filter(|full| *full != self.paused) else { return };
+        let partitions = list(&self.options.topic, &self.shared.partitions());
+        let done = if full { self.consumer.pause(&partitions) } else { self.consumer.resume(&partitions) };
+        match done {
+            Ok(()) => self.paused = full,
+            // A partition was lost between two polls; the next turn tries again.
+            Err(error) => tracing::debug!(%error, "partitions could not be paused or resumed"),
+        }
+    }
+
+    /// Gives up a consumer that delivers nothing although there is something.
+    fn replace(&mut self) {
+        let topic = &self.options.topic;
+        tracing::warn!(%topic, "no record was delivered although there are some; the consumer is replaced by a new one");
+        let fresh = consumer(&self.options).and_then(|fresh| {
+            fresh.subscribe(&[topic])?;
+            Ok(fresh)
+        });
+        match fresh {
+            Ok(fresh) => {
+                self.shared.forget(&self.shared.partitions());
+                let stalled = std::mem::replace(&mut self.consumer, fresh);
+                self.rebalance = Rebalance::default();
+                self.paused = false;
+                stalled.context().close();
+                // Leaving the group may take as long as the brokers let it.
+                let disposal = std::thread::Builder::new().name("idem-kafka-drop".to_owned());
+                if let Err(error) = disposal.spawn(move || drop(stalled)) {
+                    tracing::warn!(%error, "the old consumer was dropped on the polling thread");
+                }
+            }
+            Err(error) => self.shared.fail(classify(&self.options, "replacing the consumer", error)),
+        }
+    }
+
+    fn close(mut self) {
+        if self.shared.ending() == Some(Ending::Close) {
+            self.commit_and_wait(&|_| true);
+        }
+        self.wait_for_coordinator();
+        self.leave();
+    }
+
+    /// Dropping the consumer leaves the group, which waits for every assignment to be answered.
+    fn leave(mut self) {
+        self.consumer.context().close();
+        self.answer_all();
+        // librdkafka 2.12 tells the group nothing when a cooperative member without partitions is closed, and the group
+        // would wait for it until its session ends.
+        self.consumer.unsubscribe();
+        // What is assigned is revoked by that, and answered from within this poll.
+        self.poll(PATIENCE);
+        self.wait_for_coordinator();
+    }
+}
+
+fn consumer(options: &KafkaOptions) -> KafkaResult<BaseConsumer<Context>> {
+    options.consumer_config().create_with_context(Context::default())
+}

@@ -1,0 +1,157 @@
+//! Assignments that begin and end.
+//!
+//! The client library keeps the membership alive until a rebalance is answered, so answers wait here, between polls, until
+//! the worker has finished: drain, then commit, then let go (E10).
+
+use rdkafka::{Offset, TopicPartitionList, consumer::Consumer, error::KafkaResult};
+use tokio::{
+    sync::oneshot::{self, error::TryRecvError},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    attach::{ANSWER, committed, known, list},
+    context::{Step, answer_assign, answer_revoke},
+    poll::Poller,
+    state::Start,
+};
+
+/// How long to wait before the group coordinator is asked again where an assignment starts.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
+
+/// What is not answered yet.
+#[derive(Debug, Default)]
+pub(crate) struct Rebalance {
+    /// Partitions whose starts are not known yet, and when to ask for them again.
+    assign: Option<(Vec<i32>, Instant)>,
+    drain: Option<Drain>,
+}
+
+/// Partitions that are still held while their messages are finished.
+#[derive(Debug)]
+struct Drain {
+    partitions: Vec<i32>,
+    answer: oneshot::Receiver<()>,
+    until: Instant,
+}
+
+impl Rebalance {
+    pub(crate) fn is_draining(&self) -> bool {
+        self.drain.is_some()
+    }
+}
+
+impl Poller {
+    /// Goes on with what the group asked for, as far as it can without waiting.
+    pub(crate) fn rebalance(&mut self) {
+        if let Some(mut drain) = self.rebalance.drain.take() {
+            if self.is_awaited(&mut drain) {
+                self.rebalance.drain = Some(drain);
+                return;
+            }
+            self.commit_and_wait(&|partition| drain.partitions.contains(&partition));
+            self.let_go(&drain.partitions);
+        }
+        if let Some((partitions, at)) = self.rebalance.assign.take() {
+            if Instant::now() < at && !self.consumer.context().has_step() {
+                self.rebalance.assign = Some((partitions, at));
+                return;
+            }
+            self.begin(partitions);
+        }
+        match self.consumer.context().next_step() {
+            Some(Step::Assign(partitions)) => self.begin(partitions),
+            Some(Step::Revoke(partitions)) => {
+                let until = Instant::now() + self.options.drain;
+                let answer = self.shared.drain(&partitions);
+                self.rebalance.drain = Some(Drain { partitions, answer, until });
+            }
+            Some(Step::Lost(partitions)) => {
+                tracing::warn!(?partitions, "the group went on without this member; what it had in hand comes back");
+                self.let_go(&partitions);
+            }
+            None => {}
+        }
+    }
+
+    /// Whether the end of an assignment still waits for the worker.
+    fn is_awaited(&self, drain: &mut Drain) -> bool {
+        if Instant::now() >= drain.until {
+            tracing::warn!(partitions = ?drain.partitions, "an assignment ended before its messages did; they come back as duplicates");
+            return false;
+        }
+        drain.answer.try_recv() == Err(TryRecvError::Empty)
+            && !self.shared.is_drained(&drain.partitions)
+            && !self.consumer.assignment_lost()
+    }
+
+    fn let_go(&self, partitions: &[i32]) {
+        self.shared.forget(partitions);
+        if let Err(error) = answer_revoke(&self.consumer, &list(&self.options.topic, partitions)) {
+            tracing::warn!(%error, ?partitions, "the end of an assignment could not be answered");
+        }
+    }
+
+    fn begin(&mut self, partitions: Vec<i32>) {
+        let starts = if self.consumer.context().has_step() {
+            // It is over already, or is taken back: it is answered, and nothing of it is delivered.
+            Ok((list(&self.options.topic, &partitions), Vec::new()))
+        } else {
+            self.starts(&partitions)
+        };
+        let begun = starts.and_then(|(list, starts)| {
+            self.shared.assign(&starts);
+            answer_assign(&self.consumer, &list)?;
+            if self.paused { self.consumer.pause(&list) } else { self.consumer.resume(&list) }
+        });
+        match begun {
+            Ok(()) => self.commit_at = Instant::now(),
+            Err(error) => {
+                tracing::warn!(%error, ?partitions, "partitions were assigned that cannot begin yet; trying again");
+                self.shared.forget(&partitions);
+                self.rebalance.assign = Some((partitions, Instant::now() + ASK_AGAIN));
+            }
+        }
+    }
+
+    /// Where each partition starts: at the group's position; where it has none, as in a partition that was added later, at
+    /// its beginning.
+    fn starts(&self, partitions: &[i32]) -> KafkaResult<(TopicPartitionList, Vec<Start>)> {
+        if partitions.is_empty() {
+            return Ok((TopicPartitionList::new(), Vec::new()));
+        }
+        let topic = &self.options.topic;
+        let mut list = committed(&self.consumer, topic, partitions, ANSWER)?;
+        let mut starts = Vec::with_capacity(partitions.len());
+        for partition in partitions {
+            let theirs = list.find_partition(topic, *partition);
+            let start = if let Some(offset) = theirs.as_ref().and_then(known) {
+                Start { partition: *partition, offset, committed: true }
+            } else {
+                let (low, _) = self.consumer.fetch_watermarks(topic, *partition, ANSWER)?;
+                list.set_partition_offset(topic, *partition, Offset::Offset(low))?;
+                Start { partition: *partition, offset: low, committed: false }
+            };
+            starts.push(start);
+        }
+        Ok((list, starts))
+    }
+
+    /// Answers whatever the group waits for, because leaving it waits for that.
+    pub(crate) fn answer_all(&mut self) {
+        if let Some(drain) = self.rebalance.drain.take() {
+            self.let_go(&drain.partitions);
+        }
+        let assigned = self.rebalance.assign.take().map(|(partitions, _)| Step::Assign(partitions));
+        for step in assigned.into_iter().chain(std::iter::from_fn(|| self.consumer.context().next_step())) {
+            match step {
+                Step::Assign(partitions) => {
+                    if let Err(error) = answer_assign(&self.consumer, &list(&self.options.topic, &partitions)) {
+                        tracing::debug!(%error, "the last assignment could not be answered");
+                    }
+                }
+                Step::Revoke(partitions) | Step::Lost(partitions) => self.let_go(&partitions),
+            }
+        }
+    }
+}

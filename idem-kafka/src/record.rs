@@ -1,0 +1,66 @@
+//! A Kafka record as a message.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::{Duration, SystemTime},
+};
+
+use idem_core::{Bytes, Headers, Message, OrderingKey, Origin};
+use rdkafka::{
+    Timestamp,
+    message::{BorrowedMessage, Headers as _, Message as _},
+};
+
+use crate::config::LaneBy;
+
+/// Copies the record: a borrowed one pins the buffer of a whole fetch.
+pub(crate) fn message(record: &BorrowedMessage<'_>, lane_by: LaneBy) -> Message {
+    let origin = format!("{}/{}/{}", record.topic(), record.partition(), record.offset());
+    let mut message = match record.payload() {
+        Some(payload) => Message::new(Bytes::copy_from_slice(payload)),
+        None => Message::tombstone(),
+    };
+    // An offset is used again when a topic is created again, and a time-stamp tells the two records apart.
+    message = message.with_id(&match record.timestamp().to_millis() {
+        Some(time) => format!("{origin}@{time}"),
+        None => origin.clone(),
+    });
+    message = message.with_origin(Origin::new(&origin)).with_headers(headers(record));
+    if let Some(key) = record.key() {
+        message = message.with_record_key(Bytes::copy_from_slice(key));
+    }
+    if let Some(time) = sent_at(record.timestamp()) {
+        message = message.with_sent_at(time);
+    }
+    message.with_ordering_key(ordering_key(record.partition(), record.key(), lane_by))
+}
+
+/// Kafka orders within a partition only, so the partition is part of every key. A record without a key is ordered with
+/// those of its partition that have none either.
+fn ordering_key(partition: i32, key: Option<&[u8]>, lane_by: LaneBy) -> OrderingKey {
+    let mut bytes = partition.to_be_bytes().to_vec();
+    if let (Some(key), LaneBy::Key) = (key, lane_by) {
+        bytes.push(b'/');
+        bytes.extend_from_slice(key);
+    }
+    OrderingKey::new(bytes)
+}
+
+fn sent_at(timestamp: Timestamp) -> Option<SystemTime> {
+    let millis = u64::try_from(timestamp.to_millis()?).ok()?;
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis))
+}
+
+fn headers(record: &BorrowedMessage<'_>) -> Headers {
+    let mut headers = Headers::default();
+    let Some(theirs) = record.headers() else { return headers };
+    for place in 0..theirs.count() {
+        // rdkafka 0.39 panics at a header whose name is not UTF-8, and a record must not take the consumer with it. Such a
+        // header keeps its place; no key source asks for that name.
+        match catch_unwind(AssertUnwindSafe(|| theirs.get(place))) {
+            Ok(header) => headers.push(header.key, header.value.map(Bytes::copy_from_slice)),
+            Err(_) => headers.push("\u{fffd}", None),
+        }
+    }
+    headers
+}

@@ -1,0 +1,122 @@
+//! [`KafkaSource`]: the source as the worker sees it.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use idem_core::{Attached, Received, Settle, Settled, Source, SourceCapabilities, SourceError};
+use rdkafka::{error::KafkaError, types::RDKafkaErrorCode as Code};
+use tokio::sync::{Mutex, oneshot};
+
+use crate::{
+    config::KafkaOptions,
+    error::{refused, unavailable},
+    poll,
+    state::{Ending, KafkaHandle, Shared},
+};
+
+/// How long attaching may take, all questions to the brokers together.
+const ATTACH: Duration = Duration::from_secs(30);
+
+/// One topic, consumed as a member of one group. [`KafkaOptions`] makes one.
+///
+/// The consumer lives on a thread of its own, which polls from [`Source::attach`] until [`Source::close`] or until the
+/// source is dropped.
+pub struct KafkaSource {
+    options: Arc<KafkaOptions>,
+    shared: Arc<Shared>,
+    attached: Mutex<Option<Attached>>,
+}
+
+impl KafkaSource {
+    pub(crate) fn new(options: KafkaOptions) -> Self {
+        Self { options: Arc::new(options), shared: Arc::default(), attached: Mutex::default() }
+    }
+}
+
+impl fmt::Debug for KafkaSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaSource").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Source for KafkaSource {
+    type Handle = KafkaHandle;
+
+    fn capabilities(&self) -> SourceCapabilities {
+        SourceCapabilities::minimal().ordered(true).individual_settle(false)
+    }
+
+    /// # Errors
+    /// [`SourceError::Refused`] for a topic that does not exist, rights that are missing, a group that knows nothing of the
+    /// topic where no [`reset`](KafkaOptions::reset) was given, and brokers that do not let this client in.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the consumer of a dropped call leaves the group again.
+    async fn attach(&self) -> Result<Attached, SourceError> {
+        let mut attached = self.attached.lock().await;
+        if let Some(attached) = &*attached {
+            return Ok(attached.clone());
+        }
+        let (options, shared) = (Arc::clone(&self.options), Arc::clone(&self.shared));
+        let (answer, answered) = oneshot::channel();
+        let runtime = tokio::runtime::Handle::current();
+        let thread = std::thread::Builder::new().name("idem-kafka".to_owned());
+        thread
+            .spawn(move || poll::run(options, shared, &runtime, answer))
+            .map_err(|error| SourceError::Unavailable { doing: "starting a thread", source: error.into() })?;
+        let late = || unavailable("attaching", KafkaError::MetadataFetch(Code::OperationTimedOut));
+        let facts = match tokio::time::timeout(ATTACH, answered).await {
+            Ok(Ok(facts)) => facts?,
+            Ok(Err(_)) => return Err(refused("the source is closed", "Make a new one")),
+            Err(_) => return Err(late()),
+        };
+        *attached = Some(facts.clone());
+        Ok(facts)
+    }
+
+    /// # Errors
+    /// [`SourceError::Refused`] where the group's position is outside of the log, the topic was deleted or rights were
+    /// taken away; [`SourceError::Unavailable`] when no broker can be reached.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a dropped call loses nothing.
+    async fn receive(&self, max: usize) -> Result<Received<KafkaHandle>, SourceError> {
+        self.shared.receive(max).await
+    }
+
+    /// # Cancel safety
+    /// It does not wait.
+    async fn settle(&self, settlements: Vec<(KafkaHandle, Settle)>) -> Vec<Settled> {
+        self.shared.settle(settlements)
+    }
+
+    fn holds_back(&self, handle: &KafkaHandle) -> bool {
+        self.shared.holds_back(handle)
+    }
+
+    async fn is_idle(&self) -> bool {
+        self.shared.is_idle()
+    }
+
+    fn stop(&self) {
+        self.shared.stop();
+    }
+
+    /// Commits what is finished and leaves the group.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the thread goes on closing.
+    async fn close(&self, deadline: Duration) {
+        self.shared.end(Ending::Close);
+        if tokio::time::timeout(deadline, self.shared.ended()).await.is_err() {
+            // The thread ends by itself once the brokers let it.
+            tracing::warn!(topic = self.options.topic, ?deadline, "the brokers did not let go in time");
+            self.shared.over(None);
+        }
+    }
+}
+
+impl Drop for KafkaSource {
+    fn drop(&mut self) {
+        self.shared.end(Ending::Drop);
+    }
+}

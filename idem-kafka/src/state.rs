@@ -1,0 +1,380 @@
+//! What the polling thread and the worker's tasks share: the buffer, the partitions that are held, and what is to be
+//! announced.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use idem_core::{Assignment, Delivery, Message, Received, Revocation, Settle, Settled, SourceError};
+use tokio::sync::{Notify, oneshot};
+
+use crate::offsets::Offsets;
+
+/// How many messages, and how many bytes of them, wait for the worker before partitions are paused. One more message may
+/// exceed the bytes. Half of it must be gone before they are resumed, because a pause throws away what the client library
+/// fetched ahead.
+const BUFFER_MESSAGES: usize = 10_000;
+const BUFFER_BYTES: usize = 16 << 20;
+
+/// What settles one delivery.
+#[derive(Debug)]
+pub struct KafkaHandle {
+    partition: i32,
+    offset: i64,
+    assignment: Assignment,
+}
+
+type KafkaDelivery = Delivery<KafkaHandle>;
+
+/// Held by the thread and the source together.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    /// Something is there for `receive`.
+    arrived: Notify,
+    /// The thread is done.
+    ended: Notify,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    buffer: VecDeque<KafkaDelivery>,
+    buffer_bytes: usize,
+    held: HashMap<i32, Held>,
+    revocations: VecDeque<Revocation>,
+    failure: Option<SourceError>,
+    /// The group has given this member its share, which may be nothing.
+    joined: bool,
+    assignments: u64,
+    stopped: bool,
+    ending: Option<Ending>,
+    running: bool,
+}
+
+/// How the thread is to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Commit what is finished, and leave the group.
+    Close,
+    /// Only leave the group, as the source was dropped.
+    Drop,
+}
+
+/// One partition under one assignment.
+#[derive(Debug)]
+struct Held {
+    assignment: Assignment,
+    offsets: Offsets,
+    /// The last record that the broker has was delivered.
+    at_end: bool,
+    /// It moves to another member: nothing more is taken from it.
+    draining: bool,
+    /// The position that the group has, as it was last read.
+    committed: Option<i64>,
+    /// Records and ends of the partition that were seen; the watchdog asks whether it moves.
+    seen: u64,
+}
+
+/// How far a partition is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) partition: i32,
+    pub(crate) offset: i64,
+}
+
+/// Where a partition starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Start {
+    pub(crate) partition: i32,
+    pub(crate) offset: i64,
+    /// The group has it already.
+    pub(crate) committed: bool,
+}
+
+/// What the watchdog sees of one partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Progress {
+    pub(crate) partition: i32,
+    pub(crate) assignment: Assignment,
+    pub(crate) next: i64,
+    pub(crate) at_end: bool,
+    pub(crate) seen: u64,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing in here panics between two changes that belong together.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next thing to hand over. Nothing is lost where the caller is dropped: what is taken is returned at once.
+    pub(crate) async fn receive(&self, max: usize) -> Result<Received<KafkaHandle>, SourceError> {
+        loop {
+            if let Some(answer) = self.lock().next(max) {
+                return answer;
+            }
+            self.arrived.notified().await;
+        }
+    }
+
+    pub(crate) fn settle(&self, settlements: Vec<(KafkaHandle, Settle)>) -> Vec<Settled> {
+        let mut state = self.lock();
+        settlements.into_iter().map(|(handle, settle)| state.settle(&handle, settle)).collect()
+    }
+
+    pub(crate) fn holds_back(&self, handle: &KafkaHandle) -> bool {
+        let state = self.lock();
+        let held = state.held.get(&handle.partition).filter(|held| held.assignment == handle.assignment);
+        held.is_some_and(|held| held.offsets.holds_back(handle.offset))
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = self.lock();
+        let at_end = |held: &Held| held.at_end && !held.draining && held.offsets.in_hand() == 0;
+        state.running && state.joined && state.held.values().all(at_end)
+    }
+
+    /// Nothing more is handed over; what was not goes back.
+    pub(crate) fn stop(&self) {
+        let mut state = self.lock();
+        state.stopped = true;
+        state.empty_buffer(|_| true);
+        drop(state);
+        self.arrived.notify_one();
+    }
+
+    /// The thread runs from now on, unless the source was closed meanwhile.
+    pub(crate) fn begin(&self) -> bool {
+        let mut state = self.lock();
+        state.running = state.ending.is_none();
+        state.running
+    }
+
+    pub(crate) fn end(&self, how: Ending) {
+        let mut state = self.lock();
+        state.ending.get_or_insert(how);
+        state.stopped = true;
+        drop(state);
+        self.arrived.notify_one();
+    }
+
+    /// How the thread is to end, once it is.
+    pub(crate) fn ending(&self) -> Option<Ending> {
+        self.lock().ending
+    }
+
+    /// Waits until the thread has ended.
+    pub(crate) async fn ended(&self) {
+        let ended = self.ended.notified();
+        tokio::pin!(ended);
+        // Registered before the look, so that an end in between is not missed.
+        ended.as_mut().enable();
+        if self.lock().running {
+            ended.await;
+        }
+    }
+
+    /// The thread has ended, or is not waited for any longer: every handle is over.
+    pub(crate) fn over(&self, failure: Option<SourceError>) {
+        let mut state = self.lock();
+        state.running = false;
+        state.held.clear();
+        state.empty_buffer(|_| true);
+        state.revocations.clear();
+        state.failure = state.failure.take().or(failure);
+        drop(state);
+        self.arrived.notify_one();
+        self.ended.notify_waiters();
+    }
+
+    /// Takes in one record, if it is wanted. False where there is no room for another.
+    pub(crate) fn deliver(&self, partition: i32, offset: i64, message: impl FnOnce() -> Message) -> bool {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let Some(held) = state.held.get_mut(&partition) else { return true };
+        if state.stopped || held.draining || !held.offsets.deliver(offset) {
+            return true;
+        }
+        held.at_end = false;
+        held.seen += 1;
+        let assignment = held.assignment;
+        let handle = KafkaHandle { partition, offset, assignment };
+        let message = message();
+        state.buffer_bytes += message.bytes();
+        state.buffer.push_back(Delivery { message, attempt: 1, redelivered: false, assignment, handle });
+        self.arrived.notify_one();
+        !state.is_full()
+    }
+
+    pub(crate) fn reached_end(&self, partition: i32) {
+        if let Some(held) = self.lock().held.get_mut(&partition) {
+            held.at_end = true;
+            held.seen += 1;
+        }
+    }
+
+    pub(crate) fn fail(&self, failure: SourceError) {
+        self.lock().failure = Some(failure);
+        self.arrived.notify_one();
+    }
+
+    /// Whether partitions must be paused, or resumed; `None` in between.
+    pub(crate) fn full(&self) -> Option<bool> {
+        let state = self.lock();
+        if state.stopped || state.is_full() {
+            return Some(true);
+        }
+        let low = state.buffer.len() <= BUFFER_MESSAGES / 2 && state.buffer_bytes <= BUFFER_BYTES / 2;
+        low.then_some(false)
+    }
+
+    /// Partitions begin.
+    pub(crate) fn assign(&self, starts: &[Start]) {
+        let mut state = self.lock();
+        state.joined = true;
+        for start in starts {
+            state.assignments += 1;
+            let held = Held {
+                assignment: Assignment(state.assignments),
+                offsets: Offsets::new(start.offset),
+                at_end: false,
+                draining: false,
+                committed: start.committed.then_some(start.offset),
+                seen: 0,
+            };
+            state.held.insert(start.partition, held);
+        }
+    }
+
+    /// Partitions are to end, and are still held: nothing more is taken from them. Answered when the worker has finished.
+    pub(crate) fn drain(&self, partitions: &[i32]) -> oneshot::Receiver<()> {
+        let mut state = self.lock();
+        let (drained, answer) = oneshot::channel();
+        let assignments = state.ending_assignments(partitions);
+        state.revocations.push_back(Revocation { assignments, drained: Some(drained) });
+        drop(state);
+        self.arrived.notify_one();
+        answer
+    }
+
+    /// Whether nobody is left who would answer a drain, and nothing that it would wait for.
+    pub(crate) fn is_drained(&self, partitions: &[i32]) -> bool {
+        let state = self.lock();
+        let out_of_hand = |partition| state.held.get(partition).is_none_or(|held| held.offsets.in_hand() == 0);
+        state.stopped && partitions.iter().all(out_of_hand)
+    }
+
+    /// Partitions are over. Where nobody was told before, they are announced as lost.
+    pub(crate) fn forget(&self, partitions: &[i32]) {
+        let mut state = self.lock();
+        let told = partitions.iter().all(|partition| state.held.get(partition).is_none_or(|held| held.draining));
+        let assignments = state.ending_assignments(partitions);
+        partitions.iter().for_each(|partition| drop(state.held.remove(partition)));
+        if !told {
+            state.revocations.push_back(Revocation { assignments, drained: None });
+            drop(state);
+            self.arrived.notify_one();
+        }
+    }
+
+    /// The partitions that are held and not about to end.
+    pub(crate) fn partitions(&self) -> Vec<i32> {
+        let state = self.lock();
+        state.held.iter().filter(|(_, held)| !held.draining).map(|(partition, _)| *partition).collect()
+    }
+
+    /// The positions that the group does not have yet, as far as it is known.
+    pub(crate) fn changed(&self, among: &impl Fn(i32) -> bool) -> Vec<Position> {
+        let state = self.lock();
+        let changed = |(partition, held): (&i32, &Held)| {
+            let offset = held.offsets.position();
+            (held.committed != Some(offset) && among(*partition)).then_some(Position { partition: *partition, offset })
+        };
+        state.held.iter().filter_map(changed).collect()
+    }
+
+    /// Notes the position that the group has. False where it had one before and now has none.
+    pub(crate) fn committed(&self, partition: i32, theirs: Option<i64>) -> bool {
+        let mut state = self.lock();
+        let Some(held) = state.held.get_mut(&partition) else { return true };
+        let vanished = held.committed.is_some() && theirs.is_none();
+        held.committed = theirs.or(held.committed);
+        !vanished
+    }
+
+    pub(crate) fn progress(&self) -> Vec<Progress> {
+        let progress = |(partition, held): (&i32, &Held)| Progress {
+            partition: *partition,
+            assignment: held.assignment,
+            next: held.offsets.next(),
+            at_end: held.at_end,
+            seen: held.seen,
+        };
+        self.lock().held.iter().map(progress).collect()
+    }
+}
+
+impl State {
+    fn next(&mut self, max: usize) -> Option<Result<Received<KafkaHandle>, SourceError>> {
+        if let Some(failure) = self.failure.take() {
+            return Some(Err(failure));
+        }
+        if let Some(revocation) = self.revocations.pop_front() {
+            return Some(Ok(Received::Revoked(revocation)));
+        }
+        if self.stopped {
+            return Some(Ok(Received::End));
+        }
+        let count = max.min(self.buffer.len());
+        if count == 0 {
+            return None;
+        }
+        let deliveries: Vec<_> = self.buffer.drain(..count).collect();
+        self.buffer_bytes -= deliveries.iter().map(|delivery| delivery.message.bytes()).sum::<usize>();
+        Some(Ok(Received::Deliveries(deliveries)))
+    }
+
+    fn settle(&mut self, handle: &KafkaHandle, settle: Settle) -> Settled {
+        let held = self.held.get_mut(&handle.partition).filter(|held| held.assignment == handle.assignment);
+        let Some(held) = held else { return Settled::Stale };
+        let settled = match settle {
+            Settle::Acknowledge(_) | Settle::DeadLetter(_) => held.offsets.finish(handle.offset),
+            // A position says nothing of a single message: it stays behind this one, and under the next assignment the
+            // message comes back. Core releases at a stop and at the end of an assignment only.
+            Settle::Release { .. } => held.offsets.release(handle.offset),
+        };
+        if settled { Settled::Settled } else { Settled::Stale }
+    }
+
+    /// Marks the partitions, and drops what of them was not handed over.
+    fn ending_assignments(&mut self, partitions: &[i32]) -> Vec<Assignment> {
+        let mut assignments = Vec::new();
+        for partition in partitions {
+            if let Some(held) = self.held.get_mut(partition) {
+                held.draining = true;
+                assignments.push(held.assignment);
+            }
+        }
+        self.empty_buffer(|delivery| assignments.contains(&delivery.assignment));
+        assignments
+    }
+
+    fn is_full(&self) -> bool {
+        self.buffer.len() >= BUFFER_MESSAGES || self.buffer_bytes >= BUFFER_BYTES
+    }
+
+    fn empty_buffer(&mut self, of: impl Fn(&KafkaDelivery) -> bool) {
+        let kept = self.buffer.drain(..).filter_map(|delivery| {
+            if !of(&delivery) {
+                return Some(delivery);
+            }
+            self.buffer_bytes -= delivery.message.bytes();
+            if let Some(held) = self.held.get_mut(&delivery.handle.partition) {
+                held.offsets.release(delivery.handle.offset);
+            }
+            None
+        });
+        self.buffer = kept.collect();
+    }
+}

@@ -1,0 +1,18 @@
+//! The Kafka source against a real broker, and against a mock cluster where errors are injected.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::wildcard_enum_match_arm,
+    reason = "anything unexpected in a test is a failure"
+)]
+
+mod cluster;
+mod faults;
+mod member;
+mod positions;
+mod publisher;
+mod rebalances;
+mod records;
+mod suite;
+mod wire;

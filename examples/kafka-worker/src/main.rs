@@ -1,0 +1,13 @@
+//! Consumes purchases from Kafka into a ledger, each exactly once.
+
+use std::process::ExitCode;
+
+use idem_service::{Effects, Handlers, Service, kafka::Kafka};
+use ledger::{Ledger, POSTGRES_TABLES, SQLITE_TABLES};
+
+fn main() -> ExitCode {
+    Service::new("ledger", Effects::InTransaction)
+        .postgres(Handlers::new(Ledger).batch(Ledger).tables(POSTGRES_TABLES))
+        .sqlite(Handlers::new(Ledger).batch(Ledger).tables(SQLITE_TABLES))
+        .run::<Kafka>()
+}

@@ -1,0 +1,20 @@
+//! The worker from outside: real processes on a real broker and a real database, killed, stopped and deployed, and the
+//! ledger read back.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on fails, and says why"
+)]
+
+mod deploys;
+mod outages;
+mod own_servers;
+mod positions;
+mod refusals;
+mod stage;
+mod storm;
+mod topic;
+mod worker;

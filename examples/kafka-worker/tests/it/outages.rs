@@ -1,0 +1,53 @@
+//! A broker and a database that go away and come back.
+
+use std::time::Duration;
+
+use super::{
+    own_servers::OwnServers,
+    stage::{Ledger, Stage, count, until},
+};
+
+/// A25, J9: the broker crashes, the database crashes, both do. The worker waits, says so, and goes on; nobody is charged
+/// an attempt for it, and nothing is set aside.
+#[tokio::test(flavor = "multi_thread")]
+async fn j9_outages_are_waited_out_and_charged_to_nobody() {
+    let servers = OwnServers::up("kafka-worker-outages", &["postgres", "kafka"]);
+    let stage = Stage::on("outages", 4, &servers.url("kafka"), &servers.url("postgres")).await;
+    let each = count(10_000, 2_000);
+    // A message that is redelivered after an outage is counted while it runs, and the count goes with its success.
+    let mut worker = stage.start(&["--reset", "earliest", "--attempts", "2", "--batch", "20"]);
+    let mut sent = 0;
+    for outage in [&["kafka"][..], &["postgres"], &["kafka", "postgres"]] {
+        stage.send(sent..sent + each).await;
+        stage.until_purchases(sent + each / 10).await;
+        sent += each;
+        for server in outage {
+            servers.restart(server);
+        }
+        stage.until_purchases(sent).await;
+        assert!(worker.runs(), "after {outage:?}:\n{}", worker.logged());
+    }
+    stage.until_settled().await;
+    let ended = worker.stop().await;
+    assert_eq!(ended.count("dead_lettered"), 0);
+    assert_eq!(stage.ledger().await, Ledger::of(0..sent));
+    assert!(stage.dead_letters().await.is_empty());
+    a_database_that_is_away_for_longer_is_reported(&servers, &stage, sent).await;
+    stage.remove().await;
+}
+
+/// It pauses and says so, in its log and at `/readyz`, and burns no attempt however long it takes.
+async fn a_database_that_is_away_for_longer_is_reported(servers: &OwnServers, stage: &Stage, sent: i64) {
+    let worker = stage.start(&["--attempts", "2"]);
+    until("the worker to join", async || worker.joined()).await;
+    servers.down("postgres");
+    stage.send(sent..sent + 100).await;
+    until("the worker to say so", async || worker.logged().contains("the database")).await;
+    // Several probes, each of which would be an attempt if it were charged.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    servers.up_again("postgres");
+    stage.until_purchases(sent + 100).await;
+    assert_eq!(worker.stop().await.count("dead_lettered"), 0);
+    assert!(stage.most_attempts().await <= 1, "an attempt was charged to an outage");
+    assert_eq!(stage.ledger().await, Ledger::of(0..sent + 100));
+}

@@ -1,0 +1,123 @@
+//! Workers that come and go.
+
+use std::time::Duration;
+
+use super::{
+    stage::{Ledger, Stage, count, until},
+    worker::Worker,
+};
+
+/// E1, E8, J2: three workers on twelve partitions, one of which joins or leaves every second, half of the leaving ones
+/// without a word. The ledger is exact, and every message is settled.
+#[tokio::test(flavor = "multi_thread")]
+async fn e8_a_storm_of_rebalances_leaves_an_exact_ledger() {
+    let purchases = count(50_000, 6_000);
+    let stage = Stage::new("storm", 12).await;
+    stage.send(0..purchases / 2).await;
+    // Attempts are counted for what a killed worker had in hand; more of them than there are kills.
+    let settings = ["--reset", "earliest", "--attempts", "100", "--batch", "50", "--in-flight", "300"];
+    let mut workers: Vec<Worker> = (0..3).map(|_| stage.start(&settings)).collect();
+    let mut rng = fastrand::Rng::with_seed(seed());
+    let (mut rounds, mut kills) = (0, 0);
+    let storm = async {
+        let mut second_half = Some(stage.send(purchases / 2..purchases));
+        while stage.purchases().await < purchases || rounds < 10 {
+            // One a second is what the test is about.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            if let Some(sending) = second_half.take_if(|_| rounds == 3) {
+                sending.await;
+            }
+            rounds += 1;
+            if workers.len() < 3 || (workers.len() < 4 && rng.bool()) {
+                workers.push(stage.start(&settings));
+                continue;
+            }
+            let leaving = workers.swap_remove(rng.usize(..workers.len()));
+            if rng.bool() {
+                kills += 1;
+                leaving.kill().await;
+            } else {
+                let ended = leaving.stop().await;
+                assert!(ended.status.success(), "{}", ended.log);
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(900), storm).await.expect("the storm ends");
+    if workers.is_empty() {
+        workers.push(stage.start(&settings));
+    }
+    stage.until_settled().await;
+    for worker in workers {
+        worker.stop().await;
+    }
+    println!("{rounds} rounds, {kills} kills");
+    assert_eq!(stage.ledger().await, Ledger::of(0..purchases));
+    assert!(stage.dead_letters().await.is_empty(), "{:?}", stage.dead_letters().await);
+    stage.remove().await;
+}
+
+/// E1, J3: a worker that stands still for longer than its session, and then goes on as if nothing had happened.
+#[tokio::test(flavor = "multi_thread")]
+async fn e1_a_zombie_changes_nothing() {
+    let purchases = count(20_000, 4_000);
+    let stage = Stage::new("zombie", 4).await;
+    stage.send(0..purchases).await;
+    let settings = ["--reset", "earliest", "--batch", "20", "--handler-deadline", "2s"];
+    let zombie = stage.start(&settings);
+    stage.until_purchases(1).await;
+    zombie.signal("STOP").await;
+    let other = stage.start(&settings);
+    // Only what the zombie had is missing before the group has noticed; then nothing is.
+    stage.until_purchases(purchases).await;
+    zombie.signal("CONT").await;
+    stage.send(purchases..2 * purchases).await;
+    stage.until_purchases(2 * purchases).await;
+    stage.until_settled().await;
+    let ended = [zombie.stop().await, other.stop().await];
+    assert!(ended.iter().all(|ended| ended.status.success()), "{}", ended[0].log);
+    assert_eq!(stage.ledger().await, Ledger::of(0..2 * purchases));
+    assert!(stage.dead_letters().await.is_empty());
+    stage.remove().await;
+}
+
+/// E10: with clean stops, nothing is delivered twice beyond what was in flight when a deadline ran out, and here none
+/// does.
+#[tokio::test(flavor = "multi_thread")]
+async fn e10_a_rolling_restart_delivers_nothing_twice() {
+    let purchases = count(40_000, 8_000);
+    let stage = Stage::new("rolling", 8).await;
+    let mut workers = vec![];
+    for _ in 0..2 {
+        workers.push(stage.start(&["--reset", "earliest", "--batch", "20"]));
+    }
+    let (mut duplicates, mut processed, mut sent) = (0, 0, 0);
+    for round in 1..=4 {
+        let next = purchases * round / 4;
+        stage.send(sent..next).await;
+        stage.until_purchases(sent + 1).await;
+        sent = next;
+        let mut newcomer = stage.start(&["--batch", "20"]);
+        until("the newcomer to run", async || newcomer.runs() && newcomer.joined()).await;
+        let ended = workers.remove(0).stop().await;
+        duplicates += ended.count("duplicates");
+        processed += ended.count("processed");
+        workers.push(newcomer);
+    }
+    stage.until_purchases(purchases).await;
+    stage.until_settled().await;
+    for worker in workers {
+        let ended = worker.stop().await;
+        duplicates += ended.count("duplicates");
+        processed += ended.count("processed");
+    }
+    println!("{duplicates} of {purchases} messages were delivered twice in 4 restarts");
+    assert_eq!((processed, duplicates), (u64::try_from(purchases).expect("a count"), 0));
+    assert_eq!(stage.ledger().await, Ledger::of(0..purchases));
+    stage.remove().await;
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    println!("IDEM_SEED={seed}");
+    seed
+}

@@ -1,0 +1,30 @@
+//! The application of the example workers: each purchase is a row, and each customer has a total. Copy it, and put your
+//! own tables and statements in their place.
+//!
+//! `purchase.rs` says what a message must be; `postgres.rs` and `sqlite.rs` each have the tables and the same effect
+//! twice, message by message and set-based. A worker needs one of those four.
+
+mod postgres;
+mod purchase;
+mod sqlite;
+
+use std::sync::LazyLock;
+
+use idem_core::Message;
+
+pub use self::{postgres::POSTGRES_TABLES, purchase::Purchase, sqlite::SQLITE_TABLES};
+
+/// The handlers, for each store.
+#[derive(Debug, Clone, Copy)]
+pub struct Ledger;
+
+/// Which process wrote a row, for people who look at it: `host:process id`.
+static HANDLED_BY: LazyLock<String> = LazyLock::new(|| {
+    let host = std::env::var("HOSTNAME").or_else(|_| std::fs::read_to_string("/etc/hostname")).unwrap_or_default();
+    format!("{}:{}", host.trim(), std::process::id())
+});
+
+/// The key under which idem handles the message.
+fn key(message: &Message) -> &str {
+    message.key().map_or("", |key| key.as_str())
+}

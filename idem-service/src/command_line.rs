@@ -1,0 +1,81 @@
+//! Reads the command line and the environment, or says in one line what is wrong with them.
+
+use std::ffi::OsString;
+
+use clap::{ArgMatches, Args as _, Command, FromArgMatches as _, error::ErrorKind, parser::ValueSource};
+
+use crate::{broker::Broker, refusal, service::Service, settings::Settings, variables};
+
+/// What a worker was told.
+#[derive(Debug)]
+pub(crate) struct CommandLine<B> {
+    pub(crate) settings: Settings,
+    pub(crate) broker: B,
+    /// Everything that was given, without secrets, for the log.
+    pub(crate) given: String,
+}
+
+/// What to do with a command line that starts no worker.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// Help or the version was asked for, and printed.
+    Answered,
+    /// One line that says what is wrong.
+    Refused(String),
+}
+
+/// Reads `arguments`, whose first is the program's name, and the variables that flags have. `variables` are the names
+/// of all that are set.
+pub(crate) fn read<B: Broker>(
+    service: &Service,
+    arguments: Vec<OsString>,
+    variables: impl IntoIterator<Item = String>,
+) -> Result<CommandLine<B>, Stop> {
+    let mut command = command::<B>(service);
+    let matches = match command.try_get_matches_from_mut(arguments) {
+        Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+            // A reader that went away wants no help any more.
+            let _ = error.print();
+            return Err(Stop::Answered);
+        }
+        matches => matches,
+    };
+    // First, because a misspelt variable is why a required one is missing.
+    variables::refuse_unknown(&command, B::VARIABLES, variables).map_err(Stop::Refused)?;
+    let refused = |error| Stop::Refused(refusal::line(&error, &command));
+    let matches = matches.map_err(refused)?;
+    let settings = Settings::from_arg_matches(&matches).map_err(refused)?;
+    let broker = B::from_arg_matches(&matches).map_err(refused)?;
+    Ok(CommandLine { settings, broker, given: given(&command, &matches) })
+}
+
+fn command<B: Broker>(service: &Service) -> Command {
+    let own = B::augment_args(Command::new(service.name).version(service.version));
+    // The broker's flags first: they are what somebody looks for.
+    let command = Settings::augment_args(own.next_help_heading("Worker"));
+    // Not what clap takes for it: the documentation of the structs that hold the flags.
+    command.about("Consumes messages; what their handlers write is committed exactly once").long_about(None)
+}
+
+/// The flags that were given, by the command line or a variable.
+fn given(command: &Command, matches: &ArgMatches) -> String {
+    let mut given = Vec::new();
+    for argument in command.get_arguments() {
+        let (id, Some(flag)) = (argument.get_id().as_str(), argument.get_long()) else { continue };
+        if !matches!(matches.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable)) {
+            continue;
+        }
+        if !argument.get_action().takes_values() {
+            given.push(format!("--{flag}"));
+            continue;
+        }
+        for value in matches.get_raw(id).into_iter().flatten() {
+            let value = if argument.is_hide_env_values_set() { "…".into() } else { value.to_string_lossy() };
+            given.push(format!("--{flag}={value}"));
+        }
+    }
+    given.join(" ")
+}
+
+#[cfg(test)]
+mod tests;

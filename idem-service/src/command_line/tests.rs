@@ -1,0 +1,113 @@
+use std::time::Duration;
+
+use idem_core::{BoxError, Effects, OlderThanRetention, OnConflict, Retention, WorkerSettings};
+use idem_testkit::memory::{MemoryPublisher, MemorySource};
+
+use super::*;
+use crate::{broker::Built, settings::DatabaseKind};
+
+/// A broker without flags.
+#[derive(Debug, clap::Args)]
+struct Nothing {}
+
+impl Broker for Nothing {
+    type Source = MemorySource;
+    type Publisher = MemoryPublisher;
+
+    const VARIABLES: &'static str = "NOTHING_";
+
+    async fn build(self) -> Result<Built<MemorySource, MemoryPublisher>, BoxError> {
+        Err("it is never built".into())
+    }
+}
+
+fn service() -> Service {
+    Service::new("test", Effects::InTransaction)
+}
+
+fn read_line(arguments: &str) -> CommandLine<Nothing> {
+    let required = ["test", "--database-url=postgres://u:hunter2@h/d", "--consumer=c"];
+    let arguments = required.into_iter().chain(arguments.split_whitespace()).map(OsString::from).collect();
+    read(&service(), arguments, []).unwrap_or_else(|stop| panic!("{stop:?}"))
+}
+
+fn settings(arguments: &str) -> Settings {
+    read_line(arguments).settings
+}
+
+#[test]
+fn the_defaults_are_those_of_the_contract_and_of_core() {
+    let (told, core) = (settings(""), WorkerSettings::default());
+    assert_eq!(told.schema.as_str(), "idem");
+    assert!(told.key.is_empty() && told.admin.is_none() && told.lanes.is_none());
+    assert_eq!(told.retention, Retention::For(Duration::from_secs(7 * 86_400)));
+    assert_eq!((told.migrate, told.create_tables, told.batch_handler), (false, false, false));
+    assert_eq!((told.busy_timeout, told.handler_deadline), (Duration::from_secs(5), Duration::from_secs(30)));
+    assert_eq!((told.until_idle, told.startup_timeout, told.drain), (None, core.startup_timeout, core.drain));
+    assert_eq!((told.in_flight, told.batch), (core.in_flight, core.batch));
+    assert_eq!((told.attempts, told.dead_letter_breaker), (core.retry.attempts, core.breaker));
+    assert_eq!(told.on_conflict(), core.on_conflict);
+    assert_eq!(told.older_than_retention(), core.older_than_retention);
+    assert_eq!(told.database(), Ok(DatabaseKind::Postgres));
+}
+
+#[test]
+fn each_flag_reaches_its_setting() {
+    type IsSet = fn(&Settings) -> bool;
+    let flags: [(&str, IsSet); 27] = [
+        ("--schema books", |told| told.schema.as_str() == "books"),
+        ("--key record-key --key message-id", |told| told.key.len() == 2 && told.key[1].rule() == "message-id"),
+        ("--key join(header:a,json:/b)", |told| told.key[0].rule() == "join(header:a,json:/b)"),
+        ("--retention 2h", |told| told.retention == Retention::For(Duration::from_secs(7200))),
+        ("--retention forever", |told| told.retention == Retention::Forever),
+        ("--migrate", |told| told.migrate),
+        ("--create-tables", |told| told.create_tables),
+        ("--until-idle 5s", |told| told.until_idle == Some(Duration::from_secs(5))),
+        ("--startup-timeout 1m", |told| told.startup_timeout == Duration::from_secs(60)),
+        ("--drain 1s", |told| told.drain == Duration::from_secs(1)),
+        ("--busy-timeout 200ms", |told| told.busy_timeout == Duration::from_millis(200)),
+        ("--handler-deadline 1h", |told| told.handler_deadline == Duration::from_secs(3600)),
+        ("--in-flight 7", |told| told.in_flight == 7),
+        ("--older-than-retention process", |told| told.older_than_retention() == OlderThanRetention::Process),
+        ("--older-than-retention dead-letter", |told| told.older_than_retention() == OlderThanRetention::DeadLetter),
+        ("--older-than-retention halt", |told| told.older_than_retention() == OlderThanRetention::Halt),
+        ("--admin 127.0.0.1:9900", |told| told.admin.as_deref() == Some("127.0.0.1:9900")),
+        ("--attempts 3", |told| told.attempts == 3),
+        ("--on-conflict dead-letter", |told| told.on_conflict() == OnConflict::DeadLetter),
+        ("--on-conflict acknowledge", |told| told.on_conflict() == OnConflict::Acknowledge),
+        ("--on-conflict halt", |told| told.on_conflict() == OnConflict::Halt),
+        ("--dead-letter-breaker --lanes 1", |told| told.dead_letter_breaker),
+        ("--dead-letter-breaker=off", |told| !told.dead_letter_breaker),
+        ("--lanes 3", |told| told.lanes == Some(3)),
+        ("--batch 9", |told| told.batch == 9),
+        ("--batch-handler", |told| told.batch_handler),
+        ("--store sqlx --handlers in-order --log-format json", |told| told.database().is_ok()),
+    ];
+    for (flags, is_set) in flags {
+        assert!(is_set(&settings(flags)), "{flags}");
+    }
+}
+
+#[test]
+fn what_was_given_is_told_without_secrets_and_without_defaults() {
+    let line = read_line("--lanes 2 --migrate --key record-key --key message-id");
+    let expected = "--database-url=… --consumer=c --key=record-key --key=message-id --migrate --lanes=2";
+    assert_eq!(line.given, expected);
+    assert!(!format!("{line:?}").contains("hunter2"));
+}
+
+#[test]
+fn the_database_is_that_of_the_url() {
+    for (url, kind) in [
+        ("postgres://h/d", Some(DatabaseKind::Postgres)),
+        ("postgresql://h/d", Some(DatabaseKind::Postgres)),
+        ("sqlite://x", Some(DatabaseKind::Sqlite)),
+        ("sqlite:x", Some(DatabaseKind::Sqlite)),
+        ("mysql://h/d", None),
+        ("h", None),
+    ] {
+        let arguments = ["test", "--consumer=c", "--database-url", url].map(OsString::from).to_vec();
+        let line: CommandLine<Nothing> = read(&service(), arguments, []).unwrap();
+        assert_eq!(line.settings.database().ok(), kind, "{url}");
+    }
+}

@@ -1,0 +1,110 @@
+//! How a worker ends: its exit status, the line that says why, and the summary.
+
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use idem_core::{Summary, WorkerError};
+use serde::Serialize;
+
+/// How a worker ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// Asked to stop, or idle for as long as was asked.
+    Done,
+    /// A wrong setting, or refused by a server.
+    Refused,
+    /// Database or broker could not be reached for the start-up time-out.
+    Unreachable,
+    /// What was running at the stop did not end in time.
+    DrainDeadline,
+    /// The consumer was halted, and the run was to end when idle.
+    Halted,
+    /// A bug of idem's.
+    Bug,
+}
+
+impl Exit {
+    /// The exit status.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Refused => 2,
+            Self::Unreachable => 3,
+            Self::DrainDeadline => 4,
+            Self::Halted => 5,
+            // EX_SOFTWARE of sysexits.h.
+            Self::Bug => 70,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.code())
+    }
+}
+
+/// Why a worker ends other than by being asked to.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) exit: Exit,
+    /// One line for the person who must act.
+    pub(crate) line: String,
+}
+
+impl Failure {
+    pub(crate) fn new(exit: Exit, line: impl Into<String>) -> Self {
+        Self { exit, line: line.into() }
+    }
+
+    pub(crate) fn refused(line: impl Into<String>) -> Self {
+        Self::new(Exit::Refused, line)
+    }
+}
+
+/// The exit status that a worker's error asks for.
+pub(crate) fn of_worker(error: &WorkerError) -> Exit {
+    match error {
+        // A worker ends on its own only for what a person must change; what may pass, it waits for.
+        WorkerError::Store(_) | WorkerError::Source(_) => Exit::Refused,
+        WorkerError::Unreachable { .. } => Exit::Unreachable,
+        WorkerError::DrainDeadline { .. } => Exit::DrainDeadline,
+        WorkerError::Halted => Exit::Halted,
+        WorkerError::TaskDied { .. } => Exit::Bug,
+        // The enum is open to core's additions, and what this build does not know is no fault of the operator's.
+        _ => Exit::Bug,
+    }
+}
+
+/// The last line on standard output.
+#[derive(Debug, Serialize)]
+struct Line {
+    processed: u64,
+    duplicates: u64,
+    conflicts: u64,
+    dead_lettered: u64,
+    retries: u64,
+    busy: u64,
+    unknown_resolved: u64,
+    seconds: f64,
+}
+
+/// Writes the summary. A reader that went away changes nothing about how the run ended.
+pub(crate) fn print_summary(summary: &Summary) {
+    let line = Line {
+        processed: summary.processed,
+        duplicates: summary.duplicates,
+        conflicts: summary.conflicts,
+        dead_lettered: summary.dead_lettered,
+        retries: summary.retries,
+        busy: summary.busy,
+        unknown_resolved: summary.unknown_resolved,
+        seconds: (summary.ran_for.as_secs_f64() * 1e3).round() / 1e3,
+    };
+    if let Ok(text) = serde_json::to_string(&line) {
+        let _ = writeln!(io::stdout().lock(), "{text}");
+    }
+}

@@ -1,0 +1,74 @@
+use std::ffi::OsString;
+
+use idem_core::Effects;
+
+use super::*;
+use crate::{
+    command_line::{self, CommandLine, Stop},
+    service::Service,
+};
+
+fn read(arguments: &str) -> Result<CommandLine<Kafka>, Stop> {
+    let required = "test --database-url=sqlite://x --consumer=c --brokers=b:9092 --topic=t --group=g";
+    let arguments = required.split(' ').chain(arguments.split_whitespace()).map(OsString::from).collect();
+    command_line::read(&Service::new("test", Effects::InTransaction), arguments, [])
+}
+
+fn kafka(arguments: &str) -> Kafka {
+    read(arguments).unwrap_or_else(|stop| panic!("{stop:?}")).broker
+}
+
+#[test]
+fn each_flag_reaches_its_setting() {
+    let told = kafka("");
+    assert_eq!((told.brokers.as_str(), told.topic.as_str(), told.group.as_str()), ("b:9092", "t", "g"));
+    assert!(matches!(told.lane_by, LaneBy::Key) && told.reset.is_none());
+    assert!(told.dead_letter_topic.is_none() && told.settings.is_empty());
+    assert!(matches!(kafka("--lane-by partition").lane_by, LaneBy::Partition));
+    assert!(matches!(kafka("--lane-by key").lane_by, LaneBy::Key));
+    assert!(matches!(kafka("--reset earliest").reset, Some(Reset::Earliest)));
+    assert!(matches!(kafka("--reset latest").reset, Some(Reset::Latest)));
+    assert_eq!(kafka("--dead-letter-topic dead").dead_letter_topic.as_deref(), Some("dead"));
+    let settings = kafka("--kafka a=1 --kafka b=x=y").settings;
+    assert_eq!(settings, [("a".to_owned(), "1".to_owned()), ("b".to_owned(), "x=y".to_owned())]);
+}
+
+#[test]
+fn each_flag_of_the_contract_has_its_variable() {
+    let command = <Kafka as clap::Args>::augment_args(clap::Command::new("test"));
+    let variable = |flag: &str| {
+        let argument = command.get_arguments().find(|argument| argument.get_long() == Some(flag));
+        argument.expect("the flag exists").get_env().and_then(|name| name.to_str())
+    };
+    assert_eq!(variable("brokers"), Some("KAFKA_BROKERS"));
+    assert_eq!(variable("topic"), Some("KAFKA_TOPIC"));
+    assert_eq!(variable("group"), Some("KAFKA_GROUP"));
+    assert_eq!(variable("dead-letter-topic"), Some("KAFKA_DEAD_LETTER_TOPIC"));
+    assert_eq!((variable("lane-by"), variable("reset"), variable("kafka")), (None, None, None));
+}
+
+#[test]
+fn s9_what_is_given_to_librdkafka_is_shown_by_name_only() {
+    let line = read("--kafka sasl.password=hunter2").unwrap_or_else(|stop| panic!("{stop:?}"));
+    assert!(line.given.contains("--kafka=…"), "{}", line.given);
+    let Err(Stop::Refused(refused)) = read("--kafka hunter2") else { panic!("it has no value") };
+    for text in [line.given.clone(), format!("{line:?}"), refused] {
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn what_the_adapter_refuses_is_told_by_the_names_of_the_flags() {
+    for (flags, start) in [
+        ("--topic= --kafka a=b", "--topic"),
+        ("--kafka enable.auto.commit=true", "--kafka is enable.auto.commit"),
+        ("--dead-letter-topic a/b", "--dead-letter-topic is \"a/b\""),
+    ] {
+        let kafka = match flags.strip_prefix("--topic= ") {
+            Some(rest) => Kafka { topic: String::new(), ..kafka(rest) },
+            None => kafka(flags),
+        };
+        let error = kafka.build().await.expect_err(flags).to_string();
+        assert!(error.starts_with(start), "{error}");
+    }
+}

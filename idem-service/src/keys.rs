@@ -1,0 +1,130 @@
+//! Where keys come from, as `--key` says it.
+
+use std::sync::Arc;
+
+use idem_core::{
+    KeySource,
+    key::{Agree, CloudEvent, FirstOf, Header, Join, JsonMember, KEY_FIELD, MessageId, RecordKey},
+};
+
+/// How deep joins may stand in joins.
+const JOINS_MAX: usize = 8;
+
+const RULES: &str = "it must be header:NAME, json:/POINTER, record-key, cloudevents, message-id or join(A,B)";
+
+/// One rule, such as `join(header:tenant,json:/order/id)`.
+pub(crate) fn key(text: &str) -> Result<Arc<dyn KeySource>, String> {
+    nested(text, JOINS_MAX)
+}
+
+fn nested(text: &str, joins: usize) -> Result<Arc<dyn KeySource>, String> {
+    if let Some(pair) = text.strip_prefix("join(").and_then(|rest| rest.strip_suffix(')')) {
+        let joins = joins.checked_sub(1).ok_or("it has too many joins in each other")?;
+        let (first, second) = pair_of(pair).ok_or("join takes two rules with a comma between them: join(A,B)")?;
+        return Ok(Arc::new(Join(nested(first, joins)?, nested(second, joins)?)));
+    }
+    if let Some(name) = text.strip_prefix("header:") {
+        return if name.is_empty() {
+            Err("the header has no name".to_owned())
+        } else {
+            Ok(Arc::new(Header::new(name)))
+        };
+    }
+    if let Some(pointer) = text.strip_prefix("json:") {
+        let member = JsonMember::at(pointer).ok_or("it needs a JSON pointer, such as json:/order/id")?;
+        return Ok(Arc::new(member));
+    }
+    match text {
+        "record-key" => Ok(Arc::new(RecordKey)),
+        "cloudevents" => Ok(Arc::new(CloudEvent)),
+        "message-id" => Ok(Arc::new(MessageId)),
+        _ => Err(RULES.to_owned()),
+    }
+}
+
+/// Splits at the one comma that stands in no inner join. With another comma, in a header's name say, it would not be
+/// known where the first rule ends.
+fn pair_of(text: &str) -> Option<(&str, &str)> {
+    let (mut depth, mut comma) = (0_usize, None);
+    for (index, byte) in text.bytes().enumerate() {
+        match byte {
+            b'(' => depth += 1,
+            b')' => depth = depth.checked_sub(1)?,
+            b',' if depth == 0 && comma.replace(index).is_some() => return None,
+            _ => {}
+        }
+    }
+    comma.filter(|_| depth == 0).map(|index| (&text[..index], &text[index + 1..]))
+}
+
+/// The first rule that a message has a key for. Without any rule: the header and the member `idempotencykey`, which
+/// must agree where both are present.
+pub(crate) fn chain(mut rules: Vec<Arc<dyn KeySource>>) -> Arc<dyn KeySource> {
+    if rules.is_empty() {
+        return Arc::new(Agree(vec![Arc::new(Header::new(KEY_FIELD)), Arc::new(JsonMember::field(KEY_FIELD))]));
+    }
+    if rules.len() == 1 { rules.remove(0) } else { Arc::new(FirstOf(rules)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use idem_core::Message;
+
+    use super::*;
+
+    #[test]
+    fn each_rule_is_read_as_it_is_written() {
+        for text in [
+            "header:Idempotency-Key",
+            "header:a,b",
+            "json:/order/id",
+            "record-key",
+            "cloudevents",
+            "message-id",
+            "join(header:tenant,json:/id)",
+            "join(join(record-key,message-id),header:x)",
+            "join(record-key,join(message-id,header:x))",
+        ] {
+            assert_eq!(key(text).unwrap().rule(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_no_rule_is_refused() {
+        let deep = format!("{}record-key{}", "join(record-key,".repeat(9), ")".repeat(9));
+        for text in [
+            "",
+            "header",
+            "header:",
+            "json:",
+            "json:id",
+            "json:/a~2",
+            "Record-Key",
+            "record-key ",
+            "join()",
+            "join(record-key)",
+            "join(record-key,)",
+            "join(,record-key)",
+            "join(record-key,message-id,cloudevents)",
+            "join(header:a,b,record-key)",
+            "join(record-key,message-id",
+            "join(record-key,message-id))",
+            "join(header:),record-key)",
+            &deep,
+        ] {
+            assert!(key(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn without_a_rule_header_and_member_must_agree_and_with_rules_the_first_wins() {
+        let message = || Message::new(r#"{"idempotencykey":"b","id":"c"}"#).with_header(KEY_FIELD, "a");
+        let both = chain(Vec::new());
+        assert_eq!(both.rule(), "header:idempotencykey&json:/idempotencykey");
+        assert!(both.key(&message()).is_err());
+        let rules = ["header:absent", "json:/id", "header:idempotencykey"].map(|rule| key(rule).unwrap());
+        let first = chain(rules.to_vec()).key(&message()).unwrap().unwrap();
+        assert_eq!(first.as_str(), "c");
+        assert_eq!(chain(vec![key("record-key").unwrap()]).rule(), "record-key");
+    }
+}

@@ -1,0 +1,28 @@
+#![doc = include_str!("lib.md")]
+
+mod admin;
+mod broker;
+mod command_line;
+mod database;
+mod exit;
+#[cfg(feature = "kafka")]
+pub mod kafka;
+mod keys;
+mod logs;
+mod metrics;
+mod refusal;
+mod run;
+mod service;
+mod settings;
+mod signals;
+mod spans;
+mod status;
+mod variables;
+
+pub use idem_core::{self, Effects};
+
+pub use self::{
+    broker::{Broker, Built},
+    exit::Exit,
+    service::{Handlers, Service},
+};

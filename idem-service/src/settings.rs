@@ -1,0 +1,236 @@
+//! The flags and variables that all workers have in common.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use clap::{ArgAction, ValueEnum};
+use idem_core::{ConfigError, KeySource, OlderThanRetention, OnConflict, Retention};
+use idem_schema::SchemaName;
+
+use crate::{keys, logs::LogFormat, spans};
+
+/// What a worker is told. Texts and defaults stand in `--help`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Settings {
+    /// The database: postgres://… or, with one lane, sqlite://…
+    #[arg(long, env = "DATABASE_URL", value_name = "URL", hide_env_values = true)]
+    pub(crate) database_url: DatabaseUrl,
+
+    /// The consumer's name, which scopes its keys
+    #[arg(long, env = "IDEM_CONSUMER", value_name = "NAME")]
+    pub(crate) consumer: String,
+
+    /// The schema (on SQLite the prefix) of idem's tables
+    #[arg(long, env = "IDEM_SCHEMA", value_name = "NAME", default_value = SchemaName::DEFAULT, value_parser = schema)]
+    pub(crate) schema: SchemaName,
+
+    /// Where keys come from; repeatable, the first that is present wins: header:NAME, json:/POINTER, record-key,
+    /// cloudevents, message-id, join(A,B) [default: header:idempotencykey and json:/idempotencykey, which must agree
+    /// where both are present]
+    #[arg(long, value_name = "RULE", value_parser = keys::key)]
+    pub(crate) key: Vec<Arc<dyn KeySource>>,
+
+    /// How long records are kept, or forever
+    #[arg(long, env = "IDEM_RETENTION", value_name = "TIME", default_value = "7d", value_parser = spans::retention)]
+    pub(crate) retention: Retention,
+
+    /// Create or update idem's tables before the start
+    #[arg(long)]
+    pub(crate) migrate: bool,
+
+    /// Create the application's tables before the start
+    #[arg(long)]
+    pub(crate) create_tables: bool,
+
+    /// Drain and exit once attached and idle for that long [default: never]
+    #[arg(long, value_name = "TIME", value_parser = spans::span)]
+    pub(crate) until_idle: Option<Duration>,
+
+    /// How long the start waits for a database or broker that cannot be reached
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = spans::span)]
+    pub(crate) startup_timeout: Duration,
+
+    /// How long a stop waits for what is running
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = spans::span)]
+    pub(crate) drain: Duration,
+
+    /// How long a claim waits for others that hold its keys
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = spans::span)]
+    pub(crate) busy_timeout: Duration,
+
+    /// How long one call of the handler may take
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = spans::span)]
+    pub(crate) handler_deadline: Duration,
+
+    /// How many messages are received and not yet settled at most
+    #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
+    pub(crate) in_flight: usize,
+
+    /// What happens to a message that is older than its record would be kept
+    #[arg(long, value_name = "POLICY", default_value = "process")]
+    older_than_retention: OlderThanRetentionFlag,
+
+    /// Serve /metrics, /healthz and /readyz on this address; a port alone is one of 127.0.0.1 [default: off]
+    #[arg(long, env = "IDEM_ADMIN", value_name = "ADDRESS")]
+    pub(crate) admin: Option<String>,
+
+    /// How many attempts a message gets
+    #[arg(long, value_name = "COUNT", default_value_t = 5)]
+    pub(crate) attempts: u32,
+
+    /// What happens to a message whose key was used before for another payload
+    #[arg(long, value_name = "POLICY", default_value = "dead-letter")]
+    on_conflict: OnConflictFlag,
+
+    /// Whether more than half of the last 50 fresh messages becoming dead letters pauses intake
+    #[arg(
+        long, value_name = "on|off", default_value = "on", default_missing_value = "on", num_args = 0..=1,
+        action = ArgAction::Set, value_parser = on_or_off
+    )]
+    pub(crate) dead_letter_breaker: bool,
+
+    /// How many units run side by side, each on a connection of its own [default: the cores, at most 4]
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) lanes: Option<usize>,
+
+    /// How many messages one unit holds at most
+    #[arg(long, value_name = "COUNT", default_value_t = 100)]
+    pub(crate) batch: usize,
+
+    /// Use the application's set-based handler
+    #[arg(long)]
+    pub(crate) batch_handler: bool,
+
+    /// The client library of the database
+    #[arg(long, value_name = "NAME", default_value = "sqlx")]
+    store: StoreFlag,
+
+    /// How the handlers of one unit run
+    #[arg(long, value_name = "POLICY", default_value = "in-order")]
+    handlers: HandlersFlag,
+
+    /// How the log on standard error is written; RUST_LOG says what it holds
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub(crate) log_format: LogFormat,
+}
+
+/// The database's URL, which may hold a password: `Debug` prints its scheme only.
+#[derive(Clone)]
+pub(crate) struct DatabaseUrl(String);
+
+/// The kinds of database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DatabaseKind {
+    Postgres,
+    Sqlite,
+}
+
+impl From<String> for DatabaseUrl {
+    fn from(url: String) -> Self {
+        Self(url)
+    }
+}
+
+impl DatabaseUrl {
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    fn kind(&self) -> Option<DatabaseKind> {
+        match self.0.split_once(':')?.0 {
+            "postgres" | "postgresql" => Some(DatabaseKind::Postgres),
+            "sqlite" => Some(DatabaseKind::Sqlite),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Debug for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DatabaseUrl({:?})", self.kind())
+    }
+}
+
+/// The flag's words for [`OlderThanRetention`].
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum OlderThanRetentionFlag {
+    Process,
+    DeadLetter,
+    Halt,
+}
+
+/// The flag's words for [`OnConflict`].
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum OnConflictFlag {
+    DeadLetter,
+    Acknowledge,
+    Halt,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum StoreFlag {
+    Sqlx,
+    TokioPostgres,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum HandlersFlag {
+    InOrder,
+    Pipelined,
+}
+
+impl Settings {
+    pub(crate) fn on_conflict(&self) -> OnConflict {
+        match self.on_conflict {
+            OnConflictFlag::DeadLetter => OnConflict::DeadLetter,
+            OnConflictFlag::Acknowledge => OnConflict::Acknowledge,
+            OnConflictFlag::Halt => OnConflict::Halt,
+        }
+    }
+
+    pub(crate) fn older_than_retention(&self) -> OlderThanRetention {
+        match self.older_than_retention {
+            OlderThanRetentionFlag::Process => OlderThanRetention::Process,
+            OlderThanRetentionFlag::DeadLetter => OlderThanRetention::DeadLetter,
+            OlderThanRetentionFlag::Halt => OlderThanRetention::Halt,
+        }
+    }
+
+    /// The store that the flags ask for.
+    ///
+    /// # Errors
+    /// One line that names the flag.
+    pub(crate) fn database(&self) -> Result<DatabaseKind, String> {
+        if self.store == StoreFlag::TokioPostgres {
+            return Err("--store tokio-postgres is not built into this worker: use sqlx".to_owned());
+        }
+        if self.handlers == HandlersFlag::Pipelined {
+            return Err(
+                "--handlers pipelined needs a store that can pipeline, and sqlx cannot: use in-order".to_owned()
+            );
+        }
+        self.database_url.kind().ok_or_else(|| {
+            "--database-url must begin with postgres:// or sqlite:// (its value is not shown)".to_owned()
+        })
+    }
+}
+
+/// What core says of a setting that it refuses, under the name of the flag.
+pub(crate) fn refused(error: &ConfigError) -> String {
+    let flag = match error.field {
+        "name" => "consumer".to_owned(),
+        field => field.trim_start_matches("retry.").replace('_', "-"),
+    };
+    format!("--{flag} is {}, but {}", error.value, error.rule)
+}
+
+fn schema(text: &str) -> Result<SchemaName, String> {
+    SchemaName::new(text).map_err(|error| error.to_string())
+}
+
+fn on_or_off(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("it must be on or off".to_owned()),
+    }
+}

@@ -1,0 +1,147 @@
+//! The admin endpoints.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use crate::{
+    place::Place,
+    process::{Running, Worker},
+};
+
+/// The endpoints of a worker that was started with `--admin 0`.
+pub(crate) struct Admin(String);
+
+impl Admin {
+    pub(crate) async fn of(running: &mut Running) -> Self {
+        let line = running.line("serving /metrics").await;
+        Self(line.rsplit_once("address=").expect("the line has the address").1.trim().to_owned())
+    }
+
+    /// Status and body.
+    async fn get(&self, path: &str) -> (u16, String) {
+        let mut connection = TcpStream::connect(&self.0).await.unwrap();
+        connection.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
+    async fn readyz(&self) -> (u16, Value) {
+        let (code, body) = self.get("/readyz").await;
+        (code, serde_json::from_str(&body).unwrap())
+    }
+
+    /// Asks until the answer is as wanted, because nothing tells when it will be.
+    pub(crate) async fn readiness(&self, wanted: impl Fn(&Value) -> bool) -> (u16, Value) {
+        let asked = tokio::time::timeout(Duration::from_secs(60), async {
+            loop {
+                let (code, json) = self.readyz().await;
+                if wanted(&json) {
+                    return (code, json);
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        asked.await.expect("the worker becomes so")
+    }
+}
+
+#[tokio::test]
+async fn a_worker_is_ready_once_it_has_joined_and_not_before() {
+    let mut place = Place::new().await;
+    place.stop_serving();
+    let mut running = Worker::at(&place, "--admin 0").start();
+    let admin = Admin::of(&mut running).await;
+    assert!(admin.0.starts_with("127.0.0.1:"), "a port alone is one of this machine: {}", admin.0);
+    running.line("the broker cannot be reached yet").await;
+    let (code, json) = admin.readyz().await;
+    let expected = json!({
+        "ready": false, "consumer": "ledger", "partitions": null, "database": "unknown", "pause": null,
+        "breaker": "closed",
+    });
+    assert_eq!((code, json), (503, expected));
+    assert_eq!(admin.get("/healthz").await, (200, "ok\n".to_owned()));
+
+    place.serve().await;
+    let (code, json) = admin.readiness(|json| json["ready"] == true).await;
+    let expected = json!({
+        "ready": true, "consumer": "ledger", "partitions": ["orders/0"], "database": "up", "pause": null,
+        "breaker": "closed",
+    });
+    assert_eq!((code, json), (200, expected));
+    assert_eq!(admin.get("/other").await.0, 404);
+    running.signal("TERM").await;
+    running.ended().await.with(0);
+    place.remove();
+}
+
+#[tokio::test]
+async fn metrics_say_what_was_done() {
+    let place = Place::new().await;
+    let mut running = Worker::at(&place, "--admin 127.0.0.1:0").start();
+    let admin = Admin::of(&mut running).await;
+    for _ in 0..3 {
+        place.publish("a", "1");
+    }
+    // The worker counts a message before it settles it, and the queue is drained when all are settled.
+    place.orders.drained().await;
+    let (code, text) = admin.get("/metrics").await;
+    assert_eq!(code, 200);
+    for sample in [
+        "# TYPE idem_processed_total counter\nidem_processed_total{consumer=\"ledger\"} 1\n",
+        "idem_duplicates_total{consumer=\"ledger\"} 2\n",
+        "consumer_duplicate_skipped_total{consumer=\"ledger\"} 2\n",
+        "idem_dead_lettered_total{consumer=\"ledger\"} 0\n",
+        "# TYPE idem_ready gauge\nidem_ready{consumer=\"ledger\"} 1\n",
+        "idem_paused{consumer=\"ledger\"} 0\n",
+    ] {
+        assert!(text.contains(sample), "{sample} is not in\n{text}");
+    }
+    running.signal("TERM").await;
+    running.ended().await.with(0);
+    place.remove();
+}
+
+#[tokio::test]
+async fn an_open_breaker_is_seen_and_off_means_off() {
+    let place = Place::new().await;
+    for _ in 0..60 {
+        place.publish_text("{}");
+    }
+    let mut running = Worker::at(&place, "--admin 0").start();
+    let admin = Admin::of(&mut running).await;
+    let (code, json) = admin.readiness(|json| json["breaker"] == "open").await;
+    assert_eq!((code, json["pause"].is_string()), (200, true), "{json}");
+    running.signal("TERM").await;
+    running.ended().await.with(0);
+    place.remove();
+
+    let place = Place::new().await;
+    for _ in 0..60 {
+        place.publish_text("{}");
+    }
+    let mut running = Worker::at(&place, "--dead-letter-breaker off --admin 0").start();
+    let admin = Admin::of(&mut running).await;
+    place.orders.drained().await;
+    let (_, json) = admin.readyz().await;
+    assert_eq!((&json["breaker"], &json["pause"]), (&json!("closed"), &Value::Null), "after 60 dead letters in a row");
+    running.signal("TERM").await;
+    assert_eq!(running.ended().await.with(0).summary()["dead_lettered"], 60);
+    place.remove();
+}
+
+#[tokio::test]
+async fn an_address_that_cannot_be_had_ends_the_worker_with_2() {
+    let place = Place::new().await;
+    let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let ended = Worker::at(&place, "--admin").argument(&address).run().await.with(2);
+    assert!(ended.why().starts_with(&format!("--admin is {address:?}, which cannot")), "{}", ended.why());
+    place.remove();
+}

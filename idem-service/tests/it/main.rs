@@ -1,0 +1,16 @@
+//! Workers as processes: settings, signals, exit codes, the summary, the admin endpoints.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on fails, and says why"
+)]
+
+mod admin;
+mod endings;
+mod place;
+mod postgres;
+mod process;
+mod refusals;
+mod secrets;
+mod worker;

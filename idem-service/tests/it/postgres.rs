@@ -1,0 +1,120 @@
+//! Workers on PostgreSQL.
+
+use sqlx::{Connection as _, PgConnection};
+
+use crate::{
+    place::{Place, purchase},
+    process::Worker,
+    worker::SET_BASED,
+};
+
+/// A database for one test; it is left behind where the test fails.
+struct Database {
+    name: String,
+    server: String,
+}
+
+impl Database {
+    async fn fresh() -> Self {
+        let server = std::env::var("IDEM_POSTGRES_URL");
+        let server = server.unwrap_or_else(|_| "postgres://idem@127.0.0.1:25432/idem".to_owned());
+        let database = Self { name: format!("idem_service_{:08x}", fastrand::u32(..)), server };
+        database.run(&format!("CREATE DATABASE {} TEMPLATE template0", database.name)).await;
+        database
+    }
+
+    /// The server's URL with another database.
+    fn url_of(&self, name: &str) -> String {
+        let (base, query) = self.server.split_once('?').map_or((self.server.as_str(), None), |(b, q)| (b, Some(q)));
+        let base = base.rsplit_once('/').expect("the URL names a database").0;
+        format!("{base}/{name}{}", query.map(|query| format!("?{query}")).unwrap_or_default())
+    }
+
+    fn url(&self) -> String {
+        self.url_of(&self.name)
+    }
+
+    async fn connect(&self) -> PgConnection {
+        PgConnection::connect(&self.url()).await.unwrap()
+    }
+
+    async fn run(&self, statement: &str) {
+        let mut server = PgConnection::connect(&self.server).await.expect("PostgreSQL answers: ./servers up postgres");
+        sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&mut server).await.unwrap();
+    }
+
+    async fn remove(self) {
+        self.run(&format!("DROP DATABASE {} WITH (FORCE)", self.name)).await;
+    }
+}
+
+fn worker(database: &Database, place: &Place, arguments: &str) -> Worker {
+    let (url, socket) = (database.url(), place.socket());
+    Worker::bare(&format!("--database-url {url} --socket {socket} --consumer ledger {arguments}"))
+}
+
+/// Statements that create one table at once fail, and each of these workers has them.
+#[tokio::test]
+async fn workers_that_start_at_once_create_the_tables_one_after_the_other() {
+    let (database, place) = (Database::fresh().await, Place::new().await);
+    worker(&database, &place, "--migrate --until-idle 10ms").run().await.with(0);
+    let start = || worker(&database, &place, "--create-tables --until-idle 10ms").start();
+    let workers: Vec<_> = std::iter::repeat_with(start).take(8).collect();
+    for worker in workers {
+        worker.ended().await.with(0);
+    }
+    database.remove().await;
+    place.remove();
+}
+
+#[tokio::test]
+async fn two_workers_share_a_queue() {
+    for batch_handler in ["", "--batch-handler"] {
+        let (database, place) = (Database::fresh().await, Place::new().await);
+        for number in 0..200 {
+            let customer = format!("{}", number % 7);
+            place.publish(&format!("key-{number}"), &customer);
+            place.publish(&format!("key-{number}"), &customer);
+        }
+        place.publish_text(&purchase("key-0", "0", 1));
+        place.publish_text(&purchase("bad", "0", -1));
+        let arguments =
+            format!("--migrate --create-tables --schema books --lanes 2 --until-idle 300ms {batch_handler}");
+        let start = || worker(&database, &place, &arguments).run();
+        let (one, other) = tokio::join!(start(), start());
+        let log = format!("{}{}", one.log, other.log);
+        assert_eq!(log.contains(SET_BASED), !batch_handler.is_empty(), "{log}");
+        let (one, other) = (one.with(0).summary(), other.with(0).summary());
+        let sum = |name: &str| one[name].as_u64().unwrap() + other[name].as_u64().unwrap();
+        assert_eq!((sum("processed"), sum("duplicates"), sum("conflicts"), sum("dead_lettered")), (200, 200, 1, 2));
+
+        let mut connection = database.connect().await;
+        let text = "SELECT count(*), count(DISTINCT idempotency_key), sum(cents)::bigint FROM purchases";
+        let purchases: (i64, i64, i64) = sqlx::query_as(text).fetch_one(&mut connection).await.unwrap();
+        assert_eq!(purchases, (200, 200, 200 * 1177));
+        let text = "SELECT count(*), sum(purchases)::bigint, sum(cents)::bigint FROM customers";
+        let customers: (i64, i64, i64) = sqlx::query_as(text).fetch_one(&mut connection).await.unwrap();
+        assert_eq!(customers, (7, 200, 200 * 1177));
+        let text = "SELECT count(*) FROM books.processed_messages";
+        let records: i64 = sqlx::query_scalar(text).fetch_one(&mut connection).await.unwrap();
+        assert_eq!(records, 200, "in the schema that was asked for");
+        drop(connection);
+        database.remove().await;
+        place.remove();
+    }
+}
+
+#[tokio::test]
+async fn a_login_or_a_database_that_the_server_refuses_ends_it_at_once() {
+    let (database, place) = (Database::fresh().await, Place::new().await);
+    for (url, arguments) in [(database.url_of("idem_absent"), "--migrate"), (database.url_of("idem_absent"), "")] {
+        let arguments = format!("--database-url {url} --socket {} --consumer ledger {arguments}", place.socket());
+        let ended = Worker::bare(&arguments).run().await.with(2);
+        assert!(ended.why().contains("3D000"), "{}", ended.why());
+        assert!(!ended.log.contains("cannot be reached yet"), "{}", ended.log);
+    }
+    let ended = worker(&database, &place, "").run().await.with(2);
+    assert!(ended.why().contains("schema"), "no tables: {}", ended.why());
+    database.remove().await;
+    place.remove();
+}

@@ -1,0 +1,149 @@
+//! The worker that the tests start: this very test binary, told by a variable to be one. A worker is the whole of its
+//! process, and a package has no other program that its tests can start.
+
+use std::{ffi::OsString, time::Duration};
+
+use idem_core::{
+    Attached, BatchAnswer, BatchHandler, BoxError, Handler, HandlerError, Message, Received, Settle, Settled, Source,
+    SourceCapabilities, SourceError, Store, Tx,
+};
+use idem_service::{Broker, Built, Effects, Handlers, Service};
+use idem_testkit::memory::{MemoryHandle, RemotePublisher, RemoteSource};
+use ledger::{Ledger, POSTGRES_TABLES, Purchase, SQLITE_TABLES};
+
+/// The arguments of the worker, as a JSON list.
+pub(crate) const ARGUMENTS: &str = "WORKER_ARGUMENTS";
+
+/// A customer whose purchases are never done.
+pub(crate) const STUCK: &str = "stuck";
+
+/// The same, with the thread blocked.
+pub(crate) const BLOCKED: &str = "blocked";
+
+/// What is logged when the handler has such a purchase.
+pub(crate) const IN_HANDLER: &str = "the handler does not return";
+
+/// What is logged by the set-based handler.
+pub(crate) const SET_BASED: &str = "a whole batch at once";
+
+/// Runs the worker in a process that [`crate::process`] has started, and never returns there.
+#[test]
+fn worker_process() {
+    let Ok(arguments) = std::env::var(ARGUMENTS) else { return };
+    let arguments: Vec<String> = serde_json::from_str(&arguments).expect("a list of texts");
+    let arguments: Vec<OsString> = arguments.into_iter().map(OsString::from).collect();
+    let service = Service::new("ledger", Effects::InTransaction)
+        .postgres(Handlers::new(Ledger).batch(Slow(Ledger)).tables(POSTGRES_TABLES))
+        .sqlite(Handlers::new(Slow(Ledger)).tables(SQLITE_TABLES));
+    std::process::exit(service.run_with::<Memory>(arguments).code().into());
+}
+
+/// A broker on a socket; what a worker on any other broker has to add is this.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Memory {
+    /// Where the broker listens
+    #[arg(long, env = "MEMORY_SOCKET")]
+    socket: String,
+    /// The queue that is consumed
+    #[arg(long, env = "MEMORY_QUEUE", default_value = "orders")]
+    queue: String,
+    /// Publish dead letters to this queue too
+    #[arg(long)]
+    dead_letter_queue: Option<String>,
+    /// A secret
+    #[arg(long, hide_env_values = true, value_parser = clap::value_parser!(u32))]
+    secret: Option<u32>,
+    /// Panic at `build` or at `receive`
+    #[arg(long)]
+    panic_at: Option<String>,
+}
+
+impl Broker for Memory {
+    type Source = Panicking;
+    type Publisher = RemotePublisher;
+
+    const VARIABLES: &'static str = "MEMORY_";
+
+    async fn build(self) -> Result<Built<Panicking, RemotePublisher>, BoxError> {
+        if self.queue.is_empty() {
+            return Err("--queue is empty, but it must be the name of a queue".into());
+        }
+        assert_ne!(self.panic_at.as_deref(), Some("build"), "as asked for");
+        let publisher = self.dead_letter_queue.map(|queue| RemotePublisher::new(&self.socket, &queue));
+        let source = RemoteSource::connect(&self.socket, &self.queue).await;
+        let source = Panicking { source, at_receive: self.panic_at.as_deref() == Some("receive") };
+        Ok(Built::new(source).publisher(publisher))
+    }
+
+    fn partitions(_: &Panicking) -> Option<Vec<String>> {
+        Some(vec!["orders/0".to_owned()])
+    }
+}
+
+/// A source with a bug, where that is asked for.
+#[derive(Debug)]
+pub(crate) struct Panicking {
+    source: RemoteSource,
+    at_receive: bool,
+}
+
+impl Source for Panicking {
+    type Handle = MemoryHandle;
+
+    fn capabilities(&self) -> SourceCapabilities {
+        self.source.capabilities()
+    }
+
+    async fn attach(&self) -> Result<Attached, SourceError> {
+        self.source.attach().await
+    }
+
+    async fn receive(&self, max: usize) -> Result<Received<MemoryHandle>, SourceError> {
+        assert!(!self.at_receive, "as asked for");
+        self.source.receive(max).await
+    }
+
+    async fn settle(&self, settlements: Vec<(MemoryHandle, Settle)>) -> Vec<Settled> {
+        self.source.settle(settlements).await
+    }
+
+    async fn is_idle(&self) -> bool {
+        self.source.is_idle().await
+    }
+
+    fn stop(&self) {
+        self.source.stop();
+    }
+
+    async fn close(&self, deadline: Duration) {
+        self.source.close(deadline).await;
+    }
+}
+
+/// A handler that does not return from some purchases.
+struct Slow<H>(H);
+
+impl<S: Store, H: Handler<S>> Handler<S> for Slow<H> {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
+        match Purchase::read(message)?.customer.as_str() {
+            STUCK => {
+                tracing::info!("{IN_HANDLER}");
+                std::future::pending().await
+            }
+            BLOCKED => {
+                tracing::info!("{IN_HANDLER}");
+                // Nobody else comes to the barrier.
+                std::sync::Barrier::new(2).wait();
+                Ok(())
+            }
+            _ => self.0.handle(message, tx).await,
+        }
+    }
+}
+
+impl<S: Store, H: BatchHandler<S>> BatchHandler<S> for Slow<H> {
+    async fn handle_batch(&self, messages: &[&Message], tx: &mut Tx<'_, S>) -> Result<BatchAnswer, HandlerError> {
+        tracing::info!("{SET_BASED}");
+        self.0.handle_batch(messages, tx).await
+    }
+}

@@ -3,12 +3,13 @@
 use std::{fmt, time::SystemTime};
 
 use async_trait::async_trait;
+use bytes::Bytes;
 
 use crate::{
     error::SourceError,
     hash::PayloadHash,
     key::IdempotencyKey,
-    message::{ConsumerName, Message},
+    message::{ConsumerName, Headers, Message},
     store::{HashRuleId, ScopeId},
 };
 
@@ -182,10 +183,11 @@ pub trait Publisher: Send + Sync + 'static {
     async fn publish(&self, dead_letter: &DeadLetter) -> Result<(), SourceError>;
 }
 
-/// The headers or attributes that a published dead letter carries beside the message's own.
+/// The headers or attributes of a published dead letter: the message's own, and why it was set aside. A header of the
+/// message that has one of their names gives way, because a repeated key would be malformed to whoever reads it next.
 #[must_use]
-pub fn headers(dead_letter: &DeadLetter) -> Vec<(&'static str, String)> {
-    let mut headers = vec![
+pub fn headers(dead_letter: &DeadLetter) -> Headers {
+    let mut facts = vec![
         ("idem-reason", dead_letter.reason.to_string()),
         ("idem-error", dead_letter.error.clone()),
         ("idem-attempts", dead_letter.attempts.to_string()),
@@ -193,7 +195,16 @@ pub fn headers(dead_letter: &DeadLetter) -> Vec<(&'static str, String)> {
         ("idem-origin", dead_letter.message.origin().to_string()),
     ];
     if let Some(key) = &dead_letter.key {
-        headers.push((crate::key::KEY_FIELD, key.as_str().to_owned()));
+        facts.push((crate::key::KEY_FIELD, key.as_str().to_owned()));
+    }
+    let mut headers = Headers::default();
+    for (name, value) in dead_letter.message.headers().iter() {
+        if facts.iter().all(|(fact, _)| *fact != name) {
+            headers.push(name, value.map(Bytes::copy_from_slice));
+        }
+    }
+    for (name, value) in facts {
+        headers.push(name, Some(value.into()));
     }
     headers
 }

@@ -22,9 +22,8 @@ const CONFIRMED_WITHIN: Duration = Duration::from_secs(30);
 
 /// A [`Publisher`] to a topic, which must exist.
 ///
-/// A dead letter counts as published once all in-sync replicas have it. It carries the record's own key, payload and
-/// headers, and the facts of [`dead_letter::headers`]; a header of the record with one of their names gives way, because
-/// a repeated one would be malformed to whoever reads it next.
+/// A dead letter counts as published once all in-sync replicas have it. It carries the record's own key and payload, and
+/// the headers of [`dead_letter::headers`].
 pub struct KafkaPublisher {
     producer: FutureProducer<Log>,
     options: KafkaOptions,
@@ -96,15 +95,6 @@ impl KafkaPublisher {
 }
 
 fn headers(dead_letter: &DeadLetter) -> OwnedHeaders {
-    let facts = dead_letter::headers(dead_letter);
-    let mut headers = OwnedHeaders::new();
-    for (name, value) in dead_letter.message.headers().iter() {
-        if facts.iter().all(|(fact, _)| *fact != name) {
-            headers = headers.insert(Header { key: name, value });
-        }
-    }
-    for (name, value) in &facts {
-        headers = headers.insert(Header { key: name, value: Some(value) });
-    }
-    headers
+    let headers = dead_letter::headers(dead_letter);
+    headers.iter().fold(OwnedHeaders::new(), |headers, (key, value)| headers.insert(Header { key, value }))
 }

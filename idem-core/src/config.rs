@@ -15,6 +15,31 @@ pub enum Effects {
     Outside,
 }
 
+/// How the handlers of one unit run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Handlers {
+    /// One after the other, in the order of delivery, each with the transaction for itself.
+    #[default]
+    InOrder,
+    /// At once, on the transaction that they share, so that their statements travel together: much faster where the
+    /// database is a network away. Those of one ordering key still run one after the other.
+    ///
+    /// It needs a store that shares its transaction, and handlers that do not mind each other's uncommitted writes: one
+    /// that reads a row and then writes it back can undo a neighbour's write between the two. See the store's own words.
+    Pipelined {
+        /// How many run at once. From 1 to 10,000; [`Handlers::pipelined`] says 100.
+        at_once: usize,
+    },
+}
+
+impl Handlers {
+    /// At once, up to a hundred.
+    #[must_use]
+    pub const fn pipelined() -> Self {
+        Self::Pipelined { at_once: 100 }
+    }
+}
+
 /// What happens to a message whose key was used before for another payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnConflict {
@@ -56,6 +81,8 @@ pub struct ConsumerSettings {
     pub payload_bytes_max: usize,
     /// How many units run side by side. Defaults to the cores, at most 4 and at most what the store can.
     pub lanes: usize,
+    /// How the handlers of one unit run. Defaults to in order.
+    pub handlers: Handlers,
 }
 
 /// The longest time that any setting takes.
@@ -72,6 +99,7 @@ impl ConsumerSettings {
             answer_timeout: Duration::from_secs(10),
             payload_bytes_max: 1 << 20,
             lanes: cores.min(4).min(lanes_max.unwrap_or(usize::MAX)),
+            handlers: Handlers::default(),
         }
     }
 
@@ -88,6 +116,9 @@ impl ConsumerSettings {
         span("answer_timeout", self.answer_timeout, commit_min, minutes_5, "it must be from 10 ms to 5 minutes")?;
         number("payload_bytes_max", self.payload_bytes_max, 1, 1 << 30, "it must be from 1 byte to 1 GiB")?;
         number("lanes", self.lanes, 1, 1024, "it must be from 1 to 1024")?;
+        if let Handlers::Pipelined { at_once } = self.handlers {
+            number("handlers.at_once", at_once, 1, 10_000, "it must be from 1 to 10,000")?;
+        }
         match lanes_max {
             Some(max) if self.lanes > max => {
                 Err(ConfigError::new("lanes", self.lanes, "this store has a single writer: use 1"))

@@ -24,7 +24,7 @@ pub use uuid::Uuid;
 
 pub use self::{
     cleanup::{Cleaned, CleanupSchedule, CleanupStep},
-    config::{ConsumerSettings, Effects, OlderThanRetention, OnConflict, WorkerSettings},
+    config::{ConsumerSettings, Effects, Handlers, OlderThanRetention, OnConflict, WorkerSettings},
     consumer::{DedupConsumer, DedupConsumerBuilder},
     dead_letter::{DeadLetter, DeadLetterId, ParkedDeadLetter, Publisher, Reason, Replay, ReplayEnd},
     error::{BoxError, ClaimError, CommitError, ConfigError, ErrorClass, SourceError, StoreError},

@@ -42,6 +42,13 @@ pub enum StorePlan {
         /// Its URL.
         url: String,
     },
+    /// The same through the store on tokio-postgres.
+    TokioPostgres {
+        /// Its URL.
+        url: String,
+        /// Whether the handlers of a batch run at once.
+        pipelined: bool,
+    },
     /// A SQLite file.
     Sqlite {
         /// Its path.

@@ -11,7 +11,7 @@ use tokio::sync::{OnceCell, Semaphore};
 
 use super::{DedupConsumer, Inner, Tenants};
 use crate::{
-    config::{ConsumerSettings, Effects},
+    config::{ConsumerSettings, Effects, Handlers},
     error::ConfigError,
     handler::{BatchHandler, Handler, Work},
     hash::HashRules,
@@ -85,6 +85,13 @@ impl<S: Store> DedupConsumerBuilder<S> {
     #[must_use]
     pub fn effects(mut self, effects: Effects) -> Self {
         self.effects = Some(effects);
+        self
+    }
+
+    /// How the handlers of one unit run. Defaults to one after the other.
+    #[must_use]
+    pub fn handlers(mut self, handlers: Handlers) -> Self {
+        self.settings.handlers = handlers;
         self
     }
 
@@ -223,7 +230,11 @@ impl<S: Store> DedupConsumerBuilder<S> {
             let rule = "Effects::Outside handles one message a unit: use .handler(…)";
             return Err(ConfigError::new("batch_handler", "set", rule));
         }
-        self.settings.check(self.store.capabilities().lanes_max)?;
+        let capabilities = self.store.capabilities();
+        if self.settings.handlers != Handlers::InOrder {
+            check_pipelined(effects, &work, capabilities.concurrent_handlers)?;
+        }
+        self.settings.check(capabilities.lanes_max)?;
         let inner = Inner {
             store: self.store,
             name,
@@ -245,4 +256,18 @@ impl<S: Store> DedupConsumerBuilder<S> {
         };
         Ok(DedupConsumer { inner: Arc::new(inner) })
     }
+}
+
+/// Refuses handlers at once where something stands against it.
+fn check_pipelined<S: Store>(effects: Effects, work: &Work<S>, is_offered: bool) -> Result<(), ConfigError> {
+    let rule = if effects == Effects::Outside {
+        "Effects::Outside handles one message a unit: use Handlers::InOrder"
+    } else if matches!(work, Work::Batch(_)) {
+        "a batch handler is called once a unit: use Handlers::InOrder, or .handler(…)"
+    } else if !is_offered {
+        "this store does not share its transaction: use Handlers::InOrder, or a store that does (idem-tokio-postgres)"
+    } else {
+        return Ok(());
+    };
+    Err(ConfigError::new("handlers", "Handlers::Pipelined", rule))
 }

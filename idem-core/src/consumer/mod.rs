@@ -2,8 +2,12 @@
 
 mod batch;
 mod builder;
+mod claim;
+mod handle;
 mod identify;
 mod isolate;
+mod ledger;
+mod look;
 mod unit;
 
 use std::{
@@ -17,7 +21,8 @@ use tokio::sync::{OnceCell, Semaphore};
 pub use self::builder::DedupConsumerBuilder;
 pub(crate) use self::{
     identify::{Item, Rejected},
-    unit::{End, look, run},
+    look::look,
+    unit::{End, run},
 };
 use crate::{
     config::{ConsumerSettings, Effects},

@@ -9,8 +9,8 @@ use std::{
 };
 
 use idem_core::{
-    CancellationToken, CleanupSchedule, DedupConsumer, Effects, Handler, HandlerError, Message, RetryPolicy, Store, Tx,
-    Worker,
+    CancellationToken, CleanupSchedule, DedupConsumer, Effects, Handler, HandlerError, Handlers, Message, RetryPolicy,
+    Store, Tx, Worker,
     failpoint::{self, Action},
 };
 use idem_sqlx::{Postgres, Sqlite};
@@ -62,6 +62,7 @@ fn main() -> ExitCode {
 async fn consume(plan: Plan, armed: &[Armed]) -> Result<bool, BoxError> {
     match plan.store.clone() {
         StorePlan::Postgres { url } => run(Postgres::connect(&url).await?, plan).await?,
+        StorePlan::TokioPostgres { url, .. } => run(idem_tokio_postgres::Postgres::connect(&url).await?, plan).await?,
         StorePlan::Sqlite { path } => run(Sqlite::open(path).await?, plan).await?,
     }
     let mut reached = true;
@@ -88,10 +89,12 @@ where
     let source = RemoteSource::connect(&plan.socket, &plan.queue).await;
     let publisher = RemotePublisher::new(&plan.socket, &plan.dead_letters);
     let effects = if plan.outside { Effects::Outside } else { Effects::InTransaction };
+    let pipelined = matches!(plan.store, StorePlan::TokioPostgres { pipelined: true, .. }) && !plan.outside;
     let handler = Payments { plan: plan.clone(), failed: Mutex::default() };
     let consumer = DedupConsumer::builder(store, "payments")
         .handler(handler)
         .effects(effects)
+        .handlers(if pipelined { Handlers::pipelined() } else { Handlers::InOrder })
         .handler_deadline(Duration::from_secs(10))
         .busy_timeout(Duration::from_secs(2))
         .lanes(plan.lanes)
@@ -171,4 +174,18 @@ macro_rules! credits {
     };
 }
 credits!(Postgres);
+
+impl Handler<idem_tokio_postgres::Postgres> for Payments {
+    async fn handle(
+        &self,
+        message: &Message,
+        tx: &mut Tx<'_, idem_tokio_postgres::Postgres>,
+    ) -> Result<(), HandlerError> {
+        let payment: Payment = message.json()?;
+        let Payment { sequence, account, cents, .. } = &payment;
+        tx.connection().execute(RECORD_EFFECT, &[&key_of(message), sequence, account, cents]).await?;
+        tx.connection().execute(CREDIT_ACCOUNT, &[account, cents]).await?;
+        self.then(&payment).await
+    }
+}
 credits!(Sqlite);

@@ -57,6 +57,7 @@ mod gate;
 pub mod keys;
 pub mod lost_commits;
 mod observed;
+pub mod pipelined;
 pub mod records;
 mod scene;
 mod subject;
@@ -158,6 +159,19 @@ macro_rules! store_conformance {
                 two_payloads_race_for_one_key,
                 more_lanes_than_the_store_has_are_refused,
                 a_shared_transaction_is_offered_only_where_declared,
+            }
+            pipelined {
+                handlers_at_once_are_refused_where_they_cannot_be,
+                handlers_run_at_once_and_commit_together,
+                no_more_handlers_run_at_once_than_allowed,
+                handlers_of_one_ordering_key_run_in_turn,
+                nobody_begins_after_a_failure_and_all_end_before_the_rollback,
+                a_failed_statement_among_handlers_at_once_charges_its_own_message,
+                a_swallowed_error_among_handlers_at_once_charges_its_own_message,
+                a_panic_among_handlers_at_once_charges_its_own_message,
+                a_late_handler_among_handlers_at_once_charges_its_own_message,
+                what_belongs_to_all_is_out_of_one_handlers_reach,
+                a_lost_answer_to_a_commit_of_handlers_at_once,
             }
             transactions {
                 swallowed_sql_error_is_not_acknowledged,

@@ -213,7 +213,7 @@ impl<'s, T: StoreUnderTest> Scene<'s, T> {
         plan: impl Fn(&Message, usize) -> Vec<Step> + Send + Sync + 'static,
     ) -> DedupConsumerBuilder<Seen<T>> {
         let builder = DedupConsumer::builder_shared(Arc::clone(&self.store), name);
-        builder.handler(self.probe(plan)).effects(Effects::InTransaction)
+        builder.handler(self.probe(plan)).effects(Effects::InTransaction).handlers(self.subject.handlers())
     }
 
     /// The consumer `orders` with a handler that follows `plan`.

@@ -2,7 +2,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use idem_core::{HandlerError, Store, Tx};
+use idem_core::{HandlerError, Handlers, Store, Tx};
 
 /// A row that a handler wrote through its transaction.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -145,6 +145,12 @@ pub trait StoreUnderTest: Sized + Send + Sync + 'static {
     /// # Errors
     /// [`NotOffered`] where [`Self::arranges`] denies it.
     fn arrange(&self, arrangement: Arrangement) -> impl Future<Output = Result<(), NotOffered>> + Send;
+
+    /// How the handlers of the suite's consumers run, so that a store that shares its transaction goes through every case
+    /// either way.
+    fn handlers(&self) -> Handlers {
+        Handlers::InOrder
+    }
 
     /// How many deadlocks the database has met, where it counts them at once.
     fn deadlocks(&self) -> impl Future<Output = Option<u64>> + Send {

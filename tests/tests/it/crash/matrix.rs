@@ -87,7 +87,7 @@ impl Row {
             failpoint::ROLLBACK => 4,
             // The settler takes what there is, so a wave may be few settlements.
             failpoint::ACK_SENT | failpoint::ACK_OK => 3,
-            failpoint::CLEAN_CHUNK if self.kind == Kind::Postgres => 4,
+            failpoint::CLEAN_CHUNK if self.kind != Kind::Sqlite => 4,
             failpoint::ISOLATE | failpoint::CLEAN_CHUNK | failpoint::DRAIN => 1,
             _ => units,
         }
@@ -170,7 +170,7 @@ impl Moment {
     }
 }
 
-async fn matrix(kind: Kind, batch: usize) {
+pub(super) async fn matrix(kind: Kind, batch: usize) {
     let deaths = failpoint::ALL.iter().map(|point| Death::At(point)).chain([Death::Killed, Death::Terminated]);
     let rows = deaths.map(|death| Row { kind, batch, death });
     let only = std::env::var("IDEM_CRASH_ONLY").ok();

@@ -62,7 +62,7 @@ impl Accident {
     }
 }
 
-async fn accidents(kind: Kind, action: &'static str) {
+pub(super) async fn accidents(kind: Kind, action: &'static str) {
     let rows = failpoint::ALL.iter().map(|point| Accident { kind, point, action });
     let only = std::env::var("IDEM_CRASH_ONLY").ok();
     let rows = rows.filter(|row| only.as_ref().is_none_or(|only| row.name().contains(only.as_str())));

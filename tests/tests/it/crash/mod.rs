@@ -28,4 +28,5 @@ mod mild;
 mod poison;
 mod replay;
 mod stage;
+mod tokio_postgres;
 mod wave;

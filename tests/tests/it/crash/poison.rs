@@ -61,7 +61,7 @@ impl Poison {
     }
 }
 
-async fn poison(kind: Kind) {
+pub(super) async fn poison(kind: Kind) {
     let rows = [(1, 3, 0), (1, 5, 7), (BATCH, 3, 0), (BATCH, 4, 3), (BATCH, 5, 25)].into_iter().flat_map(
         |(batch, attempts, before)| {
             [(Order::None, true), (Order::ByKey, true), (Order::ByKey, false)].map(|(order, marks)| Poison {

@@ -13,6 +13,10 @@ use super::postgres::FreshPostgres;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Postgres,
+    /// PostgreSQL through tokio-postgres, handlers in order.
+    TokioPostgres,
+    /// The same, handlers at once.
+    TokioPostgresPipelined,
     Sqlite,
 }
 
@@ -33,6 +37,7 @@ pub(crate) struct Effect {
 }
 
 pub(crate) struct Database {
+    kind: Kind,
     place: Place,
     books: Arc<dyn Bookkeeping>,
 }
@@ -46,7 +51,7 @@ impl Database {
     /// A new database. A SQLite file is `folder/idem.db`.
     pub(crate) async fn fresh(kind: Kind, folder: &std::path::Path) -> Self {
         match kind {
-            Kind::Postgres => {
+            Kind::Postgres | Kind::TokioPostgres | Kind::TokioPostgresPipelined => {
                 let place = FreshPostgres::create("idem_crash").await.without_waiting_for_the_disk().await;
                 let mut connection = PgConnection::connect(&place.url()).await.unwrap();
                 for table in TABLES {
@@ -55,13 +60,13 @@ impl Database {
                 connection.close().await.unwrap();
                 let store = Postgres::connect(&place.url()).await.unwrap();
                 store.migrate().await.unwrap();
-                Self { place: Place::Postgres(place), books: Arc::new(store) }
+                Self { kind, place: Place::Postgres(place), books: Arc::new(store) }
             }
             Kind::Sqlite => {
                 let path = folder.join("idem.db");
                 let store = Sqlite::open(&path).await.unwrap();
                 store.migrate().await.unwrap();
-                let database = Self { place: Place::Sqlite(path), books: Arc::new(store) };
+                let database = Self { kind, place: Place::Sqlite(path), books: Arc::new(store) };
                 let mut connection = database.sqlite().await;
                 for table in TABLES {
                     let table = table.replace("bigint GENERATED ALWAYS AS IDENTITY", "integer PRIMARY KEY");
@@ -76,7 +81,11 @@ impl Database {
     /// Where the consumer finds it.
     pub(crate) fn plan(&self) -> StorePlan {
         match &self.place {
-            Place::Postgres(place) => StorePlan::Postgres { url: place.url() },
+            Place::Postgres(place) if self.kind == Kind::Postgres => StorePlan::Postgres { url: place.url() },
+            Place::Postgres(place) => {
+                let pipelined = self.kind == Kind::TokioPostgresPipelined;
+                StorePlan::TokioPostgres { url: place.url(), pipelined }
+            }
             Place::Sqlite(path) => StorePlan::Sqlite { path: path.clone() },
         }
     }

@@ -1,0 +1,82 @@
+//! Claims the keys of a unit, and reads who has those that it did not get.
+
+use std::borrow::Cow;
+
+use crate::{
+    error::{ClaimError, StoreError},
+    outcome::{self, Verdict},
+    store::{Claim, Store, UnitOfWork},
+};
+
+/// Rounds of claim and read before a key counts as having no winner (C3, M24).
+const CLAIM_ROUNDS: usize = 3;
+
+/// Claims every key and reads who has those that were not inserted, for a bounded number of rounds. One verdict a
+/// claim, in order; none is `Unanswered`.
+pub(super) async fn claim_all<S: Store>(
+    unit: &mut S::Unit<'_>,
+    claims: &[Claim],
+    rehash: impl Fn(usize, crate::HashRuleId) -> Option<crate::PayloadHash>,
+) -> Result<Vec<Verdict>, ClaimError> {
+    let mut verdicts: Vec<Option<Verdict>> = claims.iter().map(|_| None).collect();
+    let mut open: Vec<usize> = (0..claims.len()).collect();
+    for _ in 0..CLAIM_ROUNDS {
+        // Also where there is nothing to claim: the claim puts the unit's limits back, and a store may send its BEGIN
+        // with it.
+        let asked = those(claims, &open);
+        let answers = unit.claim(&asked).await?;
+        one_answer_each(answers.len(), asked.len())?;
+        let mut unanswered = Vec::new();
+        for (index, answer) in open.into_iter().zip(answers) {
+            match outcome::verdict(&claims[index], answer, |rule| rehash(index, rule)) {
+                Verdict::Unanswered => unanswered.push(index),
+                verdict @ (Verdict::Fresh(_)
+                | Verdict::Duplicate(..)
+                | Verdict::Conflict(..)
+                | Verdict::Collision(_)) => verdicts[index] = Some(verdict),
+            }
+        }
+        open = unanswered;
+        if open.is_empty() {
+            break;
+        }
+        let asked = those(claims, &open);
+        let found = unit.read(&asked).await?;
+        one_answer_each(found.len(), asked.len())?;
+        let mut vanished = Vec::new();
+        for (index, recorded) in open.into_iter().zip(found) {
+            match recorded {
+                Some(recorded) => {
+                    verdicts[index] = Some(outcome::compare(&claims[index], recorded, |rule| rehash(index, rule)));
+                }
+                None => vanished.push(index),
+            }
+        }
+        open = vanished;
+        if open.is_empty() {
+            break;
+        }
+    }
+    match open.first() {
+        Some(index) => Err(ClaimError::NoWinner { key: claims[*index].key.clone() }),
+        None => Ok(verdicts.into_iter().flatten().collect()),
+    }
+}
+
+/// The claims at these indexes, copied only where it is not all of them.
+fn those<'a>(claims: &'a [Claim], indexes: &[usize]) -> Cow<'a, [Claim]> {
+    if indexes.len() == claims.len() {
+        return Cow::Borrowed(claims);
+    }
+    indexes.iter().map(|index| claims[*index].clone()).collect()
+}
+
+pub(super) fn one_answer_each(answers: usize, asked: usize) -> Result<(), StoreError> {
+    if answers == asked {
+        return Ok(());
+    }
+    Err(StoreError::Refused {
+        problem: format!("the store gave {answers} answers for {asked} claims"),
+        cure: "This breaks the contract of UnitOfWork: run idem_testkit::store_conformance! on the store".to_owned(),
+    })
+}

@@ -1,0 +1,246 @@
+//! Runs the handlers of a unit: one after the other, or at once on the transaction that they share.
+
+use std::{
+    borrow::Borrow,
+    collections::HashMap,
+    future::Future,
+    panic::AssertUnwindSafe,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use futures_util::{FutureExt as _, StreamExt as _, stream};
+
+use super::{Inner, Item, unit::inject};
+use crate::{
+    config::Handlers,
+    dead_letter::Reason,
+    error::{ErrorClass, StoreError},
+    failpoint,
+    handler::{Answer, DynBatchHandler, DynHandler, Handled, Work},
+    message::{Message, OrderingKey},
+    outcome::{Failure, Ticket},
+    store::{Store, Tx, UnitOfWork},
+};
+
+/// Why the handlers of a unit did not all succeed.
+pub(super) enum Stopped {
+    /// These messages' handlers failed, and left the connection like this.
+    Handlers { failed: Vec<(usize, Failure)>, left: Left },
+    /// The store did, or a failpoint.
+    Store(StoreError),
+}
+
+/// In which state handlers left the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Left {
+    /// As they found it, and to be probed.
+    Sound,
+    /// Nobody knows: one panicked, or left a transaction open.
+    Doubtful,
+    /// A statement may still run on it: one passed its deadline and was dropped in the middle.
+    Running,
+}
+
+impl Stopped {
+    fn one(index: usize, failure: Failure, left: Left) -> Self {
+        Self::Handlers { failed: vec![(index, failure)], left }
+    }
+
+    /// Of what several handlers left behind, the worst counts.
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Store(error), _) | (_, Self::Store(error)) => Self::Store(error),
+            (Self::Handlers { mut failed, left }, Self::Handlers { failed: others, left: other }) => {
+                failed.extend(others);
+                Self::Handlers { failed, left: left.max(other) }
+            }
+        }
+    }
+}
+
+/// Runs the handlers of these messages, and comes back only when no future of a handler is left.
+pub(super) async fn handle_all<S: Store, J: Borrow<Item> + Sync>(
+    inner: &Inner<S>,
+    unit: &mut S::Unit<'_>,
+    items: &[J],
+    fresh: Vec<(usize, Ticket)>,
+) -> Result<(), Stopped> {
+    match (&inner.work, inner.settings.handlers) {
+        (Work::Batch(handler), _) => together(inner, &**handler, unit, items, fresh).await,
+        (Work::Each(handler), Handlers::InOrder) => {
+            for (index, ticket) in fresh {
+                let message = &items[index].borrow().message;
+                one(inner, &**handler, index, message, ticket, unit.tx()).await?;
+                let doubtful = |error| Stopped::one(index, unsealed::<S>(&error), Left::Doubtful);
+                and_pass(unit.check().map_err(doubtful)).await?;
+            }
+            Ok(())
+        }
+        (Work::Each(handler), Handlers::Pipelined { at_once }) => {
+            side_by_side(inner, &**handler, unit, items, fresh, at_once).await
+        }
+    }
+}
+
+/// Runs the handlers of different ordering keys at once, and those of one in turn. After the first failure none begins,
+/// and those that run end by themselves or at their deadlines: a failed statement fails what its neighbours send
+/// behind it, so nobody knows yet whose fault it is.
+async fn side_by_side<S: Store, J: Borrow<Item> + Sync>(
+    inner: &Inner<S>,
+    handler: &dyn DynHandler<S>,
+    unit: &S::Unit<'_>,
+    items: &[J],
+    fresh: Vec<(usize, Ticket)>,
+    at_once: usize,
+) -> Result<(), Stopped> {
+    let stop = AtomicBool::new(false);
+    let in_turn = async |group: Vec<(usize, Ticket)>| {
+        for (index, ticket) in group {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let message = &items[index].borrow().message;
+            let ended = match unit.shared_tx() {
+                Some(tx) => one(inner, handler, index, message, ticket, tx).await,
+                None => Err(Stopped::Store(StoreError::Unsupported { what: "share its transaction" })),
+            };
+            if let Err(stopped) = and_pass(ended).await {
+                stop.store(true, Ordering::Relaxed);
+                return Err(stopped);
+            }
+        }
+        Ok(())
+    };
+    let mut running = stream::iter(groups(items, fresh)).map(in_turn).buffer_unordered(at_once);
+    let mut all = Ok(());
+    while let Some(ended) = running.next().await {
+        all = match (all, ended) {
+            (Ok(()), ended) => ended,
+            (Err(stopped), Ok(())) => Err(stopped),
+            (Err(stopped), Err(other)) => Err(stopped.and(other)),
+        };
+    }
+    all
+}
+
+/// The messages by their ordering keys, each group and the groups in the order of delivery.
+fn groups<J: Borrow<Item>>(items: &[J], fresh: Vec<(usize, Ticket)>) -> Vec<Vec<(usize, Ticket)>> {
+    let mut groups: Vec<Vec<(usize, Ticket)>> = Vec::with_capacity(fresh.len());
+    let mut of: HashMap<&OrderingKey, usize> = HashMap::new();
+    for (index, ticket) in fresh {
+        let next = groups.len();
+        let key = items[index].borrow().message.ordering_key();
+        match groups.get_mut(key.map_or(next, |key| *of.entry(key).or_insert(next))) {
+            Some(group) => group.push((index, ticket)),
+            None => groups.push(vec![(index, ticket)]),
+        }
+    }
+    groups
+}
+
+/// Runs the handler for one message.
+async fn one<S: Store>(
+    inner: &Inner<S>,
+    handler: &dyn DynHandler<S>,
+    index: usize,
+    message: &Message,
+    ticket: Ticket,
+    mut tx: Tx<'_, S>,
+) -> Result<(), Stopped> {
+    let deadline = inner.settings.handler_deadline;
+    match guarded(ticket, deadline, handler.handle_dyn(message, &mut tx)).await {
+        Handled::Answered(Ok(())) => Ok(()),
+        Handled::Answered(Err(error)) => Err(Stopped::one(index, inner.failure(error), Left::Sound)),
+        Handled::Panicked => Err(Stopped::one(index, panicked(), Left::Doubtful)),
+        Handled::Late => Err(Stopped::one(index, late(deadline), Left::Running)),
+    }
+}
+
+/// What is between one handler that succeeded and the next.
+async fn and_pass(ended: Result<(), Stopped>) -> Result<(), Stopped> {
+    ended?;
+    failpoint!(HANDLER_MID).map_err(|injected| Stopped::Store(inject(injected)))
+}
+
+/// Runs a batch handler for all of them.
+async fn together<S: Store, J: Borrow<Item> + Sync>(
+    inner: &Inner<S>,
+    handler: &dyn DynBatchHandler<S>,
+    unit: &mut S::Unit<'_>,
+    items: &[J],
+    fresh: Vec<(usize, Ticket)>,
+) -> Result<(), Stopped> {
+    let indexes: Vec<usize> = fresh.iter().map(|(index, _)| *index).collect();
+    let messages: Vec<&Message> = indexes.iter().map(|index| &items[*index].borrow().message).collect();
+    let Some((_, ticket)) = fresh.into_iter().next() else { return Ok(()) };
+    let all = |failure, left| Stopped::Handlers { failed: for_all(&indexes, failure), left };
+    let deadline = inner.settings.handler_deadline;
+    let mut tx = unit.tx();
+    let answer = match guarded(ticket, deadline, handler.handle_dyn(&messages, &mut tx)).await {
+        Handled::Answered(Ok(answer)) => answer,
+        Handled::Answered(Err(error)) => return Err(all(inner.failure(error), Left::Sound)),
+        Handled::Panicked => return Err(all(panicked(), Left::Doubtful)),
+        Handled::Late => return Err(all(late(deadline), Left::Running)),
+    };
+    drop(tx);
+    let named = named(inner, &indexes, answer)?;
+    if !named.is_empty() {
+        return Err(Stopped::Handlers { failed: named, left: Left::Sound });
+    }
+    and_pass(unit.check().map_err(|error| all(unsealed::<S>(&error), Left::Doubtful))).await
+}
+
+/// The messages that a batch handler named as culprits.
+fn named<S: Store>(
+    inner: &Inner<S>,
+    indexes: &[usize],
+    answer: crate::BatchAnswer,
+) -> Result<Vec<(usize, Failure)>, Stopped> {
+    let answers = match answer.0 {
+        Answer::All => return Ok(Vec::new()),
+        Answer::Each(answers) => answers,
+    };
+    if answers.len() != indexes.len() {
+        let text = format!("the batch handler gave {} answers for {} messages", answers.len(), indexes.len());
+        let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text);
+        return Err(Stopped::Handlers { failed: for_all(indexes, failure), left: Left::Sound });
+    }
+    let failed = indexes.iter().zip(answers).filter_map(|(index, answer)| Some((*index, answer.err()?)));
+    Ok(failed.map(|(index, error)| (index, inner.failure(error))).collect())
+}
+
+/// A failure that names no culprit, for each message: they all run alone.
+fn for_all(indexes: &[usize], failure: Failure) -> Vec<(usize, Failure)> {
+    let Some((first, others)) = indexes.split_first() else { return Vec::new() };
+    let others: Vec<_> = others.iter().map(|index| (*index, failure.clone_text())).collect();
+    std::iter::once((*first, failure)).chain(others).collect()
+}
+
+/// Runs one call of a handler. The ticket is used up.
+async fn guarded<T>(
+    ticket: Ticket,
+    deadline: Duration,
+    call: impl Future<Output = Result<T, crate::HandlerError>> + Send,
+) -> Handled<T> {
+    let _used = ticket;
+    match tokio::time::timeout(deadline, AssertUnwindSafe(call).catch_unwind()).await {
+        Ok(Ok(answer)) => Handled::Answered(answer),
+        // The panic's text may quote the payload, and the panic hook has printed it for the developer (S4).
+        Ok(Err(_panic)) => Handled::Panicked,
+        Err(_elapsed) => Handled::Late,
+    }
+}
+
+fn panicked() -> Failure {
+    Failure::new(ErrorClass::Transient, Reason::AttemptsExhausted, "the handler panicked")
+}
+
+fn late(deadline: Duration) -> Failure {
+    let text = format!("the handler passed its deadline of {deadline:?}");
+    Failure::new(ErrorClass::Transient, Reason::Deadline, text)
+}
+
+fn unsealed<S: Store>(error: &StoreError) -> Failure {
+    Failure::new(error.class(), Reason::AttemptsExhausted, super::describe::<S>(error))
+}

@@ -1,0 +1,93 @@
+//! What is known of each message of a unit, and what that decides.
+
+use std::borrow::Borrow;
+
+use super::{Inner, Item, batch};
+use crate::{
+    clock,
+    dead_letter::Reason,
+    error::ErrorClass,
+    outcome::{self, Decision, Durable, Failure, Verdict},
+    store::{Recorded, Retention, Store},
+};
+
+pub(super) fn decision(verdict: Verdict) -> Option<Decision> {
+    match verdict {
+        Verdict::Duplicate(recorded, durable) => Some(Decision::Duplicate(recorded, durable)),
+        Verdict::Conflict(recorded, kind) => Some(Decision::Conflict(recorded, kind)),
+        Verdict::Collision(_) => {
+            let text = "another key has the same id in the store; nothing ran";
+            Some(Decision::Failed(Failure::new(ErrorClass::Permanent, Reason::KeyCollision, text)))
+        }
+        Verdict::Fresh(_) | Verdict::Unanswered => None,
+    }
+}
+
+/// What is known of each message of a unit, until every one has its decision.
+pub(super) struct Ledger {
+    verdicts: Vec<Option<Verdict>>,
+    committed: Vec<bool>,
+}
+
+impl Ledger {
+    pub(super) fn new(items: usize) -> Self {
+        Self { verdicts: (0..items).map(|_| None).collect(), committed: vec![false; items] }
+    }
+
+    pub(super) fn note(&mut self, index: usize, verdict: Verdict) {
+        self.verdicts[index] = Some(verdict);
+    }
+
+    pub(super) fn committed(&mut self, index: usize) {
+        self.committed[index] = true;
+    }
+
+    /// Decides every message. Followers are compared with the record that their leader left or met (D10).
+    pub(super) fn decide<S: Store, J: Borrow<Item>>(
+        mut self,
+        inner: &Inner<S>,
+        items: &[J],
+        fold: &batch::Fold,
+        run: crate::RunId,
+    ) -> Vec<Decision> {
+        let records: Vec<Option<Recorded>> =
+            (0..items.len()).map(|index| self.record(inner, items[index].borrow(), index, run)).collect();
+        (0..items.len())
+            .map(|index| {
+                if self.committed[index] {
+                    return Decision::Processed(Durable::committed());
+                }
+                if let Some(decision) = self.verdicts[index].take().and_then(decision) {
+                    return decision;
+                }
+                let item: &Item = items[index].borrow();
+                let recorded = fold.leader[index].and_then(|leader| records[leader].clone());
+                let verdict = item.claim.as_ref().zip(recorded).map(|(claim, recorded)| {
+                    outcome::compare(claim, recorded, |rule| inner.rehash(&item.message, rule))
+                });
+                // A message without a verdict is a bug; handing it back loses nothing.
+                verdict.and_then(decision).unwrap_or(Decision::Busy)
+            })
+            .collect()
+    }
+
+    /// The record that a leader left or met.
+    fn record<S: Store>(&self, inner: &Inner<S>, item: &Item, index: usize, run: crate::RunId) -> Option<Recorded> {
+        if self.committed[index] {
+            let claim = item.claim.as_ref()?;
+            let processed_at = clock::wall();
+            let expires_at = match inner.settings.retention {
+                Retention::For(time) => processed_at.checked_add(time),
+                Retention::Forever => None,
+            };
+            let (key, hash, hash_rule) = (claim.key.clone(), claim.hash, claim.hash_rule);
+            return Some(Recorded { key, hash, hash_rule, processed_at, processed_by: run, expires_at });
+        }
+        match self.verdicts[index].as_ref()? {
+            Verdict::Duplicate(recorded, _) | Verdict::Conflict(recorded, _) | Verdict::Collision(recorded) => {
+                Some(recorded.clone())
+            }
+            Verdict::Fresh(_) | Verdict::Unanswered => None,
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The store itself.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use idem_core::{ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
+use idem_schema::{LANE_SETTINGS, PostgresStatements, SchemaName, UnitLimits, begin_unit};
+use tokio::sync::OnceCell;
+use tokio_postgres::config::Config;
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use crate::{
+    PostgresConnection, PostgresLane, PostgresOptions, PostgresUnit, Statements,
+    error::{self, get},
+    pool::Pool,
+    session::Session,
+    tls,
+};
+
+/// The store on PostgreSQL 14 and later: the record of the keys and what handlers write are one transaction.
+///
+/// Handlers get a [`PostgresConnection`] inside the open transaction, and never end it. Where one does, by a COMMIT or
+/// ROLLBACK as text, the server refuses the COMMIT, and every write that follows too: lanes that this store opens have
+/// `default_transaction_read_only` on, and only idem's own BEGIN asks for more. A pooler in transaction mode takes no
+/// such setting; there, writes after a handler's ROLLBACK are committed one by one.
+///
+/// A commit counts when the server has accepted the seal before it and answered the COMMIT. `synchronous_commit` decides
+/// what that is worth; start-up warns where it is weaker than `on`. A COMMIT whose wait for a standby an operator cancels
+/// answers as a success, and is warned about (failure A8).
+///
+/// Cloning is cheap, and clones share the few connections for what is done outside of units of work.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let url = "postgres://orders@db.internal/orders?sslmode=verify-full";
+/// let store = idem_tokio_postgres::Postgres::connect(url).await?;
+/// store.migrate().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Postgres {
+    pub(crate) shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) options: PostgresOptions,
+    pub(crate) statements: PostgresStatements,
+    pub(crate) framework: Pool,
+    pub(crate) cleaner: Option<Pool>,
+    tls: MakeRustlsConnect,
+    /// Whether the server, or the pooler before it, takes settings at the start of a connection.
+    pub(crate) takes_settings: AtomicBool,
+    /// Whether prepared statements stay with the connection, which is looked at once.
+    pub(crate) pooler: OnceCell<()>,
+}
+
+impl fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Postgres").field(&self.shared.options).finish()
+    }
+}
+
+impl Postgres {
+    /// Connects with the default settings. The URL is that of libpq: `postgres://user:password@host:port/database`, with
+    /// `sslmode` and `sslrootcert` as parameters; ask for `sslmode=verify-full` beyond this machine.
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] where the URL cannot be read or the server says no, [`StoreError::Unavailable`] while it
+    /// cannot be reached. No text holds the URL.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn connect(url: &str) -> Result<Self, StoreError> {
+        let store = PostgresOptions::parse(url)?.build()?;
+        let connected = store.connect_with(&store.shared.options.connection).await;
+        let session = connected.map_err(|error| error::refused_login(&error).unwrap_or(error))?;
+        session.close(store.shared.options.connect_timeout).await;
+        Ok(store)
+    }
+
+    /// Settings to build a store from; nothing is connected before the first use.
+    pub fn with_options(connection: Config) -> PostgresOptions {
+        PostgresOptions::new(connection)
+    }
+
+    /// The schema that holds idem's tables.
+    #[must_use]
+    pub fn schema(&self) -> &SchemaName {
+        &self.shared.options.schema
+    }
+
+    /// Closes the connections that are used outside of units of work and idle now. Lanes are closed by their owners.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: what is not closed in good order is closed when the store is dropped.
+    pub async fn disconnect(&self) {
+        let pools = [Some(&self.shared.framework), self.shared.cleaner.as_ref()];
+        for session in pools.into_iter().flatten().flat_map(Pool::take_idle) {
+            session.close(self.shared.options.connect_timeout).await;
+        }
+    }
+
+    pub(crate) fn from_options(options: PostgresOptions) -> Result<Self, StoreError> {
+        let statements = PostgresStatements::new(&options.schema);
+        let framework = Pool::new(options.connection.clone(), options.connections);
+        let cleaner = options.cleanup.clone().map(|connection| Pool::new(connection, 1));
+        let tls = tls::connector(options.tls.clone())?;
+        let takes_settings = AtomicBool::new(options.statements == Statements::Named);
+        let shared = Shared { options, statements, framework, cleaner, tls, takes_settings, pooler: OnceCell::new() };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    pub(crate) fn sql(&self) -> &PostgresStatements {
+        &self.shared.statements
+    }
+
+    pub(crate) fn statements(&self) -> Statements {
+        self.shared.options.statements
+    }
+
+    /// Opens a connection within the time for it.
+    pub(crate) async fn connect_with(&self, config: &Config) -> Result<Session, StoreError> {
+        let options = &self.shared.options;
+        Session::connect(config, self.shared.tls.clone(), options.connect_timeout, options.statements_max).await
+    }
+
+    /// The same with the settings of a lane, where they are taken.
+    async fn connect_lane(&self) -> Result<Session, StoreError> {
+        let plain = &self.shared.options.connection;
+        if !self.shared.takes_settings.load(Ordering::Relaxed) {
+            return self.connect_with(plain).await;
+        }
+        match self.connect_with(&with_lane_settings(plain)).await {
+            Err(StoreError::Refused { .. }) => {
+                // PgBouncer refuses what it cannot keep apart by client, and a server what its system does not offer;
+                // without it, the seal still holds.
+                let session = self.connect_with(plain).await?;
+                self.shared.takes_settings.store(false, Ordering::Relaxed);
+                Ok(session)
+            }
+            connected => connected,
+        }
+    }
+
+    /// An old primary may be fenced by `default_transaction_read_only` alone, which a unit's READ WRITE would overrule.
+    async fn refuse_fenced(&self) -> Result<(), StoreError> {
+        let rows = self.rows("looking for a fence", "SHOW default_transaction_read_only", &[]).await?;
+        let read_only: String = rows.first().map_or(Ok(String::new()), |row| get(row, 0))?;
+        if read_only == "on" {
+            return Err(error::read_only("opening a lane"));
+        }
+        Ok(())
+    }
+}
+
+fn with_lane_settings(plain: &Config) -> Config {
+    let mut text = plain.get_options().unwrap_or_default().to_owned();
+    for (name, value) in LANE_SETTINGS {
+        text.push_str(&format!(" -c {name}={value}"));
+    }
+    let mut config = plain.clone();
+    config.options(text);
+    config
+}
+
+impl Store for Postgres {
+    type Lane = PostgresLane;
+    type Connection<'t> = PostgresConnection<'t>;
+    type Unit<'l> = PostgresUnit<'l>;
+
+    fn capabilities(&self) -> StoreCapabilities {
+        let mut capabilities = StoreCapabilities::server();
+        capabilities.concurrent_handlers = true;
+        capabilities
+    }
+
+    async fn open(&self) -> Result<PostgresLane, StoreError> {
+        let session = self.connect_lane().await?;
+        self.refuse_fenced().await?;
+        self.lane_on(session).await
+    }
+
+    async fn close(&self, lane: PostgresLane) {
+        // A server that does not answer must not hold up a shutdown.
+        lane.session.close(self.shared.options.connect_timeout).await;
+    }
+
+    async fn begin<'l>(
+        &'l self,
+        lane: &'l mut PostgresLane,
+        options: UnitOptions,
+    ) -> Result<PostgresUnit<'l>, StoreError> {
+        if lane.is_spent || lane.session.client.is_closed() {
+            *lane = self.open().await?;
+        }
+        let text = begin_unit(UnitLimits {
+            lock: options.busy_timeout,
+            statement: options.busy_timeout,
+            idle_in_transaction: options.idle_timeout,
+        });
+        // On the wire with what follows; its answer is read with the claim's.
+        let begun = lane.session.client.simple_query_raw(&text).await.map_err(error::beginning)?;
+        Ok(PostgresUnit::new(self, lane, options, begun))
+    }
+
+    fn reborrow<'a, 't: 'a>(connection: &'a mut PostgresConnection<'t>) -> PostgresConnection<'a> {
+        connection.reborrow()
+    }
+
+    fn classify(error: &(dyn std::error::Error + 'static)) -> Option<ErrorClass> {
+        error::classify(error)
+    }
+
+    fn describe(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+        error::describe(error)
+    }
+}
+
+/// Microseconds for a parameter; what does not fit is for ever.
+pub(crate) fn microseconds(time: Duration) -> Option<i64> {
+    i64::try_from(time.as_micros()).ok()
+}

@@ -1,0 +1,232 @@
+//! One transaction on a lane.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+use futures_util::{TryStreamExt as _, join};
+use idem_core::{
+    Claim, ClaimError, Claimed, CommitError, ErrorClass, Recorded, StoreError, Tx, UnitOfWork, UnitOptions, failpoint,
+};
+use idem_schema::{ClaimedId, claim_answers, in_claim_order};
+use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
+
+use crate::{
+    Postgres, PostgresConnection, PostgresLane,
+    claim::{self, Columns},
+    error::{self, get},
+    session::{Parameter, Parameters},
+};
+
+/// A unit of work: one open transaction on a [`PostgresLane`].
+pub struct PostgresUnit<'l> {
+    store: &'l Postgres,
+    lane: &'l mut PostgresLane,
+    options: UnitOptions,
+    /// The answer to BEGIN, which is read with that of the first statement.
+    begun: Option<Begun>,
+    /// The transaction's id, where a claim inserted something: only this transaction may be committed.
+    xid: Option<String>,
+    /// The server process that runs this transaction.
+    backend_pid: Option<i32>,
+    /// Whether a claim has put the session's own limits back.
+    limits_are_back: bool,
+    /// Whether handlers had the connection.
+    is_lent: AtomicBool,
+    /// How many nested transactions of handlers are open.
+    nested: AtomicUsize,
+}
+
+type Begun = Pin<Box<SimpleQueryStream>>;
+
+impl fmt::Debug for PostgresUnit<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresUnit").field("xid", &self.xid).finish_non_exhaustive()
+    }
+}
+
+impl<'l> PostgresUnit<'l> {
+    pub(crate) fn new(
+        store: &'l Postgres,
+        lane: &'l mut PostgresLane,
+        options: UnitOptions,
+        begun: SimpleQueryStream,
+    ) -> Self {
+        Self {
+            backend_pid: lane.backend_pid,
+            store,
+            lane,
+            options,
+            begun: Some(Box::pin(begun)),
+            xid: None,
+            limits_are_back: false,
+            is_lent: AtomicBool::new(false),
+            nested: AtomicUsize::new(0),
+        }
+    }
+
+    /// Runs a statement of idem's own, in one round trip with the BEGIN before it.
+    async fn rows(
+        &self,
+        begun: Option<Begun>,
+        text: &str,
+        parameters: &Parameters<'_>,
+    ) -> Result<Result<Vec<Row>, Error>, StoreError> {
+        let session = &self.lane.session;
+        let statement = async { session.ready(self.store.statements(), text).await?.rows(parameters).await };
+        let begin = async {
+            match begun {
+                Some(begun) => begun.try_for_each(|_| std::future::ready(Ok(()))).await,
+                None => Ok(()),
+            }
+        };
+        // Polled in this order, so the statement is on its way before anybody waits. Should BEGIN have failed alone, the
+        // statement ran in a transaction of its own, whose commit the server has refused like any that is not sealed.
+        let (rows, began) = join!(statement, begin);
+        began.map_err(error::beginning)?;
+        Ok(rows)
+    }
+
+    /// A second claim in one unit waits under idem's limits too.
+    async fn limit_again(&self) -> Result<(), Error> {
+        let limit = milliseconds(self.options.busy_timeout);
+        let text = format!("SET LOCAL lock_timeout = {limit}; SET LOCAL statement_timeout = {limit}");
+        self.lane.session.client.batch_execute(&text).await
+    }
+
+    /// Sends the seal, which permits the COMMIT or fails where it would be a lie, and the COMMIT with it.
+    ///
+    /// tokio-postgres tells nobody whether the answer to a COMMIT was COMMIT or ROLLBACK (upstream #1342), not even where
+    /// an error stands in a stream that was not read to its end (#1334). The seal does: it fails in a transaction that
+    /// has failed, and its answer is compared, so that it cannot be another statement's.
+    async fn seal_and_commit(&self) -> Result<(), CommitError> {
+        let (session, sql) = (&self.lane.session, self.store.sql());
+        let idle = milliseconds(self.options.idle_timeout);
+        let (text, parameter): (_, Parameter<'_>) = match &self.xid {
+            Some(xid) => (&sql.seal, (xid, Type::TEXT)),
+            // Nothing was claimed, so no trigger guards the COMMIT; handlers of unprotected messages may have written.
+            None => (&sql.guard, (&idle, Type::INT8)),
+        };
+        let ready = session.ready(self.store.statements(), text).await.map_err(error::sealing)?;
+        let (sealed, committed, passed) =
+            join!(ready.rows(std::slice::from_ref(&parameter)), session.client.batch_execute("COMMIT"), async {
+                // Both are on the wire once the connection's task has run.
+                tokio::task::yield_now().await;
+                failpoint!(COMMIT_SENT)
+            });
+        passed.map_err(|injected| CommitError::Unknown(Box::new(injected)))?;
+        let rows = sealed.map_err(error::sealing)?;
+        committed.map_err(error::committing)?;
+        if !rows.first().is_some_and(|row| is_sealed(row, self.xid.as_ref())) {
+            return Err(CommitError::Unknown("the answer to the seal was another statement's".into()));
+        }
+        Ok(())
+    }
+}
+
+/// Milliseconds as PostgreSQL's settings take them: zero would switch the limit off.
+fn milliseconds(limit: std::time::Duration) -> i64 {
+    i64::try_from(limit.as_millis()).unwrap_or(i64::MAX).clamp(1, 2_147_483_647)
+}
+
+/// Whether this is the answer to the seal of that transaction, or to the guard where there is none.
+fn is_sealed(row: &Row, xid: Option<&String>) -> bool {
+    match xid {
+        Some(xid) => row.try_get::<_, &str>(0).is_ok_and(|sealed| sealed == xid),
+        None => row.try_get::<_, i32>(0).is_ok_and(|guarded| guarded == 1),
+    }
+}
+
+impl UnitOfWork<Postgres> for PostgresUnit<'_> {
+    async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
+        if self.limits_are_back {
+            self.limit_again().await.map_err(error::claiming)?;
+        }
+        let begun = self.begun.take();
+        let (scopes, key_ids) = claim::ids(claims);
+        let columns = Columns::of(claims);
+        let parameters = columns.parameters(&scopes, &key_ids, &self.options, self.lane);
+        let rows = self.rows(begun, &self.store.sql().claim, &parameters).await?.map_err(error::claiming)?;
+        let row = rows.first().ok_or_else(|| error::unreadable("the claim answered no row"))?;
+        let won_consumers: Vec<i32> = get(row, "won_consumers")?;
+        let won_key_ids: Vec<_> = get(row, "won_key_ids")?;
+        if let Some(xid) = get::<Option<String>>(row, "xid")? {
+            self.xid = Some(xid);
+        }
+        self.backend_pid = Some(get(row, "backend_pid")?);
+        self.limits_are_back = true;
+        let won: Vec<ClaimedId> = won_consumers.into_iter().zip(won_key_ids).collect();
+        Ok(claim_answers(&scopes, &key_ids, &won))
+    }
+
+    async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
+        let begun = self.begun.take();
+        let (scopes, key_ids) = claim::ids(claims);
+        let parameters: [Parameter<'_>; 2] = [(&scopes, Type::INT4_ARRAY), (&key_ids, Type::UUID_ARRAY)];
+        let rows = self.rows(begun, &self.store.sql().read, &parameters).await?;
+        let rows = rows.map_err(|source| error::store("reading who has the keys", source))?;
+        let found = rows.iter().map(claim::recorded).collect::<Result<Vec<_>, _>>()?;
+        Ok(in_claim_order(&scopes, &key_ids, found))
+    }
+
+    fn tx(&mut self) -> Tx<'_, Postgres> {
+        self.is_lent.store(true, Ordering::Relaxed);
+        Tx::new(PostgresConnection::in_order(&self.lane.session, self.store.statements(), &self.nested))
+    }
+
+    fn shared_tx(&self) -> Option<Tx<'_, Postgres>> {
+        self.is_lent.store(true, Ordering::Relaxed);
+        Some(Tx::new(PostgresConnection::shared(&self.lane.session, self.store.statements())))
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        if self.nested.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        Err(StoreError::Unsealed { problem: "a handler has left a nested transaction open".to_owned(), source: None })
+    }
+
+    async fn commit(self) -> Result<(), CommitError> {
+        self.check().map_err(CommitError::RolledBack)?;
+        self.seal_and_commit().await
+    }
+
+    async fn rollback(self) -> Result<(), StoreError> {
+        let Self { lane, begun, is_lent, .. } = self;
+        // Nobody waits for this answer any more, and it must not hold up the next one.
+        drop(begun);
+        if !is_lent.into_inner() {
+            let answer = lane.session.client.batch_execute("ROLLBACK").await;
+            return answer.map_err(|source| error::store("rolling back", source));
+        }
+        // A handler failed, perhaps because a table was altered under a prepared statement, which then fails each time it
+        // runs on this connection (A27).
+        lane.session.cache.clear();
+        lane.rollbacks += 1;
+        let number = lane.rollbacks.to_string();
+        let answer = lane.session.client.simple_query(&format!("ROLLBACK; SELECT {number}")).await;
+        let answer = match answer.map_err(|source| error::store("rolling back", source)) {
+            Err(error) if error.class() == ErrorClass::Infrastructure => return Err(error),
+            answer => answer.unwrap_or_default(),
+        };
+        // A COPY that went wrong, or one by way of `execute`, leaves the driver an answer ahead or behind. Only a
+        // connection that answers this very statement may be used again.
+        let is_ours = |message: &SimpleQueryMessage| matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some(&number));
+        lane.is_spent = !answer.iter().any(is_ours);
+        Ok(())
+    }
+
+    async fn abandon(self) {
+        self.lane.is_spent = true;
+        let Some(pid) = self.backend_pid else { return };
+        // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
+        let parameters: [Parameter<'_>; 1] = [(&pid, Type::INT4)];
+        let (doing, text) = ("ending an abandoned transaction", "SELECT pg_terminate_backend($1)");
+        if let Err(error) = self.store.rows(doing, text, &parameters).await {
+            let until = "it ends when the server notices the closed connection";
+            tracing::warn!(%error, "an abandoned transaction could not be ended; {until}");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! A schema of its own for each test, dropped when the test is green.
+
+use std::{
+    collections::hash_map::RandomState,
+    hash::BuildHasher as _,
+    sync::{
+        LazyLock,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use idem_schema::SchemaName;
+use idem_tokio_postgres::{
+    Postgres, PostgresOptions,
+    tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage},
+};
+
+/// How long a test waits for anything before it is red.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The server that the tests share.
+pub(crate) fn url() -> String {
+    std::env::var("IDEM_POSTGRES_URL").unwrap_or_else(|_| "postgres://idem@127.0.0.1:25432/idem".to_owned())
+}
+
+/// A connection of its own, driven by a task.
+pub(crate) async fn connect(config: &Config) -> Client {
+    let (client, connection) = config.connect(NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+/// A schema with idem's tables and a table of effects, and a way to look into it.
+pub(crate) struct Fixture {
+    pub(crate) store: Postgres,
+    pub(crate) schema: SchemaName,
+    pub(crate) config: Config,
+}
+
+/// A name that no other test and no other run has.
+fn fresh_name() -> SchemaName {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    // Seeded at random for each process: what a red test left behind must not meet this one.
+    static RUN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    SchemaName::new(format!("p_{:016x}_{next}", *RUN)).unwrap()
+}
+
+impl Fixture {
+    /// A migrated schema on the shared server.
+    pub(crate) async fn new() -> Self {
+        Self::on(&url()).await
+    }
+
+    /// A migrated schema on this server.
+    pub(crate) async fn on(url: &str) -> Self {
+        let schema = fresh_name();
+        let mut config: Config = url.parse().unwrap();
+        // So that handlers name their tables as people do, without a schema.
+        config.options(format!("-c search_path={schema}"));
+        let store = Postgres::with_options(config.clone()).schema(schema.clone()).build().unwrap();
+        let fixture = Self { store, schema, config };
+        fixture.run(format!("CREATE SCHEMA {}", fixture.schema.quoted())).await;
+        fixture.store.migrate().await.unwrap();
+        let effects = "CREATE TABLE effects (key text NOT NULL, payload bytea NOT NULL, note text NOT NULL);
+            CREATE TABLE taken (name text PRIMARY KEY);
+            INSERT INTO taken VALUES ('taken');
+            CREATE TABLE deferred (name text UNIQUE DEFERRABLE INITIALLY DEFERRED);
+            INSERT INTO deferred VALUES ('taken');";
+        fixture.run(effects).await;
+        fixture
+    }
+
+    /// Settings of another store on the same schema.
+    pub(crate) fn options(&self) -> PostgresOptions {
+        self.options_of(self.config.clone())
+    }
+
+    /// Settings of a store on the same schema with another login.
+    pub(crate) fn options_of(&self, config: Config) -> PostgresOptions {
+        Postgres::with_options(config).schema(self.schema.clone())
+    }
+
+    /// Another store on the same schema, as another process has it.
+    pub(crate) fn another(&self) -> Postgres {
+        self.options().build().unwrap()
+    }
+
+    /// A connection of its own, as an administrator has it.
+    pub(crate) async fn connect(&self) -> Client {
+        connect(&self.config).await
+    }
+
+    /// Runs statements as an administrator.
+    pub(crate) async fn run(&self, statements: impl AsRef<str>) {
+        self.connect().await.batch_execute(statements.as_ref()).await.unwrap();
+    }
+
+    /// What a query answers, as texts.
+    pub(crate) async fn table(&self, query: impl AsRef<str>) -> Vec<Vec<String>> {
+        let messages = self.connect().await.simple_query(query.as_ref()).await.unwrap();
+        let rows = messages.iter().filter_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some(row),
+            _ => None,
+        });
+        rows.map(|row| (0..row.len()).map(|column| row.get(column).unwrap_or_default().to_owned()).collect()).collect()
+    }
+
+    /// The first column of what a query answers.
+    pub(crate) async fn texts(&self, query: impl AsRef<str>) -> Vec<String> {
+        self.table(query).await.into_iter().map(|mut row| row.swap_remove(0)).collect()
+    }
+
+    /// The only value of a query.
+    pub(crate) async fn text(&self, query: impl AsRef<str>) -> String {
+        self.texts(query).await.into_iter().next().unwrap_or_default()
+    }
+
+    /// The keys of the effects that are committed, sorted.
+    pub(crate) async fn effects(&self) -> Vec<String> {
+        self.texts("SELECT key FROM effects ORDER BY key").await
+    }
+
+    /// The keys that have a record, sorted.
+    pub(crate) async fn recorded(&self) -> Vec<String> {
+        self.texts("SELECT idempotency_key FROM processed_messages ORDER BY 1").await
+    }
+
+    /// Waits until the server answers a query with `true`.
+    pub(crate) async fn until(&self, query: &str) {
+        let waiting = async {
+            while self.text(query).await != "t" {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("never true: {query}"));
+    }
+
+    /// Waits until the server answers again after a restart.
+    pub(crate) async fn until_it_answers(&self) {
+        let waiting = async {
+            while self.config.connect(NoTls).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, waiting).await.expect("the server comes back");
+    }
+
+    /// Drops the schema. A red test does not come here, and its schema stays for a look.
+    pub(crate) async fn drop(self) {
+        self.store.disconnect().await;
+        self.run(format!("DROP SCHEMA {} CASCADE", self.schema.quoted())).await;
+    }
+}

@@ -1,0 +1,23 @@
+//! The store on a real PostgreSQL: `IDEM_POSTGRES_URL`, as `./servers url postgres` prints it. Tests that restart, stop or
+//! copy a server make a cluster of their own with `./servers scratch`.
+
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::wildcard_enum_match_arm,
+    reason = "in a test anything unexpected is a failure"
+)]
+
+mod commits;
+mod conformance;
+mod consumers;
+mod errors;
+mod fixture;
+mod handlers;
+mod pipelined;
+mod poolers;
+mod proxy;
+mod scratch;
+mod servers;
+mod tls;

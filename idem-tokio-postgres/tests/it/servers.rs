@@ -1,0 +1,218 @@
+//! Servers that restart, stand by or refuse.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use idem_core::{Bookkeeping as _, CleanupStep, ErrorClass, HandlerError, Message, Store as _, StoreError};
+use idem_tokio_postgres::{
+    Postgres, PostgresConnection,
+    tokio_postgres::{Config, NoTls},
+};
+
+use crate::{
+    consumers::{
+        Act, Acting, BOTH, Write, builder, consumer, keys, letters, messages, msg, process, registration, write,
+    },
+    fixture::{Fixture, PATIENCE, url},
+    scratch::Scratch,
+};
+
+#[tokio::test]
+async fn a23_a_standby_is_refused_at_start_and_infrastructure_later() {
+    let primary = Scratch::new("a23").await;
+    let fixture = Fixture::on(&primary.url).await;
+    let standby = Scratch::standby_of("a23s", &primary).await;
+    let config: Config = standby.url.parse().unwrap();
+    let store = fixture.options_of(config.clone()).build().unwrap();
+    assert!(matches!(store.verify().await, Err(StoreError::Refused { problem, .. }) if problem.contains("standby")));
+    assert_eq!(store.open().await.unwrap_err().class(), ErrorClass::Infrastructure);
+    let (client, connection) = config.connect(NoTls).await.unwrap();
+    assert_eq!(store.lane_from(client, connection).await.unwrap_err().class(), ErrorClass::Infrastructure);
+    standby.down().await;
+    fixture.drop().await;
+    primary.down().await;
+}
+
+/// An old primary that is fenced by a setting takes no new lane.
+#[tokio::test]
+async fn a23_a_fenced_primary_is_refused() {
+    let fixture = Fixture::new().await;
+    let mut fenced = fixture.config.clone();
+    fenced.options(format!("-c search_path={} -c default_transaction_read_only=on", fixture.schema));
+    let store = fixture.options_of(fenced).build().unwrap();
+    assert!(matches!(store.verify().await, Err(StoreError::Refused { .. })));
+    assert_eq!(store.open().await.unwrap_err().class(), ErrorClass::Infrastructure);
+    fixture.drop().await;
+}
+
+/// A connection of one's own becomes a lane, and comes back after the work.
+#[tokio::test]
+async fn a_lane_is_made_of_a_connection_of_ones_own() {
+    let fixture = Fixture::new().await;
+    let (client, connection) = fixture.config.connect(NoTls).await.unwrap();
+    let lane = fixture.store.lane_from(client, connection).await.unwrap();
+    let consumer = consumer(fixture.store.clone(), Write);
+    let (lane, decisions) = consumer.process_on(lane, messages(&keys(2))).await.unwrap();
+    assert_eq!(letters(&decisions), "PP");
+    let (lane, decisions) = consumer.process_on(lane.unwrap(), messages(&keys(2))).await.unwrap();
+    assert_eq!(letters(&decisions), "DD");
+    fixture.store.close(lane.unwrap()).await;
+    assert_eq!(fixture.effects().await, keys(2));
+    fixture.drop().await;
+}
+
+/// A25: the server crashes again and again under load; everything is handled once, and nothing is anybody's fault.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a25_a_server_that_crashes_under_load() {
+    let scratch = Scratch::new("a25").await;
+    let fixture = Fixture::on(&scratch.url).await;
+    let done = Arc::new(AtomicBool::new(false));
+    let all = keys(100);
+    let workers = BOTH.into_iter().map(|handlers| {
+        let consumer = builder(fixture.another(), Write).handlers(handlers);
+        let consumer = consumer.busy_timeout(Duration::from_secs(2)).build().unwrap();
+        let (all, done) = (all.clone(), Arc::clone(&done));
+        tokio::spawn(async move {
+            loop {
+                let was_done = done.load(Ordering::SeqCst);
+                let mut undecided = 0;
+                for batch in all.chunks(10) {
+                    // A start that cannot reach the server is tried again, as a worker does.
+                    let Ok(decisions) = consumer.process(messages(batch)).await else {
+                        undecided += 1;
+                        continue;
+                    };
+                    let seen = letters(&decisions);
+                    assert!(seen.chars().all(|letter| matches!(letter, 'P' | 'D' | 'B' | 'i')), "{seen}");
+                    undecided += seen.chars().filter(|letter| matches!(letter, 'B' | 'i')).count();
+                }
+                if was_done && undecided == 0 {
+                    return;
+                }
+            }
+        })
+    });
+    let workers: Vec<_> = workers.collect();
+    for _ in 0..4 {
+        scratch.crash().await;
+        fixture.until_it_answers().await;
+    }
+    done.store(true, Ordering::SeqCst);
+    for worker in workers {
+        tokio::time::timeout(PATIENCE * 3, worker).await.expect("both come to an end").unwrap();
+    }
+    assert_eq!(fixture.effects().await, all, "each effect once");
+    assert_eq!(fixture.text("SELECT count(*) FROM attempts").await, "0");
+    fixture.drop().await;
+    scratch.down().await;
+}
+
+#[tokio::test]
+async fn an_unreachable_server_is_unavailable_and_a_wrong_login_is_refused() {
+    let error = Postgres::connect("postgres://u:hunter2@127.0.0.1:1/x").await.unwrap_err();
+    assert_eq!(error.class(), ErrorClass::Infrastructure);
+    assert!(!format!("{error:?}").contains("hunter2"));
+    let fixture = Fixture::new().await;
+    let mut config: Config = url().parse().unwrap();
+    config.user("nobody_here");
+    let store = fixture.options_of(config).build().unwrap();
+    assert!(matches!(store.verify().await, Err(StoreError::Refused { .. })));
+    fixture.drop().await;
+}
+
+/// A27: the schema is gone for a moment of a deploy.
+#[tokio::test]
+async fn a27_a_table_that_is_gone_and_back() {
+    let fixture = Fixture::new().await;
+    let consumer = consumer(fixture.store.clone(), Write);
+    assert_eq!(process(&consumer, vec![msg("a")]).await, "P");
+    for (table, hidden) in [("processed_messages", "hidden"), ("effects", "hidden")] {
+        fixture.run(format!("ALTER TABLE {table} RENAME TO {hidden}")).await;
+        assert_eq!(process(&consumer, vec![msg(table)]).await, "i", "{table}");
+        fixture.run(format!("ALTER TABLE {hidden} RENAME TO {table}")).await;
+        assert_eq!(process(&consumer, vec![msg(table)]).await, "P", "{table}");
+    }
+    assert_eq!(fixture.effects().await, ["a", "effects", "processed_messages"]);
+    fixture.drop().await;
+}
+
+/// Reads by `*`, which is what a changed table breaks.
+struct Reading;
+
+impl Act for Reading {
+    async fn act(&self, message: &Message, connection: PostgresConnection<'_>) -> Result<(), HandlerError> {
+        connection.query("SELECT * FROM prices", &[]).await?;
+        Ok(write(&connection, message).await?)
+    }
+}
+
+/// A27: a plan that was cached before a table was altered fails once a connection, and is then made anew.
+#[tokio::test]
+async fn a27_a_table_altered_under_prepared_statements() {
+    for handlers in BOTH {
+        let fixture = Fixture::new().await;
+        let consumer = builder(fixture.store.clone(), Acting(Reading)).lanes(1).handlers(handlers).build().unwrap();
+        fixture.run("CREATE TABLE prices (name text); INSERT INTO prices VALUES ('x')").await;
+        assert_eq!(process(&consumer, messages(&keys(3))).await, "PPP");
+        fixture
+            .run("ALTER TABLE prices ADD COLUMN cents int; ALTER TABLE processed_messages ADD COLUMN note text")
+            .await;
+        assert_eq!(process(&consumer, messages(&keys(6))).await, "DDDPPP", "{handlers:?}");
+        fixture.run("ALTER TABLE processed_messages DROP COLUMN note; ALTER TABLE prices DROP COLUMN cents").await;
+        assert_eq!(process(&consumer, messages(&keys(9))).await, "DDDDDDPPP", "{handlers:?}");
+        assert_eq!(fixture.effects().await, keys(9));
+        fixture.drop().await;
+    }
+}
+
+/// Weak settings are told with their cure.
+#[tokio::test]
+async fn weak_settings_are_warned_about() {
+    let fixture = Fixture::new().await;
+    let mut weak: Config = url().parse().unwrap();
+    weak.options("-c synchronous_commit=off -c default_transaction_isolation=serializable");
+    let store = fixture.options_of(weak).build().unwrap();
+    let warnings = store.register(&registration()).await.unwrap().warnings.join("\n");
+    for word in ["synchronous_commit is off", "default_transaction_isolation", "\"serializable\""] {
+        assert!(warnings.contains(word), "{word}: {warnings}");
+    }
+    assert!(fixture.store.register(&registration()).await.unwrap().warnings.is_empty());
+    fixture.drop().await;
+}
+
+/// S8: a worker's role has no right to delete, and says who has.
+#[tokio::test]
+async fn s8_a_worker_needs_no_more_than_its_role() {
+    let fixture = Fixture::new().await;
+    let script = idem_schema::postgres_roles(&fixture.schema);
+    // Roles are the cluster's, and two scripts at once would meet on the same rows of the catalogue.
+    fixture.run(format!("BEGIN; SELECT pg_advisory_xact_lock(4711); {script}; COMMIT")).await;
+    let login = |group: &str| format!("{}_{group}", fixture.schema);
+    fixture.run("GRANT SELECT, INSERT ON effects TO idem_worker").await;
+    let mut configs = Vec::new();
+    for group in ["idem_worker", "idem_cleanup"] {
+        fixture.run(format!("CREATE ROLE {} LOGIN IN ROLE {group}", login(group))).await;
+        let mut config = fixture.config.clone();
+        configs.push(config.user(login(group)).clone());
+    }
+    let worker = fixture.options_of(configs[0].clone()).build().unwrap();
+    worker.verify().await.unwrap();
+    assert_eq!(process(&consumer(worker.clone(), Write), messages(&keys(2))).await, "PP");
+    let step = CleanupStep { rows_max: 10, units_kept: Duration::ZERO, failures_kept: Duration::ZERO };
+    let refused = worker.cleanup(step).await;
+    assert!(matches!(refused, Err(StoreError::Refused { cure, .. }) if cure.contains("idem_cleanup")));
+    let store = fixture.options_of(configs[0].clone()).cleanup_with(configs[1].clone()).build().unwrap();
+    fixture.run("UPDATE processed_messages SET expires_at = now() - interval '1 minute'").await;
+    assert_eq!(store.cleanup(step).await.unwrap().records, 2);
+    worker.disconnect().await;
+    store.disconnect().await;
+    for group in ["idem_worker", "idem_cleanup"] {
+        fixture.run(format!("DROP OWNED BY {0}; DROP ROLE {0}", login(group))).await;
+    }
+    fixture.drop().await;
+}

@@ -67,7 +67,7 @@ pub(crate) async fn memory(messages: usize) -> Result<Value, Box<dyn Error>> {
     Ok(json!({ "title": "memory", "messages": messages, "resident_kib": sizes }))
 }
 
-fn resident_kib() -> Result<usize, Box<dyn Error>> {
+pub(crate) fn resident_kib() -> Result<usize, Box<dyn Error>> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).ok_or("no VmRSS in /proc/self/status")?;
     Ok(line.split_whitespace().nth(1).ok_or("VmRSS has no value")?.parse()?)

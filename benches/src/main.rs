@@ -3,6 +3,8 @@
 
 mod backlog;
 mod engine;
+mod kafka;
+mod network;
 mod null;
 mod postgres;
 mod report;
@@ -17,28 +19,54 @@ struct Size {
     messages: usize,
     engine_messages: usize,
     memory_messages: usize,
+    duplicates: usize,
+    backlog: usize,
 }
 
-const FULL: Size = Size { rounds: 5, messages: 20_000, engine_messages: 1_000_000, memory_messages: 5_000_000 };
-const QUICK: Size = Size { rounds: 3, messages: 8_000, engine_messages: 300_000, memory_messages: 1_000_000 };
+const FULL: Size = Size {
+    rounds: 5,
+    messages: 20_000,
+    engine_messages: 1_000_000,
+    memory_messages: 5_000_000,
+    duplicates: 500_000,
+    backlog: 5_000_000,
+};
+const QUICK: Size = Size {
+    rounds: 3,
+    messages: 8_000,
+    engine_messages: 300_000,
+    memory_messages: 1_000_000,
+    duplicates: 200_000,
+    backlog: 1_000_000,
+};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let (mut size, mut file) = (FULL, None);
+    let (mut size, mut file, mut only_network) = (FULL, None, false);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--quick" => size = QUICK,
+            "--network" => only_network = true,
             "--json" => file = Some(arguments.next().ok_or("--json needs a file")?),
-            other => return Err(format!("{other} is unknown; there are --quick and --json FILE").into()),
+            other => return Err(format!("{other} is unknown; there are --quick, --network and --json FILE").into()),
         }
     }
     let url = std::env::var("IDEM_POSTGRES_URL").map_err(|_| "IDEM_POSTGRES_URL is not set; ./bench sets it")?;
+    if only_network {
+        let measured = network::insert(&url, size.rounds, &[0.0, 0.5, 1.0, 5.0]).await?;
+        return Ok(file.map_or(Ok(()), |file| std::fs::write(file, measured.to_string()))?);
+    }
+    let brokers = std::env::var("IDEM_KAFKA_BROKERS").map_err(|_| "IDEM_KAFKA_BROKERS is not set; ./bench sets it")?;
     let cost = engine::cost(size.rounds, size.engine_messages).await?;
     let memory = engine::memory(size.memory_messages).await?;
     let insert = postgres::insert(&url, size.rounds, size.messages).await?;
+    let from_kafka = kafka::insert(&url, &brokers, size.rounds, size.messages).await?;
+    let duplicates = kafka::duplicates(&url, &brokers, size.rounds, size.duplicates).await?;
+    let backlog = kafka::memory(&url, &brokers, size.backlog).await?;
     if let Some(file) = file {
-        std::fs::write(file, serde_json::to_string_pretty(&json!([cost, memory, insert]))?)?;
+        let all = json!([cost, memory, insert, from_kafka, duplicates, backlog]);
+        std::fs::write(file, serde_json::to_string_pretty(&all)?)?;
     }
     Ok(())
 }

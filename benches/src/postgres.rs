@@ -16,9 +16,9 @@ use crate::{
     report::{self, Case},
 };
 
-const INSERT: &str = "INSERT INTO idem_bench.orders (id, body) VALUES ($1, $2::jsonb)";
+pub(crate) const INSERT: &str = "INSERT INTO idem_bench.orders (id, body) VALUES ($1, $2::jsonb)";
 
-fn body(n: usize) -> String {
+pub(crate) fn body(n: usize) -> String {
     // 200 bytes of JSON.
     format!(
         r#"{{"customer":"{:05}","day":"1997-01-01","cds":1,"cents":1177,"note":"{}"}}"#,
@@ -31,7 +31,7 @@ fn message(n: usize) -> Message {
     Message::new(body(n)).with_header("idempotencykey", Uuid::new_v4().to_string())
 }
 
-struct Insert;
+pub(crate) struct Insert;
 
 impl Handler<Postgres> for Insert {
     async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
@@ -101,7 +101,7 @@ async fn idem(
     backlog::consume(consumer, batch, messages, message).await
 }
 
-async fn fresh(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub(crate) async fn fresh(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     let tables = "DROP SCHEMA IF EXISTS idem_bench CASCADE; CREATE SCHEMA idem_bench; \
                   CREATE TABLE idem_bench.orders (id uuid PRIMARY KEY, body jsonb NOT NULL); \
                   CREATE TABLE idem_bench.seen (consumer text, message_id text, at timestamptz DEFAULT now(), \
@@ -112,7 +112,7 @@ async fn fresh(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
 }
 
 /// The store on a schema without a row.
-async fn store(url: &str) -> Result<Postgres, Box<dyn Error>> {
+pub(crate) async fn store(url: &str) -> Result<Postgres, Box<dyn Error>> {
     let mut connection = PgConnection::connect(url).await?;
     sqlx::raw_sql("DROP SCHEMA IF EXISTS idem_bench_records CASCADE").execute(&mut connection).await?;
     let store = PostgresOptions::parse(url)?.schema("idem_bench_records".parse()?).build()?;

@@ -10,7 +10,7 @@ use super::{
 /// A25, J9: the broker crashes, the database crashes, both do. The worker waits, says so, and goes on; nobody is charged
 /// an attempt for it, and nothing is set aside.
 #[tokio::test(flavor = "multi_thread")]
-async fn j9_outages_are_waited_out_and_charged_to_nobody() {
+async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
     let servers = OwnServers::up("kafka-worker-outages", &["postgres", "kafka"]);
     let stage = Stage::on("outages", 4, &servers.url("kafka"), &servers.url("postgres")).await;
     let each = count(10_000, 2_000);
@@ -50,4 +50,32 @@ async fn a_database_that_is_away_for_longer_is_reported(servers: &OwnServers, st
     assert_eq!(worker.stop().await.count("dead_lettered"), 0);
     assert!(stage.most_attempts().await <= 1, "an attempt was charged to an outage");
     assert_eq!(stage.ledger().await, Ledger::of(0..sent + 100));
+}
+
+/// J4: a worker that is killed in the middle of a statement leaves a server process that nobody waits for. It does not
+/// keep the key for as long as the statement would take.
+#[tokio::test(flavor = "multi_thread")]
+async fn j4_a_worker_that_is_killed_in_a_long_statement_does_not_keep_its_key() {
+    let stage = Stage::new("killed", 1).await;
+    // For its tables.
+    stage.drain(&[]).await;
+    let statement = "CREATE TABLE asleep (); \
+                     CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+                         IF to_regclass('asleep') IS NOT NULL THEN PERFORM pg_sleep(3600); END IF; RETURN new; END $$; \
+                     CREATE TRIGGER sleep BEFORE INSERT ON purchases FOR EACH ROW EXECUTE FUNCTION sleep()";
+    sqlx::raw_sql(statement).execute(stage.pool()).await.expect("a handler that takes an hour");
+    stage.send(0..1).await;
+    let worker = stage.start(&["--handler-deadline", "1h"]);
+    until("the handler to sleep", async || {
+        let text =
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()";
+        sqlx::query_scalar::<_, i64>(text).fetch_one(stage.pool()).await.expect("the activity") == 1
+    })
+    .await;
+    worker.kill().await;
+    sqlx::raw_sql("ALTER TABLE asleep RENAME TO awake").execute(stage.pool()).await.expect("the next one is awake");
+    let ended = stage.drain(&[]).await;
+    assert_eq!(ended.count("processed"), 1);
+    assert_eq!(stage.ledger().await, Ledger::of(0..1));
+    stage.remove().await;
 }

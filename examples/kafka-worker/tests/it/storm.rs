@@ -10,7 +10,7 @@ use super::{
 /// E1, E8, J2: three workers on twelve partitions, one of which joins or leaves every second, half of the leaving ones
 /// without a word. The ledger is exact, and every message is settled.
 #[tokio::test(flavor = "multi_thread")]
-async fn e8_a_storm_of_rebalances_leaves_an_exact_ledger() {
+async fn e8_j2_a_storm_of_rebalances_leaves_an_exact_ledger() {
     let purchases = count(50_000, 6_000);
     let stage = Stage::new("storm", 12).await;
     stage.send(0..purchases / 2).await;
@@ -58,7 +58,7 @@ async fn e8_a_storm_of_rebalances_leaves_an_exact_ledger() {
 
 /// E1, J3: a worker that stands still for longer than its session, and then goes on as if nothing had happened.
 #[tokio::test(flavor = "multi_thread")]
-async fn e1_a_zombie_changes_nothing() {
+async fn e1_j3_a_zombie_changes_nothing() {
     let purchases = count(20_000, 4_000);
     let stage = Stage::new("zombie", 4).await;
     stage.send(0..purchases).await;

@@ -1,0 +1,219 @@
+//! From Kafka to PostgreSQL: by hand and through idem, on one topic, with one connection each; and backlogs of nothing but
+//! duplicates.
+
+use std::{error::Error, time::Duration};
+
+use idem_core::{CancellationToken, DedupConsumer, DedupConsumerBuilder, Effects, Worker};
+use idem_kafka::{KafkaOptions, Reset};
+use idem_sqlx::Postgres;
+use rdkafka::{
+    ClientConfig,
+    admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
+    client::DefaultClientContext,
+    consumer::{BaseConsumer, CommitMode, Consumer},
+    message::Message as _,
+    producer::{BaseRecord, Producer, ThreadedProducer},
+    types::RDKafkaErrorCode as Code,
+};
+use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::{
+    engine::resident_kib,
+    postgres::{INSERT, Insert, body, fresh, store},
+    report::{self, Case},
+};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The keys of a backlog of duplicates; all of them fit into the cache.
+const KEYS: usize = 2_000;
+
+/// A topic of four partitions that is removed again.
+struct Topic {
+    name: String,
+    brokers: String,
+    messages: usize,
+}
+
+impl Topic {
+    /// One with so many messages, of which each key comes as often as it takes.
+    async fn create(brokers: &str, messages: usize, keys: usize) -> Result<Self, Box<dyn Error>> {
+        let topic = Self { name: format!("idem-bench-{}", Uuid::new_v4()), brokers: brokers.to_owned(), messages };
+        let new = NewTopic::new(&topic.name, 4, TopicReplication::Fixed(1));
+        for created in topic.admin()?.create_topics([&new], &AdminOptions::new()).await? {
+            created.map_err(|(topic, code)| format!("{topic}: {code}"))?;
+        }
+        let producer: ThreadedProducer<_> = topic.config().set("linger.ms", "20").create()?;
+        for n in 0..messages {
+            let key = format!("order-{}", n % keys);
+            let payload = body(n % keys).replacen('{', &format!(r#"{{"idempotencykey":"{key}","#), 1);
+            while let Err((error, _)) = producer.send(BaseRecord::to(&topic.name).key(&key).payload(&payload)) {
+                if error.rdkafka_error_code() != Some(Code::QueueFull) {
+                    return Err(error.into());
+                }
+                producer.flush(MINUTE)?;
+            }
+        }
+        producer.flush(MINUTE)?;
+        Ok(topic)
+    }
+
+    fn config(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.brokers);
+        config
+    }
+
+    fn admin(&self) -> Result<AdminClient<DefaultClientContext>, Box<dyn Error>> {
+        Ok(self.config().create()?)
+    }
+
+    async fn remove(self) -> Result<(), Box<dyn Error>> {
+        self.admin()?.delete_topics(&[&self.name], &AdminOptions::new()).await?;
+        Ok(())
+    }
+
+    /// Poll, one transaction a message, commit the offset, as people write it. Timed from the first message, so that
+    /// joining the group, which both must, is left out.
+    async fn by_hand(&self, connection: &mut PgConnection) -> Result<Duration, Box<dyn Error>> {
+        let mut config = self.config();
+        config.set("group.id", Uuid::new_v4().to_string()).set("auto.offset.reset", "earliest");
+        let consumer: BaseConsumer = config.set("enable.auto.commit", "false").create()?;
+        consumer.subscribe(&[&self.name])?;
+        let (mut started, mut handled) = (None, 0);
+        while handled < self.messages {
+            let Some(message) = consumer.poll(MINUTE) else { return Err("nothing was delivered for a minute".into()) };
+            let message = message?;
+            started.get_or_insert_with(Instant::now);
+            let mut tx = connection.begin().await?;
+            let payload = std::str::from_utf8(message.payload().unwrap_or_default())?;
+            sqlx::query(INSERT).bind(Uuid::new_v4()).bind(payload).execute(&mut *tx).await?;
+            tx.commit().await?;
+            consumer.commit_message(&message, CommitMode::Async)?;
+            handled += 1;
+        }
+        Ok(started.map(|started| started.elapsed()).unwrap_or_default())
+    }
+
+    /// Through a worker, until every message is settled; timed from the first one that is. Also answers the process's
+    /// resident memory in KiB at each tenth.
+    async fn idem(
+        &self,
+        consumer: DedupConsumerBuilder<Postgres>,
+        batch: usize,
+        cache: Option<Duration>,
+    ) -> Result<(Duration, Vec<usize>), Box<dyn Error>> {
+        let group = Uuid::new_v4().to_string();
+        let source = KafkaOptions::new(&self.brokers, &self.name, &group).reset(Reset::Earliest).build()?;
+        let consumer = consumer.effects(Effects::InTransaction).build()?;
+        let mut worker = Worker::builder(consumer, source).batch(batch).cleanup(None);
+        if let Some(cache) = cache {
+            worker = worker.cache_for(cache);
+        }
+        let worker = worker.build()?;
+        let (view, stop) = (worker.view(), CancellationToken::new());
+        let running = tokio::spawn(worker.run(stop.clone()));
+        let (mut started, mut resident, all) = (None, Vec::new(), u64::try_from(self.messages)?);
+        loop {
+            let summary = view.summary();
+            let settled = summary.processed + summary.duplicates;
+            if settled > 0 {
+                started.get_or_insert_with(Instant::now);
+            }
+            if settled * 10 >= all * (resident.len() as u64 + 1) {
+                resident.push(resident_kib()?);
+            }
+            if settled >= all {
+                break;
+            }
+            if running.is_finished() {
+                return Err(format!("the worker ended: {:?}", running.await?).into());
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let took = started.map(|started| started.elapsed()).unwrap_or_default();
+        stop.cancel();
+        running.await??;
+        Ok((took, resident))
+    }
+}
+
+/// End to end, the work *insert*.
+pub(crate) async fn insert(url: &str, brokers: &str, rounds: usize, messages: usize) -> Result<Value, Box<dyn Error>> {
+    let topic = Topic::create(brokers, messages, messages).await?;
+    let mut connection = PgConnection::connect(url).await?;
+    let mut cases = [
+        Case::new("by hand: poll, begin, insert, commit, commit the offset"),
+        Case::new("idem, per-message handler, batches of 100, one lane"),
+        Case::new("idem, set-based handler, batches of 500, one lane"),
+    ];
+    for _ in 0..rounds {
+        for (number, case) in cases.iter_mut().enumerate() {
+            fresh(&mut connection).await?;
+            let took = match number {
+                0 => topic.by_hand(&mut connection).await?,
+                1 => {
+                    topic
+                        .idem(DedupConsumer::builder(store(url).await?, "bench").lanes(1).handler(Insert), 100, None)
+                        .await?
+                        .0
+                }
+                _ => {
+                    let consumer = DedupConsumer::builder(store(url).await?, "bench").lanes(1).batch_handler(Insert);
+                    topic.idem(consumer, 500, None).await?.0
+                }
+            };
+            let rows: i64 =
+                sqlx::query_scalar("SELECT count(*) FROM idem_bench.orders").fetch_one(&mut connection).await?;
+            if rows != i64::try_from(messages)? {
+                return Err(format!("{}: {rows} rows for {messages} messages", case.name).into());
+            }
+            case.note(messages, took);
+        }
+    }
+    topic.remove().await?;
+    let title = format!(
+        "Kafka to PostgreSQL, insert of 200-byte JSON, {messages} messages a round, {rounds} rounds interleaved"
+    );
+    Ok(report::print(&title, &cases))
+}
+
+/// Nothing but duplicates, after the first of each of 2,000 keys.
+pub(crate) async fn duplicates(
+    url: &str,
+    brokers: &str,
+    rounds: usize,
+    messages: usize,
+) -> Result<Value, Box<dyn Error>> {
+    let topic = Topic::create(brokers, messages, KEYS).await?;
+    let mut connection = PgConnection::connect(url).await?;
+    let mut cases = [
+        Case::new("duplicates, asked of PostgreSQL in batches of 500"),
+        Case::new("duplicates, from the cache of committed keys"),
+    ];
+    for _ in 0..rounds {
+        for (cache, case) in [None, Some(5 * MINUTE)].into_iter().zip(&mut cases) {
+            fresh(&mut connection).await?;
+            let consumer = DedupConsumer::builder(store(url).await?, "bench").batch_handler(Insert);
+            case.note(messages, topic.idem(consumer, 500, cache).await?.0);
+        }
+    }
+    topic.remove().await?;
+    let title = format!("Kafka, a backlog of {messages} duplicates of {KEYS} messages, {rounds} rounds interleaved");
+    Ok(report::print(&title, &cases))
+}
+
+/// Resident memory over a long backlog, which the brokers hand over as fast as they can.
+pub(crate) async fn memory(url: &str, brokers: &str, messages: usize) -> Result<Value, Box<dyn Error>> {
+    println!("\nResident memory over a backlog of {messages} messages from Kafka");
+    let topic = Topic::create(brokers, messages, KEYS).await?;
+    fresh(&mut PgConnection::connect(url).await?).await?;
+    let consumer = DedupConsumer::builder(store(url).await?, "bench").batch_handler(Insert);
+    let (took, resident) = topic.idem(consumer, 500, Some(5 * MINUTE)).await?;
+    topic.remove().await?;
+    println!("  KiB at each tenth: {resident:?}; {:.0} messages a second", messages as f64 / took.as_secs_f64());
+    Ok(json!({ "title": "memory from Kafka", "messages": messages, "resident_kib": resident }))
+}

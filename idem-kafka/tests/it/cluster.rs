@@ -23,10 +23,12 @@ use rdkafka::{
     types::RDKafkaErrorCode,
 };
 
+use tokio::sync::OnceCell;
+
 use crate::wire;
 
 /// How long a test waits for anything.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) static BROKERS: LazyLock<String> =
     LazyLock::new(|| std::env::var("IDEM_KAFKA_BROKERS").unwrap_or_else(|_| "127.0.0.1:29092".to_owned()));
@@ -35,6 +37,19 @@ static ADMIN: LazyLock<AdminClient<DefaultClientContext>> = LazyLock::new(|| con
 
 static PRODUCER: LazyLock<FutureProducer> =
     LazyLock::new(|| config().set("linger.ms", "0").set("message.max.bytes", "2000000").create().unwrap());
+
+static COORDINATOR: OnceCell<()> = OnceCell::const_new();
+
+/// Waits until the broker coordinates groups, which a new one begins to do when it is first asked for it.
+async fn coordinator() {
+    eventually("the group coordinator", || {
+        let mut list = TopicPartitionList::new();
+        list.add_partition("idem-no-such-topic", 0);
+        let asking: BaseConsumer = config().set("group.id", "idem-coordinator").create().unwrap();
+        asking.committed_offsets(list, PATIENCE).is_ok()
+    })
+    .await;
+}
 
 pub(crate) fn config() -> ClientConfig {
     let mut config = ClientConfig::new();
@@ -63,6 +78,7 @@ impl Topic {
     }
 
     pub(crate) async fn with(partitions: i32, settings: &[(&str, &str)]) -> Self {
+        COORDINATOR.get_or_init(coordinator).await;
         let topic = Self { name: unique("idem-test"), group: unique("idem-group") };
         topic.create(partitions, settings).await;
         topic

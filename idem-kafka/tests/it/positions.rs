@@ -1,5 +1,7 @@
 //! Where a group starts, goes on, and refuses to go on (D5, E3 to E6, E13).
 
+use std::time::Duration;
+
 use idem_core::{Source, SourceError};
 use idem_kafka::{KafkaOptions, Reset};
 use rdkafka::{
@@ -247,7 +249,20 @@ async fn e13_a_topic_created_again_under_a_running_member_is_refused_and_nothing
             }
         }
     };
-    let refusal = crate::member::within("a refusal", handles).await;
+    // Records keep coming: that the position is gone is noticed when there is another one to commit.
+    let produce = async {
+        for number in 6.. {
+            topic.put(0, &format!("new {number}")).await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    };
+    let refusal = crate::member::within("a refusal", async {
+        tokio::select! {
+            refusal = handles => refusal,
+            () = produce => unreachable!("it never ends"),
+        }
+    })
+    .await;
     assert!(refusal.contains("was deleted") && refusal.contains("reset earliest"), "{refusal}");
     member.close().await;
     committed(&topic, &[None]).await;

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use idem_core::{Message, Received, Source};
+use idem_core::{Message, Received, Settled, Source};
 use tokio::sync::mpsc;
 
 use super::{
@@ -169,8 +169,16 @@ pub async fn two_sources_share_the_messages<T: SourceUnderTest>(subject: &T) {
     while seen.len() < 40 {
         let (number, deliveries) = within("a message", hearing.recv()).await.expect("a source that is running");
         heard_from.insert(number);
-        seen.extend(payloads(&deliveries));
-        readers[number].acknowledge(deliveries).await;
+        let payloads = payloads(&deliveries);
+        // What a source had when it was revoked comes to the other one.
+        let answers = readers[number].try_acknowledge(deliveries).await;
+        assert!(answers.iter().all(|answer| matches!(answer, Settled::Settled | Settled::Stale)), "{answers:?}");
+        seen.extend(
+            payloads
+                .into_iter()
+                .zip(answers)
+                .filter_map(|(payload, answer)| (answer == Settled::Settled).then_some(payload)),
+        );
     }
     seen.sort_unstable();
     assert_eq!(seen, numbers(40));

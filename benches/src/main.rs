@@ -11,8 +11,6 @@ mod report;
 
 use std::error::Error;
 
-use serde_json::json;
-
 /// How much is measured.
 struct Size {
     rounds: usize,
@@ -42,14 +40,17 @@ const QUICK: Size = Size {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let (mut size, mut file, mut only_network) = (FULL, None, false);
+    let (mut size, mut file, mut only_network, mut only_kafka) = (FULL, None, false, false);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--quick" => size = QUICK,
             "--network" => only_network = true,
+            "--kafka" => only_kafka = true,
             "--json" => file = Some(arguments.next().ok_or("--json needs a file")?),
-            other => return Err(format!("{other} is unknown; there are --quick, --network and --json FILE").into()),
+            other => {
+                return Err(format!("{other} is unknown; there are --quick, --network, --kafka and --json FILE").into());
+            }
         }
     }
     let url = std::env::var("IDEM_POSTGRES_URL").map_err(|_| "IDEM_POSTGRES_URL is not set; ./bench sets it")?;
@@ -58,14 +59,16 @@ async fn main() -> Result<(), Box<dyn Error>> {
         return Ok(file.map_or(Ok(()), |file| std::fs::write(file, measured.to_string()))?);
     }
     let brokers = std::env::var("IDEM_KAFKA_BROKERS").map_err(|_| "IDEM_KAFKA_BROKERS is not set; ./bench sets it")?;
-    let cost = engine::cost(size.rounds, size.engine_messages).await?;
-    let memory = engine::memory(size.memory_messages).await?;
-    let insert = postgres::insert(&url, size.rounds, size.messages).await?;
-    let from_kafka = kafka::insert(&url, &brokers, size.rounds, size.messages).await?;
-    let duplicates = kafka::duplicates(&url, &brokers, size.rounds, size.duplicates).await?;
-    let backlog = kafka::memory(&url, &brokers, size.backlog).await?;
+    let mut all = Vec::new();
+    if !only_kafka {
+        all.push(engine::cost(size.rounds, size.engine_messages).await?);
+        all.push(engine::memory(size.memory_messages).await?);
+        all.push(postgres::insert(&url, size.rounds, size.messages).await?);
+    }
+    all.push(kafka::insert(&url, &brokers, size.rounds, size.messages).await?);
+    all.push(kafka::duplicates(&url, &brokers, size.rounds, size.duplicates).await?);
+    all.push(kafka::memory(&url, &brokers, size.backlog).await?);
     if let Some(file) = file {
-        let all = json!([cost, memory, insert, from_kafka, duplicates, backlog]);
         std::fs::write(file, serde_json::to_string_pretty(&all)?)?;
     }
     Ok(())

@@ -29,8 +29,9 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// How long it waits while it also looks out for the worker: for room in the buffer, or the end of a drain.
 pub(crate) const ATTENTION: Duration = Duration::from_millis(2);
 
-/// How many records are taken in before the rest is looked at.
+/// How many records, and how many bytes of them, are taken in before the rest is looked at. One more may exceed the bytes.
 const BURST: usize = 200;
+const BURST_BYTES: usize = 1 << 20;
 
 pub(crate) struct Poller {
     pub(crate) consumer: BaseConsumer<Context>,
@@ -122,22 +123,29 @@ impl Poller {
         }
     }
 
-    /// Takes in what is there, or waits that long for it.
+    /// Takes in what is there, or waits that long for it. Handed on together, so that the worker is woken once.
     pub(crate) fn poll(&self, waits: Duration) {
-        let mut waits = waits;
+        let (mut waits, mut records, mut bytes) = (waits, Vec::new(), 0);
         for _ in 0..BURST {
             match self.consumer.poll(waits) {
                 Some(Ok(record)) => {
-                    let message = || record::message(&record, self.options.lane_by);
-                    if !self.shared.deliver(record.partition(), record.offset(), message) {
-                        return;
+                    let message = record::message(&record, self.options.lane_by);
+                    bytes += message.bytes();
+                    records.push((record.partition(), record.offset(), message));
+                    if bytes >= BURST_BYTES {
+                        break;
                     }
                 }
-                Some(Err(error)) => self.note(error),
-                None => return,
+                Some(Err(error)) => {
+                    // The end of a partition comes after its records.
+                    self.shared.deliver(std::mem::take(&mut records));
+                    self.note(error);
+                }
+                None => break,
             }
             waits = Duration::ZERO;
         }
+        self.shared.deliver(records);
     }
 
     /// Errors that the client library mends by itself are only logged, by the context.

@@ -13,8 +13,9 @@ use crate::offsets::Offsets;
 
 /// How many messages, and how many bytes of them, wait for the worker before partitions are paused. One more message may
 /// exceed the bytes. Half of it must be gone before they are resumed, because a pause throws away what the client library
-/// fetched ahead.
-const BUFFER_MESSAGES: usize = 10_000;
+/// fetched ahead; the other half lasts until it is fetched anew (with 10,000 messages a fast worker ran dry: 45,000 a second
+/// instead of 105,000).
+const BUFFER_MESSAGES: usize = 40_000;
 const BUFFER_BYTES: usize = 16 << 20;
 
 /// What settles one delivery.
@@ -188,23 +189,26 @@ impl Shared {
         self.ended.notify_waiters();
     }
 
-    /// Takes in one record, if it is wanted. False where there is no room for another.
-    pub(crate) fn deliver(&self, partition: i32, offset: i64, message: impl FnOnce() -> Message) -> bool {
+    /// Takes in records, each with its partition and offset. Those that are not wanted are dropped, and come again.
+    pub(crate) fn deliver(&self, records: Vec<(i32, i64, Message)>) {
+        if records.is_empty() {
+            return;
+        }
         let mut state = self.lock();
         let state = &mut *state;
-        let Some(held) = state.held.get_mut(&partition) else { return true };
-        if state.stopped || held.draining || !held.offsets.deliver(offset) {
-            return true;
+        for (partition, offset, message) in records {
+            let Some(held) = state.held.get_mut(&partition) else { continue };
+            if state.stopped || held.draining || !held.offsets.deliver(offset) {
+                continue;
+            }
+            held.at_end = false;
+            held.seen += 1;
+            let assignment = held.assignment;
+            let handle = KafkaHandle { partition, offset, assignment };
+            state.buffer_bytes += message.bytes();
+            state.buffer.push_back(Delivery { message, attempt: 1, redelivered: false, assignment, handle });
         }
-        held.at_end = false;
-        held.seen += 1;
-        let assignment = held.assignment;
-        let handle = KafkaHandle { partition, offset, assignment };
-        let message = message();
-        state.buffer_bytes += message.bytes();
-        state.buffer.push_back(Delivery { message, attempt: 1, redelivered: false, assignment, handle });
         self.arrived.notify_one();
-        !state.is_full()
     }
 
     pub(crate) fn reached_end(&self, partition: i32) {

@@ -36,6 +36,11 @@ pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: L
     // Received, and waiting for their share of what may be in flight.
     let mut waiting = VecDeque::<Delivery<B::Handle>>::new();
     loop {
+        while let Some(permit) = waiting.front().and_then(|first| try_permit(&shared, first.message.bytes())) {
+            if let Some(delivery) = waiting.pop_front() {
+                admit(&shared, &lanes, delivery, Some(permit)).await;
+            }
+        }
         // A revocation is read also while nothing else can be taken in.
         let received = if let Some(first) = waiting.front() {
             tokio::select! {
@@ -145,9 +150,18 @@ fn remembered<S: Store, B: Source>(shared: &Shared<S, B>, job: &Job<B::Handle>) 
     Some(durable)
 }
 
-/// Takes the message's share of what may be in flight. One that is larger than the whole takes the whole.
+/// The message's share of what may be in flight, if there is room for it now. One that is larger than the whole takes the
+/// whole.
+fn try_permit<S: Store, B: Source>(shared: &Shared<S, B>, bytes: usize) -> Option<Permit> {
+    let bytes = shared.share(bytes);
+    let count = Arc::clone(&shared.count).try_acquire_owned().ok()?;
+    let bytes = Arc::clone(&shared.bytes).try_acquire_many_owned(bytes).ok()?;
+    Some(Permit { _count: count, _bytes: bytes })
+}
+
+/// The same, waited for.
 async fn permit<S: Store, B: Source>(shared: &Shared<S, B>, bytes: usize) -> Option<Permit> {
-    let bytes = u32::try_from(bytes.min(shared.settings.in_flight_bytes)).unwrap_or(u32::MAX);
+    let bytes = shared.share(bytes);
     tokio::select! {
         permits = async {
             let count = Arc::clone(&shared.count).acquire_owned().await.ok()?;

@@ -87,6 +87,11 @@ impl<S: Store, B: Source> Shared<S, B> {
         }
     }
 
+    /// How much of the bytes in flight a message of this size takes.
+    pub(super) fn share(&self, bytes: usize) -> u32 {
+        u32::try_from(bytes.min(self.settings.in_flight_bytes)).unwrap_or(u32::MAX)
+    }
+
     pub(super) fn in_flight(&self) -> usize {
         self.settings.in_flight - self.count.available_permits()
     }

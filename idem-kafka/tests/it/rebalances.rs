@@ -225,7 +225,7 @@ async fn e8_e10_members_come_and_go_under_the_eager_protocol() {
 /// Nobody receives for longer than `max.poll.interval.ms`, with more waiting than the buffer takes.
 #[tokio::test(flavor = "multi_thread")]
 async fn e7_j7_a_slow_worker_stays_a_member_and_gets_a_backlog_whole_and_in_order() {
-    const COUNT: usize = 30_000;
+    const COUNT: usize = 90_000;
     let topic = Topic::new(1).await;
     tokio::task::block_in_place(|| publish_many(&topic, COUNT));
     let options = topic.options().set("max.poll.interval.ms", "6000").drain(Duration::from_secs(2));
@@ -239,7 +239,7 @@ async fn e7_j7_a_slow_worker_stays_a_member_and_gets_a_backlog_whole_and_in_orde
     member.acknowledge(first).await;
     while next < COUNT {
         // Any revocation would fail this.
-        let held = member.take(500.min(COUNT - next)).await;
+        let held = member.take(5_000.min(COUNT - next)).await;
         let expected: Vec<_> = (next..next + held.len()).map(|number| number.to_string()).collect();
         assert_eq!(payloads(&held), expected);
         next += held.len();

@@ -1,5 +1,7 @@
 //! Whether a database's schema can keep the promise: decided from facts, before the first message.
 
+use idem_core::StoreError;
+
 use crate::{migrations::POSTGRES_MIGRATIONS, name::SchemaName};
 
 /// What start-up read of a PostgreSQL schema, by [`schema_facts`](crate::PostgresStatements::schema_facts) and
@@ -41,6 +43,21 @@ pub struct SchemaProblem {
     pub problem: String,
     /// What to do, as a command or a statement.
     pub cure: String,
+}
+
+impl SchemaProblem {
+    /// All problems as one refusal, which tells each cure once.
+    #[must_use]
+    pub fn refusal(problems: &[Self]) -> StoreError {
+        let mut cures: Vec<&str> = Vec::with_capacity(problems.len());
+        for Self { cure, .. } in problems {
+            if !cures.contains(&cure.as_str()) {
+                cures.push(cure);
+            }
+        }
+        let problem = problems.iter().map(|problem| problem.problem.as_str()).collect::<Vec<_>>().join("; ");
+        StoreError::Schema { problem, cure: cures.join(". ") }
+    }
 }
 
 const COLUMNS: [&str; 8] = [

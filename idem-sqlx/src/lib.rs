@@ -15,7 +15,6 @@ pub use idem_core;
 pub use idem_schema;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-mod headers;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod host;
 #[cfg(feature = "postgres")]

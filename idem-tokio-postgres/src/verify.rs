@@ -1,7 +1,7 @@
 //! Whether server and schema can keep the promise: looked at before the first message.
 
 use idem_core::StoreError;
-use idem_schema::{SchemaFacts, ServerFacts, verify_schema};
+use idem_schema::{SchemaFacts, SchemaProblem, ServerFacts, verify_schema};
 use tokio_postgres::types::Type;
 
 use crate::{Postgres, error::get};
@@ -25,13 +25,7 @@ impl Postgres {
         self.refuse_forgetful_pooler().await?;
         self.server_facts().await?.verify()?;
         let facts = self.schema_facts().await?;
-        verify_schema(&facts).map_err(|problems| {
-            let (problems, mut cures): (Vec<_>, Vec<_>) =
-                problems.into_iter().map(|problem| (problem.problem, problem.cure)).unzip();
-            let mut told = std::collections::HashSet::new();
-            cures.retain(|cure| told.insert(cure.clone()));
-            StoreError::Schema { problem: problems.join("; "), cure: cures.join(". ") }
-        })
+        verify_schema(&facts).map_err(|problems| SchemaProblem::refusal(&problems))
     }
 
     async fn schema_facts(&self) -> Result<SchemaFacts, StoreError> {

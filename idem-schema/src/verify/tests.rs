@@ -141,3 +141,10 @@ fn every_problem_is_reported_at_once() {
     facts.suppressors.push("rule r on units".to_owned());
     assert_eq!(verify_schema(&facts).unwrap_err().len(), 2);
 }
+
+#[test]
+fn cures_are_told_once() {
+    let problem = |problem: &str, cure: &str| SchemaProblem { problem: problem.to_owned(), cure: cure.to_owned() };
+    let refusal = SchemaProblem::refusal(&[problem("1", "a"), problem("2", "b"), problem("3", "a")]);
+    assert!(matches!(refusal, StoreError::Schema { problem, cure } if problem == "1; 2; 3" && cure == "a. b"));
+}

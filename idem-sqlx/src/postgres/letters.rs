@@ -10,8 +10,6 @@ use idem_schema::key_id;
 use sqlx::postgres::PgRow;
 
 use super::{Postgres, books, error};
-use crate::headers;
-
 /// Rounds of inserting and counting, between which cleanup may take the row away.
 const PARK_ROUNDS: usize = 3;
 
@@ -46,7 +44,7 @@ impl Postgres {
         let message = &letter.message;
         let origin = storable_or_as_it_is(message.origin().as_str());
         let error = storable_or_as_it_is(&letter.error);
-        let headers = headers::encode(message.headers());
+        let headers = idem_schema::encode_headers(message.headers());
         let (id, message_type) = (message.id().map(storable), message.message_type().map(storable));
         let key = letter.key.as_ref().map(IdempotencyKey::as_str);
         let payload = message.payload().map(|payload| payload.as_ref());
@@ -135,7 +133,7 @@ pub(super) fn replay(row: &PgRow) -> Result<Replay, StoreError> {
     };
     message = message.with_origin(Origin::new(error::get(row, "origin")?));
     if let Some(text) = error::get::<Option<&str>>(row, "headers")? {
-        message = message.with_headers(headers::decode(text).ok_or_else(|| damaged("headers"))?);
+        message = message.with_headers(idem_schema::decode_headers(text).ok_or_else(|| damaged("headers"))?);
     }
     if let Some(id) = error::get::<Option<&str>>(row, "message_id")? {
         message = message.with_id(id);

@@ -37,13 +37,6 @@ pub use self::{
 /// What keeps sqlx's count of nested transactions, through which units begin and end.
 type Manager = <sqlx::Postgres as Database>::TransactionManager;
 
-/// What a lane's session begins with.
-///
-/// Only idem's own BEGIN may write (A12). A server whose client has died ends a running statement, and with it the
-/// transaction that holds keys, within seconds instead of at the statement's end or after hours (M27, M28).
-const LANE_SETTINGS: [(&str, &str); 3] =
-    [("default_transaction_read_only", "on"), ("client_connection_check_interval", "2s"), ("tcp_user_timeout", "30s")];
-
 /// The store on PostgreSQL 14 and later: the record of the keys and what handlers write are one transaction.
 ///
 /// Handlers get a [`&mut PgConnection`](PgConnection) inside the open transaction. They may nest transactions of sqlx's
@@ -161,7 +154,7 @@ impl Postgres {
         if !self.shared.takes_settings.load(Ordering::Relaxed) {
             return self.connect_with(plain).await;
         }
-        match self.connect_with(&plain.clone().options(LANE_SETTINGS)).await {
+        match self.connect_with(&plain.clone().options(idem_schema::LANE_SETTINGS)).await {
             Err(StoreError::Refused { .. }) => {
                 // PgBouncer refuses what it cannot keep apart by client, and a server what its system does not offer;
                 // without it, the seal still holds.

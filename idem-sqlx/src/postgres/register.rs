@@ -1,6 +1,7 @@
 //! The start of a consumer: its scope, what its name is bound to, its hash rules, its run.
 
 use idem_core::{ConsumerName, ErrorClass, HashRuleId, Registered, Registration, RunId, ScopeId, StoreError, Tenant};
+use idem_schema::Binding;
 use sqlx::postgres::PgRow;
 
 use super::{
@@ -12,57 +13,14 @@ use crate::host;
 /// Rounds of selecting and inserting, between which another start may be first.
 const INTERN_ROUNDS: usize = 3;
 
-/// What the first start of a name has recorded. An empty text binds nothing.
-struct Binding {
-    id: i32,
-    bound_to: String,
-    handler: String,
-    key_rules: String,
-    hash_rules: String,
-}
-
-impl Binding {
-    fn read(row: &PgRow) -> Result<Self, StoreError> {
-        Ok(Self {
-            id: get(row, "binding")?,
-            bound_to: get(row, "bound_to")?,
-            handler: get(row, "handler")?,
-            key_rules: get(row, "key_rules")?,
-            hash_rules: get(row, "hash_rules")?,
-        })
-    }
-
-    /// Compares a later start with the first.
-    fn compare(&self, registration: &Registration) -> Result<(), StoreError> {
-        let bound = |what, recorded: &str, found: &str| {
-            let (recorded, found) = (recorded.to_owned(), found.to_owned());
-            Err(StoreError::Bound { consumer: registration.consumer.clone(), what, recorded, found })
-        };
-        let said = [
-            ("source", &self.bound_to, registration.bound_to.as_deref()),
-            ("handler", &self.handler, registration.handler.as_deref()),
-        ];
-        for (what, recorded, found) in said {
-            if let Some(found) = found.filter(|found| !recorded.is_empty() && found != recorded) {
-                return bound(what, recorded, found);
-            }
-        }
-        if self.key_rules != registration.key_rule {
-            return bound("key rules", &self.key_rules, &registration.key_rule);
-        }
-        // A build that can still compare with the old records may go over to another rule.
-        if !registration.hash_rules.contains(&self.hash_rules) {
-            return bound("hash rules", &self.hash_rules, &registration.hash_rules.join(", "));
-        }
-        Ok(())
-    }
-
-    /// Whether this start says something that no start has said yet.
-    fn is_filled_by(&self, registration: &Registration) -> bool {
-        (self.bound_to.is_empty() && registration.bound_to.is_some())
-            || (self.handler.is_empty() && registration.handler.is_some())
-            || registration.hash_rules.first().is_some_and(|rule| *rule != self.hash_rules)
-    }
+fn binding(row: &PgRow) -> Result<Binding, StoreError> {
+    Ok(Binding {
+        id: get(row, "binding")?,
+        bound_to: get(row, "bound_to")?,
+        handler: get(row, "handler")?,
+        key_rules: get(row, "key_rules")?,
+        hash_rules: get(row, "hash_rules")?,
+    })
 }
 
 fn raced(doing: &'static str) -> StoreError {
@@ -109,7 +67,7 @@ impl Postgres {
                 // What was inserted, or met, is read and compared like any other.
                 continue;
             };
-            let binding = Binding::read(&row)?;
+            let binding = binding(&row)?;
             binding.compare(registration)?;
             if binding.is_filled_by(registration) && !self.fill(doing, &binding, registration).await? {
                 continue;

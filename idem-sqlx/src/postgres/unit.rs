@@ -82,8 +82,8 @@ impl<'l> PostgresUnit<'l> {
             self.xid = Some(xid);
         }
         self.backend_pid = Some(error::get(&row, "backend_pid")?);
-        let won: Vec<claim::Id> = won_consumers.into_iter().zip(won_key_ids).collect();
-        Ok(claim::answers(&scopes, &key_ids, &won))
+        let won: Vec<idem_schema::ClaimedId> = won_consumers.into_iter().zip(won_key_ids).collect();
+        Ok(idem_schema::claim_answers(&scopes, &key_ids, &won))
     }
 
     /// Permits the COMMIT, or fails where it would be a lie.
@@ -124,7 +124,7 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
         let rows = query.fetch_all(&mut self.lane.connection).await;
         let rows = rows.map_err(|source| error::store("reading who has the keys", source))?;
         let found = rows.iter().map(claim::recorded).collect::<Result<Vec<_>, _>>()?;
-        Ok(claim::in_order(&scopes, &key_ids, found))
+        Ok(idem_schema::in_claim_order(&scopes, &key_ids, found))
     }
 
     fn tx(&mut self) -> Tx<'_, Postgres> {

@@ -9,8 +9,6 @@ use idem_core::{
 use sqlx::{Row, sqlite::SqliteRow};
 
 use super::{Sqlite, bookkeeping::key_id, claim, clock, connections::Borrowed};
-use crate::headers;
-
 /// After how long a replay that was taken and not ended can be taken by another run: its process has died. Well beyond a
 /// handler's deadline and all its attempts.
 const TAKE_OVER_AFTER: Duration = Duration::from_secs(600);
@@ -86,7 +84,7 @@ impl Sqlite {
             .bind(kept)
             .bind(i64::try_from(payload_bytes).unwrap_or(i64::MAX))
             .bind(message.payload().is_some())
-            .bind(headers::encode(message.headers()))
+            .bind(idem_schema::encode_headers(message.headers()))
             .bind(message.id())
             .bind(message.message_type())
             .bind(message.record_key().map(|key| key.as_ref()))
@@ -195,7 +193,7 @@ fn replay(row: &SqliteRow) -> Result<Replay, sqlx::Error> {
     let origin: &str = row.try_get("origin")?;
     let mut message = payload.map_or_else(Message::tombstone, Message::new).with_origin(Origin::new(origin));
     if let Some(text) = row.try_get::<Option<&str>, _>("headers")? {
-        let headers = headers::decode(text);
+        let headers = idem_schema::decode_headers(text);
         message = message.with_headers(headers.ok_or_else(|| sqlx::Error::Decode("headers of a dead letter".into()))?);
     }
     if let Some(id) = row.try_get("message_id")? {

@@ -6,8 +6,10 @@ use idem_core::{
     CancellationToken, ConfigError, DedupConsumer, Effects, HandlerError, Message, Tx, Worker, handler_fn,
 };
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::{
+    alone::{self, resident_mib},
     backlog::{self, Backlog},
     null::{NEVER, NullStore},
 };
@@ -45,30 +47,23 @@ pub(crate) async fn cost(rounds: usize, messages: usize) -> Result<Value, Box<dy
     Ok(json!({ "title": "engine", "cases": answers }))
 }
 
-/// Resident memory while messages run through.
+/// Resident memory while messages run through one worker.
 pub(crate) async fn memory(messages: usize) -> Result<Value, Box<dyn Error>> {
-    println!("\nResident memory over {messages} messages through one worker");
     let tenth = messages / 10;
     let mut sizes = Vec::new();
     let backlog = Arc::new(Backlog::new(messages, Box::new(message)));
     let worker =
         Worker::builder_shared(consumer(NullStore::EverythingIsNew)?, Arc::clone(&backlog)).cleanup(None).build()?;
-    let stop = CancellationToken::new();
+    let (stop, started) = (CancellationToken::new(), Instant::now());
     let running = tokio::spawn(worker.run(stop.clone()));
     for step in 1..=10 {
         while backlog.settled() < step * tenth {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
-        sizes.push(resident_kib()?);
+        sizes.push(resident_mib()?);
     }
+    let seconds = started.elapsed().as_secs_f64();
     stop.cancel();
     running.await??;
-    println!("  KiB at each tenth: {sizes:?}");
-    Ok(json!({ "title": "memory", "messages": messages, "resident_kib": sizes }))
-}
-
-pub(crate) fn resident_kib() -> Result<usize, Box<dyn Error>> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).ok_or("no VmRSS in /proc/self/status")?;
-    Ok(line.split_whitespace().nth(1).ok_or("VmRSS has no value")?.parse()?)
+    Ok(alone::answer(&sizes, messages, seconds))
 }

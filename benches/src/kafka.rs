@@ -15,13 +15,13 @@ use rdkafka::{
     producer::{BaseRecord, Producer, ThreadedProducer},
     types::RDKafkaErrorCode as Code,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 use sqlx::{Connection, PgConnection};
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::{
-    engine::resident_kib,
+    alone::{self, resident_mib},
     postgres::{INSERT, Insert, body, fresh, store},
     report::{self, Case},
 };
@@ -103,7 +103,7 @@ impl Topic {
     }
 
     /// Through a worker, until every message is settled; timed from the first one that is. Also answers the process's
-    /// resident memory in KiB at each tenth.
+    /// resident memory in MiB at each tenth.
     async fn idem(
         &self,
         consumer: DedupConsumerBuilder<Postgres>,
@@ -128,7 +128,7 @@ impl Topic {
                 started.get_or_insert_with(Instant::now);
             }
             if settled * 10 >= all * (resident.len() as u64 + 1) {
-                resident.push(resident_kib()?);
+                resident.push(resident_mib()?);
             }
             if settled >= all {
                 break;
@@ -212,12 +212,18 @@ pub(crate) async fn duplicates(
 
 /// Resident memory over a long backlog, which the brokers hand over as fast as they can.
 pub(crate) async fn memory(url: &str, brokers: &str, messages: usize) -> Result<Value, Box<dyn Error>> {
-    println!("\nResident memory over a backlog of {messages} messages from Kafka");
     let topic = Topic::create(brokers, messages, KEYS).await?;
     fresh(&mut PgConnection::connect(url).await?).await?;
-    let consumer = DedupConsumer::builder(store(url).await?, "bench").batch_handler(Insert);
-    let (took, resident) = topic.idem(consumer, 500, Some(5 * MINUTE)).await?;
+    let title = format!("Resident memory over a backlog of {messages} messages from Kafka");
+    let measured = alone::resident(&title, &["kafka", &topic.name, &messages.to_string()]).await?;
     topic.remove().await?;
-    println!("  KiB at each tenth: {resident:?}; {:.0} messages a second", messages as f64 / took.as_secs_f64());
-    Ok(json!({ "title": "memory from Kafka", "messages": messages, "resident_kib": resident }))
+    Ok(measured)
+}
+
+/// The same in the process that is measured.
+pub(crate) async fn resident(topic: &str, messages: usize) -> Result<Value, Box<dyn Error>> {
+    let topic = Topic { name: topic.to_owned(), brokers: crate::brokers()?, messages };
+    let consumer = DedupConsumer::builder(store(&crate::url()?).await?, "bench").batch_handler(Insert);
+    let (took, resident) = topic.idem(consumer, 500, Some(5 * MINUTE)).await?;
+    Ok(alone::answer(&resident, messages, took.as_secs_f64()))
 }

@@ -1,6 +1,7 @@
 //! Measures idem beside what people write by hand, in one run. `./bench` runs it.
 #![allow(clippy::print_stdout, clippy::disallowed_methods, reason = "a measurement prints, and waits while it samples")]
 
+mod alone;
 mod backlog;
 mod engine;
 mod kafka;
@@ -40,8 +41,13 @@ const QUICK: Size = Size {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    if let Some((alone::FLAG, rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
+        println!("{}", alone::measure(rest).await?);
+        return Ok(());
+    }
     let (mut size, mut file, mut only_network, mut only_kafka) = (FULL, None, false, false);
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--quick" => size = QUICK,
@@ -53,16 +59,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    let url = std::env::var("IDEM_POSTGRES_URL").map_err(|_| "IDEM_POSTGRES_URL is not set; ./bench sets it")?;
+    let url = url()?;
     if only_network {
         let measured = network::insert(&url, size.rounds, &[0.0, 0.5, 1.0, 5.0]).await?;
         return Ok(file.map_or(Ok(()), |file| std::fs::write(file, measured.to_string()))?);
     }
-    let brokers = std::env::var("IDEM_KAFKA_BROKERS").map_err(|_| "IDEM_KAFKA_BROKERS is not set; ./bench sets it")?;
+    let brokers = brokers()?;
     let mut all = Vec::new();
     if !only_kafka {
         all.push(engine::cost(size.rounds, size.engine_messages).await?);
-        all.push(engine::memory(size.memory_messages).await?);
+        let title = format!("Resident memory over {} messages through one worker", size.memory_messages);
+        all.push(alone::resident(&title, &["engine", &size.memory_messages.to_string()]).await?);
         all.push(postgres::insert(&url, size.rounds, size.messages).await?);
     }
     all.push(kafka::insert(&url, &brokers, size.rounds, size.messages).await?);
@@ -72,4 +79,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
         std::fs::write(file, serde_json::to_string_pretty(&all)?)?;
     }
     Ok(())
+}
+
+/// Where PostgreSQL is.
+fn url() -> Result<String, &'static str> {
+    std::env::var("IDEM_POSTGRES_URL").map_err(|_| "IDEM_POSTGRES_URL is not set; ./bench sets it")
+}
+
+/// Where Kafka is.
+fn brokers() -> Result<String, &'static str> {
+    std::env::var("IDEM_KAFKA_BROKERS").map_err(|_| "IDEM_KAFKA_BROKERS is not set; ./bench sets it")
 }

@@ -92,6 +92,11 @@ impl<S: Store, B: Source> Lane<S, B> {
                 idem.consumer = %self.shared.consumer.name, lane = self.number,
                 error = consumer::describe::<S>(error), "the database cannot be used; intake waits until it can"
             );
+        } else {
+            tracing::debug!(
+                idem.consumer = %self.shared.consumer.name, lane = self.number, probes = self.down,
+                error = consumer::describe::<S>(error), "the database still cannot be used"
+            );
         }
         self.down = self.down.saturating_add(1);
     }

@@ -14,5 +14,7 @@ mod positions;
 mod publisher;
 mod rebalances;
 mod records;
+#[cfg(feature = "ssl")]
+mod security;
 mod suite;
 mod wire;

@@ -16,7 +16,7 @@ use crate::{
     member::{Member, within},
 };
 
-fn dead_letter(message: Message) -> DeadLetter {
+pub(crate) fn dead_letter(message: Message) -> DeadLetter {
     DeadLetter {
         consumer: ConsumerName::new("ledger").unwrap(),
         scope: ScopeId(1),

@@ -1,11 +1,11 @@
 //! A broker and a database that go away and come back.
 
-use std::time::Duration;
-
 use super::{
     own_servers::OwnServers,
-    stage::{Ledger, Stage, count, until},
+    stage::{Client, Ledger, Stage, count, until, with_each_client},
 };
+
+with_each_client!(j4_a_worker_that_is_killed_in_a_long_statement_does_not_keep_its_key);
 
 /// A25, J9: the broker crashes, the database crashes, both do. The worker waits, says so, and goes on; nobody is charged
 /// an attempt for it, and nothing is set aside.
@@ -42,9 +42,9 @@ async fn a_database_that_is_away_for_longer_is_reported(servers: &OwnServers, st
     until("the worker to join", async || worker.joined()).await;
     servers.down("postgres");
     stage.send(sent..sent + 100).await;
-    until("the worker to say so", async || worker.logged().contains("the database")).await;
+    until("the worker to say so", async || worker.logged().contains("the database cannot be used")).await;
     // Several probes, each of which would be an attempt if it were charged.
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    until("probes", async || worker.logged().matches("the database still cannot be used").count() >= 3).await;
     servers.up_again("postgres");
     stage.until_purchases(sent + 100).await;
     assert_eq!(worker.stop().await.count("dead_lettered"), 0);
@@ -54,9 +54,8 @@ async fn a_database_that_is_away_for_longer_is_reported(servers: &OwnServers, st
 
 /// J4: a worker that is killed in the middle of a statement leaves a server process that nobody waits for. It does not
 /// keep the key for as long as the statement would take.
-#[tokio::test(flavor = "multi_thread")]
-async fn j4_a_worker_that_is_killed_in_a_long_statement_does_not_keep_its_key() {
-    let stage = Stage::new("killed", 1).await;
+async fn j4_a_worker_that_is_killed_in_a_long_statement_does_not_keep_its_key(client: Client) {
+    let stage = Stage::new("killed", 1).await.client(client);
     // For its tables.
     stage.drain(&[]).await;
     let statement = "CREATE TABLE asleep (); \

@@ -35,8 +35,8 @@ impl Worker {
             .args(arguments)
             // A worker refuses variables that look like its own, and the tests have some.
             .env_clear()
-            // Assignments, which a test waits for, are logged at debug.
-            .env("RUST_LOG", "info,idem_kafka=debug")
+            // Assignments and probes of the database, which tests wait for, are logged at debug.
+            .env("RUST_LOG", "info,idem_kafka=debug,idem_core::worker::trouble=debug")
             .stdin(Stdio::null())
             .stdout(File::create(&output).expect("the output can be written"))
             .stderr(File::create(log).expect("the log can be written"))

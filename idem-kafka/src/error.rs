@@ -15,6 +15,13 @@ pub(crate) fn unavailable(doing: &'static str, error: KafkaError) -> SourceError
 
 /// Refused where only a person can help, else unavailable.
 pub(crate) fn classify(options: &KafkaOptions, doing: &'static str, error: KafkaError) -> SourceError {
+    if let KafkaError::ClientCreation(reason) = error {
+        // Nothing was asked of a broker yet: it is a file that cannot be read, or settings that contradict each other.
+        return refused(
+            format!("librdkafka cannot work with its settings: {reason}"),
+            "Correct the setting, or make the file readable for this process",
+        );
+    }
     let Some(code) = error.rdkafka_error_code() else { return unavailable(doing, error) };
     refusal(options, code).unwrap_or_else(|| unavailable(doing, error))
 }

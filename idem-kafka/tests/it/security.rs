@@ -64,6 +64,13 @@ async fn a_certificate_that_nobody_vouches_for_is_refused_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_file_that_is_not_there_is_refused_by_the_name_of_its_setting() {
+    let topic = Topic::new(1).await;
+    let nowhere = options(&topic, "idem", "idem").set("ssl.ca.location", "/no/such/file");
+    assert_refused(attach(nowhere).await, "ssl.ca.location");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_principal_without_rights_is_refused_by_the_name_of_the_topic() {
     let topic = Topic::new(1).await;
     assert_refused(attach(options(&topic, "stranger", "stranger")).await, &topic.name);

@@ -61,7 +61,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     let url = url()?;
     if only_network {
-        let measured = network::insert(&url, size.rounds, &[0.0, 0.5, 1.0, 5.0]).await?;
+        let measured = network::works(&url, size.rounds, &[0.0, 0.5, 1.0, 5.0]).await?;
         return Ok(file.map_or(Ok(()), |file| std::fs::write(file, measured.to_string()))?);
     }
     let brokers = brokers()?;

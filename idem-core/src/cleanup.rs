@@ -1,6 +1,237 @@
 //! When expired records are removed, and in steps of what size.
 
-use std::time::Duration;
+mod runner;
+
+use std::{fmt, time::Duration};
+
+use async_trait::async_trait;
+
+use crate::error::{ConfigError, StoreError};
+
+pub use self::runner::{Cleanup, CleanupReport, CleanupState, CleanupView};
+
+const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// The smallest step that time-outs shrink to.
+const ROWS_MIN: u32 = 100;
+
+/// Rows that have an end, in the order in which cleanup looks at them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Expiring {
+    /// Records of keys, each until its own expiry.
+    Records,
+    /// Units of work that have committed; they serve only the seal.
+    Units,
+    /// Counts of failed attempts.
+    Attempts,
+    /// Dead letters, except those that await a replay.
+    DeadLetters,
+    /// The audit trail.
+    Audit,
+    /// Starts of workers that nothing names any more.
+    Runs,
+}
+
+impl Expiring {
+    /// Every kind.
+    pub const ALL: [Self; 6] = [Self::Records, Self::Units, Self::Attempts, Self::DeadLetters, Self::Audit, Self::Runs];
+
+    /// The table's name.
+    #[must_use]
+    pub const fn table(self) -> &'static str {
+        match self {
+            Self::Records => "processed_messages",
+            Self::Units => "units",
+            Self::Attempts => "attempts",
+            Self::DeadLetters => "dead_letters",
+            Self::Audit => "audit",
+            Self::Runs => "worker_runs",
+        }
+    }
+}
+
+impl fmt::Display for Expiring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.table())
+    }
+}
+
+/// When [`Cleanup`] runs, in steps of what size, and how long rows without an expiry of their own are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CleanupSettings {
+    /// The time between two cycles, spread by a quarter. Defaults to an hour; at least 1 s.
+    pub every: Duration,
+    /// Rows a step. Defaults to 10,000; a step that times out halves it, one that goes well lets it grow back.
+    pub rows_max: u32,
+    /// Steps of one table a cycle. Defaults to 1,000; what is left waits for the next cycle.
+    pub steps_max: u32,
+    /// How long one step may take. Defaults to 5 s; from 10 ms to 5 minutes.
+    pub step_timeout: Duration,
+    /// Defaults to 1 day; at least 1 minute.
+    pub units_kept: Duration,
+    /// After the last attempt. Defaults to 7 days; at least 1 day, because the count goes with the row.
+    pub attempts_kept: Duration,
+    /// After the last copy. Defaults to 30 days; at least 1 day.
+    pub dead_letters_kept: Duration,
+    /// Defaults to 1 year; at least 1 day. Starts of workers are kept as long, and longer while anything names them.
+    pub audit_kept: Duration,
+}
+
+impl Default for CleanupSettings {
+    fn default() -> Self {
+        Self {
+            every: Duration::from_secs(3600),
+            rows_max: 10_000,
+            steps_max: 1_000,
+            step_timeout: 5 * SECOND,
+            units_kept: DAY,
+            attempts_kept: 7 * DAY,
+            dead_letters_kept: 30 * DAY,
+            audit_kept: 365 * DAY,
+        }
+    }
+}
+
+impl CleanupSettings {
+    /// How long rows of this kind are kept; `None` where each has its own expiry.
+    #[must_use]
+    pub const fn kept(&self, kind: Expiring) -> Option<Duration> {
+        match kind {
+            Expiring::Records => None,
+            Expiring::Units => Some(self.units_kept),
+            Expiring::Attempts => Some(self.attempts_kept),
+            Expiring::DeadLetters => Some(self.dead_letters_kept),
+            Expiring::Audit | Expiring::Runs => Some(self.audit_kept),
+        }
+    }
+
+    /// Whether the settings are within their limits.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names field, value and rule.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let spans = [
+            ("cleanup_every", self.every, SECOND, "it must be at least 1 s"),
+            ("units_kept", self.units_kept, 60 * SECOND, "it must be at least 1 minute"),
+            ("attempts_kept", self.attempts_kept, DAY, "it must be at least 1 day"),
+            ("dead_letters_kept", self.dead_letters_kept, DAY, "it must be at least 1 day"),
+            ("audit_kept", self.audit_kept, DAY, "it must be at least 1 day"),
+        ];
+        for (field, value, min, rule) in spans {
+            if value < min {
+                return Err(ConfigError::span(field, value, rule));
+            }
+        }
+        if !(Duration::from_millis(10)..=300 * SECOND).contains(&self.step_timeout) {
+            return Err(ConfigError::span("step_timeout", self.step_timeout, "it must be from 10 ms to 5 minutes"));
+        }
+        for (field, value) in [("rows_max", self.rows_max), ("steps_max", self.steps_max)] {
+            if !(1..=1_000_000).contains(&value) {
+                return Err(ConfigError::new(field, value, "it must be from 1 to 1,000,000"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The size of the step after one that went well or timed out.
+    fn next_size(&self, size: u32, went_well: bool) -> u32 {
+        next_size(size, self.rows_max, went_well)
+    }
+
+    /// The wait before the next cycle, for `spread` in `0.0..1.0`.
+    fn wait(&self, spread: f64) -> Duration {
+        spread_by_a_quarter(self.every, spread)
+    }
+
+    /// The wait before the first cycle: short, so that workers that are started anew every day clean too, and spread,
+    /// because many are started at once.
+    fn first_wait(&self, spread: f64) -> Duration {
+        self.every.mul_f64(spread.clamp(0.0, 1.0) / 10.0)
+    }
+}
+
+/// One step: which rows, how many at most, in what time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Removal {
+    /// Which rows.
+    pub kind: Expiring,
+    /// How long they are kept after their last change; of no interest to [`Expiring::Records`].
+    pub kept: Duration,
+    /// How many are removed at most.
+    pub rows_max: u32,
+    /// How long the step may take.
+    pub timeout: Duration,
+}
+
+/// What became of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removed {
+    /// So many rows are gone.
+    Rows(u64),
+    /// Another cleaner is at work on the same tables, and nothing was done.
+    Elsewhere,
+}
+
+/// How far behind cleanup is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backlog {
+    /// For how long the oldest expired record has been waiting; zero where none waits.
+    pub lag: Duration,
+    /// How many records there are, where the database has an estimate.
+    pub records: Option<u64>,
+}
+
+/// Who has finished a cycle last.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LastCleanup {
+    /// Host and process.
+    pub who: String,
+    /// How long ago, by the database's clock.
+    pub ago: Duration,
+}
+
+/// What [`Cleanup`] needs of a store: a connection of its own, on a role that may delete.
+///
+/// # Contract
+/// 1. A step is one transaction. It removes only what has expired by the database's clock, at most
+///    [`Removal::rows_max`] rows, and locks none beforehand.
+/// 2. Of all cleaners of one schema, one removes at a time; the others answer [`Removed::Elsewhere`] at once.
+/// 3. Each call is bounded in time, may be repeated after any error, and connects anew where that is needed.
+#[async_trait]
+pub trait Cleaner: Send + 'static {
+    /// Whether the role may delete records at all.
+    async fn may_delete(&mut self) -> Result<bool, StoreError>;
+
+    /// Takes one step. Fewer rows than were asked for mean that nothing is left.
+    ///
+    /// # Errors
+    /// [`ErrorClass::Transient`](crate::ErrorClass::Transient) where the step timed out: a smaller one may go well.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the step is done whole or not at all.
+    async fn remove(&mut self, removal: &Removal) -> Result<Removed, StoreError>;
+
+    /// How far behind cleanup is.
+    async fn backlog(&mut self) -> Result<Backlog, StoreError>;
+
+    /// Who has finished a cycle last; `None` where nobody ever has.
+    async fn last(&mut self) -> Result<Option<LastCleanup>, StoreError>;
+
+    /// Writes down that a cycle is over.
+    async fn note(&mut self, report: &CleanupReport) -> Result<(), StoreError>;
+
+    /// Gives the connection up until the next call.
+    async fn rest(&mut self);
+}
+
+fn next_size(size: u32, rows_max: u32, went_well: bool) -> u32 {
+    if went_well { size.saturating_mul(2).min(rows_max) } else { (size / 2).max(ROWS_MIN.min(rows_max)) }
+}
+
+fn spread_by_a_quarter(time: Duration, spread: f64) -> Duration {
+    time.mul_f64(0.875 + spread.clamp(0.0, 1.0) / 4.0)
+}
 
 /// One step of cleanup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +284,7 @@ impl CleanupSchedule {
     /// The wait before the next cycle, for `spread` in `0.0..1.0`.
     #[must_use]
     pub fn wait(&self, spread: f64) -> Duration {
-        self.every.mul_f64(0.875 + spread.clamp(0.0, 1.0) / 4.0)
+        spread_by_a_quarter(self.every, spread)
     }
 
     pub(crate) fn step(&self, rows_max: u32) -> CleanupStep {
@@ -63,26 +294,9 @@ impl CleanupSchedule {
     /// The size of the step after one that went well or failed.
     #[must_use]
     pub fn next_size(&self, size: u32, went_well: bool) -> u32 {
-        if went_well { size.saturating_mul(2).min(self.rows_max) } else { (size / 2).max(100.min(self.rows_max)) }
+        next_size(size, self.rows_max, went_well)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn steps_shrink_after_a_failure_and_grow_back() {
-        let schedule = CleanupSchedule::default();
-        let shrunk = (0..20).fold(10_000, |size, _| schedule.next_size(size, false));
-        assert_eq!(shrunk, 100);
-        assert_eq!((0..20).fold(shrunk, |size, _| schedule.next_size(size, true)), 10_000);
-    }
-
-    #[test]
-    fn cycles_are_spread_by_a_quarter() {
-        let schedule = CleanupSchedule::default();
-        assert_eq!(schedule.wait(0.0), Duration::from_secs(3150));
-        assert_eq!(schedule.wait(1.0), Duration::from_secs(4050));
-    }
-}
+mod tests;

@@ -23,7 +23,10 @@ pub use bytes::Bytes;
 pub use uuid::Uuid;
 
 pub use self::{
-    cleanup::{Cleaned, CleanupSchedule, CleanupStep},
+    cleanup::{
+        Backlog, Cleaned, Cleaner, Cleanup, CleanupReport, CleanupSchedule, CleanupSettings, CleanupState, CleanupStep,
+        CleanupView, Expiring, LastCleanup, Removal, Removed,
+    },
     config::{ConsumerSettings, Effects, Handlers, OlderThanRetention, OnConflict, WorkerSettings},
     consumer::{DedupConsumer, DedupConsumerBuilder},
     dead_letter::{DeadLetter, DeadLetterId, ParkedDeadLetter, Publisher, Reason, Replay, ReplayEnd},

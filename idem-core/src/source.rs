@@ -97,13 +97,22 @@ pub struct SourceCapabilities {
     pub marks_redelivery: bool,
     /// Whether single messages are acknowledged, rather than positions.
     pub individual_settle: bool,
+    /// Whether everything of one part, such as a partition, has one ordering key, so that handlers have nothing to run at
+    /// once. Refused with [`Handlers::Pipelined`](crate::Handlers::Pipelined).
+    pub ordered_by_part: bool,
 }
 
 impl SourceCapabilities {
     /// Nothing beyond delivering and settling single messages.
     #[must_use]
     pub const fn minimal() -> Self {
-        Self { ordered: false, delayed_release: false, marks_redelivery: false, individual_settle: true }
+        Self {
+            ordered: false,
+            delayed_release: false,
+            marks_redelivery: false,
+            individual_settle: true,
+            ordered_by_part: false,
+        }
     }
 
     /// Sets `ordered`.
@@ -131,6 +140,13 @@ impl SourceCapabilities {
     #[must_use]
     pub const fn individual_settle(mut self, yes: bool) -> Self {
         self.individual_settle = yes;
+        self
+    }
+
+    /// Sets `ordered_by_part`.
+    #[must_use]
+    pub const fn ordered_by_part(mut self, yes: bool) -> Self {
+        self.ordered_by_part = yes;
         self
     }
 }

@@ -7,7 +7,7 @@ use rdkafka::{error::KafkaError, types::RDKafkaErrorCode as Code};
 use tokio::sync::{Mutex, oneshot};
 
 use crate::{
-    config::KafkaOptions,
+    config::{KafkaOptions, LaneBy},
     error::{refused, unavailable},
     poll,
     state::{Ending, KafkaHandle, Shared},
@@ -42,7 +42,8 @@ impl Source for KafkaSource {
     type Handle = KafkaHandle;
 
     fn capabilities(&self) -> SourceCapabilities {
-        SourceCapabilities::minimal().ordered(true).individual_settle(false)
+        let by_partition = self.options.lane_by == LaneBy::Partition;
+        SourceCapabilities::minimal().ordered(true).individual_settle(false).ordered_by_part(by_partition)
     }
 
     /// # Errors

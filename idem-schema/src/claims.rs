@@ -2,11 +2,69 @@
 
 use std::collections::HashMap;
 
-use idem_core::{Claimed, Recorded};
+use idem_core::{Claim, Claimed, HashRuleId, IdempotencyKey, PayloadHash, Recorded, RunId, StoreError};
 use uuid::Uuid;
+
+use crate::{
+    key_id,
+    row::{Row, retention},
+};
 
 /// A key as the server sees it: its scope and its id.
 pub type ClaimedId = (i32, Uuid);
+
+/// The ids of the keys, in their order: the consumers and the key ids.
+#[must_use]
+pub fn claimed_ids(claims: &[Claim]) -> (Vec<i32>, Vec<Uuid>) {
+    claims.iter().map(|claim| (claim.scope.0, key_id(claim.key.as_str()))).unzip()
+}
+
+/// What the claim's statement takes beside the ids, as its columns.
+#[derive(Debug)]
+pub struct ClaimColumns<'c> {
+    /// `text[]`.
+    pub keys: Vec<&'c str>,
+    /// `bytea[]`.
+    pub hashes: Vec<&'c [u8]>,
+    /// `int4[]`.
+    pub rules: Vec<i32>,
+    /// `int8[]`.
+    pub retentions: Vec<Option<i64>>,
+}
+
+impl<'c> ClaimColumns<'c> {
+    /// The columns of these claims, in their order.
+    #[must_use]
+    pub fn of(claims: &'c [Claim]) -> Self {
+        Self {
+            keys: claims.iter().map(|claim| claim.key.as_str()).collect(),
+            hashes: claims.iter().map(|claim| claim.hash.as_bytes().as_slice()).collect(),
+            rules: claims.iter().map(|claim| claim.hash_rule.0).collect(),
+            retentions: claims.iter().map(|claim| retention(claim.retention)).collect(),
+        }
+    }
+}
+
+/// The record of a row of [`read`](crate::PostgresStatements::read), with the id it was found under.
+///
+/// # Errors
+/// [`StoreError::Schema`] where the row is not what idem has written.
+pub fn recorded(row: &Row) -> Result<(ClaimedId, Recorded), StoreError> {
+    let damaged = |what: &str| StoreError::Schema {
+        problem: format!("a row of processed_messages holds a damaged {what}"),
+        cure: "Restore the table from a backup: somebody else has written to it".to_owned(),
+    };
+    let (key, hash): (&str, &[u8]) = (row.get("idempotency_key")?, row.get("payload_hash")?);
+    let recorded = Recorded {
+        key: IdempotencyKey::new(key).map_err(|_| damaged("idempotency_key"))?,
+        hash: PayloadHash::from_bytes(hash.try_into().map_err(|_| damaged("payload_hash"))?),
+        hash_rule: HashRuleId(row.get("hash_id")?),
+        processed_at: row.instant("processed_at")?,
+        processed_by: RunId(row.get("processed_by")?),
+        expires_at: row.optional_instant("expires_at")?,
+    };
+    Ok(((row.get("consumer")?, row.get("key_id")?), recorded))
+}
 
 /// One answer a claim, from the keys that the statement inserted.
 ///

@@ -10,8 +10,11 @@
 //! | decide what an error of the server means | [`class_of`]; at COMMIT also [`commit_outcome`] |
 //! | begin, claim, read, seal | [`begin_unit`], [`PostgresStatements`] |
 //! | turn a claim's rows into answers in order | [`claim_answers`], [`in_claim_order`] |
+//! | keep the books: starts, attempts, dead letters, controls | [`PostgresDriver`], [`postgres_bookkeeping!`] |
+//! | say what a driver's error means where it happened | [`DriverError`] |
 //! | compare a start with what its name is bound to | [`Binding`] |
 //! | keep a message's headers in a column | [`encode_headers`], [`decode_headers`] |
+//! | remove what has expired | [`CleanupStatements`], or [`CleanupScript`] in the database itself |
 //! | make and change the schema | [`Migration`] and its contract, [`pending_migrations`], [`postgres_roles`] |
 //! | refuse a server that cannot keep the promise | [`ServerFacts`] |
 //! | refuse a schema that cannot keep the promise | [`SchemaFacts`], [`verify_schema`] |
@@ -19,20 +22,38 @@
 //! The only value from outside that becomes part of a statement is a [`SchemaName`]; all others are bound.
 
 mod binding;
+#[doc(hidden)]
+pub mod books;
 mod claims;
+mod cleanup;
+mod driver;
+mod errors;
 mod headers;
+mod host;
 mod key_id;
 mod migrations;
 mod name;
 mod postgres;
+mod row;
 mod server;
+mod settings;
 mod sqlstate;
 mod verify;
 
+// For the macros.
+#[doc(hidden)]
+pub use async_trait;
+#[doc(hidden)]
+pub use idem_core;
+
 pub use crate::{
     binding::Binding,
-    claims::{ClaimedId, claim_answers, in_claim_order},
+    claims::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order, recorded},
+    cleanup::{CleanupScript, CleanupStatements},
+    driver::{Login, Parameter, PostgresDriver, no_right_to_delete, refused_login},
+    errors::{DriverError, POOLER_CURE, SeenPids, is_pooled, read_only},
     headers::{decode_headers, encode_headers},
+    host::host_name,
     key_id::{KEY_ID_VECTORS, key_id},
     migrations::{
         AppliedMigration, Dialect, Migration, MigrationError, MigrationStatements, POSTGRES_MIGRATIONS,
@@ -40,7 +61,9 @@ pub use crate::{
     },
     name::{SchemaName, SchemaNameError},
     postgres::{PostgresStatements, UnitLimits, begin_unit},
+    row::{FromValue, Row, Value, microseconds, unreadable},
     server::{LANE_SETTINGS, ServerFacts},
+    settings::{PostgresSettings, Statements, check_number, is_this_machine, unreadable_url},
     sqlstate::{CommitOutcome, SQLSTATES, UNSEALED_COMMIT, class_of, commit_outcome},
     verify::{SchemaFacts, SchemaProblem, verify_schema},
 };

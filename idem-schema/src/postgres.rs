@@ -405,14 +405,6 @@ WITH gone AS (
 )
 SELECT count(*) AS deleted FROM gone";
 
-    /// How far behind cleanup is. No parameters. Result, one row: `oldest_expiry timestamptz` or NULL without records
-    /// (`infinity` where all are kept for ever), `overdue bool`, and the server's estimate `records int8`, -1 where it
-    /// has none yet.
-    cleanup_backlog: "\
-SELECT oldest AS oldest_expiry, coalesce(oldest <= now(), false) AS overdue,
-    (SELECT reltuples::int8 FROM pg_catalog.pg_class WHERE oid = '{schema}.processed_messages'::regclass) AS records
-FROM (SELECT min(expires_at) AS oldest FROM {schema}.processed_messages) AS expiry";
-
     /// Parameters: 1 older than µs, 2 how many at most `int8`. Result: `deleted int8`.
     delete_units: "\
 WITH gone AS (
@@ -448,20 +440,6 @@ WITH gone AS (
         ORDER BY last_at LIMIT $2::int8))
         AND last_at < now() - $1::int8 * interval '1 microsecond'
         AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
-    RETURNING id
-)
-SELECT count(*) AS deleted FROM gone";
-
-    /// Runs that no unit row names any more. Records name their run too, so give an age beyond the longest retention.
-    /// Parameters: 1 older than µs, 2 how many at most `int8`. Result: `deleted int8`.
-    delete_runs: "\
-WITH gone AS (
-    DELETE FROM {schema}.worker_runs
-    WHERE id = ANY (ARRAY(
-        SELECT id FROM {schema}.worker_runs AS r
-        WHERE started_at < now() - $1::int8 * interval '1 microsecond'
-            AND NOT EXISTS (SELECT FROM {schema}.units AS u WHERE u.run = r.id)
-        ORDER BY id LIMIT $2::int8))
     RETURNING id
 )
 SELECT count(*) AS deleted FROM gone";

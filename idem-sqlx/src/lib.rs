@@ -16,13 +16,14 @@ pub use idem_schema;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-mod host;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
 #[cfg(feature = "postgres")]
-pub use self::postgres::{MigratePostgresError, Postgres, PostgresLane, PostgresOptions, PostgresUnit, Statements};
+pub use self::postgres::{
+    MigratePostgresError, Postgres, PostgresCleaner, PostgresLane, PostgresOptions, PostgresUnit, Statements,
+};
 #[cfg(feature = "sqlite")]
-pub use self::sqlite::{Sqlite, SqliteLane, SqliteOptions, SqliteUnit, Synchronous};
+pub use self::sqlite::{Sqlite, SqliteCleaner, SqliteLane, SqliteOptions, SqliteUnit, Synchronous};

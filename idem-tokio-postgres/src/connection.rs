@@ -15,7 +15,7 @@ use tokio_postgres::{
     types::{ToSql, Type},
 };
 
-use crate::{options::Statements, session::Session, text};
+use crate::{Statements, session::Session, text};
 
 /// Why a statement of a handler's did not run, or failed.
 #[derive(Debug, thiserror::Error)]

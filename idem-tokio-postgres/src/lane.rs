@@ -6,7 +6,7 @@ use idem_core::StoreError;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::{Client, Connection, SimpleQueryMessage, Socket};
 
-use crate::{Postgres, error, session::Session};
+use crate::{Postgres, session::Session};
 
 /// A connection for units of work, with what has to be known of its session. Dropping it closes it.
 pub struct PostgresLane {
@@ -61,11 +61,14 @@ impl Postgres {
             answer.iter().find_map(|message| if let SimpleQueryMessage::Row(row) = message { Some(row) } else { None });
         let text = |column: &str| {
             // The simple protocol answers in texts.
-            let text = row.ok_or_else(|| error::unreadable("no row"))?.try_get(column).map_err(error::unreadable)?;
-            text.map(str::to_owned).ok_or_else(|| error::unreadable("a value is missing"))
+            let text = row
+                .ok_or_else(|| idem_schema::unreadable("no row"))?
+                .try_get(column)
+                .map_err(idem_schema::unreadable)?;
+            text.map(str::to_owned).ok_or_else(|| idem_schema::unreadable("a value is missing"))
         };
         if text("in_recovery")? == "t" {
-            return Err(error::read_only(doing));
+            return Err(idem_schema::read_only(doing));
         }
         let pid: Option<i32> = text("backend_pid")?.parse().ok();
         let (lock_timeout, statement_timeout) = (text("lock_timeout")?, text("statement_timeout")?);

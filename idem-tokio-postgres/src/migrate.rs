@@ -88,7 +88,7 @@ impl Postgres {
         let options = &self.shared.options;
         let session = self.connect_with(&options.connection).await?;
         let step = self.step_on(&session.client, way).await;
-        session.close(options.connect_timeout).await;
+        session.close(options.settings.connect_timeout).await;
         step
     }
 

@@ -1,41 +1,26 @@
 //! The settings of the store.
 
-use std::{fmt, net::IpAddr, str::FromStr as _, time::Duration};
+use std::{fmt, net::IpAddr, str::FromStr as _};
 
-use idem_core::{ConfigError, StoreError};
-use idem_schema::SchemaName;
+use idem_core::StoreError;
+use idem_schema::{PostgresSettings, check_number, is_this_machine, unreadable_url};
 use rustls::ClientConfig;
 use tokio_postgres::config::{Config, Host, SslMode};
 
 use crate::{Postgres, tls};
 
-/// Whether statements are prepared under names that stay with the connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Statements {
-    /// Prepared once a connection: the fastest. Behind a pooler in transaction mode it needs prepared-statement support
-    /// (PgBouncer 1.21 and later, with `max_prepared_statements`).
-    #[default]
-    Named,
-    /// Nothing is kept prepared, for older poolers. A handler's text then costs a round trip more, unless it names the
-    /// types of its parameters ([`PostgresConnection::execute_typed`](crate::PostgresConnection::execute_typed)).
-    Unnamed,
-}
-
 /// The settings of a [`Postgres`] store.
 ///
-/// `Debug` prints no password.
+/// `Debug` prints no password. With [`Statements::Unnamed`](crate::Statements::Unnamed), a handler's text costs a round trip more unless it names the
+/// types of its parameters ([`PostgresConnection::execute_typed`](crate::PostgresConnection::execute_typed)).
 #[derive(Clone)]
 #[must_use]
 pub struct PostgresOptions {
     pub(crate) connection: Config,
     pub(crate) tls: Option<ClientConfig>,
     pub(crate) cleanup: Option<Config>,
-    pub(crate) schema: SchemaName,
-    pub(crate) statements: Statements,
+    pub(crate) settings: PostgresSettings,
     pub(crate) statements_max: usize,
-    pub(crate) connections: usize,
-    pub(crate) connect_timeout: Duration,
-    pub(crate) answer_timeout: Duration,
 }
 
 impl fmt::Debug for PostgresOptions {
@@ -46,12 +31,8 @@ impl fmt::Debug for PostgresOptions {
             .field("user", &self.connection.get_user())
             .field("database", &self.connection.get_dbname())
             .field("ssl_mode", &self.connection.get_ssl_mode())
-            .field("schema", &self.schema)
-            .field("statements", &self.statements)
+            .field("settings", &self.settings)
             .field("statements_max", &self.statements_max)
-            .field("connections", &self.connections)
-            .field("connect_timeout", &self.connect_timeout)
-            .field("answer_timeout", &self.answer_timeout)
             .finish_non_exhaustive()
     }
 }
@@ -63,17 +44,7 @@ impl PostgresOptions {
         if connection.get_application_name().is_none() {
             connection.application_name("idem");
         }
-        Self {
-            connection,
-            tls: None,
-            cleanup: None,
-            schema: SchemaName::default(),
-            statements: Statements::default(),
-            statements_max: 100,
-            connections: 2,
-            connect_timeout: Duration::from_secs(5),
-            answer_timeout: Duration::from_secs(10),
-        }
+        Self { connection, tls: None, cleanup: None, settings: PostgresSettings::default(), statements_max: 100 }
     }
 
     /// Settings for a URL as libpq has it, with `sslmode` and `sslrootcert`, which is read here.
@@ -82,13 +53,7 @@ impl PostgresOptions {
     /// [`StoreError::Refused`] where it cannot be read. Its text does not repeat the URL, which may hold a password.
     pub fn parse(url: &str) -> Result<Self, StoreError> {
         let (url, root) = tls::take_parameters(url);
-        let connection = Config::from_str(&url).map_err(|_| StoreError::Refused {
-            problem: "the URL of the PostgreSQL store cannot be read".to_owned(),
-            cure:
-                "Write it as postgres://user:password@host:port/database?sslmode=verify-full, with special characters \
-                   of the password percent-encoded"
-                    .to_owned(),
-        })?;
+        let connection = Config::from_str(&url).map_err(|_| unreadable_url())?;
         let options = Self::new(connection);
         Ok(match root {
             Some(path) => options.tls(tls::config_with_root(&path)?),
@@ -102,42 +67,12 @@ impl PostgresOptions {
         self
     }
 
-    /// The schema that holds idem's tables. Defaults to `idem`.
-    pub fn schema(mut self, schema: SchemaName) -> Self {
-        self.schema = schema;
-        self
-    }
-
-    /// Whether statements are prepared under names. Defaults to [`Statements::Named`].
-    pub fn statements(mut self, statements: Statements) -> Self {
-        self.statements = statements;
-        self
-    }
+    idem_schema::postgres_setters!();
 
     /// How many prepared statements a connection keeps, idem's own included. Beyond that the one that was not used for
     /// longest goes. Defaults to 100; from 10 to 10,000.
     pub fn statements_max(mut self, statements: usize) -> Self {
         self.statements_max = statements;
-        self
-    }
-
-    /// How many connections are used outside of units of work. Defaults to 2; from 1 to 64. Each lane has its own
-    /// beside them.
-    pub fn connections(mut self, connections: usize) -> Self {
-        self.connections = connections;
-        self
-    }
-
-    /// How long connecting may take. Defaults to 5 s; from 10 ms to 5 minutes.
-    pub fn connect_timeout(mut self, limit: Duration) -> Self {
-        self.connect_timeout = limit;
-        self
-    }
-
-    /// How long one call outside of units of work may take, the wait for a connection included. Defaults to 10 s; from
-    /// 10 ms to 5 minutes.
-    pub fn answer_timeout(mut self, limit: Duration) -> Self {
-        self.answer_timeout = limit;
         self
     }
 
@@ -161,36 +96,15 @@ impl PostgresOptions {
     /// # Errors
     /// [`StoreError::Refused`] names the setting, its value and the rule.
     pub fn build(self) -> Result<Postgres, StoreError> {
-        self.check().map_err(|error| StoreError::Refused {
-            problem: error.to_string(),
-            cure: "Change the setting of PostgresOptions".to_owned(),
-        })?;
+        self.settings.check()?;
+        check_number("statements_max", self.statements_max, 10, 10_000, "it must be from 10 to 10,000")?;
         Postgres::from_options(self)
-    }
-
-    fn check(&self) -> Result<(), ConfigError> {
-        let numbers = [
-            ("connections", self.connections, 1..=64, "it must be from 1 to 64"),
-            ("statements_max", self.statements_max, 10..=10_000, "it must be from 10 to 10,000"),
-        ];
-        for (field, value, range, rule) in numbers {
-            if !range.contains(&value) {
-                return Err(ConfigError { field, value: value.to_string(), rule });
-            }
-        }
-        for (field, limit) in [("connect_timeout", self.connect_timeout), ("answer_timeout", self.answer_timeout)] {
-            if !(Duration::from_millis(10)..=Duration::from_secs(300)).contains(&limit) {
-                let rule = "it must be from 10 ms to 5 minutes";
-                return Err(ConfigError { field, value: format!("{limit:?}"), rule });
-            }
-        }
-        Ok(())
     }
 
     /// Whether somebody between here and the server could read along (S9).
     pub(crate) fn is_plaintext_abroad(&self) -> bool {
         let is_here = |host: &Host| match host {
-            Host::Tcp(name) => name == "localhost" || name.parse().is_ok_and(|address: IpAddr| address.is_loopback()),
+            Host::Tcp(name) => is_this_machine(name),
             #[cfg(unix)]
             Host::Unix(_) => true,
         };
@@ -223,14 +137,5 @@ mod tests {
         for url in ["postgres://u@db/x?sslmode=prefer", "postgres://u@db/x", "host=/run,db user=u"] {
             assert!(PostgresOptions::parse(url).unwrap().is_plaintext_abroad(), "{url}");
         }
-    }
-
-    #[test]
-    fn wrong_settings_are_named() {
-        let options = || PostgresOptions::parse("postgres://u@127.0.0.1/x").unwrap();
-        let error = options().connections(0).build().unwrap_err().to_string();
-        assert!(error.contains("connections is 0, but it must be"), "{error}");
-        let error = options().answer_timeout(Duration::ZERO).build().unwrap_err().to_string();
-        assert!(error.contains("answer_timeout is 0ns"), "{error}");
     }
 }

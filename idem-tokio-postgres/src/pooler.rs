@@ -3,12 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use idem_core::StoreError;
+use idem_schema::{SeenPids, is_pooled};
 use tokio_postgres::{Client, Error};
 
-use crate::{Postgres, Statements, error};
-
-/// Rounds of looking, because other clients of the pooler can take the server connection in between.
-const ROUNDS: usize = 3;
+use crate::{Postgres, Statements};
 
 impl Postgres {
     /// Whether the connection is the server process's own for as long as it lives.
@@ -17,53 +15,33 @@ impl Postgres {
     }
 
     /// Refuses prepared statements under names where a pooler hands them to others. Looks once a store.
-    pub(crate) async fn refuse_forgetful_pooler(&self) -> Result<(), StoreError> {
+    pub(crate) async fn look_for_pooler_once(&self) -> Result<(), StoreError> {
         if self.statements() == Statements::Unnamed {
             return Ok(());
         }
-        self.shared.pooler.get_or_try_init(|| self.look_for_pooler()).await.map(|_| ())
-    }
-
-    /// A pooler in transaction mode gives the server connection that the first client has just used to the second, which
-    /// holds it in a transaction: what the first has prepared is then missing.
-    async fn look_for_pooler(&self) -> Result<(), StoreError> {
-        let (config, limit) = (&self.shared.options.connection, self.shared.options.connect_timeout);
-        for _ in 0..ROUNDS {
-            let first = self.connect_with(config).await?;
-            let second = self.connect_with(config).await?;
-            let seen = self.within("looking for a pooler", prepare_on_both(&first.client, &second.client)).await;
-            // Closed in good order, so that a pooler can use its server connections again.
-            second.close(limit).await;
-            first.close(limit).await;
-            match seen {
-                Ok(Pids { first, second, again }) if second == first || again != first => {
-                    // A pooler it is, and one that keeps the names.
-                    self.shared.takes_settings.store(false, Ordering::Relaxed);
-                    return Ok(());
-                }
-                Ok(_) => {}
-                Err(StoreError::Unavailable { source, .. }) if error::is_pooler(&*source) => {
-                    return Err(StoreError::Refused {
-                        problem: "statements is Named, and a pooler in transaction mode loses prepared statements"
-                            .to_owned(),
-                        cure: error::POOLER_CURE.to_owned(),
-                    });
-                }
-                Err(other) => return Err(other),
+        let look = || async {
+            if is_pooled(self).await? {
+                self.shared.takes_settings.store(false, Ordering::Relaxed);
             }
-        }
-        Ok(())
+            Ok(())
+        };
+        self.shared.pooler.get_or_try_init(look).await.map(|_| ())
+    }
+
+    /// Through a pooler that does not keep them apart, what the first client has prepared is missing.
+    pub(crate) async fn look_through_two(&self) -> Result<SeenPids, StoreError> {
+        let options = &self.shared.options;
+        let first = self.connect_with(&options.connection).await?;
+        let second = self.connect_with(&options.connection).await?;
+        let seen = self.within("looking for a pooler", prepare_on_both(&first.client, &second.client)).await;
+        // Closed in good order, so that a pooler can use its server connections again.
+        second.close(options.settings.connect_timeout).await;
+        first.close(options.settings.connect_timeout).await;
+        seen
     }
 }
 
-/// The server processes that answered: the first client's, the second's, and the first's again.
-struct Pids {
-    first: i32,
-    second: i32,
-    again: i32,
-}
-
-async fn prepare_on_both(first: &Client, second: &Client) -> Result<Pids, Error> {
+async fn prepare_on_both(first: &Client, second: &Client) -> Result<SeenPids, Error> {
     let text = "SELECT pg_backend_pid()";
     let prepared = first.prepare(text).await?;
     let before = first.query_one(&prepared, &[]).await?.try_get(0)?;
@@ -71,5 +49,5 @@ async fn prepare_on_both(first: &Client, second: &Client) -> Result<Pids, Error>
     let held = second.query_typed_one(text, &[]).await?.try_get(0)?;
     let again = first.query_one(&prepared, &[]).await?.try_get(0)?;
     second.batch_execute("ROLLBACK").await?;
-    Ok(Pids { first: before, second: held, again })
+    Ok(SeenPids { first: before, second: held, again })
 }

@@ -15,7 +15,7 @@ use tokio_postgres::{
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use crate::{error, options::Statements, statements::StatementCache};
+use crate::{Statements, error, statements::StatementCache};
 
 /// The parameters of one of idem's own statements, with the types that its text casts them to.
 pub(crate) type Parameters<'p> = [Parameter<'p>];

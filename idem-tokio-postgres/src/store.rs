@@ -6,11 +6,10 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use idem_core::{ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
-use idem_schema::{LANE_SETTINGS, PostgresStatements, SchemaName, UnitLimits, begin_unit};
+use idem_schema::{LANE_SETTINGS, PostgresStatements, SchemaName, UnitLimits, begin_unit, refused_login};
 use tokio::sync::OnceCell;
 use tokio_postgres::config::Config;
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -80,8 +79,8 @@ impl Postgres {
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         let store = PostgresOptions::parse(url)?.build()?;
         let connected = store.connect_with(&store.shared.options.connection).await;
-        let session = connected.map_err(|error| error::refused_login(&error).unwrap_or(error))?;
-        session.close(store.shared.options.connect_timeout).await;
+        let session = connected.map_err(|error| refused_login::<Self>(&error).unwrap_or(error))?;
+        session.close(store.shared.options.settings.connect_timeout).await;
         Ok(store)
     }
 
@@ -93,7 +92,7 @@ impl Postgres {
     /// The schema that holds idem's tables.
     #[must_use]
     pub fn schema(&self) -> &SchemaName {
-        &self.shared.options.schema
+        &self.shared.options.settings.schema
     }
 
     /// Closes the connections that are used outside of units of work and idle now. Lanes are closed by their owners.
@@ -103,16 +102,16 @@ impl Postgres {
     pub async fn disconnect(&self) {
         let pools = [Some(&self.shared.framework), self.shared.cleaner.as_ref()];
         for session in pools.into_iter().flatten().flat_map(Pool::take_idle) {
-            session.close(self.shared.options.connect_timeout).await;
+            session.close(self.shared.options.settings.connect_timeout).await;
         }
     }
 
     pub(crate) fn from_options(options: PostgresOptions) -> Result<Self, StoreError> {
-        let statements = PostgresStatements::new(&options.schema);
-        let framework = Pool::new(options.connection.clone(), options.connections);
+        let statements = PostgresStatements::new(&options.settings.schema);
+        let framework = Pool::new(options.connection.clone(), options.settings.connections as usize);
         let cleaner = options.cleanup.clone().map(|connection| Pool::new(connection, 1));
         let tls = tls::connector(options.tls.clone())?;
-        let takes_settings = AtomicBool::new(options.statements == Statements::Named);
+        let takes_settings = AtomicBool::new(options.settings.statements == Statements::Named);
         let shared = Shared { options, statements, framework, cleaner, tls, takes_settings, pooler: OnceCell::new() };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -122,13 +121,14 @@ impl Postgres {
     }
 
     pub(crate) fn statements(&self) -> Statements {
-        self.shared.options.statements
+        self.shared.options.settings.statements
     }
 
     /// Opens a connection within the time for it.
     pub(crate) async fn connect_with(&self, config: &Config) -> Result<Session, StoreError> {
         let options = &self.shared.options;
-        Session::connect(config, self.shared.tls.clone(), options.connect_timeout, options.statements_max).await
+        Session::connect(config, self.shared.tls.clone(), options.settings.connect_timeout, options.statements_max)
+            .await
     }
 
     /// The same with the settings of a lane, where they are taken.
@@ -154,7 +154,7 @@ impl Postgres {
         let rows = self.rows("looking for a fence", "SHOW default_transaction_read_only", &[]).await?;
         let read_only: String = rows.first().map_or(Ok(String::new()), |row| get(row, 0))?;
         if read_only == "on" {
-            return Err(error::read_only("opening a lane"));
+            return Err(idem_schema::read_only("opening a lane"));
         }
         Ok(())
     }
@@ -189,7 +189,7 @@ impl Store for Postgres {
 
     async fn close(&self, lane: PostgresLane) {
         // A server that does not answer must not hold up a shutdown.
-        lane.session.close(self.shared.options.connect_timeout).await;
+        lane.session.close(self.shared.options.settings.connect_timeout).await;
     }
 
     async fn begin<'l>(
@@ -221,9 +221,4 @@ impl Store for Postgres {
     fn describe(error: &(dyn std::error::Error + 'static)) -> Option<String> {
         error::describe(error)
     }
-}
-
-/// Microseconds for a parameter; what does not fit is for ever.
-pub(crate) fn microseconds(time: Duration) -> Option<i64> {
-    i64::try_from(time.as_micros()).ok()
 }

@@ -10,12 +10,11 @@ use futures_util::{TryStreamExt as _, join};
 use idem_core::{
     Claim, ClaimError, Claimed, CommitError, ErrorClass, Recorded, StoreError, Tx, UnitOfWork, UnitOptions, failpoint,
 };
-use idem_schema::{ClaimedId, claim_answers, in_claim_order};
+use idem_schema::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order, recorded, unreadable};
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
 
 use crate::{
-    Postgres, PostgresConnection, PostgresLane,
-    claim::{self, Columns},
+    Postgres, PostgresConnection, PostgresLane, books, claim,
     error::{self, get},
     session::{Parameter, Parameters},
 };
@@ -145,11 +144,11 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
             self.limit_again().await.map_err(error::claiming)?;
         }
         let begun = self.begun.take();
-        let (scopes, key_ids) = claim::ids(claims);
-        let columns = Columns::of(claims);
-        let parameters = columns.parameters(&scopes, &key_ids, &self.options, self.lane);
+        let (scopes, key_ids) = claimed_ids(claims);
+        let columns = ClaimColumns::of(claims);
+        let parameters = claim::parameters(&scopes, &key_ids, &columns, &self.options, self.lane);
         let rows = self.rows(begun, &self.store.sql().claim, &parameters).await?.map_err(error::claiming)?;
-        let row = rows.first().ok_or_else(|| error::unreadable("the claim answered no row"))?;
+        let row = rows.first().ok_or_else(|| unreadable("the claim answered no row"))?;
         let won_consumers: Vec<i32> = get(row, "won_consumers")?;
         let won_key_ids: Vec<_> = get(row, "won_key_ids")?;
         if let Some(xid) = get::<Option<String>>(row, "xid")? {
@@ -163,11 +162,11 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
 
     async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
         let begun = self.begun.take();
-        let (scopes, key_ids) = claim::ids(claims);
+        let (scopes, key_ids) = claimed_ids(claims);
         let parameters: [Parameter<'_>; 2] = [(&scopes, Type::INT4_ARRAY), (&key_ids, Type::UUID_ARRAY)];
         let rows = self.rows(begun, &self.store.sql().read, &parameters).await?;
         let rows = rows.map_err(|source| error::store("reading who has the keys", source))?;
-        let found = rows.iter().map(claim::recorded).collect::<Result<Vec<_>, _>>()?;
+        let found = books::read(&rows)?.iter().map(recorded).collect::<Result<Vec<_>, _>>()?;
         Ok(in_claim_order(&scopes, &key_ids, found))
     }
 

@@ -55,10 +55,11 @@ GRANT SELECT, INSERT, UPDATE ON {schema}.attempts, {schema}.dead_letters, {schem
 GRANT SELECT ON {schema}.migrations TO idem_worker;
 GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]) TO idem_worker;
 
--- Cleanup. It finds and deletes what has expired, and writes nothing.
+-- Cleanup. It finds and deletes what has expired, and writes only that it did.
 GRANT SELECT, DELETE ON {schema}.processed_messages, {schema}.units, {schema}.attempts, {schema}.dead_letters,
     {schema}.worker_runs, {schema}.audit TO idem_cleanup;
 GRANT SELECT ON {schema}.consumers, {schema}.controls, {schema}.migrations TO idem_cleanup;
+GRANT INSERT ON {schema}.audit TO idem_cleanup;
 
 -- The auditor. Only the views, which run with their owner's rights and show no payload.
 GRANT SELECT ON {schema}.audit_view, {schema}.dead_letters_view TO idem_auditor;

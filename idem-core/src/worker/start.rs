@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Worker, WorkerError};
 use crate::{
+    config::Handlers,
     consumer,
     error::{ErrorClass, SourceError, StoreError},
     retry::RetryPolicy,
@@ -64,6 +65,7 @@ impl<S: Store, B: Source> Worker<S, B> {
         let attached = match known {
             Some(attached) => attached.clone(),
             None => {
+                self.check_handlers()?;
                 let attached = self.source.attach().await.map_err(WorkerError::Source)?;
                 for warning in &attached.warnings {
                     tracing::warn!(idem.consumer = %self.consumer.inner.name, "{warning}");
@@ -77,6 +79,22 @@ impl<S: Store, B: Source> Worker<S, B> {
         let registered =
             self.consumer.inner.register_bound(attached.bound_to.clone()).await.map_err(WorkerError::Store)?;
         Ok((attached, registered.clone()))
+    }
+
+    /// Handlers of one ordering key run in turn, so with one key a partition nothing would run at once.
+    fn check_handlers(&self) -> Result<(), WorkerError> {
+        if self.consumer.inner.settings.handlers == Handlers::InOrder || !self.source.capabilities().ordered_by_part {
+            return Ok(());
+        }
+        Err(WorkerError::Source(SourceError::Refused {
+            problem:
+                "Handlers::Pipelined has nothing to run at once, because everything of a partition has one ordering \
+                      key"
+                .to_owned(),
+            cure:
+                "Order by the messages' own keys (on Kafka: --lane-by key, LaneBy::Key), or run the handlers in order"
+                    .to_owned(),
+        }))
     }
 
     /// A delivery that the broker takes back while its handler still runs is handled twice at once (F1).

@@ -20,7 +20,7 @@ fn authority() -> String {
 }
 
 fn options(topic: &Topic, user: &str, password: &str) -> KafkaOptions {
-    fast(KafkaOptions::new(&brokers(), &topic.name, &topic.group))
+    fast(KafkaOptions::new(brokers(), &topic.name, &topic.group))
         .reset(Reset::Earliest)
         .set("security.protocol", "sasl_ssl")
         .set("ssl.ca.location", authority())

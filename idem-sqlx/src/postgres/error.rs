@@ -1,37 +1,14 @@
 //! What PostgreSQL's and sqlx's errors mean, and reading of rows without a panic.
 
-use std::{
-    error::Error,
-    fmt::Write as _,
-    time::{Duration, SystemTime},
-};
+use std::{error::Error, fmt::Write as _};
 
-use idem_core::{BoxError, ClaimError, CommitError, ErrorClass, StoreError};
-use idem_schema::{CommitOutcome, UNSEALED_COMMIT, class_of, commit_outcome};
+use idem_core::{ClaimError, CommitError, ErrorClass, StoreError, chain};
+use idem_schema::{DriverError, class_of, unreadable};
 use sqlx::{
     Row as _,
     error::DatabaseError,
     postgres::{PgDatabaseError, PgRow},
 };
-
-/// What to do where a pooler loses prepared statements.
-pub(super) const POOLER_CURE: &str = "Set `statements` to `Unnamed`, or let the pooler track prepared statements \
-                                      (PgBouncer 1.21 and later, `max_prepared_statements`)";
-
-/// An error of prepared statements, which only a pooler causes.
-#[derive(Debug, thiserror::Error)]
-#[error("a prepared statement is not on the server connection that a pooler handed out. {POOLER_CURE}")]
-struct PoolerError(#[source] sqlx::Error);
-
-/// Whether this is such an error.
-pub(super) fn is_pooler(error: &(dyn Error + 'static)) -> bool {
-    error.is::<PoolerError>()
-}
-
-/// The server takes no writes.
-#[derive(Debug, thiserror::Error)]
-#[error("the server is a standby, or was fenced by default_transaction_read_only: connect to the primary")]
-struct ReadOnlyError;
 
 /// The class of an error in a handler's chain.
 pub(super) fn classify(error: &(dyn Error + 'static)) -> Option<ErrorClass> {
@@ -44,10 +21,6 @@ pub(super) fn classify(error: &(dyn Error + 'static)) -> Option<ErrorClass> {
         }
         link.is::<std::io::Error>().then_some(ErrorClass::Infrastructure)
     })
-}
-
-fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())
 }
 
 /// The server's report in one link: sqlx has it boxed as the source of its own error, which `#[error(transparent)]` and
@@ -146,18 +119,32 @@ fn code(error: &sqlx::Error) -> String {
     error.as_database_error().map(code_of).unwrap_or_default()
 }
 
+fn of(source: sqlx::Error) -> DriverError {
+    DriverError::new(code(&source), class(&source), source)
+}
+
 /// What a failed statement of idem's own means.
 pub(super) fn store(doing: &'static str, source: sqlx::Error) -> StoreError {
-    if matches!(code(&source).as_str(), "26000" | "42P05") {
-        return StoreError::Unavailable { doing, source: Box::new(PoolerError(source)) };
-    }
-    match class(&source) {
-        ErrorClass::Infrastructure => StoreError::Unavailable { doing, source: Box::new(source) },
-        ErrorClass::RunUnitAgain => StoreError::Contended { doing, source: Box::new(source) },
-        class @ (ErrorClass::Transient | ErrorClass::Permanent | ErrorClass::Fatal) => {
-            StoreError::Failed { doing, class, source: Box::new(source) }
-        }
-    }
+    of(source).doing(doing)
+}
+
+pub(super) fn beginning(source: sqlx::Error) -> StoreError {
+    of(source).beginning()
+}
+
+/// An error of the claim.
+pub(super) fn claiming(source: sqlx::Error) -> ClaimError {
+    of(source).claiming()
+}
+
+/// An error of the seal: the transaction is certainly not committed, because no COMMIT was sent.
+pub(super) fn sealing(source: sqlx::Error) -> StoreError {
+    of(source).sealing()
+}
+
+/// An error while COMMIT was outstanding.
+pub(super) fn committing(source: sqlx::Error) -> CommitError {
+    of(source).committing()
 }
 
 /// An error while connecting. Refusals of rights pass as unavailable here, because credentials may be in rotation; start-up
@@ -188,80 +175,6 @@ fn is_refused_setting(error: &sqlx::Error) -> bool {
     })
 }
 
-/// Whether the server refuses this user, password or database, which no waiting cures at a start.
-pub(super) fn refused_login(error: &StoreError) -> Option<StoreError> {
-    let StoreError::Unavailable { source, .. } = error else { return None };
-    let code = code(source.downcast_ref::<sqlx::Error>()?);
-    matches!(code.as_str(), "28000" | "28P01" | "3D000").then(|| StoreError::Refused {
-        problem: format!("the server refuses the login or does not have the database (SQLSTATE {code})"),
-        cure: "Check user, password and database of the connection, and pg_hba.conf".to_owned(),
-    })
-}
-
-pub(super) fn beginning(source: sqlx::Error) -> StoreError {
-    let doing = "beginning a transaction";
-    match code(&source).as_str() {
-        // "Cannot set transaction read-write mode during recovery" (A23).
-        "0A000" | "25006" => read_only(doing),
-        // Whatever else goes wrong here says something about the server or the connection, not about a message.
-        _ => {
-            let error = store(doing, source);
-            if let StoreError::Failed { source, .. } = error {
-                StoreError::Unavailable { doing, source }
-            } else {
-                error
-            }
-        }
-    }
-}
-
-pub(super) fn read_only(doing: &'static str) -> StoreError {
-    StoreError::Unavailable { doing, source: Box::new(ReadOnlyError) }
-}
-
-/// An error of the claim.
-pub(super) fn claiming(source: sqlx::Error) -> ClaimError {
-    match code(&source).as_str() {
-        // lock_timeout, statement_timeout: somebody held a key for as long as one waits (B2).
-        "55P03" | "57014" => ClaimError::Held,
-        "25006" => read_only("claiming keys").into(),
-        _ => store("claiming keys", source).into(),
-    }
-}
-
-/// An error of the seal: the transaction is certainly not committed, because no COMMIT was sent.
-pub(super) fn sealing(source: sqlx::Error) -> StoreError {
-    let problem = match code(&source).as_str() {
-        "22012" => "a handler has ended the transaction that claimed the keys",
-        "25P02" => "a handler has swallowed the error of a statement",
-        _ => "a statement of a handler failed after the handler had stopped reading its answer",
-    };
-    let error = store("sealing the transaction", source);
-    if let StoreError::Failed { source, .. } = error {
-        StoreError::Unsealed { problem: problem.to_owned(), source: Some(source) }
-    } else {
-        error
-    }
-}
-
-/// An error while COMMIT was outstanding.
-pub(super) fn committing(source: sqlx::Error) -> CommitError {
-    let code = code(&source);
-    match commit_outcome(&code) {
-        CommitOutcome::Unknown => CommitError::Unknown(Box::new(source)),
-        CommitOutcome::RolledBack if code == UNSEALED_COMMIT => CommitError::RolledBack(StoreError::Unsealed {
-            problem: "the server holds another transaction than the one that was sealed".to_owned(),
-            source: Some(Box::new(source)),
-        }),
-        CommitOutcome::RolledBack => CommitError::RolledBack(store("committing", source)),
-    }
-}
-
-fn unreadable(source: sqlx::Error) -> StoreError {
-    let source: BoxError = Box::new(source);
-    StoreError::Failed { doing: "reading the database's answer", class: ErrorClass::Transient, source }
-}
-
 /// One value of a row.
 pub(super) fn get<'r, T>(row: &'r PgRow, column: impl sqlx::ColumnIndex<PgRow>) -> Result<T, StoreError>
 where
@@ -273,23 +186,6 @@ where
 /// A value that came in the simple protocol, whose answers are texts of any type.
 pub(super) fn text(row: &PgRow, column: &str) -> Result<String, StoreError> {
     row.try_get_unchecked(column).map_err(unreadable)
-}
-
-/// An instant that came as microseconds since the Unix epoch.
-pub(super) fn instant(row: &PgRow, column: &str) -> Result<SystemTime, StoreError> {
-    Ok(from_microseconds(get(row, column)?))
-}
-
-/// An instant that may be NULL.
-pub(super) fn optional_instant(row: &PgRow, column: &str) -> Result<Option<SystemTime>, StoreError> {
-    Ok(get::<Option<i64>>(row, column)?.map(from_microseconds))
-}
-
-fn from_microseconds(time: i64) -> SystemTime {
-    let span = Duration::from_micros(time.unsigned_abs());
-    let instant =
-        if time < 0 { SystemTime::UNIX_EPOCH.checked_sub(span) } else { SystemTime::UNIX_EPOCH.checked_add(span) };
-    instant.unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 #[cfg(test)]

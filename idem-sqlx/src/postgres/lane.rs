@@ -60,7 +60,7 @@ impl Postgres {
         let row = self.within(doing, facts.fetch_one(&mut connection)).await?;
         // The simple protocol answers in texts.
         if error::text(&row, "in_recovery")? == "t" {
-            return Err(error::read_only(doing));
+            return Err(idem_schema::read_only(doing));
         }
         let pid = error::text(&row, "backend_pid")?.parse().ok();
         Ok(PostgresLane {

@@ -1,16 +1,13 @@
 //! The store on PostgreSQL.
 
 mod books;
-mod claim;
+mod cleanup;
 mod error;
 mod lane;
-mod letters;
 mod migrate;
 mod options;
 mod pooler;
-mod register;
 mod unit;
-mod verify;
 
 use std::{
     fmt,
@@ -18,19 +15,17 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use idem_core::{ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
-use idem_schema::{PostgresStatements, SchemaName, UnitLimits, begin_unit};
+pub use idem_schema::Statements;
+use idem_schema::{PostgresStatements, SchemaName, UnitLimits, begin_unit, microseconds, refused_login};
 use sqlx::{AssertSqlSafe, Connection as _, Database, PgConnection, PgPool, SqlSafeStr as _};
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::sync::OnceCell;
 
 pub use self::{
-    lane::PostgresLane,
-    migrate::MigratePostgresError,
-    options::{PostgresOptions, Statements},
+    cleanup::PostgresCleaner, lane::PostgresLane, migrate::MigratePostgresError, options::PostgresOptions,
     unit::PostgresUnit,
 };
 
@@ -48,6 +43,9 @@ type Manager = <sqlx::Postgres as Database>::TransactionManager;
 /// A commit counts when the server says so. `synchronous_commit` decides what that is worth; start-up warns where it is
 /// weaker than `on`. A COMMIT whose wait for a standby an operator cancels answers as a success: the server says so in a
 /// warning only, which sqlx does not hand on (failure A8).
+///
+/// Whatever takes a `&mut PgConnection` of sqlx's can write here. SeaORM does so through an adapter of a few lines
+/// (`examples/sea-orm`); its own transactions take a pool and cannot join one that they did not begin.
 ///
 /// Cloning is cheap, and clones share the small pool for what is done outside of units of work.
 ///
@@ -94,7 +92,7 @@ impl Postgres {
         let store = PostgresOptions::parse(url)?.build()?;
         // Not through the pool, which would wait for a server that is not there.
         let connected = store.connect_with(&store.shared.options.connection).await;
-        let connection = connected.map_err(|error| error::refused_login(&error).unwrap_or(error))?;
+        let connection = connected.map_err(|error| refused_login::<Self>(&error).unwrap_or(error))?;
         let _ = connection.close().await;
         Ok(store)
     }
@@ -107,7 +105,7 @@ impl Postgres {
     /// The schema that holds idem's tables.
     #[must_use]
     pub fn schema(&self) -> &SchemaName {
-        &self.shared.options.schema
+        &self.shared.options.settings.schema
     }
 
     /// Closes the connections that are used outside of units of work. Lanes are closed by their owners.
@@ -122,10 +120,10 @@ impl Postgres {
     }
 
     fn from_options(options: PostgresOptions) -> Self {
-        let statements = PostgresStatements::new(&options.schema);
-        let framework = options.pool(&options.connection, options.connections);
+        let statements = PostgresStatements::new(&options.settings.schema);
+        let framework = options.pool(&options.connection, options.settings.connections);
         let cleaner = options.cleanup.as_ref().map(|connection| options.pool(connection, 1));
-        let takes_settings = AtomicBool::new(options.statements == Statements::Named);
+        let takes_settings = AtomicBool::new(options.settings.statements == Statements::Named);
         let shared = Shared { options, statements, framework, cleaner, takes_settings, pooler: OnceCell::new() };
         Self { shared: Arc::new(shared) }
     }
@@ -135,13 +133,13 @@ impl Postgres {
     }
 
     fn is_named(&self) -> bool {
-        self.shared.options.statements == Statements::Named
+        self.shared.options.settings.statements == Statements::Named
     }
 
     /// Opens a connection within the time for it.
     async fn connect_with(&self, options: &sqlx::postgres::PgConnectOptions) -> Result<PgConnection, StoreError> {
         let connect = PgConnection::connect_with(options);
-        match tokio::time::timeout(self.shared.options.connect_timeout, connect).await {
+        match tokio::time::timeout(self.shared.options.settings.connect_timeout, connect).await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(source)) => Err(error::connecting(source)),
             Err(elapsed) => Err(StoreError::Unavailable { doing: "connecting", source: Box::new(elapsed) }),
@@ -168,10 +166,12 @@ impl Postgres {
 
     /// An old primary may be fenced by `default_transaction_read_only` alone, which a unit's READ WRITE would overrule.
     async fn refuse_fenced(&self) -> Result<(), StoreError> {
-        let rows = self.rows("looking for a fence", || sqlx::query("SHOW default_transaction_read_only")).await?;
+        let doing = "looking for a fence";
+        let fence = self.once(&self.shared.framework, sqlx::query("SHOW default_transaction_read_only"));
+        let rows = self.within(doing, fence).await?;
         let read_only: String = rows.first().map_or(Ok(String::new()), |row| error::get(row, 0))?;
         if read_only == "on" {
-            return Err(error::read_only("opening a lane"));
+            return Err(idem_schema::read_only("opening a lane"));
         }
         Ok(())
     }
@@ -194,7 +194,7 @@ impl Store for Postgres {
 
     async fn close(&self, lane: PostgresLane) {
         // A server that does not answer must not hold up a shutdown.
-        let limit = self.shared.options.connect_timeout;
+        let limit = self.shared.options.settings.connect_timeout;
         let _ = tokio::time::timeout(limit, lane.connection.close()).await;
     }
 
@@ -227,9 +227,4 @@ impl Store for Postgres {
     fn describe(error: &(dyn std::error::Error + 'static)) -> Option<String> {
         error::describe(error)
     }
-}
-
-/// Microseconds for a parameter; what does not fit is for ever.
-fn microseconds(time: Duration) -> Option<i64> {
-    i64::try_from(time.as_micros()).ok()
 }

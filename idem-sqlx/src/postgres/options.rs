@@ -1,9 +1,9 @@
 //! The settings of the store on PostgreSQL.
 
-use std::{fmt, time::Duration};
+use std::fmt;
 
-use idem_core::{ConfigError, StoreError};
-use idem_schema::SchemaName;
+use idem_core::StoreError;
+use idem_schema::{PostgresSettings, Statements, is_this_machine, unreadable_url};
 use sqlx::{
     ConnectOptions as _, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
@@ -11,30 +11,15 @@ use sqlx::{
 
 use super::Postgres;
 
-/// Whether idem's statements are prepared under names that stay with the connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Statements {
-    /// Prepared once a connection: the fastest. Behind a pooler in transaction mode it needs prepared-statement support
-    /// (PgBouncer 1.21 and later, with `max_prepared_statements`).
-    #[default]
-    Named,
-    /// Prepared anew each time, for older poolers. The handlers' own queries need `persistent(false)` too.
-    Unnamed,
-}
-
 /// The settings of a [`Postgres`] store.
 ///
-/// `Debug` prints no password.
+/// `Debug` prints no password. With [`Statements::Unnamed`](crate::Statements::Unnamed), the handlers' own queries need `persistent(false)` too.
 #[derive(Clone)]
 #[must_use]
 pub struct PostgresOptions {
     pub(super) connection: PgConnectOptions,
     pub(super) cleanup: Option<PgConnectOptions>,
-    pub(super) schema: SchemaName,
-    pub(super) statements: Statements,
-    pub(super) connections: u32,
-    pub(super) connect_timeout: Duration,
-    pub(super) answer_timeout: Duration,
+    pub(super) settings: PostgresSettings,
 }
 
 impl fmt::Debug for PostgresOptions {
@@ -46,11 +31,7 @@ impl fmt::Debug for PostgresOptions {
             .field("user", &self.connection.get_username())
             .field("database", &self.connection.get_database())
             .field("ssl_mode", &self.connection.get_ssl_mode())
-            .field("schema", &self.schema)
-            .field("statements", &self.statements)
-            .field("connections", &self.connections)
-            .field("connect_timeout", &self.connect_timeout)
-            .field("answer_timeout", &self.answer_timeout)
+            .field("settings", &self.settings)
             .finish_non_exhaustive()
     }
 }
@@ -62,15 +43,7 @@ impl PostgresOptions {
             Some(_) => connection,
             None => connection.application_name("idem"),
         };
-        Self {
-            connection,
-            cleanup: None,
-            schema: SchemaName::default(),
-            statements: Statements::default(),
-            connections: 2,
-            connect_timeout: Duration::from_secs(5),
-            answer_timeout: Duration::from_secs(10),
-        }
+        Self { connection, cleanup: None, settings: PostgresSettings::default() }
     }
 
     /// Settings for a URL. sqlx's own logging of statements is off: it would call every claim that waits slow.
@@ -78,47 +51,11 @@ impl PostgresOptions {
     /// # Errors
     /// [`StoreError::Refused`] where it cannot be read. Its text does not repeat the URL, which may hold a password.
     pub fn parse(url: &str) -> Result<Self, StoreError> {
-        let connection: PgConnectOptions = url.parse().map_err(|_: sqlx::Error| StoreError::Refused {
-            problem: "the URL of the PostgreSQL store cannot be read".to_owned(),
-            cure:
-                "Write it as postgres://user:password@host:port/database?sslmode=verify-full, with special characters \
-                   of the password percent-encoded"
-                    .to_owned(),
-        })?;
+        let connection: PgConnectOptions = url.parse().map_err(|_: sqlx::Error| unreadable_url())?;
         Ok(Self::new(connection.disable_statement_logging()))
     }
 
-    /// The schema that holds idem's tables. Defaults to `idem`.
-    pub fn schema(mut self, schema: SchemaName) -> Self {
-        self.schema = schema;
-        self
-    }
-
-    /// Whether statements are prepared under names. Defaults to [`Statements::Named`].
-    pub fn statements(mut self, statements: Statements) -> Self {
-        self.statements = statements;
-        self
-    }
-
-    /// How many connections are used outside of units of work. Defaults to 2; from 1 to 64. Each lane has its own
-    /// beside them.
-    pub fn connections(mut self, connections: u32) -> Self {
-        self.connections = connections;
-        self
-    }
-
-    /// How long connecting may take. Defaults to 5 s; from 10 ms to 5 minutes.
-    pub fn connect_timeout(mut self, limit: Duration) -> Self {
-        self.connect_timeout = limit;
-        self
-    }
-
-    /// How long one call outside of units of work may take, the wait for a connection included. Defaults to 10 s; from
-    /// 10 ms to 5 minutes.
-    pub fn answer_timeout(mut self, limit: Duration) -> Self {
-        self.answer_timeout = limit;
-        self
-    }
+    idem_schema::postgres_setters!();
 
     /// What the server's list of activities calls this program. Defaults to `idem`.
     pub fn application_name(mut self, name: &str) -> Self {
@@ -138,11 +75,8 @@ impl PostgresOptions {
     /// # Errors
     /// [`StoreError::Refused`] names the setting, its value and the rule.
     pub fn build(mut self) -> Result<Postgres, StoreError> {
-        self.check().map_err(|error| StoreError::Refused {
-            problem: error.to_string(),
-            cure: "Change the setting of PostgresOptions".to_owned(),
-        })?;
-        if self.statements == Statements::Unnamed {
+        self.settings.check()?;
+        if self.settings.statements == Statements::Unnamed {
             // Poolers refuse this setting of sqlx's, which only changes how a float is printed.
             self.connection = self.connection.extra_float_digits(None);
             self.cleanup = self.cleanup.map(|options| options.extra_float_digits(None));
@@ -150,24 +84,10 @@ impl PostgresOptions {
         Ok(Postgres::from_options(self))
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
-        if !(1..=64).contains(&self.connections) {
-            let rule = "it must be from 1 to 64";
-            return Err(ConfigError { field: "connections", value: self.connections.to_string(), rule });
-        }
-        for (field, limit) in [("connect_timeout", self.connect_timeout), ("answer_timeout", self.answer_timeout)] {
-            if !(Duration::from_millis(10)..=Duration::from_secs(300)).contains(&limit) {
-                let rule = "it must be from 10 ms to 5 minutes";
-                return Err(ConfigError { field, value: format!("{limit:?}"), rule });
-            }
-        }
-        Ok(())
-    }
-
     pub(super) fn pool(&self, connection: &PgConnectOptions, connections: u32) -> PgPool {
         PgPoolOptions::new()
             .max_connections(connections)
-            .acquire_timeout(self.answer_timeout)
+            .acquire_timeout(self.settings.answer_timeout)
             // A connection is looked at before its use, so that old ones do no harm; and without these limits the pool
             // needs no task of its own.
             .idle_timeout(None)
@@ -177,11 +97,7 @@ impl PostgresOptions {
 
     /// Whether somebody between here and the server could read along (S9).
     pub(super) fn is_plaintext_abroad(&self) -> bool {
-        let host = self.connection.get_host();
-        let is_here = self.connection.get_socket().is_some()
-            || host.starts_with('/')
-            || host == "localhost"
-            || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback());
+        let is_here = self.connection.get_socket().is_some() || is_this_machine(self.connection.get_host());
         let is_encrypted = match self.connection.get_ssl_mode() {
             PgSslMode::Disable | PgSslMode::Allow | PgSslMode::Prefer => false,
             PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull => true,
@@ -211,14 +127,5 @@ mod tests {
             assert!(!PostgresOptions::parse(url).unwrap().is_plaintext_abroad(), "{url}");
         }
         assert!(PostgresOptions::parse("postgres://u@db/x?sslmode=prefer").unwrap().is_plaintext_abroad());
-    }
-
-    #[test]
-    fn wrong_settings_are_named() {
-        let options = || PostgresOptions::parse("postgres://u@127.0.0.1/x").unwrap();
-        let error = options().connections(0).build().unwrap_err().to_string();
-        assert!(error.contains("connections is 0, but it must be"), "{error}");
-        let error = options().answer_timeout(Duration::ZERO).build().unwrap_err().to_string();
-        assert!(error.contains("answer_timeout is 0ns"), "{error}");
     }
 }

@@ -11,11 +11,11 @@ use std::{
 use idem_core::{
     Claim, ClaimError, Claimed, CommitError, Recorded, StoreError, Tx, UnitOfWork, UnitOptions, failpoint,
 };
-use idem_schema::PostgresStatements;
+use idem_schema::{ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, in_claim_order, recorded};
 use sqlx::{AssertSqlSafe, Connection as _, Postgres as Db, postgres::PgArguments, query::Query};
 use sqlx_core::transaction::TransactionManager as _;
 
-use super::{Manager, Postgres, PostgresLane, claim, error};
+use super::{Manager, Postgres, PostgresLane, books, error};
 
 /// Nested transactions that a handler may have left open; beyond that the connection is not worth the round trips.
 const NESTED_MAX: usize = 64;
@@ -68,8 +68,14 @@ impl<'l> PostgresUnit<'l> {
         if self.limits_are_back {
             self.limit_again().await.map_err(error::claiming)?;
         }
-        let (scopes, key_ids) = claim::ids(claims);
-        let query = claim::bind(self.query(&self.sql().claim), claims, &scopes, &key_ids)
+        let (scopes, key_ids) = claimed_ids(claims);
+        let ClaimColumns { keys, hashes, rules, retentions } = ClaimColumns::of(claims);
+        let query = self.query(&self.sql().claim).bind(&scopes).bind(&key_ids);
+        let query = query
+            .bind(keys)
+            .bind(hashes)
+            .bind(rules)
+            .bind(retentions)
             .bind(self.options.run.0)
             .bind(self.options.lane)
             .bind(&*self.lane.lock_timeout)
@@ -82,8 +88,8 @@ impl<'l> PostgresUnit<'l> {
             self.xid = Some(xid);
         }
         self.backend_pid = Some(error::get(&row, "backend_pid")?);
-        let won: Vec<idem_schema::ClaimedId> = won_consumers.into_iter().zip(won_key_ids).collect();
-        Ok(idem_schema::claim_answers(&scopes, &key_ids, &won))
+        let won: Vec<ClaimedId> = won_consumers.into_iter().zip(won_key_ids).collect();
+        Ok(claim_answers(&scopes, &key_ids, &won))
     }
 
     /// Permits the COMMIT, or fails where it would be a lie.
@@ -119,12 +125,12 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
     }
 
     async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
-        let (scopes, key_ids) = claim::ids(claims);
+        let (scopes, key_ids) = claimed_ids(claims);
         let query = self.query(&self.sql().read).bind(&scopes).bind(&key_ids);
         let rows = query.fetch_all(&mut self.lane.connection).await;
         let rows = rows.map_err(|source| error::store("reading who has the keys", source))?;
-        let found = rows.iter().map(claim::recorded).collect::<Result<Vec<_>, _>>()?;
-        Ok(idem_schema::in_claim_order(&scopes, &key_ids, found))
+        let found = books::read(&rows)?.iter().map(recorded).collect::<Result<Vec<_>, _>>()?;
+        Ok(in_claim_order(&scopes, &key_ids, found))
     }
 
     fn tx(&mut self) -> Tx<'_, Postgres> {
@@ -185,10 +191,9 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
         self.lane.is_spent = true;
         let Some(pid) = self.backend_pid else { return };
         // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
-        let terminated = self
-            .store
-            .rows("ending an abandoned transaction", || sqlx::query("SELECT pg_terminate_backend($1)").bind(pid));
-        if let Err(error) = terminated.await {
+        let terminate = sqlx::query("SELECT pg_terminate_backend($1)").bind(pid);
+        let terminated = self.store.once(&self.store.shared.framework, terminate);
+        if let Err(error) = self.store.within("ending an abandoned transaction", terminated).await {
             tracing::warn!(%error, "an abandoned transaction could not be ended; it ends when the server notices the closed connection");
         }
     }

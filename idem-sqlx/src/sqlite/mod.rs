@@ -22,12 +22,13 @@ use std::{error::Error as StdError, fmt, path::Path};
 use idem_core::{ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
 use sqlx::{Connection as _, SqliteConnection};
 
-use self::{connections::Connections, statements::Statements};
 pub use self::{
+    cleanup::SqliteCleaner,
     lane::SqliteLane,
     options::{SqliteOptions, Synchronous},
     unit::SqliteUnit,
 };
+use self::{connections::Connections, statements::Statements};
 
 /// The store on SQLite: idem's tables beside the application's own, in one file.
 ///

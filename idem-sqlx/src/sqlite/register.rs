@@ -4,7 +4,6 @@ use idem_core::{ConsumerName, HashRuleId, Registered, Registration, Retention, R
 use sqlx::Row;
 
 use super::{Sqlite, Synchronous, clock, connections::Borrowed};
-use crate::host;
 
 impl Sqlite {
     pub(super) async fn register_consumer(&self, registration: &Registration) -> Result<Registered, StoreError> {
@@ -18,7 +17,7 @@ impl Sqlite {
         }
         let failed = connection.failed();
         let run = sqlx::query_scalar(self.statements.insert_run())
-            .bind(host::name())
+            .bind(idem_schema::host_name())
             .bind(i64::from(std::process::id()))
             .bind(registration.version.as_str())
             .bind(now)

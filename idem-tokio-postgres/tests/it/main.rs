@@ -18,6 +18,7 @@ mod handlers;
 mod pipelined;
 mod poolers;
 mod proxy;
+#[path = "../../../idem-schema/tests/shared/scratch.rs"]
 mod scratch;
 mod servers;
 mod tls;

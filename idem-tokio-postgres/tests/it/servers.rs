@@ -16,7 +16,8 @@ use idem_tokio_postgres::{
 
 use crate::{
     consumers::{
-        Act, Acting, BOTH, Write, builder, consumer, keys, letters, messages, msg, process, registration, write,
+        Act, Acting, BOTH, Write, builder, consumer, keys, letters, messages, msg, process, process_until_done,
+        registration, write,
     },
     fixture::{Fixture, PATIENCE, url},
     scratch::Scratch,
@@ -76,26 +77,7 @@ async fn a25_a_server_that_crashes_under_load() {
     let workers = BOTH.into_iter().map(|handlers| {
         let consumer = builder(fixture.another(), Write).handlers(handlers);
         let consumer = consumer.busy_timeout(Duration::from_secs(2)).build().unwrap();
-        let (all, done) = (all.clone(), Arc::clone(&done));
-        tokio::spawn(async move {
-            loop {
-                let was_done = done.load(Ordering::SeqCst);
-                let mut undecided = 0;
-                for batch in all.chunks(10) {
-                    // A start that cannot reach the server is tried again, as a worker does.
-                    let Ok(decisions) = consumer.process(messages(batch)).await else {
-                        undecided += 1;
-                        continue;
-                    };
-                    let seen = letters(&decisions);
-                    assert!(seen.chars().all(|letter| matches!(letter, 'P' | 'D' | 'B' | 'i')), "{seen}");
-                    undecided += seen.chars().filter(|letter| matches!(letter, 'B' | 'i')).count();
-                }
-                if was_done && undecided == 0 {
-                    return;
-                }
-            }
-        })
+        tokio::spawn(process_until_done(consumer, all.clone(), Arc::clone(&done)))
     });
     let workers: Vec<_> = workers.collect();
     for _ in 0..4 {

@@ -1,5 +1,7 @@
 use std::io;
 
+use idem_core::BoxError;
+
 use super::*;
 
 #[derive(Debug, thiserror::Error)]
@@ -49,11 +51,4 @@ fn s4_a_description_holds_no_value() {
         "the database answered something unexpected"
     );
     assert_eq!(describe(&Own(cut())), None);
-}
-
-#[test]
-fn instants_before_and_after_1970() {
-    let day = Duration::from_secs(86_400);
-    assert_eq!(from_microseconds(86_400_000_000), SystemTime::UNIX_EPOCH + day);
-    assert_eq!(from_microseconds(-86_400_000_000), SystemTime::UNIX_EPOCH - day);
 }

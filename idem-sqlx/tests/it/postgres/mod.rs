@@ -11,6 +11,7 @@
 
 mod bookkeeping;
 mod claims;
+mod cleanup;
 mod commits;
 mod conformance;
 mod consumers;
@@ -21,5 +22,6 @@ mod poolers;
 mod proxy;
 mod roles;
 mod schema;
+#[path = "../../../../idem-schema/tests/shared/scratch.rs"]
 mod scratch;
 mod servers;

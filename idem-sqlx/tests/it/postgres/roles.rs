@@ -12,14 +12,14 @@ use super::{
 };
 
 /// A login in one of the groups. Roles belong to the cluster, so its name is the schema's.
-async fn login(fixture: &Fixture, group: &str) -> PgConnectOptions {
+pub(super) async fn login(fixture: &Fixture, group: &str) -> PgConnectOptions {
     let name = format!("{}_{group}", fixture.schema);
     fixture.run(format!("CREATE ROLE {name} LOGIN IN ROLE {group}")).await;
     let options: PgConnectOptions = url().parse().unwrap();
     options.username(&name).options([("search_path", fixture.schema.as_str())])
 }
 
-async fn arrange(fixture: &Fixture) {
+pub(super) async fn arrange(fixture: &Fixture) {
     // Roles are the cluster's, and two scripts at once would meet on the same rows of the catalogue.
     fixture
         .run(format!("BEGIN; SELECT pg_advisory_xact_lock(4711); {}; COMMIT", postgres_roles(&fixture.schema)))
@@ -27,7 +27,7 @@ async fn arrange(fixture: &Fixture) {
     fixture.run("GRANT SELECT, INSERT ON effects TO idem_worker").await;
 }
 
-async fn give_up(fixture: Fixture, groups: &[&str]) {
+pub(super) async fn give_up(fixture: Fixture, groups: &[&str]) {
     for group in groups {
         fixture.run(format!("DROP OWNED BY {0}_{group}; DROP ROLE {0}_{group}", fixture.schema)).await;
     }

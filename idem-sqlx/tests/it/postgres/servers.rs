@@ -13,7 +13,7 @@ use idem_sqlx::Postgres;
 use sqlx::ConnectOptions as _;
 
 use super::{
-    consumers::{Write, builder, consumer, keys, messages, msg, process},
+    consumers::{Write, builder, consumer, keys, msg, process, process_until_done},
     fixture::{Fixture, url},
     scratch::Scratch,
 };
@@ -55,26 +55,7 @@ async fn a25_a_server_that_crashes_under_load() {
     let all = keys(100);
     let workers = (0..2).map(|_| {
         let consumer = builder(fixture.another(), Write).busy_timeout(Duration::from_secs(2)).build().unwrap();
-        let (all, done) = (all.clone(), Arc::clone(&done));
-        tokio::spawn(async move {
-            loop {
-                let was_done = done.load(Ordering::SeqCst);
-                let mut undecided = 0;
-                for batch in all.chunks(10) {
-                    // A start that cannot reach the server is tried again, as a worker does.
-                    let Ok(decisions) = consumer.process(messages(batch)).await else {
-                        undecided += 1;
-                        continue;
-                    };
-                    let seen = super::consumers::letters(&decisions);
-                    assert!(seen.chars().all(|letter| matches!(letter, 'P' | 'D' | 'B' | 'i')), "{seen}");
-                    undecided += seen.chars().filter(|letter| matches!(letter, 'B' | 'i')).count();
-                }
-                if was_done && undecided == 0 {
-                    return;
-                }
-            }
-        })
+        tokio::spawn(process_until_done(consumer, all.clone(), Arc::clone(&done)))
     });
     let workers: Vec<_> = workers.collect();
     for _ in 0..4 {

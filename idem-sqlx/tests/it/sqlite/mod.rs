@@ -4,6 +4,7 @@
 
 mod adopted;
 mod bookkeeping;
+mod cleanup;
 mod conformance;
 mod locks;
 mod migrations;

@@ -4,6 +4,7 @@ use super::{
     matrix::{BATCH, matrix},
     mild::accidents,
     poison::poison,
+    replay::replays,
 };
 use crate::support::database::Kind;
 
@@ -31,16 +32,46 @@ async fn crash_matrix_tokio_postgres_pipelined_batch() {
     matrix(Kind::TokioPostgresPipelined, BATCH).await;
 }
 
+/// As [`super::mild`].
+#[tokio::test]
+async fn errors_tokio_postgres() {
+    accidents(Kind::TokioPostgres, "error").await;
+}
+
 /// As [`super::mild`], with handlers at once.
 #[tokio::test]
 async fn errors_tokio_postgres_pipelined() {
     accidents(Kind::TokioPostgresPipelined, "error").await;
 }
 
+/// As [`super::mild`].
+#[tokio::test]
+async fn panics_tokio_postgres() {
+    accidents(Kind::TokioPostgres, "panic").await;
+}
+
 /// As [`super::mild`], with handlers at once.
 #[tokio::test]
 async fn panics_tokio_postgres_pipelined() {
     accidents(Kind::TokioPostgresPipelined, "panic").await;
+}
+
+/// C7, as [`super::replay`].
+#[tokio::test]
+async fn c7_replays_tokio_postgres() {
+    replays(Kind::TokioPostgres).await;
+}
+
+/// C7, as [`super::replay`], with handlers at once.
+#[tokio::test]
+async fn c7_replays_tokio_postgres_pipelined() {
+    replays(Kind::TokioPostgresPipelined).await;
+}
+
+/// D4, as [`super::poison`].
+#[tokio::test]
+async fn d4_poison_tokio_postgres() {
+    poison(Kind::TokioPostgres).await;
 }
 
 /// D4, as [`super::poison`]: a message that ends the process takes its neighbours' handlers with it, and only itself is

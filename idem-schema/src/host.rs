@@ -1,7 +1,8 @@
 //! The name of this machine, as a row of `worker_runs` shows it to people.
 
 /// The host's name as the environment or the system tells it; `unknown` where neither does. Nothing depends on it.
-pub(crate) fn name() -> String {
+#[must_use]
+pub fn host_name() -> String {
     let from_environment = || std::env::var("HOSTNAME").ok();
     let from_system = || std::fs::read_to_string("/etc/hostname").ok();
     let name = from_environment().or_else(from_system).unwrap_or_default();

@@ -1,13 +1,14 @@
-//! Private clusters, made by `./servers scratch`, for tests that restart, stop or copy a server.
+//! Private clusters, made by `./servers scratch`, for tests that restart, stop or copy a server. Every PostgreSQL store's
+//! tests include this file.
 
 use std::{path::PathBuf, process::Stdio};
 
 use tokio::process::Command;
 
 /// A cluster of one test. A red test leaves it running, to be removed by `./servers scratch-down`.
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     name: String,
-    pub(super) url: String,
+    pub(crate) url: String,
 }
 
 async fn servers(arguments: &[&str]) -> String {
@@ -28,29 +29,30 @@ async fn servers(arguments: &[&str]) -> String {
 
 impl Scratch {
     /// An empty cluster.
-    pub(super) async fn new(name: &str) -> Self {
+    pub(crate) async fn new(name: &str) -> Self {
         Self::with(name, &[]).await
     }
 
     /// A hot standby of another.
-    pub(super) async fn standby_of(name: &str, primary: &Self) -> Self {
+    pub(crate) async fn standby_of(name: &str, primary: &Self) -> Self {
         Self::with(name, &["--standby-of", &primary.name]).await
     }
 
     async fn with(name: &str, more: &[&str]) -> Self {
-        let name = format!("pg_{name}");
+        // Two stores run the same tests at once.
+        let name = format!("{}_{name}", env!("CARGO_PKG_NAME").replace('-', "_"));
         servers(&[&["scratch", &name], more].concat()).await;
         let url = servers(&["url", &name]).await;
         Self { name, url }
     }
 
     /// Restarts the cluster as after a crash.
-    pub(super) async fn crash(&self) {
+    pub(crate) async fn crash(&self) {
         servers(&["restart", &self.name, "--immediate"]).await;
     }
 
     /// Stops and removes the cluster.
-    pub(super) async fn down(self) {
+    pub(crate) async fn down(self) {
         servers(&["scratch-down", &self.name]).await;
     }
 }

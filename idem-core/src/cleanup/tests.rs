@@ -1,0 +1,186 @@
+use std::{collections::VecDeque, sync::Arc, sync::Mutex};
+
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::error::ErrorClass;
+
+#[test]
+fn steps_shrink_after_a_failure_and_grow_back() {
+    let shrunk = (0..20).fold(10_000, |size, _| next_size(size, 10_000, false));
+    assert_eq!(shrunk, 100);
+    assert_eq!((0..20).fold(shrunk, |size, _| next_size(size, 10_000, true)), 10_000);
+    assert_eq!(next_size(30, 30, false), 30, "a smaller limit is the smallest step");
+}
+
+#[test]
+fn cycles_are_spread_by_a_quarter_and_the_first_comes_soon() {
+    let (schedule, settings) = (CleanupSchedule::default(), CleanupSettings::default());
+    for (spread, seconds) in [(0.0, 3150), (1.0, 4050)] {
+        assert_eq!(schedule.wait(spread), Duration::from_secs(seconds));
+        assert_eq!(settings.wait(spread), Duration::from_secs(seconds));
+    }
+    assert_eq!((settings.first_wait(0.0), settings.first_wait(1.0)), (Duration::ZERO, Duration::from_secs(360)));
+}
+
+/// J13: each limit is refused by name.
+#[test]
+fn j13_settings_out_of_bounds_are_refused_with_field_value_and_rule() {
+    type Change = fn(&mut CleanupSettings);
+    let wrong: [(&str, Change); 8] = [
+        ("cleanup_every is 0ns", |s| s.every = Duration::ZERO),
+        ("rows_max is 0", |s| s.rows_max = 0),
+        ("steps_max is 2000000", |s| s.steps_max = 2_000_000),
+        ("step_timeout is 1ms", |s| s.step_timeout = Duration::from_millis(1)),
+        ("units_kept is 1s", |s| s.units_kept = SECOND),
+        ("attempts_kept is 1s", |s| s.attempts_kept = SECOND),
+        ("dead_letters_kept is 1s", |s| s.dead_letters_kept = SECOND),
+        ("audit_kept is 1s", |s| s.audit_kept = SECOND),
+    ];
+    assert!(CleanupSettings::default().check().is_ok());
+    for (text, change) in wrong {
+        let mut settings = CleanupSettings::default();
+        change(&mut settings);
+        let error = settings.check().unwrap_err().to_string();
+        assert!(error.contains(text), "{error}");
+    }
+}
+
+/// A store in which so many records have expired, and whose first steps fail as told.
+#[derive(Default)]
+struct Scripted {
+    expired: u64,
+    failures: VecDeque<Option<ErrorClass>>,
+    sizes: Arc<Mutex<Vec<u32>>>,
+    last: Option<LastCleanup>,
+    noted: Arc<Mutex<u32>>,
+    elsewhere: bool,
+}
+
+fn failed(class: ErrorClass) -> StoreError {
+    StoreError::Failed { doing: "cleaning up", class, source: "scripted".into() }
+}
+
+#[async_trait]
+impl Cleaner for Scripted {
+    async fn may_delete(&mut self) -> Result<bool, StoreError> {
+        Ok(true)
+    }
+
+    async fn remove(&mut self, removal: &Removal) -> Result<Removed, StoreError> {
+        if removal.kind != Expiring::Records {
+            return Ok(Removed::Rows(0));
+        }
+        self.sizes.lock().unwrap().push(removal.rows_max);
+        if self.elsewhere {
+            return Ok(Removed::Elsewhere);
+        }
+        if let Some(Some(class)) = self.failures.pop_front() {
+            return Err(failed(class));
+        }
+        let rows = self.expired.min(u64::from(removal.rows_max));
+        self.expired -= rows;
+        Ok(Removed::Rows(rows))
+    }
+
+    async fn backlog(&mut self) -> Result<Backlog, StoreError> {
+        Ok(Backlog { lag: Duration::from_secs(self.expired), records: None })
+    }
+
+    async fn last(&mut self) -> Result<Option<LastCleanup>, StoreError> {
+        Ok(self.last.clone())
+    }
+
+    async fn note(&mut self, _: &CleanupReport) -> Result<(), StoreError> {
+        *self.noted.lock().unwrap() += 1;
+        Ok(())
+    }
+
+    async fn rest(&mut self) {}
+}
+
+fn cleanup(cleaner: Scripted, rows_max: u32, steps_max: u32) -> Cleanup<Scripted> {
+    Cleanup::new(cleaner, CleanupSettings { rows_max, steps_max, ..CleanupSettings::default() }).unwrap()
+}
+
+/// C4: bounded steps, a cap a cycle, and what is left is left for the next.
+#[tokio::test]
+async fn c4_a_cycle_is_bounded_steps_up_to_a_cap() {
+    let cleaner = Scripted { expired: 2_500, ..Scripted::default() };
+    let sizes = Arc::clone(&cleaner.sizes);
+    let mut cleanup = cleanup(cleaner, 1_000, 2);
+    let report = cleanup.cycle().await.unwrap();
+    assert_eq!((report.rows(), &*report.unfinished), (2_000, &[Expiring::Records][..]));
+    assert_eq!(report.to_string(), "2000 processed_messages; more is left");
+    assert_eq!(cleanup.view().state().backlog.unwrap().lag, Duration::from_secs(500));
+    let report = cleanup.cycle().await.unwrap();
+    assert_eq!((report.rows(), report.unfinished.len()), (500, 0));
+    assert_eq!(*sizes.lock().unwrap(), [1_000; 3]);
+    assert_eq!(cleanup.view().state().removed, 2_500);
+}
+
+/// C4: a step that times out is tried again at half the size, within the same cycle.
+#[tokio::test]
+async fn c4_steps_that_time_out_shrink_and_grow_back() {
+    let failures = [Some(ErrorClass::Transient), Some(ErrorClass::Transient), None, None].into();
+    let cleaner = Scripted { expired: 1_200, failures, ..Scripted::default() };
+    let sizes = Arc::clone(&cleaner.sizes);
+    let report = cleanup(cleaner, 1_000, 10).cycle().await.unwrap();
+    assert_eq!(report.rows(), 1_200);
+    assert_eq!(*sizes.lock().unwrap(), [1_000, 500, 250, 500, 1_000]);
+}
+
+/// What always times out ends the cycle, and not the runner.
+#[tokio::test]
+async fn c4_a_cycle_gives_up_after_a_bounded_number_of_time_outs() {
+    let failures = vec![Some(ErrorClass::Transient); 100].into();
+    let cleaner = Scripted { expired: 1, failures, ..Scripted::default() };
+    let sizes = Arc::clone(&cleaner.sizes);
+    assert!(cleanup(cleaner, 10_000, 1_000).cycle().await.is_err());
+    assert_eq!(*sizes.lock().unwrap(), [10_000, 5_000, 2_500, 1_250, 625, 312, 156, 100]);
+}
+
+#[tokio::test]
+async fn cleanup_survives_every_error_and_ten_failed_cycles_are_an_alarm() {
+    let failures = vec![Some(ErrorClass::Fatal); 10].into();
+    let cleaner = Scripted { expired: 5, failures, ..Scripted::default() };
+    let settings = CleanupSettings { every: SECOND, ..CleanupSettings::default() };
+    let mut cleanup = Cleanup::new(cleaner, settings).unwrap();
+    let view = cleanup.view();
+    for failed in 1..=10 {
+        assert!(!view.state().is_alarming());
+        cleanup.next_cycle(Duration::ZERO).await;
+        assert_eq!(view.state().failed_cycles, failed);
+    }
+    assert!(view.state().is_alarming());
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(cleanup.run(stop.clone()));
+    let done = async {
+        let mut pace = tokio::time::interval(Duration::from_millis(5));
+        while view.state().removed < 5 || view.state().is_alarming() {
+            pace.tick().await;
+        }
+    };
+    tokio::time::timeout(60 * SECOND, done).await.unwrap();
+    stop.cancel();
+    running.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_cycle_that_another_has_just_done_is_left_out() {
+    let last = |seconds| Some(LastCleanup { who: "other".to_owned(), ago: Duration::from_secs(seconds) });
+    for (ago, removed) in [(1_799, None), (1_800, Some(5))] {
+        let cleaner = Scripted { expired: 5, last: last(ago), ..Scripted::default() };
+        let report = cleanup(cleaner, 1_000, 10).cycle_if_due().await.unwrap();
+        assert_eq!(report.map(|report| report.rows()), removed);
+    }
+}
+
+#[tokio::test]
+async fn a_cycle_ends_where_another_cleaner_is_at_work_and_is_not_written_down() {
+    let cleaner = Scripted { expired: 5, elsewhere: true, ..Scripted::default() };
+    let (sizes, noted) = (Arc::clone(&cleaner.sizes), Arc::clone(&cleaner.noted));
+    let report = cleanup(cleaner, 1_000, 10).cycle().await.unwrap();
+    assert!(report.elsewhere && report.rows() == 0);
+    assert_eq!((sizes.lock().unwrap().len(), *noted.lock().unwrap()), (1, 0));
+}

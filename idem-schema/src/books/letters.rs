@@ -1,0 +1,144 @@
+//! Dead letters as rows: written, counted and read back as messages.
+
+use std::borrow::Cow;
+
+use idem_core::{
+    Bytes, DeadLetter, DeadLetterId, ErrorClass, IdempotencyKey, Message, OrderingKey, Origin, ParkedDeadLetter,
+    Reason, Replay, ScopeId, StoreError,
+};
+
+use super::storable;
+use crate::{
+    decode_headers,
+    driver::{PostgresDriver, rows},
+    encode_headers, key_id,
+    row::Row,
+};
+
+/// Rounds of inserting and counting, between which cleanup may take the row away.
+const PARK_ROUNDS: usize = 3;
+
+fn storable_or_as_it_is(text: &str) -> Cow<'_, str> {
+    if text.contains('\0') { Cow::Owned(storable(text)) } else { Cow::Borrowed(text) }
+}
+
+pub async fn park(driver: &impl PostgresDriver, letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
+    for _ in 0..PARK_ROUNDS {
+        if let Some(row) = insert(driver, letter).await? {
+            return parked(&row);
+        }
+        // Another statement, which sees the row that the first one met.
+        if let Some(row) = count_copy(driver, letter).await? {
+            return parked(&row);
+        }
+    }
+    let text = "the row that stands for it vanished each time it was looked at";
+    Err(StoreError::Failed { doing: DOING, class: ErrorClass::Transient, source: text.into() })
+}
+
+const DOING: &str = "storing a dead letter";
+
+async fn insert(driver: &impl PostgresDriver, letter: &DeadLetter) -> Result<Option<Row>, StoreError> {
+    let message = &letter.message;
+    let (origin, error) = (storable_or_as_it_is(message.origin().as_str()), storable_or_as_it_is(&letter.error));
+    let (id, message_type) = (message.id().map(storable), message.message_type().map(storable));
+    let headers = encode_headers(message.headers());
+    let key = letter.key.as_ref().map(IdempotencyKey::as_str);
+    let payload: Option<&[u8]> = message.payload().map(|payload| payload.as_ref());
+    let parameters = [
+        letter.scope.0.into(),
+        (&*origin).into(),
+        key.map(key_id).into(),
+        key.into(),
+        letter.hash.as_ref().map(|(hash, _)| hash.as_bytes().as_slice()).into(),
+        letter.hash.as_ref().map(|(_, rule)| rule.0).into(),
+        letter.reason.as_str().into(),
+        attempts(letter).into(),
+        (&*error).into(),
+        payload.filter(|_| letter.keep_payload).into(),
+        payload.map_or(0, |payload| i64::try_from(payload.len()).unwrap_or(i64::MAX)).into(),
+        payload.is_some().into(),
+        headers.as_deref().into(),
+        id.as_deref().into(),
+        message_type.as_deref().into(),
+        message.record_key().map(|key| key.as_ref()).into(),
+        message.ordering_key().map(OrderingKey::as_bytes).into(),
+    ];
+    let rows = rows(driver, DOING, &driver.statements().insert_dead_letter, &parameters).await?;
+    Ok(rows.into_iter().next())
+}
+
+async fn count_copy(driver: &impl PostgresDriver, letter: &DeadLetter) -> Result<Option<Row>, StoreError> {
+    let (origin, error) = (storable_or_as_it_is(letter.message.origin().as_str()), storable_or_as_it_is(&letter.error));
+    let parameters = [
+        letter.scope.0.into(),
+        (&*origin).into(),
+        letter.key.as_ref().map(|key| key_id(key.as_str())).into(),
+        letter.hash.as_ref().map(|(hash, _)| hash.as_bytes().as_slice()).into(),
+        letter.reason.as_str().into(),
+        attempts(letter).into(),
+        (&*error).into(),
+    ];
+    let rows = rows(driver, DOING, &driver.statements().update_dead_letter, &parameters).await?;
+    Ok(rows.into_iter().next())
+}
+
+fn attempts(letter: &DeadLetter) -> i32 {
+    i32::try_from(letter.attempts).unwrap_or(i32::MAX)
+}
+
+fn damaged(what: &str) -> StoreError {
+    StoreError::Failed {
+        doing: "reading a dead letter",
+        class: ErrorClass::Transient,
+        source: format!("its {what} is not what idem writes").into(),
+    }
+}
+
+fn key(row: &Row) -> Result<Option<IdempotencyKey>, StoreError> {
+    let text: Option<&str> = row.get("idempotency_key")?;
+    text.map(IdempotencyKey::new).transpose().map_err(|_| damaged("key"))
+}
+
+/// A dead letter as people see it.
+pub(super) fn parked(row: &Row) -> Result<ParkedDeadLetter, StoreError> {
+    Ok(ParkedDeadLetter {
+        id: DeadLetterId(row.get("id")?),
+        key: key(row)?,
+        origin: row.get("origin")?,
+        reason: Reason::parse(row.get("reason")?).ok_or_else(|| damaged("reason"))?,
+        attempts: u32::try_from(row.get::<i32>("attempts")?).unwrap_or(0),
+        error: row.get("error")?,
+        copies: u64::try_from(row.get::<i64>("copies")?).unwrap_or(0),
+        first_at: row.instant("first_at")?,
+        published_at: row.optional_instant("published_at")?,
+        replayed: row.get("replayed")?,
+    })
+}
+
+/// A dead letter as a message again.
+pub(super) fn replay(row: &Row) -> Result<Replay, StoreError> {
+    let bytes = |column: &str| row.get::<Option<Vec<u8>>>(column).map(|bytes| bytes.map(Bytes::from));
+    let has_payload: bool = row.get("has_payload")?;
+    let mut message = match bytes("payload")? {
+        Some(payload) if has_payload => Message::new(payload),
+        Some(_) | None => Message::tombstone(),
+    };
+    message = message.with_origin(Origin::new(row.get("origin")?));
+    if let Some(text) = row.get("headers")? {
+        message = message.with_headers(decode_headers(text).ok_or_else(|| damaged("headers"))?);
+    }
+    if let Some(id) = row.get("message_id")? {
+        message = message.with_id(id);
+    }
+    if let Some(message_type) = row.get("message_type")? {
+        message = message.with_type(message_type);
+    }
+    if let Some(key) = bytes("record_key")? {
+        message = message.with_record_key(key);
+    }
+    if let Some(key) = bytes("ordering_key")? {
+        message = message.with_ordering_key(OrderingKey::new(key));
+    }
+    Ok(Replay { id: DeadLetterId(row.get("id")?), scope: ScopeId(row.get("consumer")?), message, key: key(row)? })
+}

@@ -1,0 +1,135 @@
+//! The start of a consumer: its scope, what its name is bound to, its hash rules, its run.
+
+use idem_core::{ConsumerName, ErrorClass, HashRuleId, Registered, Registration, RunId, ScopeId, StoreError, Tenant};
+
+use super::start;
+use crate::{
+    binding::Binding,
+    driver::{PostgresDriver, row, rows},
+    host_name,
+    row::{Row, retention},
+};
+
+/// Rounds of selecting and inserting, between which another start may be first.
+const INTERN_ROUNDS: usize = 3;
+
+fn binding(row: &Row) -> Result<Binding, StoreError> {
+    Ok(Binding {
+        id: row.get("binding")?,
+        bound_to: row.get("bound_to")?,
+        handler: row.get("handler")?,
+        key_rules: row.get("key_rules")?,
+        hash_rules: row.get("hash_rules")?,
+    })
+}
+
+fn raced(doing: &'static str) -> StoreError {
+    let text = "another start was first each time";
+    StoreError::Failed { doing, class: ErrorClass::Transient, source: text.into() }
+}
+
+pub async fn register(driver: &impl PostgresDriver, registration: &Registration) -> Result<Registered, StoreError> {
+    let warnings = start::warnings(driver).await?;
+    let scope = bind(driver, registration).await?;
+    let mut hash_rules = Vec::with_capacity(registration.hash_rules.len());
+    for rule in &registration.hash_rules {
+        hash_rules.push(intern_rule(driver, rule).await?);
+    }
+    let (host, process) = (host_name(), i32::try_from(std::process::id()).unwrap_or(0));
+    let parameters = [host.as_str().into(), process.into(), registration.version.as_str().into()];
+    let row = row(driver, "noting the start", &driver.statements().insert_run, &parameters).await?;
+    Ok(Registered { scope, hash_rules, run: RunId(row.get("id")?), now: row.instant("server_now")?, warnings })
+}
+
+async fn bind(driver: &impl PostgresDriver, registration: &Registration) -> Result<ScopeId, StoreError> {
+    let doing = "registering the consumer";
+    let (tenant, name) = (registration.tenant.as_str(), registration.consumer.as_str());
+    let retention = retention(registration.retention);
+    for _ in 0..INTERN_ROUNDS {
+        let Some(row) = select(driver, doing, tenant, name).await? else {
+            let parameters = [
+                tenant.into(),
+                name.into(),
+                registration.bound_to.as_deref().unwrap_or_default().into(),
+                registration.handler.as_deref().unwrap_or_default().into(),
+                registration.key_rule.as_str().into(),
+                registration.hash_rules.first().map_or("", String::as_str).into(),
+                retention.into(),
+            ];
+            rows(driver, doing, &driver.statements().insert_consumer, &parameters).await?;
+            // What was inserted, or met, is read and compared like any other.
+            continue;
+        };
+        let binding = binding(&row)?;
+        binding.compare(registration)?;
+        if binding.is_filled_by(registration) && !fill(driver, doing, &binding, registration).await? {
+            continue;
+        }
+        let id = match row.get::<Option<i32>>("id")? {
+            Some(id) => ScopeId(id),
+            None => scope(driver, &registration.consumer, &registration.tenant).await?,
+        };
+        rows(driver, doing, &driver.statements().update_retention, &[id.0.into(), retention.into()]).await?;
+        return Ok(id);
+    }
+    Err(raced(doing))
+}
+
+async fn select(
+    driver: &impl PostgresDriver,
+    doing: &'static str,
+    tenant: &str,
+    name: &str,
+) -> Result<Option<Row>, StoreError> {
+    let rows = rows(driver, doing, &driver.statements().select_consumer, &[tenant.into(), name.into()]).await?;
+    Ok(rows.into_iter().next())
+}
+
+/// Answers whether nobody else was at it meanwhile.
+async fn fill(
+    driver: &impl PostgresDriver,
+    doing: &'static str,
+    binding: &Binding,
+    by: &Registration,
+) -> Result<bool, StoreError> {
+    let parameters = [
+        binding.id.into(),
+        by.bound_to.as_deref().into(),
+        by.handler.as_deref().into(),
+        by.hash_rules.first().unwrap_or(&binding.hash_rules).as_str().into(),
+        binding.hash_rules.as_str().into(),
+    ];
+    Ok(!rows(driver, doing, &driver.statements().fill_binding, &parameters).await?.is_empty())
+}
+
+pub async fn scope(
+    driver: &impl PostgresDriver,
+    consumer: &ConsumerName,
+    tenant: &Tenant,
+) -> Result<ScopeId, StoreError> {
+    let doing = "interning a tenant";
+    let (tenant, name) = (tenant.as_str(), consumer.as_str());
+    for _ in 0..INTERN_ROUNDS {
+        let Some(row) = select(driver, doing, tenant, name).await? else {
+            let text = "its consumer was never registered";
+            return Err(StoreError::Failed { doing, class: ErrorClass::Transient, source: text.into() });
+        };
+        if let Some(id) = row.get("id")? {
+            return Ok(ScopeId(id));
+        }
+        rows(driver, doing, &driver.statements().insert_tenant, &[tenant.into(), name.into()]).await?;
+    }
+    Err(raced(doing))
+}
+
+async fn intern_rule(driver: &impl PostgresDriver, rule: &str) -> Result<HashRuleId, StoreError> {
+    let doing = "interning a hash rule";
+    for _ in 0..INTERN_ROUNDS {
+        for text in [&driver.statements().select_hash, &driver.statements().insert_hash] {
+            if let Some(row) = rows(driver, doing, text, &[rule.into()]).await?.first() {
+                return Ok(HashRuleId(row.get("id")?));
+            }
+        }
+    }
+    Err(raced(doing))
+}

@@ -1,0 +1,170 @@
+//! What the error of a driver of PostgreSQL means where it happened.
+
+use std::error::Error;
+
+use idem_core::{BoxError, ClaimError, CommitError, ErrorClass, StoreError};
+
+use crate::{CommitOutcome, UNSEALED_COMMIT, commit_outcome, driver::PostgresDriver};
+
+/// What to do where a pooler loses prepared statements.
+pub const POOLER_CURE: &str = "Set `statements` to `Unnamed`, or let the pooler track prepared statements (PgBouncer 1.21 \
+                               and later, `max_prepared_statements`)";
+
+/// An error of prepared statements, which only a pooler causes.
+#[derive(Debug, thiserror::Error)]
+#[error("a prepared statement is not on the server connection that a pooler handed out. {POOLER_CURE}")]
+struct PoolerError(#[source] BoxError);
+
+/// The server takes no writes.
+#[derive(Debug, thiserror::Error)]
+#[error("the server is a standby, or was fenced by default_transaction_read_only: connect to the primary")]
+struct ReadOnlyError;
+
+/// The server takes no writes, as it turned out while `doing` something.
+#[must_use]
+pub fn read_only(doing: &'static str) -> StoreError {
+    StoreError::Unavailable { doing, source: Box::new(ReadOnlyError) }
+}
+
+/// A driver's error, with what a store's errors depend on.
+#[derive(Debug)]
+pub struct DriverError {
+    code: String,
+    class: ErrorClass,
+    source: BoxError,
+}
+
+impl DriverError {
+    /// `code` is the SQLSTATE that the server reported, empty where the error is the driver's own.
+    pub fn new(code: impl Into<String>, class: ErrorClass, source: impl Error + Send + Sync + 'static) -> Self {
+        Self { code: code.into(), class, source: Box::new(source) }
+    }
+
+    /// Of a statement of idem's own.
+    #[must_use]
+    pub fn doing(self, doing: &'static str) -> StoreError {
+        let Self { code, class, source } = self;
+        match class {
+            _ if matches!(code.as_str(), "26000" | "42P05") => {
+                StoreError::Unavailable { doing, source: Box::new(PoolerError(source)) }
+            }
+            ErrorClass::Infrastructure => StoreError::Unavailable { doing, source },
+            ErrorClass::RunUnitAgain => StoreError::Contended { doing, source },
+            ErrorClass::Transient | ErrorClass::Permanent | ErrorClass::Fatal => {
+                StoreError::Failed { doing, class, source }
+            }
+        }
+    }
+
+    /// Of BEGIN.
+    #[must_use]
+    pub fn beginning(self) -> StoreError {
+        let doing = "beginning a transaction";
+        match self.code.as_str() {
+            // "Cannot set transaction read-write mode during recovery" (A23).
+            "0A000" | "25006" => read_only(doing),
+            // Whatever else goes wrong here says something about the server or the connection, not about a message.
+            _ => {
+                let error = self.doing(doing);
+                if let StoreError::Failed { source, .. } = error {
+                    StoreError::Unavailable { doing, source }
+                } else {
+                    error
+                }
+            }
+        }
+    }
+
+    /// Of a claim.
+    #[must_use]
+    pub fn claiming(self) -> ClaimError {
+        let doing = "claiming keys";
+        match self.code.as_str() {
+            // lock_timeout, statement_timeout: somebody held a key for as long as one waits (B2).
+            "55P03" | "57014" => ClaimError::Held,
+            "25006" => read_only(doing).into(),
+            _ => self.doing(doing).into(),
+        }
+    }
+
+    /// Of the seal, which certainly failed.
+    #[must_use]
+    pub fn sealing(self) -> StoreError {
+        let problem = match self.code.as_str() {
+            "22012" => "a handler has ended the transaction that claimed the keys",
+            "25P02" => "a handler has swallowed the error of a statement",
+            _ => "a statement of a handler failed after the handler had stopped reading its answer",
+        };
+        let error = self.doing("sealing the transaction");
+        if let StoreError::Failed { source, .. } = error {
+            StoreError::Unsealed { problem: problem.to_owned(), source: Some(source) }
+        } else {
+            error
+        }
+    }
+
+    /// Of a seal behind which a COMMIT was sent. Where the server refused the seal, it took the COMMIT for a ROLLBACK;
+    /// otherwise nobody knows.
+    #[must_use]
+    pub fn sealing_with_commit(self) -> CommitError {
+        match commit_outcome(&self.code) {
+            CommitOutcome::Unknown => CommitError::Unknown(self.source),
+            CommitOutcome::RolledBack => CommitError::RolledBack(self.sealing()),
+        }
+    }
+
+    /// While COMMIT was outstanding.
+    #[must_use]
+    pub fn committing(self) -> CommitError {
+        match commit_outcome(&self.code) {
+            CommitOutcome::Unknown => CommitError::Unknown(self.source),
+            CommitOutcome::RolledBack if self.code == UNSEALED_COMMIT => {
+                CommitError::RolledBack(StoreError::Unsealed {
+                    problem: "the server holds another transaction than the one that was sealed".to_owned(),
+                    source: Some(self.source),
+                })
+            }
+            CommitOutcome::RolledBack => CommitError::RolledBack(self.doing("committing")),
+        }
+    }
+}
+
+/// What a driver saw through two connections at once: see [`is_pooled`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SeenPids {
+    /// The server process that the first connection prepared a statement on.
+    pub first: i32,
+    /// That of the second, which then held it in a transaction.
+    pub second: i32,
+    /// That of the first again, by the same prepared statement.
+    pub again: i32,
+}
+
+/// Rounds of looking, because other clients of a pooler can take the server connection in between.
+const POOLER_ROUNDS: usize = 3;
+
+/// Looks whether a pooler in transaction mode stands in between, which gives the server connection that a first client has
+/// just used to a second one, and answers so where it keeps prepared statements apart (A28).
+///
+/// # Errors
+/// [`StoreError::Refused`] with the cure where it does not.
+///
+/// # Cancel safety
+/// As [`PostgresDriver::seen_pids`].
+pub async fn is_pooled(driver: &impl PostgresDriver) -> Result<bool, StoreError> {
+    for _ in 0..POOLER_ROUNDS {
+        match driver.seen_pids().await {
+            Ok(SeenPids { first, second, again }) if second == first || again != first => return Ok(true),
+            Ok(_) => {}
+            Err(StoreError::Unavailable { source, .. }) if source.is::<PoolerError>() => {
+                return Err(StoreError::Refused {
+                    problem: "statements is Named, and a pooler in transaction mode loses prepared statements"
+                        .to_owned(),
+                    cure: POOLER_CURE.to_owned(),
+                });
+            }
+            Err(other) => return Err(other),
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,158 @@
+//! What a statement answers, whatever driver it came through.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use idem_core::{BoxError, ErrorClass, Retention, StoreError};
+use uuid::Uuid;
+
+/// One value of a row, of a type that idem's statements answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Value {
+    /// NULL of any type.
+    Null,
+    /// `bool`.
+    Bool(bool),
+    /// `int4`.
+    Int4(i32),
+    /// `int8`.
+    Int8(i64),
+    /// `text`.
+    Text(String),
+    /// `bytea`.
+    Bytes(Vec<u8>),
+    /// `uuid`.
+    Uuid(Uuid),
+    /// `text[]`.
+    Texts(Vec<String>),
+    /// Of a type that no statement's answer is read as.
+    Other,
+}
+
+/// A row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    columns: Arc<[String]>,
+    values: Vec<Value>,
+}
+
+impl Row {
+    /// A row of these columns, whose names all rows of one answer share.
+    #[must_use]
+    pub fn new(columns: Arc<[String]>, values: Vec<Value>) -> Self {
+        Self { columns, values }
+    }
+
+    /// The value of a column.
+    ///
+    /// # Errors
+    /// Where there is no such column, or its value has another type.
+    pub fn get<'r, T: FromValue<'r>>(&'r self, column: &str) -> Result<T, StoreError> {
+        let index = self.columns.iter().position(|name| name == column);
+        let value = index.and_then(|index| self.values.get(index));
+        value
+            .and_then(T::from_value)
+            .ok_or_else(|| unreadable(format!("column {column} is missing or of another type")))
+    }
+
+    /// An instant, which comes as microseconds since the Unix epoch.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn instant(&self, column: &str) -> Result<SystemTime, StoreError> {
+        self.get(column).map(from_microseconds)
+    }
+
+    /// An instant that may be NULL.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn optional_instant(&self, column: &str) -> Result<Option<SystemTime>, StoreError> {
+        Ok(self.get::<Option<i64>>(column)?.map(from_microseconds))
+    }
+}
+
+/// A type that a [`Value`] can be read as.
+pub trait FromValue<'r>: Sized {
+    /// `None` where the value is of another type.
+    fn from_value(value: &'r Value) -> Option<Self>;
+}
+
+macro_rules! from_value {
+    ($($type:ty: $variant:ident($value:ident) => $read:expr;)+) => {$(
+        impl<'r> FromValue<'r> for $type {
+            fn from_value(value: &'r Value) -> Option<Self> {
+                if let Value::$variant($value) = value { Some($read) } else { None }
+            }
+        }
+    )+};
+}
+
+from_value! {
+    bool: Bool(yes) => *yes;
+    i32: Int4(number) => *number;
+    i64: Int8(number) => *number;
+    &'r str: Text(text) => text;
+    String: Text(text) => text.clone();
+    &'r [u8]: Bytes(bytes) => bytes;
+    Vec<u8>: Bytes(bytes) => bytes.clone();
+    Uuid: Uuid(id) => *id;
+    Vec<String>: Texts(texts) => texts.clone();
+}
+
+impl<'r, T: FromValue<'r>> FromValue<'r> for Option<T> {
+    fn from_value(value: &'r Value) -> Option<Self> {
+        if *value == Value::Null { Some(None) } else { T::from_value(value).map(Some) }
+    }
+}
+
+/// A row that is missing, or holds something else than idem's statements answer.
+pub fn unreadable(source: impl Into<BoxError>) -> StoreError {
+    let (doing, source) = ("reading the database's answer", source.into());
+    StoreError::Failed { doing, class: ErrorClass::Transient, source }
+}
+
+/// Microseconds for a parameter; what does not fit is for ever.
+#[must_use]
+pub fn microseconds(time: Duration) -> Option<i64> {
+    i64::try_from(time.as_micros()).ok()
+}
+
+/// A retention as a parameter: NULL keeps for ever.
+pub(crate) fn retention(retention: Retention) -> Option<i64> {
+    match retention {
+        Retention::For(time) => microseconds(time),
+        Retention::Forever => None,
+    }
+}
+
+fn from_microseconds(time: i64) -> SystemTime {
+    let span = Duration::from_micros(time.unsigned_abs());
+    let instant =
+        if time < 0 { SystemTime::UNIX_EPOCH.checked_sub(span) } else { SystemTime::UNIX_EPOCH.checked_add(span) };
+    instant.unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_read_as_what_they_are() {
+        let columns = ["id", "key", "hash"].map(str::to_owned);
+        let row = Row::new(columns.into(), vec![Value::Int4(7), Value::Text("a".to_owned()), Value::Null]);
+        assert_eq!((row.get("id").ok(), row.get("key").ok()), (Some(7_i32), Some("a")));
+        assert_eq!(row.get::<Option<Vec<u8>>>("hash").ok(), Some(None));
+        assert!(row.get::<i64>("id").is_err() && row.get::<Vec<u8>>("hash").is_err() && row.get::<i32>("x").is_err());
+    }
+
+    #[test]
+    fn instants_before_and_after_1970() {
+        let day = Duration::from_secs(86_400);
+        assert_eq!(from_microseconds(86_400_000_000), SystemTime::UNIX_EPOCH + day);
+        assert_eq!(from_microseconds(-86_400_000_000), SystemTime::UNIX_EPOCH - day);
+    }
+}

@@ -1,0 +1,108 @@
+//! Consumers and claims for the tests of every PostgreSQL store, which include this file.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use idem_core::{
+    Claim, ConsumerName, Decision, DedupConsumer, DedupConsumerBuilder, Effects, Handler, IdempotencyKey, Message,
+    PayloadHash, Registration, Retention, RunId, Store, Tenant, UnitOptions,
+};
+
+/// A consumer with limits that suit tests.
+pub(crate) fn builder<S: Store>(store: S, handler: impl Handler<S>) -> DedupConsumerBuilder<S> {
+    DedupConsumer::builder(store, "ledger").handler(handler).effects(Effects::InTransaction)
+}
+
+pub(crate) fn consumer<S: Store>(store: S, handler: impl Handler<S>) -> DedupConsumer<S> {
+    builder(store, handler).busy_timeout(Duration::from_secs(20)).build().unwrap()
+}
+
+/// A message of this key, whose payload follows from it.
+pub(crate) fn msg(key: &str) -> Message {
+    Message::new(format!("paid {key}")).with_header("idempotencykey", key.to_owned())
+}
+
+pub(crate) fn keys(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("order-{number:03}")).collect()
+}
+
+pub(crate) fn messages(keys: &[String]) -> Vec<Message> {
+    keys.iter().map(|key| msg(key)).collect()
+}
+
+/// The decisions in one letter each: Processed, Duplicate, Conflict, Busy, and the first of a failure's class.
+pub(crate) fn letters(decisions: &[Decision]) -> String {
+    decisions
+        .iter()
+        .map(|decision| match decision {
+            Decision::Processed(_) => 'P',
+            Decision::Duplicate(..) => 'D',
+            Decision::Conflict(..) => 'C',
+            Decision::Busy => 'B',
+            Decision::Failed(failure) => failure.class.to_string().chars().next().unwrap_or('?'),
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+pub(crate) async fn process<S: Store>(consumer: &DedupConsumer<S>, messages: Vec<Message>) -> String {
+    letters(&consumer.process(messages).await.unwrap())
+}
+
+/// A25: processes all keys in batches, again and again, until the server stays up and everything is decided.
+pub(crate) async fn process_until_done<S: Store>(consumer: DedupConsumer<S>, all: Vec<String>, done: Arc<AtomicBool>) {
+    loop {
+        let was_done = done.load(Ordering::SeqCst);
+        let mut undecided = 0;
+        for batch in all.chunks(10) {
+            // A start that cannot reach the server is tried again, as a worker does.
+            let Ok(decisions) = consumer.process(messages(batch)).await else {
+                undecided += 1;
+                continue;
+            };
+            let seen = letters(&decisions);
+            assert!(seen.chars().all(|letter| matches!(letter, 'P' | 'D' | 'B' | 'i')), "{seen}");
+            undecided += seen.chars().filter(|letter| matches!(letter, 'B' | 'i')).count();
+        }
+        if was_done && undecided == 0 {
+            return;
+        }
+    }
+}
+
+/// The start of the consumer whose keys are claimed by hand.
+pub(crate) fn registration() -> Registration {
+    Registration {
+        consumer: ConsumerName::new("by-hand").unwrap(),
+        tenant: Tenant::default(),
+        bound_to: None,
+        handler: None,
+        key_rule: "k".to_owned(),
+        hash_rules: vec!["h".to_owned()],
+        retention: Retention::For(Duration::from_secs(3600)),
+        version: "1".to_owned(),
+    }
+}
+
+/// A claim of this key in the scope of a consumer that is registered for it.
+pub(crate) async fn claim_of(store: &impl Store, key: &str) -> (Claim, RunId) {
+    let registered = store.register(&registration()).await.unwrap();
+    let claim = Claim {
+        scope: registered.scope,
+        key: IdempotencyKey::new(key).unwrap(),
+        hash: PayloadHash::of(key.as_bytes()),
+        hash_rule: registered.hash_rules[0],
+        retention: Retention::For(Duration::from_secs(3600)),
+    };
+    (claim, registered.run)
+}
+
+/// Limits of a unit by hand.
+pub(crate) fn options(run: RunId, busy: Duration) -> UnitOptions {
+    UnitOptions { run, lane: 0, busy_timeout: busy, idle_timeout: Duration::from_secs(120) }
+}

@@ -36,7 +36,7 @@ pub(crate) trait Database: Store {
 }
 
 impl Database for Postgres {
-    const NAME: &'static str = "PostgreSQL";
+    const NAME: &'static str = "PostgreSQL through sqlx";
 
     fn handlers(service: Service) -> Option<Handlers<Self>> {
         service.postgres
@@ -54,15 +54,42 @@ impl Database for Postgres {
         if settings.migrate {
             self.migrate().await?;
         }
-        if settings.create_tables {
-            let options: PgConnectOptions = url.parse()?;
-            let mut connection = PgConnection::connect_with(&options.disable_statement_logging()).await?;
-            let statements = format!("BEGIN; SELECT pg_advisory_xact_lock({TABLES_LOCK}); {tables}; COMMIT");
-            raw_sql(AssertSqlSafe(statements)).execute(&mut connection).await?;
-            connection.close().await?;
-        }
-        Ok(())
+        create_postgres_tables(settings, tables).await
     }
+}
+
+impl Database for idem_tokio_postgres::Postgres {
+    const NAME: &'static str = "PostgreSQL through tokio-postgres";
+
+    fn handlers(service: Service) -> Option<Handlers<Self>> {
+        service.tokio_postgres
+    }
+
+    async fn of(settings: &Settings) -> Result<Self, BoxError> {
+        let options = idem_tokio_postgres::PostgresOptions::parse(settings.database_url.as_str())?;
+        Ok(options.schema(settings.schema.clone()).build()?)
+    }
+
+    async fn prepare(&self, settings: &Settings, tables: &str) -> Result<(), BoxError> {
+        // As above.
+        Self::connect(settings.database_url.as_str()).await?.disconnect().await;
+        if settings.migrate {
+            self.migrate().await?;
+        }
+        create_postgres_tables(settings, tables).await
+    }
+}
+
+/// Creates the application's tables where that is asked for.
+async fn create_postgres_tables(settings: &Settings, tables: &str) -> Result<(), BoxError> {
+    if settings.create_tables {
+        let options: PgConnectOptions = settings.database_url.as_str().parse()?;
+        let mut connection = PgConnection::connect_with(&options.disable_statement_logging()).await?;
+        let statements = format!("BEGIN; SELECT pg_advisory_xact_lock({TABLES_LOCK}); {tables}; COMMIT");
+        raw_sql(AssertSqlSafe(statements)).execute(&mut connection).await?;
+        connection.close().await?;
+    }
+    Ok(())
 }
 
 impl Database for Sqlite {

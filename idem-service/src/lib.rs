@@ -1,7 +1,10 @@
 #![doc = include_str!("lib.md")]
 
 mod admin;
+#[cfg(feature = "amqp")]
+pub mod amqp;
 mod broker;
+mod cleanup;
 mod command_line;
 mod database;
 mod exit;
@@ -16,6 +19,8 @@ mod service;
 mod settings;
 mod signals;
 mod spans;
+#[cfg(feature = "sqs")]
+pub mod sqs;
 mod status;
 mod variables;
 

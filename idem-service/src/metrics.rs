@@ -24,6 +24,17 @@ pub(crate) fn text(status: &Status) -> String {
     ] {
         sample(&mut text, "gauge", name, &consumer, value, help);
     }
+    if let Some(cleanup) = status.cleanup() {
+        let lag = cleanup.backlog.map_or(0, |backlog| backlog.lag.as_secs());
+        let records = cleanup.backlog.and_then(|backlog| backlog.records).unwrap_or(0);
+        for (name, value, help) in [
+            ("idem_cleanup_lag_seconds", lag, "For how long the oldest expired record waits for cleanup."),
+            ("idem_cleanup_failed_cycles", cleanup.failed_cycles.into(), "Failed cycles in a row; ten are an alarm."),
+            ("idem_records", records, "Records there are, by the database's estimate; 0 where it has none."),
+        ] {
+            sample(&mut text, "gauge", name, &consumer, value, help);
+        }
+    }
     text
 }
 

@@ -11,6 +11,7 @@ use tokio::runtime::Runtime;
 use crate::{
     admin,
     broker::{Broker, Built},
+    cleanup::{self, Cleanable},
     command_line::{self, CommandLine, Stop},
     database::{self, Database},
     exit::{self, Exit, Failure},
@@ -76,12 +77,15 @@ async fn serve<B: Broker>(service: Service, line: CommandLine<B>, status: Arc<St
     let built = broker.build().await.map_err(|error| Failure::refused(texts(error)))?;
     match database {
         DatabaseKind::Postgres => consume::<Postgres, B>(service, &settings, built, status).await,
+        DatabaseKind::TokioPostgres => {
+            consume::<idem_tokio_postgres::Postgres, B>(service, &settings, built, status).await
+        }
         DatabaseKind::Sqlite => consume::<Sqlite, B>(service, &settings, built, status).await,
     }
 }
 
 /// Opens the store, puts consumer and worker together, and runs them.
-async fn consume<S: Database, B: Broker>(
+async fn consume<S: Database + Cleanable, B: Broker>(
     service: Service,
     settings: &Settings,
     built: Built<B::Source, B::Publisher>,
@@ -89,7 +93,7 @@ async fn consume<S: Database, B: Broker>(
 ) -> Result<(), Failure> {
     let (name, version, effects) = (service.name, service.version, service.effects);
     let handlers = S::handlers(service).ok_or_else(|| {
-        Failure::refused(format!("this worker has no handlers for {}: give --database-url another database", S::NAME))
+        Failure::refused(format!("this worker has no handlers for {}: give another --database-url or --store", S::NAME))
     })?;
     let attach = match (settings.batch_handler, handlers.batch) {
         (false, _) => handlers.each,
@@ -111,6 +115,9 @@ async fn consume<S: Database, B: Broker>(
     if database::reach::<S, _, _>(settings, &status.stop, prepare).await?.is_none() {
         return Ok(());
     }
+    if let Some(view) = cleanup::start(&store, settings, status.stop.clone())? {
+        status.cleaning(view);
+    }
     let ended = worker.run(status.stop.clone()).await;
     ended.map(|_| ()).map_err(|error| Failure::new(exit::of_worker(&error), database::describe::<S>(&error)))
 }
@@ -125,6 +132,7 @@ fn worker<S: Store, B: Broker>(
     let mut consumer = consumer
         .key_source(keys::chain(settings.key.clone()))
         .retention(settings.retention)
+        .handlers(settings.handlers())
         .busy_timeout(settings.busy_timeout)
         .handler_deadline(settings.handler_deadline);
     if let Some(lanes) = settings.lanes {
@@ -139,6 +147,8 @@ fn worker<S: Store, B: Broker>(
         .older_than_retention(settings.older_than_retention())
         .breaker(settings.dead_letter_breaker)
         .cache_for(COMMITTED_FOR)
+        // It runs beside the worker, on a connection and with rights of its own.
+        .cleanup(None)
         .drain(settings.drain)
         .startup_timeout(settings.startup_timeout);
     if let Some(idle_for) = settings.until_idle {

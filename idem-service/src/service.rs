@@ -9,7 +9,7 @@ use crate::{broker::Broker, exit::Exit, run};
 
 /// A worker, short of its settings: the handlers for each store that it supports.
 ///
-/// Which store is used is said by `--database-url`; one without handlers is refused.
+/// Which store is used is said by `--database-url` and `--store`; one without handlers is refused.
 #[derive(Debug)]
 #[must_use]
 pub struct Service {
@@ -17,6 +17,7 @@ pub struct Service {
     pub(crate) version: &'static str,
     pub(crate) effects: Effects,
     pub(crate) postgres: Option<Handlers<Postgres>>,
+    pub(crate) tokio_postgres: Option<Handlers<idem_tokio_postgres::Postgres>>,
     pub(crate) sqlite: Option<Handlers<Sqlite>>,
 }
 
@@ -24,7 +25,8 @@ impl Service {
     /// A worker whose handlers have this name, to which a consumer is
     /// [bound](idem_core::DedupConsumerBuilder::handler_name) at its first start: keep it over versions of one handler.
     pub fn new(name: &'static str, effects: Effects) -> Self {
-        Self { name, version: env!("CARGO_PKG_VERSION"), effects, postgres: None, sqlite: None }
+        let version = env!("CARGO_PKG_VERSION");
+        Self { name, version, effects, postgres: None, tokio_postgres: None, sqlite: None }
     }
 
     /// The application's version, which is noted with each record. Defaults to idem's.
@@ -36,6 +38,13 @@ impl Service {
     /// The handlers on PostgreSQL.
     pub fn postgres(mut self, handlers: Handlers<Postgres>) -> Self {
         self.postgres = Some(handlers);
+        self
+    }
+
+    /// The handlers on PostgreSQL through tokio-postgres, for `--store tokio-postgres`; they may run at once, with
+    /// `--handlers pipelined`.
+    pub fn tokio_postgres(mut self, handlers: Handlers<idem_tokio_postgres::Postgres>) -> Self {
+        self.tokio_postgres = Some(handlers);
         self
     }
 

@@ -3,10 +3,10 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use clap::{ArgAction, ValueEnum};
-use idem_core::{ConfigError, KeySource, OlderThanRetention, OnConflict, Retention};
+use idem_core::{ConfigError, Handlers, KeySource, OlderThanRetention, OnConflict, Retention};
 use idem_schema::SchemaName;
 
-use crate::{keys, logs::LogFormat, spans};
+use crate::{cleanup::CleanupFlags, keys, logs::LogFormat, spans};
 
 /// What a worker is told. Texts and defaults stand in `--help`.
 #[derive(Debug, clap::Args)]
@@ -100,27 +100,32 @@ pub(crate) struct Settings {
     #[arg(long)]
     pub(crate) batch_handler: bool,
 
-    /// The client library of the database
+    /// The client library of the database; tokio-postgres is for PostgreSQL only
     #[arg(long, value_name = "NAME", default_value = "sqlx")]
     store: StoreFlag,
 
-    /// How the handlers of one unit run
+    /// How the handlers of one unit run; pipelined, at once on one transaction, needs --store tokio-postgres
     #[arg(long, value_name = "POLICY", default_value = "in-order")]
     handlers: HandlersFlag,
 
     /// How the log on standard error is written; RUST_LOG says what it holds
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub(crate) log_format: LogFormat,
+
+    #[command(flatten)]
+    pub(crate) cleanup: CleanupFlags,
 }
 
 /// The database's URL, which may hold a password: `Debug` prints its scheme only.
 #[derive(Clone)]
 pub(crate) struct DatabaseUrl(String);
 
-/// The kinds of database.
+/// The kinds of database, and of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DatabaseKind {
     Postgres,
+    /// PostgreSQL through tokio-postgres.
+    TokioPostgres,
     Sqlite,
 }
 
@@ -135,6 +140,7 @@ impl DatabaseUrl {
         &self.0
     }
 
+    /// The kind of database, through the client that is used unless another is asked for.
     fn kind(&self) -> Option<DatabaseKind> {
         match self.0.split_once(':')?.0 {
             "postgres" | "postgresql" => Some(DatabaseKind::Postgres),
@@ -195,22 +201,38 @@ impl Settings {
         }
     }
 
-    /// The store that the flags ask for.
+    pub(crate) fn handlers(&self) -> Handlers {
+        match self.handlers {
+            HandlersFlag::InOrder => Handlers::InOrder,
+            HandlersFlag::Pipelined => Handlers::pipelined(),
+        }
+    }
+
+    /// The store that the flags ask for, where they agree.
     ///
     /// # Errors
-    /// One line that names the flag.
+    /// One line that names the flags and the cure.
     pub(crate) fn database(&self) -> Result<DatabaseKind, String> {
-        if self.store == StoreFlag::TokioPostgres {
-            return Err("--store tokio-postgres is not built into this worker: use sqlx".to_owned());
-        }
-        if self.handlers == HandlersFlag::Pipelined {
-            return Err(
-                "--handlers pipelined needs a store that can pipeline, and sqlx cannot: use in-order".to_owned()
-            );
-        }
-        self.database_url.kind().ok_or_else(|| {
-            "--database-url must begin with postgres:// or sqlite:// (its value is not shown)".to_owned()
-        })
+        let is_pipelined = self.handlers == HandlersFlag::Pipelined;
+        let refused = match (self.database_url.kind(), self.store) {
+            (None, _) => "--database-url must begin with postgres:// or sqlite:// (its value is not shown)",
+            (Some(DatabaseKind::Sqlite), StoreFlag::TokioPostgres) => {
+                "--store tokio-postgres needs a --database-url of PostgreSQL: leave it out"
+            }
+            (Some(DatabaseKind::Sqlite), StoreFlag::Sqlx) if is_pipelined => {
+                "--handlers pipelined needs PostgreSQL and --store tokio-postgres: leave it out"
+            }
+            (Some(_), StoreFlag::Sqlx) if is_pipelined => {
+                "--handlers pipelined needs --store tokio-postgres, because sqlx cannot pipeline"
+            }
+            (Some(_), StoreFlag::TokioPostgres) if is_pipelined && self.batch_handler => {
+                "--batch-handler is called once a batch, so --handlers pipelined has nothing to run at once: give one of \
+                 them"
+            }
+            (Some(_), StoreFlag::TokioPostgres) => return Ok(DatabaseKind::TokioPostgres),
+            (Some(kind), StoreFlag::Sqlx) => return Ok(kind),
+        };
+        Err(refused.to_owned())
     }
 }
 

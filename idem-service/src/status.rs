@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::OnceLock};
 
-use idem_core::{CancellationToken, ControlState, Pause, Summary, WorkerView};
+use idem_core::{CancellationToken, CleanupState, CleanupView, ControlState, Pause, Summary, WorkerView};
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -16,6 +16,7 @@ pub(crate) struct Status {
     pub(crate) stop: CancellationToken,
     pub(crate) began: Instant,
     worker: OnceLock<(WorkerView, Partitions)>,
+    cleanup: OnceLock<CleanupView>,
 }
 
 impl fmt::Debug for Status {
@@ -45,7 +46,13 @@ impl Readiness {
 
 impl Status {
     pub(crate) fn new(consumer: &str, stop: CancellationToken) -> Self {
-        Self { consumer: consumer.to_owned(), stop, began: Instant::now(), worker: OnceLock::new() }
+        Self {
+            consumer: consumer.to_owned(),
+            stop,
+            began: Instant::now(),
+            worker: OnceLock::new(),
+            cleanup: OnceLock::new(),
+        }
     }
 
     /// The worker is built.
@@ -54,10 +61,22 @@ impl Status {
         let _ = self.worker.set((view, Box::new(partitions)));
     }
 
+    /// Cleanup was started.
+    pub(crate) fn cleaning(&self, view: CleanupView) {
+        // It is started once.
+        let _ = self.cleanup.set(view);
+    }
+
+    /// What cleanup has done; nothing where it is off.
+    pub(crate) fn cleanup(&self) -> Option<CleanupState> {
+        self.cleanup.get().map(CleanupView::state)
+    }
+
     /// What was done so far; nothing where there is no worker yet.
     pub(crate) fn summary(&self) -> Summary {
         let mut summary = self.worker.get().map_or_else(Summary::default, |(view, _)| view.summary());
         summary.ran_for = self.began.elapsed();
+        summary.cleaned += self.cleanup().map_or(0, |cleanup| cleanup.removed);
         summary
     }
 

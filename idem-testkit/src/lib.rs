@@ -11,6 +11,8 @@ pub mod failpoints;
 pub mod memory;
 mod memory_store;
 mod proof;
+pub mod proxy;
+pub mod sqs;
 
 pub use idem_core;
 

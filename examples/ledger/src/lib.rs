@@ -1,12 +1,15 @@
 //! The application of the example workers: each purchase is a row, and each customer has a total. Copy it, and put your
 //! own tables and statements in their place.
 //!
-//! `purchase.rs` says what a message must be; `postgres.rs` and `sqlite.rs` each have the tables and the same effect
-//! twice, message by message and set-based. A worker needs one of those four.
+//! `purchase.rs` says what a message must be; `postgres.rs` and `sqlite.rs` have the tables, and they and
+//! `tokio_postgres.rs` each the same effect twice, message by message and set-based. A worker needs one of those six.
 
+#[cfg(feature = "demo")]
+pub mod demo;
 mod postgres;
 mod purchase;
 mod sqlite;
+mod tokio_postgres;
 
 use std::sync::LazyLock;
 

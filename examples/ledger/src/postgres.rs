@@ -1,4 +1,4 @@
-//! The ledger on PostgreSQL.
+//! The ledger on PostgreSQL: tables and statements, which both client libraries share, and the handlers on sqlx.
 
 use idem_core::{BatchAnswer, BatchHandler, Handler, HandlerError, Message, Tx};
 use idem_sqlx::Postgres;
@@ -24,26 +24,54 @@ pub const POSTGRES_TABLES: &str = "
         cents bigint NOT NULL
     )";
 
+pub(crate) const BUY: &str = "INSERT INTO purchases VALUES ($1, $2, $3::text::date, $4, $5, $6)";
+
+pub(crate) const ADD: &str = "
+    INSERT INTO customers VALUES ($1, 1, $2) ON CONFLICT (customer)
+    DO UPDATE SET purchases = customers.purchases + 1, cents = customers.cents + excluded.cents";
+
+pub(crate) const BUY_ALL: &str = "
+    INSERT INTO purchases
+    SELECT key, customer, day::date, cds, cents, $6
+    FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::bigint[])
+         AS bought (key, customer, day, cds, cents)";
+
+/// In one order for every batch, so that two batches with the same customers never wait for each other in a ring.
+pub(crate) const ADD_ALL: &str = "
+    INSERT INTO customers
+    SELECT customer, count(*), sum(cents)::bigint
+    FROM unnest($1::text[], $2::bigint[]) AS bought (customer, cents)
+    GROUP BY customer ORDER BY customer
+    ON CONFLICT (customer) DO UPDATE
+    SET purchases = customers.purchases + excluded.purchases, cents = customers.cents + excluded.cents";
+
+/// A batch as the parameters of [`BUY_ALL`] and [`ADD_ALL`].
+pub(crate) struct Columns<'b> {
+    pub(crate) keys: Vec<&'b str>,
+    pub(crate) customers: Vec<&'b str>,
+    pub(crate) days: Vec<&'b str>,
+    pub(crate) cds: Vec<i32>,
+    pub(crate) cents: Vec<i64>,
+}
+
+impl<'b> Columns<'b> {
+    pub(crate) fn of(messages: &[&'b Message], purchases: &'b [Purchase]) -> Self {
+        Self {
+            keys: messages.iter().map(|message| key(message)).collect(),
+            customers: purchases.iter().map(|purchase| purchase.customer.as_str()).collect(),
+            days: purchases.iter().map(|purchase| purchase.day.as_str()).collect(),
+            cds: purchases.iter().map(|purchase| purchase.cds).collect(),
+            cents: purchases.iter().map(|purchase| purchase.cents).collect(),
+        }
+    }
+}
+
 impl Handler<Postgres> for Ledger {
     async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
-        let purchase = Purchase::read(message)?;
-        query("INSERT INTO purchases VALUES ($1, $2, $3::date, $4, $5, $6)")
-            .bind(key(message))
-            .bind(&purchase.customer)
-            .bind(&purchase.day)
-            .bind(purchase.cds)
-            .bind(purchase.cents)
-            .bind(&*HANDLED_BY)
-            .execute(tx.connection())
-            .await?;
-        query(
-            "INSERT INTO customers VALUES ($1, 1, $2) ON CONFLICT (customer)
-             DO UPDATE SET purchases = customers.purchases + 1, cents = customers.cents + excluded.cents",
-        )
-        .bind(&purchase.customer)
-        .bind(purchase.cents)
-        .execute(tx.connection())
-        .await?;
+        let Purchase { customer, day, cds, cents } = Purchase::read(message)?;
+        let buy = query(BUY).bind(key(message)).bind(&customer).bind(day).bind(cds).bind(cents).bind(&*HANDLED_BY);
+        buy.execute(tx.connection()).await?;
+        query(ADD).bind(&customer).bind(cents).execute(tx.connection()).await?;
         Ok(())
     }
 }
@@ -58,38 +86,10 @@ impl BatchHandler<Postgres> for Ledger {
             Ok(purchases) => purchases,
             Err(answer) => return Ok(answer),
         };
-        let keys: Vec<_> = messages.iter().map(|message| key(message)).collect();
-        let customers: Vec<_> = purchases.iter().map(|purchase| purchase.customer.as_str()).collect();
-        let days: Vec<_> = purchases.iter().map(|purchase| purchase.day.as_str()).collect();
-        let cds: Vec<_> = purchases.iter().map(|purchase| purchase.cds).collect();
-        let cents: Vec<_> = purchases.iter().map(|purchase| purchase.cents).collect();
-        query(
-            "INSERT INTO purchases
-             SELECT key, customer, day::date, cds, cents, $6
-             FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::bigint[])
-                  AS bought (key, customer, day, cds, cents)",
-        )
-        .bind(keys)
-        .bind(&customers)
-        .bind(days)
-        .bind(cds)
-        .bind(&cents)
-        .bind(&*HANDLED_BY)
-        .execute(tx.connection())
-        .await?;
-        // In one order for every batch, so that two batches with the same customers never wait for each other in a ring.
-        query(
-            "INSERT INTO customers
-             SELECT customer, count(*), sum(cents)::bigint
-             FROM unnest($1::text[], $2::bigint[]) AS bought (customer, cents)
-             GROUP BY customer ORDER BY customer
-             ON CONFLICT (customer) DO UPDATE
-             SET purchases = customers.purchases + excluded.purchases, cents = customers.cents + excluded.cents",
-        )
-        .bind(&customers)
-        .bind(&cents)
-        .execute(tx.connection())
-        .await?;
+        let Columns { keys, customers, days, cds, cents } = Columns::of(messages, &purchases);
+        let buy = query(BUY_ALL).bind(keys).bind(&customers).bind(days).bind(cds).bind(&cents).bind(&*HANDLED_BY);
+        buy.execute(tx.connection()).await?;
+        query(ADD_ALL).bind(customers).bind(cents).execute(tx.connection()).await?;
         Ok(BatchAnswer::all_handled())
     }
 }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use idem_core::{BoxError, Effects, OlderThanRetention, OnConflict, Retention, WorkerSettings};
+use idem_core::{BoxError, Effects, Handlers, OlderThanRetention, OnConflict, Retention, WorkerSettings};
 use idem_testkit::memory::{MemoryPublisher, MemorySource};
 
 use super::*;
@@ -54,7 +54,7 @@ fn the_defaults_are_those_of_the_contract_and_of_core() {
 #[test]
 fn each_flag_reaches_its_setting() {
     type IsSet = fn(&Settings) -> bool;
-    let flags: [(&str, IsSet); 27] = [
+    let flags: [(&str, IsSet); 30] = [
         ("--schema books", |told| told.schema.as_str() == "books"),
         ("--key record-key --key message-id", |told| told.key.len() == 2 && told.key[1].rule() == "message-id"),
         ("--key join(header:a,json:/b)", |told| told.key[0].rule() == "join(header:a,json:/b)"),
@@ -81,7 +81,12 @@ fn each_flag_reaches_its_setting() {
         ("--lanes 3", |told| told.lanes == Some(3)),
         ("--batch 9", |told| told.batch == 9),
         ("--batch-handler", |told| told.batch_handler),
-        ("--store sqlx --handlers in-order --log-format json", |told| told.database().is_ok()),
+        ("--store sqlx --handlers in-order", |told| told.database() == Ok(DatabaseKind::Postgres)),
+        ("--store tokio-postgres", |told| told.database() == Ok(DatabaseKind::TokioPostgres)),
+        ("--handlers in-order --log-format json", |told| told.handlers() == Handlers::InOrder),
+        ("--store tokio-postgres --handlers pipelined", |told| {
+            told.handlers() == Handlers::pipelined() && told.database() == Ok(DatabaseKind::TokioPostgres)
+        }),
     ];
     for (flags, is_set) in flags {
         assert!(is_set(&settings(flags)), "{flags}");

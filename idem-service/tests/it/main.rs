@@ -7,6 +7,7 @@
 )]
 
 mod admin;
+mod cleanup;
 mod endings;
 mod place;
 mod postgres;

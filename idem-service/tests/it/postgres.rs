@@ -69,7 +69,13 @@ async fn workers_that_start_at_once_create_the_tables_one_after_the_other() {
 
 #[tokio::test]
 async fn two_workers_share_a_queue() {
-    for batch_handler in ["", "--batch-handler"] {
+    for how in [
+        "",
+        "--batch-handler",
+        "--store tokio-postgres",
+        "--store tokio-postgres --batch-handler",
+        "--store tokio-postgres --handlers pipelined",
+    ] {
         let (database, place) = (Database::fresh().await, Place::new().await);
         for number in 0..200 {
             let customer = format!("{}", number % 7);
@@ -78,12 +84,11 @@ async fn two_workers_share_a_queue() {
         }
         place.publish_text(&purchase("key-0", "0", 1));
         place.publish_text(&purchase("bad", "0", -1));
-        let arguments =
-            format!("--migrate --create-tables --schema books --lanes 2 --until-idle 300ms {batch_handler}");
+        let arguments = format!("--migrate --create-tables --schema books --lanes 2 --until-idle 300ms {how}");
         let start = || worker(&database, &place, &arguments).run();
         let (one, other) = tokio::join!(start(), start());
         let log = format!("{}{}", one.log, other.log);
-        assert_eq!(log.contains(SET_BASED), !batch_handler.is_empty(), "{log}");
+        assert_eq!(log.contains(SET_BASED), how.contains("--batch-handler"), "{log}");
         let (one, other) = (one.with(0).summary(), other.with(0).summary());
         let sum = |name: &str| one[name].as_u64().unwrap() + other[name].as_u64().unwrap();
         assert_eq!((sum("processed"), sum("duplicates"), sum("conflicts"), sum("dead_lettered")), (200, 200, 1, 2));
@@ -104,10 +109,23 @@ async fn two_workers_share_a_queue() {
     }
 }
 
+/// Handlers of one ordering key run in turn, so where a partition has one, nothing would run at once.
+#[tokio::test]
+async fn handlers_at_once_are_refused_where_a_whole_part_has_one_ordering_key() {
+    let (database, place) = (Database::fresh().await, Place::new().await);
+    let start = "--migrate --store tokio-postgres --until-idle 10ms --ordered-by-part";
+    worker(&database, &place, start).run().await.with(0);
+    let ended = worker(&database, &place, &format!("{start} --handlers pipelined")).run().await.with(2);
+    assert!(ended.why().contains("--lane-by key"), "{}", ended.why());
+    database.remove().await;
+    place.remove();
+}
+
 #[tokio::test]
 async fn a_login_or_a_database_that_the_server_refuses_ends_it_at_once() {
     let (database, place) = (Database::fresh().await, Place::new().await);
-    for (url, arguments) in [(database.url_of("idem_absent"), "--migrate"), (database.url_of("idem_absent"), "")] {
+    let url = database.url_of("idem_absent");
+    for arguments in ["--migrate", "", "--store tokio-postgres"] {
         let arguments = format!("--database-url {url} --socket {} --consumer ledger {arguments}", place.socket());
         let ended = Worker::bare(&arguments).run().await.with(2);
         assert!(ended.why().contains("3D000"), "{}", ended.why());

@@ -38,8 +38,8 @@ async fn a_wrong_setting_is_one_line_that_names_it_and_the_cure() {
         ("--drain 13h", "--drain is 46800s, but it must be at most 12 hours"),
         ("--startup-timeout 13h", "--startup-timeout is 46800s, but it must be at most 12 hours"),
         ("--consumer=", "--consumer is \"\", but it must have 1 to 100 bytes"),
-        ("--store tokio-postgres", "--store tokio-postgres is not built into this worker: use sqlx"),
-        ("--handlers pipelined", "--handlers pipelined needs a store that can pipeline, and sqlx cannot: use in-order"),
+        ("--store tokio-postgres", "--store tokio-postgres needs a --database-url of PostgreSQL: leave it out"),
+        ("--handlers pipelined", "--handlers pipelined needs PostgreSQL and --store tokio-postgres: leave it out"),
         ("--batch-handler", "--batch-handler is given, and this worker has none: leave it out"),
         ("--admin nowhere:x", "--admin is \"nowhere:x\", which cannot be listened on"),
         ("--queue=", "--queue is empty, but it must be the name of a queue"),
@@ -65,7 +65,13 @@ async fn a_wrong_setting_is_one_line_that_names_it_and_the_cure() {
 
 #[tokio::test]
 async fn a_wrong_setting_is_told_at_once_also_while_nothing_can_be_reached() {
-    for wrong in ["--lanes 0", "--batch 0", "--busy-timeout 1h"] {
+    for wrong in [
+        "--lanes 0",
+        "--batch 0",
+        "--busy-timeout 1h",
+        "--handlers pipelined",
+        "--batch-handler --store tokio-postgres --handlers pipelined",
+    ] {
         let nowhere = "--database-url postgres://idem@127.0.0.1:1/idem --consumer ledger --socket /nowhere";
         let ended = Worker::bare(&format!("{nowhere} {wrong}")).run().await.with(2);
         assert!(ended.why().starts_with(wrong.split(' ').next().unwrap()), "{}", ended.why());

@@ -34,6 +34,7 @@ fn worker_process() {
     let arguments: Vec<OsString> = arguments.into_iter().map(OsString::from).collect();
     let service = Service::new("ledger", Effects::InTransaction)
         .postgres(Handlers::new(Ledger).batch(Slow(Ledger)).tables(POSTGRES_TABLES))
+        .tokio_postgres(Handlers::new(Ledger).batch(Slow(Ledger)).tables(POSTGRES_TABLES))
         .sqlite(Handlers::new(Slow(Ledger)).tables(SQLITE_TABLES));
     std::process::exit(service.run_with::<Memory>(arguments).code().into());
 }
@@ -53,6 +54,9 @@ pub(crate) struct Memory {
     /// A secret
     #[arg(long, hide_env_values = true, value_parser = clap::value_parser!(u32))]
     secret: Option<u32>,
+    /// Say that a whole part of the queue has one ordering key
+    #[arg(long)]
+    ordered_by_part: bool,
     /// Panic at `build` or at `receive`
     #[arg(long)]
     panic_at: Option<String>,
@@ -71,7 +75,8 @@ impl Broker for Memory {
         assert_ne!(self.panic_at.as_deref(), Some("build"), "as asked for");
         let publisher = self.dead_letter_queue.map(|queue| RemotePublisher::new(&self.socket, &queue));
         let source = RemoteSource::connect(&self.socket, &self.queue).await;
-        let source = Panicking { source, at_receive: self.panic_at.as_deref() == Some("receive") };
+        let at_receive = self.panic_at.as_deref() == Some("receive");
+        let source = Panicking { source, at_receive, ordered_by_part: self.ordered_by_part };
         Ok(Built::new(source).publisher(publisher))
     }
 
@@ -85,13 +90,14 @@ impl Broker for Memory {
 pub(crate) struct Panicking {
     source: RemoteSource,
     at_receive: bool,
+    ordered_by_part: bool,
 }
 
 impl Source for Panicking {
     type Handle = MemoryHandle;
 
     fn capabilities(&self) -> SourceCapabilities {
-        self.source.capabilities()
+        self.source.capabilities().ordered_by_part(self.ordered_by_part)
     }
 
     async fn attach(&self) -> Result<Attached, SourceError> {

@@ -1,9 +1,14 @@
 //! Where a group begins, and operators who move it.
 
 use super::{
-    stage::{Ledger, Stage, count, until},
+    stage::{Client, Ledger, Stage, count, until, with_each_client},
     topic::Purchase,
 };
+
+with_each_client!(
+    e14_a_poison_message_blocks_its_own_key_until_it_is_parked,
+    what_cannot_be_handled_is_set_aside_with_its_reason,
+);
 
 /// E6: a rewind to the beginning delivers everything again, and nothing happens twice.
 #[tokio::test(flavor = "multi_thread")]
@@ -54,9 +59,8 @@ async fn two_groups_both_have_all_effects() {
 }
 
 /// E14, D7: a message that can never be handled blocks its own key until it is set aside, and no other.
-#[tokio::test(flavor = "multi_thread")]
-async fn e14_a_poison_message_blocks_its_own_key_until_it_is_parked() {
-    let stage = Stage::new("poison", 1).await;
+async fn e14_a_poison_message_blocks_its_own_key_until_it_is_parked(client: Client) {
+    let stage = Stage::new("poison", 1).await.client(client);
     // For its tables.
     stage.drain(&[]).await;
     // An error of the application's own, which may go away: it is tried again.
@@ -81,9 +85,8 @@ async fn e14_a_poison_message_blocks_its_own_key_until_it_is_parked() {
 
 /// X, R-malformed: conflicts and malformed messages are set aside with their reasons, published too where asked for, and
 /// harm no neighbour.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_handled_is_set_aside_with_its_reason() {
-    let stage = Stage::new("aside", 2).await;
+async fn what_cannot_be_handled_is_set_aside_with_its_reason(client: Client) {
+    let stage = Stage::new("aside", 2).await.client(client);
     let aside = super::topic::Topic::create(&stage.topic.brokers, &format!("{}-aside", stage.name), 1).await;
     stage.send(0..50).await;
     stage.topic.send([Purchase { cents: 999_999, ..Purchase::number(7) }]).await;

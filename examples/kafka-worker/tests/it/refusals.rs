@@ -1,7 +1,7 @@
 //! Wrong settings: one clear line, and at once.
 
 use super::{
-    stage::Stage,
+    stage::{PIPELINED, Stage},
     worker::{Ended, Worker},
 };
 
@@ -40,6 +40,15 @@ async fn a_group_that_knows_nothing_is_refused_with_the_cure() {
     let stage = Stage::new("no_reset", 1).await;
     let ended = refused(&stage, &[], &[]).await;
     assert_refused(&ended, 2, &["reset"]);
+    stage.remove().await;
+}
+
+/// By partition everything has one ordering key, so nothing would run at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn handlers_at_once_by_partition_are_refused_with_the_cure() {
+    let stage = Stage::new("by_partition", 1).await.client(PIPELINED);
+    let ended = refused(&stage, &[], &["--reset", "earliest", "--lane-by", "partition"]).await;
+    assert_refused(&ended, 2, &["Pipelined", "--lane-by key"]);
     stage.remove().await;
 }
 

@@ -40,9 +40,41 @@ impl Ledger {
     }
 }
 
+/// The flags of a client library and of how handlers run.
+pub(crate) type Client = &'static [&'static str];
+
+/// The default.
+pub(crate) const SQLX: Client = &[];
+pub(crate) const TOKIO_POSTGRES: Client = &["--store", "tokio-postgres"];
+pub(crate) const PIPELINED: Client = &["--store", "tokio-postgres", "--handlers", "pipelined"];
+
+/// Tests with each client of the function of this name, which takes the client.
+macro_rules! with_each_client {
+    ($($name:ident),* $(,)?) => {$(
+        mod $name {
+            #[tokio::test(flavor = "multi_thread")]
+            async fn sqlx() {
+                super::$name(crate::stage::SQLX).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread")]
+            async fn tokio_postgres() {
+                super::$name(crate::stage::TOKIO_POSTGRES).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread")]
+            async fn tokio_postgres_pipelined() {
+                super::$name(crate::stage::PIPELINED).await;
+            }
+        }
+    )*};
+}
+pub(crate) use with_each_client;
+
 pub(crate) struct Stage {
     pub(crate) topic: Topic,
     pub(crate) name: String,
+    client: Client,
     database_url: String,
     pool: PgPool,
     folder: PathBuf,
@@ -70,7 +102,12 @@ impl Stage {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(&name);
         std::fs::create_dir_all(&folder).expect("a folder for logs");
         let topic = Topic::create(brokers, &name, partitions).await;
-        Self { topic, name, database_url, pool, folder, workers: AtomicU32::new(0) }
+        Self { topic, name, client: SQLX, database_url, pool, folder, workers: AtomicU32::new(0) }
+    }
+
+    /// Its workers have this client.
+    pub(crate) fn client(self, client: Client) -> Self {
+        Self { client, ..self }
     }
 
     /// The arguments of a worker, which further ones may follow.
@@ -86,7 +123,7 @@ impl Stage {
             .chain(["--database-url", &self.database_url, "--migrate", "--create-tables", "--lanes", "2"])
             // So that a member that dies is missed after seconds.
             .chain(["--kafka", "session.timeout.ms=6000", "--kafka", "heartbeat.interval.ms=1000"]);
-        own.chain(more.iter().copied()).map(str::to_owned).collect()
+        own.chain(self.client.iter().chain(more).copied()).map(str::to_owned).collect()
     }
 
     pub(crate) fn start(&self, more: &[&str]) -> Worker {

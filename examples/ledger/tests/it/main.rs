@@ -8,15 +8,16 @@
 
 use std::path::PathBuf;
 
-use idem_core::{Decision, DedupConsumer, Effects, Message, Reason, Store};
+use idem_core::{Decision, DedupConsumer, Effects, Handlers, Message, Reason, Store};
 use idem_sqlx::{Postgres, PostgresOptions, Sqlite};
 use ledger::{Ledger, POSTGRES_TABLES, SQLITE_TABLES};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection, query_as, query_scalar, raw_sql};
 
-/// Which of the two handlers.
+/// Which of the two handlers, and how it runs.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Each,
+    EachAtOnce,
     Batch,
 }
 
@@ -30,6 +31,7 @@ macro_rules! consumer {
         let consumer = DedupConsumer::builder($store, "ledger").effects(Effects::InTransaction);
         match $kind {
             Kind::Each => consumer.handler(Ledger),
+            Kind::EachAtOnce => consumer.handler(Ledger).handlers(Handlers::pipelined()),
             Kind::Batch => consumer.batch_handler(Ledger),
         }
         .build()
@@ -79,10 +81,19 @@ fn totals() -> [(String, i64, i64); 3] {
 
 #[tokio::test]
 async fn each_purchase_counts_once_on_postgres() {
-    for kind in [Kind::Each, Kind::Batch] {
+    for (is_sqlx, kind) in
+        [(true, Kind::Each), (true, Kind::Batch), (false, Kind::Each), (false, Kind::EachAtOnce), (false, Kind::Batch)]
+    {
         let (url, schema) = fresh_schema().await;
         let mut connection = PgConnection::connect(&url).await.unwrap();
-        handle(&consumer!(postgres(&url, &schema).await, kind)).await;
+        // Its tables serve the other client's too.
+        let store = postgres(&url, &schema).await;
+        if is_sqlx {
+            handle(&consumer!(store, kind)).await;
+        } else {
+            let options = idem_tokio_postgres::PostgresOptions::parse(&url).unwrap().schema(store.schema().clone());
+            handle(&consumer!(options.build().unwrap(), kind)).await;
+        }
 
         let text = "SELECT idempotency_key, customer, day::text, cds::bigint, cents FROM purchases ORDER BY 1";
         let purchases: Vec<Row> = query_as(text).fetch_all(&mut connection).await.unwrap();

@@ -39,6 +39,8 @@ pub struct Features {
     pub counts_attempts: bool,
     /// Two sources on the queue both get messages. Without it, as with a topic of one partition, one gets all.
     pub shares_messages: bool,
+    /// A source sees what others of its group hold unsettled.
+    pub sees_others: bool,
     /// [`SourceUnderTest::revoke`] works.
     pub revokes: bool,
     /// [`SourceUnderTest::disconnect`] works.
@@ -64,6 +66,7 @@ impl Default for Features {
             message_ids: true,
             counts_attempts: true,
             shares_messages: true,
+            sees_others: true,
             revokes: false,
             disconnects: false,
             hangs: false,
@@ -86,7 +89,7 @@ macro_rules! features {
 impl Features {
     features! {
         repeated_headers null_headers binary_headers tombstones empty_payloads binary_payloads payloads_of_one_mebibyte
-        record_keys message_ids counts_attempts shares_messages revokes disconnects hangs expires
+        record_keys message_ids counts_attempts shares_messages sees_others revokes disconnects hangs expires
     }
 }
 

@@ -1,0 +1,130 @@
+//! What becomes of messages: settled, set aside, held.
+
+use lapin::types::AMQPValue;
+use sqlx::{Connection, Executor};
+
+use super::{
+    queue::{Purchase, Queue},
+    stage::{Ledger, Stage, count, quorum, until},
+};
+
+/// X, R-malformed: conflicts and malformed messages are set aside with their reasons, published too where asked for, and
+/// harm no neighbour.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_handled_is_set_aside_with_its_reason() {
+    let stage = Stage::new("aside").await;
+    let aside = Queue::create(&format!("{}-aside", stage.name), &[]).await;
+    stage.send(0..50).await;
+    stage.drain(&[]).await;
+    stage.queue.send([Purchase { cents: 999_999, ..Purchase::number(7) }]).await;
+    stage.queue.send_text(r#"{"customer":"1","day":"1997-01-01","cds":1,"cents":1}"#).await;
+    stage.queue.send_text("not json").await;
+    stage.queue.send_text(r#"{"idempotencykey":"","customer":"1","day":"1997-01-01","cds":1,"cents":1}"#).await;
+    stage.send(0..100).await;
+    let ended = stage.drain(&["--dead-letter-queue", &aside.name]).await;
+    assert_eq!((ended.count("processed"), ended.count("duplicates")), (50, 50));
+    assert_eq!((ended.count("conflicts"), ended.count("dead_lettered")), (1, 4));
+    let reasons: Vec<(String, i64)> = stage.dead_letters().await.into_iter().collect();
+    let expected = [("conflict", 1), ("malformed", 2), ("missing-key", 1)];
+    assert_eq!(reasons, expected.map(|(reason, count)| (reason.to_owned(), count)));
+    until("each letter, once", async || aside.messages().await == 4).await;
+    assert_eq!(stage.ledger().await, Ledger::of(0..100));
+    stage.until_settled().await;
+    stage.remove().await;
+}
+
+/// G8: while a dead letter cannot be published, its message is not acknowledged. Its payload is in no log (S4).
+#[tokio::test(flavor = "multi_thread")]
+async fn g8_a_dead_letter_that_cannot_be_published_keeps_its_message() {
+    let stage = Stage::new("nowhere").await;
+    stage.queue.send_text("not json").await;
+    let worker = stage.start(&["--dead-letter-queue", "idem-no-such-queue"]);
+    until("the worker to say so", async || worker.logged().contains("\"idem-no-such-queue\" does not exist")).await;
+    let ended = worker.stop().await;
+    assert_eq!(ended.count("dead_lettered"), 0);
+    // The client library would log what is returned to it.
+    assert!(!ended.log.contains("returned"), "{}", ended.log);
+    until("the message to be back", async || stage.queue.described().await["messages_ready"] == 1).await;
+    assert_eq!(stage.drain(&[]).await.count("dead_lettered"), 1);
+    stage.until_settled().await;
+    stage.remove().await;
+}
+
+/// D7, G5: a message that fails is held in the process, blocks nobody, and is not sent round and round by the broker.
+#[tokio::test(flavor = "multi_thread")]
+async fn g5_a_poison_message_is_held_here_and_not_requeued() {
+    let stage = Stage::new("poison").await;
+    // For its tables.
+    stage.drain(&[]).await;
+    let refusal = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+                       IF new.customer = 'poison' THEN RAISE EXCEPTION 'not today'; END IF; RETURN new; END $$; \
+                   CREATE TRIGGER refuse BEFORE INSERT ON customers FOR EACH ROW EXECUTE FUNCTION refuse()";
+    sqlx::raw_sql(refusal).execute(stage.pool()).await.expect("a table that refuses a customer");
+    let mut purchases: Vec<Purchase> = (0..200).map(Purchase::number).collect();
+    purchases.insert(0, Purchase { key: "bad".to_owned(), customer: "poison".to_owned(), cents: 1 });
+    stage.queue.send(purchases).await;
+    let ended = stage.drain(&["--attempts", "4"]).await;
+    assert_eq!((ended.count("processed"), ended.count("retries"), ended.count("dead_lettered")), (200, 3, 1));
+    let redelivered = &stage.queue.described().await["message_stats"]["redeliver"];
+    assert!(redelivered.is_null() || redelivered == 0, "the broker delivered again: {redelivered}");
+    assert_eq!(stage.ledger().await, Ledger::of(0..200));
+    stage.remove().await;
+}
+
+/// G6: a key that somebody else holds for five rounds is no failed delivery, so a limit of three loses nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn g6_five_busy_rounds_on_a_queue_with_a_limit_of_three_lose_nothing() {
+    let limit = ("x-delivery-limit", AMQPValue::LongInt(3));
+    let stage = Stage::with("busy", &[quorum(), limit]).await;
+    stage.send(0..1).await;
+    stage.drain(&[]).await;
+    // Another transaction has put the key in, and takes its time.
+    let mut connection = stage.pool().acquire().await.expect("a connection");
+    let mut holder = connection.begin().await.expect("a transaction");
+    let text = "INSERT INTO idem.processed_messages \
+                    (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash) \
+                SELECT idem.key_id('purchase-1'), expires_at, consumer, hash_id, processed_by, 'purchase-1', payload_hash \
+                FROM idem.processed_messages";
+    holder.execute(text).await.expect("a claim");
+    stage.send(1..2).await;
+    let port = 30_000 + fastrand::u16(..2_000);
+    let admin = format!("127.0.0.1:{port}");
+    let worker = stage.start(&["--busy-timeout", "200ms", "--admin", &admin]);
+    until("five busy rounds", async || busy_rounds(&admin).await >= 5).await;
+    holder.rollback().await.expect("it lets go");
+    stage.until_purchases(2).await;
+    stage.until_settled().await;
+    let ended = worker.stop().await;
+    assert!(ended.count("busy") >= 5 && ended.count("dead_lettered") == 0, "{}", ended.log);
+    assert_eq!(stage.ledger().await, Ledger::of(0..2));
+    stage.remove().await;
+}
+
+async fn busy_rounds(admin: &str) -> u64 {
+    let Ok(answer) = reqwest::get(format!("http://{admin}/metrics")).await else { return 0 };
+    let text = answer.text().await.unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("idem_busy_total"));
+    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0)
+}
+
+/// J1: SIGTERM under load, again and again. Each stop is clean, and the ledger is exact.
+#[tokio::test(flavor = "multi_thread")]
+async fn j1_a_worker_that_is_stopped_under_load_again_and_again_loses_nothing() {
+    let (purchases, stops) = (count(100_000, 5_000), count(200, 6));
+    let stage = Stage::new("stops").await;
+    stage.send(0..purchases).await;
+    for _ in 0..stops {
+        let before = stage.purchases().await;
+        if before == purchases {
+            break;
+        }
+        let worker = stage.start(&["--batch", "20", "--prefetch", "100"]);
+        stage.until_purchases(before + 1).await;
+        let ended = worker.stop().await;
+        assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
+        assert_eq!(ended.count("duplicates"), 0, "a clean stop leaves nothing to be delivered again");
+    }
+    stage.drain(&[]).await;
+    assert_eq!(stage.ledger().await, Ledger::of(0..purchases));
+    stage.remove().await;
+}

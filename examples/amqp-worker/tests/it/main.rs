@@ -1,0 +1,19 @@
+//! The worker from outside: real processes on a real broker and a real database, killed, stopped and cut off, and the
+//! ledger read back.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on fails, and says why"
+)]
+
+mod deliveries;
+mod outages;
+mod own_servers;
+mod queue;
+mod refusals;
+mod stage;
+mod storm;
+mod worker;

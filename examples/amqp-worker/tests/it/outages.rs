@@ -1,0 +1,59 @@
+//! A broker and a database that go away and come back, and workers that die.
+
+use super::{
+    own_servers::OwnServers,
+    stage::{Ledger, Stage, count},
+};
+
+/// A25, J9, G12: the broker crashes, the database crashes, both do. The worker waits, says so, and goes on; nobody is
+/// charged an attempt for it, and nothing is set aside.
+#[tokio::test(flavor = "multi_thread")]
+async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
+    let servers = OwnServers::up("amqp-worker-outages", &["postgres", "rabbitmq"]);
+    let url = |name| servers.url(name);
+    let stage = Stage::on_servers("outages", &url("rabbitmq"), &url("rabbitmq_management"), &url("postgres")).await;
+    let each = count(10_000, 1_000);
+    let mut worker = stage.start(&["--attempts", "2", "--batch", "20"]);
+    let mut sent = 0;
+    for outage in [&["rabbitmq"][..], &["postgres"], &["rabbitmq", "postgres"]] {
+        stage.send(sent..sent + each).await;
+        stage.until_purchases(sent + each / 10).await;
+        sent += each;
+        for server in outage {
+            servers.restart(server);
+        }
+        stage.until_purchases(sent).await;
+        assert!(worker.runs(), "after {outage:?}:\n{}", worker.logged());
+    }
+    stage.until_settled().await;
+    let ended = worker.stop().await;
+    assert_eq!(ended.count("dead_lettered"), 0);
+    assert_eq!(stage.ledger().await, Ledger::of(0..sent));
+    assert!(stage.dead_letters().await.is_empty());
+    stage.remove().await;
+}
+
+/// J2: workers that are killed with their hands full. What they had comes to the others, and nothing happens twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn j2_workers_that_are_killed_lose_nothing() {
+    let (purchases, kills) = (count(50_000, 6_000), count(20, 4));
+    let stage = Stage::new("kills").await;
+    stage.send(0..purchases).await;
+    // Attempts are counted for what a killed worker had in hand; more of them than there are kills.
+    let settings = ["--attempts", "100", "--batch", "20"];
+    let mut workers = vec![stage.start(&settings), stage.start(&settings)];
+    for _ in 0..kills {
+        let before = stage.purchases().await;
+        stage.until_purchases((before + purchases / (kills * 2)).min(purchases)).await;
+        workers.remove(0).kill().await;
+        workers.push(stage.start(&settings));
+    }
+    stage.until_purchases(purchases).await;
+    stage.until_settled().await;
+    for worker in workers {
+        assert!(worker.stop().await.status.success());
+    }
+    assert_eq!(stage.ledger().await, Ledger::of(0..purchases));
+    assert!(stage.dead_letters().await.is_empty(), "{:?}", stage.dead_letters().await);
+    stage.remove().await;
+}

@@ -1,0 +1,137 @@
+//! A queue, its producer, and what the broker knows of it.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use lapin::{
+    BasicProperties, Channel, Confirmation, Connection, ConnectionProperties,
+    options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions},
+    types::{AMQPValue, FieldTable},
+};
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+
+/// Where the broker is: `IDEM_AMQP_URL`, else what `./servers up rabbitmq` starts.
+pub(crate) fn url() -> String {
+    std::env::var("IDEM_AMQP_URL").unwrap_or_else(|_| "amqp://guest:guest@127.0.0.1:25673/%2f".to_owned())
+}
+
+/// Where its management API is.
+pub(crate) fn management_url() -> String {
+    std::env::var("IDEM_AMQP_MANAGEMENT_URL").unwrap_or_else(|_| "http://127.0.0.1:25674".to_owned())
+}
+
+/// `host:port` of a URL with a user.
+pub(crate) fn host(url: &str) -> &str {
+    let (_, rest) = url.split_once('@').expect("a URL with a user");
+    rest.split('/').next().expect("a host")
+}
+
+/// One purchase, as a producer sends it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Purchase {
+    pub(crate) key: String,
+    pub(crate) customer: String,
+    pub(crate) cents: i64,
+}
+
+impl Purchase {
+    /// The one of this number: each with a price that tells it from the others, and many customers, because nothing keeps
+    /// those of one customer out of two lanes, whose transactions would then wait for each other in both directions.
+    pub(crate) fn number(number: i64) -> Self {
+        Self { key: format!("purchase-{number}"), customer: format!("{:05}", number % 5_000), cents: number }
+    }
+
+    fn json(&self) -> String {
+        let Self { key, customer, cents } = self;
+        json!({ "idempotencykey": key, "customer": customer, "day": "1997-01-01", "cds": 1, "cents": cents })
+            .to_string()
+    }
+}
+
+pub(crate) struct Queue {
+    pub(crate) name: String,
+    pub(crate) url: String,
+    management_url: String,
+    producer: Mutex<Option<(Connection, Channel)>>,
+}
+
+impl Queue {
+    /// A durable queue on the shared broker.
+    pub(crate) async fn create(name: &str, arguments: &[(&str, AMQPValue)]) -> Self {
+        Self::create_on(&url(), &management_url(), name, arguments).await
+    }
+
+    pub(crate) async fn create_on(url: &str, management: &str, name: &str, arguments: &[(&str, AMQPValue)]) -> Self {
+        let producer = Mutex::default();
+        let queue =
+            Self { name: name.to_owned(), url: url.to_owned(), management_url: management.to_owned(), producer };
+        let mut table = FieldTable::default();
+        // Goes by itself once nobody uses it.
+        table.insert("x-expires".into(), AMQPValue::LongInt(600_000));
+        for (name, value) in arguments {
+            table.insert((*name).into(), value.clone());
+        }
+        let channel = queue.channel().await;
+        let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        channel.queue_declare(name.into(), durable, table).await.expect("a new queue");
+        queue
+    }
+
+    /// Sends purchases, and waits until the broker has all of them.
+    pub(crate) async fn send(&self, purchases: impl IntoIterator<Item = Purchase>) {
+        let texts: Vec<String> = purchases.into_iter().map(|purchase| purchase.json()).collect();
+        for some in texts.chunks(500) {
+            self.send_texts(some).await;
+        }
+    }
+
+    pub(crate) async fn send_text(&self, text: &str) {
+        self.send_texts(&[text.to_owned()]).await;
+    }
+
+    async fn send_texts(&self, texts: &[String]) {
+        let channel = self.channel().await;
+        let mandatory = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let mut confirms = Vec::new();
+        for text in texts {
+            let id = format!("{:016x}", fastrand::u64(..));
+            let persistent = BasicProperties::default().with_delivery_mode(2).with_message_id(id.into());
+            let published =
+                channel.basic_publish("".into(), self.name.as_str().into(), mandatory, text.as_bytes(), persistent);
+            confirms.push(published.await.expect("the broker takes messages"));
+        }
+        for confirmed in join_all(confirms).await {
+            assert_eq!(confirmed.expect("the broker confirms"), Confirmation::Ack(None));
+        }
+    }
+
+    /// A channel, on a new connection where the one before is gone.
+    async fn channel(&self) -> Channel {
+        let mut producer = self.producer.lock().await;
+        if let Some((_, channel)) = &*producer
+            && channel.status().connected()
+        {
+            return channel.clone();
+        }
+        let connection = Connection::connect(&self.url, ConnectionProperties::default()).await;
+        let connection = connection.expect("the broker answers: ./servers up rabbitmq");
+        let channel = connection.create_channel().await.expect("a channel");
+        channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirmations");
+        *producer = Some((connection, channel.clone()));
+        channel
+    }
+
+    /// What the management API says of it; it lags by a moment.
+    pub(crate) async fn described(&self) -> Value {
+        let url = format!("{}/api/queues/%2f/{}", self.management_url, self.name);
+        let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build().expect("a client");
+        let answer = client.get(url).basic_auth("guest", Some("guest")).send().await.expect("the API answers");
+        serde_json::from_slice(&answer.bytes().await.expect("an answer")).expect("JSON")
+    }
+
+    /// How many messages wait or are not settled.
+    pub(crate) async fn messages(&self) -> u64 {
+        self.described().await["messages"].as_u64().unwrap_or(u64::MAX)
+    }
+}

@@ -1,0 +1,66 @@
+//! Connections that break, hang and are slow.
+
+use std::time::Duration;
+
+use idem_testkit::proxy::Proxy;
+
+use super::{
+    queue::{self, host},
+    stage::{Ledger, Stage, count},
+};
+
+/// G1, G2, A25: for a minute (a few seconds in `./test`) connections to the broker and to the database are cut, frozen and
+/// delayed at random, under load. The ledger is exact, everything is settled, and the worker still ends cleanly.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_of_broken_connections_leaves_an_exact_ledger() {
+    let (each, seconds) = (count(1_000, 300), count(60, 8));
+    let stage = Stage::new("storm").await;
+    let broker = Proxy::to(host(&queue::url())).await.expect("a proxy");
+    let (head, _) = stage.database_url.rsplit_once('/').expect("a URL");
+    let server = head.rsplit_once('@').or(head.rsplit_once('/')).expect("a host").1;
+    let database = Proxy::to(server).await.expect("a proxy");
+    let arguments = stage.arguments_to(
+        &stage.queue.url.replace(host(&stage.queue.url), broker.address()),
+        &stage.database_url.replace(server, database.address()),
+        // What a broken connection interrupts is counted while it runs.
+        &["--attempts", "100", "--batch", "20"],
+    );
+    let workers = [stage.start_with(&arguments), stage.start_with(&arguments)];
+    stage.send(0..each).await;
+    stage.until_purchases(1).await;
+    let mut sent = each;
+    let mut rng = fastrand::Rng::with_seed(seed());
+    let load = async {
+        for _ in 0..seconds {
+            stage.send(sent..sent + each).await;
+            sent += each;
+            // The storm lasts for so many of them.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    };
+    tokio::select! {
+        () = broker.storm(rng.fork()) => {}
+        () = database.storm(rng.fork()) => {}
+        () = load => {}
+    }
+    for proxy in [&broker, &database] {
+        proxy.cut();
+        proxy.calm();
+    }
+    stage.until_purchases(sent).await;
+    stage.until_settled().await;
+    for worker in workers {
+        assert!(worker.logged().contains("consuming again"), "it never connected anew:\n{}", worker.logged());
+        let ended = worker.stop().await;
+        assert!(ended.status.success(), "{}", ended.log);
+    }
+    assert_eq!(stage.ledger().await, Ledger::of(0..sent));
+    assert!(stage.dead_letters().await.is_empty(), "{:?}", stage.dead_letters().await);
+    stage.remove().await;
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    println!("IDEM_SEED={seed}");
+    seed
+}

@@ -1,0 +1,103 @@
+//! A worker in a process of its own.
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use serde_json::Value;
+use tokio::process::{Child, Command};
+
+/// How long a worker may take to end once it is asked to, or once everything is consumed.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+pub(crate) struct Worker {
+    process: Child,
+    log: PathBuf,
+    output: PathBuf,
+}
+
+/// How a worker ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) log: String,
+    output: String,
+}
+
+impl Worker {
+    /// Starts one, with its log in `log`.
+    pub(crate) fn start(arguments: &[String], log: &Path) -> Self {
+        let output = log.with_extension("out");
+        let process = Command::new(env!("CARGO_BIN_EXE_amqp-worker"))
+            .args(arguments)
+            // A worker refuses variables that look like its own, and the tests have some.
+            .env_clear()
+            // Assignments and probes of the database, which tests wait for, are logged at debug.
+            .env("RUST_LOG", "info,idem_kafka=debug,idem_core::worker::trouble=debug")
+            .stdin(Stdio::null())
+            .stdout(File::create(&output).expect("the output can be written"))
+            .stderr(File::create(log).expect("the log can be written"))
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the worker starts");
+        Self { process, log: log.to_owned(), output }
+    }
+
+    /// Sends a signal, such as `TERM`.
+    pub(crate) async fn signal(&self, signal: &str) {
+        let Some(id) = self.process.id() else { return };
+        // The standard library sends no signals, and every shell does.
+        let script = format!("kill -{signal} {id}");
+        Command::new("sh").args(["-c", &script]).stderr(Stdio::null()).status().await.expect("sh runs");
+    }
+
+    /// Kills it without a word, and waits until it is gone.
+    pub(crate) async fn kill(mut self) {
+        self.process.kill().await.expect("it can be killed");
+    }
+
+    /// Stops it as a deployment does.
+    pub(crate) async fn stop(self) -> Ended {
+        self.signal("TERM").await;
+        self.ended().await
+    }
+
+    pub(crate) async fn ended(mut self) -> Ended {
+        let status = match tokio::time::timeout(PATIENCE, self.process.wait()).await {
+            Ok(status) => status.expect("a child can be waited for"),
+            Err(_) => panic!("the worker did not end within {PATIENCE:?}; its log: {}", self.log.display()),
+        };
+        Ended { status, log: read(&self.log), output: read(&self.output) }
+    }
+
+    /// What it logged so far.
+    pub(crate) fn logged(&self) -> String {
+        read(&self.log)
+    }
+
+    /// Whether it still runs.
+    pub(crate) fn runs(&mut self) -> bool {
+        self.process.try_wait().expect("a child can be asked").is_none()
+    }
+}
+
+impl Ended {
+    /// The line that a worker prints at its end, which it must have reached.
+    pub(crate) fn summary(&self) -> Value {
+        assert!(self.status.success(), "the worker ended with {}:\n{}", self.status, self.log);
+        let line = self.output.lines().last().expect("a summary");
+        serde_json::from_str(line).expect("the summary is JSON")
+    }
+
+    /// A number of the summary.
+    pub(crate) fn count(&self, name: &str) -> u64 {
+        self.summary()[name].as_u64().unwrap_or_else(|| panic!("{name} is no number in {}", self.output))
+    }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+}

@@ -1,0 +1,36 @@
+//! The handlers on PostgreSQL through tokio-postgres. They may run at once: rows of their own, and totals that the server
+//! adds up.
+
+use idem_core::{BatchAnswer, BatchHandler, Handler, HandlerError, Message, Tx};
+use idem_tokio_postgres::Postgres;
+
+use crate::{
+    HANDLED_BY, Ledger, Purchase, key,
+    postgres::{ADD, ADD_ALL, BUY, BUY_ALL, Columns},
+};
+
+impl Handler<Postgres> for Ledger {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+        let Purchase { customer, day, cds, cents } = &Purchase::read(message)?;
+        tx.connection().execute(BUY, &[&key(message), customer, day, cds, cents, &*HANDLED_BY]).await?;
+        tx.connection().execute(ADD, &[customer, cents]).await?;
+        Ok(())
+    }
+}
+
+impl BatchHandler<Postgres> for Ledger {
+    async fn handle_batch(
+        &self,
+        messages: &[&Message],
+        tx: &mut Tx<'_, Postgres>,
+    ) -> Result<BatchAnswer, HandlerError> {
+        let purchases = match Purchase::read_all(messages) {
+            Ok(purchases) => purchases,
+            Err(answer) => return Ok(answer),
+        };
+        let Columns { keys, customers, days, cds, cents } = &Columns::of(messages, &purchases);
+        tx.connection().execute(BUY_ALL, &[keys, customers, days, cds, cents, &*HANDLED_BY]).await?;
+        tx.connection().execute(ADD_ALL, &[customers, cents]).await?;
+        Ok(BatchAnswer::all_handled())
+    }
+}

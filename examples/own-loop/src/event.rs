@@ -1,0 +1,68 @@
+//! What a serverless runtime hands over, and what it wants to hear, by the names that it has for them.
+
+use std::collections::HashMap;
+
+use idem_core::{Message, OrderingKey, Origin};
+use serde::{Deserialize, Serialize};
+
+/// Messages of one queue.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Event {
+    #[serde(rename = "Records")]
+    pub(crate) records: Vec<Record>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Record {
+    pub(crate) message_id: String,
+    body: String,
+    #[serde(default)]
+    attributes: HashMap<String, String>,
+    #[serde(default)]
+    message_attributes: HashMap<String, Attribute>,
+    #[serde(rename = "eventSourceARN")]
+    queue_arn: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Attribute {
+    string_value: Option<String>,
+}
+
+/// The messages that are to come back. The runtime deletes the others. Switch `ReportBatchItemFailures` on, or it reads
+/// none of this and deletes all.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct BatchResponse {
+    pub(crate) batch_item_failures: Vec<BatchItemFailure>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct BatchItemFailure {
+    pub(crate) item_identifier: String,
+}
+
+impl Record {
+    /// The group whose messages stay in order. Groups of a standard queue order nothing.
+    pub(crate) fn group(&self) -> Option<&str> {
+        let group = self.attributes.get("MessageGroupId").filter(|_| self.queue_arn.ends_with(".fifo"))?;
+        Some(group)
+    }
+
+    pub(crate) fn message(&self) -> Message {
+        let mut message = Message::new(self.body.clone()).with_id(&self.message_id);
+        message = message.with_origin(Origin::new(&format!("{}/{}", self.queue_arn, self.message_id)));
+        for (name, attribute) in &self.message_attributes {
+            if let Some(value) = &attribute.string_value {
+                message = message.with_header(name, value.clone());
+            }
+        }
+        match self.group() {
+            Some(group) => message.with_ordering_key(OrderingKey::new(group.to_owned())),
+            None => message,
+        }
+    }
+}

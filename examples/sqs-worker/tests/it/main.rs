@@ -1,0 +1,11 @@
+//! The worker from outside: real processes on an emulated SQS and a real database, killed, stopped and deployed, and the
+//! ledger read back.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "a test that cannot go on fails, and says why")]
+
+mod contract;
+mod deaths;
+mod queue;
+mod refusals;
+mod stage;
+mod worker;

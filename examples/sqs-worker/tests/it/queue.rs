@@ -1,0 +1,118 @@
+//! A queue, its producer, and what the server knows of it.
+
+use aws_sdk_sqs::{
+    Client, Config,
+    config::{BehaviorVersion, Credentials, Region},
+    types::{QueueAttributeName, SendMessageBatchRequestEntry as Entry},
+};
+use futures_util::{StreamExt, stream};
+use serde_json::json;
+
+/// Where the server is: `IDEM_SQS_URL`, else what `./servers up sqs` starts.
+pub(crate) fn endpoint() -> String {
+    std::env::var("IDEM_SQS_URL").unwrap_or_else(|_| "http://127.0.0.1:29324".to_owned())
+}
+
+/// One purchase, as a producer sends it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Purchase {
+    pub(crate) key: String,
+    pub(crate) customer: String,
+    pub(crate) cents: i64,
+}
+
+impl Purchase {
+    /// The one of this number: 100 customers, each with a price that tells it from the others.
+    pub(crate) fn number(number: i64) -> Self {
+        Self { key: format!("purchase-{number}"), customer: format!("{:05}", number % 100), cents: number }
+    }
+
+    pub(crate) fn json(&self) -> String {
+        let Self { key, customer, cents } = self;
+        json!({ "idempotencykey": key, "customer": customer, "day": "1997-01-01", "cds": 1, "cents": cents })
+            .to_string()
+    }
+}
+
+pub(crate) struct Queue {
+    client: Client,
+    pub(crate) url: String,
+}
+
+impl Queue {
+    pub(crate) async fn create(name: &str) -> Self {
+        let credentials = Credentials::new("test", "test", None, None, "test");
+        let config = Config::builder().behavior_version(BehaviorVersion::latest()).credentials_provider(credentials);
+        let client = Client::from_conf(config.region(Region::new("eu-central-1")).endpoint_url(endpoint()).build());
+        let mut create = client.create_queue().queue_name(name);
+        if name.ends_with(".fifo") {
+            create = create.attributes(QueueAttributeName::FifoQueue, "true");
+        }
+        let created = create.send().await.expect("the server answers: ./servers up sqs");
+        Self { url: created.queue_url.expect("its URL"), client }
+    }
+
+    /// Sends purchases; on a FIFO queue those of one customer are a group.
+    pub(crate) async fn send(&self, purchases: impl IntoIterator<Item = Purchase>) {
+        let texts = purchases.into_iter().map(|purchase| (purchase.json(), purchase.customer));
+        self.send_texts(texts.collect()).await;
+    }
+
+    /// Sends texts, each with its group.
+    pub(crate) async fn send_texts(&self, texts: Vec<(String, String)>) {
+        let is_fifo = self.url.ends_with(".fifo");
+        let batches: Vec<_> = texts
+            .chunks(10)
+            .map(|batch| {
+                let entry = |(number, (text, group)): (usize, &(String, String))| {
+                    let mut entry = Entry::builder().id(number.to_string()).message_body(text);
+                    if is_fifo {
+                        let once = format!("{:016x}", fastrand::u64(..));
+                        entry = entry.message_group_id(group).message_deduplication_id(once);
+                    }
+                    entry.build().expect("an entry")
+                };
+                let entries = batch.iter().enumerate().map(entry).collect();
+                self.client.send_message_batch().queue_url(&self.url).set_entries(Some(entries)).send()
+            })
+            .collect();
+        // Groups keep their order where one batch is sent after the other.
+        let mut sent = stream::iter(batches).buffered(if is_fifo { 1 } else { 4 });
+        while let Some(sent) = sent.next().await {
+            assert!(sent.expect("the server takes them").failed.is_empty());
+        }
+    }
+
+    /// How many messages wait, are in flight, and are delayed.
+    pub(crate) async fn counts(&self) -> [u64; 3] {
+        let asked = self.client.get_queue_attributes().queue_url(&self.url).attribute_names(QueueAttributeName::All);
+        let attributes = asked.send().await.expect("the server answers").attributes.expect("attributes");
+        [
+            QueueAttributeName::ApproximateNumberOfMessages,
+            QueueAttributeName::ApproximateNumberOfMessagesNotVisible,
+            QueueAttributeName::ApproximateNumberOfMessagesDelayed,
+        ]
+        .map(|name| attributes[&name].parse().expect("a count"))
+    }
+
+    /// What is in the queue, by one of its attributes, which is missing where a message has none.
+    pub(crate) async fn values(&self, attribute: &str) -> Vec<Option<String>> {
+        let mut values = Vec::new();
+        loop {
+            let receive = self.client.receive_message().queue_url(&self.url).max_number_of_messages(10);
+            let received = receive.wait_time_seconds(1).message_attribute_names("All").send().await;
+            let messages = received.expect("the server answers").messages.unwrap_or_default();
+            if messages.is_empty() {
+                return values;
+            }
+            for message in messages {
+                let attributes = message.message_attributes.unwrap_or_default();
+                values.push(attributes.get(attribute).and_then(|value| value.string_value.clone()));
+            }
+        }
+    }
+
+    pub(crate) async fn delete(self) {
+        self.client.delete_queue().queue_url(&self.url).send().await.expect("the queue goes");
+    }
+}

@@ -1,0 +1,72 @@
+//! Wrong settings: one clear line, and at once.
+
+use super::{queue::Queue, stage::Stage, worker::Ended};
+
+/// Runs a worker with these arguments instead of, or beside, its usual ones. Of a flag given twice the test takes the
+/// usual one out.
+async fn refused(stage: &Stage, instead: &[(&str, &str)], variables: &[(&str, &str)]) -> Ended {
+    let mut arguments = stage.arguments(&["--startup-timeout", "3s"]);
+    for (flag, value) in instead {
+        let at = arguments.iter().position(|argument| argument == flag).expect("a usual flag");
+        (*value).clone_into(&mut arguments[at + 1]);
+    }
+    stage.start_with(&arguments, variables).ended().await
+}
+
+fn assert_refused(ended: &Ended, code: i32, words: &[&str]) {
+    assert_eq!(ended.status.code(), Some(code), "{}", ended.log);
+    let last = ended.log.lines().last().unwrap_or_default();
+    for word in words {
+        assert!(last.contains(word), "{word:?} is not in the last line: {last}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_does_not_exist_is_refused_and_not_created() {
+    let stage = Stage::new("no_queue", "").await;
+    let other = format!("{}-other", stage.queue.url);
+    for _ in 0..2 {
+        let ended = refused(&stage, &[("--queue-url", &other)], &[]).await;
+        assert_refused(&ended, 2, &["-other", "does not exist"]);
+    }
+    stage.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f1_a_visibility_that_does_not_outlast_the_handler_is_refused_with_both_values() {
+    let stage = Stage::new("visibility", "").await;
+    let ended = refused(&stage, &[("--visibility", "10s")], &[]).await;
+    assert_refused(&ended, 2, &["--visibility is 10s", "handler_deadline of 10s"]);
+    stage.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn missing_credentials_and_settings_are_refused() {
+    let stage = Stage::new("nobody", "").await;
+    let nobody = [("AWS_ACCESS_KEY_ID", ""), ("AWS_SECRET_ACCESS_KEY", "")];
+    assert_refused(&refused(&stage, &[], &nobody).await, 2, &["no credentials", "AWS_ACCESS_KEY_ID"]);
+    assert_refused(&refused(&stage, &[("--queue-url", "orders")], &[]).await, 2, &["--queue-url is \"orders\""]);
+    assert_refused(&refused(&stage, &[], &[("SQS_QUEUE", "x")]).await, 2, &["SQS_QUEUE", "SQS_QUEUE_URL"]);
+    stage.remove().await;
+}
+
+/// Design §5: two queues under one consumer's name would see each other's duplicates.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_is_bound_elsewhere_is_refused_with_both_names() {
+    let stage = Stage::new("bound", "").await;
+    stage.drain(&[]).await;
+    let name = format!("{}-other", stage.name);
+    let other = Queue::create(&name).await;
+    let ended = refused(&stage, &[("--queue-url", &other.url)], &[]).await;
+    assert_refused(&ended, 2, &[&stage.name, &name]);
+    other.delete().await;
+    stage.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_cannot_be_reached_ends_the_start_with_its_own_code() {
+    let stage = Stage::new("nowhere", "").await;
+    let ended = refused(&stage, &[], &[("AWS_ENDPOINT_URL", "http://127.0.0.1:1")]).await;
+    assert_refused(&ended, 3, &["broker"]);
+    stage.remove().await;
+}

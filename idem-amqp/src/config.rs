@@ -1,0 +1,162 @@
+//! Every setting with its default and limits. What would break the guarantee is refused, with the reason.
+
+use std::{fmt, time::Duration};
+
+use idem_core::ConfigError;
+use lapin::{
+    types::ShortString,
+    uri::{AMQPScheme, AMQPUri},
+};
+
+use crate::{management::Management, source::AmqpSource};
+
+/// The broker's own default, which no client can read.
+const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// A peer that is gone without a word is missed after two of these. The broker would say 60 s.
+const HEARTBEAT_S: u16 = 10;
+
+/// The settings of an [`AmqpSource`].
+#[derive(Clone)]
+pub struct AmqpOptions {
+    url: String,
+    queue: String,
+    prefetch: u16,
+    consumer_timeout: Duration,
+    management_url: Option<String>,
+}
+
+/// The settings once they are checked.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    pub(crate) uri: AMQPUri,
+    pub(crate) queue: ShortString,
+    pub(crate) prefetch: u16,
+    pub(crate) consumer_timeout: Duration,
+    pub(crate) management: Option<Management>,
+}
+
+impl AmqpOptions {
+    /// The [prefetch](Self::prefetch) unless told otherwise: the upper end of RabbitMQ's own advice, 100 to 300.
+    pub const PREFETCH: u16 = 300;
+
+    /// One queue of one vhost: `amqp://user:password@host:port/vhost`, in which the vhost `/` is written `%2f`.
+    pub fn new(url: impl Into<String>, queue: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            queue: queue.into(),
+            prefetch: Self::PREFETCH,
+            consumer_timeout: CONSUMER_TIMEOUT,
+            management_url: None,
+        }
+    }
+
+    /// How many messages the broker delivers before some are settled. Defaults to 300; from 1 to 65,535. It bounds the
+    /// memory: so many messages, of whatever size, may wait in this process.
+    #[must_use]
+    pub fn prefetch(mut self, count: u16) -> Self {
+        self.prefetch = count;
+        self
+    }
+
+    /// After how long without a settlement the broker takes a message back and closes the channel: its `consumer_timeout`.
+    /// Defaults to the broker's own default, 30 minutes; from 1 s. What would be held for longer is released before.
+    #[must_use]
+    pub fn consumer_timeout(mut self, time: Duration) -> Self {
+        self.consumer_timeout = time;
+        self
+    }
+
+    /// Where the broker's management API is: `http://host:15672`, with user and password where they differ from those of
+    /// the broker's URL. There the queue's delivery limit, dead-letter exchange and policies are read, and dangerous ones
+    /// are refused; without it they are unknown.
+    #[must_use]
+    pub fn management_url(mut self, url: impl Into<String>) -> Self {
+        self.management_url = Some(url.into());
+        self
+    }
+
+    /// Checks the settings. Nothing is connected yet.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with field, value and rule.
+    pub fn build(&self) -> Result<AmqpSource, ConfigError> {
+        Ok(AmqpSource::new(self.check()?))
+    }
+
+    fn check(&self) -> Result<Settings, ConfigError> {
+        let uri = check_url(&self.url)?;
+        if self.prefetch == 0 {
+            return Err(refuse("prefetch", "0", "that would be no limit: the whole queue would be taken into memory"));
+        }
+        if self.consumer_timeout < Duration::from_secs(1) {
+            let rule = "it must be at least 1 s, and what the broker has";
+            return Err(refuse("consumer_timeout", format!("{:?}", self.consumer_timeout), rule));
+        }
+        Ok(Settings {
+            management: self.management_url.as_ref().map(|url| Management::new(url, &uri)).transpose()?,
+            uri,
+            queue: check_queue("queue", &self.queue)?,
+            prefetch: self.prefetch,
+            consumer_timeout: self.consumer_timeout,
+        })
+    }
+
+    /// The same connection for a publisher to another queue.
+    pub(crate) fn for_queue(&self, field: &'static str, queue: &str) -> Result<Settings, ConfigError> {
+        let queue = check_queue(field, queue)?;
+        Ok(Settings { queue, ..self.check()? })
+    }
+}
+
+impl fmt::Debug for AmqpOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Both URLs may hold a password.
+        f.debug_struct("AmqpOptions")
+            .field("queue", &self.queue)
+            .field("prefetch", &self.prefetch)
+            .field("consumer_timeout", &self.consumer_timeout)
+            .field("has_management_url", &self.management_url.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("host", &self.uri.authority.host)
+            .field("vhost", &self.uri.vhost)
+            .field("queue", &self.queue)
+            .field("prefetch", &self.prefetch)
+            .finish_non_exhaustive()
+    }
+}
+
+pub(crate) fn refuse(field: &'static str, value: impl Into<String>, rule: &'static str) -> ConfigError {
+    ConfigError { field, value: value.into(), rule }
+}
+
+fn check_url(url: &str) -> Result<AMQPUri, ConfigError> {
+    // The URL is left out of the error: it may hold a password.
+    let rule = "it must be amqp:// or amqps://user:password@host:port/vhost, in which the vhost / is written %2f";
+    let mut uri: AMQPUri = url.parse().map_err(|_| refuse("url", "no such URL", rule))?;
+    if uri.authority.host.is_empty() {
+        return Err(refuse("url", "without a host", rule));
+    }
+    if uri.scheme == AMQPScheme::AMQPS && cfg!(not(feature = "tls")) {
+        return Err(refuse("url", "amqps://", "this build lacks the feature `tls` of idem-amqp"));
+    }
+    uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
+    Ok(uri)
+}
+
+fn check_queue(field: &'static str, queue: &str) -> Result<ShortString, ConfigError> {
+    let rule = "it must have 1 to 255 bytes";
+    match ShortString::try_new(queue) {
+        Ok(name) if !queue.trim().is_empty() => Ok(name),
+        Ok(_) | Err(_) => Err(refuse(field, format!("{queue:?}"), rule)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

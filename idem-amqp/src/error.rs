@@ -1,0 +1,87 @@
+//! What an error of the client library means: the broker refuses, or it cannot be reached now.
+
+use std::error::Error as StdError;
+
+use idem_core::{BoxError, SourceError};
+use lapin::{Error, ErrorKind};
+
+use crate::config::Settings;
+
+/// Reply codes of AMQP 0-9-1 after which only a person can help.
+const ACCESS_REFUSED: u16 = 403;
+const NOT_FOUND: u16 = 404;
+const RESOURCE_LOCKED: u16 = 405;
+const PRECONDITION_FAILED: u16 = 406;
+const NOT_ALLOWED: u16 = 530;
+
+pub(crate) fn refused(problem: impl Into<String>, cure: impl Into<String>) -> SourceError {
+    SourceError::Refused { problem: problem.into(), cure: cure.into() }
+}
+
+pub(crate) fn unavailable(doing: &'static str, source: impl Into<BoxError>) -> SourceError {
+    SourceError::Unavailable { doing, source: source.into() }
+}
+
+/// Refused where only a person can help, else unavailable.
+pub(crate) fn classify(settings: &Settings, doing: &'static str, error: Error) -> SourceError {
+    refusal(settings, &error).unwrap_or_else(|| unavailable(doing, error))
+}
+
+fn refusal(settings: &Settings, error: &Error) -> Option<SourceError> {
+    let (code, text) = reply(error)?;
+    let Settings { queue, uri, .. } = settings;
+    let vhost = &uri.vhost;
+    match code {
+        // Somebody else's exclusive consumer, or a node that is restarting, goes away by itself.
+        ACCESS_REFUSED if text.contains("exclusive use") => None,
+        NOT_FOUND if text.contains("down or inaccessible") => None,
+        NOT_FOUND => Some(refused(
+            format!("queue \"{queue}\" does not exist in vhost {vhost:?}"),
+            "Declare it, or correct the name; idem declares no queues",
+        )),
+        ACCESS_REFUSED if text.contains("Login was refused") => Some(refused(
+            format!("the broker does not let user {:?} in", uri.authority.userinfo.username),
+            "Check user and password of the URL",
+        )),
+        ACCESS_REFUSED => Some(refused(
+            format!("queue \"{queue}\" may not be used: {text}"),
+            format!(
+                "Grant user {:?} the right to read it: rabbitmqctl set_permissions",
+                uri.authority.userinfo.username
+            ),
+        )),
+        NOT_ALLOWED => Some(refused(
+            format!("vhost {vhost:?} may not be used: {text}"),
+            "Correct the end of the URL, or grant the user access to the vhost",
+        )),
+        RESOURCE_LOCKED => Some(refused(
+            format!("queue \"{queue}\" is exclusive to another connection"),
+            "Declare it without `exclusive`: several workers share a queue",
+        )),
+        _ => None,
+    }
+}
+
+/// The code and text with which the broker closed a channel or connection.
+pub(crate) fn reply(error: &Error) -> Option<(u16, String)> {
+    if let ErrorKind::ProtocolError(error) = error.kind() {
+        Some((error.get_id(), error.get_message().to_string()))
+    } else {
+        None
+    }
+}
+
+/// Whether the broker refuses a message for its size.
+pub(crate) fn is_too_large(error: &Error) -> bool {
+    reply(error).is_some_and(|(code, text)| code == PRECONDITION_FAILED && text.contains("size"))
+}
+
+/// What to do about a channel that the broker closed, where it says why.
+pub(crate) fn cure(error: &(dyn StdError + 'static)) -> &'static str {
+    let timed_out = |error: &Error| reply(error).is_some_and(|(_, text)| text.contains("acknowledgement"));
+    if error.downcast_ref::<Error>().is_some_and(timed_out) {
+        "messages were held for longer than the broker's consumer_timeout: raise that, or tell idem of it"
+    } else {
+        "idem connects again; what was not settled comes back"
+    }
+}

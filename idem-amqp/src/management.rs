@@ -1,0 +1,86 @@
+//! The broker's management API, which tells what the protocol does not: arguments and policies of a queue.
+
+use std::time::Duration;
+
+use idem_core::{BoxError, ConfigError};
+use lapin::uri::AMQPUri;
+use reqwest::{Client, StatusCode, Url};
+use serde_json::Value;
+
+use crate::config::refuse;
+
+/// How long one answer may take.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Where it is, and as whom to ask.
+#[derive(Clone)]
+pub(crate) struct Management {
+    base: Url,
+    user: String,
+    password: String,
+}
+
+impl Management {
+    /// User and password are those of the broker's URL where this one has none.
+    pub(crate) fn new(url: &str, broker: &AMQPUri) -> Result<Self, ConfigError> {
+        // The URL is left out of the error: it may hold a password.
+        let rule = "it must be http:// or https://host:port, with user:password@ where they differ from the broker's";
+        let wrong = || refuse("management_url", "no such URL", rule);
+        let mut base: Url = url.parse().map_err(|_| wrong())?;
+        if !matches!(base.scheme(), "http" | "https") || !base.has_host() {
+            return Err(wrong());
+        }
+        if base.scheme() == "https" && cfg!(not(feature = "tls")) {
+            return Err(refuse("management_url", "https://", "this build lacks the feature `tls` of idem-amqp"));
+        }
+        let theirs = &broker.authority.userinfo;
+        let decoded = |text: &str| percent_decoded(text).ok_or_else(wrong);
+        let (user, password) = match base.username() {
+            "" => (theirs.username.clone(), theirs.password.clone()),
+            user => (decoded(user)?, decoded(base.password().unwrap_or_default())?),
+        };
+        base.set_username("").and_then(|()| base.set_password(None)).map_err(|()| wrong())?;
+        Ok(Self { base, user, password })
+    }
+
+    /// What the API says of a queue.
+    pub(crate) async fn queue(&self, vhost: &str, queue: &str) -> Result<Value, BoxError> {
+        self.get(&["queues", vhost, queue]).await
+    }
+
+    /// The broker's version, as `[4, 1, 0]`.
+    pub(crate) async fn version(&self) -> Result<Vec<u32>, BoxError> {
+        let overview = self.get(&["overview"]).await?;
+        let version = overview["rabbitmq_version"].as_str().ok_or("the overview names no version")?;
+        Ok(version.split('.').map_while(|part| part.parse().ok()).collect())
+    }
+
+    async fn get(&self, path: &[&str]) -> Result<Value, BoxError> {
+        let mut url = self.base.clone();
+        url.path_segments_mut().map_err(|()| "no such URL")?.pop_if_empty().push("api").extend(path);
+        let client = Client::builder().timeout(ANSWER).build()?;
+        // Errors of the client hold the URL, from which user and password were taken out.
+        let answer = client.get(url).basic_auth(&self.user, Some(&self.password)).send().await?;
+        match answer.status() {
+            StatusCode::OK => Ok(serde_json::from_slice(&answer.bytes().await?)?),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                Err(format!("the management API does not let user {:?} in: {}", self.user, answer.status()).into())
+            }
+            other => Err(format!("the management API answered {other}").into()),
+        }
+    }
+}
+
+fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
+            let digits = [rest.next()?, rest.next()?];
+            bytes.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
+        } else {
+            bytes.push(byte);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}

@@ -1,0 +1,121 @@
+//! A delivery as a message.
+
+use std::{
+    fmt::Write as _,
+    time::{Duration, SystemTime},
+};
+
+use idem_core::{Bytes, Headers, Message, Origin};
+use lapin::{
+    BasicProperties,
+    types::{AMQPValue, FieldTable},
+};
+use sha2::{Digest, Sha256};
+
+/// How often a quorum queue has counted a failed delivery; it changes from one to the next, so it is no header.
+const DELIVERY_COUNT: &str = "x-delivery-count";
+
+/// The same for every delivery, since RabbitMQ 4.
+const ACQUIRED_COUNT: &str = "x-acquired-count";
+
+/// The message, and which delivery of it this is by the queue's own count.
+pub(crate) fn message(
+    exchange: &str,
+    routing_key: &str,
+    properties: &BasicProperties,
+    payload: Vec<u8>,
+) -> (Message, u32) {
+    let (headers, failures) = headers(properties);
+    let id = properties.message_id().as_ref().map(|id| id.as_str());
+    let origin = origin(exchange, routing_key, id, &headers, &payload);
+    let mut message = Message::new(payload).with_headers(headers).with_origin(Origin::new(&origin));
+    if let Some(id) = id {
+        message = message.with_id(id);
+    }
+    if let Some(kind) = properties.kind() {
+        message = message.with_type(kind.as_str());
+    }
+    let sent_at = properties.timestamp().and_then(|s| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(s)));
+    if let Some(time) = sent_at {
+        message = message.with_sent_at(time);
+    }
+    // The count starts at 0.
+    (message, failures.saturating_add(1))
+}
+
+/// The protocol gives a message no place and no id of its own, so its content tells it from others: a producer may repeat
+/// an id, and a dead letter that is taken for another one would be lost. Two that are equal in everything have one origin.
+fn origin(exchange: &str, routing_key: &str, id: Option<&str>, headers: &Headers, payload: &[u8]) -> String {
+    let mut hasher = Sha256::new();
+    let mut part = |bytes: &[u8]| {
+        hasher.update((bytes.len() as u64).to_be_bytes());
+        hasher.update(bytes);
+    };
+    for (name, value) in headers.iter() {
+        part(name.as_bytes());
+        part(value.unwrap_or_default());
+    }
+    part(payload);
+    let mut origin = format!("{exchange}/{routing_key}/{}#", id.unwrap_or_default());
+    for byte in &hasher.finalize()[..8] {
+        // Writing to a string cannot fail.
+        let _ = write!(origin, "{byte:02x}");
+    }
+    origin
+}
+
+/// The properties that say something of the content, the headers in the order of their names, and the queue's count.
+fn headers(properties: &BasicProperties) -> (Headers, u32) {
+    let (mut headers, mut failures) = (Headers::default(), 0);
+    let own = [
+        ("content-type", properties.content_type()),
+        ("content-encoding", properties.content_encoding()),
+        ("correlation-id", properties.correlation_id()),
+        ("reply-to", properties.reply_to()),
+    ];
+    for (name, value) in own {
+        if let Some(value) = value {
+            headers.push(name, Some(Bytes::copy_from_slice(value.as_str().as_bytes())));
+        }
+    }
+    for (name, value) in properties.headers().iter().flat_map(FieldTable::inner) {
+        match (name.as_str(), bytes(value)) {
+            (DELIVERY_COUNT, _) => failures = count(value),
+            (ACQUIRED_COUNT, _) => {}
+            (name, Some(value)) => headers.push(name, value),
+            // Tables and arrays, such as `x-death`, are the broker's own.
+            (_, None) => {}
+        }
+    }
+    (headers, failures)
+}
+
+fn count(value: &AMQPValue) -> u32 {
+    bytes(value).flatten().and_then(|text| std::str::from_utf8(&text).ok()?.parse().ok()).unwrap_or(0)
+}
+
+/// Text and bytes as they are, numbers and times in digits; `None` for what is no single value.
+fn bytes(value: &AMQPValue) -> Option<Option<Bytes>> {
+    let text = |text: String| Some(Some(Bytes::from(text)));
+    match value {
+        AMQPValue::LongString(value) => Some(Some(Bytes::copy_from_slice(value.as_bytes()))),
+        AMQPValue::ByteArray(value) => Some(Some(Bytes::copy_from_slice(value.as_slice()))),
+        AMQPValue::ShortString(value) => text(value.to_string()),
+        AMQPValue::Boolean(value) => text(value.to_string()),
+        AMQPValue::ShortShortInt(value) => text(value.to_string()),
+        AMQPValue::ShortShortUInt(value) => text(value.to_string()),
+        AMQPValue::ShortInt(value) => text(value.to_string()),
+        AMQPValue::ShortUInt(value) => text(value.to_string()),
+        AMQPValue::LongInt(value) => text(value.to_string()),
+        AMQPValue::LongUInt(value) => text(value.to_string()),
+        AMQPValue::LongLongInt(value) => text(value.to_string()),
+        AMQPValue::Timestamp(value) => text(value.to_string()),
+        AMQPValue::Float(value) => text(value.to_string()),
+        AMQPValue::Double(value) => text(value.to_string()),
+        AMQPValue::Void => Some(None),
+        AMQPValue::DecimalValue(_) | AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

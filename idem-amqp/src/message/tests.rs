@@ -1,0 +1,120 @@
+use idem_core::key::{CloudEvent, KeySource, MessageId};
+use lapin::types::{DecimalValue, FieldArray, LongString, ShortString};
+
+use super::*;
+
+fn table(headers: &[(&str, AMQPValue)]) -> FieldTable {
+    let mut table = FieldTable::default();
+    for (name, value) in headers {
+        table.insert((*name).into(), value.clone());
+    }
+    table
+}
+
+fn with(headers: &[(&str, AMQPValue)]) -> (Message, u32) {
+    message("exchange", "key", &BasicProperties::default().with_headers(table(headers)), b"{}".to_vec())
+}
+
+fn text(value: &str) -> AMQPValue {
+    AMQPValue::LongString(LongString::from(value))
+}
+
+#[test]
+fn single_values_are_headers_and_what_is_none_is_left_out() {
+    let (message, _) = with(&[
+        ("a", text("zürich")),
+        ("b", AMQPValue::LongString(LongString::from(vec![0xff, 0]))),
+        ("c", AMQPValue::ByteArray(vec![1, 2].into())),
+        ("d", AMQPValue::LongLongInt(-7)),
+        ("e", AMQPValue::Boolean(true)),
+        ("f", AMQPValue::Timestamp(1_700_000_000)),
+        ("g", AMQPValue::Void),
+        ("h", AMQPValue::ShortString(ShortString::from("short"))),
+        ("x-death", AMQPValue::FieldArray(FieldArray::from(vec![AMQPValue::FieldTable(FieldTable::default())]))),
+        ("y", AMQPValue::DecimalValue(DecimalValue { scale: 2, value: 314 })),
+    ]);
+    let headers: Vec<_> = message.headers().iter().collect();
+    let expected: [(&str, Option<&[u8]>); 8] = [
+        ("a", Some("zürich".as_bytes())),
+        ("b", Some(&[0xff, 0])),
+        ("c", Some(&[1, 2])),
+        ("d", Some(b"-7")),
+        ("e", Some(b"true")),
+        ("f", Some(b"1700000000")),
+        ("g", None),
+        ("h", Some(b"short")),
+    ];
+    assert_eq!(headers, expected);
+}
+
+/// It starts at 0, unlike Kafka's or SQS's, and is no part of the message.
+#[test]
+fn the_queues_own_count_is_the_attempt_and_no_header() {
+    assert_eq!(with(&[]).1, 1);
+    for value in [AMQPValue::LongLongInt(3), AMQPValue::LongInt(3), AMQPValue::ShortShortUInt(3)] {
+        let (message, attempt) = with(&[("x-delivery-count", value), ("x-acquired-count", AMQPValue::LongInt(9))]);
+        assert_eq!((attempt, message.headers().len()), (4, 0));
+    }
+    assert_eq!(with(&[("x-delivery-count", text("many"))]).1, 1);
+    assert_eq!(with(&[("x-delivery-count", AMQPValue::LongLongInt(-1))]).1, 1);
+}
+
+/// RabbitMQ 4 no longer counts in it when a message is published again, and a producer may write what it likes.
+#[test]
+fn g13_what_x_death_counts_is_no_attempt() {
+    let death = table(&[("count", AMQPValue::LongLongInt(1_000)), ("reason", text("rejected"))]);
+    let deaths = AMQPValue::FieldArray(FieldArray::from(vec![AMQPValue::FieldTable(death)]));
+    assert_eq!(with(&[("x-death", deaths)]).1, 1);
+}
+
+#[test]
+fn properties_say_what_the_content_is() {
+    let properties = BasicProperties::default()
+        .with_content_type("application/cloudevents+json".into())
+        .with_content_encoding("identity".into())
+        .with_correlation_id("c".into())
+        .with_reply_to("r".into())
+        .with_message_id("m".into())
+        .with_type("purchase".into())
+        .with_timestamp(1_700_000_000);
+    let (message, _) = message("", "purchases", &properties, br#"{"source":"s","id":"1"}"#.to_vec());
+    let headers: Vec<_> = message.headers().iter().map(|(name, _)| name).collect();
+    assert_eq!(headers, ["content-type", "content-encoding", "correlation-id", "reply-to"]);
+    assert_eq!((message.id(), message.message_type()), (Some("m"), Some("purchase")));
+    assert_eq!(message.sent_at(), Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)));
+    assert_eq!(MessageId.key(&message).unwrap().unwrap().as_str(), "m");
+    assert_eq!(CloudEvent.key(&message).unwrap().unwrap().as_str(), "1:s:1", "structured mode");
+}
+
+/// The binding of CloudEvents is one of AMQP 1.0; producers of 0-9-1 use its names for headers.
+#[test]
+fn cloud_events_in_binary_mode_are_found_under_both_spellings() {
+    for prefix in ["cloudEvents:", "cloudEvents_"] {
+        let name = |attribute| format!("{prefix}{attribute}");
+        let (source, id, kind) = (name("source"), name("id"), name("type"));
+        let (message, _) = with(&[(&source, text("s")), (&id, text("1")), (&kind, text("purchase"))]);
+        assert_eq!(CloudEvent.key(&message).unwrap().unwrap().as_str(), "1:s:1");
+        assert_eq!(message.message_type(), Some("purchase"));
+        let own = name("idempotencykey");
+        let (message, _) = with(&[(&source, text("s")), (&id, text("1")), (&own, text("order-1"))]);
+        assert_eq!(CloudEvent.key(&message).unwrap().unwrap().as_str(), "order-1");
+    }
+}
+
+/// Dead letters are told apart by their origins.
+#[test]
+fn an_origin_is_the_place_the_id_and_the_content() {
+    let origin = |id: &str, header: &str, payload: &str| {
+        let properties =
+            BasicProperties::default().with_message_id(id.into()).with_headers(table(&[("k", text(header))]));
+        message("shop", "purchases", &properties, payload.into()).0.origin().as_str().to_owned()
+    };
+    let one = origin("1", "a", "x");
+    assert_eq!(one, origin("1", "a", "x"));
+    assert!(one.starts_with("shop/purchases/1#"), "{one}");
+    for other in [origin("2", "a", "x"), origin("1", "b", "x"), origin("1", "a", "y")] {
+        assert_ne!(one, other);
+    }
+    let counted = with(&[("x-delivery-count", AMQPValue::LongLongInt(3))]).0;
+    assert_eq!(counted.origin(), with(&[]).0.origin(), "the same on every delivery");
+}

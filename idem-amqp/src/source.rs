@@ -1,0 +1,145 @@
+//! [`AmqpSource`]: the source as the worker sees it.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use idem_core::{Attached, Received, Settle, Settled, Source, SourceCapabilities, SourceError};
+use tokio::{
+    sync::{Mutex, mpsc, oneshot},
+    task::JoinHandle,
+    time::timeout,
+};
+
+use crate::{
+    channel::{self, ANSWER, Question, Session},
+    config::Settings,
+    error::refused,
+    state::{AmqpHandle, Shared},
+    topology,
+};
+
+/// One queue. [`AmqpOptions`](crate::AmqpOptions) makes one.
+///
+/// The connection lives on a task of its own, from [`Source::attach`] until [`Source::close`] or until the source is
+/// dropped.
+pub struct AmqpSource {
+    settings: Arc<Settings>,
+    shared: Arc<Shared>,
+    running: Mutex<Option<Running>>,
+}
+
+struct Running {
+    attached: Attached,
+    questions: mpsc::Sender<Question>,
+    task: JoinHandle<()>,
+}
+
+impl AmqpSource {
+    pub(crate) fn new(settings: Settings) -> Self {
+        Self { settings: Arc::new(settings), shared: Arc::default(), running: Mutex::default() }
+    }
+}
+
+impl fmt::Debug for AmqpSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AmqpSource").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl Source for AmqpSource {
+    type Handle = AmqpHandle;
+
+    fn capabilities(&self) -> SourceCapabilities {
+        SourceCapabilities::minimal().marks_redelivery(true)
+    }
+
+    /// # Errors
+    /// [`SourceError::Refused`] for a queue or vhost that does not exist, rights that are missing, a broker that does not
+    /// let this user in, and, where there is a [management URL](crate::AmqpOptions::management_url), for a queue that may
+    /// lose messages.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the connection of a dropped call is closed.
+    async fn attach(&self) -> Result<Attached, SourceError> {
+        let mut running = self.running.lock().await;
+        if let Some(running) = &*running {
+            return Ok(running.attached.clone());
+        }
+        if self.shared.stopping.is_cancelled() {
+            return Err(refused("the source is closed", "Make a new one"));
+        }
+        let attached = topology::attached(&self.settings).await?;
+        let session = Session::open(&self.settings).await?;
+        self.shared.begin(session.channel());
+        let (questions, asked) = mpsc::channel(1);
+        let (settings, shared) = (Arc::clone(&self.settings), Arc::clone(&self.shared));
+        let task = tokio::spawn(async move {
+            let gone = shared.gone.clone();
+            gone.run_until_cancelled(channel::run(settings, shared, asked, session)).await;
+        });
+        *running = Some(Running { attached: attached.clone(), questions, task });
+        Ok(attached)
+    }
+
+    /// # Errors
+    /// [`SourceError::Refused`] where the queue was deleted or rights were taken away; [`SourceError::Unavailable`] when
+    /// the broker cannot be reached.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a dropped call loses nothing.
+    async fn receive(&self, max: usize) -> Result<Received<AmqpHandle>, SourceError> {
+        self.shared.receive(max).await
+    }
+
+    /// # Cancel safety
+    /// What a dropped call has not written comes back.
+    async fn settle(&self, settlements: Vec<(AmqpHandle, Settle)>) -> Vec<Settled> {
+        let (channel, current) = self.shared.settling(&settlements);
+        let Some(channel) = channel else { return vec![Settled::Stale; settlements.len()] };
+        let settle = settlements.into_iter().zip(&current).map(async |((handle, settle), current)| {
+            // A tag of an older channel is another message's tag on this one.
+            if *current { handle.settle(settle, &channel).await } else { Settled::Stale }
+        });
+        // Frames are queued in this order, and none waits for the one before it.
+        timeout(ANSWER, join_all(settle)).await.unwrap_or_else(|_| {
+            let unknown = |current: &bool| if *current { Settled::Unknown } else { Settled::Stale };
+            current.iter().map(unknown).collect()
+        })
+    }
+
+    /// No message waits in the queue, nor here. What other consumers of the queue hold cannot be seen.
+    async fn is_idle(&self) -> bool {
+        let Some(questions) = self.running.lock().await.as_ref().map(|running| running.questions.clone()) else {
+            return false;
+        };
+        let (question, answer) = oneshot::channel();
+        let asking = async { questions.send(question).await.is_ok() && answer.await.unwrap_or(false) };
+        timeout(ANSWER, asking).await.unwrap_or(false)
+    }
+
+    fn stop(&self) {
+        self.shared.stopping.cancel();
+    }
+
+    /// # Cancel safety
+    /// Cancel safe: the task goes on closing.
+    async fn close(&self, deadline: Duration) {
+        self.shared.stopping.cancel();
+        self.shared.closing.cancel();
+        if let Some(running) = &mut *self.running.lock().await
+            && !running.task.is_finished()
+            && timeout(deadline, &mut running.task).await.is_err()
+        {
+            // Without the task the connection is dropped, and the broker takes back what was not settled.
+            self.shared.gone.cancel();
+            tracing::warn!(queue = self.settings.queue.as_str(), ?deadline, "the broker did not let go in time");
+        }
+        self.shared.end();
+    }
+}
+
+impl Drop for AmqpSource {
+    fn drop(&mut self) {
+        self.shared.gone.cancel();
+    }
+}

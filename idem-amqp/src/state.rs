@@ -1,0 +1,177 @@
+//! What the task that owns the connection and the worker's tasks share: the buffer, the epoch, and what is to be announced.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use idem_core::{Assignment, CancellationToken, Delivery, Received, Revocation, Settle, Settled, SourceError};
+use lapin::{
+    Channel,
+    options::{BasicAckOptions, BasicNackOptions},
+};
+use tokio::sync::Notify;
+
+use crate::message;
+
+/// What settles one delivery: a tag says nothing outside of the channel that delivered it.
+#[derive(Debug)]
+pub struct AmqpHandle {
+    epoch: Assignment,
+    tag: u64,
+}
+
+type AmqpDelivery = Delivery<AmqpHandle>;
+
+/// Held by the task and the source together.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    /// Something is there for `receive`.
+    arrived: Notify,
+    /// Nothing more is handed over.
+    pub(crate) stopping: CancellationToken,
+    /// The broker is to be let go.
+    pub(crate) closing: CancellationToken,
+    /// Nobody waits for the broker any longer.
+    pub(crate) gone: CancellationToken,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Bounded by the prefetch.
+    buffer: VecDeque<AmqpDelivery>,
+    revocations: VecDeque<Revocation>,
+    failure: Option<SourceError>,
+    /// How many channels there were; the number of the last one is its epoch.
+    epochs: u64,
+    /// The channel of this epoch, unless it is over.
+    channel: Option<Channel>,
+    /// Delivered in this epoch, and not settled.
+    unsettled: usize,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing in here panics between two changes that belong together.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A channel begins.
+    pub(crate) fn begin(&self, channel: Channel) {
+        let mut state = self.lock();
+        state.epochs += 1;
+        state.channel = Some(channel);
+    }
+
+    /// The channel is over: every handle of it is stale, and what it delivered comes back.
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        if state.channel.take().is_none() {
+            return;
+        }
+        let assignments = vec![state.epoch()];
+        state.revocations.push_back(Revocation { assignments, drained: None });
+        state.unsettled = 0;
+        state.buffer.clear();
+        drop(state);
+        self.arrived.notify_one();
+    }
+
+    /// Takes in what the channel delivered. Answers how many of its deliveries are not settled.
+    pub(crate) fn deliver(&self, deliveries: Vec<lapin::message::Delivery>) -> usize {
+        let mut state = self.lock();
+        let epoch = state.epoch();
+        state.unsettled += deliveries.len();
+        for delivery in deliveries {
+            let (message, attempt) = message::message(
+                delivery.exchange.as_str(),
+                delivery.routing_key.as_str(),
+                &delivery.properties,
+                delivery.data,
+            );
+            let handle = AmqpHandle { epoch, tag: delivery.delivery_tag };
+            let redelivered = delivery.redelivered;
+            state.buffer.push_back(Delivery { message, attempt, redelivered, assignment: epoch, handle });
+        }
+        let unsettled = state.unsettled;
+        drop(state);
+        self.arrived.notify_one();
+        unsettled
+    }
+
+    /// The next thing to hand over. Nothing is lost where the caller is dropped: what is taken is returned at once.
+    pub(crate) async fn receive(&self, max: usize) -> Result<Received<AmqpHandle>, SourceError> {
+        loop {
+            if let Some(answer) = self.lock().next(max, self.stopping.is_cancelled()) {
+                return answer;
+            }
+            tokio::select! {
+                () = self.arrived.notified() => {}
+                () = self.stopping.cancelled() => {}
+            }
+        }
+    }
+
+    pub(crate) fn fail(&self, failure: SourceError) {
+        self.lock().failure = Some(failure);
+        self.arrived.notify_one();
+    }
+
+    /// What was not handed over.
+    pub(crate) fn take_buffer(&self) -> Vec<AmqpHandle> {
+        self.lock().buffer.drain(..).map(|delivery| delivery.handle).collect()
+    }
+
+    /// Whether everything that was delivered was handed over.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().buffer.is_empty()
+    }
+
+    /// The channel on which these may be settled, and which of them: those of its epoch.
+    pub(crate) fn settling(&self, handles: &[(AmqpHandle, Settle)]) -> (Option<Channel>, Vec<bool>) {
+        let mut state = self.lock();
+        let epoch = state.channel.as_ref().filter(|channel| channel.status().connected()).map(|_| state.epoch());
+        let current: Vec<bool> = handles.iter().map(|(handle, _)| Some(handle.epoch) == epoch).collect();
+        state.unsettled = state.unsettled.saturating_sub(current.iter().filter(|current| **current).count());
+        (state.channel.clone(), current)
+    }
+}
+
+impl State {
+    fn epoch(&self) -> Assignment {
+        Assignment(self.epochs)
+    }
+
+    fn next(&mut self, max: usize, stopped: bool) -> Option<Result<Received<AmqpHandle>, SourceError>> {
+        if stopped {
+            return Some(Ok(Received::End));
+        }
+        if let Some(failure) = self.failure.take() {
+            return Some(Err(failure));
+        }
+        if let Some(revocation) = self.revocations.pop_front() {
+            return Some(Ok(Received::Revoked(revocation)));
+        }
+        let count = max.min(self.buffer.len());
+        (count > 0).then(|| Ok(Received::Deliveries(self.buffer.drain(..count).collect())))
+    }
+}
+
+impl AmqpHandle {
+    /// Tells the channel. Done once it is written; the broker answers nothing.
+    pub(crate) async fn settle(self, settle: Settle, channel: &Channel) -> Settled {
+        let sent = match settle {
+            Settle::Acknowledge(_) | Settle::DeadLetter(_) => {
+                channel.basic_ack(self.tag, BasicAckOptions::default()).await
+            }
+            Settle::Release { .. } => self.give_back(channel).await,
+        };
+        if sent.is_ok() { Settled::Settled } else { Settled::Unknown }
+    }
+
+    /// `nack`, because from RabbitMQ 4.3 on `reject` counts towards the delivery limit, and nothing has failed here.
+    pub(crate) async fn give_back(self, channel: &Channel) -> lapin::Result<()> {
+        channel.basic_nack(self.tag, BasicNackOptions { requeue: true, multiple: false }).await
+    }
+}

@@ -1,0 +1,128 @@
+//! What the broker says of the queue beyond the protocol: whether it may lose messages, and when it takes one away.
+
+use std::time::Duration;
+
+use idem_core::{Attached, SourceError};
+use serde_json::Value;
+
+use crate::{config::Settings, error::refused};
+
+/// The delivery limit of a quorum queue that has none of its own, from RabbitMQ 4.0 on.
+const DELIVERY_LIMIT: u32 = 20;
+
+/// What the management API says of a queue.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Facts {
+    kind: String,
+    durable: bool,
+    auto_delete: bool,
+    delivery_limit: Option<u32>,
+    has_dead_letter_exchange: bool,
+    at_least_once_dead_letters: bool,
+    message_ttl: Option<Duration>,
+    /// Something bounds its length, and what is too much is dropped.
+    drops_overflow: bool,
+    consumer_timeout: Option<Duration>,
+}
+
+/// What is known of the queue before it is consumed.
+pub(crate) async fn attached(settings: &Settings) -> Result<Attached, SourceError> {
+    let (vhost, queue) = (&settings.uri.vhost, settings.queue.as_str());
+    // No host and no cluster: a cluster has many names, moves, and is still the same queue.
+    let mut attached = Attached::new(format!("rabbitmq:{vhost}/{queue}"));
+    let mut consumer_timeout = settings.consumer_timeout;
+    let unknown = "the delivery limit, the dead-letter exchange and the policies of the queue are unknown";
+    match &settings.management {
+        None => attached.warnings.push(format!(
+            "{unknown}, and the broker may drop messages because of them: give idem the management URL, or see to it that \
+             the queue has no delivery limit, or a dead-letter exchange"
+        )),
+        Some(management) => match management.queue(vhost, queue).await {
+            Err(error) => attached.warnings.push(format!("{unknown} ({error}): check the management URL and the user's tags")),
+            Ok(answer) => {
+                // Only what a version changes is left out where it cannot be read.
+                let version = management.version().await.unwrap_or_default();
+                let facts = Facts::read(&answer, &version);
+                attached.warnings = facts.judge(queue)?;
+                attached.delivery_limit = facts.delivery_limit;
+                attached.redelivery_horizon = facts.message_ttl;
+                consumer_timeout = facts.consumer_timeout.unwrap_or(consumer_timeout);
+            }
+        },
+    }
+    // The broker looks once a minute; a tenth is for the way there.
+    attached.hold_max = Some(consumer_timeout.mul_f64(0.9));
+    Ok(attached)
+}
+
+impl Facts {
+    /// `answer` is that of `/api/queues/VHOST/QUEUE`. A policy counts where the queue has no argument of its own, and
+    /// from limits of both the lower one.
+    fn read(answer: &Value, version: &[u32]) -> Self {
+        let policy = |name: &str| &answer["effective_policy_definition"][name];
+        let argument = |name: &str| &answer["arguments"][format!("x-{name}")];
+        let number = |name| {
+            let both = [argument(name).as_i64(), policy(name).as_i64()];
+            both.into_iter().flatten().filter_map(|number| u64::try_from(number).ok()).min()
+        };
+        let text = |name| argument(name).as_str().or_else(|| policy(name).as_str());
+        let kind = answer["type"].as_str().unwrap_or("classic").to_owned();
+        // Minus one is unlimited, also where the default would count.
+        let unlimited =
+            [argument("delivery-limit"), policy("delivery-limit")].iter().any(|limit| limit.as_i64() == Some(-1));
+        let by_default = (kind == "quorum" && version.first() >= Some(&4) && !unlimited).then_some(DELIVERY_LIMIT);
+        let delivery_limit = number("delivery-limit").map(|limit| u32::try_from(limit).unwrap_or(u32::MAX));
+        Self {
+            durable: answer["durable"].as_bool().unwrap_or(true),
+            auto_delete: answer["auto_delete"].as_bool().unwrap_or(false),
+            delivery_limit: delivery_limit.or(by_default),
+            has_dead_letter_exchange: text("dead-letter-exchange").is_some(),
+            at_least_once_dead_letters: text("dead-letter-strategy") == Some("at-least-once"),
+            message_ttl: number("message-ttl").map(Duration::from_millis),
+            drops_overflow: (number("max-length").is_some() || number("max-length-bytes").is_some())
+                && text("overflow").is_none_or(|overflow| overflow == "drop-head"),
+            consumer_timeout: number("consumer-timeout").map(Duration::from_millis),
+            kind,
+        }
+    }
+
+    /// Warnings, or a refusal where messages would be lost although this consumer does everything right.
+    fn judge(&self, queue: &str) -> Result<Vec<String>, SourceError> {
+        if self.kind == "stream" {
+            return Err(refused(
+                format!("queue {queue:?} is a stream, from which nothing is acknowledged one by one"),
+                "Consume a quorum or classic queue",
+            ));
+        }
+        if let (Some(limit), false) = (self.delivery_limit, self.has_dead_letter_exchange) {
+            return Err(refused(
+                format!("queue {queue:?} drops a message after {limit} deliveries: it has no dead-letter exchange"),
+                "Give it one, or set the policy delivery-limit=-1: idem counts attempts itself",
+            ));
+        }
+        if self.drops_overflow && !self.has_dead_letter_exchange {
+            return Err(refused(
+                format!("queue {queue:?} drops its oldest messages when it is full: its overflow is drop-head"),
+                "Set overflow=reject-publish, with which producers wait, or give it a dead-letter exchange",
+            ));
+        }
+        let warnings = [
+            (self.delivery_limit.is_some() && !self.at_least_once_dead_letters).then(|| {
+                "what passes the delivery limit may get lost on its way to the dead-letter exchange: set \
+                 dead-letter-strategy=at-least-once and overflow=reject-publish"
+                    .to_owned()
+            }),
+            self.message_ttl.map(|ttl| {
+                format!(
+                    "the broker removes what waits for longer than {ttl:?}: idem never sees it; remove the message-ttl"
+                )
+            }),
+            (!self.durable).then(|| "the queue is not durable: a restart of the broker loses it".to_owned()),
+            self.auto_delete.then(|| "the queue is deleted with its last consumer: remove auto-delete".to_owned()),
+        ];
+        Ok(warnings.into_iter().flatten().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests;

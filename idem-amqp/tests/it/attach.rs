@@ -1,0 +1,120 @@
+//! What a start refuses, and what it warns of (G6, G7).
+
+use std::time::Duration;
+
+use idem_amqp::AmqpOptions;
+use idem_core::{Attached, Message, Settle, Source, SourceError};
+use idem_testkit::durables;
+use lapin::types::{AMQPValue, LongString};
+use reqwest::Method;
+
+use crate::{
+    broker::{Kind, PATIENCE, Queue, eventually, host, management, management_url, unique, url},
+    member::{Member, refusal, within},
+};
+
+fn text(value: &str) -> AMQPValue {
+    AMQPValue::LongString(LongString::from(value))
+}
+
+async fn attached(options: &AmqpOptions) -> Result<Attached, SourceError> {
+    let source = options.build().unwrap();
+    let attached = within("attaching", source.attach()).await;
+    source.close(PATIENCE).await;
+    attached
+}
+
+async fn refused(options: &AmqpOptions, words: &[&str]) {
+    let error = refusal(options).await;
+    let text = error.to_string();
+    assert!(matches!(error, SourceError::Refused { .. }), "{error:?}");
+    assert!(words.iter().all(|word| text.contains(word)) && !text.contains("hunter2"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_lets_nobody_in_is_refused_with_what_to_check() {
+    let host = host(&url());
+    refused(&AmqpOptions::new(format!("amqp://guest:hunter2@{host}/%2f"), "q"), &["user \"guest\"", "password"]).await;
+    refused(&AmqpOptions::new(format!("amqp://guest:guest@{host}/no-such"), "q"), &["vhost \"no-such\""]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rights_that_are_missing_are_refused_by_the_queues_name() {
+    let queue = Queue::new(Kind::Classic).await;
+    let user = unique("idem-user");
+    let put = async |path: &str, body: &'static str| {
+        let url = format!("{}/api/{path}", management_url());
+        let request = reqwest::Client::new().put(url).basic_auth("guest", Some("guest")).body(body);
+        assert!(request.send().await.unwrap().status().is_success(), "{path}");
+    };
+    put(&format!("users/{user}"), r#"{"password":"hunter2","tags":""}"#).await;
+    put(&format!("permissions/%2f/{user}"), r#"{"configure":"","write":".*","read":""}"#).await;
+    let options = AmqpOptions::new(format!("amqp://{user}:hunter2@{}/%2f", host(&url())), &queue.name);
+    refused(&options, &[&queue.name, &user, "set_permissions"]).await;
+    assert!(management(Method::DELETE, &format!("users/{user}")).await.status().is_success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_cannot_be_reached_may_come_later() {
+    let queue = Queue::new(Kind::Classic).await;
+    queue.proxy.refuse(true);
+    let source = queue.options().build().unwrap();
+    let error = within("attaching", source.attach()).await.unwrap_err();
+    assert!(matches!(error, SourceError::Unavailable { .. }), "{error:?}");
+    queue.proxy.refuse(false);
+    within("attaching", source.attach()).await.unwrap();
+}
+
+/// A passive declare cannot show what drops messages; the management API can.
+#[tokio::test(flavor = "multi_thread")]
+async fn g6_g7_queues_that_drop_messages_are_refused_where_the_management_api_tells() {
+    let limit = ("x-delivery-limit", AMQPValue::LongInt(3));
+    let drops = Queue::with(Kind::Quorum, std::slice::from_ref(&limit)).await;
+    let managed = |queue: &Queue| queue.options().management_url(management_url());
+    refused(&managed(&drops), &[&drops.name, "3 deliveries", "dead-letter exchange"]).await;
+    let unknown = attached(&drops.options()).await.unwrap();
+    assert!(unknown.warnings.iter().any(|warning| warning.contains("unknown")), "{unknown:?}");
+    assert_eq!(unknown.delivery_limit, None);
+
+    let safe = Queue::with(Kind::Quorum, &[limit, ("x-dead-letter-exchange", text("amq.fanout"))]).await;
+    let known = attached(&managed(&safe)).await.unwrap();
+    assert_eq!(known.delivery_limit, Some(3));
+    assert!(known.warnings.iter().any(|warning| warning.contains("at-least-once")), "{known:?}");
+    let plain = Queue::new(Kind::Classic).await;
+    let known = attached(&managed(&plain)).await.unwrap();
+    assert_eq!((known.warnings.len(), known.hold_max), (0, Some(Duration::from_secs(27 * 60))), "{known:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_management_api_that_does_not_answer_is_a_warning() {
+    let queue = Queue::new(Kind::Classic).await;
+    for (url, word) in [("http://127.0.0.1:1", "unknown"), ("http://guest:hunter2@", "401")] {
+        let url = if url.ends_with('@') { management_url().replace("http://", url) } else { url.to_owned() };
+        let attached = attached(&queue.options().management_url(url)).await.unwrap();
+        assert!(attached.warnings[0].contains(word) && !attached.warnings[0].contains("hunter2"), "{attached:?}");
+    }
+}
+
+/// The broker's own dead-lettering is never asked for: it may lose messages.
+#[tokio::test(flavor = "multi_thread")]
+async fn g7_nothing_is_rejected_to_the_brokers_dead_letter_exchange() {
+    let dead = Queue::new(Kind::Classic).await;
+    let arguments = [("x-dead-letter-exchange", text("")), ("x-dead-letter-routing-key", text(&dead.name))];
+    let queue = Queue::with(Kind::Classic, &arguments).await;
+    for number in 0..3 {
+        queue.publish(Message::new(number.to_string())).await.unwrap();
+    }
+    let member = Member::join(&queue.options()).await;
+    let mut held = member.take(3).await;
+    let mut proofs = durables(2).await;
+    let settlements = vec![
+        (held.pop().unwrap().handle, Settle::Acknowledge(proofs.pop().unwrap())),
+        (held.pop().unwrap().handle, Settle::DeadLetter(proofs.pop().unwrap())),
+        (held.pop().unwrap().handle, Settle::Release { after: Duration::from_secs(60) }),
+    ];
+    member.0.settle(settlements).await;
+    let back = member.take(1).await;
+    member.acknowledge(back).await;
+    eventually("the end of the queue", async || queue.messages().await == 0).await;
+    assert_eq!(dead.declared().await.message_count(), 0);
+}

@@ -1,0 +1,196 @@
+//! The broker that the tests use: queues of their own on it, and what is asked of it beside the source.
+
+use std::{
+    collections::HashSet,
+    hash::{BuildHasher, Hasher, RandomState},
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use idem_amqp::AmqpOptions;
+use idem_core::{Message, SourceError};
+use idem_testkit::proxy::Proxy;
+use lapin::{
+    BasicProperties, Channel, Confirmation, Connection, ConnectionProperties,
+    options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions},
+    types::{AMQPValue, FieldTable},
+};
+use reqwest::Method;
+use serde_json::Value;
+
+/// How long a test waits for anything.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where the broker is: `IDEM_AMQP_URL`, else what `./servers up rabbitmq` starts.
+pub(crate) fn url() -> String {
+    std::env::var("IDEM_AMQP_URL").unwrap_or_else(|_| "amqp://guest:guest@127.0.0.1:25673/%2f".to_owned())
+}
+
+/// Where its management API is.
+pub(crate) fn management_url() -> String {
+    std::env::var("IDEM_AMQP_MANAGEMENT_URL").unwrap_or_else(|_| "http://127.0.0.1:25674".to_owned())
+}
+
+/// A name that no other test has, in this run or another.
+pub(crate) fn unique(what: &str) -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    // Process ids come again; a hasher's seed does not.
+    let seed = RandomState::new().build_hasher().finish();
+    format!("{what}-{}-{count}-{seed:016x}", std::process::id())
+}
+
+/// The kinds of queue that a source consumes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Classic,
+    Quorum,
+}
+
+/// A queue, with a proxy in front of the broker. The broker deletes it once nobody has used it for a while.
+pub(crate) struct Queue {
+    pub(crate) name: String,
+    pub(crate) proxy: Proxy,
+    channel: Channel,
+    url: String,
+    kind: Kind,
+    _connection: Connection,
+}
+
+impl Queue {
+    pub(crate) async fn new(kind: Kind) -> Self {
+        Self::with(kind, &[]).await
+    }
+
+    /// With more arguments.
+    pub(crate) async fn with(kind: Kind, arguments: &[(&str, AMQPValue)]) -> Self {
+        Self::on(&url(), kind, arguments).await
+    }
+
+    /// On a broker of the caller's.
+    pub(crate) async fn on(url: &str, kind: Kind, arguments: &[(&str, AMQPValue)]) -> Self {
+        loop {
+            let connection = Connection::connect(url, ConnectionProperties::default()).await.unwrap();
+            let channel = connection.create_channel().await.unwrap();
+            channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+            let proxy = Proxy::to(&host(url)).await.unwrap();
+            let (name, url) = (unique("idem-test"), url.to_owned());
+            let queue = Self { name, proxy, channel, url, kind, _connection: connection };
+            match queue.try_declare(arguments).await {
+                Ok(()) => return queue,
+                // A broker that is busy may give up forming a quorum queue, and then closes the connection.
+                Err(error) => assert!(error.to_string().contains("INTERNAL_ERROR"), "{error}"),
+            }
+        }
+    }
+
+    pub(crate) async fn declare(&self) {
+        self.try_declare(&[]).await.unwrap();
+    }
+
+    async fn try_declare(&self, arguments: &[(&str, AMQPValue)]) -> lapin::Result<()> {
+        let mut table = FieldTable::default();
+        table.insert("x-expires".into(), AMQPValue::LongInt(180_000));
+        if self.kind == Kind::Quorum {
+            table.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+        }
+        for (name, value) in arguments {
+            table.insert((*name).into(), value.clone());
+        }
+        let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        self.channel.queue_declare(self.name.as_str().into(), durable, table).await.map(|_| ())
+    }
+
+    pub(crate) async fn delete(&self) {
+        self.channel.queue_delete(self.name.as_str().into(), QueueDeleteOptions::default()).await.unwrap();
+    }
+
+    /// Through the proxy.
+    pub(crate) fn options(&self) -> AmqpOptions {
+        self.options_for(&self.name)
+    }
+
+    pub(crate) fn options_for(&self, queue: &str) -> AmqpOptions {
+        AmqpOptions::new(self.url.replace(&host(&self.url), self.proxy.address()), queue)
+    }
+
+    /// Everything of the message, and an id of its own where it has none, as producers give it.
+    pub(crate) async fn publish(&self, message: Message) -> Result<(), SourceError> {
+        let refused = |what: &str| {
+            Err(SourceError::Refused { problem: format!("AMQP has no {what}"), cure: "Do without".to_owned() })
+        };
+        let Some(payload) = message.payload() else { return refused("tombstones") };
+        if message.record_key().is_some() {
+            return refused("record keys");
+        }
+        let mut headers = FieldTable::default();
+        for (name, value) in message.headers().iter() {
+            let value = value.map_or(AMQPValue::Void, |value| AMQPValue::LongString(value.into()));
+            headers.insert(name.into(), value);
+        }
+        let names: HashSet<&str> = message.headers().iter().map(|(name, _)| name).collect();
+        if names.len() < message.headers().len() {
+            return refused("repeated headers");
+        }
+        let id = message.id().map_or_else(|| unique("message"), str::to_owned);
+        self.put(payload, BasicProperties::default().with_headers(headers).with_message_id(id.into())).await;
+        Ok(())
+    }
+
+    pub(crate) async fn put(&self, payload: &[u8], properties: BasicProperties) {
+        let mandatory = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let published =
+            self.channel.basic_publish("".into(), self.name.as_str().into(), mandatory, payload, properties);
+        assert_eq!(published.await.unwrap().await.unwrap(), Confirmation::Ack(None));
+    }
+
+    /// How many messages wait in it, and how many consumers it has, as they are now.
+    pub(crate) async fn declared(&self) -> lapin::Queue {
+        let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        self.channel.queue_declare(self.name.as_str().into(), passive, FieldTable::default()).await.unwrap()
+    }
+
+    /// What the management API says of it.
+    pub(crate) async fn described(&self) -> Value {
+        let answer = management(Method::GET, &format!("queues/%2f/{}", self.name)).await;
+        serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap()
+    }
+
+    /// How many messages wait or are not settled.
+    pub(crate) async fn messages(&self) -> u64 {
+        self.described().await["messages"].as_u64().unwrap_or(0)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let path = format!("queues/%2f/{}", self.name);
+        // On a thread of its own, because a runtime may not be blocked. What is left over goes by itself.
+        let _ = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(management(Method::DELETE, &path));
+        })
+        .join();
+    }
+}
+
+pub(crate) async fn management(method: Method, path: &str) -> reqwest::Response {
+    let url = format!("{}/api/{path}", management_url());
+    reqwest::Client::new().request(method, url).basic_auth("guest", Some("guest")).send().await.unwrap()
+}
+
+/// `host:port` of a URL.
+pub(crate) fn host(url: &str) -> String {
+    let (_, rest) = url.split_once('@').unwrap();
+    rest.split('/').next().unwrap().to_owned()
+}
+
+/// Asks until the answer is yes.
+pub(crate) async fn eventually(what: &str, mut yes: impl AsyncFnMut() -> bool) {
+    let asked = async {
+        while !yes().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    assert!(tokio::time::timeout(PATIENCE, asked).await.is_ok(), "{what}: not within {PATIENCE:?}");
+}

@@ -1,0 +1,139 @@
+//! Channels that end, and what becomes of their deliveries (G1, G2, G3, G12).
+
+use std::time::Duration;
+
+use idem_core::{Message, Received, Settled, Source, SourceError};
+use reqwest::Method;
+
+use crate::{
+    broker::{Kind, Queue, eventually, management},
+    member::{Member, numbers, payloads, within},
+};
+
+async fn publish(queue: &Queue, names: &[String]) {
+    for name in names {
+        queue.publish(Message::new(name.clone())).await.unwrap();
+    }
+}
+
+/// The broker closes the connection, as an operator's tool does. A late acknowledgement must not close the next one.
+#[tokio::test(flavor = "multi_thread")]
+async fn g1_late_acknowledgements_are_dropped_and_leave_the_next_channel_alone() {
+    let queue = Queue::new(Kind::Classic).await;
+    publish(&queue, &numbers(0..3)).await;
+    let member = Member::join(&queue.options()).await;
+    let held = member.take(3).await;
+    let mut connection = String::new();
+    eventually("the connection's name", async || {
+        let described = queue.described().await;
+        let name = described["consumer_details"][0]["channel_details"]["connection_name"].as_str();
+        connection = name.unwrap_or_default().to_owned();
+        !connection.is_empty()
+    })
+    .await;
+    let path = format!("connections/{}", connection.replace(' ', "%20").replace('>', "%3E"));
+    assert!(management(Method::DELETE, &path).await.status().is_success());
+    member.lost().await;
+    let again = member.take(3).await;
+    assert_eq!(member.settle(held).await, [Settled::Stale; 3]);
+    assert!(again.iter().all(|delivery| delivery.redelivered));
+    member.acknowledge(again).await;
+    publish(&queue, &numbers(3..4)).await;
+    // On the same channel: nothing has closed it meanwhile.
+    match member.receive(1).await.unwrap() {
+        Received::Deliveries(next) => assert_eq!(payloads(&next), ["003"]),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Tags start again on each channel. 50 messages are in hand when the connection breaks; on the next channel their tags
+/// belong to others.
+#[tokio::test(flavor = "multi_thread")]
+async fn g2_old_tags_acknowledge_nothing_on_the_new_channel() {
+    let queue = Queue::new(Kind::Classic).await;
+    publish(&queue, &numbers(0..100)).await;
+    let member = Member::join(&queue.options()).await;
+    let old = member.take(50).await;
+    queue.proxy.cut();
+    member.lost().await;
+    let new = member.take(100).await;
+    assert_eq!(payloads(&new), numbers(0..100));
+    assert_eq!(member.settle(old).await, [Settled::Stale; 50]);
+    let (mut mine, mut rest) = (Vec::new(), Vec::new());
+    for (place, delivery) in new.into_iter().enumerate() {
+        if place % 2 == 0 { mine.push(delivery) } else { rest.push(delivery) }
+    }
+    let left = payloads(&rest);
+    member.acknowledge(mine).await;
+    drop((rest, member));
+    let next = Member::join(&queue.options()).await;
+    assert_eq!(payloads(&next.take(50).await), left, "exactly what was not acknowledged");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn g3_the_prefetch_holds_on_every_channel() {
+    let queue = Queue::new(Kind::Classic).await;
+    publish(&queue, &numbers(0..100)).await;
+    let member = Member::join(&queue.options().prefetch(7)).await;
+    for _ in 0..3 {
+        eventually("the prefetch", async || {
+            let described = queue.described().await;
+            let unacknowledged = described["messages_unacknowledged"].as_u64().unwrap_or(0);
+            assert!(unacknowledged <= 7, "{unacknowledged} messages were taken");
+            unacknowledged == 7 && described["messages_ready"].as_u64() == Some(93)
+        })
+        .await;
+        let held = member.take(7).await;
+        let more = tokio::time::timeout(Duration::from_millis(100), member.0.receive(100)).await;
+        assert!(more.is_err(), "more than the prefetch was delivered: {more:?}");
+        drop(held);
+        queue.proxy.cut();
+        member.lost().await;
+    }
+}
+
+/// The broker cancels the subscription. A queue that is declared anew is consumed again.
+#[tokio::test(flavor = "multi_thread")]
+async fn g12_a_queue_that_comes_back_is_consumed_again() {
+    let queue = Queue::new(Kind::Classic).await;
+    let member = Member::join(&queue.options()).await;
+    queue.delete().await;
+    member.lost().await;
+    // A queue that is away for a moment is no reason to end.
+    let silent = tokio::time::timeout(Duration::from_secs(1), member.0.receive(1)).await;
+    assert!(silent.is_err(), "{silent:?}");
+    queue.declare().await;
+    publish(&queue, &numbers(0..1)).await;
+    let held = member.take(1).await;
+    member.acknowledge(held).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn g12_a_queue_that_is_gone_for_good_is_refused() {
+    let queue = Queue::new(Kind::Classic).await;
+    let member = Member::join(&queue.options()).await;
+    queue.delete().await;
+    member.lost().await;
+    match member.receive(1).await {
+        Err(error @ SourceError::Refused { .. }) => assert!(error.to_string().contains(&queue.name), "{error}"),
+        other => panic!("instead of a refusal came {other:?}"),
+    }
+}
+
+/// J9: told once, and waited for.
+#[tokio::test(flavor = "multi_thread")]
+async fn j9_a_broker_that_goes_away_is_reported_and_waited_for() {
+    let queue = Queue::new(Kind::Classic).await;
+    let member = Member::join(&queue.options()).await;
+    queue.proxy.refuse(true);
+    queue.proxy.cut();
+    member.lost().await;
+    assert!(matches!(member.receive(1).await, Err(SourceError::Unavailable { .. })));
+    let silent = tokio::time::timeout(Duration::from_secs(2), member.0.receive(1)).await;
+    assert!(silent.is_err(), "an outage is told once: {silent:?}");
+    queue.proxy.refuse(false);
+    publish(&queue, &numbers(0..1)).await;
+    let held = member.take(1).await;
+    member.acknowledge(held).await;
+    assert!(within("is_idle", member.0.is_idle()).await);
+}

@@ -1,0 +1,17 @@
+//! The RabbitMQ source against a real broker.
+
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::wildcard_enum_match_arm,
+    reason = "anything unexpected in a test is a failure"
+)]
+
+mod attach;
+mod broker;
+mod epochs;
+mod member;
+mod publisher;
+mod suite;
+mod timeouts;

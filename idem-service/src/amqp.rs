@@ -1,0 +1,79 @@
+//! Workers on RabbitMQ: its flags, and the source that they make.
+
+use std::{fmt, time::Duration};
+
+use idem_amqp::{AmqpOptions, AmqpPublisher, AmqpSource};
+use idem_core::{BoxError, ConfigError};
+
+use crate::{
+    broker::{Broker, Built},
+    settings, spans,
+};
+
+/// RabbitMQ, as its flags: `Service::run::<Amqp>()`.
+#[derive(clap::Args)]
+#[command(next_help_heading = "RabbitMQ")]
+pub struct Amqp {
+    /// The broker: amqp://user:password@host:port/vhost, in which the vhost / is written %2f
+    #[arg(long, env = "AMQP_URL", value_name = "URL", hide_env_values = true)]
+    amqp_url: String,
+
+    /// The queue that is consumed; it is never declared
+    #[arg(long, env = "AMQP_QUEUE", value_name = "NAME")]
+    queue: String,
+
+    /// Publish dead letters to this queue too [default: they are rows of the database only]
+    #[arg(long, env = "AMQP_DEAD_LETTER_QUEUE", value_name = "NAME")]
+    dead_letter_queue: Option<String>,
+
+    /// How many messages are delivered and not settled at most
+    #[arg(long, value_name = "COUNT", default_value_t = AmqpOptions::PREFETCH)]
+    prefetch: u16,
+
+    /// The consumer_timeout of the broker, where it is not the broker's own default
+    #[arg(long, value_name = "TIME", default_value = "30m", value_parser = spans::span)]
+    consumer_timeout: Duration,
+
+    /// The management API, http://host:port, which tells whether the queue may drop messages [default: it is unknown]
+    #[arg(long, env = "AMQP_MANAGEMENT_URL", value_name = "URL", hide_env_values = true)]
+    management_url: Option<String>,
+}
+
+impl fmt::Debug for Amqp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Both URLs may hold a password.
+        f.debug_struct("Amqp")
+            .field("queue", &self.queue)
+            .field("dead_letter_queue", &self.dead_letter_queue)
+            .field("prefetch", &self.prefetch)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Broker for Amqp {
+    type Source = AmqpSource;
+    type Publisher = AmqpPublisher;
+
+    const VARIABLES: &'static str = "AMQP_";
+
+    async fn build(self) -> Result<Built<AmqpSource, AmqpPublisher>, BoxError> {
+        let mut options = AmqpOptions::new(&self.amqp_url, &self.queue)
+            .prefetch(self.prefetch)
+            .consumer_timeout(self.consumer_timeout);
+        if let Some(url) = &self.management_url {
+            options = options.management_url(url);
+        }
+        let source = options.build().map_err(refused)?;
+        let publisher = self.dead_letter_queue.map(|queue| AmqpPublisher::new(&options, &queue));
+        Ok(Built::new(source).publisher(publisher.transpose().map_err(refused)?))
+    }
+}
+
+/// What the adapter says of a setting that it refuses, under the name of the flag.
+fn refused(error: ConfigError) -> BoxError {
+    let field = if error.field == "url" { "amqp_url" } else { error.field };
+    settings::refused(&ConfigError { field, ..error }).into()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,70 @@
+use std::ffi::OsString;
+
+use idem_core::Effects;
+
+use super::*;
+use crate::{
+    command_line::{self, CommandLine, Stop},
+    service::Service,
+};
+
+fn read(arguments: &str) -> Result<CommandLine<Amqp>, Stop> {
+    let required = "test --database-url=sqlite://x --consumer=c --amqp-url=amqp://u:hunter2@h/%2f --queue=q";
+    let arguments = required.split(' ').chain(arguments.split_whitespace()).map(OsString::from).collect();
+    command_line::read(&Service::new("test", Effects::InTransaction), arguments, [])
+}
+
+fn amqp(arguments: &str) -> Amqp {
+    read(arguments).unwrap_or_else(|stop| panic!("{stop:?}")).broker
+}
+
+#[test]
+fn each_flag_reaches_its_setting() {
+    let told = amqp("");
+    assert_eq!((told.amqp_url.as_str(), told.queue.as_str()), ("amqp://u:hunter2@h/%2f", "q"));
+    assert_eq!((told.prefetch, told.consumer_timeout), (300, Duration::from_secs(1800)));
+    assert!(told.dead_letter_queue.is_none() && told.management_url.is_none());
+    assert_eq!(amqp("--prefetch 7").prefetch, 7);
+    assert_eq!(amqp("--consumer-timeout 1h").consumer_timeout, Duration::from_secs(3600));
+    assert_eq!(amqp("--dead-letter-queue dead").dead_letter_queue.as_deref(), Some("dead"));
+    assert_eq!(amqp("--management-url http://h:15672").management_url.as_deref(), Some("http://h:15672"));
+}
+
+#[test]
+fn each_flag_of_the_contract_has_its_variable() {
+    let command = <Amqp as clap::Args>::augment_args(clap::Command::new("test"));
+    let variable = |flag: &str| {
+        let argument = command.get_arguments().find(|argument| argument.get_long() == Some(flag));
+        argument.expect("the flag exists").get_env().and_then(|name| name.to_str())
+    };
+    assert_eq!(variable("amqp-url"), Some("AMQP_URL"));
+    assert_eq!(variable("queue"), Some("AMQP_QUEUE"));
+    assert_eq!(variable("dead-letter-queue"), Some("AMQP_DEAD_LETTER_QUEUE"));
+    assert_eq!(variable("management-url"), Some("AMQP_MANAGEMENT_URL"));
+    assert_eq!((variable("prefetch"), variable("consumer-timeout")), (None, None));
+}
+
+#[test]
+fn s9_the_urls_are_in_no_text() {
+    let line = read("--management-url http://u:hunter2@h").unwrap_or_else(|stop| panic!("{stop:?}"));
+    for text in [line.given.clone(), format!("{line:?}")] {
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn what_the_adapter_refuses_is_told_by_the_names_of_the_flags() {
+    for (change, start) in [
+        ((|amqp| amqp.amqp_url = "http://u:hunter2@h".to_owned()) as fn(&mut Amqp), "--amqp-url is"),
+        (|amqp| amqp.queue = String::new(), "--queue is \"\""),
+        (|amqp| amqp.prefetch = 0, "--prefetch is 0"),
+        (|amqp| amqp.dead_letter_queue = Some(String::new()), "--dead-letter-queue is \"\""),
+        (|amqp| amqp.management_url = Some("hunter2".to_owned()), "--management-url is"),
+        (|amqp| amqp.consumer_timeout = Duration::ZERO, "--consumer-timeout is 0ns"),
+    ] {
+        let mut told = amqp("");
+        change(&mut told);
+        let error = told.build().await.expect_err(start).to_string();
+        assert!(error.starts_with(start) && !error.contains("hunter2"), "{error}");
+    }
+}

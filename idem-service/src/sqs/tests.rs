@@ -1,0 +1,68 @@
+use std::ffi::OsString;
+
+use idem_core::Effects;
+use idem_sqs::aws_sdk_sqs::Config;
+
+use super::*;
+use crate::{
+    command_line::{self, CommandLine, Stop},
+    service::Service,
+};
+
+const URL: &str = "http://localhost:9324/000000000000/orders";
+
+fn read(arguments: &str) -> Result<CommandLine<Sqs>, Stop> {
+    let required = format!("test --database-url=sqlite://x --consumer=c --queue-url={URL}");
+    let arguments = required.split(' ').chain(arguments.split_whitespace()).map(OsString::from).collect();
+    command_line::read(&Service::new("test", Effects::InTransaction), arguments, [])
+}
+
+fn sqs(arguments: &str) -> Sqs {
+    read(arguments).unwrap_or_else(|stop| panic!("{stop:?}")).broker
+}
+
+#[test]
+fn each_flag_reaches_its_setting() {
+    let told = sqs("");
+    assert_eq!((&*told.queue_url, told.dead_letter_queue_url), (URL, None));
+    assert_eq!((told.visibility, told.wait), (Duration::from_secs(60), Duration::from_secs(20)));
+    assert!(told.envelope.is_none());
+    assert!(matches!(sqs("--envelope sns").envelope, Some(Envelope::Sns)));
+    assert!(matches!(sqs("--envelope eventbridge").envelope, Some(Envelope::EventBridge)));
+    assert_eq!(sqs("--dead-letter-queue-url u").dead_letter_queue_url.as_deref(), Some("u"));
+    assert_eq!(sqs("--visibility 5m --wait 1s").visibility, Duration::from_secs(300));
+}
+
+#[test]
+fn f1_the_deadline_of_the_handler_is_the_workers_own() {
+    assert_eq!(sqs("").handler_deadline.0, Duration::from_secs(30));
+    let line = read("--handler-deadline 10m").unwrap_or_else(|stop| panic!("{stop:?}"));
+    assert_eq!(line.broker.handler_deadline.0, line.settings.handler_deadline);
+    assert_eq!(line.broker.handler_deadline.0, Duration::from_secs(600));
+}
+
+#[test]
+fn each_flag_of_the_contract_has_its_variable() {
+    let command = <Sqs as clap::Args>::augment_args(clap::Command::new("test"));
+    let variable = |flag: &str| {
+        let argument = command.get_arguments().find(|argument| argument.get_long() == Some(flag));
+        argument.expect("the flag exists").get_env().and_then(|name| name.to_str())
+    };
+    assert_eq!(variable("queue-url"), Some("SQS_QUEUE_URL"));
+    assert_eq!(variable("dead-letter-queue-url"), Some("SQS_DEAD_LETTER_QUEUE_URL"));
+    assert_eq!((variable("envelope"), variable("visibility"), variable("wait")), (None, None, None));
+}
+
+#[test]
+fn what_the_adapter_refuses_is_told_by_the_names_of_the_flags() {
+    let client = Client::from_conf(Config::builder().behavior_version(BehaviorVersion::latest()).build());
+    for (flags, start) in [
+        ("--dead-letter-queue-url orders", "--dead-letter-queue-url is \"orders\""),
+        ("--visibility 30s", "--visibility is 30s with a handler_deadline of 30s"),
+        ("--handler-deadline 2m", "--visibility is 60s with a handler_deadline of 120s"),
+        ("--wait 21s", "--wait is 21s"),
+    ] {
+        let error = sqs(flags).build_with(&client).expect_err(flags).to_string();
+        assert!(error.starts_with(start), "{error}");
+    }
+}

@@ -1,0 +1,88 @@
+//! What an error of SQS or of the SDK means: a person must act, or it passes.
+
+use std::error::Error;
+
+use aws_credential_types::provider::error::CredentialsError;
+use aws_sdk_sqs::error::{ProvideErrorMetadata, SdkError};
+use idem_core::SourceError;
+
+use crate::config::queue_name;
+
+/// By which SQS says that this client is not who it says, or that nobody knows it.
+const NOT_LET_IN: [&str; 10] = [
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "IncompleteSignature",
+    "InvalidClientTokenId",
+    "InvalidSecurity",
+    "InvalidSignatureException",
+    "MissingAuthenticationToken",
+    "OptInRequired",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+];
+
+const UNKNOWN_QUEUE: [&str; 4] =
+    ["AWS.SimpleQueueService.NonExistentQueue", "InvalidAddress", "NonExistentQueue", "QueueDoesNotExist"];
+
+pub(crate) fn refused(problem: impl Into<String>, cure: impl Into<String>) -> SourceError {
+    SourceError::Refused { problem: problem.into(), cure: cure.into() }
+}
+
+/// Refused where only a person can help, else unavailable.
+pub(crate) fn classify<E>(url: &str, doing: &'static str, error: SdkError<E>) -> SourceError
+where
+    E: ProvideErrorMetadata + Error + Send + Sync + 'static,
+{
+    let queue = queue_name(url);
+    let code = error.code().unwrap_or_default();
+    if UNKNOWN_QUEUE.contains(&code) {
+        return refused(
+            format!("queue {queue:?} does not exist at {url}"),
+            "Create it, or correct the URL, the region or the account; idem creates no queues",
+        );
+    }
+    if NOT_LET_IN.contains(&code) {
+        return refused(
+            format!("SQS does not let this client in to queue {queue:?}: {code}"),
+            "Check the credentials, the region and this machine's clock",
+        );
+    }
+    // Also of the key that the queue is encrypted with: `KmsAccessDenied`, `KMS.AccessDeniedException`.
+    if code.contains("AccessDenied") {
+        return refused(
+            format!("queue {queue:?} may not be used while {doing}: {code}"),
+            "Grant sqs:ReceiveMessage, sqs:DeleteMessage, sqs:ChangeMessageVisibility and sqs:GetQueueAttributes on the \
+             queue, sqs:SendMessage on one for dead letters, and the use of their keys",
+        );
+    }
+    if has_no_credentials(&error) {
+        return refused(
+            format!("there are no credentials for queue {queue:?}"),
+            "Give the client credentials, such as a role or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        );
+    }
+    if let SdkError::ConstructionFailure(_) = error {
+        let problem = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+        return refused(
+            format!("no request to queue {queue:?} can be made: {problem}"),
+            "Give the client a region and an endpoint",
+        );
+    }
+    SourceError::Unavailable { doing, source: Box::new(error) }
+}
+
+/// Whether nobody has credentials for us, as opposed to a provider that cannot be reached now.
+fn has_no_credentials(error: &(dyn Error + 'static)) -> bool {
+    idem_core::chain(error).any(|error| {
+        // A client without any provider fails with an error whose type is the SDK's own.
+        if error.to_string().contains("auth scheme") {
+            return true;
+        }
+        let of_credentials = error.downcast_ref::<CredentialsError>();
+        matches!(
+            of_credentials,
+            Some(CredentialsError::CredentialsNotLoaded(_) | CredentialsError::InvalidConfiguration(_))
+        )
+    })
+}

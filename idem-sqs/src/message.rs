@@ -1,0 +1,42 @@
+//! A message of SQS as the worker gets it.
+
+use std::time::{Duration, SystemTime};
+
+use aws_sdk_sqs::types::{Message as Received, MessageAttributeValue as Value, MessageSystemAttributeName as Name};
+use idem_core::{Bytes, Headers, Message, OrderingKey, Origin};
+
+use crate::{envelope::Envelope, queue::Queue, state::Incoming};
+
+/// `None` for what could never be settled, which SQS does not send.
+pub(crate) fn incoming(queue: &Queue, envelope: Option<Envelope>, received: Received) -> Option<Incoming> {
+    let (receipt, message_id) = (received.receipt_handle?, received.message_id?);
+    let facts = received.attributes.unwrap_or_default();
+    let headers = headers(received.message_attributes.unwrap_or_default().into_iter().collect());
+    let body = received.body.unwrap_or_default();
+    let mut message = match envelope {
+        Some(envelope) => envelope.open(body, headers, &message_id),
+        None => Message::new(body).with_headers(headers).with_id(&message_id),
+    };
+    // The id stays the same over redeliveries and redrives.
+    message = message.with_origin(Origin::new(&format!("{}/{message_id}", queue.name)));
+    if let Some(millis) = facts.get(&Name::SentTimestamp).and_then(|millis| millis.parse().ok()) {
+        message = message.with_sent_at(SystemTime::UNIX_EPOCH + Duration::from_millis(millis));
+    }
+    // On a standard queue the group is about fairness, and orders nothing.
+    if let Some(group) = facts.get(&Name::MessageGroupId).filter(|_| queue.fifo) {
+        message = message.with_ordering_key(OrderingKey::new(group.clone()));
+    }
+    let attempt = facts.get(&Name::ApproximateReceiveCount).and_then(|count| count.parse().ok()).unwrap_or(1);
+    Some(Incoming { message, message_id, receipt, attempt })
+}
+
+/// By name, because SQS has no order for them; each name is there once.
+fn headers(mut attributes: Vec<(String, Value)>) -> Headers {
+    attributes.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    let mut headers = Headers::default();
+    for (name, value) in attributes {
+        let bytes = value.string_value.map(Bytes::from);
+        headers.push(&name, bytes.or_else(|| value.binary_value.map(|value| Bytes::from(value.into_inner()))));
+    }
+    headers
+}

@@ -1,0 +1,72 @@
+//! Settlements on their way to SQS: batches of ten, every entry's answer read, and what passes tried again.
+
+use std::{collections::HashMap, time::Duration};
+
+use futures_util::{StreamExt, stream};
+use idem_core::{RetryPolicy, Settled};
+use tokio::time::Instant;
+
+use crate::{
+    queue::{AT_ONCE, Answer, Queue},
+    state::{Item, Shared},
+};
+
+/// How many requests are under way at once.
+pub(crate) const REQUESTS: usize = 8;
+
+/// How long an entry that fails is tried again. What was handled is recorded, and comes back as a duplicate at worst.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Tells SQS, and answers for each delivery by its number.
+pub(crate) async fn send(queue: &Queue, items: &[Item]) -> HashMap<u64, Settled> {
+    let batches = items.chunk_by(|one, next| one.change == next.change).flat_map(|run| run.chunks(AT_ONCE));
+    // A FIFO queue is told one after the other. What is visible again of a group is then always its beginning (F6).
+    let at_once = if queue.fifo { 1 } else { REQUESTS };
+    let requests: Vec<_> = batches.map(|batch| until_answered(queue, batch)).collect();
+    let answers: Vec<_> = stream::iter(requests).buffered(at_once).collect().await;
+    answers.into_iter().flatten().collect()
+}
+
+async fn until_answered(queue: &Queue, batch: &[Item]) -> Vec<(u64, Settled)> {
+    let until = Instant::now() + PATIENCE;
+    let retry = RetryPolicy { max: Duration::from_secs(2), ..RetryPolicy::default() };
+    let (mut open, mut answered, mut tries) = (batch.iter().collect::<Vec<_>>(), Vec::new(), 0);
+    while let Some(first) = open.first() {
+        let receipts: Vec<&str> = open.iter().map(|item| &*item.receipt).collect();
+        let answers = queue.change(&receipts, first.change).await;
+        let mut again = Vec::new();
+        for (item, answer) in open.into_iter().zip(answers) {
+            match answer {
+                Answer::Done => answered.push((item.number, Settled::Settled)),
+                Answer::Gone => answered.push((item.number, Settled::Stale)),
+                Answer::Refused => answered.push((item.number, Settled::Unknown)),
+                Answer::Again => again.push(item),
+            }
+        }
+        open = again;
+        tries += 1;
+        let wait = retry.backoff(tries, fastrand::f64());
+        if Instant::now() + wait >= until {
+            answered.extend(open.drain(..).map(|item| (item.number, Settled::Unknown)));
+        }
+        if !open.is_empty() {
+            tokio::time::sleep(wait).await;
+        }
+    }
+    answered
+}
+
+/// Gives back everything in hand.
+pub(crate) async fn give_back(shared: &Shared, queue: &Queue) {
+    let items = shared.all_to_release();
+    drop(shared.extending.lock().await);
+    let answers = send(queue, &items).await;
+    let failed = answers.values().filter(|answer| **answer != Settled::Settled).count();
+    if failed > 0 {
+        tracing::warn!(
+            queue = queue.name,
+            failed,
+            "messages could not be given back; they return when their visibility passes"
+        );
+    }
+}

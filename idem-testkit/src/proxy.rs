@@ -1,0 +1,164 @@
+//! A TCP proxy that a test puts between a client and its server, to break, stop and slow down what passes.
+
+use std::{io, time::Duration};
+
+use fastrand::Rng;
+use idem_core::CancellationToken;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
+
+/// How long a [storm](Proxy::storm) leaves connections alone between two faults, and how long one of them lasts.
+const CALM_MS: u64 = 2_000;
+const FAULT_MS: u64 = 1_000;
+
+/// Listens on a port of its own, and connects each client to the server. Everything ends with it.
+#[derive(Debug)]
+pub struct Proxy {
+    address: String,
+    weather: watch::Sender<Weather>,
+    ended: CancellationToken,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Weather {
+    frozen: bool,
+    refusing: bool,
+    delay: Duration,
+    cuts: u64,
+}
+
+impl Proxy {
+    /// A proxy in front of `server`, which is `host:port`.
+    ///
+    /// # Errors
+    /// Where no port can be had.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn to(server: &str) -> io::Result<Self> {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let address = listener.local_addr()?.to_string();
+        let (weather, _) = watch::channel(Weather::default());
+        let ended = CancellationToken::new();
+        let (until, listening) = (ended.clone(), listen(listener, server.to_owned(), weather.clone()));
+        tokio::spawn(async move { until.run_until_cancelled(listening).await });
+        Ok(Self { address, weather, ended })
+    }
+
+    /// Where clients connect, as `host:port`.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Breaks every connection. New ones are let through.
+    pub fn cut(&self) {
+        self.weather.send_modify(|weather| weather.cuts += 1);
+    }
+
+    /// Lets nothing pass from now on, in either direction. Nobody is told.
+    pub fn freeze(&self) {
+        self.weather.send_modify(|weather| weather.frozen = true);
+    }
+
+    /// Lets everything pass again, what was held back first.
+    pub fn thaw(&self) {
+        self.weather.send_modify(|weather| weather.frozen = false);
+    }
+
+    /// Closes new connections at once while this is on, as a server that is down.
+    pub fn refuse(&self, on: bool) {
+        self.weather.send_modify(|weather| weather.refusing = on);
+    }
+
+    /// Holds up each piece of data for this long.
+    pub fn delay(&self, by: Duration) {
+        self.weather.send_modify(|weather| weather.delay = by);
+    }
+
+    /// Cuts, freezes and delays at random, with calm in between, until it is dropped. Answers never.
+    ///
+    /// # Cancel safety
+    /// Dropped during a fault, the fault lasts: [`Proxy::calm`] ends it.
+    pub async fn storm(&self, mut rng: Rng) {
+        loop {
+            tokio::time::sleep(Duration::from_millis(rng.u64(..CALM_MS))).await;
+            match rng.u8(..3) {
+                0 => self.cut(),
+                1 => self.freeze(),
+                _ => self.delay(Duration::from_millis(rng.u64(1..50))),
+            }
+            tokio::time::sleep(Duration::from_millis(rng.u64(..FAULT_MS))).await;
+            self.calm();
+        }
+    }
+
+    /// Ends whatever was done to connections that still stand.
+    pub fn calm(&self) {
+        self.thaw();
+        self.delay(Duration::ZERO);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.ended.cancel();
+        self.cut();
+    }
+}
+
+async fn listen(listener: TcpListener, server: String, weather: watch::Sender<Weather>) {
+    while let Ok((client, _)) = listener.accept().await {
+        let (server, weather) = (server.clone(), weather.subscribe());
+        tokio::spawn(async move {
+            let Weather { cuts, refusing, .. } = *weather.borrow();
+            if refusing {
+                return;
+            }
+            let mut until_cut = weather.clone();
+            tokio::select! {
+                _ = until_cut.wait_for(|weather| weather.cuts != cuts) => {}
+                // A server that is away, and one that closes, are for the client to notice.
+                _ = connect(client, &server, weather) => {}
+            }
+        });
+    }
+}
+
+async fn connect(client: TcpStream, server: &str, weather: watch::Receiver<Weather>) -> io::Result<()> {
+    let mut server = TcpStream::connect(server).await?;
+    let mut client = client;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let ((from_client, to_client), (from_server, to_server)) = (client.split(), server.split());
+    // The first end of one direction ends both.
+    tokio::select! {
+        ended = pass(from_client, to_server, weather.clone()) => ended,
+        ended = pass(from_server, to_client, weather) => ended,
+    }
+}
+
+async fn pass(
+    mut from: impl AsyncReadExt + Unpin,
+    mut to: impl AsyncWriteExt + Unpin,
+    mut weather: watch::Receiver<Weather>,
+) -> io::Result<()> {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let count = from.read(&mut buffer).await?;
+        if count == 0 {
+            return Ok(());
+        }
+        let delay = weather.borrow().delay;
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
+        if weather.wait_for(|weather| !weather.frozen).await.is_err() {
+            return Ok(());
+        }
+        to.write_all(&buffer[..count]).await?;
+    }
+}

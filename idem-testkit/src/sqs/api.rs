@@ -1,0 +1,166 @@
+//! The actions, in the JSON protocol of SQS.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    Shared, State,
+    queue::{Message, Queue, Refusal, refuse, sent},
+};
+
+/// How an action ends now.
+pub(super) enum Done {
+    Answer(Result<Value, Refusal>),
+    /// A receive that waits for messages, for so long.
+    Wait(Duration),
+}
+
+/// Does what is asked, once. A receive that may wait and has nothing is to be asked again.
+pub(super) fn act(shared: &Shared, action: &str, input: &Value) -> Done {
+    let mut state = shared.lock();
+    let now = shared.now(&state);
+    let name = text(input, "QueueUrl").rsplit('/').next().unwrap_or_default().to_owned();
+    if !state.queues.contains_key(&name) {
+        return Done::Answer(refuse("QueueDoesNotExist", "The specified queue does not exist."));
+    }
+    let State { queues, ids, .. } = &mut *state;
+    let Some(queue) = queues.get_mut(&name) else {
+        return Done::Answer(refuse("QueueDoesNotExist", "The specified queue does not exist."));
+    };
+    Done::Answer(match action {
+        "GetQueueAttributes" => Ok(attributes(queue, now)),
+        "SendMessage" => send(queue, now, ids, input),
+        "SendMessageBatch" => Ok(batch(queue, input, |queue, entry| send(queue, now, ids, entry))),
+        "DeleteMessage" => queue.delete(now, &text(input, "ReceiptHandle")).map(|()| json!({})),
+        "DeleteMessageBatch" => {
+            Ok(batch(queue, input, |queue, entry| queue.delete(now, &text(entry, "ReceiptHandle")).map(|()| json!({}))))
+        }
+        "ChangeMessageVisibility" => change_visibility(queue, now, input),
+        "ChangeMessageVisibilityBatch" => Ok(batch(queue, input, |queue, entry| change_visibility(queue, now, entry))),
+        "ReceiveMessage" => return receive(&mut state, now, &name, input),
+        _ => refuse("UnsupportedOperation", format!("{action} is not supported.")),
+    })
+}
+
+fn text(input: &Value, field: &str) -> String {
+    input.get(field).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+fn number(input: &Value, field: &str, otherwise: u64) -> u64 {
+    input.get(field).and_then(Value::as_u64).unwrap_or(otherwise)
+}
+
+fn attributes(queue: &Queue, now: Duration) -> Value {
+    let counts = queue.counts(now);
+    let mut attributes = json!({
+        "QueueArn": format!("arn:aws:sqs:fake:000000000000:{}", queue.name),
+        "ApproximateNumberOfMessages": counts.waiting.to_string(),
+        "ApproximateNumberOfMessagesNotVisible": counts.in_flight.to_string(),
+        "ApproximateNumberOfMessagesDelayed": counts.delayed.to_string(),
+        "MessageRetentionPeriod": queue.options.retention.as_secs().to_string(),
+        "VisibilityTimeout": "30",
+    });
+    if let Some((limit, dead)) = &queue.options.redrive {
+        let policy = json!({
+            "deadLetterTargetArn": format!("arn:aws:sqs:fake:000000000000:{dead}"), "maxReceiveCount": limit
+        });
+        attributes["RedrivePolicy"] = Value::String(policy.to_string());
+    }
+    if queue.is_fifo() {
+        attributes["FifoQueue"] = "true".into();
+    }
+    json!({ "Attributes": attributes })
+}
+
+fn send(queue: &mut Queue, now: Duration, ids: &mut u64, input: &Value) -> Result<Value, Refusal> {
+    *ids += 1;
+    let millis = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_millis();
+    let attributes = input.get("MessageAttributes").and_then(Value::as_object).cloned().unwrap_or_default();
+    let mut message = sent(format!("message-{ids}"), text(input, "MessageBody"), attributes, millis);
+    let given = |field: &str| input.get(field).and_then(Value::as_str).map(str::to_owned);
+    message.group = given("MessageGroupId");
+    message.deduplication_id = given("MessageDeduplicationId");
+    let id = queue.send(now, Duration::from_secs(number(input, "DelaySeconds", 0)), message)?;
+    Ok(json!({ "MessageId": id }))
+}
+
+fn change_visibility(queue: &mut Queue, now: Duration, input: &Value) -> Result<Value, Refusal> {
+    let seconds = number(input, "VisibilityTimeout", 0);
+    queue.change_visibility(now, &text(input, "ReceiptHandle"), seconds).map(|()| json!({}))
+}
+
+/// Each entry for itself: the whole is a success, whatever becomes of them.
+fn batch(queue: &mut Queue, input: &Value, mut act: impl FnMut(&mut Queue, &Value) -> Result<Value, Refusal>) -> Value {
+    let (mut successful, mut failed) = (Vec::new(), Vec::new());
+    for entry in input.get("Entries").and_then(Value::as_array).into_iter().flatten() {
+        let id = text(entry, "Id");
+        if queue.failing_entries > 0 {
+            queue.failing_entries -= 1;
+            failed.push(json!({ "Id": id, "SenderFault": false, "Code": "InternalError", "Message": "Try again." }));
+            continue;
+        }
+        match act(queue, entry) {
+            Ok(mut done) => {
+                done["Id"] = id.into();
+                done["MD5OfMessageBody"] = "".into();
+                successful.push(done);
+            }
+            Err(refusal) => failed.push(json!({
+                "Id": id, "SenderFault": true, "Code": refusal.code, "Message": refusal.text
+            })),
+        }
+    }
+    json!({ "Successful": successful, "Failed": failed })
+}
+
+fn receive(state: &mut State, now: Duration, name: &str, input: &Value) -> Done {
+    let wait = Duration::from_secs(number(input, "WaitTimeSeconds", 0));
+    let max = usize::try_from(number(input, "MaxNumberOfMessages", 1)).unwrap_or(1).min(10);
+    let visibility = Duration::from_secs(number(input, "VisibilityTimeout", 30));
+    if state.receives_hang {
+        return Done::Wait(wait);
+    }
+    let Some(queue) = state.queues.get_mut(name) else { return Done::Wait(wait) };
+    let mut dead = Vec::new();
+    let received = queue.receive(now, max, visibility, &mut dead);
+    let (fifo, redrive) = (queue.is_fifo(), queue.options.redrive.clone());
+    if let Some(queue) = redrive.and_then(|(_, to)| state.queues.get_mut(&to)) {
+        dead.into_iter().for_each(|message| queue.put(message));
+    }
+    match received {
+        // A long poll answers nothing instead, and a FIFO queue never says so.
+        None if wait.is_zero() && !fifo => Done::Answer(refuse("OverLimit", "Too many messages in flight.")),
+        None => Done::Wait(wait),
+        Some(messages) if messages.is_empty() => Done::Wait(wait),
+        Some(messages) => {
+            let messages: Vec<Value> = messages.iter().map(|message| handed_over(message, input)).collect();
+            Done::Answer(Ok(json!({ "Messages": messages })))
+        }
+    }
+}
+
+/// With the attributes that were asked for, and no others.
+fn handed_over(message: &Message, input: &Value) -> Value {
+    let asked = |list: &str, name: &str| {
+        let names = input.get(list).and_then(Value::as_array);
+        names.is_some_and(|names| names.iter().any(|asked| asked == name || asked == "All"))
+    };
+    let facts = [
+        ("ApproximateReceiveCount", Some(message.receives.to_string())),
+        ("SentTimestamp", Some(message.sent_millis.to_string())),
+        ("MessageGroupId", message.group.clone()),
+        ("MessageDeduplicationId", message.deduplication_id.clone()),
+    ];
+    let facts: Map<String, Value> = facts
+        .into_iter()
+        .filter(|(name, _)| asked("MessageSystemAttributeNames", name))
+        .filter_map(|(name, value)| Some((name.to_owned(), value?.into())))
+        .collect();
+    let own = message.attributes.iter().filter(|(name, _)| asked("MessageAttributeNames", name));
+    let own: Map<String, Value> = own.map(|(name, value)| (name.clone(), value.clone())).collect();
+    json!({
+        "MessageId": message.id, "ReceiptHandle": message.receipt(), "Body": message.body,
+        "Attributes": facts, "MessageAttributes": own,
+    })
+}

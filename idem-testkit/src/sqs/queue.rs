@@ -1,0 +1,267 @@
+//! One queue, by the documented rules. Pure: the time is passed in.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use serde_json::{Map, Value};
+
+use super::QueueCounts;
+
+/// No visibility goes beyond this, counted from the receive.
+const VISIBILITY_MAX: u64 = 43_200;
+
+/// How long a FIFO queue drops repetitions.
+const REPETITIONS: Duration = Duration::from_secs(300);
+
+/// A message with its attributes.
+const BYTES_MAX: usize = 1 << 20;
+
+const ATTRIBUTES_MAX: usize = 10;
+
+/// What a queue is created with.
+#[derive(Debug, Clone)]
+pub struct QueueOptions {
+    /// How many messages may be in flight. SQS allows 120,000.
+    pub in_flight_max: usize,
+    /// After how many receives a message is moved to which queue.
+    pub redrive: Option<(u32, String)>,
+    /// How long messages are kept, as far as the attributes say: none is removed.
+    pub retention: Duration,
+}
+
+impl Default for QueueOptions {
+    fn default() -> Self {
+        Self { in_flight_max: 120_000, redrive: None, retention: Duration::from_secs(4 * 86_400) }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Queue {
+    pub(super) name: String,
+    pub(super) options: QueueOptions,
+    pub(super) failing_entries: u32,
+    messages: Vec<Message>,
+    deleted: Vec<Message>,
+    /// When a deduplication id was last taken, and for which message.
+    taken: HashMap<String, (Duration, String)>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Message {
+    pub(super) id: String,
+    pub(super) body: String,
+    pub(super) attributes: Map<String, Value>,
+    pub(super) group: Option<String>,
+    pub(super) deduplication_id: Option<String>,
+    pub(super) sent_millis: u128,
+    pub(super) receives: u32,
+    visible_at: Duration,
+    received_at: Duration,
+}
+
+/// An error as SQS names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) code: &'static str,
+    pub(super) text: String,
+}
+
+pub(super) fn refuse<T>(code: &'static str, text: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal { code, text: text.into() })
+}
+
+impl Message {
+    pub(super) fn receipt(&self) -> String {
+        format!("{}#{}", self.id, self.receives)
+    }
+
+    fn is_in_flight(&self, now: Duration) -> bool {
+        self.receives > 0 && self.visible_at > now
+    }
+}
+
+impl Queue {
+    pub(super) fn new(name: &str, options: QueueOptions) -> Self {
+        let (messages, deleted, taken) = (Vec::new(), Vec::new(), HashMap::new());
+        Self { name: name.to_owned(), options, failing_entries: 0, messages, deleted, taken }
+    }
+
+    pub(super) fn is_fifo(&self) -> bool {
+        self.name.ends_with(".fifo")
+    }
+
+    pub(super) fn counts(&self, now: Duration) -> QueueCounts {
+        let mut counts = QueueCounts::default();
+        for message in &self.messages {
+            let count = match (message.visible_at > now, message.receives) {
+                (false, _) => &mut counts.waiting,
+                (true, 0) => &mut counts.delayed,
+                (true, _) => &mut counts.in_flight,
+            };
+            *count += 1;
+        }
+        counts
+    }
+
+    /// Takes a message in, and answers its id: that of the first one where it is a repetition.
+    pub(super) fn send(&mut self, now: Duration, delay: Duration, mut message: Message) -> Result<String, Refusal> {
+        check(&message)?;
+        if self.is_fifo() {
+            let (Some(_), Some(repetition)) = (&message.group, &message.deduplication_id) else {
+                return refuse(
+                    "MissingParameter",
+                    "The request must contain MessageGroupId and MessageDeduplicationId.",
+                );
+            };
+            if let Some((at, id)) = self.taken.get(repetition).filter(|(at, _)| now < *at + REPETITIONS) {
+                let _ = at;
+                return Ok(id.clone());
+            }
+            self.taken.insert(repetition.clone(), (now, message.id.clone()));
+        }
+        message.visible_at = now + delay;
+        let id = message.id.clone();
+        self.messages.push(message);
+        Ok(id)
+    }
+
+    pub(super) fn put(&mut self, message: Message) {
+        self.messages.push(message);
+    }
+
+    /// Hands over at most `max` messages. `None` where too many are in flight. What was received too often is moved to
+    /// `dead`.
+    pub(super) fn receive(
+        &mut self,
+        now: Duration,
+        max: usize,
+        visibility: Duration,
+        dead: &mut Vec<Message>,
+    ) -> Option<Vec<Message>> {
+        if let Some((limit, _)) = self.options.redrive {
+            let spent = |message: &mut Message| message.visible_at <= now && message.receives >= limit;
+            dead.extend(self.messages.extract_if(.., spent));
+        }
+        let in_flight = self.messages.iter().filter(|message| message.is_in_flight(now)).count();
+        let room = self.options.in_flight_max.saturating_sub(in_flight);
+        if room == 0 {
+            return None;
+        }
+        let is_fifo = self.is_fifo();
+        let blocked: HashSet<Option<String>> = self
+            .messages
+            .iter()
+            .filter(|message| message.is_in_flight(now))
+            .map(|message| message.group.clone())
+            .collect();
+        let free = |message: &&mut Message| message.visible_at <= now && !(is_fifo && blocked.contains(&message.group));
+        let mut ready: Vec<&mut Message> = self.messages.iter_mut().filter(free).collect();
+        if !is_fifo {
+            // A standard queue promises no order, so it keeps none.
+            fastrand::shuffle(&mut ready);
+        }
+        let received = ready.into_iter().take(max.min(room)).map(|message| {
+            message.receives += 1;
+            message.received_at = now;
+            message.visible_at = now + visibility;
+            message.clone()
+        });
+        Some(received.collect())
+    }
+
+    fn find(&self, receipt: &str) -> Result<Option<(usize, bool)>, Refusal> {
+        let Some((id, _)) = receipt.split_once('#') else {
+            return refuse("ReceiptHandleIsInvalid", "The input receipt handle is invalid.");
+        };
+        let place = self.messages.iter().position(|message| message.id == id);
+        Ok(place.map(|place| (place, self.messages[place].receipt() == receipt)))
+    }
+
+    pub(super) fn delete(&mut self, now: Duration, receipt: &str) -> Result<(), Refusal> {
+        let Some((place, latest)) = self.find(receipt)? else { return Ok(()) };
+        let expired = !latest || self.messages[place].visible_at <= now;
+        if expired && self.is_fifo() {
+            return refuse("InvalidParameterValue", "The receipt handle has expired");
+        }
+        if latest {
+            self.deleted.push(self.messages.remove(place));
+        }
+        Ok(())
+    }
+
+    pub(super) fn change_visibility(&mut self, now: Duration, receipt: &str, seconds: u64) -> Result<(), Refusal> {
+        if seconds > VISIBILITY_MAX {
+            return refuse("InvalidParameterValue", "VisibilityTimeout must be between 0 and 43200");
+        }
+        let Some((place, true)) = self.find(receipt)? else {
+            return refuse(
+                "InvalidParameterValue",
+                "Message does not exist or is not available for visibility timeout change.",
+            );
+        };
+        let message = &mut self.messages[place];
+        if message.visible_at <= now {
+            return refuse("MessageNotInflight", "The message referred to isn't in flight.");
+        }
+        let visible_at = now + Duration::from_secs(seconds);
+        if visible_at > message.received_at + Duration::from_secs(VISIBILITY_MAX) {
+            return refuse(
+                "InvalidParameterValue",
+                "Total VisibilityTimeout for the message is beyond the limit [43200 seconds]",
+            );
+        }
+        message.visible_at = visible_at;
+        Ok(())
+    }
+
+    pub(super) fn resurrect(&mut self) -> usize {
+        let back = std::mem::take(&mut self.deleted);
+        let count = back.len();
+        self.messages.extend(back.into_iter().map(|message| Message { visible_at: Duration::ZERO, ..message }));
+        count
+    }
+}
+
+/// A message as it is sent, before the queue takes it.
+pub(super) fn sent(id: String, body: String, attributes: Map<String, Value>, sent_millis: u128) -> Message {
+    let (visible_at, received_at) = (Duration::ZERO, Duration::ZERO);
+    let (group, deduplication_id, receives) = (None, None, 0);
+    Message { id, body, attributes, group, deduplication_id, sent_millis, receives, visible_at, received_at }
+}
+
+fn check(message: &Message) -> Result<(), Refusal> {
+    let allowed = |c: char| matches!(c, '\t' | '\n' | '\r') || (c >= ' ' && !matches!(c, '\u{fffe}' | '\u{ffff}'));
+    if message.body.is_empty() {
+        return refuse("MissingParameter", "The request must contain the parameter MessageBody.");
+    }
+    if !message.body.chars().all(allowed) {
+        return refuse("InvalidMessageContents", "The message contains characters outside the allowed set.");
+    }
+    if message.attributes.len() > ATTRIBUTES_MAX {
+        return refuse("InvalidParameterValue", "Number of message attributes exceeds the allowed maximum [10].");
+    }
+    let mut bytes = message.body.len();
+    for (name, attribute) in &message.attributes {
+        let text = |field: &str| attribute.get(field).and_then(Value::as_str).unwrap_or_default();
+        let value = format!("{}{}", text("StringValue"), text("BinaryValue"));
+        if value.is_empty() || !value.chars().all(allowed) {
+            return refuse(
+                "InvalidParameterValue",
+                format!("Message attribute {name:?} must contain a non-empty, allowed value."),
+            );
+        }
+        bytes += name.len() + text("DataType").len() + value.len();
+    }
+    if bytes > BYTES_MAX {
+        return refuse(
+            "InvalidParameterValue",
+            "One or more parameters are invalid. Reason: Message must be shorter than 1048576 bytes.",
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,304 @@
+//! The command line.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand};
+use idem_core::Reason;
+use idem_schema::SchemaName;
+
+use crate::spans;
+
+/// What an operator does with idem's tables on PostgreSQL.
+///
+/// Exit status: 0 done, 1 doctor found something, 2 refused or not confirmed, 3 the database could not be reached, 70 a
+/// bug of idem's.
+#[derive(Debug, Parser)]
+#[command(name = "idem", version, max_term_width = 120)]
+pub(crate) struct CommandLine {
+    #[command(flatten)]
+    pub(crate) target: Target,
+
+    /// Answer in JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Which tables, and who is at them.
+#[derive(Clone, Args)]
+pub(crate) struct Target {
+    /// The database: postgres://…
+    #[arg(long, global = true, env = "DATABASE_URL", value_name = "URL", hide_env_values = true)]
+    pub(crate) database_url: Option<String>,
+
+    /// The schema of idem's tables
+    #[arg(long, global = true, env = "IDEM_SCHEMA", value_name = "NAME", default_value = SchemaName::DEFAULT, value_parser = schema)]
+    pub(crate) schema: SchemaName,
+
+    /// Who the audit trail says it was
+    #[arg(long, global = true, env = "IDEM_OPERATOR", value_name = "NAME", default_value_t = operator())]
+    pub(crate) by: String,
+}
+
+impl std::fmt::Debug for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Target").field("schema", &self.schema).field("by", &self.by).finish_non_exhaustive()
+    }
+}
+
+fn schema(text: &str) -> Result<SchemaName, String> {
+    SchemaName::new(text).map_err(|error| error.to_string())
+}
+
+fn operator() -> String {
+    std::env::var("USER").unwrap_or_else(|_| "operator".to_owned())
+}
+
+fn reason(text: &str) -> Result<Reason, String> {
+    let known = || Reason::ALL.map(Reason::as_str).join(", ");
+    Reason::parse(text).ok_or_else(|| format!("it must be one of {}", known()))
+}
+
+fn why(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() { Err("say why: it stands in the audit trail".to_owned()) } else { Ok(text.to_owned()) }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Make and change idem's tables
+    #[command(subcommand)]
+    Migrate(Migrate),
+    /// See, pause, resume and rename consumers
+    #[command(subcommand)]
+    Consumers(Consumers),
+    /// All that is known of a key, and what would become of a redelivery
+    Show(Show),
+    /// Remove the records of keys, so that their messages take effect once more when they come again
+    Forget(Forget),
+    /// See, replay and drop messages that were set aside
+    #[command(subcommand)]
+    DeadLetters(DeadLetters),
+    /// Remove what has expired
+    Cleanup(Clean),
+    /// What there is, by consumer; counts every record
+    Stats,
+    /// Look for what is wrong with database, schema and consumers, and say the cure of each
+    Doctor,
+    /// Starts of workers, the newest first
+    Workers(Limit),
+    /// How long records are kept
+    #[command(subcommand)]
+    Retention(Retention),
+    /// Keys that keep failing, and sessions that wait
+    Stuck(Limit),
+    /// Print a script that completes this command in a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Migrate {
+    /// Bring the tables to this build's version
+    Up,
+    /// Take the newest migration back; the first one only where there is no record
+    Down(Yes),
+    /// Which migrations were applied, and which are to come
+    Status,
+    /// Print the migrations as one script, for who runs them by hand
+    Print {
+        /// Print the script that makes the roles and grants their rights instead
+        #[arg(long)]
+        roles: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Consumers {
+    /// Consumers, their state and what they are bound to
+    List,
+    /// Stop intake; running workers obey within seconds
+    Pause(Because),
+    /// Start intake again, after a pause or a halt
+    Resume {
+        /// The consumer
+        consumer: String,
+    },
+    /// Give a consumer another name; its records stay its own
+    Rename {
+        /// The name it has
+        consumer: String,
+        /// The name it gets
+        to: String,
+        #[command(flatten)]
+        yes: Yes,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Because {
+    /// The consumer
+    pub(crate) consumer: String,
+    /// Why, for those who come after you
+    #[arg(long, value_name = "WHY", value_parser = why)]
+    pub(crate) reason: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Show {
+    /// The key as it came
+    pub(crate) key: String,
+    /// Of this consumer only
+    #[arg(long, value_name = "NAME")]
+    pub(crate) consumer: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("which").required(true).multiple(true).args(["key", "keys", "from", "to", "run", "release"]))]
+pub(crate) struct Forget {
+    /// Keys as they came
+    pub(crate) key: Vec<String>,
+    /// The consumer
+    #[arg(long, value_name = "NAME")]
+    pub(crate) consumer: String,
+    /// Why, for the audit trail
+    #[arg(long, value_name = "WHY", value_parser = why)]
+    pub(crate) reason: String,
+    /// Keys of this file, one a line
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["from", "to", "run", "release"])]
+    pub(crate) keys: Option<PathBuf>,
+    /// What was processed from this time on, such as 2026-11-21T20:00:00Z
+    #[arg(long, value_name = "TIME", conflicts_with = "key")]
+    pub(crate) from: Option<String>,
+    /// What was processed before this time
+    #[arg(long, value_name = "TIME", conflicts_with = "key")]
+    pub(crate) to: Option<String>,
+    /// What this run of a worker processed; `idem workers` lists them
+    #[arg(long, value_name = "ID", conflicts_with = "key")]
+    pub(crate) run: Option<i64>,
+    /// What workers of this version processed
+    #[arg(long = "version", value_name = "VERSION", conflicts_with = "key")]
+    pub(crate) release: Option<String>,
+    /// Only say how many records there are
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) yes: Yes,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DeadLetters {
+    /// The newest dead letters
+    List {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        limit: Limit,
+    },
+    /// One dead letter
+    Show {
+        /// Its id
+        id: i64,
+        /// With its payload and headers; the audit trail notes that you have read them
+        #[arg(long)]
+        payload: bool,
+    },
+    /// Have running workers of the consumer handle them again
+    Replay {
+        #[command(flatten)]
+        which: Which,
+        /// Only say how many there are
+        #[arg(long)]
+        dry_run: bool,
+        #[command(flatten)]
+        yes: Yes,
+    },
+    /// Delete them
+    Drop {
+        #[command(flatten)]
+        which: Which,
+        /// Why, for the audit trail
+        #[arg(long = "because", value_name = "WHY", value_parser = why)]
+        because: String,
+        /// Only say how many there are
+        #[arg(long)]
+        dry_run: bool,
+        #[command(flatten)]
+        yes: Yes,
+    },
+}
+
+/// Which dead letters.
+#[derive(Debug, Args)]
+pub(crate) struct Which {
+    /// These, by their ids
+    pub(crate) id: Vec<i64>,
+    /// Of this consumer
+    #[arg(long, value_name = "NAME")]
+    pub(crate) consumer: Option<String>,
+    /// That were set aside for this reason
+    #[arg(long, value_name = "REASON", value_parser = reason)]
+    pub(crate) reason: Option<Reason>,
+    /// Whose last copy came at this time or later, such as 2026-11-21T20:00:00Z
+    #[arg(long, value_name = "TIME")]
+    pub(crate) from: Option<String>,
+    /// Whose last copy came before this time
+    #[arg(long, value_name = "TIME")]
+    pub(crate) to: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Clean {
+    /// Only say how many rows there are
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Print the same as a script for a scheduler of the database's own
+    #[arg(long, conflicts_with = "dry_run")]
+    pub(crate) print_sql: bool,
+    /// Rows a step
+    #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
+    pub(crate) rows_max: u32,
+    /// How long counts of failed attempts are kept
+    #[arg(long, value_name = "TIME", default_value = "7d", value_parser = spans::span)]
+    pub(crate) attempts_kept: Duration,
+    /// How long dead letters are kept
+    #[arg(long, value_name = "TIME", default_value = "30d", value_parser = spans::span)]
+    pub(crate) dead_letters_kept: Duration,
+    /// How long the audit trail is kept
+    #[arg(long, value_name = "TIME", default_value = "365d", value_parser = spans::span)]
+    pub(crate) audit_kept: Duration,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Retention {
+    /// Rewrite until when a consumer's records are kept; workers give new ones what --retention says
+    Set {
+        /// The consumer
+        consumer: String,
+        /// How long from when each was processed, such as 24h or 7d
+        #[arg(value_parser = spans::span)]
+        time: Duration,
+        /// Rewrite the records that are there
+        #[arg(long, required = true)]
+        existing: bool,
+        #[command(flatten)]
+        yes: Yes,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Limit {
+    /// How many at most
+    #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=100_000))]
+    pub(crate) limit: i64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Yes {
+    /// Do it without asking
+    #[arg(long)]
+    pub(crate) yes: bool,
+}

@@ -1,0 +1,74 @@
+-- One row a finding: how grave it is, what was found, and the cure. Nothing where all is well.
+SELECT 'error' AS level, format('%s is off: a crash can lose or damage what was committed', name) AS finding,
+    format('Set %s = on in postgresql.conf', name) AS cure
+FROM unnest(ARRAY['fsync', 'full_page_writes']) AS name WHERE current_setting(name) = 'off'
+UNION ALL
+SELECT 'warning', format('synchronous_commit is %s: a crash or failover can lose a commit whose message is already acknowledged',
+        current_setting('synchronous_commit')),
+    'Set synchronous_commit = on for the roles of the workers'
+WHERE current_setting('synchronous_commit') IN ('off', 'local')
+UNION ALL
+SELECT 'warning', format('default_transaction_isolation is %s; units run at READ COMMITTED all the same',
+        current_setting('default_transaction_isolation')),
+    'Remove the setting from the roles of the workers'
+WHERE current_setting('default_transaction_isolation') <> 'read committed'
+UNION ALL
+-- What the session began with, because this command has set limits of its own.
+SELECT 'warning', format('%s is %s ms for this login: handlers'' statements end after it, whatever the handler''s deadline', name,
+        reset_val),
+    format('Remove %s from the roles of the workers, or keep it above --handler-deadline', name)
+FROM pg_catalog.pg_settings
+WHERE name IN ('statement_timeout', 'lock_timeout') AND reset_val::int8 BETWEEN 1 AND 30000
+UNION ALL
+SELECT 'warning', format('the role %s is missing, so rights cannot be kept apart', role),
+    'Run: idem migrate print --roles | psql -1'
+FROM unnest(ARRAY['idem_worker', 'idem_cleanup', 'idem_migrator', 'idem_auditor']) AS role
+WHERE to_regrole(role) IS NULL
+UNION ALL
+SELECT 'error', format('the role idem_worker may %s records, which permits their effects a second time', right_),
+    'Run: idem migrate print --roles | psql -1'
+FROM unnest(ARRAY['DELETE', 'UPDATE', 'TRUNCATE']) AS right_
+WHERE to_regrole('idem_worker') IS NOT NULL
+    AND has_table_privilege('idem_worker', '{schema}.processed_messages', right_)
+UNION ALL
+SELECT 'warning', format('cleanup is behind: a record that has expired at %s is still there', oldest),
+    'Run idem cleanup, and look why the workers'' cleanup does not keep up: their log, and idem_cleanup_failed_cycles'
+FROM (SELECT min(expires_at) AS oldest FROM {schema}.processed_messages) AS records
+WHERE oldest < now() - interval '3 hours'
+UNION ALL
+SELECT 'warning', coalesce(format('cleanup ran last at %s', last), 'cleanup has never run'),
+    'Give a worker --cleanup-database-url with a login in idem_cleanup, or run idem cleanup every hour'
+FROM (SELECT max(at) AS last FROM {schema}.audit WHERE action = 'cleanup') AS cleanups
+WHERE coalesce(last, '-infinity') < now() - interval '1 day'
+    AND EXISTS (SELECT FROM {schema}.consumers WHERE first_started_at < now() - interval '1 day')
+UNION ALL
+SELECT 'notice', format('the records of %s are kept for ever, so the table grows without end', name),
+    'Give its workers --retention, longer than the broker may deliver a message again'
+FROM {schema}.consumers WHERE retention IS NULL
+UNION ALL
+SELECT 'notice', format('%s is %s since %s by %s: %s', c.name, o.state, o.at, o.by, o.reason),
+    format('Run idem consumers resume %s once the reason is gone', c.name)
+FROM {schema}.controls AS o JOIN {schema}.consumers AS c ON c.id = o.consumer WHERE o.state <> 'running'
+UNION ALL
+SELECT 'warning', format('%s replays of %s are awaited for more than 10 minutes', count(*), c.name),
+    format('Start a worker with --consumer %s, or look why none takes messages in: idem consumers list', c.name)
+FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
+WHERE d.replay_requested_at < now() - interval '10 minutes' AND d.replayed_at IS NULL GROUP BY c.name
+UNION ALL
+SELECT 'warning', format('process %s (%s) has been in a transaction since %s: no row that is removed makes room until it ends',
+        pid, application_name, xact_start),
+    format('Find out what it does; SELECT pg_terminate_backend(%s) ends it', pid)
+FROM pg_catalog.pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start < now() - interval '10 minutes'
+    AND backend_type = 'client backend'
+UNION ALL
+SELECT 'warning', format('%s holds %s dead rows beside %s live ones', relname, n_dead_tup, n_live_tup),
+    format('Look why autovacuum does not come, and run VACUUM {schema}.%I', relname)
+FROM pg_catalog.pg_stat_all_tables
+WHERE relid IN (SELECT oid FROM pg_catalog.pg_class WHERE relnamespace = '{schema}'::regnamespace)
+    AND n_dead_tup > 100000 AND n_dead_tup > n_live_tup / 2
+UNION ALL
+SELECT 'warning', format('%s has not been frozen for %s transactions', relname, age(relfrozenxid)),
+    format('Run VACUUM (FREEZE) {schema}.%I', relname)
+FROM pg_catalog.pg_class
+WHERE relnamespace = '{schema}'::regnamespace AND relkind = 'r' AND age(relfrozenxid) > 1000000000

@@ -1,0 +1,108 @@
+//! `idem forget`: the only way to let a message take effect once more.
+
+use crate::{
+    command_line::Forget,
+    confirm::confirm,
+    database::{Bind, Database},
+    exit::Failure,
+    report::Report,
+};
+
+/// Records a transaction.
+const CHUNK: i64 = 1_000;
+
+/// Parameters: 1 consumer, 2 keys or NULL, 3 from or NULL, 4 to or NULL, 5 run or NULL, 6 version or NULL.
+const CHOSEN: &str = "\
+FROM {schema}.processed_messages AS p
+WHERE p.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE name = $1::text))
+    AND ($2::text[] IS NULL OR p.key_id = ANY (ARRAY(SELECT {schema}.key_id(k) FROM unnest($2::text[]) AS k)))
+    AND ($3::text IS NULL OR p.processed_at >= $3::text::timestamptz)
+    AND ($4::text IS NULL OR p.processed_at < $4::text::timestamptz)
+    AND ($5::int8 IS NULL OR p.processed_by = $5::int8)
+    AND ($6::text IS NULL OR p.processed_by = ANY (ARRAY(SELECT id FROM {schema}.worker_runs WHERE version = $6::text)))";
+
+/// Record, count of attempts, trail and the caches of running workers change in one transaction. Further parameters: 7 how
+/// many, 8 who, 9 why.
+const FORGET: &str = "\
+WITH gone AS (
+    DELETE FROM {schema}.processed_messages WHERE ctid = ANY (ARRAY(SELECT p.ctid {chosen} LIMIT $7::int8))
+    RETURNING consumer, key_id, idempotency_key
+), counts AS (
+    DELETE FROM {schema}.attempts AS a USING gone WHERE a.consumer = gone.consumer AND a.key_id = gone.key_id
+), noted AS (
+    INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
+    SELECT $8::text, 'forget', consumer, idempotency_key, $9::text FROM gone
+), emptied AS (
+    INSERT INTO {schema}.controls AS c (consumer, epoch) SELECT DISTINCT consumer, 1 FROM gone ORDER BY consumer
+    ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1
+)
+SELECT count(*) FROM gone";
+
+pub(crate) async fn run(mut database: Database, forget: &Forget) -> Result<Report, Failure> {
+    database.known(&forget.consumer).await?;
+    let keys = keys(forget)?;
+    for time in [&forget.from, &forget.to].into_iter().flatten() {
+        check_time(&mut database, time).await?;
+    }
+    let keys = keys.as_deref();
+    let chosen = [
+        Bind::Text(&forget.consumer),
+        keys.map_or(Bind::TextOr(None), Bind::Texts),
+        Bind::TextOr(forget.from.as_deref()),
+        Bind::TextOr(forget.to.as_deref()),
+        Bind::NumberOr(forget.run),
+        Bind::TextOr(forget.release.as_deref()),
+    ];
+    let count = database.number(&format!("SELECT count(*) {CHOSEN}"), &chosen).await?;
+    let records = if count == 1 { "1 record".to_owned() } else { format!("{count} records") };
+    if count == 0 || forget.dry_run {
+        return Ok(Report::said(format!("{records} of {} would be forgotten", forget.consumer)));
+    }
+    let what = format!(
+        "This forgets {records} of {}: if their messages come again, they take effect once more",
+        forget.consumer
+    );
+    confirm(&what, forget.yes.yes)?;
+    let by = database.by.clone();
+    let mut binds = chosen.to_vec();
+    binds.extend([Bind::Number(CHUNK), Bind::Text(&by), Bind::Text(&forget.reason)]);
+    let statement = FORGET.replace("{chosen}", CHOSEN);
+    let mut forgotten = 0;
+    // As many as were counted and confirmed: what is processed in the meantime stays.
+    while forgotten < count {
+        match database.number(&statement, &binds).await? {
+            0 => break,
+            gone => forgotten += gone,
+        }
+    }
+    Ok(Report::said(format!(
+        "{forgotten} forgotten. Running workers may still answer from memory for up to 2 seconds."
+    )))
+}
+
+/// The keys that were named; `None` where the choice is another.
+fn keys(forget: &Forget) -> Result<Option<Vec<String>>, Failure> {
+    let mut keys = forget.key.clone();
+    if let Some(path) = &forget.keys {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Failure::refused(format!("{} cannot be read: {}", path.display(), error.kind())))?;
+        keys.extend(text.lines().filter(|line| !line.is_empty()).map(str::to_owned));
+    }
+    for (number, key) in keys.iter().enumerate() {
+        let number = number + 1;
+        idem_core::IdempotencyKey::new(key)
+            .map_err(|error| Failure::refused(format!("key number {number} is none: {error}")))?;
+    }
+    Ok((forget.keys.is_some() || !keys.is_empty()).then_some(keys))
+}
+
+/// A time without a zone would be another in each place, so one is asked for.
+pub(crate) async fn check_time(database: &mut Database, time: &str) -> Result<(), Failure> {
+    let wrong = || Failure::refused(format!("{time:?} is no time with a zone, such as 2026-11-21T20:00:00Z"));
+    let has_zone = time.ends_with('Z') || time.get(10..).is_some_and(|rest| rest.contains(['+', '-']));
+    if !has_zone || !time.starts_with(|c: char| c.is_ascii_digit()) {
+        return Err(wrong());
+    }
+    let read = database.number("SELECT extract(epoch FROM $1::text::timestamptz)::int8", &[Bind::Text(time)]).await;
+    read.map(|_| ()).map_err(|_| wrong())
+}

@@ -1,0 +1,76 @@
+//! `idem show KEY`.
+
+use crate::{
+    command_line::Show,
+    database::{Bind, Database},
+    exit::Failure,
+    report::{Report, Table},
+};
+
+const RECORDS: &str = "\
+SELECT c.name AS consumer, c.tenant, p.processed_at, r.host, r.process, r.version, p.processed_by AS run,
+    encode(p.payload_hash, 'hex') AS payload_hash, h.rule AS hash_rule,
+    CASE WHEN p.expires_at < 'infinity' THEN p.expires_at END AS expires_at, p.expires_at <= now() AS expired
+FROM {schema}.processed_messages AS p
+JOIN {schema}.consumers AS c ON c.id = p.consumer
+LEFT JOIN {schema}.worker_runs AS r ON r.id = p.processed_by
+LEFT JOIN {schema}.payload_hashes AS h ON h.id = p.hash_id
+WHERE p.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE $2::text IS NULL OR name = $2::text))
+    AND p.key_id = {schema}.key_id($1::text)
+ORDER BY c.name, c.tenant";
+
+const ATTEMPTS: &str = "\
+SELECT c.name AS consumer, c.tenant, a.attempts, a.first_at, a.last_at, a.last_error
+FROM {schema}.attempts AS a JOIN {schema}.consumers AS c ON c.id = a.consumer
+WHERE a.key_id = {schema}.key_id($1::text) AND ($2::text IS NULL OR c.name = $2::text) ORDER BY c.name, c.tenant";
+
+const DEAD_LETTERS: &str = "\
+SELECT d.id, c.name AS consumer, c.tenant, d.reason, d.attempts, d.copies, d.error, d.first_at, d.last_at, d.origin,
+    d.replay_requested_at, d.replay_outcome
+FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
+WHERE d.key_id = {schema}.key_id($1::text) AND ($2::text IS NULL OR c.name = $2::text) ORDER BY d.id";
+
+const AUDIT: &str = "\
+SELECT a.at, a.who, a.action, c.name AS consumer, a.details
+FROM {schema}.audit AS a LEFT JOIN {schema}.consumers AS c ON c.id = a.consumer
+WHERE a.idempotency_key = $1::text AND ($2::text IS NULL OR c.name = $2::text) ORDER BY a.id DESC LIMIT 20";
+
+pub(crate) async fn run(mut database: Database, show: &Show) -> Result<Report, Failure> {
+    let key = idem_core::IdempotencyKey::new(&show.key);
+    key.map_err(|error| Failure::refused(format!("that is no key: {error}")))?;
+    let consumer = show.consumer.as_deref();
+    if let Some(consumer) = consumer {
+        database.known(consumer).await?;
+    }
+    let binds = [Bind::Text(&show.key), Bind::TextOr(consumer)];
+    let records = database.table(RECORDS, &binds).await?;
+    let attempts = database.table(ATTEMPTS, &binds).await?;
+    let dead_letters = database.table(DEAD_LETTERS, &binds).await?;
+    let audit = database.table(AUDIT, &binds).await?;
+    let redelivery = redelivery(&records, &attempts);
+    Ok(Report::new()
+        .table("records", records)
+        .table("attempts", attempts)
+        .table("dead letters", dead_letters)
+        .table("audit", audit)
+        .line(redelivery))
+}
+
+/// What would become of the message if it came again now.
+fn redelivery(records: &Table, attempts: &Table) -> String {
+    let names = |table: &Table| {
+        let names: Vec<&str> = table.rows().iter().map(|row| row.text("consumer")).collect();
+        names.join(", ")
+    };
+    if !records.is_empty() {
+        return format!(
+            "A redelivery with the same payload is skipped as a duplicate by {}; with another payload it is a conflict, and \
+             never runs.",
+            names(records)
+        );
+    }
+    if attempts.is_empty() {
+        return "A redelivery is handled: there is no record of this key.".to_owned();
+    }
+    format!("A redelivery is handled, and its attempts go on from the count above at {}.", names(attempts))
+}

@@ -1,0 +1,36 @@
+//! `idem stuck`.
+
+use crate::{
+    command_line::Limit,
+    database::{Bind, Database},
+    exit::Failure,
+    report::Report,
+};
+
+/// Keys that have failed, and are neither processed nor set aside: their lanes wait for them.
+const KEYS: &str = "\
+SELECT c.name AS consumer, c.tenant, a.idempotency_key AS key, a.attempts, a.first_at AS since, a.last_at, a.last_error
+FROM {schema}.attempts AS a JOIN {schema}.consumers AS c ON c.id = a.consumer
+WHERE a.attempts > 0
+    AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
+    AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.consumer = a.consumer AND d.key_id = a.key_id
+        AND d.last_at >= a.last_at)
+ORDER BY a.first_at LIMIT $1::int8";
+
+/// Sessions in this database that wait for another, and those they wait for. No statement's text: it may hold values.
+const SESSIONS: &str = "\
+SELECT s.pid, s.application_name AS program, s.usename AS login, s.state, now() - s.xact_start AS in_transaction_for,
+    s.wait_event_type || ' ' || s.wait_event AS waits_for, nullif(pg_blocking_pids(s.pid), '{}') AS blocked_by
+FROM pg_catalog.pg_stat_activity AS s
+WHERE s.datname = current_database() AND s.pid <> pg_backend_pid() AND (
+    cardinality(pg_blocking_pids(s.pid)) > 0
+    OR s.pid IN (SELECT unnest(pg_blocking_pids(w.pid)) FROM pg_catalog.pg_stat_activity AS w
+        WHERE w.datname = current_database()))
+ORDER BY s.xact_start LIMIT $1::int8";
+
+pub(crate) async fn run(mut database: Database, limit: &Limit) -> Result<Report, Failure> {
+    let binds = [Bind::Number(limit.limit)];
+    let keys = database.table(KEYS, &binds).await?;
+    let sessions = database.table(SESSIONS, &binds).await?;
+    Ok(Report::new().table("failing keys", keys).table("waiting sessions", sessions))
+}

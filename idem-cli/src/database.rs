@@ -1,0 +1,138 @@
+//! The one connection of a command, and the little that runs on it.
+
+use std::time::Duration;
+
+use idem_schema::{Dialect, SchemaName, UnitLimits, begin_unit};
+use idem_sqlx::{Postgres, PostgresOptions};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions as _, PgConnection, Row as _,
+    postgres::{PgArguments, PgConnectOptions, PgRow},
+    query::Query,
+};
+
+use crate::{
+    command_line::Target,
+    exit::{Exit, Failure},
+    report::{Row, Table},
+};
+
+/// How long a command waits for a lock that a worker holds, and how long one statement may take.
+const LIMITS: UnitLimits = UnitLimits {
+    lock: Duration::from_secs(10),
+    statement: Duration::from_secs(600),
+    idle_in_transaction: Duration::from_secs(60),
+};
+
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+/// A parameter of a statement.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Bind<'a> {
+    Text(&'a str),
+    TextOr(Option<&'a str>),
+    Number(i64),
+    NumberOr(Option<i64>),
+    Texts(&'a [String]),
+    Numbers(&'a [i64]),
+}
+
+/// A connection to the database, and who is at it.
+#[derive(Debug)]
+pub(crate) struct Database {
+    connection: PgConnection,
+    pub(crate) schema: SchemaName,
+    /// Who the audit trail says it was.
+    pub(crate) by: String,
+}
+
+/// The store, for what it does itself: migrations, verification, cleanup.
+pub(crate) fn store(target: &Target) -> Result<Postgres, Failure> {
+    Ok(PostgresOptions::parse(url(target)?)?.schema(target.schema.clone()).application_name("idem command").build()?)
+}
+
+fn url(target: &Target) -> Result<&str, Failure> {
+    let missing = "--database-url (or the variable DATABASE_URL) must be given";
+    let url = target.database_url.as_deref().ok_or_else(|| Failure::refused(missing))?;
+    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+        return Ok(url);
+    }
+    Err(Failure::refused(
+        "--database-url must begin with postgres:// (its value is not shown): this command has PostgreSQL only",
+    ))
+}
+
+impl Database {
+    pub(crate) async fn open(target: &Target) -> Result<Self, Failure> {
+        // The store says what is wrong with a URL without repeating it.
+        let text = url(target)?;
+        store(target)?;
+        let options: PgConnectOptions = text.parse().map_err(|_| Failure::refused("--database-url cannot be read"))?;
+        let options = options.application_name("idem command").disable_statement_logging();
+        match tokio::time::timeout(CONNECT_WITHIN, options.connect()).await {
+            Ok(Ok(connection)) => Ok(Self { connection, schema: target.schema.clone(), by: target.by.clone() }),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => Err(Failure::new(Exit::Unreachable, "the database does not answer within 5 s")),
+        }
+    }
+
+    /// One statement in a transaction of its own.
+    async fn rows(&mut self, text: &str, binds: &[Bind<'_>]) -> Result<Vec<PgRow>, Failure> {
+        let text = Dialect::Postgres.render(text, &self.schema);
+        sqlx::raw_sql(AssertSqlSafe(begin_unit(LIMITS))).execute(&mut self.connection).await?;
+        // Not prepared under a name, which a pooler might lose.
+        let query = sqlx::query(AssertSqlSafe(text)).persistent(false);
+        let rows = binds.iter().fold(query, |query, value| bind(query, *value)).fetch_all(&mut self.connection).await?;
+        sqlx::raw_sql("COMMIT").execute(&mut self.connection).await?;
+        Ok(rows)
+    }
+
+    /// What a query answers.
+    pub(crate) async fn table(&mut self, query: &str, binds: &[Bind<'_>]) -> Result<Table, Failure> {
+        let text = format!("SELECT row_to_json(answer)::text FROM ({query}) AS answer");
+        let rows = self.rows(&text, binds).await?;
+        let unreadable = |_| Failure::new(Exit::Bug, "the database's answer cannot be read");
+        let row = |row: &PgRow| -> Result<Row, Failure> {
+            let text: &str = row.try_get(0)?;
+            serde_json::from_str(text).map_err(unreadable)
+        };
+        rows.iter().map(row).collect()
+    }
+
+    /// The number that a statement answers.
+    pub(crate) async fn number(&mut self, statement: &str, binds: &[Bind<'_>]) -> Result<i64, Failure> {
+        let rows = self.rows(statement, binds).await?;
+        rows.first().map_or(Ok(0), |row| Ok(row.try_get(0)?))
+    }
+
+    /// What a statement answers that goes through a table slice by slice: a number, and where it stopped.
+    pub(crate) async fn slice(
+        &mut self,
+        statement: &str,
+        binds: &[Bind<'_>],
+    ) -> Result<(i64, Option<String>), Failure> {
+        let rows = self.rows(statement, binds).await?;
+        rows.first().map_or(Ok((0, None)), |row| Ok((row.try_get(0)?, row.try_get(1)?)))
+    }
+
+    /// Refuses a consumer that was never registered: with a mistyped name, every command would find nothing to do.
+    pub(crate) async fn known(&mut self, consumer: &str) -> Result<(), Failure> {
+        let found = "SELECT count(*) FROM {schema}.consumers WHERE name = $1::text";
+        if self.number(found, &[Bind::Text(consumer)]).await? > 0 {
+            return Ok(());
+        }
+        Err(Failure::refused(format!(
+            "there is no consumer {consumer:?}; `idem consumers list` shows those that there are"
+        )))
+    }
+}
+
+fn bind<'q>(query: Query<'q, sqlx::Postgres, PgArguments>, value: Bind<'q>) -> Query<'q, sqlx::Postgres, PgArguments> {
+    match value {
+        Bind::Text(text) => query.bind(text),
+        Bind::TextOr(text) => query.bind(text),
+        Bind::Number(number) => query.bind(number),
+        Bind::NumberOr(number) => query.bind(number),
+        Bind::Texts(texts) => query.bind(texts),
+        Bind::Numbers(numbers) => query.bind(numbers),
+    }
+}

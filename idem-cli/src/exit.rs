@@ -1,0 +1,155 @@
+//! How a command ends: its exit status, which is that of a worker in the same case, and the line that says why.
+
+use std::{error::Error, process::ExitCode};
+
+use idem_core::{ErrorClass, Store as _, StoreError, chain};
+use idem_sqlx::{MigratePostgresError, Postgres};
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Done,
+    /// `doctor` found something that a person should change.
+    Found,
+    /// Wrong arguments, not confirmed, or refused by the server.
+    Refused,
+    /// The database could not be reached.
+    Unreachable,
+    /// A bug of idem's.
+    Bug,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(match exit {
+            Exit::Done => 0,
+            Exit::Found => 1,
+            Exit::Refused => 2,
+            Exit::Unreachable => 3,
+            // EX_SOFTWARE of sysexits.h.
+            Exit::Bug => 70,
+        })
+    }
+}
+
+/// Why a command did not do what it was told.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    exit: Exit,
+    text: String,
+}
+
+impl Failure {
+    pub(crate) fn new(exit: Exit, text: impl Into<String>) -> Self {
+        Self { exit, text: text.into() }
+    }
+
+    pub(crate) fn refused(text: impl Into<String>) -> Self {
+        Self::new(Exit::Refused, text)
+    }
+
+    /// Writes the reason to standard error. Whatever was mistyped, no password is in it.
+    pub(crate) fn tell(self) -> Exit {
+        eprintln!("{}", without_passwords(self.text.trim_end()));
+        self.exit
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        let exit = match error.class() {
+            ErrorClass::Infrastructure | ErrorClass::RunUnitAgain => Exit::Unreachable,
+            ErrorClass::Transient | ErrorClass::Permanent | ErrorClass::Fatal => Exit::Refused,
+        };
+        Self::new(exit, describe(&error))
+    }
+}
+
+impl From<MigratePostgresError> for Failure {
+    fn from(error: MigratePostgresError) -> Self {
+        match error {
+            MigratePostgresError::Store(error) => error.into(),
+            MigratePostgresError::Plan(_) | MigratePostgresError::Failed { .. } => {
+                Self::refused(migration_error(&error))
+            }
+            // The enum is open; whatever it is, a person must look at it.
+            _ => Self::refused(migration_error(&error)),
+        }
+    }
+}
+
+/// The server's words are part of it: the down migration says why it refuses and what to do, and a migration holds no
+/// value of anybody's.
+fn migration_error(error: &MigratePostgresError) -> String {
+    let words = chain(error).filter_map(|link| link.downcast_ref::<sqlx::Error>()).find_map(|error| {
+        let error = error.as_database_error()?;
+        let hint = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().and_then(|error| error.hint());
+        Some(format!("{error}. {}", hint.unwrap_or_default()))
+    });
+    words.map_or_else(|| error.to_string(), |words| format!("{error}: {words}"))
+}
+
+impl From<sqlx::Error> for Failure {
+    fn from(error: sqlx::Error) -> Self {
+        let text = match error.as_database_error().and_then(sqlx::error::DatabaseError::code).as_deref() {
+            Some("42501") => {
+                "this login lacks a right on idem's tables: use one in idem_migrator, which owns them".to_owned()
+            }
+            Some("42P01" | "3F000") => {
+                "idem's tables are not there: check --schema, or run `idem migrate up`".to_owned()
+            }
+            _ => describe(&error),
+        };
+        let exit = match Postgres::classify(&error) {
+            Some(ErrorClass::Infrastructure) if error.as_database_error().is_none() => Exit::Unreachable,
+            _ => Exit::Refused,
+        };
+        Self::new(exit, text)
+    }
+}
+
+/// An error and its sources in one line, without values of statements or rows (S4).
+pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
+    let mut texts: Vec<String> = Vec::new();
+    for link in chain(error) {
+        let described = Postgres::describe(link);
+        let is_drivers = described.is_some();
+        let text = described.unwrap_or_else(|| link.to_string());
+        if texts.last() != Some(&text) {
+            texts.push(text);
+        }
+        // What stands behind the driver's error may quote values.
+        if is_drivers {
+            break;
+        }
+    }
+    texts.join(": ")
+}
+
+/// Blanks what stands between `://` and `@`: a URL that was given in a wrong place is quoted by whoever refuses it.
+fn without_passwords(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("://") {
+        kept.push_str(before);
+        kept.push_str("://");
+        let end = after.find(|c: char| c.is_whitespace() || matches!(c, '\'' | '"')).unwrap_or(after.len());
+        let (url, behind) = after.split_at(end);
+        kept.push_str(url.rsplit_once('@').map_or(url, |(_, host)| host));
+        rest = behind;
+    }
+    kept + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s9_no_password_of_a_mistyped_url_is_told() {
+        let text = "unexpected argument 'postgres://u:hunter2@h/d' found, 'a://b' and \"x://u:hunter2@y\" too";
+        let told = "unexpected argument 'postgres://h/d' found, 'a://b' and \"x://y\" too";
+        assert_eq!(without_passwords(text), told);
+        assert_eq!(without_passwords("postgres://u:p@ss@h"), "postgres://h");
+    }
+}

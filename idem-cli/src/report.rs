@@ -1,0 +1,189 @@
+//! What a command answers: tables for people, or JSON.
+
+use std::fmt;
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, Visitor},
+};
+use serde_json::{Map, Value};
+
+use crate::exit::Exit;
+
+/// Rows with named columns. The database makes each row a JSON object, whose order of members is that of the columns.
+#[derive(Debug, Default)]
+pub(crate) struct Table(Vec<Row>);
+
+#[derive(Debug)]
+pub(crate) struct Row(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Row {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InOrder;
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Row;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Row, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Row(members))
+            }
+        }
+        deserializer.deserialize_map(InOrder)
+    }
+}
+
+impl Row {
+    pub(crate) fn new<const N: usize>(members: [(&str, Value); N]) -> Self {
+        Self(members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+    }
+
+    pub(crate) fn get(&self, name: &str) -> &Value {
+        self.0.iter().find(|(column, _)| column == name).map_or(&Value::Null, |(_, value)| value)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> &str {
+        self.get(name).as_str().unwrap_or_default()
+    }
+
+    pub(crate) fn number(&self, name: &str) -> i64 {
+        self.get(name).as_i64().unwrap_or_default()
+    }
+}
+
+impl FromIterator<Row> for Table {
+    fn from_iter<I: IntoIterator<Item = Row>>(rows: I) -> Self {
+        Self(rows.into_iter().collect())
+    }
+}
+
+impl Table {
+    pub(crate) fn rows(&self) -> &[Row] {
+        &self.0
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn json(self) -> Value {
+        Value::Array(self.0.into_iter().map(|row| Value::Object(row.0.into_iter().collect())).collect())
+    }
+
+    /// One line a row, under the names of the columns.
+    fn lines(&self) -> Vec<String> {
+        let Some(first) = self.0.first() else { return Vec::new() };
+        let names = first.0.iter().map(|(name, _)| name.to_uppercase().replace('_', " ")).collect();
+        let cells = self.0.iter().map(|row| row.0.iter().map(|(_, value)| shown(value)).collect());
+        let lines: Vec<Vec<String>> = std::iter::once(names).chain(cells).collect();
+        let width_of = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..first.0.len()).map(width_of).collect();
+        let padded = |line: &Vec<String>| {
+            let cells: Vec<String> = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+            cells.join("  ").trim_end().to_owned()
+        };
+        lines.iter().map(padded).collect()
+    }
+}
+
+/// A value in one line. Control characters are escaped: an error's text must not steer a terminal (S5).
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::Bool(is) => if *is { "yes" } else { "no" }.to_owned(),
+        Value::Number(number) => number.to_string(),
+        Value::String(text) => printable(text),
+        Value::Array(_) | Value::Object(_) => printable(&value.to_string()),
+    }
+}
+
+pub(crate) fn printable(text: &str) -> String {
+    let mut printable = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { printable.extend(c.escape_default()) } else { printable.push(c) }
+    }
+    printable
+}
+
+/// What a command answers.
+#[derive(Debug)]
+pub(crate) struct Report {
+    exit: Exit,
+    sections: Vec<(&'static str, Table)>,
+    lines: Vec<String>,
+    /// A text that is to be used elsewhere, such as a script: it is printed as it is.
+    text: Option<String>,
+}
+
+impl Report {
+    pub(crate) fn new() -> Self {
+        Self { exit: Exit::Done, sections: Vec::new(), lines: Vec::new(), text: None }
+    }
+
+    pub(crate) fn script(text: String) -> Self {
+        Self { text: Some(text), ..Self::new() }
+    }
+
+    pub(crate) fn said(line: impl Into<String>) -> Self {
+        Self::new().line(line)
+    }
+
+    pub(crate) fn table(mut self, name: &'static str, table: Table) -> Self {
+        self.sections.push((name, table));
+        self
+    }
+
+    pub(crate) fn line(mut self, line: impl Into<String>) -> Self {
+        self.lines.push(line.into());
+        self
+    }
+
+    pub(crate) fn exit(mut self, exit: Exit) -> Self {
+        self.exit = exit;
+        self
+    }
+
+    pub(crate) fn print(self, is_json: bool) -> Exit {
+        if let Some(text) = self.text {
+            println!("{}", text.trim_end());
+        } else if is_json {
+            let sections = self.sections.into_iter().map(|(name, table)| (name.replace(' ', "_"), table.json()));
+            let mut members: Map<String, Value> = sections.collect();
+            members.insert("messages".to_owned(), self.lines.into());
+            println!("{}", Value::Object(members));
+        } else {
+            let is_single = self.sections.len() == 1;
+            for (name, table) in self.sections {
+                if table.is_empty() {
+                    println!("no {name}");
+                    continue;
+                }
+                if !is_single {
+                    println!("{name}");
+                }
+                table.lines().iter().for_each(|line| println!("{line}"));
+            }
+            self.lines.iter().for_each(|line| println!("{}", printable(line)));
+        }
+        self.exit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s5_a_row_keeps_its_order_and_no_control_character() {
+        let row: Row =
+            serde_json::from_str(r#"{"key":"a","attempts":3,"error":"\u001b[2Jx\ny","since":null}"#).unwrap();
+        let lines = Table(vec![row]).lines();
+        assert_eq!(lines, ["KEY  ATTEMPTS  ERROR          SINCE", r"a    3         \u{1b}[2Jx\ny  -"]);
+    }
+}

@@ -1,0 +1,46 @@
+//! `idem consumers`.
+
+use idem_core::{Bookkeeping as _, ControlState, ScopeId};
+
+use crate::scene::Scene;
+
+#[tokio::test]
+async fn a_pause_is_what_workers_read_until_it_is_resumed() {
+    let scene = Scene::new().await;
+    scene.deliver(&["order-1"]).await;
+    scene.idem("consumers pause orders").refused("--reason");
+    scene.idem("consumers pause ordres --reason x").refused("no consumer \"ordres\"");
+    scene.idem("consumers pause orders --reason ledger-is-down").ok();
+    let control = scene.store.control(ScopeId(1)).await.unwrap();
+    assert_eq!(
+        (control.state, control.by.as_str(), control.reason.as_str()),
+        (ControlState::Paused, "ada", "ledger-is-down")
+    );
+    let listed = scene.idem("consumers list --json").json();
+    let consumer = &listed["consumers"][0];
+    assert_eq!(
+        (&consumer["consumer"], &consumer["state"], &consumer["by"]),
+        (&"orders".into(), &"paused".into(), &"ada".into())
+    );
+    scene.idem("consumers resume orders").ok();
+    assert_eq!(scene.store.control(ScopeId(1)).await.unwrap().state, ControlState::Running);
+    assert_eq!(scene.trail().await, ["ada pause ledger-is-down", "ada resume"]);
+    scene.drop().await;
+}
+
+#[tokio::test]
+async fn a_renamed_consumer_keeps_its_records() {
+    let scene = Scene::new().await;
+    scene.deliver(&["order-1"]).await;
+    scene.idem("consumers rename orders purchases").refused("give --yes");
+    scene.idem("consumers rename orders orders --yes").refused("already");
+    assert!(scene.idem("consumers rename orders purchases --yes").ok().contains("--consumer purchases"));
+    scene.idem("consumers rename orders other --yes").refused("no consumer \"orders\"");
+    let builder = idem_core::DedupConsumer::builder(scene.store.clone(), "purchases");
+    let consumer =
+        builder.effects(idem_core::Effects::InTransaction).handler(crate::scene::Accepting(Default::default()));
+    let decisions = consumer.build().unwrap().process(vec![crate::scene::message("order-1")]).await.unwrap();
+    assert!(decisions[0].is_skipped());
+    assert_eq!(scene.trail().await, ["ada rename orders to purchases"]);
+    scene.drop().await;
+}

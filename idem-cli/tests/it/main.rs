@@ -1,0 +1,17 @@
+//! The command as a process, on a real PostgreSQL: `IDEM_POSTGRES_URL`, as `./servers url postgres` prints it.
+
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "in a test anything unexpected is a failure"
+)]
+
+mod consumers;
+mod dead_letters;
+mod forget;
+mod guide;
+mod scene;
+mod schema;
+mod secrets;
+mod seeing;

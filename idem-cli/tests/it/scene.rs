@@ -1,0 +1,161 @@
+//! A schema of its own for each test, a consumer in it, and the command.
+
+use std::{
+    process::{Command, Stdio},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use idem_core::{DedupConsumer, Effects, Handler, HandlerError, Message, Tx};
+use idem_schema::SchemaName;
+use idem_sqlx::{Postgres, PostgresOptions};
+use serde_json::Value;
+use sqlx::{AssertSqlSafe, ConnectOptions as _, PgPool, Row as _, postgres::PgConnectOptions};
+
+/// How long anything may take that a test waits for. It only ends a test that hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What stands in every payload here, and may be seen only where it was asked for.
+pub(crate) const PAYLOAD: &str = "canary-payload";
+pub(crate) const PASSWORD: &str = "canary-password";
+
+pub(crate) struct Scene {
+    pub(crate) schema: String,
+    pub(crate) store: Postgres,
+    pub(crate) admin: PgPool,
+    pub(crate) url: String,
+    /// Messages that the handler refuses for good.
+    pub(crate) refused: Arc<Mutex<Vec<String>>>,
+}
+
+/// What the command answered.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Answer {
+    /// It went well.
+    #[track_caller]
+    pub(crate) fn ok(self) -> String {
+        assert_eq!(self.status, 0, "{self:?}");
+        self.out
+    }
+
+    /// It was refused, and this says why.
+    #[track_caller]
+    pub(crate) fn refused(self, why: &str) {
+        assert_eq!(self.status, 2, "{self:?}");
+        assert!(self.err.contains(why), "{self:?}");
+        assert!(self.out.is_empty(), "{self:?}");
+    }
+
+    #[track_caller]
+    pub(crate) fn json(self) -> Value {
+        serde_json::from_str(&self.ok()).unwrap()
+    }
+}
+
+/// Runs the command with nothing in its environment but these.
+pub(crate) fn command(variables: &[(&str, &str)], arguments: &[&str]) -> Answer {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_idem"));
+    command.env_clear().envs(variables.iter().copied()).args(arguments).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Answer { status: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+impl Scene {
+    /// A migrated schema.
+    pub(crate) async fn new() -> Self {
+        let scene = Self::empty().await;
+        scene.idem("migrate up").ok();
+        scene
+    }
+
+    pub(crate) async fn empty() -> Self {
+        let server = std::env::var("IDEM_POSTGRES_URL");
+        let server = server.unwrap_or_else(|_| "postgres://idem@127.0.0.1:25432/idem".to_owned());
+        // The server trusts this machine, so that any password will do.
+        let url = server.replace("idem@", &format!("idem:{PASSWORD}@"));
+        let schema = format!("c_{:016x}", fastrand::u64(..));
+        let options: PgConnectOptions = url.parse().unwrap();
+        let options = options.disable_statement_logging().options([("search_path", schema.as_str())]);
+        let admin = sqlx::postgres::PgPoolOptions::new().max_connections(2).connect_with(options).await.unwrap();
+        let store = PostgresOptions::parse(&url).unwrap().schema(SchemaName::new(&schema).unwrap()).build().unwrap();
+        Self { schema, store, admin, url, refused: Arc::default() }
+    }
+
+    /// The command with these arguments, which hold no blanks.
+    pub(crate) fn idem(&self, arguments: &str) -> Answer {
+        self.idem_with(&arguments.split_whitespace().collect::<Vec<_>>())
+    }
+
+    pub(crate) fn idem_with(&self, arguments: &[&str]) -> Answer {
+        let variables = [("DATABASE_URL", self.url.as_str()), ("IDEM_SCHEMA", &self.schema), ("IDEM_OPERATOR", "ada")];
+        command(&variables, arguments)
+    }
+
+    /// A consumer whose handler does nothing, or refuses.
+    pub(crate) fn consumer(&self) -> DedupConsumer<Postgres> {
+        let builder = DedupConsumer::builder(self.store.clone(), "orders").effects(Effects::InTransaction);
+        builder.handler(Accepting(Arc::clone(&self.refused))).version("1.2.3").build().unwrap()
+    }
+
+    /// Delivers these keys, and answers whether each was processed (P) or skipped (D).
+    pub(crate) async fn deliver(&self, keys: &[&str]) -> String {
+        let messages = keys.iter().map(|key| message(key)).collect();
+        let decisions = self.consumer().process(messages).await.unwrap();
+        decisions.iter().map(|decision| if decision.is_processed() { 'P' } else { 'D' }).collect()
+    }
+
+    pub(crate) async fn run(&self, statements: &str) {
+        sqlx::raw_sql(AssertSqlSafe(statements.to_owned())).execute(&self.admin).await.unwrap();
+    }
+
+    /// The first column of what a query answers.
+    pub(crate) async fn texts(&self, query: &str) -> Vec<String> {
+        let rows = sqlx::raw_sql(AssertSqlSafe(query.to_owned())).fetch_all(&self.admin).await.unwrap();
+        rows.iter().map(|row| row.try_get_unchecked::<Option<String>, _>(0).unwrap().unwrap_or_default()).collect()
+    }
+
+    /// Asks until the database answers this.
+    pub(crate) async fn until(&self, query: &str, wanted: &str) {
+        let mut pace = tokio::time::interval(Duration::from_millis(20));
+        let asking = async {
+            while self.texts(query).await.first().map(String::as_str) != Some(wanted) {
+                pace.tick().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("never {wanted}: {query}"));
+    }
+
+    /// What the audit trail says: who did what to which key.
+    pub(crate) async fn trail(&self) -> Vec<String> {
+        self.texts("SELECT concat_ws(' ', who, action, idempotency_key, nullif(details, '')) FROM audit ORDER BY id")
+            .await
+    }
+
+    pub(crate) async fn drop(self) {
+        self.store.disconnect().await;
+        self.run(&format!("DROP SCHEMA {} CASCADE", self.schema)).await;
+    }
+}
+
+pub(crate) fn message(key: &str) -> Message {
+    Message::new(format!("{PAYLOAD} {key}")).with_header("idempotencykey", key.to_owned())
+}
+
+pub(crate) struct Accepting(pub(crate) Arc<Mutex<Vec<String>>>);
+
+impl Handler<Postgres> for Accepting {
+    async fn handle(&self, message: &Message, _: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+        let key = message.key().map_or("", |key| key.as_str());
+        if self.0.lock().unwrap().iter().any(|refused| refused == key) {
+            return Err(HandlerError::permanent("there is no such customer"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,69 @@
+//! S4, S5, S9: what must not be seen is not seen, whatever goes wrong.
+
+use crate::scene::{PASSWORD, PAYLOAD, Scene, command};
+
+#[tokio::test]
+async fn s9_no_command_shows_the_password_and_none_but_one_a_payload() {
+    let scene = crate::dead_letters::scene().await;
+    for arguments in [
+        "consumers list",
+        "show order-1",
+        "stats",
+        "workers",
+        "stuck",
+        "doctor",
+        "dead-letters list",
+        "dead-letters show 1",
+        "cleanup",
+        "cleanup --print-sql",
+        "migrate status",
+        "migrate print",
+        "migrate up",
+        "consumers pause orders --reason x",
+        "forget order-1 --consumer orders --reason x",
+        "--help",
+        "help forget",
+        "no-such-command",
+        "show",
+        "completions bash",
+    ] {
+        for json in ["", " --json"] {
+            let answer = scene.idem(&format!("{arguments}{json}"));
+            let all = answer.out + &answer.err;
+            assert!(!all.contains(PASSWORD) && !all.contains(PAYLOAD), "{arguments}: {all}");
+        }
+    }
+    scene.drop().await;
+}
+
+#[test]
+fn s9_a_url_that_is_wrong_or_in_the_wrong_place_is_not_repeated() {
+    let secret = format!("postgres://idem:{PASSWORD}@127.0.0.1:1/idem");
+    let answer = command(&[("DATABASE_URL", &secret)], &["stats"]);
+    assert_eq!(answer.status, 3, "{answer:?}");
+    assert!(!answer.err.contains(PASSWORD), "{answer:?}");
+    let wrong = [format!("mysql://u:{PASSWORD}@h/d"), format!("postgres://u:{PASSWORD}@h:port/d"), PASSWORD.to_owned()];
+    for url in &wrong {
+        for command_name in ["stats", "cleanup", "doctor", "migrate"] {
+            let arguments = [command_name, if command_name == "migrate" { "up" } else { "--json" }];
+            let answer = command(&[("DATABASE_URL", url)], &arguments);
+            assert_eq!(answer.status, 2, "{answer:?}");
+            assert!(!answer.err.contains(PASSWORD), "{answer:?}");
+        }
+    }
+    let answer = command(&[], &["stats", &secret]);
+    assert_eq!(answer.status, 2);
+    assert!(!answer.err.contains(PASSWORD), "{answer:?}");
+    command(&[], &["stats"]).refused("--database-url (or the variable DATABASE_URL) must be given");
+}
+
+/// S5: what a producer wrote does not steer an operator's terminal.
+#[tokio::test]
+async fn s5_control_characters_are_escaped() {
+    let scene = Scene::new().await;
+    scene.deliver(&["order-1"]).await;
+    scene.run(r"UPDATE worker_runs SET host = E'\x1b[2Jhost\nrow'").await;
+    let shown = scene.idem("workers").ok();
+    assert!(shown.contains(r"\u{1b}[2Jhost\nrow") && !shown.contains('\u{1b}'), "{shown:?}");
+    scene.drop().await;
+}

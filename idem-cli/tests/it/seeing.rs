@@ -1,0 +1,149 @@
+//! `idem show`, `stats`, `workers`, `stuck`, `doctor`, `completions`.
+
+use idem_core::{Bookkeeping as _, IdempotencyKey, PayloadHash, ScopeId};
+use sqlx::Connection as _;
+
+use crate::scene::{Scene, command};
+
+#[tokio::test]
+async fn show_tells_who_when_and_what_a_redelivery_would_meet() {
+    let scene = Scene::new().await;
+    scene.deliver(&["order-1"]).await;
+    let shown = scene.idem("show order-1 --json").json();
+    let record = &shown["records"][0];
+    assert_eq!(
+        (&record["consumer"], &record["version"], &record["expired"]),
+        (&"orders".into(), &"1.2.3".into(), &false.into())
+    );
+    assert_eq!(record["payload_hash"].as_str().unwrap().len(), 64);
+    assert!(shown["messages"][0].as_str().unwrap().contains("skipped as a duplicate by orders"), "{shown}");
+    let shown = scene.idem("show order-9").ok();
+    assert!(shown.contains("no records") && shown.contains("A redelivery is handled: there is no record"), "{shown}");
+    let key = IdempotencyKey::new("order-2").unwrap();
+    scene.store.count_attempt(ScopeId(1), &key, PayloadHash::of(b"x")).await.unwrap();
+    let shown = scene.idem("show order-2 --consumer orders --json").json();
+    assert_eq!(shown["attempts"][0]["attempts"], 1);
+    assert!(shown["messages"][0].as_str().unwrap().contains("attempts go on"), "{shown}");
+    scene.idem("show order-1 --consumer ordres").refused("no consumer");
+    scene.idem_with(&["show", "a\u{1b}[2J"]).refused("that is no key");
+    scene.drop().await;
+}
+
+#[tokio::test]
+async fn stats_and_workers_count_what_there_is() {
+    let scene = Scene::new().await;
+    scene.deliver(&["order-1", "order-2"]).await;
+    let stats = scene.idem("stats --json").json();
+    let orders = &stats["consumers"][0];
+    assert_eq!((&orders["records"], &orders["last_hour"], &orders["failing"]), (&2.into(), &2.into(), &0.into()));
+    let workers = scene.idem("workers --json").json();
+    assert_eq!(workers["workers"][0]["version"], "1.2.3");
+    assert!(workers["workers"][0]["last_unit"].is_string());
+    let people = scene.idem("workers").ok();
+    assert!(people.starts_with("RUN  HOST") && people.contains("1.2.3"), "{people}");
+    scene.drop().await;
+}
+
+#[tokio::test]
+async fn stuck_names_the_failing_key_and_the_session_that_blocks() {
+    let scene = Scene::new().await;
+    scene.deliver(&["order-1"]).await;
+    for key in ["order-1", "order-2"] {
+        let key = IdempotencyKey::new(key).unwrap();
+        scene.store.count_attempt(ScopeId(1), &key, PayloadHash::of(b"x")).await.unwrap();
+    }
+    // One session holds a lock that another waits for.
+    let lock = "SELECT pg_advisory_xact_lock(hashtext(current_schema()))";
+    let mut holder = scene.admin.acquire().await.unwrap();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(format!("BEGIN; {lock}"))).execute(&mut *holder).await.unwrap();
+    let holding: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *holder).await.unwrap();
+    let mut waiter = scene.admin.acquire().await.unwrap();
+    let waiting: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *waiter).await.unwrap();
+    let waits = async { sqlx::raw_sql(lock).execute(&mut *waiter).await.unwrap() };
+    let look = async {
+        let mut other = sqlx::PgConnection::connect(&scene.url).await.unwrap();
+        let is_waiting = "SELECT cardinality(pg_blocking_pids($1)) > 0";
+        while !sqlx::query_scalar::<_, bool>(is_waiting).bind(waiting).fetch_one(&mut other).await.unwrap() {
+            tokio::task::yield_now().await;
+        }
+        let stuck = scene.idem("stuck --json").json();
+        sqlx::raw_sql("ROLLBACK").execute(&mut *holder).await.unwrap();
+        stuck
+    };
+    let (_, stuck) = tokio::join!(waits, look);
+    assert_eq!(stuck["failing_keys"].as_array().unwrap().len(), 1, "{stuck}");
+    assert_eq!(
+        (&stuck["failing_keys"][0]["key"], &stuck["failing_keys"][0]["attempts"]),
+        (&"order-2".into(), &1.into())
+    );
+    let sessions = stuck["waiting_sessions"].as_array().unwrap();
+    let session = sessions.iter().find(|session| session["pid"] == waiting).unwrap();
+    assert_eq!(session["blocked_by"][0], holding, "{stuck}");
+    drop(waiter);
+    drop(holder);
+    scene.drop().await;
+}
+
+#[tokio::test]
+async fn doctor_names_what_is_wrong_with_its_cure() {
+    let scene = Scene::empty().await;
+    let answer = scene.idem("doctor");
+    assert_eq!(answer.status, 1, "{answer:?}");
+    assert!(answer.out.contains("idem migrate up"), "{answer:?}");
+    scene.idem("migrate up").ok();
+    scene.deliver(&["order-1"]).await;
+    scene.idem("consumers pause orders --reason ledger-is-down").ok();
+    let finding = |answer: &str, part: &str| {
+        let report: serde_json::Value = serde_json::from_str(answer).unwrap();
+        let findings = report["findings"].as_array().unwrap().clone();
+        let found = findings.into_iter().find(|finding| finding["finding"].as_str().unwrap().contains(part));
+        found.unwrap_or_else(|| panic!("{part} is not found: {answer}"))
+    };
+    scene
+        .run("UPDATE processed_messages SET expires_at = now() - interval '1 d'; ALTER TABLE units DISABLE TRIGGER ALL")
+        .await;
+    let answer = scene.idem("doctor --json");
+    assert_eq!(answer.status, 1);
+    let trigger = finding(&answer.out, "refuse_unsealed_commit");
+    assert!(trigger["cure"].as_str().unwrap().contains("ENABLE TRIGGER"), "{trigger}");
+    scene.run("ALTER TABLE units ENABLE TRIGGER ALL").await;
+    let answer = scene.idem("doctor --json");
+    assert_eq!(answer.status, 1);
+    assert_eq!(finding(&answer.out, "cleanup is behind")["level"], "warning");
+    let paused = finding(&answer.out, "orders is paused");
+    assert_eq!(
+        (&paused["level"], &paused["cure"]),
+        (&"notice".into(), &"Run idem consumers resume orders once the reason is gone".into())
+    );
+    // Deliberately wrong settings, for this login alone.
+    let url = format!("{}?options=-c%20synchronous_commit%3Doff%20-c%20statement_timeout%3D9s", scene.url);
+    let answer = command(&[("DATABASE_URL", &url), ("IDEM_SCHEMA", &scene.schema)], &["doctor", "--json"]);
+    assert!(finding(&answer.out, "synchronous_commit is off")["cure"].as_str().unwrap().contains("= on"));
+    assert!(
+        finding(&answer.out, "statement_timeout is 9000 ms")["cure"].as_str().unwrap().contains("--handler-deadline")
+    );
+    scene.drop().await;
+}
+
+#[tokio::test]
+async fn doctor_has_nothing_to_say_where_all_is_well() {
+    let scene = Scene::new().await;
+    let roles = scene.idem("migrate print --roles").ok();
+    scene.run(&format!("BEGIN; SELECT pg_advisory_xact_lock(4711); {roles}; COMMIT")).await;
+    scene.deliver(&["order-1"]).await;
+    let answer = scene.idem("doctor --json");
+    let report: serde_json::Value = serde_json::from_str(&answer.out).unwrap();
+    // The server is shared: another test may be in a long transaction.
+    let is_ours =
+        |finding: &&serde_json::Value| !finding["finding"].as_str().unwrap().contains("in a transaction since");
+    let ours: Vec<_> = report["findings"].as_array().unwrap().iter().filter(is_ours).collect();
+    assert!(ours.is_empty(), "{ours:?}");
+    scene.drop().await;
+}
+
+#[test]
+fn completions_need_no_database() {
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(command(&[], &["completions", shell]).ok().contains("dead-letters"));
+    }
+}

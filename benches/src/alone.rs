@@ -4,7 +4,7 @@ use std::{error::Error, process::Stdio};
 
 use serde_json::{Value, json};
 
-use crate::{engine, kafka};
+use crate::{amqp, engine, kafka};
 
 /// The first argument of a process that measures memory.
 pub(crate) const FLAG: &str = "--alone";
@@ -14,6 +14,7 @@ pub(crate) async fn measure(arguments: &[String]) -> Result<Value, Box<dyn Error
     match arguments {
         [what, messages] if what == "engine" => engine::memory(messages.parse()?).await,
         [what, topic, messages] if what == "kafka" => kafka::resident(topic, messages.parse()?).await,
+        [what, queue, messages] if what == "rabbitmq" => amqp::resident(queue, messages.parse()?).await,
         _ => Err(format!("{FLAG} is for the benchmark itself").into()),
     }
 }

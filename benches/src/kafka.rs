@@ -3,7 +3,7 @@
 
 use std::{error::Error, time::Duration};
 
-use idem_core::{CancellationToken, DedupConsumer, DedupConsumerBuilder, Effects, Worker};
+use idem_core::{DedupConsumer, DedupConsumerBuilder};
 use idem_kafka::{KafkaOptions, Reset};
 use idem_sqlx::Postgres;
 use rdkafka::{
@@ -21,7 +21,8 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::{
-    alone::{self, resident_mib},
+    alone,
+    drain::drain,
     postgres::{INSERT, Insert, body, fresh, store},
     report::{self, Case},
 };
@@ -102,8 +103,7 @@ impl Topic {
         Ok(took)
     }
 
-    /// Through a worker, until every message is settled; timed from the first one that is. Also answers the process's
-    /// resident memory in MiB at each tenth.
+    /// Through a worker of a new group.
     async fn idem(
         &self,
         consumer: DedupConsumerBuilder<Postgres>,
@@ -112,36 +112,7 @@ impl Topic {
     ) -> Result<(Duration, Vec<usize>), Box<dyn Error>> {
         let group = Uuid::new_v4().to_string();
         let source = KafkaOptions::new(&self.brokers, &self.name, &group).reset(Reset::Earliest).build()?;
-        let consumer = consumer.effects(Effects::InTransaction).build()?;
-        let mut worker = Worker::builder(consumer, source).batch(batch).cleanup(None);
-        if let Some(cache) = cache {
-            worker = worker.cache_for(cache);
-        }
-        let worker = worker.build()?;
-        let (view, stop) = (worker.view(), CancellationToken::new());
-        let running = tokio::spawn(worker.run(stop.clone()));
-        let (mut started, mut resident, all) = (None, Vec::new(), u64::try_from(self.messages)?);
-        loop {
-            let summary = view.summary();
-            let settled = summary.processed + summary.duplicates;
-            if settled > 0 {
-                started.get_or_insert_with(Instant::now);
-            }
-            if settled * 10 >= all * (resident.len() as u64 + 1) {
-                resident.push(resident_mib()?);
-            }
-            if settled >= all {
-                break;
-            }
-            if running.is_finished() {
-                return Err(format!("the worker ended: {:?}", running.await?).into());
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-        let took = started.map(|started| started.elapsed()).unwrap_or_default();
-        stop.cancel();
-        running.await??;
-        Ok((took, resident))
+        drain(source, consumer, batch, cache, self.messages).await
     }
 }
 

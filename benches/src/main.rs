@@ -2,7 +2,9 @@
 #![allow(clippy::print_stdout, clippy::disallowed_methods, reason = "a measurement prints, and waits while it samples")]
 
 mod alone;
+mod amqp;
 mod backlog;
+mod drain;
 mod engine;
 mod kafka;
 mod network;
@@ -20,6 +22,7 @@ struct Size {
     memory_messages: usize,
     duplicates: usize,
     backlog: usize,
+    rabbitmq_backlog: usize,
 }
 
 const FULL: Size = Size {
@@ -29,6 +32,7 @@ const FULL: Size = Size {
     memory_messages: 5_000_000,
     duplicates: 500_000,
     backlog: 5_000_000,
+    rabbitmq_backlog: 1_000_000,
 };
 const QUICK: Size = Size {
     rounds: 3,
@@ -37,6 +41,7 @@ const QUICK: Size = Size {
     memory_messages: 1_000_000,
     duplicates: 200_000,
     backlog: 1_000_000,
+    rabbitmq_backlog: 200_000,
 };
 
 #[tokio::main]
@@ -46,35 +51,43 @@ async fn main() -> Result<(), Box<dyn Error>> {
         println!("{}", alone::measure(rest).await?);
         return Ok(());
     }
-    let (mut size, mut file, mut only_network, mut only_kafka) = (FULL, None, false, false);
+    let (mut size, mut file, mut only) = (FULL, None, None);
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--quick" => size = QUICK,
-            "--network" => only_network = true,
-            "--kafka" => only_kafka = true,
+            "--network" | "--kafka" | "--rabbitmq" => only = Some(argument),
             "--json" => file = Some(arguments.next().ok_or("--json needs a file")?),
             other => {
-                return Err(format!("{other} is unknown; there are --quick, --network, --kafka and --json FILE").into());
+                let known = "--quick, --network, --kafka, --rabbitmq and --json FILE";
+                return Err(format!("{other} is unknown; there are {known}").into());
             }
         }
     }
     let url = url()?;
-    if only_network {
-        let measured = network::works(&url, size.rounds, &[0.0, 0.5, 1.0, 5.0]).await?;
-        return Ok(file.map_or(Ok(()), |file| std::fs::write(file, measured.to_string()))?);
-    }
-    let brokers = brokers()?;
     let mut all = Vec::new();
-    if !only_kafka {
+    let is_asked_for = |part: &str| only.as_ref().is_none_or(|only| only == part);
+    if only.is_none() {
         all.push(engine::cost(size.rounds, size.engine_messages).await?);
         let title = format!("Resident memory over {} messages through one worker", size.memory_messages);
         all.push(alone::resident(&title, &["engine", &size.memory_messages.to_string()]).await?);
         all.push(postgres::insert(&url, size.rounds, size.messages).await?);
     }
-    all.push(kafka::insert(&url, &brokers, size.rounds, size.messages).await?);
-    all.push(kafka::duplicates(&url, &brokers, size.rounds, size.duplicates).await?);
-    all.push(kafka::memory(&url, &brokers, size.backlog).await?);
+    if is_asked_for("--kafka") {
+        let brokers = brokers()?;
+        all.push(kafka::insert(&url, &brokers, size.rounds, size.messages).await?);
+        all.push(kafka::duplicates(&url, &brokers, size.rounds, size.duplicates).await?);
+        all.push(kafka::memory(&url, &brokers, size.backlog).await?);
+    }
+    if is_asked_for("--rabbitmq") {
+        let broker = rabbitmq()?;
+        all.push(amqp::insert(&url, &broker, size.rounds, size.messages).await?);
+        all.push(amqp::memory(&url, &broker, size.rabbitmq_backlog).await?);
+    }
+    // It takes a quarter of an hour, so it is asked for by name.
+    if only.as_deref() == Some("--network") {
+        all.push(network::works(&url, size.rounds, &[0.0, 0.5, 1.0, 5.0]).await?);
+    }
     if let Some(file) = file {
         std::fs::write(file, serde_json::to_string_pretty(&all)?)?;
     }
@@ -89,4 +102,9 @@ fn url() -> Result<String, &'static str> {
 /// Where Kafka is.
 fn brokers() -> Result<String, &'static str> {
     std::env::var("IDEM_KAFKA_BROKERS").map_err(|_| "IDEM_KAFKA_BROKERS is not set; ./bench sets it")
+}
+
+/// Where RabbitMQ is.
+fn rabbitmq() -> Result<String, &'static str> {
+    std::env::var("IDEM_AMQP_URL").map_err(|_| "IDEM_AMQP_URL is not set; ./bench sets it")
 }

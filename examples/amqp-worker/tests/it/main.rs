@@ -9,11 +9,15 @@
     reason = "a test that cannot go on fails, and says why"
 )]
 
+#[path = "../../../ledger/tests/shared/database.rs"]
+mod database;
 mod deliveries;
 mod outages;
+#[path = "../../../ledger/tests/shared/own_servers.rs"]
 mod own_servers;
 mod queue;
 mod refusals;
 mod stage;
 mod storm;
+#[path = "../../../ledger/tests/shared/worker.rs"]
 mod worker;

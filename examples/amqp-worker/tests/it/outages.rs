@@ -9,7 +9,7 @@ use super::{
 /// charged an attempt for it, and nothing is set aside.
 #[tokio::test(flavor = "multi_thread")]
 async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
-    let servers = OwnServers::up("amqp-worker-outages", &["postgres", "rabbitmq"]);
+    let servers = OwnServers::up("amqp-worker-outages", 600, &["postgres", "rabbitmq"]);
     let url = |name| servers.url(name);
     let stage = Stage::on_servers("outages", &url("rabbitmq"), &url("rabbitmq_management"), &url("postgres")).await;
     let each = count(10_000, 1_000);

@@ -1,53 +1,28 @@
 //! A queue, a database and the workers between them.
 
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    sync::atomic::{AtomicU32, Ordering},
-    time::Duration,
-};
+use std::ops::Deref;
 
 use lapin::types::AMQPValue;
-use sqlx::{Connection, PgConnection, PgPool, postgres::PgPoolOptions, query, query_as, query_scalar};
 
 use super::{
+    database,
     queue::{Purchase, Queue},
     worker::{Ended, Worker},
 };
 
-/// How long anything may take before a test says that it hangs.
-const PATIENCE: Duration = Duration::from_secs(180);
-
-/// The full count with `./test --all`, else a smaller one.
-pub(crate) fn count(all: i64, otherwise: i64) -> i64 {
-    if std::env::var_os("IDEM_TEST_ALL").is_some() { all } else { otherwise }
-}
-
-/// What stands in the ledger.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Ledger {
-    pub(crate) purchases: i64,
-    pub(crate) keys: i64,
-    pub(crate) cents: i64,
-    /// The same once more, from the table with one row a customer.
-    pub(crate) by_customer: (i64, i64),
-}
-
-impl Ledger {
-    /// What it must be after the purchases of these numbers, each once.
-    pub(crate) fn of(numbers: impl Iterator<Item = i64> + Clone) -> Self {
-        let (purchases, cents) = (i64::try_from(numbers.clone().count()).expect("a count"), numbers.sum());
-        Self { purchases, keys: purchases, cents, by_customer: (purchases, cents) }
-    }
-}
+pub(crate) use super::database::{Database, Ledger, count, until};
 
 pub(crate) struct Stage {
     pub(crate) queue: Queue,
-    pub(crate) name: String,
-    pub(crate) database_url: String,
-    pool: PgPool,
-    folder: PathBuf,
-    workers: AtomicU32,
+    database: Database,
+}
+
+impl Deref for Stage {
+    type Target = Database;
+
+    fn deref(&self) -> &Database {
+        &self.database
+    }
 }
 
 /// What makes a queue a quorum queue.
@@ -63,36 +38,19 @@ impl Stage {
 
     /// The same with these arguments of the queue.
     pub(crate) async fn with(label: &str, arguments: &[(&str, AMQPValue)]) -> Self {
-        let server = std::env::var("IDEM_POSTGRES_URL");
-        let server = server.unwrap_or_else(|_| "postgres://idem@127.0.0.1:25432/idem".to_owned());
-        let name = name(label);
-        let queue = Queue::create(&name, arguments).await;
-        Self::on(name, queue, &server).await
+        let database = Database::create(label, &database::server()).await;
+        Self { queue: Queue::create(&database.name, arguments).await, database }
     }
 
     /// The same on servers of the caller's.
-    pub(crate) async fn on_servers(label: &str, broker: &str, management: &str, database: &str) -> Self {
-        let name = name(label);
-        let queue = Queue::create_on(broker, management, &name, &[]).await;
-        Self::on(name, queue, database).await
-    }
-
-    async fn on(name: String, queue: Queue, server: &str) -> Self {
-        let mut connection = PgConnection::connect(server).await.expect("PostgreSQL answers: ./servers up postgres");
-        let statement = sqlx::AssertSqlSafe(format!("CREATE DATABASE {name} TEMPLATE template0"));
-        query(statement).execute(&mut connection).await.expect("a new database");
-        connection.close().await.expect("the connection closes");
-        let (head, _) = server.rsplit_once('/').expect("a URL with a database");
-        let database_url = format!("{head}/{name}");
-        let pool = PgPoolOptions::new().max_connections(2).connect_lazy(&database_url).expect("a URL");
-        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(&name);
-        std::fs::create_dir_all(&folder).expect("a folder for logs");
-        Self { queue, name, database_url, pool, folder, workers: AtomicU32::new(0) }
+    pub(crate) async fn on_servers(label: &str, broker: &str, management: &str, server: &str) -> Self {
+        let database = Database::create(label, server).await;
+        Self { queue: Queue::create_on(broker, management, &database.name, &[]).await, database }
     }
 
     /// The arguments of a worker, which further ones may follow.
     pub(crate) fn arguments(&self, more: &[&str]) -> Vec<String> {
-        self.arguments_to(&self.queue.url, &self.database_url, more)
+        self.arguments_to(&self.queue.url, &self.url, more)
     }
 
     /// The same for a worker that reaches its servers another way.
@@ -113,8 +71,7 @@ impl Stage {
     }
 
     pub(crate) fn start_with(&self, arguments: &[String]) -> Worker {
-        let number = self.workers.fetch_add(1, Ordering::Relaxed);
-        Worker::start(arguments, &self.folder.join(format!("worker-{number}.log")))
+        Worker::start(env!("CARGO_BIN_EXE_amqp-worker"), arguments, &[], &self.next_log())
     }
 
     /// Runs one worker until the queue is empty.
@@ -123,65 +80,13 @@ impl Stage {
         self.start(&more).ended().await
     }
 
-    pub(crate) async fn ledger(&self) -> Ledger {
-        let text = "SELECT count(*), count(DISTINCT idempotency_key), coalesce(sum(cents), 0)::bigint FROM purchases";
-        let (purchases, keys, cents) = query_as(text).fetch_one(&self.pool).await.expect("the ledger");
-        let text = "SELECT coalesce(sum(purchases), 0)::bigint, coalesce(sum(cents), 0)::bigint FROM customers";
-        let by_customer = query_as(text).fetch_one(&self.pool).await.expect("the ledger");
-        Ledger { purchases, keys, cents, by_customer }
-    }
-
-    /// How many purchases stand in the ledger; 0 before there is one.
-    pub(crate) async fn purchases(&self) -> i64 {
-        query_scalar("SELECT count(*) FROM purchases").fetch_one(&self.pool).await.unwrap_or(0)
-    }
-
-    /// Waits for so many purchases.
-    pub(crate) async fn until_purchases(&self, wanted: i64) {
-        until(&format!("{wanted} purchases of {}", self.name), async || self.purchases().await >= wanted).await;
-    }
-
     /// Waits until the queue has nothing left, settled or not.
     pub(crate) async fn until_settled(&self) {
         until(&format!("the end of {}", self.name), async || self.queue.messages().await == 0).await;
-    }
-
-    /// Reasons of dead letters, and how many there are of each.
-    pub(crate) async fn dead_letters(&self) -> BTreeMap<String, i64> {
-        let text = "SELECT reason, sum(copies)::bigint FROM idem.dead_letters GROUP BY reason";
-        query_as(text).fetch_all(&self.pool).await.expect("the dead letters").into_iter().collect()
-    }
-
-    pub(crate) fn pool(&self) -> &PgPool {
-        &self.pool
     }
 
     /// Sends the purchases of these numbers.
     pub(crate) async fn send(&self, numbers: impl IntoIterator<Item = i64>) {
         self.queue.send(numbers.into_iter().map(Purchase::number)).await;
     }
-
-    /// Drops the database, whoever is still connected; one of a test that fails stays.
-    pub(crate) async fn remove(self) {
-        self.pool.close().await;
-        let (head, _) = self.database_url.rsplit_once('/').expect("a URL");
-        let mut server = PgConnection::connect(&format!("{head}/idem")).await.expect("PostgreSQL answers");
-        let statement = sqlx::AssertSqlSafe(format!("DROP DATABASE {} WITH (FORCE)", self.name));
-        query(statement).execute(&mut server).await.expect("the database goes");
-        std::fs::remove_dir_all(&self.folder).expect("its logs go");
-    }
-}
-
-fn name(label: &str) -> String {
-    format!("idem_{label}_{:08x}", fastrand::u32(..))
-}
-
-/// Waits until something is true that nobody tells about, by asking again.
-pub(crate) async fn until(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
-    let asking = async {
-        while !is_true().await {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    assert!(tokio::time::timeout(PATIENCE, asking).await.is_ok(), "{what} did not come within {PATIENCE:?}");
 }

@@ -9,12 +9,16 @@
     reason = "a test that cannot go on fails, and says why"
 )]
 
+#[path = "../../../ledger/tests/shared/database.rs"]
+mod database;
 mod deploys;
 mod outages;
+#[path = "../../../ledger/tests/shared/own_servers.rs"]
 mod own_servers;
 mod positions;
 mod refusals;
 mod stage;
 mod storm;
 mod topic;
+#[path = "../../../ledger/tests/shared/worker.rs"]
 mod worker;

@@ -11,7 +11,7 @@ with_each_client!(j4_a_worker_that_is_killed_in_a_long_statement_does_not_keep_i
 /// an attempt for it, and nothing is set aside.
 #[tokio::test(flavor = "multi_thread")]
 async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
-    let servers = OwnServers::up("kafka-worker-outages", &["postgres", "kafka"]);
+    let servers = OwnServers::up("kafka-worker-outages", 400, &["postgres", "kafka"]);
     let stage = Stage::on("outages", 4, &servers.url("kafka"), &servers.url("postgres")).await;
     let each = count(10_000, 2_000);
     // A message that is redelivered after an outage is counted while it runs, and the count goes with its success.

@@ -4,8 +4,11 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "a test that cannot go on fails, and says why")]
 
 mod contract;
+#[path = "../../../ledger/tests/shared/database.rs"]
+mod database;
 mod deaths;
 mod queue;
 mod refusals;
 mod stage;
+#[path = "../../../ledger/tests/shared/worker.rs"]
 mod worker;

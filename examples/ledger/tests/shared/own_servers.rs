@@ -1,17 +1,19 @@
-//! Servers that one test has for itself, because it stops them.
+//! Servers that one test has for itself, because it stops them. The tests of every worker may include this file.
+
+#![allow(dead_code, reason = "not every worker's tests use all of it")]
 
 use std::process::Command;
 
 /// Those of [`OwnServers::up`], by `./servers`. They go with this value.
-pub(crate) struct OwnServers(&'static str);
-
-/// Ports away from those that everybody shares.
-const PORT_OFFSET: u32 = 600;
+pub(crate) struct OwnServers {
+    set: &'static str,
+    port_offset: u32,
+}
 
 impl OwnServers {
-    /// Starts these, with data of their own in the set of this name.
-    pub(crate) fn up(set: &'static str, names: &[&str]) -> Self {
-        let servers = Self(set);
+    /// Starts these, with data of their own in the set of this name, on ports so far away from those that everybody shares.
+    pub(crate) fn up(set: &'static str, port_offset: u32, names: &[&str]) -> Self {
+        let servers = Self { set, port_offset };
         servers.run(&[&["up"], names].concat());
         servers
     }
@@ -25,12 +27,22 @@ impl OwnServers {
         self.run(&["restart", name, "--immediate"]);
     }
 
+    /// Stops it.
+    pub(crate) fn down(&self, name: &str) {
+        self.run(&["down", name]);
+    }
+
+    /// Starts it again.
+    pub(crate) fn up_again(&self, name: &str) {
+        self.run(&["up", name]);
+    }
+
     fn run(&self, arguments: &[&str]) -> String {
         let outer: u32 = std::env::var("IDEM_PORT_OFFSET").ok().and_then(|offset| offset.parse().ok()).unwrap_or(0);
         let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../servers"))
             .args(arguments)
-            .env("IDEM_SERVERS_SET", self.0)
-            .env("IDEM_PORT_OFFSET", (outer + PORT_OFFSET).to_string())
+            .env("IDEM_SERVERS_SET", self.set)
+            .env("IDEM_PORT_OFFSET", (outer + self.port_offset).to_string())
             .output()
             .expect("./servers runs");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

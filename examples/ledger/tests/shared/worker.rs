@@ -1,4 +1,6 @@
-//! A worker in a process of its own.
+//! A worker in a process of its own. The tests of every worker include this file.
+
+#![allow(dead_code, reason = "not every worker's tests use all of it")]
 
 use std::{
     fs::File,
@@ -28,20 +30,15 @@ pub(crate) struct Ended {
 }
 
 impl Worker {
-    /// Starts one, with its log in `log` and, beside those of the AWS SDK, these variables.
-    pub(crate) fn start(arguments: &[String], variables: &[(&str, &str)], log: &Path) -> Self {
+    /// Starts `program` with these arguments and variables, and its log in `log`.
+    pub(crate) fn start(program: &str, arguments: &[String], variables: &[(&str, &str)], log: &Path) -> Self {
         let output = log.with_extension("out");
-        let process = Command::new(env!("CARGO_BIN_EXE_sqs-worker"))
+        let process = Command::new(program)
             .args(arguments)
             // A worker refuses variables that look like its own, and the tests have some.
             .env_clear()
-            .env("RUST_LOG", "info")
-            .env("AWS_ENDPOINT_URL", super::queue::endpoint())
-            .env("AWS_REGION", "eu-central-1")
-            .env("AWS_ACCESS_KEY_ID", "test")
-            .env("AWS_SECRET_ACCESS_KEY", "test")
-            // Whatever machine this is, the SDK must not ask it who it is.
-            .env("AWS_EC2_METADATA_DISABLED", "true")
+            // Assignments and probes of the database, which tests wait for, are logged at debug.
+            .env("RUST_LOG", "info,idem_kafka=debug,idem_core::worker::trouble=debug")
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(File::create(&output).expect("the output can be written"))
@@ -77,6 +74,21 @@ impl Worker {
             Err(_) => panic!("the worker did not end within {PATIENCE:?}; its log: {}", self.log.display()),
         };
         Ended { status, log: read(&self.log), output: read(&self.output) }
+    }
+
+    /// What it logged so far.
+    pub(crate) fn logged(&self) -> String {
+        read(&self.log)
+    }
+
+    /// Whether it is a member of its Kafka group.
+    pub(crate) fn joined(&self) -> bool {
+        self.logged().contains("Assign(")
+    }
+
+    /// Whether it still runs.
+    pub(crate) fn runs(&mut self) -> bool {
+        self.process.try_wait().expect("a child can be asked").is_none()
     }
 }
 

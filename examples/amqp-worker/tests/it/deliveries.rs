@@ -92,6 +92,7 @@ async fn g6_five_busy_rounds_on_a_queue_with_a_limit_of_three_lose_nothing() {
     let worker = stage.start(&["--busy-timeout", "200ms", "--admin", &admin]);
     until("five busy rounds", async || busy_rounds(&admin).await >= 5).await;
     holder.rollback().await.expect("it lets go");
+    drop(connection);
     stage.until_purchases(2).await;
     stage.until_settled().await;
     let ended = worker.stop().await;

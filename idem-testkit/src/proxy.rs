@@ -1,6 +1,6 @@
 //! A TCP proxy that a test puts between a client and its server, to break, stop and slow down what passes.
 
-use std::{io, time::Duration};
+use std::{collections::BTreeMap, io, time::Duration};
 
 use fastrand::Rng;
 use idem_core::CancellationToken;
@@ -19,7 +19,35 @@ const FAULT_MS: u64 = 1_000;
 pub struct Proxy {
     address: String,
     weather: watch::Sender<Weather>,
+    standing: watch::Sender<Standing>,
     ended: CancellationToken,
+}
+
+/// How many connections stand, by how often was cut before they began.
+type Standing = BTreeMap<u64, usize>;
+
+/// One of them.
+struct Stands {
+    cuts: u64,
+    standing: watch::Sender<Standing>,
+}
+
+impl Stands {
+    fn new(cuts: u64, standing: watch::Sender<Standing>) -> Self {
+        standing.send_modify(|standing| *standing.entry(cuts).or_default() += 1);
+        Self { cuts, standing }
+    }
+}
+
+impl Drop for Stands {
+    fn drop(&mut self) {
+        self.standing.send_modify(|standing| {
+            if let Some(count) = standing.get_mut(&self.cuts) {
+                *count -= 1;
+            }
+            standing.retain(|_, count| *count > 0);
+        });
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -41,11 +69,12 @@ impl Proxy {
     pub async fn to(server: &str) -> io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let address = listener.local_addr()?.to_string();
-        let (weather, _) = watch::channel(Weather::default());
+        let (weather, standing) = (watch::Sender::new(Weather::default()), watch::Sender::new(Standing::new()));
         let ended = CancellationToken::new();
-        let (until, listening) = (ended.clone(), listen(listener, server.to_owned(), weather.clone()));
+        let listening = listen(listener, server.to_owned(), weather.clone(), standing.clone());
+        let until = ended.clone();
         tokio::spawn(async move { until.run_until_cancelled(listening).await });
-        Ok(Self { address, weather, ended })
+        Ok(Self { address, weather, standing, ended })
     }
 
     /// Where clients connect, as `host:port`.
@@ -54,9 +83,15 @@ impl Proxy {
         &self.address
     }
 
-    /// Breaks every connection. New ones are let through.
-    pub fn cut(&self) {
+    /// Breaks every connection, and returns when they are broken. New ones are let through.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: they break all the same.
+    pub async fn cut(&self) {
         self.weather.send_modify(|weather| weather.cuts += 1);
+        let cuts = self.weather.borrow().cuts;
+        // The sender lives in `self`, so this cannot fail.
+        let _ = self.standing.subscribe().wait_for(|standing| standing.keys().all(|born| *born >= cuts)).await;
     }
 
     /// Lets nothing pass from now on, in either direction. Nobody is told.
@@ -87,7 +122,7 @@ impl Proxy {
         loop {
             tokio::time::sleep(Duration::from_millis(rng.u64(..CALM_MS))).await;
             match rng.u8(..3) {
-                0 => self.cut(),
+                0 => self.cut().await,
                 1 => self.freeze(),
                 _ => self.delay(Duration::from_millis(rng.u64(1..50))),
             }
@@ -106,18 +141,25 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.ended.cancel();
-        self.cut();
+        self.weather.send_modify(|weather| weather.cuts += 1);
     }
 }
 
-async fn listen(listener: TcpListener, server: String, weather: watch::Sender<Weather>) {
+async fn listen(
+    listener: TcpListener,
+    server: String,
+    weather: watch::Sender<Weather>,
+    standing: watch::Sender<Standing>,
+) {
     while let Ok((client, _)) = listener.accept().await {
         let (server, weather) = (server.clone(), weather.subscribe());
+        let Weather { cuts, refusing, .. } = *weather.borrow();
+        if refusing {
+            continue;
+        }
+        let stands = Stands::new(cuts, standing.clone());
         tokio::spawn(async move {
-            let Weather { cuts, refusing, .. } = *weather.borrow();
-            if refusing {
-                return;
-            }
+            let _stands = stands;
             let mut until_cut = weather.clone();
             tokio::select! {
                 _ = until_cut.wait_for(|weather| weather.cuts != cuts) => {}

@@ -54,7 +54,7 @@ async fn g2_old_tags_acknowledge_nothing_on_the_new_channel() {
     publish(&queue, &numbers(0..100)).await;
     let member = Member::join(&queue.options()).await;
     let old = member.take(50).await;
-    queue.proxy.cut();
+    queue.proxy.cut().await;
     member.lost().await;
     let new = member.take(100).await;
     assert_eq!(payloads(&new), numbers(0..100));
@@ -87,7 +87,7 @@ async fn g3_the_prefetch_holds_on_every_channel() {
         let more = tokio::time::timeout(Duration::from_millis(100), member.0.receive(100)).await;
         assert!(more.is_err(), "more than the prefetch was delivered: {more:?}");
         drop(held);
-        queue.proxy.cut();
+        queue.proxy.cut().await;
         member.lost().await;
     }
 }
@@ -126,7 +126,7 @@ async fn j9_a_broker_that_goes_away_is_reported_and_waited_for() {
     let queue = Queue::new(Kind::Classic).await;
     let member = Member::join(&queue.options()).await;
     queue.proxy.refuse(true);
-    queue.proxy.cut();
+    queue.proxy.cut().await;
     member.lost().await;
     assert!(matches!(member.receive(1).await, Err(SourceError::Unavailable { .. })));
     let silent = tokio::time::timeout(Duration::from_secs(2), member.0.receive(1)).await;

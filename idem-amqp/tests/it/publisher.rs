@@ -102,7 +102,7 @@ async fn g9_a_dead_letter_counts_as_published_only_once_it_is_confirmed() {
     assert!(waits, "confirmed by nobody");
     let late = tokio::time::timeout(std::time::Duration::from_millis(500), &mut publishing).await;
     assert!(late.is_err(), "confirmed by nobody: {late:?}");
-    queue.proxy.cut();
+    queue.proxy.cut().await;
     queue.proxy.thaw();
     let lost = within("the answer", publishing).await.unwrap_err();
     assert!(matches!(lost, SourceError::Unavailable { .. }), "{lost:?}");

@@ -73,7 +73,7 @@ impl SourceUnderTest for Fixture {
     }
 
     async fn disconnect(&self) -> Result<(), Unsupported> {
-        self.queue.proxy.cut();
+        self.queue.proxy.cut().await;
         Ok(())
     }
 

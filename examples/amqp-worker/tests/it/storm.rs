@@ -44,7 +44,7 @@ async fn a_storm_of_broken_connections_leaves_an_exact_ledger() {
         () = load => {}
     }
     for proxy in [&broker, &database] {
-        proxy.cut();
+        proxy.cut().await;
         proxy.calm();
     }
     stage.until_purchases(sent).await;

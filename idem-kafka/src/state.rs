@@ -256,6 +256,10 @@ impl Shared {
         let mut state = self.lock();
         let (drained, answer) = oneshot::channel();
         let assignments = state.ending_assignments(partitions);
+        // An eager group takes all from everybody at each rebalance, also from a member that has nothing.
+        if assignments.is_empty() {
+            return answer;
+        }
         state.revocations.push_back(Revocation { assignments, drained: Some(drained) });
         drop(state);
         self.arrived.notify_one();
@@ -380,5 +384,19 @@ impl State {
             None
         });
         self.buffer = kept.collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot::error::TryRecvError;
+
+    use super::*;
+
+    #[test]
+    fn e8_the_end_of_nothing_is_announced_to_nobody() {
+        let shared = Shared::default();
+        assert_eq!(shared.drain(&[0, 1]).try_recv(), Err(TryRecvError::Closed), "it is answered at once");
+        assert!(shared.lock().revocations.is_empty());
     }
 }

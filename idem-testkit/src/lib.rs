@@ -8,6 +8,7 @@ pub mod conformance;
 mod deliver;
 #[cfg(feature = "failpoints")]
 pub mod failpoints;
+mod letter;
 pub mod memory;
 mod memory_store;
 mod proof;
@@ -16,4 +17,4 @@ pub mod sqs;
 
 pub use idem_core;
 
-pub use self::{deliver::*, memory_store::*, proof::durables};
+pub use self::{deliver::*, letter::dead_letter, memory_store::*, proof::durables};

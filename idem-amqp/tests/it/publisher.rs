@@ -3,9 +3,7 @@
 use std::{future::poll_fn, task::Poll};
 
 use idem_amqp::AmqpPublisher;
-use idem_core::{
-    Bytes, ConsumerName, DeadLetter, Headers, IdempotencyKey, Message, Origin, Publisher, Reason, ScopeId, SourceError,
-};
+use idem_core::{Bytes, DeadLetter, Headers, Message, Publisher, SourceError};
 use lapin::types::{AMQPValue, LongString};
 
 use crate::{
@@ -14,17 +12,7 @@ use crate::{
 };
 
 fn dead_letter(message: Message) -> DeadLetter {
-    DeadLetter {
-        consumer: ConsumerName::new("ledger").unwrap(),
-        scope: ScopeId(1),
-        message: message.with_origin(Origin::new("shop/purchases/1#0")),
-        key: Some(IdempotencyKey::new("order-1").unwrap()),
-        hash: None,
-        reason: Reason::Conflict,
-        attempts: 2,
-        error: "it was used before".to_owned(),
-        keep_payload: true,
-    }
+    idem_testkit::dead_letter(message, "shop/purchases/1#0")
 }
 
 fn publisher(queue: &Queue, to: &str) -> AmqpPublisher {

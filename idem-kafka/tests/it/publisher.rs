@@ -2,9 +2,7 @@
 
 use std::{future::poll_fn, task::Poll, time::Duration};
 
-use idem_core::{
-    Bytes, ConsumerName, DeadLetter, Headers, IdempotencyKey, Message, Origin, Publisher, Reason, ScopeId, SourceError,
-};
+use idem_core::{Bytes, DeadLetter, Headers, Message, Publisher, SourceError};
 use idem_kafka::{KafkaOptions, KafkaPublisher, Reset};
 use rdkafka::{
     mocking::MockCluster,
@@ -17,17 +15,7 @@ use crate::{
 };
 
 pub(crate) fn dead_letter(message: Message) -> DeadLetter {
-    DeadLetter {
-        consumer: ConsumerName::new("ledger").unwrap(),
-        scope: ScopeId(1),
-        message: message.with_origin(Origin::new("purchases/0/7")),
-        key: Some(IdempotencyKey::new("order-1").unwrap()),
-        hash: None,
-        reason: Reason::Conflict,
-        attempts: 2,
-        error: "it was used before".to_owned(),
-        keep_payload: true,
-    }
+    idem_testkit::dead_letter(message, "purchases/0/7")
 }
 
 fn publisher(brokers: &str, topic: &str) -> KafkaPublisher {

@@ -1,6 +1,6 @@
 //! Dead letters to a queue.
 
-use idem_core::{ConsumerName, DeadLetter, IdempotencyKey, Message, Origin, Publisher, Reason, ScopeId, SourceError};
+use idem_core::{DeadLetter, Message, Publisher, SourceError};
 use idem_sqs::SqsPublisher;
 
 use crate::{
@@ -9,17 +9,7 @@ use crate::{
 };
 
 fn dead_letter(message: Message) -> DeadLetter {
-    DeadLetter {
-        consumer: ConsumerName::new("ledger").unwrap(),
-        scope: ScopeId(1),
-        message: message.with_origin(Origin::new("orders/1")),
-        key: Some(IdempotencyKey::new("order-1").unwrap()),
-        hash: None,
-        reason: Reason::Conflict,
-        attempts: 2,
-        error: "it was used before".to_owned(),
-        keep_payload: true,
-    }
+    idem_testkit::dead_letter(message, "orders/1")
 }
 
 async fn carries_why(server: Server) {

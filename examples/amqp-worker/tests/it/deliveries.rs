@@ -4,7 +4,8 @@ use lapin::types::AMQPValue;
 use sqlx::{Connection, Executor};
 
 use super::{
-    queue::{Purchase, Queue},
+    purchase::Purchase,
+    queue::Queue,
     stage::{Ledger, Stage, count, quorum, until},
 };
 

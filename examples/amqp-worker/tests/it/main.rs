@@ -15,9 +15,15 @@ mod deliveries;
 mod outages;
 #[path = "../../../ledger/tests/shared/own_servers.rs"]
 mod own_servers;
+#[path = "../../../ledger/tests/shared/purchase.rs"]
+mod purchase;
 mod queue;
 mod refusals;
 mod stage;
 mod storm;
 #[path = "../../../ledger/tests/shared/worker.rs"]
 mod worker;
+
+/// Many, because nothing keeps those of one customer out of two lanes, whose transactions would then wait for each other in
+/// both directions.
+const CUSTOMERS: i64 = 5_000;

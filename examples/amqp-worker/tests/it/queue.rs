@@ -8,8 +8,10 @@ use lapin::{
     options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions},
     types::{AMQPValue, FieldTable},
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::Mutex;
+
+use super::purchase::Purchase;
 
 /// Where the broker is: `IDEM_AMQP_URL`, else what `./servers up rabbitmq` starts.
 pub(crate) fn url() -> String {
@@ -25,28 +27,6 @@ pub(crate) fn management_url() -> String {
 pub(crate) fn host(url: &str) -> &str {
     let (_, rest) = url.split_once('@').expect("a URL with a user");
     rest.split('/').next().expect("a host")
-}
-
-/// One purchase, as a producer sends it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Purchase {
-    pub(crate) key: String,
-    pub(crate) customer: String,
-    pub(crate) cents: i64,
-}
-
-impl Purchase {
-    /// The one of this number: each with a price that tells it from the others, and many customers, because nothing keeps
-    /// those of one customer out of two lanes, whose transactions would then wait for each other in both directions.
-    pub(crate) fn number(number: i64) -> Self {
-        Self { key: format!("purchase-{number}"), customer: format!("{:05}", number % 5_000), cents: number }
-    }
-
-    fn json(&self) -> String {
-        let Self { key, customer, cents } = self;
-        json!({ "idempotencykey": key, "customer": customer, "day": "1997-01-01", "cds": 1, "cents": cents })
-            .to_string()
-    }
 }
 
 pub(crate) struct Queue {

@@ -6,7 +6,8 @@ use lapin::types::AMQPValue;
 
 use super::{
     database,
-    queue::{Purchase, Queue},
+    purchase::Purchase,
+    queue::Queue,
     worker::{Ended, Worker},
 };
 

@@ -16,9 +16,14 @@ mod outages;
 #[path = "../../../ledger/tests/shared/own_servers.rs"]
 mod own_servers;
 mod positions;
+#[path = "../../../ledger/tests/shared/purchase.rs"]
+mod purchase;
 mod refusals;
 mod stage;
 mod storm;
 mod topic;
 #[path = "../../../ledger/tests/shared/worker.rs"]
 mod worker;
+
+/// Few, so that many purchases change one row.
+const CUSTOMERS: i64 = 100;

@@ -1,8 +1,8 @@
 //! Where a group begins, and operators who move it.
 
 use super::{
+    purchase::Purchase,
     stage::{Client, Ledger, Stage, count, until, with_each_client},
-    topic::Purchase,
 };
 
 with_each_client!(

@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, ops::Deref};
 
 use super::{
-    topic::{Purchase, Topic, brokers},
+    purchase::Purchase,
+    topic::{Topic, brokers},
     worker::{Ended, Worker},
 };
 

@@ -9,34 +9,14 @@ use rdkafka::{
     consumer::{BaseConsumer, CommitMode, Consumer},
     producer::{FutureProducer, FutureRecord},
 };
-use serde_json::json;
+
+use super::purchase::Purchase;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where the broker is: `IDEM_KAFKA_BROKERS`, else what `./servers up kafka` starts.
 pub(crate) fn brokers() -> String {
     std::env::var("IDEM_KAFKA_BROKERS").unwrap_or_else(|_| "127.0.0.1:29092".to_owned())
-}
-
-/// One purchase, as a producer sends it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Purchase {
-    pub(crate) key: String,
-    pub(crate) customer: String,
-    pub(crate) cents: i64,
-}
-
-impl Purchase {
-    /// The one of this number: 100 customers, each with a price that tells it from the others.
-    pub(crate) fn number(number: i64) -> Self {
-        Self { key: format!("purchase-{number}"), customer: format!("{:05}", number % 100), cents: number }
-    }
-
-    fn json(&self) -> String {
-        let Self { key, customer, cents } = self;
-        json!({ "idempotencykey": key, "customer": customer, "day": "1997-01-01", "cds": 1, "cents": cents })
-            .to_string()
-    }
 }
 
 pub(crate) struct Topic {

@@ -1,7 +1,8 @@
 //! What a worker does with a queue that nothing happens to.
 
 use super::{
-    queue::{Purchase, Queue},
+    purchase::Purchase,
+    queue::Queue,
     stage::{Ledger, Stage, count},
 };
 

@@ -7,8 +7,13 @@ mod contract;
 #[path = "../../../ledger/tests/shared/database.rs"]
 mod database;
 mod deaths;
+#[path = "../../../ledger/tests/shared/purchase.rs"]
+mod purchase;
 mod queue;
 mod refusals;
 mod stage;
 #[path = "../../../ledger/tests/shared/worker.rs"]
 mod worker;
+
+/// Few, so that many purchases change one row.
+const CUSTOMERS: i64 = 100;

@@ -6,32 +6,12 @@ use aws_sdk_sqs::{
     types::{QueueAttributeName, SendMessageBatchRequestEntry as Entry},
 };
 use futures_util::{StreamExt, stream};
-use serde_json::json;
+
+use super::purchase::Purchase;
 
 /// Where the server is: `IDEM_SQS_URL`, else what `./servers up sqs` starts.
 pub(crate) fn endpoint() -> String {
     std::env::var("IDEM_SQS_URL").unwrap_or_else(|_| "http://127.0.0.1:29324".to_owned())
-}
-
-/// One purchase, as a producer sends it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Purchase {
-    pub(crate) key: String,
-    pub(crate) customer: String,
-    pub(crate) cents: i64,
-}
-
-impl Purchase {
-    /// The one of this number: 100 customers, each with a price that tells it from the others.
-    pub(crate) fn number(number: i64) -> Self {
-        Self { key: format!("purchase-{number}"), customer: format!("{:05}", number % 100), cents: number }
-    }
-
-    pub(crate) fn json(&self) -> String {
-        let Self { key, customer, cents } = self;
-        json!({ "idempotencykey": key, "customer": customer, "day": "1997-01-01", "cds": 1, "cents": cents })
-            .to_string()
-    }
 }
 
 pub(crate) struct Queue {

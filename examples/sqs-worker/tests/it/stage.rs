@@ -4,7 +4,8 @@ use std::ops::Deref;
 
 use super::{
     database,
-    queue::{Purchase, Queue, endpoint},
+    purchase::Purchase,
+    queue::{Queue, endpoint},
     worker::{Ended, Worker},
 };
 

@@ -1,0 +1,25 @@
+//! One purchase, as a producer sends it. The tests of every worker include this file, and say how many customers there are.
+
+use serde_json::json;
+
+use crate::CUSTOMERS;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Purchase {
+    pub(crate) key: String,
+    pub(crate) customer: String,
+    pub(crate) cents: i64,
+}
+
+impl Purchase {
+    /// The one of this number, with a price that tells it from the others.
+    pub(crate) fn number(number: i64) -> Self {
+        Self { key: format!("purchase-{number}"), customer: format!("{:05}", number % CUSTOMERS), cents: number }
+    }
+
+    pub(crate) fn json(&self) -> String {
+        let Self { key, customer, cents } = self;
+        json!({ "idempotencykey": key, "customer": customer, "day": "1997-01-01", "cds": 1, "cents": cents })
+            .to_string()
+    }
+}

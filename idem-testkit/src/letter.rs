@@ -1,0 +1,24 @@
+//! A dead letter for tests of publishers.
+
+use idem_core::{ConsumerName, DeadLetter, IdempotencyKey, Message, Origin, Reason, ScopeId};
+
+/// A dead letter of this message, as a worker would hand it to a [`Publisher`](idem_core::Publisher): a conflict over the
+/// key `order-1`, after two attempts of the consumer `ledger`.
+///
+/// # Panics
+/// Where these names were no names, which would be a bug of idem.
+#[allow(clippy::expect_used, reason = "a helper of tests, which documents it")]
+#[must_use]
+pub fn dead_letter(message: Message, origin: &str) -> DeadLetter {
+    DeadLetter {
+        consumer: ConsumerName::new("ledger").expect("a name"),
+        scope: ScopeId(1),
+        message: message.with_origin(Origin::new(origin)),
+        key: Some(IdempotencyKey::new("order-1").expect("a key")),
+        hash: None,
+        reason: Reason::Conflict,
+        attempts: 2,
+        error: "it was used before".to_owned(),
+        keep_payload: true,
+    }
+}

@@ -1,0 +1,314 @@
+//! A store whose lanes are Diesel's connections.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use diesel::{
+    QueryableByName, sql_query,
+    sql_types::{Array, BigInt, Bytea, Integer, Nullable, Text, Uuid as SqlUuid},
+};
+use diesel_async::{
+    AnsiTransactionManager as Manager, AsyncConnection as _, AsyncPgConnection, RunQueryDsl as _,
+    SimpleAsyncConnection as _, TransactionManager as _,
+};
+use idem_core::{
+    Claim, ClaimError, Claimed, CommitError, ErrorClass, Recorded, Store, StoreCapabilities, StoreError, Tx,
+    UnitOfWork, UnitOptions,
+};
+use idem_schema::{
+    ClaimColumns, LANE_SETTINGS, Login, Parameter, PostgresDriver as _, Row, UnitLimits, Value, begin_unit,
+    claim_answers, claimed_ids, in_claim_order, recorded, unreadable,
+};
+use idem_tokio_postgres::Postgres;
+use uuid::Uuid;
+
+use crate::error;
+
+/// PostgreSQL by way of diesel-async.
+///
+/// A handler's `tx.connection()` is `&mut AsyncPgConnection`: queries, inserts and nested `transaction`s work. What does not:
+///
+/// - handlers at once (`Handlers::Pipelined`): Diesel's connection is taken mutably;
+/// - errors by SQLSTATE, which Diesel hides: see `error.rs`;
+/// - a claim costs two round trips instead of one, because Diesel prepares an `sql_query` each time it runs;
+/// - TLS, as written here: `AsyncPgConnection::establish` connects without. Give `try_from_client_and_connection` a
+///   client of your own.
+#[derive(Debug, Clone)]
+pub struct DieselPostgres {
+    /// For everything outside of units of work.
+    pub(crate) books: Postgres,
+    url: String,
+}
+
+impl DieselPostgres {
+    /// `books` and the lanes must be of one database.
+    pub fn new(books: Postgres, url: impl Into<String>) -> Self {
+        Self { books, url: url.into() }
+    }
+}
+
+/// A connection for units of work. Dropping it closes it.
+pub struct DieselLane {
+    /// In a lock because [`UnitOfWork::check`] has only `&self`, and Diesel tells its depth only by `&mut`.
+    connection: Mutex<AsyncPgConnection>,
+    lock_timeout: String,
+    statement_timeout: String,
+    is_spent: bool,
+}
+
+impl fmt::Debug for DieselLane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DieselLane")
+    }
+}
+
+#[derive(QueryableByName)]
+struct Limits {
+    #[diesel(sql_type = Text)]
+    lock_timeout: String,
+    #[diesel(sql_type = Text)]
+    statement_timeout: String,
+}
+
+impl Store for DieselPostgres {
+    type Lane = DieselLane;
+    type Connection<'t> = &'t mut AsyncPgConnection;
+    type Unit<'l> = DieselUnit<'l>;
+
+    fn capabilities(&self) -> StoreCapabilities {
+        StoreCapabilities::server()
+    }
+
+    async fn open(&self) -> Result<DieselLane, StoreError> {
+        let mut connection = AsyncPgConnection::establish(&self.url).await.map_err(error::connecting)?;
+        let settings: String = LANE_SETTINGS.iter().map(|(name, value)| format!("SET {name} = '{value}';")).collect();
+        let opening = |source| StoreError::Unavailable { doing: "opening a lane", source: Box::new(source) };
+        connection.batch_execute(&settings).await.map_err(opening)?;
+        let facts = sql_query(&*self.statements().server_facts);
+        let Limits { lock_timeout, statement_timeout } = facts.get_result(&mut connection).await.map_err(opening)?;
+        Ok(DieselLane { connection: Mutex::new(connection), lock_timeout, statement_timeout, is_spent: false })
+    }
+
+    async fn close(&self, lane: DieselLane) {
+        drop(lane);
+    }
+
+    async fn begin<'l>(&'l self, lane: &'l mut DieselLane, options: UnitOptions) -> Result<DieselUnit<'l>, StoreError> {
+        if lane.is_spent {
+            *lane = self.open().await?;
+        }
+        let text = begin_unit(UnitLimits {
+            lock: options.busy_timeout,
+            statement: options.busy_timeout,
+            idle_in_transaction: options.idle_timeout,
+        });
+        let begun = Manager::begin_transaction_sql(lane.connection(), &text).await;
+        begun.map_err(|source| error::of(source).beginning())?;
+        Ok(DieselUnit { store: self, lane, options, xid: None, backend_pid: None })
+    }
+
+    fn reborrow<'a, 't: 'a>(connection: &'a mut &'t mut AsyncPgConnection) -> &'a mut AsyncPgConnection {
+        connection
+    }
+
+    fn classify(error: &(dyn std::error::Error + 'static)) -> Option<ErrorClass> {
+        error::classify(error)
+    }
+
+    fn describe(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+        error::describe(error)
+    }
+}
+
+impl DieselLane {
+    fn connection(&mut self) -> &mut AsyncPgConnection {
+        self.connection.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn depth(connection: &mut AsyncPgConnection) -> Option<u32> {
+    let status = Manager::transaction_manager_status_mut(connection);
+    status.transaction_depth().ok().map(|depth| depth.map_or(0, u32::from))
+}
+
+/// One transaction on a [`DieselLane`].
+pub struct DieselUnit<'l> {
+    store: &'l DieselPostgres,
+    lane: &'l mut DieselLane,
+    options: UnitOptions,
+    /// The transaction's id, where a claim inserted something: only this transaction may be committed.
+    xid: Option<String>,
+    backend_pid: Option<i32>,
+}
+
+impl fmt::Debug for DieselUnit<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DieselUnit").field("xid", &self.xid).finish_non_exhaustive()
+    }
+}
+
+#[derive(QueryableByName)]
+struct Won {
+    #[diesel(sql_type = Array<Integer>)]
+    won_consumers: Vec<i32>,
+    #[diesel(sql_type = Array<SqlUuid>)]
+    won_key_ids: Vec<Uuid>,
+    #[diesel(sql_type = Nullable<Text>)]
+    xid: Option<String>,
+    #[diesel(sql_type = Integer)]
+    backend_pid: i32,
+}
+
+#[derive(QueryableByName)]
+struct Found {
+    #[diesel(sql_type = Integer)]
+    consumer: i32,
+    #[diesel(sql_type = SqlUuid)]
+    key_id: Uuid,
+    #[diesel(sql_type = Text)]
+    idempotency_key: String,
+    #[diesel(sql_type = Bytea)]
+    payload_hash: Vec<u8>,
+    #[diesel(sql_type = Integer)]
+    hash_id: i32,
+    #[diesel(sql_type = BigInt)]
+    processed_at: i64,
+    #[diesel(sql_type = Integer)]
+    processed_by: i32,
+    #[diesel(sql_type = Nullable<BigInt>)]
+    expires_at: Option<i64>,
+}
+
+impl Found {
+    const COLUMNS: [&str; 8] = [
+        "consumer",
+        "key_id",
+        "idempotency_key",
+        "payload_hash",
+        "hash_id",
+        "processed_at",
+        "processed_by",
+        "expires_at",
+    ];
+
+    fn into_row(self, columns: &Arc<[String]>) -> Row {
+        let values = vec![
+            Value::Int4(self.consumer),
+            Value::Uuid(self.key_id),
+            Value::Text(self.idempotency_key),
+            Value::Bytes(self.payload_hash),
+            Value::Int4(self.hash_id),
+            Value::Int8(self.processed_at),
+            Value::Int4(self.processed_by),
+            self.expires_at.map_or(Value::Null, Value::Int8),
+        ];
+        Row::new(Arc::clone(columns), values)
+    }
+}
+
+impl DieselUnit<'_> {
+    /// Permits the COMMIT, or fails where it would be a lie.
+    async fn seal(&mut self) -> Result<(), StoreError> {
+        let sql = self.store.statements();
+        let sealed = match self.xid.take() {
+            Some(xid) => sql_query(&*sql.seal).bind::<Text, _>(xid).execute(self.lane.connection()).await,
+            None => {
+                let idle = self.options.idle_timeout.as_millis().clamp(1, 2_147_483_647);
+                let idle = i64::try_from(idle).unwrap_or(i64::MAX);
+                sql_query(&*sql.guard).bind::<BigInt, _>(idle).execute(self.lane.connection()).await
+            }
+        };
+        sealed.map(|_| ()).map_err(|source| error::of(source).sealing())
+    }
+}
+
+impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
+    async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
+        let claiming = |source| error::of(source).claiming();
+        if self.backend_pid.is_some() {
+            // A second claim in one unit waits under idem's limits too.
+            let limit = self.options.busy_timeout.as_millis().clamp(1, 2_147_483_647);
+            let text = format!("SET LOCAL lock_timeout = {limit}; SET LOCAL statement_timeout = {limit}");
+            self.lane.connection().batch_execute(&text).await.map_err(claiming)?;
+        }
+        let (scopes, key_ids) = claimed_ids(claims);
+        let ClaimColumns { keys, hashes, rules, retentions } = ClaimColumns::of(claims);
+        let (lock_timeout, statement_timeout) = (self.lane.lock_timeout.clone(), self.lane.statement_timeout.clone());
+        let query = sql_query(&*self.store.statements().claim)
+            .bind::<Array<Integer>, _>(&scopes)
+            .bind::<Array<SqlUuid>, _>(&key_ids)
+            .bind::<Array<Text>, _>(keys)
+            .bind::<Array<Bytea>, _>(hashes)
+            .bind::<Array<Integer>, _>(rules)
+            .bind::<Array<Nullable<BigInt>>, _>(retentions)
+            .bind::<Integer, _>(self.options.run.0)
+            .bind::<Integer, _>(self.options.lane)
+            .bind::<Text, _>(lock_timeout)
+            .bind::<Text, _>(statement_timeout);
+        let won: Won = query.get_result(self.lane.connection()).await.map_err(claiming)?;
+        if won.xid.is_some() {
+            self.xid = won.xid;
+        }
+        self.backend_pid = Some(won.backend_pid);
+        let won: Vec<_> = won.won_consumers.into_iter().zip(won.won_key_ids).collect();
+        Ok(claim_answers(&scopes, &key_ids, &won))
+    }
+
+    async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
+        let (scopes, key_ids) = claimed_ids(claims);
+        let query = sql_query(&*self.store.statements().read);
+        let query = query.bind::<Array<Integer>, _>(&scopes).bind::<Array<SqlUuid>, _>(&key_ids);
+        let rows: Result<Vec<Found>, _> = query.load(self.lane.connection()).await;
+        let rows = rows.map_err(|source| error::of(source).doing("reading who has the keys"))?;
+        let columns: Arc<[String]> = Found::COLUMNS.map(str::to_owned).into();
+        let found = rows.into_iter().map(|found| recorded(&found.into_row(&columns))).collect::<Result<_, _>>()?;
+        Ok(in_claim_order(&scopes, &key_ids, found))
+    }
+
+    fn tx(&mut self) -> Tx<'_, DieselPostgres> {
+        Tx::new(self.lane.connection())
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        let problem = match depth(&mut self.lane.connection.lock().unwrap_or_else(PoisonError::into_inner)) {
+            Some(1) => return Ok(()),
+            Some(0) | None => "a handler has ended the transaction",
+            Some(_) => "a handler has left a nested transaction open",
+        };
+        Err(StoreError::Unsealed { problem: problem.to_owned(), source: None })
+    }
+
+    async fn commit(mut self) -> Result<(), CommitError> {
+        self.check().map_err(CommitError::RolledBack)?;
+        self.seal().await.map_err(CommitError::RolledBack)?;
+        Manager::commit_transaction(self.lane.connection()).await.map_err(|source| error::of(source).committing())?;
+        if depth(self.lane.connection()) != Some(0) {
+            return Err(CommitError::Unknown(unreadable("a transaction is still open after COMMIT").into()));
+        }
+        Ok(())
+    }
+
+    async fn rollback(self) -> Result<(), StoreError> {
+        let rolled_back = match depth(self.lane.connection()) {
+            Some(1) => Manager::rollback_transaction(self.lane.connection()).await,
+            // Nobody knows what a handler has left: the server ends it with the connection, which the next unit replaces.
+            _ => {
+                self.lane.is_spent = true;
+                self.lane.connection().batch_execute("ROLLBACK").await
+            }
+        };
+        rolled_back.map_err(|source| error::of(source).doing("rolling back"))
+    }
+
+    async fn abandon(self) {
+        self.lane.is_spent = true;
+        let Some(pid) = self.backend_pid else { return };
+        // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
+        let (doing, text) = ("ending an abandoned transaction", "SELECT pg_terminate_backend($1)".into());
+        if let Err(error) = self.store.run_once(Login::Worker, doing, &text, &[Parameter::from(pid)]).await {
+            tracing::warn!(%error, "an abandoned transaction could not be ended; it ends with its connection");
+        }
+    }
+}

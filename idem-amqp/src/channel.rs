@@ -9,8 +9,9 @@ use lapin::{
     Channel, Connection, ConnectionProperties, Consumer,
     message::Delivery,
     options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions},
+    runtime::default_runtime,
+    tcp::OwnedTLSConfig,
     types::{FieldTable, ShortString},
-    uri::AMQPUri,
 };
 use tokio::{
     sync::{mpsc, oneshot},
@@ -55,9 +56,10 @@ enum End {
 /// Somebody who wants to know whether the queue is at its end.
 pub(crate) type Question = oneshot::Sender<bool>;
 
-pub(crate) async fn connect(uri: &AMQPUri) -> lapin::Result<Connection> {
+pub(crate) async fn connect(settings: &Settings) -> lapin::Result<Connection> {
     let properties = ConnectionProperties::default().with_connection_name("idem".into());
-    Connection::connect_uri(uri.clone(), properties).await
+    let tls = OwnedTLSConfig { identity: None, cert_chain: settings.authorities.clone() };
+    Connection::connect_uri_with_config(settings.uri.clone(), properties, tls, default_runtime()?).await
 }
 
 /// How many messages wait in the queue. The queue is never created.
@@ -68,16 +70,20 @@ pub(crate) async fn ready(channel: &Channel, queue: &ShortString) -> lapin::Resu
 }
 
 impl Session {
-    pub(crate) async fn open(settings: &Settings) -> Result<Self, SourceError> {
-        let opened = timeout(OPENED, Self::open_now(settings)).await;
+    /// Connects, and consumes where these queues exist too.
+    pub(crate) async fn open(settings: &Settings, needed: &[ShortString]) -> Result<Self, SourceError> {
+        let opened = timeout(OPENED, Self::open_now(settings, needed)).await;
         opened.unwrap_or_else(|late| Err(unavailable("connecting", late)))
     }
 
-    async fn open_now(settings: &Settings) -> Result<Self, SourceError> {
+    async fn open_now(settings: &Settings, needed: &[ShortString]) -> Result<Self, SourceError> {
         let refused = |doing| move |error| classify(settings, doing, error);
-        let connection = connect(&settings.uri).await.map_err(refused("connecting"))?;
+        let connection = connect(settings).await.map_err(refused("connecting"))?;
         let channel = connection.create_channel().await.map_err(refused("opening a channel"))?;
-        ready(&channel, &settings.queue).await.map_err(refused("asking for the queue"))?;
+        for queue in [&settings.queue].into_iter().chain(needed) {
+            let of_this = Settings { queue: queue.clone(), ..settings.clone() };
+            ready(&channel, queue).await.map_err(|error| classify(&of_this, "asking for the queue", error))?;
+        }
         // Before the first delivery and on every channel: without it the broker sends the whole queue.
         let limit = channel.basic_qos(settings.prefetch, BasicQosOptions::default()).await;
         limit.map_err(refused("setting the prefetch"))?;
@@ -194,7 +200,8 @@ async fn reconnect(settings: &Settings, shared: &Shared) -> Session {
     loop {
         attempt += 1;
         tokio::time::sleep(RECONNECT.backoff(attempt, fastrand::f64())).await;
-        let error = match Session::open(settings).await {
+        // Further queues are looked for at the start alone: what one of them is for waits until it is there again.
+        let error = match Session::open(settings, &[]).await {
             Ok(session) => return session,
             Err(error) => error,
         };

@@ -24,6 +24,9 @@ pub struct AmqpOptions {
     prefetch: u16,
     consumer_timeout: Duration,
     management_url: Option<String>,
+    retry_queue: Option<String>,
+    needed: Vec<String>,
+    authorities: Option<String>,
 }
 
 /// The settings once they are checked.
@@ -34,6 +37,10 @@ pub(crate) struct Settings {
     pub(crate) prefetch: u16,
     pub(crate) consumer_timeout: Duration,
     pub(crate) management: Option<Management>,
+    pub(crate) retry_queue: Option<ShortString>,
+    /// What must exist at the start beside the queue, the retry queue among it.
+    pub(crate) needed: Vec<ShortString>,
+    pub(crate) authorities: Option<String>,
 }
 
 impl AmqpOptions {
@@ -48,6 +55,9 @@ impl AmqpOptions {
             prefetch: Self::PREFETCH,
             consumer_timeout: CONSUMER_TIMEOUT,
             management_url: None,
+            retry_queue: None,
+            needed: Vec::new(),
+            authorities: None,
         }
     }
 
@@ -76,6 +86,30 @@ impl AmqpOptions {
         self
     }
 
+    /// A queue for messages that must wait for longer than [`consumer_timeout`](Self::consumer_timeout) allows; defaults
+    /// to none, and they come back at once. It must exist, and its dead-letter exchange must bring what expires in it
+    /// back: `x-dead-letter-exchange` is `""`, and `x-dead-letter-routing-key` the name of the consumed queue. That is
+    /// checked where there is a [management URL](Self::management_url).
+    #[must_use]
+    pub fn retry_queue(mut self, name: impl Into<String>) -> Self {
+        self.retry_queue = Some(name.into());
+        self
+    }
+
+    /// A further queue that must exist at the start, such as that of an [`AmqpPublisher`](crate::AmqpPublisher).
+    #[must_use]
+    pub fn needs(mut self, queue: impl Into<String>) -> Self {
+        self.needed.push(queue.into());
+        self
+    }
+
+    /// Certificates, as PEM, of authorities that are trusted beside those of the platform, for `amqps://` and `https://`.
+    #[must_use]
+    pub fn authorities(mut self, pem: impl Into<String>) -> Self {
+        self.authorities = Some(pem.into());
+        self
+    }
+
     /// Checks the settings. Nothing is connected yet.
     ///
     /// # Errors
@@ -93,12 +127,24 @@ impl AmqpOptions {
             let rule = "it must be at least 1 s, and what the broker has";
             return Err(refuse("consumer_timeout", format!("{:?}", self.consumer_timeout), rule));
         }
+        if let Some(pem) = &self.authorities {
+            check_authorities(pem)?;
+        }
+        let management = |url: &String| Management::new(url, &uri, self.authorities.clone());
+        let retry_queue = self.retry_queue.as_ref().map(|queue| check_queue("retry_queue", queue)).transpose()?;
+        if retry_queue.as_ref().is_some_and(|retry| retry.as_str() == self.queue) {
+            return Err(refuse("retry_queue", format!("{:?}", self.queue), "it must be another than the queue"));
+        }
+        let needed = self.needed.iter().map(|queue| check_queue("needs", queue));
         Ok(Settings {
-            management: self.management_url.as_ref().map(|url| Management::new(url, &uri)).transpose()?,
-            uri,
+            management: self.management_url.as_ref().map(management).transpose()?,
             queue: check_queue("queue", &self.queue)?,
             prefetch: self.prefetch,
             consumer_timeout: self.consumer_timeout,
+            needed: retry_queue.clone().map(Ok).into_iter().chain(needed).collect::<Result<_, _>>()?,
+            retry_queue,
+            authorities: self.authorities.clone(),
+            uri,
         })
     }
 
@@ -117,6 +163,8 @@ impl fmt::Debug for AmqpOptions {
             .field("prefetch", &self.prefetch)
             .field("consumer_timeout", &self.consumer_timeout)
             .field("has_management_url", &self.management_url.is_some())
+            .field("retry_queue", &self.retry_queue)
+            .field("needed", &self.needed)
             .finish_non_exhaustive()
     }
 }
@@ -148,6 +196,24 @@ fn check_url(url: &str) -> Result<AMQPUri, ConfigError> {
     }
     uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
     Ok(uri)
+}
+
+#[cfg(feature = "tls")]
+fn check_authorities(pem: &str) -> Result<(), ConfigError> {
+    use rustls::pki_types::{CertificateDer, pem::PemObject};
+
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+    match certificates {
+        Ok(certificates) if !certificates.is_empty() => Ok(()),
+        Ok(_) | Err(_) => {
+            Err(refuse("authorities", "no PEM", "it must hold certificates: -----BEGIN CERTIFICATE-----"))
+        }
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+fn check_authorities(_pem: &str) -> Result<(), ConfigError> {
+    Err(refuse("authorities", "some", "this build lacks the feature `tls` of idem-amqp"))
 }
 
 fn check_queue(field: &'static str, queue: &str) -> Result<ShortString, ConfigError> {

@@ -1,37 +1,30 @@
-//! [`AmqpPublisher`]: dead letters go to a queue, and count as published once the broker has confirmed them.
+//! [`Confirmed`]: what it publishes to a queue counts as published once the broker has confirmed it.
 
-use std::{fmt, time::Duration};
+use std::{future::ready as ready_now, pin::pin, time::Duration};
 
-use async_trait::async_trait;
-use idem_core::{ConfigError, DeadLetter, Publisher, SourceError, dead_letter};
+use futures_util::StreamExt;
+use idem_core::SourceError;
 use lapin::{
-    BasicProperties, Channel, Confirmation, Connection,
+    BasicProperties, Channel, Confirmation, Connection, Event,
     options::{BasicPublishOptions, ConfirmSelectOptions},
-    types::{AMQPValue, FieldTable, ShortString},
 };
 use tokio::{sync::Mutex, time::timeout};
 
 use crate::{
     channel::{connect, ready},
-    config::{AmqpOptions, Settings},
+    config::Settings,
     error::{classify, is_too_large, refused, unavailable},
 };
 
-/// How long a dead letter may wait for its confirmation before it counts as not published.
-const CONFIRMED_WITHIN: Duration = Duration::from_secs(30);
-
 /// `delivery_mode` of a message that outlives a restart of the broker.
-const PERSISTENT: u8 = 2;
+pub(crate) const PERSISTENT: u8 = 2;
 
-const DOING: &str = "publishing a dead letter";
-
-/// A [`Publisher`] to a queue, which must exist; it is reached through the default exchange.
-///
-/// A dead letter counts as published once the broker has confirmed it and has not returned it. It carries the message's
-/// own payload and the headers of [`dead_letter::headers`].
-pub struct AmqpPublisher {
-    settings: Settings,
-    /// Out while a letter is under way, so that a channel with an answer that nobody waits for is never used again: the
+/// A queue that is published to through the default exchange, on a connection of its own: the broker blocks connections
+/// that publish when it runs out of memory, and settlements must go on.
+pub(crate) struct Confirmed {
+    pub(crate) settings: Settings,
+    doing: &'static str,
+    /// Out while a message is under way, so that a channel with an answer that nobody waits for is never used again: the
     /// client library hands a returned message to the next confirmation, whichever that is.
     open: Mutex<Option<Open>>,
 }
@@ -40,101 +33,104 @@ pub struct AmqpPublisher {
 struct Open {
     connection: Connection,
     channel: Channel,
+    /// An answer is owed on it that nobody waits for.
+    spoilt: bool,
 }
 
-impl AmqpPublisher {
-    /// A publisher to `queue` on the broker of `options`.
-    ///
-    /// # Errors
-    /// [`ConfigError`] where the queue's name or a setting is refused.
-    pub fn new(options: &AmqpOptions, queue: &str) -> Result<Self, ConfigError> {
-        Ok(Self { settings: options.for_queue("dead_letter_queue", queue)?, open: Mutex::default() })
+impl Open {
+    fn is_blocked(&self) -> bool {
+        self.connection.status().blocked()
+    }
+}
+
+impl Confirmed {
+    /// To the queue of these settings. `doing` is what failed where it fails.
+    pub(crate) fn new(settings: Settings, doing: &'static str) -> Self {
+        Self { settings, doing, open: Mutex::default() }
+    }
+
+    /// Publishes one message, and waits until the broker has confirmed and not returned it.
+    pub(crate) async fn publish(
+        &self,
+        payload: &[u8],
+        properties: BasicProperties,
+        within: Duration,
+    ) -> Result<(), SourceError> {
+        let published = timeout(within, async {
+            let mut place = self.open.lock().await;
+            if place.as_ref().is_some_and(Open::is_blocked) {
+                return Err(self.blocked());
+            }
+            let open = self.connected(place.take()).await?;
+            let confirmed = self.confirmed(&open, payload, properties).await;
+            // One that is blocked is kept, because it could not even be closed, and there would be more and more of them.
+            if confirmed.is_ok() || open.is_blocked() {
+                *place = Some(Open { spoilt: confirmed.is_err(), ..open });
+            }
+            confirmed
+        });
+        published.await.unwrap_or_else(|late| Err(unavailable(self.doing, late)))
+    }
+
+    fn blocked(&self) -> SourceError {
+        unavailable(self.doing, "the broker has blocked the connection: it is out of memory or disk space")
     }
 
     async fn connected(&self, open: Option<Open>) -> Result<Open, SourceError> {
-        let refused = |error| classify(&self.settings, DOING, error);
-        if let Some(open) = open.filter(|open| open.channel.status().connected()) {
+        let refused = |error| classify(&self.settings, self.doing, error);
+        if let Some(open) = open.filter(|open| open.channel.status().connected() && !open.spoilt) {
             return Ok(open);
         }
-        let connection = connect(&self.settings.uri).await.map_err(refused)?;
+        let connection = connect(&self.settings).await.map_err(refused)?;
         let channel = connection.create_channel().await.map_err(refused)?;
         channel.confirm_select(ConfirmSelectOptions::default()).await.map_err(refused)?;
-        Ok(Open { connection, channel })
+        Ok(Open { connection, channel, spoilt: false })
     }
 
-    async fn confirmed(&self, open: &Open, dead_letter: &DeadLetter) -> Result<(), SourceError> {
-        let queue = &self.settings.queue;
-        if open.connection.status().blocked() {
-            return Err(unavailable(DOING, "the broker has blocked the connection: it is out of memory or disk space"));
+    async fn confirmed(&self, open: &Open, payload: &[u8], properties: BasicProperties) -> Result<(), SourceError> {
+        // The broker says so once it is published to.
+        let mut blocked = pin!(open.connection.events_listener().filter(|event| {
+            let is_blocked = matches!(event, Event::ConnectionBlocked(_));
+            ready_now(is_blocked)
+        }));
+        tokio::select! {
+            published = self.published(open, payload, properties) => published,
+            Some(_) = blocked.next() => Err(self.blocked()),
         }
+    }
+
+    async fn published(&self, open: &Open, payload: &[u8], properties: BasicProperties) -> Result<(), SourceError> {
+        let queue = &self.settings.queue;
         // A message that is returned is logged by the client library with its payload and headers, which may be private:
         // so the queue is asked for first, and `mandatory` is for one that goes in between.
-        ready(&open.channel, queue).await.map_err(|error| classify(&self.settings, DOING, error))?;
-        let payload = dead_letter.message.payload().map_or(&[][..], |payload| payload);
+        ready(&open.channel, queue).await.map_err(|error| classify(&self.settings, self.doing, error))?;
         let mandatory = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-        let properties = properties(dead_letter);
         let sent = open.channel.basic_publish("".into(), queue.clone(), mandatory, payload, properties).await;
         let confirmation = match sent {
             Ok(confirm) => confirm.await,
             Err(error) => Err(error),
         };
         match confirmation {
-            Ok(confirmation) => stored(confirmation, queue),
+            Ok(confirmation) => self.stored(confirmation),
             Err(error) if is_too_large(&error) => Err(refused(
-                format!("a dead letter is too large for queue \"{queue}\": {error}"),
+                format!("a message is too large for queue \"{queue}\": {error}"),
                 "Raise max_message_size of the broker",
             )),
-            Err(error) => Err(classify(&self.settings, DOING, error)),
+            Err(error) => Err(classify(&self.settings, self.doing, error)),
         }
     }
-}
 
-/// Whether the broker has it. A message that no queue takes is returned, and confirmed all the same.
-fn stored(confirmation: Confirmation, queue: &ShortString) -> Result<(), SourceError> {
-    match confirmation {
-        Confirmation::Ack(None) => Ok(()),
-        Confirmation::Ack(Some(_)) => Err(refused(
-            format!("the dead-letter queue \"{queue}\" does not exist any more"),
-            "Declare it, or correct the name; idem declares no queues",
-        )),
-        Confirmation::Nack(_) => Err(unavailable(DOING, "the broker refused it: the queue may be full")),
-        Confirmation::NotRequested => Err(unavailable(DOING, "the channel confirms nothing")),
-    }
-}
-
-impl fmt::Debug for AmqpPublisher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AmqpPublisher").field("settings", &self.settings).finish_non_exhaustive()
-    }
-}
-
-#[async_trait]
-impl Publisher for AmqpPublisher {
-    async fn publish(&self, dead_letter: &DeadLetter) -> Result<(), SourceError> {
-        let mut place = self.open.lock().await;
-        let open = place.take();
-        let published = timeout(CONFIRMED_WITHIN, async {
-            let open = self.connected(open).await?;
-            self.confirmed(&open, dead_letter).await.map(|()| open)
-        });
-        *place = Some(published.await.unwrap_or_else(|late| Err(unavailable(DOING, late)))?);
-        Ok(())
-    }
-}
-
-fn properties(dead_letter: &DeadLetter) -> BasicProperties {
-    let mut table = FieldTable::default();
-    for (name, value) in dead_letter::headers(dead_letter).iter() {
-        // A longer name cannot come from this broker.
-        if let Ok(name) = ShortString::try_new(name) {
-            let value = value.map_or(AMQPValue::Void, |value| AMQPValue::LongString(value.into()));
-            table.insert(name, value);
+    /// Whether the broker has it. A message that no queue takes is returned, and confirmed all the same.
+    fn stored(&self, confirmation: Confirmation) -> Result<(), SourceError> {
+        match confirmation {
+            Confirmation::Ack(None) => Ok(()),
+            Confirmation::Ack(Some(_)) => Err(refused(
+                format!("queue \"{}\" does not exist any more", self.settings.queue),
+                "Declare it, or correct the name; idem declares no queues",
+            )),
+            Confirmation::Nack(_) => Err(unavailable(self.doing, "the broker refused it: the queue may be full")),
+            Confirmation::NotRequested => Err(unavailable(self.doing, "the channel confirms nothing")),
         }
-    }
-    let properties = BasicProperties::default().with_delivery_mode(PERSISTENT).with_headers(table);
-    match dead_letter.message.id().map(ShortString::try_new) {
-        Some(Ok(id)) => properties.with_message_id(id),
-        Some(Err(_)) | None => properties,
     }
 }
 
@@ -143,18 +139,20 @@ mod tests {
     use lapin::message::{BasicReturnMessage, Delivery};
 
     use super::*;
+    use crate::AmqpOptions;
 
     #[test]
     fn g8_only_a_confirmation_without_a_returned_message_counts() {
+        let options = AmqpOptions::new("amqp://user:x@broker/%2f", "purchases");
+        let confirmed = Confirmed::new(options.for_queue("dead_letter_queue", "dead").unwrap(), "publishing");
         let returned = || {
             let delivery = Delivery::mock(0, "".into(), "dead".into(), false, Vec::new());
             Some(BasicReturnMessage { delivery, reply_code: 312, reply_text: "NO_ROUTE".into() })
         };
-        let stored = |confirmation| stored(confirmation, &"dead".into());
-        assert!(stored(Confirmation::Ack(None)).is_ok());
-        assert!(matches!(stored(Confirmation::Ack(returned())), Err(SourceError::Refused { .. })));
+        assert!(confirmed.stored(Confirmation::Ack(None)).is_ok());
+        assert!(matches!(confirmed.stored(Confirmation::Ack(returned())), Err(SourceError::Refused { .. })));
         for confirmation in [Confirmation::Nack(None), Confirmation::Nack(returned()), Confirmation::NotRequested] {
-            assert!(matches!(stored(confirmation), Err(SourceError::Unavailable { .. })));
+            assert!(matches!(confirmed.stored(confirmation), Err(SourceError::Unavailable { .. })));
         }
     }
 }

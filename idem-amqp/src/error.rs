@@ -28,6 +28,12 @@ pub(crate) fn classify(settings: &Settings, doing: &'static str, error: Error) -
 }
 
 fn refusal(settings: &Settings, error: &Error) -> Option<SourceError> {
+    if let Some(why) = untrusted(error) {
+        return Some(refused(
+            format!("the certificate of {} is not trusted: {why}", settings.uri.authority.host),
+            "Name the authority that signed it in `authorities`, or the host by the name in its certificate",
+        ));
+    }
     let (code, text) = reply(error)?;
     let Settings { queue, uri, .. } = settings;
     let vhost = &uri.vhost;
@@ -60,6 +66,22 @@ fn refusal(settings: &Settings, error: &Error) -> Option<SourceError> {
         )),
         _ => None,
     }
+}
+
+/// What is wrong with the broker's certificate, where that is why no connection came about.
+#[cfg(feature = "tls")]
+fn untrusted(error: &Error) -> Option<String> {
+    let ErrorKind::IOError(error) = error.kind() else { return None };
+    let inner = error.get_ref()?;
+    idem_core::chain(inner).find_map(|error| match error.downcast_ref::<rustls::Error>() {
+        Some(rustls::Error::InvalidCertificate(why)) => Some(why.to_string()),
+        Some(_) | None => None,
+    })
+}
+
+#[cfg(not(feature = "tls"))]
+fn untrusted(_error: &Error) -> Option<String> {
+    None
 }
 
 /// The code and text with which the broker closed a channel or connection.

@@ -3,13 +3,15 @@
 mod channel;
 mod config;
 mod confirm;
+mod dead_letter;
 mod error;
 mod management;
 mod message;
+mod retry;
 mod source;
 mod state;
 mod topology;
 
 pub use idem_core as core;
 
-pub use self::{config::AmqpOptions, confirm::AmqpPublisher, source::AmqpSource, state::AmqpHandle};
+pub use self::{config::AmqpOptions, dead_letter::AmqpPublisher, source::AmqpSource, state::AmqpHandle};

@@ -18,11 +18,14 @@ pub(crate) struct Management {
     base: Url,
     user: String,
     password: String,
+    /// As PEM, and checked.
+    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "there is no https without it"))]
+    authorities: Option<String>,
 }
 
 impl Management {
     /// User and password are those of the broker's URL where this one has none.
-    pub(crate) fn new(url: &str, broker: &AMQPUri) -> Result<Self, ConfigError> {
+    pub(crate) fn new(url: &str, broker: &AMQPUri, authorities: Option<String>) -> Result<Self, ConfigError> {
         // The URL is left out of the error: it may hold a password.
         let rule = "it must be http:// or https://host:port, with user:password@ where they differ from the broker's";
         let wrong = || refuse("management_url", "no such URL", rule);
@@ -40,7 +43,7 @@ impl Management {
             user => (decoded(user)?, decoded(base.password().unwrap_or_default())?),
         };
         base.set_username("").and_then(|()| base.set_password(None)).map_err(|()| wrong())?;
-        Ok(Self { base, user, password })
+        Ok(Self { base, user, password, authorities })
     }
 
     /// What the API says of a queue.
@@ -55,10 +58,24 @@ impl Management {
         Ok(version.split('.').map_while(|part| part.parse().ok()).collect())
     }
 
+    #[cfg(feature = "tls")]
+    fn client(&self) -> Result<Client, BoxError> {
+        // For the process, unless it has one, as the broker's own connection does it. Without one the client panics.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let pem = self.authorities.as_ref().map(|pem| reqwest::Certificate::from_pem_bundle(pem.as_bytes()));
+        let authorities = pem.transpose()?.unwrap_or_default();
+        Ok(Client::builder().timeout(ANSWER).tls_certs_merge(authorities).build()?)
+    }
+
+    #[cfg(not(feature = "tls"))]
+    fn client(&self) -> Result<Client, BoxError> {
+        Ok(Client::builder().timeout(ANSWER).build()?)
+    }
+
     async fn get(&self, path: &[&str]) -> Result<Value, BoxError> {
         let mut url = self.base.clone();
         url.path_segments_mut().map_err(|()| "no such URL")?.pop_if_empty().push("api").extend(path);
-        let client = Client::builder().timeout(ANSWER).build()?;
+        let client = self.client()?;
         // Errors of the client hold the URL, from which user and password were taken out.
         let answer = client.get(url).basic_auth(&self.user, Some(&self.password)).send().await?;
         match answer.status() {

@@ -15,8 +15,28 @@ use sha2::{Digest, Sha256};
 /// How often a quorum queue has counted a failed delivery; it changes from one to the next, so it is no header.
 const DELIVERY_COUNT: &str = "x-delivery-count";
 
-/// The same for every delivery, since RabbitMQ 4.
-const ACQUIRED_COUNT: &str = "x-acquired-count";
+/// What else the broker writes and changes on a message's way. `CC` and `BCC` are requests to it.
+const OWN: [&str; 10] = [
+    "BCC",
+    "CC",
+    "x-acquired-count",
+    "x-death",
+    "x-first-death-exchange",
+    "x-first-death-queue",
+    "x-first-death-reason",
+    "x-last-death-exchange",
+    "x-last-death-queue",
+    "x-last-death-reason",
+];
+
+/// How a message was published that comes back from a retry queue, which shows in its origin alone.
+pub(crate) const EXCHANGE: &str = "idem-exchange";
+pub(crate) const ROUTING_KEY: &str = "idem-routing-key";
+
+/// Whether a header belongs to the broker rather than to the message.
+pub(crate) fn is_the_brokers_own(name: &str) -> bool {
+    name == DELIVERY_COUNT || OWN.contains(&name)
+}
 
 /// The message, and which delivery of it this is by the queue's own count.
 pub(crate) fn message(
@@ -26,8 +46,11 @@ pub(crate) fn message(
     payload: Vec<u8>,
 ) -> (Message, u32) {
     let (headers, failures) = headers(properties);
+    let text = |name| properties.headers().as_ref()?.inner().get(name)?.as_long_string();
+    let first = |name, now: &str| text(name).map_or_else(|| now.to_owned(), ToString::to_string);
+    let (exchange, routing_key) = (first(EXCHANGE, exchange), first(ROUTING_KEY, routing_key));
     let id = properties.message_id().as_ref().map(|id| id.as_str());
-    let origin = origin(exchange, routing_key, id, &headers, &payload);
+    let origin = origin(&exchange, &routing_key, id, &headers, &payload);
     let mut message = Message::new(payload).with_headers(headers).with_origin(Origin::new(&origin));
     if let Some(id) = id {
         message = message.with_id(id);
@@ -81,9 +104,10 @@ fn headers(properties: &BasicProperties) -> (Headers, u32) {
     for (name, value) in properties.headers().iter().flat_map(FieldTable::inner) {
         match (name.as_str(), bytes(value)) {
             (DELIVERY_COUNT, _) => failures = count(value),
-            (ACQUIRED_COUNT, _) => {}
+            (EXCHANGE | ROUTING_KEY, _) => {}
+            (name, _) if is_the_brokers_own(name) => {}
             (name, Some(value)) => headers.push(name, value),
-            // Tables and arrays, such as `x-death`, are the broker's own.
+            // Tables and arrays are no single values.
             (_, None) => {}
         }
     }

@@ -14,6 +14,7 @@ use crate::{
     channel::{self, ANSWER, Question, Session},
     config::Settings,
     error::refused,
+    retry::RetryQueue,
     state::{AmqpHandle, Shared},
     topology,
 };
@@ -25,6 +26,7 @@ use crate::{
 pub struct AmqpSource {
     settings: Arc<Settings>,
     shared: Arc<Shared>,
+    retry: Option<RetryQueue>,
     running: Mutex<Option<Running>>,
 }
 
@@ -36,7 +38,9 @@ struct Running {
 
 impl AmqpSource {
     pub(crate) fn new(settings: Settings) -> Self {
-        Self { settings: Arc::new(settings), shared: Arc::default(), running: Mutex::default() }
+        let retry = RetryQueue::of(&settings);
+        let shared = Arc::new(Shared::new(retry.is_some()));
+        Self { settings: Arc::new(settings), shared, retry, running: Mutex::default() }
     }
 }
 
@@ -50,11 +54,11 @@ impl Source for AmqpSource {
     type Handle = AmqpHandle;
 
     fn capabilities(&self) -> SourceCapabilities {
-        SourceCapabilities::minimal().marks_redelivery(true)
+        SourceCapabilities::minimal().marks_redelivery(true).delayed_release(self.retry.is_some())
     }
 
     /// # Errors
-    /// [`SourceError::Refused`] for a queue or vhost that does not exist, rights that are missing, a broker that does not
+    /// [`SourceError::Refused`] for a queue that is [needed](crate::AmqpOptions::needs) or a vhost that does not exist, rights that are missing, a broker that does not
     /// let this user in, and, where there is a [management URL](crate::AmqpOptions::management_url), for a queue that may
     /// lose messages.
     ///
@@ -69,7 +73,7 @@ impl Source for AmqpSource {
             return Err(refused("the source is closed", "Make a new one"));
         }
         let attached = topology::attached(&self.settings).await?;
-        let session = Session::open(&self.settings).await?;
+        let session = Session::open(&self.settings, &self.settings.needed).await?;
         self.shared.begin(session.channel());
         let (questions, asked) = mpsc::channel(1);
         let (settings, shared) = (Arc::clone(&self.settings), Arc::clone(&self.shared));
@@ -98,7 +102,7 @@ impl Source for AmqpSource {
         let Some(channel) = channel else { return vec![Settled::Stale; settlements.len()] };
         let settle = settlements.into_iter().zip(&current).map(async |((handle, settle), current)| {
             // A tag of an older channel is another message's tag on this one.
-            if *current { handle.settle(settle, &channel).await } else { Settled::Stale }
+            if *current { handle.settle(settle, &channel, self.retry.as_ref()).await } else { Settled::Stale }
         });
         // Frames are queued in this order, and none waits for the one before it.
         timeout(ANSWER, join_all(settle)).await.unwrap_or_else(|_| {

@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use idem_core::{Assignment, CancellationToken, Delivery, Received, Revocation, Settle, Settled, SourceError};
@@ -12,13 +13,18 @@ use lapin::{
 };
 use tokio::sync::Notify;
 
-use crate::message;
+use crate::{
+    message,
+    retry::{Original, RetryQueue},
+};
 
 /// What settles one delivery: a tag says nothing outside of the channel that delivered it.
 #[derive(Debug)]
 pub struct AmqpHandle {
     epoch: Assignment,
     tag: u64,
+    /// Where there is a retry queue.
+    original: Option<Box<Original>>,
 }
 
 type AmqpDelivery = Delivery<AmqpHandle>;
@@ -27,6 +33,8 @@ type AmqpDelivery = Delivery<AmqpHandle>;
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     state: Mutex<State>,
+    /// Whether handles hold what a retry queue needs.
+    keeps_originals: bool,
     /// Something is there for `receive`.
     arrived: Notify,
     /// Nothing more is handed over.
@@ -52,6 +60,10 @@ struct State {
 }
 
 impl Shared {
+    pub(crate) fn new(keeps_originals: bool) -> Self {
+        Self { keeps_originals, ..Self::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing in here panics between two changes that belong together.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -90,7 +102,15 @@ impl Shared {
                 &delivery.properties,
                 delivery.data,
             );
-            let handle = AmqpHandle { epoch, tag: delivery.delivery_tag };
+            let original = self.keeps_originals.then(|| {
+                Box::new(Original {
+                    exchange: delivery.exchange.to_string(),
+                    routing_key: delivery.routing_key.to_string(),
+                    properties: delivery.properties,
+                    payload: message.payload().cloned().unwrap_or_default(),
+                })
+            });
+            let handle = AmqpHandle { epoch, tag: delivery.delivery_tag, original };
             let redelivered = delivery.redelivered;
             state.buffer.push_back(Delivery { message, attempt, redelivered, assignment: epoch, handle });
         }
@@ -160,14 +180,28 @@ impl State {
 
 impl AmqpHandle {
     /// Tells the channel. Done once it is written; the broker answers nothing.
-    pub(crate) async fn settle(self, settle: Settle, channel: &Channel) -> Settled {
+    pub(crate) async fn settle(self, settle: Settle, channel: &Channel, retry: Option<&RetryQueue>) -> Settled {
         let sent = match settle {
             Settle::Acknowledge(_) | Settle::DeadLetter(_) => {
+                channel.basic_ack(self.tag, BasicAckOptions::default()).await
+            }
+            Settle::Release { after } if self.is_put_off(after, retry).await => {
                 channel.basic_ack(self.tag, BasicAckOptions::default()).await
             }
             Settle::Release { .. } => self.give_back(channel).await,
         };
         if sent.is_ok() { Settled::Settled } else { Settled::Unknown }
+    }
+
+    /// Whether the retry queue has it now.
+    async fn is_put_off(&self, after: Duration, retry: Option<&RetryQueue>) -> bool {
+        let (Some(retry), Some(original), false) = (retry, &self.original, after.is_zero()) else { return false };
+        let put = retry.put(original, after).await;
+        if let Err(error) = &put {
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(error, "a message was not put into the retry queue; it is given back, and comes at once");
+        }
+        put.is_ok()
     }
 
     /// `nack`, because from RabbitMQ 4.3 on `reject` counts towards the delivery limit, and nothing has failed here.

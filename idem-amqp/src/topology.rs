@@ -17,12 +17,15 @@ struct Facts {
     durable: bool,
     auto_delete: bool,
     delivery_limit: Option<u32>,
-    has_dead_letter_exchange: bool,
+    dead_letter_exchange: Option<String>,
+    dead_letter_routing_key: Option<String>,
     at_least_once_dead_letters: bool,
     message_ttl: Option<Duration>,
     /// Something bounds its length, and what is too much is dropped.
     drops_overflow: bool,
     consumer_timeout: Option<Duration>,
+    /// It is deleted when nobody has used it for a while, with what is in it.
+    expires: bool,
 }
 
 /// What is known of the queue before it is consumed.
@@ -50,9 +53,28 @@ pub(crate) async fn attached(settings: &Settings) -> Result<Attached, SourceErro
             }
         },
     }
+    if let Some(retry) = &settings.retry_queue {
+        attached.warnings.extend(retry_queue(settings, retry.as_str()).await?);
+    }
     // The broker looks once a minute; a tenth is for the way there.
     attached.hold_max = Some(consumer_timeout.mul_f64(0.9));
     Ok(attached)
+}
+
+/// What is known of the retry queue; whether it exists, the protocol tells.
+async fn retry_queue(settings: &Settings, retry: &str) -> Result<Vec<String>, SourceError> {
+    let queue = settings.queue.as_str();
+    let unknown = format!(
+        "whether what expires in the retry queue {retry:?} comes back to queue {queue:?} is unknown, and it is lost where it \
+         does not: "
+    );
+    let Some(management) = &settings.management else {
+        return Ok(vec![format!("{unknown}give idem the management URL")]);
+    };
+    match management.queue(&settings.uri.vhost, retry).await {
+        Ok(answer) => Facts::read(&answer, &[]).judge_retry(retry, queue),
+        Err(error) => Ok(vec![format!("{unknown}{error}")]),
+    }
 }
 
 impl Facts {
@@ -76,14 +98,45 @@ impl Facts {
             durable: answer["durable"].as_bool().unwrap_or(true),
             auto_delete: answer["auto_delete"].as_bool().unwrap_or(false),
             delivery_limit: delivery_limit.or(by_default),
-            has_dead_letter_exchange: text("dead-letter-exchange").is_some(),
+            dead_letter_exchange: text("dead-letter-exchange").map(str::to_owned),
+            dead_letter_routing_key: text("dead-letter-routing-key").map(str::to_owned),
             at_least_once_dead_letters: text("dead-letter-strategy") == Some("at-least-once"),
             message_ttl: number("message-ttl").map(Duration::from_millis),
             drops_overflow: (number("max-length").is_some() || number("max-length-bytes").is_some())
                 && text("overflow").is_none_or(|overflow| overflow == "drop-head"),
             consumer_timeout: number("consumer-timeout").map(Duration::from_millis),
+            expires: number("expires").is_some(),
             kind,
         }
+    }
+
+    /// Warnings, or a refusal where what expires in this retry queue would not come back to `queue`.
+    fn judge_retry(&self, retry: &str, queue: &str) -> Result<Vec<String>, SourceError> {
+        let back = (self.dead_letter_exchange.as_deref(), self.dead_letter_routing_key.as_deref());
+        if back != (Some(""), Some(queue)) {
+            return Err(refused(
+                format!("what expires in the retry queue {retry:?} does not come back to queue {queue:?}"),
+                format!("Declare it with x-dead-letter-exchange \"\" and x-dead-letter-routing-key {queue:?}"),
+            ));
+        }
+        if self.expires {
+            return Err(refused(
+                format!(
+                    "the retry queue {retry:?} is deleted with its messages when nobody consumes it: it has x-expires"
+                ),
+                "Remove x-expires; nobody ever consumes it",
+            ));
+        }
+        let warnings = [
+            (!self.at_least_once_dead_letters).then(|| {
+                format!(
+                    "what comes back from the retry queue {retry:?} may get lost on its way: make it a quorum queue with \
+                     dead-letter-strategy=at-least-once and overflow=reject-publish"
+                )
+            }),
+            (!self.durable).then(|| format!("the retry queue {retry:?} is not durable: a restart of the broker loses it")),
+        ];
+        Ok(warnings.into_iter().flatten().collect())
     }
 
     /// Warnings, or a refusal where messages would be lost although this consumer does everything right.
@@ -94,13 +147,13 @@ impl Facts {
                 "Consume a quorum or classic queue",
             ));
         }
-        if let (Some(limit), false) = (self.delivery_limit, self.has_dead_letter_exchange) {
+        if let (Some(limit), false) = (self.delivery_limit, self.dead_letter_exchange.is_some()) {
             return Err(refused(
                 format!("queue {queue:?} drops a message after {limit} deliveries: it has no dead-letter exchange"),
                 "Give it one, or set the policy delivery-limit=-1: idem counts attempts itself",
             ));
         }
-        if self.drops_overflow && !self.has_dead_letter_exchange {
+        if self.drops_overflow && self.dead_letter_exchange.is_none() {
             return Err(refused(
                 format!("queue {queue:?} drops its oldest messages when it is full: its overflow is drop-head"),
                 "Set overflow=reject-publish, with which producers wait, or give it a dead-letter exchange",

@@ -1,6 +1,10 @@
 //! Workers on RabbitMQ: its flags, and the source that they make.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use idem_amqp::{AmqpOptions, AmqpPublisher, AmqpSource};
 use idem_core::{BoxError, ConfigError};
@@ -26,6 +30,11 @@ pub struct Amqp {
     #[arg(long, env = "AMQP_DEAD_LETTER_QUEUE", value_name = "NAME")]
     dead_letter_queue: Option<String>,
 
+    /// Where messages wait that must wait for longer than --consumer-timeout allows; what expires there must come back to
+    /// --queue [default: they come back at once]
+    #[arg(long, env = "AMQP_RETRY_QUEUE", value_name = "NAME")]
+    retry_queue: Option<String>,
+
     /// How many messages are delivered and not settled at most
     #[arg(long, value_name = "COUNT", default_value_t = AmqpOptions::PREFETCH)]
     prefetch: u16,
@@ -37,6 +46,10 @@ pub struct Amqp {
     /// The management API, http://host:port, which tells whether the queue may drop messages [default: it is unknown]
     #[arg(long, env = "AMQP_MANAGEMENT_URL", value_name = "URL", hide_env_values = true)]
     management_url: Option<String>,
+
+    /// A file of certificates, as PEM, of authorities that are trusted beside the platform's, for amqps:// and https://
+    #[arg(long, env = "AMQP_AUTHORITIES", value_name = "FILE")]
+    authorities: Option<PathBuf>,
 }
 
 impl fmt::Debug for Amqp {
@@ -45,6 +58,7 @@ impl fmt::Debug for Amqp {
         f.debug_struct("Amqp")
             .field("queue", &self.queue)
             .field("dead_letter_queue", &self.dead_letter_queue)
+            .field("retry_queue", &self.retry_queue)
             .field("prefetch", &self.prefetch)
             .finish_non_exhaustive()
     }
@@ -63,10 +77,24 @@ impl Broker for Amqp {
         if let Some(url) = &self.management_url {
             options = options.management_url(url);
         }
-        let source = options.build().map_err(refused)?;
-        let publisher = self.dead_letter_queue.map(|queue| AmqpPublisher::new(&options, &queue));
-        Ok(Built::new(source).publisher(publisher.transpose().map_err(refused)?))
+        if let Some(queue) = &self.retry_queue {
+            options = options.retry_queue(queue);
+        }
+        if let Some(file) = &self.authorities {
+            options = options.authorities(read(file)?);
+        }
+        let publisher = self.dead_letter_queue.as_ref().map(|queue| AmqpPublisher::new(&options, queue));
+        let publisher = publisher.transpose().map_err(refused)?;
+        if let Some(queue) = &self.dead_letter_queue {
+            options = options.needs(queue);
+        }
+        Ok(Built::new(options.build().map_err(refused)?).publisher(publisher))
     }
+}
+
+fn read(file: &Path) -> Result<String, BoxError> {
+    std::fs::read_to_string(file)
+        .map_err(|error| format!("--authorities is {}, which cannot be read: {error}", file.display()).into())
 }
 
 /// What the adapter says of a setting that it refuses, under the name of the flag.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use aws_config::BehaviorVersion;
+use aws_smithy_http_client::{Builder, tls};
 use clap::{ArgMatches, Command, FromArgMatches, ValueEnum, error::ErrorKind};
 use idem_core::{BoxError, ConfigError};
 use idem_sqs::{SqsOptions, SqsPublisher, SqsSource, aws_sdk_sqs::Client};
@@ -82,8 +83,10 @@ impl Broker for Sqs {
     const VARIABLES: &'static str = "SQS_";
 
     async fn build(self) -> Result<Built<SqsSource, SqsPublisher>, BoxError> {
-        let client = Client::new(&aws_config::load_defaults(BehaviorVersion::latest()).await);
-        self.build_with(&client)
+        let tls = tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring);
+        let http = Builder::new().tls_provider(tls).build_https();
+        let config = aws_config::defaults(BehaviorVersion::latest()).http_client(http).load().await;
+        self.build_with(&Client::new(&config))
     }
 }
 
@@ -99,9 +102,12 @@ impl Sqs {
                 Envelope::EventBridge => idem_sqs::Envelope::EventBridge,
             });
         }
-        let source = options.build().map_err(refused)?;
-        let publisher = self.dead_letter_queue_url.map(|url| SqsPublisher::new(client, url));
-        Ok(Built::new(source).publisher(publisher.transpose().map_err(refused)?))
+        let publisher = self.dead_letter_queue_url.as_ref().map(|url| SqsPublisher::new(client, url));
+        let publisher = publisher.transpose().map_err(refused)?;
+        if let Some(url) = self.dead_letter_queue_url {
+            options = options.needs(url);
+        }
+        Ok(Built::new(options.build().map_err(refused)?).publisher(publisher))
     }
 }
 

@@ -5,7 +5,11 @@ use std::{collections::HashMap, time::Duration};
 use aws_sdk_sqs::types::QueueAttributeName as Name;
 use idem_core::{Attached, SourceError};
 
-use crate::{config::VISIBILITY_MAX, error::refused, queue::Queue};
+use crate::{
+    config::{VISIBILITY_MAX, queue_name},
+    error::{classify, is_denied, refused},
+    queue::Queue,
+};
 
 /// Below that a handful of deploys may take a message away for which nothing failed (F8).
 const RECEIVES_MIN: u32 = 50;
@@ -15,8 +19,21 @@ const HOLD_MAX: Duration = VISIBILITY_MAX.saturating_sub(Duration::from_secs(360
 
 pub(crate) type Attributes = HashMap<Name, String>;
 
-pub(crate) async fn attach(queue: &Queue) -> Result<Attached, SourceError> {
-    facts(&queue.name, &queue.attributes("asking for the queue's attributes").await?)
+pub(crate) async fn attach(queue: &Queue, needed: &[String]) -> Result<Attached, SourceError> {
+    let doing = "asking for the queue's attributes";
+    let mut attached = facts(&queue.name, &queue.attributes(doing).await?)?;
+    for url in needed {
+        match queue.attributes_of(url).await {
+            Ok(_) => {}
+            // Whoever may send to a queue need not have the right to ask what it is like.
+            Err(error) if is_denied(&error) => attached.warnings.push(format!(
+                "whether queue {:?} exists is unknown: grant sqs:GetQueueAttributes on it",
+                queue_name(url)
+            )),
+            Err(error) => return Err(classify(url, doing, error)),
+        }
+    }
+    Ok(attached)
 }
 
 fn facts(name: &str, attributes: &Attributes) -> Result<Attached, SourceError> {

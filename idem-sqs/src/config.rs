@@ -20,6 +20,7 @@ pub struct SqsOptions {
     pub(crate) wait: Duration,
     pub(crate) receivers: usize,
     pub(crate) envelope: Option<Envelope>,
+    pub(crate) needed: Vec<String>,
 }
 
 impl SqsOptions {
@@ -34,6 +35,7 @@ impl SqsOptions {
             wait: Duration::from_secs(20),
             receivers: 4,
             envelope: None,
+            needed: Vec::new(),
         }
     }
 
@@ -77,6 +79,13 @@ impl SqsOptions {
         self
     }
 
+    /// The URL of a further queue that must exist at the start, such as that of a [`SqsPublisher`](crate::SqsPublisher).
+    #[must_use]
+    pub fn needs(mut self, queue_url: impl Into<String>) -> Self {
+        self.needed.push(queue_url.into());
+        self
+    }
+
     /// Checks the settings. Nothing is connected yet.
     ///
     /// # Errors
@@ -86,6 +95,9 @@ impl SqsOptions {
         let span = |field, value: Duration, min, max, rule| {
             if (min..=max).contains(&value) { Ok(()) } else { Err(refuse(field, format!("{value:?}"), rule)) }
         };
+        for url in &self.needed {
+            check_url("needs", url)?;
+        }
         let seconds = Duration::from_secs;
         span("visibility", self.visibility, seconds(2), VISIBILITY_MAX, "it must be from 2 s to 12 h")?;
         span("wait", self.wait, seconds(1), seconds(20), "it must be from 1 s to 20 s")?;
@@ -110,6 +122,7 @@ impl fmt::Debug for SqsOptions {
             .field("wait", &self.wait)
             .field("receivers", &self.receivers)
             .field("envelope", &self.envelope)
+            .field("needed", &self.needed)
             .finish_non_exhaustive()
     }
 }

@@ -48,8 +48,7 @@ where
             "Check the credentials, the region and this machine's clock",
         );
     }
-    // Also of the key that the queue is encrypted with: `KmsAccessDenied`, `KMS.AccessDeniedException`.
-    if code.contains("AccessDenied") {
+    if is_denied(&error) {
         return refused(
             format!("queue {queue:?} may not be used while {doing}: {code}"),
             "Grant sqs:ReceiveMessage, sqs:DeleteMessage, sqs:ChangeMessageVisibility and sqs:GetQueueAttributes on the \
@@ -70,6 +69,11 @@ where
         );
     }
     SourceError::Unavailable { doing, source: Box::new(error) }
+}
+
+/// Also by the key that the queue is encrypted with: `KmsAccessDenied`, `KMS.AccessDeniedException`.
+pub(crate) fn is_denied(error: &impl ProvideErrorMetadata) -> bool {
+    error.code().is_some_and(|code| code.contains("AccessDenied"))
 }
 
 /// Whether nobody has credentials for us, as opposed to a provider that cannot be reached now.

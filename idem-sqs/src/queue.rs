@@ -6,6 +6,7 @@ use aws_sdk_sqs::{
     Client,
     config::{retry::RetryConfig, timeout::TimeoutConfig},
     error::{ProvideErrorMetadata, SdkError},
+    operation::get_queue_attributes::GetQueueAttributesError,
     types::{
         BatchResultErrorEntry, ChangeMessageVisibilityBatchRequestEntry as ChangeEntry,
         DeleteMessageBatchRequestEntry as DeleteEntry, Message, MessageSystemAttributeName as Name, QueueAttributeName,
@@ -97,11 +98,12 @@ impl Queue {
         }
     }
 
-    /// Ten messages at most, waited for.
-    pub(crate) async fn receive(&self) -> Result<Vec<Message>, SourceError> {
+    /// Ten messages at most, waited for. A FIFO queue answers an attempt that it knows with the same messages again.
+    pub(crate) async fn receive(&self, attempt_id: &str) -> Result<Vec<Message>, SourceError> {
         let request = self.receiving.receive_message().queue_url(&self.url).max_number_of_messages(10);
         let request = request.wait_time_seconds(self.wait).visibility_timeout(self.visibility);
         let request = request.set_message_system_attribute_names(Some(NAMES.to_vec())).message_attribute_names("All");
+        let request = request.set_receive_request_attempt_id(self.fifo.then(|| attempt_id.to_owned()));
         match request.send().await {
             Ok(output) => Ok(output.messages.unwrap_or_default()),
             Err(error) if error.code().is_some_and(|code| code.ends_with("OverLimit")) => {
@@ -113,9 +115,13 @@ impl Queue {
     }
 
     pub(crate) async fn attributes(&self, doing: &'static str) -> Result<Attributes, SourceError> {
-        let request = self.client.get_queue_attributes().queue_url(&self.url);
-        let answer = request.attribute_names(QueueAttributeName::All).send().await;
-        let output = answer.map_err(|error| classify(&self.url, doing, error))?;
+        self.attributes_of(&self.url).await.map_err(|error| classify(&self.url, doing, error))
+    }
+
+    /// Those of a queue that the same client may ask for.
+    pub(crate) async fn attributes_of(&self, url: &str) -> Result<Attributes, SdkError<GetQueueAttributesError>> {
+        let request = self.client.get_queue_attributes().queue_url(url);
+        let output = request.attribute_names(QueueAttributeName::All).send().await?;
         Ok(output.attributes.unwrap_or_default())
     }
 

@@ -13,16 +13,20 @@ const LOOK_AFTER: u32 = 3;
 /// others until its visibility passes.
 pub(crate) async fn run(shared: Arc<Shared>, queue: Arc<Queue>, envelope: Option<Envelope>) {
     let (mut failures, mut empty) = (0, 0);
+    let mut attempt = attempt_id();
     while shared.room().await {
         let changes = shared.changes();
-        match queue.receive().await {
+        match queue.receive(&attempt).await {
             Ok(messages) => {
                 failures = 0;
+                attempt = attempt_id();
                 empty = if messages.is_empty() { empty + 1 } else { 0 };
                 let incoming =
                     messages.into_iter().filter_map(|received| message::incoming(&queue, envelope, received));
                 shared.deliver(changes, incoming.collect());
             }
+            // It is the same attempt once more, because its messages may be on their way: their groups would wait until
+            // their visibility has passed.
             Err(error) => {
                 failures += 1;
                 shared.fail(error);
@@ -41,6 +45,10 @@ pub(crate) async fn run(shared: Arc<Shared>, queue: Arc<Queue>, envelope: Option
             }
         }
     }
+}
+
+fn attempt_id() -> String {
+    format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..))
 }
 
 /// A standard queue at its limit of messages in flight answers a long poll as an empty one does. Groups of a FIFO queue

@@ -77,7 +77,7 @@ impl Source for SqsSource {
     }
 
     /// # Errors
-    /// [`SourceError::Refused`] for a queue that does not exist, rights or credentials that are missing.
+    /// [`SourceError::Refused`] for a queue that does not exist, be it one that is [needed](SqsOptions::needs), rights or credentials that are missing.
     ///
     /// # Cancel safety
     /// Cancel safe: a dropped call has started nothing.
@@ -89,7 +89,7 @@ impl Source for SqsSource {
         if self.shared.stopped.is_cancelled() {
             return Err(refused("the source is closed", "Make a new one"));
         }
-        let attached = attach::attach(&self.queue).await?;
+        let attached = attach::attach(&self.queue, &self.options.needed).await?;
         for _ in 0..self.options.receivers {
             let (shared, queue) = (Arc::clone(&self.shared), Arc::clone(&self.queue));
             running.receivers.spawn(receiver::run(shared, queue, self.options.envelope));

@@ -292,6 +292,8 @@ impl Shared {
         }
         lost.into_iter().for_each(|number| state.lose(number, "its visibility could not be extended in time"));
         self.arrived.notify_one();
+        // What is lost may have waited in the buffer, and receivers for room in it.
+        self.room.notify_waiters();
         due
     }
 
@@ -311,6 +313,7 @@ impl Shared {
             }
         }
         self.arrived.notify_one();
+        self.room.notify_waiters();
     }
 }
 

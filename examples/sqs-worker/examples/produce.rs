@@ -1,5 +1,6 @@
 //! The producer of the demonstration: creates a queue and sends the first of the real purchases, with the mistakes that
-//! producers make. `produce QUEUE PURCHASES` prints the queue's URL first.
+//! producers make; or the other amounts under keys that were used, because a queue without an order may deliver those first,
+//! and then they would count. `produce QUEUE PURCHASES purchases|conflicts` prints the queue's URL first.
 
 #![allow(clippy::print_stdout, reason = "the script that calls it reads it")]
 
@@ -7,18 +8,24 @@ use std::error::Error;
 
 use aws_config::BehaviorVersion;
 use aws_sdk_sqs::{Client, types::SendMessageBatchRequestEntry as Entry};
+use aws_smithy_http_client::{Builder, tls};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use ledger::demo::records;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [queue, purchases] = &arguments[..] else { return Err("usage: produce QUEUE PURCHASES".into()) };
-    let client = Client::new(&aws_config::load_defaults(BehaviorVersion::latest()).await);
+    let [queue, purchases, what] = &arguments[..] else {
+        return Err("usage: produce QUEUE PURCHASES purchases|conflicts".into());
+    };
+    let tls = tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring);
+    let http = Builder::new().tls_provider(tls).build_https();
+    let client = Client::new(&aws_config::defaults(BehaviorVersion::latest()).http_client(http).load().await);
     let created = client.create_queue().queue_name(queue).send().await?;
     let url = created.queue_url().ok_or("the new queue has no URL")?;
     println!("{url}");
-    let records = records(purchases.parse()?)?;
+    let mut records = records(purchases.parse()?)?;
+    records.retain(|record| record.is_conflict == (what == "conflicts"));
     let batches = records.chunks(10).map(|batch| {
         let send = client.send_message_batch().queue_url(url);
         let entry =

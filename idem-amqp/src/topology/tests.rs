@@ -68,6 +68,33 @@ fn g7_what_drops_messages_by_itself_is_refused_or_warned_of() {
 }
 
 #[test]
+fn a_retry_queue_must_lead_back_and_stay() {
+    let judge = |arguments: Value| {
+        facts(&json!({ "type": "quorum", "durable": true, "arguments": arguments }), &[])
+            .judge_retry("later", "purchases")
+    };
+    let back = json!({ "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "purchases" });
+    let warnings = judge(back.clone()).unwrap();
+    assert!(warnings.len() == 1 && warnings[0].contains("dead-letter-strategy=at-least-once"), "{warnings:?}");
+    let with = |name: &str, value: Value| {
+        let mut arguments = back.clone();
+        arguments[name] = value;
+        judge(arguments)
+    };
+    assert_eq!(with("x-dead-letter-strategy", json!("at-least-once")).unwrap(), [""; 0]);
+    for (refused, word) in [
+        (judge(json!({})), "does not come back"),
+        (judge(json!({ "x-dead-letter-exchange": "" })), "does not come back"),
+        (with("x-dead-letter-exchange", json!("amq.fanout")), "does not come back"),
+        (with("x-dead-letter-routing-key", json!("later")), "does not come back"),
+        (with("x-expires", json!(60_000)), "x-expires"),
+    ] {
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains(word) && text.contains("\"later\""), "{text}");
+    }
+}
+
+#[test]
 fn g4_a_consumer_timeout_of_the_queue_counts() {
     let answer = json!({ "type": "quorum", "arguments": { "x-consumer-timeout": 60_000 } });
     assert_eq!(facts(&answer, &[4, 3, 0]).consumer_timeout, Some(Duration::from_secs(60)));

@@ -9,7 +9,7 @@ use lapin::types::{AMQPValue, LongString};
 use reqwest::Method;
 
 use crate::{
-    broker::{Kind, PATIENCE, Queue, eventually, host, management, management_url, unique, url},
+    broker::{Kind, PATIENCE, Queue, eventually, host, http, management, management_url, unique, url},
     member::{Member, refusal, within},
 };
 
@@ -44,7 +44,7 @@ async fn rights_that_are_missing_are_refused_by_the_queues_name() {
     let user = unique("idem-user");
     let put = async |path: &str, body: &'static str| {
         let url = format!("{}/api/{path}", management_url());
-        let request = reqwest::Client::new().put(url).basic_auth("guest", Some("guest")).body(body);
+        let request = http().put(url).basic_auth("guest", Some("guest")).body(body);
         assert!(request.send().await.unwrap().status().is_success(), "{path}");
     };
     put(&format!("users/{user}"), r#"{"password":"hunter2","tags":""}"#).await;

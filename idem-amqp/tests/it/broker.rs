@@ -174,9 +174,15 @@ impl Drop for Queue {
     }
 }
 
+/// A client of the management API. Where TLS is compiled in, it wants a provider even for what has none.
+pub(crate) fn http() -> reqwest::Client {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::new()
+}
+
 pub(crate) async fn management(method: Method, path: &str) -> reqwest::Response {
     let url = format!("{}/api/{path}", management_url());
-    reqwest::Client::new().request(method, url).basic_auth("guest", Some("guest")).send().await.unwrap()
+    http().request(method, url).basic_auth("guest", Some("guest")).send().await.unwrap()
 }
 
 /// `host:port` of a URL.

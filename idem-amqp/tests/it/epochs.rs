@@ -6,7 +6,7 @@ use idem_core::{Message, Received, Settled, Source, SourceError};
 use reqwest::Method;
 
 use crate::{
-    broker::{Kind, Queue, eventually, management},
+    broker::{Kind, PATIENCE, Queue, eventually, management},
     member::{Member, numbers, payloads, within},
 };
 
@@ -68,6 +68,23 @@ async fn g2_old_tags_acknowledge_nothing_on_the_new_channel() {
     drop((rest, member));
     let next = Member::join(&queue.options()).await;
     assert_eq!(payloads(&next.take(50).await), left, "exactly what was not acknowledged");
+}
+
+/// Whatever a connection needed ends with it, and the rest with the source.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_task_outlives_its_connection() {
+    let queue = Queue::new(Kind::Classic).await;
+    let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let before = alive();
+    let member = Member::join(&queue.options()).await;
+    publish(&queue, &numbers(0..1)).await;
+    for _ in 0..5 {
+        member.take(1).await;
+        queue.proxy.cut().await;
+        member.lost().await;
+    }
+    member.0.close(PATIENCE).await;
+    eventually("the end of all tasks", async || alive() <= before).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,6 +12,10 @@ mod attach;
 mod broker;
 mod epochs;
 mod member;
+mod own_server;
 mod publisher;
+mod retry;
+#[cfg(feature = "tls")]
+mod security;
 mod suite;
 mod timeouts;

@@ -1,5 +1,7 @@
 //! A consumer of the queue, as the tests drive it: a source, with bounded waits and words for what went wrong.
 
+use std::time::Duration;
+
 use idem_amqp::{AmqpHandle, AmqpOptions, AmqpSource};
 use idem_core::{Delivery, Received, Settle, Settled, Source, SourceError};
 use idem_testkit::durables;
@@ -58,6 +60,11 @@ impl Member {
         let proofs = durables(deliveries.len()).await;
         let settlement = |(delivery, proof): (Delivery<_>, _)| (delivery.handle, Settle::Acknowledge(proof));
         self.0.settle(deliveries.into_iter().zip(proofs).map(settlement).collect()).await
+    }
+
+    pub(crate) async fn release(&self, deliveries: Deliveries, after: Duration) -> Vec<Settled> {
+        let settlement = |delivery: Delivery<_>| (delivery.handle, Settle::Release { after });
+        self.0.settle(deliveries.into_iter().map(settlement).collect()).await
     }
 
     pub(crate) async fn acknowledge(&self, deliveries: Deliveries) {

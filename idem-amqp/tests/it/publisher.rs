@@ -11,11 +11,11 @@ use crate::{
     member::{Member, within},
 };
 
-fn dead_letter(message: Message) -> DeadLetter {
+pub(crate) fn dead_letter(message: Message) -> DeadLetter {
     idem_testkit::dead_letter(message, "shop/purchases/1#0")
 }
 
-fn publisher(queue: &Queue, to: &str) -> AmqpPublisher {
+pub(crate) fn publisher(queue: &Queue, to: &str) -> AmqpPublisher {
     AmqpPublisher::new(&queue.options(), to).unwrap()
 }
 

@@ -1,64 +1,20 @@
-//! A broker that takes messages back (G4), on a server of its own.
+//! A broker that takes messages back (G4), and one that has no room (G9).
 
-use std::process::Command;
-
-use idem_core::{Message, Settled, Source};
+use idem_core::{Message, Publisher, Settled, Source, SourceError};
 
 use crate::{
-    broker::{Kind, Queue},
-    member::{Member, within},
+    broker::{Kind, Queue, eventually},
+    member::{Member, payloads, within},
+    own_server::OwnServer,
+    publisher::{dead_letter, publisher},
 };
-
-/// A RabbitMQ that one test has for itself, by `./servers`. It goes with this value.
-struct OwnServer {
-    set: &'static str,
-    conf: &'static str,
-}
-
-/// Ports away from those that everybody shares.
-const PORT_OFFSET: u32 = 500;
-
-impl OwnServer {
-    /// Starts it with `conf` as further lines of its rabbitmq.conf.
-    fn up(set: &'static str, conf: &'static str) -> Self {
-        let server = Self { set, conf };
-        server.run(&["up", "rabbitmq"]);
-        server
-    }
-
-    fn url(&self) -> String {
-        self.run(&["url", "rabbitmq"]).trim().to_owned()
-    }
-
-    fn run(&self, arguments: &[&str]) -> String {
-        let outer: u32 = std::env::var("IDEM_PORT_OFFSET").ok().and_then(|offset| offset.parse().ok()).unwrap_or(0);
-        let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../servers"))
-            .args(arguments)
-            .env("IDEM_SERVERS_SET", self.set)
-            .env("IDEM_PORT_OFFSET", (outer + PORT_OFFSET).to_string())
-            .env("IDEM_RABBITMQ_CONF", self.conf)
-            .output()
-            .unwrap();
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert!(output.status.success(), "./servers {arguments:?}: {}", text(&output.stderr));
-        text(&output.stdout)
-    }
-}
-
-impl Drop for OwnServer {
-    fn drop(&mut self) {
-        self.run(&["down", "--purge"]);
-    }
-}
 
 /// G4: the broker closes the channel of a consumer that settles nothing. The next one begins at once, and the message
 /// comes back.
 #[tokio::test(flavor = "multi_thread")]
 async fn g4_a_channel_that_timed_out_is_opened_anew() {
-    let server =
-        tokio::task::spawn_blocking(|| OwnServer::up("amqp-timeouts", "consumer_timeout = 10000")).await.unwrap();
-    let url = server.url();
-    let queue = Queue::on(&url, Kind::Classic, &[]).await;
+    let server = OwnServer::up().await;
+    let queue = Queue::on(&server.url(), Kind::Classic, &[]).await;
     queue.publish(Message::new("slow")).await.unwrap();
     let member = Member::join(&queue.options()).await;
     let late = member.take(1).await;
@@ -68,6 +24,41 @@ async fn g4_a_channel_that_timed_out_is_opened_anew() {
     assert_eq!(member.settle(late).await, [Settled::Stale]);
     member.acknowledge(again).await;
     assert!(within("is_idle", member.0.is_idle()).await);
-    drop(member);
-    tokio::task::spawn_blocking(move || drop(server)).await.unwrap();
+}
+
+/// A broker that is out of memory blocks whoever publishes. Consuming goes on; a dead letter counts as not published at
+/// once, and is published when there is room again.
+#[tokio::test(flavor = "multi_thread")]
+async fn g9_a_blocked_connection_publishes_nothing_and_consuming_goes_on() {
+    let server = OwnServer::up().await;
+    let (queue, dead) =
+        (Queue::on(&server.url(), Kind::Classic, &[]).await, Queue::on(&server.url(), Kind::Classic, &[]).await);
+    for name in ["a", "b"] {
+        queue.publish(Message::new(name)).await.unwrap();
+    }
+    let (publisher, letter) = (publisher(&dead, &dead.name), dead_letter(Message::new("{}")));
+    within("publishing", publisher.publish(&letter)).await.unwrap();
+    let member = Member::join(&queue.options().prefetch(1)).await;
+    server.control(&["set_vm_memory_high_watermark", "absolute", "1MB"]).await;
+    let mut published = 1;
+    eventually("a refusal", async || match publisher.publish(&letter).await {
+        Ok(()) => {
+            published += 1;
+            false
+        }
+        Err(SourceError::Unavailable { source, .. }) => source.to_string().contains("blocked the connection"),
+        Err(other) => panic!("{other:?}"),
+    })
+    .await;
+    for name in ["a", "b"] {
+        let held = member.take(1).await;
+        assert_eq!(payloads(&held), [name]);
+        member.acknowledge(held).await;
+    }
+    assert!(publisher.publish(&letter).await.is_err(), "it is still blocked");
+    server.control(&["set_vm_memory_high_watermark", "0.4"]).await;
+    eventually("room", async || publisher.publish(&letter).await.is_ok()).await;
+    // The one that the broker had not read when it blocked the connection may have come late.
+    let stored = dead.declared().await.message_count();
+    assert!((published + 1..=published + 2).contains(&stored), "{published} were confirmed before, {stored} are there");
 }

@@ -1,3 +1,5 @@
+use futures_util::FutureExt;
+
 use super::*;
 
 const VISIBILITY: Duration = Duration::from_secs(60);
@@ -59,6 +61,27 @@ async fn f7_what_could_not_be_extended_is_announced_as_lost() {
     assert_eq!(revocation.assignments, [held[1].assignment]);
     assert!(revocation.drained.is_none());
     assert!(shared.to_delete(&held[1].handle).is_none() && shared.to_delete(&held[0].handle).is_some());
+}
+
+/// Nobody takes anything while the database is away. A receiver that went on waiting would wait for ever.
+#[tokio::test]
+async fn f7_what_is_lost_in_the_buffer_makes_room_for_receivers() {
+    for is_gone in [true, false] {
+        let shared = Shared::new(Duration::from_millis(10));
+        shared.deliver(0, (0..BUFFER).map(|number| incoming(&number.to_string(), "receipt")).collect());
+        let mut room = pin!(shared.room());
+        assert!(room.as_mut().now_or_never().is_none(), "it is full");
+        if is_gone {
+            shared.extended(Instant::now(), (1..=BUFFER as u64).map(|number| (number, Answer::Gone)));
+        } else {
+            shared.until_due().await;
+            while !shared.due().is_empty() {
+                shared.until_due().await;
+            }
+        }
+        let room = tokio::time::timeout(Duration::from_secs(60), room).await;
+        assert!(room.expect("it is woken up"));
+    }
 }
 
 #[tokio::test]

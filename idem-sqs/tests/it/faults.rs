@@ -182,6 +182,38 @@ async fn f9_a_queue_at_its_limit_of_messages_in_flight_is_reported() {
     assert_eq!(rest.len(), 3);
 }
 
+/// SQS says so to a short poll, and where it likes to.
+#[tokio::test(flavor = "multi_thread")]
+async fn f9_over_limit_is_waited_out() {
+    let queue = Server::fake().await.queue("").await;
+    let member = Member::join(&queue.options().receivers(1)).await;
+    queue.server.as_fake().refuse(Some("OverLimit"));
+    let answer = member.receive(1).await;
+    assert!(
+        matches!(&answer, Err(SourceError::Unavailable { doing, .. }) if doing.contains("too many messages in flight")),
+        "{answer:?}"
+    );
+    queue.server.as_fake().refuse(None);
+    queue.send([order(1)]).await;
+    let held = loop {
+        if let Ok(Received::Deliveries(held)) = member.receive(1).await {
+            break held;
+        }
+    };
+    assert_eq!(member.acknowledge(held).await, [Settled::Settled]);
+}
+
+/// Whoever may send there need not have the right to ask.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_further_queue_that_does_not_exist_is_refused_on_both_servers() {
+    for server in [Server::elastic(), Server::fake().await] {
+        let (queue, dead) = (server.queue("").await, server.queue("").await);
+        Member::join(&queue.options().needs(&dead.url)).await.close().await;
+        let text = refusal(&queue.options().needs(format!("{}-other", dead.url))).await;
+        assert!(text.contains(&format!("{}-other", dead.name)) && text.contains("does not exist"), "{text}");
+    }
+}
+
 async fn refusal(options: &SqsOptions) -> String {
     match Member::attach(options).await {
         Err(error @ SourceError::Refused { .. }) => error.to_string(),

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use idem_core::{Decision, IdempotencyKey, Settled, Source};
+use idem_core::{Decision, IdempotencyKey, Settled, Source, SourceError};
 use idem_sqs::deduplicated;
 
 use crate::{
@@ -54,6 +54,22 @@ async fn a_failing_group(server: Server) {
         assert_eq!(payloads(&again), [expected]);
         assert_eq!(member.acknowledge(again).await, [Settled::Settled]);
     }
+    queue.until_counts([0, 0, 0]).await;
+}
+
+/// An answer that gets lost has taken messages all the same. The receive that is repeated gets them again, and their group
+/// does not wait for their visibility.
+#[tokio::test(flavor = "multi_thread")]
+async fn f6_a_receive_whose_answer_is_lost_is_repeated_as_the_same_attempt() {
+    let queue = Server::fake().await.queue(".fifo").await;
+    queue.send_in_order("a", ["a0", "a1", "a2"]).await;
+    queue.server.as_fake().lose_answers("ReceiveMessage", 1);
+    let member = Member::join(&queue.options().receivers(1).visibility(Duration::from_secs(3600))).await;
+    assert!(matches!(member.receive(3).await, Err(SourceError::Unavailable { .. })));
+    let held = member.take(3).await;
+    assert_eq!(payloads(&held), ["a0", "a1", "a2"]);
+    assert!(held.iter().all(|delivery| delivery.attempt == 1), "it was one receive");
+    assert_eq!(member.acknowledge(held).await, [Settled::Settled; 3]);
     queue.until_counts([0, 0, 0]).await;
 }
 

@@ -37,6 +37,7 @@ pub(crate) fn unique(what: &str) -> String {
 pub(crate) fn client(endpoint: &str) -> Client {
     let credentials = Credentials::new("test", "test", None, None, "test");
     let config = Config::builder().behavior_version(BehaviorVersion::latest()).credentials_provider(credentials);
+    let config = config.http_client(aws_smithy_http_client::Builder::new().build_http());
     Client::from_conf(config.region(Region::new("elasticmq")).endpoint_url(endpoint).build())
 }
 

@@ -123,7 +123,14 @@ fn receive(state: &mut State, now: Duration, name: &str, input: &Value) -> Done 
     }
     let Some(queue) = state.queues.get_mut(name) else { return Done::Wait(wait) };
     let mut dead = Vec::new();
+    let attempt = text(input, "ReceiveRequestAttemptId");
+    if let Some(messages) = queue.receive_again(now, visibility, &attempt) {
+        return Done::Answer(Ok(handed_over(&messages, input)));
+    }
     let received = queue.receive(now, max, visibility, &mut dead);
+    if let Some(messages) = received.as_ref().filter(|messages| !messages.is_empty()) {
+        queue.attempted(now, attempt, messages);
+    }
     let (fifo, redrive) = (queue.is_fifo(), queue.options.redrive.clone());
     if let Some(queue) = redrive.and_then(|(_, to)| state.queues.get_mut(&to)) {
         dead.into_iter().for_each(|message| queue.put(message));
@@ -133,15 +140,17 @@ fn receive(state: &mut State, now: Duration, name: &str, input: &Value) -> Done 
         None if wait.is_zero() && !fifo => Done::Answer(refuse("OverLimit", "Too many messages in flight.")),
         None => Done::Wait(wait),
         Some(messages) if messages.is_empty() => Done::Wait(wait),
-        Some(messages) => {
-            let messages: Vec<Value> = messages.iter().map(|message| handed_over(message, input)).collect();
-            Done::Answer(Ok(json!({ "Messages": messages })))
-        }
+        Some(messages) => Done::Answer(Ok(handed_over(&messages, input))),
     }
 }
 
+fn handed_over(messages: &[Message], input: &Value) -> Value {
+    let messages: Vec<Value> = messages.iter().map(|message| described(message, input)).collect();
+    json!({ "Messages": messages })
+}
+
 /// With the attributes that were asked for, and no others.
-fn handed_over(message: &Message, input: &Value) -> Value {
+fn described(message: &Message, input: &Value) -> Value {
     let asked = |list: &str, name: &str| {
         let names = input.get(list).and_then(Value::as_array);
         names.is_some_and(|names| names.iter().any(|asked| asked == name || asked == "All"))

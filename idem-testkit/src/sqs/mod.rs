@@ -3,7 +3,7 @@
 //! It follows the documented rules that emulators get wrong, and misbehaves as SQS may: deleted messages come back
 //! ([`FakeQueue::resurrect`]), receipts go stale (a standard queue then answers a delete with success and deletes
 //! nothing, a FIFO queue with an error), messages in flight have a limit, batches fail in part, FIFO queues block groups
-//! and drop repetitions for five minutes, and no visibility goes beyond twelve hours. Its clock is moved on by
+//! and drop repetitions for five minutes, as they answer a receive that is repeated with the same messages, and no visibility goes beyond twelve hours. Its clock is moved on by
 //! [`FakeSqs::advance`]; it checks no signatures.
 //!
 //! ```

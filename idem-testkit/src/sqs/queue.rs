@@ -46,6 +46,8 @@ pub(super) struct Queue {
     deleted: Vec<Message>,
     /// When a deduplication id was last taken, and for which message.
     taken: HashMap<String, (Duration, String)>,
+    /// When a receive was first attempted under an id, and the receipts that it got.
+    attempts: HashMap<String, (Duration, Vec<String>)>,
 }
 
 #[derive(Debug, Clone)]
@@ -84,8 +86,8 @@ impl Message {
 
 impl Queue {
     pub(super) fn new(name: &str, options: QueueOptions) -> Self {
-        let (messages, deleted, taken) = (Vec::new(), Vec::new(), HashMap::new());
-        Self { name: name.to_owned(), options, failing_entries: 0, messages, deleted, taken }
+        let (messages, deleted, taken, attempts) = (Vec::new(), Vec::new(), HashMap::new(), HashMap::new());
+        Self { name: name.to_owned(), options, failing_entries: 0, messages, deleted, taken, attempts }
     }
 
     pub(super) fn is_fifo(&self) -> bool {
@@ -169,6 +171,28 @@ impl Queue {
             message.clone()
         });
         Some(received.collect())
+    }
+
+    /// What this attempt got before, where it was less than five minutes ago and all of it is still in flight. Its
+    /// visibility begins anew.
+    pub(super) fn receive_again(&mut self, now: Duration, visibility: Duration, attempt: &str) -> Option<Vec<Message>> {
+        let (_, receipts) = self.attempts.get(attempt).filter(|(at, _)| now < *at + REPETITIONS)?;
+        let got = |message: &&mut Message| message.is_in_flight(now) && receipts.contains(&message.receipt());
+        let same: Vec<&mut Message> = self.messages.iter_mut().filter(got).collect();
+        (same.len() == receipts.len()).then(|| {
+            let again = same.into_iter().map(|message| {
+                message.visible_at = now + visibility;
+                message.clone()
+            });
+            again.collect()
+        })
+    }
+
+    /// Notes what an attempt got. A standard queue knows no attempts.
+    pub(super) fn attempted(&mut self, now: Duration, attempt: String, messages: &[Message]) {
+        if self.is_fifo() && !attempt.is_empty() {
+            self.attempts.insert(attempt, (now, messages.iter().map(Message::receipt).collect()));
+        }
     }
 
     fn find(&self, receipt: &str) -> Result<Option<(usize, bool)>, Refusal> {

@@ -38,9 +38,14 @@ async fn what_cannot_be_handled_is_set_aside_with_its_reason() {
 #[tokio::test(flavor = "multi_thread")]
 async fn g8_a_dead_letter_that_cannot_be_published_keeps_its_message() {
     let stage = Stage::new("nowhere").await;
+    let aside = Queue::create(&format!("{}-aside", stage.name), &[]).await;
+    let worker = stage.start(&["--dead-letter-queue", &aside.name]);
+    stage.send(0..1).await;
+    stage.until_purchases(1).await;
+    aside.delete().await;
     stage.queue.send_text("not json").await;
-    let worker = stage.start(&["--dead-letter-queue", "idem-no-such-queue"]);
-    until("the worker to say so", async || worker.logged().contains("\"idem-no-such-queue\" does not exist")).await;
+    let missing = format!("\"{}\" does not exist", aside.name);
+    until("the worker to say so", async || worker.logged().contains(&missing)).await;
     let ended = worker.stop().await;
     assert_eq!(ended.count("dead_lettered"), 0);
     // The client library would log what is returned to it.
@@ -69,6 +74,34 @@ async fn g5_a_poison_message_is_held_here_and_not_requeued() {
     let redelivered = &stage.queue.described().await["message_stats"]["redeliver"];
     assert!(redelivered.is_null() || redelivered == 0, "the broker delivered again: {redelivered}");
     assert_eq!(stage.ledger().await, Ledger::of(0..200));
+    stage.remove().await;
+}
+
+/// G4, G5: what would be held for longer than the broker allows waits in the retry queue, and is the same message when it
+/// comes back: its attempts go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn g4_a_message_that_may_not_be_held_any_longer_waits_in_the_retry_queue() {
+    let stage = Stage::new("later").await;
+    let text = |text: &str| AMQPValue::LongString(text.into());
+    let back = [("x-dead-letter-exchange", text("")), ("x-dead-letter-routing-key", text(&stage.queue.name))];
+    let later = Queue::create(&format!("{}-later", stage.name), &back).await;
+    // For its tables.
+    stage.drain(&[]).await;
+    let refusal = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not today'; END $$; \
+                   CREATE TRIGGER refuse BEFORE INSERT ON purchases FOR EACH ROW EXECUTE FUNCTION refuse()";
+    sqlx::raw_sql(refusal).execute(stage.pool()).await.expect("a table that refuses purchases");
+    stage.send(0..1).await;
+    // The waits between six attempts are 6.2 s in all, give or take a half.
+    let limits = ["--consumer-timeout", "2s", "--handler-deadline", "1s", "--attempts", "6"];
+    let worker = stage.start(&[&limits[..], &["--retry-queue", &later.name]].concat());
+    until("the dead letter", async || worker.logged().contains("set aside as a dead letter")).await;
+    stage.until_settled().await;
+    let ended = worker.stop().await;
+    assert_eq!((ended.count("retries"), ended.count("dead_lettered"), ended.count("duplicates")), (5, 1, 0));
+    let put_off = || async { later.described().await["message_stats"]["publish"].as_u64().unwrap_or(0) };
+    until("what was put off to be counted", async || put_off().await > 0).await;
+    until("the end of the retry queue", async || later.messages().await == 0).await;
+    assert_eq!(stage.ledger().await, Ledger::of(0..0));
     stage.remove().await;
 }
 
@@ -103,7 +136,7 @@ async fn g6_five_busy_rounds_on_a_queue_with_a_limit_of_three_lose_nothing() {
 }
 
 async fn busy_rounds(admin: &str) -> u64 {
-    let Ok(answer) = reqwest::get(format!("http://{admin}/metrics")).await else { return 0 };
+    let Ok(answer) = Queue::get(&format!("http://{admin}/metrics")).await else { return 0 };
     let text = answer.text().await.unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with("idem_busy_total"));
     line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0)

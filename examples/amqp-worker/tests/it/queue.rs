@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use lapin::{
     BasicProperties, Channel, Confirmation, Connection, ConnectionProperties,
-    options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions},
+    options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions},
     types::{AMQPValue, FieldTable},
 };
 use serde_json::Value;
@@ -102,12 +102,25 @@ impl Queue {
         channel
     }
 
+    /// Asks the management API, or a worker.
+    pub(crate) async fn get(url: &str) -> reqwest::Result<reqwest::Response> {
+        // Where TLS is compiled in, a client wants a provider even for what has none.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build()?;
+        client.get(url).basic_auth("guest", Some("guest")).send().await
+    }
+
     /// What the management API says of it; it lags by a moment.
     pub(crate) async fn described(&self) -> Value {
         let url = format!("{}/api/queues/%2f/{}", self.management_url, self.name);
-        let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build().expect("a client");
-        let answer = client.get(url).basic_auth("guest", Some("guest")).send().await.expect("the API answers");
+        let answer = Self::get(&url).await.expect("the API answers");
         serde_json::from_slice(&answer.bytes().await.expect("an answer")).expect("JSON")
+    }
+
+    pub(crate) async fn delete(&self) {
+        let channel = self.channel().await;
+        let deleted = channel.queue_delete(self.name.as_str().into(), QueueDeleteOptions::default());
+        deleted.await.expect("the queue goes");
     }
 
     /// How many messages wait or are not settled.

@@ -73,6 +73,9 @@ async fn settings_that_break_the_guarantee_are_refused_by_name() {
     for (arguments, word) in [
         (["--prefetch", "0"], "--prefetch is 0"),
         (["--dead-letter-queue", ""], "--dead-letter-queue"),
+        (["--dead-letter-queue", "idem-no-such-dead-letters"], "\"idem-no-such-dead-letters\" does not exist"),
+        (["--retry-queue", "idem-no-such-retries"], "\"idem-no-such-retries\" does not exist"),
+        (["--authorities", "no-such.pem"], "--authorities is no-such.pem"),
         (["--management-url", "guest:hunter2"], "--management-url"),
     ] {
         assert_refused(&refused(&stage, &[], &arguments).await, 2, &[word]);

@@ -16,12 +16,10 @@ async fn a_storm_of_broken_connections_leaves_an_exact_ledger() {
     let (each, seconds) = (count(1_000, 300), count(60, 8));
     let stage = Stage::new("storm").await;
     let broker = Proxy::to(host(&queue::url())).await.expect("a proxy");
-    let (head, _) = stage.url.rsplit_once('/').expect("a URL");
-    let server = head.rsplit_once('@').or(head.rsplit_once('/')).expect("a host").1;
-    let database = Proxy::to(server).await.expect("a proxy");
+    let database = Proxy::to(stage.host()).await.expect("a proxy");
     let arguments = stage.arguments_to(
         &stage.queue.url.replace(host(&stage.queue.url), broker.address()),
-        &stage.url.replace(server, database.address()),
+        &stage.url.replace(stage.host(), database.address()),
         // What a broken connection interrupts is counted while it runs.
         &["--attempts", "100", "--batch", "20"],
     );

@@ -68,6 +68,12 @@ impl Database {
         Self { name, url, pool, folder, workers: AtomicU32::new(0) }
     }
 
+    /// `host:port` of its server.
+    pub(crate) fn host(&self) -> &str {
+        let (head, _) = self.url.rsplit_once('/').expect("a URL with a database");
+        head.rsplit_once('@').or(head.rsplit_once('/')).expect("a host").1
+    }
+
     /// Where the next worker's log goes.
     pub(crate) fn next_log(&self) -> PathBuf {
         self.folder.join(format!("worker-{}.log", self.workers.fetch_add(1, Ordering::Relaxed)))

@@ -1,7 +1,12 @@
 //! The worker from outside: real processes on an emulated SQS and a real database, killed, stopped and deployed, and the
 //! ledger read back.
 
-#![allow(clippy::expect_used, clippy::panic, reason = "a test that cannot go on fails, and says why")]
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails, and says why"
+)]
 
 mod contract;
 #[path = "../../../ledger/tests/shared/database.rs"]
@@ -12,6 +17,7 @@ mod purchase;
 mod queue;
 mod refusals;
 mod stage;
+mod storm;
 #[path = "../../../ledger/tests/shared/worker.rs"]
 mod worker;
 

@@ -23,6 +23,7 @@ impl Queue {
     pub(crate) async fn create(name: &str) -> Self {
         let credentials = Credentials::new("test", "test", None, None, "test");
         let config = Config::builder().behavior_version(BehaviorVersion::latest()).credentials_provider(credentials);
+        let config = config.http_client(aws_smithy_http_client::Builder::new().build_http());
         let client = Client::from_conf(config.region(Region::new("eu-central-1")).endpoint_url(endpoint()).build());
         let mut create = client.create_queue().queue_name(name);
         if name.ends_with(".fifo") {

@@ -33,6 +33,15 @@ async fn a_queue_that_does_not_exist_is_refused_and_not_created() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_queue_that_does_not_exist_is_refused() {
+    let stage = Stage::new("no_aside", "").await;
+    let aside = format!("{}-aside", stage.queue.url);
+    let arguments = stage.arguments(&["--dead-letter-queue-url", &aside]);
+    assert_refused(&stage.start_with(&arguments, &[]).ended().await, 2, &["-aside", "does not exist"]);
+    stage.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn f1_a_visibility_that_does_not_outlast_the_handler_is_refused_with_both_values() {
     let stage = Stage::new("visibility", "").await;
     let ended = refused(&stage, &[("--visibility", "10s")], &[]).await;

@@ -118,3 +118,16 @@ fn what_sqs_cannot_carry_is_refused() {
     assert_eq!(code(Message { attributes: attributes(1, ""), ..message("a") }), "InvalidParameterValue");
     assert!(queue.send(seconds(0), seconds(0), Message { attributes: attributes(10, "x"), ..message("a") }).is_ok());
 }
+
+#[test]
+fn a_receive_that_is_repeated_gets_the_same_messages_while_all_of_them_are_in_flight() {
+    let mut queue = queue("orders.fifo", [grouped("a", "1"), grouped("b", "1")]);
+    let first = take(&mut queue, 0, 10);
+    queue.attempted(seconds(0), "x".to_owned(), &first);
+    let again = queue.receive_again(seconds(20), seconds(30), "x").unwrap();
+    assert_eq!((ids(&again), again[0].receipt()), (vec!["a", "b"], first[0].receipt()));
+    assert_eq!(queue.counts(seconds(49)).in_flight, 2, "their visibility began anew");
+    assert!(queue.receive_again(seconds(20), seconds(30), "y").is_none());
+    assert_eq!(queue.delete(seconds(21), &first[0].receipt()), Ok(()));
+    assert!(queue.receive_again(seconds(22), seconds(30), "x").is_none());
+}

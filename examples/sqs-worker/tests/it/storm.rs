@@ -1,0 +1,74 @@
+//! Connections that break, hang and are slow.
+
+use std::time::Duration;
+
+use idem_testkit::proxy::Proxy;
+
+use super::{
+    queue::endpoint,
+    stage::{Ledger, Stage, count, until},
+};
+
+/// F1, F3, A25: for a minute (a few seconds in `./test`) connections to SQS and to the database are cut, frozen and delayed
+/// at random, under load. The ledger is exact, everything is settled, and the worker still ends cleanly.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_of_broken_connections_leaves_an_exact_ledger() {
+    let (each, seconds) = (count(150, 50), count(60, 6));
+    let stage = Stage::new("storm", "").await;
+    let sqs = Proxy::to(endpoint().trim_start_matches("http://")).await.expect("a proxy");
+    let database = Proxy::to(stage.host()).await.expect("a proxy");
+    // What a broken connection interrupts is counted while it runs. Few are in flight, because the emulator is slow, and
+    // more could not be extended every two seconds.
+    let mut arguments = stage.arguments(&["--attempts", "100", "--batch", "20", "--in-flight", "100"]);
+    let url = stage.url.replace(stage.host(), database.address());
+    // Whom an answer of SQS does not reach has its messages for as long as the visibility.
+    for (flag, value) in [("--database-url", &*url), ("--handler-deadline", "4s"), ("--visibility", "5s")] {
+        let at = arguments.iter().position(|argument| argument == flag).expect("a usual flag");
+        value.clone_into(&mut arguments[at + 1]);
+    }
+    let endpoint = format!("http://{}", sqs.address());
+    let variables = [("AWS_ENDPOINT_URL", &*endpoint)];
+    let workers = [stage.start_with(&arguments, &variables), stage.start_with(&arguments, &variables)];
+    stage.send(0..each).await;
+    stage.until_purchases(1).await;
+    let mut sent = each;
+    let mut rng = fastrand::Rng::with_seed(seed());
+    let load = async {
+        for _ in 0..seconds {
+            stage.send(sent..sent + each).await;
+            sent += each;
+            // The storm lasts for so many of them.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    };
+    tokio::select! {
+        () = sqs.storm(rng.fork()) => {}
+        () = database.storm(rng.fork()) => {}
+        () = load => {}
+    }
+    // It ends with an outage that both must have noticed.
+    sqs.refuse(true);
+    for proxy in [&sqs, &database] {
+        proxy.calm();
+        proxy.cut().await;
+    }
+    for worker in &workers {
+        until("a poll to fail", async || worker.logged().contains("the broker cannot be used")).await;
+    }
+    sqs.refuse(false);
+    stage.until_purchases(sent).await;
+    until("an empty queue", async || stage.queue.counts().await == [0, 0, 0]).await;
+    for worker in workers {
+        let ended = worker.stop().await;
+        assert!(ended.status.success(), "{}", ended.log);
+    }
+    assert_eq!(stage.ledger().await, Ledger::of(0..sent));
+    assert!(stage.dead_letters().await.is_empty(), "{:?}", stage.dead_letters().await);
+    stage.remove().await;
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    println!("IDEM_SEED={seed}");
+    seed
+}

@@ -1,0 +1,118 @@
+//! A RabbitMQ with settings of its own, by `./servers`: one for all tests that need it, gone with the last of them.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+const SET: &str = "amqp-own";
+
+/// Away from the ports that everybody shares.
+const PORT_OFFSET: u32 = 500;
+
+static RUNNING: Mutex<Weak<OwnServer>> = Mutex::new(Weak::new());
+
+/// Deliveries time out after ten seconds on it, and it has doors with TLS, with a certificate for 127.0.0.1.
+pub(crate) struct OwnServer {
+    /// Where the certificates are.
+    folder: PathBuf,
+}
+
+impl OwnServer {
+    pub(crate) async fn up() -> Arc<Self> {
+        tokio::task::spawn_blocking(|| {
+            let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+            running.upgrade().unwrap_or_else(|| {
+                let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(SET);
+                certificates(&folder);
+                let server = Arc::new(Self { folder });
+                server.servers(&["up", "rabbitmq"]);
+                *running = Arc::downgrade(&server);
+                server
+            })
+        })
+        .await
+        .unwrap()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        self.servers(&["url", "rabbitmq"]).trim().to_owned()
+    }
+
+    /// `host:port` of the broker's door with TLS, and of its management API's.
+    pub(crate) fn tls() -> [String; 2] {
+        [25_676, 25_677].map(|port| format!("127.0.0.1:{}", port + outer_offset() + PORT_OFFSET))
+    }
+
+    /// What is in `NAME.pem`: `ca` signed the broker's certificate, and `stranger` nothing.
+    pub(crate) fn authority(&self, name: &str) -> String {
+        std::fs::read_to_string(self.folder.join(format!("{name}.pem"))).unwrap()
+    }
+
+    /// Runs `rabbitmqctl`.
+    pub(crate) async fn control(&self, arguments: &'static [&'static str]) {
+        let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../.servers/sets");
+        let home = Path::new(data).join(SET).join("rabbitmq");
+        let mut command = Command::new("/usr/lib/rabbitmq/bin/rabbitmqctl");
+        command.args(["--node", "idem@localhost"]).args(arguments).env("HOME", home);
+        command.env("ERL_EPMD_PORT", (24_369 + outer_offset() + PORT_OFFSET).to_string());
+        tokio::task::spawn_blocking(move || text(&command.output().unwrap())).await.unwrap();
+    }
+
+    fn servers(&self, arguments: &[&str]) -> String {
+        let [broker, management] = Self::tls();
+        let management_port = management.rsplit_once(':').unwrap().1;
+        let file = |name: &str| self.folder.join(name).display().to_string();
+        let (certificate, key) = (file("broker.pem"), file("key.pem"));
+        let conf = [
+            "consumer_timeout = 10000".to_owned(),
+            format!("listeners.ssl.default = {broker}"),
+            format!("ssl_options.certfile = {certificate}"),
+            format!("ssl_options.keyfile = {key}"),
+            "management.ssl.ip = 127.0.0.1".to_owned(),
+            format!("management.ssl.port = {management_port}"),
+            format!("management.ssl.certfile = {certificate}"),
+            format!("management.ssl.keyfile = {key}"),
+        ];
+        let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../servers"))
+            .args(arguments)
+            .env("IDEM_SERVERS_SET", SET)
+            .env("IDEM_PORT_OFFSET", (outer_offset() + PORT_OFFSET).to_string())
+            .env("IDEM_RABBITMQ_CONF", conf.join("\n"))
+            .output();
+        text(&output.unwrap())
+    }
+}
+
+impl Drop for OwnServer {
+    fn drop(&mut self) {
+        let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another test may have taken it over meanwhile.
+        if running.strong_count() == 0 {
+            self.servers(&["down", "--purge"]);
+        }
+    }
+}
+
+fn outer_offset() -> u32 {
+    std::env::var("IDEM_PORT_OFFSET").ok().and_then(|offset| offset.parse().ok()).unwrap_or(0)
+}
+
+/// Two authorities, and a certificate that the first has signed.
+fn certificates(folder: &Path) {
+    std::fs::create_dir_all(folder).unwrap();
+    let script = "for name in ca stranger; do
+            openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=$name -keyout $name-key.pem -out $name.pem
+        done
+        echo subjectAltName=IP:127.0.0.1 >names
+        openssl req -newkey rsa:2048 -nodes -subj /CN=broker -keyout key.pem -out request.pem
+        openssl x509 -req -in request.pem -CA ca.pem -CAkey ca-key.pem -CAcreateserial -days 2 -extfile names -out broker.pem";
+    text(&Command::new("sh").args(["-ec", script]).current_dir(folder).output().unwrap());
+}
+
+fn text(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}

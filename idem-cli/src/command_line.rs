@@ -8,7 +8,7 @@ use idem_schema::SchemaName;
 
 use crate::spans;
 
-/// What an operator does with idem's tables on PostgreSQL.
+/// What an operator does with idem's tables, on PostgreSQL and, as far as that makes sense, on SQLite.
 ///
 /// Exit status: 0 done, 1 doctor found something, 2 refused or not confirmed, 3 the database could not be reached, 70 a
 /// bug of idem's.
@@ -29,7 +29,7 @@ pub(crate) struct CommandLine {
 /// Which tables, and who is at them.
 #[derive(Clone, Args)]
 pub(crate) struct Target {
-    /// The database: postgres://…
+    /// The database: postgres://…, or sqlite://… for some commands
     #[arg(long, global = true, env = "DATABASE_URL", value_name = "URL", hide_env_values = true)]
     pub(crate) database_url: Option<String>,
 
@@ -40,6 +40,43 @@ pub(crate) struct Target {
     /// Who the audit trail says it was
     #[arg(long, global = true, env = "IDEM_OPERATOR", value_name = "NAME", default_value_t = operator())]
     pub(crate) by: String,
+}
+
+impl Command {
+    /// What it is called.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Migrate(_) => "migrate",
+            Self::Consumers(_) => "consumers",
+            Self::Show(_) => "show",
+            Self::Forget(_) => "forget",
+            Self::Forgotten(_) => "forgotten",
+            Self::Erase(_) => "erase",
+            Self::Import(_) => "import",
+            Self::DeadLetters(_) => "dead-letters",
+            Self::Cleanup(_) => "cleanup",
+            Self::Stats => "stats",
+            Self::Doctor(_) => "doctor",
+            Self::Workers(_) => "workers",
+            Self::Retention(_) => "retention",
+            Self::Stuck(_) => "stuck",
+            Self::Completions { .. } => "completions",
+        }
+    }
+}
+
+impl Replay {
+    /// Whether something is to be changed before.
+    pub(crate) fn is_mended(&self) -> bool {
+        self.forget_first || self.key.is_some() || self.payload.is_some() || self.dry_run
+    }
+}
+
+impl CommandLine {
+    /// Whether the answer is to be JSON.
+    pub(crate) fn is_json(&self) -> bool {
+        self.json || matches!(&self.command, Command::Doctor(doctor) if doctor.format == Format::Json)
+    }
 }
 
 impl std::fmt::Debug for Target {
@@ -70,13 +107,20 @@ pub(crate) enum Command {
     /// Make and change idem's tables
     #[command(subcommand)]
     Migrate(Migrate),
-    /// See, pause, resume and rename consumers
+    /// See, pause, resume, rename and rebind consumers
     #[command(subcommand)]
     Consumers(Consumers),
     /// All that is known of a key, and what would become of a redelivery
     Show(Show),
     /// Remove the records of keys, so that their messages take effect once more when they come again
     Forget(Forget),
+    /// See what was forgotten, and take it back
+    #[command(subcommand)]
+    Forgotten(Forgotten),
+    /// Blank what idem keeps of a key: its text, payloads, headers, errors; redeliveries are still skipped
+    Erase(Erase),
+    /// Bring the rows of a hand-written table over, so that what it knows is a duplicate
+    Import(Import),
     /// See, replay and drop messages that were set aside
     #[command(subcommand)]
     DeadLetters(DeadLetters),
@@ -85,7 +129,7 @@ pub(crate) enum Command {
     /// What there is, by consumer; counts every record
     Stats,
     /// Look for what is wrong with database, schema and consumers, and say the cure of each
-    Doctor,
+    Doctor(Doctor),
     /// Starts of workers, the newest first
     Workers(Limit),
     /// How long records are kept
@@ -133,6 +177,13 @@ pub(crate) enum Consumers {
         consumer: String,
         /// The name it gets
         to: String,
+        #[command(flatten)]
+        yes: Yes,
+    },
+    /// Let the next start bind a consumer anew: to another source or handler, or to other key or hash rules
+    Rebind {
+        /// The consumer
+        consumer: String,
         #[command(flatten)]
         yes: Yes,
     },
@@ -190,6 +241,66 @@ pub(crate) struct Forget {
 }
 
 #[derive(Debug, Subcommand)]
+pub(crate) enum Forgotten {
+    /// What can still be taken back, the newest first
+    List(Limit),
+    /// Make these keys records again, except where their messages have run again meanwhile
+    Restore {
+        /// The number that forgetting answered with
+        batch: i64,
+        #[command(flatten)]
+        yes: Yes,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Erase {
+    /// The key as it came
+    pub(crate) key: String,
+    /// Of this consumer only
+    #[arg(long, value_name = "NAME")]
+    pub(crate) consumer: Option<String>,
+    /// Why, for the audit trail, which will not hold the key
+    #[arg(long, value_name = "WHY", value_parser = why)]
+    pub(crate) reason: String,
+    #[command(flatten)]
+    pub(crate) yes: Yes,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Import {
+    /// The table, in this database, as schema.table
+    #[arg(long, value_name = "TABLE")]
+    pub(crate) from: String,
+    /// The consumer that gets the records; it need not have started yet
+    #[arg(long, value_name = "NAME")]
+    pub(crate) consumer: String,
+    /// Its tenant [default: none]
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub(crate) tenant: String,
+    /// What the consumer is called in the table [default: as here]
+    #[arg(long, value_name = "NAME", requires = "consumer_column")]
+    pub(crate) named: Option<String>,
+    /// The column with the consumer's name; without it, every row is taken
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) consumer_column: Option<String>,
+    /// The column with the key
+    #[arg(long, value_name = "COLUMN", default_value = "message_id")]
+    pub(crate) key_column: String,
+    /// The column that says when it was processed
+    #[arg(long, value_name = "COLUMN", default_value = "processed_at")]
+    pub(crate) processed_column: String,
+    /// The column that says until when it is kept; without it, or where it is NULL, for ever
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) expires_column: Option<String>,
+    /// Only say how many rows there are
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) yes: Yes,
+}
+
+#[derive(Debug, Subcommand)]
 pub(crate) enum DeadLetters {
     /// The newest dead letters
     List {
@@ -207,15 +318,7 @@ pub(crate) enum DeadLetters {
         payload: bool,
     },
     /// Have running workers of the consumer handle them again
-    Replay {
-        #[command(flatten)]
-        which: Which,
-        /// Only say how many there are
-        #[arg(long)]
-        dry_run: bool,
-        #[command(flatten)]
-        yes: Yes,
-    },
+    Replay(Replay),
     /// Delete them
     Drop {
         #[command(flatten)]
@@ -229,6 +332,29 @@ pub(crate) enum DeadLetters {
         #[command(flatten)]
         yes: Yes,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Replay {
+    #[command(flatten)]
+    pub(crate) which: Which,
+    /// Forget the records of their keys first, so that their payloads take effect: for conflicts
+    #[arg(long)]
+    pub(crate) forget_first: bool,
+    /// Replay it under this key: for one without a key, or for a conflict that is another message
+    #[arg(long, visible_alias = "new-key", value_name = "KEY", conflicts_with = "forget_first")]
+    pub(crate) key: Option<String>,
+    /// Replay it with the payload in this file: for a malformed one
+    #[arg(long, value_name = "FILE")]
+    pub(crate) payload: Option<PathBuf>,
+    /// Replay malformed ones as they are, because the handler was mended
+    #[arg(long, conflicts_with = "payload")]
+    pub(crate) unchanged: bool,
+    /// Only say how many there are
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) yes: Yes,
 }
 
 /// Which dead letters.
@@ -287,6 +413,24 @@ pub(crate) enum Retention {
         #[command(flatten)]
         yes: Yes,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// For how long the broker may deliver a message again, such as the topic's retention: compared with the consumers'
+    #[arg(long, value_name = "TIME", value_parser = spans::span)]
+    pub(crate) broker_horizon: Option<Duration>,
+    /// How to answer
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub(crate) format: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// For people
+    Text,
+    /// As --json
+    Json,
 }
 
 #[derive(Debug, Args)]

@@ -1,11 +1,14 @@
 //! One file a command.
 
-mod cleanup;
+pub(crate) mod cleanup;
 mod completions;
 mod consumers;
 mod dead_letters;
 mod doctor;
+mod erase;
 mod forget;
+mod forgotten;
+mod import;
 mod migrate;
 mod retention;
 mod show;
@@ -18,19 +21,26 @@ use crate::{
     database::Database,
     exit::Failure,
     report::Report,
+    sqlite,
 };
 
 /// Does what the command line says.
 pub(crate) async fn run(line: CommandLine) -> Result<Report, Failure> {
     let target = &line.target;
+    if sqlite::is_meant(target) && !matches!(line.command, Command::Completions { .. }) {
+        return sqlite::run(target, line.command).await;
+    }
     match line.command {
         Command::Completions { shell } => Ok(completions::run(shell)),
         Command::Migrate(command) => migrate::run(target, command).await,
         Command::Cleanup(clean) => cleanup::run(target, &clean).await,
-        Command::Doctor => doctor::run(target).await,
+        Command::Doctor(doctor) => doctor::run(target, &doctor).await,
         Command::Consumers(command) => consumers::run(Database::open(target).await?, command).await,
         Command::Show(show) => show::run(Database::open(target).await?, &show).await,
         Command::Forget(forget) => forget::run(Database::open(target).await?, &forget).await,
+        Command::Forgotten(command) => forgotten::run(Database::open(target).await?, command).await,
+        Command::Erase(erase) => erase::run(Database::open(target).await?, &erase).await,
+        Command::Import(import) => import::run(Database::open(target).await?, &import).await,
         Command::DeadLetters(command) => dead_letters::run(Database::open(target).await?, command).await,
         Command::Stats => stats::run(Database::open(target).await?).await,
         Command::Workers(limit) => workers::run(Database::open(target).await?, &limit).await,

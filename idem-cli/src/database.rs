@@ -57,7 +57,7 @@ fn url(target: &Target) -> Result<&str, Failure> {
         return Ok(url);
     }
     Err(Failure::refused(
-        "--database-url must begin with postgres:// (its value is not shown): this command has PostgreSQL only",
+        "--database-url must begin with postgres:// (its value is not shown): or, for some commands, sqlite:",
     ))
 }
 
@@ -100,8 +100,24 @@ impl Database {
 
     /// The number that a statement answers.
     pub(crate) async fn number(&mut self, statement: &str, binds: &[Bind<'_>]) -> Result<i64, Failure> {
+        let [number] = self.numbers(statement, binds).await?;
+        Ok(number)
+    }
+
+    /// The numbers in the one row that a statement answers; zeros where there is none.
+    pub(crate) async fn numbers<const N: usize>(
+        &mut self,
+        statement: &str,
+        binds: &[Bind<'_>],
+    ) -> Result<[i64; N], Failure> {
         let rows = self.rows(statement, binds).await?;
-        rows.first().map_or(Ok(0), |row| Ok(row.try_get(0)?))
+        let mut numbers = [0; N];
+        if let Some(row) = rows.first() {
+            for (place, number) in numbers.iter_mut().enumerate() {
+                *number = row.try_get(place)?;
+            }
+        }
+        Ok(numbers)
     }
 
     /// What a statement answers that goes through a table slice by slice: a number, and where it stopped.

@@ -9,6 +9,7 @@ mod database;
 mod exit;
 mod report;
 mod spans;
+mod sqlite;
 
 use std::process::ExitCode;
 
@@ -35,7 +36,7 @@ fn main() -> ExitCode {
 fn run(line: CommandLine) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(Exit::Bug, format!("the system gives no runtime: {error}")))?;
-    let is_json = line.json;
+    let is_json = line.is_json();
     let report = runtime.block_on(commands::run(line))?;
     Ok(report.print(is_json))
 }

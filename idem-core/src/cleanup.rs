@@ -31,11 +31,14 @@ pub enum Expiring {
     Audit,
     /// Starts of workers that nothing names any more.
     Runs,
+    /// Records that an operator forgot, until when that can be taken back.
+    Forgotten,
 }
 
 impl Expiring {
     /// Every kind.
-    pub const ALL: [Self; 6] = [Self::Records, Self::Units, Self::Attempts, Self::DeadLetters, Self::Audit, Self::Runs];
+    pub const ALL: [Self; 7] =
+        [Self::Records, Self::Units, Self::Attempts, Self::DeadLetters, Self::Audit, Self::Runs, Self::Forgotten];
 
     /// The table's name.
     #[must_use]
@@ -47,6 +50,7 @@ impl Expiring {
             Self::DeadLetters => "dead_letters",
             Self::Audit => "audit",
             Self::Runs => "worker_runs",
+            Self::Forgotten => "forgotten",
         }
     }
 }
@@ -72,7 +76,7 @@ pub struct CleanupSettings {
     pub units_kept: Duration,
     /// After the last attempt. Defaults to 7 days; at least 1 day, because the count goes with the row.
     pub attempts_kept: Duration,
-    /// After the last copy. Defaults to 30 days; at least 1 day.
+    /// After the last copy; records that were forgotten are kept as long. Defaults to 30 days; at least 1 day.
     pub dead_letters_kept: Duration,
     /// Defaults to 1 year; at least 1 day. Starts of workers are kept as long, and longer while anything names them.
     pub audit_kept: Duration,
@@ -101,7 +105,7 @@ impl CleanupSettings {
             Expiring::Records => None,
             Expiring::Units => Some(self.units_kept),
             Expiring::Attempts => Some(self.attempts_kept),
-            Expiring::DeadLetters => Some(self.dead_letters_kept),
+            Expiring::DeadLetters | Expiring::Forgotten => Some(self.dead_letters_kept),
             Expiring::Audit | Expiring::Runs => Some(self.audit_kept),
         }
     }
@@ -136,12 +140,12 @@ impl CleanupSettings {
 
     /// The size of the step after one that went well or timed out.
     fn next_size(&self, size: u32, went_well: bool) -> u32 {
-        next_size(size, self.rows_max, went_well)
+        if went_well { size.saturating_mul(2).min(self.rows_max) } else { (size / 2).max(ROWS_MIN.min(self.rows_max)) }
     }
 
     /// The wait before the next cycle, for `spread` in `0.0..1.0`.
     fn wait(&self, spread: f64) -> Duration {
-        spread_by_a_quarter(self.every, spread)
+        self.every.mul_f64(0.875 + spread.clamp(0.0, 1.0) / 4.0)
     }
 
     /// The wait before the first cycle: short, so that workers that are started anew every day clean too, and spread,
@@ -191,7 +195,8 @@ pub struct LastCleanup {
     pub ago: Duration,
 }
 
-/// What [`Cleanup`] needs of a store: a connection of its own, on a role that may delete.
+/// What removes the rows of a store that have expired, on a connection of its own and a role that may delete:
+/// [`Store::cleaner`](crate::Store::cleaner) makes one, and [`Cleanup`] runs it.
 ///
 /// # Contract
 /// 1. A step is one transaction. It removes only what has expired by the database's clock, at most
@@ -201,7 +206,9 @@ pub struct LastCleanup {
 #[async_trait]
 pub trait Cleaner: Send + 'static {
     /// Whether the role may delete records at all.
-    async fn may_delete(&mut self) -> Result<bool, StoreError>;
+    async fn may_delete(&mut self) -> Result<bool, StoreError> {
+        Ok(true)
+    }
 
     /// Takes one step. Fewer rows than were asked for mean that nothing is left.
     ///
@@ -211,6 +218,10 @@ pub trait Cleaner: Send + 'static {
     /// # Cancel safety
     /// Cancel safe: the step is done whole or not at all.
     async fn remove(&mut self, removal: &Removal) -> Result<Removed, StoreError>;
+
+    /// How many rows of each kind a cycle with these settings would remove now, in the order of [`Expiring::ALL`]; without
+    /// kinds that the store does not have.
+    async fn preview(&mut self, settings: &CleanupSettings) -> Result<Vec<(Expiring, u64)>, StoreError>;
 
     /// How far behind cleanup is.
     async fn backlog(&mut self) -> Result<Backlog, StoreError>;
@@ -222,80 +233,7 @@ pub trait Cleaner: Send + 'static {
     async fn note(&mut self, report: &CleanupReport) -> Result<(), StoreError>;
 
     /// Gives the connection up until the next call.
-    async fn rest(&mut self);
-}
-
-fn next_size(size: u32, rows_max: u32, went_well: bool) -> u32 {
-    if went_well { size.saturating_mul(2).min(rows_max) } else { (size / 2).max(ROWS_MIN.min(rows_max)) }
-}
-
-fn spread_by_a_quarter(time: Duration, spread: f64) -> Duration {
-    time.mul_f64(0.875 + spread.clamp(0.0, 1.0) / 4.0)
-}
-
-/// One step of cleanup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CleanupStep {
-    /// How many rows of each kind are removed at most.
-    pub rows_max: u32,
-    /// How long rows of units that committed are kept; they serve only the seal.
-    pub units_kept: Duration,
-    /// How long attempts of failed messages and finished dead letters are kept after their last change.
-    pub failures_kept: Duration,
-}
-
-/// What a step removed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Cleaned {
-    /// Expired records.
-    pub records: u64,
-    /// Rows of units, attempts and dead letters.
-    pub others: u64,
-}
-
-/// When and how cleanup runs inside a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CleanupSchedule {
-    /// The time between two cycles, spread by a quarter so that workers do not start together. Defaults to an hour.
-    pub every: Duration,
-    /// Rows a step. Defaults to 10,000; a step that fails halves it, one that goes well lets it grow back.
-    pub rows_max: u32,
-    /// Steps a cycle. Defaults to 1,000.
-    pub steps_max: u32,
-    /// Defaults to one hour.
-    pub units_kept: Duration,
-    /// Defaults to 30 days.
-    pub failures_kept: Duration,
-}
-
-impl Default for CleanupSchedule {
-    fn default() -> Self {
-        Self {
-            every: Duration::from_secs(3600),
-            rows_max: 10_000,
-            steps_max: 1_000,
-            units_kept: Duration::from_secs(3600),
-            failures_kept: Duration::from_secs(30 * 24 * 3600),
-        }
-    }
-}
-
-impl CleanupSchedule {
-    /// The wait before the next cycle, for `spread` in `0.0..1.0`.
-    #[must_use]
-    pub fn wait(&self, spread: f64) -> Duration {
-        spread_by_a_quarter(self.every, spread)
-    }
-
-    pub(crate) fn step(&self, rows_max: u32) -> CleanupStep {
-        CleanupStep { rows_max, units_kept: self.units_kept, failures_kept: self.failures_kept }
-    }
-
-    /// The size of the step after one that went well or failed.
-    #[must_use]
-    pub fn next_size(&self, size: u32, went_well: bool) -> u32 {
-        next_size(size, self.rows_max, went_well)
-    }
+    async fn rest(&mut self) {}
 }
 
 #[cfg(test)]

@@ -165,6 +165,21 @@ impl PayloadHasher for JsonMembers {
     }
 }
 
+/// The rule of records that somebody else made, without a hash, and that were brought over: every payload equals
+/// [`PayloadHash::NONE`], so that the key alone makes a redelivery a duplicate. Every build knows it.
+#[derive(Debug, Clone, Copy)]
+pub struct Unhashed;
+
+impl PayloadHasher for Unhashed {
+    fn hash(&self, _: &Message) -> Result<PayloadHash, HashPayloadError> {
+        Ok(PayloadHash::NONE)
+    }
+
+    fn rule(&self) -> String {
+        "unhashed/1".to_owned()
+    }
+}
+
 /// A function of the user's.
 pub struct HashFn<F> {
     name: String,
@@ -215,7 +230,7 @@ impl Default for HashRules {
 impl HashRules {
     /// New messages are hashed by `current`.
     pub fn new(current: impl PayloadHasher) -> Self {
-        Self { current: Arc::new(current), former: Vec::new() }
+        Self { current: Arc::new(current), former: vec![Arc::new(Unhashed)] }
     }
 
     /// Records that were hashed by `rule` can still be compared: a message that meets one is hashed by it again.

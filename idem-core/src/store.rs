@@ -3,13 +3,14 @@
 use std::{
     fmt,
     future::Future,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
 
 use crate::{
-    cleanup::{Cleaned, CleanupStep},
+    cleanup::Cleaner,
     dead_letter::{DeadLetter, DeadLetterId, ParkedDeadLetter, Replay, ReplayEnd},
     error::{BoxError, ClaimError, CommitError, ErrorClass, StoreError},
     hash::PayloadHash,
@@ -78,7 +79,8 @@ pub enum Claimed {
 /// A committed record of a key: who handled it, when, and under which hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recorded {
-    /// The key's text, which differs from the claimed one only when two keys collide in their id.
+    /// The key's text, which differs from the claimed one only when two keys collide in their id. Where the text was
+    /// erased, for privacy, it is the claimed one: the id alone decides then.
     pub key: IdempotencyKey,
     /// The hash of the payload that was handled.
     pub hash: PayloadHash,
@@ -162,6 +164,9 @@ pub trait Store: Bookkeeping + Sized {
 
     /// What this store can do.
     fn capabilities(&self) -> StoreCapabilities;
+
+    /// What removes this store's expired rows, on a connection of its own. Nothing is connected yet.
+    fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner>;
 
     /// Opens a lane.
     ///
@@ -372,8 +377,8 @@ pub struct AuditEntry {
     pub details: String,
 }
 
-/// What a store does outside of units of work, on connections of its own: start-up, attempts, dead letters, controls,
-/// cleanup. None of it is on the path of a message that goes well.
+/// What a store does outside of units of work, on connections of its own: start-up, attempts, dead letters, controls. None
+/// of it is on the path of a message that goes well.
 ///
 /// # Contract
 /// 1. Each call is one short transaction, or several that can be repeated. None uses a lane.
@@ -432,9 +437,6 @@ pub trait Bookkeeping: Send + Sync + 'static {
 
     /// Appends to the audit trail.
     async fn audit(&self, entry: &AuditEntry) -> Result<(), StoreError>;
-
-    /// Removes what has expired, at most `step.rows_max` rows of each kind.
-    async fn cleanup(&self, step: CleanupStep) -> Result<Cleaned, StoreError>;
 }
 
 /// For stores: a source error boxed.

@@ -36,11 +36,11 @@ impl Binding {
                 return bound(what, recorded, found);
             }
         }
-        if self.key_rules != registration.key_rule {
+        if !self.key_rules.is_empty() && self.key_rules != registration.key_rule {
             return bound("key rules", &self.key_rules, &registration.key_rule);
         }
         // A build that can still compare with the old records may go over to another rule.
-        if !registration.hash_rules.contains(&self.hash_rules) {
+        if !self.hash_rules.is_empty() && !registration.hash_rules.contains(&self.hash_rules) {
             return bound("hash rules", &self.hash_rules, &registration.hash_rules.join(", "));
         }
         Ok(())
@@ -51,6 +51,7 @@ impl Binding {
     pub fn is_filled_by(&self, registration: &Registration) -> bool {
         (self.bound_to.is_empty() && registration.bound_to.is_some())
             || (self.handler.is_empty() && registration.handler.is_some())
+            || self.key_rules.is_empty()
             || registration.hash_rules.first().is_some_and(|rule| *rule != self.hash_rules)
     }
 }

@@ -7,8 +7,8 @@ mod start;
 use std::time::Duration;
 
 use idem_core::{
-    AuditEntry, Cleaned, CleanupStep, ConsumerName, Control, ControlState, DeadLetterId, IdempotencyKey,
-    ParkedDeadLetter, PayloadHash, Replay, ReplayEnd, RunId, ScopeId, StoreError,
+    AuditEntry, ConsumerName, Control, ControlState, DeadLetterId, IdempotencyKey, ParkedDeadLetter, PayloadHash,
+    Replay, ReplayEnd, RunId, ScopeId, StoreError,
 };
 
 pub use self::{
@@ -17,7 +17,7 @@ pub use self::{
     start::verify,
 };
 use crate::{
-    driver::{Login, PostgresDriver, no_right_to_delete, row, rows, rows_as},
+    driver::{PostgresDriver, row, rows},
     key_id,
     row::microseconds,
 };
@@ -44,7 +44,6 @@ macro_rules! postgres_bookkeeping {
             control(scope: ScopeId) -> Control;
             set_control(scope: ScopeId, state: ControlState, by: &str, reason: &str) -> ();
             audit(entry: &AuditEntry) -> ();
-            cleanup(step: CleanupStep) -> Cleaned;
         }
     };
     ($store:ty; $($name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)+) => {
@@ -177,27 +176,4 @@ pub async fn audit(driver: &impl PostgresDriver, entry: &AuditEntry) -> Result<(
     let parameters =
         [who.as_str().into(), entry.action.into(), entry.scope.0.into(), key.into(), details.as_str().into()];
     rows(driver, "writing the audit trail", &driver.statements().insert_audit, &parameters).await.map(|_| ())
-}
-
-pub async fn cleanup<D: PostgresDriver>(driver: &D, step: CleanupStep) -> Result<Cleaned, StoreError> {
-    let statements = driver.statements();
-    let delete = async |text, parameters: &[_]| {
-        let rows = rows_as(driver, Login::Cleanup, "cleaning up", text, parameters).await;
-        let rows = rows.map_err(no_right_to_delete::<D>)?;
-        let deleted: i64 = rows.first().map_or(Ok(0), |row| row.get("deleted"))?;
-        Ok::<_, StoreError>(u64::try_from(deleted).unwrap_or(0))
-    };
-    let rows_max = i64::from(step.rows_max).into();
-    let records = delete(&statements.delete_expired, &[rows_max]).await?;
-    let mut others = 0;
-    for (text, kept) in [
-        (&statements.delete_units, step.units_kept),
-        (&statements.delete_attempts, step.failures_kept),
-        (&statements.delete_dead_letters, step.failures_kept),
-    ] {
-        // What is kept for longer than an int8 of microseconds tells is kept.
-        let Some(kept) = microseconds(kept) else { continue };
-        others += delete(text, &[kept.into(), rows_max]).await?;
-    }
-    Ok(Cleaned { records, others })
 }

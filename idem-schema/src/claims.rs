@@ -45,25 +45,25 @@ impl<'c> ClaimColumns<'c> {
     }
 }
 
-/// The record of a row of [`read`](crate::PostgresStatements::read), with the id it was found under.
-///
-/// # Errors
-/// [`StoreError::Schema`] where the row is not what idem has written.
-pub fn recorded(row: &Row) -> Result<(ClaimedId, Recorded), StoreError> {
+/// The record of a row of [`read`](crate::PostgresStatements::read) that answers this claim.
+fn recorded(row: &Row, claim: &Claim) -> Result<Recorded, StoreError> {
     let damaged = |what: &str| StoreError::Schema {
         problem: format!("a row of processed_messages holds a damaged {what}"),
         cure: "Restore the table from a backup: somebody else has written to it".to_owned(),
     };
     let (key, hash): (&str, &[u8]) = (row.get("idempotency_key")?, row.get("payload_hash")?);
-    let recorded = Recorded {
-        key: IdempotencyKey::new(key).map_err(|_| damaged("idempotency_key"))?,
+    Ok(Recorded {
+        key: match key {
+            // It was erased.
+            "" => claim.key.clone(),
+            key => IdempotencyKey::new(key).map_err(|_| damaged("idempotency_key"))?,
+        },
         hash: PayloadHash::from_bytes(hash.try_into().map_err(|_| damaged("payload_hash"))?),
         hash_rule: HashRuleId(row.get("hash_id")?),
         processed_at: row.instant("processed_at")?,
         processed_by: RunId(row.get("processed_by")?),
         expires_at: row.optional_instant("expires_at")?,
-    };
-    Ok(((row.get("consumer")?, row.get("key_id")?), recorded))
+    })
 }
 
 /// One answer a claim, from the keys that the statement inserted.
@@ -86,11 +86,18 @@ pub fn claim_answers(scopes: &[i32], key_ids: &[Uuid], won: &[ClaimedId]) -> Vec
     inserted.into_iter().map(|inserted| if inserted { Claimed::Inserted } else { Claimed::NotInserted }).collect()
 }
 
-/// Puts the records that were found into the order of the claims.
-#[must_use]
-pub fn in_claim_order(scopes: &[i32], key_ids: &[Uuid], found: Vec<(ClaimedId, Recorded)>) -> Vec<Option<Recorded>> {
-    let found: HashMap<ClaimedId, Recorded> = found.into_iter().collect();
-    scopes.iter().zip(key_ids).map(|(scope, key_id)| found.get(&(*scope, *key_id)).cloned()).collect()
+/// The records that [`read`](crate::PostgresStatements::read) has found, in the order of the claims.
+///
+/// # Errors
+/// [`StoreError::Schema`] where a row is not what idem has written.
+pub fn in_claim_order(claims: &[Claim], key_ids: &[Uuid], found: &[Row]) -> Result<Vec<Option<Recorded>>, StoreError> {
+    let id = |row: &Row| Ok::<ClaimedId, StoreError>((row.get("consumer")?, row.get("key_id")?));
+    let found: HashMap<ClaimedId, &Row> =
+        found.iter().map(|row| Ok((id(row)?, row))).collect::<Result<_, StoreError>>()?;
+    let answer = |(claim, key_id): (&Claim, &Uuid)| {
+        found.get(&(claim.scope.0, *key_id)).map(|row| recorded(row, claim)).transpose()
+    };
+    claims.iter().zip(key_ids).map(answer).collect()
 }
 
 #[cfg(test)]

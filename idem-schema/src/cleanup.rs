@@ -1,154 +1,124 @@
-//! What cleanup on PostgreSQL needs beside the statements that remove: the election, the look at what is left, the note of
-//! who has cleaned, and the same as a script for a scheduler of the database's own.
+//! Cleanup on PostgreSQL: written once for every driver, and the same as a script for a scheduler of the database's own.
 
-use std::time::Duration;
+mod statements;
 
-use crate::{migrations::Dialect, name::SchemaName};
+use std::{sync::Arc, time::Duration};
 
-/// The statements of cleanup in one schema. `µs` stands for an `int8` of microseconds.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct CleanupStatements {
-    /// Elects: of all cleaners of a schema, one at a time gets the lock, which ends with the transaction, because a pooler
-    /// in transaction mode loses a session's locks. No parameters. Result, one row: `elected bool`.
-    pub elect: String,
-    /// Starts of workers that nothing names any more. A worker may run for as long as it likes, so its age alone says
-    /// nothing: records and units name the run until they are gone. Where some consumer keeps its records for ever, or
-    /// beyond the age of the run, nothing is looked for, because that would read all records.
-    ///
-    /// Parameters: 1 older than µs, 2 how many at most `int8`. Result: `deleted int8`.
-    pub delete_runs: String,
-    /// How far behind cleanup is. No parameters. Result, one row: `lag` in µs, zero where nothing has expired, and the
-    /// server's estimate `records int8`, -1 where it has none yet.
-    pub backlog: String,
-    /// How many rows would be removed. Parameters: how long are kept, in µs, 1 units, 2 attempts, 3 dead letters, 4 audit.
-    /// Result, one row: `processed_messages`, `units`, `attempts`, `dead_letters`, `audit`, all `int8`.
-    pub preview: String,
-    /// Who has finished a cycle last. No parameters. Result, no row where nobody has: `who text`, `ago` in µs.
-    pub last: String,
-    /// Notes that a cycle is over. Parameters: 1 who `text`, 2 details `text`. No result.
-    pub note: String,
-    /// Whether this role may delete records. No parameters. Result, one row: `may bool`.
-    pub may_delete: String,
+use async_trait::async_trait;
+use idem_core::{
+    Backlog, Cleaner, CleanupReport, CleanupSettings, Expiring, LastCleanup, Removal, Removed, StoreError, chain,
+};
+
+use self::statements::CleanupStatements;
+pub use self::statements::cleanup_script;
+use crate::{
+    driver::{Parameter, PostgresDriver},
+    host::host_name,
+    postgres::{UnitLimits, begin_unit},
+    row::{Row, microseconds, unreadable},
+};
+
+/// How long the looks before and after the steps may take; they read an index, or the end of the audit trail.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// How long a count of what would go may take, which reads whole tables.
+const COUNT: Duration = Duration::from_secs(600);
+
+/// How long the server lets the connection idle in a step's transaction.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// Cleanup of one schema, on the login for cleanup where one was given, else on the store's own.
+#[derive(Debug)]
+pub struct PostgresCleaner<D> {
+    driver: Arc<D>,
+    statements: CleanupStatements,
 }
 
-impl CleanupStatements {
-    /// The statements with the schema's quoted name in them.
-    #[must_use]
-    pub fn new(schema: &SchemaName) -> Self {
-        let render = |template: &str| Dialect::Postgres.render(template, schema);
-        Self {
-            elect: render(ELECT),
-            delete_runs: render(DELETE_RUNS),
-            backlog: render(BACKLOG),
-            preview: render(PREVIEW),
-            last: render(LAST),
-            note: render(NOTE),
-            may_delete: render("SELECT has_table_privilege('{schema}.processed_messages', 'DELETE') AS may"),
-        }
+impl<D: PostgresDriver> PostgresCleaner<D> {
+    /// Cleanup through this driver. Nothing is connected yet.
+    pub fn new(driver: Arc<D>) -> Self {
+        let statements = CleanupStatements::new(driver.schema());
+        Self { driver, statements }
+    }
+
+    async fn rows(&self, limit: Duration, text: &Arc<str>, values: &[Parameter<'_>]) -> Result<Vec<Row>, StoreError> {
+        let begin = begin_unit(UnitLimits { lock: limit, statement: limit, idle_in_transaction: limit + IDLE });
+        self.driver.clean_once(&begin, limit, text, values).await.map_err(no_right_to_delete::<D>)
+    }
+
+    async fn row(&self, limit: Duration, text: &Arc<str>, values: &[Parameter<'_>]) -> Result<Row, StoreError> {
+        let rows = self.rows(limit, text, values).await?;
+        rows.into_iter().next().ok_or_else(|| unreadable("no row came of cleaning up"))
     }
 }
 
-const ELECT: &str = "SELECT pg_try_advisory_xact_lock(hashtextextended('idem:cleanup:{schema}', 0)) AS elected";
+#[async_trait]
+impl<D: PostgresDriver + 'static> Cleaner for PostgresCleaner<D> {
+    async fn may_delete(&mut self) -> Result<bool, StoreError> {
+        self.row(LOOK, &self.statements.may_delete, &[]).await?.get("may")
+    }
 
-const DELETE_RUNS: &str = "\
-WITH gone AS (
-    DELETE FROM {schema}.worker_runs
-    WHERE id = ANY (ARRAY(
-        SELECT r.id FROM {schema}.worker_runs AS r
-        WHERE r.started_at < now() - $1::int8 * interval '1 microsecond'
-            AND NOT EXISTS (SELECT FROM {schema}.consumers AS c
-                WHERE c.retention IS NULL OR r.started_at > now() - c.retention)
-            AND NOT EXISTS (SELECT FROM {schema}.units AS u WHERE u.run = r.id)
-            AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.replay_taken_by = r.id)
-            AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.processed_by = r.id)
-        ORDER BY r.id LIMIT $2::int8))
-    RETURNING id
-)
-SELECT count(*) AS deleted FROM gone";
+    async fn remove(&mut self, removal: &Removal) -> Result<Removed, StoreError> {
+        let parameters = [i64::from(removal.rows_max).into(), kept(removal.kept).into()];
+        let text = self.statements.remove(removal.kind);
+        let row = self.row(removal.timeout, text, &parameters).await?;
+        if row.get("elected")? { Ok(Removed::Rows(number(&row, "removed")?)) } else { Ok(Removed::Elsewhere) }
+    }
 
-const BACKLOG: &str = "\
-SELECT coalesce(greatest(extract(epoch FROM now() - nullif(oldest, 'infinity')) * 1000000, 0), 0)::int8 AS lag,
-    (SELECT reltuples::int8 FROM pg_catalog.pg_class WHERE oid = '{schema}.processed_messages'::regclass) AS records
-FROM (SELECT min(expires_at) AS oldest FROM {schema}.processed_messages) AS expiry";
+    async fn preview(&mut self, settings: &CleanupSettings) -> Result<Vec<(Expiring, u64)>, StoreError> {
+        let mut counts = Vec::with_capacity(Expiring::ALL.len());
+        for kind in Expiring::ALL {
+            let parameters = [0_i64.into(), kept(settings.kept(kind).unwrap_or_default()).into()];
+            let row = self.row(COUNT, self.statements.count(kind), &parameters).await?;
+            counts.push((kind, number(&row, "rows")?));
+        }
+        Ok(counts)
+    }
 
-const PREVIEW: &str = "\
-SELECT (SELECT count(*) FROM {schema}.processed_messages WHERE expires_at <= now()) AS processed_messages,
-    (SELECT count(*) FROM {schema}.units WHERE at < now() - $1::int8 * interval '1 microsecond') AS units,
-    (SELECT count(*) FROM {schema}.attempts WHERE last_at < now() - $2::int8 * interval '1 microsecond') AS attempts,
-    (SELECT count(*) FROM {schema}.dead_letters WHERE last_at < now() - $3::int8 * interval '1 microsecond'
-        AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)) AS dead_letters,
-    (SELECT count(*) FROM {schema}.audit WHERE at < now() - $4::int8 * interval '1 microsecond') AS audit";
+    async fn backlog(&mut self) -> Result<Backlog, StoreError> {
+        let row = self.row(LOOK, &self.statements.backlog, &[]).await?;
+        let records: i64 = row.get("records")?;
+        Ok(Backlog { lag: Duration::from_micros(number(&row, "lag")?), records: u64::try_from(records).ok() })
+    }
 
-const LAST: &str = "\
-SELECT who, (extract(epoch FROM now() - at) * 1000000)::int8 AS ago FROM {schema}.audit
-WHERE action = 'cleanup' ORDER BY id DESC LIMIT 1";
+    async fn last(&mut self) -> Result<Option<LastCleanup>, StoreError> {
+        let rows = self.rows(LOOK, &self.statements.last, &[]).await?;
+        let last =
+            |row: &Row| Ok(LastCleanup { who: row.get("who")?, ago: Duration::from_micros(number(row, "ago")?) });
+        rows.first().map(last).transpose()
+    }
 
-const NOTE: &str = "INSERT INTO {schema}.audit (who, action, details) VALUES ($1::text, 'cleanup', $2::text)";
+    async fn note(&mut self, report: &CleanupReport) -> Result<(), StoreError> {
+        let who = format!("{}, process {}", host_name(), std::process::id());
+        let details = report.to_string();
+        let parameters = [who.as_str().into(), details.as_str().into()];
+        self.rows(LOOK, &self.statements.note, &parameters).await.map(|_| ())
+    }
 
-/// How long the rows are kept that have no expiry of their own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CleanupScript {
-    /// Rows a step.
-    pub rows_max: u32,
-    /// Units of work that have committed.
-    pub units_kept: Duration,
-    /// Counts of failed attempts.
-    pub attempts_kept: Duration,
-    /// Dead letters.
-    pub dead_letters_kept: Duration,
-    /// The audit trail.
-    pub audit_kept: Duration,
-}
-
-impl CleanupScript {
-    /// One cycle as a script for the database's own scheduler, such as `pg_cron`.
-    ///
-    /// It is one statement, which commits after each step: it must not run inside of a transaction. The role needs to be
-    /// in `idem_cleanup`.
-    #[must_use]
-    pub fn render(&self, schema: &SchemaName) -> String {
-        let texts = [
-            ("{rows_max}", self.rows_max.to_string()),
-            ("{units}", self.units_kept.as_secs().to_string()),
-            ("{attempts}", self.attempts_kept.as_secs().to_string()),
-            ("{dead_letters}", self.dead_letters_kept.as_secs().to_string()),
-            ("{audit}", self.audit_kept.as_secs().to_string()),
-        ];
-        let script = Dialect::Postgres.render(include_str!("cleanup.sql"), schema);
-        texts.iter().fold(script, |script, (name, value)| script.replace(name, value))
+    async fn rest(&mut self) {
+        self.driver.rest().await;
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// What is kept for longer than an `int8` of microseconds tells is kept for as long as that tells.
+fn kept(time: Duration) -> i64 {
+    microseconds(time).unwrap_or(i64::MAX)
+}
 
-    #[test]
-    fn s6_every_statement_names_the_schema_quoted() {
-        let statements = CleanupStatements::new(&SchemaName::new("select").unwrap());
-        let CleanupStatements { elect, delete_runs, backlog, preview, last, note, may_delete } = &statements;
-        for text in [elect, delete_runs, backlog, preview, last, note, may_delete] {
-            assert!(text.contains("\"select\"") && !text.contains("{schema}") && !text.contains(';'), "{text}");
-        }
+fn number(row: &Row, column: &str) -> Result<u64, StoreError> {
+    Ok(u64::try_from(row.get::<i64>(column)?).unwrap_or(0))
+}
+
+/// A worker's role has no DELETE (S8): cleanup is somebody else's, and trying again does not change that.
+fn no_right_to_delete<D: PostgresDriver>(error: StoreError) -> StoreError {
+    let code = chain(&error).find_map(D::sqlstate);
+    if code.as_deref() != Some("42501") {
+        return error;
     }
-
-    /// S8: cleanup has no UPDATE, which row locks would need.
-    #[test]
-    fn s8_nothing_locks_rows() {
-        let day = Duration::from_secs(86_400);
-        let script = CleanupScript {
-            rows_max: 10,
-            units_kept: day,
-            attempts_kept: day,
-            dead_letters_kept: day,
-            audit_kept: day,
-        };
-        let script = script.render(&SchemaName::default());
-        let statements = CleanupStatements::new(&SchemaName::default());
-        for text in [&script, &statements.delete_runs] {
-            assert!(!text.contains("FOR UPDATE") && !text.contains("FOR KEY SHARE"), "{text}");
-        }
-        assert!(!script.contains('{'), "every place is filled: {script}");
+    StoreError::Refused {
+        problem: "this role may not remove what has expired".to_owned(),
+        cure: "Run the role script and use a login in idem_cleanup (PostgresOptions::cleanup_with), or turn the \
+               worker's cleanup off and run `idem cleanup` elsewhere"
+            .to_owned(),
     }
 }

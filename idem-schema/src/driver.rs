@@ -1,6 +1,6 @@
 //! What a driver of PostgreSQL has to do so that idem keeps its books through it.
 
-use std::{error::Error, future::Future, sync::Arc};
+use std::{error::Error, future::Future, sync::Arc, time::Duration};
 
 use idem_core::StoreError;
 use uuid::Uuid;
@@ -54,16 +54,6 @@ from! {
     &'p [i64] => Int8s;
 }
 
-/// On whose rights a statement runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Login {
-    /// The worker's own.
-    Worker,
-    /// That for cleanup, where there is one. Such a statement must not keep its plan: one that is made while the table is
-    /// tiny would go on to sort the whole table.
-    Cleanup,
-}
-
 /// A driver of PostgreSQL, as far as what is done outside of units of work needs it: each statement in a transaction of
 /// its own. What is done is written once, in `books`; [`postgres_bookkeeping!`](crate::postgres_bookkeeping) hands it to
 /// a store.
@@ -77,11 +67,24 @@ pub trait PostgresDriver: Send + Sync {
     /// Runs a statement once, within the time for it, and answers its rows.
     fn run_once(
         &self,
-        login: Login,
         doing: &'static str,
         text: &Arc<str>,
         parameters: &[Parameter<'_>],
     ) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
+
+    /// The same on the connection for cleanup and its login, in a transaction that `begin` begins and whose statements the
+    /// server ends after `limit`. The statement must not keep its plan: one that is made while the table is tiny would go
+    /// on to sort the whole table.
+    fn clean_once(
+        &self,
+        begin: &str,
+        limit: Duration,
+        text: &Arc<str>,
+        parameters: &[Parameter<'_>],
+    ) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
+
+    /// Closes the connection for cleanup until its next use.
+    fn rest(&self) -> impl Future<Output = ()> + Send;
 
     /// The SQLSTATE of this driver's own error, where the server has reported one.
     fn sqlstate(error: &(dyn Error + 'static)) -> Option<String>;
@@ -98,30 +101,19 @@ pub trait PostgresDriver: Send + Sync {
 }
 
 /// Runs a statement, again where another transaction got in its way.
-pub(crate) async fn rows_as<D: PostgresDriver>(
-    driver: &D,
-    login: Login,
-    doing: &'static str,
-    text: &Arc<str>,
-    parameters: &[Parameter<'_>],
-) -> Result<Vec<Row>, StoreError> {
-    let mut tried = 1;
-    loop {
-        match driver.run_once(login, doing, text, parameters).await {
-            Err(StoreError::Contended { .. }) if tried < CONTENDED_MAX => tried += 1,
-            answer => return answer,
-        }
-    }
-}
-
-/// The same with the worker's rights.
 pub(crate) async fn rows<D: PostgresDriver>(
     driver: &D,
     doing: &'static str,
     text: &Arc<str>,
     parameters: &[Parameter<'_>],
 ) -> Result<Vec<Row>, StoreError> {
-    rows_as(driver, Login::Worker, doing, text, parameters).await
+    let mut tried = 1;
+    loop {
+        match driver.run_once(doing, text, parameters).await {
+            Err(StoreError::Contended { .. }) if tried < CONTENDED_MAX => tried += 1,
+            answer => return answer,
+        }
+    }
 }
 
 /// The same of a statement that always answers one row.
@@ -143,19 +135,4 @@ pub fn refused_login<D: PostgresDriver>(error: &StoreError) -> Option<StoreError
         problem: format!("the server refuses the login or does not have the database (SQLSTATE {code})"),
         cure: "Check user, password and database of the connection, and pg_hba.conf".to_owned(),
     })
-}
-
-/// A worker's role has no DELETE (S8): cleanup is somebody else's, and trying again does not change that.
-pub fn no_right_to_delete<D: PostgresDriver>(error: StoreError) -> StoreError {
-    let StoreError::Unavailable { source, .. } = &error else { return error };
-    if D::sqlstate(&**source).as_deref() != Some("42501") {
-        return error;
-    }
-    StoreError::Refused {
-        problem: "this role may not delete expired records".to_owned(),
-        cure:
-            "Give the worker a login of the role idem_cleanup (PostgresOptions::cleanup_with), or run `idem cleanup` \
-               elsewhere and turn the worker's off"
-                .to_owned(),
-    }
 }

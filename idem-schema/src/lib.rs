@@ -14,7 +14,7 @@
 //! | say what a driver's error means where it happened | [`DriverError`] |
 //! | compare a start with what its name is bound to | [`Binding`] |
 //! | keep a message's headers in a column | [`encode_headers`], [`decode_headers`] |
-//! | remove what has expired | [`CleanupStatements`], or [`CleanupScript`] in the database itself |
+//! | remove what has expired | [`PostgresCleaner`], or [`cleanup_script`] in the database itself |
 //! | make and change the schema | [`Migration`] and its contract, [`pending_migrations`], [`postgres_roles`] |
 //! | refuse a server that cannot keep the promise | [`ServerFacts`] |
 //! | refuse a schema that cannot keep the promise | [`SchemaFacts`], [`verify_schema`] |
@@ -48,9 +48,9 @@ pub use idem_core;
 
 pub use crate::{
     binding::Binding,
-    claims::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order, recorded},
-    cleanup::{CleanupScript, CleanupStatements},
-    driver::{Login, Parameter, PostgresDriver, no_right_to_delete, refused_login},
+    claims::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order},
+    cleanup::{PostgresCleaner, cleanup_script},
+    driver::{Parameter, PostgresDriver, refused_login},
     errors::{DriverError, POOLER_CURE, SeenPids, is_pooled, read_only},
     headers::{decode_headers, encode_headers},
     host::host_name,

@@ -37,8 +37,8 @@ impl Dialect {
 ///    transaction first takes [`MigrationStatements::lock`], which is transaction-scoped, because a pooler in
 ///    transaction mode loses a session's locks; in SQLite it begins with `BEGIN IMMEDIATE`.
 /// 2. Under the lock it runs [`MigrationStatements::bootstrap`], reads [`MigrationStatements::applied`] again and asks
-///    [`pending_migrations`], which refuses a changed checksum and a schema that is newer than this build. So two
-///    runners at once apply each migration once. It must run at READ COMMITTED, to see what the lock waited for.
+///    [`pending_migrations`], which refuses a changed checksum and a schema that is newer than this build may work on. So
+///    two runners at once apply each migration once. It must run at READ COMMITTED, to see what the lock waited for.
 /// 3. The texts hold several statements: send them by the simple protocol. They end no transaction and change no setting.
 /// 4. Down migrations run one at a time, the newest first ([`version_to_revert`]). That of 0001 raises while
 ///    `processed_messages` holds a record, and nothing overrides it: emptying the table is the operator's act.
@@ -87,14 +87,24 @@ impl Migration {
 }
 
 /// The migrations for PostgreSQL, oldest first.
-pub const POSTGRES_MIGRATIONS: &[Migration] = &[Migration {
-    dialect: Dialect::Postgres,
-    version: 1,
-    name: "processed_messages",
-    oldest_worker: "0.1.0",
-    up_template: include_str!("../migrations/postgres/0001_processed_messages.up.sql"),
-    down_template: include_str!("../migrations/postgres/0001_processed_messages.down.sql"),
-}];
+pub const POSTGRES_MIGRATIONS: &[Migration] = &[
+    Migration {
+        dialect: Dialect::Postgres,
+        version: 1,
+        name: "processed_messages",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/postgres/0001_processed_messages.up.sql"),
+        down_template: include_str!("../migrations/postgres/0001_processed_messages.down.sql"),
+    },
+    Migration {
+        dialect: Dialect::Postgres,
+        version: 2,
+        name: "forgotten",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/postgres/0002_forgotten.up.sql"),
+        down_template: include_str!("../migrations/postgres/0002_forgotten.down.sql"),
+    },
+];
 
 /// The migrations for SQLite, oldest first.
 pub const SQLITE_MIGRATIONS: &[Migration] = &[Migration {
@@ -121,7 +131,8 @@ pub struct MigrationStatements {
     /// Takes the lock that ends with the transaction. No parameters, one row to ignore. `None` for SQLite, whose
     /// `BEGIN IMMEDIATE` is the lock.
     pub lock: Option<String>,
-    /// Makes the schema and the `migrations` table if they are missing; several statements, by the simple protocol.
+    /// Limits what this transaction waits for a lock, and makes the schema and the `migrations` table if they are
+    /// missing; several statements, by the simple protocol.
     pub bootstrap: String,
     /// Result: a row a migration, oldest first: `version` int4 (SQLite: integer), `name` text, `checksum` text,
     /// `oldest_worker` text.
@@ -148,9 +159,12 @@ impl MigrationStatements {
 
 const POSTGRES_RUNNER: [&str; 5] = [
     "SELECT pg_advisory_xact_lock(hashtextextended('idem:migrations:{schema}', 0))",
+    // What a migration waits for makes every worker wait behind it, so it waits no longer than this and is run again.
+    //
     // CREATE SCHEMA IF NOT EXISTS asks for the right to create schemas even where there is nothing to create, and a
     // migrator that was given an existing schema has no such right. The lock makes the check safe.
-    "DO $idem$
+    "SET LOCAL lock_timeout = '2s';
+DO $idem$
 BEGIN
     IF to_regnamespace('{schema}') IS NULL THEN
         CREATE SCHEMA {schema};

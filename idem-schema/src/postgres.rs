@@ -182,11 +182,11 @@ ON CONFLICT (name, tenant) DO NOTHING RETURNING id";
     /// was lost answers no row, and the start has to compare again.
     ///
     /// Parameters: 1 binding `int4`, 2 bound_to `text` or NULL to leave it, 3 handler `text` or NULL, 4 hash_rules `text`,
-    /// 5 the hash_rules that were read. Result: `id int4`, or no row.
+    /// 5 the hash_rules that were read, 6 key_rules `text`. Result: `id int4`, or no row.
     fill_binding: "\
 UPDATE {schema}.consumers SET bound_to = coalesce($2::text, bound_to), handler = coalesce($3::text, handler),
-    hash_rules = $4::text
-WHERE id = $1::int4 AND bound_to IN ('', coalesce($2::text, bound_to)) AND handler IN ('', coalesce($3::text, handler))
+    hash_rules = $4::text, key_rules = $6::text
+WHERE id = $1::int4 AND key_rules IN ('', $6::text) AND bound_to IN ('', coalesce($2::text, bound_to)) AND handler IN ('', coalesce($3::text, handler))
     AND hash_rules = $5::text RETURNING id";
 
     /// Parameters: 1 consumer `int4`, 2 retention in µs or NULL for ever. Result: `id int4` if it was changed.
@@ -386,73 +386,6 @@ ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1 RETURNING epoch";
     insert_audit: "\
 INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
 VALUES ($1::text, $2::text, $3::int4, $4::text, $5::text) RETURNING id";
-
-    /// Removes expired records, the longest expired first, through the index on `expires_at`.
-    ///
-    /// It locks nothing before it deletes, because `FOR UPDATE` would need a right that cleanup does not have: two
-    /// cleaners wait for each other and then find the rows gone. The row's place cannot be given to another row
-    /// meanwhile, since this statement's snapshot still sees it. Send it unprepared: a plan that is cached while the table
-    /// is tiny would go on to sort the whole table. Parameter: 1 how many at most `int8`. Result: `deleted
-    /// int8`; fewer than asked for means that nothing is
-    /// left, or that another cleaner took some.
-    delete_expired: "\
-WITH gone AS (
-    DELETE FROM {schema}.processed_messages
-    WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM {schema}.processed_messages WHERE expires_at <= now() ORDER BY expires_at LIMIT $1::int8))
-        AND expires_at <= now()
-    RETURNING consumer
-)
-SELECT count(*) AS deleted FROM gone";
-
-    /// Parameters: 1 older than µs, 2 how many at most `int8`. Result: `deleted int8`.
-    delete_units: "\
-WITH gone AS (
-    DELETE FROM {schema}.units
-    WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM {schema}.units WHERE at < now() - $1::int8 * interval '1 microsecond'
-        ORDER BY at LIMIT $2::int8))
-    RETURNING run
-)
-SELECT count(*) AS deleted FROM gone";
-
-    /// A count that was raised since the row was found stays. Parameters: 1 older than µs, 2 how many at most `int8`.
-    /// Result: `deleted int8`.
-    delete_attempts: "\
-WITH gone AS (
-    DELETE FROM {schema}.attempts
-    WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM {schema}.attempts WHERE last_at < now() - $1::int8 * interval '1 microsecond' LIMIT $2::int8))
-        AND last_at < now() - $1::int8 * interval '1 microsecond'
-    RETURNING consumer
-)
-SELECT count(*) AS deleted FROM gone";
-
-    /// What awaits a replay stays, however old. Parameters: 1 older than µs, 2 how many at most `int8`. Result:
-    /// `deleted int8`.
-    delete_dead_letters: "\
-WITH gone AS (
-    DELETE FROM {schema}.dead_letters
-    WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM {schema}.dead_letters
-        WHERE last_at < now() - $1::int8 * interval '1 microsecond'
-            AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
-        ORDER BY last_at LIMIT $2::int8))
-        AND last_at < now() - $1::int8 * interval '1 microsecond'
-        AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
-    RETURNING id
-)
-SELECT count(*) AS deleted FROM gone";
-
-    /// Parameters: 1 older than µs, 2 how many at most `int8`. Result: `deleted int8`.
-    delete_audit: "\
-WITH gone AS (
-    DELETE FROM {schema}.audit
-    WHERE id = ANY (ARRAY(
-        SELECT id FROM {schema}.audit WHERE at < now() - $1::int8 * interval '1 microsecond' ORDER BY at LIMIT $2::int8))
-    RETURNING id
-)
-SELECT count(*) AS deleted FROM gone";
 
     /// What a lane has to know of its server, read before its first unit and after each reconnect.
     ///

@@ -126,7 +126,7 @@ fn check_version(facts: &SchemaFacts, problems: &mut Vec<SchemaProblem>) {
 }
 
 /// A newer schema names the oldest release that may work on it, so that a deploy can migrate before it restarts workers.
-fn runs_on(oldest_worker: Option<&str>) -> bool {
+pub(crate) fn runs_on(oldest_worker: Option<&str>) -> bool {
     match (oldest_worker.and_then(release), release(env!("CARGO_PKG_VERSION"))) {
         (Some(oldest), Some(this)) => oldest <= this,
         _ => false,

@@ -22,8 +22,6 @@ mod postgres;
 mod sqlite;
 
 #[cfg(feature = "postgres")]
-pub use self::postgres::{
-    MigratePostgresError, Postgres, PostgresCleaner, PostgresLane, PostgresOptions, PostgresUnit, Statements,
-};
+pub use self::postgres::{MigratePostgresError, Postgres, PostgresLane, PostgresOptions, PostgresUnit, Statements};
 #[cfg(feature = "sqlite")]
-pub use self::sqlite::{Sqlite, SqliteCleaner, SqliteLane, SqliteOptions, SqliteUnit, Synchronous};
+pub use self::sqlite::{Sqlite, SqliteLane, SqliteOptions, SqliteUnit, Synchronous};

@@ -1,10 +1,10 @@
 //! Runs idem's own statements outside of units of work, on the framework's own connections.
 
-use std::{error::Error as StdError, future::Future, sync::Arc};
+use std::{error::Error as StdError, future::Future, sync::Arc, time::Duration};
 
 use idem_core::StoreError;
-use idem_schema::{Login, PostgresDriver, PostgresStatements, Row, SchemaName, SeenPids, Value};
-use tokio_postgres::{Error, error::Severity, types::Type};
+use idem_schema::{PostgresDriver, PostgresStatements, Row, SchemaName, SeenPids, Value};
+use tokio_postgres::{Client, Error, error::Severity, types::Type};
 
 use crate::{
     Postgres, error,
@@ -25,17 +25,29 @@ impl PostgresDriver for Postgres {
 
     async fn run_once(
         &self,
-        login: Login,
         doing: &'static str,
         text: &Arc<str>,
         parameters: &[idem_schema::Parameter<'_>],
     ) -> Result<Vec<Row>, StoreError> {
         let parameters: Vec<Parameter<'_>> = parameters.iter().map(typed).collect();
-        let pool = match (login, &self.shared.cleaner) {
-            (Login::Cleanup, Some(cleaner)) => cleaner,
-            (Login::Cleanup, None) | (Login::Worker, _) => &self.shared.framework,
-        };
-        read(&self.rows_on(pool, doing, text, &parameters).await?)
+        read(&self.rows(doing, text, &parameters).await?)
+    }
+
+    async fn clean_once(
+        &self,
+        begin: &str,
+        limit: Duration,
+        text: &Arc<str>,
+        parameters: &[idem_schema::Parameter<'_>],
+    ) -> Result<Vec<Row>, StoreError> {
+        let parameters: Vec<Parameter<'_>> = parameters.iter().map(typed).collect();
+        let limit = limit + self.shared.options.settings.answer_timeout;
+        let call = self.once(&self.shared.cleaner, "cleaning up", Some(begin), text, &parameters);
+        read(&within(limit, "cleaning up", call).await?)
+    }
+
+    async fn rest(&self) {
+        self.close_idle(&self.shared.cleaner).await;
     }
 
     fn sqlstate(error: &(dyn StdError + 'static)) -> Option<String> {
@@ -75,27 +87,16 @@ impl Postgres {
         text: &str,
         parameters: &Parameters<'_>,
     ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
-        self.rows_on(&self.shared.framework, doing, text, parameters).await
+        let call = self.once(&self.shared.framework, doing, None, text, parameters);
+        within(self.shared.options.settings.answer_timeout, doing, call).await
     }
 
-    async fn rows_on(
-        &self,
-        pool: &Pool,
-        doing: &'static str,
-        text: &str,
-        parameters: &Parameters<'_>,
-    ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
-        let limit = self.shared.options.settings.answer_timeout;
-        match tokio::time::timeout(limit, self.once(pool, doing, text, parameters)).await {
-            Ok(answer) => answer,
-            Err(elapsed) => Err(StoreError::Unavailable { doing, source: Box::new(elapsed) }),
-        }
-    }
-
+    /// Runs one statement, in a transaction that `begin` begins where that is given.
     async fn once(
         &self,
         pool: &Pool,
         doing: &'static str,
+        begin: Option<&str>,
         text: &str,
         parameters: &Parameters<'_>,
     ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
@@ -104,8 +105,7 @@ impl Postgres {
             Some(session) => session,
             None => self.connect_with(&pool.config).await?,
         };
-        // Nothing is prepared: one round trip, and the pooler that there may be gives it to one server connection.
-        let rows = session.client.query_typed(text, parameters).await;
+        let rows = run(&session.client, begin, text, parameters).await;
         // After an error of the server's the connection is sound, unless that ended it; after any other it is closed.
         let is_sound = match &rows {
             Ok(_) => true,
@@ -115,6 +115,31 @@ impl Postgres {
             pool.keep(session);
         }
         rows.map_err(|source| error::store(doing, source))
+    }
+}
+
+async fn run(
+    client: &Client,
+    begin: Option<&str>,
+    text: &str,
+    parameters: &Parameters<'_>,
+) -> Result<Vec<tokio_postgres::Row>, Error> {
+    // Nothing is prepared: one round trip, and the pooler that there may be gives it to one server connection.
+    let Some(begin) = begin else { return client.query_typed(text, parameters).await };
+    client.batch_execute(begin).await?;
+    let rows = client.query_typed(text, parameters).await;
+    client.batch_execute(if rows.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
+    rows
+}
+
+async fn within<T>(
+    limit: Duration,
+    doing: &'static str,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(answer) => answer,
+        Err(elapsed) => Err(StoreError::Unavailable { doing, source: Box::new(elapsed) }),
     }
 }
 

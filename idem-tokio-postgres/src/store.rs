@@ -8,8 +8,10 @@ use std::{
     },
 };
 
-use idem_core::{ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
-use idem_schema::{LANE_SETTINGS, PostgresStatements, SchemaName, UnitLimits, begin_unit, refused_login};
+use idem_core::{Cleaner, ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
+use idem_schema::{
+    LANE_SETTINGS, PostgresCleaner, PostgresStatements, SchemaName, UnitLimits, begin_unit, refused_login,
+};
 use tokio::sync::OnceCell;
 use tokio_postgres::config::Config;
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -52,7 +54,8 @@ pub(crate) struct Shared {
     pub(crate) options: PostgresOptions,
     pub(crate) statements: PostgresStatements,
     pub(crate) framework: Pool,
-    pub(crate) cleaner: Option<Pool>,
+    /// One connection for cleanup, whose login may be another.
+    pub(crate) cleaner: Pool,
     tls: MakeRustlsConnect,
     /// Whether the server, or the pooler before it, takes settings at the start of a connection.
     pub(crate) takes_settings: AtomicBool,
@@ -100,8 +103,13 @@ impl Postgres {
     /// # Cancel safety
     /// Cancel safe: what is not closed in good order is closed when the store is dropped.
     pub async fn disconnect(&self) {
-        let pools = [Some(&self.shared.framework), self.shared.cleaner.as_ref()];
-        for session in pools.into_iter().flatten().flat_map(Pool::take_idle) {
+        for pool in [&self.shared.framework, &self.shared.cleaner] {
+            self.close_idle(pool).await;
+        }
+    }
+
+    pub(crate) async fn close_idle(&self, pool: &Pool) {
+        for session in pool.take_idle() {
             session.close(self.shared.options.settings.connect_timeout).await;
         }
     }
@@ -109,7 +117,7 @@ impl Postgres {
     pub(crate) fn from_options(options: PostgresOptions) -> Result<Self, StoreError> {
         let statements = PostgresStatements::new(&options.settings.schema);
         let framework = Pool::new(options.connection.clone(), options.settings.connections as usize);
-        let cleaner = options.cleanup.clone().map(|connection| Pool::new(connection, 1));
+        let cleaner = Pool::new(options.cleanup.clone().unwrap_or_else(|| options.connection.clone()), 1);
         let tls = tls::connector(options.tls.clone())?;
         let takes_settings = AtomicBool::new(options.settings.statements == Statements::Named);
         let shared = Shared { options, statements, framework, cleaner, tls, takes_settings, pooler: OnceCell::new() };
@@ -179,6 +187,10 @@ impl Store for Postgres {
         let mut capabilities = StoreCapabilities::server();
         capabilities.concurrent_handlers = true;
         capabilities
+    }
+
+    fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
+        Box::new(PostgresCleaner::new(Arc::clone(self)))
     }
 
     async fn open(&self) -> Result<PostgresLane, StoreError> {

@@ -10,7 +10,7 @@ use futures_util::{TryStreamExt as _, join};
 use idem_core::{
     Claim, ClaimError, Claimed, CommitError, ErrorClass, Recorded, StoreError, Tx, UnitOfWork, UnitOptions, failpoint,
 };
-use idem_schema::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order, recorded, unreadable};
+use idem_schema::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order, unreadable};
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
 
 use crate::{
@@ -166,8 +166,7 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
         let parameters: [Parameter<'_>; 2] = [(&scopes, Type::INT4_ARRAY), (&key_ids, Type::UUID_ARRAY)];
         let rows = self.rows(begun, &self.store.sql().read, &parameters).await?;
         let rows = rows.map_err(|source| error::store("reading who has the keys", source))?;
-        let found = books::read(&rows)?.iter().map(recorded).collect::<Result<Vec<_>, _>>()?;
-        Ok(in_claim_order(&scopes, &key_ids, found))
+        in_claim_order(claims, &key_ids, &books::read(&rows)?)
     }
 
     fn tx(&mut self) -> Tx<'_, Postgres> {

@@ -38,6 +38,7 @@ ALTER TABLE {schema}.attempts OWNER TO idem_migrator;
 ALTER TABLE {schema}.dead_letters OWNER TO idem_migrator;
 ALTER TABLE {schema}.audit OWNER TO idem_migrator;
 ALTER TABLE {schema}.controls OWNER TO idem_migrator;
+ALTER TABLE {schema}.forgotten OWNER TO idem_migrator;
 ALTER VIEW {schema}.audit_view OWNER TO idem_migrator;
 ALTER VIEW {schema}.dead_letters_view OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.key_id(text) OWNER TO idem_migrator;
@@ -50,14 +51,14 @@ GRANT USAGE ON SCHEMA {schema} TO idem_worker, idem_cleanup, idem_auditor;
 GRANT SELECT, INSERT ON {schema}.processed_messages, {schema}.units, {schema}.consumers, {schema}.payload_hashes,
     {schema}.worker_runs, {schema}.audit TO idem_worker;
 -- What a start says for the first time, and what it may change; what binds is only ever compared.
-GRANT UPDATE (retention, bound_to, handler, hash_rules) ON {schema}.consumers TO idem_worker;
+GRANT UPDATE (retention, bound_to, handler, key_rules, hash_rules) ON {schema}.consumers TO idem_worker;
 GRANT SELECT, INSERT, UPDATE ON {schema}.attempts, {schema}.dead_letters, {schema}.controls TO idem_worker;
 GRANT SELECT ON {schema}.migrations TO idem_worker;
 GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]) TO idem_worker;
 
 -- Cleanup. It finds and deletes what has expired, and writes only that it did.
 GRANT SELECT, DELETE ON {schema}.processed_messages, {schema}.units, {schema}.attempts, {schema}.dead_letters,
-    {schema}.worker_runs, {schema}.audit TO idem_cleanup;
+    {schema}.worker_runs, {schema}.audit, {schema}.forgotten TO idem_cleanup;
 GRANT SELECT ON {schema}.consumers, {schema}.controls, {schema}.migrations TO idem_cleanup;
 GRANT INSERT ON {schema}.audit TO idem_cleanup;
 

@@ -1,9 +1,9 @@
 //! What is done outside of units of work goes over idem's own connections.
 
-use std::{error::Error, sync::Arc};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use idem_core::StoreError;
-use idem_schema::{Login, Parameter, PostgresDriver, PostgresStatements, Row, SchemaName, SeenPids};
+use idem_schema::{Parameter, PostgresDriver, PostgresStatements, Row, SchemaName, SeenPids};
 use idem_tokio_postgres::Postgres;
 
 use crate::DieselPostgres;
@@ -21,12 +21,25 @@ impl PostgresDriver for DieselPostgres {
 
     async fn run_once(
         &self,
-        login: Login,
         doing: &'static str,
         text: &Arc<str>,
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<Row>, StoreError> {
-        self.books.run_once(login, doing, text, parameters).await
+        self.books.run_once(doing, text, parameters).await
+    }
+
+    async fn clean_once(
+        &self,
+        begin: &str,
+        limit: Duration,
+        text: &Arc<str>,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Row>, StoreError> {
+        self.books.clean_once(begin, limit, text, parameters).await
+    }
+
+    async fn rest(&self) {
+        PostgresDriver::rest(&self.books).await;
     }
 
     fn sqlstate(error: &(dyn Error + 'static)) -> Option<String> {

@@ -14,12 +14,12 @@ use diesel_async::{
     SimpleAsyncConnection as _, TransactionManager as _,
 };
 use idem_core::{
-    Claim, ClaimError, Claimed, CommitError, ErrorClass, Recorded, Store, StoreCapabilities, StoreError, Tx,
+    Claim, ClaimError, Claimed, Cleaner, CommitError, ErrorClass, Recorded, Store, StoreCapabilities, StoreError, Tx,
     UnitOfWork, UnitOptions,
 };
 use idem_schema::{
-    ClaimColumns, LANE_SETTINGS, Login, Parameter, PostgresDriver as _, Row, UnitLimits, Value, begin_unit,
-    claim_answers, claimed_ids, in_claim_order, recorded, unreadable,
+    ClaimColumns, LANE_SETTINGS, Parameter, PostgresDriver as _, Row, UnitLimits, Value, begin_unit, claim_answers,
+    claimed_ids, in_claim_order, unreadable,
 };
 use idem_tokio_postgres::Postgres;
 use uuid::Uuid;
@@ -79,6 +79,10 @@ impl Store for DieselPostgres {
 
     fn capabilities(&self) -> StoreCapabilities {
         StoreCapabilities::server()
+    }
+
+    fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
+        Store::cleaner(&Arc::new(self.books.clone()))
     }
 
     async fn open(&self) -> Result<DieselLane, StoreError> {
@@ -263,8 +267,8 @@ impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
         let rows: Result<Vec<Found>, _> = query.load(self.lane.connection()).await;
         let rows = rows.map_err(|source| error::of(source).doing("reading who has the keys"))?;
         let columns: Arc<[String]> = Found::COLUMNS.map(str::to_owned).into();
-        let found = rows.into_iter().map(|found| recorded(&found.into_row(&columns))).collect::<Result<_, _>>()?;
-        Ok(in_claim_order(&scopes, &key_ids, found))
+        let found: Vec<Row> = rows.into_iter().map(|found| found.into_row(&columns)).collect();
+        in_claim_order(claims, &key_ids, &found)
     }
 
     fn tx(&mut self) -> Tx<'_, DieselPostgres> {
@@ -307,7 +311,7 @@ impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
         let Some(pid) = self.backend_pid else { return };
         // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
         let (doing, text) = ("ending an abandoned transaction", "SELECT pg_terminate_backend($1)".into());
-        if let Err(error) = self.store.run_once(Login::Worker, doing, &text, &[Parameter::from(pid)]).await {
+        if let Err(error) = self.store.run_once(doing, &text, &[Parameter::from(pid)]).await {
             tracing::warn!(%error, "an abandoned transaction could not be ended; it ends with its connection");
         }
     }

@@ -11,7 +11,7 @@ use crate::{
 const LIST: &str = "\
 SELECT c.name AS consumer, c.tenant, coalesce(o.state, 'running') AS state, nullif(o.by, '') AS by,
     nullif(o.reason, '') AS reason, CASE WHEN o.state <> 'running' THEN o.at END AS since,
-    coalesce(c.retention::text, 'for ever') AS retention, nullif(c.bound_to, '') AS bound_to,
+    coalesce(justify_hours(c.retention)::text, 'for ever') AS retention, nullif(c.bound_to, '') AS bound_to,
     nullif(c.handler, '') AS handler, c.first_started_at
 FROM {schema}.consumers AS c LEFT JOIN {schema}.controls AS o ON o.consumer = c.id ORDER BY c.name, c.tenant";
 
@@ -39,6 +39,20 @@ WITH renamed AS (
 )
 SELECT count(*) FROM renamed";
 
+/// An empty text binds nothing. Records keep the hash rules that they were written by.
+const REBIND: &str = "\
+WITH bound AS (
+    SELECT id, bound_to, handler, key_rules, hash_rules FROM {schema}.consumers WHERE name = $1::text
+), freed AS (
+    UPDATE {schema}.consumers AS c SET bound_to = '', handler = '', key_rules = '', hash_rules = ''
+    FROM bound WHERE c.id = bound.id RETURNING c.id
+), noted AS (
+    INSERT INTO {schema}.audit (who, action, consumer, details)
+    SELECT $2::text, 'rebind', id,
+        format('was bound to %s, handler %s, keys %s, hashes %s', bound_to, handler, key_rules, hash_rules) FROM bound
+)
+SELECT count(*) FROM freed";
+
 pub(crate) async fn run(mut database: Database, command: Consumers) -> Result<Report, Failure> {
     match command {
         Consumers::List => Ok(Report::new().table("consumers", database.table(LIST, &[]).await?)),
@@ -51,6 +65,7 @@ pub(crate) async fn run(mut database: Database, command: Consumers) -> Result<Re
             Ok(Report::said(format!("{consumer} is running; workers take messages in within 5 s")))
         }
         Consumers::Rename { consumer, to, yes } => rename(&mut database, &consumer, &to, yes.yes).await,
+        Consumers::Rebind { consumer, yes } => rebind(&mut database, &consumer, yes.yes).await,
     }
 }
 
@@ -75,4 +90,18 @@ async fn rename(database: &mut Database, consumer: &str, to: &str, is_yes: bool)
         0 => Err(Failure::refused(format!("there is a consumer {to:?} already, and two cannot become one"))),
         _ => Ok(Report::said(format!("{consumer} is {to} now: start its workers with --consumer {to} from here on"))),
     }
+}
+
+async fn rebind(database: &mut Database, consumer: &str, is_yes: bool) -> Result<Report, Failure> {
+    database.known(consumer).await?;
+    confirm(
+        &format!(
+            "This forgets what {consumer} is bound to; its next start binds it anew. Under another key rule, messages that \
+             were handled have other keys, and are handled again"
+        ),
+        is_yes,
+    )?;
+    let by = database.by.clone();
+    database.number(REBIND, &[Bind::Text(consumer), Bind::Text(&by)]).await?;
+    Ok(Report::said(format!("{consumer} is bound to nothing: the next worker that starts under this name binds it")))
 }

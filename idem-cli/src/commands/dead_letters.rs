@@ -1,8 +1,13 @@
 //! `idem dead-letters`.
 
+use idem_core::Reason;
+
 use crate::{
-    command_line::{DeadLetters, Limit, Which},
-    commands::forget::check_time,
+    command_line::{DeadLetters, Limit, Replay, Which},
+    commands::{
+        forget::{self, check_time},
+        show,
+    },
     confirm::confirm,
     database::{Bind, Database},
     exit::Failure,
@@ -42,16 +47,47 @@ WITH noted AS (
 )
 SELECT count(*) FROM noted";
 
-/// Why a replay would only fail again, by the reason that the dead letter has.
+/// Why a replay would only fail again, by the reason that the dead letter has, and what to do. Further parameters: 6
+/// whether malformed ones are to run all the same, 7 whether conflicts are.
 const HOPELESS: &str = "\
-SELECT d.reason, count(*) AS dead_letters, min(CASE WHEN d.payload IS NULL AND d.has_payload
-        THEN 'the payload was too large to keep: have the producer send the message again'
-    WHEN d.reason = 'missing-key' THEN 'it has no key: have the producer send it with one'
-    ELSE 'its key has a record of another payload: run `idem forget KEY` first if this one is to take effect' END) AS why
-{chosen} AND ((d.payload IS NULL AND d.has_payload) OR d.reason IN ('conflict', 'key-collision', 'hash-unknown', 'missing-key'))
-    AND NOT (d.payload IS NOT NULL AND d.reason IN ('conflict', 'key-collision', 'hash-unknown') AND NOT EXISTS (
-        SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = d.consumer AND p.key_id = d.key_id))
-GROUP BY d.reason, d.payload IS NULL AND d.has_payload ORDER BY d.reason";
+SELECT hopeless.reason, count(*) AS dead_letters, min(why) AS why FROM (
+    SELECT d.reason, CASE
+        WHEN d.payload IS NULL AND d.has_payload
+            THEN 'the payload was too large to keep, or was erased: have the producer send the message again'
+        WHEN d.reason = 'missing-key' AND d.key_id IS NULL THEN 'it has no key: give it one with --key KEY'
+        WHEN d.reason = 'malformed' AND $6::int8 = 0
+            THEN 'its payload cannot be read: give another with --payload FILE, or --unchanged if the handler was mended'
+        WHEN d.reason IN ('conflict', 'key-collision', 'hash-unknown') AND $7::int8 = 0 AND EXISTS (
+                SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = d.consumer AND p.key_id = d.key_id)
+            THEN 'its key has a record of another payload: give --forget-first if this one is to take effect, or --key KEY '
+                'if it is another message'
+        END AS why
+    {chosen}) AS hopeless
+WHERE why IS NOT NULL GROUP BY hopeless.reason ORDER BY hopeless.reason";
+
+/// Gives a dead letter another key, which counts instead of the message's own. Parameters: 1 id, 2 key, 3 who.
+const REKEY: &str = "\
+WITH changed AS (
+    UPDATE {schema}.dead_letters SET idempotency_key = $2::text, key_id = {schema}.key_id($2::text)
+    WHERE id = $1::int8 AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL) RETURNING id, consumer
+), noted AS (
+    INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
+    SELECT $3::text, 'change-key', consumer, $2::text, format('dead letter %s', id) FROM changed
+)
+SELECT count(*) FROM changed";
+
+/// Gives a dead letter another payload. Parameters: 1 id, 2 payload in hexadecimal digits, 3 who.
+const REFILL: &str = "\
+WITH changed AS (
+    UPDATE {schema}.dead_letters SET payload = decode($2::text, 'hex'), has_payload = true,
+        payload_bytes = length($2::text) / 2
+    WHERE id = $1::int8 AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
+    RETURNING id, consumer, idempotency_key
+), noted AS (
+    INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
+    SELECT $3::text, 'change-payload', consumer, idempotency_key, format('dead letter %s', id) FROM changed
+)
+SELECT count(*) FROM changed";
 
 /// Marks those that do not wait already, empties the caches of committed keys, and writes the trail. A replay counts its
 /// attempts anew, so the old count goes with the mark. Further parameter: 6 who.
@@ -85,7 +121,7 @@ pub(crate) async fn run(mut database: Database, command: DeadLetters) -> Result<
     match command {
         DeadLetters::List { which, limit } => list(&mut database, &which, &limit).await,
         DeadLetters::Show { id, payload } => show(&mut database, id, payload).await,
-        DeadLetters::Replay { which, dry_run, yes } => replay(&mut database, &which, dry_run, yes.yes).await,
+        DeadLetters::Replay(asked) => replay(&mut database, &asked).await,
         DeadLetters::Drop { which, because, dry_run, yes } => {
             drop_them(&mut database, &which, &because, dry_run, yes.yes).await
         }
@@ -100,7 +136,7 @@ fn chosen(which: &Which) -> Vec<Bind<'_>> {
     vec![
         if which.id.is_empty() { Bind::TextOr(None) } else { Bind::Numbers(&which.id) },
         Bind::TextOr(which.consumer.as_deref()),
-        Bind::TextOr(which.reason.map(idem_core::Reason::as_str)),
+        Bind::TextOr(which.reason.map(Reason::as_str)),
         Bind::TextOr(which.from.as_deref()),
         Bind::TextOr(which.to.as_deref()),
     ]
@@ -156,26 +192,84 @@ fn text(digits: &str) -> String {
     bytes.and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_else(|| digits.to_owned())
 }
 
-async fn replay(database: &mut Database, which: &Which, dry_run: bool, is_yes: bool) -> Result<Report, Failure> {
+async fn replay(database: &mut Database, replay: &Replay) -> Result<Report, Failure> {
+    let which = &replay.which;
     let count = count(database, which).await?;
-    let mut binds = chosen(which);
-    let hopeless = database.table(&statement(HOPELESS), &binds).await?;
-    if let Some(row) = hopeless.rows().first() {
-        let (number, reason, why) = (row.number("dead_letters"), row.text("reason"), row.text("why"));
-        return Err(Failure::refused(format!(
-            "{number} of them have the reason {reason} and cannot be replayed: {why}. Leave them out by id or --reason"
-        )));
+    let payload = payload_of(replay)?;
+    if let Some(key) = &replay.key {
+        show::check_key(key)?;
     }
-    if count == 0 || dry_run {
+    refuse_hopeless(database, replay, payload.is_some()).await?;
+    if count == 0 || replay.dry_run {
         return Ok(Report::said(format!("{count} would be replayed")));
     }
-    confirm(&format!("This has running workers handle {count} dead letters again"), is_yes)?;
+    confirm(&format!("This has running workers handle {count} dead letters again"), replay.yes.yes)?;
     let by = database.by.clone();
+    let mut forgotten = None;
+    for id in &which.id {
+        for (statement, value) in [(REKEY, &replay.key), (REFILL, &payload)] {
+            if let Some(value) = value
+                && database.number(statement, &[Bind::Number(*id), Bind::Text(value), Bind::Text(&by)]).await? == 0
+            {
+                return Err(Failure::refused(format!("dead letter {id} awaits a replay already")));
+            }
+        }
+        if replay.forget_first {
+            forgotten = Some(forget_key_of(database, *id).await?);
+        }
+    }
+    let mut binds = chosen(which);
     binds.push(Bind::Text(&by));
     let asked = database.number(&statement(REPLAY), &binds).await?;
-    Ok(Report::said(format!(
+    let report = Report::said(format!(
         "{asked} asked for. Running workers take them within seconds; `idem dead-letters list` shows what became of them."
-    )))
+    ));
+    Ok(match forgotten {
+        Some(batch) => report.line(format!("What was forgotten for it: idem forgotten restore {batch}")),
+        None => report,
+    })
+}
+
+/// The payload to replay with, in hexadecimal digits. What changes a dead letter is for one, by its id.
+fn payload_of(replay: &Replay) -> Result<Option<String>, Failure> {
+    if (replay.key.is_some() || replay.payload.is_some()) && replay.which.id.len() != 1 {
+        return Err(Failure::refused("--key and --payload are for one dead letter, by its id"));
+    }
+    if replay.forget_first && replay.which.id.is_empty() {
+        return Err(Failure::refused("--forget-first is for dead letters by their ids"));
+    }
+    let Some(path) = &replay.payload else { return Ok(None) };
+    let bytes = std::fs::read(path)
+        .map_err(|error| Failure::refused(format!("{} cannot be read: {}", path.display(), error.kind())))?;
+    Ok(Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+}
+
+async fn refuse_hopeless(database: &mut Database, replay: &Replay, has_payload: bool) -> Result<(), Failure> {
+    let mut binds = chosen(&replay.which);
+    let is_mended = has_payload || replay.unchanged;
+    let is_allowed = replay.forget_first || replay.key.is_some();
+    binds.extend([Bind::Number(i64::from(is_mended)), Bind::Number(i64::from(is_allowed))]);
+    let hopeless = database.table(&statement(HOPELESS), &binds).await?;
+    let is_cured = |reason: &str| reason == Reason::MissingKey.as_str() && replay.key.is_some();
+    match hopeless.rows().iter().find(|row| !is_cured(row.text("reason"))) {
+        None => Ok(()),
+        Some(row) => {
+            let (number, reason, why) = (row.number("dead_letters"), row.text("reason"), row.text("why"));
+            Err(Failure::refused(format!(
+                "{number} of them have the reason {reason} and cannot be replayed as they are: {why}. Or leave them out by \
+                 id or --reason"
+            )))
+        }
+    }
+}
+
+/// Forgets the record in the way of a conflict, and answers as which batch.
+async fn forget_key_of(database: &mut Database, id: i64) -> Result<i64, Failure> {
+    let letter = database.table(SHOW, &[Bind::Number(id)]).await?;
+    let (consumer, key) = letter.rows().first().map_or(("", ""), |row| (row.text("consumer"), row.text("key")));
+    let reason = format!("for the replay of dead letter {id}");
+    let (_, batch) = forget::forget_keys(database, consumer, &[key.to_owned()], &reason).await?;
+    Ok(batch)
 }
 
 async fn drop_them(

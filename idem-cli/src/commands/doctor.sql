@@ -1,4 +1,5 @@
--- One row a finding: how grave it is, what was found, and the cure. Nothing where all is well.
+-- One row a finding: how grave it is, what was found, and the cure. Nothing where all is well. Parameter: 1 for how many
+-- seconds the broker may deliver a message again, or NULL where nobody said.
 SELECT 'error' AS level, format('%s is off: a crash can lose or damage what was committed', name) AS finding,
     format('Set %s = on in postgresql.conf', name) AS cure
 FROM unnest(ARRAY['fsync', 'full_page_writes']) AS name WHERE current_setting(name) = 'off'
@@ -18,7 +19,7 @@ SELECT 'warning', format('%s is %s ms for this login: handlers'' statements end 
         reset_val),
     format('Remove %s from the roles of the workers, or keep it above --handler-deadline', name)
 FROM pg_catalog.pg_settings
-WHERE name IN ('statement_timeout', 'lock_timeout') AND reset_val::int8 BETWEEN 1 AND 30000
+WHERE name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout') AND reset_val::int8 BETWEEN 1 AND 30000
 UNION ALL
 SELECT 'warning', format('the role %s is missing, so rights cannot be kept apart', role),
     'Run: idem migrate print --roles | psql -1'
@@ -45,6 +46,11 @@ UNION ALL
 SELECT 'notice', format('the records of %s are kept for ever, so the table grows without end', name),
     'Give its workers --retention, longer than the broker may deliver a message again'
 FROM {schema}.consumers WHERE retention IS NULL
+UNION ALL
+SELECT 'error', format('the records of %s are kept for %s, and the broker may deliver a message again for %s: a late redelivery '
+        'takes effect a second time', name, justify_hours(retention), justify_hours($1::int8 * interval '1 s')),
+    format('Give its workers a --retention of at least that, and run idem retention set %s TIME --existing', name)
+FROM {schema}.consumers WHERE retention < $1::int8 * interval '1 s'
 UNION ALL
 SELECT 'notice', format('%s is %s since %s by %s: %s', c.name, o.state, o.at, o.by, o.reason),
     format('Run idem consumers resume %s once the reason is gone', c.name)

@@ -21,22 +21,29 @@ WHERE p.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE name = $1:
     AND ($5::int8 IS NULL OR p.processed_by = $5::int8)
     AND ($6::text IS NULL OR p.processed_by = ANY (ARRAY(SELECT id FROM {schema}.worker_runs WHERE version = $6::text)))";
 
-/// Record, count of attempts, trail and the caches of running workers change in one transaction. Further parameters: 7 how
-/// many, 8 who, 9 why.
+/// Record, count of attempts, trail and the caches of running workers change in one transaction. What is gone waits for
+/// being taken back. Further parameters: 7 how many, 8 who, 9 why, 10 batch.
 const FORGET: &str = "\
 WITH gone AS (
-    DELETE FROM {schema}.processed_messages WHERE ctid = ANY (ARRAY(SELECT p.ctid {chosen} LIMIT $7::int8))
-    RETURNING consumer, key_id, idempotency_key
+    DELETE FROM {schema}.processed_messages WHERE ctid = ANY (ARRAY(SELECT p.ctid {chosen} LIMIT $7::int8)) RETURNING *
+), kept AS (
+    INSERT INTO {schema}.forgotten (batch, consumer, key_id, idempotency_key, payload_hash, hash_id, processed_at,
+        processed_by, expires_at)
+    SELECT $10::int8, consumer, key_id, idempotency_key, payload_hash, hash_id, processed_at, processed_by, expires_at
+    FROM gone
 ), counts AS (
     DELETE FROM {schema}.attempts AS a USING gone WHERE a.consumer = gone.consumer AND a.key_id = gone.key_id
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
-    SELECT $8::text, 'forget', consumer, idempotency_key, $9::text FROM gone
+    SELECT $8::text, 'forget', consumer, nullif(idempotency_key, ''), $9::text FROM gone
 ), emptied AS (
     INSERT INTO {schema}.controls AS c (consumer, epoch) SELECT DISTINCT consumer, 1 FROM gone ORDER BY consumer
     ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1
 )
 SELECT count(*) FROM gone";
+
+/// A number that no other act of forgetting has.
+const BATCH: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 
 pub(crate) async fn run(mut database: Database, forget: &Forget) -> Result<Report, Failure> {
     database.known(&forget.consumer).await?;
@@ -63,9 +70,41 @@ pub(crate) async fn run(mut database: Database, forget: &Forget) -> Result<Repor
         forget.consumer
     );
     confirm(&what, forget.yes.yes)?;
+    let (forgotten, batch) = forget_chosen(&mut database, &chosen, count, &forget.reason).await?;
+    Ok(Report::said(format!(
+        "{forgotten} forgotten. Running workers may still answer from memory for up to 2 seconds. Until cleanup takes them, \
+         this takes it back: idem forgotten restore {batch}"
+    )))
+}
+
+/// Forgets some keys of a consumer, and answers how many, and as which batch.
+pub(crate) async fn forget_keys(
+    database: &mut Database,
+    consumer: &str,
+    keys: &[String],
+    reason: &str,
+) -> Result<(i64, i64), Failure> {
+    let chosen = [
+        Bind::Text(consumer),
+        Bind::Texts(keys),
+        Bind::TextOr(None),
+        Bind::TextOr(None),
+        Bind::NumberOr(None),
+        Bind::TextOr(None),
+    ];
+    forget_chosen(database, &chosen, i64::try_from(keys.len()).unwrap_or(i64::MAX), reason).await
+}
+
+async fn forget_chosen(
+    database: &mut Database,
+    chosen: &[Bind<'_>],
+    count: i64,
+    reason: &str,
+) -> Result<(i64, i64), Failure> {
     let by = database.by.clone();
+    let batch = database.number(BATCH, &[]).await?;
     let mut binds = chosen.to_vec();
-    binds.extend([Bind::Number(CHUNK), Bind::Text(&by), Bind::Text(&forget.reason)]);
+    binds.extend([Bind::Number(CHUNK), Bind::Text(&by), Bind::Text(reason), Bind::Number(batch)]);
     let statement = FORGET.replace("{chosen}", CHOSEN);
     let mut forgotten = 0;
     // As many as were counted and confirmed: what is processed in the meantime stays.
@@ -75,9 +114,7 @@ pub(crate) async fn run(mut database: Database, forget: &Forget) -> Result<Repor
             gone => forgotten += gone,
         }
     }
-    Ok(Report::said(format!(
-        "{forgotten} forgotten. Running workers may still answer from memory for up to 2 seconds."
-    )))
+    Ok((forgotten, batch))
 }
 
 /// The keys that were named; `None` where the choice is another.

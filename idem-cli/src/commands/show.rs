@@ -10,7 +10,8 @@ use crate::{
 const RECORDS: &str = "\
 SELECT c.name AS consumer, c.tenant, p.processed_at, r.host, r.process, r.version, p.processed_by AS run,
     encode(p.payload_hash, 'hex') AS payload_hash, h.rule AS hash_rule,
-    CASE WHEN p.expires_at < 'infinity' THEN p.expires_at END AS expires_at, p.expires_at <= now() AS expired
+    CASE WHEN p.expires_at < 'infinity' THEN p.expires_at END AS expires_at, p.expires_at <= now() AS expired,
+    p.idempotency_key = '' AS erased
 FROM {schema}.processed_messages AS p
 JOIN {schema}.consumers AS c ON c.id = p.consumer
 LEFT JOIN {schema}.worker_runs AS r ON r.id = p.processed_by
@@ -36,8 +37,7 @@ FROM {schema}.audit AS a LEFT JOIN {schema}.consumers AS c ON c.id = a.consumer
 WHERE a.idempotency_key = $1::text AND ($2::text IS NULL OR c.name = $2::text) ORDER BY a.id DESC LIMIT 20";
 
 pub(crate) async fn run(mut database: Database, show: &Show) -> Result<Report, Failure> {
-    let key = idem_core::IdempotencyKey::new(&show.key);
-    key.map_err(|error| Failure::refused(format!("that is no key: {error}")))?;
+    check_key(&show.key)?;
     let consumer = show.consumer.as_deref();
     if let Some(consumer) = consumer {
         database.known(consumer).await?;
@@ -54,6 +54,12 @@ pub(crate) async fn run(mut database: Database, show: &Show) -> Result<Report, F
         .table("dead letters", dead_letters)
         .table("audit", audit)
         .line(redelivery))
+}
+
+/// Refuses a text that no message can have as its key.
+pub(crate) fn check_key(key: &str) -> Result<(), Failure> {
+    let key = idem_core::IdempotencyKey::new(key);
+    key.map(|_| ()).map_err(|error| Failure::refused(format!("that is no key: {error}")))
 }
 
 /// What would become of the message if it came again now.

@@ -44,3 +44,24 @@ async fn a_renamed_consumer_keeps_its_records() {
     assert_eq!(scene.trail().await, ["ada rename orders to purchases"]);
     scene.drop().await;
 }
+
+#[tokio::test]
+async fn a_consumer_that_was_rebound_keeps_its_records_and_takes_another_handler() {
+    let scene = Scene::new().await;
+    scene.deliver(&["order-1"]).await;
+    let builder = idem_core::DedupConsumer::builder(scene.store.clone(), "orders").handler_name("refunds");
+    let consumer =
+        builder.effects(idem_core::Effects::InTransaction).handler(crate::scene::Accepting(Default::default()));
+    let consumer = consumer.build().unwrap();
+    let again = || consumer.process(vec![crate::scene::message("order-1")]);
+    scene.run("UPDATE consumers SET handler = 'orders'").await;
+    let refused = again().await.unwrap_err().to_string();
+    assert!(refused.contains("idem consumers rebind"), "{refused}");
+    scene.idem("consumers rebind orders").refused("give --yes");
+    scene.idem("consumers rebind ordres --yes").refused("no consumer \"ordres\"");
+    scene.idem("consumers rebind orders --yes").ok();
+    assert!(again().await.unwrap()[0].is_skipped());
+    let trail = scene.trail().await;
+    assert!(trail.len() == 1 && trail[0].contains("rebind was bound to , handler orders"), "{trail:?}");
+    scene.drop().await;
+}

@@ -70,7 +70,7 @@ async fn a_listing_shows_no_payload_and_reading_one_is_written_down() {
 async fn c7_a_replay_runs_in_a_running_worker() {
     let scene = scene().await;
     scene.idem("dead-letters replay").refused("say which");
-    scene.idem("dead-letters replay --consumer orders --yes").refused("idem forget");
+    scene.idem("dead-letters replay --consumer orders --yes").refused("--forget-first");
     scene.idem("dead-letters replay 1").refused("give --yes");
     assert!(scene.idem("dead-letters replay 1 2 --dry-run").ok().contains("2 would be replayed"));
     scene.refused.lock().unwrap().retain(|key| key == "order-2");
@@ -110,5 +110,56 @@ async fn dropped_dead_letters_are_gone_and_written_down() {
     assert!(scene.idem("dead-letters drop 1 --because test-data --yes").ok().contains("1 dropped"));
     assert_eq!(scene.texts("SELECT id FROM dead_letters ORDER BY id").await, ["2", "3"]);
     assert!(scene.trail().await.contains(&"ada drop order-1 dead letter 1: test-data".to_owned()));
+    scene.drop().await;
+}
+
+/// A replay that would only fail again is refused by its reason, with the option that changes that.
+#[tokio::test]
+async fn a_replay_that_would_fail_again_is_refused_with_the_option_that_helps() {
+    let scene = scene().await;
+    let row = "(consumer, origin, last_origin, reason, attempts, error, payload, payload_bytes, has_payload, headers)";
+    scene
+        .run(&format!(
+            "INSERT INTO dead_letters {row} VALUES (1, 'o/4', 'o/4', 'missing-key', 1, '', 'x', 1, true, NULL),
+                 (1, 'o/5', 'o/5', 'malformed', 1, '', '{{', 1, true, '[[\"idempotencykey\", \"order-5\"]]'),
+                 (1, 'o/6', 'o/6', 'too-large', 1, '', NULL, 9, true, NULL)"
+        ))
+        .await;
+    for (id, option) in [(3, "--forget-first"), (4, "--key KEY"), (5, "--payload FILE"), (6, "too large to keep")] {
+        scene.idem(&format!("dead-letters replay {id} --yes")).refused(option);
+    }
+    scene.idem("dead-letters replay 3 4 --key order-9 --yes").refused("for one dead letter");
+    scene.idem("dead-letters replay --consumer orders --forget-first --yes").refused("by their ids");
+    let file = std::env::temp_dir().join(format!("{}.json", scene.schema));
+    std::fs::write(&file, "{}").unwrap();
+    scene.idem(&format!("dead-letters replay 5 --payload {} --dry-run", file.display())).ok();
+    assert_eq!(scene.texts("SELECT convert_from(payload, 'UTF8') FROM dead_letters WHERE id = 5").await, ["{"]);
+    scene.idem(&format!("dead-letters replay 5 --payload {} --yes", file.display())).ok();
+    scene.idem("dead-letters replay 4 --key order-4 --yes").ok();
+    let answer = scene.idem("dead-letters replay 3 --forget-first --yes").ok();
+    assert!(answer.contains("idem forgotten restore"), "{answer}");
+    let queue = Broker::new().create("orders", QueueOptions::default()).unwrap();
+    work(&scene, &queue, async {
+        for id in [3, 4, 5] {
+            scene.until(&format!("SELECT replay_outcome FROM dead_letters WHERE id = {id}"), "processed").await;
+        }
+    })
+    .await;
+    let keys = scene.texts("SELECT idempotency_key FROM processed_messages ORDER BY 1").await;
+    assert_eq!(keys, ["order-3", "order-4", "order-5"]);
+    std::fs::remove_file(file).unwrap();
+    scene.drop().await;
+}
+
+/// A conflict that is another message is replayed under a key of its own; the record of the first stays.
+#[tokio::test]
+async fn a_conflict_is_replayed_under_a_new_key() {
+    let scene = scene().await;
+    scene.idem("dead-letters replay 3 --new-key order-3b --yes").ok();
+    let queue = Broker::new().create("orders", QueueOptions::default()).unwrap();
+    work(&scene, &queue, scene.until("SELECT replay_outcome FROM dead_letters WHERE id = 3", "processed")).await;
+    let keys = scene.texts("SELECT idempotency_key FROM processed_messages ORDER BY 1").await;
+    assert_eq!(keys, ["order-3", "order-3b"]);
+    assert!(scene.trail().await.contains(&"ada change-key order-3b dead letter 3".to_owned()));
     scene.drop().await;
 }

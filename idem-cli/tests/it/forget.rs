@@ -104,3 +104,34 @@ async fn forget_goes_in_chunks() {
     std::fs::remove_file(file).unwrap();
     scene.drop().await;
 }
+
+/// Until cleanup, forgetting is taken back, except where the message has run again meanwhile.
+#[tokio::test]
+async fn what_was_forgotten_is_taken_back_until_cleanup() {
+    let scene = Scene::new().await;
+    assert_eq!(scene.deliver(&["order-1", "order-2"]).await, "PP");
+    let before = scene.texts("SELECT p::text FROM processed_messages AS p WHERE idempotency_key = 'order-2'").await;
+    let answer = scene.idem(&format!("forget order-1 order-2 {WHY} --yes")).ok();
+    let batch = answer.trim().rsplit(' ').next().unwrap().to_owned();
+    assert_eq!(scene.deliver(&["order-1"]).await, "P", "it ran again");
+    let listed = scene.idem("forgotten list --json").json();
+    let row = &listed["forgotten"][0];
+    assert_eq!((&row["records"], &row["run_again"]), (&2.into(), &1.into()), "{listed}");
+    scene.idem("forgotten restore 1 --yes").refused("nothing waits");
+    scene.idem(&format!("forgotten restore {batch}")).refused("2 forgotten keys");
+    let answer = scene.idem(&format!("forgotten restore {batch} --yes")).ok();
+    assert!(answer.contains("1 are records again; 1 have run again"), "{answer}");
+    assert_eq!(
+        scene.texts("SELECT p::text FROM processed_messages AS p WHERE idempotency_key = 'order-2'").await,
+        before
+    );
+    assert_eq!(scene.deliver(&["order-1", "order-2"]).await, "DD");
+    assert_eq!(scene.texts("SELECT count(*) FROM forgotten").await, ["0"]);
+    assert!(scene.trail().await.contains(&format!("ada restore order-2 forgotten as {batch}")));
+    // Cleanup takes what waits for too long.
+    scene.idem(&format!("forget order-1 {WHY} --yes")).ok();
+    scene.run("UPDATE forgotten SET forgotten_at = now() - interval '31 d'").await;
+    scene.idem("cleanup").ok();
+    assert_eq!(scene.texts("SELECT count(*) FROM forgotten").await, ["0"]);
+    scene.drop().await;
+}

@@ -9,9 +9,12 @@
 
 mod consumers;
 mod dead_letters;
+mod erase;
 mod forget;
 mod guide;
+mod import;
 mod scene;
 mod schema;
 mod secrets;
 mod seeing;
+mod sqlite;

@@ -115,6 +115,11 @@ async fn doctor_names_what_is_wrong_with_its_cure() {
         (&paused["level"], &paused["cure"]),
         (&"notice".into(), &"Run idem consumers resume orders once the reason is gone".into())
     );
+    let answer = scene.idem("doctor --broker-horizon 8d --format json");
+    let horizon = finding(&answer.out, "the records of orders are kept for 7 days");
+    assert_eq!(horizon["level"], "error");
+    assert!(horizon["cure"].as_str().unwrap().contains("idem retention set orders"), "{horizon}");
+    assert!(!scene.idem("doctor --broker-horizon 7d").out.contains("are kept for"));
     // Deliberately wrong settings, for this login alone.
     let url = format!("{}?options=-c%20synchronous_commit%3Doff%20-c%20statement_timeout%3D9s", scene.url);
     let answer = command(&[("DATABASE_URL", &url), ("IDEM_SCHEMA", &scene.schema)], &["doctor", "--json"]);
@@ -138,6 +143,8 @@ async fn doctor_has_nothing_to_say_where_all_is_well() {
         |finding: &&serde_json::Value| !finding["finding"].as_str().unwrap().contains("in a transaction since");
     let ours: Vec<_> = report["findings"].as_array().unwrap().iter().filter(is_ours).collect();
     assert!(ours.is_empty(), "{ours:?}");
+    let forecast = &report["forecast"][0];
+    assert_eq!((&forecast["last_hour"], &forecast["records_to_come"]), (&1.into(), &168.into()), "{forecast}");
     scene.drop().await;
 }
 

@@ -88,23 +88,36 @@ impl CleanupView {
 ///
 /// Any number of them may run on one schema: one removes at a time, and who comes while another has just finished leaves
 /// the cycle out.
-#[derive(Debug)]
-pub struct Cleanup<C> {
-    cleaner: C,
+pub struct Cleanup {
+    cleaner: Box<dyn Cleaner>,
     settings: CleanupSettings,
     /// Rows a step, as the last steps went.
     size: u32,
     view: CleanupView,
+    /// Told of every step's rows.
+    count: Box<dyn Fn(u64) + Send + Sync>,
 }
 
-impl<C: Cleaner> Cleanup<C> {
+impl fmt::Debug for Cleanup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cleanup").field("settings", &self.settings).field("view", &self.view).finish_non_exhaustive()
+    }
+}
+
+impl Cleanup {
     /// A runner with these settings.
     ///
     /// # Errors
     /// [`ConfigError`] names field, value and rule.
-    pub fn new(cleaner: C, settings: CleanupSettings) -> Result<Self, ConfigError> {
+    pub fn new(cleaner: Box<dyn Cleaner>, settings: CleanupSettings) -> Result<Self, ConfigError> {
         settings.check()?;
-        Ok(Self { cleaner, settings, size: settings.rows_max, view: CleanupView::default() })
+        Ok(Self { cleaner, settings, size: settings.rows_max, view: CleanupView::default(), count: Box::new(|_| {}) })
+    }
+
+    /// Also tells `count` how many rows each step removed.
+    pub(crate) fn counted_by(mut self, count: impl Fn(u64) + Send + Sync + 'static) -> Self {
+        self.count = Box::new(count);
+        self
     }
 
     /// A view that outlives the call of [`run`](Self::run).
@@ -113,27 +126,44 @@ impl<C: Cleaner> Cleanup<C> {
         self.view.clone()
     }
 
-    /// What it runs on.
-    pub fn cleaner(&mut self) -> &mut C {
-        &mut self.cleaner
-    }
-
-    /// Runs until `stop` is cancelled. No error ends it: what failed is tried again in the next cycle, and ten failed
-    /// cycles in a row are an alarm.
+    /// Runs until `stop` is cancelled, unless it is known that this role may not delete: then it says who cleans, and
+    /// ends. No error ends it: what failed is tried again in the next cycle, and ten failed cycles in a row are an alarm.
     ///
     /// # Cancel safety
     /// Cancel safe: a step is done whole or not at all.
     pub async fn run(mut self, stop: CancellationToken) {
+        // A step that is dropped costs its connection, and the server rolls it back or has committed it: both are right,
+        // so a stop need not wait for it.
+        tokio::select! {
+            () = self.run_cycles() => {}
+            () = stop.cancelled() => {}
+        }
+    }
+
+    async fn run_cycles(&mut self) {
+        // What cannot be known yet, the first cycle finds out.
+        if let Ok(false) = self.cleaner.may_delete().await {
+            return self.tell_who_cleans().await;
+        }
         let mut wait = self.settings.first_wait(fastrand::f64());
         loop {
-            // A step that is dropped costs its connection, and the server rolls it back or has committed it: both are
-            // right, so a stop need not wait for it.
-            tokio::select! {
-                () = self.next_cycle(wait) => {}
-                () = stop.cancelled() => return,
-            }
+            self.next_cycle(wait).await;
             wait = self.settings.wait(fastrand::f64());
         }
+    }
+
+    async fn tell_who_cleans(&mut self) {
+        let last = match self.cleaner.last().await {
+            Ok(Some(last)) => format!("{} was the last, {} minutes ago", last.who, last.ago.as_secs() / 60),
+            Ok(None) => "nobody has cleaned yet".to_owned(),
+            Err(_) => "who was the last cannot be read".to_owned(),
+        };
+        self.cleaner.rest().await;
+        tracing::info!(
+            last,
+            "cleanup is off in this worker, because its role may not delete: give it another login for that \
+             (--cleanup-database-url, cleanup_with), or run `idem cleanup` elsewhere"
+        );
     }
 
     pub(super) async fn next_cycle(&mut self, wait: Duration) {
@@ -218,6 +248,9 @@ impl<C: Cleaner> Cleanup<C> {
         let kept = self.settings.kept(kind).unwrap_or_default();
         let (mut removed, mut timeouts) = (0, 0);
         for _ in 0..self.settings.steps_max {
+            if failpoint!(CLEAN_CHUNK).is_err() {
+                break;
+            }
             let size = self.size;
             let removal = Removal { kind, kept, rows_max: size, timeout: self.settings.step_timeout };
             match self.cleaner.remove(&removal).await {
@@ -225,6 +258,7 @@ impl<C: Cleaner> Cleanup<C> {
                     timeouts = 0;
                     removed += rows;
                     self.view.lock().removed += rows;
+                    (self.count)(rows);
                     self.size = self.settings.next_size(size, true);
                     if rows < u64::from(size) {
                         report.removed.push((kind, removed));
@@ -243,9 +277,6 @@ impl<C: Cleaner> Cleanup<C> {
                         return Err(error);
                     }
                 }
-            }
-            if failpoint!(CLEAN_CHUNK).is_err() {
-                break;
             }
         }
         report.removed.push((kind, removed));

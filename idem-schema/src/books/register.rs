@@ -98,6 +98,7 @@ async fn fill(
         by.handler.as_deref().into(),
         by.hash_rules.first().unwrap_or(&binding.hash_rules).as_str().into(),
         binding.hash_rules.as_str().into(),
+        by.key_rule.as_str().into(),
     ];
     Ok(!rows(driver, doing, &driver.statements().fill_binding, &parameters).await?.is_empty())
 }

@@ -1,6 +1,7 @@
 //! What is left to do, decided from what was done.
 
 use super::Migration;
+use crate::verify::runs_on;
 
 /// A row of the `migrations` table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,7 +56,8 @@ pub enum MigrationError {
     },
 }
 
-/// The migrations that are still to be applied, oldest first. `applied` is in the order of versions.
+/// The migrations that are still to be applied, oldest first: none where a newer release has gone further and lets
+/// workers of this one go on. `applied` is in the order of versions.
 ///
 /// # Errors
 /// [`MigrationError`], in which case nothing may be applied.
@@ -63,11 +65,9 @@ pub fn pending_migrations<'m>(
     known: &'m [Migration],
     applied: &[AppliedMigration],
 ) -> Result<&'m [Migration], MigrationError> {
-    if let Some(newest) = applied.iter().map(|row| row.version).max()
-        && known.iter().all(|migration| migration.version < newest)
-    {
-        let known = known.iter().map(|migration| migration.version).max().unwrap_or(0);
-        return Err(MigrationError::Newer { found: newest, known });
+    match refuse_newer(known, applied) {
+        Err(_) if applied.last().is_some_and(|newest| runs_on(Some(&newest.oldest_worker))) => return Ok(&[]),
+        refused_or_not => refused_or_not?,
     }
     for (row, migration) in applied.iter().zip(known) {
         if row.version != migration.version {
@@ -94,6 +94,17 @@ pub fn version_to_revert<'m>(
     known: &'m [Migration],
     applied: &[AppliedMigration],
 ) -> Result<Option<&'m Migration>, MigrationError> {
+    refuse_newer(known, applied)?;
     pending_migrations(known, applied)?;
     Ok(applied.len().checked_sub(1).and_then(|last| known.get(last)))
+}
+
+fn refuse_newer(known: &[Migration], applied: &[AppliedMigration]) -> Result<(), MigrationError> {
+    let newest_known = known.last().map_or(0, |migration| migration.version);
+    match applied.last() {
+        Some(newest) if newest.version > newest_known => {
+            Err(MigrationError::Newer { found: newest.version, known: newest_known })
+        }
+        Some(_) | None => Ok(()),
+    }
 }

@@ -18,15 +18,6 @@ fn b7_the_claim_names_its_conflict_target() {
     assert!(statements.claim.contains("ON CONFLICT (consumer, key_id) DO NOTHING"));
 }
 
-/// S8: cleanup has no UPDATE, which row locks would need.
-#[test]
-fn s8_cleanup_locks_no_rows() {
-    let statements = PostgresStatements::new(&SchemaName::default());
-    for (name, text) in statements.all().filter(|(name, _)| name.starts_with("delete_")) {
-        assert!(!text.contains("FOR UPDATE") && !text.contains("FOR KEY SHARE"), "{name}");
-    }
-}
-
 #[test]
 fn a_limit_of_zero_is_not_for_ever() {
     let limits =

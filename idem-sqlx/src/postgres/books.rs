@@ -1,9 +1,9 @@
 //! Runs idem's own statements outside of units of work, on the framework's own connections.
 
-use std::{error::Error, future::Future, sync::Arc};
+use std::{error::Error, future::Future, sync::Arc, time::Duration};
 
 use idem_core::StoreError;
-use idem_schema::{Login, Parameter, PostgresDriver, PostgresStatements, Row, SchemaName, SeenPids, Value};
+use idem_schema::{Parameter, PostgresDriver, PostgresStatements, Row, SchemaName, SeenPids, Value};
 use sqlx::{
     AssertSqlSafe, Column as _, PgPool, Postgres as Db, Row as _, TypeInfo as _,
     pool::PoolConnection,
@@ -40,20 +40,31 @@ impl PostgresDriver for Postgres {
 
     async fn run_once(
         &self,
-        login: Login,
         doing: &'static str,
         text: &Arc<str>,
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<Row>, StoreError> {
         let statement = bound(sqlx::query(AssertSqlSafe(Arc::clone(text))), parameters);
-        let rows = match (login, &self.shared.cleaner) {
-            (Login::Worker, _) => self.within(doing, self.once(&self.shared.framework, statement)).await?,
-            (Login::Cleanup, cleaner) => {
-                let pool = cleaner.as_ref().unwrap_or(&self.shared.framework);
-                self.within(doing, self.once(pool, statement.persistent(false))).await?
-            }
-        };
-        read(&rows)
+        read(&self.within(doing, self.once(&self.shared.framework, None, statement)).await?)
+    }
+
+    async fn clean_once(
+        &self,
+        begin: &str,
+        limit: Duration,
+        text: &Arc<str>,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Row>, StoreError> {
+        let statement = bound(sqlx::query(AssertSqlSafe(Arc::clone(text))), parameters);
+        let limit = limit + self.shared.options.settings.answer_timeout;
+        read(&within(limit, "cleaning up", self.once(&self.shared.cleaner, Some(begin), statement)).await?)
+    }
+
+    async fn rest(&self) {
+        if let Some(connection) = self.shared.cleaner.try_acquire() {
+            // A server that does not answer must not hold up the next cycle.
+            let _ = tokio::time::timeout(self.shared.options.settings.connect_timeout, connection.close()).await;
+        }
     }
 
     fn sqlstate(error: &(dyn Error + 'static)) -> Option<String> {
@@ -80,21 +91,25 @@ impl Postgres {
         doing: &'static str,
         call: impl Future<Output = Result<T, sqlx::Error>>,
     ) -> Result<T, StoreError> {
-        match tokio::time::timeout(self.shared.options.settings.answer_timeout, call).await {
-            Ok(answer) => answer.map_err(|source| error::store(doing, source)),
-            Err(elapsed) => Err(StoreError::Unavailable { doing, source: Box::new(elapsed) }),
-        }
+        within(self.shared.options.settings.answer_timeout, doing, call).await
     }
 
-    pub(super) async fn once(&self, pool: &PgPool, statement: Statement<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
+    /// Runs one statement, in a transaction that `begin` begins where that is given.
+    pub(super) async fn once(
+        &self,
+        pool: &PgPool,
+        begin: Option<&str>,
+        statement: Statement<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
         let mut borrowed = Borrowed(pool.acquire().await?, false);
         let connection = &mut *borrowed.0;
-        let rows = if self.is_named() {
+        let rows = if begin.is_none() && self.is_named() {
             statement.fetch_all(&mut *connection).await
         } else {
             // sqlx prepares and runs in two steps, between which a pooler may change the server connection unless a
             // transaction holds it. It is no transaction of sqlx's, so nothing is left to a destructor.
-            sqlx::raw_sql("BEGIN ISOLATION LEVEL READ COMMITTED").execute(&mut *connection).await?;
+            let begin = begin.unwrap_or("BEGIN ISOLATION LEVEL READ COMMITTED").to_owned();
+            sqlx::raw_sql(AssertSqlSafe(begin)).execute(&mut *connection).await?;
             let rows = statement.persistent(false).fetch_all(&mut *connection).await;
             let end = if rows.is_ok() { "COMMIT" } else { "ROLLBACK" };
             sqlx::raw_sql(end).execute(&mut *connection).await?;
@@ -108,6 +123,17 @@ impl Postgres {
             Err(_) => false,
         };
         rows
+    }
+}
+
+async fn within<T>(
+    limit: Duration,
+    doing: &'static str,
+    call: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, StoreError> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(answer) => answer.map_err(|source| error::store(doing, source)),
+        Err(elapsed) => Err(StoreError::Unavailable { doing, source: Box::new(elapsed) }),
     }
 }
 

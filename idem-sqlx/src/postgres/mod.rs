@@ -1,7 +1,6 @@
 //! The store on PostgreSQL.
 
 mod books;
-mod cleanup;
 mod error;
 mod lane;
 mod migrate;
@@ -17,17 +16,14 @@ use std::{
     },
 };
 
-use idem_core::{ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
+use idem_core::{Cleaner, ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
 pub use idem_schema::Statements;
-use idem_schema::{PostgresStatements, SchemaName, UnitLimits, begin_unit, microseconds, refused_login};
+use idem_schema::{PostgresCleaner, PostgresStatements, SchemaName, UnitLimits, begin_unit, refused_login};
 use sqlx::{AssertSqlSafe, Connection as _, Database, PgConnection, PgPool, SqlSafeStr as _};
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::sync::OnceCell;
 
-pub use self::{
-    cleanup::PostgresCleaner, lane::PostgresLane, migrate::MigratePostgresError, options::PostgresOptions,
-    unit::PostgresUnit,
-};
+pub use self::{lane::PostgresLane, migrate::MigratePostgresError, options::PostgresOptions, unit::PostgresUnit};
 
 /// What keeps sqlx's count of nested transactions, through which units begin and end.
 type Manager = <sqlx::Postgres as Database>::TransactionManager;
@@ -65,7 +61,8 @@ struct Shared {
     options: PostgresOptions,
     statements: PostgresStatements,
     framework: PgPool,
-    cleaner: Option<PgPool>,
+    /// One connection for cleanup, whose login may be another.
+    cleaner: PgPool,
     /// Whether the server, or the pooler before it, takes settings at the start of a connection.
     takes_settings: AtomicBool,
     /// Whether prepared statements stay with the connection, which is looked at once.
@@ -114,15 +111,13 @@ impl Postgres {
     /// Cancel safe: what is not closed in good order is closed when the store is dropped.
     pub async fn disconnect(&self) {
         self.shared.framework.close().await;
-        if let Some(cleaner) = &self.shared.cleaner {
-            cleaner.close().await;
-        }
+        self.shared.cleaner.close().await;
     }
 
     fn from_options(options: PostgresOptions) -> Self {
         let statements = PostgresStatements::new(&options.settings.schema);
         let framework = options.pool(&options.connection, options.settings.connections);
-        let cleaner = options.cleanup.as_ref().map(|connection| options.pool(connection, 1));
+        let cleaner = options.pool(options.cleanup.as_ref().unwrap_or(&options.connection), 1);
         let takes_settings = AtomicBool::new(options.settings.statements == Statements::Named);
         let shared = Shared { options, statements, framework, cleaner, takes_settings, pooler: OnceCell::new() };
         Self { shared: Arc::new(shared) }
@@ -167,7 +162,7 @@ impl Postgres {
     /// An old primary may be fenced by `default_transaction_read_only` alone, which a unit's READ WRITE would overrule.
     async fn refuse_fenced(&self) -> Result<(), StoreError> {
         let doing = "looking for a fence";
-        let fence = self.once(&self.shared.framework, sqlx::query("SHOW default_transaction_read_only"));
+        let fence = self.once(&self.shared.framework, None, sqlx::query("SHOW default_transaction_read_only"));
         let rows = self.within(doing, fence).await?;
         let read_only: String = rows.first().map_or(Ok(String::new()), |row| error::get(row, 0))?;
         if read_only == "on" {
@@ -184,6 +179,10 @@ impl Store for Postgres {
 
     fn capabilities(&self) -> StoreCapabilities {
         StoreCapabilities::server()
+    }
+
+    fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
+        Box::new(PostgresCleaner::new(Arc::clone(self)))
     }
 
     async fn open(&self) -> Result<PostgresLane, StoreError> {

@@ -70,6 +70,15 @@ impl PostgresOptions {
         self
     }
 
+    /// The same by its URL, as for [`parse`](Self::parse).
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] where it cannot be read.
+    pub fn cleanup_url(self, url: &str) -> Result<Self, StoreError> {
+        let login = Self::parse(url)?;
+        Ok(self.cleanup_with(login.connection))
+    }
+
     /// The store. Nothing is connected yet.
     ///
     /// # Errors

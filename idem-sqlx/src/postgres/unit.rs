@@ -11,7 +11,7 @@ use std::{
 use idem_core::{
     Claim, ClaimError, Claimed, CommitError, Recorded, StoreError, Tx, UnitOfWork, UnitOptions, failpoint,
 };
-use idem_schema::{ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, in_claim_order, recorded};
+use idem_schema::{ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, in_claim_order};
 use sqlx::{AssertSqlSafe, Connection as _, Postgres as Db, postgres::PgArguments, query::Query};
 use sqlx_core::transaction::TransactionManager as _;
 
@@ -129,8 +129,7 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
         let query = self.query(&self.sql().read).bind(&scopes).bind(&key_ids);
         let rows = query.fetch_all(&mut self.lane.connection).await;
         let rows = rows.map_err(|source| error::store("reading who has the keys", source))?;
-        let found = books::read(&rows)?.iter().map(recorded).collect::<Result<Vec<_>, _>>()?;
-        Ok(in_claim_order(&scopes, &key_ids, found))
+        in_claim_order(claims, &key_ids, &books::read(&rows)?)
     }
 
     fn tx(&mut self) -> Tx<'_, Postgres> {
@@ -192,7 +191,7 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
         let Some(pid) = self.backend_pid else { return };
         // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
         let terminate = sqlx::query("SELECT pg_terminate_backend($1)").bind(pid);
-        let terminated = self.store.once(&self.store.shared.framework, terminate);
+        let terminated = self.store.once(&self.store.shared.framework, None, terminate);
         if let Err(error) = self.store.within("ending an abandoned transaction", terminated).await {
             tracing::warn!(%error, "an abandoned transaction could not be ended; it ends when the server notices the closed connection");
         }

@@ -6,9 +6,8 @@
 
 use async_trait::async_trait;
 use idem_core::{
-    AuditEntry, Bookkeeping, Cleaned, CleanupStep, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId,
-    IdempotencyKey, ParkedDeadLetter, PayloadHash, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId,
-    StoreError, Tenant,
+    AuditEntry, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, IdempotencyKey,
+    ParkedDeadLetter, PayloadHash, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, StoreError, Tenant,
 };
 use sqlx::Row;
 
@@ -132,10 +131,6 @@ impl Bookkeeping for Sqlite {
             .map_err(failed)?;
         connection.done();
         Ok(())
-    }
-
-    async fn cleanup(&self, step: CleanupStep) -> Result<Cleaned, StoreError> {
-        self.clean_up(step).await
     }
 }
 

@@ -88,25 +88,30 @@ pub(super) async fn read(
         .map_err(failed)?;
     let mut found: Vec<Option<Recorded>> = vec![None; claims.len()];
     for row in &rows {
-        let (place, recorded) = record(row).map_err(failed)?;
-        if let Some(slot) = usize::try_from(place).ok().and_then(|place| found.get_mut(place)) {
-            *slot = Some(recorded);
+        let place: i64 = row.try_get("place").map_err(failed)?;
+        let place = usize::try_from(place).unwrap_or(usize::MAX);
+        if let (Some(slot), Some(claim)) = (found.get_mut(place), claims.get(place)) {
+            *slot = Some(record(row, claim).map_err(failed)?);
         }
     }
     Ok(found)
 }
 
-fn record(row: &SqliteRow) -> Result<(i64, Recorded), sqlx::Error> {
+/// The record that answers this claim.
+fn record(row: &SqliteRow, claim: &Claim) -> Result<Recorded, sqlx::Error> {
     let expires_at: i64 = row.try_get("expires_at")?;
-    let recorded = Recorded {
-        key: key(row.try_get("idempotency_key")?)?,
+    Ok(Recorded {
+        key: match row.try_get("idempotency_key")? {
+            // It was erased.
+            "" => claim.key.clone(),
+            text => key(text)?,
+        },
         hash: hash(row.try_get("payload_hash")?)?,
         hash_rule: HashRuleId(row.try_get("hash_id")?),
         processed_at: clock::instant(row.try_get("processed_at")?),
         processed_by: RunId(row.try_get("processed_by")?),
         expires_at: (expires_at != clock::FOREVER).then(|| clock::instant(expires_at)),
-    };
-    Ok((row.try_get("place")?, recorded))
+    })
 }
 
 /// A key from its column; an error where somebody else wrote what no key can be.

@@ -17,18 +17,17 @@ mod statements;
 mod unit;
 mod verify;
 
-use std::{error::Error as StdError, fmt, path::Path};
+use std::{error::Error as StdError, fmt, path::Path, sync::Arc};
 
-use idem_core::{ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
+use idem_core::{Cleaner, ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
 use sqlx::{Connection as _, SqliteConnection};
 
+use self::{cleanup::SqliteCleaner, connections::Connections, statements::Statements};
 pub use self::{
-    cleanup::SqliteCleaner,
     lane::SqliteLane,
     options::{SqliteOptions, Synchronous},
     unit::SqliteUnit,
 };
-use self::{connections::Connections, statements::Statements};
 
 /// The store on SQLite: idem's tables beside the application's own, in one file.
 ///
@@ -133,6 +132,10 @@ impl Store for Sqlite {
 
     fn capabilities(&self) -> StoreCapabilities {
         StoreCapabilities::embedded()
+    }
+
+    fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
+        Box::new(SqliteCleaner(Arc::clone(self)))
     }
 
     async fn open(&self) -> Result<Self::Lane, StoreError> {

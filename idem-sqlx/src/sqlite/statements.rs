@@ -189,25 +189,4 @@ ON CONFLICT (consumer) DO UPDATE SET state = excluded.state, "by" = excluded."by
     /// 1 now, 2 who, 3 action, 4 consumer, 5 key, 6 details.
     audit: r#"
 INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details) VALUES (?1, ?2, ?3, ?4, ?5, ?6)"#;
-
-    /// The longest expired first. 1 now, 2 how many.
-    delete_expired: r#"
-DELETE FROM "{schema}_processed_messages" WHERE (consumer, key_id) IN (
-    SELECT consumer, key_id FROM "{schema}_processed_messages" WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2)"#;
-
-    /// 1 older than, 2 how many.
-    delete_units: r#"
-DELETE FROM "{schema}_units" WHERE rowid IN (
-    SELECT rowid FROM "{schema}_units" WHERE at < ?1 ORDER BY at LIMIT ?2)"#;
-
-    /// 1 older than, 2 how many.
-    delete_attempts: r#"
-DELETE FROM "{schema}_attempts" WHERE (consumer, key_id) IN (
-    SELECT consumer, key_id FROM "{schema}_attempts" WHERE last_at < ?1 LIMIT ?2)"#;
-
-    /// What awaits a replay stays, however old. 1 older than, 2 how many.
-    delete_dead_letters: r#"
-DELETE FROM "{schema}_dead_letters" WHERE id IN (
-    SELECT id FROM "{schema}_dead_letters"
-    WHERE last_at < ?1 AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL) ORDER BY last_at LIMIT ?2)"#;
 }

@@ -1,5 +1,7 @@
 //! What stands beside the records: consumers, attempts, dead letters, controls and the audit trail.
 
+mod cleanup;
+
 use std::{
     collections::{BTreeMap, HashMap, btree_map::Entry},
     time::{Duration, SystemTime},
@@ -7,11 +9,12 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    AuditEntry, Bookkeeping, Cleaned, CleanupStep, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId,
-    HashRuleId, IdempotencyKey, Message, ParkedDeadLetter, PayloadHash, Registered, Registration, Replay, ReplayEnd,
-    RunId, ScopeId, StoreError, Tenant,
+    AuditEntry, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, HashRuleId, IdempotencyKey,
+    Message, ParkedDeadLetter, PayloadHash, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, StoreError,
+    Tenant,
 };
 
+pub(super) use self::cleanup::MemoryCleaner;
 use super::{
     Defect, MemoryError, MemoryStore, Operation,
     fault::{Met, store_error},
@@ -33,6 +36,7 @@ pub(super) struct Books {
     controls: HashMap<ScopeId, (ControlState, String, String)>,
     epochs: HashMap<ScopeId, i64>,
     pub(super) audit: Vec<AuditEntry>,
+    cleaned_at: Option<SystemTime>,
 }
 
 /// What the first start of a consumer has bound its name to.
@@ -367,26 +371,5 @@ impl Bookkeeping for MemoryStore {
 
     async fn audit(&self, entry: &AuditEntry) -> Result<(), StoreError> {
         self.book("writing the audit trail", |state| state.books.audit.push(entry.clone())).await
-    }
-
-    async fn cleanup(&self, step: CleanupStep) -> Result<Cleaned, StoreError> {
-        let everything = self.shared.has(Defect::CleansLiveRecords);
-        let clean = |state: &mut State| {
-            let now = state.now();
-            let expired = |at: Option<SystemTime>| everything || at.is_some_and(|at| at <= now);
-            let gone = state.records.iter().filter(|(_, recorded)| expired(recorded.expires_at));
-            let gone: Vec<_> = gone.map(|(key, _)| key.clone()).take(step.rows_max as usize).collect();
-            gone.iter().for_each(|key| {
-                state.records.remove(key);
-            });
-            let old = |at: SystemTime| now.duration_since(at).is_ok_and(|age| age > step.failures_kept);
-            let books = &mut state.books;
-            let before = books.attempts.len() + books.dead_letters.len();
-            books.attempts.retain(|_, attempts| !old(attempts.last_at));
-            books.dead_letters.retain(|parked| parked.replay != ReplayState::Idle || !old(parked.last_at));
-            let others = before - books.attempts.len() - books.dead_letters.len();
-            Cleaned { records: gone.len() as u64, others: others as u64 }
-        };
-        self.book("cleaning up", clean).await
     }
 }

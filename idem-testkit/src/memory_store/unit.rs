@@ -3,13 +3,14 @@
 use std::{error::Error, future::Future, sync::Arc};
 
 use idem_core::{
-    Claim, ClaimError, Claimed, CommitError, ErrorClass, Recorded, Store, StoreCapabilities, StoreError, Tx,
+    Claim, ClaimError, Claimed, Cleaner, CommitError, ErrorClass, Recorded, Store, StoreCapabilities, StoreError, Tx,
     UnitOfWork, UnitOptions, boxed, chain,
 };
 use tokio::time::{Instant, timeout_at};
 
 use super::{
     Defect, MemoryConnection, MemoryError, MemoryStore, Operation, Shared, Writers,
+    books::MemoryCleaner,
     connection::{Pending, Status},
     fault::{Met, store_error},
     state::{RecordKey, State, UnitId, record, record_key},
@@ -44,6 +45,10 @@ impl Store for MemoryStore {
         };
         capabilities.roles = false;
         capabilities
+    }
+
+    fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
+        Box::new(MemoryCleaner((**self).clone()))
     }
 
     async fn open(&self) -> Result<MemoryLane, StoreError> {

@@ -98,7 +98,7 @@ impl StoreUnderTest for Subject {
     }
 
     fn arranges(&self, arrangement: Arrangement) -> bool {
-        !matches!(arrangement, Arrangement::DropUniqueKey | Arrangement::DropSeal)
+        !matches!(arrangement, Arrangement::EraseKeys | Arrangement::DropUniqueKey | Arrangement::DropSeal)
     }
 
     async fn arrange(&self, arrangement: Arrangement) -> Result<(), NotOffered> {
@@ -110,7 +110,7 @@ impl StoreUnderTest for Subject {
                 self.0.swallow_records(false);
                 self.0.hide_records(false);
             }
-            Arrangement::DropUniqueKey | Arrangement::DropSeal => return Err(NotOffered),
+            Arrangement::EraseKeys | Arrangement::DropUniqueKey | Arrangement::DropSeal => return Err(NotOffered),
         }
         Ok(())
     }

@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{Bookkeeping as _, CleanupStep, ErrorClass, HandlerError, Message, Store as _, StoreError};
+use idem_core::{
+    Bookkeeping as _, ErrorClass, Expiring, HandlerError, Message, Removal, Removed, Store as _, StoreError,
+};
 use idem_tokio_postgres::{
     Postgres, PostgresConnection,
     tokio_postgres::{Config, NoTls},
@@ -185,12 +187,13 @@ async fn s8_a_worker_needs_no_more_than_its_role() {
     let worker = fixture.options_of(configs[0].clone()).build().unwrap();
     worker.verify().await.unwrap();
     assert_eq!(process(&consumer(worker.clone(), Write), messages(&keys(2))).await, "PP");
-    let step = CleanupStep { rows_max: 10, units_kept: Duration::ZERO, failures_kept: Duration::ZERO };
-    let refused = worker.cleanup(step).await;
+    let removal =
+        Removal { kind: Expiring::Records, kept: Duration::ZERO, rows_max: 10, timeout: Duration::from_secs(30) };
+    let refused = Arc::new(worker.clone()).cleaner().remove(&removal).await;
     assert!(matches!(refused, Err(StoreError::Refused { cure, .. }) if cure.contains("idem_cleanup")));
     let store = fixture.options_of(configs[0].clone()).cleanup_with(configs[1].clone()).build().unwrap();
     fixture.run("UPDATE processed_messages SET expires_at = now() - interval '1 minute'").await;
-    assert_eq!(store.cleanup(step).await.unwrap().records, 2);
+    assert_eq!(Arc::new(store.clone()).cleaner().remove(&removal).await.unwrap(), Removed::Rows(2));
     worker.disconnect().await;
     store.disconnect().await;
     for group in ["idem_worker", "idem_cleanup"] {

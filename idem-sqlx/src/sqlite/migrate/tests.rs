@@ -21,9 +21,9 @@ async fn a_migration_that_fails_midway_leaves_nothing() {
         applied(&mut connection, &statements).await.unwrap().iter().map(|row| row.version).collect();
     assert_eq!(versions, [1]);
     connection.done();
-    // Once it is repaired it goes on from there, and an older build then refuses the schema.
+    // Once it is repaired it goes on from there, and an older build, which may still run on it, leaves it alone.
     broken.up_template = "CREATE TABLE \"{schema}_half\" (a);";
     assert_eq!(store.migrate_to_newest(&[*first, broken]).await.unwrap(), [2]);
-    assert!(matches!(store.migrate().await, Err(StoreError::Schema { .. })));
+    assert!(store.migrate().await.unwrap().is_empty());
     std::fs::remove_dir_all(folder).unwrap();
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use idem_core::{Bookkeeping as _, Claimed, CleanupStep, Decision, HandlerError, Store as _, UnitOfWork as _};
+use idem_core::{Claimed, Decision, Expiring, HandlerError, Removal, Removed, Store as _, UnitOfWork as _};
 use idem_sqlx::Postgres;
 
 use super::{
@@ -163,12 +163,15 @@ async fn b3_c3_a_cleaner_between_claim_and_read_makes_no_false_duplicate() {
         is_done.store(true, Ordering::SeqCst);
         processed
     };
-    let step = CleanupStep { rows_max: 3, units_kept: Duration::ZERO, failures_kept: Duration::ZERO };
+    let removal =
+        Removal { kind: Expiring::Records, kept: Duration::ZERO, rows_max: 3, timeout: Duration::from_secs(30) };
+    let mut cleaner = Arc::new(fixture.store.clone()).cleaner();
     let cleaning = async {
         let mut cleaned = 0;
         while !is_done.load(Ordering::SeqCst) {
             fixture.run("UPDATE processed_messages SET expires_at = now() - interval '1 s'").await;
-            cleaned += fixture.store.cleanup(step).await.unwrap().records;
+            let Removed::Rows(rows) = cleaner.remove(&removal).await.unwrap() else { panic!("there is one cleaner") };
+            cleaned += rows;
         }
         usize::try_from(cleaned).unwrap()
     };

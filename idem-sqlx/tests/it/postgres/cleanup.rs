@@ -1,10 +1,10 @@
 //! Cleanup on its own connection, under the role that may delete.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use idem_core::{Cleaner as _, Cleanup, CleanupSettings, ErrorClass, Expiring, Removal, Removed, StoreError};
-use idem_schema::CleanupScript;
-use idem_sqlx::{Postgres, PostgresCleaner};
+use idem_core::{Cleaner, Cleanup, CleanupSettings, ErrorClass, Expiring, Removal, Removed, Store as _, StoreError};
+use idem_schema::cleanup_script;
+use idem_sqlx::Postgres;
 
 use super::{
     consumers::{Write, consumer, keys, messages, msg, process},
@@ -15,10 +15,10 @@ use super::{
 const GROUP: &[&str] = &["idem_cleanup"];
 
 /// A schema with the roles, and a cleaner that may do what its role may.
-async fn scene() -> (Fixture, PostgresCleaner) {
+async fn scene() -> (Fixture, Box<dyn Cleaner>) {
     let fixture = Fixture::new().await;
     arrange(&fixture).await;
-    let cleaner = store_of(&fixture, "idem_cleanup").await.cleaner();
+    let cleaner = Arc::new(store_of(&fixture, "idem_cleanup").await).cleaner();
     (fixture, cleaner)
 }
 
@@ -27,7 +27,7 @@ async fn store_of(fixture: &Fixture, group: &str) -> Postgres {
     fixture.options_of(connection).build().unwrap()
 }
 
-fn cleanup(cleaner: PostgresCleaner, rows_max: u32) -> Cleanup<PostgresCleaner> {
+fn cleanup(cleaner: Box<dyn Cleaner>, rows_max: u32) -> Cleanup {
     let limit = Duration::from_secs(30);
     let settings = CleanupSettings { rows_max, step_timeout: limit, ..CleanupSettings::default() };
     Cleanup::new(cleaner, settings).unwrap()
@@ -81,7 +81,7 @@ async fn c3_cleaners_at_work_among_claims_make_no_false_duplicate() {
     let consumer = consumer(fixture.store.clone(), Write);
     let keys = keys(5);
     let removed = async {
-        let mut runners = [cleanup(cleaner, 3), cleanup(fixture.store.cleaner(), 2)];
+        let mut runners = [cleanup(cleaner, 3), cleanup(Arc::new(fixture.store.clone()).cleaner(), 2)];
         let (mut removed, mut rounds) = (0, 0);
         while rounds < 50 {
             fixture.run("UPDATE processed_messages SET expires_at = now() - interval '1 s'").await;
@@ -153,7 +153,8 @@ async fn c4_of_two_cleaners_one_is_elected() {
     let (fixture, cleaner) = scene().await;
     fill(&fixture, 10).await;
     let mut other = fixture.connect().await;
-    let elect = idem_schema::CleanupStatements::new(&fixture.schema).elect;
+    let elect =
+        format!("SELECT pg_advisory_xact_lock(hashtextextended('idem:cleanup:{}', 0))", fixture.schema.quoted());
     sqlx::raw_sql(sqlx::AssertSqlSafe(format!("BEGIN; {elect}"))).execute(&mut other).await.unwrap();
     let mut cleanup = cleanup(cleaner, 100);
     let report = cleanup.cycle().await.unwrap();
@@ -177,7 +178,11 @@ const AGED: &str = "
         (1, 'recent', '', 'permanent', 1, '', 0, false, now() - interval '29 d', NULL, NULL, NULL);
     INSERT INTO audit (at, who, action) VALUES (now() - interval '366 d', 'x', 'old'), (now() - interval '364 d', 'x', 'new');
     INSERT INTO processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
-        VALUES (key_id('a'), now() - interval '1 s', 1, 1, 5, 'a', ''), (key_id('b'), now() + interval '1 h', 1, 1, 4, 'b', '');";
+        VALUES (key_id('a'), now() - interval '1 s', 1, 1, 5, 'a', ''), (key_id('b'), now() + interval '1 h', 1, 1, 4, 'b', '');
+    INSERT INTO forgotten (key_id, processed_at, expires_at, forgotten_at, batch, consumer, hash_id, processed_by, idempotency_key,
+        payload_hash)
+    VALUES (key_id('c'), now(), now(), now() - interval '31 d', 1, 1, 1, 1, 'c', ''),
+        (key_id('d'), now(), now(), now() - interval '29 d', 2, 1, 1, 1, 'd', '');";
 
 /// Rows of idem's that would refuse a COMMIT that idem did not send, as an administrator writes them.
 async fn age(fixture: &Fixture) {
@@ -191,6 +196,7 @@ async fn assert_cleaned(fixture: &Fixture) {
         ("SELECT idempotency_key FROM attempts", &["b"]),
         ("SELECT origin FROM dead_letters ORDER BY id", &["awaits", "recent"]),
         ("SELECT action FROM audit ORDER BY at", &["new", "cleanup"]),
+        ("SELECT idempotency_key FROM forgotten", &["d"]),
     ] {
         assert_eq!(fixture.texts(query).await, left, "{query}");
     }
@@ -203,9 +209,11 @@ async fn s7_every_table_has_an_end_and_what_is_still_needed_stays() {
     age(&fixture).await;
     let expected = [1, 1, 1, 2, 1];
     let preview = cleaner.preview(&CleanupSettings::default()).await.unwrap();
-    assert_eq!(preview.iter().map(|(_, rows)| *rows).collect::<Vec<_>>(), expected);
+    let preview: Vec<u64> = preview.iter().map(|(_, rows)| *rows).collect();
+    assert_eq!(preview, [1, 1, 1, 2, 1, 0, 1], "every run is named by something that is still there");
     let report = cleanup(cleaner, 100).cycle().await.unwrap();
     let mut removed: Vec<u64> = report.removed.iter().map(|(_, rows)| *rows).collect();
+    assert_eq!(removed.pop(), Some(1), "what was forgotten long ago");
     assert_eq!(removed.pop(), Some(2), "runs 1 and 5, whose units and records are gone");
     assert_eq!(removed, expected);
     assert_cleaned(&fixture).await;
@@ -218,18 +226,11 @@ async fn s7_every_table_has_an_end_and_what_is_still_needed_stays() {
 async fn s7_the_script_removes_the_same() {
     let (fixture, _) = scene().await;
     age(&fixture).await;
-    let settings = CleanupSettings::default();
-    let script = CleanupScript {
-        rows_max: 2,
-        units_kept: settings.units_kept,
-        attempts_kept: settings.attempts_kept,
-        dead_letters_kept: settings.dead_letters_kept,
-        audit_kept: settings.audit_kept,
-    };
+    let settings = CleanupSettings { rows_max: 2, ..CleanupSettings::default() };
     let role = format!("SET ROLE {}_idem_cleanup", fixture.schema);
     let mut connection = fixture.connect().await;
     sqlx::raw_sql(sqlx::AssertSqlSafe(role)).execute(&mut connection).await.unwrap();
-    let script = script.render(&fixture.schema);
+    let script = cleanup_script(&settings, &fixture.schema);
     sqlx::raw_sql(sqlx::AssertSqlSafe(script)).execute(&mut connection).await.unwrap();
     assert_cleaned(&fixture).await;
     drop(connection);
@@ -240,7 +241,7 @@ async fn s7_the_script_removes_the_same() {
 #[tokio::test]
 async fn s8_a_worker_may_not_clean_and_can_tell_who_does() {
     let (fixture, mut cleaner) = scene().await;
-    let mut worker = store_of(&fixture, "idem_worker").await.cleaner();
+    let mut worker = Arc::new(store_of(&fixture, "idem_worker").await).cleaner();
     assert!(cleaner.may_delete().await.unwrap() && !worker.may_delete().await.unwrap());
     assert!(worker.last().await.unwrap().is_none());
     let refused = worker.remove(&records(10, Duration::from_secs(30))).await;
@@ -262,7 +263,7 @@ async fn c9_turnovers_leave_no_bloat() {
     shared.run(format!("CREATE DATABASE {database}")).await;
     let server = url();
     let fixture = Fixture::on(&format!("{}/{database}", server.rsplit_once('/').unwrap().0)).await;
-    let mut cleanup = cleanup(fixture.store.cleaner(), 1_000);
+    let mut cleanup = cleanup(Arc::new(fixture.store.clone()).cleaner(), 1_000);
     let mut sizes = Vec::new();
     for _ in 0..6 {
         fill(&fixture, 5_000).await;

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use idem_core::{DedupConsumer, DedupConsumerBuilder};
+use idem_core::{Decision, DedupConsumer, DedupConsumerBuilder, ErrorClass};
 use idem_sqlx::Postgres;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 use super::{
-    consumers::{Write, builder, keys, messages, process},
+    consumers::{Write, builder, consumer, keys, messages, process},
     fixture::{Fixture, PATIENCE, url},
     proxy::{Cut, Proxy},
     scratch::Scratch,
@@ -158,4 +158,50 @@ async fn a8_a_cancelled_wait_for_a_standby_counts_as_committed() {
     hang_commits(&fixture, "").await;
     fixture.drop().await;
     scratch.down().await;
+}
+
+/// C8: after a restore from a backup, delivering again from before it is all that has to be done: what the backup holds is
+/// skipped, and what it lacks takes effect again.
+#[tokio::test]
+async fn c8_after_a_restore_a_redelivery_makes_everything_whole() {
+    let fixture = Fixture::new().await;
+    let consumer = consumer(fixture.store.clone(), Write);
+    assert_eq!(process(&consumer, messages(&keys(2))).await, "PP");
+    let tables = ["processed_messages", "units", "effects"];
+    for table in tables {
+        fixture.run(format!("CREATE TABLE backup_{table} AS TABLE {table}")).await;
+    }
+    assert_eq!(process(&consumer, messages(&keys(4))).await, "DDPP");
+    // A backup is older than what was acknowledged: records and effects alike are gone.
+    let restore = tables.map(|table| format!("TRUNCATE {table}; INSERT INTO {table} TABLE backup_{table};")).concat();
+    fixture.run(format!("BEGIN; SET LOCAL session_replication_role = replica; {restore} COMMIT")).await;
+    assert_eq!(fixture.effects().await.len(), 2);
+    assert_eq!(process(&consumer, messages(&keys(4))).await, "DDPP");
+    assert_eq!(fixture.effects().await, fixture.recorded().await);
+    assert_eq!(fixture.effects().await.len(), 4);
+    fixture.drop().await;
+}
+
+/// J6: a full disk is the database's trouble, which no message is charged for, and all is well once there is room.
+#[tokio::test]
+async fn j6_a_full_disk_is_no_fault_of_the_message() {
+    let fixture = Fixture::new().await;
+    let consumer = consumer(fixture.store.clone(), Write);
+    fixture
+        .run(
+            "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS
+                 $$ BEGIN RAISE EXCEPTION USING ERRCODE = '53100', MESSAGE = 'could not extend file'; END $$;
+             CREATE TRIGGER no_room BEFORE INSERT ON effects FOR EACH ROW EXECUTE FUNCTION no_room()",
+        )
+        .await;
+    for decision in consumer.process(messages(&keys(2))).await.unwrap() {
+        assert!(
+            matches!(&decision, Decision::Failed(failure) if failure.class == ErrorClass::Infrastructure),
+            "{decision:?}"
+        );
+    }
+    assert!(fixture.recorded().await.is_empty() && fixture.texts("SELECT key_id::text FROM attempts").await.is_empty());
+    fixture.run("DROP TRIGGER no_room ON effects").await;
+    assert_eq!(process(&consumer, messages(&keys(2))).await, "PP");
+    fixture.drop().await;
 }

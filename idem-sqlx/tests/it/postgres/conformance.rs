@@ -123,6 +123,7 @@ impl StoreUnderTest for Subject {
             | Arrangement::SwallowRecords
             | Arrangement::HideRecords
             | Arrangement::Restore
+            | Arrangement::EraseKeys
             | Arrangement::DropUniqueKey
             | Arrangement::DropSeal => true,
         }
@@ -167,6 +168,7 @@ impl StoreUnderTest for Subject {
                 ALTER TABLE IF EXISTS hidden_messages RENAME TO processed_messages;
                 DROP FUNCTION IF EXISTS swallow() CASCADE;"
                 .to_owned(),
+            Arrangement::EraseKeys => "UPDATE processed_messages SET idempotency_key = ''".to_owned(),
             Arrangement::DropUniqueKey => {
                 "ALTER TABLE processed_messages DROP CONSTRAINT processed_messages_pkey".to_owned()
             }

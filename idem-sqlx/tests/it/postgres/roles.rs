@@ -1,8 +1,8 @@
 //! S8: what each role may do.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use idem_core::{Bookkeeping as _, CleanupStep, StoreError};
+use idem_core::{Bookkeeping as _, Expiring, Removal, Removed, Store as _, StoreError};
 use idem_schema::postgres_roles;
 use sqlx::postgres::PgConnectOptions;
 
@@ -61,15 +61,15 @@ async fn s8_a_worker_needs_no_more_than_its_role_and_cannot_touch_a_record() {
         let code = error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned());
         assert_eq!(code.as_deref(), Some("42501"), "{forbidden}");
     }
-    let step = CleanupStep { rows_max: 10, units_kept: Duration::ZERO, failures_kept: Duration::ZERO };
-    assert!(
-        matches!(store.cleanup(step).await, Err(StoreError::Refused { cure, .. }) if cure.contains("idem_cleanup"))
-    );
+    let removal =
+        Removal { kind: Expiring::Records, kept: Duration::ZERO, rows_max: 10, timeout: Duration::from_secs(30) };
+    let refused = Arc::new(store.clone()).cleaner().remove(&removal).await;
+    assert!(matches!(refused, Err(StoreError::Refused { cure, .. }) if cure.contains("idem_cleanup")));
 
     let cleaner = login(&fixture, "idem_cleanup").await;
     let store = fixture.options_of(worker).cleanup_with(cleaner).build().unwrap();
     fixture.run("UPDATE processed_messages SET expires_at = now() - interval '1 minute'").await;
-    assert_eq!(store.cleanup(step).await.unwrap().records, 2);
+    assert_eq!(Arc::new(store.clone()).cleaner().remove(&removal).await.unwrap(), Removed::Rows(2));
     drop((connection, consumer, store));
     give_up(fixture, &["idem_worker", "idem_cleanup"]).await;
 }

@@ -1,9 +1,8 @@
 //! Cleanup of a file.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use idem_core::{Cleaner as _, Cleanup, CleanupSettings};
-use idem_sqlx::SqliteCleaner;
+use idem_core::{Cleanup, CleanupSettings, Store as _};
 
 use super::{consumer, fresh, messages, names};
 
@@ -25,11 +24,11 @@ async fn s7_every_table_has_an_end_and_what_is_still_needed_stays() {
          UPDATE idem_worker_runs SET started_at = 1;",
     )
     .await;
-    let mut cleaner = SqliteCleaner::new(Arc::clone(&store));
+    let mut cleaner = store.cleaner();
     assert!(cleaner.backlog().await.unwrap().lag > Duration::from_secs(3600));
     assert!(cleaner.last().await.unwrap().is_none());
     let settings = CleanupSettings { rows_max: 1, ..CleanupSettings::default() };
-    let report = Cleanup::new(SqliteCleaner::new(Arc::clone(&store)), settings).unwrap().cycle().await.unwrap();
+    let report = Cleanup::new(store.cleaner(), settings).unwrap().cycle().await.unwrap();
     assert_eq!(report.to_string(), "1 processed_messages, 1 units, 1 attempts, 1 dead_letters, 1 audit, 1 worker_runs");
     assert_eq!(file.recorded().await, ["live"]);
     assert_eq!(file.ask("SELECT origin FROM idem_dead_letters").await, ["awaits"]);

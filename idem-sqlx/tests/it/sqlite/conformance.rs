@@ -162,6 +162,7 @@ impl StoreUnderTest for Fresh {
                     self.file.run("ALTER TABLE hidden_records RENAME TO idem_processed_messages").await;
                 }
             }
+            Arrangement::EraseKeys => self.file.run("UPDATE idem_processed_messages SET idempotency_key = ''").await,
             Arrangement::DropUniqueKey => self.file.run(DROP_KEY).await,
             Arrangement::DropSeal => return Err(NotOffered),
         }

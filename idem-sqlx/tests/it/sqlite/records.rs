@@ -3,15 +3,12 @@
 use std::time::{Duration, SystemTime};
 
 use idem_core::{
-    Bookkeeping, Claim, Claimed, CleanupStep, Decision, IdempotencyKey, Message, PayloadHash, Retention, RunId, Store,
-    UnitOfWork, UnitOptions,
+    Bookkeeping, Claim, Claimed, Cleanup, CleanupSettings, Decision, IdempotencyKey, Message, PayloadHash, Retention,
+    RunId, Store, UnitOfWork, UnitOptions,
 };
 use idem_schema::KEY_ID_VECTORS;
 
 use super::{Scripted, builder, consumer, fresh, message, messages, names, registration};
-
-const STEP: CleanupStep =
-    CleanupStep { rows_max: 1000, units_kept: Duration::from_secs(3600), failures_kept: Duration::from_secs(3600) };
 
 fn options() -> UnitOptions {
     let second = Duration::from_secs(1);
@@ -141,11 +138,8 @@ async fn cleanup_removes_only_what_has_expired() {
     )
     .await;
     assert_eq!(names(&short.process(vec![message("old", "1")]).await.unwrap()), ["duplicate"]);
-    let one = CleanupStep { rows_max: 1, ..STEP };
-    let cleaned = store.cleanup(one).await.unwrap();
-    assert_eq!((cleaned.records, cleaned.others), (1, 1));
-    let cleaned = store.cleanup(STEP).await.unwrap();
-    assert_eq!((cleaned.records, cleaned.others), (0, 1));
+    let report = Cleanup::new(store.cleaner(), CleanupSettings::default()).unwrap().cycle().await.unwrap();
+    assert_eq!(report.to_string(), "1 processed_messages, 2 units");
     assert_eq!(file.recorded().await, ["fresh", "kept"]);
     assert_eq!(names(&short.process(vec![message("old", "1")]).await.unwrap()), ["processed"]);
 }

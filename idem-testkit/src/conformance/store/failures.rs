@@ -3,12 +3,13 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use idem_core::{
-    Bookkeeping, Bytes, CleanupStep, ConsumerName, DeadLetter, DeadLetterId, HashRuleId, Headers, Message, Origin,
+    Bookkeeping, Bytes, ConsumerName, DeadLetter, DeadLetterId, Expiring, HashRuleId, Headers, Message, Origin,
     ParkedDeadLetter, PayloadHash, Reason, Registered, Replay, ReplayEnd,
 };
 
 use super::{
     gate::within,
+    records::clean,
     scene::{NO_SCOPE, Scene, Seen, key_from, msg, registration},
     subject::{Arrangement, StoreUnderTest},
 };
@@ -413,9 +414,9 @@ pub async fn cleanup_keeps_what_awaits_a_replay<T: StoreUnderTest>(subject: &T) 
         return;
     }
     let new = park(&scene, &letter(&registered, from("q/4", "order-4", "p"), Some("order-4"), Reason::Permanent)).await;
-    let step = CleanupStep { rows_max: 1000, units_kept: DAY, failures_kept: 30 * DAY };
-    let cleaned = within("cleaning up", scene.store.cleanup(step)).await.unwrap();
-    assert!(cleaned.others >= 2, "one dead letter and one row of attempts: {cleaned:?}");
+    for kind in [Expiring::DeadLetters, Expiring::Attempts] {
+        assert_eq!(clean(&scene, kind, 30 * DAY, 1000).await, 1, "{kind}");
+    }
     let left: Vec<_> = listed(&scene).await.into_iter().map(|parked| parked.id).collect();
     assert_eq!(left, [new.id, waiting]);
     let hash = PayloadHash::of(b"p");

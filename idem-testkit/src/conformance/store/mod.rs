@@ -228,6 +228,8 @@ macro_rules! store_conformance {
                 an_expired_record_counts_until_it_is_removed,
                 cleanup_removes_only_what_has_expired,
                 cleanup_goes_in_bounded_steps,
+                cleanup_tells_how_far_it_is_and_who_came_last,
+                an_erased_key_is_still_recorded,
                 a_winner_that_vanishes_before_it_is_read_is_claimed_again,
                 swallowed_records_are_no_duplicates,
                 a_table_that_is_gone_for_a_while_is_infrastructure,

@@ -8,10 +8,10 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    AuditEntry, Bookkeeping, Claim, ClaimError, Claimed, Cleaned, CleanupStep, CommitError, ConsumerName, Control,
-    ControlState, DeadLetter, DeadLetterId, ErrorClass, IdempotencyKey, ParkedDeadLetter, PayloadHash, Recorded,
-    Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, Store, StoreCapabilities, StoreError, Tenant, Tx,
-    UnitOfWork, UnitOptions,
+    AuditEntry, Bookkeeping, Claim, ClaimError, Claimed, Cleaner, CommitError, ConsumerName, Control, ControlState,
+    DeadLetter, DeadLetterId, ErrorClass, IdempotencyKey, ParkedDeadLetter, PayloadHash, Recorded, Registered,
+    Registration, Replay, ReplayEnd, RunId, ScopeId, Store, StoreCapabilities, StoreError, Tenant, Tx, UnitOfWork,
+    UnitOptions,
 };
 
 use super::gate::{Counter, Gate};
@@ -76,6 +76,10 @@ impl<S: Store> Store for Observed<S> {
 
     fn capabilities(&self) -> StoreCapabilities {
         self.inner.capabilities()
+    }
+
+    fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
+        self.inner.cleaner()
     }
 
     async fn open(&self) -> Result<S::Lane, StoreError> {
@@ -221,9 +225,5 @@ impl<S: Store> Bookkeeping for Observed<S> {
 
     async fn audit(&self, entry: &AuditEntry) -> Result<(), StoreError> {
         self.inner.audit(entry).await
-    }
-
-    async fn cleanup(&self, step: CleanupStep) -> Result<Cleaned, StoreError> {
-        self.inner.cleanup(step).await
     }
 }

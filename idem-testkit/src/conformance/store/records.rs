@@ -3,7 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use idem_core::{
-    Bookkeeping, Claimed, Cleaned, CleanupStep, Decision, ErrorClass, Recorded, Retention, Store, UnitOfWork,
+    Bookkeeping, Claimed, CleanupReport, CleanupSettings, Decision, ErrorClass, Expiring, Recorded, Removal, Removed,
+    Retention, Store, UnitOfWork,
 };
 
 use super::{
@@ -15,12 +16,22 @@ use super::{
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-fn step(rows_max: u32) -> CleanupStep {
-    CleanupStep { rows_max, units_kept: HOUR, failures_kept: 30 * DAY }
+/// Removes at most so many rows of a kind that were kept so long, and answers how many are gone.
+pub(super) async fn clean<T: StoreUnderTest>(
+    scene: &Scene<'_, T>,
+    kind: Expiring,
+    kept: Duration,
+    rows_max: u32,
+) -> u64 {
+    let removal = Removal { kind, kept, rows_max, timeout: Duration::from_secs(30) };
+    match within("cleaning up", scene.store.cleaner().remove(&removal)).await {
+        Ok(Removed::Rows(rows)) => rows,
+        other => panic!("no cleanup of {kind}: {other:?}"),
+    }
 }
 
-async fn clean<T: StoreUnderTest>(scene: &Scene<'_, T>, step: CleanupStep) -> Cleaned {
-    within("cleaning up", scene.store.cleanup(step)).await.unwrap_or_else(|error| panic!("no cleanup: {error}"))
+async fn clean_records<T: StoreUnderTest>(scene: &Scene<'_, T>, rows_max: u32) -> u64 {
+    clean(scene, Expiring::Records, Duration::ZERO, rows_max).await
 }
 
 async fn record_of<T: StoreUnderTest>(subject: &T, retention: Retention) -> Recorded {
@@ -73,12 +84,12 @@ pub async fn cleanup_removes_only_what_has_expired<T: StoreUnderTest>(subject: &
     process(&short, [msg("short", "p")]).await;
     process(&long, [msg("long", "p")]).await;
     process(&forever, [msg("forever", "p")]).await;
-    assert_eq!(clean(&scene, step(1000)).await.records, 0, "nothing has expired yet");
+    assert_eq!(clean_records(&scene, 1000).await, 0, "nothing has expired yet");
     if !scene.arrange(Arrangement::Age(DAY)).await {
         return;
     }
     process(&short, [msg("new", "p")]).await;
-    assert_eq!(clean(&scene, step(1000)).await.records, 1);
+    assert_eq!(clean_records(&scene, 1000).await, 1);
     assert_eq!(scene.recorded().await, ["forever", "long", "new"]);
     let again = ["short", "long", "forever", "new"].map(|key| msg(key, "p"));
     assert_eq!(process(&short, again).await, [Kind::Processed, Kind::Duplicate, Kind::Duplicate, Kind::Duplicate]);
@@ -94,7 +105,7 @@ pub async fn cleanup_goes_in_bounded_steps<T: StoreUnderTest>(subject: &T) {
     }
     let mut removed = Vec::new();
     for _ in 0..20 {
-        removed.push(clean(&scene, step(4)).await.records);
+        removed.push(clean_records(&scene, 4).await);
         if removed.last() == Some(&0) {
             break;
         }
@@ -102,6 +113,44 @@ pub async fn cleanup_goes_in_bounded_steps<T: StoreUnderTest>(subject: &T) {
     assert_eq!(removed.last(), Some(&0), "{removed:?}");
     assert!(removed.iter().all(|rows| *rows <= 4) && removed.iter().sum::<u64>() == 10, "{removed:?}");
     assert!(scene.recorded().await.is_empty());
+}
+
+/// C4: it can be seen what a cycle would remove, how far behind cleanup is, and who came last.
+pub async fn cleanup_tells_how_far_it_is_and_who_came_last<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let consumer = scene.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
+    process(&consumer, [msg("order-1", "p"), msg("order-2", "p")]).await;
+    let mut cleaner = scene.store.cleaner();
+    assert!(within("may it delete", cleaner.may_delete()).await.unwrap());
+    assert_eq!(within("the last", cleaner.last()).await.unwrap(), None);
+    assert!(within("the backlog", cleaner.backlog()).await.unwrap().lag.is_zero());
+    if !scene.arrange(Arrangement::Age(DAY)).await {
+        return;
+    }
+    let lag = within("the backlog", cleaner.backlog()).await.unwrap().lag;
+    assert!(lag > 22 * HOUR && lag < DAY, "{lag:?}");
+    let preview = within("a preview", cleaner.preview(&CleanupSettings::default())).await.unwrap();
+    assert_eq!(preview.first(), Some(&(Expiring::Records, 2)));
+    assert_eq!(scene.recorded().await.len(), 2, "a preview removes nothing");
+    within("noting a cycle", cleaner.note(&CleanupReport::default())).await.unwrap();
+    cleaner.rest().await;
+    let last = within("the last", scene.store.cleaner().last()).await.unwrap();
+    assert!(last.is_some_and(|last| !last.who.is_empty() && last.ago < HOUR));
+}
+
+/// S4: a key whose text was erased is still told by its id: a duplicate, or a conflict, and never a collision.
+pub async fn an_erased_key_is_still_recorded<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let consumer = scene.consumer(write);
+    process(&consumer, [msg("order-1", "paid"), msg("order-2", "paid")]).await;
+    if !scene.arrange(Arrangement::EraseKeys).await {
+        return;
+    }
+    assert_eq!(scene.recorded().await, ["", ""]);
+    let again = [msg("order-1", "paid"), msg("order-2", "refunded"), msg("order-3", "paid")];
+    assert_eq!(process(&consumer, again).await, [Kind::Duplicate, Kind::Conflict, Kind::Processed]);
+    let again = decide(&consumer, [msg("order-1", "paid")]).await.remove(0);
+    assert!(matches!(&again, Decision::Duplicate(recorded, _) if recorded.key.as_str() == "order-1"), "{again:?}");
 }
 
 /// C3, M24: a record that cleanup removes between the claim and the read of its winner: the key is claimed again and
@@ -122,9 +171,9 @@ pub async fn a_winner_that_vanishes_before_it_is_read_is_claimed_again<T: StoreU
     scene.spy.gate_reads(gate.clone());
     let cleaned = async {
         gate.arrived(1).await;
-        let cleaned = clean(&scene, step(1000)).await;
+        let removed = clean_records(&scene, 1000).await;
         gate.open();
-        cleaned.records
+        removed
     };
     let call = process(&consumer, [msg("order-1", "paid")]);
     tokio::pin!(call);

@@ -72,6 +72,8 @@ pub enum Arrangement {
     HideRecords,
     /// Undoes [`Arrangement::SwallowRecords`] and [`Arrangement::HideRecords`].
     Restore,
+    /// Erases the texts of all keys that idem has recorded, as an operator does for privacy.
+    EraseKeys,
     /// Drops the unique key of the records (B21).
     DropUniqueKey,
     /// Drops what refuses a COMMIT that idem did not send (A12).
@@ -80,11 +82,12 @@ pub enum Arrangement {
 
 impl Arrangement {
     /// Every arrangement, one of each kind.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Age(Duration::ZERO),
         Self::SwallowRecords,
         Self::HideRecords,
         Self::Restore,
+        Self::EraseKeys,
         Self::DropUniqueKey,
         Self::DropSeal,
     ];

@@ -1,0 +1,142 @@
+//! Cleanup on a large table: what a pass takes, whether turnovers bloat the table, and what claims beside it notice.
+
+use std::{
+    error::Error,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use idem_core::{
+    CancellationToken, Cleanup, CleanupSettings, DedupConsumer, Effects, Handler, HandlerError, Message, Store as _, Tx,
+};
+use idem_sqlx::{Postgres, PostgresOptions};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
+
+/// The argument that asks for this; after it, how many rows.
+pub(crate) const FLAG: &str = "--cleanup";
+
+const ROWS: u64 = 20_000_000;
+
+/// Rows an INSERT.
+const CHUNK: u64 = 500_000;
+
+/// Of so many rows, one has expired when a usual pass comes: an hour's worth where a day's is kept.
+const EXPIRED: u64 = 24;
+
+const TURNOVERS: u32 = 3;
+
+/// How long claims are measured without anything beside them.
+const ALONE: Duration = Duration::from_secs(30);
+
+/// Rows of five retentions, as claims write them: each expires at the full minute. One of `$3` has expired.
+const FILL: &str = "
+INSERT INTO {schema}.processed_messages
+    (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by, expires_at)
+SELECT 1 + n % 5, {schema}.key_id(md5(n::text)), md5(n::text), sha256(n::text::bytea), 1, 1,
+    CASE WHEN n % $3::int8 = 0 THEN date_trunc('minute', now() - (n % 3600) * interval '1 s')
+    ELSE date_trunc('minute', now() + (ARRAY['2 h', '1 d', '7 d', '30 d', '365 d'])[1 + n % 5]::interval) END
+FROM generate_series($1::int8, $2::int8) AS n";
+
+struct Nothing;
+
+impl Handler<Postgres> for Nothing {
+    async fn handle(&self, _: &Message, _: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+        Ok(())
+    }
+}
+
+struct Scene {
+    schema: String,
+    admin: PgConnection,
+    store: Arc<Postgres>,
+    consumer: DedupConsumer<Postgres>,
+    rows: u64,
+    /// The number of the next row.
+    next: u64,
+}
+
+/// Measures with so many rows, in a schema of its own.
+pub(crate) async fn measure(url: &str, arguments: &[String]) -> Result<(), Box<dyn Error>> {
+    let rows = arguments.first().map_or(Ok(ROWS), |rows| rows.replace('_', "").parse())?;
+    let mut scene = Scene::new(url, rows).await?;
+    println!("Cleanup of {rows} records of five retentions");
+    scene.fill(rows, EXPIRED).await?;
+    println!("  the table and its indexes take {}", scene.size().await?);
+    let alone = scene.claims(tokio::time::sleep(ALONE)).await?;
+    println!("  p99 of a claim with its commit, alone: {alone:?}");
+    scene.pass("a usual pass", alone).await?;
+    for turnover in 1..=TURNOVERS {
+        scene.fill(rows, 1).await?;
+        scene.pass(&format!("turnover {turnover}: every row of it has expired"), alone).await?;
+        println!("  the table and its indexes take {}", scene.size().await?);
+    }
+    scene.fill(rows / EXPIRED, 1).await?;
+    scene.pass("a usual pass after the turnovers", alone).await?;
+    sqlx::raw_sql(AssertSqlSafe(format!("DROP SCHEMA {} CASCADE", scene.schema))).execute(&mut scene.admin).await?;
+    Ok(())
+}
+
+impl Scene {
+    async fn new(url: &str, rows: u64) -> Result<Self, Box<dyn Error>> {
+        let schema = format!("bench_{}", uuid::Uuid::new_v4().simple());
+        let options = PostgresOptions::parse(url)?.schema(idem_sqlx::idem_schema::SchemaName::new(&schema)?);
+        let store = Arc::new(options.build()?);
+        store.migrate().await?;
+        let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "bench").effects(Effects::InTransaction);
+        let consumer = consumer.handler(Nothing).lanes(1).build()?;
+        Ok(Self { schema, admin: PgConnection::connect(url).await?, store, consumer, rows, next: 1 })
+    }
+
+    /// Adds rows, one of `expired` of which has expired.
+    async fn fill(&mut self, rows: u64, expired: u64) -> Result<(), Box<dyn Error>> {
+        let (text, end) = (FILL.replace("{schema}", &self.schema), self.next + rows);
+        while self.next < end {
+            let last = end.min(self.next + CHUNK) - 1;
+            let query = sqlx::query(AssertSqlSafe(text.clone())).bind(i64::try_from(self.next)?);
+            query.bind(i64::try_from(last)?).bind(i64::try_from(expired)?).execute(&mut self.admin).await?;
+            self.next = last + 1;
+        }
+        let vacuum = format!("VACUUM (ANALYZE) {}.processed_messages", self.schema);
+        sqlx::raw_sql(AssertSqlSafe(vacuum)).execute(&mut self.admin).await?;
+        Ok(())
+    }
+
+    async fn size(&mut self) -> Result<String, Box<dyn Error>> {
+        let text = format!("SELECT pg_size_pretty(pg_total_relation_size('{}.processed_messages'))", self.schema);
+        Ok(sqlx::query_scalar(AssertSqlSafe(text)).fetch_one(&mut self.admin).await?)
+    }
+
+    /// One cycle of cleanup, with claims beside it.
+    async fn pass(&self, name: &str, alone: Duration) -> Result<(), Box<dyn Error>> {
+        let steps_max = u32::try_from(self.rows / 1_000)?.clamp(1_000, 1_000_000);
+        let settings = CleanupSettings { steps_max, ..CleanupSettings::default() };
+        let mut cleanup = Cleanup::new(self.store.cleaner(), settings)?;
+        let (done, begun) = (CancellationToken::new(), Instant::now());
+        let cleaning = async {
+            let report = cleanup.cycle().await;
+            done.cancel();
+            (report, begun.elapsed())
+        };
+        let ((report, took), beside) = tokio::join!(cleaning, self.claims(done.cancelled()));
+        let (report, beside) = (report?, beside?);
+        let ratio = beside.as_secs_f64() / alone.as_secs_f64();
+        println!("  {name}: {} rows in {took:.1?}; p99 of claims beside it {beside:?}, {ratio:.2}x", report.rows());
+        Ok(())
+    }
+
+    /// The p99 of claims, one after the other, until this is over.
+    async fn claims(&self, until: impl Future<Output = ()>) -> Result<Duration, Box<dyn Error>> {
+        tokio::pin!(until);
+        let (mut took, mut is_over) = (Vec::new(), false);
+        // At least enough of them for a p99.
+        while !is_over || took.len() < 1_000 {
+            is_over = is_over || futures_util::poll!(&mut until).is_ready();
+            let message = Message::new("{}").with_header("idempotencykey", uuid::Uuid::new_v4().to_string());
+            let begun = Instant::now();
+            self.consumer.process(vec![message]).await?;
+            took.push(begun.elapsed());
+        }
+        took.sort_unstable();
+        Ok(took[took.len() * 99 / 100])
+    }
+}

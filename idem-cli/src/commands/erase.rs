@@ -1,0 +1,79 @@
+//! `idem erase`: blanks what may tell of a person, and keeps what makes a redelivery a duplicate.
+
+use crate::{
+    command_line::Erase,
+    commands::show,
+    confirm::confirm,
+    database::{Bind, Database},
+    exit::Failure,
+    report::Report,
+};
+
+/// The scopes and the id of the key. Parameters: 1 key, 2 consumer or NULL.
+const ASKED: &str = "\
+WITH asked AS (
+    SELECT id AS consumer, {schema}.key_id($1::text) AS key_id FROM {schema}.consumers
+    WHERE $2::text IS NULL OR name = $2::text
+)";
+
+const COUNT: &str = "\
+{asked}
+SELECT (SELECT count(*) FROM asked JOIN {schema}.processed_messages USING (consumer, key_id))
+    + (SELECT count(*) FROM asked JOIN {schema}.attempts USING (consumer, key_id))
+    + (SELECT count(*) FROM asked JOIN {schema}.dead_letters USING (consumer, key_id))
+    + (SELECT count(*) FROM asked JOIN {schema}.forgotten USING (consumer, key_id))
+    + (SELECT count(*) FROM {schema}.audit WHERE idempotency_key = $1::text)";
+
+/// One transaction. An empty text cannot be a key, so it means that one was erased. A dead letter without its payload is
+/// never replayed. Further parameters: 3 who, 4 why.
+const ERASE: &str = "\
+{asked}, records AS (
+    UPDATE {schema}.processed_messages AS p SET idempotency_key = ''
+    FROM asked WHERE p.consumer = asked.consumer AND p.key_id = asked.key_id RETURNING p.consumer
+), forgotten AS (
+    UPDATE {schema}.forgotten AS p SET idempotency_key = ''
+    FROM asked WHERE p.consumer = asked.consumer AND p.key_id = asked.key_id RETURNING p.consumer
+), counts AS (
+    UPDATE {schema}.attempts AS a SET idempotency_key = '', last_error = NULL
+    FROM asked WHERE a.consumer = asked.consumer AND a.key_id = asked.key_id RETURNING a.consumer
+), letters AS (
+    UPDATE {schema}.dead_letters AS d SET idempotency_key = NULL, error = '', payload = NULL, has_payload = true,
+        headers = NULL, message_id = NULL, record_key = NULL, ordering_key = NULL, replay_requested_at = NULL,
+        replay_taken_at = NULL, replay_taken_by = NULL, replayed_at = NULL, replay_outcome = NULL
+    FROM asked WHERE d.consumer = asked.consumer AND d.key_id = asked.key_id RETURNING d.consumer
+), trail AS (
+    UPDATE {schema}.audit SET idempotency_key = NULL WHERE idempotency_key = $1::text RETURNING consumer
+), emptied AS (
+    INSERT INTO {schema}.controls AS c (consumer, epoch) SELECT DISTINCT consumer, 1 FROM records ORDER BY consumer
+    ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1
+), noted AS (
+    INSERT INTO {schema}.audit (who, action, consumer, details)
+    SELECT DISTINCT $3::text, 'erase', consumer, format('key id %s: %s', {schema}.key_id($1::text), $4::text)
+    FROM (TABLE records UNION TABLE forgotten UNION TABLE counts UNION TABLE letters UNION TABLE trail) AS erased
+)
+SELECT (SELECT count(*) FROM records) + (SELECT count(*) FROM forgotten) + (SELECT count(*) FROM counts)
+    + (SELECT count(*) FROM letters) + (SELECT count(*) FROM trail)";
+
+pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report, Failure> {
+    show::check_key(&erase.key)?;
+    let consumer = erase.consumer.as_deref();
+    if let Some(consumer) = consumer {
+        database.known(consumer).await?;
+    }
+    let binds = [Bind::Text(&erase.key), Bind::TextOr(consumer)];
+    let count = database.number(&COUNT.replace("{asked}", ASKED), &binds).await?;
+    if count == 0 {
+        return Ok(Report::said("0 rows hold this key"));
+    }
+    let what = format!(
+        "This blanks the key's text, payloads and errors in {count} rows for good. Ids and hashes stay, so that redeliveries \
+         are still skipped"
+    );
+    confirm(&what, erase.yes.yes)?;
+    let by = database.by.clone();
+    let binds = [binds[0], binds[1], Bind::Text(&by), Bind::Text(&erase.reason)];
+    let erased = database.number(&ERASE.replace("{asked}", ASKED), &binds).await?;
+    Ok(Report::said(format!(
+        "{erased} rows erased. Logs, the broker's own copies and your tables are yours to look after."
+    )))
+}

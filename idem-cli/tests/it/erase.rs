@@ -1,0 +1,54 @@
+//! `idem erase`.
+
+use crate::scene::{Scene, command};
+
+/// S4: after an erasure nothing that idem keeps holds the key or a payload, and a redelivery is still a duplicate, another
+/// payload still a conflict.
+#[tokio::test]
+async fn s4_an_erased_key_is_nowhere_and_its_redelivery_is_still_a_duplicate() {
+    let scene = crate::dead_letters::scene().await;
+    // order-3 has a record, a dead letter of the conflict, and lines in the trail; order-1 a dead letter and attempts.
+    scene.run("UPDATE attempts SET last_error = 'order-1 cannot be read' WHERE idempotency_key = 'order-1'").await;
+    scene.idem("erase order-3").refused("--reason");
+    scene.idem("erase order-3 --reason art-17").refused("give --yes");
+    scene.idem("erase order-9 --reason art-17 --yes").ok();
+    for key in ["order-1", "order-3"] {
+        let answer = scene.idem(&format!("erase {key} --reason art-17 --yes")).ok();
+        assert!(answer.contains("rows erased"), "{answer}");
+    }
+    for table in ["processed_messages", "attempts", "dead_letters", "audit", "controls", "forgotten"] {
+        let rows = scene.texts(&format!("SELECT t::text FROM {table} AS t")).await.join("\n");
+        assert!(!rows.contains("order-1") && !rows.contains("order-3"), "{table}: {rows}");
+    }
+    let payloads = "SELECT count(*) FROM dead_letters WHERE payload IS NOT NULL OR headers IS NOT NULL";
+    assert_eq!(scene.texts(payloads).await, ["1"], "that of order-2");
+    assert_eq!(scene.deliver(&["order-3"]).await, "D");
+    let other = idem_core::Message::new("other").with_header("idempotencykey", "order-3");
+    let decisions = scene.consumer().process(vec![other]).await.unwrap();
+    assert!(matches!(decisions[0], idem_core::Decision::Conflict(..)), "{decisions:?}");
+    let shown = scene.idem("show order-3 --json").json();
+    assert_eq!(shown["records"][0]["erased"], true, "{shown}");
+    let trail = scene.trail().await;
+    assert!(trail.iter().any(|line| line.starts_with("ada erase key id ") && line.ends_with(": art-17")), "{trail:?}");
+    // What was erased can neither be listed with its key nor be replayed.
+    assert!(!scene.idem("dead-letters list").ok().contains("order-1"));
+    scene.idem("dead-letters replay 1 --yes").refused("was erased");
+    scene.drop().await;
+}
+
+/// S8: a worker's login may not erase.
+#[tokio::test]
+async fn s8_a_workers_login_may_not_erase() {
+    let scene = Scene::new().await;
+    scene.deliver(&["order-1"]).await;
+    let roles = scene.idem("migrate print --roles").ok();
+    scene.run(&format!("BEGIN; SELECT pg_advisory_xact_lock(4711); {roles}; COMMIT")).await;
+    let login = format!("{}_worker", scene.schema);
+    scene.run(&format!("CREATE ROLE {login} LOGIN IN ROLE idem_worker")).await;
+    let url = scene.url.replace("idem:", &format!("{login}:"));
+    let variables = [("DATABASE_URL", url.as_str()), ("IDEM_SCHEMA", &scene.schema)];
+    command(&variables, &["erase", "order-1", "--reason", "x", "--yes"]).refused("lacks a right");
+    assert_eq!(scene.texts("SELECT idempotency_key FROM processed_messages").await, ["order-1"]);
+    scene.run(&format!("DROP OWNED BY {login}; DROP ROLE {login}")).await;
+    scene.drop().await;
+}

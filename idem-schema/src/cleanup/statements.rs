@@ -1,0 +1,155 @@
+//! The statements of cleanup: what has expired, and how it is removed, counted and noted.
+
+use std::sync::Arc;
+
+use idem_core::{CleanupSettings, Expiring};
+
+use crate::{migrations::Dialect, name::SchemaName};
+
+/// The statements of cleanup in one schema. `µs` stands for an `int8` of microseconds.
+#[derive(Debug)]
+pub(super) struct CleanupStatements {
+    remove: [Arc<str>; Expiring::ALL.len()],
+    count: [Arc<str>; Expiring::ALL.len()],
+    /// How far behind cleanup is. No parameters. Result, one row: `lag` in µs, zero where nothing has expired, and the
+    /// server's estimate `records int8`, -1 where it has none yet.
+    pub(super) backlog: Arc<str>,
+    /// Who has finished a cycle last. No parameters. Result, no row where nobody has: `who text`, `ago` in µs.
+    pub(super) last: Arc<str>,
+    /// Notes that a cycle is over. Parameters: 1 who `text`, 2 details `text`. No result.
+    pub(super) note: Arc<str>,
+    /// Whether this role may delete records. No parameters. Result, one row: `may bool`.
+    pub(super) may_delete: Arc<str>,
+}
+
+impl CleanupStatements {
+    /// The statements with the schema's quoted name in them.
+    pub(super) fn new(schema: &SchemaName) -> Self {
+        let render = |template: &str| Arc::from(Dialect::Postgres.render(template, schema));
+        Self {
+            remove: Expiring::ALL.map(|kind| render(&of(REMOVE, kind))),
+            count: Expiring::ALL.map(|kind| render(&of(COUNT, kind))),
+            backlog: render(BACKLOG),
+            last: render(LAST),
+            note: render("INSERT INTO {schema}.audit (who, action, details) VALUES ($1::text, 'cleanup', $2::text)"),
+            may_delete: render("SELECT has_table_privilege('{schema}.processed_messages', 'DELETE') AS may"),
+        }
+    }
+
+    /// Removes rows of a kind, the oldest first where an index has their order, if this is the only cleaner at work.
+    ///
+    /// Parameters: 1 how many at most `int8`, 2 older than µs. Result, one row: `elected bool`, and `removed int8`; fewer
+    /// than asked for mean that nothing is left.
+    pub(super) fn remove(&self, kind: Expiring) -> &Arc<str> {
+        &self.remove[place(kind)]
+    }
+
+    /// Counts what would be removed. Parameters: 1 none `int8`, 2 older than µs. Result, one row: `rows int8`.
+    pub(super) fn count(&self, kind: Expiring) -> &Arc<str> {
+        &self.count[place(kind)]
+    }
+}
+
+/// One cycle as a script for the database's own scheduler, such as `pg_cron`.
+///
+/// It is one statement, which commits after each step: it must not run inside of a transaction. The role needs to be in
+/// `idem_cleanup`.
+#[must_use]
+pub fn cleanup_script(settings: &CleanupSettings, schema: &SchemaName) -> String {
+    let removals = Expiring::ALL.map(|kind| {
+        let kept = settings.kept(kind).unwrap_or_default().as_micros().to_string();
+        format!("$sql${}$sql$", of(REMOVE, kind).replace("$2", &kept).replace("$1", &settings.rows_max.to_string()))
+    });
+    let script = include_str!("script.sql").replace("{removals}", &removals.join(",\n"));
+    let script = script.replace("{steps_max}", &settings.steps_max.to_string());
+    Dialect::Postgres.render(&script.replace("{rows_max}", &settings.rows_max.to_string()), schema)
+}
+
+fn place(kind: Expiring) -> usize {
+    Expiring::ALL.iter().position(|known| *known == kind).unwrap_or_default()
+}
+
+/// A template with the table of a kind in it, and what of it has expired.
+fn of(template: &str, kind: Expiring) -> String {
+    let older = |column: &str| format!("{column} < now() - $2::int8 * interval '1 microsecond'");
+    let (expired, order) = match kind {
+        Expiring::Records => ("expires_at <= now()".to_owned(), "ORDER BY expires_at"),
+        Expiring::Units => (older("at"), "ORDER BY at"),
+        Expiring::Attempts => (older("last_at"), ""),
+        // What awaits a replay stays, however old.
+        Expiring::DeadLetters => {
+            (older("last_at") + " AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)", "ORDER BY last_at")
+        }
+        Expiring::Audit => (older("at"), "ORDER BY at"),
+        Expiring::Runs => (older("started_at"), ""),
+        Expiring::Forgotten => (older("forgotten_at"), "ORDER BY forgotten_at"),
+    };
+    let unneeded = if kind == Expiring::Runs { UNNAMED } else { "" };
+    let texts = [("{table}", kind.table()), ("{expired}", &*expired), ("{unneeded}", unneeded), ("{order}", order)];
+    texts.iter().fold(template.to_owned(), |text, (name, value)| text.replace(name, value))
+}
+
+/// The election is part of the statement: of all cleaners of a schema, one at a time gets the lock, which ends with the
+/// transaction, because a pooler in transaction mode loses a session's locks.
+///
+/// Nothing is locked before it is deleted, because `FOR UPDATE` would need a right that cleanup does not have. A row's
+/// place cannot be given to another row meanwhile, since this statement's snapshot still sees it; a row that was changed
+/// since is looked at again, and stays if it is needed once more.
+const REMOVE: &str = "\
+WITH elected AS MATERIALIZED (
+    SELECT pg_try_advisory_xact_lock(hashtextextended('idem:cleanup:{schema}', 0)) AS yes
+), gone AS (
+    DELETE FROM {schema}.{table}
+    WHERE ctid = ANY (ARRAY(
+        SELECT t.ctid FROM {schema}.{table} AS t
+        WHERE {expired}{unneeded} AND (SELECT yes FROM elected) {order} LIMIT $1::int8)) AND {expired}
+    RETURNING 1
+)
+SELECT (SELECT yes FROM elected) AS elected, (SELECT count(*) FROM gone) AS removed";
+
+const COUNT: &str = "\
+SELECT count(*) AS rows FROM {schema}.{table} AS t WHERE {expired}{unneeded} AND $1::int8 IS NOT NULL AND $2::int8 IS NOT NULL";
+
+/// Starts of workers that nothing names any more. A worker may run for as long as it likes, so its age alone says
+/// nothing: records and units name the run until they are gone. Where some consumer keeps its records for ever, or beyond
+/// the age of the run, nothing is looked for, because that would read all records.
+const UNNAMED: &str = "
+            AND NOT EXISTS (SELECT FROM {schema}.consumers AS c
+                WHERE c.retention IS NULL OR t.started_at > now() - c.retention)
+            AND NOT EXISTS (SELECT FROM {schema}.units AS u WHERE u.run = t.id)
+            AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.replay_taken_by = t.id)
+            AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.processed_by = t.id)";
+
+const BACKLOG: &str = "\
+SELECT coalesce(greatest(extract(epoch FROM now() - nullif(oldest, 'infinity')) * 1000000, 0), 0)::int8 AS lag,
+    (SELECT reltuples::int8 FROM pg_catalog.pg_class WHERE oid = '{schema}.processed_messages'::regclass) AS records
+FROM (SELECT min(expires_at) AS oldest FROM {schema}.processed_messages) AS expiry";
+
+const LAST: &str = "\
+SELECT who, (extract(epoch FROM now() - at) * 1000000)::int8 AS ago FROM {schema}.audit
+WHERE action = 'cleanup' ORDER BY id DESC LIMIT 1";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s6_every_statement_names_the_schema_quoted() {
+        let statements = CleanupStatements::new(&SchemaName::new("select").unwrap());
+        let CleanupStatements { remove, count, backlog, last, note, may_delete } = &statements;
+        for text in remove.iter().chain(count).chain([backlog, last, note, may_delete]) {
+            assert!(text.contains("\"select\"") && !text.contains('{') && !text.contains(';'), "{text}");
+        }
+    }
+
+    /// S8: cleanup has no UPDATE, which row locks would need.
+    #[test]
+    fn s8_nothing_locks_rows() {
+        let script = cleanup_script(&CleanupSettings::default(), &SchemaName::default());
+        assert!(!script.contains("FOR UPDATE") && !script.contains("FOR KEY SHARE"), "{script}");
+        assert!(
+            !script.contains('{') && !script.contains("$1") && !script.contains("$2"),
+            "every place is filled: {script}"
+        );
+    }
+}

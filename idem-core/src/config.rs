@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{cleanup::CleanupSchedule, error::ConfigError, retry::RetryPolicy, store::Retention};
+use crate::{cleanup::CleanupSettings, error::ConfigError, retry::RetryPolicy, store::Retention};
 
 /// What a handler does beside writing through its transaction. There is no default: the one who writes the handler
 /// knows, and batches are safe only for the first kind.
@@ -148,8 +148,8 @@ pub struct WorkerSettings {
     pub drain: Duration,
     /// How long the start waits for a database or broker that cannot be reached. Defaults to 2 minutes.
     pub startup_timeout: Duration,
-    /// Cleanup inside this worker. Defaults to every hour; `None` turns it off.
-    pub cleanup: Option<CleanupSchedule>,
+    /// Cleanup inside this worker, where its role may delete. Defaults to every hour; `None` turns it off.
+    pub cleanup: Option<CleanupSettings>,
     /// Whether more than half of the last 50 fresh messages becoming dead letters pauses intake. Defaults to on.
     pub breaker: bool,
     /// How often the controls that operators set are read. Defaults to 2 s; at most 5 s.
@@ -179,7 +179,7 @@ impl Default for WorkerSettings {
             older_than_retention: OlderThanRetention::default(),
             drain: Duration::from_secs(20),
             startup_timeout: Duration::from_secs(120),
-            cleanup: Some(CleanupSchedule::default()),
+            cleanup: Some(CleanupSettings::default()),
             breaker: true,
             control_every: Duration::from_secs(2),
             until_idle: None,
@@ -214,18 +214,13 @@ impl WorkerSettings {
             number("cache_bytes_max", self.cache_bytes_max, 1 << 10, 1 << 34, "it must be from 1 KiB to 16 GiB")?;
         }
         if let Some(cleanup) = self.cleanup {
-            span("cleanup.every", cleanup.every, Duration::from_secs(1), YEARS_10, "it must be at least 1 s")?;
-            number("cleanup.rows_max", cleanup.rows_max as usize, 1, 1_000_000, "it must be from 1 to 1,000,000")?;
-            let rule = "it must be at least 1 day, because the counts of failed attempts go with it";
-            span("cleanup.failures_kept", cleanup.failures_kept, DAY, YEARS_10, rule)?;
-            number("cleanup.steps_max", cleanup.steps_max as usize, 1, 1_000_000, "it must be from 1 to 1,000,000")?;
+            cleanup.check()?;
         }
         Ok(())
     }
 }
 
 const MILLISECOND: Duration = Duration::from_millis(1);
-const DAY: Duration = Duration::from_secs(24 * 3600);
 const HOURS_12: Duration = Duration::from_secs(12 * 3600);
 
 fn span(

@@ -1,8 +1,11 @@
 //! JSON as the engine needs it: one member by pointer, depth, and a canonical form, each refusing repeated members.
 
-use std::{collections::HashSet, fmt};
+use std::{borrow::Cow, collections::HashSet, fmt};
 
-use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{
+    Deserialize,
+    de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
 
 /// JSON deeper than this is refused before it is parsed (S10).
 pub(crate) const DEPTH_MAX: usize = 64;
@@ -102,8 +105,8 @@ impl<'de> Visitor<'de> for At<'_> {
         let Some((member, rest)) = self.path.split_first() else {
             return Err(A::Error::custom(NOT_TEXT));
         };
-        let (mut seen, mut found) = (HashSet::new(), None);
-        while let Some(name) = map.next_key::<std::borrow::Cow<'de, str>>()? {
+        let (mut seen, mut found) = (Names::default(), None);
+        while let Some(Name(name)) = map.next_key()? {
             if name == member.as_str() {
                 found = map.next_value_seed(At { path: rest })?;
             } else {
@@ -129,6 +132,35 @@ impl<'de> Visitor<'de> for At<'_> {
         let found = seq.next_element_seed(At { path: rest })?.flatten();
         while seq.next_element::<IgnoredAny>()?.is_some() {}
         Ok(found)
+    }
+}
+
+/// A member's name, copied only where it is escaped.
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// The names of an object's members so far. Every message's payload is looked through, and most objects have a few: those
+/// are kept without an allocation.
+#[derive(Default)]
+struct Names<'a> {
+    few: [Option<Cow<'a, str>>; 8],
+    others: HashSet<Cow<'a, str>>,
+}
+
+impl<'a> Names<'a> {
+    /// Whether the name is new.
+    fn insert(&mut self, name: Cow<'a, str>) -> bool {
+        for place in &mut self.few {
+            match place {
+                Some(known) if *known == name => return false,
+                Some(_) => {}
+                None => {
+                    *place = Some(name);
+                    return true;
+                }
+            }
+        }
+        self.others.insert(name)
     }
 }
 

@@ -24,8 +24,8 @@ pub use uuid::Uuid;
 
 pub use self::{
     cleanup::{
-        Backlog, Cleaned, Cleaner, Cleanup, CleanupReport, CleanupSchedule, CleanupSettings, CleanupState, CleanupStep,
-        CleanupView, Expiring, LastCleanup, Removal, Removed,
+        Backlog, Cleaner, Cleanup, CleanupReport, CleanupSettings, CleanupState, CleanupView, Expiring, LastCleanup,
+        Removal, Removed,
     },
     config::{ConsumerSettings, Effects, Handlers, OlderThanRetention, OnConflict, WorkerSettings},
     consumer::{DedupConsumer, DedupConsumerBuilder},
@@ -35,7 +35,9 @@ pub use self::{
         BatchAnswer, BatchHandler, FnHandler, Handler, HandlerError, HandlerFn, Router, StatefulFnHandler,
         StatefulHandlerFn, UnknownTypeError, chain, handler_fn, handler_fn_with,
     },
-    hash::{HashFn, HashPayloadError, HashRules, JsonMembers, PayloadHash, PayloadHasher, RawPayload, hash_fn},
+    hash::{
+        HashFn, HashPayloadError, HashRules, JsonMembers, PayloadHash, PayloadHasher, RawPayload, Unhashed, hash_fn,
+    },
     key::{IdempotencyKey, KeyError, KeyPolicy, KeySource},
     message::{ConsumerName, DecodePayloadError, Headers, Message, OrderingKey, Origin, ParseNameError, Tenant},
     outcome::{ConflictKind, Decision, Durable, Failure, Outcome, Settle, Ticket, Verdict},
@@ -45,6 +47,6 @@ pub use self::{
         AuditEntry, Bookkeeping, Claim, Claimed, Control, ControlState, HashRuleId, Recorded, Registered, Registration,
         Retention, RunId, ScopeId, Store, StoreCapabilities, Tx, UnitOfWork, UnitOptions, boxed,
     },
-    worker::{Pause, Summary, Worker, WorkerBuilder, WorkerError, WorkerView},
+    worker::{Incident, IncidentKind, Load, Pause, Summary, Worker, WorkerBuilder, WorkerError, WorkerView},
 };
 pub use tokio_util::sync::CancellationToken;

@@ -1,25 +1,142 @@
-//! Every span, field, metric and event name that idem uses. Names follow OpenTelemetry's messaging conventions
-//! v1.44.0 where they have one; all of those are still marked "Development".
+//! Every metric, span, field and log target that idem uses. Names follow OpenTelemetry's messaging conventions v1.44.0
+//! where they have one; all of those are still marked "Development".
+//!
+//! Metrics go through the `metrics` facade, and each consumer takes its handles when it is built: install a recorder
+//! before. Spans are `tracing` spans of level DEBUG. Without a recorder or a subscriber that wants them neither costs
+//! anything. A key stands on spans and events only, never on a metric; a payload stands nowhere.
 
-/// The target of audit events.
+mod handles;
+mod spans;
+mod trace_context;
+
+pub(crate) use self::{
+    handles::{Cause, UnitMetrics, WorkerMetrics, counter},
+    spans::{Destination, process, receive, settle, unit},
+};
+pub use self::{
+    spans::{Link, link_spans_with},
+    trace_context::TraceContext,
+};
+
+/// The target of audit events: conflicts, and what operators do.
 pub const AUDIT: &str = "idem::audit";
 
-/// The consumer's name.
-pub const CONSUMER: &str = "idem.consumer";
-/// What became of a delivery: see [`Outcome::as_str`](crate::Outcome::as_str).
-pub const OUTCOME: &str = "idem.outcome";
-/// The idempotency key, on spans and events only, never on a metric.
-pub const KEY: &str = "idem.key";
-/// Duplicates skipped.
-pub const DUPLICATES: &str = "idem.duplicates";
-/// The same under the name that R89 gives it.
-pub const DUPLICATE_SKIPPED: &str = "consumer.duplicate_skipped";
-/// Messages whose type opted out of protection.
-pub const UNPROTECTED: &str = "idem.unprotected";
+/// The target of spans. `RUST_LOG=info,idem::spans=debug` shows them.
+pub const SPANS: &str = "idem::spans";
 
-/// `messaging.destination.name`.
-pub const DESTINATION: &str = "messaging.destination.name";
-/// `messaging.message.id`.
-pub const MESSAGE_ID: &str = "messaging.message.id";
-/// `messaging.batch.message_count`.
-pub const BATCH_COUNT: &str = "messaging.batch.message_count";
+/// The label of every metric: the consumer's name. On spans and events it is the field `idem.consumer`.
+pub const CONSUMER: &str = "consumer";
+/// The label of [`DUPLICATE_SKIPPED`]: `redelivery`, `producer` or `replay`.
+pub const CAUSE: &str = "cause";
+/// The label of [`DEAD_LETTER_REASONS`]: see [`Reason::as_str`](crate::Reason::as_str).
+pub const REASON: &str = "reason";
+
+/// What a metric is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum Kind {
+    /// It only rises.
+    Counter,
+    /// It is as it is now.
+    Gauge,
+    /// Values, counted by these upper bounds.
+    Histogram(&'static [f64]),
+}
+
+/// A metric: what the facade and people are told of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Metric {
+    /// The name in the facade.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// In what it is measured; a number of something where this is `Count`.
+    pub unit: metrics::Unit,
+    /// What it means.
+    pub help: &'static str,
+}
+
+impl Metric {
+    fn describe(&self) {
+        let Self { name, unit, help, .. } = *self;
+        match self.kind {
+            Kind::Counter => metrics::describe_counter!(name, unit, help),
+            Kind::Gauge => metrics::describe_gauge!(name, unit, help),
+            Kind::Histogram(_) => metrics::describe_histogram!(name, unit, help),
+        }
+    }
+}
+
+/// Tells the recorder unit and meaning of every metric. A consumer does it when it is built.
+pub fn describe() {
+    METRICS.iter().for_each(Metric::describe);
+}
+
+/// Of waits and work within a unit: from less than a round trip to longer than any limit of a unit.
+const SECONDS: &[f64] = &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+/// Of ages: from a redelivery at once to one after the default retention.
+const AGES: &[f64] = &[1.0, 10.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 259_200.0, 604_800.0];
+const SIZES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0];
+
+macro_rules! metrics {
+    ($($constant:ident = $name:literal, $kind:expr, $unit:ident, $help:literal;)*) => {
+        $(
+            #[doc = concat!("`", $name, "`: ", $help, ".")]
+            pub const $constant: Metric =
+                Metric { name: $name, kind: $kind, unit: metrics::Unit::$unit, help: $help };
+        )*
+        /// Every metric.
+        pub const METRICS: &[Metric] = &[$($constant),*];
+    };
+}
+metrics! {
+    RECEIVED = "idem.received", Kind::Counter, Count, "deliveries taken in";
+    PROCESSED = "idem.processed", Kind::Counter, Count, "messages whose effects were committed";
+    DUPLICATES = "idem.duplicates", Kind::Counter, Count, "duplicates that were skipped";
+    DUPLICATE_SKIPPED = "consumer.duplicate_skipped", Kind::Counter, Count, "duplicates that were skipped, by cause";
+    DUPLICATE_AGE = "idem.duplicate_age", Kind::Histogram(AGES), Seconds, "how long after its record a duplicate came";
+    CACHE_HITS = "idem.cache_hits", Kind::Counter, Count, "duplicates told from memory, without the database";
+    CONFLICTS = "idem.conflicts", Kind::Counter, Count, "messages whose key was used before for another payload";
+    BUSY = "idem.busy", Kind::Counter, Count, "deliveries that waited because somebody else held their key";
+    RETRIES = "idem.retries", Kind::Counter, Count, "attempts that failed and were followed by a back-off";
+    DEAD_LETTERED = "idem.dead_lettered", Kind::Counter, Count, "messages that were set aside";
+    DEAD_LETTER_REASONS = "idem.dead_letter_reasons", Kind::Counter, Count, "messages that were set aside, by reason";
+    UNKNOWN_RESOLVED = "idem.unknown_resolved", Kind::Counter, Count,
+        "messages whose commit's answer was lost and then found";
+    UNPROTECTED = "idem.unprotected", Kind::Counter, Count,
+        "messages handled without a record, because their type opted out";
+    OLDER_THAN_RETENTION = "idem.older_than_retention", Kind::Counter, Count,
+        "messages handled although older than the retention";
+    RELEASED = "idem.released", Kind::Counter, Count, "deliveries given back to the broker";
+    STALE_SETTLEMENTS = "idem.stale_settlements", Kind::Counter, Count,
+        "settlements that came too late for their assignment";
+    REPLAYED = "idem.replayed", Kind::Counter, Count, "dead letters that were handled again";
+    RECONNECTS = "idem.reconnects", Kind::Counter, Count,
+        "connections to the database opened in place of one that was lost or closed";
+    BROKER_FAILURES = "idem.broker_failures", Kind::Counter, Count,
+        "times the broker could not be used for receiving";
+    CLAIM_WAIT = "idem.claim_wait", Kind::Histogram(SECONDS), Seconds, "how long a unit waited for its keys";
+    HANDLER_TIME = "idem.handler_time", Kind::Histogram(SECONDS), Seconds,
+        "how long the handlers of a unit took together";
+    COMMIT_TIME = "idem.commit_time", Kind::Histogram(SECONDS), Seconds, "how long a commit took";
+    BATCH_SIZE = "idem.batch_size", Kind::Histogram(SIZES), Count, "messages in a unit";
+    IN_FLIGHT = "idem.in_flight", Kind::Gauge, Count, "messages received and not settled";
+    IN_FLIGHT_BYTES = "idem.in_flight_bytes", Kind::Gauge, Bytes, "what messages received and not settled take";
+    OLDEST_UNSETTLED = "idem.oldest_unsettled", Kind::Gauge, Seconds,
+        "for how long the oldest message that is not settled is here";
+    PAUSED = "idem.paused", Kind::Gauge, Count, "whether intake waits, for whatever reason";
+    HALTED = "idem.halted", Kind::Gauge, Count, "whether the consumer was halted and waits for a person";
+    BREAKER_OPEN = "idem.breaker_open", Kind::Gauge, Count,
+        "whether more than half of the last 50 fresh messages became dead letters";
+    LANES_DOWN = "idem.lanes_down", Kind::Gauge, Count, "lanes that cannot reach the database";
+    READY = "idem.ready", Kind::Gauge, Count, "whether the worker has joined and takes part";
+    CLEANED = "idem.cleaned", Kind::Counter, Count, "rows that cleanup removed";
+    CLEANUP_LAG = "idem.cleanup_lag", Kind::Gauge, Seconds, "for how long the oldest expired record waits for cleanup";
+    CLEANUP_FAILED_CYCLES = "idem.cleanup_failed_cycles", Kind::Gauge, Count,
+        "cycles of cleanup that failed in a row; ten are an alarm";
+    RECORDS = "idem.records", Kind::Gauge, Count, "records there are, by the database's estimate; 0 where it has none";
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,19 +1,28 @@
-//! The admin endpoints: `/metrics`, `/healthz`, `/readyz`.
+//! The admin endpoints: `/metrics`, `/healthz`, `/readyz`, and a page at `/`. All are read-only.
 
 use std::sync::Arc;
 
 use axum::{
     Json, Router,
     extract::State,
-    http::{StatusCode, header},
-    response::IntoResponse,
+    http::{HeaderName, StatusCode, header},
+    response::{IntoResponse, Response},
     routing::get,
 };
+use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 
-use crate::{exit::Failure, metrics, status::Status};
+use crate::{exit::Failure, metrics, page, status::Status};
 
-/// Serves them on `address` until the runtime ends.
+#[derive(Debug, Clone)]
+struct Admin {
+    status: Arc<Status>,
+    /// `None` where the program has a recorder of its own.
+    recorded: Option<PrometheusHandle>,
+}
+
+/// Serves them on `address` until the runtime ends. Call it before the worker is built, which is when it takes the
+/// handles of its metrics.
 ///
 /// # Errors
 /// Where the address cannot be had.
@@ -22,30 +31,76 @@ pub(crate) async fn serve(address: &str, status: Arc<Status>) -> Result<(), Fail
     let refused = |error| Failure::refused(format!("--admin is {address:?}, which cannot be listened on: {error}"));
     let listener = TcpListener::bind(&address).await.map_err(refused)?;
     let bound = listener.local_addr().map_err(refused)?;
-    tracing::info!(address = %bound, "serving /metrics, /healthz and /readyz");
-    let routes = Router::new()
-        .route("/metrics", get(metrics))
-        .route("/healthz", get(healthz))
-        .route("/readyz", get(readyz))
-        .with_state(status);
-    tokio::spawn(async move {
+    tracing::info!(address = %bound, "serving /metrics, /healthz, /readyz and a page");
+    if !bound.ip().is_loopback() {
+        tracing::warn!(
+            address = %bound,
+            "--admin is no address of this machine alone: whoever reaches it reads keys and errors, without a password"
+        );
+    }
+    let recorded = metrics::install(&status);
+    let routes = routes(Admin { status: Arc::clone(&status), recorded });
+    status.supervise("admin", async move {
         // It never ends by itself, and a connection that fails is that connection's affair.
         let _ = axum::serve(listener, routes).await;
     });
     Ok(())
 }
 
-async fn metrics(State(status): State<Arc<Status>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, metrics::MEDIA_TYPE)], metrics::text(&status))
+fn routes(admin: Admin) -> Router {
+    Router::new()
+        .route("/", get(show))
+        .route(page::STYLE_PATH, get(style))
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .with_state(admin)
 }
 
-/// That this answers at all is the news: handlers that block every thread of the runtime keep it from doing so.
-async fn healthz() -> &'static str {
-    "ok\n"
+/// What a browser may do with the page: show it, in this style, and nothing else.
+const POLICY: [(HeaderName, &str); 4] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (header::CACHE_CONTROL, "no-store"),
+];
+
+async fn show(State(Admin { status, .. }): State<Admin>) -> impl IntoResponse {
+    (POLICY, [(header::CONTENT_TYPE, "text/html; charset=utf-8")], page::html(&status))
 }
 
-async fn readyz(State(status): State<Arc<Status>>) -> impl IntoResponse {
+async fn style() -> impl IntoResponse {
+    (POLICY, [(header::CONTENT_TYPE, "text/css; charset=utf-8")], page::STYLE)
+}
+
+async fn metrics(State(Admin { status, recorded }): State<Admin>) -> Response {
+    let Some(recorded) = recorded else {
+        return (StatusCode::NOT_FOUND, "this program has a recorder of its own, which has its metrics\n")
+            .into_response();
+    };
+    // On a thread of its own, because thousands of series take longer to write than the worker should wait.
+    match tokio::task::spawn_blocking(move || metrics::text(&status, &recorded)).await {
+        Ok(text) => ([(header::CONTENT_TYPE, metrics::MEDIA_TYPE)], text).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// That this answers at all is news too: handlers that block every thread of the runtime keep it from doing so.
+async fn healthz(State(Admin { status, .. }): State<Admin>) -> Response {
+    match status.dead() {
+        None => "ok\n".into_response(),
+        Some(task) => (StatusCode::SERVICE_UNAVAILABLE, format!("the task {task} died\n")).into_response(),
+    }
+}
+
+async fn readyz(State(Admin { status, .. }): State<Admin>) -> impl IntoResponse {
     let readiness = status.readiness();
     let code = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, Json(readiness))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,10 @@
-//! Reads the command line and the environment, or says in one line what is wrong with them.
+//! Reads the command line, the environment and the file of settings, or says in one line what is wrong with them.
 
 use std::ffi::OsString;
 
 use clap::{ArgMatches, Args as _, Command, FromArgMatches as _, error::ErrorKind, parser::ValueSource};
 
-use crate::{broker::Broker, refusal, service::Service, settings::Settings, variables};
+use crate::{broker::Broker, config, refusal, service::Service, settings::Settings, variables};
 
 /// What a worker was told.
 #[derive(Debug)]
@@ -24,14 +24,15 @@ pub(crate) enum Stop {
     Refused(String),
 }
 
-/// Reads `arguments`, whose first is the program's name, and the variables that flags have. `variables` are the names
-/// of all that are set.
+/// Reads `arguments`, whose first is the program's name, the variables that flags have, and the file that one of them
+/// names. `variables` are the names of all that are set.
 pub(crate) fn read<B: Broker>(
     service: &Service,
     arguments: Vec<OsString>,
     variables: impl IntoIterator<Item = String>,
 ) -> Result<CommandLine<B>, Stop> {
     let mut command = command::<B>(service);
+    let arguments = config::with_file(&command, arguments).map_err(Stop::Refused)?;
     let matches = match command.try_get_matches_from_mut(arguments) {
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             // A reader that went away wants no help any more.
@@ -52,12 +53,12 @@ pub(crate) fn read<B: Broker>(
 fn command<B: Broker>(service: &Service) -> Command {
     let own = B::augment_args(Command::new(service.name).version(service.version));
     // The broker's flags first: they are what somebody looks for.
-    let command = Settings::augment_args(own.next_help_heading("Worker"));
+    let command = Settings::augment_args(own.next_help_heading("Worker").arg(config::flag()));
     // Not what clap takes for it: the documentation of the structs that hold the flags.
     command.about("Consumes messages; what their handlers write is committed exactly once").long_about(None)
 }
 
-/// The flags that were given, by the command line or a variable.
+/// The flags that were given, by the command line, a variable or the file.
 fn given(command: &Command, matches: &ArgMatches) -> String {
     let mut given = Vec::new();
     for argument in command.get_arguments() {

@@ -43,7 +43,11 @@ impl Database for Postgres {
     }
 
     async fn of(settings: &Settings) -> Result<Self, BoxError> {
-        Ok(PostgresOptions::parse(settings.database_url.as_str())?.schema(settings.schema.clone()).build()?)
+        let mut options = PostgresOptions::parse(settings.database_url.as_str())?.schema(settings.schema.clone());
+        if let Some(url) = &settings.cleanup.cleanup_database_url {
+            options = options.cleanup_url(url.as_str())?;
+        }
+        Ok(options.build()?)
     }
 
     async fn prepare(&self, settings: &Settings, tables: &str) -> Result<(), BoxError> {
@@ -66,7 +70,10 @@ impl Database for idem_tokio_postgres::Postgres {
     }
 
     async fn of(settings: &Settings) -> Result<Self, BoxError> {
-        let options = idem_tokio_postgres::PostgresOptions::parse(settings.database_url.as_str())?;
+        let mut options = idem_tokio_postgres::PostgresOptions::parse(settings.database_url.as_str())?;
+        if let Some(url) = &settings.cleanup.cleanup_database_url {
+            options = options.cleanup_url(url.as_str())?;
+        }
         Ok(options.schema(settings.schema.clone()).build()?)
     }
 

@@ -6,6 +6,7 @@ pub mod amqp;
 mod broker;
 mod cleanup;
 mod command_line;
+mod config;
 mod database;
 mod exit;
 #[cfg(feature = "kafka")]
@@ -13,6 +14,7 @@ pub mod kafka;
 mod keys;
 mod logs;
 mod metrics;
+mod page;
 mod refusal;
 mod run;
 mod service;

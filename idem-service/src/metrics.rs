@@ -1,74 +1,46 @@
-//! `/metrics`: what the worker counts, in Prometheus' text format.
+//! `/metrics`: what the worker records, in Prometheus' text format.
 
-use std::fmt::Write as _;
+use std::{sync::Arc, time::Duration};
 
-use idem_core::Summary;
+use idem_core::telemetry::{self, Kind};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
 use crate::status::Status;
 
 /// The format's media type.
 pub(crate) const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// All samples.
-pub(crate) fn text(status: &Status) -> String {
-    let consumer = label(&status.consumer);
-    let mut text = String::new();
-    for (name, value, help) in counters(&status.summary()) {
-        sample(&mut text, "counter", name, &consumer, value, help);
-    }
-    let readiness = status.readiness();
-    let is = |yes| u64::from(yes);
-    for (name, value, help) in [
-        ("idem_ready", is(readiness.ready), "Whether the worker has joined and takes part."),
-        ("idem_paused", is(readiness.is_paused()), "Whether intake waits; /readyz says why."),
-    ] {
-        sample(&mut text, "gauge", name, &consumer, value, help);
-    }
-    if let Some(cleanup) = status.cleanup() {
-        let lag = cleanup.backlog.map_or(0, |backlog| backlog.lag.as_secs());
-        let records = cleanup.backlog.and_then(|backlog| backlog.records).unwrap_or(0);
-        for (name, value, help) in [
-            ("idem_cleanup_lag_seconds", lag, "For how long the oldest expired record waits for cleanup."),
-            ("idem_cleanup_failed_cycles", cleanup.failed_cycles.into(), "Failed cycles in a row; ten are an alarm."),
-            ("idem_records", records, "Records there are, by the database's estimate; 0 where it has none."),
-        ] {
-            sample(&mut text, "gauge", name, &consumer, value, help);
+/// How often what was recorded is folded into histograms; until then each value takes room.
+const FOLD_EVERY: Duration = Duration::from_secs(5);
+
+/// Takes what this process records from now on; `None` where the program has a recorder of its own already.
+pub(crate) fn install(status: &Arc<Status>) -> Option<PrometheusHandle> {
+    // It fails only where a histogram has no buckets, and ours have some.
+    let recorder = recorder().ok()?;
+    let handle = recorder.handle();
+    metrics::set_global_recorder(recorder).ok()?;
+    let folded = handle.clone();
+    status.supervise("metrics", async move {
+        loop {
+            tokio::time::sleep(FOLD_EVERY).await;
+            folded.run_upkeep();
+        }
+    });
+    Some(handle)
+}
+
+pub(crate) fn recorder() -> Result<PrometheusRecorder, BuildError> {
+    let mut builder = PrometheusBuilder::new().with_recommended_naming(true);
+    for metric in telemetry::METRICS {
+        if let Kind::Histogram(bounds) = metric.kind {
+            builder = builder.set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), bounds)?;
         }
     }
-    text
+    Ok(builder.build_recorder())
 }
 
-fn counters(summary: &Summary) -> [(&'static str, u64, &'static str); 14] {
-    let Summary { processed, duplicates, conflicts, dead_lettered, retries, busy, unknown_resolved, .. } = *summary;
-    let Summary { unprotected, older_than_retention, released, stale_settlements, replayed, cleaned, .. } = *summary;
-    [
-        ("idem_processed_total", processed, "Messages whose effects were committed."),
-        ("idem_duplicates_total", duplicates, "Duplicates that were skipped."),
-        ("consumer_duplicate_skipped_total", duplicates, "The same as idem_duplicates_total."),
-        ("idem_conflicts_total", conflicts, "Messages whose key was used before for another payload."),
-        ("idem_dead_lettered_total", dead_lettered, "Messages that were set aside."),
-        ("idem_retries_total", retries, "Attempts that failed and were followed by a back-off."),
-        ("idem_busy_total", busy, "Deliveries that waited because somebody else held their key."),
-        ("idem_unknown_resolved_total", unknown_resolved, "Messages whose commit's answer was lost and then found."),
-        ("idem_unprotected_total", unprotected, "Messages handled without a record, because their type opted out."),
-        (
-            "idem_older_than_retention_total",
-            older_than_retention,
-            "Messages handled although older than the retention.",
-        ),
-        ("idem_released_total", released, "Deliveries given back to the broker."),
-        ("idem_stale_settlements_total", stale_settlements, "Settlements that came too late for their assignment."),
-        ("idem_replayed_total", replayed, "Dead letters that were handled again."),
-        ("idem_cleaned_total", cleaned, "Rows that cleanup removed."),
-    ]
-}
-
-fn sample(text: &mut String, kind: &str, name: &str, consumer: &str, value: u64, help: &str) {
-    // Writing to a String cannot fail.
-    let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{{consumer=\"{consumer}\"}} {value}\n");
-}
-
-/// A label's value, escaped as the format asks.
-fn label(value: &str) -> String {
-    value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
+/// All samples. It takes its time with many series, and so must not run on a thread that polls the worker.
+pub(crate) fn text(status: &Status, recorded: &PrometheusHandle) -> String {
+    status.measure();
+    recorded.render()
 }

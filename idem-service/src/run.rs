@@ -11,7 +11,6 @@ use tokio::runtime::Runtime;
 use crate::{
     admin,
     broker::{Broker, Built},
-    cleanup::{self, Cleanable},
     command_line::{self, CommandLine, Stop},
     database::{self, Database},
     exit::{self, Exit, Failure},
@@ -85,7 +84,7 @@ async fn serve<B: Broker>(service: Service, line: CommandLine<B>, status: Arc<St
 }
 
 /// Opens the store, puts consumer and worker together, and runs them.
-async fn consume<S: Database + Cleanable, B: Broker>(
+async fn consume<S: Database, B: Broker>(
     service: Service,
     settings: &Settings,
     built: Built<B::Source, B::Publisher>,
@@ -114,9 +113,6 @@ async fn consume<S: Database + Cleanable, B: Broker>(
     let prepare = || store.prepare(settings, handlers.tables);
     if database::reach::<S, _, _>(settings, &status.stop, prepare).await?.is_none() {
         return Ok(());
-    }
-    if let Some(view) = cleanup::start(&store, settings, status.stop.clone())? {
-        status.cleaning(view);
     }
     let ended = worker.run(status.stop.clone()).await;
     ended.map(|_| ()).map_err(|error| Failure::new(exit::of_worker(&error), database::describe::<S>(&error)))
@@ -147,8 +143,7 @@ fn worker<S: Store, B: Broker>(
         .older_than_retention(settings.older_than_retention())
         .breaker(settings.dead_letter_breaker)
         .cache_for(COMMITTED_FOR)
-        // It runs beside the worker, on a connection and with rights of its own.
-        .cleanup(None)
+        .cleanup(settings.cleanup.settings())
         .drain(settings.drain)
         .startup_timeout(settings.startup_timeout);
     if let Some(idle_for) = settings.until_idle {

@@ -69,7 +69,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "POLICY", default_value = "process")]
     older_than_retention: OlderThanRetentionFlag,
 
-    /// Serve /metrics, /healthz and /readyz on this address; a port alone is one of 127.0.0.1 [default: off]
+    /// Serve /metrics, /healthz, /readyz and a page on this address; a port alone is one of 127.0.0.1 [default: off]
     #[arg(long, env = "IDEM_ADMIN", value_name = "ADDRESS")]
     pub(crate) admin: Option<String>,
 

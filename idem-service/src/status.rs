@@ -1,8 +1,15 @@
 //! What can be seen of a worker from outside of it: by the admin endpoints, and by the summary at its end.
 
-use std::{fmt, sync::OnceLock};
+use std::{
+    fmt,
+    future::Future,
+    sync::{Arc, OnceLock},
+    thread,
+};
 
-use idem_core::{CancellationToken, CleanupState, CleanupView, ControlState, Pause, Summary, WorkerView};
+use idem_core::{
+    CancellationToken, CleanupState, ControlState, Incident, IncidentKind, Load, Pause, Summary, WorkerView,
+};
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -16,7 +23,8 @@ pub(crate) struct Status {
     pub(crate) stop: CancellationToken,
     pub(crate) began: Instant,
     worker: OnceLock<(WorkerView, Partitions)>,
-    cleanup: OnceLock<CleanupView>,
+    /// A task beside the worker that died.
+    dead: OnceLock<&'static str>,
 }
 
 impl fmt::Debug for Status {
@@ -30,18 +38,12 @@ impl fmt::Debug for Status {
 pub(crate) struct Readiness {
     /// Whether the worker has joined, and was not asked to stop.
     pub(crate) ready: bool,
-    consumer: String,
-    partitions: Option<Vec<String>>,
-    database: &'static str,
+    pub(crate) consumer: String,
+    pub(crate) partitions: Option<Vec<String>>,
+    pub(crate) database: &'static str,
     /// Why intake waits, and who says so.
-    pause: Option<String>,
-    breaker: &'static str,
-}
-
-impl Readiness {
-    pub(crate) fn is_paused(&self) -> bool {
-        self.pause.is_some()
-    }
+    pub(crate) pause: Option<String>,
+    pub(crate) breaker: &'static str,
 }
 
 impl Status {
@@ -51,7 +53,7 @@ impl Status {
             stop,
             began: Instant::now(),
             worker: OnceLock::new(),
-            cleanup: OnceLock::new(),
+            dead: OnceLock::new(),
         }
     }
 
@@ -61,23 +63,57 @@ impl Status {
         let _ = self.worker.set((view, Box::new(partitions)));
     }
 
-    /// Cleanup was started.
-    pub(crate) fn cleaning(&self, view: CleanupView) {
-        // It is started once.
-        let _ = self.cleanup.set(view);
+    /// Runs a task beside the worker. One that panics is told by [`dead`](Self::dead) from then on.
+    pub(crate) fn supervise(self: &Arc<Self>, task: &'static str, future: impl Future<Output = ()> + Send + 'static) {
+        struct Supervised(Arc<Status>, &'static str);
+        impl Drop for Supervised {
+            fn drop(&mut self) {
+                if thread::panicking() {
+                    tracing::error!(task = self.1, "a task beside the worker died, which is a bug in idem");
+                    // The first is the one that is told.
+                    let _ = self.0.dead.set(self.1);
+                }
+            }
+        }
+        let supervised = Supervised(Arc::clone(self), task);
+        tokio::spawn(async move {
+            let _supervised = supervised;
+            future.await;
+        });
+    }
+
+    /// A task that died, of the worker or beside it.
+    pub(crate) fn dead(&self) -> Option<&'static str> {
+        self.worker.get().and_then(|(view, _)| view.dead_task()).or_else(|| self.dead.get().copied())
     }
 
     /// What cleanup has done; nothing where it is off.
     pub(crate) fn cleanup(&self) -> Option<CleanupState> {
-        self.cleanup.get().map(CleanupView::state)
+        self.worker.get().and_then(|(view, _)| view.cleanup())
     }
 
     /// What was done so far; nothing where there is no worker yet.
     pub(crate) fn summary(&self) -> Summary {
         let mut summary = self.worker.get().map_or_else(Summary::default, |(view, _)| view.summary());
         summary.ran_for = self.began.elapsed();
-        summary.cleaned += self.cleanup().map_or(0, |cleanup| cleanup.removed);
         summary
+    }
+
+    /// What is in hand; nothing where there is no worker yet.
+    pub(crate) fn load(&self) -> Option<Load> {
+        self.worker.get().map(|(view, _)| view.load())
+    }
+
+    /// The last incidents of one kind, the newest first.
+    pub(crate) fn recent(&self, kind: IncidentKind) -> Vec<Incident> {
+        self.worker.get().map(|(view, _)| view.recent(kind)).unwrap_or_default()
+    }
+
+    /// Sets the gauges to what is so now.
+    pub(crate) fn measure(&self) {
+        if let Some((view, _)) = self.worker.get() {
+            view.measure();
+        }
     }
 
     pub(crate) fn readiness(&self) -> Readiness {
@@ -101,5 +137,29 @@ impl Status {
                 Pause::Breaker => "more than half of the last 50 fresh messages became dead letters".to_owned(),
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn j11_a_task_that_panics_is_told_and_one_that_ends_is_not() {
+        let status = Arc::new(Status::new("ledger", CancellationToken::new()));
+        status.supervise("done", async {});
+        status.supervise("broken", async {
+            tokio::task::yield_now().await;
+            std::panic::resume_unwind(Box::new("as asked for"));
+        });
+        let told = tokio::time::timeout(Duration::from_secs(60), async {
+            while status.dead().is_none() {
+                tokio::task::yield_now().await;
+            }
+        });
+        told.await.expect("it is told");
+        assert_eq!(status.dead(), Some("broken"));
     }
 }

@@ -32,7 +32,7 @@ pub(crate) fn refuse_unknown(
 }
 
 /// The most similar of `known`, by the measure and the threshold that clap has for flags.
-fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     // What they all begin with says nothing.
     let tail = |name: &str| name.split_once('_').map_or(name.to_owned(), |(_, tail)| tail.to_owned());
     let similar = known.iter().map(|variable| (strsim::jaro(&tail(name), &tail(variable)), *variable));

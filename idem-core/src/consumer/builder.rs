@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     fmt,
-    sync::{Arc, Mutex, atomic::AtomicU32},
+    sync::{Arc, Mutex, OnceLock, atomic::AtomicU32},
     time::Duration,
 };
 
@@ -18,6 +18,7 @@ use crate::{
     key::{KeyPolicy, KeySource, default_key_source},
     message::{ConsumerName, Message, Tenant},
     store::{Retention, Store},
+    telemetry::UnitMetrics,
 };
 
 /// Settings of a [`DedupConsumer`]; see [`ConsumerSettings`] for defaults and limits.
@@ -237,6 +238,8 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self.settings.check(capabilities.lanes_max)?;
         let inner = Inner {
             store: self.store,
+            metrics: UnitMetrics::of(&name),
+            source: OnceLock::new(),
             name,
             handler_name: self.handler_name,
             version: self.version,

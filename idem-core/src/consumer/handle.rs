@@ -10,6 +10,7 @@ use std::{
 };
 
 use futures_util::{FutureExt as _, StreamExt as _, stream};
+use tracing::{Instrument as _, Span};
 
 use super::{Inner, Item, unit::inject};
 use crate::{
@@ -21,6 +22,7 @@ use crate::{
     message::{Message, OrderingKey},
     outcome::{Failure, Ticket},
     store::{Store, Tx, UnitOfWork},
+    telemetry,
 };
 
 /// Why the handlers of a unit did not all succeed.
@@ -149,7 +151,9 @@ async fn one<S: Store>(
     mut tx: Tx<'_, S>,
 ) -> Result<(), Stopped> {
     let deadline = inner.settings.handler_deadline;
-    match guarded(ticket, deadline, handler.handle_dyn(message, &mut tx)).await {
+    let span = telemetry::process(&inner.name, inner.source.get(), &[message]);
+    let call = handler.handle_dyn(message, &mut tx).instrument(span.clone());
+    match noted(&span, guarded(ticket, deadline, call).await) {
         Handled::Answered(Ok(())) => Ok(()),
         Handled::Answered(Err(error)) => Err(Stopped::one(index, inner.failure(error), Left::Sound)),
         Handled::Panicked => Err(Stopped::one(index, panicked(), Left::Doubtful)),
@@ -177,7 +181,9 @@ async fn together<S: Store, J: Borrow<Item> + Sync>(
     let all = |failure, left| Stopped::Handlers { failed: for_all(&indexes, failure), left };
     let deadline = inner.settings.handler_deadline;
     let mut tx = unit.tx();
-    let answer = match guarded(ticket, deadline, handler.handle_dyn(&messages, &mut tx)).await {
+    let span = telemetry::process(&inner.name, inner.source.get(), &messages);
+    let call = handler.handle_dyn(&messages, &mut tx).instrument(span.clone());
+    let answer = match noted(&span, guarded(ticket, deadline, call).await) {
         Handled::Answered(Ok(answer)) => answer,
         Handled::Answered(Err(error)) => return Err(all(inner.failure(error), Left::Sound)),
         Handled::Panicked => return Err(all(panicked(), Left::Doubtful)),
@@ -230,6 +236,21 @@ async fn guarded<T>(
         Ok(Err(_panic)) => Handled::Panicked,
         Err(_elapsed) => Handled::Late,
     }
+}
+
+/// Notes on the span of a call that it failed, and how.
+fn noted<T>(span: &Span, handled: Handled<T>) -> Handled<T> {
+    let error = match &handled {
+        Handled::Answered(Ok(_)) => None,
+        Handled::Answered(Err(_)) => Some("handler"),
+        Handled::Panicked => Some("panic"),
+        Handled::Late => Some("deadline"),
+    };
+    if let Some(error) = error {
+        span.record("error.type", error);
+        span.record("otel.status_code", "ERROR");
+    }
+    handled
 }
 
 fn panicked() -> Failure {

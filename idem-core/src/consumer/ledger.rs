@@ -1,6 +1,6 @@
 //! What is known of each message of a unit, and what that decides.
 
-use std::borrow::Borrow;
+use std::{borrow::Borrow, collections::HashMap};
 
 use super::{Inner, Item, batch};
 use crate::{
@@ -50,8 +50,10 @@ impl Ledger {
         fold: &batch::Fold,
         run: crate::RunId,
     ) -> Vec<Decision> {
-        let records: Vec<Option<Recorded>> =
-            (0..items.len()).map(|index| self.record(inner, items[index].borrow(), index, run)).collect();
+        let followers = fold.leader.iter().enumerate();
+        let followed = followers.filter_map(|(index, leader)| leader.filter(|leader| *leader != index));
+        let record = |leader: usize| Some((leader, self.record(inner, items[leader].borrow(), leader, run)?));
+        let records: HashMap<usize, Recorded> = followed.filter_map(record).collect();
         (0..items.len())
             .map(|index| {
                 if self.committed[index] {
@@ -61,7 +63,7 @@ impl Ledger {
                     return decision;
                 }
                 let item: &Item = items[index].borrow();
-                let recorded = fold.leader[index].and_then(|leader| records[leader].clone());
+                let recorded = fold.leader[index].and_then(|leader| records.get(&leader).cloned());
                 let verdict = item.claim.as_ref().zip(recorded).map(|(claim, recorded)| {
                     outcome::compare(claim, recorded, |rule| inner.rehash(&item.message, rule))
                 });

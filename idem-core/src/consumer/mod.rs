@@ -13,7 +13,7 @@ mod unit;
 use std::{
     collections::{HashMap, HashSet},
     fmt,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU32},
+    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicU32},
 };
 
 use tokio::sync::{OnceCell, Semaphore};
@@ -34,6 +34,7 @@ use crate::{
     message::{ConsumerName, Message, Tenant},
     outcome::{Decision, Failure},
     store::{HashRuleId, Registered, Registration, ScopeId, Store},
+    telemetry::{Destination, UnitMetrics},
 };
 
 /// Where a message's tenant comes from.
@@ -79,6 +80,9 @@ pub(crate) struct Inner<S: Store> {
     pub(crate) effects: Effects,
     unprotected: HashSet<String>,
     pub(crate) settings: ConsumerSettings,
+    pub(crate) metrics: UnitMetrics,
+    /// What a worker's messages come from, for spans; nothing is known of it without a worker.
+    pub(crate) source: OnceLock<Destination>,
     registered: OnceCell<Registered>,
     scopes: Mutex<HashMap<Tenant, ScopeId>>,
     /// Lanes of ours that nobody uses now, and a permit for each that may exist.
@@ -185,6 +189,8 @@ impl<S: Store> Inner<S> {
 
     /// The same for a worker, which binds the name to its source also where the consumer was started before.
     pub(crate) async fn register_bound(&self, bound_to: String) -> Result<&Registered, StoreError> {
+        // Told once, as the consumer is bound once.
+        let _ = self.source.set(Destination::of(&bound_to));
         if self.registered.initialized() {
             self.store.register(&self.registration(Some(bound_to.clone()))).await?;
         }

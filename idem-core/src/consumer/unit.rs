@@ -3,6 +3,9 @@
 
 use std::{borrow::Borrow, future::Future, sync::atomic::Ordering, time::Duration};
 
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
 use super::{
     Inner, Item, batch,
     claim::claim_all,
@@ -16,6 +19,7 @@ use crate::{
     failpoint,
     outcome::{self, Decision, Failure, Verdict},
     store::{Claim, Store, UnitOfWork, UnitOptions},
+    telemetry,
 };
 
 /// How a unit ended.
@@ -37,6 +41,21 @@ pub(crate) enum End {
     Trouble(StoreError),
 }
 
+impl End {
+    /// The value of `idem.unit.end`.
+    fn as_str(&self) -> &'static str {
+        match self {
+            Self::Decided(_) => "decided",
+            Self::Isolate(_) => "isolate",
+            Self::Held => "held",
+            Self::NoWinner(_) => "no_winner",
+            Self::Again(_) => "again",
+            Self::Unknown(_) => "unknown",
+            Self::Trouble(_) => "trouble",
+        }
+    }
+}
+
 /// Units in a row without a winner that end the consumer: a trigger or policy swallows its rows (B6).
 const NO_WINNER_MAX: u32 = 5;
 
@@ -51,7 +70,10 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
         Ok(lane) => lane,
         Err(error) => return (None, End::Trouble(error)),
     };
-    let (clean, end) = run_on(inner, &mut lane, lane_number, items).await;
+    let span = telemetry::unit(&inner.name, items.len());
+    let (clean, end) = run_on(inner, &mut lane, lane_number, items).instrument(span.clone()).await;
+    span.record("idem.unit.end", end.as_str());
+    inner.metrics.batch_size.record(u32::try_from(items.len()).unwrap_or(u32::MAX));
     if matches!(end, End::Decided(_)) {
         inner.no_winner.store(0, Ordering::Relaxed);
     }
@@ -114,7 +136,10 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
         inner.rehash(&leader.message, rule)
     };
     let claim = claim_all::<S>(&mut unit, &claims, rehash);
-    let verdicts = match tokio::time::timeout(inner.settings.busy_timeout + limit, claim).await {
+    let begun = Instant::now();
+    let claimed = tokio::time::timeout(inner.settings.busy_timeout + limit, claim).await;
+    inner.metrics.claim_wait.record(begun.elapsed());
+    let verdicts = match claimed {
         Ok(Ok(verdicts)) => verdicts,
         Ok(Err(error)) => return claim_failed(inner, unit, error, items.len()).await,
         Err(elapsed) => {
@@ -144,7 +169,10 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
         return (clean, End::Decided(ledger.decide(inner, items, &fold, registered.run)));
     }
     let indexes: Vec<usize> = fresh.iter().map(|(index, _)| *index).collect();
-    if let Err(stopped) = handle_all(inner, &mut unit, items, fresh).await {
+    let begun = Instant::now();
+    let handled = handle_all(inner, &mut unit, items, fresh).await;
+    inner.metrics.handler_time.record(begun.elapsed());
+    if let Err(stopped) = handled {
         return stopped_early(inner, unit, stopped, items.len()).await;
     }
     if let Err(injected) = failpoint!(HANDLER_DONE).and(failpoint!(GUARD)) {
@@ -235,7 +263,10 @@ async fn rollback<S: Store>(inner: &Inner<S>, unit: S::Unit<'_>) -> Result<(), S
 /// Commits. A client's limit is the only one that holds here: PostgreSQL's own time-outs do not apply to a COMMIT that
 /// waits for a standby (M11), and a dropped COMMIT is merely unknown.
 async fn commit<S: Store>(inner: &Inner<S>, unit: S::Unit<'_>) -> Result<(), CommitError> {
-    match tokio::time::timeout(inner.settings.commit_timeout, unit.commit()).await {
+    let begun = Instant::now();
+    let committed = tokio::time::timeout(inner.settings.commit_timeout, unit.commit()).await;
+    inner.metrics.commit_time.record(begun.elapsed());
+    match committed {
         Ok(Ok(())) => failpoint!(COMMIT_OK).map_err(|injected| CommitError::Unknown(Box::new(injected))),
         Ok(Err(error)) => Err(error),
         Err(elapsed) => Err(CommitError::Unknown(Box::new(elapsed))),

@@ -67,6 +67,18 @@ fn s10_a_repeated_member_is_refused_only_beside_the_path() {
 }
 
 #[test]
+fn s10_a_repeated_member_is_refused_however_many_there_are() {
+    let object = |repeated: usize| {
+        let members: String = (0..20).map(|n| format!(r#""m{n}":{n},"#)).collect();
+        text(&format!(r#"{{{members}"key":"k","m{repeated}":0}}"#), &["key"])
+    };
+    for repeated in 0..20 {
+        assert_eq!(object(repeated), Err(MemberError::Repeated), "m{repeated}");
+    }
+    assert_eq!(object(20), Ok(Some("k".to_owned())));
+}
+
+#[test]
 fn a_null_or_missing_member_is_absent_and_another_type_is_told() {
     for json in [r#"{"k":null}"#, "{}", r#"{"other":"x"}"#] {
         assert_eq!(text(json, &["k"]), Ok(None), "{json}");

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::Worker;
 use crate::{
-    cleanup::CleanupSchedule,
+    cleanup::CleanupSettings,
     config::{OlderThanRetention, OnConflict, WorkerSettings},
     consumer::DedupConsumer,
     dead_letter::Publisher,
@@ -62,7 +62,7 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
         /// How long the start waits for a database or broker that cannot be reached.
         startup_timeout: Duration,
         /// Cleanup inside this worker; `None` turns it off.
-        cleanup: Option<CleanupSchedule>,
+        cleanup: Option<CleanupSettings>,
         /// Whether many dead letters in a row pause intake.
         breaker: bool,
         /// How often the controls that operators set are read.

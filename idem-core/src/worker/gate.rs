@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -36,6 +36,8 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Gate {
     joined: AtomicBool,
+    leaving: AtomicBool,
+    dead: OnceLock<&'static str>,
     state: watch::Sender<State>,
     breaker: Mutex<Breaker>,
     probe_at: tokio::sync::Mutex<Instant>,
@@ -54,6 +56,8 @@ impl Gate {
         let state = State { control: ControlState::Running, why: String::new(), lanes_down: 0 };
         Self {
             joined: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            dead: OnceLock::new(),
             state: watch::Sender::new(state),
             breaker: Mutex::default(),
             probe_at: tokio::sync::Mutex::new(Instant::now()),
@@ -66,6 +70,30 @@ impl Gate {
 
     pub(crate) fn has_joined(&self) -> bool {
         self.joined.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_leaving(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the worker was asked to stop.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
+    }
+
+    /// A task of the worker died.
+    pub(crate) fn set_dead(&self, task: &'static str) {
+        // The first is the one that is told.
+        let _ = self.dead.set(task);
+    }
+
+    /// The task that died, where one did.
+    pub(crate) fn dead(&self) -> Option<&'static str> {
+        self.dead.get().copied()
+    }
+
+    pub(crate) fn lanes_down(&self) -> usize {
+        self.state.borrow().lanes_down
     }
 
     fn breaker(&self) -> MutexGuard<'_, Breaker> {

@@ -6,24 +6,28 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
 };
+use tracing::Instrument as _;
 
 use super::{
     Shared, WorkerError,
-    job::{Dead, HoldKey, Job, Origination, Permit},
+    flight::Permit,
+    job::{Dead, HoldKey, Job, Origination},
     lane::Command,
+    recent::IncidentKind,
 };
 use crate::{
     config::OlderThanRetention,
     consumer::{Item, Rejected},
     dead_letter::Reason,
-    error::{ErrorClass, StoreError},
+    error::{ErrorClass, SourceError, StoreError},
     failpoint,
     key::IdempotencyKey,
     message::Message,
     outcome::{Durable, Failure, Settle},
     retry::RetryPolicy,
     source::{Assignment, Delivery, Received, Revocation, Source},
-    store::{ControlState, Retention, Store},
+    store::{ControlState, Recorded, Retention, Store},
+    telemetry,
 };
 
 /// The most messages that are asked for at once.
@@ -34,19 +38,20 @@ pub(crate) type Lanes<H> = Vec<mpsc::UnboundedSender<Command<H>>>;
 pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: Lanes<B::Handle>) {
     let mut failures = 0;
     // Received, and waiting for their share of what may be in flight.
-    let mut waiting = VecDeque::<Delivery<B::Handle>>::new();
+    let mut waiting = VecDeque::<(Delivery<B::Handle>, Arc<Instant>)>::new();
     loop {
-        while let Some(permit) = waiting.front().and_then(|first| try_permit(&shared, first.message.bytes())) {
-            if let Some(delivery) = waiting.pop_front() {
+        let try_permit = |first: &(Delivery<_>, _)| shared.flight.try_permit(first.0.message.bytes(), &first.1);
+        while let Some(permit) = waiting.front().and_then(try_permit) {
+            if let Some((delivery, _)) = waiting.pop_front() {
                 admit(&shared, &lanes, delivery, Some(permit)).await;
             }
         }
         // A revocation is read also while nothing else can be taken in.
-        let received = if let Some(first) = waiting.front() {
+        let received = if let Some((first, arrived)) = waiting.front() {
             tokio::select! {
                 biased;
-                permit = permit(&shared, first.message.bytes()) => {
-                    if let Some(delivery) = waiting.pop_front() {
+                permit = permit(&shared, first.message.bytes(), arrived) => {
+                    if let Some((delivery, _)) = waiting.pop_front() {
                         admit(&shared, &lanes, delivery, permit).await;
                     }
                     continue;
@@ -56,22 +61,24 @@ pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: L
         } else {
             tokio::select! {
                 biased;
-                max = room(&shared) => shared.source.receive(max).await,
+                max = room(&shared) => receive(&shared, max).await,
                 received = shared.source.receive(0) => received,
             }
         };
         match received {
             Ok(Received::Deliveries(deliveries)) => {
                 failures = 0;
+                let arrived = shared.flight.arrive(Instant::now());
+                shared.metrics.received.increment(deliveries.len() as u64);
                 for delivery in deliveries {
                     // An injected error stands for a delivery that was lost on its way: it is never settled.
                     if failpoint!(RECV).is_ok() {
-                        waiting.push_back(delivery);
+                        waiting.push_back((delivery, Arc::clone(&arrived)));
                     }
                 }
             }
             Ok(Received::Revoked(revocation)) => {
-                waiting.retain(|delivery| !revocation.assignments.contains(&delivery.assignment));
+                waiting.retain(|(delivery, _)| !revocation.assignments.contains(&delivery.assignment));
                 revoke(&shared, &lanes, revocation).await;
             }
             Ok(Received::End) => break,
@@ -83,11 +90,22 @@ pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: L
             Err(_) if shared.shutdown.is_cancelled() => break,
             Err(error) => {
                 failures += 1;
+                shared.metrics.broker_failures.increment(1);
                 tracing::warn!(idem.consumer = %shared.consumer.name, %error, "the broker cannot be used; intake tries again");
+                shared.recent.note(IncidentKind::Error, None, None, format!("the broker cannot be used: {error}"));
                 pause(&shared, RetryPolicy::default().backoff_now(failures)).await;
             }
         }
     }
+}
+
+async fn receive<S: Store, B: Source>(shared: &Shared<S, B>, max: usize) -> Result<Received<B::Handle>, SourceError> {
+    let span = telemetry::receive(&shared.consumer.name, shared.consumer.source.get());
+    let received = shared.source.receive(max).instrument(span.clone()).await;
+    if let Ok(Received::Deliveries(deliveries)) = &received {
+        span.record("messaging.batch.message_count", deliveries.len());
+    }
+    received
 }
 
 async fn pause<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
@@ -106,9 +124,7 @@ async fn room<S: Store, B: Source>(shared: &Shared<S, B>) -> usize {
             tokio::time::sleep(Duration::from_secs(1)).await;
             return 1;
         }
-        // The semaphore is never closed.
-        drop(shared.count.acquire().await);
-        shared.count.available_permits().clamp(1, AT_ONCE)
+        shared.flight.room().await.min(AT_ONCE)
     };
     tokio::select! {
         room = room => room,
@@ -130,12 +146,14 @@ async fn admit<S: Store, B: Source>(
     let Some(mut job) = identify(shared, message, None, Origination::Broker(handle), assignment, permit).await else {
         return;
     };
-    if let Some(durable) = remembered(shared, &job)
-        && let Origination::Broker(handle) = job.from
-    {
-        shared.skipped(&job.item.message);
+    job.redelivered = redelivered;
+    if let Some((recorded, durable)) = remembered(shared, &job) {
+        shared.skipped(&job, &recorded, false);
         shared.stats.cache_hits.add(1);
-        return shared.settle(handle, Settle::Acknowledge(durable), job.permit);
+        if let Origination::Broker(handle) = job.from {
+            shared.settle(handle, Settle::Acknowledge(durable), job.permit);
+        }
+        return;
     }
     job.suspect = redelivered;
     job.dangerous = redelivered;
@@ -144,30 +162,15 @@ async fn admit<S: Store, B: Source>(
 }
 
 /// That a message is a duplicate of a key that is known committed: it needs neither a lane nor the database.
-fn remembered<S: Store, B: Source>(shared: &Shared<S, B>, job: &Job<B::Handle>) -> Option<Durable> {
+fn remembered<S: Store, B: Source>(shared: &Shared<S, B>, job: &Job<B::Handle>) -> Option<(Recorded, Durable)> {
     let claim = job.item.claim.as_ref().filter(|claim| claim.scope == shared.scope)?;
-    let (_, durable) = shared.cache.as_ref()?.duplicate(claim, Instant::now())?;
-    Some(durable)
+    shared.cache.as_ref()?.duplicate(claim, Instant::now())
 }
 
-/// The message's share of what may be in flight, if there is room for it now. One that is larger than the whole takes the
-/// whole.
-fn try_permit<S: Store, B: Source>(shared: &Shared<S, B>, bytes: usize) -> Option<Permit> {
-    let bytes = shared.share(bytes);
-    let count = Arc::clone(&shared.count).try_acquire_owned().ok()?;
-    let bytes = Arc::clone(&shared.bytes).try_acquire_many_owned(bytes).ok()?;
-    Some(Permit { _count: count, _bytes: bytes })
-}
-
-/// The same, waited for.
-async fn permit<S: Store, B: Source>(shared: &Shared<S, B>, bytes: usize) -> Option<Permit> {
-    let bytes = shared.share(bytes);
+/// Waits for the message's share of what may be in flight.
+async fn permit<S: Store, B: Source>(shared: &Shared<S, B>, bytes: usize, arrived: &Arc<Instant>) -> Option<Permit> {
     tokio::select! {
-        permits = async {
-            let count = Arc::clone(&shared.count).acquire_owned().await.ok()?;
-            let bytes = Arc::clone(&shared.bytes).acquire_many_owned(bytes).await.ok()?;
-            Some(Permit { _count: count, _bytes: bytes })
-        } => permits,
+        permit = shared.flight.permit(bytes, arrived) => permit,
         // At a stop nothing more is bounded: the message goes straight back.
         () = shared.shutdown.cancelled() => None,
     }
@@ -224,7 +227,7 @@ async fn in_doubt<S: Store, B: Source>(shared: &Shared<S, B>, job: &mut Job<B::H
     match shared.settings.older_than_retention {
         OlderThanRetention::Process => {
             shared.stats.older_than_retention.add(1);
-            if let Some(left_out) = shared.waiting_lines.pass() {
+            if let Some(left_out) = shared.lines.waiting.pass() {
                 tracing::warn!(idem.consumer = %shared.consumer.name, idem.key = %claim.key, left_out, "{text}; it is handled all the same");
             }
         }
@@ -238,7 +241,7 @@ async fn in_doubt<S: Store, B: Source>(shared: &Shared<S, B>, job: &mut Job<B::H
             {
                 tracing::error!(idem.consumer = %shared.consumer.name, %error, "the halt could not be recorded");
             }
-            shared.gate.set_control(ControlState::Halted, &text);
+            shared.gate.set_control(ControlState::Halted, &format!("{who}: {text}"));
         }
     }
 }

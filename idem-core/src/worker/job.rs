@@ -5,8 +5,9 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
 };
 
-use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use tokio::time::Instant;
 
+use super::flight::Permit;
 use crate::{
     consumer::Item,
     dead_letter::{DeadLetterId, Reason},
@@ -61,19 +62,14 @@ pub(crate) struct Dead {
     pub(crate) fresh: bool,
 }
 
-/// The share of the limits on what is in flight that a message takes until it is settled.
-#[derive(Debug)]
-pub(crate) struct Permit {
-    pub(crate) _count: OwnedSemaphorePermit,
-    pub(crate) _bytes: OwnedSemaphorePermit,
-}
-
 #[derive(Debug)]
 pub(crate) struct Job<H> {
     pub(crate) item: Item,
     pub(crate) hold_key: HoldKey,
     pub(crate) from: Origination<H>,
     pub(crate) assignment: Assignment,
+    /// Whether the broker says that it may have delivered this message before.
+    pub(crate) redelivered: bool,
     /// Runs alone, each attempt counted before it runs: it failed in a batch, or the broker delivered it before.
     pub(crate) suspect: bool,
     /// It may be what ended the last process: the broker delivered it before, and it has not run in this one.
@@ -101,6 +97,7 @@ impl<H> Job<H> {
             item,
             from,
             assignment,
+            redelivered: false,
             suspect: false,
             dangerous: false,
             looked: false,

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     consumer::{self, End},
     dead_letter::Reason,
-    error::ErrorClass,
+    error::{ErrorClass, StoreError},
     failpoint,
     handler::Work,
     outcome::{Decision, Failure},
@@ -53,9 +53,11 @@ pub(crate) struct Lane<S: Store, B: Source> {
     /// Messages of the unit at hand that go back to the queue, in their order, once it is dealt with.
     pub(super) returned: Vec<Job<B::Handle>>,
     connection: Option<S::Lane>,
+    /// Whether it has had one, so that the next is a reconnect.
+    connected: bool,
     /// Fresh messages that still run alone and counted, after a start or an assignment: whatever killed the last
     /// process may be among them.
-    probation: usize,
+    pub(super) probation: usize,
     newest: Assignment,
     /// Units in a row that found the database down.
     pub(super) down: u32,
@@ -78,7 +80,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         number: i32,
         commands: mpsc::UnboundedReceiver<Command<B::Handle>>,
     ) -> Self {
-        let batch = BatchSize::new(shared.batch_max());
+        let batch = BatchSize::new(shared.batch_max(), shared.hold_max);
         let probation = batch.max;
         let (newest, (present, at_work)) = (Assignment::default(), shared.lanes.enter());
         Self {
@@ -88,6 +90,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             queue: Queue::new(),
             returned: Vec::new(),
             connection: None,
+            connected: false,
             probation,
             newest,
             down: 0,
@@ -252,12 +255,33 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    async fn together(&mut self, jobs: Vec<Job<B::Handle>>) {
-        let (connection, end) = consumer::run(&self.shared.consumer, self.connection.take(), self.number, &jobs).await;
+    async fn unit(&mut self, jobs: &[Job<B::Handle>]) -> End {
+        let (shared, was_open) = (Arc::clone(&self.shared), self.connection.is_some());
+        let (connection, end) = consumer::run(&shared.consumer, self.connection.take(), self.number, jobs).await;
+        self.keep(connection, was_open);
+        end
+    }
+
+    async fn look_up(&mut self, jobs: &[Job<B::Handle>]) -> Result<Vec<Option<Decision>>, StoreError> {
+        let (shared, was_open) = (Arc::clone(&self.shared), self.connection.is_some());
+        let (connection, found) = consumer::look(&shared.consumer, self.connection.take(), self.number, jobs).await;
+        self.keep(connection, was_open);
+        found
+    }
+
+    fn keep(&mut self, connection: Option<S::Lane>, was_open: bool) {
         self.connection = connection;
-        match end {
+        if self.connection.is_some() && !was_open && std::mem::replace(&mut self.connected, true) {
+            self.shared.metrics.reconnects.increment(1);
+        }
+    }
+
+    async fn together(&mut self, jobs: Vec<Job<B::Handle>>) {
+        let begun = Instant::now();
+        match self.unit(&jobs).await {
             End::Decided(decisions) => {
                 self.went_well();
+                self.batch.took(jobs.len(), begun.elapsed());
                 self.apply(jobs, decisions).await;
             }
             End::Isolate(culprits) => {
@@ -272,17 +296,28 @@ impl<S: Store, B: Source> Lane<S, B> {
             }
             End::Held => self.put_back(jobs, |_, job| job.suspect = true),
             End::NoWinner(error) => {
-                tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, "the unit waits and claims again");
+                if let Some(left_out) = self.shared.lines.again.pass() {
+                    tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, left_out, "the unit waits and claims again");
+                }
                 for job in jobs {
                     self.hold_uncharged(job).await;
                 }
             }
             End::Again(error) => self.run_again(jobs, &error),
             End::Unknown(error) => {
-                tracing::warn!(idem.consumer = %self.shared.consumer.name, error, "the answer to a commit was lost; its keys are claimed again");
+                self.answer_was_lost(error);
                 self.put_back(jobs, |_, job| job.unresolved = true);
             }
             End::Trouble(error) => self.store_failed(jobs, error),
+        }
+    }
+
+    fn answer_was_lost(&self, error: crate::BoxError) {
+        if let Some(left_out) = self.shared.lines.again.pass() {
+            tracing::warn!(
+                idem.consumer = %self.shared.consumer.name, error, left_out,
+                "the answer to a commit was lost; its keys are claimed again"
+            );
         }
     }
 
@@ -293,10 +328,7 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     /// Looks up which messages are duplicates, so that a redelivered backlog costs one statement a batch.
     async fn look(&mut self, jobs: Vec<Job<B::Handle>>) {
-        let shared = Arc::clone(&self.shared);
-        let (connection, found) = consumer::look(&shared.consumer, self.connection.take(), self.number, &jobs).await;
-        self.connection = connection;
-        let decisions = match found {
+        let decisions = match self.look_up(&jobs).await {
             Ok(decisions) => decisions,
             Err(error) => return self.store_failed(jobs, error),
         };
@@ -336,11 +368,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             return self.exhausted(job).await;
         }
         job.suspect = true;
-        let shared = Arc::clone(&self.shared);
-        let (connection, end) =
-            consumer::run(&shared.consumer, self.connection.take(), self.number, std::slice::from_ref(&job)).await;
-        self.connection = connection;
-        match end {
+        match self.unit(std::slice::from_ref(&job)).await {
             End::Decided(decisions) => {
                 self.went_well();
                 self.apply(vec![job], decisions).await;
@@ -352,7 +380,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             }
             End::Again(error) => self.run_again(vec![job], &error),
             End::Unknown(error) => {
-                tracing::warn!(idem.consumer = %self.shared.consumer.name, error, "the answer to a commit was lost; its key is claimed again");
+                self.answer_was_lost(error);
                 job.unresolved = true;
                 self.returned.push(job);
             }
@@ -374,11 +402,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// A message whose attempts are used up without a verdict: each ended with its process, or a copy of it was set
     /// aside. It may also have been handled meanwhile, under another delivery.
     async fn exhausted(&mut self, mut job: Job<B::Handle>) {
-        let shared = Arc::clone(&self.shared);
-        let jobs = std::slice::from_ref(&job);
-        let (connection, found) = consumer::look(&shared.consumer, self.connection.take(), self.number, jobs).await;
-        self.connection = connection;
-        match found {
+        match self.look_up(std::slice::from_ref(&job)).await {
             Ok(decisions) => match decisions.into_iter().next().flatten() {
                 Some(decision) => self.decide(job, decision).await,
                 None => {

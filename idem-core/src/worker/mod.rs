@@ -3,12 +3,15 @@
 mod batch_size;
 mod builder;
 mod cache;
+mod flight;
 mod gate;
 mod intake;
 mod job;
 mod lane;
+mod observe;
 mod parting;
 mod queue;
+mod recent;
 mod settler;
 mod shared;
 mod start;
@@ -25,16 +28,19 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    sync::{Semaphore, mpsc},
-    time::Instant,
-};
+use tokio::{sync::mpsc, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use self::{builder::WorkerBuilder, gate::Pause, stats::Summary};
+pub use self::{
+    builder::WorkerBuilder,
+    gate::Pause,
+    observe::{Load, WorkerView},
+    recent::{Incident, IncidentKind},
+    stats::Summary,
+};
 use self::{
-    cache::CommittedKeys, gate::Gate, lane::Lane, parting::Lanes, settler::Settlement, shared::Shared, stats::Stats,
-    throttle::Throttle,
+    cache::CommittedKeys, flight::Flight, gate::Gate, lane::Lane, parting::Lanes, recent::Recent, settler::Settlement,
+    shared::Shared, stats::Stats, throttle::Lines,
 };
 use crate::{
     clock,
@@ -45,6 +51,7 @@ use crate::{
     failpoint,
     source::{Attached, Source},
     store::{Registered, Store},
+    telemetry::WorkerMetrics,
 };
 
 /// Why a worker ended other than by being asked to.
@@ -100,6 +107,9 @@ pub struct Worker<S: Store, B: Source> {
     publisher: Option<Arc<dyn Publisher>>,
     settings: WorkerSettings,
     stats: Arc<Stats>,
+    metrics: Arc<WorkerMetrics>,
+    flight: Arc<Flight>,
+    recent: Arc<Recent>,
     gate: Arc<Gate>,
 }
 
@@ -109,34 +119,6 @@ impl<S: Store, B: Source> fmt::Debug for Worker<S, B> {
             .field("consumer", &self.consumer)
             .field("settings", &self.settings)
             .finish_non_exhaustive()
-    }
-}
-
-/// A view of a running worker.
-#[derive(Debug, Clone)]
-pub struct WorkerView {
-    stats: Arc<Stats>,
-    gate: Arc<Gate>,
-}
-
-impl WorkerView {
-    /// What the worker has done so far. [`Summary::ran_for`] is zero here.
-    #[must_use]
-    pub fn summary(&self) -> Summary {
-        self.stats.summary(Duration::ZERO)
-    }
-
-    /// Whether the worker has attached to its broker and registered with its store. It stays so: what goes wrong later
-    /// is told by [`pause`](Self::pause) and by the end of the run.
-    #[must_use]
-    pub fn has_joined(&self) -> bool {
-        self.gate.has_joined()
-    }
-
-    /// Why the worker takes nothing in now; `None` while it does.
-    #[must_use]
-    pub fn pause(&self) -> Option<Pause> {
-        self.gate.pause()
     }
 }
 
@@ -159,13 +141,31 @@ impl<S: Store, B: Source> Worker<S, B> {
         publisher: Option<Arc<dyn Publisher>>,
         settings: WorkerSettings,
     ) -> Self {
-        Self { consumer, source, publisher, settings, stats: Arc::default(), gate: Arc::new(Gate::new()) }
+        let name = &consumer.inner.name;
+        Self {
+            stats: Arc::new(Stats::of(name)),
+            metrics: Arc::new(WorkerMetrics::of(name)),
+            flight: Arc::new(Flight::new(&settings)),
+            recent: Arc::default(),
+            gate: Arc::new(Gate::new()),
+            consumer,
+            source,
+            publisher,
+            settings,
+        }
     }
 
     /// A view that outlives the call of [`run`](Self::run).
     #[must_use]
     pub fn view(&self) -> WorkerView {
-        WorkerView { stats: Arc::clone(&self.stats), gate: Arc::clone(&self.gate) }
+        WorkerView {
+            lanes: self.consumer.inner.settings.lanes,
+            stats: Arc::clone(&self.stats),
+            metrics: Arc::clone(&self.metrics),
+            flight: Arc::clone(&self.flight),
+            recent: Arc::clone(&self.recent),
+            gate: Arc::clone(&self.gate),
+        }
     }
 
     /// Runs until `shutdown` is cancelled, something is fatal, or, where so set, the source is idle. Then intake
@@ -201,27 +201,36 @@ impl<S: Store, B: Source> Worker<S, B> {
             &background,
             &shared,
             "settler",
-            settler::run(Arc::clone(&self.source), Arc::clone(&self.stats), settlements),
+            settler::run(
+                Arc::clone(&self.consumer.inner),
+                Arc::clone(&self.source),
+                Arc::clone(&self.stats),
+                settlements,
+            ),
         );
+        supervise(&background, &shared, "observer", observe::run(Arc::clone(&shared), self.view()));
         supervise(&background, &shared, "control", tasks::control(Arc::clone(&shared), senders));
         supervise(&background, &shared, "watchdog", tasks::watchdog(Arc::clone(&shared)));
-        if let Some(schedule) = self.settings.cleanup {
-            supervise(&background, &shared, "cleanup", tasks::cleanup(Arc::clone(&shared), schedule));
+        if let Some(settings) = self.settings.cleanup {
+            supervise(&background, &shared, "cleanup", tasks::cleanup(Arc::clone(&shared), settings));
         }
         if let Some(idle_for) = self.settings.until_idle {
             supervise(&background, &shared, "until-idle", tasks::until_idle(Arc::clone(&shared), idle_for));
         }
         shutdown.cancelled().await;
         self.source.stop();
+        self.gate.set_leaving();
         let _ = failpoint!(DRAIN);
         lanes.close();
         let drained = tokio::time::timeout(self.settings.drain, drain(&lanes, &shared)).await.is_ok();
         self.source.close(self.settings.drain).await;
+        // Nothing follows that could say it.
+        shared.lines.sum_up(&self.consumer.inner.name, Instant::now() + throttle::WINDOW);
         if let Some(error) = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
             return Err(error);
         }
         if !drained {
-            return Err(WorkerError::DrainDeadline { drain: self.settings.drain, in_flight: shared.in_flight() });
+            return Err(WorkerError::DrainDeadline { drain: self.settings.drain, in_flight: self.flight.messages() });
         }
         Ok(self.stats.summary(started.elapsed()))
     }
@@ -239,19 +248,19 @@ impl<S: Store, B: Source> Worker<S, B> {
             publisher: self.publisher.clone(),
             settings: self.settings,
             stats: Arc::clone(&self.stats),
+            metrics: Arc::clone(&self.metrics),
+            flight: Arc::clone(&self.flight),
+            recent: Arc::clone(&self.recent),
             gate: Arc::clone(&self.gate),
             settlements,
             lanes: Lanes::default(),
             cache: CommittedKeys::new(&self.settings, self.consumer.inner.settings.retention),
             one_at_a_time: tokio::sync::Mutex::new(()),
-            count: Arc::new(Semaphore::new(self.settings.in_flight)),
-            bytes: Arc::new(Semaphore::new(self.settings.in_flight_bytes)),
             shutdown,
             failure: Mutex::new(None),
             hold_max: attached.hold_max,
             replays: AtomicU32::new(0),
-            dead_letter_lines: Throttle::default(),
-            waiting_lines: Throttle::default(),
+            lines: Lines::default(),
             scope: registered.scope,
             run: registered.run,
             clocks: (registered.now, clock::wall()),
@@ -288,6 +297,7 @@ fn supervise<S: Store, B: Source>(
         fn drop(&mut self) {
             if let Some(shared) = self.0.upgrade() {
                 tracing::error!(idem.consumer = %shared.consumer.name, task = self.1, "a task of the worker died");
+                shared.gate.set_dead(self.1);
                 shared.fatal(WorkerError::TaskDied { task: self.1 });
             }
         }

@@ -4,11 +4,16 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{job::Permit, stats::Stats};
+use super::{flight::Permit, stats::Stats};
+use tracing::Instrument as _;
+
 use crate::{
+    consumer::Inner,
     failpoint,
     outcome::Settle,
     source::{Settled, Source},
+    store::Store,
+    telemetry,
 };
 
 /// The most settlements that are handed over at once.
@@ -22,7 +27,8 @@ pub(crate) enum Settlement<H> {
 }
 
 /// Runs until nobody can settle any more, so it must not hold what the others share.
-pub(crate) async fn run<B: Source>(
+pub(crate) async fn run<S: Store, B: Source>(
+    consumer: Arc<Inner<S>>,
     source: Arc<B>,
     stats: Arc<Stats>,
     mut settlements: mpsc::UnboundedReceiver<Settlement<B::Handle>>,
@@ -42,7 +48,8 @@ pub(crate) async fn run<B: Source>(
         if !batch.is_empty() {
             // Injected errors stand for a settlement that got lost; the message comes back.
             let lost = failpoint!(ACK_SENT).is_err();
-            let answers = if lost { Vec::new() } else { source.settle(batch).await };
+            let span = telemetry::settle(&consumer.name, consumer.source.get(), batch.len());
+            let answers = if lost { Vec::new() } else { source.settle(batch).instrument(span).await };
             let _ = failpoint!(ACK_OK);
             let stale = answers.iter().filter(|answer| **answer == Settled::Stale).count();
             stats.stale_settlements.add(stale as u64);

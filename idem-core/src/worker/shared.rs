@@ -5,28 +5,30 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     Summary, WorkerError,
     cache::CommittedKeys,
+    flight::{Flight, Permit},
     gate::Gate,
-    job::{Job, Origination, Permit},
+    job::{Job, Origination},
     parting::Lanes,
+    recent::Recent,
     settler::Settlement,
     stats::Stats,
-    throttle::Throttle,
+    throttle::Lines,
 };
 use crate::{
     clock,
     config::{Effects, WorkerSettings},
     consumer::Inner,
     dead_letter::Publisher,
-    message::Message,
     outcome::Settle,
     source::Source,
     store::{Claim, Recorded, RunId, ScopeId, Store},
+    telemetry::{Cause, WorkerMetrics},
 };
 
 /// The parts of a worker, and what they have in common.
@@ -36,6 +38,8 @@ pub(crate) struct Shared<S: Store, B: Source> {
     pub(super) publisher: Option<Arc<dyn Publisher>>,
     pub(super) settings: WorkerSettings,
     pub(super) stats: Arc<Stats>,
+    pub(super) metrics: Arc<WorkerMetrics>,
+    pub(super) recent: Arc<Recent>,
     pub(super) gate: Arc<Gate>,
     pub(super) settlements: mpsc::UnboundedSender<Settlement<B::Handle>>,
     /// Held while a message runs that may be what ended the last process. Two of them side by side on two lanes would
@@ -43,17 +47,13 @@ pub(crate) struct Shared<S: Store, B: Source> {
     pub(super) one_at_a_time: tokio::sync::Mutex<()>,
     pub(super) lanes: Lanes,
     pub(super) cache: Option<CommittedKeys>,
-    pub(super) count: Arc<Semaphore>,
-    pub(super) bytes: Arc<Semaphore>,
+    pub(super) flight: Arc<Flight>,
     pub(super) shutdown: CancellationToken,
     pub(super) failure: Mutex<Option<WorkerError>>,
     pub(super) hold_max: Option<Duration>,
     /// Replays that were taken and have not ended.
     pub(super) replays: AtomicU32,
-    /// Of messages that are set aside, conflicts among them.
-    pub(super) dead_letter_lines: Throttle,
-    /// Of messages that wait or are in doubt.
-    pub(super) waiting_lines: Throttle,
+    pub(super) lines: Lines,
     pub(super) scope: ScopeId,
     pub(super) run: RunId,
     /// The database's clock and ours, at the start.
@@ -87,25 +87,24 @@ impl<S: Store, B: Source> Shared<S, B> {
         }
     }
 
-    /// How much of the bytes in flight a message of this size takes.
-    pub(super) fn share(&self, bytes: usize) -> u32 {
-        u32::try_from(bytes.min(self.settings.in_flight_bytes)).unwrap_or(u32::MAX)
-    }
-
-    pub(super) fn in_flight(&self) -> usize {
-        self.settings.in_flight - self.count.available_permits()
-    }
-
     pub(super) fn is_empty(&self) -> bool {
-        self.in_flight() == 0
+        self.flight.messages() == 0
     }
 
-    /// Counts a duplicate.
-    pub(super) fn skipped(&self, message: &Message) {
+    /// Counts a duplicate of what was recorded. `early` says that the message came where a broker that marks no
+    /// redeliveries redelivers: among the first after a start or an assignment.
+    pub(super) fn skipped(&self, job: &Job<B::Handle>, recorded: &Recorded, early: bool) {
+        let is_redelivery = job.redelivered || (early && !self.source.capabilities().marks_redelivery);
+        let cause = match job.from {
+            Origination::Replay(_) => Cause::Replay,
+            Origination::Broker(_) if is_redelivery => Cause::Redelivery,
+            Origination::Broker(_) => Cause::Producer,
+        };
         self.stats.duplicates.add(1);
-        if let Some(key) = message.key() {
-            tracing::debug!("[{}] Skipping duplicate: {key}", self.consumer.name);
-        }
+        self.metrics.skipped(cause);
+        let age = self.now().duration_since(recorded.processed_at).unwrap_or_default();
+        self.metrics.duplicate_age.record(age);
+        tracing::debug!(?cause, ?age, "[{}] Skipping duplicate: {}", self.consumer.name, recorded.key);
     }
 
     /// A number that changes whenever something is settled.

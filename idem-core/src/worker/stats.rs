@@ -1,15 +1,26 @@
 //! What a worker has done, counted.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
+use crate::{
+    cleanup::{CleanupState, CleanupView},
+    message::ConsumerName,
+    telemetry,
+};
+
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        #[derive(Debug, Default)]
+    ($($(#[$doc:meta])* $name:ident: $metric:ident),* $(,)?) => {
+        #[derive(Debug)]
         pub(crate) struct Stats {
             $(pub(crate) $name: Counter,)*
+            /// Set once cleanup runs in this worker.
+            pub(crate) cleanup: OnceLock<CleanupView>,
         }
 
         /// What a worker has done since it started.
@@ -22,51 +33,61 @@ macro_rules! counters {
         }
 
         impl Stats {
+            pub(crate) fn of(consumer: &ConsumerName) -> Self {
+                Self { $($name: Counter(AtomicU64::new(0), telemetry::counter(telemetry::$metric, consumer)),)* cleanup: OnceLock::new() }
+            }
+
             pub(crate) fn summary(&self, ran_for: Duration) -> Summary {
                 Summary { $($name: self.$name.get(),)* ran_for }
+            }
+
+            pub(crate) fn cleaning(&self) -> Option<CleanupState> {
+                self.cleanup.get().map(CleanupView::state)
             }
         }
     };
 }
 counters! {
     /// Messages whose effects were committed.
-    processed,
+    processed: PROCESSED,
     /// Duplicates that were skipped.
-    duplicates,
+    duplicates: DUPLICATES,
     /// Duplicates among them that were told from memory, without the database; see
     /// [`WorkerSettings::cache_for`](crate::WorkerSettings::cache_for).
-    cache_hits,
+    cache_hits: CACHE_HITS,
     /// Messages whose key was used before for another payload.
-    conflicts,
+    conflicts: CONFLICTS,
     /// Messages set aside; a conflict that was set aside counts here too.
-    dead_lettered,
+    dead_lettered: DEAD_LETTERED,
     /// Attempts that failed and were followed by a back-off.
-    retries,
+    retries: RETRIES,
     /// Deliveries that waited because somebody else held their key.
-    busy,
+    busy: BUSY,
     /// Messages whose commit's answer was lost, and whose outcome was then found; they count as processed or duplicate
     /// too.
-    unknown_resolved,
+    unknown_resolved: UNKNOWN_RESOLVED,
     /// Messages handled without a record, because their type opted out; they count as processed too (R65).
-    unprotected,
+    unprotected: UNPROTECTED,
     /// Messages older than the retention that were handled all the same.
-    older_than_retention,
+    older_than_retention: OLDER_THAN_RETENTION,
     /// Deliveries given back to the broker.
-    released,
+    released: RELEASED,
     /// Settlements that came too late for their assignment, channel or receipt.
-    stale_settlements,
+    stale_settlements: STALE_SETTLEMENTS,
     /// Dead letters that were handled again.
-    replayed,
+    replayed: REPLAYED,
     /// Rows that cleanup removed.
-    cleaned,
+    cleaned: CLEANED,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
+/// Counted for the summary, and for whoever records metrics.
+#[derive(Debug)]
+pub(crate) struct Counter(AtomicU64, metrics::Counter);
 
 impl Counter {
     pub(crate) fn add(&self, count: u64) {
         self.0.fetch_add(count, Ordering::Relaxed);
+        self.1.increment(count);
     }
 
     fn get(&self) -> u64 {

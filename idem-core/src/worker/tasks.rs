@@ -13,18 +13,13 @@ use super::{
     job::Origination,
 };
 use crate::{
-    cleanup::CleanupSchedule,
-    error::ErrorClass,
-    failpoint,
+    cleanup::{Cleanup, CleanupSettings},
     source::{Assignment, Source},
     store::{ControlState, Store},
 };
 
 /// Replays that are taken at a time.
 const REPLAYS_AT_ONCE: u32 = 16;
-
-/// Cycles in a row that may fail before cleanup is an alarm.
-const CLEANUP_FAILURES_MAX: u32 = 10;
 
 async fn sleep<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
     tokio::select! {
@@ -85,37 +80,15 @@ async fn take_replays<S: Store, B: Source>(shared: &Arc<Shared<S, B>>, lanes: &L
     }
 }
 
-/// Removes what has expired, in steps that shrink when they fail, until nothing is left or the cycle's cap is reached.
-pub(super) async fn cleanup<S: Store, B: Source>(shared: Arc<Shared<S, B>>, schedule: CleanupSchedule) {
-    let (mut size, mut failures) = (schedule.rows_max, 0);
-    while !shared.shutdown.is_cancelled() {
-        sleep(&shared, schedule.wait(fastrand::f64())).await;
-        for _ in 0..schedule.steps_max {
-            if shared.shutdown.is_cancelled() || failpoint!(CLEAN_CHUNK).is_err() {
-                break;
-            }
-            match shared.consumer.store.cleanup(schedule.step(size)).await {
-                Ok(cleaned) => {
-                    failures = 0;
-                    size = schedule.next_size(size, true);
-                    shared.stats.cleaned.add(cleaned.records + cleaned.others);
-                    if cleaned.records + cleaned.others == 0 {
-                        break;
-                    }
-                }
-                Err(error) if error.class() == ErrorClass::Fatal => {
-                    return tracing::error!(idem.consumer = %shared.consumer.name, %error, "cleanup is off");
-                }
-                Err(error) => {
-                    failures += 1;
-                    size = schedule.next_size(size, false);
-                    if failures % CLEANUP_FAILURES_MAX == 0 {
-                        tracing::error!(idem.consumer = %shared.consumer.name, failures, %error, "cleanup keeps failing; the table grows");
-                    }
-                    break;
-                }
-            }
+/// Removes what has expired.
+pub(super) async fn cleanup<S: Store, B: Source>(shared: Arc<Shared<S, B>>, settings: CleanupSettings) {
+    match Cleanup::new(shared.consumer.store.cleaner(), settings) {
+        Ok(cleanup) => {
+            let (stats, stop) = (Arc::clone(&shared.stats), shared.shutdown.clone());
+            let _ = stats.cleanup.set(cleanup.view());
+            cleanup.counted_by(move |rows| stats.cleaned.add(rows)).run(stop).await;
         }
+        Err(error) => tracing::error!(%error, "these settings of cleanup should have been refused before the start"),
     }
 }
 
@@ -155,7 +128,7 @@ pub(super) async fn watchdog<S: Store, B: Source>(shared: Arc<Shared<S, B>>) {
             (settled, since) = (shared.settled(), Instant::now());
         } else if since.elapsed() > slowest {
             tracing::error!(
-                idem.consumer = %shared.consumer.name, in_flight = shared.in_flight(), since = ?since.elapsed(),
+                idem.consumer = %shared.consumer.name, in_flight = shared.flight.messages(), since = ?since.elapsed(),
                 "nothing was settled for longer than any unit may take; a handler blocks its thread, or waits are held"
             );
             since = Instant::now();

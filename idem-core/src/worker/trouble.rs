@@ -8,6 +8,7 @@ use super::{
     WorkerError,
     job::{Dead, Job},
     lane::Lane,
+    recent::IncidentKind,
 };
 use crate::{
     consumer,
@@ -67,9 +68,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         match error.class() {
             ErrorClass::Transient | ErrorClass::Permanent => {
                 let text = consumer::describe::<S>(&error);
-                if let Some(left_out) = self.shared.waiting_lines.pass() {
-                    tracing::warn!(idem.consumer = %self.shared.consumer.name, error = text, left_out, "a message waits for its bookkeeping");
-                }
+                self.waits(&job, &text, "a message waits for its bookkeeping");
                 self.hold_uncharged(job).await;
             }
             ErrorClass::RunUnitAgain => self.returned.push(job),
@@ -88,10 +87,12 @@ impl<S: Store, B: Source> Lane<S, B> {
     pub(super) fn store_down(&mut self, error: &StoreError) {
         if self.down == 0 {
             self.shared.gate.lane_down();
+            let error = consumer::describe::<S>(error);
             tracing::warn!(
-                idem.consumer = %self.shared.consumer.name, lane = self.number,
-                error = consumer::describe::<S>(error), "the database cannot be used; intake waits until it can"
+                idem.consumer = %self.shared.consumer.name, lane = self.number, error,
+                "the database cannot be used; intake waits until it can"
             );
+            self.shared.recent.note(IncidentKind::Error, None, None, format!("the database cannot be used: {error}"));
         } else {
             tracing::debug!(
                 idem.consumer = %self.shared.consumer.name, lane = self.number, probes = self.down,
@@ -114,9 +115,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             // The connection answers, so it is this message's statement that the database cannot serve now, such as
             // one on a table that a deploy is about to bring back (A27). It waits without being charged.
             ErrorClass::Infrastructure => {
-                if let Some(left_out) = self.shared.waiting_lines.pass() {
-                    tracing::warn!(idem.consumer = %name, error = failure.text, left_out, "the message waits for the database");
-                }
+                self.waits(&job, &failure.text, "a message waits for the database");
                 self.uncount(&mut job).await;
                 self.hold_uncharged(job).await;
             }
@@ -135,6 +134,18 @@ impl<S: Store, B: Source> Lane<S, B> {
                 let wait = self.shared.settings.retry.backoff_now(job.attempts);
                 self.hold(job, wait).await;
             }
+        }
+    }
+
+    fn waits(&self, job: &Job<B::Handle>, error: &str, what: &str) {
+        if let Some(left_out) = self.shared.lines.waiting.pass() {
+            let key = job.item.message.key();
+            tracing::warn!(
+                idem.consumer = %self.shared.consumer.name, idem.key = key.map(tracing::field::display), error, left_out,
+                "{what}"
+            );
+            let text = format!("{what}: {error}");
+            self.shared.recent.note(IncidentKind::Error, key, Some(job.item.message.origin()), text);
         }
     }
 

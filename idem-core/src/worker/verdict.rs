@@ -5,6 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use super::{
     job::{Dead, Job, Origination},
     lane::Lane,
+    recent::IncidentKind,
 };
 use crate::{
     config::OnConflict,
@@ -34,7 +35,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 if job.unresolved && recorded.processed_by == self.shared.run {
                     stats.processed.add(1);
                 } else {
-                    self.shared.skipped(&job.item.message);
+                    self.shared.skipped(&job, &recorded, self.probation > 0);
                 }
                 self.remember(&job, Some(recorded));
                 self.acknowledge(job, durable, ReplayEnd::Duplicate).await;
@@ -76,8 +77,10 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// taken again, and is a duplicate.
     async fn finish_replay(&mut self, id: crate::DeadLetterId, end: ReplayEnd) {
         self.shared.replays.fetch_sub(1, Ordering::Relaxed);
-        if let Err(error) = self.shared.consumer.store.finish_replay(id, end).await {
-            tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, "the end of a replay could not be noted");
+        if let Err(error) = self.shared.consumer.store.finish_replay(id, end).await
+            && let Some(left_out) = self.shared.lines.unnoted.pass()
+        {
+            tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, left_out, "the end of a replay could not be noted");
         }
     }
 
@@ -101,11 +104,19 @@ impl<S: Store, B: Source> Lane<S, B> {
         if let Err(error) = self.shared.consumer.store.audit(&entry).await {
             return self.bookkeeping_failed(job, error).await;
         }
-        tracing::warn!(
-            target: telemetry::AUDIT,
-            { idem.consumer = %self.shared.consumer.name, idem.key = %claim.key, recorded = ?recorded.hash, found = ?claim.hash },
-            "the key was used before for another payload; its handler does not run"
-        );
+        if let Some(left_out) = self.shared.lines.conflicts.pass() {
+            tracing::warn!(
+                target: telemetry::AUDIT,
+                {
+                    idem.consumer = %self.shared.consumer.name, idem.key = %claim.key, recorded = ?recorded.hash,
+                    found = ?claim.hash, who, action, left_out
+                },
+                "the key was used before for another payload; its handler does not run"
+            );
+            let (origin, run) = (job.item.message.origin(), recorded.processed_by);
+            let text = format!("recorded by run {run} with another payload");
+            self.shared.recent.note(IncidentKind::Conflict, Some(&claim.key), Some(origin), text);
+        }
         match policy {
             OnConflict::Acknowledge => {
                 self.shared.stats.conflicts.add(1);
@@ -134,7 +145,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         if let Err(error) = self.shared.consumer.store.set_control(scope, ControlState::Halted, who, reason).await {
             tracing::error!(idem.consumer = %self.shared.consumer.name, %error, "the halt could not be recorded");
         }
-        self.shared.gate.set_control(ControlState::Halted, reason);
+        self.shared.gate.set_control(ControlState::Halted, &format!("{who}: {reason}"));
         tracing::error!(idem.consumer = %self.shared.consumer.name, reason, "halted; `idem consumers resume` goes on");
     }
 
@@ -170,7 +181,9 @@ impl<S: Store, B: Source> Lane<S, B> {
         if let Some(publisher) = &self.shared.publisher {
             let already = parked.published_at.is_some() && parked.origin == letter.message.origin().as_str();
             if !already && let Err(error) = publisher.publish(&letter).await {
-                tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, "a dead letter was not confirmed; it is published again later");
+                if let Some(left_out) = self.shared.lines.unnoted.pass() {
+                    tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, left_out, "a dead letter was not confirmed; it is published again later");
+                }
                 return self.hold_uncharged(job).await;
             }
             if let Err(error) = self.shared.consumer.store.mark_published(parked.id).await {
@@ -181,6 +194,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             return self.hold_uncharged(job).await;
         }
         self.shared.stats.dead_lettered.add(1);
+        self.shared.metrics.dead_lettered(dead.reason);
         if dead.fresh && self.shared.settings.breaker && self.shared.gate.note(true) {
             tracing::error!(
                 idem.consumer = %self.shared.consumer.name, reason = %dead.reason, error = dead.text,
@@ -188,12 +202,15 @@ impl<S: Store, B: Source> Lane<S, B> {
                  second is tried until one goes well"
             );
         }
-        if let Some(left_out) = self.shared.dead_letter_lines.pass() {
+        if let Some(left_out) = self.shared.lines.dead_letters.pass() {
             tracing::warn!(
                 idem.consumer = %self.shared.consumer.name, idem.key = dead.key.as_ref().map(tracing::field::display),
                 origin = ?letter.message.origin(), reason = %dead.reason, attempts = letter.attempts, error = dead.text,
                 left_out, "set aside as a dead letter"
             );
+            let (key, origin) = (dead.key.as_ref(), Some(letter.message.origin()));
+            let text = format!("{}: {}", dead.reason, dead.text);
+            self.shared.recent.note(IncidentKind::DeadLetter, key, origin, text);
         }
         if let Origination::Broker(handle) = job.from {
             self.shared.settle(handle, Settle::DeadLetter(Durable::parked()), job.permit);

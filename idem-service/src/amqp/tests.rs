@@ -27,6 +27,9 @@ fn each_flag_reaches_its_setting() {
     assert_eq!(amqp("--prefetch 7").prefetch, 7);
     assert_eq!(amqp("--consumer-timeout 1h").consumer_timeout, Duration::from_secs(3600));
     assert_eq!(amqp("--dead-letter-queue dead").dead_letter_queue.as_deref(), Some("dead"));
+    assert!(told.retry_queue.is_none() && told.authorities.is_none());
+    assert_eq!(amqp("--retry-queue later").retry_queue.as_deref(), Some("later"));
+    assert_eq!(amqp("--authorities ca.pem").authorities, Some(PathBuf::from("ca.pem")));
     assert_eq!(amqp("--management-url http://h:15672").management_url.as_deref(), Some("http://h:15672"));
 }
 
@@ -41,6 +44,8 @@ fn each_flag_of_the_contract_has_its_variable() {
     assert_eq!(variable("queue"), Some("AMQP_QUEUE"));
     assert_eq!(variable("dead-letter-queue"), Some("AMQP_DEAD_LETTER_QUEUE"));
     assert_eq!(variable("management-url"), Some("AMQP_MANAGEMENT_URL"));
+    assert_eq!(variable("retry-queue"), Some("AMQP_RETRY_QUEUE"));
+    assert_eq!(variable("authorities"), Some("AMQP_AUTHORITIES"));
     assert_eq!((variable("prefetch"), variable("consumer-timeout")), (None, None));
 }
 
@@ -59,6 +64,9 @@ async fn what_the_adapter_refuses_is_told_by_the_names_of_the_flags() {
         (|amqp| amqp.queue = String::new(), "--queue is \"\""),
         (|amqp| amqp.prefetch = 0, "--prefetch is 0"),
         (|amqp| amqp.dead_letter_queue = Some(String::new()), "--dead-letter-queue is \"\""),
+        (|amqp| amqp.retry_queue = Some("q".to_owned()), "--retry-queue is \"q\""),
+        (|amqp| amqp.authorities = Some("no-such.pem".into()), "--authorities is no-such.pem"),
+        (|amqp| amqp.authorities = Some("Cargo.toml".into()), "--authorities is "),
         (|amqp| amqp.management_url = Some("hunter2".to_owned()), "--management-url is"),
         (|amqp| amqp.consumer_timeout = Duration::ZERO, "--consumer-timeout is 0ns"),
     ] {

@@ -11,6 +11,7 @@ use tokio::{
 use crate::{
     place::Place,
     process::{Running, Worker},
+    worker::{IN_HANDLER, STUCK},
 };
 
 /// The endpoints of a worker that was started with `--admin 0`.
@@ -19,11 +20,19 @@ pub(crate) struct Admin(String);
 impl Admin {
     pub(crate) async fn of(running: &mut Running) -> Self {
         let line = running.line("serving /metrics").await;
-        Self(line.rsplit_once("address=").expect("the line has the address").1.trim().to_owned())
+        // The last of a line of text, and between quotes in one of JSON.
+        let (_, address) = line.split_once("address").expect("the line has the address");
+        let address = address.trim_start_matches(['"', '=', ':']);
+        Self(address.split('"').next().unwrap_or_default().trim().to_owned())
+    }
+
+    /// Host and port.
+    pub(crate) fn address(&self) -> &str {
+        &self.0
     }
 
     /// Status and body.
-    async fn get(&self, path: &str) -> (u16, String) {
+    pub(crate) async fn get(&self, path: &str) -> (u16, String) {
         let mut connection = TcpStream::connect(&self.0).await.unwrap();
         connection.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await.unwrap();
         let mut answer = String::new();
@@ -96,13 +105,45 @@ async fn metrics_say_what_was_done() {
     for sample in [
         "# TYPE idem_processed_total counter\nidem_processed_total{consumer=\"ledger\"} 1\n",
         "idem_duplicates_total{consumer=\"ledger\"} 2\n",
-        "consumer_duplicate_skipped_total{consumer=\"ledger\"} 2\n",
+        "consumer_duplicate_skipped_total{consumer=\"ledger\",cause=\"producer\"} 2\n",
+        "idem_duplicate_age_seconds_bucket{consumer=\"ledger\",le=\"1\"} 2\n",
+        "# TYPE idem_claim_wait_seconds histogram\n",
         "idem_dead_lettered_total{consumer=\"ledger\"} 0\n",
         "# TYPE idem_ready gauge\nidem_ready{consumer=\"ledger\"} 1\n",
         "idem_paused{consumer=\"ledger\"} 0\n",
     ] {
         assert!(text.contains(sample), "{sample} is not in\n{text}");
     }
+    running.signal("TERM").await;
+    running.ended().await.with(0);
+    place.remove();
+}
+
+/// J11: what runs without its intake is not healthy, and says so for as long as it takes to end.
+#[tokio::test]
+async fn j11_a_worker_of_which_a_task_died_is_not_healthy() {
+    let place = Place::new().await;
+    place.publish("a", STUCK);
+    let mut running = Worker::at(&place, "--admin 0 --panic-at second-receive --drain 60s").start();
+    let admin = Admin::of(&mut running).await;
+    running.line(IN_HANDLER).await;
+    assert_eq!(admin.get("/healthz").await, (200, "ok\n".to_owned()));
+    place.publish("b", "1");
+    running.line("a task of the worker died").await;
+    assert_eq!(admin.get("/healthz").await, (503, "the task intake died\n".to_owned()));
+    let (code, page) = admin.get("/").await;
+    assert!(code == 200 && page.contains("the task intake died"), "{page}");
+    running.signal("TERM").await;
+    running.signal("KILL").await;
+    running.ended().await;
+    place.remove();
+}
+
+#[tokio::test]
+async fn an_address_that_others_reach_is_warned_of() {
+    let place = Place::new().await;
+    let mut running = Worker::at(&place, "--admin 0.0.0.0:0").start();
+    running.line("--admin is no address of this machine alone").await;
     running.signal("TERM").await;
     running.ended().await.with(0);
     place.remove();

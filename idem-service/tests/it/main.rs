@@ -7,8 +7,12 @@
 )]
 
 mod admin;
+mod browser;
+mod canary;
 mod cleanup;
+mod config;
 mod endings;
+mod page;
 mod place;
 mod postgres;
 mod process;

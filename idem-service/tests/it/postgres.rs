@@ -9,13 +9,13 @@ use crate::{
 };
 
 /// A database for one test; it is left behind where the test fails.
-struct Database {
+pub(crate) struct Database {
     name: String,
     server: String,
 }
 
 impl Database {
-    async fn fresh() -> Self {
+    pub(crate) async fn fresh() -> Self {
         let server = std::env::var("IDEM_POSTGRES_URL");
         let server = server.unwrap_or_else(|_| "postgres://idem@127.0.0.1:25432/idem".to_owned());
         let database = Self { name: format!("idem_service_{:08x}", fastrand::u32(..)), server };
@@ -30,11 +30,11 @@ impl Database {
         format!("{base}/{name}{}", query.map(|query| format!("?{query}")).unwrap_or_default())
     }
 
-    fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         self.url_of(&self.name)
     }
 
-    async fn connect(&self) -> PgConnection {
+    pub(crate) async fn connect(&self) -> PgConnection {
         PgConnection::connect(&self.url()).await.unwrap()
     }
 
@@ -43,7 +43,7 @@ impl Database {
         sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&mut server).await.unwrap();
     }
 
-    async fn remove(self) {
+    pub(crate) async fn remove(self) {
         self.run(&format!("DROP DATABASE {} WITH (FORCE)", self.name)).await;
     }
 }

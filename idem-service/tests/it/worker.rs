@@ -1,7 +1,11 @@
 //! The worker that the tests start: this very test binary, told by a variable to be one. A worker is the whole of its
 //! process, and a package has no other program that its tests can start.
 
-use std::{ffi::OsString, time::Duration};
+use std::{
+    ffi::OsString,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use idem_core::{
     Attached, BatchAnswer, BatchHandler, BoxError, Handler, HandlerError, Message, Received, Settle, Settled, Source,
@@ -33,8 +37,8 @@ fn worker_process() {
     let arguments: Vec<String> = serde_json::from_str(&arguments).expect("a list of texts");
     let arguments: Vec<OsString> = arguments.into_iter().map(OsString::from).collect();
     let service = Service::new("ledger", Effects::InTransaction)
-        .postgres(Handlers::new(Ledger).batch(Slow(Ledger)).tables(POSTGRES_TABLES))
-        .tokio_postgres(Handlers::new(Ledger).batch(Slow(Ledger)).tables(POSTGRES_TABLES))
+        .postgres(Handlers::new(Slow(Ledger)).batch(Slow(Ledger)).tables(POSTGRES_TABLES))
+        .tokio_postgres(Handlers::new(Slow(Ledger)).batch(Slow(Ledger)).tables(POSTGRES_TABLES))
         .sqlite(Handlers::new(Slow(Ledger)).tables(SQLITE_TABLES));
     std::process::exit(service.run_with::<Memory>(arguments).code().into());
 }
@@ -57,7 +61,7 @@ pub(crate) struct Memory {
     /// Say that a whole part of the queue has one ordering key
     #[arg(long)]
     ordered_by_part: bool,
-    /// Panic at `build` or at `receive`
+    /// Panic at `build`, at `receive` or at `second-receive`, once something was received
     #[arg(long)]
     panic_at: Option<String>,
 }
@@ -75,8 +79,12 @@ impl Broker for Memory {
         assert_ne!(self.panic_at.as_deref(), Some("build"), "as asked for");
         let publisher = self.dead_letter_queue.map(|queue| RemotePublisher::new(&self.socket, &queue));
         let source = RemoteSource::connect(&self.socket, &self.queue).await;
-        let at_receive = self.panic_at.as_deref() == Some("receive");
-        let source = Panicking { source, at_receive, ordered_by_part: self.ordered_by_part };
+        let source = Panicking {
+            source,
+            at: self.panic_at.unwrap_or_default(),
+            received: AtomicBool::new(false),
+            ordered_by_part: self.ordered_by_part,
+        };
         Ok(Built::new(source).publisher(publisher))
     }
 
@@ -89,7 +97,8 @@ impl Broker for Memory {
 #[derive(Debug)]
 pub(crate) struct Panicking {
     source: RemoteSource,
-    at_receive: bool,
+    at: String,
+    received: AtomicBool,
     ordered_by_part: bool,
 }
 
@@ -105,8 +114,13 @@ impl Source for Panicking {
     }
 
     async fn receive(&self, max: usize) -> Result<Received<MemoryHandle>, SourceError> {
-        assert!(!self.at_receive, "as asked for");
-        self.source.receive(max).await
+        assert_ne!(self.at, "receive", "as asked for");
+        let received = self.source.receive(max).await;
+        if matches!(&received, Ok(Received::Deliveries(deliveries)) if !deliveries.is_empty()) {
+            let is_second = self.received.swap(true, Ordering::Relaxed);
+            assert!(!is_second || self.at != "second-receive", "as asked for");
+        }
+        received
     }
 
     async fn settle(&self, settlements: Vec<(MemoryHandle, Settle)>) -> Vec<Settled> {
@@ -142,7 +156,10 @@ impl<S: Store, H: Handler<S>> Handler<S> for Slow<H> {
                 std::sync::Barrier::new(2).wait();
                 Ok(())
             }
-            _ => self.0.handle(message, tx).await,
+            _ => {
+                tracing::debug!("a purchase");
+                self.0.handle(message, tx).await
+            }
         }
     }
 }

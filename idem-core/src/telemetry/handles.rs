@@ -1,0 +1,132 @@
+//! The handles that a consumer and a worker record with: taken once, so that recording looks nothing up.
+
+use metrics::{Counter, Gauge, Histogram};
+
+use super::{
+    BATCH_SIZE, BREAKER_OPEN, BROKER_FAILURES, CAUSE, CLAIM_WAIT, CLEANUP_FAILED_CYCLES, CLEANUP_LAG, COMMIT_TIME,
+    CONSUMER, DEAD_LETTER_REASONS, DUPLICATE_AGE, DUPLICATE_SKIPPED, HALTED, HANDLER_TIME, IN_FLIGHT, IN_FLIGHT_BYTES,
+    LANES_DOWN, Metric, OLDEST_UNSETTLED, PAUSED, READY, REASON, RECEIVED, RECONNECTS, RECORDS,
+};
+use crate::{dead_letter::Reason, message::ConsumerName};
+
+/// The handle of a counter.
+pub(crate) fn counter(metric: Metric, consumer: &ConsumerName) -> Counter {
+    metrics::counter!(metric.name, CONSUMER => consumer.to_string())
+}
+
+fn labelled(metric: Metric, consumer: &ConsumerName, label: &'static str, value: &'static str) -> Counter {
+    metrics::counter!(metric.name, CONSUMER => consumer.to_string(), label => value)
+}
+
+fn gauge(metric: Metric, consumer: &ConsumerName) -> Gauge {
+    metrics::gauge!(metric.name, CONSUMER => consumer.to_string())
+}
+
+fn histogram(metric: Metric, consumer: &ConsumerName) -> Histogram {
+    metrics::histogram!(metric.name, CONSUMER => consumer.to_string())
+}
+
+/// What is recorded of each unit of work.
+#[derive(Debug)]
+pub(crate) struct UnitMetrics {
+    pub(crate) claim_wait: Histogram,
+    pub(crate) handler_time: Histogram,
+    pub(crate) commit_time: Histogram,
+    pub(crate) batch_size: Histogram,
+}
+
+impl UnitMetrics {
+    pub(crate) fn of(consumer: &ConsumerName) -> Self {
+        super::describe();
+        Self {
+            claim_wait: histogram(CLAIM_WAIT, consumer),
+            handler_time: histogram(HANDLER_TIME, consumer),
+            commit_time: histogram(COMMIT_TIME, consumer),
+            batch_size: histogram(BATCH_SIZE, consumer),
+        }
+    }
+}
+
+/// Where a duplicate came from, as far as it can be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The broker delivered the message again.
+    Redelivery,
+    /// The producer sent it again.
+    Producer,
+    /// An operator had it replayed.
+    Replay,
+}
+
+impl Cause {
+    const ALL: [Self; 3] = [Self::Redelivery, Self::Producer, Self::Replay];
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Redelivery => "redelivery",
+            Self::Producer => "producer",
+            Self::Replay => "replay",
+        }
+    }
+}
+
+/// What is recorded of a worker beyond what its summary counts.
+#[derive(Debug)]
+pub(crate) struct WorkerMetrics {
+    pub(crate) received: Counter,
+    skipped: [Counter; Cause::ALL.len()],
+    pub(crate) duplicate_age: Histogram,
+    dead_letters: [Counter; Reason::ALL.len()],
+    pub(crate) reconnects: Counter,
+    pub(crate) broker_failures: Counter,
+    pub(crate) in_flight: Gauge,
+    pub(crate) in_flight_bytes: Gauge,
+    pub(crate) oldest_unsettled: Gauge,
+    pub(crate) paused: Gauge,
+    pub(crate) halted: Gauge,
+    pub(crate) breaker_open: Gauge,
+    pub(crate) lanes_down: Gauge,
+    pub(crate) ready: Gauge,
+    pub(crate) cleanup_lag: Gauge,
+    pub(crate) cleanup_failed_cycles: Gauge,
+    pub(crate) records: Gauge,
+}
+
+impl WorkerMetrics {
+    pub(crate) fn of(consumer: &ConsumerName) -> Self {
+        Self {
+            received: counter(RECEIVED, consumer),
+            skipped: Cause::ALL.map(|cause| labelled(DUPLICATE_SKIPPED, consumer, CAUSE, cause.as_str())),
+            duplicate_age: histogram(DUPLICATE_AGE, consumer),
+            dead_letters: Reason::ALL.map(|reason| labelled(DEAD_LETTER_REASONS, consumer, REASON, reason.as_str())),
+            reconnects: counter(RECONNECTS, consumer),
+            broker_failures: counter(BROKER_FAILURES, consumer),
+            in_flight: gauge(IN_FLIGHT, consumer),
+            in_flight_bytes: gauge(IN_FLIGHT_BYTES, consumer),
+            oldest_unsettled: gauge(OLDEST_UNSETTLED, consumer),
+            paused: gauge(PAUSED, consumer),
+            halted: gauge(HALTED, consumer),
+            breaker_open: gauge(BREAKER_OPEN, consumer),
+            lanes_down: gauge(LANES_DOWN, consumer),
+            ready: gauge(READY, consumer),
+            cleanup_lag: gauge(CLEANUP_LAG, consumer),
+            cleanup_failed_cycles: gauge(CLEANUP_FAILED_CYCLES, consumer),
+            records: gauge(RECORDS, consumer),
+        }
+    }
+
+    pub(crate) fn skipped(&self, cause: Cause) {
+        at(&Cause::ALL, cause, &self.skipped);
+    }
+
+    pub(crate) fn dead_lettered(&self, reason: Reason) {
+        at(&Reason::ALL, reason, &self.dead_letters);
+    }
+}
+
+/// Counts one for `value`, whose counter stands where it stands in `all`.
+fn at<T: PartialEq>(all: &[T], value: T, counters: &[Counter]) {
+    if let Some(index) = all.iter().position(|other| *other == value) {
+        counters[index].increment(1);
+    }
+}

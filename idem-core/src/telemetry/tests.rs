@@ -1,0 +1,87 @@
+//! The names are told to people as they are.
+
+use super::*;
+use crate::message::Message;
+
+const GUIDE: &str = include_str!("../../../docs/guide/observing.md");
+
+fn is(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Counter => "counter",
+        Kind::Gauge => "gauge",
+        Kind::Histogram(_) => "histogram",
+    }
+}
+
+/// As the exporter of idem-service writes it.
+fn on_prometheus(metric: &Metric) -> String {
+    let unit = if metric.unit == metrics::Unit::Seconds { "_seconds" } else { "" };
+    let total = if metric.kind == Kind::Counter { "_total" } else { "" };
+    format!("{}{unit}{total}", metric.name.replace('.', "_"))
+}
+
+#[test]
+fn the_guide_lists_every_metric_and_no_other() {
+    let rows: Vec<Vec<&str>> = GUIDE
+        .lines()
+        .filter(|line| line.starts_with("| `idem.") || line.starts_with("| `consumer."))
+        .filter(|line| line.matches('|').count() == 7)
+        .map(|line| line.split('|').map(str::trim).skip(1).collect())
+        .collect();
+    let listed: Vec<(String, String, &str)> =
+        rows.iter().map(|row| (row[0].replace('`', ""), row[1].replace('`', ""), row[2])).collect();
+    let known: Vec<(String, String, &str)> =
+        METRICS.iter().map(|metric| (metric.name.to_owned(), on_prometheus(metric), is(metric.kind))).collect();
+    for metric in &known {
+        assert!(listed.contains(metric), "docs/guide/observing.md has no row {metric:?}");
+    }
+    for metric in &listed {
+        assert!(known.contains(metric), "docs/guide/observing.md has a row {metric:?}, and there is no such metric");
+    }
+    assert_eq!(rows.len(), METRICS.len(), "each metric stands there once");
+}
+
+#[test]
+fn a_traceparent_is_read_as_the_recommendation_says_or_not_at_all() {
+    let valid = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let context = TraceContext::parse(valid).expect("it is valid");
+    assert_eq!(context.trace_id, 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736);
+    assert_eq!((context.span_id, context.flags), (0x00f0_67aa_0ba9_02b7, 1));
+    assert_eq!(context.to_string(), valid);
+    let newer = "cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-what-may-come";
+    assert_eq!(TraceContext::parse(newer), Some(context));
+    for wrong in [
+        "",
+        "00",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more",
+        "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+        "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e47-00f067aa0ba902b7-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-1",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-+0f067aa0ba902b7-01",
+        "0-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    ] {
+        assert_eq!(TraceContext::parse(wrong), None, "{wrong}");
+    }
+    let once = Message::new("x").with_header("traceparent", valid);
+    assert_eq!(TraceContext::of(&once), Some(context));
+    assert_eq!(TraceContext::of(&once.clone().with_header("traceparent", valid)), None, "it is there twice");
+}
+
+#[test]
+fn a_destination_is_read_from_what_each_adapter_is_bound_to() {
+    let told = |bound_to| format!("{:?}", Destination::of(bound_to));
+    assert_eq!(
+        told("kafka:M-kd9/orders/ledger/blue"),
+        r#"Destination { system: Some("kafka"), name: "orders", group: Some("ledger/blue") }"#
+    );
+    assert_eq!(told("rabbitmq:///orders"), r#"Destination { system: Some("rabbitmq"), name: "orders", group: None }"#);
+    assert_eq!(
+        told("sqs:arn:aws:sqs:eu-central-1:123456789012:orders"),
+        r#"Destination { system: Some("aws_sqs"), name: "orders", group: None }"#
+    );
+    assert_eq!(told("queue"), r#"Destination { system: None, name: "queue", group: None }"#);
+}

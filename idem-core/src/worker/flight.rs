@@ -1,0 +1,128 @@
+//! What is received and not settled: how much of it there may be, and for how long the oldest is here.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
+
+use crate::config::WorkerSettings;
+
+/// The limits on what is in flight.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    count_max: usize,
+    bytes_max: usize,
+    count: Arc<Semaphore>,
+    bytes: Arc<Semaphore>,
+    /// When what is here came, one entry for everything that was received at once; of what is settled nothing is left.
+    arrivals: Mutex<VecDeque<Weak<Instant>>>,
+}
+
+/// The share of the limits that a message takes until it is settled.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    _count: OwnedSemaphorePermit,
+    _bytes: OwnedSemaphorePermit,
+    _arrived: Arc<Instant>,
+}
+
+impl Flight {
+    pub(crate) fn new(settings: &WorkerSettings) -> Self {
+        Self {
+            count_max: settings.in_flight,
+            bytes_max: settings.in_flight_bytes,
+            count: Arc::new(Semaphore::new(settings.in_flight)),
+            bytes: Arc::new(Semaphore::new(settings.in_flight_bytes)),
+            arrivals: Mutex::default(),
+        }
+    }
+
+    /// Waits until there is room for a message, and answers for how many.
+    pub(crate) async fn room(&self) -> usize {
+        // The semaphore is never closed.
+        drop(self.count.acquire().await);
+        self.count.available_permits().max(1)
+    }
+
+    /// Notes that messages were received now, which live for as long as their permits.
+    pub(crate) fn arrive(&self, now: Instant) -> Arc<Instant> {
+        let arrived = Arc::new(now);
+        let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        if arrivals.len() == arrivals.capacity() {
+            arrivals.retain(|arrived| arrived.strong_count() > 0);
+            // As much room again, so that this costs each arrival a constant time.
+            let alive = arrivals.len();
+            arrivals.reserve(alive + 1);
+        }
+        arrivals.push_back(Arc::downgrade(&arrived));
+        arrived
+    }
+
+    /// The share of a message of this size, if there is room for it now. One that is larger than the whole takes the whole.
+    pub(crate) fn try_permit(&self, bytes: usize, arrived: &Arc<Instant>) -> Option<Permit> {
+        let count = Arc::clone(&self.count).try_acquire_owned().ok()?;
+        let bytes = Arc::clone(&self.bytes).try_acquire_many_owned(self.share(bytes)).ok()?;
+        Some(Permit { _count: count, _bytes: bytes, _arrived: Arc::clone(arrived) })
+    }
+
+    /// The same, waited for.
+    pub(crate) async fn permit(&self, bytes: usize, arrived: &Arc<Instant>) -> Option<Permit> {
+        let count = Arc::clone(&self.count).acquire_owned().await.ok()?;
+        let bytes = Arc::clone(&self.bytes).acquire_many_owned(self.share(bytes)).await.ok()?;
+        Some(Permit { _count: count, _bytes: bytes, _arrived: Arc::clone(arrived) })
+    }
+
+    fn share(&self, bytes: usize) -> u32 {
+        u32::try_from(bytes.min(self.bytes_max)).unwrap_or(u32::MAX)
+    }
+
+    /// Messages received and not settled.
+    pub(crate) fn messages(&self) -> usize {
+        self.count_max - self.count.available_permits()
+    }
+
+    /// What they take.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes_max - self.bytes.available_permits()
+    }
+
+    /// For how long the oldest of them is here.
+    pub(crate) fn oldest(&self, now: Instant) -> Option<Duration> {
+        let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        while arrivals.front().is_some_and(|arrived| arrived.strong_count() == 0) {
+            arrivals.pop_front();
+        }
+        arrivals.front().and_then(Weak::upgrade).map(|arrived| now.duration_since(*arrived))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn j11_the_oldest_that_is_not_settled_is_known_however_much_came_after_it() {
+        let flight = Flight::new(&WorkerSettings::default());
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(flight.oldest(at(0)), None);
+        let stuck = flight.try_permit(10, &flight.arrive(at(1))).expect("there is room");
+        for second in 2..10_000 {
+            drop(flight.try_permit(10, &flight.arrive(at(second))).expect("there is room"));
+        }
+        assert_eq!((flight.messages(), flight.bytes()), (1, 10));
+        assert_eq!(flight.oldest(at(10_000)), Some(Duration::from_secs(9_999)));
+        assert!(flight.arrivals.lock().expect("nobody panicked").capacity() < 64, "what is settled takes no room");
+        let later = flight.try_permit(10, &flight.arrive(at(10_000))).expect("there is room");
+        drop(stuck);
+        assert_eq!(flight.oldest(at(10_001)), Some(Duration::from_secs(1)));
+        drop(later);
+        assert_eq!(flight.oldest(at(10_001)), None);
+    }
+}

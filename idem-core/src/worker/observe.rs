@@ -1,0 +1,146 @@
+//! What can be seen of a running worker: the view, the gauges, and the lines that sum up.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    Pause, Shared, Summary,
+    flight::Flight,
+    gate::Gate,
+    recent::{Incident, IncidentKind, Recent},
+    stats::Stats,
+};
+use crate::{
+    cleanup::CleanupState,
+    source::Source,
+    store::{ControlState, Store},
+    telemetry::WorkerMetrics,
+};
+
+/// How often the gauges are set and left-out lines are summed up.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// How often the duplicates that were skipped are told in one line (R89).
+const SKIPPED_EVERY: Duration = Duration::from_secs(10);
+
+/// A view of a running worker.
+#[derive(Debug, Clone)]
+pub struct WorkerView {
+    pub(super) lanes: usize,
+    pub(super) stats: Arc<Stats>,
+    pub(super) metrics: Arc<WorkerMetrics>,
+    pub(super) flight: Arc<Flight>,
+    pub(super) recent: Arc<Recent>,
+    pub(super) gate: Arc<Gate>,
+}
+
+/// What a worker has in hand now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Load {
+    /// Messages received and not settled.
+    pub messages: usize,
+    /// The bytes they take.
+    pub bytes: usize,
+    /// For how long the oldest of them is here.
+    pub oldest: Option<Duration>,
+    /// Units that may run side by side.
+    pub lanes: usize,
+    /// Lanes among them that cannot reach the database.
+    pub lanes_down: usize,
+}
+
+impl WorkerView {
+    /// What the worker has done so far. [`Summary::ran_for`] is zero here.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        self.stats.summary(Duration::ZERO)
+    }
+
+    /// Whether the worker has attached to its broker and registered with its store. It stays so: what goes wrong later
+    /// is told by [`pause`](Self::pause) and by the end of the run.
+    #[must_use]
+    pub fn has_joined(&self) -> bool {
+        self.gate.has_joined()
+    }
+
+    /// Why the worker takes nothing in now; `None` while it does.
+    #[must_use]
+    pub fn pause(&self) -> Option<Pause> {
+        self.gate.pause()
+    }
+
+    /// What cleanup in this worker has done, and how far behind it is; `None` where it is off.
+    #[must_use]
+    pub fn cleanup(&self) -> Option<CleanupState> {
+        self.stats.cleaning()
+    }
+
+    /// The task of the worker that died, where one did. The worker then ends, as soon as what is running has ended.
+    #[must_use]
+    pub fn dead_task(&self) -> Option<&'static str> {
+        self.gate.dead()
+    }
+
+    /// What it has in hand now.
+    #[must_use]
+    pub fn load(&self) -> Load {
+        Load {
+            messages: self.flight.messages(),
+            bytes: self.flight.bytes(),
+            oldest: self.flight.oldest(Instant::now()),
+            lanes: self.lanes,
+            lanes_down: self.gate.lanes_down(),
+        }
+    }
+
+    /// The last incidents of one kind, the newest first. Where there are very many, some are left out.
+    #[must_use]
+    pub fn recent(&self, kind: IncidentKind) -> Vec<Incident> {
+        self.recent.last(kind)
+    }
+
+    /// Sets the gauges to what is so now. The worker does it every second; an exporter that is asked may do it too.
+    #[allow(clippy::cast_precision_loss, reason = "gauges are floating, and these numbers are small")]
+    pub fn measure(&self) {
+        let (load, pause, is) = (self.load(), self.pause(), |yes| f64::from(u8::from(yes)));
+        self.metrics.in_flight.set(load.messages as f64);
+        self.metrics.in_flight_bytes.set(load.bytes as f64);
+        self.metrics.oldest_unsettled.set(load.oldest.unwrap_or_default().as_secs_f64());
+        self.metrics.lanes_down.set(load.lanes_down as f64);
+        self.metrics.paused.set(is(pause.is_some()));
+        self.metrics.halted.set(is(matches!(pause, Some(Pause::Control(ControlState::Halted, _)))));
+        self.metrics.breaker_open.set(is(self.gate.breaker_is_open()));
+        self.metrics.ready.set(is(self.gate.has_joined() && !self.gate.is_leaving()));
+        let cleanup = self.cleanup().unwrap_or_default();
+        self.metrics.cleanup_failed_cycles.set(cleanup.failed_cycles);
+        self.metrics.cleanup_lag.set(cleanup.backlog.map_or(0.0, |backlog| backlog.lag.as_secs_f64()));
+        let records = cleanup.backlog.and_then(|backlog| backlog.records).unwrap_or(0);
+        self.metrics.records.set(records as f64);
+    }
+}
+
+/// Sets the gauges every second, and tells in one line what would be too many.
+pub(super) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, view: WorkerView) {
+    let (mut told, mut told_at) = (0, None::<Instant>);
+    loop {
+        let is_last = shared.shutdown.is_cancelled();
+        view.measure();
+        let now = Instant::now();
+        shared.lines.sum_up(&shared.consumer.name, now);
+        let skipped = view.summary().duplicates;
+        let is_due = is_last || told_at.is_none_or(|at| now.duration_since(at) >= SKIPPED_EVERY);
+        if skipped > told && is_due {
+            tracing::info!("[{}] Skipped {} duplicates, {skipped} in all", shared.consumer.name, skipped - told);
+            (told, told_at) = (skipped, Some(now));
+        }
+        if is_last {
+            return;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(EVERY) => {}
+            () = shared.shutdown.cancelled() => {}
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The last few things that a person would want to look at, for a page that shows them.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{key::IdempotencyKey, message::Origin};
+
+/// How many of each kind are kept.
+const KEPT: usize = 10;
+
+/// What an [`Incident`] is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum IncidentKind {
+    /// A key was used before for another payload.
+    Conflict,
+    /// A message was set aside.
+    DeadLetter,
+    /// The database or the broker could not be used, or a message waits for it.
+    Error,
+}
+
+/// Something that went wrong lately. It holds no value of a payload, header, statement or row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Incident {
+    at: Instant,
+    /// What it is about.
+    pub kind: IncidentKind,
+    /// The message's key, where it is about one that has a key.
+    pub key: Option<IdempotencyKey>,
+    /// Where the message came from, where it is about one.
+    pub origin: Option<Origin>,
+    /// What happened.
+    pub text: String,
+}
+
+impl Incident {
+    /// How long ago it was.
+    #[must_use]
+    pub fn ago(&self) -> Duration {
+        self.at.elapsed()
+    }
+}
+
+/// The last incidents of each kind, of those that were logged: in a flood some are left out here as there.
+#[derive(Debug, Default)]
+pub(crate) struct Recent {
+    conflicts: Mutex<VecDeque<Incident>>,
+    dead_letters: Mutex<VecDeque<Incident>>,
+    errors: Mutex<VecDeque<Incident>>,
+}
+
+impl Recent {
+    fn of(&self, kind: IncidentKind) -> &Mutex<VecDeque<Incident>> {
+        match kind {
+            IncidentKind::Conflict => &self.conflicts,
+            IncidentKind::DeadLetter => &self.dead_letters,
+            IncidentKind::Error => &self.errors,
+        }
+    }
+
+    pub(crate) fn note(
+        &self,
+        kind: IncidentKind,
+        key: Option<&IdempotencyKey>,
+        origin: Option<&Origin>,
+        text: impl Into<String>,
+    ) {
+        let incident =
+            Incident { at: Instant::now(), kind, key: key.cloned(), origin: origin.cloned(), text: text.into() };
+        let mut kept = self.of(kind).lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push_front(incident);
+        kept.truncate(KEPT);
+    }
+
+    /// The last of one kind, the newest first.
+    pub(crate) fn last(&self, kind: IncidentKind) -> Vec<Incident> {
+        self.of(kind).lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+}

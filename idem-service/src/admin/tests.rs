@@ -1,0 +1,67 @@
+//! What the endpoints answer, without a worker behind them.
+
+use axum::{
+    body::{Body, to_bytes},
+    http::Request,
+};
+use idem_core::CancellationToken;
+use tower::ServiceExt as _;
+
+use super::*;
+
+fn admin() -> Admin {
+    let recorder = metrics::recorder().expect("our histograms have buckets");
+    let recorded = Some(recorder.handle());
+    Admin { status: Arc::new(Status::new("<b>ledger</b>", CancellationToken::new())), recorded }
+}
+
+async fn answer(admin: &Admin, method: &str, path: &str) -> (Response, String) {
+    let request = Request::builder().method(method).uri(path).body(Body::empty()).expect("a request");
+    let (parts, body) = routes(admin.clone()).oneshot(request).await.expect("an answer").into_parts();
+    let body = to_bytes(body, 1 << 24).await.expect("a body");
+    (Response::from_parts(parts, Body::empty()), String::from_utf8(body.to_vec()).expect("text"))
+}
+
+#[tokio::test]
+async fn the_page_allows_no_script_and_nothing_from_elsewhere() {
+    let (response, html) = answer(&admin(), "GET", "/").await;
+    let policy = response.headers()[header::CONTENT_SECURITY_POLICY].to_str().expect("text").to_owned();
+    assert!(policy.starts_with("default-src 'none'; style-src 'self';"), "{policy}");
+    assert!(!policy.contains("unsafe") && !policy.contains("script"), "{policy}");
+    assert!(html.contains("&lt;b&gt;ledger&lt;/b&gt;") && !html.contains("<b>"), "{html}");
+    assert!(!html.contains("http:") && !html.contains("https:") && !html.contains("<script"), "{html}");
+    assert!(!page::STYLE.contains("url("), "a style sheet may load things too");
+    let (response, style) = answer(&admin(), "GET", page::STYLE_PATH).await;
+    assert_eq!((response.status(), style.as_str()), (StatusCode::OK, page::STYLE));
+}
+
+#[tokio::test]
+async fn nothing_can_be_changed() {
+    for path in ["/", page::STYLE_PATH, "/metrics", "/healthz", "/readyz"] {
+        for method in ["POST", "PUT", "PATCH", "DELETE"] {
+            let (response, _) = answer(&admin(), method, path).await;
+            assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
+        }
+    }
+}
+
+/// A task that shares its only thread with the endpoint goes on while 10,000 series are written.
+#[tokio::test(flavor = "current_thread")]
+async fn a_scrape_of_10_000_series_does_not_block_the_worker() {
+    let recorder = metrics::recorder().expect("our histograms have buckets");
+    let admin = Admin { recorded: Some(recorder.handle()), ..admin() };
+    ::metrics::with_local_recorder(&recorder, || {
+        for number in 0..10_000 {
+            ::metrics::counter!("of_the_application", "number" => number.to_string()).increment(1);
+        }
+    });
+    let scrape = tokio::spawn(async move { answer(&admin, "GET", "/metrics").await });
+    // The scrape has its turn, and then it is this task's: had it been written on this thread, it would be done.
+    tokio::task::yield_now().await;
+    assert!(!scrape.is_finished(), "the series were written on the thread of the worker");
+    let (response, text) = scrape.await.expect("an answer");
+    assert_eq!(
+        (response.status(), text.lines().filter(|line| line.ends_with("} 1")).count()),
+        (StatusCode::OK, 10_000)
+    );
+}

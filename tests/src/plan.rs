@@ -32,6 +32,8 @@ pub struct Plan {
     pub handler_ms: u64,
     /// The bug that made messages of [`Act::FailUntilRepaired`] fail is repaired in this process.
     pub repaired: bool,
+    /// The process is of a release that needs the table `notes`, and notes each message that it handles.
+    pub newer: bool,
 }
 
 /// Where the consumer's database is.
@@ -46,14 +48,25 @@ pub enum StorePlan {
     TokioPostgres {
         /// Its URL.
         url: String,
-        /// Whether the handlers of a batch run at once.
-        pipelined: bool,
+        /// How a unit's messages are handled.
+        handling: Handling,
     },
     /// A SQLite file.
     Sqlite {
         /// Its path.
         path: PathBuf,
     },
+}
+
+/// How a unit's messages are handled, where the store leaves a choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Handling {
+    /// One after the other.
+    InOrder,
+    /// At once, on the transaction that they share.
+    Pipelined,
+    /// By one call of a batch handler, duplicates of the last minutes told from memory: what is fastest.
+    TogetherWithCache,
 }
 
 /// The payload of a message.

@@ -9,8 +9,8 @@ use std::{
 };
 
 use idem_core::{
-    CancellationToken, CleanupSchedule, DedupConsumer, Effects, Handler, HandlerError, Handlers, Message, RetryPolicy,
-    Store, Tx, Worker,
+    BatchAnswer, BatchHandler, CancellationToken, CleanupSettings, DedupConsumer, Effects, Handler, HandlerError,
+    Handlers, Message, RetryPolicy, Store, Tx, Worker,
     failpoint::{self, Action},
 };
 use idem_sqlx::{Postgres, Sqlite};
@@ -18,7 +18,8 @@ use idem_testkit::{
     failpoints::{self, Armed},
     memory::{RemotePublisher, RemoteSource},
 };
-use idem_tests::plan::{Act, BAD_PLAN, NOT_REACHED, Payment, Plan, StorePlan, WORKER_FAILED};
+use idem_tests::plan::{Act, BAD_PLAN, Handling, NOT_REACHED, Payment, Plan, StorePlan, WORKER_FAILED};
+use sqlx::{Connection as _, Executor as _, PgConnection};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -27,6 +28,8 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 const RECORD_EFFECT: &str = "INSERT INTO effects (message_key, sequence, account, cents) VALUES ($1, $2, $3, $4)";
 const CREDIT_ACCOUNT: &str = "INSERT INTO balances (account, cents) VALUES ($1, $2) \
                               ON CONFLICT (account) DO UPDATE SET cents = balances.cents + excluded.cents";
+
+const NOTE: &str = "INSERT INTO idem.notes (message_key) VALUES ($1)";
 
 fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,idem_core=debug"));
@@ -61,7 +64,13 @@ fn main() -> ExitCode {
 /// Runs the worker to its end. Answers whether every failpoint was reached.
 async fn consume(plan: Plan, armed: &[Armed]) -> Result<bool, BoxError> {
     match plan.store.clone() {
-        StorePlan::Postgres { url } => run(Postgres::connect(&url).await?, plan).await?,
+        StorePlan::Postgres { url } => {
+            if plan.newer {
+                // As a release does that knows the migration: it refuses a schema without it.
+                PgConnection::connect(&url).await?.execute("SELECT FROM idem.notes LIMIT 0").await?;
+            }
+            run(Postgres::connect(&url).await?, plan).await?;
+        }
         StorePlan::TokioPostgres { url, .. } => run(idem_tokio_postgres::Postgres::connect(&url).await?, plan).await?,
         StorePlan::Sqlite { path } => run(Sqlite::open(path).await?, plan).await?,
     }
@@ -89,23 +98,34 @@ where
     let source = RemoteSource::connect(&plan.socket, &plan.queue).await;
     let publisher = RemotePublisher::new(&plan.socket, &plan.dead_letters);
     let effects = if plan.outside { Effects::Outside } else { Effects::InTransaction };
-    let pipelined = matches!(plan.store, StorePlan::TokioPostgres { pipelined: true, .. }) && !plan.outside;
+    let handling = match plan.store {
+        StorePlan::TokioPostgres { handling, .. } if !plan.outside => handling,
+        StorePlan::TokioPostgres { .. } | StorePlan::Postgres { .. } | StorePlan::Sqlite { .. } => Handling::InOrder,
+    };
     let handler = Payments { plan: plan.clone(), failed: Mutex::default() };
-    let consumer = DedupConsumer::builder(store, "payments")
-        .handler(handler)
+    let consumer = DedupConsumer::builder(store, "payments");
+    let (consumer, cache_for) = match handling {
+        Handling::InOrder => (consumer.handler(handler), None),
+        Handling::Pipelined => (consumer.handler(handler).handlers(Handlers::pipelined()), None),
+        Handling::TogetherWithCache => (consumer.batch_handler(Together(handler)), Some(Duration::from_secs(60))),
+    };
+    let consumer = consumer
         .effects(effects)
-        .handlers(if pipelined { Handlers::pipelined() } else { Handlers::InOrder })
         .handler_deadline(Duration::from_secs(10))
         .busy_timeout(Duration::from_secs(2))
         .lanes(plan.lanes)
         .build()?;
-    let cleanup = plan.cleanup_rows.map(|rows_max| CleanupSchedule {
+    let cleanup = plan.cleanup_rows.map(|rows_max| CleanupSettings {
         every: Duration::from_secs(1),
         rows_max,
-        units_kept: Duration::ZERO,
-        ..CleanupSchedule::default()
+        units_kept: Duration::from_secs(60),
+        ..CleanupSettings::default()
     });
-    let worker = Worker::builder(consumer, source)
+    let mut worker = Worker::builder(consumer, source);
+    if let Some(time) = cache_for {
+        worker = worker.cache_for(time);
+    }
+    let worker = worker
         .batch(plan.batch)
         .retry(RetryPolicy { attempts: plan.attempts, first: Duration::from_millis(5), max: Duration::from_millis(50) })
         .publisher(publisher)
@@ -150,6 +170,22 @@ impl Payments {
     }
 }
 
+/// The same for all messages of a unit, by one call.
+struct Together(Payments);
+
+impl<S: Store> BatchHandler<S> for Together
+where
+    Payments: Handler<S>,
+{
+    async fn handle_batch(&self, messages: &[&Message], tx: &mut Tx<'_, S>) -> Result<BatchAnswer, HandlerError> {
+        let mut answers = Vec::with_capacity(messages.len());
+        for message in messages {
+            answers.push(self.0.handle(message, tx).await);
+        }
+        Ok(BatchAnswer::each(answers))
+    }
+}
+
 fn key_of(message: &Message) -> &str {
     message.key().map_or("", |key| key.as_str())
 }
@@ -168,6 +204,9 @@ macro_rules! credits {
                     .execute(tx.connection())
                     .await?;
                 sqlx::query(CREDIT_ACCOUNT).bind(payment.account).bind(payment.cents).execute(tx.connection()).await?;
+                if self.plan.newer {
+                    sqlx::query(NOTE).bind(key_of(message)).execute(tx.connection()).await?;
+                }
                 self.then(&payment).await
             }
         }

@@ -8,5 +8,6 @@
 )]
 
 mod crash;
+mod docs;
 mod support;
 mod worker;

@@ -78,9 +78,15 @@ impl Row {
     fn passes(&self) -> u64 {
         let Death::At(point) = self.death else { return 1 };
         // In batch mode the first five of a lane are alone, and some batches follow on the lane with more messages.
-        let units = if self.batch == 1 { 14 } else { 11 };
+        let units = match self.batch {
+            1 => 14,
+            // Some of its messages are told from memory, without a unit.
+            _ if self.kind == Kind::TokioPostgresTogether => 5,
+            _ => 11,
+        };
         match point {
             failpoint::RECV => 20,
+            failpoint::HANDLER_MID if self.kind == Kind::TokioPostgresTogether => units,
             failpoint::HANDLER_MID => (self.batch as u64 * 6).max(14),
             failpoint::DEAD_LETTER_SENT | failpoint::DEAD_LETTER_OK => wave::DEAD_LETTERS,
             // Garbled, failing and failing once, each in a unit of its own sooner or later.

@@ -16,6 +16,7 @@
 //! | G8, I1 | kills at `dead_letter_sent`, `dead_letter_ok`: kept and published before the original is settled |
 //! | J1, J2 | SIGTERM at any moment, kills at `drain` after one; SIGKILL at any moment |
 //! | J10 | each wave has messages without a key and with two |
+//! | J12 | [`rolling`]: workers of two releases on two schemas, side by side |
 //!
 //! `IDEM_SEED` makes a run's choices again: messages, order, where the kills land. `IDEM_CRASH_KILLS` is how many
 //! kills each failpoint gets, 3 unless set; `IDEM_CRASH_ONLY` runs the rows whose name holds it, such as
@@ -27,6 +28,7 @@ mod matrix;
 mod mild;
 mod poison;
 mod replay;
+mod rolling;
 mod stage;
 mod tokio_postgres;
 mod wave;

@@ -65,6 +65,7 @@ impl Stage {
             cleanup_rows: None,
             handler_ms: 0,
             repaired: false,
+            newer: false,
         };
         // In single mode no batch has to be earned.
         let producer = if batch == 1 { Producer::new(2, 14) } else { Producer::new(batch + 2, 30) };

@@ -32,6 +32,12 @@ async fn crash_matrix_tokio_postgres_pipelined_batch() {
     matrix(Kind::TokioPostgresPipelined, BATCH).await;
 }
 
+/// As [`super::matrix`], in the fastest configuration: a batch handler, and the cache of committed keys.
+#[tokio::test]
+async fn crash_matrix_tokio_postgres_together_batch() {
+    matrix(Kind::TokioPostgresTogether, BATCH).await;
+}
+
 /// As [`super::mild`].
 #[tokio::test]
 async fn errors_tokio_postgres() {

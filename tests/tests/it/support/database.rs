@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use idem_core::{Bookkeeping, ConsumerName, ParkedDeadLetter};
 use idem_sqlx::{Postgres, Sqlite};
-use idem_tests::plan::StorePlan;
+use idem_tests::plan::{Handling, StorePlan};
 use sqlx::{Connection, PgConnection, SqliteConnection, query, query_as, query_scalar};
 
 use super::postgres::FreshPostgres;
@@ -17,6 +17,8 @@ pub(crate) enum Kind {
     TokioPostgres,
     /// The same, handlers at once.
     TokioPostgresPipelined,
+    /// The same, one batch handler, with the cache of committed keys: what the benchmark's fastest line uses.
+    TokioPostgresTogether,
     Sqlite,
 }
 
@@ -51,7 +53,7 @@ impl Database {
     /// A new database. A SQLite file is `folder/idem.db`.
     pub(crate) async fn fresh(kind: Kind, folder: &std::path::Path) -> Self {
         match kind {
-            Kind::Postgres | Kind::TokioPostgres | Kind::TokioPostgresPipelined => {
+            Kind::Postgres | Kind::TokioPostgres | Kind::TokioPostgresPipelined | Kind::TokioPostgresTogether => {
                 let place = FreshPostgres::create("idem_crash").await.without_waiting_for_the_disk().await;
                 let mut connection = PgConnection::connect(&place.url()).await.unwrap();
                 for table in TABLES {
@@ -81,10 +83,14 @@ impl Database {
     /// Where the consumer finds it.
     pub(crate) fn plan(&self) -> StorePlan {
         match &self.place {
-            Place::Postgres(place) if self.kind == Kind::Postgres => StorePlan::Postgres { url: place.url() },
             Place::Postgres(place) => {
-                let pipelined = self.kind == Kind::TokioPostgresPipelined;
-                StorePlan::TokioPostgres { url: place.url(), pipelined }
+                let through = |handling| StorePlan::TokioPostgres { url: place.url(), handling };
+                match self.kind {
+                    Kind::TokioPostgres => through(Handling::InOrder),
+                    Kind::TokioPostgresPipelined => through(Handling::Pipelined),
+                    Kind::TokioPostgresTogether => through(Handling::TogetherWithCache),
+                    Kind::Postgres | Kind::Sqlite => StorePlan::Postgres { url: place.url() },
+                }
             }
             Place::Sqlite(path) => StorePlan::Sqlite { path: path.clone() },
         }

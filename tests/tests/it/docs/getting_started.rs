@@ -1,0 +1,51 @@
+//! `docs/guide/getting-started.md` as one script: each of its commands, in its order, in one shell.
+
+use std::{os::unix::fs::PermissionsExt as _, time::Duration};
+
+use tokio::process::Command;
+
+use super::programs;
+
+/// How long the whole page may take. It only ends a page that waits for something that does not come.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The text with the next free port and a name of its own, because tests share their servers.
+fn made_unique(text: &str, name: &str) -> String {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).unwrap();
+    text.replace("getting_started", name).replace("9900", &free.port().to_string())
+}
+
+#[tokio::test]
+async fn the_page_works_from_its_first_command_to_its_last() {
+    let name = format!("getting_started_{:08x}", fastrand::u32(..));
+    let page = programs::read("docs/guide/getting-started.md");
+    // The programs are built already: in this test's own profile, beside it.
+    let script = programs::blocks(&page, "sh").concat().replace("cargo build ", ": cargo build ");
+    let outputs = programs::blocks(&page, "text").concat();
+    assert!(script.lines().count() > 40 && outputs.lines().count() > 5, "{script}\n{outputs}");
+    // It stands for the root of the clone, in which the page leaves files.
+    let folder = std::env::temp_dir().join(&name);
+    std::fs::create_dir_all(folder.join("target")).unwrap();
+    std::os::unix::fs::symlink(programs::folder(), folder.join("target/release")).unwrap();
+    let servers = folder.join("servers");
+    std::fs::write(&servers, format!("#!/bin/sh\nexec '{}/servers' \"$@\"\n", programs::root().display())).unwrap();
+    std::fs::set_permissions(&servers, std::fs::Permissions::from_mode(0o755)).unwrap();
+
+    // What a person sees who types it in; a command that fails ends it, and no worker outlives it.
+    let strict = "exec 2>&1; set -euo pipefail; trap 'kill -KILL $(jobs -p) 2>/dev/null || true' EXIT\n";
+    let shell = Command::new("timeout")
+        .args([&PATIENCE.as_secs().to_string(), "bash", "-c"])
+        .arg(format!("{strict}{}", made_unique(&script, &name)))
+        .current_dir(&folder)
+        .env_remove("DATABASE_URL")
+        .output();
+    let output = shell.await.unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let log = std::fs::read_to_string(folder.join("worker.log")).unwrap_or_default();
+    assert!(output.status.success(), "{}:\n{printed}\n{log}", output.status);
+    let mut lines = printed.lines();
+    for wanted in outputs.lines() {
+        assert!(lines.any(|line| line.contains(wanted)), "not printed, or not in this order: {wanted}\n{printed}");
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -1,0 +1,131 @@
+//! The pages of `docs/guide`: their commands run, their statements do what is said of them, their links lead somewhere.
+
+use std::path::Path;
+
+use idem_core::{DedupConsumer, Effects, Handler, HandlerError, Message, Tx};
+use idem_sqlx::Postgres;
+use idem_testkit::message;
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, query_scalar, raw_sql};
+use tokio::process::Command;
+
+use super::programs;
+use crate::support::postgres::FreshPostgres;
+
+/// The pages whose commands are run here. Those of operations.md are run by the tests of the command itself, where each
+/// meets the rows that it is about.
+const RUN_HERE: [&str; 4] = ["keys-and-retention", "migrating", "privacy", "situations"];
+const RUN_ELSEWHERE: [&str; 2] = ["getting-started", "operations"];
+
+struct Accepting;
+
+impl Handler<Postgres> for Accepting {
+    async fn handle(&self, _: &Message, _: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+        Ok(())
+    }
+}
+
+/// The pages of a folder, by their names without the ending.
+fn pages(folder: &str) -> Vec<String> {
+    let files = std::fs::read_dir(programs::root().join(folder)).unwrap();
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let mut pages: Vec<String> = names.filter_map(|name| name.strip_suffix(".md").map(str::to_owned)).collect();
+    pages.sort();
+    pages
+}
+
+#[tokio::test]
+async fn every_command_of_the_pages_does_what_it_says() {
+    for page in RUN_HERE {
+        let place = FreshPostgres::create("idem_pages").await;
+        let store = Postgres::connect(&place.url()).await.unwrap();
+        store.migrate().await.unwrap();
+        let consumer = DedupConsumer::builder(store.clone(), "orders").handler(Accepting);
+        let consumer = consumer.effects(Effects::InTransaction).build().unwrap();
+        assert!(consumer.process(vec![message("order-1", "250")]).await.unwrap()[0].is_processed());
+        let text = programs::read(&format!("docs/guide/{page}.md"));
+        let setup = AssertSqlSafe(programs::blocks(&text, "sql").concat());
+        let mut database = PgConnection::connect(&place.url()).await.unwrap();
+        raw_sql(setup).execute(&mut database).await.unwrap();
+        database.close().await.unwrap();
+        let script = programs::blocks(&text, "sh").concat();
+        let path = format!("{}:{}", programs::folder().display(), std::env::var("PATH").unwrap());
+        let mut shell = Command::new("bash");
+        shell.args(["-euxo", "pipefail", "-c", &script]).env("PATH", path).env("DATABASE_URL", place.url());
+        let output = shell.output().await.unwrap();
+        assert!(output.status.success(), "{page}: {}", String::from_utf8_lossy(&output.stderr));
+        store.disconnect().await;
+        place.remove().await;
+    }
+}
+
+#[test]
+fn no_page_has_commands_that_nobody_runs() {
+    let with_commands = pages("docs/guide").into_iter().filter(|page| {
+        let text = programs::read(&format!("docs/guide/{page}.md"));
+        !programs::blocks(&text, "sh").is_empty()
+    });
+    let mut run = [&RUN_HERE[..], &RUN_ELSEWHERE].concat();
+    run.sort_unstable();
+    assert_eq!(with_commands.collect::<Vec<_>>(), run);
+}
+
+/// R61 to R64, X10: each second block of SQL runs twice, and must leave what it left once; except for the one that is
+/// shown because it does not.
+#[tokio::test]
+async fn natural_idempotency_is_as_the_page_says() {
+    let page = programs::read("docs/guide/handlers-and-effects.md");
+    let place = FreshPostgres::create("idem_natural").await;
+    let mut database = PgConnection::connect(&place.url()).await.unwrap();
+    let mut sections = 0;
+    for section in page.split("\n### ").skip(1) {
+        let [setup, statement] = &programs::blocks(section, "sql")[..] else { continue };
+        sections += 1;
+        let table = setup.strip_prefix("CREATE TABLE ").and_then(|rest| rest.split(' ').next()).unwrap();
+        raw_sql(AssertSqlSafe(setup.as_str())).execute(&mut database).await.unwrap();
+        let mut states = Vec::new();
+        for _ in 0..2 {
+            let done = raw_sql(AssertSqlSafe(statement.as_str())).execute(&mut database).await.unwrap();
+            assert!(!states.is_empty() || done.rows_affected() == 1, "{statement} does nothing");
+            let all = AssertSqlSafe(format!("SELECT jsonb_agg(to_jsonb(t))::text FROM {table} AS t"));
+            states.push(query_scalar::<_, String>(all).fetch_one(&mut database).await.unwrap());
+        }
+        let is_idempotent = !section.starts_with("Not idempotent");
+        assert_eq!(states[0] == states[1], is_idempotent, "{statement}: {states:?}");
+    }
+    assert_eq!(sections, 4);
+    database.close().await.unwrap();
+    place.remove().await;
+}
+
+#[test]
+fn every_link_leads_to_a_file_and_a_heading() {
+    for folder in ["docs/guide", "docs/errors", "deploy"] {
+        for page in pages(folder) {
+            let text = programs::read(&format!("{folder}/{page}.md"));
+            for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+                if link.contains("://") {
+                    continue;
+                }
+                let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+                let path = if file.is_empty() {
+                    programs::root().join(folder).join(format!("{page}.md"))
+                } else {
+                    programs::root().join(folder).join(file)
+                };
+                assert!(path.exists(), "{folder}/{page}.md links to {link}");
+                assert!(heading.is_empty() || has_heading(&path, heading), "{folder}/{page}.md links to {link}");
+            }
+        }
+    }
+}
+
+/// Whether the page has a heading that is found under this name, as GitHub makes names of headings.
+fn has_heading(page: &Path, name: &str) -> bool {
+    let text = std::fs::read_to_string(page).unwrap();
+    let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches(['#', ' ']));
+    let name_of = |heading: &str| {
+        let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+        kept.collect::<String>().to_lowercase().replace(' ', "-")
+    };
+    headings.map(name_of).any(|heading| heading == name)
+}

@@ -1,0 +1,97 @@
+//! Each reason for which a message is set aside: it can be had, and has its page in `docs/errors`.
+
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    time::{Duration, SystemTime},
+};
+
+use idem_core::{HashRules, JsonMembers, Message, OlderThanRetention, RawPayload, Reason, Router, WorkerBuilder};
+use idem_testkit::{Defect, MemoryStore, memory::MemorySource};
+
+use super::scene::{Scene, drain, message};
+
+/// Why the worker has set the messages of its scene aside.
+async fn reasons(scene: &Scene, worker: WorkerBuilder<MemoryStore, MemorySource>) -> Vec<Reason> {
+    drain(scene, worker.breaker(false)).await;
+    scene.dead_letters().await.into_iter().map(|letter| letter.reason).collect()
+}
+
+async fn reasons_of_one_worker() -> Vec<Reason> {
+    let scene = Scene::new();
+    scene.queue.publish(Message::new("{}")).unwrap();
+    scene.queue.publish(message("old", "ok").with_sent_at(SystemTime::UNIX_EPOCH)).unwrap();
+    for (key, payload) in [
+        ("", "ok"),
+        ("large", &"x".repeat(2 << 20)),
+        ("twice", "paid"),
+        ("twice", "refunded"),
+        ("refused", "permanent"),
+        ("failing", "fail"),
+        ("slow", "block"),
+    ] {
+        scene.publish(key, payload);
+    }
+    let consumer = scene.consumer().handler_deadline(Duration::from_millis(50)).build().unwrap();
+    reasons(&scene, scene.worker_of(consumer).older_than_retention(OlderThanRetention::DeadLetter)).await
+}
+
+/// The keys differ in case, and this store's ids do not.
+async fn reasons_of_colliding_ids() -> Vec<Reason> {
+    let mut scene = Scene::new();
+    scene.store = MemoryStore::with_defect(Defect::CollidesKeys);
+    scene.publish("order", "ok");
+    scene.publish("ORDER", "ok");
+    reasons(&scene, scene.worker()).await
+}
+
+/// The third release has forgotten how the first one hashed.
+async fn reasons_of_a_forgotten_hash() -> Vec<Reason> {
+    let scene = Scene::new();
+    let first = || JsonMembers::only(["/a"]).unwrap();
+    let releases = [HashRules::new(first()), HashRules::new(RawPayload).and_formerly(first())];
+    for (number, rules) in releases.into_iter().enumerate() {
+        let release = scene.consumer().hash_rules(rules).build().unwrap();
+        release.process(vec![message(&format!("of-release-{number}"), r#"{"a":1}"#)]).await.unwrap();
+    }
+    scene.publish("of-release-0", r#"{"a":1}"#);
+    reasons(&scene, scene.worker()).await
+}
+
+async fn reasons_of_a_router() -> Vec<Reason> {
+    let scene = Scene::new();
+    scene.queue.publish(message("new", "ok").with_type("not-yet-known")).unwrap();
+    let consumer = scene.consumer().handler(Router::new().on("known", scene.script.clone())).build().unwrap();
+    reasons(&scene, scene.worker_of(consumer)).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_reason_can_be_had() {
+    let all = [
+        reasons_of_one_worker().await,
+        reasons_of_colliding_ids().await,
+        reasons_of_a_forgotten_hash().await,
+        reasons_of_a_router().await,
+    ];
+    let mut had: Vec<&str> = all.concat().iter().map(|reason| reason.as_str()).collect();
+    had.sort_unstable();
+    let mut wanted = Reason::ALL.map(Reason::as_str);
+    wanted.sort_unstable();
+    assert_eq!(had, wanted);
+}
+
+#[test]
+fn every_reason_has_its_page_and_every_page_its_reason() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/errors");
+    let read = |name: &str| std::fs::read_to_string(folder.join(format!("{name}.md"))).unwrap();
+    let index = read("README");
+    for reason in Reason::ALL {
+        let page = read(reason.as_str());
+        assert!(page.starts_with(&format!("# {reason}\n")), "{page}");
+        assert!(page.contains("\n## What happened\n") && page.contains("\n## What to do\n"), "{page}");
+        assert!(index.contains(&format!("[`{reason}`]({reason}.md)")), "{index}");
+    }
+    let files = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+    let pages: BTreeSet<String> = files.filter(|file| file != "README.md").collect();
+    assert_eq!(pages, Reason::ALL.iter().map(|reason| format!("{reason}.md")).collect());
+}

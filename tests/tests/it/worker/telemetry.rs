@@ -1,0 +1,238 @@
+//! What a worker tells of itself: metrics, spans, and log lines that stay few.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex},
+};
+
+use idem_core::{Message, OnConflict, telemetry};
+use idem_testkit::memory::{Faults, Rate};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use opentelemetry::trace::{SpanContext, SpanId, SpanKind, TraceFlags, TraceId, TraceState, TracerProvider as _};
+use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SpanData};
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+use tracing_subscriber::{fmt::MakeWriter, layer::SubscriberExt as _};
+
+use super::scene::{Running, Scene, drain, message, within};
+
+/// What was recorded, by metric and labels, as a number: of a histogram, how many values.
+fn recorded(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
+    let value = |value| match value {
+        DebugValue::Counter(count) => count as f64,
+        DebugValue::Gauge(value) => value.0,
+        DebugValue::Histogram(values) => values.len() as f64,
+    };
+    let snapshot = snapshotter.snapshot().into_vec().into_iter();
+    snapshot
+        .map(|(key, _, _, recorded)| {
+            let labels: Vec<String> =
+                key.key().labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+            (format!("{}{{{}}}", key.key().name(), labels.join(",")), value(recorded))
+        })
+        .collect()
+}
+
+/// R89, R95: every outcome is counted by consumer, duplicates by their cause too and dead letters by their reason, and no
+/// label holds a key, a hash or a payload.
+#[tokio::test]
+async fn r89_outcomes_are_counted_by_consumer_and_duplicates_by_cause() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let scene = Scene::new();
+    let worker = metrics::with_local_recorder(&recorder, || Running::new(scene.worker()));
+    scene.publish("a", "fine");
+    scene.publish("a", "fine");
+    scene.publish("a", "another payload");
+    scene.publish("b", "permanent");
+    scene.queue.publish(Message::new("{}")).unwrap();
+    within("draining the queue", scene.queue.drained()).await;
+    worker.view.measure();
+    worker.stop().await.unwrap();
+    let recorded = recorded(&snapshotter);
+    for (metric, value) in [
+        ("idem.received{consumer=ledger}", 5.0),
+        ("idem.processed{consumer=ledger}", 1.0),
+        ("idem.duplicates{consumer=ledger}", 1.0),
+        ("consumer.duplicate_skipped{consumer=ledger,cause=producer}", 1.0),
+        ("consumer.duplicate_skipped{consumer=ledger,cause=redelivery}", 0.0),
+        ("consumer.duplicate_skipped{consumer=ledger,cause=replay}", 0.0),
+        ("idem.duplicate_age{consumer=ledger}", 1.0),
+        ("idem.conflicts{consumer=ledger}", 1.0),
+        ("idem.dead_lettered{consumer=ledger}", 3.0),
+        ("idem.dead_letter_reasons{consumer=ledger,reason=conflict}", 1.0),
+        ("idem.dead_letter_reasons{consumer=ledger,reason=permanent}", 1.0),
+        ("idem.dead_letter_reasons{consumer=ledger,reason=missing-key}", 1.0),
+        ("idem.dead_letter_reasons{consumer=ledger,reason=malformed}", 0.0),
+        ("idem.in_flight{consumer=ledger}", 0.0),
+        ("idem.paused{consumer=ledger}", 0.0),
+    ] {
+        assert_eq!(recorded.get(metric), Some(&value), "{metric} in {recorded:#?}");
+    }
+    for metric in telemetry::METRICS {
+        let told = recorded.keys().any(|key| key.starts_with(&format!("{}{{consumer=ledger", metric.name)));
+        assert!(told, "nobody records {}", metric.name);
+    }
+    for metric in [telemetry::CLAIM_WAIT, telemetry::COMMIT_TIME, telemetry::HANDLER_TIME, telemetry::BATCH_SIZE] {
+        assert!(recorded[&format!("{}{{consumer=ledger}}", metric.name)] >= 1.0, "{}", metric.name);
+    }
+    let known = ["consumer=ledger", "cause=", "reason="];
+    for key in recorded.keys() {
+        let labels = key.split_once('{').unwrap().1.trim_end_matches('}');
+        assert!(labels.split(',').all(|label| known.iter().any(|known| label.starts_with(known))), "{key}");
+    }
+}
+
+/// What the broker marks as delivered before is a redelivery, and what it does not mark is the producer's.
+#[tokio::test]
+async fn r95_a_redelivery_is_told_from_a_producer_that_sends_twice() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let scene = Scene::new();
+    scene.queue.misbehave(Faults { resurrected: Rate::Always, ..Faults::default() });
+    scene.publish("a", "fine");
+    let worker = metrics::with_local_recorder(&recorder, || Running::new(scene.worker()));
+    worker.until("the message to come again", |worker| worker.view.summary().duplicates == 1).await;
+    within("draining the queue", scene.queue.drained()).await;
+    worker.stop().await.unwrap();
+    let recorded = recorded(&snapshotter);
+    assert_eq!(recorded["consumer.duplicate_skipped{consumer=ledger,cause=redelivery}"], 1.0, "{recorded:#?}");
+    assert_eq!(recorded["consumer.duplicate_skipped{consumer=ledger,cause=producer}"], 0.0);
+}
+
+#[derive(Clone, Default)]
+struct Captured(Arc<Mutex<Vec<u8>>>);
+
+impl Captured {
+    /// Captures what is logged from now on, on this thread.
+    fn log(level: tracing::Level) -> (Self, tracing::subscriber::DefaultGuard) {
+        let captured = Self::default();
+        let subscriber =
+            tracing_subscriber::fmt().with_max_level(level).with_writer(captured.clone()).with_ansi(false).finish();
+        (captured, tracing::subscriber::set_default(subscriber))
+    }
+
+    fn lines(&self) -> Vec<String> {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).lines().map(str::to_owned).collect()
+    }
+}
+
+impl io::Write for Captured {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Captured {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+fn left_out(line: &str) -> usize {
+    let number = line.split_once("left_out=").map_or("0", |(_, rest)| rest.split(' ').next().unwrap_or("0"));
+    number.parse().unwrap_or_else(|error| panic!("{error}: {line}"))
+}
+
+/// J8: 20,000 conflicts, as fast as they come, are at most ten lines a second, and each is told or counted as left out.
+#[tokio::test]
+async fn j8_each_of_20_000_conflicts_is_told_or_counted_in_few_lines() {
+    let (captured, _guard) = Captured::log(tracing::Level::INFO);
+    let scene = Scene::new();
+    scene.publish("order-1", "fine");
+    (0..20_000).for_each(|_| drop(scene.publish("order-1", "another payload")));
+    let begun = tokio::time::Instant::now();
+    let worker = Running::new(scene.worker().on_conflict(OnConflict::Acknowledge).batch(1_000));
+    within("draining the queue", scene.queue.drained()).await;
+    assert_eq!(worker.stop().await.unwrap().conflicts, 20_000);
+    let seconds = begun.elapsed().as_secs() as usize + 1;
+    let lines = captured.lines();
+    let written = lines.iter().filter(|line| line.contains("the key was used before for another payload")).count();
+    let counted: usize = lines.iter().map(|line| left_out(line)).sum();
+    assert_eq!(written + counted, 20_000, "{written} written, {counted} counted");
+    assert!(written <= 10 * (seconds + 1), "{written} lines in {seconds} s");
+    assert!(lines.len() <= written + seconds + 3, "{lines:#?}");
+}
+
+/// R89: one line each at DEBUG with consumer and key, and at INFO one line for all of them.
+#[tokio::test]
+async fn r89_skipped_duplicates_are_a_line_each_at_debug_and_one_line_at_info() {
+    for (level, each) in [(tracing::Level::DEBUG, 500), (tracing::Level::INFO, 0)] {
+        let (captured, _guard) = Captured::log(level);
+        let scene = Scene::new();
+        (0..501).for_each(|_| drop(scene.publish("order-1", "fine")));
+        let summary = drain(&scene, scene.worker()).await;
+        assert_eq!(summary.duplicates, 500);
+        let lines = captured.lines();
+        let skips = lines.iter().filter(|line| line.contains("[ledger] Skipping duplicate: order-1")).count();
+        assert_eq!(skips, each, "at {level}");
+        let told: Vec<_> = lines.iter().filter(|line| line.contains("[ledger] Skipped ")).collect();
+        // One when it was noticed, and one at the stop for those that came after.
+        assert!((1..=2).contains(&told.len()), "{told:#?}");
+        assert!(told.last().unwrap().contains("500 in all"), "{told:#?}");
+    }
+}
+
+const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+fn attribute(span: &SpanData, name: &str) -> Option<String> {
+    span.attributes.iter().find(|attribute| attribute.key.as_str() == name).map(|found| found.value.to_string())
+}
+
+/// An application that exports its spans sees each message's process span, linked to the span of its producer; with no
+/// trace, or one that is not valid, there is no link.
+#[tokio::test]
+async fn a_process_span_is_linked_to_the_producers() {
+    let exporter = InMemorySpanExporter::default();
+    let provider = SdkTracerProvider::builder().with_simple_exporter(exporter.clone()).build();
+    let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("idem"));
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(layer));
+    assert!(telemetry::link_spans_with(|span, producer| {
+        span.add_link(SpanContext::new(
+            TraceId::from(producer.trace_id),
+            SpanId::from(producer.span_id),
+            TraceFlags::new(producer.flags),
+            true,
+            TraceState::NONE,
+        ));
+    }));
+    let scene = Scene::new();
+    scene.queue.publish(message("linked", "fine").with_id("m-1").with_header("traceparent", TRACE)).unwrap();
+    scene.queue.publish(message("invalid", "fine").with_header("traceparent", "00-0-0-00")).unwrap();
+    scene.publish("failed", "permanent");
+    drain(&scene, scene.worker()).await;
+    let spans = exporter.get_finished_spans().unwrap();
+    let of = |key: &str| {
+        let found = spans.iter().find(|span| attribute(span, "idem.key").as_deref() == Some(key));
+        found.unwrap_or_else(|| panic!("no span of {key} in {spans:#?}"))
+    };
+    let linked = of("linked");
+    assert_eq!((linked.name.as_ref(), &linked.span_kind), ("process memory/orders", &SpanKind::Consumer));
+    assert_eq!(linked.links.len(), 1);
+    let producer = &linked.links[0].span_context;
+    assert_eq!(producer.trace_id().to_string(), "4bf92f3577b34da6a3ce929d0e0e4736");
+    assert_eq!((producer.span_id().to_string().as_str(), producer.is_sampled()), ("00f067aa0ba902b7", true));
+    for (name, value) in [
+        ("messaging.operation.name", "process"),
+        ("messaging.operation.type", "process"),
+        ("messaging.destination.name", "memory/orders"),
+        ("messaging.message.id", "m-1"),
+        ("idem.consumer", "ledger"),
+        ("idem.producer.trace_id", "4bf92f3577b34da6a3ce929d0e0e4736"),
+        ("idem.producer.span_id", "00f067aa0ba902b7"),
+    ] {
+        assert_eq!(attribute(linked, name).as_deref(), Some(value), "{name}");
+    }
+    assert!(of("invalid").links.is_empty());
+    assert_eq!(attribute(of("failed"), "error.type").as_deref(), Some("handler"));
+    for name in ["receive memory/orders", "settle memory/orders", "unit"] {
+        assert!(spans.iter().any(|span| span.name == name), "no span {name}");
+    }
+}

@@ -1,35 +1,48 @@
-//! Resident memory, measured in a process of its own: what an earlier measurement left behind is not the worker's.
+//! What is measured in a process of its own: memory, because what an earlier measurement left behind is not the worker's;
+//! and what runs on one thread.
 
 use std::{error::Error, process::Stdio};
 
 use serde_json::{Value, json};
 
-use crate::{amqp, engine, kafka};
+use crate::{
+    amqp, engine, kafka,
+    report::{Line, Table},
+};
 
-/// The first argument of a process that measures memory.
+/// The first argument of such a process.
 pub(crate) const FLAG: &str = "--alone";
 
 /// What such a process does, and prints as JSON.
-pub(crate) async fn measure(arguments: &[String]) -> Result<Value, Box<dyn Error>> {
+pub(crate) fn measure(arguments: &[String]) -> Result<Value, Box<dyn Error>> {
+    let runtime = tokio::runtime::Runtime::new()?;
     match arguments {
-        [what, messages] if what == "engine" => engine::memory(messages.parse()?).await,
-        [what, topic, messages] if what == "kafka" => kafka::resident(topic, messages.parse()?).await,
-        [what, queue, messages] if what == "rabbitmq" => amqp::resident(queue, messages.parse()?).await,
+        [what, kind, messages] if what == "engine-on-one-thread" => engine::on_one_thread(kind, messages.parse()?),
+        [what, messages] if what == "engine" => runtime.block_on(engine::memory(messages.parse()?)),
+        [what, topic, messages] if what == "kafka" => runtime.block_on(kafka::resident(topic, messages.parse()?)),
+        [what, queue, messages] if what == "rabbitmq" => runtime.block_on(amqp::resident(queue, messages.parse()?)),
         _ => Err(format!("{FLAG} is for the benchmark itself").into()),
     }
 }
 
-/// Starts such a process, prints what it measured, and answers it.
-pub(crate) async fn resident(title: &str, arguments: &[&str]) -> Result<Value, Box<dyn Error>> {
+/// Starts such a process, and answers what it measured.
+pub(crate) async fn run(arguments: &[&str]) -> Result<Value, Box<dyn Error>> {
     let mut process = tokio::process::Command::new(std::env::current_exe()?);
     let output = process.arg(FLAG).args(arguments).stderr(Stdio::inherit()).kill_on_drop(true).output().await?;
     if !output.status.success() {
-        return Err(format!("{title}: {}", output.status).into());
+        return Err(format!("{arguments:?}: {}", output.status).into());
     }
-    let measured: Value = serde_json::from_slice(&output.stdout)?;
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// Prints the resident memory of such a process at each tenth of its messages.
+pub(crate) async fn resident(id: &str, title: &str, arguments: &[&str]) -> Result<Table, Box<dyn Error>> {
+    let measured = run(arguments).await?;
+    let tenths: Vec<f64> = serde_json::from_value(measured["resident_mib"].clone())?;
     println!("\n{title}");
-    println!("  MiB at each tenth: {}; {} messages a second", measured["resident_mib"], measured["rate"]);
-    Ok(json!({ "title": title, "measured": measured }))
+    println!("  MiB at each tenth: {tenths:.0?}; {} messages a second", measured["rate"]);
+    let line = Line { name: "resident memory at each tenth".to_owned(), rounds: tenths };
+    Ok(Table { id: id.to_owned(), title: title.to_owned(), unit: "MiB".to_owned(), lines: vec![line] })
 }
 
 /// The process's resident memory in MiB.

@@ -22,8 +22,9 @@ use uuid::Uuid;
 use crate::{
     alone,
     drain::drain,
-    postgres::{INSERT, Insert, body, fresh, store},
-    report::{self, Case},
+    postgres::{fresh, store},
+    report::{Line, RATE, Table},
+    work::{CUSTOMERS, INSERT, Work, body},
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -68,7 +69,7 @@ impl Queue {
             let mut confirms = Vec::with_capacity(some.len());
             for n in some {
                 let key = format!(r#"{{"idempotencykey":"order-{}","#, n % keys);
-                let payload = body(n % keys).replacen('{', &key, 1);
+                let payload = body(n % keys % CUSTOMERS).replacen('{', &key, 1);
                 let persistent = BasicProperties::default().with_delivery_mode(2);
                 let options = BasicPublishOptions::default();
                 let name = self.name.clone();
@@ -116,47 +117,48 @@ impl Queue {
 }
 
 /// End to end, the work *insert*.
-pub(crate) async fn insert(url: &str, broker: &str, rounds: usize, messages: usize) -> Result<Value, Box<dyn Error>> {
+pub(crate) async fn insert(url: &str, broker: &str, rounds: usize, messages: usize) -> Result<Table, Box<dyn Error>> {
     let queue = Queue::declare(broker).await?;
     let mut connection = PgConnection::connect(url).await?;
-    let mut cases = [
-        Case::new("by hand: consume, begin, insert, commit, acknowledge"),
-        Case::new("idem, per-message handler, batches of 100, one lane"),
-        Case::new("idem, set-based handler, batches of 300, one lane"),
+    let mut lines = [
+        Line::new("by hand: consume, begin, insert, commit, acknowledge"),
+        Line::new("idem, per-message handler, batches of 100, one lane"),
+        Line::new("idem, set-based handler, batches of 300, one lane"),
     ];
     for _ in 0..rounds {
-        for (number, case) in cases.iter_mut().enumerate() {
+        for (number, line) in lines.iter_mut().enumerate() {
             fresh(&mut connection).await?;
             queue.fill(messages, messages).await?;
             let consumer =
                 || async { Ok::<_, Box<dyn Error>>(DedupConsumer::builder(store(url).await?, "bench").lanes(1)) };
             let took = match number {
                 0 => queue.by_hand(&mut connection, messages).await?,
-                1 => queue.idem(consumer().await?.handler(Insert), 100, None, messages).await?.0,
-                _ => queue.idem(consumer().await?.batch_handler(Insert), 300, None, messages).await?.0,
+                1 => queue.idem(consumer().await?.handler(Work::Insert), 100, None, messages).await?.0,
+                _ => queue.idem(consumer().await?.batch_handler(Work::Insert), 300, None, messages).await?.0,
             };
             let rows: i64 =
                 sqlx::query_scalar("SELECT count(*) FROM idem_bench.orders").fetch_one(&mut connection).await?;
             if rows != i64::try_from(messages)? {
-                return Err(format!("{}: {rows} rows for {messages} messages", case.name).into());
+                return Err(format!("{}: {rows} rows for {messages} messages", line.name).into());
             }
-            case.note(messages, took);
+            line.note(messages, took);
         }
     }
     queue.remove().await?;
     let title = format!(
         "RabbitMQ to PostgreSQL, insert of 200-byte JSON, {messages} messages a round, {rounds} rounds interleaved"
     );
-    Ok(report::print(&title, &cases))
+    Ok(Table::print("rabbitmq", title, RATE, lines.into()))
 }
 
 /// Resident memory over a long backlog.
-pub(crate) async fn memory(url: &str, broker: &str, messages: usize) -> Result<Value, Box<dyn Error>> {
+pub(crate) async fn memory(url: &str, broker: &str, messages: usize) -> Result<Table, Box<dyn Error>> {
     let queue = Queue::declare(broker).await?;
     queue.fill(messages, KEYS).await?;
     fresh(&mut PgConnection::connect(url).await?).await?;
     let title = format!("Resident memory over a backlog of {messages} messages from RabbitMQ");
-    let measured = alone::resident(&title, &["rabbitmq", queue.name.as_str(), &messages.to_string()]).await?;
+    let measured =
+        alone::resident("rabbitmq-memory", &title, &["rabbitmq", queue.name.as_str(), &messages.to_string()]).await?;
     queue.remove().await?;
     Ok(measured)
 }
@@ -164,7 +166,7 @@ pub(crate) async fn memory(url: &str, broker: &str, messages: usize) -> Result<V
 /// The same in the process that is measured.
 pub(crate) async fn resident(queue: &str, messages: usize) -> Result<Value, Box<dyn Error>> {
     let queue = Queue::open(&crate::rabbitmq()?, queue).await?;
-    let consumer = DedupConsumer::builder(store(&crate::url()?).await?, "bench").batch_handler(Insert);
+    let consumer = DedupConsumer::builder(store(&crate::url()?).await?, "bench").batch_handler(Work::Insert);
     let (took, resident) = queue.idem(consumer, 300, Some(5 * MINUTE), messages).await?;
     Ok(alone::answer(&resident, messages, took.as_secs_f64()))
 }

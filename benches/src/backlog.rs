@@ -15,6 +15,8 @@ use idem_core::{
 };
 use tokio::{sync::watch, time::Instant};
 
+use crate::postgres::Round;
+
 /// Makes message number `n`.
 pub(crate) type Make = Box<dyn Fn(usize) -> Message + Send + Sync>;
 
@@ -54,6 +56,9 @@ impl Source for Backlog {
     }
 
     async fn receive(&self, max: usize) -> Result<Received<()>, SourceError> {
+        if *self.done.borrow() {
+            return Ok(Received::End);
+        }
         let range = {
             let mut next = self.handed_over.lock().unwrap_or_else(PoisonError::into_inner);
             let range = *next..(*next + max).min(self.size);
@@ -72,7 +77,9 @@ impl Source for Backlog {
     }
 
     async fn settle(&self, settlements: Vec<((), Settle)>) -> Vec<Settled> {
-        let settled = self.settled.fetch_add(settlements.len(), Ordering::Relaxed) + settlements.len();
+        // What a stop gives back was not handled.
+        let done = settlements.iter().filter(|(_, settle)| matches!(settle, Settle::Acknowledge(_))).count();
+        let settled = self.settled.fetch_add(done, Ordering::Relaxed) + done;
         if settled >= self.size {
             self.done.send_replace(true);
         }
@@ -90,15 +97,19 @@ impl Source for Backlog {
     async fn close(&self, _deadline: Duration) {}
 }
 
-/// Runs `messages` of `make` through a worker, and answers how long that took.
+/// Runs `messages` of `make` through a worker, with a cache of committed keys or without, and answers how long that took.
 pub(crate) async fn consume<S: Store>(
     consumer: DedupConsumer<S>,
-    batch: usize,
+    cache: Option<Duration>,
     messages: usize,
-    make: fn(usize) -> Message,
+    make: Make,
 ) -> Result<Duration, Box<dyn Error>> {
-    let backlog = Arc::new(Backlog::new(messages, Box::new(make)));
-    let worker = Worker::builder_shared(consumer, Arc::clone(&backlog)).batch(batch).cleanup(None).build()?;
+    let backlog = Arc::new(Backlog::new(messages, make));
+    let mut worker = Worker::builder_shared(consumer, Arc::clone(&backlog)).cleanup(None);
+    if let Some(cache) = cache {
+        worker = worker.cache_for(cache);
+    }
+    let worker = worker.build()?;
     let stop = CancellationToken::new();
     let started = Instant::now();
     let running = tokio::spawn(worker.run(stop.clone()));
@@ -107,4 +118,32 @@ pub(crate) async fn consume<S: Store>(
     stop.cancel();
     running.await??;
     Ok(took)
+}
+
+/// Runs messages of `make` through a worker for this long, once `warm_up` of them are through.
+pub(crate) async fn consume_for<S: Store>(
+    consumer: DedupConsumer<S>,
+    batch: usize,
+    warm_up: usize,
+    time: Duration,
+    make: Make,
+) -> Result<Round, Box<dyn Error>> {
+    let backlog = Arc::new(Backlog::new(usize::MAX, make));
+    let worker = Worker::builder_shared(consumer, Arc::clone(&backlog)).batch(batch).cleanup(None).build()?;
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(worker.run(stop.clone()));
+    // From the end of one unit to that of another: in between, nothing is known of how far one is.
+    let settled_after = async |least: usize| {
+        while backlog.settled() < least && !running.is_finished() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        (backlog.settled(), Instant::now())
+    };
+    let (before, started) = settled_after(warm_up).await;
+    tokio::time::sleep(time).await;
+    let (after, ended) = settled_after(backlog.settled() + 1).await;
+    let (messages, took) = (after - before, ended - started);
+    stop.cancel();
+    let effects = usize::try_from(running.await??.processed)?;
+    Ok(Round { messages, took, effects })
 }

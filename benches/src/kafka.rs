@@ -23,8 +23,9 @@ use uuid::Uuid;
 use crate::{
     alone,
     drain::drain,
-    postgres::{INSERT, Insert, body, fresh, store},
-    report::{self, Case},
+    postgres::{fresh, store},
+    report::{Line, RATE, Table},
+    work::{CUSTOMERS, INSERT, Work, body},
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -50,7 +51,7 @@ impl Topic {
         let producer: ThreadedProducer<_> = topic.config().set("linger.ms", "20").create()?;
         for n in 0..messages {
             let key = format!("order-{}", n % keys);
-            let payload = body(n % keys).replacen('{', &format!(r#"{{"idempotencykey":"{key}","#), 1);
+            let payload = body(n % keys % CUSTOMERS).replacen('{', &format!(r#"{{"idempotencykey":"{key}","#), 1);
             while let Err((error, _)) = producer.send(BaseRecord::to(&topic.name).key(&key).payload(&payload)) {
                 if error.rdkafka_error_code() != Some(Code::QueueFull) {
                     return Err(error.into());
@@ -117,43 +118,48 @@ impl Topic {
 }
 
 /// End to end, the work *insert*.
-pub(crate) async fn insert(url: &str, brokers: &str, rounds: usize, messages: usize) -> Result<Value, Box<dyn Error>> {
+pub(crate) async fn insert(url: &str, brokers: &str, rounds: usize, messages: usize) -> Result<Table, Box<dyn Error>> {
     let topic = Topic::create(brokers, messages, messages).await?;
     let mut connection = PgConnection::connect(url).await?;
-    let mut cases = [
-        Case::new("by hand: poll, begin, insert, commit, commit the offset"),
-        Case::new("idem, per-message handler, batches of 100, one lane"),
-        Case::new("idem, set-based handler, batches of 500, one lane"),
+    let mut lines = [
+        Line::new("by hand: poll, begin, insert, commit, commit the offset"),
+        Line::new("idem, per-message handler, batches of 100, one lane"),
+        Line::new("idem, set-based handler, batches of 500, one lane"),
     ];
     for _ in 0..rounds {
-        for (number, case) in cases.iter_mut().enumerate() {
+        for (number, line) in lines.iter_mut().enumerate() {
             fresh(&mut connection).await?;
             let took = match number {
                 0 => topic.by_hand(&mut connection).await?,
                 1 => {
                     topic
-                        .idem(DedupConsumer::builder(store(url).await?, "bench").lanes(1).handler(Insert), 100, None)
+                        .idem(
+                            DedupConsumer::builder(store(url).await?, "bench").lanes(1).handler(Work::Insert),
+                            100,
+                            None,
+                        )
                         .await?
                         .0
                 }
                 _ => {
-                    let consumer = DedupConsumer::builder(store(url).await?, "bench").lanes(1).batch_handler(Insert);
+                    let consumer =
+                        DedupConsumer::builder(store(url).await?, "bench").lanes(1).batch_handler(Work::Insert);
                     topic.idem(consumer, 500, None).await?.0
                 }
             };
             let rows: i64 =
                 sqlx::query_scalar("SELECT count(*) FROM idem_bench.orders").fetch_one(&mut connection).await?;
             if rows != i64::try_from(messages)? {
-                return Err(format!("{}: {rows} rows for {messages} messages", case.name).into());
+                return Err(format!("{}: {rows} rows for {messages} messages", line.name).into());
             }
-            case.note(messages, took);
+            line.note(messages, took);
         }
     }
     topic.remove().await?;
     let title = format!(
         "Kafka to PostgreSQL, insert of 200-byte JSON, {messages} messages a round, {rounds} rounds interleaved"
     );
-    Ok(report::print(&title, &cases))
+    Ok(Table::print("kafka", title, RATE, lines.into()))
 }
 
 /// Nothing but duplicates, after the first of each of 2,000 keys.
@@ -162,31 +168,31 @@ pub(crate) async fn duplicates(
     brokers: &str,
     rounds: usize,
     messages: usize,
-) -> Result<Value, Box<dyn Error>> {
+) -> Result<Table, Box<dyn Error>> {
     let topic = Topic::create(brokers, messages, KEYS).await?;
     let mut connection = PgConnection::connect(url).await?;
-    let mut cases = [
-        Case::new("duplicates, asked of PostgreSQL in batches of 500"),
-        Case::new("duplicates, from the cache of committed keys"),
+    let mut lines = [
+        Line::new("duplicates, asked of PostgreSQL in batches of 500"),
+        Line::new("duplicates, from the cache of committed keys"),
     ];
     for _ in 0..rounds {
-        for (cache, case) in [None, Some(5 * MINUTE)].into_iter().zip(&mut cases) {
+        for (cache, line) in [None, Some(5 * MINUTE)].into_iter().zip(&mut lines) {
             fresh(&mut connection).await?;
-            let consumer = DedupConsumer::builder(store(url).await?, "bench").batch_handler(Insert);
-            case.note(messages, topic.idem(consumer, 500, cache).await?.0);
+            let consumer = DedupConsumer::builder(store(url).await?, "bench").batch_handler(Work::Insert);
+            line.note(messages, topic.idem(consumer, 500, cache).await?.0);
         }
     }
     topic.remove().await?;
     let title = format!("Kafka, a backlog of {messages} duplicates of {KEYS} messages, {rounds} rounds interleaved");
-    Ok(report::print(&title, &cases))
+    Ok(Table::print("kafka-duplicates", title, RATE, lines.into()))
 }
 
 /// Resident memory over a long backlog, which the brokers hand over as fast as they can.
-pub(crate) async fn memory(url: &str, brokers: &str, messages: usize) -> Result<Value, Box<dyn Error>> {
+pub(crate) async fn memory(url: &str, brokers: &str, messages: usize) -> Result<Table, Box<dyn Error>> {
     let topic = Topic::create(brokers, messages, KEYS).await?;
     fresh(&mut PgConnection::connect(url).await?).await?;
     let title = format!("Resident memory over a backlog of {messages} messages from Kafka");
-    let measured = alone::resident(&title, &["kafka", &topic.name, &messages.to_string()]).await?;
+    let measured = alone::resident("kafka-memory", &title, &["kafka", &topic.name, &messages.to_string()]).await?;
     topic.remove().await?;
     Ok(measured)
 }
@@ -194,7 +200,7 @@ pub(crate) async fn memory(url: &str, brokers: &str, messages: usize) -> Result<
 /// The same in the process that is measured.
 pub(crate) async fn resident(topic: &str, messages: usize) -> Result<Value, Box<dyn Error>> {
     let topic = Topic { name: topic.to_owned(), brokers: crate::brokers()?, messages };
-    let consumer = DedupConsumer::builder(store(&crate::url()?).await?, "bench").batch_handler(Insert);
+    let consumer = DedupConsumer::builder(store(&crate::url()?).await?, "bench").batch_handler(Work::Insert);
     let (took, resident) = topic.idem(consumer, 500, Some(5 * MINUTE)).await?;
     Ok(alone::answer(&resident, messages, took.as_secs_f64()))
 }

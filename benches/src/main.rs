@@ -1,97 +1,107 @@
-//! Measures idem beside what people write by hand, in one run. `./bench` runs it.
+//! Measures idem beside what people write by hand, in one run. `./bench` runs it, and says what it takes.
 #![allow(clippy::print_stdout, clippy::disallowed_methods, reason = "a measurement prints, and waits while it samples")]
 
 mod alone;
 mod amqp;
 mod backlog;
+mod by_hand;
+mod cases;
+mod cleanup;
 mod drain;
 mod engine;
+mod feed;
+mod growth;
+mod hot;
 mod kafka;
+mod latency;
 mod network;
 mod null;
+mod options;
+mod pgbench;
+mod plots;
 mod postgres;
 mod report;
+mod sqlite;
+mod targets;
+mod work;
 
 use std::error::Error;
 
-/// How much is measured.
-struct Size {
-    rounds: usize,
-    messages: usize,
-    engine_messages: usize,
-    memory_messages: usize,
-    duplicates: usize,
-    backlog: usize,
-    rabbitmq_backlog: usize,
-}
-
-const FULL: Size = Size {
-    rounds: 5,
-    messages: 20_000,
-    engine_messages: 1_000_000,
-    memory_messages: 5_000_000,
-    duplicates: 500_000,
-    backlog: 5_000_000,
-    rabbitmq_backlog: 1_000_000,
-};
-const QUICK: Size = Size {
-    rounds: 3,
-    messages: 8_000,
-    engine_messages: 300_000,
-    memory_messages: 1_000_000,
-    duplicates: 200_000,
-    backlog: 1_000_000,
-    rabbitmq_backlog: 200_000,
+use self::{
+    options::{Asked, Options},
+    report::Table,
+    work::Work,
 };
 
-#[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     if let Some((alone::FLAG, rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
-        println!("{}", alone::measure(rest).await?);
+        println!("{}", alone::measure(rest)?);
         return Ok(());
     }
-    let (mut size, mut file, mut only) = (FULL, None, None);
-    let mut arguments = arguments.into_iter();
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--quick" => size = QUICK,
-            "--network" | "--kafka" | "--rabbitmq" => only = Some(argument),
-            "--json" => file = Some(arguments.next().ok_or("--json needs a file")?),
-            other => {
-                let known = "--quick, --network, --kafka, --rabbitmq and --json FILE";
-                return Err(format!("{other} is unknown; there are {known}").into());
-            }
-        }
+    if let Some((cleanup::FLAG, rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
+        return tokio::runtime::Runtime::new()?.block_on(cleanup::measure(&url()?, rest));
     }
-    let url = url()?;
-    let mut all = Vec::new();
-    let is_asked_for = |part: &str| only.as_ref().is_none_or(|only| only == part);
-    if only.is_none() {
-        all.push(engine::cost(size.rounds, size.engine_messages).await?);
-        let title = format!("Resident memory over {} messages through one worker", size.memory_messages);
-        all.push(alone::resident(&title, &["engine", &size.memory_messages.to_string()]).await?);
-        all.push(postgres::insert(&url, size.rounds, size.messages).await?);
-    }
-    if is_asked_for("--kafka") {
-        let brokers = brokers()?;
-        all.push(kafka::insert(&url, &brokers, size.rounds, size.messages).await?);
-        all.push(kafka::duplicates(&url, &brokers, size.rounds, size.duplicates).await?);
-        all.push(kafka::memory(&url, &brokers, size.backlog).await?);
-    }
-    if is_asked_for("--rabbitmq") {
-        let broker = rabbitmq()?;
-        all.push(amqp::insert(&url, &broker, size.rounds, size.messages).await?);
-        all.push(amqp::memory(&url, &broker, size.rabbitmq_backlog).await?);
-    }
-    // It takes a quarter of an hour, so it is asked for by name.
-    if only.as_deref() == Some("--network") {
-        all.push(network::works(&url, size.rounds, &[0.0, 0.5, 1.0, 5.0]).await?);
-    }
-    if let Some(file) = file {
-        std::fs::write(file, serde_json::to_string_pretty(&all)?)?;
+    match options::parse(arguments)? {
+        Asked::List => options::list(),
+        Asked::Plots(file) => plots::write(&report::read(&file)?)?,
+        Asked::Measure(options) => tokio::runtime::Runtime::new()?.block_on(run(&options))?,
     }
     Ok(())
+}
+
+async fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let mut tables = Vec::new();
+    for case in &options.cases {
+        tables.extend(measure(case, options).await?);
+    }
+    let targets = targets::print(&tables);
+    if let Some(file) = &options.json {
+        report::write(file, &tables, &targets)?;
+    }
+    Ok(())
+}
+
+/// Measures one case; [`options::CASES`] says what each is.
+async fn measure(case: &str, options: &Options) -> Result<Vec<Table>, Box<dyn Error>> {
+    let Options { rounds, size, .. } = *options;
+    let url = if matches!(case, "engine" | "instructions" | "memory") { String::new() } else { url()? };
+    let at = (url.as_str(), rounds, size.round);
+    Ok(match case {
+        "engine" => engine::cost(rounds, size.engine).await?,
+        "instructions" => vec![engine::instructions(20_000).await?],
+        "memory" => {
+            let title = format!("Resident memory over {} messages through the engine", size.memory);
+            vec![alone::resident("memory", &title, &["engine", &size.memory.to_string()]).await?]
+        }
+        "insert" => vec![cases::work(Work::Insert, at).await?],
+        "purchase" => vec![cases::work(Work::Purchase, at).await?],
+        "batch" => vec![cases::batches(at).await?],
+        "lanes" => vec![cases::by_lanes(at).await?],
+        "duplicates" => vec![cases::duplicates(at).await?],
+        "keys" => vec![cases::keys(at).await?],
+        "sqlite" => vec![sqlite::insert(at).await?],
+        "latency" => latency::single(&url, rounds, size.latency).await?,
+        "hot-row" => hot::row(at).await?,
+        "network-1ms" => network::works(at, &[1.0], &network::FEW).await?,
+        "network" => network::works(at, &[0.0, 0.5, 1.0, 5.0], &network::ALL).await?,
+        "kafka" => {
+            let brokers = brokers()?;
+            vec![
+                kafka::insert(&url, &brokers, rounds, size.broker).await?,
+                kafka::duplicates(&url, &brokers, rounds, size.duplicates).await?,
+                kafka::memory(&url, &brokers, size.backlog).await?,
+            ]
+        }
+        "rabbitmq" => {
+            let broker = rabbitmq()?;
+            let insert = amqp::insert(&url, &broker, rounds, size.broker).await?;
+            vec![insert, amqp::memory(&url, &broker, size.backlog / 5).await?]
+        }
+        "growth" => growth::measure(at, options.rows).await?,
+        "steady" => growth::steady::measure(at, options.rows).await?,
+        _ => return Err(format!("{case} is none of the cases; ./bench --list names them").into()),
+    })
 }
 
 /// Where PostgreSQL is.

@@ -3,15 +3,16 @@
 
 use std::{
     error::Error,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
 use idem_core::{
-    AuditEntry, Bookkeeping, Claim, ClaimError, Claimed, Cleaned, CleanupStep, CommitError, ConsumerName, Control,
-    ControlState, DeadLetter, DeadLetterId, ErrorClass, HashRuleId, IdempotencyKey, ParkedDeadLetter, PayloadHash,
-    Recorded, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, Store, StoreCapabilities, StoreError,
-    Tenant, Tx, UnitOfWork, UnitOptions,
+    AuditEntry, Backlog, Bookkeeping, Claim, ClaimError, Claimed, Cleaner, CleanupReport, CleanupSettings, CommitError,
+    ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, ErrorClass, Expiring, HashRuleId, IdempotencyKey,
+    LastCleanup, ParkedDeadLetter, PayloadHash, Recorded, Registered, Registration, Removal, Removed, Replay,
+    ReplayEnd, RunId, ScopeId, Store, StoreCapabilities, StoreError, Tenant, Tx, UnitOfWork, UnitOptions,
 };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -29,6 +30,10 @@ impl Store for NullStore {
 
     fn capabilities(&self) -> StoreCapabilities {
         StoreCapabilities::server()
+    }
+
+    fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
+        Box::new(**self)
     }
 
     async fn open(&self) -> Result<(), StoreError> {
@@ -163,9 +168,28 @@ impl Bookkeeping for NullStore {
     async fn audit(&self, _: &AuditEntry) -> Result<(), StoreError> {
         Ok(())
     }
+}
 
-    async fn cleanup(&self, _: CleanupStep) -> Result<Cleaned, StoreError> {
-        Ok(Cleaned::default())
+#[async_trait]
+impl Cleaner for NullStore {
+    async fn remove(&mut self, _: &Removal) -> Result<Removed, StoreError> {
+        Ok(Removed::Rows(0))
+    }
+
+    async fn preview(&mut self, _: &CleanupSettings) -> Result<Vec<(Expiring, u64)>, StoreError> {
+        nothing()
+    }
+
+    async fn backlog(&mut self) -> Result<Backlog, StoreError> {
+        nothing()
+    }
+
+    async fn last(&mut self) -> Result<Option<LastCleanup>, StoreError> {
+        Ok(None)
+    }
+
+    async fn note(&mut self, _: &CleanupReport) -> Result<(), StoreError> {
+        Ok(())
     }
 }
 

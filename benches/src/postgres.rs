@@ -1,160 +1,144 @@
-//! The work *insert*, one row into `orders` a message, by hand and through idem, on one connection each.
+//! What is measured on PostgreSQL, line beside line: a loop written by hand, pgbench, or a worker of idem.
 
 use std::{error::Error, time::Duration};
 
-use idem_core::{
-    BatchAnswer, BatchHandler, DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message, Tx,
-};
+use idem_core::{DedupConsumer, Effects};
 use idem_sqlx::{Postgres, PostgresOptions};
-use serde_json::Value;
-use sqlx::{Connection, PgConnection};
-use tokio::time::Instant;
-use uuid::Uuid;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use crate::{
     backlog,
-    report::{self, Case},
+    by_hand::ByHand,
+    feed::Feed,
+    pgbench::PgBench,
+    report::{Line, RATE, Table},
+    work::{TABLES, Work},
 };
 
-pub(crate) const INSERT: &str = "INSERT INTO idem_bench.orders (id, body) VALUES ($1, $2::jsonb)";
-
-pub(crate) fn body(n: usize) -> String {
-    // 200 bytes of JSON.
-    format!(
-        r#"{{"customer":"{:05}","day":"1997-01-01","cds":1,"cents":1177,"note":"{}"}}"#,
-        n % 10_000,
-        "x".repeat(127)
-    )
+/// What one round came to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Round {
+    /// Messages in the time that was taken.
+    pub(crate) messages: usize,
+    pub(crate) took: Duration,
+    /// Effects that must be in the database now, those before and after that time included.
+    pub(crate) effects: usize,
 }
 
-fn message(n: usize) -> Message {
-    Message::new(body(n)).with_header("idempotencykey", Uuid::new_v4().to_string())
+/// Whether the handler gets one message or a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    Each,
+    Set,
 }
 
-pub(crate) struct Insert;
+/// A worker of idem.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Idem {
+    pub(crate) shape: Shape,
+    pub(crate) batch: usize,
+    pub(crate) lanes: usize,
+    pub(crate) feed: Feed,
+}
 
-impl Handler<Postgres> for Insert {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
-        let body = message.payload().ok_or("no payload")?;
-        sqlx::query(INSERT).bind(Uuid::new_v4()).bind(std::str::from_utf8(body)?).execute(tx.connection()).await?;
-        Ok(())
+impl Idem {
+    /// The base case, which each table leaves along one axis: a handler a message, batches of 100, one lane, fresh
+    /// messages with UUIDv4 keys.
+    pub(crate) fn base(work: Work) -> Self {
+        Self { shape: Shape::Each, batch: 100, lanes: 1, feed: Feed::fresh(work) }
+    }
+
+    /// The fastest handler, in the batches that suit it.
+    pub(crate) fn set(work: Work) -> Self {
+        Self { shape: Shape::Set, batch: 500, ..Self::base(work) }
+    }
+
+    /// Runs a worker on records that are there already or not.
+    pub(crate) async fn round(self, store: Postgres, time: Duration) -> Result<Round, Box<dyn Error>> {
+        let (feed, work) = (self.feed, self.feed.work);
+        let consumer = DedupConsumer::builder(store, "bench").effects(Effects::InTransaction).lanes(self.lanes);
+        let consumer = match self.shape {
+            Shape::Each => consumer.handler(work),
+            Shape::Set => consumer.batch_handler(work),
+        };
+        // A lane's first messages run alone until a batch's worth of them is through, and keys are uneven over lanes.
+        let warm_up = (self.lanes * self.batch * 3 / 2).max(Feed::KEYS);
+        let make = Box::new(move |n| feed.message(n));
+        backlog::consume_for(consumer.build()?, self.batch, warm_up, time, make).await
     }
 }
 
-impl BatchHandler<Postgres> for Insert {
-    async fn handle_batch(
-        &self,
-        messages: &[&Message],
-        tx: &mut Tx<'_, Postgres>,
-    ) -> Result<BatchAnswer, HandlerError> {
-        let ids: Vec<Uuid> = messages.iter().map(|_| Uuid::new_v4()).collect();
-        let bodies: Vec<&str> = messages
-            .iter()
-            .map(|message| std::str::from_utf8(message.payload().map_or(&[], |payload| &payload[..])))
-            .collect::<Result<_, _>>()?;
-        let rows =
-            "INSERT INTO idem_bench.orders SELECT id, body::jsonb FROM unnest($1::uuid[], $2::text[]) AS o (id, body)";
-        sqlx::query(rows).bind(ids).bind(bodies).execute(tx.connection()).await?;
-        Ok(BatchAnswer::all_handled())
-    }
+/// A way to consume.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Way {
+    ByHand(ByHand),
+    PgBench(PgBench),
+    Idem(Idem),
 }
 
-/// At least once: begin, handler, commit, and no look at duplicates.
-async fn at_least_once(connection: &mut PgConnection, messages: usize) -> Result<(), sqlx::Error> {
-    for n in 0..messages {
-        let mut tx = connection.begin().await?;
-        sqlx::query(INSERT).bind(Uuid::new_v4()).bind(body(n)).execute(&mut *tx).await?;
-        tx.commit().await?;
-    }
-    Ok(())
-}
-
-/// The bare statement, which is all that a handler of one statement needs where duplicates do not matter.
-async fn autocommit(connection: &mut PgConnection, messages: usize) -> Result<(), sqlx::Error> {
-    for n in 0..messages {
-        sqlx::query(INSERT).bind(Uuid::new_v4()).bind(body(n)).execute(&mut *connection).await?;
-    }
-    Ok(())
-}
-
-/// The textbook: begin, insert the key on conflict do nothing, handler, commit.
-async fn textbook(connection: &mut PgConnection, messages: usize) -> Result<(), sqlx::Error> {
-    let claim = "INSERT INTO idem_bench.seen (consumer, message_id) VALUES ('bench', $1) ON CONFLICT DO NOTHING";
-    for n in 0..messages {
-        let mut tx = connection.begin().await?;
-        let claimed = sqlx::query(claim).bind(Uuid::new_v4().to_string()).execute(&mut *tx).await?;
-        if claimed.rows_affected() == 1 {
-            sqlx::query(INSERT).bind(Uuid::new_v4()).bind(body(n)).execute(&mut *tx).await?;
+impl Way {
+    async fn round(self, work: Work, url: &str, time: Duration) -> Result<Round, Box<dyn Error>> {
+        match self {
+            Self::ByHand(by_hand) => by_hand.round(work, url, time).await,
+            Self::PgBench(pgbench) => pgbench.round(work, url, time).await,
+            Self::Idem(idem) => idem.round(store(url).await?, time).await,
         }
-        tx.commit().await?;
     }
-    Ok(())
 }
 
-/// Through a worker with one lane.
-async fn idem(
-    consumer: DedupConsumerBuilder<Postgres>,
-    batch: usize,
-    messages: usize,
-) -> Result<Duration, Box<dyn Error>> {
-    let consumer = consumer.effects(Effects::InTransaction).lanes(1).build()?;
-    backlog::consume(consumer, batch, messages, message).await
+/// Measures each line in turn, round by round, on tables without a row, and counts the effects after each.
+pub(crate) async fn compare(
+    id: &str,
+    title: &str,
+    work: Work,
+    lines: Vec<(String, Way)>,
+    (url, rounds, time): (&str, usize, Duration),
+) -> Result<Table, Box<dyn Error>> {
+    let mut connection = PgConnection::connect(url).await?;
+    let mut measured: Vec<Line> = lines.iter().map(|(name, _)| Line::new(name)).collect();
+    for _ in 0..rounds {
+        for ((name, way), line) in lines.iter().zip(&mut measured) {
+            fresh(&mut connection).await?;
+            let round = way.round(work, url, time).await?;
+            let effects: i64 = sqlx::query_scalar(work.counted()).fetch_one(&mut connection).await?;
+            if usize::try_from(effects)? != round.effects {
+                return Err(format!("{name}: {effects} effects of {} messages", round.effects).into());
+            }
+            line.note(round.messages, round.took);
+        }
+    }
+    remove(&mut connection).await?;
+    let title = format!("PostgreSQL, {title}; {rounds} rounds of {:.1} s, interleaved", time.as_secs_f64());
+    Ok(Table::print(id, title, RATE, measured))
 }
 
 pub(crate) async fn fresh(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    let tables = "DROP SCHEMA IF EXISTS idem_bench CASCADE; CREATE SCHEMA idem_bench; \
-                  CREATE TABLE idem_bench.orders (id uuid PRIMARY KEY, body jsonb NOT NULL); \
-                  CREATE TABLE idem_bench.seen (consumer text, message_id text, at timestamptz DEFAULT now(), \
-                                                PRIMARY KEY (consumer, message_id))";
-    sqlx::raw_sql(tables).execute(&mut *connection).await?;
+    sqlx::raw_sql(TABLES).execute(&mut *connection).await?;
     sqlx::raw_sql("CHECKPOINT").execute(connection).await?;
+    Ok(())
+}
+
+pub(crate) async fn remove(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    let all = "DROP SCHEMA IF EXISTS idem_bench CASCADE; DROP SCHEMA IF EXISTS idem_bench_records CASCADE";
+    sqlx::raw_sql(all).execute(connection).await?;
     Ok(())
 }
 
 /// The store on a schema without a row.
 pub(crate) async fn store(url: &str) -> Result<Postgres, Box<dyn Error>> {
+    empty(url, "idem_bench_records").await
+}
+
+/// The same in this schema.
+pub(crate) async fn empty(url: &str, schema: &str) -> Result<Postgres, Box<dyn Error>> {
     let mut connection = PgConnection::connect(url).await?;
-    sqlx::raw_sql("DROP SCHEMA IF EXISTS idem_bench_records CASCADE").execute(&mut connection).await?;
-    let store = PostgresOptions::parse(url)?.schema("idem_bench_records".parse()?).build()?;
+    sqlx::raw_sql(AssertSqlSafe(format!("DROP SCHEMA IF EXISTS {schema} CASCADE"))).execute(&mut connection).await?;
+    let store = records(url, schema)?;
     store.migrate().await?;
     Ok(store)
 }
 
-pub(crate) async fn insert(url: &str, rounds: usize, messages: usize) -> Result<Value, Box<dyn Error>> {
-    let mut connection = PgConnection::connect(url).await?;
-    let mut cases = [
-        Case::new("at least once by hand: begin, insert, commit"),
-        Case::new("the bare statement, autocommit"),
-        Case::new("the textbook: begin, claim, insert, commit"),
-        Case::new("idem, per-message handler, batches of 100, one lane"),
-        Case::new("idem, set-based handler, batches of 500, one lane"),
-    ];
-    for _ in 0..rounds {
-        for (number, case) in cases.iter_mut().enumerate() {
-            fresh(&mut connection).await?;
-            let started = Instant::now();
-            let took = match number {
-                0 => at_least_once(&mut connection, messages).await.map(|()| started.elapsed())?,
-                1 => autocommit(&mut connection, messages).await.map(|()| started.elapsed())?,
-                2 => textbook(&mut connection, messages).await.map(|()| started.elapsed())?,
-                3 => idem(DedupConsumer::builder(store(url).await?, "bench").handler(Insert), 100, messages).await?,
-                _ => {
-                    idem(DedupConsumer::builder(store(url).await?, "bench").batch_handler(Insert), 500, messages)
-                        .await?
-                }
-            };
-            let rows: i64 =
-                sqlx::query_scalar("SELECT count(*) FROM idem_bench.orders").fetch_one(&mut connection).await?;
-            if rows != i64::try_from(messages)? {
-                return Err(format!("{}: {rows} rows for {messages} messages", case.name).into());
-            }
-            case.note(messages, took);
-        }
-    }
-    sqlx::raw_sql("DROP SCHEMA idem_bench CASCADE; DROP SCHEMA idem_bench_records CASCADE")
-        .execute(&mut connection)
-        .await?;
-    let title =
-        format!("PostgreSQL, insert of 200-byte JSON, {messages} messages a round, {rounds} rounds interleaved");
-    Ok(report::print(&title, &cases))
+/// The store on a schema as it is.
+pub(crate) fn records(url: &str, schema: &str) -> Result<Postgres, Box<dyn Error>> {
+    Ok(PostgresOptions::parse(url)?.schema(schema.parse()?).build()?)
 }

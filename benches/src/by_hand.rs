@@ -1,0 +1,74 @@
+//! The loops that people write, on sqlx: what idem is measured against.
+
+use std::{error::Error, time::Duration};
+
+use sqlx::{Connection, PgConnection, PgPool, Postgres, Transaction};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::{
+    postgres::Round,
+    work::{CUSTOMERS, Work},
+};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ByHand {
+    /// At least once: begin, handler, commit, and no look at duplicates.
+    Transaction,
+    /// The bare statement, which is all that a handler of one statement needs where duplicates do not matter.
+    Autocommit,
+    /// The textbook: begin, insert the key on conflict do nothing, handler, commit; on a connection that it keeps.
+    Textbook,
+    /// The same on a pool with its defaults, as most people have it.
+    TextbookOnPool,
+    /// The loop that the crate backbone-outbox 3.19 documents for its `inbox::once`, on a pool. The crate itself stands on
+    /// sqlx 0.8, whose connections are not those of the sqlx 0.9 that all else is measured on, so its one statement and its
+    /// table are written here as it has them.
+    InboxOnce,
+}
+
+impl ByHand {
+    pub(crate) async fn round(self, work: Work, url: &str, time: Duration) -> Result<Round, Box<dyn Error>> {
+        let (pool, mut held) = (PgPool::connect(url).await?, PgConnection::connect(url).await?);
+        let (started, mut done) = (Instant::now(), 0);
+        while started.elapsed() < time {
+            let customer = done * 7_919 % CUSTOMERS;
+            match self {
+                Self::Autocommit => work.run(&mut held, customer).await?,
+                Self::Transaction | Self::Textbook => self.transaction(held.begin().await?, work, customer).await?,
+                Self::TextbookOnPool | Self::InboxOnce => self.transaction(pool.begin().await?, work, customer).await?,
+            }
+            done += 1;
+        }
+        let took = started.elapsed();
+        pool.close().await;
+        Ok(Round { messages: done, took, effects: done })
+    }
+
+    pub(crate) async fn transaction(
+        self,
+        mut tx: Transaction<'_, Postgres>,
+        work: Work,
+        customer: usize,
+    ) -> Result<(), sqlx::Error> {
+        if self.claims(&mut tx).await? {
+            work.run(&mut tx, customer).await?;
+        }
+        tx.commit().await
+    }
+
+    /// Whether the message is new; a loop that does not look says yes.
+    async fn claims(self, tx: &mut PgConnection) -> Result<bool, sqlx::Error> {
+        let textbook = "INSERT INTO idem_bench.seen (consumer, message_id) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+        let once = "INSERT INTO idem_bench.inbox_consumed (consumer, event_id)
+           VALUES ($1,$2) ON CONFLICT (consumer, event_id) DO NOTHING";
+        let claimed = match self {
+            Self::Transaction | Self::Autocommit => return Ok(true),
+            Self::Textbook | Self::TextbookOnPool => {
+                sqlx::query(textbook).bind("bench").bind(Uuid::new_v4().to_string())
+            }
+            Self::InboxOnce => sqlx::query(once).bind("bench").bind(Uuid::new_v4()),
+        };
+        Ok(claimed.execute(tx).await?.rows_affected() == 1)
+    }
+}

@@ -1,0 +1,105 @@
+//! The tables of PostgreSQL on one machine: the two works beside their baselines, and one axis at a time from a base case.
+
+use std::{error::Error, time::Duration};
+
+use crate::{
+    by_hand::ByHand::{Autocommit, InboxOnce, Textbook, TextbookOnPool, Transaction},
+    feed::{Feed, Keys, Redelivered},
+    pgbench::PgBench,
+    postgres::{Idem, Shape, Way, compare},
+    report::Table,
+    work::Work,
+};
+
+/// The names of the lines that targets are about.
+pub(crate) const TRANSACTION: &str = "(a) by hand: begin, handler, commit";
+pub(crate) const AUTOCOMMIT: &str = "(a') by hand: the bare statement, autocommit";
+pub(crate) const TEXTBOOK: &str = "(b) textbook: begin, claim, handler, commit; pool with its defaults";
+pub(crate) const PGBENCH_16: &str = "(c) pgbench: begin, handler, commit; 16 clients";
+pub(crate) const ONE_BY_ONE: &str = "idem, batch 1, one lane";
+/// Begin the names of a line for each number of lanes.
+pub(crate) const EACH: &str = "idem, per-message handler, batch 100";
+pub(crate) const SET: &str = "idem, set-based handler, batch 500";
+
+pub(crate) fn lanes(name: &str, lanes: usize) -> String {
+    if lanes == 1 { format!("{name}, one lane") } else { format!("{name}, {lanes} lanes") }
+}
+
+type Lines = Vec<(String, Way)>;
+
+/// Where, how many rounds, and how long each is.
+pub(crate) type At<'a> = (&'a str, usize, Duration);
+
+fn idem(name: impl Into<String>, idem: Idem) -> (String, Way) {
+    (name.into(), Way::Idem(idem))
+}
+
+fn by_hand(name: &str, way: crate::by_hand::ByHand) -> (String, Way) {
+    (name.to_owned(), Way::ByHand(way))
+}
+
+/// One of the two works, beside all that people write and use for it.
+pub(crate) async fn work(work: Work, at: At<'_>) -> Result<Table, Box<dyn Error>> {
+    let mut lines = vec![by_hand(TRANSACTION, Transaction)];
+    if work == Work::Insert {
+        lines.push(by_hand(AUTOCOMMIT, Autocommit));
+    }
+    lines.push(by_hand(TEXTBOOK, TextbookOnPool));
+    lines.push(by_hand("(b) textbook, on a connection that it keeps", Textbook));
+    lines.push(by_hand("(d) inbox::once of backbone-outbox, its statement; pool with its defaults", InboxOnce));
+    let pgbench = |clients, claims| Way::PgBench(PgBench { clients, claims });
+    lines.push(("(c) pgbench: begin, handler, commit; 1 client".to_owned(), pgbench(1, false)));
+    lines.push((PGBENCH_16.to_owned(), pgbench(16, false)));
+    lines.push(("(c) pgbench: begin, claim, handler, commit; 16 clients".to_owned(), pgbench(16, true)));
+    lines.push(idem(ONE_BY_ONE, Idem { batch: 1, ..Idem::base(work) }));
+    for n in [1, 2, 4] {
+        lines.push(idem(lanes(EACH, n), Idem { lanes: n, ..Idem::base(work) }));
+    }
+    for n in [1, 2, 4] {
+        lines.push(idem(lanes(SET, n), Idem { lanes: n, ..Idem::set(work) }));
+    }
+    compare(work.name(), &format!("{} of 200-byte JSON", work.name()), work, lines, at).await
+}
+
+pub(crate) async fn batches(at: At<'_>) -> Result<Table, Box<dyn Error>> {
+    let shapes = [(Shape::Each, "per-message"), (Shape::Set, "set-based")];
+    let line = |(shape, name, batch)| {
+        idem(format!("{name} handler, batch {batch}"), Idem { shape, batch, ..Idem::base(Work::Insert) })
+    };
+    let lines = shapes.into_iter().flat_map(|(shape, name)| [1, 10, 100, 500].map(|batch| (shape, name, batch)));
+    compare("batch", "insert by batch, one lane", Work::Insert, lines.map(line).collect(), at).await
+}
+
+pub(crate) async fn by_lanes(at: At<'_>) -> Result<Table, Box<dyn Error>> {
+    let base = Idem::base(Work::Purchase);
+    let shapes = [(Idem { batch: 100, ..base }, "per-message"), (Idem { shape: Shape::Set, ..base }, "set-based")];
+    let line = |(idem_, name, n)| idem(lanes(&format!("{name} handler"), n), Idem { lanes: n, ..idem_ });
+    let lines = shapes.into_iter().flat_map(|(idem, name)| [1, 2, 4, 8].map(|n| (idem, name, n)));
+    compare("lanes", "purchase by lanes, batch 100", Work::Purchase, lines.map(line).collect(), at).await
+}
+
+/// The line that a target is about.
+pub(crate) const ALL_COPIES: &str = "nothing but duplicates, batch 500";
+
+pub(crate) async fn duplicates(at: At<'_>) -> Result<Table, Box<dyn Error>> {
+    let base = Idem::base(Work::Insert);
+    let of = |redelivered| Feed { redelivered, ..base.feed };
+    let lines: Lines = vec![
+        idem("no duplicates, batch 100", base),
+        idem("one message in ten a duplicate, batch 100", Idem { feed: of(Redelivered::EachTenth), ..base }),
+        idem("nothing but duplicates, batch 100", Idem { feed: of(Redelivered::All), ..base }),
+        idem(ALL_COPIES, Idem { feed: of(Redelivered::All), batch: 500, ..base }),
+    ];
+    compare("duplicates", "insert by share of duplicates, no cache, one lane", Work::Insert, lines, at).await
+}
+
+pub(crate) async fn keys(at: At<'_>) -> Result<Table, Box<dyn Error>> {
+    let base = Idem::set(Work::Insert);
+    let of = |keys| Idem { feed: Feed { keys, ..base.feed }, ..base };
+    let lines: Lines = vec![
+        idem("UUIDv4 keys", of(Keys::V4)),
+        idem("UUIDv7 keys", of(Keys::V7)),
+        idem("text keys of 21 bytes", of(Keys::Text)),
+    ];
+    compare("keys", "insert by kind of key, set-based, batch 500, one lane", Work::Insert, lines, at).await
+}

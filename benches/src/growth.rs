@@ -1,0 +1,165 @@
+//! Whether the table of records stays fast while it grows: a grown schema beside an empty one, round by round, so that a
+//! machine that drifts is no table that slows down; sizes, WAL, and a partitioned variant.
+
+mod fill;
+pub(crate) mod steady;
+
+use std::{error::Error, time::Duration};
+
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
+
+use self::fill::{GROWN, PARTITIONED, claims, fill, partition};
+use crate::{
+    by_hand::ByHand,
+    cases::At,
+    feed::Feed,
+    postgres::{Idem, Round, empty, fresh, records, remove, store},
+    report::{Line, RATE, Table},
+    work::Work,
+};
+
+/// The steps at which it is measured, as far as they are asked for.
+const STEPS: [usize; 3] = [1_000_000, 20_000_000, 50_000_000];
+
+const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// The partitioned variant grows as far as this, which is enough to tell.
+const PARTITIONED_MAX: usize = 20_000_000;
+
+/// The names of the lines that the target is about, in its table.
+pub(crate) const LARGEST_TABLE: &str = "growth-50000000";
+pub(crate) const EMPTY: &str = "no rows, set-based, batch 500";
+pub(crate) const GROWN_SET: &str = "grown, set-based, batch 500";
+
+const LINES: [&str; 6] = [
+    EMPTY,
+    GROWN_SET,
+    "no rows, per-message handler, batch 100",
+    "grown, per-message handler, batch 100",
+    "grown, claims of 500 alone",
+    "grown and partitioned by hash, claims of 500 alone",
+];
+
+/// Measures at each step up to `rows`, and removes everything again.
+pub(crate) async fn measure(at: At<'_>, rows: usize) -> Result<Vec<Table>, Box<dyn Error>> {
+    let (url, rounds, _) = at;
+    let mut connection = PgConnection::connect(url).await?;
+    empty(url, GROWN).await?;
+    partition(&mut connection).await?;
+    let (mut tables, mut keys, mut filled) = (Vec::new(), 0, 0);
+    let steps = STEPS.into_iter().filter(|step| *step < rows).chain([rows]);
+    for step in steps {
+        fill(&mut connection, GROWN, filled..step, WEEK).await?;
+        let has_partitions = step <= PARTITIONED_MAX;
+        if has_partitions {
+            fill(&mut connection, PARTITIONED, filled..step, WEEK).await?;
+        }
+        filled = step;
+        let mut lines = LINES.map(Line::new);
+        for _ in 0..rounds {
+            for (number, line) in lines.iter_mut().enumerate().filter(|(number, _)| *number < 5 || has_partitions) {
+                fresh(&mut connection).await?;
+                let round = round(&mut connection, number, keys, at).await?;
+                keys += round.effects + 100_000;
+                line.note(round.messages, round.took);
+            }
+        }
+        let title = format!("PostgreSQL, insert, {step} rows in the table of records beside none, {rounds} rounds");
+        let lines: Vec<Line> = lines.into_iter().filter(|line| !line.rounds.is_empty()).collect();
+        tables.push(Table::print(format!("growth-{step}"), title, RATE, lines));
+        tables.push(sizes(&mut connection, step).await?);
+    }
+    tables.push(wal(&mut connection, keys, at).await?);
+    forecast(tables.iter().rfind(|table| table.id.starts_with("growth-size")), filled);
+    for schema in [GROWN, PARTITIONED] {
+        sqlx::raw_sql(AssertSqlSafe(format!("DROP SCHEMA {schema} CASCADE"))).execute(&mut connection).await?;
+    }
+    remove(&mut connection).await?;
+    Ok(tables)
+}
+
+async fn round(
+    connection: &mut PgConnection,
+    number: usize,
+    first: usize,
+    (url, _, time): At<'_>,
+) -> Result<Round, Box<dyn Error>> {
+    let (set, each) = (Idem::set(Work::Insert), Idem::base(Work::Insert));
+    let (idem, store) = match number {
+        0 => (set, store(url).await?),
+        1 => (set, records(url, GROWN)?),
+        2 => (each, store(url).await?),
+        3 => (each, records(url, GROWN)?),
+        4 => return Ok(claims(connection, GROWN, time).await?),
+        _ => return Ok(claims(connection, PARTITIONED, time).await?),
+    };
+    Idem { feed: Feed { first, ..idem.feed }, ..idem }.round(store, time).await
+}
+
+/// What the table and its indexes take.
+async fn sizes(connection: &mut PgConnection, rows: usize) -> Result<Table, Box<dyn Error>> {
+    let relations = "SELECT relname, pg_relation_size(oid) FROM pg_class
+        WHERE relnamespace = 'idem_bench_grown'::regnamespace
+          AND (relname = 'processed_messages'
+               OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'idem_bench_grown.processed_messages'::regclass))
+        ORDER BY relkind DESC, relname";
+    let mut lines = Vec::new();
+    for row in sqlx::query(relations).fetch_all(connection).await? {
+        let (name, bytes): (String, i64) = (row.try_get(0)?, row.try_get(1)?);
+        lines.push(Line { name, rounds: vec![bytes as f64 / 1e6] });
+    }
+    Ok(Table::print(format!("growth-size-{rows}"), format!("What {rows} rows take"), "MB", lines))
+}
+
+/// How much is written ahead for a message.
+async fn wal(connection: &mut PgConnection, first: usize, (url, _, time): At<'_>) -> Result<Table, Box<dyn Error>> {
+    let by_hand = [
+        ("(a) by hand: begin, handler, commit", ByHand::Transaction),
+        ("(b) textbook: begin, claim, handler, commit", ByHand::Textbook),
+    ];
+    let stores = [
+        ("idem, no rows, set-based, batch 500", store(url).await?),
+        ("idem, grown, set-based, batch 500", records(url, GROWN)?),
+    ];
+    let set = Idem::set(Work::Insert);
+    let mut lines = Vec::new();
+    for (name, by_hand) in by_hand {
+        fresh(connection).await?;
+        let before = written(connection).await?;
+        let round = by_hand.round(Work::Insert, url, time).await?;
+        lines.push(a_message(name, round, written(connection).await? - before));
+    }
+    for (name, store) in stores {
+        fresh(connection).await?;
+        let before = written(connection).await?;
+        let round = Idem { feed: Feed { first, ..set.feed }, ..set }.round(store, time).await?;
+        lines.push(a_message(name, round, written(connection).await? - before));
+    }
+    let title = "What is written ahead, the order's own row and pages after a checkpoint included";
+    Ok(Table::print("growth-wal", title, "bytes of WAL a message", lines))
+}
+
+fn a_message(name: &str, round: Round, bytes: f64) -> Line {
+    Line { name: name.to_owned(), rounds: vec![bytes / round.effects as f64] }
+}
+
+async fn written(connection: &mut PgConnection) -> Result<f64, sqlx::Error> {
+    let written = "SELECT (pg_current_wal_insert_lsn() - '0/0')::float8";
+    sqlx::query_scalar(written).fetch_one(connection).await
+}
+
+/// What a rate and a retention come to, at the size that a row was measured to have.
+fn forecast(sizes: Option<&Table>, rows: usize) {
+    let Some(sizes) = sizes.filter(|_| rows > 0) else { return };
+    let bytes = sizes.lines.iter().map(Line::median).sum::<f64>() * 1e6 / rows as f64;
+    println!("\nRate and retention: rows, and GB at the measured {bytes:.0} bytes a row with its indexes");
+    println!("  {:<24} {:>22} {:>22} {:>22}", "", "2 hours", "24 hours", "7 days");
+    for rate in [10.0, 100.0, 1_000.0, 10_000.0] {
+        let cell = |hours: f64| {
+            let rows = rate * hours * 3600.0;
+            format!("{:.2} M, {:.1} GB", rows / 1e6, rows * bytes / 1e9)
+        };
+        let name = format!("{rate} messages a second");
+        println!("  {name:<24} {:>22} {:>22} {:>22}", cell(2.0), cell(24.0), cell(168.0));
+    }
+}

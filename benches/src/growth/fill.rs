@@ -1,0 +1,76 @@
+//! Fills a table of records as it would have grown: keys in no order, expiring evenly over a retention.
+
+use std::{error::Error, ops::Range, time::Duration};
+
+use sqlx::{AssertSqlSafe, PgConnection};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::postgres::Round;
+
+pub(super) const GROWN: &str = "idem_bench_grown";
+pub(super) const PARTITIONED: &str = "idem_bench_partitioned";
+
+/// Rows that are inserted with one statement, in the order of their keys: each page of the index is then touched once a
+/// statement, and splits as it would have.
+const AT_ONCE: usize = 500_000;
+
+/// About 5 µs a row: 50 million take some minutes, and 15 GB with what is written ahead.
+pub(super) async fn fill(
+    connection: &mut PgConnection,
+    schema: &str,
+    rows: Range<usize>,
+    retention: Duration,
+) -> Result<(), Box<dyn Error>> {
+    let insert = format!(
+        "INSERT INTO {schema}.processed_messages
+             (key_id, processed_at, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
+         SELECT id, now() - age, date_trunc('minute', now() + $2 - age) + interval '1 minute', 1, 1, 1, id::text,
+                sha256(uuid_send(id))
+         FROM (SELECT gen_random_uuid() AS id, random() * $2 AS age FROM generate_series(1, $1) ORDER BY id) AS filled"
+    );
+    for from in rows.clone().step_by(AT_ONCE) {
+        let some = i64::try_from((rows.end - from).min(AT_ONCE))?;
+        sqlx::query(AssertSqlSafe(insert.clone())).bind(some).bind(retention).execute(&mut *connection).await?;
+    }
+    sqlx::raw_sql(AssertSqlSafe(format!("VACUUM ANALYZE {schema}.processed_messages"))).execute(connection).await?;
+    Ok(())
+}
+
+/// The same table in sixteen partitions by hash of the key id. No store takes it, because partitions by anything else let
+/// a key in twice; whether they would pay is told by the claim's statement alone.
+pub(super) async fn partition(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    let mut statements = format!(
+        "DROP SCHEMA IF EXISTS {PARTITIONED} CASCADE;
+         CREATE SCHEMA {PARTITIONED};
+         CREATE TABLE {PARTITIONED}.processed_messages (LIKE {GROWN}.processed_messages INCLUDING DEFAULTS,
+             PRIMARY KEY (consumer, key_id)) PARTITION BY HASH (key_id);
+         CREATE INDEX ON {PARTITIONED}.processed_messages (expires_at);"
+    );
+    for n in 0..16 {
+        statements += &format!(
+            "CREATE TABLE {PARTITIONED}.p{n} PARTITION OF {PARTITIONED}.processed_messages
+                 FOR VALUES WITH (MODULUS 16, REMAINDER {n})
+                 WITH (fillfactor = 100, autovacuum_vacuum_scale_factor = 0.02);"
+        );
+    }
+    sqlx::raw_sql(AssertSqlSafe(statements)).execute(connection).await?;
+    Ok(())
+}
+
+/// Claims batches of 500 new keys, each in a transaction of its own, and nothing else.
+pub(super) async fn claims(connection: &mut PgConnection, schema: &str, time: Duration) -> Result<Round, sqlx::Error> {
+    let claim = format!(
+        "INSERT INTO {schema}.processed_messages
+             (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
+         SELECT id, date_trunc('minute', now()) + interval '7 days 1 minute', 1, 1, 1, id::text, sha256(uuid_send(id))
+         FROM (SELECT id FROM unnest($1::uuid[]) AS asked (id) ORDER BY id) AS asked
+         ON CONFLICT (consumer, key_id) DO NOTHING RETURNING key_id"
+    );
+    let (started, mut done) = (Instant::now(), 0);
+    while started.elapsed() < time {
+        let keys: Vec<Uuid> = (0..500).map(|_| Uuid::new_v4()).collect();
+        done += sqlx::query(AssertSqlSafe(claim.clone())).bind(keys).fetch_all(&mut *connection).await?.len();
+    }
+    Ok(Round { messages: done, took: started.elapsed(), effects: done })
+}

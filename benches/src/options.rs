@@ -1,0 +1,138 @@
+//! The command line: which cases, how much of each, and where the figures go.
+
+use std::{error::Error, time::Duration};
+
+/// How much is measured.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Size {
+    /// How long a round of one line is, after its warm-up.
+    pub(crate) round: Duration,
+    /// Messages a round through the engine alone, and from a broker.
+    pub(crate) engine: usize,
+    pub(crate) broker: usize,
+    /// Single messages a round, a hundred a second.
+    pub(crate) latency: usize,
+    /// Messages over which memory is watched.
+    pub(crate) memory: usize,
+    pub(crate) duplicates: usize,
+    pub(crate) backlog: usize,
+}
+
+const FULL: Size = Size {
+    round: Duration::from_millis(1500),
+    engine: 500_000,
+    broker: 20_000,
+    latency: 500,
+    memory: 5_000_000,
+    duplicates: 500_000,
+    backlog: 5_000_000,
+};
+const QUICK: Size = Size {
+    round: Duration::from_millis(500),
+    engine: 200_000,
+    broker: 8_000,
+    latency: 200,
+    memory: 1_000_000,
+    duplicates: 200_000,
+    backlog: 1_000_000,
+};
+/// Only whether it works.
+const SMOKE: Size = Size {
+    round: Duration::from_millis(100),
+    engine: 2_000,
+    broker: 500,
+    latency: 20,
+    memory: 20_000,
+    duplicates: 3_000,
+    backlog: 5_000,
+};
+
+/// When a case is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// Also with `--quick`.
+    Always,
+    /// In a full run.
+    Full,
+    /// Only where it is asked for.
+    Asked,
+}
+
+/// Every case: its name, when it is measured, and what it is.
+const CASES: [(&str, When, &str); 18] = [
+    ("engine", When::Always, "the engine alone on one thread: time and allocations a message"),
+    ("memory", When::Always, "resident memory over millions of messages through the engine"),
+    ("insert", When::Always, "PostgreSQL, a row of JSON: idem beside five loops by hand and pgbench"),
+    ("purchase", When::Always, "PostgreSQL, a row and a balance: the same"),
+    ("latency", When::Always, "single messages at low load: p50 and p99"),
+    ("network-1ms", When::Always, "both works with 1 ms added to each round trip"),
+    ("batch", When::Full, "insert by batch: 1, 10, 100, 500"),
+    ("lanes", When::Full, "purchase by lanes: 1, 2, 4, 8"),
+    ("duplicates", When::Full, "insert with 0, 10 and 100 % duplicates"),
+    ("keys", When::Full, "insert with UUIDv4, UUIDv7 and text keys"),
+    ("hot-row", When::Full, "purchase where lanes share rows"),
+    ("sqlite", When::Full, "insert on SQLite"),
+    ("kafka", When::Always, "from Kafka to PostgreSQL"),
+    ("rabbitmq", When::Always, "from RabbitMQ to PostgreSQL"),
+    ("network", When::Asked, "both works at 0, 0.5, 1 and 5 ms, on both stores; 15 minutes"),
+    ("growth", When::Asked, "up to --rows N (50 million) in the table; 40 minutes and 30 GB of disk"),
+    ("steady", When::Asked, "cleanup at the rate of intake, three turnovers of up to 20 million rows; 25 minutes"),
+    ("instructions", When::Asked, "the engine alone under valgrind: instructions a message; a minute"),
+];
+
+/// What the command line asks for.
+pub(crate) enum Asked {
+    List,
+    /// Draw the pictures of a file of figures.
+    Plots(String),
+    Measure(Options),
+}
+
+pub(crate) struct Options {
+    pub(crate) cases: Vec<String>,
+    pub(crate) rounds: usize,
+    pub(crate) size: Size,
+    /// How far the table of records grows.
+    pub(crate) rows: usize,
+    pub(crate) json: Option<String>,
+}
+
+pub(crate) fn parse(arguments: Vec<String>) -> Result<Asked, Box<dyn Error>> {
+    let mut options = Options { cases: Vec::new(), rounds: 5, size: FULL, rows: 50_000_000, json: None };
+    let (mut quick, mut arguments) = (false, arguments.into_iter());
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
+        match argument.as_str() {
+            "--list" => return Ok(Asked::List),
+            "--plots" => return Ok(Asked::Plots(value()?)),
+            "--quick" => (quick, options.rounds, options.size) = (true, 3, QUICK),
+            "--smoke" => (options.rounds, options.size) = (1, SMOKE),
+            "--case" => options.cases.push(value()?),
+            "--rounds" => options.rounds = value()?.parse()?,
+            "--rows" => options.rows = value()?.parse()?,
+            "--json" => options.json = Some(value()?),
+            other => match other.strip_prefix("--").filter(|name| CASES.iter().any(|(case, ..)| case == name)) {
+                Some(case) => options.cases.push(case.to_owned()),
+                None => {
+                    return Err(format!("{other} is unknown; ./bench without arguments, --list, or see its top").into());
+                }
+            },
+        }
+    }
+    if options.cases.is_empty() {
+        let now = |when: &When| *when == When::Always || (*when == When::Full && !quick);
+        options.cases = CASES.iter().filter(|(_, when, _)| now(when)).map(|(name, ..)| (*name).to_owned()).collect();
+    }
+    Ok(Asked::Measure(options))
+}
+
+pub(crate) fn list() {
+    for (name, when, what) in CASES {
+        let when = match when {
+            When::Always => "always",
+            When::Full => "without --quick",
+            When::Asked => "asked for",
+        };
+        println!("  {name:<14} {when:<16} {what}");
+    }
+}

@@ -1,0 +1,157 @@
+//! What idem must reach, beside what this run measured, each with the command that measures it alone.
+
+use serde_json::{Value, json};
+
+use crate::{
+    cases::{ALL_COPIES, AUTOCOMMIT, EACH, ONE_BY_ONE, PGBENCH_16, SET, TEXTBOOK, TRANSACTION, lanes},
+    engine::{CACHED, FRESH},
+    growth::{self, steady},
+    hot, latency, network,
+    report::{Line, Table, number},
+};
+
+enum Must {
+    BeAtLeast(f64),
+    BeAtMost(f64),
+}
+
+/// Where the figure is found: in a table, a line's median, or that of the best of several, over another's.
+struct Target {
+    what: &'static str,
+    case: &'static str,
+    table: String,
+    lines: Vec<String>,
+    over: Option<&'static str>,
+    must: Must,
+}
+
+impl Target {
+    fn new(what: &'static str, case: &'static str, table: &str, line: impl Into<String>, must: Must) -> Self {
+        Self { what, case, table: table.to_owned(), lines: vec![line.into()], over: None, must }
+    }
+
+    fn over(self, line: &'static str) -> Self {
+        Self { over: Some(line), ..self }
+    }
+
+    fn best_of(self, lines: impl IntoIterator<Item = String>) -> Self {
+        Self { lines: lines.into_iter().collect(), ..self }
+    }
+
+    /// `None` where this run did not measure it.
+    fn measured(&self, tables: &[Table]) -> Option<f64> {
+        let table = tables.iter().find(|table| table.id == self.table)?;
+        let best = self.lines.iter().filter_map(|name| table.line(name)).map(Line::median).reduce(f64::max)?;
+        match self.over {
+            Some(over) => Some(best / table.line(over)?.median()),
+            None => Some(best),
+        }
+    }
+}
+
+/// The table that the project holds itself to.
+fn targets() -> Vec<Target> {
+    use Must::BeAtLeast;
+    let all_lanes = |name: &'static str| [1, 2, 4].map(|n| lanes(name, n));
+    let mut targets = Vec::new();
+    for (work, a, b, set, best, c) in [("insert", 2.5, 2.8, 6.0, 8.0, 2.0), ("purchase", 2.5, 2.5, 7.0, 12.0, 1.5)] {
+        let of = |what, line: String, must| Target::new(what, work, work, line, must);
+        let each = lanes(EACH, 1);
+        targets.push(
+            of("per-message handler, batch 100, one lane, over (a)", each.clone(), BeAtLeast(a)).over(TRANSACTION),
+        );
+        if work == "insert" {
+            targets.push(of("the same over (a')", each.clone(), BeAtLeast(1.5)).over(AUTOCOMMIT));
+        }
+        targets.push(of("the same over (b) on a pool", each, BeAtLeast(b)).over(TEXTBOOK));
+        targets.push(
+            of("set-based handler, batch 500, one lane, over (a)", lanes(SET, 1), BeAtLeast(set)).over(TRANSACTION),
+        );
+        let on_best = of("the same on the best number of lanes, over (a)", String::new(), BeAtLeast(best));
+        targets.push(on_best.best_of(all_lanes(SET)).over(TRANSACTION));
+        let server = of("per-message handler, best lanes, over (c) at 16 clients", String::new(), BeAtLeast(c));
+        targets.push(server.best_of(all_lanes(EACH)).over(PGBENCH_16));
+        targets.push(of("batch 1 over (b) on a pool", ONE_BY_ONE.to_owned(), BeAtLeast(0.95)).over(TEXTBOOK));
+    }
+    for (table, each, set) in [("network-insert-1", 2.2, 60.0), ("network-purchase-1", 1.6, 80.0)] {
+        let of = |what, line, must| Target::new(what, "network-1ms", table, line, must).over(network::BY_HAND);
+        targets.push(of("1 ms of round trip, in order, one lane, over (a)", network::IN_ORDER, BeAtLeast(each)));
+        targets.push(of("1 ms of round trip, set-based, one lane, over (a)", network::SET, BeAtLeast(set)));
+    }
+    targets.extend(others());
+    targets
+}
+
+/// What is not said of one of the two works.
+fn others() -> impl IntoIterator<Item = Target> {
+    use Must::{BeAtLeast, BeAtMost};
+    [
+        Target::new("duplicates from the cache, one core, a second", "engine", "cached", CACHED, BeAtLeast(500_000.0)),
+        Target::new(
+            "duplicates through PostgreSQL, a second",
+            "duplicates",
+            "duplicates",
+            ALL_COPIES,
+            BeAtLeast(60_000.0),
+        ),
+        Target::new(
+            "p99 of a single message at low load, over (b)'s",
+            "latency",
+            "latency-p99",
+            latency::IDEM,
+            BeAtMost(1.2),
+        )
+        .over(latency::TEXTBOOK),
+        Target::new(
+            "one hot row at 4 lanes: % of calls that ran in vain",
+            "hot-row",
+            "hot-row-lost",
+            hot::ONE_HOT,
+            BeAtMost(5.0),
+        ),
+        Target::new("the engine's cost of a fresh message, µs", "engine", "engine", FRESH, BeAtMost(3.0)),
+        Target::new("the engine's allocations a fresh message", "engine", "allocations", FRESH, BeAtMost(3.0)),
+        Target::new(
+            "resident memory over the engine's messages, MiB",
+            "memory",
+            "memory",
+            "resident memory at each tenth",
+            BeAtMost(100.0),
+        ),
+        Target::new(
+            "50 M rows in the table, over none",
+            "growth",
+            growth::LARGEST_TABLE,
+            growth::GROWN_SET,
+            BeAtLeast(0.9),
+        )
+        .over(growth::EMPTY),
+        Target::new("steady state with cleanup, over without", "steady", "steady", steady::WITH, BeAtLeast(0.9))
+            .over(steady::WITHOUT),
+    ]
+}
+
+/// Prints what this run measured of it, and answers that.
+pub(crate) fn print(tables: &[Table]) -> Vec<Value> {
+    let mut rows = Vec::new();
+    for target in targets() {
+        let Some(measured) = target.measured(tables) else { continue };
+        let (met, bound, must) = match target.must {
+            Must::BeAtLeast(least) => (measured >= least, least, "at least"),
+            Must::BeAtMost(most) => (measured <= most, most, "at most"),
+        };
+        if rows.is_empty() {
+            println!("\nWhat it must reach");
+            println!("  {:<19} {:<56} {:>16} {:>10}       command", "", "", "target", "measured");
+        }
+        let (target_is, met_is) = (format!("{must} {}", number(bound)), if met { "met" } else { "NOT" });
+        let command = format!("./bench --case {}", target.case);
+        let measured_is = number(measured);
+        println!("  {:<19} {:<56} {target_is:>16} {measured_is:>10}  {met_is}  {command}", target.table, target.what);
+        rows.push(json!({
+            "table": target.table, "what": target.what, "target": target_is, "measured": measured, "met": met,
+            "command": command,
+        }));
+    }
+    rows
+}

@@ -6,7 +6,7 @@ use idem_kafka::{KafkaOptions, KafkaPublisher, Reset};
 
 use crate::{
     cluster::{Topic, fast},
-    member::{Member, payloads},
+    member::{Member, payloads, within},
     publisher::dead_letter,
 };
 
@@ -29,8 +29,17 @@ fn options(topic: &Topic, user: &str, password: &str) -> KafkaOptions {
         .set("sasl.password", password)
 }
 
+/// As a worker does: what could not be reached is asked again.
 async fn attach(options: KafkaOptions) -> Result<Attached, SourceError> {
-    Ok(Member::attach(options).await?.1)
+    within("an answer of the brokers", async {
+        loop {
+            match Member::attach(options.clone()).await {
+                Err(SourceError::Unavailable { .. }) => {}
+                answered => return answered.map(|(_, attached)| attached),
+            }
+        }
+    })
+    .await
 }
 
 fn assert_refused<T: std::fmt::Debug>(answer: Result<T, SourceError>, words: &str) {

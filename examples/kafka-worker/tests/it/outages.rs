@@ -38,11 +38,15 @@ async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
 
 /// It pauses and says so, in its log and at `/readyz`, and burns no attempt however long it takes.
 async fn a_database_that_is_away_for_longer_is_reported(servers: &OwnServers, stage: &Stage, sent: i64) {
-    let worker = stage.start(&["--attempts", "2"]);
+    let mut worker = stage.start(&["--attempts", "2"]);
     until("the worker to join", async || worker.joined()).await;
     servers.down("postgres");
     stage.send(sent..sent + 100).await;
-    until("the worker to say so", async || worker.logged().contains("the database cannot be used")).await;
+    until("the worker to say so", async || {
+        assert!(worker.runs(), "{}", worker.logged());
+        worker.logged().contains("the database cannot be used")
+    })
+    .await;
     // Several probes, each of which would be an attempt if it were charged.
     until("probes", async || worker.logged().matches("the database still cannot be used").count() >= 3).await;
     servers.up_again("postgres");

@@ -28,12 +28,20 @@ async fn the_page_works_from_its_first_command_to_its_last() {
     std::fs::create_dir_all(folder.join("target")).unwrap();
     std::os::unix::fs::symlink(programs::folder(), folder.join("target/release")).unwrap();
     let servers = folder.join("servers");
-    std::fs::write(&servers, format!("#!/bin/sh\nexec '{}/servers' \"$@\"\n", programs::root().display())).unwrap();
+    // Where the servers are is for `./servers` alone: a worker refuses variables that it does not know.
+    let offset = std::env::var("IDEM_PORT_OFFSET").unwrap_or_default();
+    let root = programs::root();
+    let to_ours = format!("#!/bin/sh\nIDEM_PORT_OFFSET={offset} exec '{}/servers' \"$@\"\n", root.display());
+    std::fs::write(&servers, to_ours).unwrap();
     std::fs::set_permissions(&servers, std::fs::Permissions::from_mode(0o755)).unwrap();
 
     // What a person sees who types it in; a command that fails ends it, and no worker outlives it.
     let strict = "exec 2>&1; set -euo pipefail; trap 'kill -KILL $(jobs -p) 2>/dev/null || true' EXIT\n";
-    let shell = Command::new("timeout")
+    let mut shell = Command::new("timeout");
+    for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("IDEM_")) {
+        shell.env_remove(variable);
+    }
+    let shell = shell
         .args([&PATIENCE.as_secs().to_string(), "bash", "-c"])
         .arg(format!("{strict}{}", made_unique(&script, &name)))
         .current_dir(&folder)

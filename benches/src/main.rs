@@ -62,7 +62,7 @@ async fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Measures one case; [`options::CASES`] says what each is.
+/// Measures one case; `options.rs` says what each is.
 async fn measure(case: &str, options: &Options) -> Result<Vec<Table>, Box<dyn Error>> {
     let Options { rounds, size, .. } = *options;
     let url = if matches!(case, "engine" | "instructions" | "memory") { String::new() } else { url()? };

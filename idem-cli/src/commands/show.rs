@@ -1,10 +1,12 @@
 //! `idem show KEY`.
 
+use idem_core::{PayloadHasher as _, Unhashed};
+
 use crate::{
     command_line::Show,
     database::{Bind, Database},
     exit::Failure,
-    report::{Report, Table},
+    report::{Report, Row, Table},
 };
 
 const RECORDS: &str = "\
@@ -64,19 +66,30 @@ pub(crate) fn check_key(key: &str) -> Result<(), Failure> {
 
 /// What would become of the message if it came again now.
 fn redelivery(records: &Table, attempts: &Table) -> String {
-    let names = |table: &Table| {
-        let names: Vec<&str> = table.rows().iter().map(|row| row.text("consumer")).collect();
-        names.join(", ")
-    };
-    if !records.is_empty() {
-        return format!(
+    let names = |rows: &[&Row]| rows.iter().map(|row| row.text("consumer")).collect::<Vec<_>>().join(", ");
+    let unhashed = Unhashed.rule();
+    let (imported, handled): (Vec<_>, Vec<_>) =
+        records.rows().iter().partition(|row| row.text("hash_rule") == unhashed);
+    let mut said = Vec::new();
+    if !handled.is_empty() {
+        said.push(format!(
             "A redelivery with the same payload is skipped as a duplicate by {}; with another payload it is a conflict, and \
              never runs.",
-            names(records)
-        );
+            names(&handled)
+        ));
+    }
+    if !imported.is_empty() {
+        said.push(format!(
+            "A redelivery is skipped as a duplicate by {}, whatever its payload: the record was imported without a hash.",
+            names(&imported)
+        ));
+    }
+    if !said.is_empty() {
+        return said.join(" ");
     }
     if attempts.is_empty() {
         return "A redelivery is handled: there is no record of this key.".to_owned();
     }
-    format!("A redelivery is handled, and its attempts go on from the count above at {}.", names(attempts))
+    let names = names(&attempts.rows().iter().collect::<Vec<_>>());
+    format!("A redelivery is handled, and its attempts go on from the count above at {names}.")
 }

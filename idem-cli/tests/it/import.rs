@@ -43,6 +43,7 @@ async fn r16_a_hundred_thousand_rows_are_brought_over_and_are_duplicates() {
     let wrong = "SELECT count(*) FROM processed_messages WHERE key_id <> key_id(idempotency_key)";
     assert_eq!(scene.texts(wrong).await, ["0"]);
     assert_eq!(scene.deliver(&["order-1", "order-77777", "order-0"]).await, "DDP");
+    assert!(scene.idem("show order-2").ok().contains("whatever its payload"));
     let other = idem_core::Message::new("another payload").with_header("idempotencykey", "order-2");
     let decisions = scene.consumer().process(vec![other]).await.unwrap();
     assert!(decisions[0].is_skipped(), "never a conflict: {decisions:?}");

@@ -182,18 +182,22 @@ impl Topic {
 
     /// What the group has committed, by partition.
     pub(crate) fn committed(&self) -> Vec<Option<i64>> {
+        self.committed_in(&self.partitions())
+    }
+
+    /// The same of these, also where there is no such topic.
+    pub(crate) fn committed_in(&self, partitions: &[i32]) -> Vec<Option<i64>> {
         let asking = self.asking();
         let mut list = TopicPartitionList::new();
-        let partitions = self.partitions();
-        for partition in &partitions {
+        for partition in partitions {
             list.add_partition(&self.name, *partition);
         }
         let committed = asking.committed_offsets(list, PATIENCE).unwrap();
-        let offset = |partition| match committed.find_partition(&self.name, partition).unwrap().offset() {
+        let offset = |partition: &i32| match committed.find_partition(&self.name, *partition).unwrap().offset() {
             Offset::Offset(offset) => Some(offset),
             _ => None,
         };
-        partitions.into_iter().map(offset).collect()
+        partitions.iter().map(offset).collect()
     }
 
     /// How many records the group has not finished.

@@ -145,7 +145,7 @@ pub async fn messages_published_before_attach_are_delivered<T: SourceUnderTest>(
     assert_eq!(sorted(&reader.take(2).await), numbers(2));
 }
 
-/// Each message goes to one of the sources of a group. Where they do not share, one gets all and the other nothing.
+/// Each message goes to one of the sources of a group. Where they do not share, one at a time gets all.
 pub async fn two_sources_share_the_messages<T: SourceUnderTest>(subject: &T) {
     let readers = [Arc::new(Reader::open(subject).await), Arc::new(Reader::open(subject).await)];
     let (heard, mut hearing) = mpsc::channel(1);
@@ -165,14 +165,16 @@ pub async fn two_sources_share_the_messages<T: SourceUnderTest>(subject: &T) {
         })
         .collect();
     publish(subject, 40).await;
-    let (mut seen, mut heard_from) = (Vec::new(), HashSet::new());
+    let (mut seen, mut heard_from) = (Vec::new(), Vec::new());
     while seen.len() < 40 {
         let (number, deliveries) = within("a message", hearing.recv()).await.expect("a source that is running");
-        heard_from.insert(number);
         let payloads = payloads(&deliveries);
         // What a source had when it was revoked comes to the other one.
         let answers = readers[number].try_acknowledge(deliveries).await;
         assert!(answers.iter().all(|answer| matches!(answer, Settled::Settled | Settled::Stale)), "{answers:?}");
+        if answers.contains(&Settled::Settled) {
+            heard_from.push(number);
+        }
         seen.extend(
             payloads
                 .into_iter()
@@ -183,7 +185,9 @@ pub async fn two_sources_share_the_messages<T: SourceUnderTest>(subject: &T) {
     seen.sort_unstable();
     assert_eq!(seen, numbers(40));
     if !subject.features().shares_messages {
-        assert_eq!(heard_from.len(), 1, "a broker that does not share gives all to one");
+        // The group may still be forming: then all goes to the other one at once, and perhaps back.
+        heard_from.dedup();
+        assert!(heard_from.len() <= 3, "a broker that does not share gives all to one: {heard_from:?}");
     }
     left(subject, 0).await;
     readers.iter().for_each(|reader| reader.source.stop());

@@ -41,11 +41,7 @@ async fn s4_an_erased_key_is_nowhere_and_its_redelivery_is_still_a_duplicate() {
 async fn s8_a_workers_login_may_not_erase() {
     let scene = Scene::new().await;
     scene.deliver(&["order-1"]).await;
-    let roles = scene.idem("migrate print --roles").ok();
-    scene.run(&format!("BEGIN; SELECT pg_advisory_xact_lock(4711); {roles}; COMMIT")).await;
-    let login = format!("{}_worker", scene.schema);
-    scene.run(&format!("CREATE ROLE {login} LOGIN IN ROLE idem_worker")).await;
-    let url = scene.url.replace("idem:", &format!("{login}:"));
+    let (url, login) = scene.worker_login().await;
     let variables = [("DATABASE_URL", url.as_str()), ("IDEM_SCHEMA", &scene.schema)];
     command(&variables, &["erase", "order-1", "--reason", "x", "--yes"]).refused("lacks a right");
     assert_eq!(scene.texts("SELECT idempotency_key FROM processed_messages").await, ["order-1"]);

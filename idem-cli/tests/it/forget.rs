@@ -26,11 +26,7 @@ async fn forget_lets_a_message_take_effect_once_more_and_is_written_down() {
 async fn s8_a_workers_login_may_look_and_not_forget() {
     let scene = Scene::new().await;
     scene.deliver(&["order-1"]).await;
-    let roles = scene.idem("migrate print --roles").ok();
-    scene.run(&format!("BEGIN; SELECT pg_advisory_xact_lock(4711); {roles}; COMMIT")).await;
-    let login = format!("{}_worker", scene.schema);
-    scene.run(&format!("CREATE ROLE {login} LOGIN IN ROLE idem_worker")).await;
-    let url = scene.url.replace("idem:", &format!("{login}:"));
+    let (url, login) = scene.worker_login().await;
     let idem = |arguments: &str| {
         let variables = [("DATABASE_URL", url.as_str()), ("IDEM_SCHEMA", &scene.schema)];
         command(&variables, &arguments.split_whitespace().collect::<Vec<_>>())

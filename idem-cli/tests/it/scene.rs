@@ -111,6 +111,20 @@ impl Scene {
         decisions.iter().map(|decision| if decision.is_processed() { 'P' } else { 'D' }).collect()
     }
 
+    /// Runs the script of the roles, which are the server's: one test at a time.
+    pub(crate) async fn grant_roles(&self) {
+        let roles = self.idem("migrate print --roles").ok();
+        self.run(&format!("BEGIN; SELECT pg_advisory_xact_lock(4711); {roles}; COMMIT")).await;
+    }
+
+    /// The URL of a new login with a worker's rights, and its name.
+    pub(crate) async fn worker_login(&self) -> (String, String) {
+        self.grant_roles().await;
+        let login = format!("{}_worker", self.schema);
+        self.run(&format!("CREATE ROLE {login} LOGIN IN ROLE idem_worker")).await;
+        (self.url.replace("idem:", &format!("{login}:")), login)
+    }
+
     pub(crate) async fn run(&self, statements: &str) {
         sqlx::raw_sql(AssertSqlSafe(statements.to_owned())).execute(&self.admin).await.unwrap();
     }

@@ -133,8 +133,7 @@ async fn doctor_names_what_is_wrong_with_its_cure() {
 #[tokio::test]
 async fn doctor_has_nothing_to_say_where_all_is_well() {
     let scene = Scene::new().await;
-    let roles = scene.idem("migrate print --roles").ok();
-    scene.run(&format!("BEGIN; SELECT pg_advisory_xact_lock(4711); {roles}; COMMIT")).await;
+    scene.grant_roles().await;
     scene.deliver(&["order-1"]).await;
     let answer = scene.idem("doctor --json");
     let report: serde_json::Value = serde_json::from_str(&answer.out).unwrap();

@@ -223,6 +223,12 @@ impl Topic {
         members.collect()
     }
 
+    /// Whether the group has so many members, and each of them its partitions.
+    pub(crate) fn is_stable(&self, members: usize) -> bool {
+        let groups = ADMIN.inner().fetch_group_list(Some(&self.group), PATIENCE).unwrap();
+        groups.groups().iter().any(|group| group.state() == "Stable" && group.members().len() == members)
+    }
+
     /// Takes every member out of the group behind its back, as a session time-out does.
     pub(crate) fn expel(&self) {
         for member in self.members() {

@@ -77,6 +77,10 @@ impl SourceUnderTest for Fixture {
         tokio::task::block_in_place(|| self.topic.lag())
     }
 
+    async fn formed(&self, sources: usize) {
+        eventually("a stable group", || self.topic.is_stable(sources)).await;
+    }
+
     /// Under the eager protocol a member gives back everything when a partition is added. Under the cooperative one a
     /// group of one member keeps what it has.
     async fn revoke(&self, how: Revoke) -> Result<(), Unsupported> {

@@ -19,6 +19,8 @@ mod own_servers;
 mod purchase;
 mod queue;
 mod refusals;
+#[path = "../../../ledger/tests/shared/storm.rs"]
+mod shared_storm;
 mod stage;
 mod storm;
 #[path = "../../../ledger/tests/shared/worker.rs"]

@@ -16,6 +16,8 @@ mod deaths;
 mod purchase;
 mod queue;
 mod refusals;
+#[path = "../../../ledger/tests/shared/storm.rs"]
+mod shared_storm;
 mod stage;
 mod storm;
 #[path = "../../../ledger/tests/shared/worker.rs"]

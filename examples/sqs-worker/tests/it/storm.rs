@@ -1,11 +1,10 @@
 //! Connections that break, hang and are slow.
 
-use std::time::Duration;
-
 use idem_testkit::proxy::Proxy;
 
 use super::{
     queue::endpoint,
+    shared_storm::storm,
     stage::{Ledger, Stage, count, until},
 };
 
@@ -31,21 +30,7 @@ async fn a_storm_of_broken_connections_leaves_an_exact_ledger() {
     let workers = [stage.start_with(&arguments, &variables), stage.start_with(&arguments, &variables)];
     stage.send(0..each).await;
     stage.until_purchases(1).await;
-    let mut sent = each;
-    let mut rng = fastrand::Rng::with_seed(seed());
-    let load = async {
-        for _ in 0..seconds {
-            stage.send(sent..sent + each).await;
-            sent += each;
-            // The storm lasts for so many of them.
-            tokio::time::sleep(Duration::from_secs(1)).await;
-        }
-    };
-    tokio::select! {
-        () = sqs.storm(rng.fork()) => {}
-        () = database.storm(rng.fork()) => {}
-        () = load => {}
-    }
+    let sent = storm([&sqs, &database], seconds, each, each, async |purchases| stage.send(purchases).await).await;
     // It ends with an outage that both must have noticed.
     sqs.refuse(true);
     for proxy in [&sqs, &database] {
@@ -65,10 +50,4 @@ async fn a_storm_of_broken_connections_leaves_an_exact_ledger() {
     assert_eq!(stage.ledger().await, Ledger::of(0..sent));
     assert!(stage.dead_letters().await.is_empty(), "{:?}", stage.dead_letters().await);
     stage.remove().await;
-}
-
-fn seed() -> u64 {
-    let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
-    println!("IDEM_SEED={seed}");
-    seed
 }

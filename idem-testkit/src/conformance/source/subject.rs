@@ -126,6 +126,12 @@ pub trait SourceUnderTest: Send + Sync {
     /// delay, wait until it is `expected` or a few seconds are over.
     fn unsettled(&self, expected: u64) -> impl Future<Output = u64> + Send;
 
+    /// Waits until so many sources that are being received from have their parts of the queue, and keep them. Only a
+    /// broker that hands out assignments has to wait.
+    fn formed(&self, _sources: usize) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+
     /// Ends the assignment of every source of the group, each of which gets a new one.
     fn revoke(&self, _how: Revoke) -> impl Future<Output = Result<(), Unsupported>> + Send {
         async { Err(Unsupported) }

@@ -4,6 +4,7 @@
 
 mod assignments;
 mod cache;
+mod captured;
 mod control;
 mod dead_letters;
 mod failures;

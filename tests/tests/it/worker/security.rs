@@ -1,15 +1,14 @@
 //! What must never leak, and what must never be mixed up.
 
-use std::{
-    io,
-    sync::{Arc, Mutex},
-};
+use std::io;
 
 use idem_core::{Handler, HandlerError, Message, Tenant, Tx};
 use idem_testkit::MemoryStore;
-use tracing_subscriber::fmt::MakeWriter;
 
-use super::scene::{Running, Scene, drain, message, within};
+use super::{
+    captured::Captured,
+    scene::{Running, Scene, drain, message, within},
+};
 
 /// S2: two tenants with the same key are two messages, and neither sees the other's record.
 #[tokio::test(flavor = "multi_thread")]
@@ -64,39 +63,10 @@ impl Handler<MemoryStore> for Leaky {
     }
 }
 
-#[derive(Clone, Default)]
-struct Captured(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Captured {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Captured {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
-}
-
 /// S4: a canary in payloads and headers is in no log line at TRACE, no error, no `Debug`, no dead letter's text.
 #[tokio::test]
 async fn s4_nothing_of_a_payload_is_logged_or_stored_as_text() {
-    let captured = Captured::default();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::TRACE)
-        .with_writer(captured.clone())
-        .with_ansi(false)
-        .finish();
-    // One thread runs everything, so that this catches every line.
-    let _guard = tracing::subscriber::set_default(subscriber);
+    let (captured, _guard) = Captured::log(tracing::Level::TRACE);
     let scene = Scene::new();
     let publish = |key: &str, payload: String, way: &str| {
         let message = message(key, &payload).with_header("way", way.to_owned()).with_header("secret", CANARY);
@@ -117,7 +87,7 @@ async fn s4_nothing_of_a_payload_is_logged_or_stored_as_text() {
     within("draining the queue", scene.queue.drained()).await;
     let summary = running.stop().await.unwrap();
     assert_eq!((summary.processed, summary.dead_lettered), (1, 11));
-    let logged = String::from_utf8_lossy(&captured.0.lock().unwrap()).into_owned();
+    let logged = captured.lines().join("\n");
     assert!(logged.contains("set aside as a dead letter"), "nothing was captured:\n{logged}");
     let mut texts = vec![("the log", logged)];
     texts.extend(scene.dead_letters().await.into_iter().map(|letter| ("a dead letter", format!("{letter:?}"))));
@@ -130,20 +100,14 @@ async fn s4_nothing_of_a_payload_is_logged_or_stored_as_text() {
 /// J8: a flood of failures is no flood of log lines.
 #[tokio::test]
 async fn j8_many_failures_make_few_log_lines() {
-    let captured = Captured::default();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::INFO)
-        .with_writer(captured.clone())
-        .with_ansi(false)
-        .finish();
-    let _guard = tracing::subscriber::set_default(subscriber);
+    let (captured, _guard) = Captured::log(tracing::Level::INFO);
     let scene = Scene::new();
     (0..2_000).for_each(|n| drop(scene.publish(&format!("k{n}"), "permanent")));
     let begun = tokio::time::Instant::now();
     let summary = drain(&scene, scene.worker().breaker(false)).await;
     let seconds = begun.elapsed().as_secs() + 1;
     assert_eq!(summary.dead_lettered, 2_000);
-    let lines = captured.0.lock().unwrap().iter().filter(|byte| **byte == b'\n').count() as u64;
+    let lines = captured.lines().len() as u64;
     assert!((1..=10 * seconds + 20).contains(&lines), "{lines} lines in {seconds} s");
 }
 

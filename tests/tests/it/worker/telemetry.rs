@@ -1,10 +1,6 @@
 //! What a worker tells of itself: metrics, spans, and log lines that stay few.
 
-use std::{
-    collections::BTreeMap,
-    io,
-    sync::{Arc, Mutex},
-};
+use std::collections::BTreeMap;
 
 use idem_core::{Message, OnConflict, telemetry};
 use idem_testkit::memory::{Faults, Rate};
@@ -12,9 +8,12 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, TraceFlags, TraceId, TraceState, TracerProvider as _};
 use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SpanData};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
-use tracing_subscriber::{fmt::MakeWriter, layer::SubscriberExt as _};
+use tracing_subscriber::layer::SubscriberExt as _;
 
-use super::scene::{Running, Scene, drain, message, within};
+use super::{
+    captured::Captured,
+    scene::{Running, Scene, drain, message, within},
+};
 
 /// What was recorded, by metric and labels, as a number: of a histogram, how many values.
 fn recorded(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
@@ -98,42 +97,6 @@ async fn r95_a_redelivery_is_told_from_a_producer_that_sends_twice() {
     let recorded = recorded(&snapshotter);
     assert_eq!(recorded["consumer.duplicate_skipped{consumer=ledger,cause=redelivery}"], 1.0, "{recorded:#?}");
     assert_eq!(recorded["consumer.duplicate_skipped{consumer=ledger,cause=producer}"], 0.0);
-}
-
-#[derive(Clone, Default)]
-struct Captured(Arc<Mutex<Vec<u8>>>);
-
-impl Captured {
-    /// Captures what is logged from now on, on this thread.
-    fn log(level: tracing::Level) -> (Self, tracing::subscriber::DefaultGuard) {
-        let captured = Self::default();
-        let subscriber =
-            tracing_subscriber::fmt().with_max_level(level).with_writer(captured.clone()).with_ansi(false).finish();
-        (captured, tracing::subscriber::set_default(subscriber))
-    }
-
-    fn lines(&self) -> Vec<String> {
-        String::from_utf8_lossy(&self.0.lock().unwrap()).lines().map(str::to_owned).collect()
-    }
-}
-
-impl io::Write for Captured {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Captured {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
 }
 
 fn left_out(line: &str) -> usize {

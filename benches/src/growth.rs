@@ -8,12 +8,12 @@ use std::{error::Error, time::Duration};
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 
-use self::fill::{GROWN, PARTITIONED, claims, fill, partition};
+use self::fill::{GROWN, PARTITIONED, claims, fill, partition, warm_up};
 use crate::{
     by_hand::ByHand,
     cases::At,
     feed::Feed,
-    postgres::{Idem, Round, empty, fresh, records, remove, store},
+    postgres::{Idem, Round, checkpoint, empty, records, remove, reset_tables, store},
     report::{Line, RATE, Table},
     work::Work,
 };
@@ -55,10 +55,16 @@ pub(crate) async fn measure(at: At<'_>, rows: usize) -> Result<Vec<Table>, Box<d
             fill(&mut connection, PARTITIONED, filled..step, WEEK).await?;
         }
         filled = step;
+        // Before the rounds, which add rows of their own.
+        let sizes = sizes(&mut connection, step).await?;
+        warm_up(&mut connection, GROWN, step).await?;
+        if has_partitions {
+            warm_up(&mut connection, PARTITIONED, step).await?;
+        }
         let mut lines = LINES.map(Line::new);
         for _ in 0..rounds {
             for (number, line) in lines.iter_mut().enumerate().filter(|(number, _)| *number < 5 || has_partitions) {
-                fresh(&mut connection).await?;
+                reset_tables(&mut connection).await?;
                 let round = round(&mut connection, number, keys, at).await?;
                 keys += round.effects + 100_000;
                 line.note(round.messages, round.took);
@@ -67,7 +73,7 @@ pub(crate) async fn measure(at: At<'_>, rows: usize) -> Result<Vec<Table>, Box<d
         let title = format!("PostgreSQL, insert, {step} rows in the table of records beside none, {rounds} rounds");
         let lines: Vec<Line> = lines.into_iter().filter(|line| !line.rounds.is_empty()).collect();
         tables.push(Table::print(format!("growth-{step}"), title, RATE, lines));
-        tables.push(sizes(&mut connection, step).await?);
+        tables.push(sizes);
     }
     tables.push(wal(&mut connection, keys, at).await?);
     forecast(tables.iter().rfind(|table| table.id.starts_with("growth-size")), filled);
@@ -90,8 +96,8 @@ async fn round(
         1 => (set, records(url, GROWN)?),
         2 => (each, store(url).await?),
         3 => (each, records(url, GROWN)?),
-        4 => return Ok(claims(connection, GROWN, time).await?),
-        _ => return Ok(claims(connection, PARTITIONED, time).await?),
+        4 => return Ok(claims(connection, GROWN, |_, took| took >= time).await?),
+        _ => return Ok(claims(connection, PARTITIONED, |_, took| took >= time).await?),
     };
     Idem { feed: Feed { first, ..idem.feed }, ..idem }.round(store, time).await
 }
@@ -117,26 +123,32 @@ async fn wal(connection: &mut PgConnection, first: usize, (url, _, time): At<'_>
         ("(a) by hand: begin, handler, commit", ByHand::Transaction),
         ("(b) textbook: begin, claim, handler, commit", ByHand::Textbook),
     ];
-    let stores = [
-        ("idem, no rows, set-based, batch 500", store(url).await?),
-        ("idem, grown, set-based, batch 500", records(url, GROWN)?),
-    ];
-    let set = Idem::set(Work::Insert);
     let mut lines = Vec::new();
     for (name, by_hand) in by_hand {
-        fresh(connection).await?;
+        reset_tables(connection).await?;
         let before = written(connection).await?;
         let round = by_hand.round(Work::Insert, url, time).await?;
         lines.push(a_message(name, round, written(connection).await? - before));
     }
-    for (name, store) in stores {
-        fresh(connection).await?;
+    let set = Idem::set(Work::Insert);
+    for (number, name) in [EMPTY, GROWN_SET, "grown, set-based, batch 500, after a checkpoint"].into_iter().enumerate()
+    {
+        reset_tables(connection).await?;
+        if number == 2 {
+            checkpoint(connection).await?;
+        }
+        let store = if number == 0 { store(url).await? } else { records(url, GROWN)? };
         let before = written(connection).await?;
-        let round = Idem { feed: Feed { first, ..set.feed }, ..set }.round(store, time).await?;
+        let feed = Feed { first: first + number * 1_000_000, ..set.feed };
+        let round = Idem { feed, ..set }.round(store, time).await?;
         lines.push(a_message(name, round, written(connection).await? - before));
     }
-    let title = "What is written ahead, the order's own row and pages after a checkpoint included";
-    Ok(Table::print("growth-wal", title, "bytes of WAL a message", lines))
+    Ok(Table::print(
+        "growth-wal",
+        "What is written ahead, the order's own row included",
+        "bytes of WAL a message",
+        lines,
+    ))
 }
 
 fn a_message(name: &str, round: Round, bytes: f64) -> Line {

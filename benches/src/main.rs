@@ -55,7 +55,7 @@ async fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     for case in &options.cases {
         tables.extend(measure(case, options).await?);
     }
-    let targets = targets::print(&tables);
+    let targets = targets::print(&tables, options.is_whole);
     if let Some(file) = &options.json {
         report::write(file, &tables, &targets)?;
     }

@@ -90,6 +90,8 @@ pub(crate) enum Asked {
 
 pub(crate) struct Options {
     pub(crate) cases: Vec<String>,
+    /// No case was named.
+    pub(crate) is_whole: bool,
     pub(crate) rounds: usize,
     pub(crate) size: Size,
     /// How far the table of records grows.
@@ -98,7 +100,8 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn parse(arguments: Vec<String>) -> Result<Asked, Box<dyn Error>> {
-    let mut options = Options { cases: Vec::new(), rounds: 5, size: FULL, rows: 50_000_000, json: None };
+    let mut options =
+        Options { cases: Vec::new(), is_whole: false, rounds: 5, size: FULL, rows: 50_000_000, json: None };
     let (mut quick, mut arguments) = (false, arguments.into_iter());
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
@@ -119,7 +122,8 @@ pub(crate) fn parse(arguments: Vec<String>) -> Result<Asked, Box<dyn Error>> {
             },
         }
     }
-    if options.cases.is_empty() {
+    options.is_whole = options.cases.is_empty();
+    if options.is_whole {
         let now = |when: &When| *when == When::Always || (*when == When::Full && !quick);
         options.cases = CASES.iter().filter(|(_, when, _)| now(when)).map(|(name, ..)| (*name).to_owned()).collect();
     }

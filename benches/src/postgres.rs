@@ -112,8 +112,19 @@ pub(crate) async fn compare(
     Ok(Table::print(id, title, RATE, measured))
 }
 
+/// Empty tables, and nothing left to write of the round before.
 pub(crate) async fn fresh(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    sqlx::raw_sql(TABLES).execute(&mut *connection).await?;
+    reset_tables(connection).await?;
+    checkpoint(connection).await
+}
+
+/// Empty tables.
+pub(crate) async fn reset_tables(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql(TABLES).execute(connection).await?;
+    Ok(())
+}
+
+pub(crate) async fn checkpoint(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     sqlx::raw_sql("CHECKPOINT").execute(connection).await?;
     Ok(())
 }

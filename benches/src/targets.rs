@@ -1,5 +1,7 @@
 //! What idem must reach, beside what this run measured, each with the command that measures it alone.
 
+use std::fmt;
+
 use serde_json::{Value, json};
 
 use crate::{
@@ -13,6 +15,24 @@ use crate::{
 enum Must {
     BeAtLeast(f64),
     BeAtMost(f64),
+}
+
+impl Must {
+    fn is_met_by(&self, measured: f64) -> bool {
+        match *self {
+            Self::BeAtLeast(least) => measured >= least,
+            Self::BeAtMost(most) => measured <= most,
+        }
+    }
+}
+
+impl fmt::Display for Must {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BeAtLeast(least) => write!(f, "at least {}", number(*least)),
+            Self::BeAtMost(most) => write!(f, "at most {}", number(*most)),
+        }
+    }
 }
 
 /// Where the figure is found: in a table, a line's median, or that of the best of several, over another's.
@@ -131,27 +151,32 @@ fn others() -> impl IntoIterator<Item = Target> {
     ]
 }
 
-/// Prints what this run measured of it, and answers that.
-pub(crate) fn print(tables: &[Table]) -> Vec<Value> {
-    let mut rows = Vec::new();
+/// Prints what this run measured of it, and, where that is asked for, what it did not; answers what was measured.
+pub(crate) fn print(tables: &[Table], with_unmeasured: bool) -> Vec<Value> {
+    let (mut rows, mut is_headed) = (Vec::new(), false);
     for target in targets() {
-        let Some(measured) = target.measured(tables) else { continue };
-        let (met, bound, must) = match target.must {
-            Must::BeAtLeast(least) => (measured >= least, least, "at least"),
-            Must::BeAtMost(most) => (measured <= most, most, "at most"),
-        };
-        if rows.is_empty() {
+        let measured = target.measured(tables);
+        if measured.is_none() && !with_unmeasured {
+            continue;
+        }
+        if !is_headed {
             println!("\nWhat it must reach");
             println!("  {:<19} {:<56} {:>16} {:>10}       command", "", "", "target", "measured");
+            is_headed = true;
         }
-        let (target_is, met_is) = (format!("{must} {}", number(bound)), if met { "met" } else { "NOT" });
-        let command = format!("./bench --case {}", target.case);
-        let measured_is = number(measured);
-        println!("  {:<19} {:<56} {target_is:>16} {measured_is:>10}  {met_is}  {command}", target.table, target.what);
-        rows.push(json!({
-            "table": target.table, "what": target.what, "target": target_is, "measured": measured, "met": met,
-            "command": command,
-        }));
+        let (must, command) = (target.must.to_string(), format!("./bench --case {}", target.case));
+        let (value, verdict) = match measured {
+            Some(measured) if target.must.is_met_by(measured) => (number(measured), "met"),
+            Some(measured) => (number(measured), "NOT"),
+            None => ("not here".to_owned(), ""),
+        };
+        println!("  {:<19} {:<56} {must:>16} {value:>10}  {verdict:<3}  {command}", target.table, target.what);
+        if let Some(measured) = measured {
+            rows.push(json!({
+                "table": target.table, "what": target.what, "target": must, "measured": measured,
+                "met": target.must.is_met_by(measured), "command": command,
+            }));
+        }
     }
     rows
 }

@@ -122,7 +122,7 @@ fn group(dead_letter: &DeadLetter) -> String {
 /// A copy that a crash makes is dropped, and the same message after another failure is not.
 fn deduplication_id(dead_letter: &DeadLetter) -> String {
     let DeadLetter { consumer, message, reason, attempts, .. } = dead_letter;
-    hashed(format!("{consumer}\n{}\n{reason}\n{attempts}", message.origin()).as_bytes())
+    hashed(format!("{consumer}\n{}\n{reason}\n{attempts}", message.origin().as_str()).as_bytes())
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use lapin::types::{AMQPValue, LongString};
 use reqwest::Method;
 
 use crate::{
-    broker::{Kind, PATIENCE, Queue, eventually, host, http, management, management_url, unique, url},
-    member::{Member, refusal, within},
+    broker::{Kind, PATIENCE, Queue, host, http, management, management_url, unique, url},
+    member::{Member, assert_all_settled, refusal, within},
 };
 
 fn text(value: &str) -> AMQPValue {
@@ -115,6 +115,6 @@ async fn g7_nothing_is_rejected_to_the_brokers_dead_letter_exchange() {
     member.0.settle(settlements).await;
     let back = member.take(1).await;
     member.acknowledge(back).await;
-    eventually("the end of the queue", async || queue.messages().await == 0).await;
+    assert_all_settled(member, &queue).await;
     assert_eq!(dead.declared().await.message_count(), 0);
 }

@@ -12,7 +12,7 @@ use idem_core::{Message, SourceError};
 use idem_testkit::proxy::Proxy;
 use lapin::{
     BasicProperties, Channel, Confirmation, Connection, ConnectionProperties,
-    options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions},
+    options::{BasicPublishOptions, ConfirmSelectOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions},
     types::{AMQPValue, FieldTable},
 };
 use reqwest::Method;
@@ -138,9 +138,20 @@ impl Queue {
     }
 
     pub(crate) async fn put(&self, payload: &[u8], properties: BasicProperties) {
+        self.publish_to("", &self.name, payload, properties).await;
+    }
+
+    /// Through an exchange, from which this routing key leads here.
+    pub(crate) async fn put_through(&self, exchange: &str, key: &str, payload: &[u8], properties: BasicProperties) {
+        let (options, none) = (QueueBindOptions::default(), FieldTable::default());
+        let bound = self.channel.queue_bind(self.name.as_str().into(), exchange.into(), key.into(), options, none);
+        bound.await.unwrap();
+        self.publish_to(exchange, key, payload, properties).await;
+    }
+
+    async fn publish_to(&self, exchange: &str, key: &str, payload: &[u8], properties: BasicProperties) {
         let mandatory = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-        let published =
-            self.channel.basic_publish("".into(), self.name.as_str().into(), mandatory, payload, properties);
+        let published = self.channel.basic_publish(exchange.into(), key.into(), mandatory, payload, properties);
         assert_eq!(published.await.unwrap().await.unwrap(), Confirmation::Ack(None));
     }
 
@@ -156,7 +167,7 @@ impl Queue {
         serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap()
     }
 
-    /// How many messages wait or are not settled.
+    /// How many messages wait or are not settled, a few seconds ago: 0 of a queue that is new.
     pub(crate) async fn messages(&self) -> u64 {
         self.described().await["messages"].as_u64().unwrap_or(0)
     }

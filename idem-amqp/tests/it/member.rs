@@ -6,7 +6,7 @@ use idem_amqp::{AmqpHandle, AmqpOptions, AmqpSource};
 use idem_core::{Delivery, Received, Settle, Settled, Source, SourceError};
 use idem_testkit::durables;
 
-use crate::broker::PATIENCE;
+use crate::broker::{PATIENCE, Queue};
 
 pub(crate) type Deliveries = Vec<Delivery<AmqpHandle>>;
 
@@ -71,6 +71,12 @@ impl Member {
         let answers = self.settle(deliveries).await;
         assert!(answers.iter().all(|answer| *answer == Settled::Settled), "acknowledging answered {answers:?}");
     }
+}
+
+/// Ends the member, whose unsettled messages come back, and looks whether there are any.
+pub(crate) async fn assert_all_settled(member: Member, queue: &Queue) {
+    within("closing", member.0.close(PATIENCE)).await;
+    assert_eq!(queue.declared().await.message_count(), 0, "something was not settled");
 }
 
 /// What was published with each delivery, sorted.

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use idem_core::{Bytes, Headers, Message, Settled, Source, SourceError};
-use lapin::types::{AMQPValue, LongString};
+use idem_core::{Message, Settled, Source, SourceError};
+use lapin::{
+    BasicProperties,
+    types::{AMQPValue, FieldTable, LongString},
+};
 use tokio::time::Instant;
 
 use crate::{
-    broker::{Kind, Queue, eventually, management_url},
-    member::{Member, payloads, refusal, within},
+    broker::{Kind, Queue, management_url},
+    member::{Member, assert_all_settled, payloads, refusal, within},
 };
 
 fn text(value: &str) -> AMQPValue {
@@ -29,9 +32,11 @@ async fn back_to(queue: &str, kind: Kind, more: &[(&str, AMQPValue)]) -> Queue {
 
 async fn comes_back_later(kind: Kind) {
     let (queue, retry) = pair(kind).await;
-    let mut headers = Headers::default();
-    headers.push("idempotencykey", Some(Bytes::from_static(b"order-1")));
-    queue.publish(Message::new("{}").with_headers(headers).with_id("m-1")).await.unwrap();
+    let mut headers = FieldTable::default();
+    headers.insert("idempotencykey".into(), text("order-1"));
+    let properties = BasicProperties::default().with_headers(headers).with_message_id("m-1".into());
+    // It comes back through another exchange than it came from.
+    queue.put_through("amq.direct", &format!("{}-purchases", queue.name), b"{}", properties).await;
     let member = Member::join(&queue.options().retry_queue(&retry.name)).await;
     assert!(member.0.capabilities().delayed_release);
     let mut held = member.take(1).await;
@@ -45,7 +50,7 @@ async fn comes_back_later(kind: Kind) {
         assert_eq!(held[0].message.origin(), first.origin());
     }
     member.acknowledge(held).await;
-    eventually("the end of the only one", async || queue.messages().await == 0).await;
+    assert_all_settled(member, &queue).await;
     assert_eq!(retry.declared().await.message_count(), 0);
 }
 
@@ -77,7 +82,7 @@ async fn what_the_retry_queue_does_not_take_is_given_back_at_once() {
         assert_eq!((payloads(&held), held[0].redelivered), (vec!["a".to_owned()], true));
     }
     member.acknowledge(held).await;
-    eventually("the end of the queue", async || queue.messages().await == 0).await;
+    assert_all_settled(member, &queue).await;
 }
 
 /// At a stop others are to have it at once.

@@ -9,6 +9,11 @@ fn incoming(id: &str, receipt: &str) -> Incoming {
     Incoming { message, message_id: id.to_owned(), receipt: receipt.to_owned(), attempt }
 }
 
+/// What does not come fails the test, and does not hang it.
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), future).await.expect("it comes")
+}
+
 async fn take(shared: &Shared) -> Vec<Delivery<SqsHandle>> {
     let Received::Deliveries(deliveries) = shared.receive(100).await.unwrap() else { panic!("messages wait") };
     deliveries
@@ -48,16 +53,19 @@ async fn f7_what_could_not_be_extended_is_announced_as_lost() {
     shared.extended(sent_at, [(held[0].handle.number, Answer::Done), (held[1].handle.number, Answer::Again)]);
     // It is asked again and again, and at the end of its visibility it is given up.
     let is_held = |number: u64| shared.lock().held.contains_key(&number);
-    while is_held(held[1].handle.number) {
-        shared.until_due().await;
-        let answers = shared.due().into_iter().map(|(number, _)| {
-            let first = number == held[0].handle.number;
-            (number, if first { Answer::Done } else { Answer::Again })
-        });
-        shared.extended(Instant::now(), answers.collect::<Vec<_>>());
-    }
+    within(async {
+        while is_held(held[1].handle.number) {
+            shared.until_due().await;
+            let answers = shared.due().into_iter().map(|(number, _)| {
+                let first = number == held[0].handle.number;
+                (number, if first { Answer::Done } else { Answer::Again })
+            });
+            shared.extended(Instant::now(), answers.collect::<Vec<_>>());
+        }
+    })
+    .await;
     assert!(sent_at.elapsed() >= visibility / 4, "not before that");
-    let Received::Revoked(revocation) = shared.receive(0).await.unwrap() else { panic!("it is lost") };
+    let Received::Revoked(revocation) = within(shared.receive(0)).await.unwrap() else { panic!("it is lost") };
     assert_eq!(revocation.assignments, [held[1].assignment]);
     assert!(revocation.drained.is_none());
     assert!(shared.to_delete(&held[1].handle).is_none() && shared.to_delete(&held[0].handle).is_some());
@@ -74,13 +82,15 @@ async fn f7_what_is_lost_in_the_buffer_makes_room_for_receivers() {
         if is_gone {
             shared.extended(Instant::now(), (1..=BUFFER as u64).map(|number| (number, Answer::Gone)));
         } else {
-            shared.until_due().await;
-            while !shared.due().is_empty() {
+            within(async {
                 shared.until_due().await;
-            }
+                while !shared.due().is_empty() {
+                    shared.until_due().await;
+                }
+            })
+            .await;
         }
-        let room = tokio::time::timeout(Duration::from_secs(60), room).await;
-        assert!(room.expect("it is woken up"));
+        assert!(within(room).await);
     }
 }
 

@@ -67,8 +67,11 @@ async fn f7_what_is_not_extended_any_more_is_given_up_and_comes_again() {
     let held = member.take(1).await;
     // Nobody receives it meanwhile, so that it is the extension that finds out.
     queue.server.as_fake().hang_receives(true);
+    let extensions = || queue.server.as_fake().requests("ChangeMessageVisibilityBatch");
+    let before = extensions();
     queue.server.as_fake().advance(Duration::from_secs(12 * 3600));
     let revocation = member.revocation().await;
+    assert_eq!(extensions(), before + 1, "a no is final");
     assert_eq!(revocation.assignments, [held[0].assignment]);
     assert!(revocation.drained.is_none());
     assert_eq!(member.acknowledge(held).await, [Settled::Stale], "nothing is sent for it");

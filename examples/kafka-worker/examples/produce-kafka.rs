@@ -1,5 +1,5 @@
 //! The producer of the demonstration: creates a topic and sends 69,659 real purchases, with the mistakes that producers
-//! make. `produce BROKERS TOPIC PARTITIONS MESSAGES_A_SECOND`
+//! make. `produce-kafka BROKERS TOPIC PARTITIONS MESSAGES_A_SECOND`
 
 #![allow(clippy::print_stdout, reason = "a person looks at it")]
 
@@ -17,7 +17,7 @@ use rdkafka::{
 async fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [brokers, topic, partitions, rate] = &arguments[..] else {
-        return Err("usage: produce BROKERS TOPIC PARTITIONS MESSAGES_A_SECOND".into());
+        return Err("usage: produce-kafka BROKERS TOPIC PARTITIONS MESSAGES_A_SECOND".into());
     };
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers).set("enable.idempotence", "true").set("linger.ms", "10");

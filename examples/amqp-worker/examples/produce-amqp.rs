@@ -1,6 +1,6 @@
 //! The producer of the demonstration: declares a queue and sends 69,659 real purchases, with the mistakes that producers
-//! make. `produce URL QUEUE MESSAGES_A_SECOND purchases`, and later, because RabbitMQ keeps no order between workers, the
-//! same with `conflicts`.
+//! make. `produce-amqp URL QUEUE MESSAGES_A_SECOND purchases`, and later, because RabbitMQ keeps no order between workers,
+//! the same with `conflicts`.
 
 #![allow(clippy::print_stdout, reason = "a person looks at it")]
 
@@ -18,7 +18,7 @@ use ledger::demo::{PURCHASES, records};
 async fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [url, queue, rate, what] = &arguments[..] else {
-        return Err("usage: produce URL QUEUE MESSAGES_A_SECOND purchases|conflicts".into());
+        return Err("usage: produce-amqp URL QUEUE MESSAGES_A_SECOND purchases|conflicts".into());
     };
     let connection = Connection::connect(url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;

@@ -1,6 +1,6 @@
 //! The producer of the demonstration: creates a queue and sends the first of the real purchases, with the mistakes that
 //! producers make; or the other amounts under keys that were used, because a queue without an order may deliver those first,
-//! and then they would count. `produce QUEUE PURCHASES purchases|conflicts` prints the queue's URL first.
+//! and then they would count. `produce-sqs QUEUE PURCHASES purchases|conflicts` prints the queue's URL first.
 
 #![allow(clippy::print_stdout, reason = "the script that calls it reads it")]
 
@@ -16,7 +16,7 @@ use ledger::demo::records;
 async fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [queue, purchases, what] = &arguments[..] else {
-        return Err("usage: produce QUEUE PURCHASES purchases|conflicts".into());
+        return Err("usage: produce-sqs QUEUE PURCHASES purchases|conflicts".into());
     };
     let tls = tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring);
     let http = Builder::new().tls_provider(tls).build_https();

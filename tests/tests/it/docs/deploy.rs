@@ -131,12 +131,6 @@ async fn the_service_of_systemd_and_the_settings_of_the_guide_are_there() {
     let given: Vec<&str> = words.filter_map(|word| word.strip_prefix("--")).collect();
     assert!(!given.is_empty() && given.iter().all(|flag| flags.contains(*flag)), "{given:?}");
 
-    let page = programs::read("docs/guide/getting-started.md");
-    let (amqp, _) = page.split_once("cat >worker.toml <<'END'\n").unwrap().1.split_once("END\n").unwrap();
-    are_settings("amqp-worker", amqp).await;
-    let [kafka, sqs] = &programs::blocks(&page, "toml")[..] else { panic!("there are other settings") };
-    are_settings("kafka-worker", kafka).await;
-    are_settings("sqs-worker", sqs).await;
     let [settings] = &programs::blocks(&programs::read("docs/guide/settings.md"), "toml")[..] else {
         panic!("there are other settings")
     };

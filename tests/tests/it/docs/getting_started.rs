@@ -1,4 +1,4 @@
-//! `docs/guide/getting-started.md` as one script: each of its commands, in its order, in one shell.
+//! `docs/guide/getting-started.md` as one script for each broker: each of its commands, in its order, in one shell.
 
 use std::{os::unix::fs::PermissionsExt as _, time::Duration};
 
@@ -15,10 +15,37 @@ fn made_unique(text: &str, name: &str) -> String {
     text.replace("getting_started", name).replace("9900", &free.port().to_string())
 }
 
+/// The page without what is for the other brokers, each of which has a part of its own where they differ.
+fn for_broker(page: &str, broker: &str) -> String {
+    let of_broker = |part: &&str| part.starts_with(&format!("{broker}\n"));
+    let sections = page.split("\n## ").flat_map(|section| {
+        let mut parts = section.split("\n### ");
+        parts.next().into_iter().chain(parts.filter(of_broker))
+    });
+    sections.collect::<Vec<_>>().join("\n")
+}
+
 #[tokio::test]
-async fn the_page_works_from_its_first_command_to_its_last() {
+async fn the_page_works_on_rabbitmq_from_its_first_command_to_its_last() {
+    works_on("RabbitMQ").await;
+}
+
+#[tokio::test]
+async fn the_page_works_on_kafka_from_its_first_command_to_its_last() {
+    works_on("Kafka").await;
+}
+
+#[tokio::test]
+async fn the_page_works_on_sqs_from_its_first_command_to_its_last() {
+    works_on("SQS").await;
+}
+
+async fn works_on(broker: &str) {
     let name = format!("getting_started_{:08x}", fastrand::u32(..));
-    let page = programs::read("docs/guide/getting-started.md");
+    let whole = programs::read("docs/guide/getting-started.md");
+    let page = for_broker(&whole, broker);
+    assert!(page.len() + 500 < whole.len(), "there is nothing for other brokers");
+    assert!(page.contains(&format!("./servers up {}", broker.to_lowercase())), "there is nothing for {broker}");
     // The programs are built already: in this test's own profile, beside it.
     let script = programs::blocks(&page, "sh").concat().replace("cargo build ", ": cargo build ");
     let outputs = programs::blocks(&page, "text").concat();

@@ -1,5 +1,6 @@
 //! What the documentation and the files in `deploy/` say, held against the programs and the database.
 
+mod consumers;
 mod deploy;
 mod getting_started;
 mod pages;

@@ -162,7 +162,7 @@ pub(crate) enum Migrate {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Consumers {
-    /// Consumers, their state and what they are bound to
+    /// Consumers, their state, what they are bound to, and about how many records they have
     List,
     /// Stop intake; running workers obey within seconds
     Pause(Because),

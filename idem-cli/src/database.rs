@@ -11,6 +11,7 @@ use sqlx::{
 };
 
 use crate::{
+    audit,
     command_line::Target,
     exit::{Exit, Failure},
     report::{Row, Table},
@@ -22,6 +23,13 @@ const LIMITS: UnitLimits = UnitLimits {
     statement: Duration::from_secs(600),
     idle_in_transaction: Duration::from_secs(60),
 };
+
+/// What the transaction has written into the audit trail. Such a row has the beginning of its transaction as its time, by
+/// which there is an index.
+const WRITTEN: &str = "\
+SELECT a.who, a.action, c.name AS consumer, a.idempotency_key AS key, a.details
+FROM {schema}.audit AS a LEFT JOIN {schema}.consumers AS c ON c.id = a.consumer
+WHERE a.at = now() AND a.xmin = pg_current_xact_id_if_assigned()::xid ORDER BY a.id";
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -75,27 +83,71 @@ impl Database {
         }
     }
 
-    /// One statement in a transaction of its own.
-    async fn rows(&mut self, text: &str, binds: &[Bind<'_>]) -> Result<Vec<PgRow>, Failure> {
-        let text = Dialect::Postgres.render(text, &self.schema);
+    async fn begin(&mut self) -> Result<(), Failure> {
         sqlx::raw_sql(AssertSqlSafe(begin_unit(LIMITS))).execute(&mut self.connection).await?;
-        // Not prepared under a name, which a pooler might lose.
-        let query = sqlx::query(AssertSqlSafe(text)).persistent(false);
-        let rows = binds.iter().fold(query, |query, value| bind(query, *value)).fetch_all(&mut self.connection).await?;
-        sqlx::raw_sql("COMMIT").execute(&mut self.connection).await?;
-        Ok(rows)
+        Ok(())
     }
 
-    /// What a query answers.
-    pub(crate) async fn table(&mut self, query: &str, binds: &[Bind<'_>]) -> Result<Table, Failure> {
-        let text = format!("SELECT row_to_json(answer)::text FROM ({query}) AS answer");
-        let rows = self.rows(&text, binds).await?;
+    async fn fetch(&mut self, text: &str, binds: &[Bind<'_>]) -> Result<Vec<PgRow>, Failure> {
+        let text = Dialect::Postgres.render(text, &self.schema);
+        // Not prepared under a name, which a pooler might lose.
+        let query = sqlx::query(AssertSqlSafe(text)).persistent(false);
+        Ok(binds.iter().fold(query, |query, value| bind(query, *value)).fetch_all(&mut self.connection).await?)
+    }
+
+    async fn fetch_table(&mut self, query: &str, binds: &[Bind<'_>]) -> Result<Table, Failure> {
+        let rows = self.fetch(&format!("SELECT row_to_json(answer)::text FROM ({query}) AS answer"), binds).await?;
         let unreadable = |_| Failure::new(Exit::Bug, "the database's answer cannot be read");
         let row = |row: &PgRow| -> Result<Row, Failure> {
             let text: &str = row.try_get(0)?;
             serde_json::from_str(text).map_err(unreadable)
         };
         rows.iter().map(row).collect()
+    }
+
+    async fn commit(&mut self) -> Result<(), Failure> {
+        sqlx::raw_sql("COMMIT").execute(&mut self.connection).await?;
+        Ok(())
+    }
+
+    /// One statement in a transaction of its own.
+    async fn rows(&mut self, text: &str, binds: &[Bind<'_>]) -> Result<Vec<PgRow>, Failure> {
+        self.begin().await?;
+        let rows = self.fetch(text, binds).await?;
+        self.commit().await?;
+        Ok(rows)
+    }
+
+    /// What a query answers.
+    pub(crate) async fn table(&mut self, query: &str, binds: &[Bind<'_>]) -> Result<Table, Failure> {
+        self.begin().await?;
+        let table = self.fetch_table(query, binds).await?;
+        self.commit().await?;
+        Ok(table)
+    }
+
+    /// The number that a statement answers which writes what it does into the audit trail.
+    pub(crate) async fn act(&mut self, statement: &str, binds: &[Bind<'_>]) -> Result<i64, Failure> {
+        let [number] = self.act_numbers(statement, binds).await?;
+        Ok(number)
+    }
+
+    /// The same with several numbers. What was written into the trail is logged once it is committed.
+    pub(crate) async fn act_numbers<const N: usize>(
+        &mut self,
+        statement: &str,
+        binds: &[Bind<'_>],
+    ) -> Result<[i64; N], Failure> {
+        self.begin().await?;
+        let rows = self.fetch(statement, binds).await?;
+        let written = if audit::is_heard() { self.fetch_table(WRITTEN, &[]).await? } else { Table::default() };
+        self.commit().await?;
+        for row in written.rows() {
+            let key = row.get("key").as_str();
+            let (who, action, details) = (row.text("who"), row.text("action"), row.text("details"));
+            audit::tell(audit::Line { who, action, consumer: row.text("consumer"), key, details });
+        }
+        first_row(&rows)
     }
 
     /// The number that a statement answers.
@@ -110,14 +162,7 @@ impl Database {
         statement: &str,
         binds: &[Bind<'_>],
     ) -> Result<[i64; N], Failure> {
-        let rows = self.rows(statement, binds).await?;
-        let mut numbers = [0; N];
-        if let Some(row) = rows.first() {
-            for (place, number) in numbers.iter_mut().enumerate() {
-                *number = row.try_get(place)?;
-            }
-        }
-        Ok(numbers)
+        first_row(&self.rows(statement, binds).await?)
     }
 
     /// What a statement answers that goes through a table slice by slice: a number, and where it stopped.
@@ -140,6 +185,16 @@ impl Database {
             "there is no consumer {consumer:?}; `idem consumers list` shows those that there are"
         )))
     }
+}
+
+fn first_row<const N: usize>(rows: &[PgRow]) -> Result<[i64; N], Failure> {
+    let mut numbers = [0; N];
+    if let Some(row) = rows.first() {
+        for (place, number) in numbers.iter_mut().enumerate() {
+            *number = row.try_get(place)?;
+        }
+    }
+    Ok(numbers)
 }
 
 fn bind<'q>(query: Query<'q, sqlx::Postgres, PgArguments>, value: Bind<'q>) -> Query<'q, sqlx::Postgres, PgArguments> {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this is what a command does")]
 
+mod audit;
 mod command_line;
 mod commands;
 mod confirm;
@@ -37,6 +38,7 @@ fn run(line: CommandLine) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(Exit::Bug, format!("the system gives no runtime: {error}")))?;
     let is_json = line.is_json();
+    audit::start_log(is_json)?;
     let report = runtime.block_on(commands::run(line))?;
     Ok(report.print(is_json))
 }

@@ -9,6 +9,7 @@ use idem_core::{
 use idem_sqlx::{Sqlite, SqliteOptions};
 
 use crate::{
+    audit,
     command_line::{Because, Clean, Command, Consumers, DeadLetters, Migrate, Target},
     commands::cleanup,
     confirm::confirm,
@@ -109,6 +110,7 @@ async fn set(
     let (action, is) = if state == ControlState::Running { ("resume", "running") } else { ("pause", "paused") };
     let entry = AuditEntry { who: target.by.clone(), action, scope, key: None, details: reason.to_owned() };
     store.audit(&entry).await?;
+    audit::tell(audit::Line { who: &target.by, action, consumer, key: None, details: reason });
     Ok(Report::said(format!("{consumer} is {is}; a running worker obeys within 5 s")))
 }
 

@@ -15,6 +15,45 @@ SELECT c.name AS consumer, c.tenant, coalesce(o.state, 'running') AS state, null
     nullif(c.handler, '') AS handler, c.first_started_at
 FROM {schema}.consumers AS c LEFT JOIN {schema}.controls AS o ON o.consumer = c.id ORDER BY c.name, c.tenant";
 
+/// How many records of the consumer `c` were made in the last hour. Records are found by their expiry, which has an index,
+/// so one that keeps its records for ever has no such number.
+pub(crate) const LAST_HOUR: &str = "\
+CASE WHEN c.retention IS NOT NULL THEN (
+    SELECT count(*) FROM {schema}.processed_messages AS p
+    WHERE p.consumer = c.id AND p.processed_at > now() - interval '1 h'
+        AND p.expires_at > now() + c.retention - interval '1 h'
+        AND p.expires_at <= now() + c.retention + interval '1 minute'
+) END";
+
+/// Up to ten thousand records of a consumer are looked at. Where there are more, their number comes from the server's
+/// statistics, and the oldest is sought among the hundred thousand of the table that expire first. The order by the primary
+/// key keeps the server from reading the whole table for a consumer that has few.
+const RECORDS: &str = "\
+WITH soonest AS MATERIALIZED (
+    SELECT consumer, min(processed_at) AS oldest, min(expires_at) AS next_expiry FROM (
+        SELECT consumer, processed_at, expires_at FROM {schema}.processed_messages ORDER BY expires_at LIMIT 100000
+    ) AS p GROUP BY consumer
+), estimates AS MATERIALIZED (
+    SELECT share.consumer, (share.frequency * k.reltuples)::int8 AS records
+    FROM pg_catalog.pg_class AS k JOIN pg_catalog.pg_namespace AS n ON n.oid = k.relnamespace
+    JOIN pg_catalog.pg_stats AS s ON s.schemaname = n.nspname AND s.tablename = k.relname AND s.attname = 'consumer'
+    CROSS JOIN LATERAL unnest(s.most_common_vals::text::int4[], s.most_common_freqs) AS share (consumer, frequency)
+    WHERE k.oid = '{schema}.processed_messages'::regclass
+)
+SELECT c.name AS consumer, c.tenant,
+    CASE WHEN few.records <= 10000 THEN few.records ELSE greatest(e.records, 10001) END AS records_about,
+    {last_hour} AS last_hour, CASE WHEN few.records <= 10000 THEN few.oldest ELSE soonest.oldest END AS oldest,
+    nullif(CASE WHEN few.records <= 10000 THEN few.next_expiry ELSE soonest.next_expiry END, 'infinity') AS next_expiry
+FROM {schema}.consumers AS c
+CROSS JOIN LATERAL (
+    SELECT count(*) AS records, min(processed_at) AS oldest, min(expires_at) AS next_expiry FROM (
+        SELECT p.processed_at, p.expires_at FROM {schema}.processed_messages AS p WHERE p.consumer = c.id
+        ORDER BY p.key_id LIMIT 10001
+    ) AS p
+) AS few
+LEFT JOIN soonest ON soonest.consumer = c.id LEFT JOIN estimates AS e ON e.consumer = c.id
+ORDER BY c.name, c.tenant";
+
 /// Every tenant's scope, because a worker obeys that of its own tenant.
 const SET: &str = "\
 WITH scopes AS (
@@ -55,7 +94,11 @@ SELECT count(*) FROM freed";
 
 pub(crate) async fn run(mut database: Database, command: Consumers) -> Result<Report, Failure> {
     match command {
-        Consumers::List => Ok(Report::new().table("consumers", database.table(LIST, &[]).await?)),
+        Consumers::List => {
+            let consumers = database.table(LIST, &[]).await?;
+            let records = database.table(&RECORDS.replace("{last_hour}", LAST_HOUR), &[]).await?;
+            Ok(Report::new().table("consumers", consumers).table("records", records))
+        }
         Consumers::Pause(because) => {
             set(&mut database, &because.consumer, "paused", &because.reason).await?;
             Ok(Report::said(format!("{} is paused; running workers stop intake within 5 s", because.consumer)))
@@ -73,7 +116,7 @@ async fn set(database: &mut Database, consumer: &str, state: &str, reason: &str)
     database.known(consumer).await?;
     let by = database.by.clone();
     let binds = [Bind::Text(consumer), Bind::Text(state), Bind::Text(&by), Bind::Text(reason)];
-    database.number(SET, &binds).await.map(|_| ())
+    database.act(SET, &binds).await.map(|_| ())
 }
 
 async fn rename(database: &mut Database, consumer: &str, to: &str, is_yes: bool) -> Result<Report, Failure> {
@@ -86,7 +129,7 @@ async fn rename(database: &mut Database, consumer: &str, to: &str, is_yes: bool)
         is_yes,
     )?;
     let by = database.by.clone();
-    match database.number(RENAME, &[Bind::Text(consumer), Bind::Text(to), Bind::Text(&by)]).await? {
+    match database.act(RENAME, &[Bind::Text(consumer), Bind::Text(to), Bind::Text(&by)]).await? {
         0 => Err(Failure::refused(format!("there is a consumer {to:?} already, and two cannot become one"))),
         _ => Ok(Report::said(format!("{consumer} is {to} now: start its workers with --consumer {to} from here on"))),
     }
@@ -102,6 +145,6 @@ async fn rebind(database: &mut Database, consumer: &str, is_yes: bool) -> Result
         is_yes,
     )?;
     let by = database.by.clone();
-    database.number(REBIND, &[Bind::Text(consumer), Bind::Text(&by)]).await?;
+    database.act(REBIND, &[Bind::Text(consumer), Bind::Text(&by)]).await?;
     Ok(Report::said(format!("{consumer} is bound to nothing: the next worker that starts under this name binds it")))
 }

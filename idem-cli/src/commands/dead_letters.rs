@@ -178,7 +178,7 @@ async fn show(database: &mut Database, id: i64, with_payload: bool) -> Result<Re
         return Ok(report);
     }
     let by = database.by.clone();
-    database.number(NOTE_READ, &[Bind::Number(id), Bind::Text(&by)]).await?;
+    database.act(NOTE_READ, &[Bind::Number(id), Bind::Text(&by)]).await?;
     let payload = database.table(PAYLOAD, &[Bind::Number(id)]).await?;
     let row =
         |row: &Row| Row::new([("payload", text(row.text("payload")).into()), ("headers", row.get("headers").clone())]);
@@ -209,7 +209,7 @@ async fn replay(database: &mut Database, replay: &Replay) -> Result<Report, Fail
     for id in &which.id {
         for (statement, value) in [(REKEY, &replay.key), (REFILL, &payload)] {
             if let Some(value) = value
-                && database.number(statement, &[Bind::Number(*id), Bind::Text(value), Bind::Text(&by)]).await? == 0
+                && database.act(statement, &[Bind::Number(*id), Bind::Text(value), Bind::Text(&by)]).await? == 0
             {
                 return Err(Failure::refused(format!("dead letter {id} awaits a replay already")));
             }
@@ -220,7 +220,7 @@ async fn replay(database: &mut Database, replay: &Replay) -> Result<Report, Fail
     }
     let mut binds = chosen(which);
     binds.push(Bind::Text(&by));
-    let asked = database.number(&statement(REPLAY), &binds).await?;
+    let asked = database.act(&statement(REPLAY), &binds).await?;
     let report = Report::said(format!(
         "{asked} asked for. Running workers take them within seconds; `idem dead-letters list` shows what became of them."
     ));
@@ -287,6 +287,6 @@ async fn drop_them(
     let by = database.by.clone();
     let mut binds = chosen(which);
     binds.extend([Bind::Text(&by), Bind::Text(because)]);
-    let gone = database.number(&statement(DROP), &binds).await?;
+    let gone = database.act(&statement(DROP), &binds).await?;
     Ok(Report::said(format!("{gone} dropped")))
 }

@@ -1,9 +1,11 @@
 //! `idem doctor`.
 
 use idem_core::{Bookkeeping as _, StoreError};
+use idem_schema::RECORD_BYTES;
 
 use crate::{
     command_line::{Doctor, Target},
+    commands::consumers::LAST_HOUR,
     database::{self, Bind, Database},
     exit::{Exit, Failure},
     report::{Report, Row, Table},
@@ -11,39 +13,57 @@ use crate::{
 
 const FINDINGS: &str = include_str!("doctor.sql");
 
-/// What the tables come to if everything goes on as in the last hour. Records are found by their expiry, which has an index.
+/// What the tables come to if everything goes on as in the last hour.
 const FORECAST: &str = "\
 SELECT c.name AS consumer, c.tenant, recent.records AS last_hour, justify_hours(c.retention)::text AS retention,
     (recent.records * extract(epoch FROM c.retention) / 3600)::int8 AS records_to_come,
     pg_size_pretty((recent.records * extract(epoch FROM c.retention) / 3600 * size.bytes)::int8) AS size_to_come
 FROM {schema}.consumers AS c
-CROSS JOIN LATERAL (SELECT count(*) AS records FROM {schema}.processed_messages AS p
-    WHERE p.consumer = c.id AND p.expires_at > now() + c.retention - interval '1 hour') AS recent
-CROSS JOIN (SELECT CASE WHEN reltuples > 10000 THEN pg_total_relation_size(oid) / reltuples ELSE 250 END AS bytes
+CROSS JOIN LATERAL (SELECT {last_hour} AS records) AS recent
+CROSS JOIN (SELECT CASE WHEN reltuples > 10000 THEN pg_total_relation_size(oid) / reltuples ELSE {record_bytes} END AS bytes
     FROM pg_catalog.pg_class WHERE oid = '{schema}.processed_messages'::regclass) AS size
 WHERE c.retention IS NOT NULL ORDER BY c.name, c.tenant";
+
+/// From where each consumer reads, and how long its records are kept beside how long the broker may deliver again. Its
+/// own tools show that and its settings. Parameter: 1 for how many seconds the broker may, or NULL.
+const SOURCES: &str = "\
+SELECT DISTINCT ON (c.name) c.name AS consumer, nullif(c.bound_to, '') AS reads_from,
+    coalesce(justify_hours(c.retention)::text, 'for ever') AS retention,
+    justify_hours($1::int8 * interval '1 s')::text AS broker_horizon,
+    CASE split_part(c.bound_to, ':', 1)
+        WHEN 'kafka' THEN format('kafka-configs.sh --describe --all --entity-type topics --entity-name %s',
+            split_part(c.bound_to, '/', 2))
+        WHEN 'rabbitmq' THEN 'rabbitmqctl list_queues -p VHOST name arguments policy'
+        WHEN 'sqs' THEN format('aws sqs get-queue-attributes --attribute-names All --queue-url URL of %s',
+            split_part(c.bound_to, ':', 7))
+    END AS shown_by
+FROM {schema}.consumers AS c ORDER BY c.name, c.id";
+
+/// What this command cannot see, because it knows no broker.
+const UNSEEN: &str = "A broker's own settings are checked by each worker at its start, which refuses or warns; with \
+--strict-retention it also refuses a retention below the broker's horizon. Give the horizon here with --broker-horizon.";
 
 pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Failure> {
     let mut database = Database::open(target).await?;
     // What would keep a worker from starting: server, schema, rights of this login.
     let verified = database::store(target)?.verify().await;
+    let horizon = Bind::NumberOr(doctor.broker_horizon.and_then(|time| i64::try_from(time.as_secs()).ok()));
     let findings: Table = match verified {
-        Ok(()) => {
-            let horizon = doctor.broker_horizon.and_then(|time| i64::try_from(time.as_secs()).ok());
-            database.table(FINDINGS, &[Bind::NumberOr(horizon)]).await?
-        }
+        Ok(()) => database.table(FINDINGS, &[horizon]).await?,
         Err(StoreError::Schema { problem, cure } | StoreError::Refused { problem, cure }) => {
             let finding = [("level", "error".into()), ("finding", problem.into()), ("cure", cure.into())];
             return Ok(Report::new().table("findings", std::iter::once(Row::new(finding)).collect()).exit(Exit::Found));
         }
         Err(error) => return Err(error.into()),
     };
-    let forecast = database.table(FORECAST, &[]).await?;
-    if findings.is_empty() {
-        return Ok(Report::new().table("findings", findings).table("forecast", forecast).line("All is well."));
-    }
+    let sources = database.table(SOURCES, &[horizon]).await?;
+    let forecast = FORECAST.replace("{last_hour}", LAST_HOUR).replace("{record_bytes}", &RECORD_BYTES.to_string());
+    let forecast = database.table(&forecast, &[]).await?;
+    let is_well = findings.is_empty();
     // A notice is nothing that a script should stop for.
     let is_grave = findings.rows().iter().any(|row| row.text("level") != "notice");
     let exit = if is_grave { Exit::Found } else { Exit::Done };
-    Ok(Report::new().table("findings", findings).table("forecast", forecast).exit(exit))
+    let report = Report::new().table("findings", findings).table("sources", sources).table("forecast", forecast);
+    let report = report.line(UNSEEN).exit(exit);
+    Ok(if is_well { report.line("All is well.") } else { report })
 }

@@ -72,7 +72,7 @@ pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report,
     confirm(&what, erase.yes.yes)?;
     let by = database.by.clone();
     let binds = [binds[0], binds[1], Bind::Text(&by), Bind::Text(&erase.reason)];
-    let erased = database.number(&ERASE.replace("{asked}", ASKED), &binds).await?;
+    let erased = database.act(&ERASE.replace("{asked}", ASKED), &binds).await?;
     Ok(Report::said(format!(
         "{erased} rows erased. Logs, the broker's own copies and your tables are yours to look after."
     )))

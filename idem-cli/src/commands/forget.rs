@@ -109,7 +109,7 @@ async fn forget_chosen(
     let mut forgotten = 0;
     // As many as were counted and confirmed: what is processed in the meantime stays.
     while forgotten < count {
-        match database.number(&statement, &binds).await? {
+        match database.act(&statement, &binds).await? {
             0 => break,
             gone => forgotten += gone,
         }

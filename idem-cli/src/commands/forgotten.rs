@@ -59,7 +59,7 @@ async fn restore(database: &mut Database, batch: i64, is_yes: bool) -> Result<Re
     let (mut taken, mut back) = (0, 0);
     while taken < count {
         let binds = [Bind::Number(batch), Bind::Number(CHUNK), Bind::Text(&by)];
-        let [chunk, restored] = database.numbers(RESTORE, &binds).await?;
+        let [chunk, restored] = database.act_numbers(RESTORE, &binds).await?;
         if chunk == 0 {
             break;
         }

@@ -105,7 +105,7 @@ pub(crate) async fn run(mut database: Database, import: &Import) -> Result<Repor
     let there = done.read - done.written - done.refused;
     let said = format!("{} imported, {there} were there already, {} have no valid key", done.written, done.refused);
     let (by, details) = (database.by.clone(), format!("from {}: {said}", import.from));
-    database.number(NOTE, &[Bind::Number(scope), Bind::Text(&by), Bind::Text(&details)]).await?;
+    database.act(NOTE, &[Bind::Number(scope), Bind::Text(&by), Bind::Text(&details)]).await?;
     Ok(Report::said(format!(
         "{said}. They have no hash: a redelivery is a duplicate by its key alone, whatever its payload."
     )))

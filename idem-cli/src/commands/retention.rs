@@ -53,7 +53,7 @@ pub(crate) async fn run(mut database: Database, command: Retention) -> Result<Re
     );
     confirm(&what, yes.yes)?;
     let by = database.by.clone();
-    database.number(NOTE, &[Bind::Text(&consumer), Bind::Number(seconds), Bind::Text(&by)]).await?;
+    database.act(NOTE, &[Bind::Text(&consumer), Bind::Number(seconds), Bind::Text(&by)]).await?;
     let scopes = "SELECT id FROM {schema}.consumers WHERE name = $1::text ORDER BY id";
     let scopes = database.table(scopes, &[Bind::Text(&consumer)]).await?;
     let mut rewritten = 0;

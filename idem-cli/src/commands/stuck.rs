@@ -7,10 +7,19 @@ use crate::{
     report::Report,
 };
 
-/// Keys that have failed, and are neither processed nor set aside: their lanes wait for them.
+/// Keys that have failed, and are neither processed nor set aside: their lanes wait for them. No table knows which session
+/// works on which key, but a session that was given its consumer's name can be told by it.
 const KEYS: &str = "\
-SELECT c.name AS consumer, c.tenant, a.idempotency_key AS key, a.attempts, a.first_at AS since, a.last_at, a.last_error
+WITH working AS MATERIALIZED (
+    SELECT s.application_name AS program, array_agg(DISTINCT s.pid) AS pids,
+        array_agg(DISTINCT b.pid) FILTER (WHERE b.pid IS NOT NULL) AS blocked_by
+    FROM pg_catalog.pg_stat_activity AS s LEFT JOIN LATERAL unnest(pg_blocking_pids(s.pid)) AS b (pid) ON true
+    WHERE s.datname = current_database() AND s.xact_start IS NOT NULL GROUP BY s.application_name
+)
+SELECT c.name AS consumer, c.tenant, a.idempotency_key AS key, a.attempts, a.first_at AS since, a.last_at, a.last_error,
+    w.pids AS consumer_in_transaction, w.blocked_by AS consumer_blocked_by
 FROM {schema}.attempts AS a JOIN {schema}.consumers AS c ON c.id = a.consumer
+LEFT JOIN working AS w ON w.program = c.name
 WHERE a.attempts > 0
     AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
     AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.consumer = a.consumer AND d.key_id = a.key_id

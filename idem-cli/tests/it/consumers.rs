@@ -65,3 +65,39 @@ async fn a_consumer_that_was_rebound_keeps_its_records_and_takes_another_handler
     assert!(trail.len() == 1 && trail[0].contains("rebind was bound to , handler orders"), "{trail:?}");
     scene.drop().await;
 }
+
+/// Few records are counted; of many the server's statistics know about how many there are.
+#[tokio::test]
+async fn a_list_says_about_how_many_records_there_are_without_counting_them() {
+    let scene = Scene::new().await;
+    scene.deliver(&["order-1", "order-2"]).await;
+    scene
+        .run(
+            "INSERT INTO consumers (name, tenant, bound_to, handler, key_rules, hash_rules, retention)
+                 VALUES ('bulk', '', '', '', '', '', interval '7 d'), ('kept', '', '', '', '', '', NULL);
+             INSERT INTO processed_messages (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by,
+                     processed_at, expires_at)
+                 SELECT 2, key_id('bulk-' || n), 'bulk-' || n, '', 1, 1, now() - interval '6 d', now() + interval '1 d'
+                 FROM generate_series(1, 12000) AS n;
+             INSERT INTO processed_messages (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by,
+                     processed_at, expires_at)
+                 VALUES (3, key_id('kept-1'), 'kept-1', '', 1, 1, '2026-01-02T03:04:05Z', 'infinity')",
+        )
+        .await;
+    let records = || scene.idem("consumers list --json").json()["records"].as_array().unwrap().clone();
+    let about = records()[0]["records_about"].as_i64().unwrap();
+    assert!(about > 10_000, "{about}: more than are counted, with and without statistics");
+    scene.run("ANALYZE processed_messages").await;
+    let [bulk, kept, orders] = records().try_into().unwrap();
+    assert_eq!(
+        (&bulk["consumer"], &bulk["records_about"], &bulk["last_hour"]),
+        (&"bulk".into(), &12_000.into(), &0.into())
+    );
+    assert!(bulk["oldest"].is_string() && bulk["next_expiry"].is_string(), "{bulk}");
+    assert_eq!((&orders["records_about"], &orders["last_hour"]), (&2.into(), &2.into()), "{orders}");
+    assert!(orders["oldest"].is_string() && orders["next_expiry"].is_string(), "{orders}");
+    // What is kept for ever never expires, and no index tells its rate.
+    assert_eq!((&kept["records_about"], &kept["next_expiry"], &kept["last_hour"]), (&1.into(), &().into(), &().into()));
+    assert!(kept["oldest"].as_str().unwrap().starts_with("2026-01-02T"), "{kept}");
+    scene.drop().await;
+}

@@ -59,6 +59,8 @@ async fn stuck_names_the_failing_key_and_the_session_that_blocks() {
     let holding: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *holder).await.unwrap();
     let mut waiter = scene.admin.acquire().await.unwrap();
     let waiting: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *waiter).await.unwrap();
+    // The waiter is told by its consumer's name, which its URL gave it.
+    sqlx::raw_sql("SET application_name = 'orders'").execute(&mut *waiter).await.unwrap();
     let waits = async { sqlx::raw_sql(lock).execute(&mut *waiter).await.unwrap() };
     let look = async {
         let mut other = sqlx::PgConnection::connect(&scene.url).await.unwrap();
@@ -76,6 +78,8 @@ async fn stuck_names_the_failing_key_and_the_session_that_blocks() {
         (&stuck["failing_keys"][0]["key"], &stuck["failing_keys"][0]["attempts"]),
         (&"order-2".into(), &1.into())
     );
+    let has = |column: &str, pid: i32| stuck["failing_keys"][0][column].as_array().unwrap().contains(&pid.into());
+    assert!(has("consumer_in_transaction", waiting) && has("consumer_blocked_by", holding), "{stuck}");
     let sessions = stuck["waiting_sessions"].as_array().unwrap();
     let session = sessions.iter().find(|session| session["pid"] == waiting).unwrap();
     assert_eq!(session["blocked_by"][0], holding, "{stuck}");
@@ -120,6 +124,21 @@ async fn doctor_names_what_is_wrong_with_its_cure() {
     assert_eq!(horizon["level"], "error");
     assert!(horizon["cure"].as_str().unwrap().contains("idem retention set orders"), "{horizon}");
     assert!(!scene.idem("doctor --broker-horizon 7d").out.contains("are kept for"));
+    for (bound_to, shown_by) in [
+        (
+            "kafka:4kL6/orders-v2/group",
+            "kafka-configs.sh --describe --all --entity-type topics --entity-name orders-v2",
+        ),
+        ("rabbitmq:%2f/orders", "rabbitmqctl list_queues"),
+        ("sqs:arn:aws:sqs:eu-central-1:123456789012:orders-v3", "URL of orders-v3"),
+    ] {
+        scene.run(&format!("UPDATE consumers SET bound_to = '{bound_to}'")).await;
+        let report: serde_json::Value =
+            serde_json::from_str(&scene.idem("doctor --broker-horizon 8d --json").out).unwrap();
+        let source = &report["sources"][0];
+        assert!(source["shown_by"].as_str().unwrap().contains(shown_by), "{source}");
+        assert_eq!((&source["retention"], &source["broker_horizon"]), (&"7 days".into(), &"8 days".into()), "{source}");
+    }
     // Deliberately wrong settings, for this login alone.
     let url = format!("{}?options=-c%20synchronous_commit%3Doff%20-c%20statement_timeout%3D9s", scene.url);
     let answer = command(&[("DATABASE_URL", &url), ("IDEM_SCHEMA", &scene.schema)], &["doctor", "--json"]);

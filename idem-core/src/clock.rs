@@ -1,9 +1,30 @@
-//! The one place that asks the time. Deadlines use tokio's clock, which tests can pause and which never jumps.
+//! Time. Deadlines use tokio's clock, which never jumps and which tests can pause; expiry, and the age of messages and
+//! records, go by the database's. The wall clock of the process is never asked, so it may jump as it likes (J14).
 
-use std::time::SystemTime;
+use std::{
+    sync::{Mutex, PoisonError},
+    time::SystemTime,
+};
 
-/// The wall clock, for the age of messages and for what people read; never for expiry, which is the database's.
-#[allow(clippy::disallowed_methods, reason = "this is the one place")]
-pub(crate) fn wall() -> SystemTime {
-    SystemTime::now()
+use tokio::time::Instant;
+
+/// The database's clock, as far as it can be told without asking: what it last said, and how long ago that was.
+#[derive(Debug)]
+pub(crate) struct DatabaseClock(Mutex<(SystemTime, Instant)>);
+
+impl DatabaseClock {
+    /// One that the database has said nothing to yet.
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new((SystemTime::UNIX_EPOCH, Instant::now())))
+    }
+
+    /// The database said that it is `now`.
+    pub(crate) fn set(&self, now: SystemTime) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (now, Instant::now());
+    }
+
+    pub(crate) fn now(&self) -> SystemTime {
+        let (said, at) = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        said.checked_add(at.elapsed()).unwrap_or(said)
+    }
 }

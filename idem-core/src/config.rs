@@ -90,7 +90,6 @@ const YEARS_10: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 impl ConsumerSettings {
     pub(crate) fn new(lanes_max: Option<usize>) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             retention: Retention::For(Duration::from_secs(7 * 24 * 3600)),
             busy_timeout: Duration::from_secs(5),
@@ -98,9 +97,15 @@ impl ConsumerSettings {
             commit_timeout: Duration::from_secs(10),
             answer_timeout: Duration::from_secs(10),
             payload_bytes_max: 1 << 20,
-            lanes: cores.min(4).min(lanes_max.unwrap_or(usize::MAX)),
+            lanes: Self::lanes_by_default().min(lanes_max.unwrap_or(usize::MAX)),
             handlers: Handlers::default(),
         }
+    }
+
+    /// The default of [`lanes`](Self::lanes) on a store that takes any number of them.
+    #[must_use]
+    pub fn lanes_by_default() -> usize {
+        std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(4)
     }
 
     pub(crate) fn check(&self, lanes_max: Option<usize>) -> Result<(), ConfigError> {

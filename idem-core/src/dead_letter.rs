@@ -192,7 +192,7 @@ pub fn headers(dead_letter: &DeadLetter) -> Headers {
         ("idem-error", dead_letter.error.clone()),
         ("idem-attempts", dead_letter.attempts.to_string()),
         ("idem-consumer", dead_letter.consumer.to_string()),
-        ("idem-origin", dead_letter.message.origin().to_string()),
+        ("idem-origin", dead_letter.message.origin().as_str().to_owned()),
     ];
     if let Some(key) = &dead_letter.key {
         facts.push((crate::key::KEY_FIELD, key.as_str().to_owned()));

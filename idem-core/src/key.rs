@@ -1,10 +1,14 @@
 //! Where a message's idempotency key comes from, and what a key may look like.
 
+mod shown;
+
 use std::{borrow::Cow, fmt, sync::Arc};
 
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+pub(crate) use self::shown::in_text;
+pub use self::shown::{KEY_SECRET_BYTES_MIN, KeySecret, hide_keys_with};
 use crate::{
     json::{self, MemberError},
     message::Message,
@@ -19,7 +23,8 @@ pub const KEY_BYTES_MAX: usize = 255;
 /// The key that identifies one intent of a producer, however often it is sent and delivered.
 ///
 /// 1 to 255 bytes of UTF-8 without control characters, compared byte for byte: nothing is trimmed, folded or
-/// normalised (S1). It is printed escaped, so that it cannot forge a line of a log (S5).
+/// normalised (S1). It is printed escaped, so that it cannot forge a line of a log, or as its keyed hash where
+/// [`hide_keys_with`] was called (S5).
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IdempotencyKey(Arc<str>);
 
@@ -41,7 +46,7 @@ impl IdempotencyKey {
 
 impl fmt::Display for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0.escape_debug())
+        shown::write(&self.0, f)
     }
 }
 

@@ -38,7 +38,7 @@ pub use self::{
     hash::{
         HashFn, HashPayloadError, HashRules, JsonMembers, PayloadHash, PayloadHasher, RawPayload, Unhashed, hash_fn,
     },
-    key::{IdempotencyKey, KeyError, KeyPolicy, KeySource},
+    key::{IdempotencyKey, KeyError, KeyPolicy, KeySecret, KeySource, hide_keys_with},
     message::{ConsumerName, DecodePayloadError, Headers, Message, OrderingKey, Origin, ParseNameError, Tenant},
     outcome::{ConflictKind, Decision, Durable, Failure, Outcome, Settle, Ticket, Verdict},
     retry::RetryPolicy,

@@ -1,7 +1,9 @@
 //! A message as the broker delivered it: payload, headers, and what identifies it.
 
 use std::{
+    borrow::Cow,
     fmt,
+    hash::{Hash, Hasher},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -13,7 +15,7 @@ use uuid::Uuid;
 
 use crate::{
     json,
-    key::{IdempotencyKey, check_text},
+    key::{IdempotencyKey, check_text, in_text},
 };
 
 /// The name that scopes a consumer's keys: two consumers with one database each run every message.
@@ -120,27 +122,52 @@ impl fmt::Debug for OrderingKey {
 
 /// Where a delivery came from, in the broker's own terms: `topic/partition/offset`, `queue/message id`.
 ///
-/// A redelivery of the same message has the same origin; a producer's second send has another.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Origin(Arc<str>);
+/// A redelivery of the same message has the same origin; a producer's second send has another. `Display` and `Debug` hide
+/// a key that it quotes, where [keys are hidden](crate::key::hide_keys_with).
+#[derive(Clone)]
+pub struct Origin {
+    text: Arc<str>,
+    /// What people see, where it differs.
+    shown: Option<Arc<str>>,
+}
 
 impl Origin {
     /// An origin of this text.
     #[must_use]
     pub fn new(text: &str) -> Self {
-        Self(text.into())
+        Self { text: text.into(), shown: None }
     }
 
     /// The text.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
+    }
+}
+
+impl PartialEq for Origin {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Origin {}
+
+impl Hash for Origin {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.text.hash(state);
     }
 }
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(self.shown.as_ref().unwrap_or(&self.text))
+    }
+}
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Origin").field(self.shown.as_ref().unwrap_or(&self.text)).finish()
     }
 }
 
@@ -309,6 +336,19 @@ impl Message {
         self
     }
 
+    /// Hides the key from those who see the message's origin, where keys are hidden; `None` where no key was found.
+    pub(crate) fn hide(&mut self, key: Option<&IdempotencyKey>) {
+        if let Cow::Owned(shown) = in_text(&self.origin.text, self.id.as_deref(), key) {
+            self.origin.shown = Some(shown.into());
+        }
+    }
+
+    /// The message id for people, escaped.
+    pub(crate) fn shown_id(&self) -> Option<String> {
+        let id = self.id.as_deref()?;
+        Some(in_text(id, Some(id), self.key()).escape_debug().to_string())
+    }
+
     /// The payload's bytes; `None` for a tombstone.
     #[must_use]
     pub fn payload(&self) -> Option<&Bytes> {
@@ -443,7 +483,7 @@ impl fmt::Debug for Message {
             }
         };
         out.field("headers", &self.headers)
-            .field("id", &self.id)
+            .field("id", &self.shown_id())
             .field("type", &self.message_type)
             .field("origin", &self.origin)
             .field("key", &self.key())

@@ -125,6 +125,8 @@ metrics! {
     IN_FLIGHT_BYTES = "idem.in_flight_bytes", Kind::Gauge, Bytes, "what messages received and not settled take";
     OLDEST_UNSETTLED = "idem.oldest_unsettled", Kind::Gauge, Seconds,
         "for how long the oldest message that is not settled is here";
+    OLDEST_TRANSACTION = "idem.oldest_transaction", Kind::Gauge, Seconds,
+        "for how long the oldest transaction of the worker is open";
     PAUSED = "idem.paused", Kind::Gauge, Count, "whether intake waits, for whatever reason";
     HALTED = "idem.halted", Kind::Gauge, Count, "whether the consumer was halted and waits for a person";
     BREAKER_OPEN = "idem.breaker_open", Kind::Gauge, Count,

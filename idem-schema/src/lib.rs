@@ -63,7 +63,7 @@ pub use crate::{
     postgres::{PostgresStatements, UnitLimits, begin_unit},
     row::{FromValue, Row, Value, microseconds, unreadable},
     server::{LANE_SETTINGS, ServerFacts},
-    settings::{PostgresSettings, Statements, check_number, is_this_machine, unreadable_url},
+    settings::{PostgresSettings, RECORD_BYTES, Statements, check_number, is_this_machine, unreadable_url},
     sqlstate::{CommitOutcome, SQLSTATES, UNSEALED_COMMIT, class_of, commit_outcome},
     verify::{SchemaFacts, SchemaProblem, verify_schema},
 };

@@ -6,6 +6,9 @@ use idem_core::{ConfigError, StoreError};
 
 use crate::SchemaName;
 
+/// What a record takes with its indexes, where keys are UUIDs in text; `./bench --growth` measures it.
+pub const RECORD_BYTES: u64 = 210;
+
 /// Whether statements are prepared under names that stay with the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Statements {

@@ -47,6 +47,9 @@ impl Database for Postgres {
         if let Some(url) = &settings.cleanup.cleanup_database_url {
             options = options.cleanup_url(url.as_str())?;
         }
+        if let Some(name) = settings.application_name() {
+            options = options.application_name(name);
+        }
         Ok(options.build()?)
     }
 
@@ -73,6 +76,9 @@ impl Database for idem_tokio_postgres::Postgres {
         let mut options = idem_tokio_postgres::PostgresOptions::parse(settings.database_url.as_str())?;
         if let Some(url) = &settings.cleanup.cleanup_database_url {
             options = options.cleanup_url(url.as_str())?;
+        }
+        if let Some(name) = settings.application_name() {
+            options = options.application_name(name);
         }
         Ok(options.schema(settings.schema.clone()).build()?)
     }

@@ -11,6 +11,7 @@ mod database;
 mod exit;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+mod key_secret;
 mod keys;
 mod logs;
 mod metrics;

@@ -14,7 +14,7 @@ use crate::{
     command_line::{self, CommandLine, Stop},
     database::{self, Database},
     exit::{self, Exit, Failure},
-    keys, logs,
+    key_secret, keys, logs,
     service::Service,
     settings::{self, DatabaseKind, Settings},
     signals,
@@ -36,7 +36,9 @@ pub(crate) fn run<B: Broker>(service: Service, arguments: Vec<OsString>) -> Exit
         }
     };
     let format = line.settings.log_format;
-    let ended = logs::start(format).map_err(Failure::refused).and_then(|()| start(service, line));
+    let secret = line.settings.key_secret_file.as_deref();
+    let prepared = logs::start(format).and_then(|()| secret.map_or(Ok(()), key_secret::hide_keys));
+    let ended = prepared.map_err(Failure::refused).and_then(|()| start(service, line));
     match ended {
         Ok(()) => Exit::Done,
         Err(Failure { exit, line }) => {
@@ -67,8 +69,15 @@ fn start<B: Broker>(service: Service, line: CommandLine<B>) -> Result<(), Failur
 
 async fn serve<B: Broker>(service: Service, line: CommandLine<B>, status: Arc<Status>) -> Result<(), Failure> {
     let CommandLine { settings, broker, given } = line;
-    tracing::info!(version = service.version, settings = given, "starting");
     let database = settings.database().map_err(Failure::refused)?;
+    let connections = (database != DatabaseKind::Sqlite).then(|| settings.connections());
+    tracing::info!(
+        version = service.version,
+        settings = given,
+        connections,
+        forecast = settings.forecast(),
+        "starting"
+    );
     if let Some(address) = &settings.admin {
         admin::serve(address, Arc::clone(&status)).await?;
     }

@@ -1,10 +1,10 @@
 //! The flags and variables that all workers have in common.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::{ArgAction, ValueEnum};
-use idem_core::{ConfigError, Handlers, KeySource, OlderThanRetention, OnConflict, Retention};
-use idem_schema::SchemaName;
+use idem_core::{ConfigError, ConsumerSettings, Handlers, KeySource, OlderThanRetention, OnConflict, Retention};
+use idem_schema::{PostgresSettings, RECORD_BYTES, SchemaName};
 
 use crate::{cleanup::CleanupFlags, keys, logs::LogFormat, spans};
 
@@ -28,6 +28,11 @@ pub(crate) struct Settings {
     /// where both are present]
     #[arg(long, value_name = "RULE", value_parser = keys::key)]
     pub(crate) key: Vec<Arc<dyn KeySource>>,
+
+    /// Show keys in logs, spans and errors and on the page as keyed hashes, with the secret in this file [default: show
+    /// them as they are]
+    #[arg(long, env = "IDEM_KEY_SECRET_FILE", value_name = "FILE")]
+    pub(crate) key_secret_file: Option<PathBuf>,
 
     /// How long records are kept, or forever
     #[arg(long, env = "IDEM_RETENTION", value_name = "TIME", default_value = "7d", value_parser = spans::retention)]
@@ -206,6 +211,30 @@ impl Settings {
             HandlersFlag::InOrder => Handlers::InOrder,
             HandlersFlag::Pipelined => Handlers::pipelined(),
         }
+    }
+
+    /// What PostgreSQL's list of activities calls the worker, so that `idem stuck` finds it: its consumer, unless the URL
+    /// or `PGAPPNAME` has a name.
+    pub(crate) fn application_name(&self) -> Option<&str> {
+        let is_given = self.database_url.as_str().contains("application_name=");
+        (!is_given && std::env::var_os("PGAPPNAME").is_none()).then_some(&self.consumer)
+    }
+
+    /// What the table of records comes to, for whoever plans a disk: rows are rate times retention.
+    pub(crate) fn forecast(&self) -> Option<String> {
+        let Retention::For(time) = self.retention else { return None };
+        let rows = time.as_secs();
+        let megabytes = rows * RECORD_BYTES / 1_000_000;
+        Some(format!("{rows} records and {megabytes} MB for each message a second"))
+    }
+
+    /// How many connections the worker keeps to a PostgreSQL, for whoever plans its `max_connections`.
+    pub(crate) fn connections(&self) -> String {
+        let lanes = self.lanes.unwrap_or_else(ConsumerSettings::lanes_by_default);
+        let others = PostgresSettings::default().connections as usize;
+        let cleanup = usize::from(self.cleanup.settings().is_some());
+        let all = lanes + others + cleanup;
+        format!("{all} (lanes {lanes}, control and bookkeeping {others}, cleanup {cleanup})")
     }
 
     /// The store that the flags ask for, where they agree.

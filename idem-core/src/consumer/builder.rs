@@ -11,6 +11,7 @@ use tokio::sync::{OnceCell, Semaphore};
 
 use super::{DedupConsumer, Inner, Tenants};
 use crate::{
+    clock::DatabaseClock,
     config::{ConsumerSettings, Effects, Handlers},
     error::ConfigError,
     handler::{BatchHandler, Handler, Work},
@@ -251,6 +252,8 @@ impl<S: Store> DedupConsumerBuilder<S> {
             effects,
             unprotected: self.unprotected,
             settings: self.settings,
+            clock: DatabaseClock::new(),
+            open: Arc::default(),
             registered: OnceCell::new(),
             scopes: Mutex::new(HashMap::new()),
             idle: Mutex::new(Vec::new()),

@@ -29,6 +29,15 @@ pub(crate) struct Rejected {
 impl<S: Store> Inner<S> {
     /// Identifies a message. `key` is the one to use whatever the message says: that of a replayed dead letter.
     pub(crate) async fn identify(&self, message: Message, key: Option<IdempotencyKey>) -> Result<Item, Rejected> {
+        let mut identified = self.find(message, key).await;
+        match &mut identified {
+            Ok(item) => item.message.hide(item.claim.as_ref().map(|claim| &claim.key)),
+            Err(rejected) => rejected.message.hide(rejected.key.as_ref()),
+        }
+        identified
+    }
+
+    async fn find(&self, message: Message, key: Option<IdempotencyKey>) -> Result<Item, Rejected> {
         let poison = |reason, text: String| Failure::new(ErrorClass::Permanent, reason, text);
         let size = message.payload().map_or(0, bytes::Bytes::len);
         if size > self.settings.payload_bytes_max {

@@ -4,7 +4,6 @@ use std::{borrow::Borrow, collections::HashMap};
 
 use super::{Inner, Item, batch};
 use crate::{
-    clock,
     dead_letter::Reason,
     error::ErrorClass,
     outcome::{self, Decision, Durable, Failure, Verdict},
@@ -77,7 +76,7 @@ impl Ledger {
     fn record<S: Store>(&self, inner: &Inner<S>, item: &Item, index: usize, run: crate::RunId) -> Option<Recorded> {
         if self.committed[index] {
             let claim = item.claim.as_ref()?;
-            let processed_at = clock::wall();
+            let processed_at = inner.clock.now();
             let expires_at = match inner.settings.retention {
                 Retention::For(time) => processed_at.checked_add(time),
                 Retention::Forever => None,

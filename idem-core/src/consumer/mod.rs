@@ -8,6 +8,7 @@ mod identify;
 mod isolate;
 mod ledger;
 mod look;
+mod open;
 mod unit;
 
 use std::{
@@ -22,9 +23,11 @@ pub use self::builder::DedupConsumerBuilder;
 pub(crate) use self::{
     identify::{Item, Rejected},
     look::look,
+    open::OpenUnits,
     unit::{End, run},
 };
 use crate::{
+    clock::DatabaseClock,
     config::{ConsumerSettings, Effects},
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
@@ -81,6 +84,8 @@ pub(crate) struct Inner<S: Store> {
     unprotected: HashSet<String>,
     pub(crate) settings: ConsumerSettings,
     pub(crate) metrics: UnitMetrics,
+    pub(crate) clock: DatabaseClock,
+    pub(crate) open: Arc<OpenUnits>,
     /// What a worker's messages come from, for spans; nothing is known of it without a worker.
     pub(crate) source: OnceLock<Destination>,
     registered: OnceCell<Registered>,
@@ -179,6 +184,7 @@ impl<S: Store> Inner<S> {
         let register = || async {
             self.store.verify().await?;
             let registered = self.store.register(&self.registration(bound_to)).await?;
+            self.clock.set(registered.now);
             for warning in &registered.warnings {
                 tracing::warn!(idem.consumer = %self.name, "{warning}");
             }

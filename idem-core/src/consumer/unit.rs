@@ -126,6 +126,7 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
         Ok(unit) => unit,
         Err(error) => return (false, trouble(error)),
     };
+    let _open = inner.open.begin();
     if let Err(injected) = failpoint!(BEGIN) {
         return (false, trouble(inject(injected)));
     }
@@ -149,8 +150,7 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     if let Err(injected) = failpoint!(CLAIMED) {
         return (false, trouble(inject(injected)));
     }
-    let mut ledger = Ledger::new(items.len());
-    let mut fresh = Vec::new();
+    let (mut ledger, mut fresh) = (Ledger::new(items.len()), Vec::new());
     for (verdict, index) in verdicts.into_iter().zip(&fold.claims) {
         match verdict {
             Verdict::Fresh(ticket) => fresh.push((*index, ticket)),

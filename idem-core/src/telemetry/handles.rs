@@ -5,7 +5,7 @@ use metrics::{Counter, Gauge, Histogram};
 use super::{
     BATCH_SIZE, BREAKER_OPEN, BROKER_FAILURES, CAUSE, CLAIM_WAIT, CLEANUP_FAILED_CYCLES, CLEANUP_LAG, COMMIT_TIME,
     CONSUMER, DEAD_LETTER_REASONS, DUPLICATE_AGE, DUPLICATE_SKIPPED, HALTED, HANDLER_TIME, IN_FLIGHT, IN_FLIGHT_BYTES,
-    LANES_DOWN, Metric, OLDEST_UNSETTLED, PAUSED, READY, REASON, RECEIVED, RECONNECTS, RECORDS,
+    LANES_DOWN, Metric, OLDEST_TRANSACTION, OLDEST_UNSETTLED, PAUSED, READY, REASON, RECEIVED, RECONNECTS, RECORDS,
 };
 use crate::{dead_letter::Reason, message::ConsumerName};
 
@@ -82,6 +82,7 @@ pub(crate) struct WorkerMetrics {
     pub(crate) in_flight: Gauge,
     pub(crate) in_flight_bytes: Gauge,
     pub(crate) oldest_unsettled: Gauge,
+    pub(crate) oldest_transaction: Gauge,
     pub(crate) paused: Gauge,
     pub(crate) halted: Gauge,
     pub(crate) breaker_open: Gauge,
@@ -104,6 +105,7 @@ impl WorkerMetrics {
             in_flight: gauge(IN_FLIGHT, consumer),
             in_flight_bytes: gauge(IN_FLIGHT_BYTES, consumer),
             oldest_unsettled: gauge(OLDEST_UNSETTLED, consumer),
+            oldest_transaction: gauge(OLDEST_TRANSACTION, consumer),
             paused: gauge(PAUSED, consumer),
             halted: gauge(HALTED, consumer),
             breaker_open: gauge(BREAKER_OPEN, consumer),

@@ -111,7 +111,7 @@ pub(crate) fn process(consumer: &ConsumerName, from: Option<&Destination>, messa
     }
     if let [message] = messages {
         span.record("idem.origin", field::display(message.origin()));
-        message.id().map(|id| span.record("messaging.message.id", field::display(id.escape_debug())));
+        message.shown_id().map(|id| span.record("messaging.message.id", id));
         message.key().map(|key| span.record("idem.key", field::display(key)));
     } else {
         span.record("messaging.batch.message_count", messages.len());

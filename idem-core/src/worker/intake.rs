@@ -221,7 +221,7 @@ fn malformed(failure: Failure, key: Option<IdempotencyKey>) -> Dead {
 /// A message that is older than its record would be kept may have been handled before, and nobody can tell.
 async fn in_doubt<S: Store, B: Source>(shared: &Shared<S, B>, job: &mut Job<B::Handle>) {
     let Retention::For(retention) = shared.consumer.settings.retention else { return };
-    let old = job.item.message.age(shared.now()).is_some_and(|age| age > retention);
+    let old = job.item.message.age(shared.consumer.clock.now()).is_some_and(|age| age > retention);
     let Some(claim) = job.item.claim.as_ref().filter(|_| old) else { return };
     let text = format!("the message is older than the retention of {retention:?}, so its record may be gone");
     match shared.settings.older_than_retention {

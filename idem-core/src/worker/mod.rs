@@ -12,6 +12,7 @@ mod observe;
 mod parting;
 mod queue;
 mod recent;
+mod running;
 mod settler;
 mod shared;
 mod start;
@@ -43,7 +44,6 @@ use self::{
     shared::Shared, stats::Stats, throttle::Lines,
 };
 use crate::{
-    clock,
     config::WorkerSettings,
     consumer::DedupConsumer,
     dead_letter::Publisher,
@@ -165,6 +165,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             flight: Arc::clone(&self.flight),
             recent: Arc::clone(&self.recent),
             gate: Arc::clone(&self.gate),
+            open: Arc::clone(&self.consumer.inner.open),
         }
     }
 
@@ -263,7 +264,6 @@ impl<S: Store, B: Source> Worker<S, B> {
             lines: Lines::default(),
             scope: registered.scope,
             run: registered.run,
-            clocks: (registered.now, clock::wall()),
         };
         (Arc::new(shared), receiver)
     }

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     cleanup::CleanupState,
+    consumer::OpenUnits,
     source::Source,
     store::{ControlState, Store},
     telemetry::WorkerMetrics,
@@ -24,6 +25,10 @@ const EVERY: Duration = Duration::from_secs(1);
 /// How often the duplicates that were skipped are told in one line (R89).
 const SKIPPED_EVERY: Duration = Duration::from_secs(10);
 
+/// From when on a transaction is warned about. PostgreSQL's autovacuum looks once a minute by default, and what it finds
+/// may be removed only if it is older than every open transaction (A26).
+const OPEN_LONG: Duration = Duration::from_secs(60);
+
 /// A view of a running worker.
 #[derive(Debug, Clone)]
 pub struct WorkerView {
@@ -33,6 +38,7 @@ pub struct WorkerView {
     pub(super) flight: Arc<Flight>,
     pub(super) recent: Arc<Recent>,
     pub(super) gate: Arc<Gate>,
+    pub(super) open: Arc<OpenUnits>,
 }
 
 /// What a worker has in hand now.
@@ -45,6 +51,8 @@ pub struct Load {
     pub bytes: usize,
     /// For how long the oldest of them is here.
     pub oldest: Option<Duration>,
+    /// For how long the oldest of its transactions is open.
+    pub oldest_transaction: Option<Duration>,
     /// Units that may run side by side.
     pub lanes: usize,
     /// Lanes among them that cannot reach the database.
@@ -90,6 +98,7 @@ impl WorkerView {
             messages: self.flight.messages(),
             bytes: self.flight.bytes(),
             oldest: self.flight.oldest(Instant::now()),
+            oldest_transaction: self.open.oldest().map(|since| since.elapsed()),
             lanes: self.lanes,
             lanes_down: self.gate.lanes_down(),
         }
@@ -108,6 +117,7 @@ impl WorkerView {
         self.metrics.in_flight.set(load.messages as f64);
         self.metrics.in_flight_bytes.set(load.bytes as f64);
         self.metrics.oldest_unsettled.set(load.oldest.unwrap_or_default().as_secs_f64());
+        self.metrics.oldest_transaction.set(load.oldest_transaction.unwrap_or_default().as_secs_f64());
         self.metrics.lanes_down.set(load.lanes_down as f64);
         self.metrics.paused.set(is(pause.is_some()));
         self.metrics.halted.set(is(matches!(pause, Some(Pause::Control(ControlState::Halted, _)))));
@@ -124,11 +134,21 @@ impl WorkerView {
 /// Sets the gauges every second, and tells in one line what would be too many.
 pub(super) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, view: WorkerView) {
     let (mut told, mut told_at) = (0, None::<Instant>);
+    let mut warned_of = None::<Instant>;
     loop {
         let is_last = shared.shutdown.is_cancelled();
         view.measure();
         let now = Instant::now();
         shared.lines.sum_up(&shared.consumer.name, now);
+        let open_long = view.open.oldest().filter(|since| now.duration_since(*since) >= OPEN_LONG);
+        if open_long.is_some() && open_long != warned_of {
+            warned_of = open_long;
+            tracing::warn!(
+                idem.consumer = %shared.consumer.name,
+                "a transaction is open for {OPEN_LONG:?}: until it ends, the database cannot remove dead rows; make \
+                 batches smaller, or the handler faster"
+            );
+        }
         let skipped = view.summary().duplicates;
         let is_due = is_last || told_at.is_none_or(|at| now.duration_since(at) >= SKIPPED_EVERY);
         if skipped > told && is_due {

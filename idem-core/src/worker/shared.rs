@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, Mutex, PoisonError, atomic::AtomicU32},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use tokio::sync::mpsc;
@@ -21,7 +21,6 @@ use super::{
     throttle::Lines,
 };
 use crate::{
-    clock,
     config::{Effects, WorkerSettings},
     consumer::Inner,
     dead_letter::Publisher,
@@ -56,8 +55,6 @@ pub(crate) struct Shared<S: Store, B: Source> {
     pub(super) lines: Lines,
     pub(super) scope: ScopeId,
     pub(super) run: RunId,
-    /// The database's clock and ours, at the start.
-    pub(super) clocks: (SystemTime, SystemTime),
 }
 
 impl<S: Store, B: Source> Shared<S, B> {
@@ -102,7 +99,7 @@ impl<S: Store, B: Source> Shared<S, B> {
         };
         self.stats.duplicates.add(1);
         self.metrics.skipped(cause);
-        let age = self.now().duration_since(recorded.processed_at).unwrap_or_default();
+        let age = self.consumer.clock.now().duration_since(recorded.processed_at).unwrap_or_default();
         self.metrics.duplicate_age.record(age);
         tracing::debug!(?cause, ?age, "[{}] Skipping duplicate: {}", self.consumer.name, recorded.key);
     }
@@ -120,16 +117,9 @@ impl<S: Store, B: Source> Shared<S, B> {
             key: claim.key.clone(),
             hash: claim.hash,
             hash_rule: claim.hash_rule,
-            processed_at: self.now(),
+            processed_at: self.consumer.clock.now(),
             processed_by: self.run,
             expires_at: None,
         }
-    }
-
-    /// The database's clock, as far as it can be told without asking.
-    pub(super) fn now(&self) -> SystemTime {
-        let (database, ours) = self.clocks;
-        let since = clock::wall().duration_since(ours).unwrap_or_default();
-        database.checked_add(since).unwrap_or(database)
     }
 }

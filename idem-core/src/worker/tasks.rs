@@ -36,6 +36,7 @@ pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lane
             // A lane halted the consumer while the controls were read: what was read is out of date.
             Ok(_) if !was_halted && shared.gate.is_halted() => {}
             Ok(control) => {
+                shared.consumer.clock.set(control.now);
                 if let Some(cache) = &shared.cache {
                     cache.confirm(control.epoch, asked_at);
                 }

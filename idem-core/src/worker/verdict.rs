@@ -57,7 +57,9 @@ impl<S: Store, B: Source> Lane<S, B> {
         let (Some(cache), Some(before)) = (&self.shared.cache, self.before) else { return };
         let Some(claim) = job.item.claim.as_ref().filter(|claim| claim.scope == self.shared.scope) else { return };
         let recorded = read.unwrap_or_else(|| self.shared.recorded(claim));
-        let stays = recorded.expires_at.is_none_or(|expires_at| expires_at > self.shared.now() + cache.keep_for());
+        let stays = recorded
+            .expires_at
+            .is_none_or(|expires_at| expires_at > self.shared.consumer.clock.now() + cache.keep_for());
         if stays {
             cache.note(before, recorded);
         }

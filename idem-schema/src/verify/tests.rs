@@ -61,8 +61,9 @@ fn j12_a_newer_schema_is_taken_only_if_it_takes_this_release() {
     }
 }
 
+/// C5 and C6: partitions by time let a key in twice at their border, and there may be none for now.
 #[test]
-fn c_a_table_that_forgets_is_refused() {
+fn c5_c6_a_table_that_forgets_is_refused() {
     for kind in ["unlogged table", "partitioned table", "no table"] {
         one_problem(|facts| facts.table_kind = Some(kind.to_owned()), &[kind, "ordinary"]);
     }

@@ -12,6 +12,7 @@ mod canary;
 mod cleanup;
 mod config;
 mod endings;
+mod hidden_keys;
 mod page;
 mod place;
 mod postgres;

@@ -3,6 +3,7 @@
 use sqlx::{Connection as _, PgConnection};
 
 use crate::{
+    admin::Admin,
     place::{Place, purchase},
     process::Worker,
     worker::SET_BASED,
@@ -135,4 +136,37 @@ async fn a_login_or_a_database_that_the_server_refuses_ends_it_at_once() {
     assert!(ended.why().contains("schema"), "no tables: {}", ended.why());
     database.remove().await;
     place.remove();
+}
+
+/// What `max_connections` and a disk are planned by: the line of the start says how many connections there will be, and
+/// there are never more; and to how many records the retention comes.
+#[tokio::test]
+async fn the_start_says_how_many_connections_it_opens() {
+    for store in ["sqlx", "tokio-postgres"] {
+        for (arguments, connections, said) in [
+            ("--lanes 3", 6, "6 (lanes 3, control and bookkeeping 2, cleanup 1)"),
+            ("--lanes 2 --cleanup-every off", 4, "4 (lanes 2, control and bookkeeping 2, cleanup 0)"),
+        ] {
+            let (database, place) = (Database::fresh().await, Place::new().await);
+            let arguments = format!("--migrate --create-tables --store {store} --admin 0 {arguments}");
+            let mut running = worker(&database, &place, &arguments).start();
+            let line = running.line("starting").await;
+            assert!(line.contains(&format!("connections=\"{said}\"")), "{line}");
+            assert!(line.contains("forecast=\"604800 records and 127 MB for each message a second\""), "{line}");
+            let admin = Admin::of(&mut running).await;
+            admin.readiness(|json| json["ready"] == true).await;
+            (0..500).for_each(|number| place.publish(&format!("order-{number}"), &format!("{number}")));
+            place.orders.drained().await;
+            let mut connection = database.connect().await;
+            let count = "SELECT count(*) FROM pg_stat_activity
+                WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()";
+            let open: i64 = sqlx::query_scalar(count).fetch_one(&mut connection).await.unwrap();
+            assert!((2..=connections).contains(&open), "{open} connections are open, and {connections} were told");
+            running.signal("TERM").await;
+            running.ended().await.with(0);
+            connection.close().await.unwrap();
+            database.remove().await;
+            place.remove();
+        }
+    }
 }

@@ -16,6 +16,7 @@ mod commits;
 mod conformance;
 mod consumers;
 mod errors;
+mod failover;
 mod fixture;
 mod handlers;
 mod poolers;

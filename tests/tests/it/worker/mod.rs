@@ -5,6 +5,7 @@
 mod assignments;
 mod cache;
 mod captured;
+mod clocks;
 mod control;
 mod dead_letters;
 mod failures;

@@ -1,8 +1,8 @@
 //! What a worker tells of itself: metrics, spans, and log lines that stay few.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use idem_core::{Message, OnConflict, telemetry};
+use idem_core::{Message, OnConflict, RetryPolicy, telemetry};
 use idem_testkit::memory::{Faults, Rate};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, TraceFlags, TraceId, TraceState, TracerProvider as _};
@@ -80,6 +80,36 @@ async fn r89_outcomes_are_counted_by_consumer_and_duplicates_by_cause() {
         let labels = key.split_once('{').unwrap().1.trim_end_matches('}');
         assert!(labels.split(',').all(|label| known.iter().any(|known| label.starts_with(known))), "{key}");
     }
+}
+
+/// A26: a transaction that stays open is measured, and warned of once; its handler ends at its deadline, and it with it.
+#[tokio::test(start_paused = true)]
+async fn a26_a_transaction_that_stays_open_is_measured_warned_of_and_ended() {
+    let (captured, _guard) = Captured::log(tracing::Level::WARN);
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let scene = Scene::new();
+    scene.publish("1", "block");
+    let worker = metrics::with_local_recorder(&recorder, || {
+        let consumer = scene.consumer().handler_deadline(Duration::from_secs(300)).build().unwrap();
+        Running::new(scene.worker_of(consumer).retry(RetryPolicy { attempts: 1, ..RetryPolicy::default() }))
+    });
+    scene.script.blocked().await;
+    let open_for = || {
+        worker.view.measure();
+        recorded(&snapshotter)["idem.oldest_transaction{consumer=ledger}"]
+    };
+    let warnings = || captured.lines().iter().filter(|line| line.contains("a transaction is open for 60s")).count();
+    for (wait, seconds, warned) in [(50, 50, 0), (20, 70, 1), (200, 270, 1), (40, 0, 1)] {
+        // The clock is paused: it goes on to the end of this once nothing else is left to do.
+        tokio::time::sleep(Duration::from_secs(wait)).await;
+        let open = open_for();
+        assert!((open - f64::from(seconds)).abs() < 5.0, "open for {open} s instead of {seconds} s");
+        assert_eq!(warnings(), warned, "after {seconds} s: {:?}", captured.lines());
+    }
+    let letters = scene.dead_letters().await;
+    assert!(letters[0].error.contains("deadline of 300s"), "{letters:?}");
+    worker.stop().await.unwrap();
 }
 
 /// What the broker marks as delivered before is a redelivery, and what it does not mark is the producer's.

@@ -1,0 +1,113 @@
+//! A24: a primary that dies, and a standby that is promoted in its place.
+
+use std::{sync::Arc, time::Duration};
+
+use idem_core::{CancellationToken, Worker, WorkerBuilder};
+use idem_sqlx::Postgres;
+use idem_testkit::memory::{Broker, MemorySource, Queue, QueueOptions};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+
+use super::{
+    consumers::{Write, builder, consumer, keys, messages, msg, process},
+    fixture::{Fixture, PATIENCE},
+    scratch::Scratch,
+};
+
+/// The schema of a fixture as another server has it.
+fn at(server: &Scratch, fixture: &Fixture) -> Fixture {
+    let options: PgConnectOptions = server.url.parse().unwrap();
+    let connection = fixture.connection.clone().host(options.get_host()).port(options.get_port());
+    let admin = PgPoolOptions::new().max_connections(2).connect_lazy_with(connection.clone());
+    let store = Postgres::with_options(connection.clone()).schema(fixture.schema.clone()).build().unwrap();
+    Fixture { store, schema: fixture.schema.clone(), admin, connection }
+}
+
+async fn set(fixture: &Fixture, setting: &str) {
+    fixture.run(format!("ALTER SYSTEM SET {setting}")).await;
+    fixture.run("SELECT pg_reload_conf()").await;
+}
+
+/// The standby has everything so far, and gets nothing from now on.
+async fn part(primary: &Fixture, standby: &Fixture) {
+    primary.until("SELECT replay_lsn >= pg_current_wal_flush_lsn() FROM pg_stat_replication").await;
+    set(standby, "primary_conninfo = ''").await;
+    primary.until("SELECT count(*) = 0 FROM pg_stat_replication").await;
+}
+
+/// The primary is gone for ever, and the standby takes over.
+async fn fail_over(lost: Scratch, primary: Fixture, standby: &Fixture) {
+    lost.down().await;
+    primary.store.disconnect().await;
+    primary.admin.close().await;
+    assert_eq!(standby.text("SELECT pg_promote()").await, "t");
+    standby.until("SELECT NOT pg_is_in_recovery()").await;
+}
+
+/// Asynchronous: what was acknowledged may be lost, but record and effect together. So delivering again makes it whole.
+#[tokio::test]
+async fn a24_an_asynchronous_failover_loses_records_and_effects_together() {
+    let primary = Scratch::new("a24").await;
+    let before = Fixture::on(&primary.url).await;
+    let standby = Scratch::standby_of("a24s", &primary).await;
+    let after = at(&standby, &before);
+    let (all, acknowledged) = (keys(40), consumer(before.store.clone(), Write));
+    assert_eq!(process(&acknowledged, messages(&all[..20])).await, "P".repeat(20));
+    part(&before, &after).await;
+    assert_eq!(process(&acknowledged, messages(&all[20..])).await, "P".repeat(20), "acknowledged, and not replicated");
+    fail_over(primary, before, &after).await;
+
+    assert_eq!(after.recorded().await, all[..20], "the last commits are lost");
+    assert_eq!(after.effects().await, all[..20], "and nothing of them is left");
+    let redelivered = consumer(after.store.clone(), Write);
+    assert_eq!(process(&redelivered, messages(&all)).await, "D".repeat(20) + &"P".repeat(20));
+    assert_eq!(process(&redelivered, messages(&all)).await, "D".repeat(40));
+    assert_eq!((after.recorded().await, after.effects().await), (all.clone(), all), "each effect once");
+    after.drop().await;
+    standby.down().await;
+}
+
+fn worker(fixture: &Fixture, queue: &Queue) -> WorkerBuilder<Postgres, MemorySource> {
+    // So long that nothing but the end of the server ends a COMMIT that hangs.
+    let consumer = builder(fixture.store.clone(), Write).lanes(1).commit_timeout(PATIENCE).busy_timeout(PATIENCE);
+    Worker::builder(consumer.build().unwrap(), queue.source()).cleanup(None).drain(Duration::from_secs(10))
+}
+
+async fn drained(queue: &Queue) {
+    tokio::time::timeout(PATIENCE, queue.drained()).await.expect("every message is settled");
+}
+
+/// Synchronous: what the standby lacks was never acknowledged, so the broker still has it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a24_a_synchronous_failover_loses_nothing_that_was_acknowledged() {
+    let primary = Scratch::new("a24sync").await;
+    let before = Fixture::on(&primary.url).await;
+    let standby = Scratch::standby_of("a24syncs", &primary).await;
+    let after = at(&standby, &before);
+    set(&before, "synchronous_standby_names = '*'").await;
+    before.until("SELECT sync_state = 'sync' FROM pg_stat_replication").await;
+    let queue = Arc::new(Broker::new()).create("orders", QueueOptions::default()).unwrap();
+    let (stop, first) = (CancellationToken::new(), worker(&before, &queue).build().unwrap());
+    let first = tokio::spawn(first.run(stop.clone()));
+    queue.publish(msg("kept")).unwrap();
+    drained(&queue).await;
+    part(&before, &after).await;
+    queue.publish(msg("waits")).unwrap();
+    before.until("SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'SyncRep'").await;
+    assert_eq!(queue.unsettled().len(), 1, "its commit waits for the standby, and it waits for its commit");
+    fail_over(primary, before, &after).await;
+    stop.cancel();
+    // Its database is gone; how it ends says nothing here.
+    let _ = first.await.unwrap();
+
+    assert_eq!((after.recorded().await, after.effects().await), (vec!["kept".to_owned()], vec!["kept".to_owned()]));
+    assert_eq!(queue.unsettled().len(), 1, "what is lost was not acknowledged");
+    let stop = CancellationToken::new();
+    let second = tokio::spawn(worker(&after, &queue).build().unwrap().run(stop.clone()));
+    drained(&queue).await;
+    stop.cancel();
+    second.await.unwrap().unwrap();
+    assert_eq!(after.effects().await, ["kept", "waits"], "each effect once");
+    assert_eq!(after.recorded().await, ["kept", "waits"]);
+    after.drop().await;
+    standby.down().await;
+}

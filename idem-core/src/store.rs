@@ -367,7 +367,7 @@ pub enum ControlState {
 pub struct AuditEntry {
     /// Who did it: a worker's run, an operator.
     pub who: String,
-    /// What was done: `conflict`, `halt`, `replay`.
+    /// What was done: `start`, `conflict`, `halt`, `replay`.
     pub action: &'static str,
     /// The scope.
     pub scope: ScopeId,

@@ -69,15 +69,14 @@ fn start<B: Broker>(service: Service, line: CommandLine<B>) -> Result<(), Failur
 
 async fn serve<B: Broker>(service: Service, line: CommandLine<B>, status: Arc<Status>) -> Result<(), Failure> {
     let CommandLine { settings, broker, given } = line;
-    let database = settings.database().map_err(Failure::refused)?;
-    let connections = (database != DatabaseKind::Sqlite).then(|| settings.connections());
     tracing::info!(
         version = service.version,
         settings = given,
-        connections,
+        connections = settings.connections(),
         forecast = settings.forecast(),
         "starting"
     );
+    let database = settings.database().map_err(Failure::refused)?;
     if let Some(address) = &settings.admin {
         admin::serve(address, Arc::clone(&status)).await?;
     }

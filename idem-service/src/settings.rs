@@ -228,13 +228,16 @@ impl Settings {
         Some(format!("{rows} records and {megabytes} MB for each message a second"))
     }
 
-    /// How many connections the worker keeps to a PostgreSQL, for whoever plans its `max_connections`.
-    pub(crate) fn connections(&self) -> String {
+    /// How many connections the worker keeps to a PostgreSQL, for whoever plans its `max_connections`; `None` on SQLite.
+    pub(crate) fn connections(&self) -> Option<String> {
+        if self.database_url.kind() == Some(DatabaseKind::Sqlite) {
+            return None;
+        }
         let lanes = self.lanes.unwrap_or_else(ConsumerSettings::lanes_by_default);
         let others = PostgresSettings::default().connections as usize;
         let cleanup = usize::from(self.cleanup.settings().is_some());
         let all = lanes + others + cleanup;
-        format!("{all} (lanes {lanes}, control and bookkeeping {others}, cleanup {cleanup})")
+        Some(format!("{all} (lanes {lanes}, control and bookkeeping {others}, cleanup {cleanup})"))
     }
 
     /// The store that the flags ask for, where they agree.

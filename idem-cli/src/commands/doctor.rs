@@ -13,6 +13,18 @@ use crate::{
 
 const FINDINGS: &str = include_str!("doctor.sql");
 
+/// What the last start of the consumer `c` heard from its broker, which this command does not know.
+const LAST_START: &str = "\
+LEFT JOIN LATERAL (SELECT at, details FROM {schema}.audit WHERE consumer = c.id AND action = 'start' ORDER BY id DESC LIMIT 1)
+    AS start ON true";
+
+/// For how many seconds the broker may deliver again, by the line that a worker leaves.
+const HORIZON: &str = "substring(start.details FROM 'the broker may deliver again for ([0-9]+) s')::int8";
+
+fn with_last_start(statement: &str) -> String {
+    statement.replace("{last_start}", LAST_START).replace("{horizon}", HORIZON)
+}
+
 /// What the tables come to if everything goes on as in the last hour.
 const FORECAST: &str = "\
 SELECT c.name AS consumer, c.tenant, recent.records AS last_hour, justify_hours(c.retention)::text AS retention,
@@ -25,11 +37,11 @@ CROSS JOIN (SELECT CASE WHEN reltuples > 10000 THEN pg_total_relation_size(oid) 
 WHERE c.retention IS NOT NULL ORDER BY c.name, c.tenant";
 
 /// From where each consumer reads, and how long its records are kept beside how long the broker may deliver again. Its
-/// own tools show that and its settings. Parameter: 1 for how many seconds the broker may, or NULL.
+/// own tools show that and its settings. Parameter: 1 for how many seconds the broker may, or NULL for what a start heard.
 const SOURCES: &str = "\
 SELECT DISTINCT ON (c.name) c.name AS consumer, nullif(c.bound_to, '') AS reads_from,
     coalesce(justify_hours(c.retention)::text, 'for ever') AS retention,
-    justify_hours($1::int8 * interval '1 s')::text AS broker_horizon,
+    justify_hours(coalesce($1::int8, {horizon}) * interval '1 s')::text AS broker_horizon,
     CASE split_part(c.bound_to, ':', 1)
         WHEN 'kafka' THEN format('kafka-configs.sh --describe --all --entity-type topics --entity-name %s',
             split_part(c.bound_to, '/', 2))
@@ -37,11 +49,11 @@ SELECT DISTINCT ON (c.name) c.name AS consumer, nullif(c.bound_to, '') AS reads_
         WHEN 'sqs' THEN format('aws sqs get-queue-attributes --attribute-names All --queue-url URL of %s',
             split_part(c.bound_to, ':', 7))
     END AS shown_by
-FROM {schema}.consumers AS c ORDER BY c.name, c.id";
+FROM {schema}.consumers AS c {last_start} ORDER BY c.name, c.id";
 
 /// What this command cannot see, because it knows no broker.
-const UNSEEN: &str = "A broker's own settings are checked by each worker at its start, which refuses or warns; with \
---strict-retention it also refuses a retention below the broker's horizon. Give the horizon here with --broker-horizon.";
+const UNSEEN: &str = "Of a broker's settings this knows what the last start of a worker found: start one again after a \
+change, or give --broker-horizon.";
 
 pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Failure> {
     let mut database = Database::open(target).await?;
@@ -49,14 +61,14 @@ pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Fail
     let verified = database::store(target)?.verify().await;
     let horizon = Bind::NumberOr(doctor.broker_horizon.and_then(|time| i64::try_from(time.as_secs()).ok()));
     let findings: Table = match verified {
-        Ok(()) => database.table(FINDINGS, &[horizon]).await?,
+        Ok(()) => database.table(&with_last_start(FINDINGS), &[horizon]).await?,
         Err(StoreError::Schema { problem, cure } | StoreError::Refused { problem, cure }) => {
             let finding = [("level", "error".into()), ("finding", problem.into()), ("cure", cure.into())];
             return Ok(Report::new().table("findings", std::iter::once(Row::new(finding)).collect()).exit(Exit::Found));
         }
         Err(error) => return Err(error.into()),
     };
-    let sources = database.table(SOURCES, &[horizon]).await?;
+    let sources = database.table(&with_last_start(SOURCES), &[horizon]).await?;
     let forecast = FORECAST.replace("{last_hour}", LAST_HOUR).replace("{record_bytes}", &RECORD_BYTES.to_string());
     let forecast = database.table(&forecast, &[]).await?;
     let is_well = findings.is_empty();

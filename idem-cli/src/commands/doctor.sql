@@ -1,5 +1,5 @@
 -- One row a finding: how grave it is, what was found, and the cure. Nothing where all is well. Parameter: 1 for how many
--- seconds the broker may deliver a message again, or NULL where nobody said.
+-- seconds the broker may deliver a message again, or NULL: then what the last start of each consumer's workers heard counts.
 SELECT 'error' AS level, format('%s is off: a crash can lose or damage what was committed', name) AS finding,
     format('Set %s = on in postgresql.conf', name) AS cure
 FROM unnest(ARRAY['fsync', 'full_page_writes']) AS name WHERE current_setting(name) = 'off'
@@ -48,9 +48,15 @@ SELECT 'notice', format('the records of %s are kept for ever, so the table grows
 FROM {schema}.consumers WHERE retention IS NULL
 UNION ALL
 SELECT 'error', format('the records of %s are kept for %s, and the broker may deliver a message again for %s: a late redelivery '
-        'takes effect a second time', name, justify_hours(retention), justify_hours($1::int8 * interval '1 s')),
+        'takes effect a second time', name, justify_hours(retention), justify_hours(horizon * interval '1 s')),
     format('Give its workers a --retention of at least that, and run idem retention set %s TIME --existing', name)
-FROM {schema}.consumers WHERE retention < $1::int8 * interval '1 s'
+FROM (SELECT name, retention, coalesce($1::int8, {horizon}) AS horizon FROM {schema}.consumers AS c {last_start}) AS kept
+WHERE retention < horizon * interval '1 s'
+UNION ALL
+SELECT 'warning', format('the last start of %s, at %s, said: %s', c.name, start.at, said),
+    'Mend it at the broker or in the workers'' settings; their next start says whether it is gone'
+FROM {schema}.consumers AS c {last_start} CROSS JOIN LATERAL regexp_split_to_table(start.details, E'\n') AS said
+WHERE said <> '' AND said NOT LIKE 'the broker may deliver again for %'
 UNION ALL
 SELECT 'notice', format('%s is %s since %s by %s: %s', c.name, o.state, o.at, o.by, o.reason),
     format('Run idem consumers resume %s once the reason is gone', c.name)

@@ -88,6 +88,14 @@ async fn stuck_names_the_failing_key_and_the_session_that_blocks() {
     scene.drop().await;
 }
 
+/// The finding that says this.
+fn finding(answer: &str, part: &str) -> serde_json::Value {
+    let report: serde_json::Value = serde_json::from_str(answer).unwrap();
+    let mut findings = report["findings"].as_array().unwrap().clone().into_iter();
+    let found = findings.find(|finding| finding["finding"].as_str().unwrap().contains(part));
+    found.unwrap_or_else(|| panic!("{part} is not found: {answer}"))
+}
+
 #[tokio::test]
 async fn doctor_names_what_is_wrong_with_its_cure() {
     let scene = Scene::empty().await;
@@ -97,12 +105,6 @@ async fn doctor_names_what_is_wrong_with_its_cure() {
     scene.idem("migrate up").ok();
     scene.deliver(&["order-1"]).await;
     scene.idem("consumers pause orders --reason ledger-is-down").ok();
-    let finding = |answer: &str, part: &str| {
-        let report: serde_json::Value = serde_json::from_str(answer).unwrap();
-        let findings = report["findings"].as_array().unwrap().clone();
-        let found = findings.into_iter().find(|finding| finding["finding"].as_str().unwrap().contains(part));
-        found.unwrap_or_else(|| panic!("{part} is not found: {answer}"))
-    };
     scene
         .run("UPDATE processed_messages SET expires_at = now() - interval '1 d'; ALTER TABLE units DISABLE TRIGGER ALL")
         .await;
@@ -145,6 +147,30 @@ async fn doctor_names_what_is_wrong_with_its_cure() {
     assert!(finding(&answer.out, "synchronous_commit is off")["cure"].as_str().unwrap().contains("= on"));
     assert!(
         finding(&answer.out, "statement_timeout is 9000 ms")["cure"].as_str().unwrap().contains("--handler-deadline")
+    );
+    scene.drop().await;
+}
+
+/// What a worker's start leaves of its broker; the newest counts.
+#[tokio::test]
+async fn doctor_says_what_the_last_start_found_out_about_its_broker() {
+    let scene = Scene::new().await;
+    scene.grant_roles().await;
+    scene.deliver(&["order-1"]).await;
+    let start = |details: &str| {
+        format!(
+            "INSERT INTO audit (who, action, consumer, details) SELECT 'run 1', 'start', id, E'{details}' FROM consumers"
+        )
+    };
+    scene.run(&start("the broker may deliver again for 691200 s\\nthe queue orders has no dead-letter queue")).await;
+    let answer = scene.idem("doctor --json");
+    assert_eq!(finding(&answer.out, "the records of orders are kept for 7 days")["level"], "error");
+    assert_eq!(finding(&answer.out, "the queue orders has no dead-letter queue")["level"], "warning");
+    scene.run(&start("the broker may deliver again for 604800 s")).await;
+    let answer = scene.idem("doctor --json");
+    assert!(
+        !answer.out.contains("are kept for 7 days, and") && !answer.out.contains("dead-letter queue"),
+        "{answer:?}"
     );
     scene.drop().await;
 }

@@ -12,8 +12,11 @@ use crate::{
     error::{ErrorClass, SourceError, StoreError},
     retry::RetryPolicy,
     source::{Attached, Source},
-    store::{Registered, Retention, Store},
+    store::{AuditEntry, Registered, Retention, Store},
 };
+
+/// What stands before the redelivery horizon, in seconds, in the audit trail's line of a start; `idem doctor` reads it.
+const HORIZON: &str = "the broker may deliver again for ";
 
 impl<S: Store, B: Source> Worker<S, B> {
     /// Attaches to the broker and registers with the store, waiting for what cannot be reached. `None` where the stop
@@ -78,7 +81,22 @@ impl<S: Store, B: Source> Worker<S, B> {
         };
         let registered =
             self.consumer.inner.register_bound(attached.bound_to.clone()).await.map_err(WorkerError::Store)?;
+        self.note_start(&attached, registered).await.map_err(WorkerError::Store)?;
         Ok((attached, registered.clone()))
+    }
+
+    /// Writes down what the broker said of itself, for `idem doctor`, which knows no broker.
+    async fn note_start(&self, attached: &Attached, registered: &Registered) -> Result<(), StoreError> {
+        let horizon = attached.redelivery_horizon.map(|time| format!("{HORIZON}{} s", time.as_secs()));
+        let lines: Vec<&str> = horizon.iter().chain(&attached.warnings).map(String::as_str).collect();
+        let entry = AuditEntry {
+            who: format!("run {}", registered.run),
+            action: "start",
+            scope: registered.scope,
+            key: None,
+            details: lines.join("\n"),
+        };
+        self.consumer.inner.store.audit(&entry).await
     }
 
     /// Handlers of one ordering key run in turn, so with one key a partition nothing would run at once.

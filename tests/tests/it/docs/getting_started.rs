@@ -27,20 +27,21 @@ fn for_broker(page: &str, broker: &str) -> String {
 
 #[tokio::test]
 async fn the_page_works_on_rabbitmq_from_its_first_command_to_its_last() {
-    works_on("RabbitMQ").await;
+    works_on("RabbitMQ", "the last start of ").await;
 }
 
 #[tokio::test]
 async fn the_page_works_on_kafka_from_its_first_command_to_its_last() {
-    works_on("Kafka").await;
+    works_on("Kafka", "7 days 7 days").await;
 }
 
 #[tokio::test]
 async fn the_page_works_on_sqs_from_its_first_command_to_its_last() {
-    works_on("SQS").await;
+    works_on("SQS", "aws sqs get-queue-attributes").await;
 }
 
-async fn works_on(broker: &str) {
+/// `heard` is what `idem doctor` says of the broker; ElasticMQ does not tell for how long it keeps messages.
+async fn works_on(broker: &str, heard: &str) {
     let name = format!("getting_started_{:08x}", fastrand::u32(..));
     let whole = programs::read("docs/guide/getting-started.md");
     let page = for_broker(&whole, broker);
@@ -82,5 +83,8 @@ async fn works_on(broker: &str) {
     for wanted in outputs.lines() {
         assert!(lines.any(|line| line.contains(wanted)), "not printed, or not in this order: {wanted}\n{printed}");
     }
+    let doctor = printed.split("synchronous_commit is off").nth(1).unwrap();
+    let words = doctor.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains(heard), "the doctor did not say {heard:?}:\n{doctor}");
     std::fs::remove_dir_all(folder).unwrap();
 }

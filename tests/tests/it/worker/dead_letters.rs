@@ -48,7 +48,7 @@ async fn b13_a_conflict_follows_the_policy_and_never_runs() {
         assert_eq!((summary.processed, summary.conflicts, summary.duplicates), (1, 1, 0));
         assert_eq!(scene.effects(), [("1".to_owned(), "paid".to_owned())]);
         assert_eq!(scene.dead_letters().await.len(), dead_letters);
-        assert_eq!(scene.store.audited(), [("conflict".to_owned(), Some("1".to_owned()))]);
+        assert_eq!(scene.store.audited(), [("start".to_owned(), None), ("conflict".to_owned(), Some("1".to_owned()))]);
     }
 }
 

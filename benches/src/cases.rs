@@ -2,6 +2,8 @@
 
 use std::{error::Error, time::Duration};
 
+use idem_core::Handlers;
+
 use crate::{
     by_hand::ByHand::{Autocommit, InboxOnce, Textbook, TextbookOnPool, Transaction},
     feed::{Feed, Keys, Redelivered},
@@ -17,6 +19,8 @@ pub(crate) const AUTOCOMMIT: &str = "(a') by hand: the bare statement, autocommi
 pub(crate) const TEXTBOOK: &str = "(b) textbook: begin, claim, handler, commit; pool with its defaults";
 pub(crate) const PGBENCH_16: &str = "(c) pgbench: begin, handler, commit; 16 clients";
 pub(crate) const ONE_BY_ONE: &str = "idem, batch 1, one lane";
+pub(crate) const ONE_BY_ONE_TOKIO: &str = "idem, batch 1, one lane, on tokio-postgres";
+pub(crate) const PIPELINED: &str = "idem, per-message handler, batch 500, 4 lanes, on tokio-postgres, pipelined";
 /// Begin the names of a line for each number of lanes.
 pub(crate) const EACH: &str = "idem, per-message handler, batch 100";
 pub(crate) const SET: &str = "idem, set-based handler, batch 500";
@@ -51,10 +55,15 @@ pub(crate) async fn work(work: Work, at: At<'_>) -> Result<Table, Box<dyn Error>
     lines.push(("(c) pgbench: begin, handler, commit; 1 client".to_owned(), pgbench(1, false)));
     lines.push((PGBENCH_16.to_owned(), pgbench(16, false)));
     lines.push(("(c) pgbench: begin, claim, handler, commit; 16 clients".to_owned(), pgbench(16, true)));
-    lines.push(idem(ONE_BY_ONE, Idem { batch: 1, ..Idem::base(work) }));
+    let one_by_one = Idem { batch: 1, ..Idem::base(work) };
+    lines.push(idem(ONE_BY_ONE, one_by_one));
+    lines.push((ONE_BY_ONE_TOKIO.to_owned(), Way::OnTokioPostgres(one_by_one)));
     for n in [1, 2, 4] {
         lines.push(idem(lanes(EACH, n), Idem { lanes: n, ..Idem::base(work) }));
     }
+    let pipelined = Handlers::Pipelined { at_once: 500 };
+    let pipelined = Idem { handlers: pipelined, batch: 500, lanes: 4, ..Idem::base(work) };
+    lines.push((PIPELINED.to_owned(), Way::OnTokioPostgres(pipelined)));
     for n in [1, 2, 4] {
         lines.push(idem(lanes(SET, n), Idem { lanes: n, ..Idem::set(work) }));
     }

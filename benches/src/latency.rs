@@ -11,8 +11,8 @@ use std::{
 };
 
 use idem_core::{
-    Assignment, Attached, CancellationToken, DedupConsumer, Delivery, Effects, Received, Settle, Settled, Source,
-    SourceCapabilities, SourceError, Worker,
+    Assignment, Attached, CancellationToken, DedupConsumer, Delivery, Effects, Handler, Received, Settle, Settled,
+    Source, SourceCapabilities, SourceError, Store, Worker,
 };
 use sqlx::{Connection, PgConnection, PgPool};
 use tokio::{sync::OnceCell, time::Instant};
@@ -20,7 +20,7 @@ use tokio::{sync::OnceCell, time::Instant};
 use crate::{
     by_hand::ByHand,
     feed::Feed,
-    postgres::{fresh, remove, store},
+    postgres::{fresh, remove, store, tokio_store},
     report::{Line, Table},
     work::Work,
 };
@@ -34,6 +34,7 @@ const WARM_UP: usize = 100;
 /// The names of the lines that targets are about.
 pub(crate) const TEXTBOOK: &str = "(b) textbook, pool with its defaults";
 pub(crate) const IDEM: &str = "idem, batches of up to 100, one lane";
+pub(crate) const ON_TOKIO_POSTGRES: &str = "the same on tokio-postgres";
 
 /// One message after the other, each at its time.
 struct Paced {
@@ -121,7 +122,10 @@ fn due(started: Instant, n: usize) -> Instant {
     started + EVERY * u32::try_from(n - WARM_UP).unwrap_or(u32::MAX)
 }
 
-async fn idem(url: &str, messages: usize) -> Result<Vec<Duration>, Box<dyn Error>> {
+async fn idem<S: Store>(store: S, messages: usize) -> Result<Vec<Duration>, Box<dyn Error>>
+where
+    Work: Handler<S>,
+{
     let stopped = CancellationToken::new();
     let source = Arc::new(Paced {
         messages,
@@ -131,7 +135,7 @@ async fn idem(url: &str, messages: usize) -> Result<Vec<Duration>, Box<dyn Error
         warm: CancellationToken::new(),
         stopped: stopped.clone(),
     });
-    let consumer = DedupConsumer::builder(store(url).await?, "bench").handler(Work::Insert);
+    let consumer = DedupConsumer::builder(store, "bench").handler(Work::Insert);
     let consumer = consumer.effects(Effects::InTransaction).lanes(1).build()?;
     let stop = CancellationToken::new();
     let running =
@@ -160,11 +164,16 @@ async fn textbook(url: &str, messages: usize) -> Result<Vec<Duration>, Box<dyn E
 /// The 50th and 99th percentile of each round.
 pub(crate) async fn single(url: &str, rounds: usize, messages: usize) -> Result<Vec<Table>, Box<dyn Error>> {
     let mut connection = PgConnection::connect(url).await?;
-    let [mut p50, mut p99] = [[Line::new(TEXTBOOK), Line::new(IDEM)], [Line::new(TEXTBOOK), Line::new(IDEM)]];
+    let names = [TEXTBOOK, IDEM, ON_TOKIO_POSTGRES];
+    let [mut p50, mut p99] = [names.map(Line::new), names.map(Line::new)];
     for _ in 0..rounds {
         for (number, (p50, p99)) in p50.iter_mut().zip(&mut p99).enumerate() {
             fresh(&mut connection).await?;
-            let mut took = if number == 0 { textbook(url, messages).await? } else { idem(url, messages).await? };
+            let mut took = match number {
+                0 => textbook(url, messages).await?,
+                1 => idem(store(url).await?, messages).await?,
+                _ => idem(tokio_store(url).await?, messages).await?,
+            };
             took.sort();
             let percentile = |percent: usize| took[took.len() * percent / 100].as_secs_f64() * 1e3;
             p50.rounds.push(percentile(50));

@@ -2,7 +2,7 @@
 
 use std::{error::Error, time::Duration};
 
-use idem_core::{DedupConsumer, Effects};
+use idem_core::{BatchHandler, DedupConsumer, Effects, Handler, Handlers, Store};
 use idem_sqlx::{Postgres, PostgresOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
@@ -38,6 +38,7 @@ pub(crate) struct Idem {
     pub(crate) shape: Shape,
     pub(crate) batch: usize,
     pub(crate) lanes: usize,
+    pub(crate) handlers: Handlers,
     pub(crate) feed: Feed,
 }
 
@@ -45,7 +46,7 @@ impl Idem {
     /// The base case, which each table leaves along one axis: a handler a message, batches of 100, one lane, fresh
     /// messages with UUIDv4 keys.
     pub(crate) fn base(work: Work) -> Self {
-        Self { shape: Shape::Each, batch: 100, lanes: 1, feed: Feed::fresh(work) }
+        Self { shape: Shape::Each, batch: 100, lanes: 1, handlers: Handlers::InOrder, feed: Feed::fresh(work) }
     }
 
     /// The fastest handler, in the batches that suit it.
@@ -54,9 +55,13 @@ impl Idem {
     }
 
     /// Runs a worker on records that are there already or not.
-    pub(crate) async fn round(self, store: Postgres, time: Duration) -> Result<Round, Box<dyn Error>> {
+    pub(crate) async fn round<S: Store>(self, store: S, time: Duration) -> Result<Round, Box<dyn Error>>
+    where
+        Work: Handler<S> + BatchHandler<S>,
+    {
         let (feed, work) = (self.feed, self.feed.work);
         let consumer = DedupConsumer::builder(store, "bench").effects(Effects::InTransaction).lanes(self.lanes);
+        let consumer = consumer.handlers(self.handlers);
         let consumer = match self.shape {
             Shape::Each => consumer.handler(work),
             Shape::Set => consumer.batch_handler(work),
@@ -74,6 +79,8 @@ pub(crate) enum Way {
     ByHand(ByHand),
     PgBench(PgBench),
     Idem(Idem),
+    /// The same on the other store.
+    OnTokioPostgres(Idem),
 }
 
 impl Way {
@@ -82,6 +89,7 @@ impl Way {
             Self::ByHand(by_hand) => by_hand.round(work, url, time).await,
             Self::PgBench(pgbench) => pgbench.round(work, url, time).await,
             Self::Idem(idem) => idem.round(store(url).await?, time).await,
+            Self::OnTokioPostgres(idem) => idem.round(tokio_store(url).await?, time).await,
         }
     }
 }
@@ -135,9 +143,18 @@ pub(crate) async fn remove(connection: &mut PgConnection) -> Result<(), sqlx::Er
     Ok(())
 }
 
+/// Where the records of what is measured stand.
+const RECORDS: &str = "idem_bench_records";
+
 /// The store on a schema without a row.
 pub(crate) async fn store(url: &str) -> Result<Postgres, Box<dyn Error>> {
-    empty(url, "idem_bench_records").await
+    empty(url, RECORDS).await
+}
+
+/// The other store on the same; both keep the same tables.
+pub(crate) async fn tokio_store(url: &str) -> Result<idem_tokio_postgres::Postgres, Box<dyn Error>> {
+    store(url).await?;
+    Ok(idem_tokio_postgres::PostgresOptions::parse(url)?.schema(RECORDS.parse()?).build()?)
 }
 
 /// The same in this schema.

@@ -5,7 +5,10 @@ use std::fmt;
 use serde_json::{Value, json};
 
 use crate::{
-    cases::{ALL_COPIES, AUTOCOMMIT, EACH, ONE_BY_ONE, PGBENCH_16, SET, TEXTBOOK, TRANSACTION, lanes},
+    cases::{
+        ALL_COPIES, AUTOCOMMIT, EACH, ONE_BY_ONE, ONE_BY_ONE_TOKIO, PGBENCH_16, PIPELINED, SET, TEXTBOOK, TRANSACTION,
+        lanes,
+    },
     engine::{CACHED, FRESH},
     growth::{self, steady},
     hot, latency, network,
@@ -89,9 +92,11 @@ fn targets() -> Vec<Target> {
         );
         let on_best = of("the same on the best number of lanes, over (a)", String::new(), BeAtLeast(best));
         targets.push(on_best.best_of(all_lanes(SET)).over(TRANSACTION));
-        let server = of("per-message handler, best lanes, over (c) at 16 clients", String::new(), BeAtLeast(c));
-        targets.push(server.best_of(all_lanes(EACH)).over(PGBENCH_16));
+        let server = of("per-message handler, best of all, over (c) at 16 clients", String::new(), BeAtLeast(c));
+        targets.push(server.best_of(all_lanes(EACH).into_iter().chain([PIPELINED.to_owned()])).over(PGBENCH_16));
         targets.push(of("batch 1 over (b) on a pool", ONE_BY_ONE.to_owned(), BeAtLeast(0.95)).over(TEXTBOOK));
+        let other_store = of("the same on tokio-postgres", ONE_BY_ONE_TOKIO.to_owned(), BeAtLeast(0.95));
+        targets.push(other_store.over(TEXTBOOK));
     }
     for (table, each, set) in [("network-insert-1", 2.2, 60.0), ("network-purchase-1", 1.6, 80.0)] {
         let of = |what, line, must| Target::new(what, "network-1ms", table, line, must).over(network::BY_HAND);
@@ -122,6 +127,8 @@ fn others() -> impl IntoIterator<Item = Target> {
             BeAtMost(1.2),
         )
         .over(latency::TEXTBOOK),
+        Target::new("the same on tokio-postgres", "latency", "latency-p99", latency::ON_TOKIO_POSTGRES, BeAtMost(1.2))
+            .over(latency::TEXTBOOK),
         Target::new(
             "one hot row at 4 lanes: % of calls that ran in vain",
             "hot-row",

@@ -27,7 +27,7 @@ fn for_broker(page: &str, broker: &str) -> String {
 
 #[tokio::test]
 async fn the_page_works_on_rabbitmq_from_its_first_command_to_its_last() {
-    works_on("RabbitMQ", "the last start of ").await;
+    works_on("RabbitMQ", "rabbitmqctl list_queues").await;
 }
 
 #[tokio::test]
@@ -40,7 +40,7 @@ async fn the_page_works_on_sqs_from_its_first_command_to_its_last() {
     works_on("SQS", "aws sqs get-queue-attributes").await;
 }
 
-/// `heard` is what `idem doctor` says of the broker; ElasticMQ does not tell for how long it keeps messages.
+/// `heard` is what `idem doctor` says of the broker. Only Kafka tells here for how long it may deliver again.
 async fn works_on(broker: &str, heard: &str) {
     let name = format!("getting_started_{:08x}", fastrand::u32(..));
     let whole = programs::read("docs/guide/getting-started.md");

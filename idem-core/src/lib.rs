@@ -44,8 +44,9 @@ pub use self::{
     retry::RetryPolicy,
     source::{Assignment, Attached, Delivery, Received, Revocation, Settled, Source, SourceCapabilities},
     store::{
-        AuditEntry, Bookkeeping, Claim, Claimed, Control, ControlState, HashRuleId, Recorded, Registered, Registration,
-        Retention, RunId, ScopeId, Store, StoreCapabilities, Tx, UnitOfWork, UnitOptions, boxed,
+        AuditEntry, Bookkeeping, Claim, Claimed, Control, ControlState, HORIZON_HEARD, HashRuleId, Recorded,
+        Registered, Registration, Retention, RunId, ScopeId, Store, StoreCapabilities, Tx, UnitOfWork, UnitOptions,
+        boxed,
     },
     worker::{Incident, IncidentKind, Load, Pause, Summary, Worker, WorkerBuilder, WorkerError, WorkerView},
 };

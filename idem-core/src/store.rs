@@ -362,6 +362,10 @@ pub enum ControlState {
     Halted,
 }
 
+/// Begins the line, in the details of an [`AuditEntry`] `start`, that goes on with the broker's redelivery horizon in
+/// seconds: `idem doctor` reads what workers wrote.
+pub const HORIZON_HEARD: &str = "the broker may deliver again for ";
+
 /// One line of the audit trail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditEntry {

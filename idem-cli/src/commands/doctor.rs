@@ -1,6 +1,6 @@
 //! `idem doctor`.
 
-use idem_core::{Bookkeeping as _, StoreError};
+use idem_core::{Bookkeeping as _, HORIZON_HEARD, StoreError};
 use idem_schema::RECORD_BYTES;
 
 use crate::{
@@ -19,10 +19,10 @@ LEFT JOIN LATERAL (SELECT at, details FROM {schema}.audit WHERE consumer = c.id 
     AS start ON true";
 
 /// For how many seconds the broker may deliver again, by the line that a worker leaves.
-const HORIZON: &str = "substring(start.details FROM 'the broker may deliver again for ([0-9]+) s')::int8";
+const HORIZON: &str = "substring(start.details FROM '{heard}([0-9]+) s')::int8";
 
 fn with_last_start(statement: &str) -> String {
-    statement.replace("{last_start}", LAST_START).replace("{horizon}", HORIZON)
+    statement.replace("{last_start}", LAST_START).replace("{horizon}", HORIZON).replace("{heard}", HORIZON_HEARD)
 }
 
 /// What the tables come to if everything goes on as in the last hour.

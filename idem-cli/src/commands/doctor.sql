@@ -56,7 +56,7 @@ UNION ALL
 SELECT 'warning', format('the last start of %s, at %s, said: %s', c.name, start.at, said),
     'Mend it at the broker or in the workers'' settings; their next start says whether it is gone'
 FROM {schema}.consumers AS c {last_start} CROSS JOIN LATERAL regexp_split_to_table(start.details, E'\n') AS said
-WHERE said <> '' AND said NOT LIKE 'the broker may deliver again for %'
+WHERE said <> '' AND said NOT LIKE '{heard}%'
 UNION ALL
 SELECT 'notice', format('%s is %s since %s by %s: %s', c.name, o.state, o.at, o.by, o.reason),
     format('Run idem consumers resume %s once the reason is gone', c.name)

@@ -12,11 +12,8 @@ use crate::{
     error::{ErrorClass, SourceError, StoreError},
     retry::RetryPolicy,
     source::{Attached, Source},
-    store::{AuditEntry, Registered, Retention, Store},
+    store::{AuditEntry, HORIZON_HEARD, Registered, Retention, Store},
 };
-
-/// What stands before the redelivery horizon, in seconds, in the audit trail's line of a start; `idem doctor` reads it.
-const HORIZON: &str = "the broker may deliver again for ";
 
 impl<S: Store, B: Source> Worker<S, B> {
     /// Attaches to the broker and registers with the store, waiting for what cannot be reached. `None` where the stop
@@ -87,7 +84,7 @@ impl<S: Store, B: Source> Worker<S, B> {
 
     /// Writes down what the broker said of itself, for `idem doctor`, which knows no broker.
     async fn note_start(&self, attached: &Attached, registered: &Registered) -> Result<(), StoreError> {
-        let horizon = attached.redelivery_horizon.map(|time| format!("{HORIZON}{} s", time.as_secs()));
+        let horizon = attached.redelivery_horizon.map(|time| format!("{HORIZON_HEARD}{} s", time.as_secs()));
         let lines: Vec<&str> = horizon.iter().chain(&attached.warnings).map(String::as_str).collect();
         let entry = AuditEntry {
             who: format!("run {}", registered.run),

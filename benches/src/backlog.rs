@@ -24,13 +24,16 @@ pub(crate) struct Backlog {
     make: Make,
     size: usize,
     handed_over: Mutex<usize>,
+    /// What making the messages took, which is the broker's part.
+    making: Mutex<Duration>,
     settled: AtomicUsize,
     done: watch::Sender<bool>,
 }
 
 impl Backlog {
     pub(crate) fn new(size: usize, make: Make) -> Self {
-        Self { make, size, handed_over: Mutex::new(0), settled: AtomicUsize::new(0), done: watch::Sender::new(false) }
+        let (handed_over, making, settled) = (Mutex::new(0), Mutex::default(), AtomicUsize::new(0));
+        Self { make, size, handed_over, making, settled, done: watch::Sender::new(false) }
     }
 
     pub(crate) fn settled(&self) -> usize {
@@ -73,7 +76,10 @@ impl Source for Backlog {
             let (message, assignment) = ((self.make)(n), Assignment::default());
             Delivery { message, attempt: 1, redelivered: false, assignment, handle: () }
         };
-        Ok(Received::Deliveries(range.map(delivery).collect()))
+        let begun = Instant::now();
+        let deliveries = range.map(delivery).collect();
+        *self.making.lock().unwrap_or_else(PoisonError::into_inner) += begun.elapsed();
+        Ok(Received::Deliveries(deliveries))
     }
 
     async fn settle(&self, settlements: Vec<((), Settle)>) -> Vec<Settled> {
@@ -97,7 +103,8 @@ impl Source for Backlog {
     async fn close(&self, _deadline: Duration) {}
 }
 
-/// Runs `messages` of `make` through a worker, with a cache of committed keys or without, and answers how long that took.
+/// Runs `messages` of `make` through a worker on this thread alone, with a cache of committed keys or without, and answers
+/// how long that took beside making them.
 pub(crate) async fn consume<S: Store>(
     consumer: DedupConsumer<S>,
     cache: Option<Duration>,
@@ -114,7 +121,7 @@ pub(crate) async fn consume<S: Store>(
     let started = Instant::now();
     let running = tokio::spawn(worker.run(stop.clone()));
     backlog.drained().await;
-    let took = started.elapsed();
+    let took = started.elapsed() - *backlog.making.lock().unwrap_or_else(PoisonError::into_inner);
     stop.cancel();
     running.await??;
     Ok(took)

@@ -20,7 +20,7 @@ async fn nothing(_: &Message, _: &mut Tx<'_, NullStore>) -> Result<(), HandlerEr
     Ok(())
 }
 
-/// Making it is the broker's part, so what it allocates is not counted.
+/// Making it is the broker's part, so what it allocates is not counted, nor how long it takes.
 fn message(n: usize) -> Message {
     let mut message = None;
     allocation_counter::opt_out(|| {

@@ -238,6 +238,12 @@ pub(crate) struct Identity {
 /// `Debug` prints sizes and a prefix of the payload's SHA-256, never the payload or a header's value (S4).
 #[derive(Clone, PartialEq, Eq)]
 pub struct Message {
+    /// Boxed, because a message changes hands a dozen times on its way through a worker.
+    parts: Box<Parts>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+struct Parts {
     payload: Option<Bytes>,
     headers: Headers,
     id: Option<Box<str>>,
@@ -262,7 +268,7 @@ impl Message {
     }
 
     fn from_parts(payload: Option<Bytes>) -> Self {
-        Self {
+        let parts = Parts {
             payload,
             headers: Headers::default(),
             id: None,
@@ -272,144 +278,147 @@ impl Message {
             origin: Origin::new(""),
             sent_at: None,
             identity: None,
-        }
+        };
+        Self { parts: Box::new(parts) }
     }
 
     /// Appends a header.
     #[must_use]
     pub fn with_header(mut self, name: &str, value: impl Into<Bytes>) -> Self {
-        self.headers.push(name, Some(value.into()));
+        self.parts.headers.push(name, Some(value.into()));
         self
     }
 
     /// Replaces all headers.
     #[must_use]
     pub fn with_headers(mut self, headers: Headers) -> Self {
-        self.headers = headers;
+        self.parts.headers = headers;
         self
     }
 
     /// Sets the broker's or the producer's message id, which is no idempotency key unless a consumer asks for it.
     #[must_use]
     pub fn with_id(mut self, id: &str) -> Self {
-        self.id = Some(id.into());
+        self.parts.id = Some(id.into());
         self
     }
 
     /// Sets the broker's record key (Kafka).
     #[must_use]
     pub fn with_record_key(mut self, key: impl Into<Bytes>) -> Self {
-        self.record_key = Some(key.into());
+        self.parts.record_key = Some(key.into());
         self
     }
 
     /// Sets the type by which a [`Router`](crate::Router) picks a handler.
     #[must_use]
     pub fn with_type(mut self, message_type: &str) -> Self {
-        self.message_type = Some(message_type.into());
+        self.parts.message_type = Some(message_type.into());
         self
     }
 
     /// Sets the key whose messages stay in order.
     #[must_use]
     pub fn with_ordering_key(mut self, key: OrderingKey) -> Self {
-        self.ordering_key = Some(key);
+        self.parts.ordering_key = Some(key);
         self
     }
 
     /// Sets where the message came from.
     #[must_use]
     pub fn with_origin(mut self, origin: Origin) -> Self {
-        self.origin = origin;
+        self.parts.origin = origin;
         self
     }
 
     /// Sets when the broker took the message in.
     #[must_use]
     pub fn with_sent_at(mut self, at: SystemTime) -> Self {
-        self.sent_at = Some(at);
+        self.parts.sent_at = Some(at);
         self
     }
 
     pub(crate) fn with_identity(mut self, identity: Identity) -> Self {
-        self.identity = Some(identity);
+        self.parts.identity = Some(identity);
         self
     }
 
     /// Hides the key from those who see the message's origin, where keys are hidden; `None` where no key was found.
     pub(crate) fn hide(&mut self, key: Option<&IdempotencyKey>) {
-        if let Cow::Owned(shown) = in_text(&self.origin.text, self.id.as_deref(), key) {
-            self.origin.shown = Some(shown.into());
+        if let Cow::Owned(shown) = in_text(&self.parts.origin.text, self.parts.id.as_deref(), key) {
+            self.parts.origin.shown = Some(shown.into());
         }
     }
 
     /// The message id for people, escaped.
     pub(crate) fn shown_id(&self) -> Option<String> {
-        let id = self.id.as_deref()?;
+        let id = self.parts.id.as_deref()?;
         Some(in_text(id, Some(id), self.key()).escape_debug().to_string())
     }
 
     /// The payload's bytes; `None` for a tombstone.
     #[must_use]
     pub fn payload(&self) -> Option<&Bytes> {
-        self.payload.as_ref()
+        self.parts.payload.as_ref()
     }
 
     /// The headers.
     #[must_use]
     pub fn headers(&self) -> &Headers {
-        &self.headers
+        &self.parts.headers
     }
 
     /// The message id, where the broker or the producer gave one.
     #[must_use]
     pub fn id(&self) -> Option<&str> {
-        self.id.as_deref()
+        self.parts.id.as_deref()
     }
 
     /// The broker's record key.
     #[must_use]
     pub fn record_key(&self) -> Option<&Bytes> {
-        self.record_key.as_ref()
+        self.parts.record_key.as_ref()
     }
 
     /// The type: the one that was set, else the `type` attribute of a CloudEvent in binary mode.
     #[must_use]
     pub fn message_type(&self) -> Option<&str> {
-        self.message_type.as_deref().or_else(|| {
-            ["ce_type", "ce-type", "cloudEvents_type", "cloudEvents:type"].iter().find_map(|n| self.headers.text(n))
+        self.parts.message_type.as_deref().or_else(|| {
+            ["ce_type", "ce-type", "cloudEvents_type", "cloudEvents:type"]
+                .iter()
+                .find_map(|n| self.parts.headers.text(n))
         })
     }
 
     /// The key whose messages stay in order; `None` where the broker promises no order.
     #[must_use]
     pub fn ordering_key(&self) -> Option<&OrderingKey> {
-        self.ordering_key.as_ref()
+        self.parts.ordering_key.as_ref()
     }
 
     /// Where the message came from.
     #[must_use]
     pub fn origin(&self) -> &Origin {
-        &self.origin
+        &self.parts.origin
     }
 
     /// When the broker took the message in, where it says so.
     #[must_use]
     pub fn sent_at(&self) -> Option<SystemTime> {
-        self.sent_at
+        self.parts.sent_at
     }
 
     /// The idempotency key under which this message is handled; `None` before a consumer has taken it, and for a type
     /// that opted out of protection.
     #[must_use]
     pub fn key(&self) -> Option<&IdempotencyKey> {
-        self.identity.as_ref()?.key.as_ref()
+        self.parts.identity.as_ref()?.key.as_ref()
     }
 
     /// The tenant under which this message is handled; `None` before a consumer has taken it.
     #[must_use]
     pub fn tenant(&self) -> Option<&Tenant> {
-        self.identity.as_ref().map(|identity| &identity.tenant)
+        self.parts.identity.as_ref().map(|identity| &identity.tenant)
     }
 
     /// Decodes the payload as JSON.
@@ -418,8 +427,11 @@ impl Message {
     /// [`DecodePayloadError`] where there is no payload, it is no JSON of this shape, or it is nested deeper than 64
     /// levels (S10). The engine dead-letters such a message as `malformed`, also where the error was wrapped.
     pub fn json<'a, T: Deserialize<'a>>(&'a self) -> Result<T, DecodePayloadError> {
-        let payload =
-            self.payload.as_deref().ok_or_else(|| DecodePayloadError::new("there is no payload (a tombstone)"))?;
+        let payload = self
+            .parts
+            .payload
+            .as_deref()
+            .ok_or_else(|| DecodePayloadError::new("there is no payload (a tombstone)"))?;
         if json::deeper_than_max(payload) {
             return Err(DecodePayloadError::new("it is nested deeper than 64 levels"));
         }
@@ -441,12 +453,12 @@ impl Message {
         };
         part(b"idem:derived-key:v1");
         part(self.tenant().map_or("", Tenant::as_str).as_bytes());
-        part(self.identity.as_ref().map_or("", |identity| identity.consumer.as_str()).as_bytes());
+        part(self.parts.identity.as_ref().map_or("", |identity| identity.consumer.as_str()).as_bytes());
         match self.key() {
             Some(key) => part(key.as_str().as_bytes()),
             None => {
                 part(b"");
-                part(self.origin.as_str().as_bytes());
+                part(self.parts.origin.as_str().as_bytes());
             }
         }
         part(label.as_bytes());
@@ -459,22 +471,22 @@ impl Message {
     /// How many bytes of memory the payload, headers and keys take, by which what is in flight is bounded.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.payload.as_ref().map_or(0, Bytes::len)
-            + self.headers.bytes()
-            + self.record_key.as_ref().map_or(0, Bytes::len)
-            + size_of::<Self>()
+        self.parts.payload.as_ref().map_or(0, Bytes::len)
+            + self.parts.headers.bytes()
+            + self.parts.record_key.as_ref().map_or(0, Bytes::len)
+            + size_of::<Parts>()
     }
 
-    /// How long ago the broker took the message in, seen from `now`.
-    pub(crate) fn age(&self, now: SystemTime) -> Option<Duration> {
-        now.duration_since(self.sent_at?).ok()
+    /// How long ago the broker took the message in, seen from `now`, which is asked only where that is known.
+    pub(crate) fn age(&self, now: impl FnOnce() -> SystemTime) -> Option<Duration> {
+        self.parts.sent_at.and_then(|sent_at| now().duration_since(sent_at).ok())
     }
 }
 
 impl fmt::Debug for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut out = f.debug_struct("Message");
-        match &self.payload {
+        match &self.parts.payload {
             None => out.field("payload", &"none"),
             Some(payload) => {
                 let digest: [u8; 32] = Sha256::digest(payload).into();
@@ -482,10 +494,10 @@ impl fmt::Debug for Message {
                 out.field("payload", &format_args!("{} bytes, sha256 {prefix:08x}…", payload.len()))
             }
         };
-        out.field("headers", &self.headers)
+        out.field("headers", &self.parts.headers)
             .field("id", &self.shown_id())
-            .field("type", &self.message_type)
-            .field("origin", &self.origin)
+            .field("type", &self.parts.message_type)
+            .field("origin", &self.parts.origin)
             .field("key", &self.key())
             .finish_non_exhaustive()
     }

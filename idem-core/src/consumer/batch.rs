@@ -3,7 +3,7 @@
 use std::{borrow::Borrow, collections::HashMap};
 
 use super::Item;
-use crate::store::{Claim, ScopeId};
+use crate::store::ScopeId;
 
 /// The messages of a unit, folded. Indexes are those of the messages.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,9 +30,9 @@ pub(crate) fn fold<J: Borrow<Item>>(items: &[J]) -> Fold {
             Some(leader)
         })
         .collect();
-    let key =
-        |index: &usize| items[*index].borrow().claim.as_ref().map(|claim: &Claim| (claim.scope, claim.key.clone()));
-    claims.sort_by_cached_key(key);
+    claims.sort_by_cached_key(|index: &usize| {
+        items[*index].borrow().claim.as_ref().map(|claim| (claim.scope, claim.key.as_str()))
+    });
     Fold { leader, claims }
 }
 

@@ -56,7 +56,8 @@ impl<S: Store> Inner<S> {
             },
         };
         let identity = |key| Identity { tenant: tenant.clone(), consumer: self.name.clone(), key };
-        if message.message_type().is_some_and(|message_type| self.unprotected.contains(message_type)) {
+        let is_unprotected = |message_type| self.unprotected.contains(message_type);
+        if !self.unprotected.is_empty() && message.message_type().is_some_and(is_unprotected) {
             return Ok(Item { message: message.with_identity(identity(None)), claim: None });
         }
         let key = match key.map_or_else(|| self.key(&message), Ok) {
@@ -93,8 +94,11 @@ impl<S: Store> Inner<S> {
     }
 
     async fn interned(&self, tenant: &crate::Tenant) -> Result<(crate::ScopeId, crate::HashRuleId), crate::StoreError> {
-        let scope = self.scope(tenant).await?;
         let registered = self.register(None).await?;
+        let scope = match &self.tenants {
+            Tenants::One(_) => registered.scope,
+            Tenants::Of(_) => self.scope(tenant).await?,
+        };
         let rule = registered.hash_rules.first().copied().ok_or(crate::StoreError::Unsupported {
             what: "intern hash rules: it answered with none, which breaks the contract of Bookkeeping::register",
         })?;

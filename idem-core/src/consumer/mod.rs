@@ -225,11 +225,7 @@ impl<S: Store> Inner<S> {
         if let Some(scope) = known {
             return Ok(scope);
         }
-        let registered = self.register(None).await?;
-        let scope = match &self.tenants {
-            Tenants::One(_) => registered.scope,
-            Tenants::Of(_) => self.store.scope(&self.name, tenant).await?,
-        };
+        let scope = self.store.scope(&self.name, tenant).await?;
         self.scopes.lock().unwrap_or_else(PoisonError::into_inner).insert(tenant.clone(), scope);
         Ok(scope)
     }

@@ -6,10 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::Instant,
-};
+use tokio::{sync::Semaphore, time::Instant};
 
 use crate::config::WorkerSettings;
 
@@ -18,8 +15,8 @@ use crate::config::WorkerSettings;
 pub(crate) struct Flight {
     count_max: usize,
     bytes_max: usize,
-    count: Arc<Semaphore>,
-    bytes: Arc<Semaphore>,
+    count: Semaphore,
+    bytes: Semaphore,
     /// When what is here came, one entry for everything that was received at once; of what is settled nothing is left.
     arrivals: Mutex<VecDeque<Weak<Instant>>>,
 }
@@ -27,9 +24,33 @@ pub(crate) struct Flight {
 /// The share of the limits that a message takes until it is settled.
 #[derive(Debug)]
 pub(crate) struct Permit {
-    _count: OwnedSemaphorePermit,
-    _bytes: OwnedSemaphorePermit,
-    _arrived: Arc<Instant>,
+    flight: Arc<Flight>,
+    /// Zero once it was given back.
+    bytes: u32,
+    arrived: Arc<Instant>,
+}
+
+impl Permit {
+    /// When the message was received.
+    pub(crate) fn arrived(&self) -> Instant {
+        *self.arrived
+    }
+
+    /// Gives back the shares of messages that were settled together.
+    pub(crate) fn end(mut permits: Vec<Self>) {
+        let bytes = permits.iter_mut().map(|permit| std::mem::take(&mut permit.bytes) as usize).sum();
+        if let Some(first) = permits.first() {
+            first.flight.free(permits.len(), bytes);
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.flight.free(1, self.bytes as usize);
+        }
+    }
 }
 
 impl Flight {
@@ -37,8 +58,8 @@ impl Flight {
         Self {
             count_max: settings.in_flight,
             bytes_max: settings.in_flight_bytes,
-            count: Arc::new(Semaphore::new(settings.in_flight)),
-            bytes: Arc::new(Semaphore::new(settings.in_flight_bytes)),
+            count: Semaphore::new(settings.in_flight),
+            bytes: Semaphore::new(settings.in_flight_bytes),
             arrivals: Mutex::default(),
         }
     }
@@ -65,21 +86,30 @@ impl Flight {
     }
 
     /// The share of a message of this size, if there is room for it now. One that is larger than the whole takes the whole.
-    pub(crate) fn try_permit(&self, bytes: usize, arrived: &Arc<Instant>) -> Option<Permit> {
-        let count = Arc::clone(&self.count).try_acquire_owned().ok()?;
-        let bytes = Arc::clone(&self.bytes).try_acquire_many_owned(self.share(bytes)).ok()?;
-        Some(Permit { _count: count, _bytes: bytes, _arrived: Arc::clone(arrived) })
+    pub(crate) fn try_permit(self: &Arc<Self>, bytes: usize, arrived: &Arc<Instant>) -> Option<Permit> {
+        let bytes = self.share(bytes);
+        let count = self.count.try_acquire().ok()?;
+        self.bytes.try_acquire_many(bytes).ok()?.forget();
+        count.forget();
+        Some(Permit { flight: Arc::clone(self), bytes, arrived: Arc::clone(arrived) })
     }
 
     /// The same, waited for.
-    pub(crate) async fn permit(&self, bytes: usize, arrived: &Arc<Instant>) -> Option<Permit> {
-        let count = Arc::clone(&self.count).acquire_owned().await.ok()?;
-        let bytes = Arc::clone(&self.bytes).acquire_many_owned(self.share(bytes)).await.ok()?;
-        Some(Permit { _count: count, _bytes: bytes, _arrived: Arc::clone(arrived) })
+    pub(crate) async fn permit(self: &Arc<Self>, bytes: usize, arrived: &Arc<Instant>) -> Option<Permit> {
+        let bytes = self.share(bytes);
+        let count = self.count.acquire().await.ok()?;
+        self.bytes.acquire_many(bytes).await.ok()?.forget();
+        count.forget();
+        Some(Permit { flight: Arc::clone(self), bytes, arrived: Arc::clone(arrived) })
     }
 
     fn share(&self, bytes: usize) -> u32 {
-        u32::try_from(bytes.min(self.bytes_max)).unwrap_or(u32::MAX)
+        u32::try_from(bytes.clamp(1, self.bytes_max)).unwrap_or(u32::MAX)
+    }
+
+    fn free(&self, messages: usize, bytes: usize) {
+        self.count.add_permits(messages);
+        self.bytes.add_permits(bytes);
     }
 
     /// Messages received and not settled.
@@ -108,7 +138,7 @@ mod tests {
 
     #[test]
     fn j11_the_oldest_that_is_not_settled_is_known_however_much_came_after_it() {
-        let flight = Flight::new(&WorkerSettings::default());
+        let flight = Arc::new(Flight::new(&WorkerSettings::default()));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(flight.oldest(at(0)), None);

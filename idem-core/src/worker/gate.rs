@@ -151,17 +151,24 @@ impl Gate {
         self.state.send_modify(|state| state.lanes_down = state.lanes_down.saturating_sub(1));
     }
 
-    /// Notes how a fresh message ended. Answers whether this opened the breaker.
-    pub(crate) fn note(&self, dead_lettered: bool) -> bool {
-        self.breaker().note(dead_lettered)
+    /// A fresh message became a dead letter. Answers whether this opened the breaker.
+    pub(crate) fn fresh_failed(&self) -> bool {
+        self.breaker().note(true)
+    }
+
+    /// A fresh message was handled, which closes the breaker. Answers whether it was open.
+    pub(crate) fn fresh_succeeded(&self) -> bool {
+        let mut breaker = self.breaker();
+        let was_open = breaker.is_open();
+        if was_open {
+            breaker.close();
+        }
+        breaker.note(false);
+        was_open
     }
 
     pub(crate) fn breaker_is_open(&self) -> bool {
         self.breaker().is_open()
-    }
-
-    pub(crate) fn close_breaker(&self) {
-        self.breaker().close();
     }
 
     /// Waits for a turn: at once while the breaker is closed, else once a second over all lanes.

@@ -11,9 +11,10 @@ use tracing::Instrument as _;
 use super::{
     Shared, WorkerError,
     flight::Permit,
-    job::{Dead, HoldKey, Job, Origination},
+    job::{Dead, Job, Origination},
     lane::Command,
     recent::IncidentKind,
+    settler::Answers,
 };
 use crate::{
     config::OlderThanRetention,
@@ -33,26 +34,36 @@ use crate::{
 /// The most messages that are asked for at once.
 const AT_ONCE: usize = 1_000;
 
-pub(crate) type Lanes<H> = Vec<mpsc::UnboundedSender<Command<H>>>;
+/// So many messages are handed over before more are admitted, so that lanes work while intake does.
+const TOGETHER: usize = 100;
+
+type ToLane<H> = mpsc::UnboundedSender<Command<H>>;
+
+pub(crate) type Lanes<H> = Vec<ToLane<H>>;
 
 pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: Lanes<B::Handle>) {
     let mut failures = 0;
     // Received, and waiting for their share of what may be in flight.
     let mut waiting = VecDeque::<(Delivery<B::Handle>, Arc<Instant>)>::new();
+    let mut admitted = Admitted::new(lanes.len());
     loop {
         let try_permit = |first: &(Delivery<_>, _)| shared.flight.try_permit(first.0.message.bytes(), &first.1);
         while let Some(permit) = waiting.front().and_then(try_permit) {
             if let Some((delivery, _)) = waiting.pop_front() {
-                admit(&shared, &lanes, delivery, Some(permit)).await;
+                admit(&shared, &mut admitted, delivery, Some(permit)).await;
+            }
+            if admitted.messages >= TOGETHER {
+                admitted.hand_over(&shared, &lanes);
             }
         }
+        admitted.hand_over(&shared, &lanes);
         // A revocation is read also while nothing else can be taken in.
         let received = if let Some((first, arrived)) = waiting.front() {
             tokio::select! {
                 biased;
                 permit = permit(&shared, first.message.bytes(), arrived) => {
                     if let Some((delivery, _)) = waiting.pop_front() {
-                        admit(&shared, &lanes, delivery, permit).await;
+                        admit(&shared, &mut admitted, delivery, permit).await;
                     }
                     continue;
                 }
@@ -136,9 +147,41 @@ async fn room<S: Store, B: Source>(shared: &Shared<S, B>) -> usize {
     }
 }
 
+/// What was taken in and is handed over together: to each lane its messages, to the settler the duplicates.
+struct Admitted<H> {
+    messages: usize,
+    of_lane: Vec<Vec<Job<H>>>,
+    duplicates: Answers<H>,
+}
+
+impl<H: Send + 'static> Admitted<H> {
+    fn new(lanes: usize) -> Self {
+        Self { messages: 0, of_lane: (0..lanes).map(|_| Vec::new()).collect(), duplicates: Answers::default() }
+    }
+
+    fn push(&mut self, job: Job<H>) {
+        let lane = job.lane(self.of_lane.len());
+        self.of_lane[lane].push(job);
+        self.messages += 1;
+    }
+
+    fn skip(&mut self, handle: H, durable: Durable, permit: Option<Permit>) {
+        self.duplicates.push(handle, Settle::Acknowledge(durable), permit);
+        self.messages += 1;
+    }
+
+    fn hand_over<S: Store, B: Source<Handle = H>>(&mut self, shared: &Shared<S, B>, lanes: &Lanes<H>) {
+        self.messages = 0;
+        shared.settle_all(std::mem::take(&mut self.duplicates));
+        for (jobs, lane) in self.of_lane.iter_mut().zip(lanes).filter(|(jobs, _)| !jobs.is_empty()) {
+            hand_over(shared, lane, std::mem::take(jobs));
+        }
+    }
+}
+
 async fn admit<S: Store, B: Source>(
     shared: &Arc<Shared<S, B>>,
-    lanes: &Lanes<B::Handle>,
+    admitted: &mut Admitted<B::Handle>,
     delivery: Delivery<B::Handle>,
     permit: Option<Permit>,
 ) {
@@ -151,14 +194,14 @@ async fn admit<S: Store, B: Source>(
         shared.skipped(&job, &recorded, false);
         shared.stats.cache_hits.add(1);
         if let Origination::Broker(handle) = job.from {
-            shared.settle(handle, Settle::Acknowledge(durable), job.permit);
+            admitted.skip(handle, durable, job.permit);
         }
         return;
     }
     job.suspect = redelivered;
     job.dangerous = redelivered;
     in_doubt(shared, &mut job).await;
-    hand_over(shared, lanes, job);
+    admitted.push(job);
 }
 
 /// That a message is a duplicate of a key that is known committed: it needs neither a lane nor the database.
@@ -194,7 +237,7 @@ pub(super) async fn identify<S: Store, B: Source>(
         let Rejected { message: back, key, failure } = rejected;
         if failure.class == ErrorClass::Permanent {
             let mut job = Job::new(Item { message: back, claim: None }, from, assignment, permit);
-            job.dead = Some(malformed(failure, key));
+            job.dead = Some(Box::new(malformed(failure, key)));
             return Some(job);
         }
         if failure.class == ErrorClass::Fatal {
@@ -221,7 +264,7 @@ fn malformed(failure: Failure, key: Option<IdempotencyKey>) -> Dead {
 /// A message that is older than its record would be kept may have been handled before, and nobody can tell.
 async fn in_doubt<S: Store, B: Source>(shared: &Shared<S, B>, job: &mut Job<B::Handle>) {
     let Retention::For(retention) = shared.consumer.settings.retention else { return };
-    let old = job.item.message.age(shared.consumer.clock.now()).is_some_and(|age| age > retention);
+    let old = job.item.message.age(|| shared.consumer.clock.now()).is_some_and(|age| age > retention);
     let Some(claim) = job.item.claim.as_ref().filter(|_| old) else { return };
     let text = format!("the message is older than the retention of {retention:?}, so its record may be gone");
     match shared.settings.older_than_retention {
@@ -233,7 +276,8 @@ async fn in_doubt<S: Store, B: Source>(shared: &Shared<S, B>, job: &mut Job<B::H
         }
         OlderThanRetention::DeadLetter => {
             let (key, hash) = (Some(claim.key.clone()), Some((claim.hash, claim.hash_rule)));
-            job.dead = Some(Dead { reason: Reason::OlderThanRetention, text, key, hash, fresh: false });
+            let reason = Reason::OlderThanRetention;
+            job.dead = Some(Box::new(Dead { reason, text, key, hash, fresh: false }));
         }
         OlderThanRetention::Halt => {
             let who = format!("run {}", shared.run);
@@ -246,12 +290,17 @@ async fn in_doubt<S: Store, B: Source>(shared: &Shared<S, B>, job: &mut Job<B::H
     }
 }
 
-pub(super) fn hand_over<S: Store, B: Source>(shared: &Shared<S, B>, lanes: &Lanes<B::Handle>, job: Job<B::Handle>) {
-    let lane = HoldKey::lane(&job.hold_key, lanes.len());
-    if let Err(mpsc::error::SendError(Command::Job(job))) = lanes[lane].send(Command::Job(job)) {
+fn hand_over<S: Store, B: Source>(shared: &Shared<S, B>, lane: &ToLane<B::Handle>, jobs: Vec<Job<B::Handle>>) {
+    if let Err(mpsc::error::SendError(Command::Jobs(jobs))) = lane.send(Command::Jobs(jobs)) {
         // The lane has stopped.
-        shared.release(job, Duration::ZERO);
+        jobs.into_iter().for_each(|job| shared.release(job, Duration::ZERO));
     }
+}
+
+/// Hands one message to its lane.
+pub(super) fn hand_over_one<S: Store, B: Source>(shared: &Shared<S, B>, lanes: &Lanes<B::Handle>, job: Job<B::Handle>) {
+    let lane = job.lane(lanes.len());
+    hand_over(shared, &lanes[lane], vec![job]);
 }
 
 /// Assignments end. Where they are still held, the broker waits until what must be finished is, see

@@ -28,19 +28,12 @@ pub(crate) enum HoldKey {
 }
 
 impl HoldKey {
-    fn of(item: &Item) -> Self {
+    pub(crate) fn of(item: &Item) -> Self {
         match (item.message.ordering_key(), &item.claim) {
             (Some(order), _) => Self::Order(order.clone()),
             (None, Some(claim)) => Self::Key(claim.scope, claim.key.clone()),
             (None, None) => Self::Itself(item.message.origin().clone()),
         }
-    }
-
-    /// The lane, out of `lanes`, that serves this key.
-    pub(crate) fn lane(&self, lanes: usize) -> usize {
-        let mut hasher = DefaultHasher::new();
-        self.hash(&mut hasher);
-        usize::try_from(hasher.finish() % lanes.max(1) as u64).unwrap_or(0)
     }
 }
 
@@ -65,7 +58,6 @@ pub(crate) struct Dead {
 #[derive(Debug)]
 pub(crate) struct Job<H> {
     pub(crate) item: Item,
-    pub(crate) hold_key: HoldKey,
     pub(crate) from: Origination<H>,
     pub(crate) assignment: Assignment,
     /// Whether the broker says that it may have delivered this message before.
@@ -84,7 +76,8 @@ pub(crate) struct Job<H> {
     pub(crate) counted: bool,
     /// Waits in a row that are nobody's fault and charge nothing.
     pub(crate) waits: u32,
-    pub(crate) dead: Option<Dead>,
+    /// Boxed, because nearly every message is a good one.
+    pub(crate) dead: Option<Box<Dead>>,
     pub(crate) received_at: Instant,
     /// `None` for a replay, of which only a few are taken at a time.
     pub(crate) permit: Option<Permit>,
@@ -93,7 +86,6 @@ pub(crate) struct Job<H> {
 impl<H> Job<H> {
     pub(crate) fn new(item: Item, from: Origination<H>, assignment: Assignment, permit: Option<Permit>) -> Self {
         Self {
-            hold_key: HoldKey::of(&item),
             item,
             from,
             assignment,
@@ -106,9 +98,19 @@ impl<H> Job<H> {
             counted: false,
             waits: 0,
             dead: None,
-            received_at: Instant::now(),
+            received_at: permit.as_ref().map_or_else(Instant::now, Permit::arrived),
             permit,
         }
+    }
+
+    /// The lane, out of `lanes`, that serves it.
+    pub(crate) fn lane(&self, lanes: usize) -> usize {
+        if lanes == 1 {
+            return 0;
+        }
+        let mut hasher = DefaultHasher::new();
+        HoldKey::of(&self.item).hash(&mut hasher);
+        usize::try_from(hasher.finish() % lanes.max(1) as u64).unwrap_or(0)
     }
 
     pub(crate) fn is_replay(&self) -> bool {

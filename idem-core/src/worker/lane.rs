@@ -27,9 +27,8 @@ use crate::{
 const PROBE_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant, reason = "a box would cost every message an allocation, and revocations are rare")]
 pub(crate) enum Command<H> {
-    Job(Job<H>),
+    Jobs(Vec<Job<H>>),
     /// Finish what runs, and begin nothing before the next command; assignments are about to end.
     Rest(oneshot::Sender<()>),
     /// These assignments end, and are still held: finish what holds settled messages back, and give back the rest.
@@ -57,6 +56,8 @@ pub(crate) struct Lane<S: Store, B: Source> {
     /// Units in a row that others got in the way of.
     pub(super) again: u32,
     pub(super) batch: BatchSize,
+    /// The last full unit was nothing but duplicates, so the next may be too.
+    pub(super) duplicates: bool,
     /// Nothing is begun before the next command.
     resting: bool,
     pub(super) parting: Option<Parting>,
@@ -89,6 +90,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             down: 0,
             again: 0,
             batch,
+            duplicates: false,
             resting: false,
             parting: None,
             _present: present,
@@ -156,6 +158,8 @@ impl<S: Store, B: Source> Lane<S, B> {
     pub(super) async fn step(&mut self, next: Next<Job<B::Handle>>, probing: bool) -> bool {
         match next {
             Next::Nothing => return false,
+            // A look-up takes half of what a claim takes that finds every key taken.
+            Next::Together(jobs) if self.duplicates => self.look(jobs).await,
             Next::Together(jobs) => self.together(jobs).await,
             Next::Look(jobs) if probing => {
                 for job in jobs {
@@ -210,12 +214,13 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     fn accept(&mut self, command: Command<B::Handle>) {
         match command {
-            Command::Job(job) => {
-                if job.assignment > self.newest {
-                    self.newest = job.assignment;
+            Command::Jobs(jobs) => {
+                let newest = jobs.iter().map(|job| job.assignment).max().unwrap_or_default();
+                if newest > self.newest {
+                    self.newest = newest;
                     self.probation = self.batch.max;
                 }
-                self.queue.push(job);
+                self.queue.push(jobs);
             }
             Command::Rest(resting) => {
                 self.resting = true;
@@ -258,11 +263,9 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     pub(super) fn fresh_succeeded(&mut self) {
         self.probation = self.probation.saturating_sub(1);
-        if self.shared.gate.breaker_is_open() {
-            self.shared.gate.close_breaker();
+        if self.shared.gate.fresh_succeeded() {
             tracing::info!(idem.consumer = %self.shared.consumer.name, "a probe went well; intake goes on");
         }
-        self.shared.gate.note(false);
     }
 }
 

@@ -8,7 +8,8 @@ use super::job::{HoldKey, Job};
 
 /// What the queue needs to know of a message.
 pub(crate) trait Queued {
-    fn hold_key(&self) -> &HoldKey;
+    /// What is held together with it. Asked for only where something is held, which is rare.
+    fn hold_key(&self) -> HoldKey;
     /// Whether it must run alone.
     fn alone(&self) -> bool;
     /// Whether a look-up should come before it runs alone.
@@ -16,8 +17,8 @@ pub(crate) trait Queued {
 }
 
 impl<H> Queued for Job<H> {
-    fn hold_key(&self) -> &HoldKey {
-        &self.hold_key
+    fn hold_key(&self) -> HoldKey {
+        HoldKey::of(&self.item)
     }
 
     fn alone(&self) -> bool {
@@ -57,8 +58,8 @@ impl<J: Queued> Queue<J> {
         Self { ready: VecDeque::new(), held: HashMap::new() }
     }
 
-    pub(crate) fn push(&mut self, job: J) {
-        self.ready.push_back(job);
+    pub(crate) fn push(&mut self, jobs: impl IntoIterator<Item = J>) {
+        self.ready.extend(jobs);
     }
 
     /// Puts jobs that were taken back to where they were, in their order.
@@ -69,7 +70,7 @@ impl<J: Queued> Queue<J> {
     /// Holds a job, and with it everything of its key, until an instant. Several of one take are held in their order:
     /// nothing else of the key can be held by then, because `take` leaves held keys alone.
     pub(crate) fn hold(&mut self, job: J, until: Instant) {
-        let held = self.held.entry(job.hold_key().clone()).or_insert_with(|| Held { until, jobs: VecDeque::new() });
+        let held = self.held.entry(job.hold_key()).or_insert_with(|| Held { until, jobs: VecDeque::new() });
         held.until = until;
         held.jobs.push_back(job);
     }
@@ -91,19 +92,20 @@ impl<J: Queued> Queue<J> {
 
     /// Takes what comes next: up to `max` jobs that may run together, or the first one that must run alone.
     pub(crate) fn take(&mut self, max: usize, all_alone: bool) -> Next<J> {
-        let (mut batch, mut passed, mut blocked) = (Vec::new(), Vec::new(), HashSet::new());
+        let (mut batch, mut passed, mut blocked) =
+            (Vec::with_capacity(max.min(self.ready.len())), Vec::new(), HashSet::new());
         while batch.len() < max {
             let Some(job) = self.ready.pop_front() else { break };
-            if let Some(held) = self.held.get_mut(job.hold_key()) {
+            if let Some(held) = self.held_with(&job) {
                 held.jobs.push_back(job);
             } else if job.alone() || all_alone {
                 if batch.is_empty() {
                     // Nothing was passed over yet: this one is first.
                     return self.alone(job, max, all_alone);
                 }
-                blocked.insert(job.hold_key().clone());
+                blocked.insert(job.hold_key());
                 passed.push(job);
-            } else if blocked.contains(job.hold_key()) {
+            } else if !blocked.is_empty() && blocked.contains(&job.hold_key()) {
                 passed.push(job);
             } else {
                 batch.push(job);
@@ -113,15 +115,24 @@ impl<J: Queued> Queue<J> {
         if batch.is_empty() { Next::Nothing } else { Next::Together(batch) }
     }
 
+    fn held_with(&mut self, job: &J) -> Option<&mut Held<J>> {
+        if self.held.is_empty() { None } else { self.held.get_mut(&job.hold_key()) }
+    }
+
+    fn is_held(&self, job: &J) -> bool {
+        !self.held.is_empty() && self.held.contains_key(&job.hold_key())
+    }
+
     fn alone(&mut self, job: J, max: usize, all_alone: bool) -> Next<J> {
         if !job.wants_look() {
             return Next::Alone(job);
         }
         let mut looks = vec![job];
         while looks.len() < max
-            && self.ready.front().is_some_and(|next| {
-                (next.alone() || all_alone) && next.wants_look() && !self.held.contains_key(next.hold_key())
-            })
+            && self
+                .ready
+                .front()
+                .is_some_and(|next| (next.alone() || all_alone) && next.wants_look() && !self.is_held(next))
         {
             looks.extend(self.ready.pop_front());
         }
@@ -130,7 +141,7 @@ impl<J: Queued> Queue<J> {
 
     /// Whether something that is not held is as `wanted` says.
     pub(crate) fn any_ready(&self, wanted: impl Fn(&J) -> bool) -> bool {
-        self.ready.iter().any(|job| !self.held.contains_key(job.hold_key()) && wanted(job))
+        self.ready.iter().any(|job| !self.is_held(job) && wanted(job))
     }
 
     /// Takes out what `unwanted` says, in order within each key.

@@ -44,7 +44,8 @@ impl<S: Store, B: Source> Lane<S, B> {
             End::Decided(decisions) => {
                 self.went_well();
                 self.batch.took(jobs.len(), begun.elapsed());
-                self.apply(jobs, decisions).await;
+                self.duplicates = jobs.len() == self.batch.max && decisions.iter().all(Decision::is_skipped);
+                self.apply(jobs.into_iter().zip(decisions)).await;
             }
             End::Isolate(culprits) => {
                 // Injected errors mean nothing here: nothing is under way.
@@ -95,10 +96,10 @@ impl<S: Store, B: Source> Lane<S, B> {
             Err(error) => return self.store_failed(jobs, error),
         };
         self.went_well();
-        let mut leaders = HashSet::new();
+        let (mut leaders, mut decided) = (HashSet::new(), Vec::new());
         for (mut job, decision) in jobs.into_iter().zip(decisions) {
             match decision {
-                Some(decision) => self.decide(job, decision).await,
+                Some(decision) => decided.push((job, decision)),
                 None => {
                     // A copy is looked up again once the first of its key has run: it is then a duplicate, most likely.
                     job.looked = leaders.insert(job.item.claim.as_ref().map(|claim| (claim.scope, claim.key.clone())));
@@ -106,6 +107,8 @@ impl<S: Store, B: Source> Lane<S, B> {
                 }
             }
         }
+        self.duplicates &= self.returned.is_empty();
+        self.apply(decided).await;
     }
 
     /// Runs a message alone, its attempt counted before it runs: if it kills the process, that is remembered.
@@ -133,7 +136,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         match self.unit(std::slice::from_ref(&job)).await {
             End::Decided(decisions) => {
                 self.went_well();
-                self.apply(vec![job], decisions).await;
+                self.apply(std::iter::once(job).zip(decisions)).await;
             }
             End::Again(error) if self.again >= AGAIN_MAX => {
                 self.again = 0;
@@ -166,7 +169,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     async fn exhausted(&mut self, mut job: Job<B::Handle>) {
         match self.look_up(std::slice::from_ref(&job)).await {
             Ok(decisions) => match decisions.into_iter().next().flatten() {
-                Some(decision) => self.decide(job, decision).await,
+                Some(decision) => self.apply([(job, decision)]).await,
                 None => {
                     let text = "the process ended in each of its attempts, or an equal message was set aside before";
                     job.attempts = self.shared.settings.retry.attempts;
@@ -177,22 +180,6 @@ impl<S: Store, B: Source> Lane<S, B> {
                 self.uncount(&mut job).await;
                 self.bookkeeping_failed(job, error).await;
             }
-        }
-    }
-
-    async fn apply(&mut self, jobs: Vec<Job<B::Handle>>, decisions: Vec<Decision>) {
-        for (job, decision) in jobs.into_iter().zip(decisions) {
-            self.decide(job, decision).await;
-        }
-    }
-
-    /// Deals with one decision of a unit. Once the database was found down over an earlier one, what would need it goes
-    /// back to be decided again, rather than each message waiting for an answer in turn.
-    async fn decide(&mut self, job: Job<B::Handle>, decision: Decision) {
-        match decision {
-            Decision::Processed(_) | Decision::Duplicate(..) => self.decided(job, decision).await,
-            Decision::Conflict(..) | Decision::Busy | Decision::Failed(_) if self.down > 0 => self.returned.push(job),
-            Decision::Conflict(..) | Decision::Busy | Decision::Failed(_) => self.decided(job, decision).await,
         }
     }
 }

@@ -16,12 +16,36 @@ use crate::{
     telemetry,
 };
 
-/// The most settlements that are handed over at once.
+/// So many settlements are not waited with for more.
 const AT_ONCE: usize = 1_000;
+
+/// Answers that go to the broker together, and the shares in flight that end with them.
+#[derive(Debug)]
+pub(crate) struct Answers<H> {
+    of: Vec<(H, Settle)>,
+    permits: Vec<Permit>,
+}
+
+impl<H> Default for Answers<H> {
+    fn default() -> Self {
+        Self { of: Vec::new(), permits: Vec::new() }
+    }
+}
+
+impl<H> Answers<H> {
+    pub(crate) fn push(&mut self, handle: H, settle: Settle, permit: Option<Permit>) {
+        self.of.push((handle, settle));
+        self.permits.extend(permit);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.of.is_empty()
+    }
+}
 
 #[derive(Debug)]
 pub(crate) enum Settlement<H> {
-    Of(H, Settle, Option<Permit>),
+    Of(Answers<H>),
     /// Answered once everything before it was handed over.
     Flush(oneshot::Sender<()>),
 }
@@ -33,18 +57,21 @@ pub(crate) async fn run<S: Store, B: Source>(
     stats: Arc<Stats>,
     mut settlements: mpsc::UnboundedReceiver<Settlement<B::Handle>>,
 ) {
-    let mut received = Vec::new();
-    while settlements.recv_many(&mut received, AT_ONCE).await > 0 {
-        let (mut batch, mut permits, mut flushes) = (Vec::new(), Vec::new(), Vec::new());
-        for settlement in received.drain(..) {
+    while let Some(first) = settlements.recv().await {
+        let (mut answers, mut flushes) = (Answers::default(), Vec::new());
+        let mut next = Some(first);
+        while let Some(settlement) = next {
             match settlement {
-                Settlement::Of(handle, settle, permit) => {
-                    batch.push((handle, settle));
-                    permits.push(permit);
+                Settlement::Of(more) if answers.is_empty() => answers = more,
+                Settlement::Of(more) => {
+                    answers.of.extend(more.of);
+                    answers.permits.extend(more.permits);
                 }
                 Settlement::Flush(done) => flushes.push(done),
             }
+            next = if answers.of.len() < AT_ONCE { settlements.try_recv().ok() } else { None };
         }
+        let Answers { of: batch, permits } = answers;
         if !batch.is_empty() {
             // Injected errors stand for a settlement that got lost; the message comes back.
             let lost = failpoint!(ACK_SENT).is_err();
@@ -54,7 +81,7 @@ pub(crate) async fn run<S: Store, B: Source>(
             let stale = answers.iter().filter(|answer| **answer == Settled::Stale).count();
             stats.stale_settlements.add(stale as u64);
         }
-        drop(permits);
+        Permit::end(permits);
         for done in flushes {
             // Whoever asked may have given up.
             let _ = done.send(());

@@ -16,7 +16,7 @@ use super::{
     job::{Job, Origination},
     parting::Lanes,
     recent::Recent,
-    settler::Settlement,
+    settler::{Answers, Settlement},
     stats::Stats,
     throttle::Lines,
 };
@@ -72,8 +72,16 @@ impl<S: Store, B: Source> Shared<S, B> {
     }
 
     pub(super) fn settle(&self, handle: B::Handle, settle: Settle, permit: Option<Permit>) {
-        // The settler lives as long as anybody who settles; after it, the message comes back to the broker.
-        let _ = self.settlements.send(Settlement::Of(handle, settle, permit));
+        let mut answers = Answers::default();
+        answers.push(handle, settle, permit);
+        self.settle_all(answers);
+    }
+
+    pub(super) fn settle_all(&self, answers: Answers<B::Handle>) {
+        if !answers.is_empty() {
+            // The settler lives as long as anybody who settles; after it, the messages come back to the broker.
+            let _ = self.settlements.send(Settlement::Of(answers));
+        }
     }
 
     /// Gives a message back to the broker. A replay needs no giving back: it is taken again.

@@ -76,7 +76,7 @@ async fn take_replays<S: Store, B: Source>(shared: &Arc<Shared<S, B>>, lanes: &L
         if let Some(mut job) = job {
             // It failed before, so it runs alone.
             job.suspect = true;
-            intake::hand_over(shared, lanes, job);
+            intake::hand_over_one(shared, lanes, job);
         }
     }
 }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     WorkerError,
-    job::{Dead, Job},
+    job::{Dead, HoldKey, Job},
     lane::Lane,
     recent::IncidentKind,
 };
@@ -153,13 +153,8 @@ impl<S: Store, B: Source> Lane<S, B> {
         let claim = job.item.claim.as_ref();
         job.attempts = job.attempts.max(1);
         job.counted = false;
-        job.dead = Some(Dead {
-            reason: failure.reason,
-            text: failure.text,
-            key: claim.map(|claim| claim.key.clone()),
-            hash: claim.map(|claim| (claim.hash, claim.hash_rule)),
-            fresh: true,
-        });
+        let (key, hash) = (claim.map(|claim| claim.key.clone()), claim.map(|claim| (claim.hash, claim.hash_rule)));
+        job.dead = Some(Box::new(Dead { reason: failure.reason, text: failure.text, key, hash, fresh: true }));
         self.dead_letter(job).await;
     }
 
@@ -186,7 +181,8 @@ impl<S: Store, B: Source> Lane<S, B> {
         if !outlives || job.is_replay() {
             return self.queue.hold(job, Instant::now() + wait);
         }
-        let followers = self.queue.remove(|other| other.hold_key == job.hold_key && !other.is_replay());
+        let key = HoldKey::of(&job.item);
+        let followers = self.queue.remove(|other| !other.is_replay() && HoldKey::of(&other.item) == key);
         for mut job in std::iter::once(job).chain(followers) {
             self.uncount(&mut job).await;
             self.shared.release(job, wait);

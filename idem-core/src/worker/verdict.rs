@@ -6,6 +6,7 @@ use super::{
     job::{Dead, Job, Origination},
     lane::Lane,
     recent::IncidentKind,
+    settler::Answers,
 };
 use crate::{
     config::OnConflict,
@@ -18,37 +19,81 @@ use crate::{
 };
 
 impl<S: Store, B: Source> Lane<S, B> {
-    pub(super) async fn decided(&mut self, mut job: Job<B::Handle>, decision: Decision) {
-        let stats = &self.shared.stats;
-        match decision {
-            Decision::Processed(durable) => {
-                stats.processed.add(1);
-                stats.unknown_resolved.add(u64::from(job.unresolved));
-                stats.unprotected.add(u64::from(job.item.claim.is_none()));
-                self.fresh_succeeded();
-                self.remember(&job, None);
-                self.acknowledge(job, durable, ReplayEnd::Processed).await;
+    /// Deals with the decisions of a unit, in order. Acknowledgements go out together, and before anything that waits.
+    /// Once the database was found down over an earlier one, what would need it goes back to be decided again, rather
+    /// than each message waiting for an answer in turn.
+    pub(super) async fn apply(&mut self, decided: impl IntoIterator<Item = (Job<B::Handle>, Decision)>) {
+        let mut answers = Answers::default();
+        for (job, decision) in decided {
+            if !matches!(decision, Decision::Processed(_) | Decision::Duplicate(..)) {
+                self.shared.settle_all(std::mem::take(&mut answers));
             }
-            Decision::Duplicate(recorded, durable) => {
-                stats.unknown_resolved.add(u64::from(job.unresolved));
-                // A record that this run wrote under a lost answer is the message itself, processed.
-                if job.unresolved && recorded.processed_by == self.shared.run {
-                    stats.processed.add(1);
-                } else {
-                    self.shared.skipped(&job, &recorded, self.probation > 0);
+            let (durable, end) = match decision {
+                Decision::Processed(durable) => {
+                    self.note_processed(&job);
+                    (durable, ReplayEnd::Processed)
                 }
-                self.remember(&job, Some(recorded));
-                self.acknowledge(job, durable, ReplayEnd::Duplicate).await;
+                Decision::Duplicate(recorded, durable) => {
+                    self.note_duplicate(&job, recorded);
+                    (durable, ReplayEnd::Duplicate)
+                }
+                Decision::Conflict(..) | Decision::Busy | Decision::Failed(_) if self.down > 0 => {
+                    self.returned.push(job);
+                    continue;
+                }
+                Decision::Conflict(recorded, kind) => {
+                    self.conflict(job, recorded, kind).await;
+                    continue;
+                }
+                Decision::Busy => {
+                    self.busy(job).await;
+                    continue;
+                }
+                Decision::Failed(failure) => {
+                    self.failed(job, failure).await;
+                    continue;
+                }
+            };
+            match job.from {
+                Origination::Broker(handle) => answers.push(handle, Settle::Acknowledge(durable), job.permit),
+                Origination::Replay(id) => self.replayed(id, end).await,
             }
-            Decision::Conflict(recorded, kind) => self.conflict(job, recorded, kind).await,
-            Decision::Busy => {
-                stats.busy.add(1);
-                self.uncount(&mut job).await;
-                job.suspect = true;
-                self.hold_uncharged(job).await;
-            }
-            Decision::Failed(failure) => self.failed(job, failure).await,
         }
+        self.shared.settle_all(answers);
+    }
+
+    async fn busy(&mut self, mut job: Job<B::Handle>) {
+        self.shared.stats.busy.add(1);
+        self.uncount(&mut job).await;
+        job.suspect = true;
+        self.hold_uncharged(job).await;
+    }
+
+    fn note_processed(&mut self, job: &Job<B::Handle>) {
+        let stats = &self.shared.stats;
+        stats.processed.add(1);
+        if job.unresolved {
+            stats.unknown_resolved.add(1);
+        }
+        if job.item.claim.is_none() {
+            stats.unprotected.add(1);
+        }
+        self.fresh_succeeded();
+        self.remember(job, None);
+    }
+
+    fn note_duplicate(&mut self, job: &Job<B::Handle>, recorded: Recorded) {
+        let stats = &self.shared.stats;
+        if job.unresolved {
+            stats.unknown_resolved.add(1);
+        }
+        // A record that this run wrote under a lost answer is the message itself, processed.
+        if job.unresolved && recorded.processed_by == self.shared.run {
+            stats.processed.add(1);
+        } else {
+            self.shared.skipped(job, &recorded, self.probation > 0);
+        }
+        self.remember(job, Some(recorded));
     }
 
     /// Notes a record that is committed, `read` or just written, unless it may be removed before its time in memory is
@@ -65,14 +110,10 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    async fn acknowledge(&mut self, job: Job<B::Handle>, durable: Durable, end: ReplayEnd) {
-        match job.from {
-            Origination::Broker(handle) => self.shared.settle(handle, Settle::Acknowledge(durable), job.permit),
-            Origination::Replay(id) => {
-                self.finish_replay(id, end).await;
-                self.shared.stats.replayed.add(1);
-            }
-        }
+    /// A replay is done. Counted once it is noted: who waits for the count may ask for the next replay.
+    async fn replayed(&mut self, id: crate::DeadLetterId, end: ReplayEnd) {
+        self.finish_replay(id, end).await;
+        self.shared.stats.replayed.add(1);
     }
 
     /// The record of the replayed key is what makes it done, so a note that gets lost does no harm: the dead letter is
@@ -122,7 +163,12 @@ impl<S: Store, B: Source> Lane<S, B> {
         match policy {
             OnConflict::Acknowledge => {
                 self.shared.stats.conflicts.add(1);
-                self.acknowledge(job, Durable::parked(), ReplayEnd::Duplicate).await;
+                match job.from {
+                    Origination::Broker(handle) => {
+                        self.shared.settle(handle, Settle::Acknowledge(Durable::parked()), job.permit);
+                    }
+                    Origination::Replay(id) => self.replayed(id, ReplayEnd::Duplicate).await,
+                }
             }
             OnConflict::DeadLetter => {
                 self.shared.stats.conflicts.add(1);
@@ -132,7 +178,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 };
                 let text = format!("the key was recorded at run {} with another payload", recorded.processed_by);
                 let hash = Some((claim.hash, claim.hash_rule));
-                job.dead = Some(Dead { reason, text, key: Some(claim.key), hash, fresh: false });
+                job.dead = Some(Box::new(Dead { reason, text, key: Some(claim.key), hash, fresh: false }));
                 self.dead_letter(job).await;
             }
             OnConflict::Halt => {
@@ -156,9 +202,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         let Some(dead) = &job.dead else { return self.returned.push(job) };
         if let Origination::Replay(id) = job.from {
             let end = ReplayEnd::Failed { reason: dead.reason, error: dead.text.clone() };
-            self.finish_replay(id, end).await;
-            // Counted once it is noted: who waits for the count may ask for the next replay.
-            return self.shared.stats.replayed.add(1);
+            return self.replayed(id, end).await;
         }
         // While the breaker is open, what a handler failed on is held; what nobody could ever handle trickles through
         // at the pace of the probes, so that good messages behind it are reached.
@@ -197,7 +241,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
         self.shared.stats.dead_lettered.add(1);
         self.shared.metrics.dead_lettered(dead.reason);
-        if dead.fresh && self.shared.settings.breaker && self.shared.gate.note(true) {
+        if dead.fresh && self.shared.settings.breaker && self.shared.gate.fresh_failed() {
             tracing::error!(
                 idem.consumer = %self.shared.consumer.name, reason = %dead.reason, error = dead.text,
                 "more than half of the last 50 fresh messages became dead letters; intake pauses, and one message a \

@@ -7,7 +7,7 @@ use crate::{
     hash::PayloadHash,
     key::IdempotencyKey,
     message::Message,
-    store::{HashRuleId, Retention},
+    store::{Claim, HashRuleId, Retention},
 };
 
 /// A message of `scope` and `key`; `None` for one that opted out of protection.

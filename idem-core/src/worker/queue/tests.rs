@@ -15,8 +15,8 @@ struct Small {
 }
 
 impl Queued for Small {
-    fn hold_key(&self) -> &HoldKey {
-        &self.hold_key
+    fn hold_key(&self) -> HoldKey {
+        self.hold_key.clone()
     }
 
     fn alone(&self) -> bool {
@@ -46,7 +46,7 @@ fn look(id: u32, of: u8) -> Small {
 
 fn queue(jobs: impl IntoIterator<Item = Small>) -> Queue<Small> {
     let mut queue = Queue::new();
-    jobs.into_iter().for_each(|job| queue.push(job));
+    queue.push(jobs);
     queue
 }
 
@@ -111,13 +111,13 @@ fn d7_a_held_key_waits_as_a_whole_and_stops_nobody_else() {
     let Next::Together(mut batch) = queue.take(1, false) else { panic!("there is one") };
     let now = start();
     queue.hold(batch.remove(0), now + SECOND);
-    queue.push(small(3, 1));
+    queue.push([small(3, 1)]);
     assert_eq!(took(&mut queue, 10), ("together", vec![1]));
     assert_eq!(took(&mut queue, 10), ("nothing", vec![]));
     assert_eq!(queue.next_due(), Some(now + SECOND));
     queue.release_due(now + SECOND - Duration::from_nanos(1));
     assert_eq!(took(&mut queue, 10), ("nothing", vec![]));
-    queue.push(small(4, 1));
+    queue.push([small(4, 1)]);
     queue.release_due(now + SECOND);
     assert_eq!((took(&mut queue, 10), queue.next_due()), (("together", vec![0, 2, 3, 4]), None));
 }
@@ -157,11 +157,11 @@ fn removing_takes_held_and_ready_jobs_in_order_and_frees_an_empty_key() {
     let mut queue = queue([small(1, 1), small(2, 2)]);
     queue.hold(small(0, 1), start() + SECOND);
     assert_eq!(took(&mut queue, 1), ("together", vec![2]));
-    queue.push(small(3, 1));
+    queue.push([small(3, 1)]);
     let removed: Vec<u32> = queue.remove(|job| job.hold_key == key(1)).iter().map(|job| job.id).collect();
     assert_eq!(removed, [0, 1, 3]);
     assert_eq!(queue.next_due(), None, "a key without jobs is not held");
-    queue.push(small(4, 1));
+    queue.push([small(4, 1)]);
     assert_eq!(took(&mut queue, 1), ("together", vec![4]));
 }
 
@@ -254,7 +254,7 @@ fn step(queue: &mut Queue<Small>, model: &mut Model, step: Step, now: &mut Insta
     match step {
         Step::Push { key: of, alone, look } => {
             model.open.entry(of).or_default().push(id);
-            queue.push(Small { id, hold_key: key(of), alone, wants_look: look });
+            queue.push([Small { id, hold_key: key(of), alone, wants_look: look }]);
         }
         Step::Take { max, all_alone, ends } => match queue.take(max, all_alone) {
             Next::Nothing => {

@@ -129,6 +129,30 @@ async fn r95_a_redelivery_is_told_from_a_producer_that_sends_twice() {
     assert_eq!(recorded["consumer.duplicate_skipped{consumer=ledger,cause=producer}"], 0.0);
 }
 
+/// R28: after a full unit of nothing but duplicates the next is looked up, which takes no claim; what is new in it is
+/// then claimed and handled.
+#[tokio::test]
+async fn r28_a_backlog_of_duplicates_is_looked_up_and_not_claimed() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let scene = Scene::new();
+    let worker = metrics::with_local_recorder(&recorder, || Running::new(scene.worker().batch(10)));
+    let publish = |keys: std::ops::Range<usize>| keys.for_each(|key| drop(scene.publish(&key.to_string(), "fine")));
+    publish(0..10);
+    within("draining the queue", scene.queue.drained()).await;
+    scene.publish("block", "block");
+    scene.script.blocked().await;
+    [0..10, 0..10, 5..15].into_iter().for_each(publish);
+    worker.until("all to be in hand", |worker| worker.view.load().messages == 31).await;
+    scene.script.unblock();
+    within("draining the queue", scene.queue.drained()).await;
+    let summary = worker.stop().await.unwrap();
+    assert_eq!((summary.processed, summary.duplicates), (16, 25));
+    // After a start ten messages run alone. Then: the one that blocks, the first ten duplicates, the five that are new.
+    assert_eq!(recorded(&snapshotter)["idem.batch_size{consumer=ledger}"], 13.0, "units");
+    assert!(scene.counted().values().all(|count| *count == 1), "{:?}", scene.counted());
+}
+
 fn left_out(line: &str) -> usize {
     let number = line.split_once("left_out=").map_or("0", |(_, rest)| rest.split(' ').next().unwrap_or("0"));
     number.parse().unwrap_or_else(|error| panic!("{error}: {line}"))

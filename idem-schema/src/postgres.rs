@@ -7,7 +7,8 @@ use crate::{migrations::Dialect, name::SchemaName};
 /// The limits that hold from `BEGIN` to the end of the claim, and for the idle time of the whole unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnitLimits {
-    /// How long the claim waits for one lock.
+    /// How long the claim waits for one lock. The session's own limit stays in force where this is no shorter than
+    /// `statement`, which then bounds the wait: each setting costs every unit some microseconds.
     pub lock: Duration,
     /// How long the claim takes altogether: the server counts `lock` anew for each lock.
     pub statement: Duration,
@@ -32,17 +33,17 @@ pub struct UnitLimits {
 ///
 /// let second = Duration::from_secs(1);
 /// let text = begin_unit(UnitLimits { lock: second, statement: second, idle_in_transaction: 35 * second });
-/// assert!(text.starts_with("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = 1000; "));
+/// assert!(text.starts_with("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL statement_timeout = 1000; "));
 /// ```
 #[must_use]
 pub fn begin_unit(limits: UnitLimits) -> String {
     let mut text = String::from("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE");
     let settings = [
-        ("lock_timeout", limits.lock),
-        ("statement_timeout", limits.statement),
-        ("idle_in_transaction_session_timeout", limits.idle_in_transaction),
+        ("lock_timeout", Some(limits.lock).filter(|lock| *lock < limits.statement)),
+        ("statement_timeout", Some(limits.statement)),
+        ("idle_in_transaction_session_timeout", Some(limits.idle_in_transaction)),
     ];
-    for (name, limit) in settings {
+    for (name, limit) in settings.into_iter().filter_map(|(name, limit)| Some((name, limit?))) {
         // Zero would switch the limit off, and the server takes no more milliseconds than an i32 holds.
         let milliseconds = limit.as_millis().clamp(1, 2_147_483_647);
         // Writing to a String cannot fail.

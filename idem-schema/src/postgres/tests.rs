@@ -28,3 +28,14 @@ fn a_limit_of_zero_is_not_for_ever() {
          SET LOCAL idle_in_transaction_session_timeout = 2147483647"
     );
 }
+
+/// A limit of one lock that is no shorter than that of the statement bounds nothing.
+#[test]
+fn only_a_shorter_limit_of_one_lock_is_set() {
+    let statement = Duration::from_secs(2);
+    let text = |lock| begin_unit(UnitLimits { lock, statement, idle_in_transaction: statement });
+    assert!(
+        text(Duration::from_secs(1)).contains("SET LOCAL lock_timeout = 1000; SET LOCAL statement_timeout = 2000;")
+    );
+    assert!(!text(statement).contains("lock_timeout"));
+}

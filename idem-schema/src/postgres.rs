@@ -123,6 +123,32 @@ SELECT won_consumers, won_key_ids,
     set_config('statement_timeout', $10::text, true) AS statement_timeout
 FROM answer";
 
+    /// Claims one key, as [`claim`](Self::claim) does: for a unit of one message the arrays would cost more than the insert.
+    ///
+    /// Parameters: 1 consumer `int4`, 2 key id `uuid`, 3 key `text`, 4 payload hash `bytea`, 5 hash id `int4`, 6 retention
+    /// in µs `int8`, then 7 to 10 as for many keys.
+    ///
+    /// Result, always one row: `xid text`, the transaction to seal, NULL if the key was not inserted; `backend_pid int4`;
+    /// and the two settings, which are put back when the insert has had its wait.
+    claim_one: "\
+WITH won AS (
+    INSERT INTO {schema}.processed_messages
+        (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by, expires_at)
+    VALUES ($1::int4, $2::uuid, $3::text, $4::bytea, $5::int4, $7::int4,
+        CASE WHEN $6::int8 <= 3155760000000000 THEN
+            date_trunc('minute', now() + ($6::int8 + 59999999) * interval '1 microsecond', 'UTC')
+        ELSE 'infinity' END)
+    ON CONFLICT (consumer, key_id) DO NOTHING
+    RETURNING consumer
+), unit AS (
+    INSERT INTO {schema}.units (xid, run, lane)
+    SELECT pg_current_xact_id()::text::int8, $7::int4, $8::int4 FROM won
+)
+SELECT CASE WHEN answer.won > 0 THEN pg_current_xact_id()::text END AS xid, pg_backend_pid() AS backend_pid,
+    set_config('lock_timeout', $9::text, true) AS lock_timeout,
+    set_config('statement_timeout', $10::text, true) AS statement_timeout
+FROM (SELECT count(*) AS won FROM won) AS answer";
+
     /// Reads the records of keys that a claim did not win, as a statement of its own, so that it sees what was committed
     /// while the claim waited.
     ///

@@ -122,7 +122,8 @@ pub fn microseconds(time: Duration) -> Option<i64> {
 }
 
 /// A retention as a parameter: NULL keeps for ever.
-pub(crate) fn retention(retention: Retention) -> Option<i64> {
+#[must_use]
+pub fn retention(retention: Retention) -> Option<i64> {
     match retention {
         Retention::For(time) => microseconds(time),
         Retention::Forever => None,

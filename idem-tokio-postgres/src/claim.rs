@@ -6,14 +6,15 @@ use tokio_postgres::types::Type;
 
 use crate::{PostgresLane, session::Parameter};
 
-/// All ten.
-pub(crate) fn parameters<'p>(
+/// All ten, for many keys.
+pub(crate) fn of_many<'p>(
     scopes: &'p Vec<i32>,
     key_ids: &'p Vec<Uuid>,
     columns: &'p ClaimColumns<'_>,
     options: &'p UnitOptions,
     lane: &'p PostgresLane,
 ) -> [Parameter<'p>; 10] {
+    let [run, number, lock_timeout, statement_timeout] = of_unit(options, lane);
     [
         (scopes, Type::INT4_ARRAY),
         (key_ids, Type::UUID_ARRAY),
@@ -21,6 +22,16 @@ pub(crate) fn parameters<'p>(
         (&columns.hashes, Type::BYTEA_ARRAY),
         (&columns.rules, Type::INT4_ARRAY),
         (&columns.retentions, Type::INT8_ARRAY),
+        run,
+        number,
+        lock_timeout,
+        statement_timeout,
+    ]
+}
+
+/// The last four, which are the same for one key.
+pub(crate) fn of_unit<'p>(options: &'p UnitOptions, lane: &'p PostgresLane) -> [Parameter<'p>; 4] {
+    [
         (&options.run.0, Type::INT4),
         (&options.lane, Type::INT4),
         (&lane.lock_timeout, Type::TEXT),

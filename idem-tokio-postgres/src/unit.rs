@@ -10,7 +10,7 @@ use futures_util::{TryStreamExt as _, join};
 use idem_core::{
     Claim, ClaimError, Claimed, CommitError, ErrorClass, Recorded, StoreError, Tx, UnitOfWork, UnitOptions, failpoint,
 };
-use idem_schema::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order, unreadable};
+use idem_schema::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order, key_id, retention, unreadable};
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
 
 use crate::{
@@ -88,11 +88,57 @@ impl<'l> PostgresUnit<'l> {
         Ok(rows)
     }
 
-    /// A second claim in one unit waits under idem's limits too.
+    /// A second claim in one unit waits under idem's limit too.
     async fn limit_again(&self) -> Result<(), Error> {
-        let limit = milliseconds(self.options.busy_timeout);
-        let text = format!("SET LOCAL lock_timeout = {limit}; SET LOCAL statement_timeout = {limit}");
+        let text = format!("SET LOCAL statement_timeout = {}", milliseconds(self.options.busy_timeout));
         self.lane.session.client.batch_execute(&text).await
+    }
+
+    async fn claim_one(&mut self, claim: &Claim) -> Result<Claimed, ClaimError> {
+        let begun = self.begun.take();
+        let (key, hash, kept) = (claim.key.as_str(), claim.hash.as_bytes().as_slice(), retention(claim.retention));
+        let id = key_id(key);
+        let [run, lane, lock_timeout, statement_timeout] = claim::of_unit(&self.options, self.lane);
+        let parameters: [Parameter<'_>; 10] = [
+            (&claim.scope.0, Type::INT4),
+            (&id, Type::UUID),
+            (&key, Type::TEXT),
+            (&hash, Type::BYTEA),
+            (&claim.hash_rule.0, Type::INT4),
+            (&kept, Type::INT8),
+            run,
+            lane,
+            lock_timeout,
+            statement_timeout,
+        ];
+        let rows = self.rows(begun, &self.store.sql().claim_one, &parameters).await?;
+        let row = self.claimed(rows)?;
+        let xid: Option<&str> = get(&row, "xid")?;
+        Ok(if xid.is_some() { Claimed::Inserted } else { Claimed::NotInserted })
+    }
+
+    async fn claim_many(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
+        let begun = self.begun.take();
+        let (scopes, key_ids) = claimed_ids(claims);
+        let columns = ClaimColumns::of(claims);
+        let parameters = claim::of_many(&scopes, &key_ids, &columns, &self.options, self.lane);
+        let rows = self.rows(begun, &self.store.sql().claim, &parameters).await?;
+        let row = self.claimed(rows)?;
+        let won_consumers: Vec<i32> = get(&row, "won_consumers")?;
+        let won_key_ids: Vec<_> = get(&row, "won_key_ids")?;
+        let won: Vec<ClaimedId> = won_consumers.into_iter().zip(won_key_ids).collect();
+        Ok(claim_answers(&scopes, &key_ids, &won))
+    }
+
+    /// The row that a claim has answered, and what it says of the transaction.
+    fn claimed(&mut self, rows: Result<Vec<Row>, Error>) -> Result<Row, ClaimError> {
+        let row = rows.map_err(error::claiming)?.pop().ok_or_else(|| unreadable("the claim answered no row"))?;
+        if let Some(xid) = get::<Option<String>>(&row, "xid")? {
+            self.xid = Some(xid);
+        }
+        self.backend_pid = Some(get(&row, "backend_pid")?);
+        self.limits_are_back = true;
+        Ok(row)
     }
 
     /// Sends the seal, which permits the COMMIT or fails where it would be a lie, and the COMMIT with it.
@@ -143,21 +189,10 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
         if self.limits_are_back {
             self.limit_again().await.map_err(error::claiming)?;
         }
-        let begun = self.begun.take();
-        let (scopes, key_ids) = claimed_ids(claims);
-        let columns = ClaimColumns::of(claims);
-        let parameters = claim::parameters(&scopes, &key_ids, &columns, &self.options, self.lane);
-        let rows = self.rows(begun, &self.store.sql().claim, &parameters).await?.map_err(error::claiming)?;
-        let row = rows.first().ok_or_else(|| unreadable("the claim answered no row"))?;
-        let won_consumers: Vec<i32> = get(row, "won_consumers")?;
-        let won_key_ids: Vec<_> = get(row, "won_key_ids")?;
-        if let Some(xid) = get::<Option<String>>(row, "xid")? {
-            self.xid = Some(xid);
+        match claims {
+            [claim] => Ok(vec![self.claim_one(claim).await?]),
+            _ => self.claim_many(claims).await,
         }
-        self.backend_pid = Some(get(row, "backend_pid")?);
-        self.limits_are_back = true;
-        let won: Vec<ClaimedId> = won_consumers.into_iter().zip(won_key_ids).collect();
-        Ok(claim_answers(&scopes, &key_ids, &won))
     }
 
     async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {

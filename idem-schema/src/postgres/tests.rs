@@ -15,7 +15,9 @@ fn s6_every_statement_names_the_schema_quoted_and_no_other() {
 #[test]
 fn b7_the_claim_names_its_conflict_target() {
     let statements = PostgresStatements::new(&SchemaName::default());
-    assert!(statements.claim.contains("ON CONFLICT (consumer, key_id) DO NOTHING"));
+    for claim in [statements.claim, statements.claim_one] {
+        assert!(claim.contains("ON CONFLICT (consumer, key_id) DO NOTHING"));
+    }
 }
 
 #[test]

@@ -9,8 +9,8 @@ use std::{
 };
 
 use idem_core::{
-    Claim, ConsumerName, Decision, DedupConsumer, DedupConsumerBuilder, Effects, Handler, IdempotencyKey, Message,
-    PayloadHash, Registration, Retention, RunId, Store, Tenant, UnitOptions,
+    Claim, Claimed, ConsumerName, Decision, DedupConsumer, DedupConsumerBuilder, Effects, Handler, HashRuleId,
+    IdempotencyKey, Message, PayloadHash, Registration, Retention, RunId, Store, Tenant, UnitOfWork as _, UnitOptions,
 };
 
 /// A consumer with limits that suit tests.
@@ -105,4 +105,28 @@ pub(crate) async fn claim_of(store: &impl Store, key: &str) -> (Claim, RunId) {
 /// Limits of a unit by hand.
 pub(crate) fn options(run: RunId, busy: Duration) -> UnitOptions {
     UnitOptions { run, lane: 0, busy_timeout: busy, idle_timeout: Duration::from_secs(120) }
+}
+
+/// A key that is claimed alone is another statement, which must leave the same record.
+pub(crate) async fn one_and_many_leave_equal_records(store: &impl Store) {
+    // Numbers that differ, so that none can stand in another's place.
+    let (claim, run) = (claim_of(store, "claimed").await.0, RunId(7));
+    let claim = Claim { hash_rule: HashRuleId(9), ..claim };
+    for retention in [claim.retention, Retention::Forever] {
+        let key = |number: i32| IdempotencyKey::new(&format!("{retention:?}/{number}")).unwrap();
+        let claims = [1, 2, 3].map(|number| Claim { key: key(number), retention, ..claim.clone() });
+        let mut lane = store.open().await.unwrap();
+        let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(5))).await.unwrap();
+        assert_eq!(unit.claim(&claims[..1]).await.unwrap(), [Claimed::Inserted]);
+        assert_eq!(unit.claim(&claims[1..]).await.unwrap(), [Claimed::Inserted, Claimed::Inserted]);
+        assert_eq!(unit.claim(&claims[..1]).await.unwrap(), [Claimed::NotInserted]);
+        let found = unit.read(&claims).await.unwrap();
+        let records: Vec<_> = found.into_iter().map(Option::unwrap).collect();
+        for (record, claim) in records.iter().zip(&claims) {
+            assert_eq!((&record.key, record.hash, record.hash_rule), (&claim.key, claim.hash, claim.hash_rule));
+            assert_eq!((record.processed_by, record.expires_at), (run, records[0].expires_at));
+        }
+        assert_eq!(records[0].expires_at.is_none(), retention == Retention::Forever);
+        unit.commit().await.unwrap();
+    }
 }

@@ -11,8 +11,14 @@ use std::{
 use idem_core::{
     Claim, ClaimError, Claimed, CommitError, Recorded, StoreError, Tx, UnitOfWork, UnitOptions, failpoint,
 };
-use idem_schema::{ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, in_claim_order};
-use sqlx::{AssertSqlSafe, Connection as _, Postgres as Db, postgres::PgArguments, query::Query};
+use idem_schema::{
+    ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, in_claim_order, key_id, retention,
+};
+use sqlx::{
+    AssertSqlSafe, Connection as _, Postgres as Db,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+};
 use sqlx_core::transaction::TransactionManager as _;
 
 use super::{Manager, Postgres, PostgresLane, books, error};
@@ -57,39 +63,50 @@ impl<'l> PostgresUnit<'l> {
         Manager::get_transaction_depth(&self.lane.connection)
     }
 
-    /// A second claim in one unit waits under idem's limits too.
+    /// A second claim in one unit waits under idem's limit too.
     async fn limit_again(&mut self) -> Result<(), sqlx::Error> {
         let limit = self.options.busy_timeout.as_millis().clamp(1, 2_147_483_647);
-        let text = format!("SET LOCAL lock_timeout = {limit}; SET LOCAL statement_timeout = {limit}");
+        let text = format!("SET LOCAL statement_timeout = {limit}");
         sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut self.lane.connection).await.map(|_| ())
     }
 
-    async fn try_claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
-        if self.limits_are_back {
-            self.limit_again().await.map_err(error::claiming)?;
-        }
+    async fn claim_one(&mut self, claim: &Claim) -> Result<Claimed, ClaimError> {
+        let query = self.query(&self.sql().claim_one).bind(claim.scope.0).bind(key_id(claim.key.as_str()));
+        let query = query
+            .bind(claim.key.as_str())
+            .bind(claim.hash.as_bytes().as_slice())
+            .bind(claim.hash_rule.0)
+            .bind(retention(claim.retention));
+        let row = self.run_claim(query).await?;
+        let xid: Option<&str> = error::get(&row, "xid")?;
+        Ok(if xid.is_some() { Claimed::Inserted } else { Claimed::NotInserted })
+    }
+
+    async fn claim_many(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
         let (scopes, key_ids) = claimed_ids(claims);
         let ClaimColumns { keys, hashes, rules, retentions } = ClaimColumns::of(claims);
         let query = self.query(&self.sql().claim).bind(&scopes).bind(&key_ids);
-        let query = query
-            .bind(keys)
-            .bind(hashes)
-            .bind(rules)
-            .bind(retentions)
+        let row = self.run_claim(query.bind(keys).bind(hashes).bind(rules).bind(retentions)).await?;
+        let won_consumers: Vec<i32> = error::get(&row, "won_consumers")?;
+        let won_key_ids: Vec<_> = error::get(&row, "won_key_ids")?;
+        let won: Vec<ClaimedId> = won_consumers.into_iter().zip(won_key_ids).collect();
+        Ok(claim_answers(&scopes, &key_ids, &won))
+    }
+
+    /// Runs a claim that has its keys, and notes what its row says of the transaction.
+    async fn run_claim(&mut self, keys: Query<'_, Db, PgArguments>) -> Result<PgRow, ClaimError> {
+        let query = keys
             .bind(self.options.run.0)
             .bind(self.options.lane)
             .bind(&*self.lane.lock_timeout)
             .bind(&*self.lane.statement_timeout);
         let row = query.fetch_one(&mut self.lane.connection).await.map_err(error::claiming)?;
         self.limits_are_back = true;
-        let won_consumers: Vec<i32> = error::get(&row, "won_consumers")?;
-        let won_key_ids: Vec<_> = error::get(&row, "won_key_ids")?;
         if let Some(xid) = error::get::<Option<String>>(&row, "xid")? {
             self.xid = Some(xid);
         }
         self.backend_pid = Some(error::get(&row, "backend_pid")?);
-        let won: Vec<ClaimedId> = won_consumers.into_iter().zip(won_key_ids).collect();
-        Ok(claim_answers(&scopes, &key_ids, &won))
+        Ok(row)
     }
 
     /// Permits the COMMIT, or fails where it would be a lie.
@@ -121,7 +138,13 @@ impl<'l> PostgresUnit<'l> {
 
 impl UnitOfWork<Postgres> for PostgresUnit<'_> {
     async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
-        self.try_claim(claims).await
+        if self.limits_are_back {
+            self.limit_again().await.map_err(error::claiming)?;
+        }
+        match claims {
+            [claim] => Ok(vec![self.claim_one(claim).await?]),
+            _ => self.claim_many(claims).await,
+        }
     }
 
     async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {

@@ -47,8 +47,8 @@ async fn a_unit_costs_two_round_trips_beside_its_handlers() {
         let consumer = behind(&proxy, &fixture, handlers);
         let keys: Vec<String> = keys(40).into_iter().map(|key| format!("{handlers:?}-{key}")).collect();
         let (first, second) = keys.split_at(20);
-        assert_eq!(process(&consumer, messages(&first[..1])).await, "P", "everything is prepared");
-        assert_eq!(process(&consumer, messages(&first[..1])).await, "D");
+        assert_eq!(process(&consumer, messages(&first[..2])).await, "PP", "everything is prepared");
+        assert_eq!(process(&consumer, messages(&first[..1])).await, "D", "and the claim of one key");
         proxy.round_trips();
         assert_eq!(process(&consumer, messages(second)).await, "P".repeat(20));
         assert_eq!(proxy.round_trips(), 2 + handlers_cost, "{handlers:?}");

@@ -9,8 +9,8 @@ use idem_tokio_postgres::{PostgresConnection, RunStatementError, tokio_postgres:
 
 use crate::{
     consumers::{
-        Act, Acting, BOTH, Write, builder, claim_of, consumer, key_of, keys, letters, messages, msg, options, process,
-        write,
+        Act, Acting, BOTH, Write, builder, claim_of, consumer, key_of, keys, letters, messages, msg,
+        one_and_many_leave_equal_records, options, process, write,
     },
     fixture::{Fixture, PATIENCE},
 };
@@ -470,5 +470,12 @@ async fn b2_a_second_claim_is_bounded_too() {
     let error = second.expect("bounded by the server").unwrap_err();
     assert!(matches!(error, ClaimError::Held), "{error:?}");
     drop((holder, unit));
+    fixture.drop().await;
+}
+
+#[tokio::test]
+async fn a_key_that_is_claimed_alone_leaves_the_same_record() {
+    let fixture = Fixture::new().await;
+    one_and_many_leave_equal_records(&fixture.store).await;
     fixture.drop().await;
 }

@@ -13,7 +13,10 @@ use idem_core::{Claimed, Decision, Expiring, HandlerError, Removal, Removed, Sto
 use idem_sqlx::Postgres;
 
 use super::{
-    consumers::{Write, builder, claim_of, consumer, is_held, keys, messages, msg, options, process},
+    consumers::{
+        Write, builder, claim_of, consumer, is_held, keys, messages, msg, one_and_many_leave_equal_records, options,
+        process,
+    },
     fixture::{Fixture, PATIENCE},
 };
 
@@ -311,4 +314,11 @@ impl idem_core::Handler<Postgres> for Reading {
         sqlx::query("SELECT * FROM prices").fetch_all(tx.connection()).await?;
         Ok(super::consumers::write(tx.connection(), message).await?)
     }
+}
+
+#[tokio::test]
+async fn a_key_that_is_claimed_alone_leaves_the_same_record() {
+    let fixture = Fixture::new().await;
+    one_and_many_leave_equal_records(&fixture.store).await;
+    fixture.drop().await;
 }

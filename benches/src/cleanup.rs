@@ -12,30 +12,20 @@ use idem_core::{
 use idem_sqlx::{Postgres, PostgresOptions};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 
+use crate::growth::fill::Filling;
+
 /// The argument that asks for this; after it, how many rows.
 pub(crate) const FLAG: &str = "--cleanup";
 
-const ROWS: u64 = 20_000_000;
-
-/// Rows an INSERT.
-const CHUNK: u64 = 500_000;
+const ROWS: usize = 20_000_000;
 
 /// Of so many rows, one has expired when a usual pass comes: an hour's worth where a day's is kept.
-const EXPIRED: u64 = 24;
+const EXPIRED: usize = 24;
 
 const TURNOVERS: u32 = 3;
 
 /// How long claims are measured without anything beside them.
 const ALONE: Duration = Duration::from_secs(30);
-
-/// Rows of five retentions, as claims write them: each expires at the full minute. One of `$3` has expired.
-const FILL: &str = "
-INSERT INTO {schema}.processed_messages
-    (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by, expires_at)
-SELECT 1 + n % 5, {schema}.key_id(md5(n::text)), md5(n::text), sha256(n::text::bytea), 1, 1,
-    CASE WHEN n % $3::int8 = 0 THEN date_trunc('minute', now() - (n % 3600) * interval '1 s')
-    ELSE date_trunc('minute', now() + (ARRAY['2 h', '1 d', '7 d', '30 d', '365 d'])[1 + n % 5]::interval) END
-FROM generate_series($1::int8, $2::int8) AS n";
 
 struct Nothing;
 
@@ -50,9 +40,9 @@ struct Scene {
     admin: PgConnection,
     store: Arc<Postgres>,
     consumer: DedupConsumer<Postgres>,
-    rows: u64,
+    rows: usize,
     /// The number of the next row.
-    next: u64,
+    next: usize,
 }
 
 /// Measures with so many rows, in a schema of its own.
@@ -77,27 +67,25 @@ pub(crate) async fn measure(url: &str, arguments: &[String]) -> Result<(), Box<d
 }
 
 impl Scene {
-    async fn new(url: &str, rows: u64) -> Result<Self, Box<dyn Error>> {
+    async fn new(url: &str, rows: usize) -> Result<Self, Box<dyn Error>> {
         let schema = format!("bench_{}", uuid::Uuid::new_v4().simple());
         let options = PostgresOptions::parse(url)?.schema(idem_sqlx::idem_schema::SchemaName::new(&schema)?);
         let store = Arc::new(options.build()?);
         store.migrate().await?;
         let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "bench").effects(Effects::InTransaction);
         let consumer = consumer.handler(Nothing).lanes(1).build()?;
-        Ok(Self { schema, admin: PgConnection::connect(url).await?, store, consumer, rows, next: 1 })
+        Ok(Self { schema, admin: PgConnection::connect(url).await?, store, consumer, rows, next: 0 })
     }
 
-    /// Adds rows, one of `expired` of which has expired.
-    async fn fill(&mut self, rows: u64, expired: u64) -> Result<(), Box<dyn Error>> {
-        let (text, end) = (FILL.replace("{schema}", &self.schema), self.next + rows);
-        while self.next < end {
-            let last = end.min(self.next + CHUNK) - 1;
-            let query = sqlx::query(AssertSqlSafe(text.clone())).bind(i64::try_from(self.next)?);
-            query.bind(i64::try_from(last)?).bind(i64::try_from(expired)?).execute(&mut self.admin).await?;
-            self.next = last + 1;
-        }
-        let vacuum = format!("VACUUM (ANALYZE) {}.processed_messages", self.schema);
-        sqlx::raw_sql(AssertSqlSafe(vacuum)).execute(&mut self.admin).await?;
+    /// Adds rows of five retentions, one of `expired` of which has expired.
+    async fn fill(&mut self, rows: usize, expired: usize) -> Result<(), Box<dyn Error>> {
+        let expires = format!(
+            "CASE WHEN n % {expired} = 0 THEN now() - n % 3600 * interval '1 s'
+             ELSE now() + (ARRAY['2 h', '1 d', '7 d', '30 d', '365 d'])[1 + n % 5]::interval END"
+        );
+        let filling = Filling { schema: &self.schema, consumers: 5, expires: &expires };
+        filling.fill(&mut self.admin, self.next..self.next + rows).await?;
+        self.next += rows;
         Ok(())
     }
 

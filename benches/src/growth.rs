@@ -1,14 +1,14 @@
 //! Whether the table of records stays fast while it grows: a grown schema beside an empty one, round by round, so that a
 //! machine that drifts is no table that slows down; sizes, WAL, and a partitioned variant.
 
-mod fill;
+pub(crate) mod fill;
 pub(crate) mod steady;
 
-use std::{error::Error, time::Duration};
+use std::error::Error;
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 
-use self::fill::{GROWN, PARTITIONED, claims, fill, partition, warm_up};
+use self::fill::{Filling, GROWN, PARTITIONED, claims, partition, warm_up};
 use crate::{
     by_hand::ByHand,
     cases::At,
@@ -21,21 +21,24 @@ use crate::{
 /// The steps at which it is measured, as far as they are asked for.
 const STEPS: [usize; 3] = [1_000_000, 20_000_000, 50_000_000];
 
-const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Evenly over a retention.
+const EXPIRES: &str = "now() + random() * interval '7 days'";
 
 /// The partitioned variant grows as far as this, which is enough to tell.
 const PARTITIONED_MAX: usize = 20_000_000;
 
-/// The names of the lines that the target is about, in its table.
+/// The names of the lines that the targets are about, in their table.
 pub(crate) const LARGEST_TABLE: &str = "growth-50000000";
-pub(crate) const EMPTY: &str = "no rows, set-based, batch 500";
+pub(crate) const EMPTY_SET: &str = "no rows, set-based, batch 500";
 pub(crate) const GROWN_SET: &str = "grown, set-based, batch 500";
+pub(crate) const EMPTY_EACH: &str = "no rows, per-message handler, batch 100";
+pub(crate) const GROWN_EACH: &str = "grown, per-message handler, batch 100";
 
 const LINES: [&str; 6] = [
-    EMPTY,
+    EMPTY_SET,
     GROWN_SET,
-    "no rows, per-message handler, batch 100",
-    "grown, per-message handler, batch 100",
+    EMPTY_EACH,
+    GROWN_EACH,
     "grown, claims of 500 alone",
     "grown and partitioned by hash, claims of 500 alone",
 ];
@@ -49,10 +52,10 @@ pub(crate) async fn measure(at: At<'_>, rows: usize) -> Result<Vec<Table>, Box<d
     let (mut tables, mut keys, mut filled) = (Vec::new(), 0, 0);
     let steps = STEPS.into_iter().filter(|step| *step < rows).chain([rows]);
     for step in steps {
-        fill(&mut connection, GROWN, filled..step, WEEK).await?;
+        filling(GROWN).fill(&mut connection, filled..step).await?;
         let has_partitions = step <= PARTITIONED_MAX;
         if has_partitions {
-            fill(&mut connection, PARTITIONED, filled..step, WEEK).await?;
+            filling(PARTITIONED).fill(&mut connection, filled..step).await?;
         }
         filled = step;
         // Before the rounds, which add rows of their own.
@@ -82,6 +85,10 @@ pub(crate) async fn measure(at: At<'_>, rows: usize) -> Result<Vec<Table>, Box<d
     }
     remove(&mut connection).await?;
     Ok(tables)
+}
+
+fn filling(schema: &str) -> Filling<'_> {
+    Filling { schema, consumers: 1, expires: EXPIRES }
 }
 
 async fn round(
@@ -131,7 +138,8 @@ async fn wal(connection: &mut PgConnection, first: usize, (url, _, time): At<'_>
         lines.push(a_message(name, round, written(connection).await? - before));
     }
     let set = Idem::set(Work::Insert);
-    for (number, name) in [EMPTY, GROWN_SET, "grown, set-based, batch 500, after a checkpoint"].into_iter().enumerate()
+    for (number, name) in
+        [EMPTY_SET, GROWN_SET, "grown, set-based, batch 500, after a checkpoint"].into_iter().enumerate()
     {
         reset_tables(connection).await?;
         if number == 2 {

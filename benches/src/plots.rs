@@ -67,13 +67,20 @@ fn by_suffix(tables: &[Table], id: &str, axis: &'static str, separator: &str) ->
 }
 
 fn by_rows(tables: &[Table]) -> Chart {
-    let grown = |table: &Table| {
-        let rows: f64 = table.id.strip_prefix("growth-")?.parse().ok()?;
-        let ratio = median(table, growth::GROWN_SET) / median(table, growth::EMPTY);
-        Some((format!("{} M", rows / 1e6), ratio * 100.0))
-    };
-    let (labels, points): (Vec<_>, Vec<_>) = tables.iter().filter_map(grown).unzip();
-    let title = "insert, set-based: throughput by rows in the table, % of that on an empty one beside it".to_owned();
-    let series = vec![("set-based handler, batch 500".to_owned(), points)];
-    Chart { name: "rows".to_owned(), title, axis: "rows", scale: Scale::Linear, labels, series }
+    let rows = |table: &Table| table.id.strip_prefix("growth-")?.parse::<f64>().ok();
+    let at: Vec<(f64, &Table)> = tables.iter().filter_map(|table| Some((rows(table)?, table))).collect();
+    let lines = [
+        ("handler a message, batch 100", growth::GROWN_EACH, growth::EMPTY_EACH),
+        ("set-based handler, batch 500", growth::GROWN_SET, growth::EMPTY_SET),
+    ];
+    let percent =
+        |grown, empty| at.iter().map(|(_, table)| median(table, grown) / median(table, empty) * 100.0).collect();
+    Chart {
+        name: "rows".to_owned(),
+        title: "insert: throughput by rows in the table, % of that on an empty one beside it".to_owned(),
+        axis: "rows",
+        scale: Scale::Linear,
+        labels: at.iter().map(|(rows, _)| format!("{} M", rows / 1e6)).collect(),
+        series: lines.map(|(name, grown, empty)| (name.to_owned(), percent(grown, empty))).to_vec(),
+    }
 }

@@ -1,4 +1,4 @@
-//! Fills a table of records as it would have grown: keys in no order, expiring evenly over a retention.
+//! Fills a table of records as it would have grown, with keys in no order, by many rows a statement.
 
 use std::{error::Error, ops::Range, time::Duration};
 
@@ -13,31 +13,45 @@ pub(super) const PARTITIONED: &str = "idem_bench_partitioned";
 
 /// Rows that are inserted with one statement, in the order of their keys: each page of the index is then touched once a
 /// statement, and splits as it would have.
-const AT_ONCE: usize = 500_000;
+pub(crate) const AT_ONCE: usize = 500_000;
 
 /// Rows whose keys stand in one page of the index.
 const ROWS_A_PAGE: usize = 140;
 
-/// About 5 µs a row: 50 million take some minutes, and 15 GB with what is written ahead.
-pub(super) async fn fill(
-    connection: &mut PgConnection,
-    schema: &str,
-    rows: Range<usize>,
-    retention: Duration,
-) -> Result<(), Box<dyn Error>> {
-    let insert = format!(
-        "INSERT INTO {schema}.processed_messages
-             (key_id, processed_at, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
-         SELECT id, now() - age, date_trunc('minute', now() + $2 - age) + interval '1 minute', 1, 1, 1, id::text,
-                sha256(uuid_send(id))
-         FROM (SELECT gen_random_uuid() AS id, random() * $2 AS age FROM generate_series(1, $1) ORDER BY id) AS filled"
-    );
-    for from in rows.clone().step_by(AT_ONCE) {
-        let some = i64::try_from((rows.end - from).min(AT_ONCE))?;
-        sqlx::query(AssertSqlSafe(insert.clone())).bind(some).bind(retention).execute(&mut *connection).await?;
+/// What a table is filled with: rows that bear numbers.
+pub(crate) struct Filling<'a> {
+    pub(crate) schema: &'a str,
+    /// How many consumers have their records in it.
+    pub(crate) consumers: usize,
+    /// When row `n` expires, in SQL; a claim rounds to the minute too.
+    pub(crate) expires: &'a str,
+}
+
+impl Filling<'_> {
+    /// About 5 µs a row: 50 million take some minutes, and 15 GB with what is written ahead.
+    pub(crate) async fn fill(&self, connection: &mut PgConnection, rows: Range<usize>) -> Result<(), Box<dyn Error>> {
+        for from in rows.clone().step_by(AT_ONCE) {
+            self.insert(connection, from..rows.end.min(from + AT_ONCE)).await?;
+        }
+        let vacuum = format!("VACUUM ANALYZE {}.processed_messages", self.schema);
+        sqlx::raw_sql(AssertSqlSafe(vacuum)).execute(connection).await?;
+        Ok(())
     }
-    sqlx::raw_sql(AssertSqlSafe(format!("VACUUM ANALYZE {schema}.processed_messages"))).execute(connection).await?;
-    Ok(())
+
+    /// Inserts these rows with one statement.
+    pub(crate) async fn insert(&self, connection: &mut PgConnection, rows: Range<usize>) -> Result<(), Box<dyn Error>> {
+        let Self { schema, consumers, expires } = self;
+        let insert = format!(
+            "INSERT INTO {schema}.processed_messages
+                 (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
+             SELECT id, date_trunc('minute', {expires}), consumer, 1, 1, id::text, sha256(uuid_send(id))
+             FROM (SELECT n, 1 + n % {consumers} AS consumer, gen_random_uuid() AS id
+                   FROM generate_series($1::int8, $2::int8 - 1) AS n ORDER BY consumer, id) AS filled"
+        );
+        let query = sqlx::query(AssertSqlSafe(insert)).bind(i64::try_from(rows.start)?);
+        query.bind(i64::try_from(rows.end)?).execute(connection).await?;
+        Ok(())
+    }
 }
 
 /// The same table in sixteen partitions by hash of the key id. No store takes it, because partitions by anything else let

@@ -27,6 +27,9 @@ const EXPIRES: &str = "now() + random() * interval '7 days'";
 /// The partitioned variant grows as far as this, which is enough to tell.
 const PARTITIONED_MAX: usize = 20_000_000;
 
+/// More memory than any machine has.
+const UNBOUND: &str = "1T";
+
 /// The names of the lines that the targets are about, in their table.
 pub(crate) const LARGEST_TABLE: &str = "growth-50000000";
 pub(crate) const EMPTY_SET: &str = "no rows, set-based, batch 500";
@@ -51,7 +54,12 @@ pub(crate) async fn measure(at: At<'_>, rows: usize) -> Result<Vec<Table>, Box<d
     partition(&mut connection).await?;
     let (mut tables, mut keys, mut filled) = (Vec::new(), 0, 0);
     let steps = STEPS.into_iter().filter(|step| *step < rows).chain([rows]);
+    let bound = bound();
     for step in steps {
+        // Within the bound, the fill would take half an hour.
+        if let Some((file, _)) = &bound {
+            std::fs::write(file, UNBOUND)?;
+        }
         filling(GROWN).fill(&mut connection, filled..step).await?;
         let has_partitions = step <= PARTITIONED_MAX;
         if has_partitions {
@@ -60,6 +68,11 @@ pub(crate) async fn measure(at: At<'_>, rows: usize) -> Result<Vec<Table>, Box<d
         filled = step;
         // Before the rounds, which add rows of their own.
         let sizes = sizes(&mut connection, step).await?;
+        if let Some((file, memory)) = &bound {
+            // What was not written yet cannot be given up.
+            checkpoint(&mut connection).await?;
+            std::fs::write(file, memory)?;
+        }
         warm_up(&mut connection, GROWN, step).await?;
         if has_partitions {
             warm_up(&mut connection, PARTITIONED, step).await?;
@@ -85,6 +98,11 @@ pub(crate) async fn measure(at: At<'_>, rows: usize) -> Result<Vec<Table>, Box<d
     }
     remove(&mut connection).await?;
     Ok(tables)
+}
+
+/// Where `./bench` was asked to bound all that the server keeps in memory: the file that does it, and the bound.
+fn bound() -> Option<(String, String)> {
+    Some((std::env::var("IDEM_BENCH_MEMORY_FILE").ok()?, std::env::var("IDEM_BENCH_MEMORY").ok()?))
 }
 
 fn filling(schema: &str) -> Filling<'_> {

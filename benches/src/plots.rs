@@ -2,7 +2,7 @@
 
 mod chart;
 
-use std::error::Error;
+use std::{error::Error, iter::once};
 
 use self::chart::{Chart, Scale};
 use crate::{
@@ -73,14 +73,16 @@ fn by_rows(tables: &[Table]) -> Chart {
         ("handler a message, batch 100", growth::GROWN_EACH, growth::EMPTY_EACH),
         ("set-based handler, batch 500", growth::GROWN_SET, growth::EMPTY_SET),
     ];
-    let percent =
-        |grown, empty| at.iter().map(|(_, table)| median(table, grown) / median(table, empty) * 100.0).collect();
+    let series = |(name, grown, empty): (&str, _, _)| {
+        let percent = at.iter().map(|(_, table)| median(table, grown) / median(table, empty) * 100.0);
+        (name.to_owned(), once(100.0).chain(percent).collect())
+    };
     Chart {
         name: "rows".to_owned(),
         title: "insert: throughput by rows in the table, % of that on an empty one beside it".to_owned(),
         axis: "rows",
         scale: Scale::Linear,
-        labels: at.iter().map(|(rows, _)| format!("{} M", rows / 1e6)).collect(),
-        series: lines.map(|(name, grown, empty)| (name.to_owned(), percent(grown, empty))).to_vec(),
+        labels: once("none".to_owned()).chain(at.iter().map(|(rows, _)| format!("{} M", rows / 1e6))).collect(),
+        series: if at.is_empty() { Vec::new() } else { lines.map(series).to_vec() },
     }
 }

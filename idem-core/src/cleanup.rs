@@ -68,7 +68,8 @@ pub struct CleanupSettings {
     pub every: Duration,
     /// Rows a step. Defaults to 10,000; a step that times out halves it, one that goes well lets it grow back.
     pub rows_max: u32,
-    /// Steps of one table a cycle. Defaults to 1,000; what is left waits for the next cycle.
+    /// Steps of one table a cycle. Defaults to 10,000, with which an hourly cycle keeps up with 27,000 messages a second; what
+    /// is left waits for the next cycle.
     pub steps_max: u32,
     /// How long one step may take. Defaults to 5 s; from 10 ms to 5 minutes.
     pub step_timeout: Duration,
@@ -87,7 +88,7 @@ impl Default for CleanupSettings {
         Self {
             every: Duration::from_secs(3600),
             rows_max: 10_000,
-            steps_max: 1_000,
+            steps_max: 10_000,
             step_timeout: 5 * SECOND,
             units_kept: DAY,
             attempts_kept: 7 * DAY,

@@ -1,6 +1,6 @@
 //! JSON as the engine needs it: one member by pointer, depth, and a canonical form, each refusing repeated members.
 
-use std::{borrow::Cow, collections::HashSet, fmt};
+use std::{borrow::Cow, collections::BTreeSet, fmt};
 
 use serde::{
     Deserialize,
@@ -148,7 +148,7 @@ struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 #[derive(Default)]
 struct Names<'a> {
     few: [Option<Cow<'a, str>>; 8],
-    others: HashSet<Cow<'a, str>>,
+    others: BTreeSet<Cow<'a, str>>,
 }
 
 impl<'a> Names<'a> {
@@ -341,7 +341,7 @@ impl<'de> Visitor<'de> for Tree {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let (mut names, mut members) = (HashSet::new(), Vec::new());
+        let (mut names, mut members) = (BTreeSet::new(), Vec::new());
         while let Some(name) = map.next_key::<String>()? {
             if members.is_empty() && name == NUMBER {
                 return number(&map.next_value::<String>()?);

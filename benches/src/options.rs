@@ -76,7 +76,7 @@ const CASES: [(&str, When, &str); 18] = [
     ("rabbitmq", When::Always, "from RabbitMQ to PostgreSQL"),
     ("network", When::Asked, "both works at 0, 0.5, 1 and 5 ms, on both stores; 15 minutes"),
     ("growth", When::Asked, "up to --rows N (50 million) in the table; 40 minutes and 40 GB of disk"),
-    ("steady", When::Asked, "three turnovers of up to 20 million rows, then cleanup at the rate of intake; 40 minutes"),
+    ("steady", When::Asked, "three turnovers of up to 20 million rows, then cleanup at the rate of intake"),
     ("instructions", When::Asked, "the engine alone under valgrind: instructions a message; a minute"),
 ];
 

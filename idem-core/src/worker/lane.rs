@@ -158,7 +158,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     pub(super) async fn step(&mut self, next: Next<Job<B::Handle>>, probing: bool) -> bool {
         match next {
             Next::Nothing => return false,
-            // A look-up takes half of what a claim takes that finds every key taken.
+            // A claim that finds every key taken is followed by the same look-up.
             Next::Together(jobs) if self.duplicates => self.look(jobs).await,
             Next::Together(jobs) => self.together(jobs).await,
             Next::Look(jobs) if probing => {

@@ -25,7 +25,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     pub(super) async fn apply(&mut self, decided: impl IntoIterator<Item = (Job<B::Handle>, Decision)>) {
         let mut answers = Answers::default();
         for (job, decision) in decided {
-            if !matches!(decision, Decision::Processed(_) | Decision::Duplicate(..)) {
+            if job.is_replay() || !matches!(decision, Decision::Processed(_) | Decision::Duplicate(..)) {
                 self.shared.settle_all(std::mem::take(&mut answers));
             }
             let (durable, end) = match decision {

@@ -3,7 +3,7 @@
 use std::{error::Error, process::ExitCode};
 
 use idem_core::{ErrorClass, Store as _, StoreError, chain};
-use idem_sqlx::{MigratePostgresError, Postgres};
+use idem_sqlx::{MigrateError, Postgres};
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,13 +65,11 @@ impl From<StoreError> for Failure {
     }
 }
 
-impl From<MigratePostgresError> for Failure {
-    fn from(error: MigratePostgresError) -> Self {
+impl From<MigrateError> for Failure {
+    fn from(error: MigrateError) -> Self {
         match error {
-            MigratePostgresError::Store(error) => error.into(),
-            MigratePostgresError::Plan(_) | MigratePostgresError::Failed { .. } => {
-                Self::refused(migration_error(&error))
-            }
+            MigrateError::Store(error) => error.into(),
+            MigrateError::Plan(_) | MigrateError::Failed { .. } => Self::refused(migration_error(&error)),
             // The enum is open; whatever it is, a person must look at it.
             _ => Self::refused(migration_error(&error)),
         }
@@ -80,7 +78,7 @@ impl From<MigratePostgresError> for Failure {
 
 /// The server's words are part of it: the down migration says why it refuses and what to do, and a migration holds no
 /// value of anybody's.
-fn migration_error(error: &MigratePostgresError) -> String {
+fn migration_error(error: &MigrateError) -> String {
     let words = chain(error).filter_map(|link| link.downcast_ref::<sqlx::Error>()).find_map(|error| {
         let error = error.as_database_error()?;
         let hint = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().and_then(|error| error.hint());

@@ -15,7 +15,7 @@
 //! | compare a start with what its name is bound to | [`Binding`] |
 //! | keep a message's headers in a column | [`encode_headers`], [`decode_headers`] |
 //! | remove what has expired | [`PostgresCleaner`], or [`cleanup_script`] in the database itself |
-//! | make and change the schema | [`Migration`] and its contract, [`pending_migrations`], [`postgres_roles`] |
+//! | make and change the schema | [`Migrator`], [`Migration`] and its contract, [`postgres_roles`] |
 //! | refuse a server that cannot keep the promise | [`ServerFacts`] |
 //! | refuse a schema that cannot keep the promise | [`SchemaFacts`], [`verify_schema`] |
 //!
@@ -56,8 +56,8 @@ pub use crate::{
     host::host_name,
     key_id::{KEY_ID_VECTORS, key_id},
     migrations::{
-        AppliedMigration, Dialect, Migration, MigrationError, MigrationStatements, POSTGRES_MIGRATIONS,
-        SQLITE_MIGRATIONS, pending_migrations, postgres_roles, version_to_revert,
+        AppliedMigration, Dialect, MigrateError, Migration, MigrationConnection, MigrationError, MigrationStatements,
+        Migrator, POSTGRES_MIGRATIONS, SQLITE_MIGRATIONS, pending_migrations, postgres_roles, version_to_revert,
     },
     name::{SchemaName, SchemaNameError},
     postgres::{PostgresStatements, UnitLimits, begin_unit},

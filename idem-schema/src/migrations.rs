@@ -7,8 +7,12 @@ use sha2::{Digest, Sha256};
 use crate::name::SchemaName;
 
 mod plan;
+mod runner;
 
-pub use plan::{AppliedMigration, MigrationError, pending_migrations, version_to_revert};
+pub use self::{
+    plan::{AppliedMigration, MigrationError, pending_migrations, version_to_revert},
+    runner::{MigrateError, MigrationConnection, Migrator},
+};
 
 /// Which database a text is written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -33,6 +37,8 @@ impl Dialect {
 /// One step of the schema, with the way back.
 ///
 /// # Contract of the runner
+/// [`Migrator`] is the one that stores use; it is written down for scripts.
+///
 /// 1. Each migration runs in one transaction of its own, together with its row in `migrations`. In PostgreSQL that
 ///    transaction first takes [`MigrationStatements::lock`], which is transaction-scoped, because a pooler in
 ///    transaction mode loses a session's locks; in SQLite it begins with `BEGIN IMMEDIATE`.
@@ -137,8 +143,7 @@ pub struct MigrationStatements {
     /// Result: a row a migration, oldest first: `version` int4 (SQLite: integer), `name` text, `checksum` text,
     /// `oldest_worker` text.
     pub applied: String,
-    /// Parameters: version int4, name text, checksum text, oldest_worker text; for SQLite a fifth, the time in
-    /// microseconds since the Unix epoch.
+    /// Parameters: version int4, name text, checksum text, oldest_worker text.
     pub record: String,
     /// Parameter: version int4. Removes the row after the down migration.
     pub forget: String,
@@ -194,7 +199,8 @@ const SQLITE_RUNNER: [&str; 5] = [
     oldest_worker TEXT    NOT NULL
 ) STRICT;",
     "SELECT version, name, checksum, oldest_worker FROM \"{schema}_migrations\" ORDER BY version",
-    "INSERT INTO \"{schema}_migrations\" (version, name, checksum, oldest_worker, applied_at) VALUES (?1, ?2, ?3, ?4, ?5)",
+    "INSERT INTO \"{schema}_migrations\" (version, name, checksum, oldest_worker, applied_at) \
+     VALUES (?1, ?2, ?3, ?4, CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER))",
     "DELETE FROM \"{schema}_migrations\" WHERE version = ?1",
 ];
 

@@ -93,7 +93,6 @@ macro_rules! from_value {
 
 from_value! {
     bool: Bool(yes) => *yes;
-    i32: Int4(number) => *number;
     i64: Int8(number) => *number;
     &'r str: Text(text) => text;
     String: Text(text) => text.clone();
@@ -101,6 +100,17 @@ from_value! {
     Vec<u8>: Bytes(bytes) => bytes.clone();
     Uuid: Uuid(id) => *id;
     Vec<String>: Texts(texts) => texts.clone();
+}
+
+impl FromValue<'_> for i32 {
+    fn from_value(value: &Value) -> Option<Self> {
+        match *value {
+            Value::Int4(number) => Some(number),
+            // SQLite has one width of integers.
+            Value::Int8(number) => number.try_into().ok(),
+            _ => None,
+        }
+    }
 }
 
 impl<'r, T: FromValue<'r>> FromValue<'r> for Option<T> {

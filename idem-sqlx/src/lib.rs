@@ -13,15 +13,14 @@
 
 pub use idem_core;
 pub use idem_schema;
+pub use idem_schema::MigrateError;
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
 #[cfg(feature = "postgres")]
-pub use self::postgres::{MigratePostgresError, Postgres, PostgresLane, PostgresOptions, PostgresUnit, Statements};
+pub use self::postgres::{Postgres, PostgresLane, PostgresOptions, PostgresUnit, Statements};
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::{Sqlite, SqliteLane, SqliteOptions, SqliteUnit, Synchronous};

@@ -143,7 +143,7 @@ async fn within<T>(
     }
 }
 
-fn typed<'p>(parameter: &'p idem_schema::Parameter<'_>) -> Parameter<'p> {
+pub(crate) fn typed<'p>(parameter: &'p idem_schema::Parameter<'_>) -> Parameter<'p> {
     match parameter {
         idem_schema::Parameter::Bool(yes) => (yes, Type::BOOL),
         idem_schema::Parameter::Int4(number) => (number, Type::INT4),
@@ -157,11 +157,14 @@ fn typed<'p>(parameter: &'p idem_schema::Parameter<'_>) -> Parameter<'p> {
 
 /// Rows of this driver as those of any.
 pub(crate) fn read(rows: &[tokio_postgres::Row]) -> Result<Vec<Row>, StoreError> {
+    decode(rows).map_err(idem_schema::unreadable)
+}
+
+pub(crate) fn decode(rows: &[tokio_postgres::Row]) -> Result<Vec<Row>, Error> {
     let Some(first) = rows.first() else { return Ok(Vec::new()) };
     let columns: Arc<[String]> = first.columns().iter().map(|column| column.name().to_owned()).collect();
     let read = |row| (0..columns.len()).map(|index| value(row, index)).collect::<Result<_, _>>();
-    let rows = rows.iter().map(|row| Ok(Row::new(Arc::clone(&columns), read(row)?)));
-    rows.collect::<Result<_, Error>>().map_err(idem_schema::unreadable)
+    rows.iter().map(|row| Ok(Row::new(Arc::clone(&columns), read(row)?))).collect()
 }
 
 fn value(row: &tokio_postgres::Row, index: usize) -> Result<Value, Error> {

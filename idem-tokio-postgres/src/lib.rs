@@ -2,7 +2,7 @@
 
 pub use idem_core;
 pub use idem_schema;
-pub use idem_schema::Statements;
+pub use idem_schema::{MigrateError, Statements};
 pub use tokio_postgres;
 
 mod books;
@@ -24,7 +24,6 @@ mod unit;
 pub use self::{
     connection::{PostgresConnection, PostgresTransaction, RunStatementError},
     lane::PostgresLane,
-    migrate::MigratePostgresError,
     options::PostgresOptions,
     store::Postgres,
     unit::PostgresUnit,

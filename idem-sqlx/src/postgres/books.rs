@@ -137,7 +137,7 @@ async fn within<T>(
     }
 }
 
-fn bound<'q>(statement: Statement<'q>, parameters: &[Parameter<'q>]) -> Statement<'q> {
+pub(super) fn bound<'q>(statement: Statement<'q>, parameters: &[Parameter<'q>]) -> Statement<'q> {
     parameters.iter().fold(statement, |statement, parameter| match *parameter {
         Parameter::Bool(yes) => statement.bind(yes),
         Parameter::Int4(number) => statement.bind(number),
@@ -151,11 +151,14 @@ fn bound<'q>(statement: Statement<'q>, parameters: &[Parameter<'q>]) -> Statemen
 
 /// Rows of this driver as those of any.
 pub(super) fn read(rows: &[PgRow]) -> Result<Vec<Row>, StoreError> {
+    decode(rows).map_err(idem_schema::unreadable)
+}
+
+pub(super) fn decode(rows: &[PgRow]) -> Result<Vec<Row>, sqlx::Error> {
     let Some(first) = rows.first() else { return Ok(Vec::new()) };
     let columns: Arc<[String]> = first.columns().iter().map(|column| column.name().to_owned()).collect();
     let read = |row: &PgRow| (0..columns.len()).map(|index| value(row, index)).collect::<Result<_, _>>();
-    let rows = rows.iter().map(|row| Ok(Row::new(Arc::clone(&columns), read(row)?)));
-    rows.collect::<Result<_, sqlx::Error>>().map_err(idem_schema::unreadable)
+    rows.iter().map(|row| Ok(Row::new(Arc::clone(&columns), read(row)?))).collect()
 }
 
 fn value(row: &PgRow, index: usize) -> Result<Value, sqlx::Error> {

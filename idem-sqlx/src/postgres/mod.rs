@@ -23,7 +23,7 @@ use sqlx::{AssertSqlSafe, Connection as _, Database, PgConnection, PgPool, SqlSa
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::sync::OnceCell;
 
-pub use self::{lane::PostgresLane, migrate::MigratePostgresError, options::PostgresOptions, unit::PostgresUnit};
+pub use self::{lane::PostgresLane, options::PostgresOptions, unit::PostgresUnit};
 
 /// What keeps sqlx's count of nested transactions, through which units begin and end.
 type Manager = <sqlx::Postgres as Database>::TransactionManager;

@@ -120,8 +120,13 @@ impl<'c> Borrowed<'c> {
 
     /// The connection.
     pub(super) fn get(&mut self) -> Result<&mut SqliteConnection, StoreError> {
-        let gone = || StoreError::Unavailable { doing: self.doing, source: boxed(sqlx::Error::WorkerCrashed) };
-        self.connection.as_mut().ok_or_else(gone)
+        let doing = self.doing;
+        self.connection().map_err(|error| StoreError::Unavailable { doing, source: boxed(error) })
+    }
+
+    /// The same, for what answers with the driver's own errors.
+    pub(super) fn connection(&mut self) -> Result<&mut SqliteConnection, sqlx::Error> {
+        self.connection.as_mut().ok_or(sqlx::Error::WorkerCrashed)
     }
 
     /// An error of a statement on it.

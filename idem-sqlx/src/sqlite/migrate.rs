@@ -1,27 +1,28 @@
-//! Runs the migrations that idem-schema holds, as its contract says: each in one transaction with its own record.
+//! Migrations of a SQLite file, on the store's own connection for writing.
+
+use std::sync::Arc;
 
 use idem_core::StoreError;
-use idem_schema::{
-    AppliedMigration, Dialect, Migration, MigrationError, MigrationStatements, SQLITE_MIGRATIONS, pending_migrations,
-    version_to_revert,
-};
-use sqlx::{AssertSqlSafe, Row};
+use idem_schema::{Dialect, MigrateError, MigrationConnection, MigrationError, Migrator, Parameter, Row, Value};
+use sqlx::{AssertSqlSafe, Column as _, Row as _, TypeInfo as _, ValueRef as _, sqlite::SqliteRow};
 
-use super::{Sqlite, clock, connections::Borrowed};
+use super::{Sqlite, connections::Borrowed, error};
 
 impl Sqlite {
     /// Makes idem's tables, or brings them to this build's version. Answers the versions that were applied, which is none
     /// where nothing was to do. Several processes may run it at once: each migration is applied once.
     ///
     /// # Errors
-    /// [`StoreError::Schema`] where the schema is newer than this build or an applied migration was edited,
-    /// [`StoreError::Unavailable`] where the write lock was not had within
+    /// [`MigrateError`]: [`StoreError::Unavailable`] in it where the write lock was not had within
     /// [`SqliteOptions::bookkeeping_timeout`](super::SqliteOptions::bookkeeping_timeout).
     ///
     /// # Cancel safety
     /// Cancel safe: the migration in hand is rolled back, and those before it stay.
-    pub async fn migrate(&self) -> Result<Vec<u32>, StoreError> {
-        self.migrate_to_newest(SQLITE_MIGRATIONS).await
+    pub async fn migrate(&self) -> Result<Vec<u32>, MigrateError> {
+        let mut connection = Migrating(self.connections.write("migrating the schema").await?);
+        let versions = Migrator::new(Dialect::Sqlite, &self.options.schema).up(&mut connection).await?;
+        connection.0.done();
+        Ok(versions)
     }
 
     /// Takes the newest migration back and answers its version; `None` where there is none. For development, and for the
@@ -29,85 +30,75 @@ impl Sqlite {
     /// second time.
     ///
     /// # Errors
-    /// As for [`migrate`](Self::migrate), and [`StoreError::Failed`] where there are records.
+    /// As for [`migrate`](Self::migrate), and [`MigrateError::Failed`] where there are records.
     ///
     /// # Cancel safety
     /// Cancel safe: it is rolled back.
-    pub async fn revert_migration(&self) -> Result<Option<u32>, StoreError> {
-        self.revert_newest(SQLITE_MIGRATIONS).await
+    pub async fn migrate_down(&self) -> Result<Option<u32>, MigrateError> {
+        let mut connection = Migrating(self.connections.write("taking a migration back").await?);
+        let version = Migrator::new(Dialect::Sqlite, &self.options.schema).down(&mut connection).await?;
+        connection.0.done();
+        Ok(version)
+    }
+}
+
+/// The connection for migrations; it is closed, and what it did rolled back, unless [`Borrowed::done`] is called.
+pub(super) struct Migrating<'c>(pub(super) Borrowed<'c>);
+
+impl MigrationConnection for Migrating<'_> {
+    type Error = sqlx::Error;
+
+    async fn begin(&mut self) -> Result<(), sqlx::Error> {
+        self.batch("BEGIN IMMEDIATE").await
     }
 
-    pub(super) async fn migrate_to_newest(&self, known: &[Migration]) -> Result<Vec<u32>, StoreError> {
-        let statements = MigrationStatements::new(Dialect::Sqlite, &self.options.schema);
-        let mut done = Vec::new();
-        loop {
-            let mut connection = self.connections.write("migrating the schema").await?;
-            connection.begin().await?;
-            let failed = connection.failed();
-            execute(&mut connection, statements.bootstrap.clone()).await?;
-            let applied = applied(&mut connection, &statements).await?;
-            let Some(next) = pending_migrations(known, &applied).map_err(|error| refused(&error))?.first() else {
-                connection.commit().await?;
-                return Ok(done);
+    async fn commit(&mut self) -> Result<(), sqlx::Error> {
+        self.batch("COMMIT").await
+    }
+
+    async fn batch(&mut self, text: &str) -> Result<(), sqlx::Error> {
+        sqlx::raw_sql(AssertSqlSafe(text)).execute(self.0.connection()?).await.map(|_| ())
+    }
+
+    async fn rows(&mut self, text: &str, parameters: &[Parameter<'_>]) -> Result<Vec<Row>, sqlx::Error> {
+        let mut statement = sqlx::query(AssertSqlSafe(text)).persistent(false);
+        for parameter in parameters {
+            statement = match *parameter {
+                Parameter::Bool(yes) => statement.bind(yes),
+                Parameter::Int4(number) => statement.bind(number),
+                Parameter::Int8(number) => statement.bind(number),
+                Parameter::Text(text) => statement.bind(text),
+                Parameter::Bytes(bytes) => statement.bind(bytes),
+                Parameter::Uuid(id) => statement.bind(id.map(|id| id.as_bytes().to_vec())),
+                // What `json_each` reads.
+                Parameter::Int8s(numbers) => statement.bind(format!("{numbers:?}")),
             };
-            execute(&mut connection, next.up(&self.options.schema)).await?;
-            sqlx::query(AssertSqlSafe(statements.record.clone()))
-                .bind(next.version)
-                .bind(next.name)
-                .bind(next.checksum())
-                .bind(next.oldest_worker)
-                .bind(clock::now())
-                .execute(connection.get()?)
-                .await
-                .map_err(failed)?;
-            connection.commit().await?;
-            done.push(next.version);
         }
+        decode(&statement.fetch_all(self.0.connection()?).await?)
     }
 
-    async fn revert_newest(&self, known: &[Migration]) -> Result<Option<u32>, StoreError> {
-        let statements = MigrationStatements::new(Dialect::Sqlite, &self.options.schema);
-        let mut connection = self.connections.write("taking a migration back").await?;
-        connection.begin().await?;
-        let failed = connection.failed();
-        execute(&mut connection, statements.bootstrap.clone()).await?;
-        let applied = applied(&mut connection, &statements).await?;
-        let Some(newest) = version_to_revert(known, &applied).map_err(|error| refused(&error))? else {
-            connection.commit().await?;
-            return Ok(None);
-        };
-        execute(&mut connection, newest.down(&self.options.schema)).await?;
-        let forget = sqlx::query(AssertSqlSafe(statements.forget)).bind(newest.version);
-        forget.execute(connection.get()?).await.map_err(failed)?;
-        connection.commit().await?;
-        Ok(Some(newest.version))
+    fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {
+        error::of_bookkeeping(doing, error)
     }
 }
 
-/// The texts hold several statements and no value but the checked name of the schema.
-async fn execute(connection: &mut Borrowed<'_>, text: String) -> Result<(), StoreError> {
-    let failed = connection.failed();
-    sqlx::raw_sql(AssertSqlSafe(text)).execute(connection.get()?).await.map_err(failed)?;
-    Ok(())
+/// Rows of this driver as those of any.
+fn decode(rows: &[SqliteRow]) -> Result<Vec<Row>, sqlx::Error> {
+    let Some(first) = rows.first() else { return Ok(Vec::new()) };
+    let columns: Arc<[String]> = first.columns().iter().map(|column| column.name().to_owned()).collect();
+    let read = |row| (0..columns.len()).map(|index| value(row, index)).collect::<Result<_, _>>();
+    rows.iter().map(|row| Ok(Row::new(Arc::clone(&columns), read(row)?))).collect()
 }
 
-/// The migrations that were applied, oldest first.
-pub(super) async fn applied(
-    connection: &mut Borrowed<'_>,
-    statements: &MigrationStatements,
-) -> Result<Vec<AppliedMigration>, StoreError> {
-    let failed = connection.failed();
-    let select = sqlx::query(AssertSqlSafe(statements.applied.clone()));
-    let rows = select.fetch_all(connection.get()?).await.map_err(&failed)?;
-    let read = |row: &sqlx::sqlite::SqliteRow| {
-        Ok(AppliedMigration {
-            version: row.try_get("version")?,
-            name: row.try_get("name")?,
-            checksum: row.try_get("checksum")?,
-            oldest_worker: row.try_get("oldest_worker")?,
-        })
-    };
-    rows.iter().map(read).collect::<Result<_, sqlx::Error>>().map_err(failed)
+fn value(row: &SqliteRow, index: usize) -> Result<Value, sqlx::Error> {
+    // The type is the value's own: a column of SQLite has none.
+    Ok(match row.try_get_raw(index)?.type_info().name() {
+        "NULL" => Value::Null,
+        "INTEGER" => Value::Int8(row.try_get(index)?),
+        "TEXT" => Value::Text(row.try_get(index)?),
+        "BLOB" => Value::Bytes(row.try_get(index)?),
+        _ => Value::Other,
+    })
 }
 
 pub(super) fn refused(error: &MigrationError) -> StoreError {

@@ -3,10 +3,13 @@
 use std::collections::BTreeSet;
 
 use idem_core::StoreError;
-use idem_schema::{Dialect, MigrationStatements, SQLITE_MIGRATIONS, SchemaName, pending_migrations};
+use idem_schema::{Dialect, MigrationStatements, Migrator, SQLITE_MIGRATIONS, SchemaName, pending_migrations};
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
 
-use super::{Sqlite, error, migrate};
+use super::{
+    Sqlite, error,
+    migrate::{self, Migrating},
+};
 
 /// The oldest SQLite that has all that the statements use: JSON built in, `->>`, strict tables, `RETURNING`.
 const VERSION_MIN: (u32, u32) = (3, 38);
@@ -52,9 +55,9 @@ impl Sqlite {
             let problem = format!("the file has no table {migrations}");
             return Err(StoreError::Schema { problem, cure: MIGRATE.to_owned() });
         }
-        let statements = MigrationStatements::new(Dialect::Sqlite, schema);
-        let applied = migrate::applied(&mut connection, &statements).await?;
-        connection.done();
+        let mut connection = Migrating(connection);
+        let applied = Migrator::new(Dialect::Sqlite, schema).applied(&mut connection).await?;
+        connection.0.done();
         let pending = pending_migrations(SQLITE_MIGRATIONS, &applied).map_err(|error| migrate::refused(&error))?;
         if let Some(next) = pending.first() {
             let problem = format!("the schema lacks version {} ({})", next.version, next.name);

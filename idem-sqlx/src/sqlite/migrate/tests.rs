@@ -1,3 +1,5 @@
+use idem_schema::{Migration, SQLITE_MIGRATIONS};
+
 use super::*;
 use crate::SqliteOptions;
 
@@ -12,18 +14,24 @@ async fn a_migration_that_fails_midway_leaves_nothing() {
     broken.version = 2;
     broken.name = "broken";
     broken.up_template = "CREATE TABLE \"{schema}_half\" (a); INSERT INTO \"{schema}_missing\" VALUES (1);";
-    store.migrate_to_newest(&[*first, broken]).await.unwrap_err();
+    migrate(&store, &[*first, broken]).await.unwrap_err();
     let mut connection = store.connections.read("looking").await.unwrap();
     let count = "SELECT count(*) FROM sqlite_schema WHERE name = 'idem_half'";
     assert_eq!(sqlx::query_scalar::<_, i64>(count).fetch_one(connection.get().unwrap()).await.unwrap(), 0);
-    let statements = MigrationStatements::new(Dialect::Sqlite, &store.options.schema);
-    let versions: Vec<u32> =
-        applied(&mut connection, &statements).await.unwrap().iter().map(|row| row.version).collect();
-    assert_eq!(versions, [1]);
-    connection.done();
+    let mut connection = Migrating(connection);
+    let applied = Migrator::new(Dialect::Sqlite, &store.options.schema).applied(&mut connection).await.unwrap();
+    assert_eq!(applied.iter().map(|row| row.version).collect::<Vec<_>>(), [1]);
+    connection.0.done();
     // Once it is repaired it goes on from there, and an older build, which may still run on it, leaves it alone.
     broken.up_template = "CREATE TABLE \"{schema}_half\" (a);";
-    assert_eq!(store.migrate_to_newest(&[*first, broken]).await.unwrap(), [2]);
+    assert_eq!(migrate(&store, &[*first, broken]).await.unwrap(), [2]);
     assert!(store.migrate().await.unwrap().is_empty());
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+async fn migrate(store: &Sqlite, known: &[Migration]) -> Result<Vec<u32>, MigrateError> {
+    let mut connection = Migrating(store.connections.write("migrating the schema").await?);
+    let versions = Migrator::with(Dialect::Sqlite, &store.options.schema, known).up(&mut connection).await?;
+    connection.0.done();
+    Ok(versions)
 }

@@ -2,7 +2,7 @@
 
 use idem_core::{Bookkeeping as _, StoreError};
 use idem_schema::{KEY_ID_VECTORS, MigrationError, PostgresStatements, SchemaName};
-use idem_sqlx::{MigratePostgresError, Postgres};
+use idem_sqlx::{MigrateError, Postgres};
 
 use super::{
     consumers::{Write, consumer, msg, process},
@@ -62,10 +62,10 @@ async fn records_are_never_dropped_by_a_migration() {
     fixture
         .run("INSERT INTO forgotten SELECT key_id, now(), now(), now(), 1, 1, 1, 1, 'b', '' FROM processed_messages")
         .await;
-    assert!(matches!(fixture.store.migrate_down().await, Err(MigratePostgresError::Failed { version: 2, .. })));
+    assert!(matches!(fixture.store.migrate_down().await, Err(MigrateError::Failed { version: 2, .. })));
     fixture.run("TRUNCATE forgotten").await;
     assert_eq!(fixture.store.migrate_down().await.unwrap(), Some(2));
-    assert!(matches!(fixture.store.migrate_down().await, Err(MigratePostgresError::Failed { version: 1, .. })));
+    assert!(matches!(fixture.store.migrate_down().await, Err(MigrateError::Failed { version: 1, .. })));
     assert_eq!(fixture.recorded().await, ["a"]);
     fixture.drop().await;
 }
@@ -75,15 +75,12 @@ async fn a_changed_or_newer_schema_is_left_alone() {
     let fixture = Fixture::new().await;
     fixture.run("UPDATE migrations SET checksum = 'x'").await;
     let changed = fixture.store.migrate().await;
-    assert!(
-        matches!(changed, Err(MigratePostgresError::Plan(MigrationError::Changed { version: 1, .. }))),
-        "{changed:?}"
-    );
+    assert!(matches!(changed, Err(MigrateError::Plan(MigrationError::Changed { version: 1, .. }))), "{changed:?}");
     fixture
         .run("INSERT INTO migrations (version, name, checksum, oldest_worker) VALUES (9, 'n', 'x', '999.0.0')")
         .await;
     let newer = fixture.store.migrate().await;
-    assert!(matches!(newer, Err(MigratePostgresError::Plan(MigrationError::Newer { found: 9, .. }))), "{newer:?}");
+    assert!(matches!(newer, Err(MigrateError::Plan(MigrationError::Newer { found: 9, .. }))), "{newer:?}");
     let error = fixture.store.verify().await.unwrap_err().to_string();
     assert!(error.contains("version 9") && error.contains("later release"), "{error}");
     fixture.drop().await;

@@ -1,7 +1,7 @@
 //! The schema: up, down, and what stops either.
 
 use idem_core::{Bookkeeping, StoreError};
-use idem_schema::SchemaName;
+use idem_schema::{MigrateError, SchemaName};
 use idem_sqlx::{Sqlite, SqliteOptions};
 
 use super::{File, consumer, fresh, message, open};
@@ -17,8 +17,8 @@ async fn up_twice_and_down_beside_the_applications_tables() {
     assert_eq!(store.migrate().await.unwrap(), Vec::<u32>::new());
     store.verify().await.unwrap();
     assert!(file.ask(TABLES).await.contains(&"idem_processed_messages".to_owned()));
-    assert_eq!(store.revert_migration().await.unwrap(), Some(1));
-    assert_eq!(store.revert_migration().await.unwrap(), None);
+    assert_eq!(store.migrate_down().await.unwrap(), Some(1));
+    assert_eq!(store.migrate_down().await.unwrap(), None);
     assert_eq!(file.ask(TABLES).await, ["idem_migrations", "migrations", "processed_messages"]);
     assert_eq!(store.migrate().await.unwrap(), [1]);
 }
@@ -27,8 +27,8 @@ async fn up_twice_and_down_beside_the_applications_tables() {
 async fn down_is_refused_while_there_are_records_and_leaves_everything() {
     let (file, store) = fresh().await;
     consumer(&store).process(vec![message("a", "1")]).await.unwrap();
-    let error = store.revert_migration().await.unwrap_err();
-    let StoreError::Failed { source, .. } = &error else { panic!("{error}") };
+    let error = store.migrate_down().await.unwrap_err();
+    let MigrateError::Failed { version: 1, source, .. } = &error else { panic!("{error}") };
     assert!(source.to_string().contains("still holds records"), "{source}");
     store.verify().await.unwrap();
     assert_eq!(file.recorded().await, ["a"]);
@@ -43,10 +43,11 @@ async fn an_edited_and_a_newer_schema_are_refused() {
     ] {
         let (file, store) = fresh().await;
         file.run(change).await;
-        for error in [store.migrate().await.unwrap_err(), store.verify().await.unwrap_err()] {
-            assert!(matches!(error, StoreError::Schema { .. }) && error.to_string().contains(words), "{error}");
-        }
-        store.revert_migration().await.unwrap_err();
+        let error = store.migrate().await.unwrap_err();
+        assert!(matches!(error, MigrateError::Plan(_)) && error.to_string().contains(words), "{error}");
+        let error = store.verify().await.unwrap_err();
+        assert!(matches!(error, StoreError::Schema { .. }) && error.to_string().contains(words), "{error}");
+        store.migrate_down().await.unwrap_err();
     }
 }
 

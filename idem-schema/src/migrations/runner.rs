@@ -1,0 +1,185 @@
+//! Runs the migrations, whatever driver they go through.
+
+use std::{error::Error, future::Future};
+
+use idem_core::{BoxError, StoreError};
+
+use super::{
+    AppliedMigration, Dialect, Migration, MigrationError, MigrationStatements, POSTGRES_MIGRATIONS, SQLITE_MIGRATIONS,
+    pending_migrations, version_to_revert,
+};
+use crate::{driver::Parameter, name::SchemaName, row::Row};
+
+/// Why migrations did not run. What was applied before stays.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MigrateError {
+    /// The database is not one that this build may migrate.
+    #[error(transparent)]
+    Plan(#[from] MigrationError),
+    /// The database failed or refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A migration failed; its transaction was rolled back.
+    #[error("migration {version} ({name}) failed and was rolled back")]
+    Failed {
+        /// Its version.
+        version: u32,
+        /// Its name.
+        name: &'static str,
+        /// The driver's error.
+        source: BoxError,
+    },
+}
+
+/// A connection that runs migrations, and nothing else meanwhile. Dropping it while a transaction is open must roll that
+/// back.
+pub trait MigrationConnection: Send {
+    /// The driver's error.
+    type Error: Error + Send + Sync + 'static;
+
+    /// Begins a transaction that may write; in SQLite it takes the write lock at once.
+    fn begin(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    /// Commits it. Called only when everything before has answered without an error.
+    fn commit(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    /// Runs a text of several statements and no parameter.
+    fn batch(&mut self, text: &str) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    /// Runs one statement, and answers its rows.
+    fn rows(
+        &mut self,
+        text: &str,
+        parameters: &[Parameter<'_>],
+    ) -> impl Future<Output = Result<Vec<Row>, Self::Error>> + Send;
+
+    /// What an error means that is no migration's own.
+    fn store_error(doing: &'static str, error: Self::Error) -> StoreError;
+}
+
+/// Brings a schema to the version of this build, or takes its newest migration back, by the contract of [`Migration`].
+#[derive(Debug)]
+pub struct Migrator<'s> {
+    schema: &'s SchemaName,
+    known: &'s [Migration],
+    statements: MigrationStatements,
+}
+
+impl<'s> Migrator<'s> {
+    /// Of one schema, with this build's migrations.
+    #[must_use]
+    pub fn new(dialect: Dialect, schema: &'s SchemaName) -> Self {
+        let known = match dialect {
+            Dialect::Postgres => POSTGRES_MIGRATIONS,
+            Dialect::Sqlite => SQLITE_MIGRATIONS,
+        };
+        Self::with(dialect, schema, known)
+    }
+
+    /// Of one schema, with these migrations, oldest first: for tests of what migrations do.
+    #[must_use]
+    pub fn with(dialect: Dialect, schema: &'s SchemaName, known: &'s [Migration]) -> Self {
+        Self { schema, known, statements: MigrationStatements::new(dialect, schema) }
+    }
+
+    /// Applies what is pending, and answers the versions that it applied: none where there was nothing to do. Several may
+    /// run at once; each migration is applied by one of them.
+    ///
+    /// # Errors
+    /// [`MigrateError`]; each migration is one transaction, so nothing is half done. Drop the connection after an error.
+    ///
+    /// # Cancel safety
+    /// Cancel safe, if the connection is dropped with the call.
+    pub async fn up<C: MigrationConnection>(&self, connection: &mut C) -> Result<Vec<u32>, MigrateError> {
+        let mut versions = Vec::new();
+        // One transaction each, and one that finds nothing to do.
+        while let Some(version) = self.step(connection, Way::Up).await? {
+            versions.push(version);
+        }
+        Ok(versions)
+    }
+
+    /// Takes the newest migration back, and answers its version; `None` where there is none. The first one is never taken
+    /// back while `processed_messages` holds a record.
+    ///
+    /// # Errors
+    /// As [`up`](Self::up).
+    ///
+    /// # Cancel safety
+    /// As [`up`](Self::up).
+    pub async fn down<C: MigrationConnection>(&self, connection: &mut C) -> Result<Option<u32>, MigrateError> {
+        self.step(connection, Way::Down).await
+    }
+
+    /// The migrations that were applied, oldest first.
+    ///
+    /// # Errors
+    /// [`StoreError`] of the statement; the table of migrations must exist.
+    pub async fn applied<C: MigrationConnection>(
+        &self,
+        connection: &mut C,
+    ) -> Result<Vec<AppliedMigration>, StoreError> {
+        let rows = connection.rows(&self.statements.applied, &[]).await;
+        let rows = rows.map_err(|error| C::store_error("reading the applied migrations", error))?;
+        let read = |row: &Row| {
+            Ok(AppliedMigration {
+                version: u32::try_from(row.get::<i32>("version")?).unwrap_or(u32::MAX),
+                name: row.get("name")?,
+                checksum: row.get("checksum")?,
+                oldest_worker: row.get("oldest_worker")?,
+            })
+        };
+        rows.iter().map(read).collect()
+    }
+
+    /// One migration in a transaction, with its row in the table of migrations.
+    async fn step<C: MigrationConnection>(&self, connection: &mut C, way: Way) -> Result<Option<u32>, MigrateError> {
+        let preparing = |error| C::store_error("preparing the migration", error);
+        connection.begin().await.map_err(preparing)?;
+        if let Some(lock) = &self.statements.lock {
+            connection.batch(lock).await.map_err(preparing)?;
+        }
+        connection.batch(&self.statements.bootstrap).await.map_err(preparing)?;
+        let applied = self.applied(connection).await?;
+        let migration = match way {
+            Way::Up => pending_migrations(self.known, &applied)?.first(),
+            Way::Down => version_to_revert(self.known, &applied)?,
+        };
+        if let Some(migration) = migration {
+            let (version, name) = (migration.version, migration.name);
+            let failed = |error| MigrateError::Failed { version, name, source: Box::new(error) };
+            self.change(connection, migration, way).await.map_err(failed)?;
+        }
+        connection.commit().await.map_err(|error| C::store_error("committing the migration", error))?;
+        Ok(migration.map(|migration| migration.version))
+    }
+
+    async fn change<C: MigrationConnection>(
+        &self,
+        connection: &mut C,
+        migration: &Migration,
+        way: Way,
+    ) -> Result<(), C::Error> {
+        let version = i32::try_from(migration.version).unwrap_or(i32::MAX).into();
+        match way {
+            Way::Up => {
+                connection.batch(&migration.up(self.schema)).await?;
+                let checksum = migration.checksum();
+                let record = [version, migration.name.into(), checksum.as_str().into(), migration.oldest_worker.into()];
+                connection.rows(&self.statements.record, &record).await?;
+            }
+            Way::Down => {
+                connection.batch(&migration.down(self.schema)).await?;
+                connection.rows(&self.statements.forget, &[version]).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Up,
+    Down,
+}

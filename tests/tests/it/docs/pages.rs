@@ -69,7 +69,7 @@ fn no_page_has_commands_that_nobody_runs() {
     assert_eq!(with_commands.collect::<Vec<_>>(), run);
 }
 
-/// R61 to R64, X10: each second block of SQL runs twice, and must leave what it left once; except for the one that is
+/// Each second block of SQL runs twice, and must leave what it left once; except for the one that is
 /// shown because it does not.
 #[tokio::test]
 async fn natural_idempotency_is_as_the_page_says() {

@@ -1,4 +1,4 @@
-//! `idem import`: a hand-written table's rows (R16).
+//! `idem import`: a hand-written table's rows.
 
 use crate::scene::{Scene, message};
 
@@ -25,10 +25,10 @@ fn arguments(scene: &Scene, more: &str) -> String {
     )
 }
 
-/// R16: each row is a record, and its redelivery a duplicate by its key, whatever the payload. A run that was broken off is
+/// Each row is a record, and its redelivery a duplicate by its key, whatever the payload. A run that was broken off is
 /// begun again.
 #[tokio::test]
-async fn r16_a_hundred_thousand_rows_are_brought_over_and_are_duplicates() {
+async fn a_hundred_thousand_rows_are_brought_over_and_are_duplicates() {
     let scene = with_inbox().await;
     let counted = scene.idem(&arguments(&scene, "--dry-run")).ok();
     assert!(counted.contains("100001 rows") && counted.contains("1 of them without a valid key"), "{counted}");

@@ -1,4 +1,4 @@
-//! Where a group starts, goes on, and refuses to go on (D5, E3 to E6, E13).
+//! Where a group starts, goes on, and refuses to go on (D5, E3, E4, E5, E6, E13).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Dead letters to a topic (E15, E16).
+//! Dead letters to a topic (E15).
 
 use std::{future::poll_fn, task::Poll, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What SQS does by its documentation and emulators do not (F2 to F5, F9), and what attaching refuses.
+//! What SQS does by its documentation and emulators do not (F2, F3, F4, F5, F9), and what attaching refuses.
 
 use std::time::Duration;
 

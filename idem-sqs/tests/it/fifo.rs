@@ -109,9 +109,9 @@ async fn f6_a_stop_gives_groups_back_in_order_on_the_fake() {
     a_handover(Server::fake().await).await;
 }
 
-/// R46: the queue drops what is sent again within five minutes, and after that it is the engine that does.
+/// The queue drops what is sent again within five minutes, and after that it is the engine that does.
 #[tokio::test(flavor = "multi_thread")]
-async fn f10_x9_a_repetition_after_five_minutes_is_a_duplicate() {
+async fn f10_a_repetition_after_five_minutes_is_a_duplicate() {
     let queue = Server::fake().await.queue(".fifo").await;
     let (engine, member) = (Engine::new(), Member::join(&queue.options()).await);
     let key = IdempotencyKey::new("order-1").unwrap();

@@ -23,7 +23,7 @@ pub use self::{
 use self::{fault::Faults, state::State};
 
 /// A transactional store in the memory of this process, **for tests only**: a restart forgets every key, and with it
-/// the promise (R101).
+/// the promise.
 ///
 /// Beyond that it does what a database server does, so that the engine and people's handlers can be tested without one:
 /// a claim waits for uncommitted twins of its keys and for nothing else, a unit is rolled back as a whole, a failed

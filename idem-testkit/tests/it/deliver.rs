@@ -92,7 +92,7 @@ async fn an_unreachable_store_is_an_error_or_infrastructure() {
     assert!(deliver(&store, &ledger, message("order-1", "1")).await.unwrap().is_processed());
 }
 
-/// Design §4.9: each way in which a commit's answer can be lost is resolved by claiming again.
+/// Each way in which a commit's answer can be lost is resolved by claiming again.
 #[tokio::test]
 async fn lost_answers_to_a_commit_are_resolved() {
     let (store, ledger) = store_and_ledger();
@@ -183,7 +183,7 @@ async fn a_deadlock_is_found() {
     assert_eq!(store.deadlocks(), 1);
 }
 
-/// Design §4.6: two keys with one id are not mixed up: the second is neither run nor called a duplicate.
+/// Two keys with one id are not mixed up: the second is neither run nor called a duplicate.
 #[tokio::test]
 async fn a_collision_of_key_ids_is_seen() {
     let (store, ledger) = (Arc::new(MemoryStore::with_defect(Defect::CollidesKeys)), Arc::new(Ledger));

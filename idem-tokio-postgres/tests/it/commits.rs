@@ -69,7 +69,7 @@ async fn a6_d6_cut_before_the_server_got_the_commit() {
     cut(Cut::Before, 2, 'P').await;
 }
 
-/// M12: with a synchronous standby that does not exist, every COMMIT hangs after it is written.
+/// With a synchronous standby that does not exist, every COMMIT hangs after it is written.
 async fn hang_commits(fixture: &Fixture, name: &str) {
     let client = fixture.connect().await;
     client.batch_execute(&format!("ALTER SYSTEM SET synchronous_standby_names = '{name}'")).await.unwrap();
@@ -103,7 +103,7 @@ fn hasty(consumer: DedupConsumerBuilder<Postgres>) -> DedupConsumerBuilder<Postg
     consumer.commit_timeout(Duration::from_millis(500)).busy_timeout(Duration::from_secs(1))
 }
 
-/// A7, M11: a COMMIT that hangs is unknown within its limit. The server still holds the keys, so they are busy; when it
+/// A7: a COMMIT that hangs is unknown within its limit. The server still holds the keys, so they are busy; when it
 /// lets go, the record answers.
 #[tokio::test]
 async fn a7_a_commit_that_hangs_is_unknown_in_bounded_time() {
@@ -121,9 +121,9 @@ async fn a7_a_commit_that_hangs_is_unknown_in_bounded_time() {
     scratch.down().await;
 }
 
-/// M12, A10, D6: the backend is terminated while it waits: the client sees a broken connection, and the batch is committed.
+/// A10, D6: the backend is terminated while it waits: the client sees a broken connection, and the batch is committed.
 #[tokio::test]
-async fn a10_m12_d6_a_backend_terminated_during_commit_is_unknown_and_resolved() {
+async fn a10_d6_a_backend_terminated_during_commit_is_unknown_and_resolved() {
     let (scratch, fixture, consumer) = rig("m12", patient).await;
     let keys = keys(100);
     let terminate = async {

@@ -55,7 +55,7 @@ async fn a_broker_that_cannot_be_reached_ends_the_start_with_its_own_code() {
     stage.remove().await;
 }
 
-/// Design §5: two queues under one consumer's name would see each other's duplicates.
+/// Two queues under one consumer's name would see each other's duplicates.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_is_bound_elsewhere_is_refused_with_both_names() {
     let stage = Stage::new("bound").await;

@@ -1,4 +1,4 @@
-//! R40: a worker that calls a payment provider is killed wherever the engine can be killed. The provider charges, and does
+//! A worker that calls a payment provider is killed wherever the engine can be killed. The provider charges, and does
 //! not answer the first call for an order.
 #![allow(
     clippy::expect_used,
@@ -81,7 +81,7 @@ async fn one_charge_an_order(point: &'static str) -> (&'static str, bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn r40_one_charge_an_order_wherever_the_worker_is_killed() {
+async fn one_charge_an_order_wherever_the_worker_is_killed() {
     let rows = stream::iter(failpoint::ALL).map(|point| one_charge_an_order(point)).buffer_unordered(4);
     let rows: Vec<_> = rows.collect().await;
     let mut spared: Vec<_> = rows.into_iter().filter(|(_, killed)| !killed).map(|(point, _)| point).collect();
@@ -91,7 +91,7 @@ async fn r40_one_charge_an_order_wherever_the_worker_is_killed() {
 
 /// The condition: what the key cannot do alone.
 #[tokio::test]
-async fn r40_a_provider_that_ignores_the_key_charges_twice() {
+async fn a_provider_that_ignores_the_key_charges_twice() {
     let stage = Stage::new(Keys::Ignored).await;
     assert!(stage.run("").await.success());
     assert!(stage.provider.charges().values().all(|charges| *charges >= 2), "{:?}", stage.provider.charges());

@@ -105,7 +105,7 @@ async fn what_cannot_be_handled_is_set_aside_with_its_reason(client: Client) {
     stage.remove().await;
 }
 
-/// Design §6: a partition that is added later loses none of its first messages, although `--reset` said latest.
+/// A partition that is added later loses none of its first messages, although `--reset` said latest.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_is_added_later_loses_nothing() {
     let stage = Stage::new("added", 1).await;

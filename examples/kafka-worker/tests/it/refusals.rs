@@ -52,7 +52,7 @@ async fn handlers_at_once_by_partition_are_refused_with_the_cure() {
     stage.remove().await;
 }
 
-/// Design §5: two groups or topics under one consumer's name would see each other's duplicates.
+/// Two groups or topics under one consumer's name would see each other's duplicates.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_is_bound_elsewhere_is_refused_with_both_names() {
     let stage = Stage::new("bound", 1).await;

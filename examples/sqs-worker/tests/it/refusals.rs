@@ -59,7 +59,7 @@ async fn missing_credentials_and_settings_are_refused() {
     stage.remove().await;
 }
 
-/// Design §5: two queues under one consumer's name would see each other's duplicates.
+/// Two queues under one consumer's name would see each other's duplicates.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_is_bound_elsewhere_is_refused_with_both_names() {
     let stage = Stage::new("bound", "").await;

@@ -136,7 +136,7 @@ async fn b2_a_second_claim_is_bounded_too() {
     fixture.drop().await;
 }
 
-/// M24 in a loop: records vanish between claim and read, and no message is lost or handled twice while its record is
+/// B3, C3: records vanish between claim and read, and no message is lost or handled twice while its record is
 /// there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn b3_c3_a_cleaner_between_claim_and_read_makes_no_false_duplicate() {

@@ -109,9 +109,9 @@ async fn a20_an_idle_timeout_is_infrastructure() {
     fixture.drop().await;
 }
 
-/// J5, M27: a client that dies in the middle of a long statement holds its keys for seconds, not for the statement's time.
+/// J5: a client that dies in the middle of a long statement holds its keys for seconds, not for the statement's time.
 #[tokio::test]
-async fn j5_m27_a_dropped_lane_with_a_running_statement_frees_its_keys() {
+async fn j5_a_dropped_lane_with_a_running_statement_frees_its_keys() {
     use idem_core::{Store as _, UnitOfWork as _};
     let fixture = Fixture::new().await;
     let store = &fixture.store;

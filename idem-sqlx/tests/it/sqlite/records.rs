@@ -90,7 +90,7 @@ async fn s6_hostile_keys_are_data() {
     assert_eq!(recorded, expected);
 }
 
-/// X: another payload under a recorded key never runs, and is told by whom and when it was used.
+/// Another payload under a recorded key never runs, and is told by whom and when it was used.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_payload_is_a_conflict() {
     let (file, store) = fresh().await;
@@ -125,7 +125,7 @@ async fn large_batches_are_one_claim() {
     assert_eq!(file.effects().await.len(), 520);
 }
 
-/// C: an expired record counts until cleanup removes it; what is kept for ever stays; work that is recent stays.
+/// An expired record counts until cleanup removes it; what is kept for ever stays; work that is recent stays.
 #[tokio::test(flavor = "multi_thread")]
 async fn cleanup_removes_only_what_has_expired() {
     let (file, store) = fresh().await;

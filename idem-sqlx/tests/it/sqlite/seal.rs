@@ -73,7 +73,7 @@ async fn a12_a_raw_commit_in_mid_batch_commits_nothing() {
     }
 }
 
-/// A12 with one message a unit: the refusal is the store's, not the batch's.
+/// A12, with one message a unit: the refusal is the store's, not the batch's.
 #[tokio::test(flavor = "multi_thread")]
 async fn a12_a_raw_commit_alone_commits_nothing() {
     let (file, store) = fresh().await;
@@ -106,7 +106,7 @@ async fn nested_transactions_work() {
     assert_eq!(file.effects().await, ["a=nested-committed", "a=nested-committed", "b=nested-rolled-back"]);
 }
 
-/// A9 as SQLite has it: the failed statement is undone, the transaction goes on, and what the handler wrote beside it
+/// A9, as SQLite has it: the failed statement is undone, the transaction goes on, and what the handler wrote beside it
 /// is committed. Where SQLite itself ends the transaction, the message is not acknowledged: see `swallowed-rollback`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a9_a_swallowed_error_costs_only_its_statement() {

@@ -85,7 +85,7 @@ pub async fn a_tombstone_is_kept_apart_from_an_empty_payload_or_refused<T: Sourc
     }
 }
 
-/// The other half of E11.
+/// The other half (E11).
 pub async fn an_empty_payload_is_kept_or_refused<T: SourceUnderTest>(subject: &T) {
     if let Some(delivery) = echo(subject, Message::new(""), subject.features().empty_payloads).await {
         assert_eq!(delivery.message.payload(), Some(&Bytes::new()));
@@ -98,7 +98,7 @@ pub async fn a_payload_of_one_byte_is_kept<T: SourceUnderTest>(subject: &T) {
     assert_eq!(delivery.message.payload().unwrap(), "1");
 }
 
-/// The payload's hash is over its bytes, so not one may change. NUL is among them (bug list 8).
+/// The payload's hash is over its bytes, so not one may change. NUL is among them.
 pub async fn a_payload_that_is_not_utf8_is_kept_or_refused<T: SourceUnderTest>(subject: &T) {
     let payload: Vec<u8> = (0..=255).rev().collect();
     if let Some(delivery) = echo(subject, Message::new(payload.clone()), subject.features().binary_payloads).await {
@@ -131,15 +131,15 @@ pub async fn a_message_id_is_kept_or_refused<T: SourceUnderTest>(subject: &T) {
     }
 }
 
-/// Design §4.2: the default key source finds the header by its name, byte for byte.
+/// S1: the default key source finds the header by its name, byte for byte.
 pub async fn the_idempotency_key_is_found_where_the_producer_put_it<T: SourceUnderTest>(subject: &T) {
     let message = Message::new("{}").with_header(idem_core::key::KEY_FIELD, "Order-1 ");
     let delivery = echo(subject, message, true).await.unwrap();
     let key = idem_core::key::default_key_source().key(&delivery.message).expect("a good key").expect("a key");
-    assert_eq!(key.as_str(), "Order-1 ", "neither trimmed nor folded (S1)");
+    assert_eq!(key.as_str(), "Order-1 ", "neither trimmed nor folded");
 }
 
-/// A random id for each read would make every redelivery a new message (bug list 11).
+/// A random id for each read would make every redelivery a new message.
 pub async fn nothing_is_invented_for_a_plain_message<T: SourceUnderTest>(subject: &T) {
     let delivery = echo(subject, Message::new("{}"), true).await.unwrap();
     assert_eq!(delivery.message.record_key(), None);

@@ -137,7 +137,7 @@ async fn yields(times: usize) {
     }
 }
 
-/// Design §6: a group that starts takes what is there.
+/// A group that starts takes what is there.
 pub async fn messages_published_before_attach_are_delivered<T: SourceUnderTest>(subject: &T) {
     let source = subject.source().await;
     publish(subject, 2).await;
@@ -228,7 +228,7 @@ pub async fn a_second_send_has_an_origin_of_its_own<T: SourceUnderTest>(subject:
     assert_eq!(origins.len(), 3);
 }
 
-/// Duplicates are the engine's to decide: a source that drops one loses a conflict or a message (bug list 4, F10).
+/// Duplicates are the engine's to decide: a source that drops one loses a conflict or a message (F10).
 pub async fn equal_messages_are_not_merged<T: SourceUnderTest>(subject: &T) {
     for _ in 0..5 {
         put(subject, Message::new("equal").with_header("idempotencykey", "order-1")).await;

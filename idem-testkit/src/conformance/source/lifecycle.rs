@@ -22,7 +22,7 @@ pub async fn attaching_twice_is_attaching_once<T: SourceUnderTest>(subject: &T) 
     left(subject, 0).await;
 }
 
-/// Design §6: what the server refuses ends the start at once, and says which queue it was.
+/// What the server refuses ends the start at once, and says which queue it was.
 pub async fn attaching_to_an_unknown_queue_is_refused_by_name<T: SourceUnderTest>(subject: &T) {
     let source = subject.source_of_an_unknown_queue("idem-no-such-queue").await;
     match within("attach", source.attach()).await {
@@ -33,7 +33,7 @@ pub async fn attaching_to_an_unknown_queue_is_refused_by_name<T: SourceUnderTest
     }
 }
 
-/// Design §5: the consumer's name is bound to it, so it names nothing that changes with the process.
+/// The consumer's name is bound to it, so it names nothing that changes with the process.
 pub async fn bound_to_is_stable_over_restarts<T: SourceUnderTest>(subject: &T) {
     let reader = Reader::open(subject).await;
     let before = reader.attached.bound_to.clone();
@@ -42,7 +42,7 @@ pub async fn bound_to_is_stable_over_restarts<T: SourceUnderTest>(subject: &T) {
     assert_eq!(reader.attached.bound_to, before);
 }
 
-/// Design §5: two queues under one consumer's name would see each other's duplicates.
+/// Two queues under one consumer's name would see each other's duplicates.
 pub async fn bound_to_differs_between_queues<T: SourceUnderTest>(subject: &T) {
     let reader = Reader::open(subject).await;
     let other = Reader::on(subject.source_of_another_queue().await).await;

@@ -53,7 +53,10 @@
 //! ```
 //!
 //! What a source or its broker cannot do is declared, in [`SourceCapabilities`](idem_core::SourceCapabilities) and in
-//! [`Features`]; such a case is not skipped, but shows that what is declared off is refused or does nothing.
+//! [`Features`]; such a case is not skipped, but shows that what is declared off is refused or does nothing. Ids such as G2
+//! in the documentation of cases are rows of the [failure modes].
+//!
+//! [failure modes]: https://github.com/idem-rs/idem/blob/main/docs/failure-modes.md
 
 #![allow(
     clippy::panic,

@@ -36,7 +36,7 @@ fn in_order(key: &str, count: usize) -> Vec<String> {
     (0..count).map(|number| format!("{key}:{number}")).collect()
 }
 
-/// Design §4.1. Without the capability nothing is promised, and everything arrives all the same.
+/// Without the capability nothing is promised, and everything arrives all the same.
 pub async fn messages_of_one_key_arrive_in_order<T: SourceUnderTest>(subject: &T) {
     publish_in_turns(subject, &["a"], 9).await;
     let reader = Reader::open(subject).await;
@@ -118,7 +118,7 @@ pub async fn the_order_of_a_key_survives_a_crash<T: SourceUnderTest>(subject: &T
     assert_eq!(taken.len(), 5);
 }
 
-/// At shutdown core releases a key's messages all together (design §4.11), the first one first.
+/// At shutdown core releases a key's messages all together, the first one first.
 pub async fn the_order_of_a_key_survives_releasing_all_of_it<T: SourceUnderTest>(subject: &T) {
     publish_in_turns(subject, &["a"], 4).await;
     let reader = Reader::open(subject).await;

@@ -188,7 +188,7 @@ pub async fn a_first_delivery_is_not_marked_as_redelivered<T: SourceUnderTest>(s
     }
 }
 
-/// `SourceCapabilities::marks_redelivery`: it is what finds messages that kill the process (design §4.11).
+/// `SourceCapabilities::marks_redelivery`: it is what finds messages that kill the process.
 pub async fn a_redelivery_is_marked_where_the_broker_marks<T: SourceUnderTest>(subject: &T) {
     publish(subject, 1).await;
     let mut reader = Reader::open(subject).await;
@@ -227,7 +227,7 @@ pub async fn five_releases_lose_nothing<T: SourceUnderTest>(subject: &T) {
     left(subject, 2).await;
 }
 
-/// Bug list 7: what is acknowledged without having run advances the queue like anything else, over a restart too.
+/// What is acknowledged without having run advances the queue like anything else, over a restart too.
 pub async fn a_batch_of_only_duplicates_advances<T: SourceUnderTest>(subject: &T) {
     for _ in 0..20 {
         put(subject, Message::new("same").with_header("idempotencykey", "order-1")).await;

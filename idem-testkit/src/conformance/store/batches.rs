@@ -38,17 +38,17 @@ async fn batch_of<T: StoreUnderTest>(subject: &T, size: usize) {
     scene.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
 }
 
-/// Design §4.5: a batch of one.
+/// A batch of one.
 pub async fn batch_of_1<T: StoreUnderTest>(subject: &T) {
     batch_of(subject, 1).await;
 }
 
-/// Design §4.5: a batch of a hundred is claimed by one statement and handled message by message.
+/// A batch of a hundred is claimed by one statement and handled message by message.
 pub async fn batch_of_100<T: StoreUnderTest>(subject: &T) {
     batch_of(subject, 100).await;
 }
 
-/// Design §4.5: a batch of five hundred.
+/// A batch of five hundred.
 pub async fn batch_of_500<T: StoreUnderTest>(subject: &T) {
     batch_of(subject, 500).await;
 }
@@ -60,7 +60,7 @@ pub async fn an_empty_batch_is_no_unit<T: StoreUnderTest>(subject: &T) {
     assert!(scene.spy.claimed().is_empty());
 }
 
-/// B16, M7: equal messages in one batch are one claim; the first leads, the others are duplicates of it.
+/// B16: equal messages in one batch are one claim; the first leads, the others are duplicates of it.
 pub async fn equal_messages_in_one_batch_run_once<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let consumer = scene.consumer(write);
@@ -70,7 +70,7 @@ pub async fn equal_messages_in_one_batch_run_once<T: StoreUnderTest>(subject: &T
     scene.assert_effects([("order-1", "paid")]).await;
 }
 
-/// B16, promise X: of two payloads under one key in one batch, the first is handled and the second is a conflict.
+/// B16: of two payloads under one key in one batch, the first is handled and the second is a conflict.
 pub async fn other_payload_in_one_batch_is_a_conflict<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let consumer = scene.consumer(write);
@@ -89,7 +89,7 @@ pub async fn copies_of_a_recorded_key_are_compared_with_its_record<T: StoreUnder
     scene.assert_effects([("order-1", "paid")]).await;
 }
 
-/// The list: in a batch fresh-old-fresh only the old one is a duplicate.
+/// In a batch fresh-old-fresh only the old one is a duplicate.
 pub async fn fresh_old_fresh<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let consumer = scene.consumer(write);
@@ -186,7 +186,8 @@ pub async fn a_late_handler_in_a_batch_spares_its_neighbours<T: StoreUnderTest>(
     scene.assert_effects([("k-1", "p"), ("k-3", "p")]).await;
 }
 
-/// D1, D2, D3 (there are no savepoints to stack): one poison message in a batch is the only one that fails, and an innocent handler runs at most twice.
+/// D1, D2, D3: one poison message in a batch is the only one that fails, and an innocent handler runs at most twice. There
+/// are no savepoints to stack.
 pub async fn one_poison_message_spares_its_neighbours<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let consumer = scene.consumer(fail_bad);
@@ -213,7 +214,7 @@ pub async fn a_duplicate_of_a_failed_leader_is_not_settled<T: StoreUnderTest>(su
     scene.assert_effects([("order-1", "paid")]).await;
 }
 
-/// Design §4.5: an equal copy of a message that failed for good follows it, without a run of its own.
+/// An equal copy of a message that failed for good follows it, without a run of its own.
 pub async fn an_equal_copy_follows_a_leader_that_failed_for_good<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let consumer = scene.consumer(fail_bad);
@@ -223,7 +224,7 @@ pub async fn an_equal_copy_follows_a_leader_that_failed_for_good<T: StoreUnderTe
     scene.assert_effects([("order-2", "paid")]).await;
 }
 
-/// The list: payloads A and B under one key in one batch, and A fails for good: B runs.
+/// Payloads A and B under one key in one batch, and A fails for good: B runs.
 pub async fn another_payload_runs_after_its_leader_failed_for_good<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let consumer = scene.consumer(fail_bad);
@@ -232,7 +233,7 @@ pub async fn another_payload_runs_after_its_leader_failed_for_good<T: StoreUnder
     scene.assert_effects([("order-1", "paid")]).await;
 }
 
-/// The list: ids 1,2,1,2,1,3, and 2 always fails: 1 and 3 are there once, and no copy of 2 is settled.
+/// Ids 1,2,1,2,1,3, and 2 always fails: 1 and 3 are there once, and no copy of 2 is settled.
 pub async fn ids_1_2_1_2_1_3_with_2_failing<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let consumer = scene.consumer(fail_bad);

@@ -77,7 +77,7 @@ fn count(kinds: &[Kind], kind: Kind) -> usize {
     kinds.iter().filter(|other| **other == kind).count()
 }
 
-/// M5, the list: several wait for a claim whose winner rolls back: exactly one of them runs.
+/// Several wait for a claim whose winner rolls back: exactly one of them runs.
 pub async fn one_waiter_runs_when_the_winner_rolls_back<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let kinds = waiters(&scene, "paid", End::RollsBack).await;
@@ -86,7 +86,7 @@ pub async fn one_waiter_runs_when_the_winner_rolls_back<T: StoreUnderTest>(subje
     scene.assert_effects([("order-1", "paid")]).await;
 }
 
-/// M2: those who waited for a claim whose winner commits are duplicates, and none of them runs.
+/// Those who waited for a claim whose winner commits are duplicates, and none of them runs.
 pub async fn every_waiter_is_a_duplicate_when_the_winner_commits<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let kinds = waiters(&scene, "paid", End::Commits).await;
@@ -94,7 +94,7 @@ pub async fn every_waiter_is_a_duplicate_when_the_winner_commits<T: StoreUnderTe
     assert!(scene.runs.all().is_empty());
 }
 
-/// M2, promise X: those who waited with another payload are conflicts when the winner commits.
+/// Those who waited with another payload are conflicts when the winner commits.
 pub async fn every_waiter_with_another_payload_is_a_conflict_when_the_winner_commits<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let kinds = waiters(&scene, "refunded", End::Commits).await;
@@ -102,7 +102,7 @@ pub async fn every_waiter_with_another_payload_is_a_conflict_when_the_winner_com
     assert!(scene.runs.all().is_empty());
 }
 
-/// B2, M9: a claim gives up after its busy time-out, and the message comes back without a run.
+/// B2: a claim gives up after its busy time-out, and the message comes back without a run.
 pub async fn a_held_key_is_busy_within_the_busy_timeout<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let registered = scene.register().await;
@@ -119,7 +119,7 @@ pub async fn a_held_key_is_busy_within_the_busy_timeout<T: StoreUnderTest>(subje
     scene.assert_effects([("order-1", "paid")]).await;
 }
 
-/// B18, B19, design §4.6: one busy key of a batch keeps its own message back and no other. A store with a single writer
+/// B18, B19: one busy key of a batch keeps its own message back and no other. A store with a single writer
 /// holds them all back, and settles none.
 pub async fn a_busy_key_spares_its_neighbours<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
@@ -181,7 +181,7 @@ pub async fn an_uncommitted_twin_is_never_found<T: StoreUnderTest>(subject: &T) 
     .await;
 }
 
-/// B17, M6: eight batches of the same keys in opposite orders at once: no deadlock, and every effect once.
+/// B17: eight batches of the same keys in opposite orders at once: no deadlock, and every effect once.
 pub async fn batches_in_opposite_orders_never_deadlock<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let keys: Arc<Vec<String>> = Arc::new((0..50).map(|number| format!("order-{number:02}")).collect());
@@ -229,7 +229,7 @@ pub async fn many_consumers_race_for_one_key<T: StoreUnderTest>(subject: &T) {
     scene.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
 }
 
-/// Promise X under a race: of two payloads under one key one wins, and every other delivery agrees which.
+/// B13: of two payloads that race for one key one wins, and every other delivery agrees which.
 pub async fn two_payloads_race_for_one_key<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let consumer = scene.builder("orders", write).lanes(if scene.waits_per_key() { 4 } else { 1 }).build().unwrap();

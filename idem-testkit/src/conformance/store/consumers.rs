@@ -79,19 +79,19 @@ async fn is_bound<T: StoreUnderTest>(
     scene.register_as(&first).await.unwrap_or_else(|error| panic!("a refused start changed the binding: {error}"));
 }
 
-/// Design §5: a name is bound to its source: another queue under the same name is refused with both.
+/// A name is bound to its source: another queue under the same name is refused with both.
 pub async fn another_source_is_refused_with_both_values<T: StoreUnderTest>(subject: &T) {
     let of = |source: &str| Registration { bound_to: Some(source.to_owned()), ..registration("orders") };
     is_bound(subject, "source", of("kafka/a/orders"), of("kafka/b/orders"), ["kafka/a/orders", "kafka/b/orders"]).await;
 }
 
-/// B11, design §5: a name is bound to its handler, where that has a name.
+/// B11: a name is bound to its handler, where that has a name.
 pub async fn another_handler_is_refused_with_both_values<T: StoreUnderTest>(subject: &T) {
     let of = |handler: &str| Registration { handler: Some(handler.to_owned()), ..registration("orders") };
     is_bound(subject, "handler", of("ledger"), of("mailer"), ["ledger", "mailer"]).await;
 }
 
-/// Design §5: a name is bound to its key rules.
+/// A name is bound to its key rules.
 pub async fn another_key_rule_is_refused_with_both_values<T: StoreUnderTest>(subject: &T) {
     let of = |rule: &str| Registration { key_rule: rule.to_owned(), ..registration("orders") };
     is_bound(subject, "key rules", of("header:a;token"), of("header:b;token"), ["header:a", "header:b"]).await;
@@ -198,7 +198,7 @@ pub async fn controls_are_read_by_every_process<T: StoreUnderTest>(subject: &T) 
     assert_eq!(elsewhere.store.control(scope).await.unwrap().state, ControlState::Running);
 }
 
-/// Design §6: the epoch that empties caches never goes back, whatever else is set.
+/// The epoch that empties caches never goes back, whatever else is set.
 pub async fn the_epoch_never_goes_back<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let scope = scene.register().await.scope;
@@ -246,7 +246,7 @@ pub async fn bookkeeping_goes_on_while_a_unit_is_open<T: StoreUnderTest>(subject
     within("rolling back", unit.rollback()).await.unwrap();
     if counted.is_ok() {
         let next = scene.store.count_attempt(registered.scope, &key_from("order-1"), hash).await.unwrap();
-        assert_eq!(next, 2, "the count is no part of the unit that was rolled back (D4)");
+        assert_eq!(next, 2, "the count is no part of the unit that was rolled back");
     }
 }
 

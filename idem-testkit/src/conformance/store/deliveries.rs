@@ -10,7 +10,7 @@ use super::{
     subject::StoreUnderTest,
 };
 
-/// R96: a first delivery is handled, once, and its effect and record are there. Promise T.
+/// A first delivery is handled, once, and its effect and record are there.
 pub async fn processes_exactly_once_on_first_delivery<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let decisions = decide(&scene.consumer(write), [msg("order-1", "paid")]).await;
@@ -19,7 +19,7 @@ pub async fn processes_exactly_once_on_first_delivery<T: StoreUnderTest>(subject
     scene.assert_effects([("order-1", "paid")]).await;
 }
 
-/// R97, A2: a second delivery is skipped without an error, and the handler does not run.
+/// A2: a second delivery is skipped without an error, and the handler does not run.
 pub async fn skips_duplicate_silently<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let consumer = scene.consumer(write);
@@ -43,17 +43,17 @@ async fn same_message<T: StoreUnderTest>(subject: &T, times: usize) {
     scene.assert_effects([("order-1", "paid")]).await;
 }
 
-/// R99: the same message twice.
+/// The same message twice.
 pub async fn same_message_2_times<T: StoreUnderTest>(subject: &T) {
     same_message(subject, 2).await;
 }
 
-/// R99: the same message ten times.
+/// The same message ten times.
 pub async fn same_message_10_times<T: StoreUnderTest>(subject: &T) {
     same_message(subject, 10).await;
 }
 
-/// R98: five deliveries at once, while the handler takes its time: one runs, the others are duplicates, none fails.
+/// Five deliveries at once, while the handler takes its time: one runs, the others are duplicates, none fails.
 pub async fn concurrent_duplicates<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let gate = Gate::new();
@@ -80,7 +80,7 @@ pub async fn concurrent_duplicates<T: StoreUnderTest>(subject: &T) {
     scene.assert_effects([("order-1", "paid")]).await;
 }
 
-/// R99: copies of ten messages through four consumers, each in a process of its own.
+/// Copies of ten messages through four consumers, each in a process of its own.
 pub async fn with_several_parallel_consumers<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let mut consumers = Vec::new();
@@ -111,7 +111,7 @@ pub async fn with_several_parallel_consumers<T: StoreUnderTest>(subject: &T) {
     scene.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
 }
 
-/// A2, R101: a consumer that starts anew, in another process, knows what was handled.
+/// A2: a consumer that starts anew, in another process, knows what was handled.
 pub async fn a_duplicate_is_known_after_a_restart<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     process(&scene.consumer(write), [msg("order-1", "paid")]).await;
@@ -124,7 +124,7 @@ pub async fn a_duplicate_is_known_after_a_restart<T: StoreUnderTest>(subject: &T
     scene.assert_effects([("order-1", "paid")]).await;
 }
 
-/// Promise X, B13, S3: another payload under a known key is never handled, and never called a duplicate.
+/// B13, S3: another payload under a known key is never handled, and never called a duplicate.
 pub async fn other_payload_is_a_conflict_and_never_handled<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let consumer = scene.consumer(write);
@@ -258,7 +258,7 @@ pub async fn a_redelivery_with_other_headers_is_a_duplicate<T: StoreUnderTest>(s
     scene.assert_effects([("order-1", "paid")]).await;
 }
 
-/// R65: a type that opted out of protection runs each time, and leaves no record.
+/// A type that opted out of protection runs each time, and leaves no record.
 pub async fn an_unprotected_type_runs_each_time_without_a_record<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let consumer = scene.builder("orders", write).unprotected_type("ping").build().unwrap();
@@ -271,7 +271,7 @@ pub async fn an_unprotected_type_runs_each_time_without_a_record<T: StoreUnderTe
     assert_eq!(scene.recorded().await, ["order-1"]);
 }
 
-/// The list: a handler gets the message to read; what it does to a copy changes neither key nor hash.
+/// A handler gets the message to read; what it does to a copy changes neither key nor hash.
 pub async fn a_handler_that_changes_its_copy_changes_nothing<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let consumer = scene.consumer(|message, _| {

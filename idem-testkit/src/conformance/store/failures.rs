@@ -32,7 +32,7 @@ pub async fn attempts_are_counted_from_one<T: StoreUnderTest>(subject: &T) {
     assert_eq!(elsewhere.store.count_attempt(orders, &key, hash).await.unwrap(), 4);
 }
 
-/// Design §4.11: an attempt that did not run to a verdict is taken back; a count never falls below zero.
+/// An attempt that did not run to a verdict is taken back; a count never falls below zero.
 pub async fn an_attempt_can_be_taken_back<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let scope = scene.register().await.scope;
@@ -114,7 +114,7 @@ async fn take<T: StoreUnderTest>(scene: &Scene<'_, T>, registered: &Registered) 
     within("taking replays", scene.store.take_replays(&orders, registered.run, 10)).await.unwrap()
 }
 
-/// Design §4.12: a dead letter keeps its facts, whatever its reason; one without key and hash too.
+/// A dead letter keeps its facts, whatever its reason; one without key and hash too.
 pub async fn a_dead_letter_keeps_its_facts<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let registered = scene.register().await;
@@ -136,7 +136,7 @@ pub async fn a_dead_letter_keeps_its_facts<T: StoreUnderTest>(subject: &T) {
     assert_eq!(listed.iter().map(|parked| parked.id).collect::<HashSet<_>>().len(), listed.len());
 }
 
-/// Design §4.12: after a crash the same message is parked again: the same origin changes nothing.
+/// After a crash the same message is parked again: the same origin changes nothing.
 pub async fn the_same_origin_is_parked_once<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let registered = scene.register().await;
@@ -149,7 +149,7 @@ pub async fn the_same_origin_is_parked_once<T: StoreUnderTest>(subject: &T) {
     assert_eq!(listed(&scene).await.len(), 2);
 }
 
-/// Design §4.12: equal messages with one reason are one row with a count; a copy that comes back is not counted again.
+/// Equal messages with one reason are one row with a count; a copy that comes back is not counted again.
 pub async fn equal_dead_letters_are_one_row_with_a_count<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let registered = scene.register().await;
@@ -254,7 +254,7 @@ fn assert_same(replayed: &Message, delivered: &Message) {
     assert_eq!(replayed.origin(), delivered.origin());
 }
 
-/// Design §4.12: a dead letter is marked once its broker has confirmed it.
+/// A dead letter is marked once its broker has confirmed it.
 pub async fn a_published_dead_letter_is_marked<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let registered = scene.register().await;
@@ -403,7 +403,7 @@ pub async fn only_known_and_idle_dead_letters_can_be_replayed<T: StoreUnderTest>
     assert!(listed(&scene).await.iter().filter(|parked| parked.id == id).all(|parked| parked.copies == 1));
 }
 
-/// Design §4.12: old dead letters go with cleanup, those that await a replay stay.
+/// Old dead letters go with cleanup, those that await a replay stay.
 pub async fn cleanup_keeps_what_awaits_a_replay<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let registered = scene.register().await;

@@ -72,7 +72,7 @@ pub async fn hostile_keys_are_plain_text<T: StoreUnderTest>(subject: &T) {
     each_is_a_key_of_its_own(subject, &texts(&keys)).await;
 }
 
-/// S1, B9, M21: nothing is trimmed, folded or normalised: case, spaces, composition, width, zero-width characters.
+/// S1, B9: nothing is trimmed, folded or normalised: case, spaces, composition, width, zero-width characters.
 pub async fn keys_that_look_alike_are_different<T: StoreUnderTest>(subject: &T) {
     let keys = [
         "order",
@@ -111,7 +111,7 @@ pub async fn keys_that_look_alike_are_different<T: StoreUnderTest>(subject: &T) 
     each_is_a_key_of_its_own(subject, &texts(&keys)).await;
 }
 
-/// Design §5: every spelling of a UUID is a key of its own, and so is the UUID that a store may make of another key.
+/// Every spelling of a UUID is a key of its own, and so is the UUID that a store may make of another key.
 pub async fn keys_that_look_like_uuids_are_different<T: StoreUnderTest>(subject: &T) {
     let keys = [
         "017f22e2-79b0-7cc3-98c4-dc0c0c07398f",
@@ -135,7 +135,7 @@ pub async fn keys_that_look_like_uuids_are_different<T: StoreUnderTest>(subject:
 /// The id that idem's own stores give to the key `order-1`, spelled as a key.
 const DIGEST_OF_ORDER_1: &str = "974bbf67-3143-8790-b56d-a2d167d01ef3";
 
-/// S1, B10, M16: keys of up to 255 bytes are whole: those that differ in their last byte only are different.
+/// S1, B10: keys of up to 255 bytes are whole: those that differ in their last byte only are different.
 pub async fn the_longest_keys_are_whole<T: StoreUnderTest>(subject: &T) {
     let long = |last: char| format!("{}{last}", "k".repeat(254));
     let keys = [

@@ -8,7 +8,7 @@ use super::{
     subject::StoreUnderTest,
 };
 
-/// A5, M12: the database committed and the answer was lost: the message is a duplicate of itself, and ran once.
+/// A5: the database committed and the answer was lost: the message is a duplicate of itself, and ran once.
 pub async fn a_lost_answer_to_a_commit_that_happened<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     scene.spy.lose_commits(&[LostCommit::Committed]);
@@ -45,7 +45,7 @@ pub async fn a_lost_answer_to_a_batch_that_did_not_commit<T: StoreUnderTest>(sub
     batch_of_100(subject, LostCommit::RolledBack, Kind::Processed).await;
 }
 
-/// Promise X, A5: followers in a batch whose answer was lost are decided by what is recorded.
+/// A5: followers in a batch whose answer was lost are decided by what is recorded.
 pub async fn followers_of_a_lost_commit_are_decided_by_the_record<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     scene.spy.lose_commits(&[LostCommit::Committed]);
@@ -55,7 +55,7 @@ pub async fn followers_of_a_lost_commit_are_decided_by_the_record<T: StoreUnderT
     scene.assert_effects([("order-1", "paid")]).await;
 }
 
-/// A7, M11: a commit that hangs counts as unknown after its time-out; the connection is closed, which frees the key.
+/// A7: a commit that hangs counts as unknown after its time-out; the connection is closed, which frees the key.
 pub async fn a_commit_that_hangs_is_resolved_in_bounded_time<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let consumer = scene.builder("orders", write).commit_timeout(Duration::from_millis(200)).build().unwrap();

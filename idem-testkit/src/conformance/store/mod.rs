@@ -43,7 +43,10 @@
 //!
 //! Cases run through the engine where the engine is what stands between a store and a user, and by hand where a
 //! contract of a trait can be seen only there. They wait for events, never for time, and read effects back from the
-//! database. The letters in their documentation are those of the failure catalogue.
+//! database. Ids such as A12 in their documentation are rows of the [failure modes], which say what goes wrong and what idem
+//! does about it.
+//!
+//! [failure modes]: https://github.com/idem-rs/idem/blob/main/docs/failure-modes.md
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a case turns red by panicking")]
 

@@ -105,7 +105,7 @@ pub async fn no_more_handlers_run_at_once_than_allowed<T: StoreUnderTest>(subjec
     scene.assert_effects(["a", "b", "c", "d"].map(|key| (key, "p"))).await;
 }
 
-/// Design §3: messages of one ordering key run one after the other, those of others beside them.
+/// Messages of one ordering key run one after the other, those of others beside them.
 pub async fn handlers_of_one_ordering_key_run_in_turn<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let gate = Gate::new();

@@ -51,7 +51,7 @@ pub async fn a_record_is_kept_at_least_for_its_retention<T: StoreUnderTest>(subj
     assert!(kept >= HOUR && kept <= HOUR + Duration::from_secs(180), "it is kept for {kept:?}");
 }
 
-/// Design §5: a retention of for ever has no end.
+/// A retention of for ever has no end.
 pub async fn a_record_may_be_kept_for_ever<T: StoreUnderTest>(subject: &T) {
     assert_eq!(record_of(subject, Retention::Forever).await.expires_at, None);
 }
@@ -62,7 +62,7 @@ pub async fn a_record_may_be_kept_for_ten_years<T: StoreUnderTest>(subject: &T) 
     assert!(recorded.expires_at.is_some_and(|at| at > recorded.processed_at + 3649 * DAY), "{recorded:?}");
 }
 
-/// Design §5: retention is a lower bound: an expired record counts until cleanup removes it.
+/// Retention is a lower bound: an expired record counts until cleanup removes it.
 pub async fn an_expired_record_counts_until_it_is_removed<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let consumer = scene.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
@@ -153,7 +153,7 @@ pub async fn an_erased_key_is_still_recorded<T: StoreUnderTest>(subject: &T) {
     assert!(matches!(&again, Decision::Duplicate(recorded, _) if recorded.key.as_str() == "order-1"), "{again:?}");
 }
 
-/// C3, M24: a record that cleanup removes between the claim and the read of its winner: the key is claimed again and
+/// C3: a record that cleanup removes between the claim and the read of its winner: the key is claimed again and
 /// its message runs, rather than pass for a duplicate of nothing.
 pub async fn a_winner_that_vanishes_before_it_is_read_is_claimed_again<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
@@ -193,7 +193,7 @@ pub async fn a_winner_that_vanishes_before_it_is_read_is_claimed_again<T: StoreU
     assert_eq!(scene.recorded().await, ["order-1"]);
 }
 
-/// B6, M18: where inserts are swallowed, nothing is a duplicate: no handler runs, nothing is settled, and after a few
+/// B6: where inserts are swallowed, nothing is a duplicate: no handler runs, nothing is settled, and after a few
 /// units the consumer stops with the cause. When the cause is gone, everything runs.
 pub async fn swallowed_records_are_no_duplicates<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
@@ -216,7 +216,7 @@ pub async fn swallowed_records_are_no_duplicates<T: StoreUnderTest>(subject: &T)
         .await;
 }
 
-/// A27, the list: the table is gone during a claim and back later: that is nobody's fault, and the redelivery
+/// A27: the table is gone during a claim and back later: that is nobody's fault, and the redelivery
 /// runs.
 pub async fn a_table_that_is_gone_for_a_while_is_infrastructure<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);

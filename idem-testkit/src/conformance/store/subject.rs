@@ -22,7 +22,7 @@ pub enum HandlerAction {
     Commit,
     /// Sends a ROLLBACK of its own (A12).
     Rollback,
-    /// Sends a COMMIT and then a BEGIN, whatever became of the first, so that a transaction is open again (A12, M19).
+    /// Sends a COMMIT and then a BEGIN, whatever became of the first, so that a transaction is open again (A12).
     CommitAndBegin,
     /// Runs a statement that the database refuses, such as one that breaks a unique key, and answers with its error
     /// (A9). The effect's payload is among its values, so that one sees whether the error's text quotes it (S4). Where

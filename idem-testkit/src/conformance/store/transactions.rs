@@ -30,7 +30,7 @@ async fn mischief_in_mid_batch<T: StoreUnderTest>(subject: &T, action: HandlerAc
     scene.assert_effects(["order-1", "order-2", "order-3"].map(|key| (key, "paid"))).await;
 }
 
-/// A9, M1: a handler that swallows a failed statement is not acknowledged; the redelivery runs.
+/// A9: a handler that swallows a failed statement is not acknowledged; the redelivery runs.
 pub async fn swallowed_sql_error_is_not_acknowledged<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     if !scene.offers(HandlerAction::FailingStatement).await {
@@ -70,7 +70,7 @@ pub async fn unread_error_is_not_acknowledged<T: StoreUnderTest>(subject: &T) {
     scene.assert_effects([("order-1", "paid")]).await;
 }
 
-/// A10, M10: what a deferred constraint refuses at COMMIT is rolled back for certain, and is a failure of its message.
+/// A10: what a deferred constraint refuses at COMMIT is rolled back for certain, and is a failure of its message.
 pub async fn deferred_error_at_commit_is_a_failure<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     if !scene.offers(HandlerAction::DeferredFailure).await {
@@ -100,7 +100,7 @@ pub async fn raw_rollback_in_mid_batch_loses_nothing<T: StoreUnderTest>(subject:
     mischief_in_mid_batch(subject, HandlerAction::Rollback, Step::Swallow(HandlerAction::Rollback)).await;
 }
 
-/// A12, M19: a raw COMMIT and a BEGIN: the transaction that is open afterwards is not the one that claimed.
+/// A12: a raw COMMIT and a BEGIN: the transaction that is open afterwards is not the one that claimed.
 pub async fn raw_commit_and_begin_in_mid_batch_loses_nothing<T: StoreUnderTest>(subject: &T) {
     mischief_in_mid_batch(subject, HandlerAction::CommitAndBegin, Step::Swallow(HandlerAction::CommitAndBegin)).await;
 }
@@ -179,7 +179,7 @@ pub async fn a_nested_rollback_keeps_what_is_around_it<T: StoreUnderTest>(subjec
     scene.assert_effects(["order-1", "order-2", "order-3"].map(|key| (key, "paid"))).await;
 }
 
-/// A25, design §3: when the connection was killed, that is what failed, whatever the handler made of the error: handed
+/// A25: when the connection was killed, that is what failed, whatever the handler made of the error: handed
 /// on, put into words of its own, called permanent, or swallowed. The redelivery runs.
 pub async fn a_killed_connection_is_infrastructure_whatever_the_handler_says<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);

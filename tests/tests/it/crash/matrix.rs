@@ -184,13 +184,13 @@ pub(super) async fn matrix(kind: Kind, batch: usize) {
     conclude(join_all(rows.map(|row| async move { (row.name(), row.run().await) })).await);
 }
 
-/// A1, A2, A3, B13, C4, G8, I1, J1, J2, J10, one message a unit.
+/// A1, A2, A3, B13, C4, G8, J1, J2, J10: one message a unit.
 #[tokio::test]
 async fn crash_matrix_postgres_single() {
     matrix(Kind::Postgres, 1).await;
 }
 
-/// The same and B16, D1, D7, D10, several messages a unit.
+/// The same with several messages a unit (B16, D1, D7, D10).
 #[tokio::test]
 async fn crash_matrix_postgres_batch() {
     matrix(Kind::Postgres, BATCH).await;

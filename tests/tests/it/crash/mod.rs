@@ -1,6 +1,6 @@
 //! The crash matrix: a consumer runs as a process of its own against a broker that outlives it, is killed without
 //! unwinding at every failpoint, and started again. Afterwards every effect is there exactly once, every message is
-//! settled, and every dead letter is kept and published.
+//! settled, and every dead letter is kept and published. The ids are those of `docs/failure-modes.md`.
 //!
 //! | id | where it is here |
 //! |---|---|
@@ -13,7 +13,7 @@
 //! | C7 | [`replay`]: dead letters that are replayed while the consumer is killed run once |
 //! | D1, D7, D10 | kills at `rollback` and `isolate`: failing messages within batches; the order within an account |
 //! | D4 | [`poison`]: a message that ends the process is set aside after its attempts, and harms no neighbour |
-//! | G8, I1 | kills at `dead_letter_sent`, `dead_letter_ok`: kept and published before the original is settled |
+//! | G8 | kills at `dead_letter_sent`, `dead_letter_ok`: kept and published before the original is settled |
 //! | J1, J2 | SIGTERM at any moment, kills at `drain` after one; SIGKILL at any moment |
 //! | J10 | each wave has messages without a key and with two |
 //! | J12 | [`rolling`]: workers of two releases on two schemas, side by side |

@@ -78,13 +78,13 @@ pub(super) async fn replays(kind: Kind) {
     conclude(join_all(rows).await);
 }
 
-/// C7 on PostgreSQL.
+/// On PostgreSQL (C7).
 #[tokio::test]
 async fn c7_a_replay_that_is_killed_midway_takes_effect_once_postgres() {
     replays(Kind::Postgres).await;
 }
 
-/// C7 on SQLite.
+/// On SQLite (C7).
 #[tokio::test]
 async fn c7_a_replay_that_is_killed_midway_takes_effect_once_sqlite() {
     replays(Kind::Sqlite).await;

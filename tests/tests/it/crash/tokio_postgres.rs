@@ -62,19 +62,19 @@ async fn panics_tokio_postgres_pipelined() {
     accidents(Kind::TokioPostgresPipelined, "panic").await;
 }
 
-/// C7, as [`super::replay`].
+/// As [`super::replay`] (C7).
 #[tokio::test]
 async fn c7_replays_tokio_postgres() {
     replays(Kind::TokioPostgres).await;
 }
 
-/// C7, as [`super::replay`], with handlers at once.
+/// As [`super::replay`], with handlers at once (C7).
 #[tokio::test]
 async fn c7_replays_tokio_postgres_pipelined() {
     replays(Kind::TokioPostgresPipelined).await;
 }
 
-/// D4, as [`super::poison`].
+/// As [`super::poison`] (D4).
 #[tokio::test]
 async fn d4_poison_tokio_postgres() {
     poison(Kind::TokioPostgres).await;

@@ -1,4 +1,4 @@
-//! The consumers of `docs/guide/handlers-and-effects.md` (R45, R49). What the page shows of them is in this file, and runs.
+//! The consumers of `docs/guide/handlers-and-effects.md`. What the page shows of them is in this file, and runs.
 
 use idem_core::{
     Decision, DedupConsumer, Effects, Handler, HandlerError, Message, Origin, Tx,
@@ -60,9 +60,9 @@ async fn count(database: &mut PgConnection, what: &'static str) -> i64 {
     query_scalar(what).fetch_one(database).await.unwrap()
 }
 
-/// R45: SQS delivers a message again, with its message id, and the sender sends it again, with another.
+/// SQS delivers a message again, with its message id, and the sender sends it again, with another.
 #[tokio::test]
-async fn r45_an_order_is_paid_once_and_has_one_receipt() {
+async fn an_order_is_paid_once_and_has_one_receipt() {
     let place = FreshPostgres::create("idem_payments").await;
     let tables = "CREATE TABLE orders (id text PRIMARY KEY, payment_status text NOT NULL DEFAULT 'pending'); \
                   CREATE TABLE receipts (order_id text NOT NULL); INSERT INTO orders VALUES ('order-1'), ('order-2')";
@@ -89,9 +89,9 @@ async fn r45_an_order_is_paid_once_and_has_one_receipt() {
     place.remove().await;
 }
 
-/// R49: a place in a topic is one message to the broker; what its producer sends again has another place.
+/// A place in a topic is one message to the broker; what its producer sends again has another place.
 #[tokio::test]
-async fn r49_a_place_in_a_topic_misses_what_the_producer_sends_again_and_the_orders_id_does_not() {
+async fn a_place_in_a_topic_misses_what_the_producer_sends_again_and_the_orders_id_does_not() {
     let place = FreshPostgres::create("idem_offsets").await;
     let tables = "CREATE TABLE taken (order_id text NOT NULL, cents bigint NOT NULL)";
     let (store, mut database) = migrated(&place, tables).await;

@@ -9,7 +9,7 @@ use super::scene::{Running, Scene, message, within};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// X: the second and third copy need no database, the same key with another payload is a conflict as ever.
+/// The second and third copy need no database, the same key with another payload is a conflict as ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_duplicate_of_a_committed_key_is_told_from_memory_and_a_conflict_is_not() {
     let scene = Scene::with(QueueOptions::default());

@@ -37,7 +37,7 @@ async fn bad_input_is_set_aside_with_its_reason_and_harms_no_neighbour() {
     assert_eq!(found, expected);
 }
 
-/// X4, S3: another payload under a known key never runs and is no duplicate; it is audited.
+/// S3: another payload under a known key never runs and is no duplicate; it is audited.
 #[tokio::test(flavor = "multi_thread")]
 async fn b13_a_conflict_follows_the_policy_and_never_runs() {
     for (policy, dead_letters) in [(OnConflict::DeadLetter, 1), (OnConflict::Acknowledge, 0)] {

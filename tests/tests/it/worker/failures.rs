@@ -125,9 +125,9 @@ async fn outside_effects_run_exactly_as_often_as_they_are_counted() {
     assert_eq!((scene.script.runs_of("1"), scene.script.runs_of("2")), (3, 1));
 }
 
-/// R65: a type that opted out runs without a record, and is counted.
+/// A type that opted out runs without a record, and is counted.
 #[tokio::test(flavor = "multi_thread")]
-async fn r65_an_unprotected_type_runs_every_time_and_is_counted() {
+async fn an_unprotected_type_runs_every_time_and_is_counted() {
     let scene = Scene::new();
     for _ in 0..2 {
         scene.queue.publish(Message::new("ok").with_type("price")).unwrap();

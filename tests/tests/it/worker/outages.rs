@@ -184,7 +184,7 @@ async fn a_lane_without_messages_notices_that_the_database_is_back() {
     assert_eq!(scene.counted().get("1"), Some(&1));
 }
 
-/// A25, rule 4: a database that dies between the count of an attempt and its run charges nobody, however often.
+/// A25: a database that dies between the count of an attempt and its run charges nobody, however often.
 #[tokio::test(flavor = "multi_thread")]
 async fn a25_an_attempt_that_never_ran_is_not_charged() {
     let scene = Scene::new();

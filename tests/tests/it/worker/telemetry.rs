@@ -32,10 +32,10 @@ fn recorded(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
         .collect()
 }
 
-/// R89, R95: every outcome is counted by consumer, duplicates by their cause too and dead letters by their reason, and no
+/// Every outcome is counted by consumer, duplicates by their cause too and dead letters by their reason, and no
 /// label holds a key, a hash or a payload.
 #[tokio::test]
-async fn r89_outcomes_are_counted_by_consumer_and_duplicates_by_cause() {
+async fn outcomes_are_counted_by_consumer_and_duplicates_by_cause() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     let scene = Scene::new();
@@ -114,7 +114,7 @@ async fn a26_a_transaction_that_stays_open_is_measured_warned_of_and_ended() {
 
 /// What the broker marks as delivered before is a redelivery, and what it does not mark is the producer's.
 #[tokio::test]
-async fn r95_a_redelivery_is_told_from_a_producer_that_sends_twice() {
+async fn a_redelivery_is_told_from_a_producer_that_sends_twice() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     let scene = Scene::new();
@@ -129,10 +129,10 @@ async fn r95_a_redelivery_is_told_from_a_producer_that_sends_twice() {
     assert_eq!(recorded["consumer.duplicate_skipped{consumer=ledger,cause=producer}"], 0.0);
 }
 
-/// R28: after a full unit of nothing but duplicates the next is looked up, which takes no claim; what is new in it is
+/// After a full unit of nothing but duplicates the next is looked up, which takes no claim; what is new in it is
 /// then claimed and handled.
 #[tokio::test]
-async fn r28_a_backlog_of_duplicates_is_looked_up_and_not_claimed() {
+async fn a_backlog_of_duplicates_is_looked_up_and_not_claimed() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     let scene = Scene::new();
@@ -178,9 +178,9 @@ async fn j8_each_of_20_000_conflicts_is_told_or_counted_in_few_lines() {
     assert!(lines.len() <= written + seconds + 3, "{lines:#?}");
 }
 
-/// R89: one line each at DEBUG with consumer and key, and at INFO one line for all of them.
+/// One line each at DEBUG with consumer and key, and at INFO one line for all of them.
 #[tokio::test]
-async fn r89_skipped_duplicates_are_a_line_each_at_debug_and_one_line_at_info() {
+async fn skipped_duplicates_are_a_line_each_at_debug_and_one_line_at_info() {
     for (level, each) in [(tracing::Level::DEBUG, 500), (tracing::Level::INFO, 0)] {
         let (captured, _guard) = Captured::log(level);
         let scene = Scene::new();

@@ -1,6 +1,9 @@
 //! Messages that are set aside: why, as what they are stored and published, and how they are replayed.
 
-use std::{fmt, time::SystemTime};
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -170,6 +173,23 @@ pub enum ReplayEnd {
     /// It did not run, because the worker stopped: another worker takes it.
     Released,
 }
+
+impl ReplayEnd {
+    /// What the dead letter's row says of it; `None` where the replay goes on elsewhere.
+    #[must_use]
+    pub fn outcome(&self) -> Option<String> {
+        match self {
+            Self::Processed => Some("processed".to_owned()),
+            Self::Duplicate => Some("duplicate".to_owned()),
+            Self::Failed { reason, error } => Some(format!("failed: {reason}: {error}")),
+            Self::Released => None,
+        }
+    }
+}
+
+/// For stores: after this time, by the database's clock, another worker may take a replay over whose taker has not finished
+/// it.
+pub const REPLAY_TAKEN_FOR: Duration = Duration::from_secs(300);
 
 /// Publishes dead letters to a topic or queue.
 #[async_trait]

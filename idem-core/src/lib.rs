@@ -1,5 +1,6 @@
 #![doc = include_str!("lib.md")]
 
+mod binding;
 mod cleanup;
 mod clock;
 mod config;
@@ -23,13 +24,14 @@ pub use bytes::Bytes;
 pub use uuid::Uuid;
 
 pub use self::{
+    binding::Binding,
     cleanup::{
         Backlog, Cleaner, Cleanup, CleanupReport, CleanupSettings, CleanupState, CleanupView, Expiring, LastCleanup,
         Removal, Removed,
     },
     config::{ConsumerSettings, Effects, Handlers, OlderThanRetention, OnConflict, WorkerSettings},
     consumer::{DedupConsumer, DedupConsumerBuilder},
-    dead_letter::{DeadLetter, DeadLetterId, ParkedDeadLetter, Publisher, Reason, Replay, ReplayEnd},
+    dead_letter::{DeadLetter, DeadLetterId, ParkedDeadLetter, Publisher, REPLAY_TAKEN_FOR, Reason, Replay, ReplayEnd},
     error::{BoxError, ClaimError, CommitError, ConfigError, ErrorClass, SourceError, StoreError},
     handler::{
         BatchAnswer, BatchHandler, FnHandler, Handler, HandlerError, HandlerFn, Router, StatefulFnHandler,

@@ -4,11 +4,9 @@ mod letters;
 mod register;
 mod start;
 
-use std::time::Duration;
-
 use idem_core::{
     AuditEntry, ConsumerName, Control, ControlState, DeadLetterId, IdempotencyKey, ParkedDeadLetter, PayloadHash,
-    Replay, ReplayEnd, RunId, ScopeId, StoreError,
+    REPLAY_TAKEN_FOR, Replay, ReplayEnd, RunId, ScopeId, StoreError,
 };
 
 pub use self::{
@@ -21,9 +19,6 @@ use crate::{
     key_id,
     row::microseconds,
 };
-
-/// After this time another worker may take a replay over whose taker never finished it.
-const TAKEN_FOR: Duration = Duration::from_secs(300);
 
 /// Implements [`idem_core::Bookkeeping`] for a store that is a [`PostgresDriver`].
 #[macro_export]
@@ -116,7 +111,8 @@ pub async fn take_replays(
     run: RunId,
     max: u32,
 ) -> Result<Vec<Replay>, StoreError> {
-    let parameters = [consumer.as_str().into(), run.0.into(), i64::from(max).into(), microseconds(TAKEN_FOR).into()];
+    let parameters =
+        [consumer.as_str().into(), run.0.into(), i64::from(max).into(), microseconds(REPLAY_TAKEN_FOR).into()];
     let rows = rows(driver, "taking replays", &driver.statements().take_replays, &parameters).await?;
     let mut replays = rows.iter().map(letters::replay).collect::<Result<Vec<_>, _>>()?;
     replays.sort_by_key(|replay| replay.id);
@@ -124,12 +120,7 @@ pub async fn take_replays(
 }
 
 pub async fn finish_replay(driver: &impl PostgresDriver, id: DeadLetterId, end: ReplayEnd) -> Result<(), StoreError> {
-    let outcome = match end {
-        ReplayEnd::Processed => Some("processed".to_owned()),
-        ReplayEnd::Duplicate => Some("duplicate".to_owned()),
-        ReplayEnd::Failed { reason, error } => Some(storable(&format!("failed: {reason}: {error}"))),
-        ReplayEnd::Released => None,
-    };
+    let outcome = end.outcome().map(|outcome| storable(&outcome));
     let (doing, statements) = ("finishing a replay", driver.statements());
     match outcome.as_deref() {
         Some(outcome) => rows(driver, doing, &statements.finish_replay, &[id.0.into(), outcome.into()]).await,

@@ -12,7 +12,7 @@
 //! | turn a claim's rows into answers in order | [`claim_answers`], [`in_claim_order`] |
 //! | keep the books: starts, attempts, dead letters, controls | [`PostgresDriver`], [`postgres_bookkeeping!`] |
 //! | say what a driver's error means where it happened | [`DriverError`] |
-//! | compare a start with what its name is bound to | [`Binding`] |
+//! | compare a start with what its name is bound to | [`Binding`](idem_core::Binding) |
 //! | keep a message's headers in a column | [`encode_headers`], [`decode_headers`] |
 //! | remove what has expired | [`PostgresCleaner`], or [`cleanup_script`] in the database itself |
 //! | make and change the schema | [`Migrator`], [`Migration`] and its contract, [`postgres_roles`] |
@@ -21,7 +21,6 @@
 //!
 //! The only value from outside that becomes part of a statement is a [`SchemaName`]; all others are bound.
 
-mod binding;
 #[doc(hidden)]
 pub mod books;
 mod claims;
@@ -47,7 +46,6 @@ pub use async_trait;
 pub use idem_core;
 
 pub use crate::{
-    binding::Binding,
     claims::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order},
     cleanup::{PostgresCleaner, cleanup_script},
     driver::{Parameter, PostgresDriver, refused_login},

@@ -208,12 +208,11 @@ ON CONFLICT (name, tenant) DO NOTHING RETURNING id";
     /// Fills in what no start had said, and goes over to another hash rule. It never changes what is bound: a race that
     /// was lost answers no row, and the start has to compare again.
     ///
-    /// Parameters: 1 binding `int4`, 2 bound_to `text` or NULL to leave it, 3 handler `text` or NULL, 4 hash_rules `text`,
-    /// 5 the hash_rules that were read, 6 key_rules `text`. Result: `id int4`, or no row.
+    /// Parameters: 1 binding `int4`, 2 bound_to, 3 handler, 4 hash_rules, 5 the hash_rules that were read, 6 key_rules, all
+    /// `text`. Result: `id int4`, or no row.
     fill_binding: "\
-UPDATE {schema}.consumers SET bound_to = coalesce($2::text, bound_to), handler = coalesce($3::text, handler),
-    hash_rules = $4::text, key_rules = $6::text
-WHERE id = $1::int4 AND key_rules IN ('', $6::text) AND bound_to IN ('', coalesce($2::text, bound_to)) AND handler IN ('', coalesce($3::text, handler))
+UPDATE {schema}.consumers SET bound_to = $2::text, handler = $3::text, hash_rules = $4::text, key_rules = $6::text
+WHERE id = $1::int4 AND key_rules IN ('', $6::text) AND bound_to IN ('', $2::text) AND handler IN ('', $3::text)
     AND hash_rules = $5::text RETURNING id";
 
     /// Parameters: 1 consumer `int4`, 2 retention in µs or NULL for ever. Result: `id int4` if it was changed.

@@ -1,10 +1,11 @@
 //! The start of a consumer: its scope, what its name is bound to, its hash rules, its run.
 
-use idem_core::{ConsumerName, ErrorClass, HashRuleId, Registered, Registration, RunId, ScopeId, StoreError, Tenant};
+use idem_core::{
+    Binding, ConsumerName, ErrorClass, HashRuleId, Registered, Registration, RunId, ScopeId, StoreError, Tenant,
+};
 
 use super::start;
 use crate::{
-    binding::Binding,
     driver::{PostgresDriver, row, rows},
     host_name,
     row::{Row, retention},
@@ -15,7 +16,6 @@ const INTERN_ROUNDS: usize = 3;
 
 fn binding(row: &Row) -> Result<Binding, StoreError> {
     Ok(Binding {
-        id: row.get("binding")?,
         bound_to: row.get("bound_to")?,
         handler: row.get("handler")?,
         key_rules: row.get("key_rules")?,
@@ -47,22 +47,23 @@ async fn bind(driver: &impl PostgresDriver, registration: &Registration) -> Resu
     let retention = retention(registration.retention);
     for _ in 0..INTERN_ROUNDS {
         let Some(row) = select(driver, doing, tenant, name).await? else {
+            let binding = Binding::of(registration);
             let parameters = [
                 tenant.into(),
                 name.into(),
-                registration.bound_to.as_deref().unwrap_or_default().into(),
-                registration.handler.as_deref().unwrap_or_default().into(),
-                registration.key_rule.as_str().into(),
-                registration.hash_rules.first().map_or("", String::as_str).into(),
+                binding.bound_to.as_str().into(),
+                binding.handler.as_str().into(),
+                binding.key_rules.as_str().into(),
+                binding.hash_rules.as_str().into(),
                 retention.into(),
             ];
             rows(driver, doing, &driver.statements().insert_consumer, &parameters).await?;
             // What was inserted, or met, is read and compared like any other.
             continue;
         };
-        let binding = binding(&row)?;
-        binding.compare(registration)?;
-        if binding.is_filled_by(registration) && !fill(driver, doing, &binding, registration).await? {
+        let recorded = binding(&row)?;
+        let binding = recorded.meet(registration)?;
+        if binding != recorded && !fill(driver, doing, row.get("binding")?, &recorded, &binding).await? {
             continue;
         }
         let id = match row.get::<Option<i32>>("id")? {
@@ -89,16 +90,17 @@ async fn select(
 async fn fill(
     driver: &impl PostgresDriver,
     doing: &'static str,
+    id: i32,
+    recorded: &Binding,
     binding: &Binding,
-    by: &Registration,
 ) -> Result<bool, StoreError> {
     let parameters = [
-        binding.id.into(),
-        by.bound_to.as_deref().into(),
-        by.handler.as_deref().into(),
-        by.hash_rules.first().unwrap_or(&binding.hash_rules).as_str().into(),
+        id.into(),
+        binding.bound_to.as_str().into(),
+        binding.handler.as_str().into(),
         binding.hash_rules.as_str().into(),
-        by.key_rule.as_str().into(),
+        recorded.hash_rules.as_str().into(),
+        binding.key_rules.as_str().into(),
     ];
     Ok(!rows(driver, doing, &driver.statements().fill_binding, &parameters).await?.is_empty())
 }

@@ -1,17 +1,12 @@
 //! Messages that are set aside, and their way back through a running worker.
 
-use std::time::Duration;
-
 use idem_core::{
-    Bytes, ConsumerName, DeadLetter, DeadLetterId, IdempotencyKey, Message, Origin, ParkedDeadLetter, Reason, Replay,
-    ReplayEnd, RunId, ScopeId, StoreError,
+    Bytes, ConsumerName, DeadLetter, DeadLetterId, IdempotencyKey, Message, Origin, ParkedDeadLetter, REPLAY_TAKEN_FOR,
+    Reason, Replay, ReplayEnd, RunId, ScopeId, StoreError,
 };
 use sqlx::{Row, sqlite::SqliteRow};
 
 use super::{Sqlite, bookkeeping::key_id, claim, clock, connections::Borrowed};
-/// After how long a replay that was taken and not ended can be taken by another run: its process has died. Well beyond a
-/// handler's deadline and all its attempts.
-const TAKE_OVER_AFTER: Duration = Duration::from_secs(600);
 
 impl Sqlite {
     pub(super) async fn park_dead_letter(&self, letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
@@ -125,7 +120,7 @@ impl Sqlite {
     ) -> Result<Vec<Replay>, StoreError> {
         let doing = "taking replays";
         let now = clock::now();
-        let taken_before = now.saturating_sub(clock::micros(TAKE_OVER_AFTER));
+        let taken_before = now.saturating_sub(clock::micros(REPLAY_TAKEN_FOR));
         // Workers ask every few seconds, mostly for nothing, and that must not take the write lock.
         let mut connection = self.connections.read(doing).await?;
         let failed = connection.failed();
@@ -152,12 +147,7 @@ impl Sqlite {
     }
 
     pub(super) async fn end_replay(&self, id: DeadLetterId, end: ReplayEnd) -> Result<(), StoreError> {
-        let outcome = match end {
-            ReplayEnd::Processed => Some("processed".to_owned()),
-            ReplayEnd::Duplicate => Some("duplicate".to_owned()),
-            ReplayEnd::Failed { reason, error } => Some(format!("failed ({reason}): {error}")),
-            ReplayEnd::Released => None,
-        };
+        let outcome = end.outcome();
         let mut connection = self.connections.write("ending a replay").await?;
         let failed = connection.failed();
         let update = match outcome {

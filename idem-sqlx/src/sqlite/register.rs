@@ -1,7 +1,9 @@
 //! Consumers, their scopes and their hash rules: interned at the first start, and bound to what it said.
 
-use idem_core::{ConsumerName, HashRuleId, Registered, Registration, Retention, RunId, ScopeId, StoreError, Tenant};
-use sqlx::Row;
+use idem_core::{
+    Binding, ConsumerName, HashRuleId, Registered, Registration, Retention, RunId, ScopeId, StoreError, Tenant,
+};
+use sqlx::{Row, sqlite::SqliteRow};
 
 use super::{Sqlite, Synchronous, clock, connections::Borrowed};
 
@@ -47,47 +49,37 @@ impl Sqlite {
     ) -> Result<ScopeId, StoreError> {
         let failed = connection.failed();
         let (tenant, name) = (registration.tenant.as_str(), registration.consumer.as_str());
-        let (bound_to, handler) = (registration.bound_to.as_deref(), registration.handler.as_deref());
         let retention = match registration.retention {
             Retention::For(time) => Some(clock::micros(time)),
             Retention::Forever => None,
         };
         let select = sqlx::query(self.statements.select_consumer()).bind(tenant).bind(name);
-        let Some(row) = select.fetch_optional(connection.get()?).await.map_err(&failed)? else {
-            let id = sqlx::query_scalar(self.statements.insert_consumer())
-                .bind(tenant)
-                .bind(name)
-                .bind(bound_to.unwrap_or_default())
-                .bind(handler.unwrap_or_default())
-                .bind(registration.key_rule.as_str())
-                .bind(rules_text(&registration.hash_rules))
-                .bind(retention)
-                .bind(now)
-                .fetch_one(connection.get()?)
-                .await
-                .map_err(&failed)?;
-            return Ok(ScopeId(id));
-        };
-        let text = |column| row.try_get::<String, _>(column).map_err(&failed);
-        let bound = |what, recorded: &str, found: &str| {
-            let (recorded, found) = (recorded.to_owned(), found.to_owned());
-            StoreError::Bound { consumer: registration.consumer.clone(), what, recorded, found }
-        };
-        let bound_to = agree(text("bound_to")?, bound_to).map_err(|(a, b)| bound("source", &a, &b))?;
-        let handler = agree(text("handler")?, handler).map_err(|(a, b)| bound("handler", &a, &b))?;
-        let key_rules = text("key_rules")?;
-        if key_rules != registration.key_rule {
-            return Err(bound("key rules", &key_rules, &registration.key_rule));
+        if let Some(row) = select.fetch_optional(connection.get()?).await.map_err(&failed)? {
+            let text = |column| row.try_get::<String, _>(column).map_err(&failed);
+            let recorded = Binding {
+                bound_to: text("bound_to")?,
+                handler: text("handler")?,
+                key_rules: text("key_rules")?,
+                hash_rules: text("hash_rules")?,
+            };
+            let binding = recorded.meet(registration)?;
+            let fill =
+                sqlx::query(self.statements.fill_binding()).bind(row.try_get::<i32, _>("binding").map_err(&failed)?);
+            let fill =
+                fill.bind(binding.bound_to).bind(binding.handler).bind(binding.key_rules).bind(binding.hash_rules);
+            fill.execute(connection.get()?).await.map_err(&failed)?;
+            if let Some(id) = row.try_get("id").map_err(&failed)? {
+                let update = sqlx::query(self.statements.update_retention()).bind(id).bind(retention);
+                update.execute(connection.get()?).await.map_err(&failed)?;
+                return Ok(ScopeId(id));
+            }
         }
-        let hash_rules = text("hash_rules")?;
-        let first = first_rule(&hash_rules);
-        if !registration.hash_rules.contains(&first) {
-            return Err(bound("hash rules", &first, &rules_text(&registration.hash_rules)));
-        }
-        let id: i32 = row.try_get("id").map_err(&failed)?;
-        let update = sqlx::query(self.statements.update_consumer()).bind(id).bind(bound_to).bind(handler);
-        update.bind(retention).execute(connection.get()?).await.map_err(failed)?;
-        Ok(ScopeId(id))
+        let binding = Binding::of(registration);
+        let insert =
+            sqlx::query_scalar(self.statements.insert_consumer()).bind(tenant).bind(name).bind(binding.bound_to);
+        let insert =
+            insert.bind(binding.handler).bind(binding.key_rules).bind(binding.hash_rules).bind(retention).bind(now);
+        insert.fetch_one(connection.get()?).await.map(ScopeId).map_err(failed)
     }
 
     async fn intern_hash(&self, connection: &mut Borrowed<'_>, rule: &str) -> Result<HashRuleId, StoreError> {
@@ -107,14 +99,15 @@ impl Sqlite {
         let select = || sqlx::query(self.statements.select_consumer()).bind(tenant.as_str()).bind(consumer.as_str());
         let known = select().fetch_optional(connection.get()?).await.map_err(&failed)?;
         connection.done();
-        if let Some(row) = known {
-            return row.try_get("id").map(ScopeId).map_err(failed);
+        if let Some(id) = scope_in(known.as_ref()).map_err(&failed)? {
+            return Ok(ScopeId(id));
         }
         let mut connection = self.connections.write(doing).await?;
         connection.begin().await?;
         // Somebody may have been first since.
-        let id: Option<i32> = match select().fetch_optional(connection.get()?).await.map_err(&failed)? {
-            Some(row) => Some(row.try_get("id").map_err(&failed)?),
+        let row = select().fetch_optional(connection.get()?).await.map_err(&failed)?;
+        let id: Option<i32> = match scope_in(row.as_ref()).map_err(&failed)? {
+            Some(id) => Some(id),
             None => sqlx::query_scalar(self.statements.insert_scope())
                 .bind(tenant.as_str())
                 .bind(consumer.as_str())
@@ -131,24 +124,7 @@ impl Sqlite {
     }
 }
 
-/// What the name is bound to after this start, or both values where they differ. A start that names nothing binds
-/// nothing, and the empty text was recorded by one that named nothing.
-fn agree(recorded: String, found: Option<&str>) -> Result<String, (String, String)> {
-    match found {
-        None => Ok(recorded),
-        Some(found) if recorded.is_empty() || recorded == found => Ok(found.to_owned()),
-        Some(found) => Err((recorded, found.to_owned())),
-    }
-}
-
-/// The rules as one text: a JSON array, the current rule first.
-fn rules_text(rules: &[String]) -> String {
-    serde_json::Value::from(rules).to_string()
-}
-
-/// The rule under which the consumer's records began. A later start may hash by another, as long as it still knows this
-/// one; to know more or less than that is its own affair.
-fn first_rule(text: &str) -> String {
-    let rules: Vec<String> = serde_json::from_str(text).unwrap_or_default();
-    rules.into_iter().next().unwrap_or_default()
+/// The tenant's scope in a row of `select_consumer`, where it has one.
+fn scope_in(row: Option<&SqliteRow>) -> Result<Option<i32>, sqlx::Error> {
+    row.map_or(Ok(None), |row| row.try_get("id"))
 }

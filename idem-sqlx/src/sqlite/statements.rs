@@ -52,18 +52,25 @@ SELECT asked.key AS place, p.idempotency_key, p.payload_hash, p.hash_id, p.proce
 FROM json_each(?1) AS asked CROSS JOIN "{schema}_processed_messages" AS p
 WHERE p.consumer = asked.value ->> 0 AND p.key_id = substr(?2, 1 + 48 * asked.key, 16)"#;
 
-    /// 1 tenant, 2 name. Result, at most one row: `id`, `bound_to`, `handler`, `key_rules`, `hash_rules`.
+    /// What a consumer's name is bound to: the oldest scope of the name holds that. 1 tenant, 2 name. Result, no row where
+    /// the name is new: `binding`, the id of the scope that binds; `id`, that of the tenant's scope, or NULL; `bound_to`,
+    /// `handler`, `key_rules`, `hash_rules`.
     select_consumer: r#"
-SELECT id, bound_to, handler, key_rules, hash_rules FROM "{schema}_consumers" WHERE tenant = ?1 AND name = ?2"#;
+SELECT oldest.id AS binding, wanted.id, oldest.bound_to, oldest.handler, oldest.key_rules, oldest.hash_rules
+FROM (SELECT * FROM "{schema}_consumers" WHERE name = ?2 ORDER BY id LIMIT 1) AS oldest
+LEFT JOIN "{schema}_consumers" AS wanted ON wanted.name = oldest.name AND wanted.tenant = ?1"#;
 
     /// 1 tenant, 2 name, 3 bound_to, 4 handler, 5 key rules, 6 hash rules, 7 retention or NULL, 8 now. Result: `id`.
     insert_consumer: r#"
 INSERT INTO "{schema}_consumers" (tenant, name, bound_to, handler, key_rules, hash_rules, retention, first_started_at)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) RETURNING id"#;
 
-    /// What a first start left open is bound by the first start that has it. 1 id, 2 bound_to, 3 handler, 4 retention.
-    update_consumer: r#"
-UPDATE "{schema}_consumers" SET bound_to = ?2, handler = ?3, retention = ?4 WHERE id = ?1"#;
+    /// 1 id of the scope that binds, 2 bound_to, 3 handler, 4 key rules, 5 hash rules.
+    fill_binding: r#"
+UPDATE "{schema}_consumers" SET bound_to = ?2, handler = ?3, key_rules = ?4, hash_rules = ?5 WHERE id = ?1"#;
+
+    /// 1 id, 2 retention or NULL.
+    update_retention: r#"UPDATE "{schema}_consumers" SET retention = ?2 WHERE id = ?1"#;
 
     /// Gives another tenant of a consumer a scope of its own. 1 tenant, 2 name, 3 now. Result: `id`, or no row where
     /// nobody has registered the consumer.

@@ -4,14 +4,14 @@ mod cleanup;
 
 use std::{
     collections::{BTreeMap, HashMap, btree_map::Entry},
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use async_trait::async_trait;
 use idem_core::{
-    AuditEntry, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, HashRuleId, IdempotencyKey,
-    Message, ParkedDeadLetter, PayloadHash, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, StoreError,
-    Tenant,
+    AuditEntry, Binding, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, HashRuleId,
+    IdempotencyKey, Message, ParkedDeadLetter, PayloadHash, REPLAY_TAKEN_FOR, Registered, Registration, Replay,
+    ReplayEnd, RunId, ScopeId, StoreError, Tenant,
 };
 
 pub(super) use self::cleanup::MemoryCleaner;
@@ -20,9 +20,6 @@ use super::{
     fault::{Met, store_error},
     state::State,
 };
-
-/// After this time somebody else may take a replay over whose taker never finished it.
-const TAKEN_FOR: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Default)]
 pub(super) struct Books {
@@ -37,15 +34,6 @@ pub(super) struct Books {
     epochs: HashMap<ScopeId, i64>,
     pub(super) audit: Vec<AuditEntry>,
     cleaned_at: Option<SystemTime>,
-}
-
-/// What the first start of a consumer has bound its name to.
-#[derive(Debug)]
-struct Binding {
-    source: Option<String>,
-    handler: Option<String>,
-    key_rule: String,
-    hash_rule: String,
 }
 
 #[derive(Debug)]
@@ -73,49 +61,6 @@ enum ReplayState {
     Idle,
     Requested,
     Taken(SystemTime),
-}
-
-impl Binding {
-    fn of(registration: &Registration) -> Self {
-        Self {
-            source: registration.bound_to.clone(),
-            handler: registration.handler.clone(),
-            key_rule: registration.key_rule.clone(),
-            hash_rule: registration.hash_rules.first().cloned().unwrap_or_default(),
-        }
-    }
-
-    /// Compares a later start with the first one. What a start does not say binds nothing, and is filled in by the
-    /// first one that does.
-    fn meet(&mut self, registration: &Registration) -> Result<(), StoreError> {
-        let bound = |what, recorded: &str, found: String| {
-            Err(StoreError::Bound {
-                consumer: registration.consumer.clone(),
-                what,
-                recorded: recorded.to_owned(),
-                found,
-            })
-        };
-        for (what, recorded, found) in [
-            ("source", &mut self.source, &registration.bound_to),
-            ("handler", &mut self.handler, &registration.handler),
-        ] {
-            match (&recorded, found) {
-                (Some(recorded), Some(found)) if recorded != found => return bound(what, recorded, found.clone()),
-                (None, Some(found)) => *recorded = Some(found.clone()),
-                (Some(_) | None, _) => {}
-            }
-        }
-        if self.key_rule != registration.key_rule {
-            return bound("key rules", &self.key_rule, registration.key_rule.clone());
-        }
-        // A build that can still compare with the old records may go over to another rule.
-        if !registration.hash_rules.contains(&self.hash_rule) {
-            return bound("hash rules", &self.hash_rule, registration.hash_rules.join(", "));
-        }
-        self.hash_rule = Self::of(registration).hash_rule;
-        Ok(())
-    }
 }
 
 impl Books {
@@ -219,7 +164,10 @@ impl Bookkeeping for MemoryStore {
             let now = state.now();
             let books = &mut state.books;
             match books.bindings.entry(registration.consumer.clone()) {
-                Entry::Occupied(mut binding) if !lenient => binding.get_mut().meet(registration)?,
+                Entry::Occupied(mut binding) if !lenient => {
+                    let met = binding.get().meet(registration)?;
+                    binding.insert(met);
+                }
                 Entry::Occupied(_) => {}
                 Entry::Vacant(free) => {
                     free.insert(Binding::of(registration));
@@ -321,7 +269,7 @@ impl Bookkeeping for MemoryStore {
                 let free = match parked.replay {
                     ReplayState::Idle => false,
                     ReplayState::Requested => true,
-                    ReplayState::Taken(at) => twice || now.duration_since(at).is_ok_and(|age| age > TAKEN_FOR),
+                    ReplayState::Taken(at) => twice || now.duration_since(at).is_ok_and(|age| age > REPLAY_TAKEN_FOR),
                 };
                 let Some(message) = parked.message.clone().filter(|_| free && taken.len() < max as usize) else {
                     continue;
@@ -337,16 +285,10 @@ impl Bookkeeping for MemoryStore {
     async fn finish_replay(&self, id: DeadLetterId, end: ReplayEnd) -> Result<(), StoreError> {
         let finish = |state: &mut State| {
             let Some(parked) = state.books.find(id) else { return };
-            let text = match end {
-                ReplayEnd::Processed => "processed".to_owned(),
-                ReplayEnd::Duplicate => "duplicate".to_owned(),
-                ReplayEnd::Failed { reason, error } => format!("failed: {reason}: {error}"),
-                ReplayEnd::Released => {
-                    parked.replay = ReplayState::Requested;
-                    return;
-                }
-            };
-            (parked.replay, parked.seen.replayed) = (ReplayState::Idle, Some(text));
+            match end.outcome() {
+                Some(outcome) => (parked.replay, parked.seen.replayed) = (ReplayState::Idle, Some(outcome)),
+                None => parked.replay = ReplayState::Requested,
+            }
         };
         self.book("finishing a replay", finish).await
     }

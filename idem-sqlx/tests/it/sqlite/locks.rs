@@ -60,7 +60,7 @@ async fn a_held_unit_reads_but_does_not_claim() {
 async fn registration_of_builder(file: &super::File) -> idem_core::Registration {
     let key_rule = file.ask("SELECT key_rules FROM idem_consumers").await.remove(0);
     let rules = file.ask("SELECT hash_rules FROM idem_consumers").await.remove(0);
-    idem_core::Registration { key_rule, hash_rules: serde_json::from_str(&rules).unwrap(), ..registration() }
+    idem_core::Registration { key_rule, hash_rules: vec![rules], ..registration() }
 }
 
 /// Two units of one store take turns in the order in which they ask.

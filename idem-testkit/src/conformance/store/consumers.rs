@@ -103,6 +103,36 @@ pub async fn another_hash_rule_is_refused_with_both_values<T: StoreUnderTest>(su
     is_bound(subject, "hash rules", of("raw/1"), of("fn:mine"), ["raw/1", "fn:mine"]).await;
 }
 
+/// A consumer that went over to another hash rule may drop the old one once no record of it is left; then the new rule binds.
+pub async fn a_hash_rule_is_left_behind_by_way_of_a_former_one<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let of = |rules: &[&str]| Registration {
+        hash_rules: rules.iter().map(|rule| (*rule).to_owned()).collect(),
+        ..registration("orders")
+    };
+    for rules in [&["raw/1"][..], &["fn:mine", "raw/1"], &["fn:mine"]] {
+        scene.register_as(&of(rules)).await.unwrap_or_else(|error| panic!("{rules:?}: {error}"));
+    }
+    let error = scene.register_as(&of(&["raw/1"])).await.unwrap_err();
+    let StoreError::Bound { what: "hash rules", recorded, .. } = &error else { panic!("{error:?}") };
+    assert_eq!(recorded, "fn:mine");
+}
+
+/// A name is bound to one source whatever the tenant.
+pub async fn another_tenant_is_bound_like_the_first<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let of = |source: &str, tenant: &str| Registration {
+        bound_to: Some(source.to_owned()),
+        tenant: Tenant::new(tenant).unwrap(),
+        ..registration("orders")
+    };
+    let first = scene.register_as(&of("queue-a", "acme")).await.unwrap();
+    let second = scene.register_as(&of("queue-a", "globex")).await.unwrap();
+    assert_ne!(first.scope, second.scope);
+    let other = scene.register_as(&of("queue-b", "initech")).await;
+    assert!(matches!(other, Err(StoreError::Bound { what: "source", .. })), "{other:?}");
+}
+
 /// A start that names no source and no handler is bound by neither, and leaves the binding to the first that does.
 pub async fn what_a_start_does_not_say_binds_nothing<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);

@@ -271,6 +271,8 @@ macro_rules! store_conformance {
                 another_handler_is_refused_with_both_values,
                 another_key_rule_is_refused_with_both_values,
                 another_hash_rule_is_refused_with_both_values,
+                a_hash_rule_is_left_behind_by_way_of_a_former_one,
+                another_tenant_is_bound_like_the_first,
                 what_a_start_does_not_say_binds_nothing,
                 hash_rule_ids_are_stable_and_distinct,
                 a_former_hash_rule_is_hashed_again,

@@ -29,7 +29,10 @@ pub use self::{
     },
     config::{ConsumerSettings, Effects, Handlers, OlderThanRetention, OnConflict, WorkerSettings},
     consumer::{DedupConsumer, DedupConsumerBuilder},
-    dead_letter::{DeadLetter, DeadLetterId, ParkedDeadLetter, Publisher, Reason, Replay, ReplayEnd},
+    dead_letter::{
+        DeadLetter, DeadLetterId, DeadLetterIdentity, FailureKind, Fingerprint, ParkedDeadLetter, Publisher, Reason,
+        Replay, ReplayEnd,
+    },
     error::{BoxError, ClaimError, CommitError, ConfigError, ErrorClass, SourceError, StoreError},
     handler::{
         BatchAnswer, BatchHandler, FnHandler, Handler, HandlerError, HandlerFn, Router, StatefulFnHandler,

@@ -299,7 +299,8 @@ VALUES ($1::int4, $2::text, $2::text, $3::uuid, $4::text, $5::bytea, $6::int4, $
 ON CONFLICT DO NOTHING
 RETURNING id, idempotency_key, origin, reason, attempts, error, copies,
     (extract(epoch FROM first_at) * 1000000)::int8 AS first_at,
-    (extract(epoch FROM published_at) * 1000000)::int8 AS published_at, replay_outcome AS replayed";
+    (extract(epoch FROM published_at) * 1000000)::int8 AS published_at, replay_outcome AS replayed,
+    payload IS NOT NULL OR NOT has_payload AS payload_kept";
 
     /// Folds a dead letter into the row that has its origin or equals it; see [`Self::insert_dead_letter`].
     ///
@@ -325,7 +326,8 @@ UPDATE {schema}.dead_letters AS d SET
 FROM target WHERE d.id = target.id
 RETURNING d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.copies,
     (extract(epoch FROM d.first_at) * 1000000)::int8 AS first_at,
-    (extract(epoch FROM d.published_at) * 1000000)::int8 AS published_at, d.replay_outcome AS replayed";
+    (extract(epoch FROM d.published_at) * 1000000)::int8 AS published_at, d.replay_outcome AS replayed,
+    d.payload IS NOT NULL OR NOT d.has_payload AS payload_kept";
 
     /// Notes that the broker confirmed the dead letter. Parameter: 1 id `int8`. No result.
     mark_published: "UPDATE {schema}.dead_letters SET published_at = now() WHERE id = $1::int8";
@@ -335,7 +337,8 @@ RETURNING d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.co
     list_dead_letters: "\
 SELECT d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.copies,
     (extract(epoch FROM d.first_at) * 1000000)::int8 AS first_at,
-    (extract(epoch FROM d.published_at) * 1000000)::int8 AS published_at, d.replay_outcome AS replayed
+    (extract(epoch FROM d.published_at) * 1000000)::int8 AS published_at, d.replay_outcome AS replayed,
+    d.payload IS NOT NULL OR NOT d.has_payload AS payload_kept
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
 WHERE c.name = $1::text ORDER BY d.id DESC LIMIT $2::int8";
 

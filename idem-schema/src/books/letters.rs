@@ -109,9 +109,12 @@ pub(super) fn parked(row: &Row) -> Result<ParkedDeadLetter, StoreError> {
         reason: Reason::parse(row.get("reason")?).ok_or_else(|| damaged("reason"))?,
         attempts: u32::try_from(row.get::<i32>("attempts")?).unwrap_or(0),
         error: row.get("error")?,
+        fingerprint: None,
         copies: u64::try_from(row.get::<i64>("copies")?).unwrap_or(0),
         first_at: row.instant("first_at")?,
+        payload_kept: row.get("payload_kept")?,
         published_at: row.optional_instant("published_at")?,
+        loss_accepted: false,
         replayed: row.get("replayed")?,
     })
 }

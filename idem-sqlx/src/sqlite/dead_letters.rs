@@ -181,9 +181,12 @@ fn parked(row: &SqliteRow) -> Result<ParkedDeadLetter, sqlx::Error> {
         reason: reason.ok_or_else(|| sqlx::Error::Decode("unknown reason of a dead letter".into()))?,
         attempts: row.try_get("attempts")?,
         error: row.try_get("error")?,
+        fingerprint: None,
         copies: row.try_get::<i64, _>("copies")?.unsigned_abs(),
         first_at: clock::instant(row.try_get("first_at")?),
+        payload_kept: row.try_get("payload_kept")?,
         published_at: published_at.map(clock::instant),
+        loss_accepted: false,
         replayed: row.try_get("replay_outcome")?,
     })
 }

@@ -129,13 +129,14 @@ WHERE id = ?1"#;
 
     /// 1 id. Result: what `dead_letters` reads.
     select_dead_letter: r#"
-SELECT id, idempotency_key, origin, reason, attempts, error, copies, first_at, published_at, replay_outcome
+SELECT id, idempotency_key, origin, reason, attempts, error, copies, first_at, published_at, replay_outcome,
+    payload IS NOT NULL OR has_payload = 0 AS payload_kept
 FROM "{schema}_dead_letters" WHERE id = ?1"#;
 
     /// 1 consumer's name, 2 how many. Result, newest first: as `select_dead_letter`.
     dead_letters: r#"
 SELECT d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.copies, d.first_at, d.published_at,
-    d.replay_outcome
+    d.replay_outcome, d.payload IS NOT NULL OR d.has_payload = 0 AS payload_kept
 FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer
 WHERE c.name = ?1 ORDER BY d.id DESC LIMIT ?2"#;
 

@@ -170,9 +170,12 @@ impl Books {
             reason: dead_letter.reason,
             attempts: dead_letter.attempts,
             error: dead_letter.error.clone(),
+            fingerprint: Some(dead_letter.fingerprint),
             copies: 1,
             first_at: now,
+            payload_kept: dead_letter.keep_payload || dead_letter.message.payload().is_none(),
             published_at: None,
+            loss_accepted: false,
             replayed: None,
         };
         self.dead_letters.push(Parked {

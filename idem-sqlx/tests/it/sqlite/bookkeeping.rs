@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use idem_core::{
-    AuditEntry, Bookkeeping, Bytes, ConsumerName, ControlState, DeadLetter, HashRuleId, Headers, IdempotencyKey,
-    Message, Origin, PayloadHash, Reason, Registration, ReplayEnd, RunId, ScopeId, StoreError, Tenant,
+    AuditEntry, Bookkeeping, Bytes, ConsumerName, ControlState, DeadLetter, ErrorClass, FailureKind, Fingerprint,
+    HashRuleId, Headers, IdempotencyKey, Message, Origin, PayloadHash, Reason, Registration, ReplayEnd, RunId, ScopeId,
+    StoreError, Tenant,
 };
 use idem_sqlx::{Sqlite, SqliteOptions, Synchronous};
 
@@ -108,6 +109,7 @@ fn letter(scope: ScopeId, origin: &str, key_text: Option<&str>, reason: Reason) 
         reason,
         attempts: 5,
         error: "the handler failed".to_owned(),
+        fingerprint: Fingerprint::of(&FailureKind::new(reason, ErrorClass::Permanent)),
         keep_payload: true,
     }
 }

@@ -3,8 +3,8 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use idem_core::{
-    Bookkeeping, Bytes, ConsumerName, DeadLetter, DeadLetterId, Expiring, HashRuleId, Headers, Message, Origin,
-    ParkedDeadLetter, PayloadHash, Reason, Registered, Replay, ReplayEnd,
+    Bookkeeping, Bytes, ConsumerName, DeadLetter, DeadLetterId, ErrorClass, Expiring, FailureKind, Fingerprint,
+    HashRuleId, Headers, Message, Origin, ParkedDeadLetter, PayloadHash, Reason, Registered, Replay, ReplayEnd,
 };
 
 use super::{
@@ -92,6 +92,7 @@ fn letter(registered: &Registered, message: Message, key: Option<&str>, reason: 
         reason,
         attempts: 5,
         error: "out of stock".to_owned(),
+        fingerprint: Fingerprint::of(&FailureKind::new(reason, ErrorClass::Permanent)),
         keep_payload: true,
     }
 }

@@ -39,7 +39,7 @@ async fn down_is_refused_while_there_are_records_and_leaves_everything() {
 async fn an_edited_and_a_newer_schema_are_refused() {
     for (change, words) in [
         ("UPDATE idem_migrations SET checksum = 'x'", "applied with checksum x"),
-        ("INSERT INTO idem_migrations VALUES (2, 'later', 'x', 0, '9.9.9')", "version 2"),
+        ("INSERT INTO idem_migrations VALUES (3, 'later', 'x', 0, '9.9.9')", "version 3"),
     ] {
         let (file, store) = fresh().await;
         file.run(change).await;
@@ -57,7 +57,7 @@ async fn two_runners_at_once_apply_each_migration_once() {
     let (first, second) = tokio::join!(first.migrate(), second.migrate());
     let mut applied = first.unwrap();
     applied.extend(second.unwrap());
-    assert_eq!(applied, [1]);
+    assert_eq!(applied, [1, 2]);
 }
 
 /// S6: another prefix gives another schema in the same file.

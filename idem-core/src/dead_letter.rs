@@ -1,5 +1,7 @@
 //! Messages that are set aside: why, as what they are stored and published, and how they are replayed.
 
+mod identity;
+
 use std::{
     fmt,
     time::{Duration, SystemTime},
@@ -8,6 +10,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 
+pub use self::identity::{DeadLetterIdentity, FailureKind, Fingerprint};
 use crate::{
     error::SourceError,
     hash::PayloadHash,
@@ -110,6 +113,8 @@ pub struct DeadLetter {
     pub attempts: u32,
     /// The last error, without any value of a payload, statement or row (S4).
     pub error: String,
+    /// What it shares with those that failed alike.
+    pub fingerprint: Fingerprint,
     /// Whether the store keeps the payload. Off where it is larger than `dead_letter_payload_bytes_max`.
     pub keep_payload: bool,
 }
@@ -133,12 +138,19 @@ pub struct ParkedDeadLetter {
     pub attempts: u32,
     /// The last error.
     pub error: String,
+    /// What it shares with those that failed alike; `None` where an older release set it aside.
+    pub fingerprint: Option<Fingerprint>,
     /// How many equal messages it stands for.
     pub copies: u64,
     /// When the first copy was set aside, by the database's clock.
     pub first_at: SystemTime,
-    /// When it was published, where it was.
+    /// Whether the store has the whole payload, or the message had none. Without it, only a confirmed publication or an
+    /// operator who accepts the loss makes it safe to acknowledge the message.
+    pub payload_kept: bool,
+    /// When it was published, where it was: confirmed by the broker, for exactly this content.
     pub published_at: Option<SystemTime>,
+    /// Whether an operator accepted that a payload which is neither kept nor published is lost.
+    pub loss_accepted: bool,
     /// How its last replay ended, where there was one.
     pub replayed: Option<String>,
 }

@@ -31,7 +31,10 @@ pub use self::{
     },
     config::{ConsumerSettings, Effects, Handlers, OlderThanRetention, OnConflict, WorkerSettings},
     consumer::{DedupConsumer, DedupConsumerBuilder},
-    dead_letter::{DeadLetter, DeadLetterId, ParkedDeadLetter, Publisher, REPLAY_TAKEN_FOR, Reason, Replay, ReplayEnd},
+    dead_letter::{
+        DeadLetter, DeadLetterId, DeadLetterIdentity, FailureKind, Fingerprint, ParkedDeadLetter, Publisher,
+        REPLAY_TAKEN_FOR, Reason, Replay, ReplayEnd,
+    },
     error::{BoxError, ClaimError, CommitError, ConfigError, ErrorClass, SourceError, StoreError},
     handler::{
         BatchAnswer, BatchHandler, FnHandler, Handler, HandlerError, HandlerFn, Router, StatefulFnHandler,

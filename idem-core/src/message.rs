@@ -402,6 +402,14 @@ impl Message {
         &self.parts.origin
     }
 
+    /// The origin, told apart from the earlier lives of the same place. A broker that uses a place again gives ids that
+    /// begin with it and go on with what tells the lives apart (Kafka: `topic/partition/offset@timestamp`). Both outlive a
+    /// dead letter's way through its table, so a replay has the same place as its first delivery.
+    pub(crate) fn place(&self) -> &str {
+        let origin = self.parts.origin.as_str();
+        self.id().filter(|id| !origin.is_empty() && id.starts_with(origin)).unwrap_or(origin)
+    }
+
     /// When the broker took the message in, where it says so.
     #[must_use]
     pub fn sent_at(&self) -> Option<SystemTime> {
@@ -443,7 +451,8 @@ impl Message {
     /// It is a version-8 UUID from the SHA-256 of the length-prefixed tenant, consumer, key and `label`, so two calls
     /// of one handler need two labels; those that begin with `idem:` are idem's own. A message of an unprotected type
     /// has no key; its origin takes the key's place, which is the same on a redelivery but not when the producer sends
-    /// again.
+    /// again. Kafka gives an offset to another record when a topic is created again, so there the record's time-stamp
+    /// belongs to the origin.
     #[must_use]
     pub fn derived_key(&self, label: &str) -> Uuid {
         let mut hasher = Sha256::new();
@@ -458,7 +467,7 @@ impl Message {
             Some(key) => part(key.as_str().as_bytes()),
             None => {
                 part(b"");
-                part(self.parts.origin.as_str().as_bytes());
+                part(self.place().as_bytes());
             }
         }
         part(label.as_bytes());

@@ -116,18 +116,24 @@ pub struct Failure {
     pub reason: Reason,
     /// What happened, without any value of a payload, statement or row (S4).
     pub text: String,
+    /// The code that the database gave with the error: an SQLSTATE, a result code of SQLite's.
+    pub code: Option<String>,
     /// The error that the handler answered with; `None` where the handler did not run or did not answer.
     pub error: Option<HandlerError>,
 }
 
 impl Failure {
     pub(crate) fn new(class: ErrorClass, reason: Reason, text: impl Into<String>) -> Self {
-        Self { class, reason, text: text.into(), error: None }
+        Self { class, reason, text: text.into(), code: None, error: None }
+    }
+
+    pub(crate) fn with_code(self, code: Option<String>) -> Self {
+        Self { code, ..self }
     }
 
     /// The same failure for another message of the unit.
     pub(crate) fn clone_text(&self) -> Self {
-        Self::new(self.class, self.reason, self.text.clone())
+        Self::new(self.class, self.reason, self.text.clone()).with_code(self.code.clone())
     }
 }
 

@@ -203,6 +203,13 @@ pub trait Store: Bookkeeping + Sized {
     /// The text of a driver's error without any value of a statement or row (S4); `None` where `error` itself is none
     /// of this store's driver.
     fn describe(error: &(dyn std::error::Error + 'static)) -> Option<String>;
+
+    /// The code that the database gave with an error, such as an SQLSTATE; `None` where `error` itself is none of this
+    /// store's driver, or has none. Failures with different codes are different groups of dead letters.
+    fn code(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+        let _ = error;
+        None
+    }
 }
 
 /// One transaction: the claim of its keys and everything that handlers write through it.
@@ -412,11 +419,16 @@ pub trait Bookkeeping: Send + Sync + 'static {
     /// Takes one attempt back that did not run to a verdict.
     async fn uncount_attempt(&self, scope: ScopeId, key: &IdempotencyKey) -> Result<(), StoreError>;
 
-    /// Writes a dead letter. The same origin again changes nothing; an equal (scope, key, hash, reason) raises that
-    /// row's count of copies.
+    /// Writes a dead letter, unless one with its [identity](DeadLetter::identity) is there: that one then stands for it,
+    /// and counts a copy where its origin is neither that of the first nor that of the last one. Nothing else is ever
+    /// folded, whatever its origin.
+    ///
+    /// Reason, attempts, error and fingerprint are those of the last copy; message and headers are those of the first. A
+    /// payload that was not kept is kept now, where this letter says so. A copy from another origin puts a row whose replay
+    /// has ended before the operator again.
     async fn park(&self, dead_letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError>;
 
-    /// Notes that the dead letter was also published.
+    /// Notes that the dead letter was also published, and its broker has confirmed it.
     async fn mark_published(&self, id: DeadLetterId) -> Result<(), StoreError>;
 
     /// The dead letters of a consumer, newest first, for people and tests. Payloads are not read.

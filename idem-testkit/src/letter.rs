@@ -1,6 +1,8 @@
 //! A dead letter for tests of publishers.
 
-use idem_core::{ConsumerName, DeadLetter, IdempotencyKey, Message, Origin, Reason, ScopeId};
+use idem_core::{
+    ConsumerName, DeadLetter, ErrorClass, FailureKind, Fingerprint, IdempotencyKey, Message, Origin, Reason, ScopeId,
+};
 
 /// A dead letter of this message, as a worker would hand it to a [`Publisher`](idem_core::Publisher): a conflict over the
 /// key `order-1`, after two attempts of the consumer `ledger`.
@@ -19,6 +21,7 @@ pub fn dead_letter(message: Message, origin: &str) -> DeadLetter {
         reason: Reason::Conflict,
         attempts: 2,
         error: "it was used before".to_owned(),
+        fingerprint: Fingerprint::of(&FailureKind::new(Reason::Conflict, ErrorClass::Permanent)),
         keep_payload: true,
     }
 }

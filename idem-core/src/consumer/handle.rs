@@ -263,5 +263,6 @@ fn late(deadline: Duration) -> Failure {
 }
 
 fn unsealed<S: Store>(error: &StoreError) -> Failure {
-    Failure::new(error.class(), Reason::AttemptsExhausted, super::describe::<S>(error))
+    let failure = Failure::new(error.class(), Reason::AttemptsExhausted, super::describe::<S>(error));
+    failure.with_code(super::code::<S>(error))
 }

@@ -133,5 +133,6 @@ async fn one<S: Store>(inner: &Inner<S>, lane: &mut Option<S::Lane>, item: &Item
 }
 
 fn trouble<S: Store>(error: &StoreError) -> Failure {
-    Failure::new(error.class(), Reason::AttemptsExhausted, super::describe::<S>(error))
+    let failure = Failure::new(error.class(), Reason::AttemptsExhausted, super::describe::<S>(error));
+    failure.with_code(super::code::<S>(error))
 }

@@ -58,6 +58,11 @@ pub struct DedupConsumer<S: Store> {
     pub(crate) inner: Arc<Inner<S>>,
 }
 
+/// The database's code of an error, which its store finds in the chain.
+pub(crate) fn code<S: Store>(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    crate::handler::chain(error).find_map(S::code)
+}
+
 impl<S: Store> Clone for DedupConsumer<S> {
     fn clone(&self) -> Self {
         Self { inner: Arc::clone(&self.inner) }
@@ -73,7 +78,7 @@ impl<S: Store> fmt::Debug for DedupConsumer<S> {
 pub(crate) struct Inner<S: Store> {
     pub(crate) store: Arc<S>,
     pub(crate) name: ConsumerName,
-    handler_name: Option<String>,
+    pub(crate) handler_name: Option<String>,
     version: String,
     tenants: Tenants,
     keys: Arc<dyn KeySource>,
@@ -250,7 +255,8 @@ impl<S: Store> Inner<S> {
             Reason::AttemptsExhausted
         };
         let text = describe::<S>(error.source());
-        Failure { class, reason, text, error: Some(error) }
+        let code = code::<S>(error.source());
+        Failure { class, reason, text, code, error: Some(error) }
     }
 }
 

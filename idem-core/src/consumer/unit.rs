@@ -281,8 +281,8 @@ fn commit_refused<S: Store>(error: StoreError, fresh: &[usize], items: usize) ->
         ErrorClass::Infrastructure | ErrorClass::Fatal => End::Trouble(error),
         class @ (ErrorClass::Transient | ErrorClass::Permanent) => {
             let reason = if class == ErrorClass::Permanent { Reason::Permanent } else { Reason::AttemptsExhausted };
-            let text = super::describe::<S>(&error);
-            let failed = fresh.iter().map(|index| (*index, Failure::new(class, reason, text.clone())));
+            let failure = Failure::new(class, reason, super::describe::<S>(&error)).with_code(super::code::<S>(&error));
+            let failed = fresh.iter().map(|index| (*index, failure.clone_text()));
             alone_or_isolated(failed.collect(), items)
         }
     }

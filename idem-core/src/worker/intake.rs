@@ -258,7 +258,8 @@ pub(super) async fn identify<S: Store, B: Source>(
 }
 
 fn malformed(failure: Failure, key: Option<IdempotencyKey>) -> Dead {
-    Dead { reason: failure.reason, text: failure.text, key, hash: None, fresh: true }
+    let Failure { reason, class, text, code, .. } = failure;
+    Dead { reason, class, text, code, key, hash: None, fresh: true }
 }
 
 /// A message that is older than its record would be kept may have been handled before, and nobody can tell.
@@ -277,7 +278,8 @@ async fn in_doubt<S: Store, B: Source>(shared: &Shared<S, B>, job: &mut Job<B::H
         OlderThanRetention::DeadLetter => {
             let (key, hash) = (Some(claim.key.clone()), Some((claim.hash, claim.hash_rule)));
             let reason = Reason::OlderThanRetention;
-            job.dead = Some(Box::new(Dead { reason, text, key, hash, fresh: false }));
+            let class = ErrorClass::Permanent;
+            job.dead = Some(Box::new(Dead { reason, class, text, code: None, key, hash, fresh: false }));
         }
         OlderThanRetention::Halt => {
             let who = format!("run {}", shared.run);

@@ -11,6 +11,7 @@ use super::flight::Permit;
 use crate::{
     consumer::Item,
     dead_letter::{DeadLetterId, Reason},
+    error::ErrorClass,
     hash::PayloadHash,
     key::IdempotencyKey,
     message::{OrderingKey, Origin},
@@ -48,7 +49,9 @@ pub(crate) enum Origination<H> {
 #[derive(Debug)]
 pub(crate) struct Dead {
     pub(crate) reason: Reason,
+    pub(crate) class: ErrorClass,
     pub(crate) text: String,
+    pub(crate) code: Option<String>,
     pub(crate) key: Option<IdempotencyKey>,
     pub(crate) hash: Option<(PayloadHash, HashRuleId)>,
     /// Whether it counts for the breaker: a fresh message, as opposed to a conflict.

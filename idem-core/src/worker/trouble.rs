@@ -154,7 +154,8 @@ impl<S: Store, B: Source> Lane<S, B> {
         job.attempts = job.attempts.max(1);
         job.counted = false;
         let (key, hash) = (claim.map(|claim| claim.key.clone()), claim.map(|claim| (claim.hash, claim.hash_rule)));
-        job.dead = Some(Box::new(Dead { reason: failure.reason, text: failure.text, key, hash, fresh: true }));
+        let Failure { reason, class, text, code, .. } = failure;
+        job.dead = Some(Box::new(Dead { reason, class, text, code, key, hash, fresh: true }));
         self.dead_letter(job).await;
     }
 

@@ -10,7 +10,8 @@ use super::{
 };
 use crate::{
     config::OnConflict,
-    dead_letter::{DeadLetter, Reason, ReplayEnd},
+    dead_letter::{DeadLetter, FailureKind, Fingerprint, Reason, ReplayEnd},
+    error::ErrorClass,
     failpoint,
     outcome::{ConflictKind, Decision, Durable, Settle},
     source::Source,
@@ -178,7 +179,8 @@ impl<S: Store, B: Source> Lane<S, B> {
                 };
                 let text = format!("the key was recorded at run {} with another payload", recorded.processed_by);
                 let hash = Some((claim.hash, claim.hash_rule));
-                job.dead = Some(Box::new(Dead { reason, text, key: Some(claim.key), hash, fresh: false }));
+                let (key, class) = (Some(claim.key), ErrorClass::Permanent);
+                job.dead = Some(Box::new(Dead { reason, class, text, code: None, key, hash, fresh: false }));
                 self.dead_letter(job).await;
             }
             OnConflict::Halt => {
@@ -224,9 +226,9 @@ impl<S: Store, B: Source> Lane<S, B> {
         if failpoint!(DEAD_LETTER_SENT).is_err() {
             return self.hold_uncharged(job).await;
         }
-        if let Some(publisher) = &self.shared.publisher {
-            let already = parked.published_at.is_some() && parked.origin == letter.message.origin().as_str();
-            if !already && let Err(error) = publisher.publish(&letter).await {
+        // The row stands for exactly this content, so a confirmed copy of it is a confirmation of this one.
+        if let Some(publisher) = self.shared.publisher.as_ref().filter(|_| parked.published_at.is_none()) {
+            if let Err(error) = publisher.publish(&letter).await {
                 if let Some(left_out) = self.shared.lines.unnoted.pass() {
                     tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, left_out, "a dead letter was not confirmed; it is published again later");
                 }
@@ -274,6 +276,13 @@ impl<S: Store, B: Source> Lane<S, B> {
             reason: dead.reason,
             attempts: job.attempts,
             error: dead.text.clone(),
+            fingerprint: Fingerprint::of(&FailureKind {
+                reason: dead.reason,
+                class: dead.class,
+                code: dead.code.as_deref(),
+                handler: self.shared.consumer.handler_name.as_deref(),
+                message_type: job.item.message.message_type(),
+            }),
             keep_payload: size <= self.shared.settings.dead_letter_payload_bytes_max,
         }
     }

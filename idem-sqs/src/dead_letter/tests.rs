@@ -1,4 +1,7 @@
-use idem_core::{Bytes, ConsumerName, Headers, IdempotencyKey, Message, OrderingKey, Origin, Reason, ScopeId};
+use idem_core::{
+    Bytes, ConsumerName, ErrorClass, FailureKind, Fingerprint, Headers, IdempotencyKey, Message, OrderingKey, Origin,
+    Reason, ScopeId,
+};
 
 use super::*;
 
@@ -12,6 +15,7 @@ fn dead_letter(message: Message) -> DeadLetter {
         reason: Reason::Conflict,
         attempts: 2,
         error: "it was used before\u{1b}".to_owned(),
+        fingerprint: Fingerprint::of(&FailureKind::new(Reason::Conflict, ErrorClass::Permanent)),
         keep_payload: true,
     }
 }

@@ -3,8 +3,8 @@
 use std::{collections::HashMap, time::Duration};
 
 use idem_core::{
-    ConsumerName, DeadLetter, Delivery, IdempotencyKey, Message, Publisher, Reason, Received, ScopeId, Settle, Settled,
-    Source, SourceError,
+    ConsumerName, DeadLetter, Delivery, ErrorClass, FailureKind, Fingerprint, IdempotencyKey, Message, Publisher,
+    Reason, Received, ScopeId, Settle, Settled, Source, SourceError,
 };
 use idem_testkit::{
     durables,
@@ -397,6 +397,7 @@ async fn a_dead_letter_is_published_with_its_facts_and_one_key() {
         reason: Reason::Permanent,
         attempts: 2,
         error: "no such customer".to_owned(),
+        fingerprint: Fingerprint::of(&FailureKind::new(Reason::Permanent, ErrorClass::Permanent)),
         keep_payload: true,
     };
     queue.publisher().publish(&dead_letter).await.unwrap();

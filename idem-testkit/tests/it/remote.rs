@@ -3,7 +3,8 @@
 use std::{process::Stdio, time::Duration};
 
 use idem_core::{
-    ConsumerName, DeadLetter, Message, Publisher, Reason, Received, ScopeId, Settled, Source, SourceError,
+    ConsumerName, DeadLetter, ErrorClass, FailureKind, Fingerprint, Message, Publisher, Reason, Received, ScopeId,
+    Settled, Source, SourceError,
 };
 use idem_testkit::memory::{Broker, Faults, QueueOptions, Rate, RemoteBroker, RemotePublisher, RemoteSource, Revoke};
 use tokio::{
@@ -205,6 +206,7 @@ async fn a_dead_letter_is_published_over_the_socket() {
         reason: Reason::MissingKey,
         attempts: 0,
         error: "there is no key".to_owned(),
+        fingerprint: Fingerprint::of(&FailureKind::new(Reason::MissingKey, ErrorClass::Permanent)),
         keep_payload: true,
     };
     let publisher = RemotePublisher::new(server.path(), "dead");

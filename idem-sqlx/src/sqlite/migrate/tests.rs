@@ -9,7 +9,7 @@ async fn a_migration_that_fails_midway_leaves_nothing() {
     let folder = std::env::temp_dir().join(format!("idem-sqlite-migrate-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let store = Sqlite::connect(SqliteOptions::new(folder.join("test.db"))).await.unwrap();
-    let [first] = SQLITE_MIGRATIONS else { panic!("this test makes up the second one") };
+    let first = &SQLITE_MIGRATIONS[0];
     let mut broken = *first;
     broken.version = 2;
     broken.name = "broken";
@@ -25,7 +25,7 @@ async fn a_migration_that_fails_midway_leaves_nothing() {
     // Once it is repaired it goes on from there, and an older build, which may still run on it, leaves it alone.
     broken.up_template = "CREATE TABLE \"{schema}_half\" (a);";
     assert_eq!(migrate(&store, &[*first, broken]).await.unwrap(), [2]);
-    assert!(store.migrate().await.unwrap().is_empty());
+    assert!(migrate(&store, &[*first]).await.unwrap().is_empty());
     std::fs::remove_dir_all(folder).unwrap();
 }
 

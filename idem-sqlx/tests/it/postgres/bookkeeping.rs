@@ -3,8 +3,8 @@
 use std::{future::Future, pin::pin, task::Poll, time::Duration};
 
 use idem_core::{
-    AuditEntry, Bookkeeping as _, Control, ControlState, DeadLetter, IdempotencyKey, Message, Origin, PayloadHash,
-    Reason, StoreError,
+    AuditEntry, Bookkeeping as _, Control, ControlState, DeadLetter, ErrorClass, FailureKind, Fingerprint,
+    IdempotencyKey, Message, Origin, PayloadHash, Reason, StoreError,
 };
 use idem_sqlx::Postgres;
 
@@ -90,6 +90,7 @@ async fn b10_texts_with_nul_are_stored() {
         reason: Reason::Permanent,
         attempts: 1,
         error: "e\0".to_owned(),
+        fingerprint: Fingerprint::of(&FailureKind::new(Reason::Permanent, ErrorClass::Permanent)),
         keep_payload: true,
     };
     let parked = fixture.store.park(&letter).await.unwrap();

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use idem_core::{
-    AuditEntry, Bookkeeping, Bytes, ConsumerName, ControlState, DeadLetter, HashRuleId, Headers, IdempotencyKey,
-    Message, Origin, PayloadHash, Reason, Registration, ReplayEnd, RunId, ScopeId, StoreError, Tenant,
+    AuditEntry, Bookkeeping, Bytes, ConsumerName, ControlState, DeadLetter, ErrorClass, FailureKind, Fingerprint,
+    HashRuleId, Headers, IdempotencyKey, Message, Origin, PayloadHash, Reason, Registration, ReplayEnd, RunId, ScopeId,
+    StoreError, Tenant,
 };
 use idem_sqlx::{Sqlite, SqliteOptions, Synchronous};
 
@@ -90,7 +91,7 @@ async fn attempts_are_counted_per_key_and_payload() {
     store.uncount_attempt(scope, &key("unknown")).await.unwrap();
 }
 
-fn letter(scope: ScopeId, origin: &str, key_text: Option<&str>, reason: Reason) -> DeadLetter {
+pub(super) fn letter(scope: ScopeId, origin: &str, key_text: Option<&str>, reason: Reason) -> DeadLetter {
     let mut headers = Headers::default();
     headers.push("a", Some(Bytes::from_static(b"1")));
     headers.push("a", None);
@@ -109,6 +110,7 @@ fn letter(scope: ScopeId, origin: &str, key_text: Option<&str>, reason: Reason) 
         reason,
         attempts: 5,
         error: "the handler failed".to_owned(),
+        fingerprint: Fingerprint::of(&FailureKind::new(reason, ErrorClass::Permanent)),
         keep_payload: true,
     }
 }

@@ -3,8 +3,9 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use idem_core::{
-    Bookkeeping, Bytes, ConsumerName, DeadLetter, DeadLetterId, Expiring, HashRuleId, Headers, Message, Origin,
-    ParkedDeadLetter, PayloadHash, REPLAY_TAKEN_FOR, Reason, Registered, Replay, ReplayEnd,
+    Bookkeeping, Bytes, ConsumerName, DeadLetter, DeadLetterId, ErrorClass, Expiring, FailureKind, Fingerprint,
+    HashRuleId, Headers, Message, OrderingKey, Origin, ParkedDeadLetter, PayloadHash, REPLAY_TAKEN_FOR, Reason,
+    Registered, Replay, ReplayEnd,
 };
 
 use super::{
@@ -81,7 +82,7 @@ pub async fn attempts_counted_at_once_are_all_counted<T: StoreUnderTest>(subject
 }
 
 /// A dead letter of `orders` as the worker makes one.
-fn letter(registered: &Registered, message: Message, key: Option<&str>, reason: Reason) -> DeadLetter {
+pub(super) fn letter(registered: &Registered, message: Message, key: Option<&str>, reason: Reason) -> DeadLetter {
     let hash = message.payload().map_or(PayloadHash::NONE, |payload| PayloadHash::of(payload));
     DeadLetter {
         consumer: ConsumerName::new("orders").unwrap(),
@@ -92,24 +93,25 @@ fn letter(registered: &Registered, message: Message, key: Option<&str>, reason: 
         reason,
         attempts: 5,
         error: "out of stock".to_owned(),
+        fingerprint: Fingerprint::of(&FailureKind::new(reason, ErrorClass::Permanent)),
         keep_payload: true,
     }
 }
 
-fn from(origin: &str, key: &str, payload: &str) -> Message {
+pub(super) fn from(origin: &str, key: &str, payload: &str) -> Message {
     msg(key, payload).with_origin(Origin::new(origin))
 }
 
-async fn park<T: StoreUnderTest>(scene: &Scene<'_, T>, letter: &DeadLetter) -> ParkedDeadLetter {
+pub(super) async fn park<T: StoreUnderTest>(scene: &Scene<'_, T>, letter: &DeadLetter) -> ParkedDeadLetter {
     within("parking", scene.store.park(letter)).await.unwrap_or_else(|error| panic!("not parked: {error}"))
 }
 
-async fn listed<T: StoreUnderTest>(scene: &Scene<'_, T>) -> Vec<ParkedDeadLetter> {
+pub(super) async fn listed<T: StoreUnderTest>(scene: &Scene<'_, T>) -> Vec<ParkedDeadLetter> {
     let orders = ConsumerName::new("orders").unwrap();
     within("listing dead letters", scene.store.dead_letters(&orders, 100)).await.unwrap()
 }
 
-async fn take<T: StoreUnderTest>(scene: &Scene<'_, T>, registered: &Registered) -> Vec<Replay> {
+pub(super) async fn take<T: StoreUnderTest>(scene: &Scene<'_, T>, registered: &Registered) -> Vec<Replay> {
     let orders = ConsumerName::new("orders").unwrap();
     within("taking replays", scene.store.take_replays(&orders, registered.run, 10)).await.unwrap()
 }
@@ -233,6 +235,7 @@ pub async fn a_dead_letter_may_hold_anything<T: StoreUnderTest>(subject: &T) {
         .with_origin(Origin::new("queue 'one'/\"1\""))
         .with_id("'id'")
         .with_record_key(b"\0\xff".to_vec())
+        .with_ordering_key(OrderingKey::new(b"\0\xff'".to_vec()))
         .with_type("ty\"pe");
     let mut letter = letter(&registered, message.clone(), Some("'; --"), Reason::Malformed);
     letter.error = "it's \"broken\" {} %s \\".to_owned();
@@ -251,6 +254,7 @@ fn assert_same(replayed: &Message, delivered: &Message) {
     assert_eq!(replayed.headers(), delivered.headers());
     assert_eq!((replayed.id(), replayed.message_type()), (delivered.id(), delivered.message_type()));
     assert_eq!(replayed.record_key(), delivered.record_key());
+    assert_eq!(replayed.ordering_key(), delivered.ordering_key());
     assert_eq!(replayed.origin(), delivered.origin());
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use idem_core::{
     AuditEntry, ConsumerName, Control, ControlState, DeadLetterId, IdempotencyKey, ParkedDeadLetter, PayloadHash,
-    Replay, ReplayEnd, RunId, ScopeId, StoreError,
+    Replay, ReplayEnd, RunId, ScopeId, StoreError, StoreIdentity,
 };
 
 pub use self::{
@@ -150,6 +150,7 @@ pub async fn control(driver: &impl PostgresDriver, scope: ScopeId) -> Result<Con
         by: row.get("by")?,
         reason: row.get("reason")?,
         epoch: row.get("epoch")?,
+        identity: StoreIdentity::new(row.get::<String>("identity")?),
         now: row.instant("server_now")?,
     })
 }

@@ -104,6 +104,14 @@ pub const POSTGRES_MIGRATIONS: &[Migration] = &[
         up_template: include_str!("../migrations/postgres/0002_forgotten.up.sql"),
         down_template: include_str!("../migrations/postgres/0002_forgotten.down.sql"),
     },
+    Migration {
+        dialect: Dialect::Postgres,
+        version: 3,
+        name: "unhappy_path",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/postgres/0003_unhappy_path.up.sql"),
+        down_template: include_str!("../migrations/postgres/0003_unhappy_path.down.sql"),
+    },
 ];
 
 /// The migrations for SQLite, oldest first.
@@ -158,7 +166,7 @@ impl MigrationStatements {
 }
 
 const POSTGRES_RUNNER: [&str; 5] = [
-    "SELECT pg_advisory_xact_lock(hashtextextended('idem:migrations:{schema}', 0))",
+    "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('idem:migrations:{schema}', 0))",
     // What a migration waits for makes every worker wait behind it, so it waits no longer than this and is run again.
     //
     // CREATE SCHEMA IF NOT EXISTS asks for the right to create schemas even where there is nothing to create, and a
@@ -166,7 +174,7 @@ const POSTGRES_RUNNER: [&str; 5] = [
     "SET LOCAL lock_timeout = '2s';
 DO $idem$
 BEGIN
-    IF to_regnamespace('{schema}') IS NULL THEN
+    IF pg_catalog.to_regnamespace('{schema}') IS NULL THEN
         CREATE SCHEMA {schema};
     END IF;
 END
@@ -175,7 +183,7 @@ CREATE TABLE IF NOT EXISTS {schema}.migrations (
     version       int         PRIMARY KEY,
     name          text        COLLATE \"C\" NOT NULL,
     checksum      text        COLLATE \"C\" NOT NULL,
-    applied_at    timestamptz NOT NULL DEFAULT now(),
+    applied_at    timestamptz NOT NULL DEFAULT pg_catalog.now(),
     oldest_worker text        COLLATE \"C\" NOT NULL
 );",
     "SELECT version, name, checksum, oldest_worker FROM {schema}.migrations ORDER BY version",

@@ -2,8 +2,8 @@
 
 use idem_core::StoreError;
 use idem_schema::{
-    AppliedMigration, Dialect, Migration, MigrationError, MigrationStatements, POSTGRES_MIGRATIONS, pending_migrations,
-    version_to_revert,
+    AppliedMigration, Dialect, Migration, MigrationError, MigrationStatements, POSTGRES_MIGRATIONS, begin_books,
+    is_by_role, pending_migrations, version_to_revert,
 };
 use tokio_postgres::{Client, Error, types::Type};
 
@@ -95,7 +95,10 @@ impl Postgres {
     async fn step_on(&self, client: &Client, way: Way) -> Result<Step, MigratePostgresError> {
         let preparing = |source| error::store("preparing the migration", source);
         let statements = MigrationStatements::new(Dialect::Postgres, self.schema());
-        client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED").await.map_err(preparing)?;
+        let rows = client.query_typed(&self.sql().read_only_default, &[]).await.map_err(preparing)?;
+        let is_by_role = |row: &tokio_postgres::Row| Ok(row.try_get(0)? && is_by_role(row.try_get(1)?));
+        let is_read_only = rows.first().map_or(Ok(false), is_by_role).map_err(preparing)?;
+        client.batch_execute(begin_books(is_read_only)).await.map_err(preparing)?;
         if let Some(lock) = &statements.lock {
             client.batch_execute(lock).await.map_err(preparing)?;
         }

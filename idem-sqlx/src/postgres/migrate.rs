@@ -2,8 +2,8 @@
 
 use idem_core::StoreError;
 use idem_schema::{
-    AppliedMigration, Dialect, Migration, MigrationError, MigrationStatements, POSTGRES_MIGRATIONS, pending_migrations,
-    version_to_revert,
+    AppliedMigration, Dialect, Migration, MigrationError, MigrationStatements, POSTGRES_MIGRATIONS, begin_books,
+    is_by_role, pending_migrations, version_to_revert,
 };
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
@@ -86,16 +86,30 @@ impl Postgres {
     /// One migration in a transaction and on a connection of its own, which is closed afterwards however it ends.
     async fn step(&self, known: &'static [Migration], way: Way) -> Result<Step, MigratePostgresError> {
         let mut connection = self.connect_with(&self.shared.options.connection).await?;
-        let runner = Runner { statements: MigrationStatements::new(Dialect::Postgres, self.schema()), store: self };
+        let begin =
+            self.begin_on(&mut connection).await.map_err(|source| error::store("preparing the migration", source))?;
+        let runner =
+            Runner { statements: MigrationStatements::new(Dialect::Postgres, self.schema()), store: self, begin };
         let step = runner.run(&mut connection, known, way).await;
         let _ = sqlx::Connection::close(connection).await;
         step
     }
 }
 
+impl Postgres {
+    /// How a transaction begins that may write, where the role is read only by default.
+    async fn begin_on(&self, connection: &mut PgConnection) -> Result<&'static str, sqlx::Error> {
+        let look = sqlx::raw_sql(AssertSqlSafe(&*self.sql().read_only_default)).fetch_one(connection).await?;
+        // The simple protocol answers in texts.
+        let (read_only, source): (String, String) = (look.try_get_unchecked(0)?, look.try_get_unchecked(1)?);
+        Ok(begin_books(read_only == "t" && is_by_role(&source)))
+    }
+}
+
 struct Runner<'s> {
     statements: MigrationStatements,
     store: &'s Postgres,
+    begin: &'static str,
 }
 
 impl Runner<'_> {
@@ -106,7 +120,7 @@ impl Runner<'_> {
         way: Way,
     ) -> Result<Step, MigratePostgresError> {
         let preparing = |source| error::store("preparing the migration", source);
-        simple(connection, "BEGIN ISOLATION LEVEL READ COMMITTED").await.map_err(preparing)?;
+        simple(connection, self.begin).await.map_err(preparing)?;
         if let Some(lock) = &self.statements.lock {
             simple(connection, lock).await.map_err(preparing)?;
         }

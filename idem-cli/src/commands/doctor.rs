@@ -63,7 +63,10 @@ pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Fail
     let verified = database::store(target)?.verify().await;
     let horizon = Bind::NumberOr(doctor.broker_horizon.and_then(|time| i64::try_from(time.as_secs()).ok()));
     let findings: Table = match verified {
-        Ok(()) => database.table(&with_last_start(FINDINGS), &[horizon]).await?,
+        Ok(()) => {
+            let findings = with_last_start(FINDINGS).replace("{plain}", target.schema.as_str());
+            database.table(&findings, &[horizon]).await?
+        }
         Err(StoreError::Schema { problem, cure } | StoreError::Refused { problem, cure }) => {
             let finding = [("level", "error".into()), ("finding", problem.into()), ("cure", cure.into())];
             return Ok(Report::new().table("findings", std::iter::once(Row::new(finding)).collect()).exit(Exit::Found));

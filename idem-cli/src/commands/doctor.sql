@@ -84,3 +84,47 @@ SELECT 'warning', pg_catalog.format('%s has not been frozen for %s transactions'
     pg_catalog.format('Run VACUUM (FREEZE) {schema}.%I', relname)
 FROM pg_catalog.pg_class
 WHERE relnamespace = '{schema}'::regnamespace::oid AND relkind = 'r' AND pg_catalog.age(relfrozenxid) > 1000000000
+UNION ALL
+-- Statements of idem's name the server's own functions and operators. Handlers' and other programs' seldom do.
+SELECT 'warning', pg_catalog.format('%s.%s has the name of %s of the server''s, and stands in the search_path of this login: a '
+        'statement that does not say pg_catalog may call it instead', shadow.schema, shadow.name, shadow.kind),
+    pg_catalog.format('Drop it or move it to a schema of its own, and run REVOKE CREATE ON SCHEMA %s FROM PUBLIC', shadow.schema)
+FROM (
+    SELECT n.nspname AS schema, p.oid::regprocedure::text AS name, 'a function' AS kind
+    FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
+    WHERE n.nspname = ANY (pg_catalog.current_schemas(false)) AND n.nspname <> 'pg_catalog' AND EXISTS (
+            SELECT FROM pg_catalog.pg_proc AS s WHERE s.proname = p.proname AND s.pronamespace = 'pg_catalog'::regnamespace::oid)
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend AS d WHERE d.classid = 'pg_catalog.pg_proc'::regclass::oid
+            AND d.objid = p.oid AND d.deptype = 'e')
+    UNION ALL
+    SELECT n.nspname, o.oid::regoperator::text, 'an operator'
+    FROM pg_catalog.pg_operator AS o JOIN pg_catalog.pg_namespace AS n ON n.oid = o.oprnamespace
+    WHERE n.nspname = ANY (pg_catalog.current_schemas(false)) AND n.nspname <> 'pg_catalog' AND EXISTS (
+            SELECT FROM pg_catalog.pg_operator AS s WHERE s.oprname = o.oprname AND s.oprnamespace = 'pg_catalog'::regnamespace::oid)
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend AS d WHERE d.classid = 'pg_catalog.pg_operator'::regclass::oid
+            AND d.objid = o.oid AND d.deptype = 'e')
+    ORDER BY 1, 2 LIMIT 20
+) AS shadow
+UNION ALL
+SELECT 'warning', pg_catalog.format('the search_path of this login has %s before pg_catalog, so that its operators and functions come '
+        'first', path.first),
+    'Leave pg_catalog out of search_path: it is searched first then'
+FROM (SELECT (pg_catalog.current_schemas(false))[1]::text AS first) AS path
+WHERE 'pg_catalog' = ANY (pg_catalog.current_schemas(false)) AND path.first <> 'pg_catalog'
+UNION ALL
+SELECT 'warning', pg_catalog.format('schema %s stands in the search_path of this login, and everybody may create in it', n.nspname),
+    pg_catalog.format('Run REVOKE CREATE ON SCHEMA %I FROM PUBLIC', n.nspname)
+FROM pg_catalog.pg_namespace AS n
+WHERE n.nspname = ANY (pg_catalog.current_schemas(false)) AND EXISTS (
+    SELECT FROM pg_catalog.aclexplode(n.nspacl) AS a WHERE a.grantee = 0::oid AND a.privilege_type = 'CREATE')
+UNION ALL
+SELECT 'notice', pg_catalog.format('tables that a handler or --create-tables makes without naming a schema come into idem''s own schema, '
+        'because the login has its name'),
+    'Name the schema in statements, or set search_path for the login'
+WHERE pg_catalog.current_schema() = '{plain}'
+UNION ALL
+SELECT 'error', pg_catalog.format('the role idem_cleanup may delete from %s, also what has not expired', kept.relname),
+    'Run: idem migrate print --roles | psql -1'
+FROM pg_catalog.pg_class AS kept
+WHERE kept.relnamespace = '{schema}'::regnamespace::oid AND kept.relkind = 'r' AND pg_catalog.to_regrole('idem_cleanup') IS NOT NULL
+    AND pg_catalog.has_table_privilege(pg_catalog.to_regrole('idem_cleanup')::oid, kept.oid, 'DELETE')

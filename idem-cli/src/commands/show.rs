@@ -34,7 +34,7 @@ FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consume
 WHERE d.key_id = {schema}.key_id($1::text) AND ($2::text IS NULL OR c.name = $2::text) ORDER BY d.id";
 
 const AUDIT: &str = "\
-SELECT a.at, a.who, a.action, c.name AS consumer, a.details
+SELECT a.at, a.who, a.login, a.action, c.name AS consumer, a.details
 FROM {schema}.audit AS a LEFT JOIN {schema}.consumers AS c ON c.id = a.consumer
 WHERE a.idempotency_key = $1::text AND ($2::text IS NULL OR c.name = $2::text) ORDER BY a.id DESC LIMIT 20";
 

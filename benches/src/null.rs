@@ -12,7 +12,8 @@ use idem_core::{
     AuditEntry, Backlog, Bookkeeping, Claim, ClaimError, Claimed, Cleaner, CleanupReport, CleanupSettings, CommitError,
     ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, ErrorClass, Expiring, HashRuleId, IdempotencyKey,
     LastCleanup, ParkedDeadLetter, PayloadHash, Recorded, Registered, Registration, Removal, Removed, Replay,
-    ReplayEnd, RunId, ScopeId, Store, StoreCapabilities, StoreError, Tenant, Tx, UnitOfWork, UnitOptions,
+    ReplayEnd, RunId, ScopeId, Store, StoreCapabilities, StoreError, StoreIdentity, Tenant, Tx, UnitOfWork,
+    UnitOptions,
 };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -158,7 +159,14 @@ impl Bookkeeping for NullStore {
 
     async fn control(&self, _: ScopeId) -> Result<Control, StoreError> {
         let (by, reason) = (String::new(), String::new());
-        Ok(Control { state: ControlState::Running, by, reason, epoch: 0, now: SystemTime::UNIX_EPOCH })
+        Ok(Control {
+            state: ControlState::Running,
+            by,
+            reason,
+            epoch: 0,
+            identity: StoreIdentity::default(),
+            now: SystemTime::UNIX_EPOCH,
+        })
     }
 
     async fn set_control(&self, _: ScopeId, _: ControlState, _: &str, _: &str) -> Result<(), StoreError> {

@@ -37,8 +37,8 @@ pub(crate) struct Target {
     #[arg(long, global = true, env = "IDEM_SCHEMA", value_name = "NAME", default_value = SchemaName::DEFAULT, value_parser = schema)]
     pub(crate) schema: SchemaName,
 
-    /// Who the audit trail says it was
-    #[arg(long, global = true, env = "IDEM_OPERATOR", value_name = "NAME", default_value_t = operator())]
+    /// Who the audit trail says it was, beside the login of the database
+    #[arg(long, global = true, env = "IDEM_OPERATOR", value_name = "NAME", default_value_t = operator(), value_parser = by)]
     pub(crate) by: String,
 }
 
@@ -90,7 +90,12 @@ fn schema(text: &str) -> Result<SchemaName, String> {
 }
 
 fn operator() -> String {
-    std::env::var("USER").unwrap_or_else(|_| "operator".to_owned())
+    std::env::var("USER").ok().filter(|name| !name.trim().is_empty()).unwrap_or_else(|| "operator".to_owned())
+}
+
+/// A line of the trail by nobody would tell nothing.
+fn by(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() { Err("it must name somebody".to_owned()) } else { Ok(text.to_owned()) }
 }
 
 fn reason(text: &str) -> Result<Reason, String> {

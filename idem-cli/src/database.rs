@@ -29,7 +29,7 @@ const LIMITS: UnitLimits = UnitLimits {
 const WRITTEN: &str = "\
 SELECT a.who, a.action, c.name AS consumer, a.idempotency_key AS key, a.details
 FROM {schema}.audit AS a LEFT JOIN {schema}.consumers AS c ON c.id = a.consumer
-WHERE a.at = now() AND a.xmin = pg_current_xact_id_if_assigned()::xid ORDER BY a.id";
+WHERE a.at = pg_catalog.now() AND a.xmin = pg_catalog.pg_current_xact_id_if_assigned()::xid ORDER BY a.id";
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -96,7 +96,8 @@ impl Database {
     }
 
     async fn fetch_table(&mut self, query: &str, binds: &[Bind<'_>]) -> Result<Table, Failure> {
-        let rows = self.fetch(&format!("SELECT row_to_json(answer)::text FROM ({query}) AS answer"), binds).await?;
+        let rows =
+            self.fetch(&format!("SELECT pg_catalog.row_to_json(answer)::text FROM ({query}) AS answer"), binds).await?;
         let unreadable = |_| Failure::new(Exit::Bug, "the database's answer cannot be read");
         let row = |row: &PgRow| -> Result<Row, Failure> {
             let text: &str = row.try_get(0)?;
@@ -177,7 +178,7 @@ impl Database {
 
     /// Refuses a consumer that was never registered: with a mistyped name, every command would find nothing to do.
     pub(crate) async fn known(&mut self, consumer: &str) -> Result<(), Failure> {
-        let found = "SELECT count(*) FROM {schema}.consumers WHERE name = $1::text";
+        let found = "SELECT pg_catalog.count(*) FROM {schema}.consumers WHERE name = $1::text";
         if self.number(found, &[Bind::Text(consumer)]).await? > 0 {
             return Ok(());
         }

@@ -50,8 +50,8 @@ pub use self::{
     source::{Assignment, Attached, Delivery, Received, Revocation, Settled, Source, SourceCapabilities},
     store::{
         AuditEntry, Bookkeeping, Claim, Claimed, Control, ControlState, HORIZON_HEARD, HashRuleId, Recorded,
-        Registered, Registration, Retention, RunId, ScopeId, Store, StoreCapabilities, Tx, UnitOfWork, UnitOptions,
-        boxed,
+        Registered, Registration, Retention, RunId, ScopeId, Store, StoreCapabilities, StoreIdentity, Tx, UnitOfWork,
+        UnitOptions, boxed,
     },
     worker::{Incident, IncidentKind, Load, Pause, Summary, Worker, WorkerBuilder, WorkerError, WorkerView},
 };

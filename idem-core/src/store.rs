@@ -236,6 +236,9 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
 
     /// Reads the committed records of these keys, in a statement of its own, which sees what committed meanwhile.
     ///
+    /// Where other roles may influence what a statement does, what this unit itself has inserted is not answered: a claim
+    /// that denies it would otherwise turn new messages into duplicates of themselves.
+    ///
     /// # Errors
     /// As for `claim`.
     ///
@@ -354,8 +357,25 @@ pub struct Control {
     pub reason: String,
     /// Raised by forget, replay and restore; a cache of committed keys is emptied when it changes.
     pub epoch: i64,
+    /// Which server answered: a cache of committed keys is emptied when it changes.
+    pub identity: StoreIdentity,
     /// The database's clock.
     pub now: SystemTime,
+}
+
+/// Which server, and which life of it, holds the records, as far as the store can tell.
+///
+/// It differs after a failover, a restore or a restart, any of which may have lost what was committed last; it need not
+/// differ after all of them. It is compared and never read. A store of one process alone, or of one file, answers the
+/// default.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StoreIdentity(String);
+
+impl StoreIdentity {
+    /// One that is told apart from others by this text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
 }
 
 /// Whether a consumer takes messages in.

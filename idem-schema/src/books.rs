@@ -6,7 +6,7 @@ mod start;
 
 use idem_core::{
     AuditEntry, ConsumerName, Control, ControlState, DeadLetterId, IdempotencyKey, ParkedDeadLetter, PayloadHash,
-    REPLAY_TAKEN_FOR, Replay, ReplayEnd, RunId, ScopeId, StoreError,
+    REPLAY_TAKEN_FOR, Replay, ReplayEnd, RunId, ScopeId, StoreError, StoreIdentity,
 };
 
 pub use self::{
@@ -141,6 +141,7 @@ pub async fn control(driver: &impl PostgresDriver, scope: ScopeId) -> Result<Con
         by: row.get("by")?,
         reason: row.get("reason")?,
         epoch: row.get("epoch")?,
+        identity: StoreIdentity::new(row.get::<String>("identity")?),
         now: row.instant("server_now")?,
     })
 }

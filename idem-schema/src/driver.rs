@@ -2,7 +2,7 @@
 
 use std::{error::Error, future::Future, sync::Arc, time::Duration};
 
-use idem_core::StoreError;
+use idem_core::{StoreError, chain};
 use uuid::Uuid;
 
 use crate::{errors::SeenPids, name::SchemaName, postgres::PostgresStatements, row::Row};
@@ -96,24 +96,46 @@ pub trait PostgresDriver: Send + Sync {
     /// Refuses a pooler that loses prepared statements, where such are used.
     fn refuse_forgetful_pooler(&self) -> impl Future<Output = Result<(), StoreError>> + Send;
 
+    /// Refuses sessions in which a handler could write on after it has ended its unit; a driver that fences each session
+    /// itself has nothing to refuse.
+    fn refuse_unfenced(&self) -> impl Future<Output = Result<(), StoreError>> + Send {
+        std::future::ready(Ok(()))
+    }
+
+    /// Looks whether sessions are read only by the word of their role or database alone, and if so has whatever runs from
+    /// now on say READ WRITE.
+    fn is_read_only_by_role(&self) -> impl Future<Output = Result<bool, StoreError>> + Send {
+        std::future::ready(Ok(false))
+    }
+
     /// Whether somebody between here and the server could read along (S9).
     fn is_plaintext_abroad(&self) -> bool;
 }
 
-/// Runs a statement, again where another transaction got in its way.
+/// Runs a statement, again where another transaction got in its way, or where it has to say that it writes.
 pub(crate) async fn rows<D: PostgresDriver>(
     driver: &D,
     doing: &'static str,
     text: &Arc<str>,
     parameters: &[Parameter<'_>],
 ) -> Result<Vec<Row>, StoreError> {
-    let mut tried = 1;
+    let (mut tried, mut has_looked) = (1, false);
     loop {
         match driver.run_once(doing, text, parameters).await {
             Err(StoreError::Contended { .. }) if tried < CONTENDED_MAX => tried += 1,
+            Err(error) if !has_looked && is_read_only::<D>(&error) => {
+                has_looked = true;
+                if !driver.is_read_only_by_role().await? {
+                    return Err(error);
+                }
+            }
             answer => return answer,
         }
     }
+}
+
+fn is_read_only<D: PostgresDriver>(error: &StoreError) -> bool {
+    chain(error).find_map(D::sqlstate).as_deref() == Some("25006")
 }
 
 /// The same of a statement that always answers one row.

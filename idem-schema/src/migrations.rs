@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
 
-use crate::name::SchemaName;
+use crate::{name::SchemaName, postgres::PostgresStatements};
 
 mod plan;
 mod runner;
@@ -152,6 +152,9 @@ pub fn postgres_roles(schema: &SchemaName) -> String {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MigrationStatements {
+    /// Whether transactions are read only unless they say otherwise, and by whose word: see
+    /// [`PostgresStatements::read_only_default`](crate::PostgresStatements::read_only_default). `None` for SQLite.
+    pub fence: Option<String>,
     /// Takes the lock that ends with the transaction. No parameters, one row to ignore. `None` for SQLite, whose
     /// `BEGIN IMMEDIATE` is the lock.
     pub lock: Option<String>,
@@ -176,12 +179,16 @@ impl MigrationStatements {
             Dialect::Sqlite => SQLITE_RUNNER,
         }
         .map(|template| dialect.render(template, schema));
-        Self { lock: (!lock.is_empty()).then_some(lock), bootstrap, applied, record, forget }
+        let fence = match dialect {
+            Dialect::Postgres => Some(PostgresStatements::new(schema).read_only_default.to_string()),
+            Dialect::Sqlite => None,
+        };
+        Self { fence, lock: (!lock.is_empty()).then_some(lock), bootstrap, applied, record, forget }
     }
 }
 
 const POSTGRES_RUNNER: [&str; 5] = [
-    "SELECT pg_advisory_xact_lock(hashtextextended('idem:migrations:{schema}', 0))",
+    "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('idem:migrations:{schema}', 0))",
     // What a migration waits for makes every worker wait behind it, so it waits no longer than this and is run again.
     //
     // CREATE SCHEMA IF NOT EXISTS asks for the right to create schemas even where there is nothing to create, and a
@@ -189,7 +196,7 @@ const POSTGRES_RUNNER: [&str; 5] = [
     "SET LOCAL lock_timeout = '2s';
 DO $idem$
 BEGIN
-    IF to_regnamespace('{schema}') IS NULL THEN
+    IF pg_catalog.to_regnamespace('{schema}') IS NULL THEN
         CREATE SCHEMA {schema};
     END IF;
 END
@@ -198,7 +205,7 @@ CREATE TABLE IF NOT EXISTS {schema}.migrations (
     version       int         PRIMARY KEY,
     name          text        COLLATE \"C\" NOT NULL,
     checksum      text        COLLATE \"C\" NOT NULL,
-    applied_at    timestamptz NOT NULL DEFAULT now(),
+    applied_at    timestamptz NOT NULL DEFAULT pg_catalog.now(),
     oldest_worker text        COLLATE \"C\" NOT NULL
 );",
     "SELECT version, name, checksum, oldest_worker FROM {schema}.migrations ORDER BY version",

@@ -101,26 +101,29 @@ WITH won AS (
         (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by, expires_at)
     SELECT asked.consumer, asked.key_id, asked.idempotency_key, asked.payload_hash, asked.hash_id, $7::int4,
         CASE WHEN asked.retention <= 3155760000000000 THEN
-            date_trunc('minute', now() + (asked.retention + 59999999) * interval '1 microsecond', 'UTC')
+            pg_catalog.date_trunc('minute', pg_catalog.now() + (asked.retention + 59999999)::float8
+                * interval '1 microsecond', 'UTC')
         ELSE 'infinity' END
-    FROM unnest($1::int4[], $2::uuid[], $3::text[], $4::bytea[], $5::int4[], $6::int8[]) WITH ORDINALITY
+    FROM ROWS FROM (pg_catalog.unnest($1::int4[]), pg_catalog.unnest($2::uuid[]), pg_catalog.unnest($3::text[]),
+        pg_catalog.unnest($4::bytea[]), pg_catalog.unnest($5::int4[]), pg_catalog.unnest($6::int8[])) WITH ORDINALITY
         AS asked (consumer, key_id, idempotency_key, payload_hash, hash_id, retention, place)
     ORDER BY asked.place
     ON CONFLICT (consumer, key_id) DO NOTHING
     RETURNING consumer, key_id
 ), unit AS (
     INSERT INTO {schema}.units (xid, run, lane)
-    SELECT pg_current_xact_id()::text::int8, $7::int4, $8::int4 WHERE EXISTS (SELECT FROM won)
+    SELECT pg_catalog.pg_current_xact_id()::text::int8, $7::int4, $8::int4 WHERE EXISTS (SELECT FROM won)
 ), answer AS MATERIALIZED (
-    SELECT coalesce(array_agg(consumer), '{}') AS won_consumers, coalesce(array_agg(key_id), '{}') AS won_key_ids
+    SELECT coalesce(pg_catalog.array_agg(consumer), '{}') AS won_consumers,
+        coalesce(pg_catalog.array_agg(key_id), '{}') AS won_key_ids
     FROM won
 )
 SELECT won_consumers, won_key_ids,
-    CASE WHEN cardinality(won_key_ids) > 0 THEN pg_current_xact_id()::text END AS xid,
-    pg_backend_pid() AS backend_pid, now() AS server_now,
-    (SELECT coalesce(sum(epoch), 0)::int8 FROM {schema}.controls) AS epoch,
-    set_config('lock_timeout', $9::text, true) AS lock_timeout,
-    set_config('statement_timeout', $10::text, true) AS statement_timeout
+    CASE WHEN pg_catalog.cardinality(won_key_ids) > 0 THEN pg_catalog.pg_current_xact_id()::text END AS xid,
+    pg_catalog.pg_backend_pid() AS backend_pid, pg_catalog.now() AS server_now,
+    (SELECT coalesce(pg_catalog.sum(epoch), 0)::int8 FROM {schema}.controls) AS epoch,
+    pg_catalog.set_config('lock_timeout', $9::text, true) AS lock_timeout,
+    pg_catalog.set_config('statement_timeout', $10::text, true) AS statement_timeout
 FROM answer";
 
     /// Claims one key, as [`claim`](Self::claim) does: for a unit of one message the arrays would cost more than the insert.
@@ -136,29 +139,32 @@ WITH won AS (
         (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by, expires_at)
     VALUES ($1::int4, $2::uuid, $3::text, $4::bytea, $5::int4, $7::int4,
         CASE WHEN $6::int8 <= 3155760000000000 THEN
-            date_trunc('minute', now() + ($6::int8 + 59999999) * interval '1 microsecond', 'UTC')
+            pg_catalog.date_trunc('minute',
+                pg_catalog.now() + ($6::int8 + 59999999)::float8 * interval '1 microsecond', 'UTC')
         ELSE 'infinity' END)
     ON CONFLICT (consumer, key_id) DO NOTHING
     RETURNING consumer
 ), unit AS (
     INSERT INTO {schema}.units (xid, run, lane)
-    SELECT pg_current_xact_id()::text::int8, $7::int4, $8::int4 FROM won
+    SELECT pg_catalog.pg_current_xact_id()::text::int8, $7::int4, $8::int4 FROM won
 )
-SELECT CASE WHEN answer.won > 0 THEN pg_current_xact_id()::text END AS xid, pg_backend_pid() AS backend_pid,
-    set_config('lock_timeout', $9::text, true) AS lock_timeout,
-    set_config('statement_timeout', $10::text, true) AS statement_timeout
-FROM (SELECT count(*) AS won FROM won) AS answer";
+SELECT CASE WHEN answer.won > 0 THEN pg_catalog.pg_current_xact_id()::text END AS xid,
+    pg_catalog.pg_backend_pid() AS backend_pid,
+    pg_catalog.set_config('lock_timeout', $9::text, true) AS lock_timeout,
+    pg_catalog.set_config('statement_timeout', $10::text, true) AS statement_timeout
+FROM (SELECT pg_catalog.count(*) AS won FROM won) AS answer";
 
     /// Reads the records of keys that a claim did not win, as a statement of its own, so that it sees what was committed
-    /// while the claim waited.
+    /// while the claim waited. What this very transaction has inserted is not among them: where a claim denies its own
+    /// rows, its keys have no winner, and nothing is a duplicate.
     ///
     /// Parameters: 1 consumers `int4[]`, 2 key ids `uuid[]`. Result, a row a key that was found: `consumer int4`,
     /// `key_id uuid`, `idempotency_key text`, `payload_hash bytea`, `hash_id int4`, `processed_at` in µs since the Unix
     /// epoch, `processed_by int4`, `expires_at` in µs since the Unix epoch or NULL for ever.
     read: "\
 SELECT consumer, key_id, idempotency_key, payload_hash, hash_id,
-    (extract(epoch FROM processed_at) * 1000000)::int8 AS processed_at, processed_by,
-    CASE WHEN expires_at < 'infinity' THEN (extract(epoch FROM expires_at) * 1000000)::int8 END AS expires_at
+    (extract(epoch FROM processed_at) * 1000000::numeric)::int8 AS processed_at, processed_by,
+    CASE WHEN expires_at < 'infinity' THEN (extract(epoch FROM expires_at) * 1000000::numeric)::int8 END AS expires_at
 FROM {schema}.read_records($1::int4[], $2::uuid[])";
 
     /// Permits this transaction to commit, if it is the one that claimed; the last statement before COMMIT.
@@ -167,16 +173,16 @@ FROM {schema}.read_records($1::int4[], $2::uuid[])";
     /// is another or has no id, and `25P02` where it has already failed: returning a flag would let the COMMIT that is
     /// pipelined behind it go on.
     seal: "\
-SELECT set_config('idem.sealed', $1::text, true),
-    1 / coalesce(pg_current_xact_id_if_assigned()::text = $1::text, false)::int4 AS sealed";
+SELECT pg_catalog.set_config('idem.sealed', $1::text, true),
+    1 / coalesce(pg_catalog.pg_current_xact_id_if_assigned()::text = $1::text, false)::int4 AS sealed";
 
     /// The seal of a unit that claimed nothing, whose handlers ran unprotected: it raises where the transaction has failed
     /// (`25P02`, A9) or is not the one that was begun (`22012`), which has lost its own idle limit.
     ///
     /// Parameter: 1 the unit's `idle_in_transaction_session_timeout` in milliseconds `int8`. Result: one row.
     guard: "\
-SELECT 1 / coalesce(current_setting('idle_in_transaction_session_timeout')::interval
-    = $1::int8 * interval '1 millisecond', false)::int4 AS guarded";
+SELECT 1 / coalesce(pg_catalog.current_setting('idle_in_transaction_session_timeout')::interval
+    = $1::int8::float8 * interval '1 millisecond', false)::int4 AS guarded";
 
     /// What a consumer's name is bound to, and the id of its scope. The oldest scope of the name holds the binding.
     ///
@@ -193,7 +199,7 @@ LEFT JOIN {schema}.consumers AS wanted ON wanted.name = oldest.name AND wanted.t
     /// insert, so that no start burns a sequence value.
     insert_consumer: "\
 INSERT INTO {schema}.consumers (tenant, name, bound_to, handler, key_rules, hash_rules, retention)
-VALUES ($1::text, $2::text, $3::text, $4::text, $5::text, $6::text, $7::int8 * interval '1 microsecond')
+VALUES ($1::text, $2::text, $3::text, $4::text, $5::text, $6::text, $7::int8::float8 * interval '1 microsecond')
 ON CONFLICT (name, tenant) DO NOTHING RETURNING id";
 
     /// Adds the scope of another tenant, like the oldest of its name.
@@ -217,8 +223,8 @@ WHERE id = $1::int4 AND key_rules IN ('', $6::text) AND bound_to IN ('', $2::tex
 
     /// Parameters: 1 consumer `int4`, 2 retention in µs or NULL for ever. Result: `id int4` if it was changed.
     update_retention: "\
-UPDATE {schema}.consumers SET retention = $2::int8 * interval '1 microsecond'
-WHERE id = $1::int4 AND retention IS DISTINCT FROM $2::int8 * interval '1 microsecond' RETURNING id";
+UPDATE {schema}.consumers SET retention = $2::int8::float8 * interval '1 microsecond'
+WHERE id = $1::int4 AND retention IS DISTINCT FROM $2::int8::float8 * interval '1 microsecond' RETURNING id";
 
     /// Parameter: 1 rule `text`. Result: `id int4` or no row.
     select_hash: "SELECT id FROM {schema}.payload_hashes WHERE rule = $1::text";
@@ -234,7 +240,7 @@ INSERT INTO {schema}.payload_hashes (rule) VALUES ($1::text) ON CONFLICT (rule) 
     /// `server_now` in µs since the Unix epoch.
     insert_run: "\
 INSERT INTO {schema}.worker_runs (host, process, version) VALUES ($1::text, $2::int4, $3::text)
-RETURNING id, (extract(epoch FROM now()) * 1000000)::int8 AS server_now";
+RETURNING id, (extract(epoch FROM pg_catalog.now()) * 1000000::numeric)::int8 AS server_now";
 
     /// Parameter: 1 id `int4`. Result: `host text`, `process int4`, `version text`, `started_at timestamptz`, or no row.
     select_run: "SELECT host, process, version, started_at FROM {schema}.worker_runs WHERE id = $1::int4";
@@ -246,34 +252,15 @@ RETURNING id, (extract(epoch FROM now()) * 1000000)::int8 AS server_now";
     count_attempt: "\
 INSERT INTO {schema}.attempts AS a (consumer, key_id, idempotency_key, attempts, payload_hash)
 VALUES ($1::int4, $2::uuid, $3::text, 1, $4::bytea)
-ON CONFLICT (consumer, key_id) DO UPDATE SET last_at = now(), payload_hash = excluded.payload_hash,
+ON CONFLICT (consumer, key_id) DO UPDATE SET last_at = pg_catalog.now(), payload_hash = excluded.payload_hash,
     attempts = CASE WHEN a.payload_hash = excluded.payload_hash THEN a.attempts + 1 ELSE 1 END
 RETURNING attempts";
-
-    /// Notes why the attempt failed. Parameters: 1 consumer `int4`, 2 key id `uuid`, 3 error `text`. No result.
-    note_attempt: "\
-UPDATE {schema}.attempts SET last_error = $3::text, last_at = now() WHERE consumer = $1::int4 AND key_id = $2::uuid";
 
     /// Takes a count back that was nobody's fault (Busy, shutdown, infrastructure). Parameters: 1 consumer `int4`,
     /// 2 key id `uuid`. Result: `attempts int4`, never below zero, or no row.
     uncount_attempt: "\
 UPDATE {schema}.attempts SET attempts = greatest(attempts - 1, 0)
 WHERE consumer = $1::int4 AND key_id = $2::uuid RETURNING attempts";
-
-    /// Sets counts to zero after a success or a dead letter; the worker may not delete the rows.
-    ///
-    /// Parameters: 1 consumers `int4[]`, 2 key ids `uuid[]`. No result. Give the keys in sorted order.
-    reset_attempts: "\
-UPDATE {schema}.attempts AS a SET attempts = 0, last_at = now()
-FROM unnest($1::int4[], $2::uuid[]) AS done (consumer, key_id)
-WHERE a.consumer = done.consumer AND a.key_id = done.key_id AND a.attempts > 0";
-
-    /// Parameters: 1 consumers `int4[]`, 2 key ids `uuid[]`. Result, a row a key that has one: `consumer int4`,
-    /// `key_id uuid`, `attempts int4`, `last_error text` or NULL.
-    select_attempts: "\
-SELECT a.consumer, a.key_id, a.attempts, a.last_error
-FROM unnest($1::int4[], $2::uuid[]) AS asked (consumer, key_id)
-JOIN {schema}.attempts AS a ON a.consumer = asked.consumer AND a.key_id = asked.key_id";
 
     /// Records a dead letter, unless one with its identity is there.
     ///
@@ -350,7 +337,7 @@ WHERE c.name = $1::text ORDER BY d.id DESC LIMIT $2::int8";
     /// Parameter: 1 ids `int8[]`. Result: `marked int8`.
     request_replays: "\
 WITH asked AS (
-    UPDATE {schema}.dead_letters SET replay_requested_at = now(), replay_taken_at = NULL, replay_taken_by = NULL,
+    UPDATE {schema}.dead_letters SET replay_requested_at = pg_catalog.now(), replay_taken_at = NULL, replay_taken_by = NULL,
         replayed_at = NULL, replay_outcome = NULL
     WHERE id = ANY ($1::int8[]) AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
         AND (payload IS NOT NULL OR NOT has_payload)
@@ -359,7 +346,7 @@ WITH asked AS (
     INSERT INTO {schema}.controls AS c (consumer, epoch) SELECT DISTINCT consumer, 1 FROM asked ORDER BY consumer
     ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1
 )
-SELECT count(*) AS marked FROM asked";
+SELECT pg_catalog.count(*) AS marked FROM asked";
 
     /// Takes dead letters whose replay was asked for. What another run took is left alone, until that was longer ago than
     /// parameter 4: its process has died.
@@ -372,17 +359,17 @@ SELECT count(*) AS marked FROM asked";
 WITH taken AS MATERIALIZED (
     SELECT d.id FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
     WHERE c.name = $1::text AND d.replay_requested_at IS NOT NULL AND d.replayed_at IS NULL
-        AND (d.replay_taken_at IS NULL OR d.replay_taken_at < now() - $4::int8 * interval '1 microsecond')
+        AND (d.replay_taken_at IS NULL OR d.replay_taken_at < pg_catalog.now() - $4::int8::float8 * interval '1 microsecond')
     ORDER BY d.id LIMIT $3::int8 FOR UPDATE OF d SKIP LOCKED
 )
-UPDATE {schema}.dead_letters AS d SET replay_taken_at = now(), replay_taken_by = $2::int4
+UPDATE {schema}.dead_letters AS d SET replay_taken_at = pg_catalog.now(), replay_taken_by = $2::int4
 FROM taken WHERE d.id = taken.id
 RETURNING d.id, d.consumer, d.origin, d.idempotency_key, d.payload, d.has_payload, d.headers::text AS headers,
     d.message_id, d.message_type, d.record_key, d.ordering_key";
 
     /// Ends a replay. Parameters: 1 id `int8`, 2 outcome `text`. No result.
     finish_replay: "\
-UPDATE {schema}.dead_letters SET replayed_at = now(), replay_outcome = $2::text
+UPDATE {schema}.dead_letters SET replayed_at = pg_catalog.now(), replay_outcome = $2::text
 WHERE id = $1::int8 AND replay_requested_at IS NOT NULL AND replayed_at IS NULL";
 
     /// Gives one back that was taken and did not run. Parameter: 1 id `int8`. No result.
@@ -396,16 +383,18 @@ UPDATE {schema}.dead_letters SET replay_taken_at = NULL, replay_taken_by = NULL
 WHERE replay_taken_by = $1::int4 AND replay_requested_at IS NOT NULL AND replayed_at IS NULL RETURNING id";
 
     /// Parameter: 1 consumer `int4`. Result, always one row: `state text` (`running`, `paused`, `halted`), `by text`,
-    /// `reason text`, `epoch int8`, `server_now` in µs since the Unix epoch.
+    /// `reason text`, `epoch int8`, `server_now` in µs since the Unix epoch, and `identity text`: which server this is,
+    /// and of which life, as far as it tells. A cache of committed keys must be emptied when the epoch or that differs.
     read_control: "\
 SELECT coalesce(c.state, 'running') AS state, coalesce(c.by, '') AS by, coalesce(c.reason, '') AS reason,
-    coalesce(c.epoch, 0) AS epoch, (extract(epoch FROM now()) * 1000000)::int8 AS server_now
+    coalesce(c.epoch, 0) AS epoch, (extract(epoch FROM pg_catalog.now()) * 1000000::numeric)::int8 AS server_now,
+    {schema}.server_identity() AS identity
 FROM (SELECT $1::int4 AS consumer) AS asked LEFT JOIN {schema}.controls AS c ON c.consumer = asked.consumer";
 
     /// Parameters: 1 consumer `int4`, 2 state `text`, 3 by `text`, 4 reason `text`. Result: `epoch int8`.
     write_control: "\
 INSERT INTO {schema}.controls AS c (consumer, state, by, reason) VALUES ($1::int4, $2::text, $3::text, $4::text)
-ON CONFLICT (consumer) DO UPDATE SET state = excluded.state, by = excluded.by, reason = excluded.reason, at = now()
+ON CONFLICT (consumer) DO UPDATE SET state = excluded.state, by = excluded.by, reason = excluded.reason, at = pg_catalog.now()
 RETURNING epoch";
 
     /// Empties every cache of committed keys of a consumer. Parameter: 1 consumer `int4`. Result: the new `epoch int8`.
@@ -422,26 +411,44 @@ VALUES ($1::text, $2::text, $3::int4, $4::text, $5::text) RETURNING id";
     /// What a lane has to know of its server, read before its first unit and after each reconnect.
     ///
     /// No parameters. Result, one row: `version_num int4` (150018), `server_now` in µs since the Unix epoch, `backend_pid
-    /// int4`, `in_recovery bool`, `read_only bool`, `encoding text`, `database text`, `role text`, and as `text` the settings in force
-    /// `lock_timeout`, `statement_timeout`, `idle_in_transaction_session_timeout`, `client_connection_check_interval`,
-    /// `synchronous_commit`, `default_transaction_isolation`, `session_replication_role`.
+    /// int4` and `backend_start`, when that process began, in µs since the Unix epoch; `in_recovery bool`, `read_only bool`,
+    /// `encoding text`, `database text`, `role text`, and as `text` the settings in force `lock_timeout`,
+    /// `statement_timeout`, `idle_in_transaction_session_timeout`, `client_connection_check_interval`,
+    /// `synchronous_commit`, `default_transaction_isolation`, `session_replication_role`, `default_transaction_read_only`;
+    /// and `read_only_source text`, by whose word the last is what it is, as `pg_settings` has it.
     server_facts: "\
-SELECT current_setting('server_version_num')::int4 AS version_num,
-    (extract(epoch FROM now()) * 1000000)::int8 AS server_now, pg_backend_pid() AS backend_pid,
-    pg_is_in_recovery() AS in_recovery, current_setting('transaction_read_only')::bool AS read_only,
-    current_setting('server_encoding') AS encoding, current_database()::text AS database, current_user::text AS role,
-    current_setting('lock_timeout') AS lock_timeout, current_setting('statement_timeout') AS statement_timeout,
-    current_setting('idle_in_transaction_session_timeout') AS idle_in_transaction_session_timeout,
-    current_setting('client_connection_check_interval') AS client_connection_check_interval,
-    current_setting('synchronous_commit') AS synchronous_commit,
-    current_setting('default_transaction_isolation') AS default_transaction_isolation,
-    current_setting('session_replication_role') AS session_replication_role";
+SELECT pg_catalog.current_setting('server_version_num')::int4 AS version_num,
+    (extract(epoch FROM pg_catalog.now()) * 1000000::numeric)::int8 AS server_now, pg_catalog.pg_backend_pid() AS backend_pid,
+    pg_catalog.pg_is_in_recovery() AS in_recovery,
+    pg_catalog.current_setting('transaction_read_only')::bool AS read_only,
+    pg_catalog.current_setting('server_encoding') AS encoding, pg_catalog.current_database()::text AS database,
+    current_user::text AS role,
+    pg_catalog.current_setting('lock_timeout') AS lock_timeout,
+    pg_catalog.current_setting('statement_timeout') AS statement_timeout,
+    pg_catalog.current_setting('idle_in_transaction_session_timeout') AS idle_in_transaction_session_timeout,
+    pg_catalog.current_setting('client_connection_check_interval') AS client_connection_check_interval,
+    pg_catalog.current_setting('synchronous_commit') AS synchronous_commit,
+    pg_catalog.current_setting('default_transaction_isolation') AS default_transaction_isolation,
+    pg_catalog.current_setting('session_replication_role') AS session_replication_role,
+    (SELECT (extract(epoch FROM a.backend_start) * 1000000::numeric)::int8
+        FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) AS a) AS backend_start,
+    pg_catalog.current_setting('default_transaction_read_only') AS default_transaction_read_only,
+    (SELECT source FROM pg_catalog.pg_settings WHERE name = 'default_transaction_read_only') AS read_only_source";
 
-    /// Which cluster this is, to notice a restore or a failover. No parameters. Result, one row: `system_identifier
-    /// text`, `timeline int4`. Some hosted servers forbid it: then nothing is known, which is no error.
-    server_identity: "\
-SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,
-    (SELECT timeline_id FROM pg_control_checkpoint()) AS timeline";
+    /// Whether transactions of this session are read only unless they say otherwise, and by whose word. No parameters.
+    /// Result, one row: `read_only bool`, `source text` as `pg_settings` has it.
+    read_only_default: "\
+SELECT setting = 'on' AS read_only, source FROM pg_catalog.pg_settings WHERE name = 'default_transaction_read_only'";
+
+    /// Ends the server process that still runs an abandoned unit, and no other: a pooler may have given the process to
+    /// another client meanwhile, and the server its number to another process.
+    ///
+    /// Parameters: 1 the process `int4`, 2 when it began in µs since the Unix epoch `int8` where it serves nobody else,
+    /// otherwise NULL, 3 the unit's transaction `text` or NULL. Result: `ended bool`, or no row where the unit has ended.
+    terminate_unit: "\
+SELECT pg_catalog.pg_terminate_backend(pid) AS ended FROM pg_catalog.pg_stat_activity
+WHERE pid = $1::int4 AND ((extract(epoch FROM backend_start) * 1000000::numeric)::int8 = $2::int8
+    OR backend_xid = $3::text::xid8::xid)";
 
     /// The newest migration. Run it only where `schema_facts` reports `migrations_table`. No parameters. Result, at most
     /// one row: `version int4`, `oldest_worker text`.

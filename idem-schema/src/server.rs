@@ -1,5 +1,7 @@
 //! Whether a PostgreSQL server can keep the promise, and what a person should know of it.
 
+use std::sync::atomic::{AtomicU8, Ordering};
+
 use idem_core::StoreError;
 
 /// PostgreSQL 14: TID range scans, `pg_current_xact_id`, `client_connection_check_interval`.
@@ -12,6 +14,130 @@ const VERSION_MIN: i32 = 140_000;
 pub const LANE_SETTINGS: [(&str, &str); 3] =
     [("default_transaction_read_only", "on"), ("client_connection_check_interval", "2s"), ("tcp_user_timeout", "30s")];
 
+/// The setting among [`LANE_SETTINGS`] that keeps what follows a handler's own ROLLBACK from being committed.
+const FENCE: &str = LANE_SETTINGS[0].0;
+
+/// Which of [`LANE_SETTINGS`] a server, or the pooler before it, takes at the start of a connection.
+#[derive(Debug)]
+pub struct LaneSettings(AtomicU8);
+
+impl Default for LaneSettings {
+    fn default() -> Self {
+        Self(AtomicU8::new((1 << LANE_SETTINGS.len()) - 1))
+    }
+}
+
+impl LaneSettings {
+    /// Those that were not refused yet.
+    #[must_use]
+    pub fn taken(&self) -> Vec<(&'static str, &'static str)> {
+        let bits = self.0.load(Ordering::Relaxed);
+        let is_taken = |place: &usize| bits & (1 << place) != 0;
+        (0..LANE_SETTINGS.len()).filter(is_taken).map(|place| LANE_SETTINGS[place]).collect()
+    }
+
+    /// One of them was refused: connections begin without it from now on.
+    pub fn refused(&self, name: &str) {
+        if let Some(place) = LANE_SETTINGS.iter().position(|(known, _)| *known == name) {
+            self.0.fetch_and(!(1 << place), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Whether a session's default comes from its role or database. A server's own default, or one that somebody set by hand,
+/// is a fence around an old primary instead, and is never overruled.
+#[must_use]
+pub fn is_by_role(source: &str) -> bool {
+    matches!(source, "user" | "database" | "database user")
+}
+
+/// How one of idem's statements outside of units begins, where it needs a transaction of its own.
+#[must_use]
+pub fn begin_books(is_read_only_by_role: bool) -> &'static str {
+    if is_read_only_by_role {
+        "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+    } else {
+        "BEGIN ISOLATION LEVEL READ COMMITTED"
+    }
+}
+
+/// What keeps a handler that has ended its unit from writing on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fence {
+    /// The session is read only by a setting of its own, so it is this client's alone.
+    Session,
+    /// The role or the database is read only by default, as it has to be behind a pooler in transaction mode.
+    Role,
+    /// Nothing: what a handler writes after its own ROLLBACK is committed statement by statement.
+    Missing,
+}
+
+/// What a new lane has to know of its session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaneFacts {
+    /// The session's own limits, which a claim puts back.
+    pub lock_timeout: String,
+    /// See `lock_timeout`.
+    pub statement_timeout: String,
+    /// The server process and when it began, in µs since the Unix epoch.
+    pub backend: (i32, i64),
+    /// See [`Fence`].
+    pub fence: Fence,
+    role: String,
+}
+
+impl LaneFacts {
+    /// Reads them from the texts of [`server_facts`](crate::PostgresStatements::server_facts), by their columns.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] on a standby, and where an answer cannot be read.
+    pub fn read(text: impl Fn(&str) -> Result<String, StoreError>) -> Result<Self, StoreError> {
+        if text("in_recovery")? == "t" {
+            return Err(crate::read_only("opening a lane"));
+        }
+        let number = |column: &str| text(column)?.parse::<i64>().map_err(crate::unreadable);
+        let fence = match (text(FENCE)?.as_str(), is_by_role(&text("read_only_source")?)) {
+            ("on", true) => Fence::Role,
+            ("on", false) => Fence::Session,
+            _ => Fence::Missing,
+        };
+        Ok(Self {
+            lock_timeout: text("lock_timeout")?,
+            statement_timeout: text("statement_timeout")?,
+            backend: (i32::try_from(number("backend_pid")?).map_err(crate::unreadable)?, number("backend_start")?),
+            fence,
+            role: text("role")?,
+        })
+    }
+
+    /// The server process, where it serves this session alone.
+    #[must_use]
+    pub fn own_backend(&self) -> Option<(i32, i64)> {
+        (self.fence == Fence::Session).then_some(self.backend)
+    }
+
+    /// Refuses a session without a fence.
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] with what to run.
+    pub fn refuse_unfenced(&self) -> Result<(), StoreError> {
+        if self.fence != Fence::Missing {
+            return Ok(());
+        }
+        let role = self.role.replace('"', "\"\"");
+        Err(refused(
+            format!(
+                "{FENCE} is off and cannot be set for the session alone, because a pooler hands it to others: what a \
+                 handler writes after a ROLLBACK, its own or its driver's, would be committed without its record"
+            ),
+            &format!(
+                "Run ALTER ROLE \"{role}\" SET {FENCE} = on, and have the pooler connect anew (RECONNECT in PgBouncer's \
+                 console): idem's own transactions say READ WRITE. Or connect past the pooler"
+            ),
+        ))
+    }
+}
+
 /// What start-up wants to know of the server, by [`server_facts`](crate::PostgresStatements::server_facts).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerFacts {
@@ -21,6 +147,8 @@ pub struct ServerFacts {
     pub in_recovery: bool,
     /// Whether transactions are read only unless they say otherwise.
     pub read_only: bool,
+    /// By whose word, as `pg_settings` has it.
+    pub read_only_source: String,
     /// `server_encoding`.
     pub encoding: String,
     /// The role of the connection.
@@ -50,10 +178,11 @@ impl ServerFacts {
         if self.in_recovery {
             return Err(refused("the server is a standby (in recovery)".to_owned(), "Connect to the primary"));
         }
-        if self.read_only {
+        if self.read_only && !is_by_role(&self.read_only_source) {
             return Err(refused(
-                format!("default_transaction_read_only is on for the role {}", self.role),
-                "Connect to the primary; if this is it, turn the setting off for the server, the database and the role",
+                format!("default_transaction_read_only is on (by {})", self.read_only_source),
+                "Connect to the primary; if this is it, turn the setting off for the server. For the role or the database \
+                 alone it may be on",
             ));
         }
         if self.encoding != "UTF8" {

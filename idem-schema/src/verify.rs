@@ -72,7 +72,13 @@ const COLUMNS: [&str; 8] = [
 ];
 const KEY_COLUMNS: &str = "unique (consumer, key_id)";
 const EXPIRY_COLUMNS: &str = "index (expires_at)";
-const FUNCTIONS: [&str; 3] = ["key_id(text)", "read_records(integer[], uuid[])", "refuse_unsealed_commit()"];
+const FUNCTIONS: [&str; 5] = [
+    "key_id(text)",
+    "read_records(integer[], uuid[])",
+    "refuse_unsealed_commit()",
+    "remove_expired(text, bigint, bigint)",
+    "server_identity()",
+];
 const MIGRATE: &str = "Run `idem migrate up`";
 
 /// Decides whether a worker of this build may start on the schema.

@@ -98,7 +98,8 @@ async fn create_postgres_tables(settings: &Settings, tables: &str) -> Result<(),
     if settings.create_tables {
         let options: PgConnectOptions = settings.database_url.as_str().parse()?;
         let mut connection = PgConnection::connect_with(&options.disable_statement_logging()).await?;
-        let statements = format!("BEGIN; SELECT pg_advisory_xact_lock({TABLES_LOCK}); {tables}; COMMIT");
+        let statements =
+            format!("BEGIN READ WRITE; SELECT pg_catalog.pg_advisory_xact_lock({TABLES_LOCK}); {tables}; COMMIT");
         raw_sql(AssertSqlSafe(statements)).execute(&mut connection).await?;
         connection.close().await?;
     }

@@ -18,6 +18,7 @@ const FAULT_MS: u64 = 1_000;
 #[derive(Debug)]
 pub struct Proxy {
     address: String,
+    server: watch::Sender<String>,
     weather: watch::Sender<Weather>,
     standing: watch::Sender<Standing>,
     ended: CancellationToken,
@@ -71,16 +72,23 @@ impl Proxy {
         let address = listener.local_addr()?.to_string();
         let (weather, standing) = (watch::Sender::new(Weather::default()), watch::Sender::new(Standing::new()));
         let ended = CancellationToken::new();
-        let listening = listen(listener, server.to_owned(), weather.clone(), standing.clone());
+        let server = watch::Sender::new(server.to_owned());
+        let listening = listen(listener, server.subscribe(), weather.clone(), standing.clone());
         let until = ended.clone();
         tokio::spawn(async move { until.run_until_cancelled(listening).await });
-        Ok(Self { address, weather, standing, ended })
+        Ok(Self { address, server, weather, standing, ended })
     }
 
     /// Where clients connect, as `host:port`.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Connects new clients to another server from now on, as a failover does; those that are connected stay until they are
+    /// [cut](Self::cut).
+    pub fn switch_to(&self, server: &str) {
+        self.server.send_replace(server.to_owned());
     }
 
     /// Breaks every connection, and returns when they are broken. New ones are let through.
@@ -147,12 +155,12 @@ impl Drop for Proxy {
 
 async fn listen(
     listener: TcpListener,
-    server: String,
+    server: watch::Receiver<String>,
     weather: watch::Sender<Weather>,
     standing: watch::Sender<Standing>,
 ) {
     while let Ok((client, _)) = listener.accept().await {
-        let (server, weather) = (server.clone(), weather.subscribe());
+        let (server, weather) = (server.borrow().clone(), weather.subscribe());
         let Weather { cuts, refusing, .. } = *weather.borrow();
         if refusing {
             continue;

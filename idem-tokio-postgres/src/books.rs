@@ -1,9 +1,14 @@
 //! Runs idem's own statements outside of units of work, on the framework's own connections.
 
-use std::{error::Error as StdError, future::Future, sync::Arc, time::Duration};
+use std::{
+    error::Error as StdError,
+    future::Future,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
-use idem_core::StoreError;
-use idem_schema::{PostgresDriver, PostgresStatements, Row, SchemaName, SeenPids, Value};
+use idem_core::{Store as _, StoreError};
+use idem_schema::{PostgresDriver, PostgresStatements, Row, SchemaName, SeenPids, Value, begin_books};
 use tokio_postgres::{Client, Error, error::Severity, types::Type};
 
 use crate::{
@@ -62,6 +67,17 @@ impl PostgresDriver for Postgres {
         self.look_for_pooler_once().await
     }
 
+    async fn refuse_unfenced(&self) -> Result<(), StoreError> {
+        let lane = self.open().await?;
+        self.close(lane).await;
+        Ok(())
+    }
+
+    async fn is_read_only_by_role(&self) -> Result<bool, StoreError> {
+        self.is_read_only_default().await?;
+        Ok(self.shared.is_read_only_by_role.load(Ordering::Relaxed))
+    }
+
     fn is_plaintext_abroad(&self) -> bool {
         self.shared.options.is_plaintext_abroad()
     }
@@ -105,6 +121,8 @@ impl Postgres {
             Some(session) => session,
             None => self.connect_with(&pool.config).await?,
         };
+        let is_read_only_by_role = self.shared.is_read_only_by_role.load(Ordering::Relaxed);
+        let begin = begin.or_else(|| is_read_only_by_role.then(|| begin_books(true)));
         let rows = run(&session.client, begin, text, parameters).await;
         // After an error of the server's the connection is sound, unless that ended it; after any other it is closed.
         let is_sound = match &rows {

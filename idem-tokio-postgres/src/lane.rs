@@ -3,6 +3,7 @@
 use std::fmt;
 
 use idem_core::StoreError;
+use idem_schema::{Fence, LaneFacts};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::{Client, Connection, SimpleQueryMessage, Socket};
 
@@ -14,8 +15,9 @@ pub struct PostgresLane {
     /// The session's own limits, which a claim puts back when it is done with idem's.
     pub(crate) lock_timeout: String,
     pub(crate) statement_timeout: String,
-    /// The server process, where it stays the same: behind a pooler it may be another in each transaction.
-    pub(crate) backend_pid: Option<i32>,
+    /// The server process and when it began, where it serves this session alone: behind a pooler it may be another in each
+    /// transaction.
+    pub(crate) backend: Option<(i32, i64)>,
     /// How many units were rolled back here after handlers ran, to tell the answers to them apart.
     pub(crate) rollbacks: u64,
     /// Whether nobody knows any more what the connection's state is. The next unit opens another.
@@ -24,7 +26,15 @@ pub struct PostgresLane {
 
 impl fmt::Debug for PostgresLane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresLane").field("backend_pid", &self.backend_pid).finish_non_exhaustive()
+        f.debug_struct("PostgresLane").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
+
+impl PostgresLane {
+    pub(crate) fn new(session: Session, facts: LaneFacts) -> Self {
+        let backend = facts.own_backend();
+        let LaneFacts { lock_timeout, statement_timeout, .. } = facts;
+        Self { session, lock_timeout, statement_timeout, backend, rollbacks: 0, is_spent: false }
     }
 }
 
@@ -32,12 +42,13 @@ impl Postgres {
     /// Makes a lane of a connection of one's own, for [`DedupConsumer::process_on`](idem_core::DedupConsumer::process_on),
     /// and drives it from now on. Both halves are given, because a lane that is dropped has to close its connection.
     ///
-    /// It must be in no transaction, and connected to the database that holds idem's schema. Its settings are left alone,
-    /// so the protection against writes after a handler's own ROLLBACK is as strong as the connection's
-    /// `default_transaction_read_only`: see [`Postgres`].
+    /// It must be in no transaction, and connected as the store is, to the database that holds idem's schema. From now on it
+    /// has `default_transaction_read_only` on, so that nothing is committed that a handler writes after a ROLLBACK of its
+    /// own: see [`Postgres`].
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] where the connection is broken or its server is a standby.
+    /// [`StoreError::Unavailable`] where the connection is broken or its server is a standby, [`StoreError::Refused`]
+    /// behind a pooler with a role that is not read only by default.
     ///
     /// # Cancel safety
     /// Cancel safe: the connection is closed with a dropped call.
@@ -49,30 +60,31 @@ impl Postgres {
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        self.lane_on(Session::of(client, connection, self.shared.options.statements_max)).await
+        let session = Session::of(client, connection, self.shared.options.statements_max);
+        let mut facts = self.lane_facts(&session).await?;
+        // Through a pooler, SET would be the next client's.
+        if facts.fence == Fence::Missing && self.is_direct().await? {
+            let fence = session.client.batch_execute("SET default_transaction_read_only = on");
+            self.within("opening a lane", fence).await?;
+            facts.fence = Fence::Session;
+        }
+        facts.refuse_unfenced()?;
+        Ok(PostgresLane::new(session, facts))
     }
 
     /// Looks at the session of a new lane.
-    pub(crate) async fn lane_on(&self, session: Session) -> Result<PostgresLane, StoreError> {
-        let doing = "opening a lane";
+    pub(crate) async fn lane_facts(&self, session: &Session) -> Result<LaneFacts, StoreError> {
         // Not prepared: it runs once a connection, and a pooler may hand the next statement to another server process.
-        let answer = self.within(doing, session.client.simple_query(&self.sql().server_facts)).await?;
+        let answer = self.within("opening a lane", session.client.simple_query(&self.sql().server_facts)).await?;
         let row =
             answer.iter().find_map(|message| if let SimpleQueryMessage::Row(row) = message { Some(row) } else { None });
-        let text = |column: &str| {
+        LaneFacts::read(|column| {
             // The simple protocol answers in texts.
             let text = row
                 .ok_or_else(|| idem_schema::unreadable("no row"))?
                 .try_get(column)
                 .map_err(idem_schema::unreadable)?;
             text.map(str::to_owned).ok_or_else(|| idem_schema::unreadable("a value is missing"))
-        };
-        if text("in_recovery")? == "t" {
-            return Err(idem_schema::read_only(doing));
-        }
-        let pid: Option<i32> = text("backend_pid")?.parse().ok();
-        let (lock_timeout, statement_timeout) = (text("lock_timeout")?, text("statement_timeout")?);
-        let backend_pid = pid.filter(|_| self.is_direct());
-        Ok(PostgresLane { session, lock_timeout, statement_timeout, backend_pid, rollbacks: 0, is_spent: false })
+        })
     }
 }

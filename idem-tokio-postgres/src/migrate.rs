@@ -52,14 +52,6 @@ struct Migrating(Session);
 impl MigrationConnection for Migrating {
     type Error = Error;
 
-    async fn begin(&mut self) -> Result<(), Error> {
-        self.batch("BEGIN ISOLATION LEVEL READ COMMITTED").await
-    }
-
-    async fn commit(&mut self) -> Result<(), Error> {
-        self.batch("COMMIT").await
-    }
-
     async fn batch(&mut self, text: &str) -> Result<(), Error> {
         self.0.client.batch_execute(text).await
     }

@@ -1,7 +1,5 @@
 //! Whether a pooler in transaction mode loses prepared statements (A28).
 
-use std::sync::atomic::Ordering;
-
 use idem_core::StoreError;
 use idem_schema::{SeenPids, is_pooled};
 use tokio_postgres::{Client, Error};
@@ -9,21 +7,14 @@ use tokio_postgres::{Client, Error};
 use crate::{Postgres, Statements};
 
 impl Postgres {
-    /// Whether the connection is the server process's own for as long as it lives.
-    pub(crate) fn is_direct(&self) -> bool {
-        self.shared.takes_settings.load(Ordering::Relaxed)
-    }
-
     /// Refuses prepared statements under names where a pooler hands them to others. Looks once a store.
     pub(crate) async fn look_for_pooler_once(&self) -> Result<(), StoreError> {
         if self.statements() == Statements::Unnamed {
             return Ok(());
         }
         let look = || async {
-            if is_pooled(self).await? {
-                self.shared.takes_settings.store(false, Ordering::Relaxed);
-            }
-            Ok(())
+            // One that keeps them apart is welcome.
+            is_pooled(self).await.map(|_| ())
         };
         self.shared.pooler.get_or_try_init(look).await.map(|_| ())
     }
@@ -42,7 +33,7 @@ impl Postgres {
 }
 
 async fn prepare_on_both(first: &Client, second: &Client) -> Result<SeenPids, Error> {
-    let text = "SELECT pg_backend_pid()";
+    let text = "SELECT pg_catalog.pg_backend_pid()";
     let prepared = first.prepare(text).await?;
     let before = first.query_one(&prepared, &[]).await?.try_get(0)?;
     second.batch_execute("BEGIN").await?;

@@ -10,7 +10,8 @@ use std::{
 
 use idem_core::{Cleaner, ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
 use idem_schema::{
-    LANE_SETTINGS, PostgresCleaner, PostgresStatements, SchemaName, UnitLimits, begin_unit, refused_login,
+    Fence, LaneSettings, PostgresCleaner, PostgresStatements, SchemaName, UnitLimits, begin_unit, is_by_role,
+    refused_login,
 };
 use tokio::sync::OnceCell;
 use tokio_postgres::config::Config;
@@ -29,7 +30,8 @@ use crate::{
 /// Handlers get a [`PostgresConnection`] inside the open transaction, and never end it. Where one does, by a COMMIT or
 /// ROLLBACK as text, the server refuses the COMMIT, and every write that follows too: lanes that this store opens have
 /// `default_transaction_read_only` on, and only idem's own BEGIN asks for more. A pooler in transaction mode takes no
-/// such setting; there, writes after a handler's ROLLBACK are committed one by one.
+/// such setting; there the role has to be read only by default (`ALTER ROLE orders SET default_transaction_read_only =
+/// on`), or the start is refused.
 ///
 /// A commit counts when the server has accepted the seal before it and answered the COMMIT. `synchronous_commit` decides
 /// what that is worth; start-up warns where it is weaker than `on`. A COMMIT whose wait for a standby an operator cancels
@@ -57,8 +59,12 @@ pub(crate) struct Shared {
     /// One connection for cleanup, whose login may be another.
     pub(crate) cleaner: Pool,
     tls: MakeRustlsConnect,
-    /// Whether the server, or the pooler before it, takes settings at the start of a connection.
-    pub(crate) takes_settings: AtomicBool,
+    /// What the server, or the pooler before it, takes at the start of a connection.
+    lane_settings: LaneSettings,
+    /// Whether the way to the server lets a session have settings of its own, which is looked at once.
+    is_direct: OnceCell<bool>,
+    /// Whether the role is read only by default, so that what runs outside of units has to say that it writes.
+    pub(crate) is_read_only_by_role: AtomicBool,
     /// Whether prepared statements stay with the connection, which is looked at once.
     pub(crate) pooler: OnceCell<()>,
 }
@@ -119,8 +125,17 @@ impl Postgres {
         let framework = Pool::new(options.connection.clone(), options.settings.connections as usize);
         let cleaner = Pool::new(options.cleanup.clone().unwrap_or_else(|| options.connection.clone()), 1);
         let tls = tls::connector(options.tls.clone())?;
-        let takes_settings = AtomicBool::new(options.settings.statements == Statements::Named);
-        let shared = Shared { options, statements, framework, cleaner, tls, takes_settings, pooler: OnceCell::new() };
+        let shared = Shared {
+            options,
+            statements,
+            framework,
+            cleaner,
+            tls,
+            lane_settings: LaneSettings::default(),
+            is_direct: OnceCell::new(),
+            is_read_only_by_role: AtomicBool::new(false),
+            pooler: OnceCell::new(),
+        };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -139,42 +154,66 @@ impl Postgres {
             .await
     }
 
-    /// The same with the settings of a lane, where they are taken.
+    /// The same with the settings of a lane, as far as they are taken.
     async fn connect_lane(&self) -> Result<Session, StoreError> {
-        let plain = &self.shared.options.connection;
-        if !self.shared.takes_settings.load(Ordering::Relaxed) {
-            return self.connect_with(plain).await;
+        let (plain, known) = (&self.shared.options.connection, &self.shared.lane_settings);
+        let settings = known.taken();
+        match self.connect_with(&with_settings(plain, &settings)).await {
+            Err(StoreError::Refused { .. }) if !settings.is_empty() => {}
+            connected => return connected,
         }
-        match self.connect_with(&with_lane_settings(plain)).await {
-            Err(StoreError::Refused { .. }) => {
-                // PgBouncer refuses what it cannot keep apart by client, and a server what its system does not offer;
-                // without it, the seal still holds.
-                let session = self.connect_with(plain).await?;
-                self.shared.takes_settings.store(false, Ordering::Relaxed);
-                Ok(session)
+        // PgBouncer refuses what it cannot keep apart by client, and a server what its system does not offer: which it is
+        // shows when each is asked for alone.
+        for setting in settings {
+            match self.connect_with(&with_settings(plain, &[setting])).await {
+                Ok(session) => session.close(self.shared.options.settings.connect_timeout).await,
+                Err(error @ StoreError::Refused { .. }) => {
+                    known.refused(setting.0);
+                    tracing::warn!(setting = setting.0, %error, "a setting of a lane's session is refused");
+                }
+                Err(other) => return Err(other),
             }
-            connected => connected,
         }
+        self.connect_with(&with_settings(plain, &known.taken())).await
     }
 
-    /// An old primary may be fenced by `default_transaction_read_only` alone, which a unit's READ WRITE would overrule.
+    /// An old primary may be fenced by `default_transaction_read_only` alone, which a unit's READ WRITE would overrule. The
+    /// default of a role or a database is none of those fences.
     async fn refuse_fenced(&self) -> Result<(), StoreError> {
-        let rows = self.rows("looking for a fence", "SHOW default_transaction_read_only", &[]).await?;
-        let read_only: String = rows.first().map_or(Ok(String::new()), |row| get(row, 0))?;
-        if read_only == "on" {
+        if self.is_read_only_default().await? && !self.shared.is_read_only_by_role.load(Ordering::Relaxed) {
             return Err(idem_schema::read_only("opening a lane"));
         }
         Ok(())
     }
+
+    /// Whether sessions are read only by default; notes whether that is by the word of the role or the database.
+    pub(crate) async fn is_read_only_default(&self) -> Result<bool, StoreError> {
+        let rows = self.rows("looking for a fence", &self.sql().read_only_default, &[]).await?;
+        let row = rows.first().ok_or_else(|| idem_schema::unreadable("the server has no such setting"))?;
+        let (is_read_only, source): (bool, &str) = (get(row, "read_only")?, get(row, "source")?);
+        self.shared.is_read_only_by_role.store(is_read_only && is_by_role(source), Ordering::Relaxed);
+        Ok(is_read_only)
+    }
+
+    /// Whether a session can have settings of its own on the way to this server: a lane that the store opens shows it.
+    pub(crate) async fn is_direct(&self) -> Result<bool, StoreError> {
+        let look = || async {
+            let session = self.connect_lane().await?;
+            let facts = self.lane_facts(&session).await?;
+            session.close(self.shared.options.settings.connect_timeout).await;
+            Ok(facts.fence == Fence::Session)
+        };
+        self.shared.is_direct.get_or_try_init(look).await.copied()
+    }
 }
 
-fn with_lane_settings(plain: &Config) -> Config {
-    let mut text = plain.get_options().unwrap_or_default().to_owned();
-    for (name, value) in LANE_SETTINGS {
-        text.push_str(&format!(" -c {name}={value}"));
-    }
+fn with_settings(plain: &Config, settings: &[(&str, &str)]) -> Config {
     let mut config = plain.clone();
-    config.options(text);
+    if !settings.is_empty() {
+        let settings = settings.iter().map(|(name, value)| format!(" -c {name}={value}"));
+        let text = plain.get_options().unwrap_or_default().to_owned();
+        config.options(settings.fold(text, |text, setting| text + &setting));
+    }
     config
 }
 
@@ -196,7 +235,9 @@ impl Store for Postgres {
     async fn open(&self) -> Result<PostgresLane, StoreError> {
         let session = self.connect_lane().await?;
         self.refuse_fenced().await?;
-        self.lane_on(session).await
+        let facts = self.lane_facts(&session).await?;
+        facts.refuse_unfenced()?;
+        Ok(PostgresLane::new(session, facts))
     }
 
     async fn close(&self, lane: PostgresLane) {

@@ -54,7 +54,7 @@ impl<'l> PostgresUnit<'l> {
         begun: SimpleQueryStream,
     ) -> Self {
         Self {
-            backend_pid: lane.backend_pid,
+            backend_pid: lane.backend.map(|(pid, _)| pid),
             store,
             lane,
             options,
@@ -255,8 +255,9 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
         self.lane.is_spent = true;
         let Some(pid) = self.backend_pid else { return };
         // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
-        let parameters: [Parameter<'_>; 1] = [(&pid, Type::INT4)];
-        let (doing, text) = ("ending an abandoned transaction", "SELECT pg_terminate_backend($1)");
+        let own = self.lane.backend.filter(|(own, _)| *own == pid).map(|(_, start)| start);
+        let parameters: [Parameter<'_>; 3] = [(&pid, Type::INT4), (&own, Type::INT8), (&self.xid, Type::TEXT)];
+        let (doing, text) = ("ending an abandoned transaction", &self.store.sql().terminate_unit);
         if let Err(error) = self.store.rows(doing, text, &parameters).await {
             let until = "it ends when the server notices the closed connection";
             tracing::warn!(%error, "an abandoned transaction could not be ended; {until}");

@@ -11,7 +11,7 @@ BEGIN
     FOREACH wanted IN ARRAY ARRAY['idem_worker', 'idem_cleanup', 'idem_migrator', 'idem_auditor'] LOOP
         IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = wanted) THEN
             BEGIN
-                EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
+                EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', wanted);
             EXCEPTION WHEN duplicate_object OR unique_violation THEN
                 -- Roles belong to the whole cluster: another database's script made it in the meantime.
                 NULL;
@@ -44,23 +44,36 @@ ALTER VIEW {schema}.dead_letters_view OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.key_id(text) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.read_records(int[], uuid[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.refuse_unsealed_commit() OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.server_identity() OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.remove_expired(text, bigint, bigint) OWNER TO idem_migrator;
 
 GRANT USAGE ON SCHEMA {schema} TO idem_worker, idem_cleanup, idem_auditor;
 
 -- The worker. It can neither change nor delete a record: deleting one permits a second effect.
 GRANT SELECT, INSERT ON {schema}.processed_messages, {schema}.units, {schema}.consumers, {schema}.payload_hashes,
-    {schema}.worker_runs, {schema}.audit TO idem_worker;
+    {schema}.worker_runs TO idem_worker;
+-- Its lines of the trail carry its login and the server's time, which are not its to say.
+GRANT SELECT, INSERT (who, action, consumer, idempotency_key, details) ON {schema}.audit TO idem_worker;
 -- What a start says for the first time, and what it may change; what binds is only ever compared.
 GRANT UPDATE (retention, bound_to, handler, key_rules, hash_rules) ON {schema}.consumers TO idem_worker;
-GRANT SELECT, INSERT, UPDATE ON {schema}.attempts, {schema}.dead_letters, {schema}.controls TO idem_worker;
+GRANT SELECT, INSERT, UPDATE ON {schema}.attempts, {schema}.controls TO idem_worker;
+-- What a dead letter is stays as it was inserted, its key and payload above all; how it went on is the worker's to say.
+GRANT SELECT, INSERT, UPDATE (last_origin, attempts, error, copies, last_at, published_at, replay_requested_at,
+    replay_taken_at, replay_taken_by, replayed_at, replay_outcome) ON {schema}.dead_letters TO idem_worker;
 GRANT SELECT ON {schema}.migrations TO idem_worker;
-GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]) TO idem_worker;
+GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]), {schema}.server_identity()
+    TO idem_worker;
 
--- Cleanup. It finds and deletes what has expired, and writes only that it did.
-GRANT SELECT, DELETE ON {schema}.processed_messages, {schema}.units, {schema}.attempts, {schema}.dead_letters,
-    {schema}.worker_runs, {schema}.audit, {schema}.forgotten TO idem_cleanup;
-GRANT SELECT ON {schema}.consumers, {schema}.controls, {schema}.migrations TO idem_cleanup;
-GRANT INSERT ON {schema}.audit TO idem_cleanup;
+-- Cleanup. It may run what deletes the expired and nothing else, count it beforehand, and write that it did.
+GRANT EXECUTE ON FUNCTION {schema}.remove_expired(text, bigint, bigint) TO idem_cleanup;
+GRANT SELECT (expires_at, processed_by) ON {schema}.processed_messages TO idem_cleanup;
+GRANT SELECT (last_at, replay_requested_at, replayed_at, replay_taken_by) ON {schema}.dead_letters TO idem_cleanup;
+GRANT SELECT (last_at) ON {schema}.attempts TO idem_cleanup;
+GRANT SELECT (forgotten_at) ON {schema}.forgotten TO idem_cleanup;
+GRANT SELECT (id, at, who, action) ON {schema}.audit TO idem_cleanup;
+GRANT SELECT ON {schema}.units, {schema}.worker_runs, {schema}.consumers, {schema}.controls, {schema}.migrations
+    TO idem_cleanup;
+GRANT INSERT (who, action, details) ON {schema}.audit TO idem_cleanup;
 
 -- The auditor. Only the views, which run with their owner's rights and show no payload.
 GRANT SELECT ON {schema}.audit_view, {schema}.dead_letters_view TO idem_auditor;

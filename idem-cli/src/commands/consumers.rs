@@ -11,7 +11,7 @@ use crate::{
 const LIST: &str = "\
 SELECT c.name AS consumer, c.tenant, coalesce(o.state, 'running') AS state, nullif(o.by, '') AS by,
     nullif(o.reason, '') AS reason, CASE WHEN o.state <> 'running' THEN o.at END AS since,
-    coalesce(justify_hours(c.retention)::text, 'for ever') AS retention, nullif(c.bound_to, '') AS bound_to,
+    coalesce(pg_catalog.justify_hours(c.retention)::text, 'for ever') AS retention, nullif(c.bound_to, '') AS bound_to,
     nullif(c.handler, '') AS handler, c.first_started_at
 FROM {schema}.consumers AS c LEFT JOIN {schema}.controls AS o ON o.consumer = c.id ORDER BY c.name, c.tenant";
 
@@ -19,10 +19,10 @@ FROM {schema}.consumers AS c LEFT JOIN {schema}.controls AS o ON o.consumer = c.
 /// so one that keeps its records for ever has no such number.
 pub(crate) const LAST_HOUR: &str = "\
 CASE WHEN c.retention IS NOT NULL THEN (
-    SELECT count(*) FROM {schema}.processed_messages AS p
-    WHERE p.consumer = c.id AND p.processed_at > now() - interval '1 h'
-        AND p.expires_at > now() + c.retention - interval '1 h'
-        AND p.expires_at <= now() + c.retention + interval '1 minute'
+    SELECT pg_catalog.count(*) FROM {schema}.processed_messages AS p
+    WHERE p.consumer = c.id AND p.processed_at > pg_catalog.now() - interval '1 h'
+        AND p.expires_at > pg_catalog.now() + c.retention - interval '1 h'
+        AND p.expires_at <= pg_catalog.now() + c.retention + interval '1 minute'
 ) END";
 
 /// Up to ten thousand records of a consumer are looked at. Where there are more, their number comes from the server's
@@ -30,15 +30,16 @@ CASE WHEN c.retention IS NOT NULL THEN (
 /// key keeps the server from reading the whole table for a consumer that has few.
 const RECORDS: &str = "\
 WITH soonest AS MATERIALIZED (
-    SELECT consumer, min(processed_at) AS oldest, min(expires_at) AS next_expiry FROM (
+    SELECT consumer, pg_catalog.min(processed_at) AS oldest, pg_catalog.min(expires_at) AS next_expiry FROM (
         SELECT consumer, processed_at, expires_at FROM {schema}.processed_messages ORDER BY expires_at LIMIT 100000
     ) AS p GROUP BY consumer
 ), estimates AS MATERIALIZED (
     SELECT share.consumer, (share.frequency * k.reltuples)::int8 AS records
     FROM pg_catalog.pg_class AS k JOIN pg_catalog.pg_namespace AS n ON n.oid = k.relnamespace
     JOIN pg_catalog.pg_stats AS s ON s.schemaname = n.nspname AND s.tablename = k.relname AND s.attname = 'consumer'
-    CROSS JOIN LATERAL unnest(s.most_common_vals::text::int4[], s.most_common_freqs) AS share (consumer, frequency)
-    WHERE k.oid = '{schema}.processed_messages'::regclass
+    CROSS JOIN LATERAL ROWS FROM (pg_catalog.unnest(s.most_common_vals::text::int4[]), pg_catalog.unnest(s.most_common_freqs))
+        AS share (consumer, frequency)
+    WHERE k.oid = '{schema}.processed_messages'::regclass::oid
 )
 SELECT c.name AS consumer, c.tenant,
     CASE WHEN few.records <= 10000 THEN few.records ELSE greatest(e.records, 10001) END AS records_about,
@@ -46,7 +47,7 @@ SELECT c.name AS consumer, c.tenant,
     nullif(CASE WHEN few.records <= 10000 THEN few.next_expiry ELSE soonest.next_expiry END, 'infinity') AS next_expiry
 FROM {schema}.consumers AS c
 CROSS JOIN LATERAL (
-    SELECT count(*) AS records, min(processed_at) AS oldest, min(expires_at) AS next_expiry FROM (
+    SELECT pg_catalog.count(*) AS records, pg_catalog.min(processed_at) AS oldest, pg_catalog.min(expires_at) AS next_expiry FROM (
         SELECT p.processed_at, p.expires_at FROM {schema}.processed_messages AS p WHERE p.consumer = c.id
         ORDER BY p.key_id LIMIT 10001
     ) AS p
@@ -61,12 +62,12 @@ WITH scopes AS (
 ), written AS (
     INSERT INTO {schema}.controls AS c (consumer, state, by, reason)
     SELECT id, $2::text, CASE WHEN $2::text = 'running' THEN '' ELSE $3::text END, $4::text FROM scopes
-    ON CONFLICT (consumer) DO UPDATE SET state = excluded.state, by = excluded.by, reason = excluded.reason, at = now()
+    ON CONFLICT (consumer) DO UPDATE SET state = excluded.state, by = excluded.by, reason = excluded.reason, at = pg_catalog.now()
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, details)
     SELECT $3::text, CASE WHEN $2::text = 'running' THEN 'resume' ELSE 'pause' END, id, $4::text FROM scopes
 )
-SELECT count(*) FROM scopes";
+SELECT pg_catalog.count(*) FROM scopes";
 
 const RENAME: &str = "\
 WITH renamed AS (
@@ -74,9 +75,9 @@ WITH renamed AS (
     WHERE name = $1::text AND NOT EXISTS (SELECT FROM {schema}.consumers WHERE name = $2::text) RETURNING id
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, details)
-    SELECT $3::text, 'rename', id, format('%s to %s', $1::text, $2::text) FROM renamed
+    SELECT $3::text, 'rename', id, pg_catalog.format('%s to %s', $1::text, $2::text) FROM renamed
 )
-SELECT count(*) FROM renamed";
+SELECT pg_catalog.count(*) FROM renamed";
 
 /// An empty text binds nothing. Records keep the hash rules that they were written by.
 const REBIND: &str = "\
@@ -88,9 +89,9 @@ WITH bound AS (
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, details)
     SELECT $2::text, 'rebind', id,
-        format('was bound to %s, handler %s, keys %s, hashes %s', bound_to, handler, key_rules, hash_rules) FROM bound
+        pg_catalog.format('was bound to %s, handler %s, keys %s, hashes %s', bound_to, handler, key_rules, hash_rules) FROM bound
 )
-SELECT count(*) FROM freed";
+SELECT pg_catalog.count(*) FROM freed";
 
 pub(crate) async fn run(mut database: Database, command: Consumers) -> Result<Report, Failure> {
     match command {

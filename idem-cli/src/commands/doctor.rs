@@ -27,27 +27,29 @@ fn with_last_start(statement: &str) -> String {
 
 /// What the tables come to if everything goes on as in the last hour.
 const FORECAST: &str = "\
-SELECT c.name AS consumer, c.tenant, recent.records AS last_hour, justify_hours(c.retention)::text AS retention,
-    (recent.records * extract(epoch FROM c.retention) / 3600)::int8 AS records_to_come,
-    pg_size_pretty((recent.records * extract(epoch FROM c.retention) / 3600 * size.bytes)::int8) AS size_to_come
+SELECT c.name AS consumer, c.tenant, recent.records AS last_hour, pg_catalog.justify_hours(c.retention)::text AS retention,
+    (recent.records::float8 * extract(epoch FROM c.retention)::float8 / 3600::float8)::int8 AS records_to_come,
+    pg_catalog.pg_size_pretty(
+        (recent.records::float8 * extract(epoch FROM c.retention)::float8 / 3600::float8 * size.bytes)::int8) AS size_to_come
 FROM {schema}.consumers AS c
 CROSS JOIN LATERAL (SELECT {last_hour} AS records) AS recent
-CROSS JOIN (SELECT CASE WHEN reltuples > 10000 THEN pg_total_relation_size(oid) / reltuples ELSE {record_bytes} END AS bytes
-    FROM pg_catalog.pg_class WHERE oid = '{schema}.processed_messages'::regclass) AS size
+CROSS JOIN (SELECT CASE WHEN reltuples > 10000::float4
+        THEN pg_catalog.pg_total_relation_size(oid)::float8 / reltuples::float8 ELSE {record_bytes}::float8 END AS bytes
+    FROM pg_catalog.pg_class WHERE oid = '{schema}.processed_messages'::regclass::oid) AS size
 WHERE c.retention IS NOT NULL ORDER BY c.name, c.tenant";
 
 /// From where each consumer reads, and how long its records are kept beside how long the broker may deliver again. Its
 /// own tools show that and its settings. Parameter: 1 for how many seconds the broker may, or NULL for what a start heard.
 const SOURCES: &str = "\
 SELECT DISTINCT ON (c.name) c.name AS consumer, nullif(c.bound_to, '') AS reads_from,
-    coalesce(justify_hours(c.retention)::text, 'for ever') AS retention,
-    justify_hours(coalesce($1::int8, {horizon}) * interval '1 s')::text AS broker_horizon,
-    CASE split_part(c.bound_to, ':', 1)
-        WHEN 'kafka' THEN format('kafka-configs.sh --describe --all --entity-type topics --entity-name %s',
-            split_part(c.bound_to, '/', 2))
+    coalesce(pg_catalog.justify_hours(c.retention)::text, 'for ever') AS retention,
+    pg_catalog.justify_hours(coalesce($1::int8, {horizon})::float8 * interval '1 s')::text AS broker_horizon,
+    CASE pg_catalog.split_part(c.bound_to, ':', 1)
+        WHEN 'kafka' THEN pg_catalog.format('kafka-configs.sh --describe --all --entity-type topics --entity-name %s',
+            pg_catalog.split_part(c.bound_to, '/', 2))
         WHEN 'rabbitmq' THEN 'rabbitmqctl list_queues -p VHOST name arguments policy'
-        WHEN 'sqs' THEN format('aws sqs get-queue-attributes --attribute-names All --queue-url URL of %s',
-            split_part(c.bound_to, ':', 7))
+        WHEN 'sqs' THEN pg_catalog.format('aws sqs get-queue-attributes --attribute-names All --queue-url URL of %s',
+            pg_catalog.split_part(c.bound_to, ':', 7))
     END AS shown_by
 FROM {schema}.consumers AS c {last_start} ORDER BY c.name, c.id";
 
@@ -61,7 +63,10 @@ pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Fail
     let verified = database::store(target)?.verify().await;
     let horizon = Bind::NumberOr(doctor.broker_horizon.and_then(|time| i64::try_from(time.as_secs()).ok()));
     let findings: Table = match verified {
-        Ok(()) => database.table(&with_last_start(FINDINGS), &[horizon]).await?,
+        Ok(()) => {
+            let findings = with_last_start(FINDINGS).replace("{plain}", target.schema.as_str());
+            database.table(&findings, &[horizon]).await?
+        }
         Err(StoreError::Schema { problem, cure } | StoreError::Refused { problem, cure }) => {
             let finding = [("level", "error".into()), ("finding", problem.into()), ("cure", cure.into())];
             return Ok(Report::new().table("findings", std::iter::once(Row::new(finding)).collect()).exit(Exit::Found));

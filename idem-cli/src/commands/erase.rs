@@ -18,11 +18,11 @@ WITH asked AS (
 
 const COUNT: &str = "\
 {asked}
-SELECT (SELECT count(*) FROM asked JOIN {schema}.processed_messages USING (consumer, key_id))
-    + (SELECT count(*) FROM asked JOIN {schema}.attempts USING (consumer, key_id))
-    + (SELECT count(*) FROM asked JOIN {schema}.dead_letters USING (consumer, key_id))
-    + (SELECT count(*) FROM asked JOIN {schema}.forgotten USING (consumer, key_id))
-    + (SELECT count(*) FROM {schema}.audit WHERE idempotency_key = $1::text)";
+SELECT (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.processed_messages USING (consumer, key_id))
+    + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.attempts USING (consumer, key_id))
+    + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.dead_letters USING (consumer, key_id))
+    + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.forgotten USING (consumer, key_id))
+    + (SELECT pg_catalog.count(*) FROM {schema}.audit WHERE idempotency_key = $1::text)";
 
 /// One transaction. An empty text cannot be a key, so it means that one was erased. A dead letter without its payload is
 /// never replayed; it is no copy of any other from then on, because one that comes again must be kept whole. Further parameters: 3 who, 4 why.
@@ -50,11 +50,11 @@ const ERASE: &str = "\
     ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, details)
-    SELECT DISTINCT $3::text, 'erase', consumer, format('key id %s: %s', {schema}.key_id($1::text), $4::text)
+    SELECT DISTINCT $3::text, 'erase', consumer, pg_catalog.format('key id %s: %s', {schema}.key_id($1::text), $4::text)
     FROM (TABLE records UNION TABLE forgotten UNION TABLE counts UNION TABLE letters UNION TABLE trail) AS erased
 )
-SELECT (SELECT count(*) FROM records) + (SELECT count(*) FROM forgotten) + (SELECT count(*) FROM counts)
-    + (SELECT count(*) FROM letters) + (SELECT count(*) FROM trail)";
+SELECT (SELECT pg_catalog.count(*) FROM records) + (SELECT pg_catalog.count(*) FROM forgotten) + (SELECT pg_catalog.count(*) FROM counts)
+    + (SELECT pg_catalog.count(*) FROM letters) + (SELECT pg_catalog.count(*) FROM trail)";
 
 pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report, Failure> {
     show::check_key(&erase.key)?;

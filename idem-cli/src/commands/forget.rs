@@ -15,7 +15,7 @@ const CHUNK: i64 = 1_000;
 const CHOSEN: &str = "\
 FROM {schema}.processed_messages AS p
 WHERE p.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE name = $1::text))
-    AND ($2::text[] IS NULL OR p.key_id = ANY (ARRAY(SELECT {schema}.key_id(k) FROM unnest($2::text[]) AS k)))
+    AND ($2::text[] IS NULL OR p.key_id = ANY (ARRAY(SELECT {schema}.key_id(k) FROM pg_catalog.unnest($2::text[]) AS k)))
     AND ($3::text IS NULL OR p.processed_at >= $3::text::timestamptz)
     AND ($4::text IS NULL OR p.processed_at < $4::text::timestamptz)
     AND ($5::int8 IS NULL OR p.processed_by = $5::int8)
@@ -40,10 +40,10 @@ WITH gone AS (
     INSERT INTO {schema}.controls AS c (consumer, epoch) SELECT DISTINCT consumer, 1 FROM gone ORDER BY consumer
     ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1
 )
-SELECT count(*) FROM gone";
+SELECT pg_catalog.count(*) FROM gone";
 
 /// A number that no other act of forgetting has.
-const BATCH: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8";
+const BATCH: &str = "SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000::numeric)::int8";
 
 pub(crate) async fn run(mut database: Database, forget: &Forget) -> Result<Report, Failure> {
     database.known(&forget.consumer).await?;
@@ -60,7 +60,7 @@ pub(crate) async fn run(mut database: Database, forget: &Forget) -> Result<Repor
         Bind::NumberOr(forget.run),
         Bind::TextOr(forget.release.as_deref()),
     ];
-    let count = database.number(&format!("SELECT count(*) {CHOSEN}"), &chosen).await?;
+    let count = database.number(&format!("SELECT pg_catalog.count(*) {CHOSEN}"), &chosen).await?;
     let records = if count == 1 { "1 record".to_owned() } else { format!("{count} records") };
     if count == 0 || forget.dry_run {
         return Ok(Report::said(format!("{records} of {} would be forgotten", forget.consumer)));

@@ -12,8 +12,8 @@ use crate::{
 const CHUNK: i64 = 1_000;
 
 const LIST: &str = "\
-SELECT f.batch, c.name AS consumer, c.tenant, count(*) AS records, min(f.forgotten_at) AS forgotten_at,
-    count(p.key_id) AS run_again
+SELECT f.batch, c.name AS consumer, c.tenant, pg_catalog.count(*) AS records, pg_catalog.min(f.forgotten_at) AS forgotten_at,
+    pg_catalog.count(p.key_id) AS run_again
 FROM {schema}.forgotten AS f JOIN {schema}.consumers AS c ON c.id = f.consumer
 LEFT JOIN {schema}.processed_messages AS p ON p.consumer = f.consumer AND p.key_id = f.key_id
 GROUP BY f.batch, c.name, c.tenant ORDER BY f.batch DESC LIMIT $1::int8";
@@ -32,9 +32,9 @@ WITH taken AS (
     ON CONFLICT (consumer, key_id) DO NOTHING RETURNING consumer, idempotency_key
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
-    SELECT $3::text, 'restore', consumer, nullif(idempotency_key, ''), format('forgotten as %s', $1::int8) FROM back
+    SELECT $3::text, 'restore', consumer, nullif(idempotency_key, ''), pg_catalog.format('forgotten as %s', $1::int8) FROM back
 )
-SELECT (SELECT count(*) FROM taken), (SELECT count(*) FROM back)";
+SELECT (SELECT pg_catalog.count(*) FROM taken), (SELECT pg_catalog.count(*) FROM back)";
 
 pub(crate) async fn run(mut database: Database, command: Forgotten) -> Result<Report, Failure> {
     match command {
@@ -46,7 +46,7 @@ pub(crate) async fn run(mut database: Database, command: Forgotten) -> Result<Re
 }
 
 async fn restore(database: &mut Database, batch: i64, is_yes: bool) -> Result<Report, Failure> {
-    let count = "SELECT count(*) FROM {schema}.forgotten WHERE batch = $1::int8";
+    let count = "SELECT pg_catalog.count(*) FROM {schema}.forgotten WHERE batch = $1::int8";
     let count = database.number(count, &[Bind::Number(batch)]).await?;
     if count == 0 {
         return Err(Failure::refused(format!("nothing waits that was forgotten as {batch}: idem forgotten list")));

@@ -15,9 +15,9 @@ const PAGES: i64 = 256;
 
 /// The table as the server knows it. Parameter: 1 its name. Result: its quoted name, and how many pages it has.
 const TABLE: &str = "\
-SELECT format('%I.%I', n.nspname, c.relname) AS name, pg_relation_size(c.oid) / current_setting('block_size')::int8 AS pages
+SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS name, pg_catalog.pg_relation_size(c.oid) / pg_catalog.current_setting('block_size')::int8 AS pages
 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-WHERE c.oid = to_regclass($1::text) AND c.relkind = 'r'";
+WHERE c.oid = pg_catalog.to_regclass($1::text)::oid AND c.relkind = 'r'";
 
 /// Makes the consumer where it has never started, bound to nothing; the first start says the rest. The run is what the
 /// records were processed by. Parameters: 1 consumer, 2 tenant, 3 rule, 4 table. Result: scope, rule and run.
@@ -38,10 +38,10 @@ SELECT scope.id::int8, rule.id::int8, run.id::int8 FROM scope, rule, run";
 /// table or NULL for all.
 const SLICE: &str = "\
 SELECT t.{key}::text AS key, {processed}::timestamptz AS processed_at, {expires}::timestamptz AS expires_at,
-    t.{key}::text ~ '[[:cntrl:]]' OR octet_length(t.{key}::text) NOT BETWEEN 1 AND 255 AS refused
+    t.{key}::text ~ '[[:cntrl:]]' OR pg_catalog.octet_length(t.{key}::text) NOT BETWEEN 1 AND 255 AS refused
 FROM {table} AS t
-WHERE t.ctid >= format('(%s,0)', $1::int8)::tid AND t.ctid < format('(%s,0)', $2::int8)::tid
-    AND t.{key} IS NOT NULL AND ($3::text IS NULL OR {consumer} = $3::text)";
+WHERE t.ctid >= pg_catalog.format('(%s,0)', $1::int8)::tid AND t.ctid < pg_catalog.format('(%s,0)', $2::int8)::tid
+    AND t.{key} IS NOT NULL AND ($3::text IS NULL OR {consumer}::text = $3::text)";
 
 /// What is there already stays, so that a run that was broken off can be begun again. Further parameters: 4 scope, 5 rule,
 /// 6 run, 7 hash in hexadecimal digits. Result: how many were read, inserted, and are no keys.
@@ -49,16 +49,15 @@ const COPY: &str = "\
 WITH slice AS MATERIALIZED ({slice}), written AS (
     INSERT INTO {schema}.processed_messages
         (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by, processed_at, expires_at)
-    SELECT $4::int8::int4, {schema}.key_id(key), key, decode($7::text, 'hex'), $5::int8::int4, $6::int8::int4, processed_at,
+    SELECT $4::int8::int4, {schema}.key_id(key), key, pg_catalog.decode($7::text, 'hex'), $5::int8::int4, $6::int8::int4, processed_at,
         coalesce(expires_at, 'infinity')
     FROM slice WHERE NOT refused ORDER BY 2
     ON CONFLICT (consumer, key_id) DO NOTHING RETURNING 1
 )
-SELECT (SELECT count(*) FROM slice) AS read, (SELECT count(*) FROM written) AS written,
-    (SELECT count(*) FROM slice WHERE refused) AS refused";
+SELECT (SELECT pg_catalog.count(*) FROM slice) AS read, (SELECT pg_catalog.count(*) FROM written) AS written,
+    (SELECT pg_catalog.count(*) FROM slice WHERE refused) AS refused";
 
-const COUNT: &str =
-    "SELECT count(*) AS read, 0::int8 AS written, count(*) FILTER (WHERE refused) AS refused FROM ({slice}) AS slice";
+const COUNT: &str = "SELECT pg_catalog.count(*) AS read, 0::int8 AS written, pg_catalog.count(*) FILTER (WHERE refused) AS refused FROM ({slice}) AS slice";
 
 const NOTE: &str = "\
 WITH emptied AS (

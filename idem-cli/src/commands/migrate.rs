@@ -45,7 +45,7 @@ async fn down(target: &Target, is_yes: bool) -> Result<Report, Failure> {
 
 async fn status(target: &Target) -> Result<Report, Failure> {
     let mut database = Database::open(target).await?;
-    let exists = "SELECT count(*) FROM pg_catalog.pg_class WHERE oid = to_regclass('{schema}.migrations')";
+    let exists = "SELECT pg_catalog.count(*) FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass('{schema}.migrations')::oid";
     let applied = match database.number(exists, &[]).await? {
         0 => Table::default(),
         _ => {

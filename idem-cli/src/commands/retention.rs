@@ -23,19 +23,19 @@ WITH slice AS MATERIALIZED (
     ORDER BY key_id LIMIT $4::int8
 ), written AS (
     UPDATE {schema}.processed_messages AS p
-    SET expires_at = date_trunc('minute', processed_at + ($2::int8 * interval '1 s') + interval '59.999999 s', 'UTC')
+    SET expires_at = pg_catalog.date_trunc('minute', processed_at + ($2::int8::float8 * interval '1 s') + interval '59.999999 s', 'UTC')
     FROM slice WHERE p.consumer = $1::int8::int4 AND p.key_id = slice.key_id RETURNING p.key_id
 )
-SELECT (SELECT count(*) FROM written) AS rewritten, (SELECT max(key_id::text) FROM slice) AS last";
+SELECT (SELECT pg_catalog.count(*) FROM written) AS rewritten, (SELECT pg_catalog.max(key_id::text) FROM slice) AS last";
 
 const NOTE: &str = "\
 WITH changed AS (
-    UPDATE {schema}.consumers SET retention = $2::int8 * interval '1 s' WHERE name = $1::text RETURNING id
+    UPDATE {schema}.consumers SET retention = $2::int8::float8 * interval '1 s' WHERE name = $1::text RETURNING id
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, details)
-    SELECT $3::text, 'retention', id, format('%s s for records that are there', $2::int8) FROM changed
+    SELECT $3::text, 'retention', id, pg_catalog.format('%s s for records that are there', $2::int8) FROM changed
 )
-SELECT count(*) FROM changed";
+SELECT pg_catalog.count(*) FROM changed";
 
 pub(crate) async fn run(mut database: Database, command: Retention) -> Result<Report, Failure> {
     let Retention::Set { consumer, time, existing: _, yes } = command;
@@ -44,7 +44,7 @@ pub(crate) async fn run(mut database: Database, command: Retention) -> Result<Re
     if !BOUNDS.contains(&seconds) {
         return Err(Failure::refused("the retention must be from 1 minute to 10 years"));
     }
-    let counted = "SELECT count(*) FROM {schema}.processed_messages AS p
+    let counted = "SELECT pg_catalog.count(*) FROM {schema}.processed_messages AS p
         JOIN {schema}.consumers AS c ON c.id = p.consumer WHERE c.name = $1::text";
     let count = database.number(counted, &[Bind::Text(&consumer)]).await?;
     let what = format!(

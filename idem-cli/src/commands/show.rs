@@ -11,8 +11,8 @@ use crate::{
 
 const RECORDS: &str = "\
 SELECT c.name AS consumer, c.tenant, p.processed_at, r.host, r.process, r.version, p.processed_by AS run,
-    encode(p.payload_hash, 'hex') AS payload_hash, h.rule AS hash_rule,
-    CASE WHEN p.expires_at < 'infinity' THEN p.expires_at END AS expires_at, p.expires_at <= now() AS expired,
+    pg_catalog.encode(p.payload_hash, 'hex') AS payload_hash, h.rule AS hash_rule,
+    CASE WHEN p.expires_at < 'infinity' THEN p.expires_at END AS expires_at, p.expires_at <= pg_catalog.now() AS expired,
     p.idempotency_key = '' AS erased
 FROM {schema}.processed_messages AS p
 JOIN {schema}.consumers AS c ON c.id = p.consumer
@@ -34,7 +34,7 @@ FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consume
 WHERE d.key_id = {schema}.key_id($1::text) AND ($2::text IS NULL OR c.name = $2::text) ORDER BY d.id";
 
 const AUDIT: &str = "\
-SELECT a.at, a.who, a.action, c.name AS consumer, a.details
+SELECT a.at, a.who, a.login, a.action, c.name AS consumer, a.details
 FROM {schema}.audit AS a LEFT JOIN {schema}.consumers AS c ON c.id = a.consumer
 WHERE a.idempotency_key = $1::text AND ($2::text IS NULL OR c.name = $2::text) ORDER BY a.id DESC LIMIT 20";
 

@@ -9,20 +9,20 @@ SELECT c.name AS consumer, c.tenant, coalesce(p.records, 0) AS records, p.last_h
     coalesce(d.copies, 0) AS dead_letter_copies, coalesce(d.awaiting_replay, 0) AS awaiting_replay
 FROM {schema}.consumers AS c
 LEFT JOIN (
-    SELECT consumer, count(*) AS records, count(*) FILTER (WHERE processed_at > now() - interval '1 hour') AS last_hour,
-        min(processed_at) AS oldest, max(processed_at) AS newest,
-        min(expires_at) FILTER (WHERE expires_at > now() AND expires_at < 'infinity') AS next_expiry,
-        count(*) FILTER (WHERE expires_at <= now()) AS expired
+    SELECT consumer, pg_catalog.count(*) AS records, pg_catalog.count(*) FILTER (WHERE processed_at > pg_catalog.now() - interval '1 hour') AS last_hour,
+        pg_catalog.min(processed_at) AS oldest, pg_catalog.max(processed_at) AS newest,
+        pg_catalog.min(expires_at) FILTER (WHERE expires_at > pg_catalog.now() AND expires_at < 'infinity') AS next_expiry,
+        pg_catalog.count(*) FILTER (WHERE expires_at <= pg_catalog.now()) AS expired
     FROM {schema}.processed_messages GROUP BY consumer
 ) AS p ON p.consumer = c.id
 LEFT JOIN (
-    SELECT a.consumer, count(*) AS failing FROM {schema}.attempts AS a
+    SELECT a.consumer, pg_catalog.count(*) AS failing FROM {schema}.attempts AS a
     WHERE NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
     GROUP BY a.consumer
 ) AS a ON a.consumer = c.id
 LEFT JOIN (
-    SELECT consumer, count(*) AS dead_letters, sum(copies) AS copies,
-        count(*) FILTER (WHERE replay_requested_at IS NOT NULL AND replayed_at IS NULL) AS awaiting_replay
+    SELECT consumer, pg_catalog.count(*) AS dead_letters, pg_catalog.sum(copies) AS copies,
+        pg_catalog.count(*) FILTER (WHERE replay_requested_at IS NOT NULL AND replayed_at IS NULL) AS awaiting_replay
     FROM {schema}.dead_letters GROUP BY consumer
 ) AS d ON d.consumer = c.id
 ORDER BY c.name, c.tenant";

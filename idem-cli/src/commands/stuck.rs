@@ -12,10 +12,10 @@ use crate::{
 /// works on which key, but a session that was given its consumer's name can be told by it.
 const KEYS: &str = "\
 WITH working AS MATERIALIZED (
-    SELECT s.application_name AS program, array_agg(DISTINCT s.pid) AS pids,
-        array_agg(DISTINCT b.pid) FILTER (WHERE b.pid IS NOT NULL) AS blocked_by
-    FROM pg_catalog.pg_stat_activity AS s LEFT JOIN LATERAL unnest(pg_blocking_pids(s.pid)) AS b (pid) ON true
-    WHERE s.datname = current_database() AND s.xact_start IS NOT NULL GROUP BY s.application_name
+    SELECT s.application_name AS program, pg_catalog.array_agg(DISTINCT s.pid) AS pids,
+        pg_catalog.array_agg(DISTINCT b.pid) FILTER (WHERE b.pid IS NOT NULL) AS blocked_by
+    FROM pg_catalog.pg_stat_activity AS s LEFT JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(s.pid)) AS b (pid) ON true
+    WHERE s.datname = pg_catalog.current_database() AND s.xact_start IS NOT NULL GROUP BY s.application_name
 )
 SELECT c.name AS consumer, c.tenant, a.idempotency_key AS key, a.attempts, a.first_at AS since, a.last_at, a.last_error,
     w.pids AS consumer_in_transaction, w.blocked_by AS consumer_blocked_by
@@ -29,13 +29,14 @@ ORDER BY a.first_at LIMIT $1::int8";
 
 /// Sessions in this database that wait for another, and those they wait for. No statement's text: it may hold values.
 const SESSIONS: &str = "\
-SELECT s.pid, s.application_name AS program, s.usename AS login, s.state, now() - s.xact_start AS in_transaction_for,
-    s.wait_event_type || ' ' || s.wait_event AS waits_for, nullif(pg_blocking_pids(s.pid), '{}') AS blocked_by
+SELECT s.pid, s.application_name AS program, s.usename AS login, s.state, pg_catalog.now() - s.xact_start AS in_transaction_for,
+    s.wait_event_type || ' ' || s.wait_event AS waits_for, 
+    CASE WHEN pg_catalog.cardinality(pg_catalog.pg_blocking_pids(s.pid)) > 0 THEN pg_catalog.pg_blocking_pids(s.pid) END AS blocked_by
 FROM pg_catalog.pg_stat_activity AS s
-WHERE s.datname = current_database() AND s.pid <> pg_backend_pid() AND (
-    cardinality(pg_blocking_pids(s.pid)) > 0
-    OR s.pid IN (SELECT unnest(pg_blocking_pids(w.pid)) FROM pg_catalog.pg_stat_activity AS w
-        WHERE w.datname = current_database()))
+WHERE s.datname = pg_catalog.current_database() AND s.pid <> pg_catalog.pg_backend_pid() AND (
+    pg_catalog.cardinality(pg_catalog.pg_blocking_pids(s.pid)) > 0
+    OR s.pid IN (SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) FROM pg_catalog.pg_stat_activity AS w
+        WHERE w.datname = pg_catalog.current_database()))
 ORDER BY s.xact_start LIMIT $1::int8";
 
 /// Messages that are not acknowledged, because their payload could not be kept and no broker has confirmed a copy.

@@ -11,7 +11,7 @@ use crate::{
 const WORKERS: &str = "\
 SELECT r.id AS run, r.host, r.process, r.version, r.started_at, u.last_unit
 FROM {schema}.worker_runs AS r
-LEFT JOIN (SELECT run, max(at) AS last_unit FROM {schema}.units GROUP BY run) AS u ON u.run = r.id
+LEFT JOIN (SELECT run, pg_catalog.max(at) AS last_unit FROM {schema}.units GROUP BY run) AS u ON u.run = r.id
 ORDER BY r.id DESC LIMIT $1::int8";
 
 pub(crate) async fn run(mut database: Database, limit: &Limit) -> Result<Report, Failure> {

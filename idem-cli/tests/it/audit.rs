@@ -59,6 +59,22 @@ async fn every_act_is_told_on_the_target_as_the_table_has_it() {
     scene.drop().await;
 }
 
+/// S12: the trail names the login of the database beside what `--by` says, and nobody is no name.
+#[tokio::test]
+async fn s12_the_trail_names_the_login_and_nobody_is_no_name() {
+    let scene = Scene::new().await;
+    scene.deliver(&["order-1"]).await;
+    for nobody in ["", "  "] {
+        scene.idem_with(&["consumers", "pause", "orders", "--reason", "x", "--by", nobody]).refused("name somebody");
+    }
+    scene.idem("forget order-1 --consumer orders --reason x --by the-boss --yes").ok();
+    assert_eq!(scene.texts("SELECT who || ' ' || login FROM audit WHERE action = 'forget'").await, ["the-boss idem"]);
+    let shown = scene.idem("show order-1 --json").json();
+    let line = &shown["audit"][0];
+    assert_eq!((&line["who"], &line["login"]), (&"the-boss".into(), &"idem".into()), "{shown}");
+    scene.drop().await;
+}
+
 #[tokio::test]
 async fn nothing_is_told_of_what_was_not_done_or_to_who_does_not_ask() {
     let scene = Scene::new().await;

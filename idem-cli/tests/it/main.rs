@@ -19,3 +19,4 @@ mod schema;
 mod secrets;
 mod seeing;
 mod sqlite;
+mod usurpers;

@@ -15,7 +15,7 @@ use crate::{
     config::WorkerSettings,
     key::IdempotencyKey,
     outcome::{Durable, Verdict, compare},
-    store::{Claim, Recorded, Retention},
+    store::{Claim, Recorded, Retention, StoreIdentity},
 };
 
 /// How often the epoch is read while the cache is on. It rises when an operator forgets or replays records.
@@ -38,11 +38,20 @@ pub(crate) struct CommittedKeys {
 struct State {
     /// Rises whenever everything is dropped.
     generation: u64,
-    confirmed: Option<(i64, Instant)>,
+    confirmed: Option<Confirmed>,
     entries: HashMap<IdempotencyKey, (Recorded, Instant)>,
     /// In the order in which they were noted, which is the order in which they expire.
     order: VecDeque<(IdempotencyKey, Instant)>,
     bytes: usize,
+}
+
+/// What was last read of the database.
+#[derive(Debug)]
+struct Confirmed {
+    epoch: i64,
+    identity: StoreIdentity,
+    /// When; `None` once a later look has failed.
+    at: Option<Instant>,
 }
 
 /// The moment before a claim. What the claim finds is only noted if nothing was dropped since.
@@ -95,7 +104,7 @@ impl CommittedKeys {
     /// the database to say.
     pub(crate) fn duplicate(&self, claim: &Claim, now: Instant) -> Option<(Recorded, Durable)> {
         let mut state = self.state();
-        let (_, confirmed_at) = state.confirmed?;
+        let confirmed_at = state.confirmed.as_ref()?.at?;
         if now.duration_since(confirmed_at) > CONFIRMED_FOR {
             return None;
         }
@@ -109,13 +118,22 @@ impl CommittedKeys {
         }
     }
 
-    /// The epoch as it was just read.
-    pub(crate) fn confirm(&self, epoch: i64, now: Instant) {
+    /// The epoch and the server's identity as they were just read. Where either has changed, or none was known, everything
+    /// goes before anything is answered by this confirmation: what was noted may be of another epoch or server.
+    pub(crate) fn confirm(&self, epoch: i64, identity: StoreIdentity, now: Instant) {
         let mut state = self.state();
-        if state.confirmed.is_some_and(|(known, _)| known != epoch) {
+        let is_known = state.confirmed.as_ref().is_some_and(|known| known.epoch == epoch && known.identity == identity);
+        if !is_known {
             state.drop_all();
         }
-        state.confirmed = Some((epoch, now));
+        state.confirmed = Some(Confirmed { epoch, identity, at: Some(now) });
+    }
+
+    /// The database could not be asked: nothing is answered until it was, because another server may answer then.
+    pub(crate) fn doubt(&self) {
+        if let Some(confirmed) = &mut self.state().confirmed {
+            confirmed.at = None;
+        }
     }
 
     /// A connection was lost, and the next may be to another server or to one that was restored.
@@ -126,7 +144,7 @@ impl CommittedKeys {
 
 impl State {
     fn drop_all(&mut self) {
-        let confirmed = self.confirmed;
+        let confirmed = self.confirmed.take();
         *self = Self { generation: self.generation + 1, confirmed, ..Self::default() };
     }
 

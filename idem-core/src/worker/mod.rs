@@ -271,7 +271,11 @@ impl<S: Store, B: Source> Worker<S, B> {
     /// Obeys a pause that was set before this start, before anything is received. Where the controls cannot be read,
     /// the task that reads them every few seconds does so as soon as it can.
     async fn obey_control(&self, shared: &Shared<S, B>) {
+        let asked_at = Instant::now();
         if let Ok(control) = shared.consumer.store.control(shared.scope).await {
+            if let Some(cache) = &shared.cache {
+                cache.confirm(control.epoch, control.identity, asked_at);
+            }
             shared.gate.set_control(control.state, &format!("{}: {}", control.by, control.reason));
         }
     }

@@ -38,7 +38,7 @@ pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lane
             Ok(control) => {
                 shared.consumer.clock.set(control.now);
                 if let Some(cache) = &shared.cache {
-                    cache.confirm(control.epoch, asked_at);
+                    cache.confirm(control.epoch, control.identity, asked_at);
                 }
                 let why = format!("{}: {}", control.by, control.reason);
                 if shared.gate.set_control(control.state, &why) {
@@ -49,6 +49,9 @@ pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lane
                 }
             }
             Err(error) => {
+                if let Some(cache) = &shared.cache {
+                    cache.doubt();
+                }
                 tracing::debug!(idem.consumer = %shared.consumer.name, %error, "the controls cannot be read");
             }
         }

@@ -15,6 +15,7 @@ pub async fn verify<D: PostgresDriver>(driver: &D) -> Result<(), StoreError> {
 async fn verify_all(driver: &impl PostgresDriver) -> Result<(), StoreError> {
     driver.refuse_forgetful_pooler().await?;
     server_facts(driver).await?.verify()?;
+    driver.refuse_unfenced().await?;
     let facts = schema_facts(driver).await?;
     verify_schema(&facts).map_err(|problems| SchemaProblem::refusal(&problems))
 }
@@ -25,6 +26,7 @@ async fn server_facts(driver: &impl PostgresDriver) -> Result<ServerFacts, Store
         version: row.get("version_num")?,
         in_recovery: row.get("in_recovery")?,
         read_only: row.get("read_only")?,
+        read_only_source: row.get("read_only_source")?,
         encoding: row.get("encoding")?,
         role: row.get("role")?,
         synchronous_commit: row.get("synchronous_commit")?,

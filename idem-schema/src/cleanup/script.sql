@@ -25,6 +25,6 @@ BEGIN
         END LOOP;
     END LOOP;
     INSERT INTO {schema}.audit (who, action, details)
-        VALUES (format('script, role %s', current_user), 'cleanup', format('%s rows', total));
+        VALUES (pg_catalog.format('script, role %s', current_user), 'cleanup', pg_catalog.format('%s rows', total));
 END
 $idem$;

@@ -18,7 +18,7 @@ pub(super) struct CleanupStatements {
     pub(super) last: Arc<str>,
     /// Notes that a cycle is over. Parameters: 1 who `text`, 2 details `text`. No result.
     pub(super) note: Arc<str>,
-    /// Whether this role may delete records. No parameters. Result, one row: `may bool`.
+    /// Whether this role may have the expired removed. No parameters. Result, one row: `may bool`.
     pub(super) may_delete: Arc<str>,
 }
 
@@ -32,11 +32,13 @@ impl CleanupStatements {
             backlog: render(BACKLOG),
             last: render(LAST),
             note: render("INSERT INTO {schema}.audit (who, action, details) VALUES ($1::text, 'cleanup', $2::text)"),
-            may_delete: render("SELECT has_table_privilege('{schema}.processed_messages', 'DELETE') AS may"),
+            may_delete: render(
+                "SELECT pg_catalog.has_function_privilege('{schema}.remove_expired(text, bigint, bigint)', 'EXECUTE') AS may",
+            ),
         }
     }
 
-    /// Removes rows of a kind, the oldest first where an index has their order, if this is the only cleaner at work.
+    /// Has rows of a kind removed, the oldest first where an index has their order, if this is the only cleaner at work.
     ///
     /// Parameters: 1 how many at most `int8`, 2 older than µs. Result, one row: `elected bool`, and `removed int8`; fewer
     /// than asked for mean that nothing is left.
@@ -69,64 +71,54 @@ fn place(kind: Expiring) -> usize {
     Expiring::ALL.iter().position(|known| *known == kind).unwrap_or_default()
 }
 
-/// A template with the table of a kind in it, and what of it has expired.
+/// A template with the table of a kind in it, and what of it has expired, as the migration's `remove_expired` has it.
 fn of(template: &str, kind: Expiring) -> String {
-    let older = |column: &str| format!("{column} < now() - $2::int8 * interval '1 microsecond'");
-    let (expired, order) = match kind {
-        Expiring::Records => ("expires_at <= now()".to_owned(), "ORDER BY expires_at"),
-        Expiring::Units => (older("at"), "ORDER BY at"),
-        Expiring::Attempts => (older("last_at"), ""),
+    let older = |column: &str, at_least: &str| {
+        format!(
+            "{column} < pg_catalog.now() - greatest($2::int8::float8 * interval '1 microsecond', interval '{at_least}')"
+        )
+    };
+    let expired = match kind {
+        Expiring::Records => "expires_at <= pg_catalog.now()".to_owned(),
+        Expiring::Units => older("at", "1 minute"),
+        Expiring::Attempts => older("last_at", "1 day"),
         // What awaits a replay stays, however old.
         Expiring::DeadLetters => {
-            (older("last_at") + " AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)", "ORDER BY last_at")
+            older("last_at", "1 day") + " AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)"
         }
-        Expiring::Audit => (older("at"), "ORDER BY at"),
-        Expiring::Runs => (older("started_at"), ""),
-        Expiring::Forgotten => (older("forgotten_at"), "ORDER BY forgotten_at"),
+        Expiring::Audit => older("at", "30 days"),
+        Expiring::Runs => older("started_at", "30 days"),
+        Expiring::Forgotten => older("forgotten_at", "1 day"),
     };
     let unneeded = if kind == Expiring::Runs { UNNAMED } else { "" };
-    let texts = [("{table}", kind.table()), ("{expired}", &*expired), ("{unneeded}", unneeded), ("{order}", order)];
+    let texts = [("{table}", kind.table()), ("{expired}", &*expired), ("{unneeded}", unneeded)];
     texts.iter().fold(template.to_owned(), |text, (name, value)| text.replace(name, value))
 }
 
-/// The election is part of the statement: of all cleaners of a schema, one at a time gets the lock, which ends with the
-/// transaction, because a pooler in transaction mode loses a session's locks.
-///
-/// Nothing is locked before it is deleted, because `FOR UPDATE` would need a right that cleanup does not have. A row's
-/// place cannot be given to another row meanwhile, since this statement's snapshot still sees it; a row that was changed
-/// since is looked at again, and stays if it is needed once more.
+/// The database's own function deletes: what has expired and nothing else, whoever asks. It elects one cleaner at a time.
 const REMOVE: &str = "\
-WITH elected AS MATERIALIZED (
-    SELECT pg_try_advisory_xact_lock(hashtextextended('idem:cleanup:{schema}', 0)) AS yes
-), gone AS (
-    DELETE FROM {schema}.{table}
-    WHERE ctid = ANY (ARRAY(
-        SELECT t.ctid FROM {schema}.{table} AS t
-        WHERE {expired}{unneeded} AND (SELECT yes FROM elected) {order} LIMIT $1::int8)) AND {expired}
-    RETURNING 1
-)
-SELECT (SELECT yes FROM elected) AS elected, (SELECT count(*) FROM gone) AS removed";
+SELECT elected, removed FROM {schema}.remove_expired('{table}', $1::int8, $2::int8) AS step";
 
 const COUNT: &str = "\
-SELECT count(*) AS rows FROM {schema}.{table} AS t WHERE {expired}{unneeded} AND $1::int8 IS NOT NULL AND $2::int8 IS NOT NULL";
+SELECT pg_catalog.count(*) AS rows FROM {schema}.{table} AS t WHERE {expired}{unneeded} AND $1::int8 IS NOT NULL AND $2::int8 IS NOT NULL";
 
 /// Starts of workers that nothing names any more. A worker may run for as long as it likes, so its age alone says
 /// nothing: records and units name the run until they are gone. Where some consumer keeps its records for ever, or beyond
 /// the age of the run, nothing is looked for, because that would read all records.
 const UNNAMED: &str = "
             AND NOT EXISTS (SELECT FROM {schema}.consumers AS c
-                WHERE c.retention IS NULL OR t.started_at > now() - c.retention)
+                WHERE c.retention IS NULL OR t.started_at > pg_catalog.now() - c.retention)
             AND NOT EXISTS (SELECT FROM {schema}.units AS u WHERE u.run = t.id)
             AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.replay_taken_by = t.id)
             AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.processed_by = t.id)";
 
 const BACKLOG: &str = "\
-SELECT coalesce(greatest(extract(epoch FROM now() - nullif(oldest, 'infinity')) * 1000000, 0), 0)::int8 AS lag,
-    (SELECT reltuples::int8 FROM pg_catalog.pg_class WHERE oid = '{schema}.processed_messages'::regclass) AS records
-FROM (SELECT min(expires_at) AS oldest FROM {schema}.processed_messages) AS expiry";
+SELECT coalesce(greatest(extract(epoch FROM pg_catalog.now() - nullif(oldest, 'infinity')) * 1000000::numeric, 0), 0)::int8 AS lag,
+    (SELECT reltuples::int8 FROM pg_catalog.pg_class WHERE oid = '{schema}.processed_messages'::regclass::oid) AS records
+FROM (SELECT pg_catalog.min(expires_at) AS oldest FROM {schema}.processed_messages) AS expiry";
 
 const LAST: &str = "\
-SELECT who, (extract(epoch FROM now() - at) * 1000000)::int8 AS ago FROM {schema}.audit
+SELECT who, (extract(epoch FROM pg_catalog.now() - at) * 1000000::numeric)::int8 AS ago FROM {schema}.audit
 WHERE action = 'cleanup' ORDER BY id DESC LIMIT 1";
 
 #[cfg(test)]

@@ -8,7 +8,12 @@ use super::{
     AppliedMigration, Dialect, Migration, MigrationError, MigrationStatements, POSTGRES_MIGRATIONS, SQLITE_MIGRATIONS,
     pending_migrations, version_to_revert,
 };
-use crate::{driver::Parameter, name::SchemaName, row::Row};
+use crate::{
+    driver::Parameter,
+    name::SchemaName,
+    row::Row,
+    server::{begin_books, is_by_role},
+};
 
 /// Why migrations did not run. What was applied before stays.
 #[derive(Debug, thiserror::Error)]
@@ -37,12 +42,6 @@ pub enum MigrateError {
 pub trait MigrationConnection: Send {
     /// The driver's error.
     type Error: Error + Send + Sync + 'static;
-
-    /// Begins a transaction that may write; in SQLite it takes the write lock at once.
-    fn begin(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
-
-    /// Commits it. Called only when everything before has answered without an error.
-    fn commit(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
     /// Runs a text of several statements and no parameter.
     fn batch(&mut self, text: &str) -> impl Future<Output = Result<(), Self::Error>> + Send;
@@ -136,7 +135,8 @@ impl<'s> Migrator<'s> {
     /// One migration in a transaction, with its row in the table of migrations.
     async fn step<C: MigrationConnection>(&self, connection: &mut C, way: Way) -> Result<Option<u32>, MigrateError> {
         let preparing = |error| C::store_error("preparing the migration", error);
-        connection.begin().await.map_err(preparing)?;
+        let begin = self.begin(connection).await?;
+        connection.batch(begin).await.map_err(preparing)?;
         if let Some(lock) = &self.statements.lock {
             connection.batch(lock).await.map_err(preparing)?;
         }
@@ -151,8 +151,17 @@ impl<'s> Migrator<'s> {
             let failed = |error| MigrateError::Failed { version, name, source: Box::new(error) };
             self.change(connection, migration, way).await.map_err(failed)?;
         }
-        connection.commit().await.map_err(|error| C::store_error("committing the migration", error))?;
+        // Everything before has answered without an error, so this transaction can be committed.
+        connection.batch("COMMIT").await.map_err(|error| C::store_error("committing the migration", error))?;
         Ok(migration.map(|migration| migration.version))
+    }
+
+    /// How a transaction begins that may write, also where the role is read only by default.
+    async fn begin<C: MigrationConnection>(&self, connection: &mut C) -> Result<&'static str, StoreError> {
+        let Some(fence) = &self.statements.fence else { return Ok("BEGIN IMMEDIATE") };
+        let rows = connection.rows(fence, &[]).await.map_err(|error| C::store_error("looking for a fence", error))?;
+        let Some(row) = rows.first() else { return Ok(begin_books(false)) };
+        Ok(begin_books(row.get("read_only")? && is_by_role(row.get("source")?)))
     }
 
     async fn change<C: MigrationConnection>(

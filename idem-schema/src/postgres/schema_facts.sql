@@ -5,10 +5,10 @@ WITH relations AS MATERIALIZED (
 ), records AS (
     SELECT * FROM relations WHERE name = 'processed_messages'
 ), indexes AS (
-    SELECT format('%s (%s) %s',
+    SELECT pg_catalog.format('%s (%s) %s',
         CASE WHEN i.indisunique THEN 'unique' ELSE 'index' END,
-        (SELECT string_agg(coalesce(a.attname::text, 'expression'), ', ' ORDER BY k.place)
-            FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, place)
+        (SELECT pg_catalog.string_agg(coalesce(a.attname::text, 'expression'), ', ' ORDER BY k.place)
+            FROM pg_catalog.unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, place)
             LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum AND k.attnum > 0
             WHERE k.place <= i.indnkeyatts),
         CASE WHEN i.indpred IS NOT NULL THEN 'partial' WHEN NOT i.indimmediate THEN 'deferrable'
@@ -30,8 +30,8 @@ SELECT
     EXISTS (SELECT FROM relations WHERE name = 'migrations') AS migrations_table,
     (SELECT CASE WHEN relkind = 'r' AND relpersistence = 'p' THEN 'table' WHEN relkind = 'p' THEN 'partitioned table'
         WHEN relkind = 'r' AND relpersistence = 'u' THEN 'unlogged table' ELSE 'no table' END FROM records) AS table_kind,
-    ARRAY(SELECT format('%s %s%s%s', a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),
-            CASE WHEN a.attcollation <> 0 THEN format(' collate %s', l.collname) END,
+    ARRAY(SELECT pg_catalog.format('%s %s%s%s', a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),
+            CASE WHEN a.attcollation <> 0::oid THEN pg_catalog.format(' collate %s', l.collname) END,
             CASE WHEN a.attnotnull THEN ' not null' END)
         FROM pg_catalog.pg_attribute AS a JOIN records ON records.oid = a.attrelid
         LEFT JOIN pg_catalog.pg_collation AS l ON l.oid = a.attcollation
@@ -40,38 +40,42 @@ SELECT
     -- A trigger is a bit field: 1 a row, 2 before, 4 insert, 64 instead.
     (SELECT CASE WHEN t.tgenabled NOT IN ('O', 'A') THEN 'disabled'
             WHEN NOT (t.tgdeferrable AND t.tginitdeferred) THEN 'not deferred'
-            WHEN t.tgtype & 71 <> 5 OR t.tgqual IS NOT NULL OR t.function <> 'refuse_unsealed_commit' THEN 'altered'
+            WHEN t.tgtype::int4 & 71 <> 5 OR t.tgqual IS NOT NULL OR t.function <> 'refuse_unsealed_commit' THEN 'altered'
             ELSE 'enabled' END
         FROM triggers AS t WHERE t.table_name = 'units' AND t.name = 'refuse_unsealed_commit') AS seal_trigger,
     ARRAY(
-        SELECT format('trigger %s on %s', t.name, t.table_name) FROM triggers AS t
+        SELECT pg_catalog.format('trigger %s on %s', t.name, t.table_name) FROM triggers AS t
         WHERE NOT (t.table_name = 'units' AND t.name = 'refuse_unsealed_commit')
         UNION ALL
-        SELECT format('rule %s on %s', w.rulename, r.name)
+        SELECT pg_catalog.format('rule %s on %s', w.rulename, r.name)
         FROM pg_catalog.pg_rewrite AS w JOIN relations AS r ON r.oid = w.ev_class
         WHERE r.name IN ('processed_messages', 'units')
         UNION ALL
-        SELECT format('row level security on %s', r.name) FROM relations AS r
+        SELECT pg_catalog.format('row level security on %s', r.name) FROM relations AS r
         WHERE r.relrowsecurity AND r.name IN ('processed_messages', 'units')
         ORDER BY 1) AS suppressors,
     ARRAY(SELECT described FROM functions ORDER BY described) AS functions,
     ARRAY(
-        SELECT format('USAGE on schema %s', n.nspname) FROM pg_catalog.pg_namespace AS n
+        SELECT pg_catalog.format('USAGE on schema %s', n.nspname) FROM pg_catalog.pg_namespace AS n
         WHERE n.nspname = $1::text AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE')
         UNION ALL
-        SELECT format('%s on %s', wanted.privilege, r.name)
+        SELECT pg_catalog.format('%s on %s', wanted.privilege, r.name)
         FROM (VALUES
             ('processed_messages', 'SELECT'), ('processed_messages', 'INSERT'), ('units', 'INSERT'),
             ('consumers', 'SELECT'), ('consumers', 'INSERT'), ('payload_hashes', 'SELECT'), ('payload_hashes', 'INSERT'),
             ('worker_runs', 'SELECT'), ('worker_runs', 'INSERT'), ('attempts', 'SELECT'), ('attempts', 'INSERT'),
             ('attempts', 'UPDATE'), ('dead_letters', 'SELECT'), ('dead_letters', 'INSERT'), ('dead_letters', 'UPDATE'),
-            ('controls', 'SELECT'), ('controls', 'INSERT'), ('controls', 'UPDATE'), ('audit', 'SELECT'), ('audit', 'INSERT'), ('migrations', 'SELECT')
+            ('controls', 'SELECT'), ('controls', 'INSERT'), ('controls', 'UPDATE'), ('audit', 'SELECT'), ('audit', 'INSERT'),
+            ('migrations', 'SELECT')
         ) AS wanted (name, privilege)
         JOIN relations AS r ON r.name = wanted.name
+        -- Some rights are given for the columns that a worker writes.
         WHERE NOT pg_catalog.has_table_privilege(r.oid, wanted.privilege)
+            AND NOT (wanted.name IN ('audit', 'dead_letters') AND wanted.privilege IN ('INSERT', 'UPDATE')
+                AND pg_catalog.has_any_column_privilege(r.oid, wanted.privilege))
         UNION ALL
-        SELECT format('EXECUTE on %s', f.described) FROM functions AS f
-        WHERE f.described IN ('key_id(text)', 'read_records(integer[], uuid[])')
+        SELECT pg_catalog.format('EXECUTE on %s', f.described) FROM functions AS f
+        WHERE f.described IN ('key_id(text)', 'read_records(integer[], uuid[])', 'server_identity()')
             AND NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')
     ) AS missing_privileges,
-    current_setting('session_replication_role') <> 'replica' AS triggers_fire
+    pg_catalog.current_setting('session_replication_role') <> 'replica' AS triggers_fire

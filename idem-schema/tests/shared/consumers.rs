@@ -120,6 +120,14 @@ pub(crate) async fn one_and_many_leave_equal_records(store: &impl Store) {
         assert_eq!(unit.claim(&claims[..1]).await.unwrap(), [Claimed::Inserted]);
         assert_eq!(unit.claim(&claims[1..]).await.unwrap(), [Claimed::Inserted, Claimed::Inserted]);
         assert_eq!(unit.claim(&claims[..1]).await.unwrap(), [Claimed::NotInserted]);
+        assert_eq!(
+            unit.read(&claims).await.unwrap(),
+            [None, None, None],
+            "what a unit has inserted itself is no record yet"
+        );
+        unit.commit().await.unwrap();
+        let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(5))).await.unwrap();
+        unit.claim(&[]).await.unwrap();
         let found = unit.read(&claims).await.unwrap();
         let records: Vec<_> = found.into_iter().map(Option::unwrap).collect();
         for (record, claim) in records.iter().zip(&claims) {
@@ -127,6 +135,6 @@ pub(crate) async fn one_and_many_leave_equal_records(store: &impl Store) {
             assert_eq!((record.processed_by, record.expires_at), (run, records[0].expires_at));
         }
         assert_eq!(records[0].expires_at.is_none(), retention == Retention::Forever);
-        unit.commit().await.unwrap();
+        unit.rollback().await.unwrap();
     }
 }

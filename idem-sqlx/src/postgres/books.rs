@@ -1,9 +1,14 @@
 //! Runs idem's own statements outside of units of work, on the framework's own connections.
 
-use std::{error::Error, future::Future, sync::Arc, time::Duration};
+use std::{
+    error::Error,
+    future::Future,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
-use idem_core::StoreError;
-use idem_schema::{Parameter, PostgresDriver, PostgresStatements, Row, SchemaName, SeenPids, Value};
+use idem_core::{Store as _, StoreError};
+use idem_schema::{Parameter, PostgresDriver, PostgresStatements, Row, SchemaName, SeenPids, Value, begin_books};
 use sqlx::{
     AssertSqlSafe, Column as _, PgPool, Postgres as Db, Row as _, TypeInfo as _,
     pool::PoolConnection,
@@ -79,6 +84,17 @@ impl PostgresDriver for Postgres {
         self.look_for_pooler_once().await
     }
 
+    async fn refuse_unfenced(&self) -> Result<(), StoreError> {
+        let lane = self.open().await?;
+        self.close(lane).await;
+        Ok(())
+    }
+
+    async fn is_read_only_by_role(&self) -> Result<bool, StoreError> {
+        self.is_read_only_default().await?;
+        Ok(self.shared.is_read_only_by_role.load(Ordering::Relaxed))
+    }
+
     fn is_plaintext_abroad(&self) -> bool {
         self.shared.options.is_plaintext_abroad()
     }
@@ -103,12 +119,13 @@ impl Postgres {
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let mut borrowed = Borrowed(pool.acquire().await?, false);
         let connection = &mut *borrowed.0;
-        let rows = if begin.is_none() && self.is_named() {
+        let is_read_only_by_role = self.shared.is_read_only_by_role.load(Ordering::Relaxed);
+        let rows = if begin.is_none() && self.is_named() && !is_read_only_by_role {
             statement.fetch_all(&mut *connection).await
         } else {
             // sqlx prepares and runs in two steps, between which a pooler may change the server connection unless a
             // transaction holds it. It is no transaction of sqlx's, so nothing is left to a destructor.
-            let begin = begin.unwrap_or("BEGIN ISOLATION LEVEL READ COMMITTED").to_owned();
+            let begin = begin.unwrap_or(begin_books(is_read_only_by_role)).to_owned();
             sqlx::raw_sql(AssertSqlSafe(begin)).execute(&mut *connection).await?;
             let rows = statement.persistent(false).fetch_all(&mut *connection).await;
             let end = if rows.is_ok() { "COMMIT" } else { "ROLLBACK" };

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use idem_core::StoreError;
+use idem_schema::{Fence, LaneFacts};
 use sqlx::PgConnection;
 
 use super::{Postgres, error};
@@ -13,23 +14,42 @@ pub struct PostgresLane {
     /// The session's own limits, which a claim puts back when it is done with idem's.
     pub(super) lock_timeout: String,
     pub(super) statement_timeout: String,
-    /// The server process, where it stays the same: behind a pooler it may be another in each transaction.
-    pub(super) backend_pid: Option<i32>,
+    /// The server process and when it began, where it serves this session alone: behind a pooler it may be another in each
+    /// transaction.
+    pub(super) backend: Option<(i32, i64)>,
     /// Whether nobody knows any more what the connection's state is. The next unit opens another.
     pub(super) is_spent: bool,
+    /// Whether the connection was handed over, and made read only by default here.
+    is_fenced_here: bool,
 }
 
 impl fmt::Debug for PostgresLane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresLane").field("backend_pid", &self.backend_pid).finish_non_exhaustive()
+        f.debug_struct("PostgresLane").field("backend", &self.backend).finish_non_exhaustive()
     }
 }
 
 impl PostgresLane {
-    /// The connection, for whoever handed it over; it is in no transaction.
-    #[must_use]
-    pub fn into_connection(self) -> PgConnection {
-        self.connection
+    pub(super) fn new(connection: PgConnection, facts: LaneFacts) -> Self {
+        let backend = facts.own_backend();
+        let LaneFacts { lock_timeout, statement_timeout, .. } = facts;
+        Self { connection, lock_timeout, statement_timeout, backend, is_spent: false, is_fenced_here: false }
+    }
+
+    /// The connection, for whoever handed it over; it is in no transaction, and has the `default_transaction_read_only`
+    /// that it came with.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] where the connection is broken; it is closed then.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the connection is closed with a dropped call.
+    pub async fn into_connection(mut self) -> Result<PgConnection, StoreError> {
+        if self.is_fenced_here {
+            let reset = sqlx::raw_sql("RESET default_transaction_read_only").execute(&mut self.connection).await;
+            reset.map_err(|source| error::store("giving a connection back", source))?;
+        }
+        Ok(self.connection)
     }
 }
 
@@ -37,13 +57,13 @@ impl Postgres {
     /// Makes a lane of a connection of one's own, for [`DedupConsumer::process_on`](idem_core::DedupConsumer::process_on).
     /// [`PostgresLane::into_connection`] gives it back.
     ///
-    /// It must be in no transaction, and connected to the database that holds idem's schema. Its settings are left alone,
-    /// so the protection against writes after a handler's own ROLLBACK is as strong as the connection's
-    /// `default_transaction_read_only`: see [`Postgres`].
+    /// It must be in no transaction, and connected as the store is, to the database that holds idem's schema. Until it is
+    /// given back it has `default_transaction_read_only` on, so that nothing is committed that a handler writes after a
+    /// ROLLBACK of its own: see [`Postgres`].
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] where the connection is broken or its server is a standby, [`StoreError::Refused`]
-    /// where it is in a transaction.
+    /// where it is in a transaction, or behind a pooler with a role that is not read only by default.
     ///
     /// # Cancel safety
     /// Cancel safe: the connection is closed with a dropped call.
@@ -54,21 +74,24 @@ impl Postgres {
                 cure: "End the transaction before the connection is handed over".to_owned(),
             });
         }
-        let doing = "opening a lane";
+        let mut facts = self.lane_facts(&mut connection).await?;
+        // Through a pooler, SET would be the next client's.
+        let is_fenced_here = facts.fence == Fence::Missing && self.is_direct().await?;
+        if is_fenced_here {
+            let fence = sqlx::raw_sql("SET default_transaction_read_only = on").execute(&mut connection);
+            self.within("opening a lane", fence).await?;
+            facts.fence = Fence::Session;
+        }
+        facts.refuse_unfenced()?;
+        Ok(PostgresLane { is_fenced_here, ..PostgresLane::new(connection, facts) })
+    }
+
+    /// Looks at the session of a new lane.
+    pub(super) async fn lane_facts(&self, connection: &mut PgConnection) -> Result<LaneFacts, StoreError> {
         // Not prepared: it runs once a connection, and a pooler may hand the next statement to another server process.
         let facts = sqlx::raw_sql(sqlx::AssertSqlSafe(std::sync::Arc::clone(&self.sql().server_facts)));
-        let row = self.within(doing, facts.fetch_one(&mut connection)).await?;
+        let row = self.within("opening a lane", facts.fetch_one(connection)).await?;
         // The simple protocol answers in texts.
-        if error::text(&row, "in_recovery")? == "t" {
-            return Err(idem_schema::read_only(doing));
-        }
-        let pid = error::text(&row, "backend_pid")?.parse().ok();
-        Ok(PostgresLane {
-            lock_timeout: error::text(&row, "lock_timeout")?,
-            statement_timeout: error::text(&row, "statement_timeout")?,
-            backend_pid: pid.filter(|_| self.is_direct()),
-            connection,
-            is_spent: false,
-        })
+        LaneFacts::read(|column| error::text(&row, column))
     }
 }

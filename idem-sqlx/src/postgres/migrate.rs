@@ -49,14 +49,6 @@ struct Migrating(PgConnection);
 impl MigrationConnection for Migrating {
     type Error = sqlx::Error;
 
-    async fn begin(&mut self) -> Result<(), sqlx::Error> {
-        self.batch("BEGIN ISOLATION LEVEL READ COMMITTED").await
-    }
-
-    async fn commit(&mut self) -> Result<(), sqlx::Error> {
-        self.batch("COMMIT").await
-    }
-
     async fn batch(&mut self, text: &str) -> Result<(), sqlx::Error> {
         sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut self.0).await.map(|_| ())
     }

@@ -18,8 +18,13 @@ use std::{
 
 use idem_core::{Cleaner, ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
 pub use idem_schema::Statements;
-use idem_schema::{PostgresCleaner, PostgresStatements, SchemaName, UnitLimits, begin_unit, refused_login};
-use sqlx::{AssertSqlSafe, Connection as _, Database, PgConnection, PgPool, SqlSafeStr as _};
+use idem_schema::{
+    Fence, LaneSettings, PostgresCleaner, PostgresStatements, SchemaName, UnitLimits, begin_unit, is_by_role,
+    refused_login,
+};
+use sqlx::{
+    AssertSqlSafe, Connection as _, Database, PgConnection, PgPool, SqlSafeStr as _, postgres::PgConnectOptions,
+};
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::sync::OnceCell;
 
@@ -33,8 +38,8 @@ type Manager = <sqlx::Postgres as Database>::TransactionManager;
 /// Handlers get a [`&mut PgConnection`](PgConnection) inside the open transaction. They may nest transactions of sqlx's
 /// own (savepoints), and never end the one they are given. Where one does, by a COMMIT or ROLLBACK as text, the server
 /// refuses the COMMIT, and every write that follows too: lanes that this store opens have `default_transaction_read_only`
-/// on, and only idem's own BEGIN asks for more. A pooler in transaction mode takes no such setting; there, writes after a
-/// handler's ROLLBACK are committed one by one.
+/// on, and only idem's own BEGIN asks for more. A pooler in transaction mode takes no such setting; there the role has to be
+/// read only by default (`ALTER ROLE orders SET default_transaction_read_only = on`), or the start is refused.
 ///
 /// A commit counts when the server says so. `synchronous_commit` decides what that is worth; start-up warns where it is
 /// weaker than `on`. A COMMIT whose wait for a standby an operator cancels answers as a success: the server says so in a
@@ -63,8 +68,12 @@ struct Shared {
     framework: PgPool,
     /// One connection for cleanup, whose login may be another.
     cleaner: PgPool,
-    /// Whether the server, or the pooler before it, takes settings at the start of a connection.
-    takes_settings: AtomicBool,
+    /// What the server, or the pooler before it, takes at the start of a connection.
+    lane_settings: LaneSettings,
+    /// Whether the way to the server lets a session have settings of its own, which is looked at once.
+    is_direct: OnceCell<bool>,
+    /// Whether the role is read only by default, so that what runs outside of units has to say that it writes.
+    is_read_only_by_role: AtomicBool,
     /// Whether prepared statements stay with the connection, which is looked at once.
     pooler: OnceCell<()>,
 }
@@ -95,7 +104,7 @@ impl Postgres {
     }
 
     /// Settings to build a store from; nothing is connected before the first use.
-    pub fn with_options(options: sqlx::postgres::PgConnectOptions) -> PostgresOptions {
+    pub fn with_options(options: PgConnectOptions) -> PostgresOptions {
         PostgresOptions::new(options)
     }
 
@@ -118,8 +127,16 @@ impl Postgres {
         let statements = PostgresStatements::new(&options.settings.schema);
         let framework = options.pool(&options.connection, options.settings.connections);
         let cleaner = options.pool(options.cleanup.as_ref().unwrap_or(&options.connection), 1);
-        let takes_settings = AtomicBool::new(options.settings.statements == Statements::Named);
-        let shared = Shared { options, statements, framework, cleaner, takes_settings, pooler: OnceCell::new() };
+        let shared = Shared {
+            options,
+            statements,
+            framework,
+            cleaner,
+            lane_settings: LaneSettings::default(),
+            is_direct: OnceCell::new(),
+            is_read_only_by_role: AtomicBool::new(false),
+            pooler: OnceCell::new(),
+        };
         Self { shared: Arc::new(shared) }
     }
 
@@ -132,7 +149,7 @@ impl Postgres {
     }
 
     /// Opens a connection within the time for it.
-    async fn connect_with(&self, options: &sqlx::postgres::PgConnectOptions) -> Result<PgConnection, StoreError> {
+    async fn connect_with(&self, options: &PgConnectOptions) -> Result<PgConnection, StoreError> {
         let connect = PgConnection::connect_with(options);
         match tokio::time::timeout(self.shared.options.settings.connect_timeout, connect).await {
             Ok(Ok(connection)) => Ok(connection),
@@ -141,35 +158,63 @@ impl Postgres {
         }
     }
 
-    /// The same with the settings of a lane, where they are taken.
+    /// The same with the settings of a lane, as far as they are taken.
     async fn connect_lane(&self) -> Result<PgConnection, StoreError> {
-        let plain = &self.shared.options.connection;
-        if !self.shared.takes_settings.load(Ordering::Relaxed) {
-            return self.connect_with(plain).await;
+        let (plain, known) = (&self.shared.options.connection, &self.shared.lane_settings);
+        let settings = known.taken();
+        match self.connect_with(&with_settings(plain, &settings)).await {
+            Err(StoreError::Refused { .. }) if !settings.is_empty() => {}
+            connected => return connected,
         }
-        match self.connect_with(&plain.clone().options(idem_schema::LANE_SETTINGS)).await {
-            Err(StoreError::Refused { .. }) => {
-                // PgBouncer refuses what it cannot keep apart by client, and a server what its system does not offer;
-                // without it, the seal still holds.
-                let connection = self.connect_with(plain).await?;
-                self.shared.takes_settings.store(false, Ordering::Relaxed);
-                Ok(connection)
+        // PgBouncer refuses what it cannot keep apart by client, and a server what its system does not offer: which it is
+        // shows when each is asked for alone.
+        for setting in settings {
+            match self.connect_with(&with_settings(plain, &[setting])).await {
+                Ok(connection) => drop(connection.close().await),
+                Err(error @ StoreError::Refused { .. }) => {
+                    known.refused(setting.0);
+                    tracing::warn!(setting = setting.0, %error, "a setting of a lane's session is refused");
+                }
+                Err(other) => return Err(other),
             }
-            connected => connected,
         }
+        self.connect_with(&with_settings(plain, &known.taken())).await
     }
 
-    /// An old primary may be fenced by `default_transaction_read_only` alone, which a unit's READ WRITE would overrule.
+    /// An old primary may be fenced by `default_transaction_read_only` alone, which a unit's READ WRITE would overrule. The
+    /// default of a role or a database is none of those fences.
     async fn refuse_fenced(&self) -> Result<(), StoreError> {
-        let doing = "looking for a fence";
-        let fence = self.once(&self.shared.framework, None, sqlx::query("SHOW default_transaction_read_only"));
-        let rows = self.within(doing, fence).await?;
-        let read_only: String = rows.first().map_or(Ok(String::new()), |row| error::get(row, 0))?;
-        if read_only == "on" {
+        if self.is_read_only_default().await? && !self.shared.is_read_only_by_role.load(Ordering::Relaxed) {
             return Err(idem_schema::read_only("opening a lane"));
         }
         Ok(())
     }
+
+    /// Whether sessions are read only by default; notes whether that is by the word of the role or the database.
+    async fn is_read_only_default(&self) -> Result<bool, StoreError> {
+        let look = sqlx::query(AssertSqlSafe(Arc::clone(&self.sql().read_only_default)));
+        let rows = self.within("looking for a fence", self.once(&self.shared.framework, None, look)).await?;
+        let row = rows.first().ok_or_else(|| idem_schema::unreadable("the server has no such setting"))?;
+        let (is_read_only, source): (bool, &str) = (error::get(row, "read_only")?, error::get(row, "source")?);
+        self.shared.is_read_only_by_role.store(is_read_only && is_by_role(source), Ordering::Relaxed);
+        Ok(is_read_only)
+    }
+
+    /// Whether a session can have settings of its own on the way to this server: a lane that the store opens shows it.
+    async fn is_direct(&self) -> Result<bool, StoreError> {
+        let look = || async {
+            let mut connection = self.connect_lane().await?;
+            let facts = self.lane_facts(&mut connection).await?;
+            let _ = connection.close().await;
+            Ok(facts.fence == Fence::Session)
+        };
+        self.shared.is_direct.get_or_try_init(look).await.copied()
+    }
+}
+
+/// Not even an empty text of options, which a pooler would refuse.
+fn with_settings(plain: &PgConnectOptions, settings: &[(&str, &str)]) -> PgConnectOptions {
+    if settings.is_empty() { plain.clone() } else { plain.clone().options(settings.iter().copied()) }
 }
 
 impl Store for Postgres {
@@ -186,9 +231,11 @@ impl Store for Postgres {
     }
 
     async fn open(&self) -> Result<PostgresLane, StoreError> {
-        let connection = self.connect_lane().await?;
+        let mut connection = self.connect_lane().await?;
         self.refuse_fenced().await?;
-        self.lane_from(connection).await
+        let facts = self.lane_facts(&mut connection).await?;
+        facts.refuse_unfenced()?;
+        Ok(PostgresLane::new(connection, facts))
     }
 
     async fn close(&self, lane: PostgresLane) {

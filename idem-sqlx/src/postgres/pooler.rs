@@ -1,7 +1,5 @@
 //! Whether a pooler in transaction mode loses prepared statements (A28).
 
-use std::sync::atomic::Ordering;
-
 use idem_core::StoreError;
 use idem_schema::{SeenPids, is_pooled};
 use sqlx::{PgConnection, Row as _};
@@ -9,21 +7,14 @@ use sqlx::{PgConnection, Row as _};
 use super::Postgres;
 
 impl Postgres {
-    /// Whether the connection is the server process's own for as long as it lives.
-    pub(super) fn is_direct(&self) -> bool {
-        self.shared.takes_settings.load(Ordering::Relaxed)
-    }
-
     /// Refuses prepared statements under names where a pooler hands them to others. Looks once a store.
     pub(super) async fn look_for_pooler_once(&self) -> Result<(), StoreError> {
         if !self.is_named() {
             return Ok(());
         }
         let look = || async {
-            if is_pooled(self).await? {
-                self.shared.takes_settings.store(false, Ordering::Relaxed);
-            }
-            Ok(())
+            // One that keeps them apart is welcome.
+            is_pooled(self).await.map(|_| ())
         };
         self.shared.pooler.get_or_try_init(look).await.map(|_| ())
     }
@@ -52,5 +43,5 @@ async fn prepare_on_both(first: &mut PgConnection, second: &mut PgConnection) ->
 }
 
 async fn pid(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
-    sqlx::query("SELECT pg_backend_pid()").fetch_one(connection).await?.try_get(0)
+    sqlx::query("SELECT pg_catalog.pg_backend_pid()").fetch_one(connection).await?.try_get(0)
 }

@@ -33,7 +33,7 @@ pub struct PostgresUnit<'l> {
     options: UnitOptions,
     /// The transaction's id, where a claim inserted something: only this transaction may be committed.
     xid: Option<String>,
-    /// The server process that runs this transaction.
+    /// The server process that runs this transaction, as the claim saw it.
     backend_pid: Option<i32>,
     /// Whether a claim has put the session's own limits back.
     limits_are_back: bool,
@@ -47,7 +47,7 @@ impl fmt::Debug for PostgresUnit<'_> {
 
 impl<'l> PostgresUnit<'l> {
     pub(super) fn new(store: &'l Postgres, lane: &'l mut PostgresLane, options: UnitOptions) -> Self {
-        let backend_pid = lane.backend_pid;
+        let backend_pid = lane.backend.map(|(pid, _)| pid);
         Self { store, lane, options, xid: None, backend_pid, limits_are_back: false }
     }
 
@@ -213,7 +213,9 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
         self.lane.is_spent = true;
         let Some(pid) = self.backend_pid else { return };
         // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
-        let terminate = sqlx::query("SELECT pg_terminate_backend($1)").bind(pid);
+        let own = self.lane.backend.filter(|(own, _)| *own == pid).map(|(_, start)| start);
+        let terminate = sqlx::query(AssertSqlSafe(Arc::clone(&self.sql().terminate_unit)));
+        let terminate = terminate.bind(pid).bind(own).bind(self.xid.as_deref());
         let terminated = self.store.once(&self.store.shared.framework, None, terminate);
         if let Err(error) = self.store.within("ending an abandoned transaction", terminated).await {
             tracing::warn!(%error, "an abandoned transaction could not be ended; it ends when the server notices the closed connection");

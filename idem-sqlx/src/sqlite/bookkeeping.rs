@@ -7,7 +7,8 @@
 use async_trait::async_trait;
 use idem_core::{
     AuditEntry, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, IdempotencyKey,
-    ParkedDeadLetter, PayloadHash, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, StoreError, Tenant,
+    ParkedDeadLetter, PayloadHash, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, StoreError,
+    StoreIdentity, Tenant,
 };
 use sqlx::Row;
 
@@ -88,7 +89,10 @@ impl Bookkeeping for Sqlite {
         let row = statement.fetch_optional(connection.get()?).await.map_err(&failed)?;
         connection.done();
         let now = clock::instant(clock::now());
-        let running = Control { state: ControlState::Running, by: String::new(), reason: String::new(), epoch: 0, now };
+        // One file, which nobody fails over.
+        let identity = StoreIdentity::default();
+        let (by, reason) = (String::new(), String::new());
+        let running = Control { state: ControlState::Running, by, reason, epoch: 0, identity, now };
         let Some(row) = row else { return Ok(running) };
         let epoch = row.try_get("epoch").map_err(&failed)?;
         let state = match row.try_get("state").map_err(&failed)? {
@@ -99,7 +103,7 @@ impl Bookkeeping for Sqlite {
         };
         let by = row.try_get("by").map_err(&failed)?;
         let reason = row.try_get("reason").map_err(&failed)?;
-        Ok(Control { state, by, reason, epoch, now })
+        Ok(Control { state, by, reason, epoch, ..running })
     }
 
     async fn set_control(&self, scope: ScopeId, state: ControlState, by: &str, reason: &str) -> Result<(), StoreError> {

@@ -48,14 +48,6 @@ pub(super) struct Migrating<'c>(pub(super) Borrowed<'c>);
 impl MigrationConnection for Migrating<'_> {
     type Error = sqlx::Error;
 
-    async fn begin(&mut self) -> Result<(), sqlx::Error> {
-        self.batch("BEGIN IMMEDIATE").await
-    }
-
-    async fn commit(&mut self) -> Result<(), sqlx::Error> {
-        self.batch("COMMIT").await
-    }
-
     async fn batch(&mut self, text: &str) -> Result<(), sqlx::Error> {
         sqlx::raw_sql(AssertSqlSafe(text)).execute(self.0.connection()?).await.map(|_| ())
     }

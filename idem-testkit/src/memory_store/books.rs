@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use idem_core::{
     AuditEntry, Binding, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId,
     DeadLetterIdentity, HashRuleId, IdempotencyKey, Message, ParkedDeadLetter, PayloadHash, REPLAY_TAKEN_FOR,
-    Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, StoreError, Tenant,
+    Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, StoreError, StoreIdentity, Tenant,
 };
 
 pub(super) use self::cleanup::MemoryCleaner;
@@ -321,7 +321,7 @@ impl Bookkeeping for MemoryStore {
             let running = (ControlState::Running, String::new(), String::new());
             let (control, by, reason) = state.books.controls.get(&scope).cloned().unwrap_or(running);
             let epoch = state.books.epochs.get(&scope).copied().unwrap_or_default();
-            Control { state: control, by, reason, epoch, now: state.now() }
+            Control { state: control, by, reason, epoch, identity: StoreIdentity::default(), now: state.now() }
         };
         self.book("reading the controls", read).await
     }

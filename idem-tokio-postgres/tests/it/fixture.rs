@@ -147,6 +147,25 @@ impl Fixture {
         tokio::time::timeout(PATIENCE, waiting).await.expect("the server comes back");
     }
 
+    /// Settings of a login that is read only by default, as a pooler in transaction mode needs it. It goes with
+    /// [`Self::drop_pooled`].
+    pub(crate) async fn pooled(&self, mut pooler: Config) -> Config {
+        let name = format!("{}_pooled", self.schema);
+        let role =
+            format!("CREATE ROLE {name} LOGIN SUPERUSER; ALTER ROLE {name} SET default_transaction_read_only = on");
+        self.run(role).await;
+        pooler.user(name);
+        pooler
+    }
+
+    /// Drops the schema and the login behind the pooler, which keeps its connections.
+    pub(crate) async fn drop_pooled(self) {
+        let name = format!("{}_pooled", self.schema);
+        self.run(format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{name}'")).await;
+        self.run(format!("DROP ROLE {name}")).await;
+        self.drop().await;
+    }
+
     /// Drops the schema. A red test does not come here, and its schema stays for a look.
     pub(crate) async fn drop(self) {
         self.store.disconnect().await;

@@ -3,7 +3,7 @@ use std::time::SystemTime;
 use super::*;
 use crate::{
     hash::PayloadHash,
-    store::{HashRuleId, RunId, ScopeId},
+    store::{HashRuleId, RunId, ScopeId, StoreIdentity},
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -11,6 +11,11 @@ const MINUTE: Duration = Duration::from_secs(60);
 fn cache(bytes_max: usize) -> CommittedKeys {
     let settings = WorkerSettings { cache_for: Some(5 * MINUTE), cache_bytes_max: bytes_max, ..Default::default() };
     CommittedKeys::new(&settings, Retention::Forever).expect("it is on")
+}
+
+/// The server that all of this happens on.
+fn here() -> StoreIdentity {
+    StoreIdentity::new("here")
 }
 
 fn claim(key: &str, payload: &[u8]) -> Claim {
@@ -37,7 +42,7 @@ fn recorded(claim: &Claim) -> Recorded {
 /// A cache that is confirmed and knows `a`, and when that was.
 fn knowing_a(bytes_max: usize) -> (CommittedKeys, Instant) {
     let (cache, now) = (cache(bytes_max), Instant::now());
-    cache.confirm(1, now);
+    cache.confirm(1, here(), now);
     cache.note(cache.before(now), recorded(&claim("a", b"1")));
     (cache, now)
 }
@@ -65,9 +70,10 @@ fn an_entry_lives_as_long_as_it_is_kept_and_never_beyond_the_retention() {
     for (retention, minutes) in [(Retention::Forever, 5), (Retention::For(2 * MINUTE), 2)] {
         let cache = CommittedKeys::new(&settings, retention).expect("it is on");
         let begun = Instant::now();
+        cache.confirm(1, here(), begun);
         cache.note(cache.before(begun), recorded(&claim("a", b"1")));
         let last = begun + minutes * MINUTE - Duration::from_millis(1);
-        cache.confirm(1, last);
+        cache.confirm(1, here(), last);
         assert!(cache.duplicate(&claim("a", b"1"), last).is_some());
         assert!(cache.duplicate(&claim("a", b"1"), begun + minutes * MINUTE).is_none());
     }
@@ -76,13 +82,34 @@ fn an_entry_lives_as_long_as_it_is_kept_and_never_beyond_the_retention() {
 #[test]
 fn another_epoch_or_a_lost_connection_drops_everything() {
     let (cache, now) = knowing_a(1 << 20);
-    cache.confirm(1, now);
+    cache.confirm(1, here(), now);
     assert!(cache.duplicate(&claim("a", b"1"), now).is_some());
-    cache.confirm(2, now);
+    cache.confirm(2, here(), now);
     assert!(cache.duplicate(&claim("a", b"1"), now).is_none());
     cache.note(cache.before(now), recorded(&claim("a", b"1")));
     cache.drop_all();
     assert!(cache.duplicate(&claim("a", b"1"), now).is_none());
+}
+
+/// What was noted before anything was confirmed may be of another epoch or server (failure A43).
+#[test]
+fn a43_the_first_confirmation_drops_what_was_noted_before_it() {
+    let (cache, now) = (cache(1 << 20), Instant::now());
+    cache.note(cache.before(now), recorded(&claim("a", b"1")));
+    cache.confirm(1, here(), now);
+    assert!(cache.duplicate(&claim("a", b"1"), now).is_none());
+}
+
+/// After a failover, what the old server had committed may be lost (failure A43).
+#[test]
+fn a43_another_server_drops_everything_before_it_is_confirmed() {
+    let (cache, now) = knowing_a(1 << 20);
+    let before = cache.before(now);
+    cache.confirm(1, StoreIdentity::new("there"), now);
+    cache.note(before, recorded(&claim("b", b"1")));
+    for key in ["a", "b"] {
+        assert!(cache.duplicate(&claim(key, b"1"), now).is_none(), "{key}");
+    }
 }
 
 /// A claim that read a record just before somebody removed it must not bring it back.
@@ -90,7 +117,7 @@ fn another_epoch_or_a_lost_connection_drops_everything() {
 fn what_was_claimed_before_a_drop_is_not_noted_after_it() {
     let (cache, now) = knowing_a(1 << 20);
     let before = cache.before(now);
-    cache.confirm(2, now);
+    cache.confirm(2, here(), now);
     cache.note(before, recorded(&claim("b", b"1")));
     assert!(cache.duplicate(&claim("b", b"1"), now).is_none());
 }
@@ -102,8 +129,18 @@ fn without_a_confirmation_nothing_is_answered() {
     assert!(cache.duplicate(&claim("a", b"1"), now + CONFIRMED_FOR).is_some());
     let late = now + CONFIRMED_FOR + Duration::from_millis(1);
     assert!(cache.duplicate(&claim("a", b"1"), late).is_none());
-    cache.confirm(1, late);
+    cache.confirm(1, here(), late);
     assert!(cache.duplicate(&claim("a", b"1"), late).is_some());
+}
+
+/// A43: while the database cannot be asked, nobody knows which server will answer next.
+#[test]
+fn a43_a_look_that_failed_ends_the_confirmation() {
+    let (cache, now) = knowing_a(1 << 20);
+    cache.doubt();
+    assert!(cache.duplicate(&claim("a", b"1"), now).is_none());
+    cache.confirm(1, here(), now);
+    assert!(cache.duplicate(&claim("a", b"1"), now).is_some(), "it is the same server");
 }
 
 #[test]

@@ -109,7 +109,7 @@ async fn b2_the_sessions_own_limits_are_put_back() {
         assert_eq!(limits, "7s 9s");
     }
     unit.commit().await.unwrap();
-    let mut connection = lane.into_connection();
+    let mut connection = lane.into_connection().await.unwrap();
     let limits: String = sqlx::query_scalar(shown).fetch_one(&mut connection).await.unwrap();
     assert_eq!(limits, "7s 9s");
     fixture.drop().await;

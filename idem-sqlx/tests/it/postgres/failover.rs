@@ -4,7 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use idem_core::{CancellationToken, Worker, WorkerBuilder};
 use idem_sqlx::Postgres;
-use idem_testkit::memory::{Broker, MemorySource, Queue, QueueOptions};
+use idem_testkit::{
+    memory::{Broker, MemorySource, Queue, QueueOptions},
+    proxy::Proxy,
+};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use super::{
@@ -108,6 +111,67 @@ async fn a24_a_synchronous_failover_loses_nothing_that_was_acknowledged() {
     second.await.unwrap().unwrap();
     assert_eq!(after.effects().await, ["kept", "waits"], "each effect once");
     assert_eq!(after.recorded().await, ["kept", "waits"]);
+    after.drop().await;
+    standby.down().await;
+}
+
+/// The schema of a fixture through a proxy.
+fn behind(proxy: &Proxy, fixture: &Fixture) -> Fixture {
+    let (host, port) = proxy.address().split_once(':').unwrap();
+    let connection = fixture.connection.clone().host(host).port(port.parse().unwrap());
+    let admin = PgPoolOptions::new().max_connections(2).connect_lazy_with(fixture.connection.clone());
+    let store = Postgres::with_options(connection.clone()).schema(fixture.schema.clone()).build().unwrap();
+    Fixture { store, schema: fixture.schema.clone(), admin, connection }
+}
+
+fn authority(server: &Scratch) -> String {
+    let options: PgConnectOptions = server.url.parse().unwrap();
+    format!("{}:{}", options.get_host(), options.get_port())
+}
+
+/// A43: a worker that runs on after an asynchronous failover answers nothing from what it knew of the old primary, so that
+/// the redelivery of what was lost repairs it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a43_a_failover_empties_what_a_running_worker_remembers() {
+    let primary = Scratch::new("a43").await;
+    let before = Fixture::on(&primary.url).await;
+    let standby = Scratch::standby_of("a43s", &primary).await;
+    let after = at(&standby, &before);
+    let proxy = Proxy::to(&authority(&primary)).await.unwrap();
+    let through = behind(&proxy, &before);
+    let queue = Arc::new(Broker::new()).create("orders", QueueOptions::default()).unwrap();
+    let (all, stop) = (keys(40), CancellationToken::new());
+    let worker = worker(&through, &queue).cache_for(Duration::from_secs(300)).build().unwrap();
+    let running = tokio::spawn(worker.run(stop.clone()));
+    let send = |keys: &[String]| {
+        for key in keys {
+            queue.publish(msg(key)).unwrap();
+        }
+    };
+    send(&all[..20]);
+    drained(&queue).await;
+    part(&before, &after).await;
+    send(&all[20..]);
+    drained(&queue).await;
+    fail_over(primary, before, &after).await;
+    proxy.switch_to(&authority(&standby));
+    proxy.cut().await;
+    // Its control is read from the new primary, which is when it believes what it remembers again.
+    let read =
+        "SELECT count(*) > 0 FROM pg_stat_activity WHERE query LIKE '%controls AS c ON c.consumer%' AND state = 'idle'
+        AND application_name = 'idem'";
+    after.until(read).await;
+    send(&all);
+    drained(&queue).await;
+    stop.cancel();
+    running.await.unwrap().unwrap();
+    assert_eq!(
+        (after.recorded().await, after.effects().await),
+        (all.clone(), all),
+        "what was lost was done again, once"
+    );
+    through.store.disconnect().await;
+    through.admin.close().await;
     after.drop().await;
     standby.down().await;
 }

@@ -27,3 +27,4 @@ mod schema;
 #[path = "../../../../idem-schema/tests/shared/scratch.rs"]
 mod scratch;
 mod servers;
+mod usurpers;

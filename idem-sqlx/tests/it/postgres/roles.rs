@@ -1,13 +1,23 @@
 //! S8: what each role may do.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use idem_core::{Bookkeeping as _, Expiring, Removal, Removed, Store as _, StoreError};
+use idem_core::{
+    Bookkeeping as _, CancellationToken, DeadLetterId, Expiring, HandlerError, Message, Removal, Removed, Store as _,
+    StoreError, Worker,
+};
 use idem_schema::postgres_roles;
-use sqlx::postgres::PgConnectOptions;
+use idem_testkit::memory::{Broker, QueueOptions};
+use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 
 use super::{
-    consumers::{Write, consumer, msg, process},
+    consumers::{Act, Acting, Write, builder, consumer, msg, process, write},
     fixture::{Fixture, url},
 };
 
@@ -54,6 +64,11 @@ async fn s8_a_worker_needs_no_more_than_its_role_and_cannot_touch_a_record() {
         "DELETE FROM dead_letters",
         "UPDATE consumers SET name = 'x'",
         "DELETE FROM audit",
+        "UPDATE audit SET who = 'x'",
+        // S14: what a dead letter is.
+        "UPDATE dead_letters SET payload = 'x'",
+        "UPDATE dead_letters SET idempotency_key = 'x', key_id = NULL",
+        "SELECT remove_expired('audit', 1, 0)",
         "ALTER TABLE units DISABLE TRIGGER refuse_unsealed_commit",
         "DROP TABLE processed_messages",
     ] {
@@ -90,4 +105,108 @@ async fn s8_a_login_without_rights_is_refused_with_the_script() {
         assert!(error.to_string().contains("INSERT on processed_messages"), "{group}: {error}");
     }
     give_up(fixture, &groups).await;
+}
+
+/// The SQLSTATE that a statement is refused with.
+async fn refused(connection: &mut PgConnection, statement: &str) -> String {
+    let error = sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(connection).await.expect_err(statement);
+    error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned()).unwrap_or_default()
+}
+
+/// S12: a line of the trail carries the login that wrote it and the server's time; nobody with a worker's or cleanup's
+/// rights says otherwise, changes a line or removes it.
+#[tokio::test]
+async fn s12_the_trail_cannot_be_forged() {
+    let fixture = Fixture::new().await;
+    arrange(&fixture).await;
+    let groups = ["idem_worker", "idem_cleanup"];
+    for group in groups {
+        let mut connection = login(&fixture, group).await.connect().await.unwrap();
+        for forged in [
+            "INSERT INTO audit (who, action, at) VALUES ('the boss', 'forget', '2020-01-01')",
+            "INSERT INTO audit (who, action, login) VALUES ('the boss', 'forget', 'boss')",
+            "UPDATE audit SET login = 'boss'",
+            "DELETE FROM audit",
+            "TRUNCATE audit",
+        ] {
+            assert_eq!(refused(&mut connection, forged).await, "42501", "{group}: {forged}");
+        }
+        let line = "INSERT INTO audit (who, action, details) VALUES ('the boss', 'forget', '')";
+        sqlx::raw_sql(line).execute(&mut connection).await.unwrap();
+    }
+    let logins = "SELECT login FROM audit WHERE who = 'the boss' AND at > now() - interval '1 minute' ORDER BY id";
+    assert_eq!(fixture.texts(logins).await, groups.map(|group| format!("{}_{group}", fixture.schema)));
+    give_up(fixture, &groups).await;
+}
+
+/// S13: cleanup deletes what has expired, in every table, and nothing else, whatever it asks for.
+#[tokio::test]
+async fn s13_cleanup_deletes_only_what_has_expired() {
+    let fixture = Fixture::new().await;
+    arrange(&fixture).await;
+    let rows = "
+        INSERT INTO processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
+        VALUES (key_id('a'), now() - interval '1 s', 1, 1, 1, 'old', ''), (key_id('b'), now() + interval '7 d', 1, 1, 1, 'new', '');
+        INSERT INTO audit (at, who, action) VALUES (now() - interval '31 d', 'x', 'old'), (now() - interval '29 d', 'x', 'new');
+        INSERT INTO dead_letters (consumer, origin, last_origin, reason, attempts, error, payload, payload_bytes, has_payload, last_at)
+        VALUES (1, 'old', '', 'permanent', 1, '', 'x', 1, true, now() - interval '25 h'),
+            (1, 'new', '', 'permanent', 1, '', 'x', 1, true, now());";
+    fixture.run(rows).await;
+    let mut connection = login(&fixture, "idem_cleanup").await.connect().await.unwrap();
+    for table in
+        ["processed_messages", "units", "attempts", "dead_letters", "worker_runs", "audit", "forgotten", "consumers"]
+    {
+        assert_eq!(refused(&mut connection, &format!("DELETE FROM {table}")).await, "42501", "{table}");
+    }
+    assert_eq!(refused(&mut connection, "SELECT payload FROM dead_letters").await, "42501");
+    assert_eq!(refused(&mut connection, "SELECT remove_expired('consumers', 100, 0)").await, "22023");
+    for kind in Expiring::ALL {
+        for kept in [0_i64, -1_000_000_000_000_000] {
+            let remove = format!("SELECT remove_expired('{}', 100, {kept})", kind.table());
+            sqlx::raw_sql(sqlx::AssertSqlSafe(remove)).execute(&mut connection).await.unwrap();
+        }
+    }
+    assert_eq!(fixture.recorded().await, ["new"]);
+    assert_eq!(fixture.texts("SELECT action FROM audit").await, ["new"]);
+    assert_eq!(fixture.texts("SELECT origin FROM dead_letters").await, ["new"]);
+    drop(connection);
+    give_up(fixture, &["idem_cleanup"]).await;
+}
+
+/// S8: a worker sets messages aside and replays them under its role, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s8_a_worker_sets_aside_and_replays_under_its_role() {
+    let fixture = Fixture::new().await;
+    arrange(&fixture).await;
+    let store = fixture.options_of(login(&fixture, "idem_worker").await).build().unwrap();
+    let queue = Arc::new(Broker::new()).create("orders", QueueOptions::default()).unwrap();
+    let refusing = Arc::new(AtomicBool::new(true));
+    let consumer = builder(store.clone(), Acting(Refusing(Arc::clone(&refusing)))).build().unwrap();
+    let worker = Worker::builder(consumer, queue.source()).cleanup(None).control_every(Duration::from_millis(50));
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(worker.build().unwrap().run(stop.clone()));
+    queue.publish(msg("a")).unwrap();
+    fixture.until("SELECT count(*) = 1 FROM dead_letters").await;
+    refusing.store(false, Ordering::SeqCst);
+    let ids: Vec<i64> =
+        fixture.texts("SELECT id FROM dead_letters").await.iter().map(|id| id.parse().unwrap()).collect();
+    assert_eq!(store.request_replay(&[DeadLetterId(ids[0])]).await.unwrap(), 1);
+    fixture.until("SELECT bool_and(replayed_at IS NOT NULL) FROM dead_letters").await;
+    stop.cancel();
+    running.await.unwrap().unwrap();
+    assert_eq!(fixture.effects().await, ["a"]);
+    store.disconnect().await;
+    give_up(fixture, &["idem_worker"]).await;
+}
+
+/// Refuses messages for good, until it does not.
+struct Refusing(Arc<AtomicBool>);
+
+impl Act for Refusing {
+    async fn act(&self, message: &Message, connection: &mut PgConnection) -> Result<(), HandlerError> {
+        if self.0.load(Ordering::SeqCst) {
+            return Err(HandlerError::permanent("not now"));
+        }
+        Ok(write(connection, message).await?)
+    }
 }

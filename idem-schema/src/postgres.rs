@@ -314,8 +314,7 @@ RETURNING d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.fi
     /// Gives a dead letter the payload that was over the limit when it was set aside. Parameters: 1 id `int8`, 2 payload
     /// `bytea`. Result: `id int8`, or no row where it is kept already, or gone.
     keep_payload: "\
-UPDATE {schema}.dead_letters SET payload = $2::bytea
-WHERE id = $1::int8 AND payload IS NULL AND has_payload RETURNING id";
+SELECT kept AS id FROM {schema}.keep_payload($1::int8, $2::bytea) AS kept WHERE kept IS NOT NULL";
 
     /// Notes that the broker confirmed the dead letter. Parameter: 1 id `int8`. No result.
     mark_published: "UPDATE {schema}.dead_letters SET published_at = pg_catalog.now() WHERE id = $1::int8";

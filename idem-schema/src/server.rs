@@ -221,3 +221,58 @@ impl ServerFacts {
         warnings
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn facts(read_only: &str, source: &str) -> Result<LaneFacts, StoreError> {
+        let texts: HashMap<&str, &str> = [
+            ("in_recovery", "f"),
+            ("default_transaction_read_only", read_only),
+            ("read_only_source", source),
+            ("lock_timeout", "0"),
+            ("statement_timeout", "0"),
+            ("backend_pid", "7"),
+            ("backend_start", "1"),
+            ("role", "o\"brien"),
+        ]
+        .into();
+        LaneFacts::read(|column| Ok(texts[column].to_owned()))
+    }
+
+    /// A44: a server that refuses one setting keeps the others, above all the fence.
+    #[test]
+    fn a44_a_setting_that_is_refused_leaves_the_others() {
+        let settings = LaneSettings::default();
+        settings.refused("client_connection_check_interval");
+        let names: Vec<&str> = settings.taken().iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, ["default_transaction_read_only", "tcp_user_timeout"]);
+        settings.refused("no such setting");
+        assert_eq!(settings.taken().len(), 2);
+    }
+
+    #[test]
+    fn a40_only_a_session_or_its_role_fences_a_lane() {
+        for (read_only, source, fence, own) in [
+            ("on", "client", Fence::Session, Some((7, 1))),
+            ("on", "session", Fence::Session, Some((7, 1))),
+            ("on", "user", Fence::Role, None),
+            ("on", "database", Fence::Role, None),
+            ("on", "database user", Fence::Role, None),
+            ("off", "default", Fence::Missing, None),
+            ("off", "user", Fence::Missing, None),
+        ] {
+            let facts = facts(read_only, source).expect("it can be read");
+            assert_eq!((facts.fence, facts.own_backend()), (fence, own), "{read_only} {source}");
+            assert_eq!(facts.refuse_unfenced().is_err(), fence == Fence::Missing, "{read_only} {source}");
+        }
+        let refused = facts("off", "default").and_then(|facts| facts.refuse_unfenced()).expect_err("it has no fence");
+        assert!(
+            refused.to_string().contains("ALTER ROLE \"o\"\"brien\" SET default_transaction_read_only = on"),
+            "{refused}"
+        );
+    }
+}

@@ -20,6 +20,7 @@ $idem$;
 -- A view cannot lose columns. Who read it is granted that again by the role script.
 DROP VIEW {schema}.dead_letters_view;
 
+DROP FUNCTION {schema}.keep_payload(bigint, bytea);
 DROP INDEX {schema}.idx_dead_letters_key;
 DROP INDEX {schema}.dead_letters_equal;
 DROP INDEX {schema}.dead_letters_origin;

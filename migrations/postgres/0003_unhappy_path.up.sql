@@ -39,6 +39,26 @@ CREATE OR REPLACE VIEW {schema}.dead_letters_view AS
     LEFT JOIN {schema}.consumers AS c ON c.id = d.consumer
     LEFT JOIN {schema}.payload_hashes AS h ON h.id = d.hash_id;
 
+-- Gives a dead letter the payload that was over the limit when it was set aside, with the rights of the table's owner: a
+-- worker may do this, and replace no payload.
+CREATE FUNCTION {schema}.keep_payload(dead_letter bigint, content bytea) RETURNS bigint
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+UPDATE {schema}.dead_letters SET payload = content
+WHERE id = dead_letter AND payload IS NULL AND has_payload AND payload_bytes = octet_length(content) RETURNING id
+$idem$;
+
+REVOKE ALL ON FUNCTION {schema}.keep_payload(bigint, bytea) FROM PUBLIC;
+
+DO $idem$
+BEGIN
+    IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_worker') THEN
+        GRANT EXECUTE ON FUNCTION {schema}.keep_payload(bigint, bytea) TO idem_worker;
+    END IF;
+END
+$idem$;
+
 -- Rights
 --
 -- What can be taken over, forged or deleted by another role.

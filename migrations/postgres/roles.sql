@@ -46,6 +46,7 @@ ALTER FUNCTION {schema}.read_records(int[], uuid[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.refuse_unsealed_commit() OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.server_identity() OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.remove_expired(text, bigint, bigint) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.keep_payload(bigint, bytea) OWNER TO idem_migrator;
 
 GRANT USAGE ON SCHEMA {schema} TO idem_worker, idem_cleanup, idem_auditor;
 
@@ -58,11 +59,11 @@ GRANT SELECT, INSERT (who, action, consumer, idempotency_key, details) ON {schem
 GRANT UPDATE (retention, bound_to, handler, key_rules, hash_rules) ON {schema}.consumers TO idem_worker;
 GRANT SELECT, INSERT, UPDATE ON {schema}.attempts, {schema}.controls TO idem_worker;
 -- What a dead letter is stays as it was inserted, its key and payload above all; how it went on is the worker's to say.
-GRANT SELECT, INSERT, UPDATE (last_origin, attempts, error, copies, last_at, published_at, replay_requested_at,
-    replay_taken_at, replay_taken_by, replayed_at, replay_outcome) ON {schema}.dead_letters TO idem_worker;
+GRANT SELECT, INSERT, UPDATE (last_origin, reason, attempts, error, fingerprint, copies, last_at, published_at,
+    replay_requested_at, replay_taken_at, replay_taken_by, replayed_at, replay_outcome) ON {schema}.dead_letters TO idem_worker;
 GRANT SELECT ON {schema}.migrations TO idem_worker;
-GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]), {schema}.server_identity()
-    TO idem_worker;
+GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]), {schema}.server_identity(),
+    {schema}.keep_payload(bigint, bytea) TO idem_worker;
 
 -- Cleanup. It may run what deletes the expired and nothing else, count it beforehand, and write that it did.
 GRANT EXECUTE ON FUNCTION {schema}.remove_expired(text, bigint, bigint) TO idem_cleanup;

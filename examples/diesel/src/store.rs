@@ -310,8 +310,10 @@ impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
         self.lane.is_spent = true;
         let Some(pid) = self.backend_pid else { return };
         // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
-        let (doing, text) = ("ending an abandoned transaction", "SELECT pg_terminate_backend($1)".into());
-        if let Err(error) = self.store.run_once(doing, &text, &[Parameter::from(pid)]).await {
+        // By its transaction, so that nobody else is ended who has got the process meanwhile.
+        let (doing, text) = ("ending an abandoned transaction", &self.store.statements().terminate_unit);
+        let parameters = [pid.into(), Parameter::Int8(None), self.xid.as_deref().into()];
+        if let Err(error) = self.store.run_once(doing, text, &parameters).await {
             tracing::warn!(%error, "an abandoned transaction could not be ended; it ends with its connection");
         }
     }

@@ -9,5 +9,6 @@
 
 mod crash;
 mod docs;
+mod statements;
 mod support;
 mod worker;

@@ -73,6 +73,17 @@ async fn s11_no_statement_can_be_taken_over() {
     fixture.drop().await;
 }
 
+/// S11: what idem's own functions call is not the caller's search_path to say.
+#[tokio::test]
+async fn s11_every_function_has_a_search_path_of_its_own() {
+    let fixture = Fixture::new().await;
+    let without = "SELECT proname FROM pg_proc WHERE pronamespace = current_schema()::regnamespace
+        AND array_to_string(proconfig, ' ') IS DISTINCT FROM ALL (SELECT format('%ssearch_path=pg_catalog, pg_temp', before)
+            FROM unnest(ARRAY['', 'enable_seqscan=off ']) AS before)";
+    assert!(fixture.texts(without).await.is_empty(), "{:?}", fixture.texts(without).await);
+    fixture.drop().await;
+}
+
 /// A worker's life: everything that a store is asked to do.
 async fn live(fixture: &Fixture) {
     let store = &fixture.store;

@@ -240,6 +240,17 @@ pub async fn the_epoch_never_goes_back<T: StoreUnderTest>(subject: &T) {
     assert!(epochs.is_sorted(), "{epochs:?}");
 }
 
+/// A43: while one server answers, it has one identity, whoever asks: caches of committed keys are emptied by another one.
+pub async fn one_server_is_one_identity<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let scope = scene.register().await.scope;
+    let first = scene.store.control(scope).await.unwrap().identity;
+    scene.store.set_control(scope, ControlState::Paused, "somebody", "a reason").await.unwrap();
+    for store in [&scene.store, &scene.elsewhere().await.store] {
+        assert_eq!(store.control(scope).await.unwrap().identity, first);
+    }
+}
+
 /// S3, S8: the audit trail keeps every line in order, with and without a key, whatever its text.
 pub async fn the_audit_trail_keeps_every_line<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);

@@ -294,6 +294,7 @@ macro_rules! store_conformance {
                 a_new_consumer_is_running,
                 controls_are_read_by_every_process,
                 the_epoch_never_goes_back,
+                one_server_is_one_identity,
                 the_audit_trail_keeps_every_line,
                 bookkeeping_goes_on_while_a_unit_is_open,
                 hooks_that_are_not_offered_are_refused,

@@ -282,6 +282,13 @@ impl Message {
         Self { parts: Box::new(parts) }
     }
 
+    /// The same message without its payload.
+    pub(crate) fn without_payload(&self) -> Self {
+        let mut message = self.clone();
+        message.parts.payload = None;
+        message
+    }
+
     /// Appends a header.
     #[must_use]
     pub fn with_header(mut self, name: &str, value: impl Into<Bytes>) -> Self {

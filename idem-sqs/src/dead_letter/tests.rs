@@ -17,6 +17,7 @@ fn dead_letter(message: Message) -> DeadLetter {
         error: "it was used before\u{1b}".to_owned(),
         fingerprint: Fingerprint::of(&FailureKind::new(Reason::Conflict, ErrorClass::Permanent)),
         keep_payload: true,
+        payload_omitted: None,
     }
 }
 

@@ -111,6 +111,7 @@ fn letter(scope: ScopeId, origin: &str, key_text: Option<&str>, reason: Reason) 
         error: "the handler failed".to_owned(),
         fingerprint: Fingerprint::of(&FailureKind::new(reason, ErrorClass::Permanent)),
         keep_payload: true,
+        payload_omitted: None,
     }
 }
 

@@ -94,6 +94,7 @@ fn letter(registered: &Registered, message: Message, key: Option<&str>, reason: 
         error: "out of stock".to_owned(),
         fingerprint: Fingerprint::of(&FailureKind::new(reason, ErrorClass::Permanent)),
         keep_payload: true,
+        payload_omitted: None,
     }
 }
 

@@ -214,6 +214,17 @@ pub trait Publisher: Send + Sync + 'static {
 /// The header of a published dead letter whose payload did not fit: the number of the row in `dead_letters` that has it.
 pub const PAYLOAD_OMITTED: &str = "idem-payload-omitted";
 
+/// The headers that [`headers`] adds.
+pub const FACTS: [&str; 7] = [
+    "idem-reason",
+    "idem-error",
+    "idem-attempts",
+    "idem-consumer",
+    "idem-origin",
+    PAYLOAD_OMITTED,
+    crate::key::KEY_FIELD,
+];
+
 /// The headers or attributes of a published dead letter: the message's own, and why it was set aside. A header of the
 /// message that has one of their names gives way, because a repeated key would be malformed to whoever reads it next.
 #[must_use]

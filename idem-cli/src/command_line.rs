@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
-use idem_core::Reason;
+use idem_core::{Fingerprint, Reason};
 use idem_schema::SchemaName;
 
 use crate::spans;
@@ -96,6 +96,15 @@ fn operator() -> String {
 fn reason(text: &str) -> Result<Reason, String> {
     let known = || Reason::ALL.map(Reason::as_str).join(", ");
     Reason::parse(text).ok_or_else(|| format!("it must be one of {}", known()))
+}
+
+fn group(text: &str) -> Result<String, String> {
+    match Fingerprint::parse(text) {
+        Some(group) => Ok(group.to_string()),
+        None => {
+            Err("it must be a group as `idem dead-letters groups` prints it: f1- and 16 hexadecimal digits".to_owned())
+        }
+    }
 }
 
 fn why(text: &str) -> Result<String, String> {
@@ -317,8 +326,12 @@ pub(crate) enum DeadLetters {
         #[arg(long)]
         payload: bool,
     },
+    /// What failed alike, the largest group first: list, replay and drop take a group with --group
+    Groups(Groups),
     /// Have running workers of the consumer handle them again
     Replay(Replay),
+    /// Give up payloads that can neither be kept nor published, so that their messages are acknowledged
+    AcceptLoss(AcceptLoss),
     /// Delete them
     Drop {
         #[command(flatten)]
@@ -332,6 +345,30 @@ pub(crate) enum DeadLetters {
         #[command(flatten)]
         yes: Yes,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Groups {
+    /// Of this consumer
+    #[arg(long, value_name = "NAME")]
+    pub(crate) consumer: Option<String>,
+    /// The group with the newest dead letter first
+    #[arg(long)]
+    pub(crate) newest: bool,
+    #[command(flatten)]
+    pub(crate) limit: Limit,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AcceptLoss {
+    /// Ids of dead letters that `idem stuck` lists as held, or the origin of one
+    #[arg(required = true, value_name = "ID|ORIGIN")]
+    pub(crate) which: Vec<String>,
+    /// Why, for the audit trail
+    #[arg(long, value_name = "WHY", value_parser = why)]
+    pub(crate) reason: String,
+    #[command(flatten)]
+    pub(crate) yes: Yes,
 }
 
 #[derive(Debug, Args)]
@@ -374,6 +411,9 @@ pub(crate) struct Which {
     /// Whose last copy came before this time
     #[arg(long, value_name = "TIME")]
     pub(crate) to: Option<String>,
+    /// That failed alike, as `idem dead-letters groups` names them
+    #[arg(long, value_name = "GROUP", value_parser = group)]
+    pub(crate) group: Option<String>,
 }
 
 #[derive(Debug, Args)]

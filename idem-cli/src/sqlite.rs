@@ -10,7 +10,7 @@ use idem_sqlx::{Sqlite, SqliteOptions};
 
 use crate::{
     audit,
-    command_line::{Because, Clean, Command, Consumers, DeadLetters, Migrate, Target},
+    command_line::{Because, Clean, Command, Consumers, DeadLetters, Migrate, Replay, Target},
     commands::cleanup,
     confirm::confirm,
     exit::{Exit, Failure},
@@ -39,14 +39,14 @@ pub(crate) async fn run(target: &Target, command: Command) -> Result<Report, Fai
         Command::Consumers(Consumers::Resume { consumer }) => {
             set(&store, target, &consumer, ControlState::Running, "").await
         }
-        Command::DeadLetters(DeadLetters::List { which, limit }) => match which.consumer {
+        Command::DeadLetters(DeadLetters::List { which, limit }) if which.group.is_none() => match which.consumer {
             Some(consumer) => list(&store, &consumer, limit.limit).await,
             None => Err(Failure::refused("give --consumer")),
         },
-        Command::DeadLetters(DeadLetters::Replay(replay)) if !replay.which.id.is_empty() && !replay.is_mended() => {
-            let ids: Vec<DeadLetterId> = replay.which.id.iter().copied().map(DeadLetterId).collect();
-            confirm(&format!("This has a running worker handle {} dead letters again", ids.len()), replay.yes.yes)?;
-            Ok(Report::said(format!("{} asked for", store.request_replay(&ids).await?)))
+        Command::DeadLetters(DeadLetters::Replay(asked))
+            if !asked.which.id.is_empty() && !asked.is_mended() && asked.which.group.is_none() =>
+        {
+            replay(&store, &asked).await
         }
         other @ (Command::Migrate(_)
         | Command::Consumers(_)
@@ -116,8 +116,26 @@ async fn set(
 
 async fn list(store: &Sqlite, consumer: &str, limit: i64) -> Result<Report, Failure> {
     let name = ConsumerName::new(consumer).map_err(|error| Failure::refused(error.to_string()))?;
-    let letters = store.dead_letters(&name, u32::try_from(limit).unwrap_or(u32::MAX)).await?;
-    Ok(Report::new().table("dead letters", letters.iter().map(row).collect()))
+    let max = u32::try_from(limit).unwrap_or(u32::MAX);
+    // One more than is shown tells whether there are more.
+    let mut letters = store.dead_letters(&name, max.saturating_add(1)).await?;
+    let is_all = letters.len() <= max as usize;
+    letters.truncate(max as usize);
+    let report = Report::new().table("dead letters", letters.iter().map(row).collect());
+    Ok(if is_all { report } else { report.line(format!("the newest {max}; --limit N shows more")) })
+}
+
+async fn replay(store: &Sqlite, asked: &Replay) -> Result<Report, Failure> {
+    let ids: Vec<DeadLetterId> = asked.which.id.iter().copied().map(DeadLetterId).collect();
+    confirm(&format!("This has a running worker handle {} dead letters again", ids.len()), asked.yes.yes)?;
+    match store.request_replay(&ids).await? {
+        // A mistyped number must not look like success.
+        0 => Err(Failure::refused(
+            "none of them can be replayed: there is no such dead letter, it awaits a replay already, or its payload was too \
+             large to keep. `idem dead-letters list --consumer NAME` shows those that there are",
+        )),
+        asked => Ok(Report::said(format!("{asked} asked for"))),
+    }
 }
 
 fn row(letter: &ParkedDeadLetter) -> Row {
@@ -125,9 +143,11 @@ fn row(letter: &ParkedDeadLetter) -> Row {
         ("id", letter.id.0.into()),
         ("key", letter.key.as_ref().map(|key| key.as_str()).into()),
         ("reason", letter.reason.as_str().into()),
+        ("group", letter.fingerprint.map(|group| group.to_string()).into()),
         ("attempts", letter.attempts.into()),
         ("copies", letter.copies.into()),
         ("error", letter.error.as_str().into()),
+        ("payload_kept", letter.payload_kept.into()),
         ("replay", letter.replayed.as_deref().into()),
     ])
 }

@@ -104,17 +104,35 @@ pub const POSTGRES_MIGRATIONS: &[Migration] = &[
         up_template: include_str!("../migrations/postgres/0002_forgotten.up.sql"),
         down_template: include_str!("../migrations/postgres/0002_forgotten.down.sql"),
     },
+    Migration {
+        dialect: Dialect::Postgres,
+        version: 3,
+        name: "unhappy_path",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/postgres/0003_unhappy_path.up.sql"),
+        down_template: include_str!("../migrations/postgres/0003_unhappy_path.down.sql"),
+    },
 ];
 
 /// The migrations for SQLite, oldest first.
-pub const SQLITE_MIGRATIONS: &[Migration] = &[Migration {
-    dialect: Dialect::Sqlite,
-    version: 1,
-    name: "processed_messages",
-    oldest_worker: "0.1.0",
-    up_template: include_str!("../migrations/sqlite/0001_processed_messages.up.sql"),
-    down_template: include_str!("../migrations/sqlite/0001_processed_messages.down.sql"),
-}];
+pub const SQLITE_MIGRATIONS: &[Migration] = &[
+    Migration {
+        dialect: Dialect::Sqlite,
+        version: 1,
+        name: "processed_messages",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/sqlite/0001_processed_messages.up.sql"),
+        down_template: include_str!("../migrations/sqlite/0001_processed_messages.down.sql"),
+    },
+    Migration {
+        dialect: Dialect::Sqlite,
+        version: 2,
+        name: "unhappy_path",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/sqlite/0002_unhappy_path.up.sql"),
+        down_template: include_str!("../migrations/sqlite/0002_unhappy_path.down.sql"),
+    },
+];
 
 /// The script that makes PostgreSQL's group roles and grants them their rights (S8), for this schema.
 ///

@@ -276,69 +276,72 @@ SELECT a.consumer, a.key_id, a.attempts, a.last_error
 FROM unnest($1::int4[], $2::uuid[]) AS asked (consumer, key_id)
 JOIN {schema}.attempts AS a ON a.consumer = asked.consumer AND a.key_id = asked.key_id";
 
-    /// Records a dead letter, if neither its origin nor an equal one is known.
+    /// Records a dead letter, unless one with its identity is there.
     ///
-    /// Two unique indexes may object, and `ON CONFLICT … DO UPDATE` names only one. So this names none and waits for
-    /// whoever is inserting an equal row; where it returns no row, run [`Self::update_dead_letter`] as a *second
+    /// It waits for whoever is inserting an equal row; where it returns no row, run [`Self::update_dead_letter`] as a *second
     /// statement*, which sees the row that this one met. Returns that one no row either, cleanup took the row away in
     /// between: begin again, three rounds at most. Both may share a transaction at READ COMMITTED, or have one each.
     ///
     /// Parameters: 1 consumer `int4`, 2 origin `text`, 3 key id `uuid` or NULL, 4 key `text` or NULL, 5 payload hash
-    /// `bytea` or NULL, 6 hash id `int4` or NULL, 7 reason `text`, 8 attempts `int4`, 9 error `text`, 10 payload `bytea`
-    /// or NULL, 11 its original size `int8`, 12 whether there was one `bool`, 13 headers as JSON in `text` or NULL,
-    /// 14 message id `text` or NULL, 15 message type `text` or NULL, 16 record key `bytea` or NULL, 17 ordering key `bytea`
-    /// or NULL. Result: no row, or `id int8`, `idempotency_key text` or NULL, `origin text`, `reason text`, `attempts int4`,
-    /// `error text`, `copies int8`, `first_at` and `published_at` in µs since the Unix epoch, the latter or NULL, and
-    /// `replayed text` or NULL.
+    /// `bytea`, 6 hash id `int4` or NULL where that is of the payload's bytes, 7 reason `text`, 8 attempts `int4`, 9 error
+    /// `text`, 10 payload `bytea` or NULL, 11 its original size `int8`, 12 whether there was one `bool`, 13 headers as JSON
+    /// in `text` or NULL, 14 message id `text` or NULL, 15 message type `text` or NULL, 16 record key `bytea` or NULL,
+    /// 17 ordering key `bytea` or NULL, 18 identity `bytea`, 19 fingerprint `text`. Result: no row, or `id int8`,
+    /// `idempotency_key text` or NULL, `origin text`, `reason text`, `attempts int4`, `error text`, `fingerprint text` or
+    /// NULL, `copies int8`, `first_at` in µs since the Unix epoch, `payload_kept bool`, `published_at` in µs since the Unix
+    /// epoch or NULL, `loss_accepted bool`, and `replayed text` or NULL.
     insert_dead_letter: "\
 INSERT INTO {schema}.dead_letters (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason,
     attempts, error, payload, payload_bytes, has_payload, headers, message_id, message_type, record_key,
-    ordering_key)
+    ordering_key, identity, fingerprint)
 VALUES ($1::int4, $2::text, $2::text, $3::uuid, $4::text, $5::bytea, $6::int4, $7::text, $8::int4, $9::text, $10::bytea,
-    $11::int8, $12::bool, $13::text::json, $14::text, $15::text, $16::bytea, $17::bytea)
+    $11::int8, $12::bool, $13::text::json, $14::text, $15::text, $16::bytea, $17::bytea, $18::bytea, $19::text)
 ON CONFLICT DO NOTHING
-RETURNING id, idempotency_key, origin, reason, attempts, error, copies,
-    (extract(epoch FROM first_at) * 1000000)::int8 AS first_at,
-    (extract(epoch FROM published_at) * 1000000)::int8 AS published_at, replay_outcome AS replayed,
-    payload IS NOT NULL OR NOT has_payload AS payload_kept";
+RETURNING id, idempotency_key, origin, reason, attempts, error, fingerprint, copies,
+    (extract(epoch FROM first_at) * 1000000::numeric)::int8 AS first_at,
+    payload IS NOT NULL OR NOT has_payload AS payload_kept,
+    (extract(epoch FROM published_at) * 1000000::numeric)::int8 AS published_at,
+    loss_accepted_at IS NOT NULL AS loss_accepted, replay_outcome AS replayed";
 
-    /// Folds a dead letter into the row that has its origin or equals it; see [`Self::insert_dead_letter`].
+    /// Folds a dead letter into the row that has its identity; see [`Self::insert_dead_letter`].
     ///
     /// A copy counts if its origin is neither the row's first nor its last one: what a crash brings back does not. A new
     /// copy of a message whose replay has ended puts the row before the operator again.
     ///
-    /// Parameters: 1 consumer `int4`, 2 origin `text`, 3 key id `uuid` or NULL, 4 payload hash `bytea` or NULL, 5 reason
-    /// `text`, 6 attempts `int4`, 7 error `text`. Result: as `insert_dead_letter`.
+    /// Parameters: 1 consumer `int4`, 2 identity `bytea`, 3 origin `text`, 4 reason `text`, 5 attempts `int4`, 6 error
+    /// `text`, 7 fingerprint `text`. Result: as `insert_dead_letter`.
     update_dead_letter: "\
-WITH target AS MATERIALIZED (
-    SELECT id FROM {schema}.dead_letters
-    WHERE consumer = $1::int4 AND (origin = $2::text OR (key_id = $3::uuid
-        AND coalesce(payload_hash, ''::bytea) = coalesce($4::bytea, ''::bytea) AND reason = $5::text))
-    ORDER BY origin = $2::text DESC, id LIMIT 1 FOR UPDATE
-)
 UPDATE {schema}.dead_letters AS d SET
-    copies = d.copies + ($2::text NOT IN (d.origin, d.last_origin))::int4,
-    last_origin = CASE WHEN $2::text = d.origin THEN d.last_origin ELSE $2::text END,
-    attempts = $6::int4, error = $7::text, last_at = now(),
+    copies = d.copies + ($3::text NOT IN (d.origin, d.last_origin))::int4::int8,
+    last_origin = CASE WHEN $3::text = d.origin THEN d.last_origin ELSE $3::text END,
+    reason = $4::text, attempts = $5::int4, error = $6::text, fingerprint = $7::text, last_at = pg_catalog.now(),
     (replay_requested_at, replay_taken_at, replay_taken_by, replayed_at, replay_outcome) = (
         SELECT d.replay_requested_at, d.replay_taken_at, d.replay_taken_by, d.replayed_at, d.replay_outcome
-        WHERE d.replayed_at IS NULL OR $2::text IN (d.origin, d.last_origin))
-FROM target WHERE d.id = target.id
-RETURNING d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.copies,
-    (extract(epoch FROM d.first_at) * 1000000)::int8 AS first_at,
-    (extract(epoch FROM d.published_at) * 1000000)::int8 AS published_at, d.replay_outcome AS replayed,
-    d.payload IS NOT NULL OR NOT d.has_payload AS payload_kept";
+        WHERE d.replayed_at IS NULL OR $3::text IN (d.origin, d.last_origin))
+WHERE d.consumer = $1::int4 AND d.identity = $2::bytea
+RETURNING d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.fingerprint, d.copies,
+    (extract(epoch FROM d.first_at) * 1000000::numeric)::int8 AS first_at,
+    d.payload IS NOT NULL OR NOT d.has_payload AS payload_kept,
+    (extract(epoch FROM d.published_at) * 1000000::numeric)::int8 AS published_at,
+    d.loss_accepted_at IS NOT NULL AS loss_accepted, d.replay_outcome AS replayed";
+
+    /// Gives a dead letter the payload that was over the limit when it was set aside. Parameters: 1 id `int8`, 2 payload
+    /// `bytea`. Result: `id int8`, or no row where it is kept already, or gone.
+    keep_payload: "\
+UPDATE {schema}.dead_letters SET payload = $2::bytea
+WHERE id = $1::int8 AND payload IS NULL AND has_payload RETURNING id";
 
     /// Notes that the broker confirmed the dead letter. Parameter: 1 id `int8`. No result.
-    mark_published: "UPDATE {schema}.dead_letters SET published_at = now() WHERE id = $1::int8";
+    mark_published: "UPDATE {schema}.dead_letters SET published_at = pg_catalog.now() WHERE id = $1::int8";
 
     /// The dead letters of a consumer over all its tenants, newest first. Parameters: 1 name `text`, 2 how many at most
     /// `int8`. Result: as `insert_dead_letter`.
     list_dead_letters: "\
-SELECT d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.copies,
-    (extract(epoch FROM d.first_at) * 1000000)::int8 AS first_at,
-    (extract(epoch FROM d.published_at) * 1000000)::int8 AS published_at, d.replay_outcome AS replayed,
-    d.payload IS NOT NULL OR NOT d.has_payload AS payload_kept
+SELECT d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.fingerprint, d.copies,
+    (extract(epoch FROM d.first_at) * 1000000::numeric)::int8 AS first_at,
+    d.payload IS NOT NULL OR NOT d.has_payload AS payload_kept,
+    (extract(epoch FROM d.published_at) * 1000000::numeric)::int8 AS published_at,
+    d.loss_accepted_at IS NOT NULL AS loss_accepted, d.replay_outcome AS replayed
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
 WHERE c.name = $1::text ORDER BY d.id DESC LIMIT $2::int8";
 

@@ -67,6 +67,12 @@ fn class_of_driver(error: &Error) -> ErrorClass {
     }
 }
 
+/// The SQLSTATE that the server gave with an error.
+pub(crate) fn sqlstate(error: &(dyn StdError + 'static)) -> Option<String> {
+    let report = error.downcast_ref::<DbError>().or_else(|| error.downcast_ref::<Error>()?.as_db_error())?;
+    Some(report.code().code().to_owned())
+}
+
 /// The text of a driver's error without any value: the server quotes rows in its message and detail (S4).
 pub(crate) fn describe(error: &(dyn StdError + 'static)) -> Option<String> {
     if let Some(error) = error.downcast_ref::<DbError>() {

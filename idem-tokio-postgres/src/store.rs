@@ -233,4 +233,8 @@ impl Store for Postgres {
     fn describe(error: &(dyn std::error::Error + 'static)) -> Option<String> {
         error::describe(error)
     }
+
+    fn code(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+        error::sqlstate(error)
+    }
 }

@@ -1,5 +1,8 @@
 //! `idem dead-letters`.
 
+pub(super) mod accept_loss;
+mod groups;
+
 use idem_core::Reason;
 
 use crate::{
@@ -14,24 +17,33 @@ use crate::{
     report::{Report, Row},
 };
 
-/// Parameters: 1 ids or NULL, 2 consumer or NULL, 3 reason or NULL, 4 from or NULL, 5 to or NULL.
+/// Parameters: 1 ids or NULL, 2 consumer or NULL, 3 reason or NULL, 4 from or NULL, 5 to or NULL, 6 group or NULL.
 const CHOSEN: &str = "\
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
 WHERE ($1::int8[] IS NULL OR d.id = ANY ($1::int8[])) AND ($2::text IS NULL OR c.name = $2::text)
     AND ($3::text IS NULL OR d.reason = $3::text)
     AND ($4::text IS NULL OR d.last_at >= $4::text::timestamptz)
-    AND ($5::text IS NULL OR d.last_at < $5::text::timestamptz)";
+    AND ($5::text IS NULL OR d.last_at < $5::text::timestamptz)
+    AND ($6::text IS NULL OR d.fingerprint = $6::text)";
+
+/// An id that no dead letter has. Parameters: 1 ids.
+const UNKNOWN: &str = "\
+SELECT coalesce(pg_catalog.min(asked.id), 0) AS id, pg_catalog.count(*) AS unknown
+FROM pg_catalog.unnest($1::int8[]) AS asked (id)
+WHERE NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.id = asked.id)";
 
 const LIST: &str = "\
-SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.reason, d.attempts, d.copies, d.last_at, d.error,
+SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.reason, d.fingerprint AS \"group\", d.attempts,
+    d.copies, d.last_at, d.error,
     CASE WHEN d.replayed_at IS NOT NULL THEN d.replay_outcome WHEN d.replay_taken_at IS NOT NULL THEN 'running'
         WHEN d.replay_requested_at IS NOT NULL THEN 'awaited' END AS replay
-{chosen} ORDER BY d.id DESC LIMIT $6::int8";
+{chosen} ORDER BY d.id DESC LIMIT $7::int8";
 
 const SHOW: &str = "\
 SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, encode(d.payload_hash, 'hex') AS payload_hash, d.reason,
-    d.attempts, d.copies, d.error, d.origin, d.last_origin, d.message_id, d.message_type, d.payload_bytes,
+    d.fingerprint AS \"group\", d.attempts, d.copies, d.error, d.origin, d.last_origin, d.message_id, d.message_type, d.payload_bytes,
     d.payload IS NOT NULL OR NOT d.has_payload AS payload_kept, d.first_at, d.last_at, d.published_at,
+    d.loss_accepted_at, d.loss_accepted_by,
     d.replay_requested_at, d.replay_taken_at, d.replayed_at, d.replay_outcome
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer WHERE d.id = $1::int8";
 
@@ -47,17 +59,17 @@ WITH noted AS (
 )
 SELECT count(*) FROM noted";
 
-/// Why a replay would only fail again, by the reason that the dead letter has, and what to do. Further parameters: 6
-/// whether malformed ones are to run all the same, 7 whether conflicts are.
+/// Why a replay would only fail again, by the reason that the dead letter has, and what to do. Further parameters: 7
+/// whether malformed ones are to run all the same, 8 whether conflicts are.
 const HOPELESS: &str = "\
 SELECT hopeless.reason, count(*) AS dead_letters, min(why) AS why FROM (
     SELECT d.reason, CASE
         WHEN d.payload IS NULL AND d.has_payload
             THEN 'the payload was too large to keep, or was erased: have the producer send the message again'
         WHEN d.reason = 'missing-key' AND d.key_id IS NULL THEN 'it has no key: give it one with --key KEY'
-        WHEN d.reason = 'malformed' AND $6::int8 = 0
+        WHEN d.reason = 'malformed' AND $7::int8 = 0
             THEN 'its payload cannot be read: give another with --payload FILE, or --unchanged if the handler was mended'
-        WHEN d.reason IN ('conflict', 'key-collision', 'hash-unknown') AND $7::int8 = 0 AND EXISTS (
+        WHEN d.reason IN ('conflict', 'key-collision', 'hash-unknown') AND $8::int8 = 0 AND EXISTS (
                 SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = d.consumer AND p.key_id = d.key_id)
             THEN 'its key has a record of another payload: give --forget-first if this one is to take effect, or --key KEY '
                 'if it is another message'
@@ -90,7 +102,7 @@ WITH changed AS (
 SELECT count(*) FROM changed";
 
 /// Marks those that do not wait already, empties the caches of committed keys, and writes the trail. A replay counts its
-/// attempts anew, so the old count goes with the mark. Further parameter: 6 who.
+/// attempts anew, so the old count goes with the mark. Further parameter: 7 who.
 const REPLAY: &str = "\
 WITH asked AS (
     UPDATE {schema}.dead_letters SET replay_requested_at = now(), replay_taken_at = NULL, replay_taken_by = NULL,
@@ -102,24 +114,26 @@ WITH asked AS (
     ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
-    SELECT $6::text, 'replay', consumer, idempotency_key, format('dead letter %s', id) FROM asked
+    SELECT $7::text, 'replay', consumer, idempotency_key, format('dead letter %s', id) FROM asked
 )
 SELECT count(*) FROM asked";
 
-/// Further parameters: 6 who, 7 why.
+/// Further parameters: 7 who, 8 why.
 const DROP: &str = "\
 WITH gone AS (
     DELETE FROM {schema}.dead_letters WHERE id = ANY (ARRAY(SELECT d.id {chosen}))
     RETURNING id, consumer, idempotency_key
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
-    SELECT $6::text, 'drop', consumer, idempotency_key, format('dead letter %s: %s', id, $7::text) FROM gone
+    SELECT $7::text, 'drop', consumer, idempotency_key, format('dead letter %s: %s', id, $8::text) FROM gone
 )
 SELECT count(*) FROM gone";
 
 pub(crate) async fn run(mut database: Database, command: DeadLetters) -> Result<Report, Failure> {
     match command {
         DeadLetters::List { which, limit } => list(&mut database, &which, &limit).await,
+        DeadLetters::Groups(asked) => groups::run(&mut database, &asked).await,
+        DeadLetters::AcceptLoss(asked) => accept_loss::run(&mut database, &asked).await,
         DeadLetters::Show { id, payload } => show(&mut database, id, payload).await,
         DeadLetters::Replay(asked) => replay(&mut database, &asked).await,
         DeadLetters::Drop { which, because, dry_run, yes } => {
@@ -139,6 +153,7 @@ fn chosen(which: &Which) -> Vec<Bind<'_>> {
         Bind::TextOr(which.reason.map(Reason::as_str)),
         Bind::TextOr(which.from.as_deref()),
         Bind::TextOr(which.to.as_deref()),
+        Bind::TextOr(which.group.as_deref()),
     ]
 }
 
@@ -152,20 +167,59 @@ async fn check(database: &mut Database, which: &Which) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses a command that would change all dead letters of all consumers because nothing was said.
+/// How many there are. Refuses a command that would change all dead letters of all consumers because nothing was said, and
+/// one that names what is not there: with a mistyped number or group it would look like success.
 async fn count(database: &mut Database, which: &Which) -> Result<i64, Failure> {
-    if which.id.is_empty() && which.consumer.is_none() {
-        return Err(Failure::refused("say which: ids, or --consumer"));
+    if which.id.is_empty() && which.consumer.is_none() && which.group.is_none() {
+        return Err(Failure::refused("say which: ids, --consumer or --group"));
     }
     check(database, which).await?;
-    database.number(&statement("SELECT count(*) {chosen}"), &chosen(which)).await
+    let [unknown, count] = database.numbers(UNKNOWN, &[Bind::Numbers(&which.id)]).await?;
+    if count > 0 {
+        return Err(Failure::refused(format!("there is no dead letter {unknown}")));
+    }
+    let chosen = database.number(&statement("SELECT count(*) {chosen}"), &chosen(which)).await?;
+    match &which.group {
+        Some(group) if chosen == 0 => Err(Failure::refused(format!(
+            "no such dead letter has the group {group}; `idem dead-letters groups` lists those that there are"
+        ))),
+        Some(_) | None => Ok(chosen),
+    }
 }
 
 async fn list(database: &mut Database, which: &Which, limit: &Limit) -> Result<Report, Failure> {
     check(database, which).await?;
     let mut binds = chosen(which);
     binds.push(Bind::Number(limit.limit));
-    Ok(Report::new().table("dead letters", database.table(&statement(LIST), &binds).await?))
+    let letters = database.table(&statement(LIST), &binds).await?;
+    let shown = i64::try_from(letters.rows().len()).unwrap_or(i64::MAX);
+    let report = Report::new().table("dead letters", letters);
+    if shown < limit.limit {
+        return Ok(report);
+    }
+    let all = database.number(&statement("SELECT count(*) {chosen}"), &chosen(which)).await?;
+    Ok(if all > shown {
+        report.line(format!(
+            "{} of {}; --limit N shows more, and `idem dead-letters groups` what they have in common",
+            thousands(shown),
+            thousands(all)
+        ))
+    } else {
+        report
+    })
+}
+
+/// A count as people read it: 3,011.
+fn thousands(count: i64) -> String {
+    let digits = count.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (place, digit) in digits.char_indices() {
+        if place > 0 && (digits.len() - place) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 async fn show(database: &mut Database, id: i64, with_payload: bool) -> Result<Report, Failure> {

@@ -25,7 +25,7 @@ SELECT (SELECT count(*) FROM asked JOIN {schema}.processed_messages USING (consu
     + (SELECT count(*) FROM {schema}.audit WHERE idempotency_key = $1::text)";
 
 /// One transaction. An empty text cannot be a key, so it means that one was erased. A dead letter without its payload is
-/// never replayed. Further parameters: 3 who, 4 why.
+/// never replayed; it is no copy of any other from then on, because one that comes again must be kept whole. Further parameters: 3 who, 4 why.
 const ERASE: &str = "\
 {asked}, records AS (
     UPDATE {schema}.processed_messages AS p SET idempotency_key = ''
@@ -39,7 +39,9 @@ const ERASE: &str = "\
 ), letters AS (
     UPDATE {schema}.dead_letters AS d SET idempotency_key = NULL, error = '', payload = NULL, has_payload = true,
         headers = NULL, message_id = NULL, record_key = NULL, ordering_key = NULL, replay_requested_at = NULL,
-        replay_taken_at = NULL, replay_taken_by = NULL, replayed_at = NULL, replay_outcome = NULL
+        replay_taken_at = NULL, replay_taken_by = NULL, replayed_at = NULL, replay_outcome = NULL,
+        identity = pg_catalog.uuid_send(pg_catalog.gen_random_uuid()), loss_accepted_at = pg_catalog.now(),
+        loss_accepted_by = $3::text
     FROM asked WHERE d.consumer = asked.consumer AND d.key_id = asked.key_id RETURNING d.consumer
 ), trail AS (
     UPDATE {schema}.audit SET idempotency_key = NULL WHERE idempotency_key = $1::text RETURNING consumer

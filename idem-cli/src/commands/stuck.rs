@@ -2,6 +2,7 @@
 
 use crate::{
     command_line::Limit,
+    commands::dead_letters::accept_loss::HELD,
     database::{Bind, Database},
     exit::Failure,
     report::Report,
@@ -37,9 +38,27 @@ WHERE s.datname = current_database() AND s.pid <> pg_backend_pid() AND (
         WHERE w.datname = current_database()))
 ORDER BY s.xact_start LIMIT $1::int8";
 
+/// Messages that are not acknowledged, because their payload could not be kept and no broker has confirmed a copy.
+const UNKEPT: &str = "\
+SELECT d.id, c.name AS consumer, c.tenant, d.origin, d.idempotency_key AS key, d.reason, d.payload_bytes AS bytes,
+    d.first_at AS since, d.last_at
+FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
+WHERE {held} ORDER BY d.first_at LIMIT $1::int8";
+
 pub(crate) async fn run(mut database: Database, limit: &Limit) -> Result<Report, Failure> {
     let binds = [Bind::Number(limit.limit)];
     let keys = database.table(KEYS, &binds).await?;
+    let unkept = database.table(&UNKEPT.replace("{held}", HELD), &binds).await?;
     let sessions = database.table(SESSIONS, &binds).await?;
-    Ok(Report::new().table("failing keys", keys).table("waiting sessions", sessions))
+    let is_held = !unkept.is_empty();
+    let report = Report::new().table("failing keys", keys).table("held dead letters", unkept);
+    let report = report.table("waiting sessions", sessions);
+    Ok(if is_held {
+        report.line(
+            "Held messages are in no row whole: raise --dead-letter-payload-max of the workers, give them a dead-letter topic \
+             or queue that takes them, or give them up with idem dead-letters accept-loss",
+        )
+    } else {
+        report
+    })
 }

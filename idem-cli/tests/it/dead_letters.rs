@@ -163,3 +163,135 @@ async fn a_conflict_is_replayed_under_a_new_key() {
     assert!(scene.trail().await.contains(&"ada change-key order-3b dead letter 3".to_owned()));
     scene.drop().await;
 }
+
+/// U6: a mistyped number or group is refused, and does not look like a success that found nothing to do.
+#[tokio::test]
+async fn u6_what_is_not_there_is_refused() {
+    let scene = scene().await;
+    for command in
+        ["replay 99999 --yes", "replay 1 99999 --dry-run", "replay --yes -- -1", "drop 99999 --because x --yes"]
+    {
+        let missing = if command.contains("-1") { "-1" } else { "99999" };
+        scene.idem(&format!("dead-letters {command}")).refused(&format!("there is no dead letter {missing}"));
+    }
+    let nobody = "--group f1-0123456789abcdef";
+    scene.idem(&format!("dead-letters replay {nobody} --yes")).refused("idem dead-letters groups");
+    scene.idem(&format!("dead-letters drop {nobody} --because x --yes")).refused("idem dead-letters groups");
+    scene.idem("dead-letters list --group small").refused("16 hexadecimal digits");
+    assert_eq!(scene.texts("SELECT count(*) FROM dead_letters WHERE replay_requested_at IS NULL").await, ["3"]);
+    scene.drop().await;
+}
+
+/// Further dead letters of the consumer, each with this error and fingerprint.
+async fn add(scene: &Scene, count: i64, group: &str, error: &str) {
+    let text = format!(
+        "INSERT INTO dead_letters (consumer, origin, last_origin, reason, attempts, error, fingerprint, payload, payload_bytes,
+             has_payload, identity)
+         SELECT 1, 'o/{group}/' || n, 'o/{group}/' || n, 'permanent', 1, '{error}', '{group}', 'x', 1, true,
+             sha256(('{group}' || n)::bytea) FROM generate_series(1, {count}) AS n"
+    );
+    scene.run(&text).await;
+}
+
+/// U36: after a bad deploy, thousands of dead letters are a few groups, and a group is replayed or dropped as one.
+#[tokio::test]
+async fn u36_what_failed_alike_is_counted_listed_replayed_and_dropped_together() {
+    let scene = scene().await;
+    let (small, large) = ("f1-00000000000000aa", "f1-00000000000000bb");
+    add(&scene, 3, small, "SQLSTATE 23514 constraint small").await;
+    add(&scene, 3005, large, "SQLSTATE 22003").await;
+    let listed = scene.idem("dead-letters list").ok();
+    assert!(listed.contains("50 of 3,011; --limit N"), "{listed}");
+    assert!(!scene.idem("dead-letters list --limit 5000").ok().contains(" of 3,011"));
+
+    let groups = scene.idem("dead-letters groups --json").json();
+    let groups = groups["groups_of_dead_letters"].as_array().unwrap();
+    let row = |group: &str| groups.iter().find(|row| row["group"] == group).unwrap();
+    assert_eq!((&groups[0]["group"], &groups[0]["dead_letters"]), (&large.into(), &3005.into()));
+    let of_small = row(small);
+    assert_eq!((&of_small["consumer"], &of_small["reason"]), (&"orders".into(), &"permanent".into()));
+    assert_eq!((&of_small["dead_letters"], &of_small["open"], &of_small["copies"]), (&3.into(), &3.into(), &3.into()));
+    assert_eq!(of_small["error"], "SQLSTATE 23514 constraint small");
+    assert!(of_small["first_at"].is_string() && of_small["last_at"].is_string());
+    // Those of the handler are one group, and the conflict is another, with what the worker knew of them.
+    let reasons: Vec<_> =
+        groups.iter().map(|row| (row["reason"].as_str().unwrap(), row["dead_letters"].as_i64())).collect();
+    assert!(reasons.contains(&("permanent", Some(2))) && reasons.contains(&("conflict", Some(1))), "{reasons:?}");
+    assert!(groups.iter().all(|row| row["group"].is_string()), "{groups:?}");
+    scene.idem("dead-letters groups --consumer nobody").refused("no consumer");
+    let newest = scene.idem("dead-letters groups --newest --limit 1 --json").json();
+    assert_eq!(newest["groups_of_dead_letters"][0]["group"], large);
+
+    let listed = scene.idem(&format!("dead-letters list --group {small}")).ok();
+    assert!(listed.matches("constraint small").count() == 3 && !listed.contains("22003"), "{listed}");
+    let replayed = scene.idem(&format!("dead-letters replay --group {small} --consumer orders --yes")).ok();
+    assert!(replayed.contains("3 asked for"), "{replayed}");
+    assert!(scene.idem(&format!("dead-letters drop --group {large} --because x --yes")).ok().contains("3005 dropped"));
+    assert_eq!(scene.texts("SELECT count(*) FROM dead_letters").await, ["6"]);
+    let asked = "SELECT count(*) FROM dead_letters WHERE replay_requested_at IS NOT NULL";
+    assert_eq!(scene.texts(asked).await, ["3"]);
+    scene.drop().await;
+}
+
+/// A dead letter of an unkept payload, as a worker sets one aside.
+async fn unkept(scene: &Scene, origin: &str, payload: &str) -> idem_core::ParkedDeadLetter {
+    use idem_core::{Bookkeeping as _, ErrorClass, FailureKind, Fingerprint, Origin, Reason, Tenant};
+
+    let name = idem_core::ConsumerName::new("orders").unwrap();
+    let letter = idem_core::DeadLetter {
+        scope: scene.store.scope(&name, &Tenant::default()).await.unwrap(),
+        consumer: name,
+        message: idem_core::Message::new(payload.to_owned()).with_origin(Origin::new(origin)),
+        key: None,
+        hash: None,
+        reason: Reason::TooLarge,
+        attempts: 1,
+        error: "the payload is too large".to_owned(),
+        fingerprint: Fingerprint::of(&FailureKind::new(Reason::TooLarge, ErrorClass::Permanent)),
+        keep_payload: false,
+    };
+    scene.store.park(&letter).await.unwrap()
+}
+
+/// A39: a message that can be kept nowhere waits where people look for it, and is given up only by one who says why; the
+/// trail keeps how much it was and its hash.
+#[tokio::test]
+async fn a39_a_held_message_is_shown_and_given_up_only_by_name() {
+    let scene = scene().await;
+    let (one, two) = (unkept(&scene, "q/7", "first").await, unkept(&scene, "q/8", "second").await);
+    let other = unkept(&scene, "q/8", "third").await;
+    let stuck = scene.idem("stuck --json").json();
+    let held = stuck["held_dead_letters"].as_array().unwrap();
+    assert_eq!(
+        held.iter().map(|row| row["id"].as_i64()).collect::<Vec<_>>(),
+        [one.id, two.id, other.id].map(|id| Some(id.0))
+    );
+    assert_eq!((&held[0]["origin"], &held[0]["bytes"]), (&"q/7".into(), &5.into()));
+    assert!(held[0]["since"].is_string());
+    assert!(scene.idem("stuck").ok().contains("accept-loss"));
+
+    scene.idem("dead-letters accept-loss q/7 --yes").refused("--reason");
+    scene.idem("dead-letters accept-loss q/7 --reason junk").refused("give --yes");
+    scene.idem("dead-letters accept-loss 1 --reason junk --yes").refused("dead letter 1 is not held");
+    scene.idem("dead-letters accept-loss 99 --reason junk --yes").refused("there is no dead letter 99");
+    scene.idem("dead-letters accept-loss q/9 --reason junk --yes").refused("no dead letter from \"q/9\" is held");
+    scene.idem("dead-letters accept-loss q/8 --reason junk --yes").refused("say which by id");
+    assert!(!unkept(&scene, "q/7", "first").await.loss_accepted);
+
+    assert!(scene.idem("dead-letters accept-loss q/7 --reason junk --yes").ok().contains("1 accepted"));
+    scene.idem(&format!("dead-letters accept-loss {} --reason junk --yes", two.id.0)).ok();
+    let accepted = unkept(&scene, "q/7", "first").await;
+    assert!(accepted.loss_accepted && !accepted.payload_kept && accepted.id == one.id, "{accepted:?}");
+    assert!(!unkept(&scene, "q/8", "third").await.loss_accepted, "nobody gave up the other message of that origin");
+    let hash = idem_core::PayloadHash::of(b"first");
+    let line = format!("ada accept-loss dead letter {} from q/7, 5 bytes with the hash {hash} (raw/1): junk", one.id.0);
+    let trail = scene.trail().await;
+    assert!(trail.contains(&line), "{trail:?}");
+    scene.idem("dead-letters accept-loss q/7 --reason junk --yes").refused("is held");
+    let held = scene.idem("stuck --json").json();
+    assert_eq!(held["held_dead_letters"].as_array().unwrap().len(), 1);
+    let seen =
+        scene.texts("SELECT loss_accepted_by FROM dead_letters_view WHERE payload_kept IS FALSE ORDER BY id").await;
+    assert_eq!(seen, ["ada", "ada", ""]);
+    scene.drop().await;
+}

@@ -1,10 +1,10 @@
 //! Records as messages (D7, E11, E14, J10).
 
 use idem_core::{Message, OrderingKey};
-use idem_kafka::LaneBy;
+use idem_kafka::{KafkaOptions, LaneBy, Reset};
 
 use crate::{
-    cluster::Topic,
+    cluster::{BROKERS, Topic, fast},
     member::{Member, payloads},
     wire,
 };
@@ -66,4 +66,32 @@ async fn j10_a_header_whose_name_is_not_utf8_stops_nobody() {
     assert_eq!(held[0].message.headers().text("idempotencykey"), Some("order-1"));
     member.acknowledge(held).await;
     member.idle().await;
+}
+
+/// A40: where no key stands, the origin takes its place in what a provider is handed as its idempotency key. A topic that is
+/// created again has the same origins for other records, and the provider must not take the second charge for the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a40_a_record_of_a_topic_that_was_created_again_has_another_derived_key() {
+    let topic = Topic::new(1).await;
+    let mut charges = Vec::new();
+    for (life, payload) in ["first", "second"].into_iter().enumerate() {
+        if life > 0 {
+            topic.delete().await;
+            topic.create(1, &[]).await;
+        }
+        topic.put(0, payload).await;
+        let mut of_life = Vec::new();
+        // Another group is delivered the same record again.
+        for group in ["one", "two"] {
+            let group = format!("{}-{group}-{life}", topic.group);
+            let options = fast(KafkaOptions::new(&*BROKERS, &topic.name, &group)).reset(Reset::Earliest);
+            let held = Member::join(options).await.take(1).await;
+            assert_eq!(payloads(&held), [payload]);
+            assert_eq!(held[0].message.origin().as_str(), format!("{}/0/0", topic.name));
+            of_life.push(held[0].message.derived_key("charge"));
+        }
+        assert_eq!(of_life[0], of_life[1], "the same on every delivery");
+        charges.push(of_life[0]);
+    }
+    assert_ne!(charges[0], charges[1]);
 }

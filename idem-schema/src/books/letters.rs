@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 
 use idem_core::{
-    Bytes, DeadLetter, DeadLetterId, ErrorClass, IdempotencyKey, Message, OrderingKey, Origin, ParkedDeadLetter,
-    Reason, Replay, ScopeId, StoreError,
+    Bytes, DeadLetter, DeadLetterId, DeadLetterIdentity, ErrorClass, Fingerprint, IdempotencyKey, Message, OrderingKey,
+    Origin, ParkedDeadLetter, Reason, Replay, ScopeId, StoreError,
 };
 
 use super::storable;
@@ -23,14 +23,24 @@ fn storable_or_as_it_is(text: &str) -> Cow<'_, str> {
 }
 
 pub async fn park(driver: &impl PostgresDriver, letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
+    let identity = letter.identity();
     for _ in 0..PARK_ROUNDS {
-        if let Some(row) = insert(driver, letter).await? {
+        if let Some(row) = insert(driver, letter, identity).await? {
             return parked(&row);
         }
         // Another statement, which sees the row that the first one met.
-        if let Some(row) = count_copy(driver, letter).await? {
-            return parked(&row);
+        let Some(row) = count_copy(driver, letter, identity).await? else { continue };
+        let mut parked = parked(&row)?;
+        let missing = letter.message.payload().filter(|_| letter.keep_payload && !parked.payload_kept);
+        if let Some(payload) = missing {
+            let parameters = [parked.id.0.into(), Some(payload.as_ref()).into()];
+            let kept = rows(driver, DOING, &driver.statements().keep_payload, &parameters).await?;
+            if kept.is_empty() {
+                continue;
+            }
+            parked.payload_kept = true;
         }
+        return Ok(parked);
     }
     let text = "the row that stands for it vanished each time it was looked at";
     Err(StoreError::Failed { doing: DOING, class: ErrorClass::Transient, source: text.into() })
@@ -38,20 +48,26 @@ pub async fn park(driver: &impl PostgresDriver, letter: &DeadLetter) -> Result<P
 
 const DOING: &str = "storing a dead letter";
 
-async fn insert(driver: &impl PostgresDriver, letter: &DeadLetter) -> Result<Option<Row>, StoreError> {
+async fn insert(
+    driver: &impl PostgresDriver,
+    letter: &DeadLetter,
+    identity: DeadLetterIdentity,
+) -> Result<Option<Row>, StoreError> {
     let message = &letter.message;
     let (origin, error) = (storable_or_as_it_is(message.origin().as_str()), storable_or_as_it_is(&letter.error));
     let (id, message_type) = (message.id().map(storable), message.message_type().map(storable));
     let headers = encode_headers(message.headers());
     let key = letter.key.as_ref().map(IdempotencyKey::as_str);
     let payload: Option<&[u8]> = message.payload().map(|payload| payload.as_ref());
+    let (hash, rule) = letter.payload_hash();
+    let fingerprint = letter.fingerprint.to_string();
     let parameters = [
         letter.scope.0.into(),
         (&*origin).into(),
         key.map(key_id).into(),
         key.into(),
-        letter.hash.as_ref().map(|(hash, _)| hash.as_bytes().as_slice()).into(),
-        letter.hash.as_ref().map(|(_, rule)| rule.0).into(),
+        hash.as_bytes().as_slice().into(),
+        rule.map(|rule| rule.0).into(),
         letter.reason.as_str().into(),
         attempts(letter).into(),
         (&*error).into(),
@@ -63,21 +79,28 @@ async fn insert(driver: &impl PostgresDriver, letter: &DeadLetter) -> Result<Opt
         message_type.as_deref().into(),
         message.record_key().map(|key| key.as_ref()).into(),
         message.ordering_key().map(OrderingKey::as_bytes).into(),
+        identity.as_bytes().as_slice().into(),
+        fingerprint.as_str().into(),
     ];
     let rows = rows(driver, DOING, &driver.statements().insert_dead_letter, &parameters).await?;
     Ok(rows.into_iter().next())
 }
 
-async fn count_copy(driver: &impl PostgresDriver, letter: &DeadLetter) -> Result<Option<Row>, StoreError> {
+async fn count_copy(
+    driver: &impl PostgresDriver,
+    letter: &DeadLetter,
+    identity: DeadLetterIdentity,
+) -> Result<Option<Row>, StoreError> {
     let (origin, error) = (storable_or_as_it_is(letter.message.origin().as_str()), storable_or_as_it_is(&letter.error));
+    let fingerprint = letter.fingerprint.to_string();
     let parameters = [
         letter.scope.0.into(),
+        identity.as_bytes().as_slice().into(),
         (&*origin).into(),
-        letter.key.as_ref().map(|key| key_id(key.as_str())).into(),
-        letter.hash.as_ref().map(|(hash, _)| hash.as_bytes().as_slice()).into(),
         letter.reason.as_str().into(),
         attempts(letter).into(),
         (&*error).into(),
+        fingerprint.as_str().into(),
     ];
     let rows = rows(driver, DOING, &driver.statements().update_dead_letter, &parameters).await?;
     Ok(rows.into_iter().next())
@@ -109,12 +132,12 @@ pub(super) fn parked(row: &Row) -> Result<ParkedDeadLetter, StoreError> {
         reason: Reason::parse(row.get("reason")?).ok_or_else(|| damaged("reason"))?,
         attempts: u32::try_from(row.get::<i32>("attempts")?).unwrap_or(0),
         error: row.get("error")?,
-        fingerprint: None,
+        fingerprint: row.get::<Option<&str>>("fingerprint")?.and_then(Fingerprint::parse),
         copies: u64::try_from(row.get::<i64>("copies")?).unwrap_or(0),
         first_at: row.instant("first_at")?,
         payload_kept: row.get("payload_kept")?,
         published_at: row.optional_instant("published_at")?,
-        loss_accepted: false,
+        loss_accepted: row.get("loss_accepted")?,
         replayed: row.get("replayed")?,
     })
 }

@@ -78,6 +78,11 @@ fn class_of_driver(error: &sqlx::Error) -> ErrorClass {
     }
 }
 
+/// The SQLSTATE that the server gave with an error.
+pub(super) fn sqlstate(error: &(dyn Error + 'static)) -> Option<String> {
+    database(error).map(code_of).filter(|code| !code.is_empty())
+}
+
 /// The text of a driver's error without any value: the server quotes rows in its message and detail (S4).
 #[allow(clippy::wildcard_enum_match_arm, reason = "the enum is sqlx's, and may grow")]
 pub(super) fn describe(error: &(dyn Error + 'static)) -> Option<String> {

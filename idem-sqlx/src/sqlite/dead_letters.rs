@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use idem_core::{
-    Bytes, ConsumerName, DeadLetter, DeadLetterId, IdempotencyKey, Message, Origin, ParkedDeadLetter, Reason, Replay,
-    ReplayEnd, RunId, ScopeId, StoreError,
+    Bytes, ConsumerName, DeadLetter, DeadLetterId, DeadLetterIdentity, Fingerprint, IdempotencyKey, Message, Origin,
+    ParkedDeadLetter, Reason, Replay, ReplayEnd, RunId, ScopeId, StoreError,
 };
 use sqlx::{Row, sqlite::SqliteRow};
 
 use super::{Sqlite, bookkeeping::key_id, claim, clock, connections::Borrowed};
+
 /// After how long a replay that was taken and not ended can be taken by another run: its process has died. Well beyond a
 /// handler's deadline and all its attempts.
 const TAKE_OVER_AFTER: Duration = Duration::from_secs(600);
@@ -18,36 +19,23 @@ impl Sqlite {
         let mut connection = self.connections.write("storing a dead letter").await?;
         connection.begin().await?;
         let failed = connection.failed();
-        let now = clock::now();
-        let origin = letter.message.origin().as_str();
-        let hash = letter.hash.as_ref().map(|(hash, _)| hash.as_bytes().as_slice());
-        let found = sqlx::query(self.statements.find_dead_letter())
-            .bind(letter.scope.0)
-            .bind(origin)
-            .bind(letter.key.as_ref().map(key_id))
-            .bind(hash)
-            .bind(letter.reason.as_str())
-            .fetch_optional(connection.get()?)
-            .await
-            .map_err(&failed)?;
-        let id: i64 = match found {
-            None => self.insert_dead_letter(&mut connection, letter, now).await?,
-            Some(row) => {
-                let id = row.try_get("id").map_err(&failed)?;
-                // What a crash brings back is the same copy again.
-                if !row.try_get::<bool, _>("known").map_err(&failed)? {
-                    sqlx::query(self.statements.count_dead_letter())
-                        .bind(id)
-                        .bind(origin)
-                        .bind(letter.attempts)
-                        .bind(letter.error.as_str())
-                        .bind(now)
-                        .execute(connection.get()?)
-                        .await
-                        .map_err(&failed)?;
-                }
-                id
-            }
+        let (now, identity) = (clock::now(), letter.identity());
+        let inserted = self.insert_dead_letter(&mut connection, letter, identity, now).await?;
+        let id: i64 = match inserted {
+            Some(id) => id,
+            None => sqlx::query_scalar(self.statements.count_dead_letter())
+                .bind(letter.scope.0)
+                .bind(identity.as_bytes().as_slice())
+                .bind(letter.message.origin().as_str())
+                .bind(letter.reason.as_str())
+                .bind(letter.attempts)
+                .bind(letter.error.as_str())
+                .bind(letter.fingerprint.to_string())
+                .bind(now)
+                .bind(kept(letter))
+                .fetch_one(connection.get()?)
+                .await
+                .map_err(&failed)?,
         };
         if let Some(key) = &letter.key {
             // The count is used up: a replay, or the same message sent again, has all its attempts.
@@ -65,23 +53,24 @@ impl Sqlite {
         &self,
         connection: &mut Borrowed<'_>,
         letter: &DeadLetter,
+        identity: DeadLetterIdentity,
         now: i64,
-    ) -> Result<i64, StoreError> {
+    ) -> Result<Option<i64>, StoreError> {
         let failed = connection.failed();
         let message = &letter.message;
-        let kept = message.payload().filter(|_| letter.keep_payload).map(|payload| payload.as_ref());
+        let (hash, rule) = letter.payload_hash();
         let payload_bytes = message.payload().map_or(0, Bytes::len);
         sqlx::query_scalar(self.statements.insert_dead_letter())
             .bind(letter.scope.0)
             .bind(message.origin().as_str())
             .bind(letter.key.as_ref().map(key_id))
             .bind(letter.key.as_ref().map(IdempotencyKey::as_str))
-            .bind(letter.hash.as_ref().map(|(hash, _)| hash.as_bytes().as_slice()))
-            .bind(letter.hash.map(|(_, rule)| rule.0))
+            .bind(hash.as_bytes().as_slice())
+            .bind(rule.map(|rule| rule.0))
             .bind(letter.reason.as_str())
             .bind(letter.attempts)
             .bind(letter.error.as_str())
-            .bind(kept)
+            .bind(kept(letter))
             .bind(i64::try_from(payload_bytes).unwrap_or(i64::MAX))
             .bind(message.payload().is_some())
             .bind(idem_schema::encode_headers(message.headers()))
@@ -89,7 +78,9 @@ impl Sqlite {
             .bind(message.message_type())
             .bind(message.record_key().map(|key| key.as_ref()))
             .bind(now)
-            .fetch_one(connection.get()?)
+            .bind(identity.as_bytes().as_slice())
+            .bind(letter.fingerprint.to_string())
+            .fetch_optional(connection.get()?)
             .await
             .map_err(failed)
     }
@@ -170,6 +161,11 @@ impl Sqlite {
     }
 }
 
+/// What the row keeps of the payload.
+fn kept(letter: &DeadLetter) -> Option<&[u8]> {
+    letter.message.payload().filter(|_| letter.keep_payload).map(|payload| payload.as_ref())
+}
+
 fn parked(row: &SqliteRow) -> Result<ParkedDeadLetter, sqlx::Error> {
     let key: Option<&str> = row.try_get("idempotency_key")?;
     let reason = Reason::parse(row.try_get("reason")?);
@@ -181,12 +177,12 @@ fn parked(row: &SqliteRow) -> Result<ParkedDeadLetter, sqlx::Error> {
         reason: reason.ok_or_else(|| sqlx::Error::Decode("unknown reason of a dead letter".into()))?,
         attempts: row.try_get("attempts")?,
         error: row.try_get("error")?,
-        fingerprint: None,
+        fingerprint: row.try_get::<Option<&str>, _>("fingerprint")?.and_then(Fingerprint::parse),
         copies: row.try_get::<i64, _>("copies")?.unsigned_abs(),
         first_at: clock::instant(row.try_get("first_at")?),
         payload_kept: row.try_get("payload_kept")?,
         published_at: published_at.map(clock::instant),
-        loss_accepted: false,
+        loss_accepted: row.try_get("loss_accepted")?,
         replayed: row.try_get("replay_outcome")?,
     })
 }

@@ -83,6 +83,15 @@ pub(super) fn class_of(error: &Error) -> Option<ErrorClass> {
     }
 }
 
+/// The extended result code that SQLite gave with an error.
+pub(super) fn result_code(error: &(dyn StdError + 'static)) -> Option<String> {
+    let error = match error.downcast_ref::<Error>() {
+        Some(error) => error.as_database_error()?.try_downcast_ref()?,
+        None => sqlite_error(error)?,
+    };
+    code_of(error).map(|code| code.to_string())
+}
+
 /// The text of a driver's error without any value; `None` where it is none of this driver's.
 pub(super) fn describe(error: &(dyn StdError + 'static)) -> Option<String> {
     if let Some(error) = error.downcast_ref::<Error>() {

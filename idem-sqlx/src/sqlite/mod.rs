@@ -166,4 +166,8 @@ impl Store for Sqlite {
     fn describe(error: &(dyn StdError + 'static)) -> Option<String> {
         error::describe(error)
     }
+
+    fn code(error: &(dyn StdError + 'static)) -> Option<String> {
+        error::result_code(error)
+    }
 }

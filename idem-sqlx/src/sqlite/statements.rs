@@ -101,42 +101,44 @@ UPDATE "{schema}_attempts" SET attempts = max(attempts - 1, 0) WHERE consumer = 
     /// 1 consumer, 2 key id.
     forget_attempts: r#"DELETE FROM "{schema}_attempts" WHERE consumer = ?1 AND key_id = ?2"#;
 
-    /// The row that has a dead letter's origin, else one that equals it. 1 consumer, 2 origin, 3 key id, 4 payload hash,
-    /// 5 reason. Result, at most one row: `id`, and `known`, whether this very copy is counted already.
-    find_dead_letter: r#"
-SELECT id, ?2 IN (origin, last_origin) AS known FROM "{schema}_dead_letters"
-WHERE consumer = ?1 AND (origin = ?2
-    OR (key_id = ?3 AND ifnull(payload_hash, x'') = ifnull(?4, x'') AND reason = ?5 AND key_id IS NOT NULL))
-ORDER BY origin = ?2 DESC, id LIMIT 1"#;
-
-    /// 1 consumer, 2 origin, 3 key id, 4 key, 5 payload hash, 6 hash id, 7 reason, 8 attempts, 9 error, 10 payload,
-    /// 11 its size, 12 whether there was one, 13 headers, 14 message id, 15 type, 16 record key, 17 now. Result: `id`.
+    /// 1 consumer, 2 origin, 3 key id, 4 key, 5 payload hash, 6 hash id or NULL where that is of the payload's bytes,
+    /// 7 reason, 8 attempts, 9 error, 10 payload, 11 its size, 12 whether there was one, 13 headers, 14 message id, 15 type,
+    /// 16 record key, 17 now, 18 identity, 19 fingerprint. Result: `id`, or no row where a row has its identity.
     insert_dead_letter: r#"
 INSERT INTO "{schema}_dead_letters" (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id,
     reason, attempts, error, payload, payload_bytes, has_payload, headers, message_id, message_type, record_key, first_at,
-    last_at)
-VALUES (?1, ?2, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?17) RETURNING id"#;
+    last_at, identity, fingerprint)
+VALUES (?1, ?2, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?17, ?18, ?19)
+ON CONFLICT DO NOTHING RETURNING id"#;
 
-    /// Counts another copy, which puts a row whose replay has ended before the operator again. 1 id, 2 origin,
-    /// 3 attempts, 4 error, 5 now.
+    /// Folds a dead letter into the row that has its identity. A copy counts if its origin is neither the row's first nor
+    /// its last one: what a crash brings back does not. A new one puts a row whose replay has ended before the operator
+    /// again, and a payload that was over the limit is kept where it comes now. 1 consumer, 2 identity, 3 origin, 4 reason,
+    /// 5 attempts, 6 error, 7 fingerprint, 8 now, 9 payload or NULL. Result: `id`.
     count_dead_letter: r#"
-UPDATE "{schema}_dead_letters" SET copies = copies + 1, last_origin = ?2, attempts = ?3, error = ?4, last_at = ?5,
-    replay_requested_at = CASE WHEN replayed_at IS NULL THEN replay_requested_at END,
-    replay_taken_at = CASE WHEN replayed_at IS NULL THEN replay_taken_at END,
-    replay_taken_by = CASE WHEN replayed_at IS NULL THEN replay_taken_by END,
-    replay_outcome = CASE WHEN replayed_at IS NULL THEN replay_outcome END, replayed_at = NULL
-WHERE id = ?1"#;
+UPDATE "{schema}_dead_letters" SET copies = copies + (?3 NOT IN (origin, last_origin)),
+    last_origin = CASE WHEN ?3 = origin THEN last_origin ELSE ?3 END,
+    reason = ?4, attempts = ?5, error = ?6, fingerprint = ?7, last_at = ?8,
+    payload = CASE WHEN has_payload THEN ifnull(payload, ?9) END,
+    replay_requested_at = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_requested_at END,
+    replay_taken_at = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_taken_at END,
+    replay_taken_by = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_taken_by END,
+    replay_outcome = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_outcome END,
+    replayed_at = CASE WHEN ?3 IN (origin, last_origin) THEN replayed_at END
+WHERE consumer = ?1 AND identity = ?2 RETURNING id"#;
 
     /// 1 id. Result: what `dead_letters` reads.
     select_dead_letter: r#"
-SELECT id, idempotency_key, origin, reason, attempts, error, copies, first_at, published_at, replay_outcome,
-    payload IS NOT NULL OR has_payload = 0 AS payload_kept
+SELECT id, idempotency_key, origin, reason, attempts, error, fingerprint, copies, first_at,
+    payload IS NOT NULL OR has_payload = 0 AS payload_kept, published_at,
+    loss_accepted_at IS NOT NULL AS loss_accepted, replay_outcome
 FROM "{schema}_dead_letters" WHERE id = ?1"#;
 
     /// 1 consumer's name, 2 how many. Result, newest first: as `select_dead_letter`.
     dead_letters: r#"
-SELECT d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.copies, d.first_at, d.published_at,
-    d.replay_outcome, d.payload IS NOT NULL OR d.has_payload = 0 AS payload_kept
+SELECT d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.fingerprint, d.copies, d.first_at,
+    d.payload IS NOT NULL OR d.has_payload = 0 AS payload_kept, d.published_at,
+    d.loss_accepted_at IS NOT NULL AS loss_accepted, d.replay_outcome
 FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer
 WHERE c.name = ?1 ORDER BY d.id DESC LIMIT ?2"#;
 

@@ -9,9 +9,9 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    AuditEntry, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, HashRuleId, IdempotencyKey,
-    Message, ParkedDeadLetter, PayloadHash, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, StoreError,
-    Tenant,
+    AuditEntry, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, DeadLetterIdentity,
+    HashRuleId, IdempotencyKey, Message, ParkedDeadLetter, PayloadHash, Registered, Registration, Replay, ReplayEnd,
+    RunId, ScopeId, StoreError, Tenant,
 };
 
 pub(super) use self::cleanup::MemoryCleaner;
@@ -60,12 +60,21 @@ struct Parked {
     seen: ParkedDeadLetter,
     consumer: ConsumerName,
     scope: ScopeId,
-    hash: Option<PayloadHash>,
+    identity: DeadLetterIdentity,
     last_origin: String,
     last_at: SystemTime,
     /// `None` where the payload was not kept, and then it cannot be replayed.
     message: Option<Message>,
     replay: ReplayState,
+}
+
+/// Which dead letters are one row.
+#[derive(Debug, Clone, Copy)]
+enum Folding {
+    ByIdentity,
+    /// The defect of a store that takes an origin for the message.
+    ByOrigin,
+    Never,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,28 +147,33 @@ impl Books {
         self.dead_letters.iter_mut().find(|parked| parked.seen.id == id)
     }
 
-    fn park(&mut self, dead_letter: &DeadLetter, now: SystemTime, folds: bool) -> ParkedDeadLetter {
+    fn park(&mut self, dead_letter: &DeadLetter, now: SystemTime, folding: Folding) -> ParkedDeadLetter {
         let origin = dead_letter.message.origin().as_str();
-        let hash = dead_letter.hash.map(|(hash, _)| hash);
-        let same_origin = |parked: &Parked| {
-            parked.scope == dead_letter.scope && [&parked.seen.origin, &parked.last_origin].iter().any(|o| *o == origin)
-        };
-        let equal = |parked: &Parked| {
-            parked.scope == dead_letter.scope
-                && dead_letter.key.is_some()
-                && parked.seen.key == dead_letter.key
-                && parked.hash == hash
-                && parked.seen.reason == dead_letter.reason
-        };
-        let known = self.dead_letters.iter().position(same_origin).or_else(|| self.dead_letters.iter().position(equal));
-        if let Some(parked) = known.filter(|_| folds).map(|index| &mut self.dead_letters[index]) {
-            let is_copy = parked.seen.origin != origin && parked.last_origin != origin;
-            if is_copy {
+        let identity = dead_letter.identity();
+        let kept = dead_letter.keep_payload || dead_letter.message.payload().is_none();
+        let known =
+            self.dead_letters.iter_mut().filter(|parked| parked.scope == dead_letter.scope).find(
+                |parked| match folding {
+                    Folding::ByIdentity => parked.identity == identity,
+                    Folding::ByOrigin => parked.seen.origin == origin || parked.identity == identity,
+                    Folding::Never => false,
+                },
+            );
+        if let Some(parked) = known {
+            if parked.seen.origin != origin && parked.last_origin != origin {
                 parked.seen.copies += 1;
                 parked.last_origin = origin.to_owned();
+                // A replay that has ended does not stand for a copy that came after it.
+                parked.seen.replayed = None;
             }
-            (parked.seen.attempts, parked.last_at) = (dead_letter.attempts, now);
+            if kept && parked.message.is_none() {
+                parked.message = Some(dead_letter.message.clone());
+                parked.seen.payload_kept = true;
+            }
+            (parked.seen.reason, parked.seen.attempts, parked.last_at) =
+                (dead_letter.reason, dead_letter.attempts, now);
             parked.seen.error.clone_from(&dead_letter.error);
+            parked.seen.fingerprint = Some(dead_letter.fingerprint);
             return parked.seen.clone();
         }
         self.dead_letters_ever += 1;
@@ -173,7 +187,7 @@ impl Books {
             fingerprint: Some(dead_letter.fingerprint),
             copies: 1,
             first_at: now,
-            payload_kept: dead_letter.keep_payload || dead_letter.message.payload().is_none(),
+            payload_kept: kept,
             published_at: None,
             loss_accepted: false,
             replayed: None,
@@ -182,10 +196,10 @@ impl Books {
             seen: seen.clone(),
             consumer: dead_letter.consumer.clone(),
             scope: dead_letter.scope,
-            hash,
+            identity,
             last_origin: origin.to_owned(),
             last_at: now,
-            message: dead_letter.keep_payload.then(|| dead_letter.message.clone()),
+            message: kept.then(|| dead_letter.message.clone()),
             replay: ReplayState::Idle,
         });
         seen
@@ -268,10 +282,16 @@ impl Bookkeeping for MemoryStore {
     }
 
     async fn park(&self, dead_letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
-        let folds = !self.shared.has(Defect::ParksEveryCopy);
+        let folding = if self.shared.has(Defect::ParksEveryCopy) {
+            Folding::Never
+        } else if self.shared.has(Defect::ParksByOrigin) {
+            Folding::ByOrigin
+        } else {
+            Folding::ByIdentity
+        };
         let park = |state: &mut State| {
             let now = state.now();
-            state.books.park(dead_letter, now, folds)
+            state.books.park(dead_letter, now, folding)
         };
         self.book("storing a dead letter", park).await
     }

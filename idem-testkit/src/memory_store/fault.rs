@@ -78,6 +78,8 @@ pub enum Defect {
     IgnoresScopes,
     /// A commit keeps the records and loses the effects.
     LosesEffects,
+    /// Another message at the origin of a dead letter is taken for that one (A29).
+    ParksByOrigin,
     /// Every dead letter is a row of its own.
     ParksEveryCopy,
     /// Handlers write outside of their transaction.

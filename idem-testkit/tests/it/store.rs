@@ -184,8 +184,13 @@ mod broken {
         ignores_scopes: IgnoresScopes by deliveries::two_consumers_with_the_same_key_both_run,
             deliveries::two_tenants_with_the_same_key_both_run;
         loses_effects: LosesEffects by deliveries::processes_exactly_once_on_first_delivery;
+        parks_by_origin: ParksByOrigin by dead_letters::a29_another_message_at_a_used_origin_is_another_dead_letter,
+            dead_letters::a29_a_replayed_dead_letter_is_not_revived_by_another_message,
+            dead_letters::a30_without_a_key_other_headers_or_another_record_key_are_another_row,
+            dead_letters::a32_a_confirmation_is_for_exactly_one_content;
         parks_every_copy: ParksEveryCopy by failures::the_same_origin_is_parked_once,
-            failures::equal_dead_letters_are_one_row_with_a_count;
+            failures::equal_dead_letters_are_one_row_with_a_count, dead_letters::a29_a_copy_from_another_origin_is_counted,
+            dead_letters::a30_without_a_key_each_origin_is_a_row_and_a_redelivery_is_none;
         puts_effects_outside: PutsEffectsOutside by batches::a_handlers_error_leaves_nothing,
             transactions::nothing_is_visible_before_the_commit;
         records_outside: RecordsOutside by batches::a_handlers_error_leaves_nothing, dropped::a_dropped_unit_leaves_nothing;

@@ -105,6 +105,39 @@ async fn what_cannot_be_handled_is_set_aside_with_its_reason(client: Client) {
     stage.remove().await;
 }
 
+/// A29: a topic that is created again uses its offsets again. What failed there before and what fails there now are dead
+/// letters of their own, whole in the table and published, whether they have a key or not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a29_a_topic_that_is_created_again_loses_no_dead_letter() {
+    let mut stage = Stage::new("again", 1).await;
+    let aside = super::topic::Topic::create(&stage.topic.brokers, &format!("{}-aside", stage.name), 1).await;
+    let lives = [
+        [r#"{"FIRST": "no key in this one"}"#, r#"{"idempotencykey": "pay-1", "FIRST": "no purchase"}"#],
+        [r#"{"SECOND": "no key in this one"}"#, r#"{"idempotencykey": "pay-2", "SECOND": "no purchase"}"#],
+        [r#"{"THIRD": "no key in this one"}"#, r#"{"idempotencykey": "pay-1", "THIRD": "no purchase"}"#],
+    ];
+    for (life, texts) in lives.iter().enumerate() {
+        if life > 0 {
+            stage.topic = stage.topic.create_again().await;
+        }
+        for text in texts {
+            stage.topic.send_text("1", text);
+        }
+        stage.topic.flush().await;
+        let ended = stage.drain(&["--dead-letter-topic", &aside.name]).await;
+        assert_eq!(ended.count("dead_lettered"), 2, "life {life}");
+    }
+    let expected: Vec<String> = lives.iter().flatten().map(|text| (*text).to_owned()).collect();
+    let rows = "SELECT convert_from(payload, 'UTF8') FROM idem.dead_letters WHERE copies = 1 ORDER BY id";
+    let kept: Vec<String> = sqlx::query_scalar(rows).fetch_all(stage.pool()).await.expect("the dead letters");
+    assert_eq!(kept, expected);
+    assert_eq!(aside.payloads().await, expected);
+    let origins = "SELECT DISTINCT substring(origin FROM '[0-9]+/[0-9]+$') FROM idem.dead_letters ORDER BY 1";
+    let origins: Vec<String> = sqlx::query_scalar(origins).fetch_all(stage.pool()).await.expect("the origins");
+    assert_eq!(origins, ["0/0", "0/1"], "the offsets were used again");
+    stage.remove().await;
+}
+
 /// Design §6: a partition that is added later loses none of its first messages, although `--reset` said latest.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_is_added_later_loses_nothing() {

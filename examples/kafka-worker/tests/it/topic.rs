@@ -7,6 +7,7 @@ use rdkafka::{
     admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication},
     client::DefaultClientContext,
     consumer::{BaseConsumer, CommitMode, Consumer},
+    message::Message as _,
     producer::{FutureProducer, FutureRecord},
 };
 
@@ -39,6 +40,42 @@ impl Topic {
             .create()
             .expect("a producer");
         Self { name: name.to_owned(), brokers: brokers.to_owned(), partitions, producer }
+    }
+
+    /// Deletes the topic and creates it again under its name, as an operator does: its offsets begin anew.
+    pub(crate) async fn create_again(self) -> Self {
+        let mut config = ClientConfig::new();
+        let admin: AdminClient<DefaultClientContext> =
+            config.set("bootstrap.servers", &self.brokers).create().expect("a client");
+        let deleted = admin.delete_topics(&[&self.name], &AdminOptions::new().operation_timeout(Some(PATIENCE))).await;
+        deleted.expect("the broker answers")[0].as_ref().expect("the topic goes");
+        let topic = NewTopic::new(&self.name, self.partitions, TopicReplication::Fixed(1));
+        let probe = AdminOptions::new().validate_only(true);
+        // It is gone only after a while, and until then its name is taken.
+        super::database::until("the topic to be gone", async || {
+            admin.create_topics([&topic], &probe).await.expect("the broker answers")[0].is_ok()
+        })
+        .await;
+        Self::create(&self.brokers, &self.name, self.partitions).await
+    }
+
+    /// The payloads of all records of the first partition, in order.
+    pub(crate) async fn payloads(&self) -> Vec<String> {
+        let end = self.ends().await[&0];
+        let (consumer, name) = (self.member_less("idem-tests-payloads"), self.name.clone());
+        tokio::task::spawn_blocking(move || {
+            let mut list = TopicPartitionList::new();
+            list.add_partition_offset(&name, 0, Offset::Beginning).expect("an offset");
+            consumer.assign(&list).expect("a partition");
+            let mut payloads = Vec::new();
+            while i64::try_from(payloads.len()).expect("a count") < end {
+                let record = consumer.poll(PATIENCE).expect("a record").expect("a record");
+                payloads.push(String::from_utf8_lossy(record.payload().unwrap_or_default()).into_owned());
+            }
+            payloads
+        })
+        .await
+        .expect("no panic")
     }
 
     /// Sends purchases, those of one customer in order, and waits until the broker has all of them.

@@ -21,6 +21,7 @@ mod fixture;
 mod handlers;
 mod poolers;
 mod proxy;
+mod releases;
 mod roles;
 mod schema;
 #[path = "../../../../idem-schema/tests/shared/scratch.rs"]

@@ -90,7 +90,7 @@ async fn attempts_are_counted_per_key_and_payload() {
     store.uncount_attempt(scope, &key("unknown")).await.unwrap();
 }
 
-fn letter(scope: ScopeId, origin: &str, key_text: Option<&str>, reason: Reason) -> DeadLetter {
+pub(super) fn letter(scope: ScopeId, origin: &str, key_text: Option<&str>, reason: Reason) -> DeadLetter {
     let mut headers = Headers::default();
     headers.push("a", Some(Bytes::from_static(b"1")));
     headers.push("a", None);

@@ -4,7 +4,7 @@ use idem_core::{Bookkeeping, StoreError};
 use idem_schema::SchemaName;
 use idem_sqlx::{Sqlite, SqliteOptions};
 
-use super::{File, consumer, fresh, message, open};
+use super::{File, consumer, fresh, message, open, registered};
 
 const TABLES: &str = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY 1";
 
@@ -13,23 +13,26 @@ async fn up_twice_and_down_beside_the_applications_tables() {
     let file = File::new();
     let store = open(&file).await;
     file.run("CREATE TABLE processed_messages (theirs TEXT); CREATE TABLE migrations (theirs TEXT)").await;
-    assert_eq!(store.migrate().await.unwrap(), [1]);
+    assert_eq!(store.migrate().await.unwrap(), [1, 2]);
     assert_eq!(store.migrate().await.unwrap(), Vec::<u32>::new());
     store.verify().await.unwrap();
     assert!(file.ask(TABLES).await.contains(&"idem_processed_messages".to_owned()));
-    assert_eq!(store.revert_migration().await.unwrap(), Some(1));
-    assert_eq!(store.revert_migration().await.unwrap(), None);
+    for version in [Some(2), Some(1), None] {
+        assert_eq!(store.revert_migration().await.unwrap(), version);
+    }
     assert_eq!(file.ask(TABLES).await, ["idem_migrations", "migrations", "processed_messages"]);
-    assert_eq!(store.migrate().await.unwrap(), [1]);
+    assert_eq!(store.migrate().await.unwrap(), [1, 2]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn down_is_refused_while_there_are_records_and_leaves_everything() {
     let (file, store) = fresh().await;
     consumer(&store).process(vec![message("a", "1")]).await.unwrap();
+    assert_eq!(store.revert_migration().await.unwrap(), Some(2));
     let error = store.revert_migration().await.unwrap_err();
     let StoreError::Failed { source, .. } = &error else { panic!("{error}") };
     assert!(source.to_string().contains("still holds records"), "{source}");
+    store.migrate().await.unwrap();
     store.verify().await.unwrap();
     assert_eq!(file.recorded().await, ["a"]);
 }
@@ -39,7 +42,7 @@ async fn down_is_refused_while_there_are_records_and_leaves_everything() {
 async fn an_edited_and_a_newer_schema_are_refused() {
     for (change, words) in [
         ("UPDATE idem_migrations SET checksum = 'x'", "applied with checksum x"),
-        ("INSERT INTO idem_migrations VALUES (2, 'later', 'x', 0, '9.9.9')", "version 2"),
+        ("INSERT INTO idem_migrations VALUES (3, 'later', 'x', 0, '9.9.9')", "version 3"),
     ] {
         let (file, store) = fresh().await;
         file.run(change).await;
@@ -57,7 +60,7 @@ async fn two_runners_at_once_apply_each_migration_once() {
     let (first, second) = tokio::join!(first.migrate(), second.migrate());
     let mut applied = first.unwrap();
     applied.extend(second.unwrap());
-    assert_eq!(applied, [1]);
+    assert_eq!(applied, [1, 2]);
 }
 
 /// S6: another prefix gives another schema in the same file.
@@ -71,4 +74,39 @@ async fn s6_two_prefixes_share_a_file() {
         store.verify().await.unwrap();
     }
     assert!(file.ask(TABLES).await.contains(&"select_processed_messages".to_owned()));
+}
+
+const OLD: &str =
+    "INSERT INTO idem_dead_letters (consumer, origin, last_origin, reason, attempts, error, payload, payload_bytes,
+    has_payload, first_at, last_at) VALUES ";
+
+/// J12: dead letters of the release before go on, none is taken for a copy, and no id is given twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn j12_dead_letters_outlive_the_migration_and_its_way_back() {
+    let (file, store) = fresh().await;
+    let scope = registered(&store).await;
+    assert_eq!(store.revert_migration().await.unwrap(), Some(2));
+    let rows = [
+        "'q/1', 'q/1', 'permanent', 1, '', x'6f6c64', 3, 1, 1, 1)",
+        "'q/2', 'q/2', 'permanent', 1, '', x'62', 1, 1, 1, 1)",
+    ];
+    for row in rows {
+        file.run(&format!("{OLD} ({}, {row}", scope.0)).await;
+    }
+    file.run("DELETE FROM idem_dead_letters WHERE id = 2").await;
+    assert_eq!(store.migrate().await.unwrap(), [2]);
+    let letter = super::bookkeeping::letter(scope, "q/1", None, idem_core::Reason::Permanent);
+    let parked = store.park(&letter).await.unwrap();
+    assert_eq!((parked.id.0, parked.copies), (3, 1), "another message at the origin, and id 2 was given before");
+    assert_eq!(file.ask("SELECT CAST(payload AS TEXT) FROM idem_dead_letters WHERE id = 1").await, ["old"]);
+    // The release before goes on beside it, and finds its own row.
+    file.run(&format!("{OLD} ({}, 'q/9', 'q/9', 'permanent', 1, '', x'78', 1, 1, 1, 1)", scope.0)).await;
+
+    let error = store.revert_migration().await.unwrap_err();
+    let StoreError::Failed { source, .. } = &error else { panic!("{error}") };
+    assert!(source.to_string().contains("takes for one"), "{source}");
+    file.run("DELETE FROM idem_dead_letters WHERE id = 1").await;
+    assert_eq!(store.revert_migration().await.unwrap(), Some(2));
+    file.run(&format!("{OLD} ({}, 'q/10', 'q/10', 'permanent', 1, '', x'78', 1, 1, 1, 1)", scope.0)).await;
+    assert_eq!(file.ask("SELECT CAST(id AS TEXT) FROM idem_dead_letters ORDER BY id").await, ["3", "4", "5"]);
 }

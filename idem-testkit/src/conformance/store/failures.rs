@@ -81,7 +81,7 @@ pub async fn attempts_counted_at_once_are_all_counted<T: StoreUnderTest>(subject
 }
 
 /// A dead letter of `orders` as the worker makes one.
-fn letter(registered: &Registered, message: Message, key: Option<&str>, reason: Reason) -> DeadLetter {
+pub(super) fn letter(registered: &Registered, message: Message, key: Option<&str>, reason: Reason) -> DeadLetter {
     let hash = message.payload().map_or(PayloadHash::NONE, |payload| PayloadHash::of(payload));
     DeadLetter {
         consumer: ConsumerName::new("orders").unwrap(),
@@ -98,20 +98,20 @@ fn letter(registered: &Registered, message: Message, key: Option<&str>, reason: 
     }
 }
 
-fn from(origin: &str, key: &str, payload: &str) -> Message {
+pub(super) fn from(origin: &str, key: &str, payload: &str) -> Message {
     msg(key, payload).with_origin(Origin::new(origin))
 }
 
-async fn park<T: StoreUnderTest>(scene: &Scene<'_, T>, letter: &DeadLetter) -> ParkedDeadLetter {
+pub(super) async fn park<T: StoreUnderTest>(scene: &Scene<'_, T>, letter: &DeadLetter) -> ParkedDeadLetter {
     within("parking", scene.store.park(letter)).await.unwrap_or_else(|error| panic!("not parked: {error}"))
 }
 
-async fn listed<T: StoreUnderTest>(scene: &Scene<'_, T>) -> Vec<ParkedDeadLetter> {
+pub(super) async fn listed<T: StoreUnderTest>(scene: &Scene<'_, T>) -> Vec<ParkedDeadLetter> {
     let orders = ConsumerName::new("orders").unwrap();
     within("listing dead letters", scene.store.dead_letters(&orders, 100)).await.unwrap()
 }
 
-async fn take<T: StoreUnderTest>(scene: &Scene<'_, T>, registered: &Registered) -> Vec<Replay> {
+pub(super) async fn take<T: StoreUnderTest>(scene: &Scene<'_, T>, registered: &Registered) -> Vec<Replay> {
     let orders = ConsumerName::new("orders").unwrap();
     within("taking replays", scene.store.take_replays(&orders, registered.run, 10)).await.unwrap()
 }

@@ -50,6 +50,7 @@
 pub mod batches;
 pub mod competition;
 pub mod consumers;
+pub mod dead_letters;
 pub mod deliveries;
 pub mod dropped;
 pub mod failures;
@@ -259,6 +260,19 @@ macro_rules! store_conformance {
                 a_dead_letter_without_its_payload_is_not_replayed,
                 only_known_and_idle_dead_letters_can_be_replayed,
                 cleanup_keeps_what_awaits_a_replay,
+            }
+            dead_letters {
+                a29_another_message_at_a_used_origin_is_another_dead_letter,
+                a29_a_copy_from_another_origin_is_counted,
+                a29_a_replayed_dead_letter_is_not_revived_by_another_message,
+                a29_a_copy_puts_a_replayed_dead_letter_before_the_operator_again,
+                a30_without_a_key_each_origin_is_a_row_and_a_redelivery_is_none,
+                a30_without_a_key_other_headers_or_another_record_key_are_another_row,
+                a31_payloads_that_cannot_be_hashed_do_not_fold,
+                a32_a_confirmation_is_for_exactly_one_content,
+                a_payload_that_was_over_the_limit_is_kept_by_a_later_copy,
+                a_dead_letter_has_the_fingerprint_of_its_last_failure,
+                equal_dead_letters_of_two_scopes_are_two_rows,
             }
             consumers {
                 registering_twice_gives_the_same_scope,

@@ -110,6 +110,10 @@ impl<S: Store> Store for Observed<S> {
     fn describe(error: &(dyn Error + 'static)) -> Option<String> {
         S::describe(error)
     }
+
+    fn code(error: &(dyn Error + 'static)) -> Option<String> {
+        S::code(error)
+    }
 }
 
 impl<S: Store> UnitOfWork<Observed<S>> for ObservedUnit<'_, S> {

@@ -134,3 +134,48 @@ async fn c7_a_replayed_dead_letter_runs_once_through_a_running_worker() {
     let letter = scene.dead_letters().await.remove(0);
     assert!(letter.replayed.is_some(), "{letter:?}");
 }
+
+/// A32: what the broker has confirmed is not published again when its original is delivered once more, as after a crash
+/// between the two.
+#[tokio::test(flavor = "multi_thread")]
+async fn a32_a_confirmed_dead_letter_is_not_published_again() {
+    let scene = Scene::new();
+    let aside = scene.broker.create("aside", QueueOptions::default()).unwrap();
+    // Nobody learns that the original was settled, so it is delivered again.
+    scene.queue.misbehave(Faults { settles_lost: Rate::Always, ..Faults::default() });
+    let origin = scene.publish("1", "permanent");
+    let running = Running::new(scene.worker().publisher(aside.publisher()));
+    within("two more deliveries", scene.queue.until(|stats| stats.delivered > 2)).await;
+    scene.queue.misbehave(Faults::default());
+    within("draining the queue", scene.queue.drained()).await;
+    running.stop().await.unwrap();
+    assert!(scene.queue.history(&origin).deliveries > 2);
+    assert_eq!(aside.unsettled().len(), 1, "published once");
+    let letters = scene.dead_letters().await;
+    assert_eq!((letters.len(), letters[0].copies), (1, 1));
+}
+
+/// A29, A32: two lives of one queue, on one database: another message at a used origin is another dead letter, and is
+/// published too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a29_another_message_at_a_used_origin_is_kept_and_published() {
+    let first = Scene::new();
+    let second = Scene { store: first.store.clone(), ..Scene::new() };
+    let mut origins = Vec::new();
+    for (scene, key) in [(&first, "order-OLD"), (&second, "order-NEW")] {
+        let aside = scene.broker.create("aside", QueueOptions::default()).unwrap();
+        origins.push(scene.publish(key, "permanent"));
+        let summary = drain(scene, scene.worker().publisher(aside.publisher())).await;
+        assert_eq!(summary.dead_lettered, 1);
+        let published = aside.unsettled();
+        assert_eq!(
+            published.iter().map(|message| message.headers().text("idempotencykey")).collect::<Vec<_>>(),
+            [Some(key)]
+        );
+    }
+    assert_eq!(origins[0], origins[1]);
+    let letters = first.dead_letters().await;
+    let keys: Vec<_> = letters.iter().map(|letter| letter.key.as_ref().unwrap().as_str()).collect();
+    assert_eq!(keys, ["order-OLD", "order-NEW"]);
+    assert!(letters.iter().all(|letter| letter.published_at.is_some() && letter.copies == 1), "{letters:?}");
+}

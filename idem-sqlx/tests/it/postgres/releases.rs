@@ -1,0 +1,130 @@
+//! Workers of the release before on the newest schema.
+
+use idem_core::{
+    Bookkeeping as _, ConsumerName, DeadLetter, ErrorClass, FailureKind, Fingerprint, Message, Origin, Reason, ScopeId,
+    Tenant,
+};
+use idem_sqlx::MigratePostgresError;
+use sqlx::Row as _;
+
+use super::fixture::Fixture;
+
+/// The statements of 0.1.0, to the letter but for the schema's name, which its connections find by their search_path.
+const INSERT: &str = "\
+INSERT INTO dead_letters (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason,
+    attempts, error, payload, payload_bytes, has_payload, headers, message_id, message_type, record_key,
+    ordering_key)
+VALUES ($1::int4, $2::text, $2::text, $3::uuid, $4::text, $5::bytea, $6::int4, $7::text, $8::int4, $9::text, $10::bytea,
+    $11::int8, $12::bool, $13::text::json, $14::text, $15::text, $16::bytea, $17::bytea)
+ON CONFLICT DO NOTHING
+RETURNING id, idempotency_key, origin, reason, attempts, error, copies,
+    (extract(epoch FROM first_at) * 1000000)::int8 AS first_at,
+    (extract(epoch FROM published_at) * 1000000)::int8 AS published_at, replay_outcome AS replayed";
+
+const UPDATE: &str = "\
+WITH target AS MATERIALIZED (
+    SELECT id FROM dead_letters
+    WHERE consumer = $1::int4 AND (origin = $2::text OR (key_id = $3::uuid
+        AND coalesce(payload_hash, ''::bytea) = coalesce($4::bytea, ''::bytea) AND reason = $5::text))
+    ORDER BY origin = $2::text DESC, id LIMIT 1 FOR UPDATE
+)
+UPDATE dead_letters AS d SET
+    copies = d.copies + ($2::text NOT IN (d.origin, d.last_origin))::int4,
+    last_origin = CASE WHEN $2::text = d.origin THEN d.last_origin ELSE $2::text END,
+    attempts = $6::int4, error = $7::text, last_at = now(),
+    (replay_requested_at, replay_taken_at, replay_taken_by, replayed_at, replay_outcome) = (
+        SELECT d.replay_requested_at, d.replay_taken_at, d.replay_taken_by, d.replayed_at, d.replay_outcome
+        WHERE d.replayed_at IS NULL OR $2::text IN (d.origin, d.last_origin))
+FROM target WHERE d.id = target.id
+RETURNING d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.copies,
+    (extract(epoch FROM d.first_at) * 1000000)::int8 AS first_at,
+    (extract(epoch FROM d.published_at) * 1000000)::int8 AS published_at, d.replay_outcome AS replayed";
+
+/// A message as both releases set it aside.
+#[derive(Debug, Clone, Copy)]
+struct Failed {
+    origin: &'static str,
+    key: Option<&'static str>,
+    payload: &'static str,
+}
+
+impl Failed {
+    fn letter(self, scope: ScopeId) -> DeadLetter {
+        DeadLetter {
+            consumer: ConsumerName::new("ledger").unwrap(),
+            scope,
+            message: Message::new(self.payload).with_origin(Origin::new(self.origin)),
+            key: self.key.map(|key| idem_core::IdempotencyKey::new(key).unwrap()),
+            hash: None,
+            reason: Reason::Permanent,
+            attempts: 1,
+            error: "new".to_owned(),
+            fingerprint: Fingerprint::of(&FailureKind::new(Reason::Permanent, ErrorClass::Permanent)),
+            keep_payload: true,
+        }
+    }
+
+    /// Sets it aside as the release before does: which row stands for it, and how many copies that has.
+    async fn by_the_release_before(self, fixture: &Fixture, scope: ScopeId) -> (i64, i64) {
+        let key_id = self.key.map(idem_schema::key_id);
+        let hash = self.key.map(|_| self.payload.as_bytes());
+        let insert = sqlx::query(INSERT).bind(scope.0).bind(self.origin).bind(key_id).bind(self.key).bind(hash);
+        let insert = insert.bind(1).bind("permanent").bind(1).bind("old").bind(self.payload.as_bytes());
+        let insert = insert.bind(i64::try_from(self.payload.len()).unwrap()).bind(true).bind(None::<String>);
+        let insert = insert.bind(None::<String>).bind(None::<String>).bind(None::<Vec<u8>>).bind(None::<Vec<u8>>);
+        let row = match insert.fetch_optional(&fixture.admin).await.unwrap() {
+            Some(row) => row,
+            None => {
+                let update = sqlx::query(UPDATE).bind(scope.0).bind(self.origin).bind(key_id).bind(hash);
+                let update = update.bind("permanent").bind(1).bind("old");
+                update.fetch_one(&fixture.admin).await.unwrap()
+            }
+        };
+        (row.get("id"), row.get("copies"))
+    }
+}
+
+/// J12: a worker of the release before folds its dead letters among themselves as it always did, and neither release takes
+/// the other's row for its message, so that each is whole in one.
+#[tokio::test]
+async fn j12_a_worker_of_the_release_before_goes_on_with_its_dead_letters() {
+    let fixture = Fixture::new().await;
+    let scope = fixture.store.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await;
+    // Nobody has registered it; rows of a scope need no more than its number.
+    let scope = scope.unwrap_or(ScopeId(1));
+    let keyed = Failed { origin: "q/1", key: Some("order-1"), payload: "paid" };
+    let (first, copies) = keyed.by_the_release_before(&fixture, scope).await;
+    assert_eq!(copies, 1);
+    assert_eq!(keyed.by_the_release_before(&fixture, scope).await, (first, 1), "a retry is no copy");
+    let copy = Failed { origin: "q/2", ..keyed };
+    assert_eq!(copy.by_the_release_before(&fixture, scope).await, (first, 2));
+    let without_key = Failed { origin: "q/3", key: None, payload: "paid" };
+    let (other, _) = without_key.by_the_release_before(&fixture, scope).await;
+    assert_eq!(without_key.by_the_release_before(&fixture, scope).await, (other, 1));
+
+    // This release beside it, over the same origins and other ones.
+    for failed in [keyed, without_key, Failed { payload: "other", ..without_key }] {
+        let parked = fixture.store.park(&failed.letter(scope)).await.unwrap();
+        assert!(parked.copies == 1 && parked.id.0 > other, "{parked:?}");
+        assert_eq!(fixture.store.park(&failed.letter(scope)).await.unwrap().id, parked.id);
+        assert!(parked.fingerprint.is_some() && parked.payload_kept);
+    }
+    let new = Failed { origin: "q/4", key: None, payload: "new" };
+    fixture.store.park(&new.letter(scope)).await.unwrap();
+    let (own, copies) = new.by_the_release_before(&fixture, scope).await;
+    assert_eq!((new.by_the_release_before(&fixture, scope).await.1, copies), (1, 1));
+    let payloads = fixture.texts("SELECT convert_from(payload, 'UTF8') FROM dead_letters ORDER BY id").await;
+    assert_eq!(payloads, ["paid", "paid", "paid", "paid", "other", "new", "new"]);
+    let old = fixture.texts(format!("SELECT id::text FROM dead_letters WHERE identity IS NULL AND id = {own}")).await;
+    assert_eq!(old.len(), 1);
+
+    // The way back is refused while the older schema would take two messages for one.
+    let refused = fixture.store.migrate_down().await;
+    assert!(matches!(refused, Err(MigratePostgresError::Failed { version: 3, .. })), "{refused:?}");
+    fixture.run("DELETE FROM dead_letters WHERE identity IS NOT NULL").await;
+    assert_eq!(fixture.store.migrate_down().await.unwrap(), Some(3));
+    assert_eq!(copy.by_the_release_before(&fixture, scope).await, (first, 2));
+    assert_eq!(fixture.store.migrate().await.unwrap(), [3]);
+    assert_eq!(fixture.texts("SELECT count(*)::text FROM dead_letters").await, ["3"]);
+    fixture.drop().await;
+}

@@ -1,0 +1,251 @@
+//! Which dead letters are one row. Only copies are: whatever else a message has in common with one that was set aside, it
+//! is acknowledged after this, so a row that does not hold it would be its loss.
+
+use std::collections::HashSet;
+
+use idem_core::{
+    Bookkeeping, Bytes, ConsumerName, DeadLetter, DeadLetterId, ErrorClass, FailureKind, Fingerprint, Message, Origin,
+    ParkedDeadLetter, Reason, Registered, ReplayEnd,
+};
+
+use super::{
+    failures::{from, letter, listed, park, take},
+    scene::{Scene, registration},
+    subject::StoreUnderTest,
+};
+
+/// Asks for the replay of all of them, and answers with their payloads, in the order of the rows.
+async fn payloads<T: StoreUnderTest>(
+    scene: &Scene<'_, T>,
+    registered: &Registered,
+    parked: &[DeadLetterId],
+) -> Vec<Option<String>> {
+    assert_eq!(scene.store.request_replay(parked).await.unwrap(), parked.len() as u64, "all can be replayed");
+    let mut replays = take(scene, registered).await;
+    replays.sort_by_key(|replay| replay.id);
+    let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).unwrap();
+    replays.iter().map(|replay| replay.message.payload().map(text)).collect()
+}
+
+fn some(texts: &[&str]) -> Vec<Option<String>> {
+    texts.iter().map(|text| Some((*text).to_owned())).collect()
+}
+
+/// A29: a broker uses an origin again, as Kafka does when a topic is created anew. The other message is another dead letter,
+/// whole, with a key and without.
+pub async fn a29_another_message_at_a_used_origin_is_another_dead_letter<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let letters = [
+        letter(&registered, from("q/1", "order-1", "paid"), Some("order-1"), Reason::Permanent),
+        letter(&registered, from("q/1", "order-2", "shipped"), Some("order-2"), Reason::Permanent),
+        letter(&registered, from("q/1", "order-1", "refunded"), Some("order-1"), Reason::Permanent),
+        letter(&registered, from("q/2", "", "first"), None, Reason::MissingKey),
+        letter(&registered, from("q/2", "", "second"), None, Reason::MissingKey),
+    ];
+    let mut ids = Vec::new();
+    for letter in &letters {
+        let parked = park(&scene, letter).await;
+        assert_eq!((parked.copies, parked.key.as_ref()), (1, letter.key.as_ref()));
+        ids.push(parked.id);
+    }
+    assert_eq!(ids.iter().collect::<HashSet<_>>().len(), letters.len());
+    let expected = some(&["paid", "shipped", "refunded", "first", "second"]);
+    assert_eq!(payloads(&scene, &registered, &ids).await, expected);
+}
+
+/// A29: only a true copy raises the count. Headers may differ from copy to copy; those of the first are kept.
+pub async fn a29_a_copy_from_another_origin_is_counted<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let copy = |origin: &str, trace: &str| {
+        let message = from(origin, "order-1", "p").with_header("trace", trace.to_owned());
+        letter(&registered, message, Some("order-1"), Reason::Permanent)
+    };
+    let first = park(&scene, &copy("q/1", "one")).await;
+    // Another message uses the origin of the first in between.
+    park(&scene, &letter(&registered, from("q/1", "order-2", "other"), Some("order-2"), Reason::Permanent)).await;
+    let second = park(&scene, &copy("q/2", "two")).await;
+    assert_eq!((second.id, second.copies, second.origin.as_str()), (first.id, 2, "q/1"));
+    assert_eq!(park(&scene, &copy("q/1", "one")).await.copies, 2, "a crash brings the first one back");
+    assert_eq!(scene.store.request_replay(&[first.id]).await.unwrap(), 1);
+    assert_eq!(take(&scene, &registered).await[0].message.headers().text("trace"), Some("one"));
+}
+
+/// A letter whose replay has ended, and how it is listed.
+async fn replayed<T: StoreUnderTest>(
+    scene: &Scene<'_, T>,
+    registered: &Registered,
+    letter: &DeadLetter,
+) -> DeadLetterId {
+    let id = park(scene, letter).await.id;
+    assert_eq!(scene.store.request_replay(&[id]).await.unwrap(), 1);
+    assert_eq!(take(scene, registered).await.len(), 1);
+    scene.store.finish_replay(id, ReplayEnd::Processed).await.unwrap();
+    id
+}
+
+/// A29: what was replayed is over, and another message that uses its origin is not taken for it: it awaits the operator.
+pub async fn a29_a_replayed_dead_letter_is_not_revived_by_another_message<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    for key in [Some("order-1"), None] {
+        let of = |payload: &str| letter(&registered, from(&format!("q/{key:?}"), "", payload), key, Reason::Malformed);
+        let over = replayed(&scene, &registered, &of("old")).await;
+        let parked = park(&scene, &of("new")).await;
+        assert!(parked.id != over && parked.replayed.is_none(), "{parked:?}");
+        let row = listed(&scene).await.into_iter().find(|row| row.id == over).unwrap();
+        assert!(row.replayed.is_some() && row.copies == 1, "{row:?}");
+    }
+}
+
+/// A29: a copy that comes after the replay has ended puts the row before the operator again; one that a crash brings back
+/// does not.
+pub async fn a29_a_copy_puts_a_replayed_dead_letter_before_the_operator_again<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let copy = |origin: &str| letter(&registered, from(origin, "order-1", "p"), Some("order-1"), Reason::Permanent);
+    let id = replayed(&scene, &registered, &copy("q/1")).await;
+    let again = park(&scene, &copy("q/1")).await;
+    assert!(again.id == id && again.replayed.is_some(), "a crash brings the first one back: {again:?}");
+    let copy = park(&scene, &copy("q/2")).await;
+    assert!(copy.id == id && copy.copies == 2 && copy.replayed.is_none(), "{copy:?}");
+    assert_eq!(scene.store.request_replay(&[id]).await.unwrap(), 1);
+}
+
+/// A30: without a key nothing says that two messages are one, however equal they are: each origin has a row of its own. The
+/// very same message at its origin, which a crash brings back, is one row.
+pub async fn a30_without_a_key_each_origin_is_a_row_and_a_redelivery_is_none<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let messages = [from("q/1", "", "p"), from("q/2", "", "p"), Message::tombstone().with_origin(Origin::new("q/3"))];
+    let mut ids = Vec::new();
+    for message in messages.iter().chain(&messages) {
+        let parked = park(&scene, &letter(&registered, message.clone(), None, Reason::MissingKey)).await;
+        assert_eq!((parked.copies, parked.origin.as_str()), (1, message.origin().as_str()));
+        ids.push(parked.id);
+    }
+    assert_eq!(ids[..3], ids[3..]);
+    assert_eq!(listed(&scene).await.len(), 3);
+}
+
+/// A30: without a key a message is its headers, record key and type as much as its payload.
+pub async fn a30_without_a_key_other_headers_or_another_record_key_are_another_row<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let plain = || from("q/1", "", "p");
+    let messages = [
+        plain(),
+        plain().with_header("a", "1"),
+        plain().with_header("a", "2"),
+        plain().with_record_key("customer-1"),
+        plain().with_record_key("customer-2"),
+        plain().with_type("paid"),
+        Message::tombstone().with_headers(plain().headers().clone()).with_origin(Origin::new("q/1")),
+    ];
+    let mut ids = HashSet::new();
+    for message in messages {
+        ids.insert(park(&scene, &letter(&registered, message, None, Reason::Malformed)).await.id);
+    }
+    assert_eq!((ids.len(), listed(&scene).await.len()), (7, 7));
+}
+
+/// A31: payloads that the consumer's rule cannot hash are compared byte for byte, under a key too.
+pub async fn a31_payloads_that_cannot_be_hashed_do_not_fold<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let unhashed = |origin: &str, payload: &str| DeadLetter {
+        hash: None,
+        ..letter(&registered, from(origin, "order-1", payload), Some("order-1"), Reason::Malformed)
+    };
+    let first = park(&scene, &unhashed("q/1", "<order>first</order>")).await.id;
+    let second = park(&scene, &unhashed("q/2", "<order>second, quite different</order>")).await.id;
+    let hashed =
+        letter(&registered, from("q/3", "order-1", "<order>first</order>"), Some("order-1"), Reason::Malformed);
+    let hashed = park(&scene, &hashed).await.id;
+    assert_eq!([first, second, hashed].iter().collect::<HashSet<_>>().len(), 3);
+    let copy = park(&scene, &unhashed("q/4", "<order>first</order>")).await;
+    assert_eq!((copy.id, copy.copies), (first, 2), "the same bytes under the same key are a copy");
+    let expected = some(&["<order>first</order>", "<order>second, quite different</order>"]);
+    assert_eq!(payloads(&scene, &registered, &[first, second]).await, expected);
+}
+
+/// A32: that a dead letter was published is known of its content, wherever a copy of it comes from, and of no other.
+pub async fn a32_a_confirmation_is_for_exactly_one_content<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let of = |origin: &str, payload: &str| {
+        letter(&registered, from(origin, "order-1", payload), Some("order-1"), Reason::Permanent)
+    };
+    let first = park(&scene, &of("q/1", "paid")).await;
+    scene.store.mark_published(first.id).await.unwrap();
+    assert!(park(&scene, &of("q/1", "paid")).await.published_at.is_some());
+    assert!(park(&scene, &of("q/2", "paid")).await.published_at.is_some(), "a copy of what was confirmed");
+    for origin in ["q/1", "q/2"] {
+        assert!(park(&scene, &of(origin, "refunded")).await.published_at.is_none(), "another payload at {origin}");
+    }
+    let without_key = |payload: &str| letter(&registered, from("q/1", "", payload), None, Reason::MissingKey);
+    let parked = park(&scene, &without_key("paid")).await;
+    assert!(parked.published_at.is_none() && parked.id != first.id);
+    scene.store.mark_published(parked.id).await.unwrap();
+    assert!(park(&scene, &without_key("refunded")).await.published_at.is_none());
+}
+
+/// A row says whether it has the whole payload. One that was over the limit is kept once the limit is raised, because the
+/// message waits for just that.
+pub async fn a_payload_that_was_over_the_limit_is_kept_by_a_later_copy<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    for key in [Some("order-1"), None] {
+        let message = from(&format!("q/{key:?}"), "order-1", "a long one");
+        let whole = letter(&registered, message, key, Reason::TooLarge);
+        let small = DeadLetter { keep_payload: false, ..whole.clone() };
+        let state = |parked: &ParkedDeadLetter| (parked.payload_kept, parked.loss_accepted, parked.copies);
+        let first = park(&scene, &small).await;
+        assert_eq!(state(&first), (false, false, 1));
+        assert_eq!(state(&park(&scene, &small).await), (false, false, 1));
+        let kept = park(&scene, &whole).await;
+        assert_eq!((state(&kept), kept.id), ((true, false, 1), first.id));
+        assert_eq!(state(&park(&scene, &small).await), (true, false, 1), "what is kept stays");
+        assert_eq!(payloads(&scene, &registered, &[first.id]).await, some(&["a long one"]));
+        scene.store.finish_replay(first.id, ReplayEnd::Processed).await.unwrap();
+    }
+    let tombstone = Message::tombstone().with_origin(Origin::new("q/t"));
+    let nothing = DeadLetter { keep_payload: false, ..letter(&registered, tombstone, None, Reason::MissingKey) };
+    assert!(park(&scene, &nothing).await.payload_kept, "there is nothing to lose");
+}
+
+/// A row tells how its last copy failed.
+pub async fn a_dead_letter_has_the_fingerprint_of_its_last_failure<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let failed = |origin: &str, code: &'static str| {
+        let letter = letter(&registered, from(origin, "order-1", "p"), Some("order-1"), Reason::Permanent);
+        let failure = FailureKind::new(Reason::Permanent, ErrorClass::Permanent);
+        DeadLetter {
+            fingerprint: Fingerprint::of(&FailureKind { code: Some(code), ..failure }),
+            error: format!("SQLSTATE {code}"),
+            ..letter
+        }
+    };
+    for (origin, code) in [("q/1", "23514"), ("q/2", "22003")] {
+        let letter = failed(origin, code);
+        let parked = park(&scene, &letter).await;
+        assert_eq!((parked.fingerprint, parked.error), (Some(letter.fingerprint), letter.error));
+    }
+    assert_eq!(listed(&scene).await[0].fingerprint, Some(failed("q/2", "22003").fingerprint));
+}
+
+/// Equal letters of two consumers are two.
+pub async fn equal_dead_letters_of_two_scopes_are_two_rows<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let refunds = scene.register_as(&registration("refunds")).await.unwrap();
+    for key in [Some("order-1"), None] {
+        let ours = letter(&registered, from("q/1", "order-1", "p"), key, Reason::Permanent);
+        let mut theirs = ours.clone();
+        (theirs.consumer, theirs.scope) = (ConsumerName::new("refunds").unwrap(), refunds.scope);
+        let (ours, theirs) = (park(&scene, &ours).await, park(&scene, &theirs).await);
+        assert!(ours.id != theirs.id && theirs.copies == 1, "{theirs:?}");
+    }
+}

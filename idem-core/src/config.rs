@@ -52,6 +52,19 @@ pub enum OnConflict {
     Halt,
 }
 
+/// What happens to a message that is to be set aside where neither the database nor a publisher has its payload. Whichever
+/// it is, the message is not acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnUnkeepable {
+    /// It is held, alone or with what follows it in its ordering key, and the others go on. It is looked at again after
+    /// each back-off, and settled once a publisher confirms it or an operator accepts the loss; where the broker does not
+    /// wait that long, it is given back.
+    #[default]
+    Hold,
+    /// The consumer halts, with all its tenants, until an operator resumes it.
+    Halt,
+}
+
 /// What happens to a message that is older than the retention, so that its record may already be gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OlderThanRetention {
@@ -77,13 +90,28 @@ pub struct ConsumerSettings {
     pub commit_timeout: Duration,
     /// How long the database may take to answer beyond the limits it was given. Defaults to 10 s.
     pub answer_timeout: Duration,
-    /// The largest payload. Defaults to 1 MiB; a larger one is dead-lettered as `too-large`.
+    /// The largest payload that is handled, in bytes. Defaults to [`PAYLOAD_BYTES_MAX`]; from 1 to
+    /// [`PAYLOAD_BYTES_CAP`]. A larger one is dead-lettered as `too-large`.
     pub payload_bytes_max: usize,
     /// How many units run side by side. Defaults to the cores, at most 4 and at most what the store can.
     pub lanes: usize,
     /// How the handlers of one unit run. Defaults to in order.
     pub handlers: Handlers,
 }
+
+/// The default of [`ConsumerSettings::payload_bytes_max`]: 1 MiB, as much as Kafka and SQS take unless they are told
+/// otherwise.
+pub const PAYLOAD_BYTES_MAX: usize = 1 << 20;
+
+/// The default of [`WorkerSettings::dead_letter_payload_bytes_max`]: 32 MiB, which is above what brokers take unless they
+/// are told otherwise: 1 MiB on Kafka and SQS, 16 MiB on RabbitMQ 4. RabbitMQ 3 takes up to 128 MiB; to keep those too,
+/// raise the setting, and with it the memory of the process.
+pub const DEAD_LETTER_PAYLOAD_BYTES_MAX: usize = 32 << 20;
+
+/// The largest payload that any setting allows, to be handled or to be kept: 256 MiB. A value of PostgreSQL's ends at
+/// 1 GB, and tools such as `pg_dump` write bytes as hexadecimal text of twice the length, beside a copy of their own; what
+/// is kept must also be got out again. Storing a payload takes about three times its length in memory for a moment.
+pub const PAYLOAD_BYTES_CAP: usize = 256 << 20;
 
 /// The longest time that any setting takes.
 const YEARS_10: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -96,7 +124,7 @@ impl ConsumerSettings {
             handler_deadline: Duration::from_secs(30),
             commit_timeout: Duration::from_secs(10),
             answer_timeout: Duration::from_secs(10),
-            payload_bytes_max: 1 << 20,
+            payload_bytes_max: PAYLOAD_BYTES_MAX,
             lanes: Self::lanes_by_default().min(lanes_max.unwrap_or(usize::MAX)),
             handlers: Handlers::default(),
         }
@@ -119,7 +147,8 @@ impl ConsumerSettings {
         let commit_min = Duration::from_millis(10);
         span("commit_timeout", self.commit_timeout, commit_min, minutes_5, "it must be from 10 ms to 5 minutes")?;
         span("answer_timeout", self.answer_timeout, commit_min, minutes_5, "it must be from 10 ms to 5 minutes")?;
-        number("payload_bytes_max", self.payload_bytes_max, 1, 1 << 30, "it must be from 1 byte to 1 GiB")?;
+        let rule = "it must be from 1 byte to 256 MiB";
+        number("payload_bytes_max", self.payload_bytes_max, 1, PAYLOAD_BYTES_CAP, rule)?;
         number("lanes", self.lanes, 1, 1024, "it must be from 1 to 1024")?;
         if let Handlers::Pipelined { at_once } = self.handlers {
             number("handlers.at_once", at_once, 1, 10_000, "it must be from 1 to 10,000")?;
@@ -163,8 +192,12 @@ pub struct WorkerSettings {
     pub until_idle: Option<Duration>,
     /// Refuses to start when records are kept for less than the broker may deliver again. Defaults to a warning.
     pub strict_retention: bool,
-    /// The largest payload that a row of `dead_letters` keeps. Defaults to 256 KiB.
+    /// The largest payload that a row of `dead_letters` keeps, in bytes. Defaults to [`DEAD_LETTER_PAYLOAD_BYTES_MAX`];
+    /// from 0 to [`PAYLOAD_BYTES_CAP`]. A message with a larger one is acknowledged only once a publisher has confirmed it,
+    /// see [`on_unkeepable`](Self::on_unkeepable).
     pub dead_letter_payload_bytes_max: usize,
+    /// What happens to a message that cannot be kept. Defaults to hold.
+    pub on_unkeepable: OnUnkeepable,
     /// How long a key that is known committed is remembered, so that its duplicates are acknowledged without asking the
     /// database; never longer than the retention. A record that an operator removes may be answered from memory for up
     /// to 2 seconds more. Defaults to off; from 1 s to 1 hour, and 5 minutes are a good choice.
@@ -189,7 +222,8 @@ impl Default for WorkerSettings {
             control_every: Duration::from_secs(2),
             until_idle: None,
             strict_retention: false,
-            dead_letter_payload_bytes_max: 256 << 10,
+            dead_letter_payload_bytes_max: DEAD_LETTER_PAYLOAD_BYTES_MAX,
+            on_unkeepable: OnUnkeepable::default(),
             cache_for: None,
             cache_bytes_max: 64 << 20,
         }
@@ -202,6 +236,8 @@ impl WorkerSettings {
         number("in_flight", self.in_flight, self.batch, 10_000_000, "it must be from one batch to 10,000,000")?;
         let rule = "it must be from the largest payload (payload_bytes_max) to 4 GiB";
         number("in_flight_bytes", self.in_flight_bytes, consumer.payload_bytes_max, u32::MAX as usize, rule)?;
+        let (rule, kept) = ("it must be from 0 bytes to 256 MiB", self.dead_letter_payload_bytes_max);
+        number("dead_letter_payload_bytes_max", kept, 0, PAYLOAD_BYTES_CAP, rule)?;
         number("retry.attempts", self.retry.attempts as usize, 1, 1_000, "it must be from 1 to 1,000")?;
         let rule = "it must be from 1 ms to retry.max";
         span("retry.first", self.retry.first, MILLISECOND, self.retry.max, rule)?;

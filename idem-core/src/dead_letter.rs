@@ -117,6 +117,17 @@ pub struct DeadLetter {
     pub fingerprint: Fingerprint,
     /// Whether the store keeps the payload. Off where it is larger than `dead_letter_payload_bytes_max`.
     pub keep_payload: bool,
+    /// In the copy for a publisher whose topic or queue could not take the payload: the row that has it. The message of
+    /// such a copy has no payload.
+    pub payload_omitted: Option<DeadLetterId>,
+}
+
+impl DeadLetter {
+    /// The copy that is published where the payload does not fit: it says which row has it.
+    pub(crate) fn without_payload(&self, row: DeadLetterId) -> Self {
+        let message = self.message.without_payload();
+        Self { message, payload_omitted: Some(row), ..self.clone() }
+    }
 }
 
 /// The store's number of a dead letter.
@@ -209,16 +220,36 @@ pub trait Publisher: Send + Sync + 'static {
     /// Publishes one dead letter, with its facts as headers (see [`headers`]), and waits until the broker has
     /// confirmed that it is stored.
     ///
+    /// A dead letter whose [`payload_omitted`](DeadLetter::payload_omitted) is set has a message without a payload; where
+    /// the broker carries no such message, a text that says so takes its place.
+    ///
     /// # Errors
     /// Whatever is not a confirmation: refused, returned as unroutable, timed out. The original is then not
     /// acknowledged, and the dead letter is published again later; receivers may see it more than once.
+    /// [`SourceError::DoesNotFit`] where the topic or queue can never take this one: where the row has the payload, a copy
+    /// without it is published instead, and where that does not fit either the row alone is the dead letter.
     async fn publish(&self, dead_letter: &DeadLetter) -> Result<(), SourceError>;
 }
+
+/// The header of a published dead letter whose payload did not fit: the number of the row in `dead_letters` that has it.
+pub const PAYLOAD_OMITTED: &str = "idem-payload-omitted";
+
+/// The headers that [`headers`] adds.
+pub const FACTS: [&str; 7] = [
+    "idem-reason",
+    "idem-error",
+    "idem-attempts",
+    "idem-consumer",
+    "idem-origin",
+    PAYLOAD_OMITTED,
+    crate::key::KEY_FIELD,
+];
 
 /// The headers or attributes of a published dead letter: the message's own, and why it was set aside. A header of the
 /// message that has one of their names gives way, because a repeated key would be malformed to whoever reads it next.
 #[must_use]
 pub fn headers(dead_letter: &DeadLetter) -> Headers {
+    let own = dead_letter.message.headers();
     let mut facts = vec![
         ("idem-reason", dead_letter.reason.to_string()),
         ("idem-error", dead_letter.error.clone()),
@@ -226,11 +257,16 @@ pub fn headers(dead_letter: &DeadLetter) -> Headers {
         ("idem-consumer", dead_letter.consumer.to_string()),
         ("idem-origin", dead_letter.message.origin().as_str().to_owned()),
     ];
-    if let Some(key) = &dead_letter.key {
+    if let Some(row) = dead_letter.payload_omitted {
+        facts.push((PAYLOAD_OMITTED, row.0.to_string()));
+    }
+    // A producer's own header of the key stays where it is.
+    let key = dead_letter.key.as_ref().filter(|key| own.text(crate::key::KEY_FIELD) != Some(key.as_str()));
+    if let Some(key) = key {
         facts.push((crate::key::KEY_FIELD, key.as_str().to_owned()));
     }
     let mut headers = Headers::default();
-    for (name, value) in dead_letter.message.headers().iter() {
+    for (name, value) in own.iter() {
         if facts.iter().all(|(fact, _)| *fact != name) {
             headers.push(name, value.map(Bytes::copy_from_slice));
         }

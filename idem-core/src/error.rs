@@ -188,6 +188,15 @@ pub enum SourceError {
         /// What to do.
         cure: String,
     },
+    /// A topic or queue cannot take this one message, whenever it is asked: it is too large, or of a kind that the broker
+    /// does not carry. Others are not concerned. Publishers answer it.
+    #[error("{problem}. {cure}")]
+    DoesNotFit {
+        /// What is too large or cannot be carried, and which limit of which topic or queue it breaks.
+        problem: String,
+        /// What to do so that the next one fits.
+        cure: String,
+    },
 }
 
 impl SourceError {
@@ -197,6 +206,7 @@ impl SourceError {
         match self {
             Self::Unavailable { .. } => ErrorClass::Infrastructure,
             Self::Refused { .. } => ErrorClass::Fatal,
+            Self::DoesNotFit { .. } => ErrorClass::Permanent,
         }
     }
 }

@@ -128,14 +128,45 @@ pub trait KeySource: Send + Sync + fmt::Debug + 'static {
     /// answer is `Ok(None)`.
     fn key(&self, message: &Message) -> Result<Option<IdempotencyKey>, KeyError>;
 
+    /// The key as far as it stands outside the payload: for a message that is too large to be looked into, so that its
+    /// dead letter is found under its key. It must never be another key than [`key`](Self::key) finds. The default knows
+    /// nothing, and is right for every source that may read the payload.
+    fn outside_payload(&self, _message: &Message) -> OutsidePayload {
+        OutsidePayload::Unknown
+    }
+
     /// The rule as text, by which a consumer is bound at its first start: `header:idempotencykey`. Two rules that can
     /// find different keys must not share a text.
     fn rule(&self) -> String;
 }
 
+/// What a [`KeySource`] finds outside the payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OutsidePayload {
+    /// The key.
+    Key(IdempotencyKey),
+    /// This source has no key for the message, whatever the payload holds.
+    NoKey,
+    /// The key may stand in the payload, or is malformed.
+    Unknown,
+}
+
+/// Of a source that does not read the payload.
+fn outside(found: Result<Option<IdempotencyKey>, KeyError>) -> OutsidePayload {
+    match found {
+        Ok(Some(key)) => OutsidePayload::Key(key),
+        Ok(None) => OutsidePayload::NoKey,
+        Err(_) => OutsidePayload::Unknown,
+    }
+}
+
 impl<K: KeySource + ?Sized> KeySource for Arc<K> {
     fn key(&self, message: &Message) -> Result<Option<IdempotencyKey>, KeyError> {
         (**self).key(message)
+    }
+
+    fn outside_payload(&self, message: &Message) -> OutsidePayload {
+        (**self).outside_payload(message)
     }
 
     fn rule(&self) -> String {
@@ -172,6 +203,10 @@ impl KeySource for Header {
         }
         let text = std::str::from_utf8(first.unwrap_or_default()).map_err(|_| KeyError::NotUtf8)?;
         IdempotencyKey::new(text).map(Some)
+    }
+
+    fn outside_payload(&self, message: &Message) -> OutsidePayload {
+        outside(self.key(message))
     }
 
     fn rule(&self) -> String {
@@ -231,6 +266,10 @@ impl KeySource for RecordKey {
         IdempotencyKey::new(text).map(Some)
     }
 
+    fn outside_payload(&self, message: &Message) -> OutsidePayload {
+        outside(self.key(message))
+    }
+
     fn rule(&self) -> String {
         "record-key".to_owned()
     }
@@ -248,6 +287,10 @@ impl KeySource for MessageId {
         message.id().map(IdempotencyKey::new).transpose()
     }
 
+    fn outside_payload(&self, message: &Message) -> OutsidePayload {
+        outside(self.key(message))
+    }
+
     fn rule(&self) -> String {
         "message-id".to_owned()
     }
@@ -262,6 +305,14 @@ pub struct CloudEvent;
 const PREFIXES: [&str; 4] = ["ce_", "ce-", "cloudEvents_", "cloudEvents:"];
 
 impl CloudEvent {
+    /// Whether the attributes stand in the payload.
+    fn is_structured(message: &Message) -> bool {
+        ["content-type", "content_type", "Content-Type"]
+            .iter()
+            .find_map(|name| message.headers().text(name))
+            .is_some_and(|kind| kind.starts_with("application/cloudevents+json"))
+    }
+
     fn attribute<'a>(message: &'a Message, name: &str) -> Result<Option<Cow<'a, str>>, KeyError> {
         for prefix in PREFIXES {
             let header = format!("{prefix}{name}");
@@ -274,11 +325,7 @@ impl CloudEvent {
                 return Ok(Some(Cow::Owned(text.to_owned())));
             }
         }
-        let structured = ["content-type", "content_type", "Content-Type"]
-            .iter()
-            .find_map(|name| message.headers().text(name))
-            .is_some_and(|kind| kind.starts_with("application/cloudevents+json"));
-        let Some(payload) = message.payload().filter(|_| structured) else { return Ok(None) };
+        let Some(payload) = message.payload().filter(|_| Self::is_structured(message)) else { return Ok(None) };
         let place = || format!("cloudevents:{name}");
         match json::text_at(payload, &[name.to_owned()]) {
             Ok(found) => Ok(found.map(Cow::Owned)),
@@ -300,6 +347,10 @@ impl KeySource for CloudEvent {
             (Some(source), Some(id)) => join(&source, &id).map(Some),
             (Some(_) | None, None) | (None, Some(_)) => Ok(None),
         }
+    }
+
+    fn outside_payload(&self, message: &Message) -> OutsidePayload {
+        if Self::is_structured(message) { OutsidePayload::Unknown } else { outside(self.key(message)) }
     }
 
     fn rule(&self) -> String {
@@ -337,6 +388,16 @@ impl KeySource for Join {
         }
     }
 
+    fn outside_payload(&self, message: &Message) -> OutsidePayload {
+        match (self.0.outside_payload(message), self.1.outside_payload(message)) {
+            (OutsidePayload::Key(first), OutsidePayload::Key(second)) => {
+                outside(join(first.as_str(), second.as_str()).map(Some))
+            }
+            (OutsidePayload::NoKey, _) | (_, OutsidePayload::NoKey) => OutsidePayload::NoKey,
+            (OutsidePayload::Unknown, _) | (_, OutsidePayload::Unknown) => OutsidePayload::Unknown,
+        }
+    }
+
     fn rule(&self) -> String {
         format!("join({},{})", self.0.rule(), self.1.rule())
     }
@@ -359,6 +420,12 @@ impl KeySource for FirstOf {
             }
         }
         not_json.map_or(Ok(None), Err)
+    }
+
+    /// A source that may have a key in the payload comes before those that follow it.
+    fn outside_payload(&self, message: &Message) -> OutsidePayload {
+        let first = self.0.iter().map(|source| source.outside_payload(message));
+        first.into_iter().find(|found| *found != OutsidePayload::NoKey).unwrap_or(OutsidePayload::NoKey)
     }
 
     fn rule(&self) -> String {
@@ -397,6 +464,22 @@ impl KeySource for Agree {
             (None, Some(error)) => Err(error),
             (None, None) => Ok(None),
         }
+    }
+
+    /// One that stands in the payload can only be the same, or the message is malformed.
+    fn outside_payload(&self, message: &Message) -> OutsidePayload {
+        let mut agreed = OutsidePayload::NoKey;
+        for source in &self.0 {
+            agreed = match (agreed, source.outside_payload(message)) {
+                (OutsidePayload::Key(first), OutsidePayload::Key(other)) if first != other => {
+                    return OutsidePayload::Unknown;
+                }
+                (OutsidePayload::Key(key), _) | (_, OutsidePayload::Key(key)) => OutsidePayload::Key(key),
+                (OutsidePayload::Unknown, _) | (_, OutsidePayload::Unknown) => OutsidePayload::Unknown,
+                (OutsidePayload::NoKey, OutsidePayload::NoKey) => OutsidePayload::NoKey,
+            };
+        }
+        agreed
     }
 
     fn rule(&self) -> String {

@@ -29,7 +29,10 @@ pub use self::{
         Backlog, Cleaner, Cleanup, CleanupReport, CleanupSettings, CleanupState, CleanupView, Expiring, LastCleanup,
         Removal, Removed,
     },
-    config::{ConsumerSettings, Effects, Handlers, OlderThanRetention, OnConflict, WorkerSettings},
+    config::{
+        ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, Effects, Handlers, OlderThanRetention, OnConflict,
+        OnUnkeepable, PAYLOAD_BYTES_CAP, PAYLOAD_BYTES_MAX, WorkerSettings,
+    },
     consumer::{DedupConsumer, DedupConsumerBuilder},
     dead_letter::{
         DeadLetter, DeadLetterId, DeadLetterIdentity, FailureKind, Fingerprint, ParkedDeadLetter, Publisher,

@@ -252,6 +252,7 @@ struct Parts {
     ordering_key: Option<OrderingKey>,
     origin: Origin,
     sent_at: Option<SystemTime>,
+    broker_properties: Option<Box<[u8]>>,
     identity: Option<Identity>,
 }
 
@@ -277,9 +278,17 @@ impl Message {
             ordering_key: None,
             origin: Origin::new(""),
             sent_at: None,
+            broker_properties: None,
             identity: None,
         };
         Self { parts: Box::new(parts) }
+    }
+
+    /// The same message without its payload.
+    pub(crate) fn without_payload(&self) -> Self {
+        let mut message = self.clone();
+        message.parts.payload = None;
+        message
     }
 
     /// Appends a header.
@@ -322,6 +331,20 @@ impl Message {
     pub fn with_ordering_key(mut self, key: OrderingKey) -> Self {
         self.parts.ordering_key = Some(key);
         self
+    }
+
+    /// Sets what a source wants its own publisher to have back where the message becomes a dead letter, such as the types of
+    /// attributes. Core does not look at it, handlers have no use for it, and no store keeps it.
+    #[must_use]
+    pub fn with_broker_properties(mut self, properties: impl Into<Box<[u8]>>) -> Self {
+        self.parts.broker_properties = Some(properties.into());
+        self
+    }
+
+    /// What the source has set with [`with_broker_properties`](Self::with_broker_properties).
+    #[must_use]
+    pub fn broker_properties(&self) -> Option<&[u8]> {
+        self.parts.broker_properties.as_deref()
     }
 
     /// Sets where the message came from.

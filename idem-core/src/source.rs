@@ -73,6 +73,9 @@ pub struct Attached {
     pub hold_max: Option<Duration>,
     /// After how many deliveries the broker itself removes a message; it must exceed our attempts.
     pub delivery_limit: Option<u32>,
+    /// The largest payload that the broker takes, in bytes; `None` where it is not known. Core warns where that is more than
+    /// it handles or keeps itself.
+    pub message_bytes_max: Option<u64>,
     /// What a person should know, each with its cure. Logged as warnings.
     pub warnings: Vec<String>,
 }

@@ -102,6 +102,10 @@ metrics! {
     RETRIES = "idem.retries", Kind::Counter, Count, "attempts that failed and were followed by a back-off";
     DEAD_LETTERED = "idem.dead_lettered", Kind::Counter, Count, "messages that were set aside";
     DEAD_LETTER_REASONS = "idem.dead_letter_reasons", Kind::Counter, Count, "messages that were set aside, by reason";
+    UNKEEPABLE = "idem.unkeepable", Kind::Gauge, Count,
+        "messages held because neither the database nor a publisher has their payload; each waits for a person";
+    UNPUBLISHED = "idem.unpublished", Kind::Counter, Count,
+        "dead letters that the topic or queue for them could not take, so that the row alone has them";
     UNKNOWN_RESOLVED = "idem.unknown_resolved", Kind::Counter, Count,
         "messages whose commit's answer was lost and then found";
     UNPROTECTED = "idem.unprotected", Kind::Counter, Count,

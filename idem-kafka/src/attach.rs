@@ -40,8 +40,14 @@ pub(crate) fn attach(
     })?;
     start(consumer, options, &partitions)?;
     let mut attached = Attached::new(format!("kafka:{cluster}/{}/{}", options.topic, options.group));
-    match runtime.block_on(horizon(options)) {
-        Ok(horizon) => attached.redelivery_horizon = Some(horizon),
+    match runtime.block_on(topic_config(options)) {
+        Ok(config) => {
+            attached.message_bytes_max = config.message_bytes_max;
+            match config.horizon {
+                Ok(horizon) => attached.redelivery_horizon = Some(horizon),
+                Err(warning) => attached.warnings.push(warning),
+            }
+        }
         Err(warning) => attached.warnings.push(warning),
     }
     Ok(attached)
@@ -146,8 +152,19 @@ fn unknown_group(options: &KafkaOptions) -> SourceError {
     )
 }
 
-/// How long the topic keeps records, or a warning that says why that is not known.
-async fn horizon(options: &KafkaOptions) -> Result<Duration, String> {
+/// What the topic's own settings say.
+struct TopicConfig {
+    /// How long it keeps records, or a warning that says why there is no bound.
+    horizon: Result<Duration, String>,
+    /// The largest payload that it takes, where nothing is compressed.
+    message_bytes_max: Option<u64>,
+}
+
+/// What a batch of one record has beside the record.
+const BATCH_BYTES: u64 = 61;
+
+/// Asks for the topic's settings; answers with a warning where they are not known.
+async fn topic_config(options: &KafkaOptions) -> Result<TopicConfig, String> {
     let topic = &options.topic;
     let unknown = |error: &dyn std::fmt::Display| {
         format!(
@@ -161,7 +178,15 @@ async fn horizon(options: &KafkaOptions) -> Result<Duration, String> {
     let mut answers = answers.map_err(|error| unknown(&error))?;
     let config = answers.pop().ok_or_else(|| unknown(&"no answer"))?.map_err(|code| unknown(&code))?;
     let value = |name| config.get(name).and_then(|entry| entry.value.clone()).unwrap_or_default();
-    let policy = value("cleanup.policy");
+    let largest: Option<u64> = value("max.message.bytes").parse().ok();
+    Ok(TopicConfig {
+        horizon: horizon(topic, &value("cleanup.policy"), &value("retention.ms")),
+        message_bytes_max: largest.map(|bytes| bytes.saturating_sub(BATCH_BYTES)),
+    })
+}
+
+/// How long the topic keeps records, or a warning that says why that has no bound.
+fn horizon(topic: &str, policy: &str, retention: &str) -> Result<Duration, String> {
     if policy != "delete" {
         return Err(format!(
             "topic {topic:?} has cleanup.policy={policy}, so a record may be delivered again at any time: after a rewind \
@@ -170,7 +195,7 @@ async fn horizon(options: &KafkaOptions) -> Result<Duration, String> {
         ));
     }
     // -1 is unlimited.
-    value("retention.ms").parse().map(Duration::from_millis).map_err(|_| {
+    retention.parse().map(Duration::from_millis).map_err(|_| {
         format!(
             "topic {topic:?} keeps records without a limit of time, so a record may be delivered again at any time: keep this \
              consumer's records for ever, or never rewind further than they are kept"

@@ -90,6 +90,15 @@ const CONNECTION: [&str; 13] = [
     "debug",
 ];
 
+/// Settings that only producers know. The consumer does not get them, because librdkafka would warn of each.
+const PRODUCER: [&str; 1] = ["compression."];
+
+/// What a publisher has unless [`KafkaOptions::set`] says otherwise. Dead letters were consumed as they are, so they are
+/// compressed as most records are, and the broker decides what is too large, rather than librdkafka by the size before
+/// compression. A broker closes the connection of a request of more than 100 MiB (`socket.request.max.bytes`) without an
+/// answer, so what would be larger is refused here.
+const PUBLISHER_DEFAULTS: [(&str, &str); 2] = [("compression.type", "lz4"), ("message.max.bytes", "100000000")];
+
 const TOPIC_RULE: &str = "it must have 1 to 249 letters, digits, dots, hyphens or underscores";
 
 impl KafkaOptions {
@@ -148,7 +157,8 @@ impl KafkaOptions {
         self
     }
 
-    /// Sets any of librdkafka's consumer settings, as its `CONFIGURATION.md` lists them.
+    /// Sets any of librdkafka's consumer settings, as its `CONFIGURATION.md` lists them. Those that say how the brokers are
+    /// reached, and `compression.*` and `message.max.bytes`, are also those of a [`KafkaPublisher`](crate::KafkaPublisher).
     #[must_use]
     pub fn set(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.settings.push((name.into(), value.into()));
@@ -179,6 +189,7 @@ impl KafkaOptions {
             check_setting(name, value)?;
         }
         self.consumer_config().create_native_config().map_err(refused_by_library)?;
+        self.publisher_config().create_native_config().map_err(refused_by_library)?;
         let span = |field, value: Duration, min, max, rule| {
             if (min..=max).contains(&value) { Ok(()) } else { Err(refuse(field, format!("{value:?}"), rule)) }
         };
@@ -201,13 +212,31 @@ impl KafkaOptions {
             config.set(name, value);
         }
         for (name, value) in &self.settings {
-            config.set(name, value);
+            if !PRODUCER.iter().any(|start| name.starts_with(start)) {
+                config.set(name, value);
+            }
         }
         for (name, value, _) in DECIDED.into_iter().filter(|(_, value, _)| !value.is_empty()) {
             config.set(name, value);
         }
         config.set("bootstrap.servers", &self.brokers).set("group.id", &self.group);
         config.set_log_level(log_level());
+        config
+    }
+
+    /// That of a producer of dead letters, which has the connection's settings and its own.
+    pub(crate) fn publisher_config(&self) -> ClientConfig {
+        let mut config = self.connection_config();
+        for (name, value) in PUBLISHER_DEFAULTS {
+            if config.get(name).is_none() {
+                config.set(name, value);
+            }
+        }
+        for (name, value) in &self.settings {
+            if PRODUCER.iter().any(|start| name.starts_with(start)) {
+                config.set(name, value);
+            }
+        }
         config
     }
 

@@ -1,13 +1,17 @@
 //! [`KafkaPublisher`]: dead letters go to a topic.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    sync::{Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
 
 use async_trait::async_trait;
 use idem_core::{ConfigError, DeadLetter, Publisher, SourceError, dead_letter};
 use rdkafka::{
     error::KafkaError,
     message::{Header, OwnedHeaders},
-    producer::{FutureProducer, FutureRecord},
+    producer::{FutureProducer, FutureRecord, Producer},
     types::RDKafkaErrorCode as Code,
 };
 
@@ -20,12 +24,20 @@ use crate::{
 /// How long a dead letter may wait for its confirmation before it counts as not published.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(30);
 
+/// The header that says when the record was taken in first, in milliseconds since 1970, as Kafka counts. A dead letter has
+/// a time-stamp of its own: with the first one it could be beyond the retention of the topic for dead letters at once.
+const TIMESTAMP: &str = "idem-timestamp";
+
 /// A [`Publisher`] to a topic, which must exist.
 ///
-/// A dead letter counts as published once all in-sync replicas have it. It carries the record's own key and payload, and
-/// the headers of [`dead_letter::headers`].
+/// A dead letter counts as published once all in-sync replicas have it. It carries the record's own key, payload and
+/// headers, why it was set aside (the headers of [`dead_letter::headers`]), and as `idem-timestamp` when the record was
+/// taken in. It is compressed with lz4 unless the options say otherwise.
+///
+/// A dead letter that is too large for the topic, or that the topic does not take for what it is, is
+/// [`SourceError::DoesNotFit`].
 pub struct KafkaPublisher {
-    producer: FutureProducer<Log>,
+    producer: Mutex<FutureProducer<Log>>,
     options: KafkaOptions,
 }
 
@@ -36,16 +48,9 @@ impl KafkaPublisher {
     /// [`ConfigError`] where the topic's name or a setting is refused.
     pub fn new(options: &KafkaOptions, topic: &str) -> Result<Self, ConfigError> {
         check_topic("dead_letter_topic", topic)?;
-        let mut config = options.connection_config();
-        config.set("enable.idempotence", "true").set("acks", "all").set("allow.auto.create.topics", "false");
-        config.set("message.timeout.ms", CONFIRMED_WITHIN.as_millis().to_string());
-        // An unknown topic may be one that was created just now, but not for longer than this.
-        config.set("topic.metadata.propagation.max.ms", "5000");
-        // Nobody waits for company in a batch of dead letters.
-        config.set("linger.ms", "0");
-        let producer = config.create_with_context(Log).map_err(refused_by_library)?;
         let mut options = options.clone();
         options.topic = topic.to_owned();
+        let producer = Mutex::new(producer(&options).map_err(refused_by_library)?);
         Ok(Self { producer, options })
     }
 }
@@ -67,14 +72,38 @@ impl Publisher for KafkaPublisher {
         if let Some(payload) = message.payload() {
             record = record.payload(payload);
         }
-        match self.producer.send(record, CONFIRMED_WITHIN).await {
+        let producer = self.producer()?;
+        match producer.send(record, CONFIRMED_WITHIN).await {
             Ok(_) => Ok(()),
             Err((error, _)) => Err(self.classify(error)),
         }
     }
 }
 
+/// A producer with idempotence, so that its own retries store nothing twice.
+fn producer(options: &KafkaOptions) -> Result<FutureProducer<Log>, KafkaError> {
+    let mut config = options.publisher_config();
+    config.set("enable.idempotence", "true").set("acks", "all").set("allow.auto.create.topics", "false");
+    config.set("message.timeout.ms", CONFIRMED_WITHIN.as_millis().to_string());
+    // An unknown topic may be one that was created just now, but not for longer than this.
+    config.set("topic.metadata.propagation.max.ms", "5000");
+    // Nobody waits for company in a batch of dead letters.
+    config.set("linger.ms", "0");
+    config.create_with_context(Log)
+}
+
 impl KafkaPublisher {
+    /// The producer, or a new one: one that has met a fatal error refuses everything from then on.
+    fn producer(&self) -> Result<FutureProducer<Log>, SourceError> {
+        let mut kept = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((code, reason)) = kept.client().fatal_error() {
+            tracing::warn!(topic = self.options.topic, %code, reason, "the producer of dead letters failed for good; a new one takes its place");
+            let doing = "making a producer of dead letters";
+            *kept = producer(&self.options).map_err(|error| unavailable(doing, error))?;
+        }
+        Ok(kept.clone())
+    }
+
     fn classify(&self, error: KafkaError) -> SourceError {
         let topic = &self.options.topic;
         match error.rdkafka_error_code() {
@@ -82,10 +111,20 @@ impl KafkaPublisher {
                 format!("dead letters may not be published to topic {topic:?}"),
                 "Grant Write and Describe on the topic to this principal",
             ),
-            Some(code @ (Code::MessageSizeTooLarge | Code::InvalidMessageSize)) => refused(
-                format!("a dead letter is too large for topic {topic:?}: {code}"),
-                "Raise max.message.bytes of the topic, and message.max.bytes here, above those of the consumed topic",
-            ),
+            Some(code @ (Code::MessageSizeTooLarge | Code::InvalidMessageSize | Code::MessageBatchTooLarge)) => {
+                SourceError::DoesNotFit {
+                    problem: format!("a dead letter is too large for topic {topic:?}: {code}"),
+                    cure:
+                        "Raise max.message.bytes of the topic, and message.max.bytes here, above those of the consumed \
+                           topic"
+                            .to_owned(),
+                }
+            }
+            // Such as one without a key, where the topic is compacted.
+            Some(code @ Code::InvalidRecord) => SourceError::DoesNotFit {
+                problem: format!("topic {topic:?} does not take a dead letter: {code}"),
+                cure: "Give dead letters a topic with cleanup.policy=delete".to_owned(),
+            },
             Some(code) => {
                 refusal(&self.options, code).unwrap_or_else(|| unavailable("publishing a dead letter", error))
             }
@@ -96,5 +135,15 @@ impl KafkaPublisher {
 
 fn headers(dead_letter: &DeadLetter) -> OwnedHeaders {
     let headers = dead_letter::headers(dead_letter);
-    headers.iter().fold(OwnedHeaders::new(), |headers, (key, value)| headers.insert(Header { key, value }))
+    let theirs =
+        headers.iter().fold(OwnedHeaders::new(), |headers, (key, value)| headers.insert(Header { key, value }));
+    // One that comes by for the second time has it already.
+    let millis = dead_letter.message.sent_at().filter(|_| headers.all(TIMESTAMP).next().is_none()).and_then(|time| {
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+        Some(since.as_millis().to_string())
+    });
+    match millis {
+        Some(millis) => theirs.insert(Header { key: TIMESTAMP, value: Some(&millis) }),
+        None => theirs,
+    }
 }

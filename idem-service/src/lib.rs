@@ -21,6 +21,7 @@ mod run;
 mod service;
 mod settings;
 mod signals;
+mod sizes;
 mod spans;
 #[cfg(feature = "sqs")]
 pub mod sqs;

@@ -3,7 +3,8 @@
 use std::{ffi::OsString, sync::Arc, time::Duration};
 
 use idem_core::{
-    BoxError, CancellationToken, ConfigError, DedupConsumer, DedupConsumerBuilder, RetryPolicy, Store, Worker, chain,
+    BoxError, CancellationToken, ConfigError, DedupConsumer, DedupConsumerBuilder, RetryPolicy, Store, Worker,
+    WorkerSettings, chain,
 };
 use idem_sqlx::{Postgres, Sqlite};
 use tokio::runtime::Runtime;
@@ -137,6 +138,7 @@ fn worker<S: Store, B: Broker>(
         .key_source(keys::chain(settings.key.clone()))
         .retention(settings.retention)
         .handlers(settings.handlers())
+        .payload_bytes_max(settings.payload_max)
         .busy_timeout(settings.busy_timeout)
         .handler_deadline(settings.handler_deadline);
     if let Some(lanes) = settings.lanes {
@@ -146,6 +148,10 @@ fn worker<S: Store, B: Broker>(
     let mut worker = Worker::builder_shared(consumer.build()?, Arc::clone(&source))
         .batch(settings.batch)
         .in_flight(settings.in_flight)
+        // One message of the largest size fits, whatever was asked for.
+        .in_flight_bytes(WorkerSettings::default().in_flight_bytes.max(settings.payload_max))
+        .dead_letter_payload_bytes_max(settings.dead_letter_payload_max())
+        .on_unkeepable(settings.on_unkeepable())
         .retry(RetryPolicy { attempts: settings.attempts, ..RetryPolicy::default() })
         .on_conflict(settings.on_conflict())
         .older_than_retention(settings.older_than_retention())

@@ -3,10 +3,13 @@
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::{ArgAction, ValueEnum};
-use idem_core::{ConfigError, ConsumerSettings, Handlers, KeySource, OlderThanRetention, OnConflict, Retention};
+use idem_core::{
+    ConfigError, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, Handlers, KeySource, OlderThanRetention, OnConflict,
+    OnUnkeepable, Retention,
+};
 use idem_schema::{PostgresSettings, RECORD_BYTES, SchemaName};
 
-use crate::{cleanup::CleanupFlags, keys, logs::LogFormat, spans};
+use crate::{cleanup::CleanupFlags, keys, logs::LogFormat, sizes, spans};
 
 /// What a worker is told. Texts and defaults stand in `--help`.
 #[derive(Debug, clap::Args)]
@@ -77,6 +80,19 @@ pub(crate) struct Settings {
     /// Serve /metrics, /healthz, /readyz and a page on this address; a port alone is one of 127.0.0.1 [default: off]
     #[arg(long, env = "IDEM_ADMIN", value_name = "ADDRESS")]
     pub(crate) admin: Option<String>,
+
+    /// The largest payload that is handled; a larger one is a dead letter
+    #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = sizes::size)]
+    pub(crate) payload_max: usize,
+
+    /// The largest payload that a row of dead letters keeps; a message beyond it is settled only once a topic or queue for
+    /// dead letters has confirmed it [default: 32MiB, or --payload-max where that is more]
+    #[arg(long, value_name = "BYTES", value_parser = sizes::size)]
+    dead_letter_payload_max: Option<usize>,
+
+    /// What happens to a message that is to be set aside and cannot be kept; it is not acknowledged either way
+    #[arg(long, value_name = "POLICY", default_value = "hold")]
+    on_unkeepable: OnUnkeepableFlag,
 
     /// How many attempts a message gets
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
@@ -177,6 +193,13 @@ enum OnConflictFlag {
     Halt,
 }
 
+/// The flag's words for [`OnUnkeepable`].
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum OnUnkeepableFlag {
+    Hold,
+    Halt,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum StoreFlag {
     Sqlx,
@@ -204,6 +227,18 @@ impl Settings {
             OlderThanRetentionFlag::DeadLetter => OlderThanRetention::DeadLetter,
             OlderThanRetentionFlag::Halt => OlderThanRetention::Halt,
         }
+    }
+
+    pub(crate) fn on_unkeepable(&self) -> OnUnkeepable {
+        match self.on_unkeepable {
+            OnUnkeepableFlag::Hold => OnUnkeepable::Hold,
+            OnUnkeepableFlag::Halt => OnUnkeepable::Halt,
+        }
+    }
+
+    /// What is handled can be kept, unless somebody asks for less.
+    pub(crate) fn dead_letter_payload_max(&self) -> usize {
+        self.dead_letter_payload_max.unwrap_or(DEAD_LETTER_PAYLOAD_BYTES_MAX.max(self.payload_max))
     }
 
     pub(crate) fn handlers(&self) -> Handlers {
@@ -272,6 +307,8 @@ impl Settings {
 pub(crate) fn refused(error: &ConfigError) -> String {
     let flag = match error.field {
         "name" => "consumer".to_owned(),
+        "payload_bytes_max" => "payload-max".to_owned(),
+        "dead_letter_payload_bytes_max" => "dead-letter-payload-max".to_owned(),
         field => field.trim_start_matches("retry.").replace('_', "-"),
     };
     format!("--{flag} is {}, but {}", error.value, error.rule)

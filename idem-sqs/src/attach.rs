@@ -46,6 +46,7 @@ fn facts(name: &str, attributes: &Attributes) -> Result<Attached, SourceError> {
     // The ARN holds region, account and name, and does not change with the endpoint.
     let mut attached = Attached::new(format!("sqs:{arn}"));
     attached.hold_max = Some(HOLD_MAX);
+    attached.message_bytes_max = message_bytes_max(attributes).map(|bytes| bytes as u64);
     let retention = attributes.get(&Name::MessageRetentionPeriod).and_then(|seconds| seconds.parse().ok());
     attached.redelivery_horizon = retention.map(Duration::from_secs);
     attached.delivery_limit = attributes.get(&Name::RedrivePolicy).and_then(|policy| receives_max(policy));
@@ -56,6 +57,11 @@ fn facts(name: &str, attributes: &Attributes) -> Result<Attached, SourceError> {
         ));
     }
     Ok(attached)
+}
+
+/// How large a message may be with its attributes.
+pub(crate) fn message_bytes_max(attributes: &Attributes) -> Option<usize> {
+    attributes.get(&Name::MaximumMessageSize)?.parse().ok()
 }
 
 /// `maxReceiveCount`, which is a number or, from some tools, a text.
@@ -75,6 +81,7 @@ mod tests {
         HashMap::from([
             of(Name::QueueArn, "arn:aws:sqs:eu-central-1:123456789012:orders"),
             of(Name::MessageRetentionPeriod, "345600"),
+            of(Name::MaximumMessageSize, "262144"),
             of(Name::RedrivePolicy, policy),
         ])
     }
@@ -96,6 +103,7 @@ mod tests {
     fn the_queue_is_bound_by_its_arn_and_its_retention_is_the_horizon() {
         let attached = facts("orders", &attributes("{}")).unwrap();
         assert_eq!(attached.bound_to, "sqs:arn:aws:sqs:eu-central-1:123456789012:orders");
+        assert_eq!(attached.message_bytes_max, Some(262_144));
         assert_eq!(attached.redelivery_horizon, Some(Duration::from_secs(345_600)));
         assert!(attached.hold_max.unwrap() < VISIBILITY_MAX);
         assert!(matches!(facts("orders", &HashMap::new()), Err(SourceError::Refused { .. })));

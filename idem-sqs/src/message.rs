@@ -1,6 +1,9 @@
 //! A message of SQS as the worker gets it.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::{Duration, SystemTime},
+};
 
 use aws_sdk_sqs::types::{Message as Received, MessageAttributeValue as Value, MessageSystemAttributeName as Name};
 use idem_core::{Bytes, Headers, Message, OrderingKey, Origin};
@@ -11,12 +14,17 @@ use crate::{envelope::Envelope, queue::Queue, state::Incoming};
 pub(crate) fn incoming(queue: &Queue, envelope: Option<Envelope>, received: Received) -> Option<Incoming> {
     let (receipt, message_id) = (received.receipt_handle?, received.message_id?);
     let facts = received.attributes.unwrap_or_default();
-    let headers = headers(received.message_attributes.unwrap_or_default().into_iter().collect());
+    let attributes = received.message_attributes.unwrap_or_default();
+    let types = types(&attributes);
+    let headers = headers(attributes.into_iter().collect());
     let body = received.body.unwrap_or_default();
     let mut message = match envelope {
         Some(envelope) => envelope.open(body, headers, &message_id),
         None => Message::new(body).with_headers(headers).with_id(&message_id),
     };
+    if let Some(types) = types {
+        message = message.with_broker_properties(types);
+    }
     // The id stays the same over redeliveries and redrives.
     message = message.with_origin(Origin::new(&format!("{}/{message_id}", queue.name)));
     if let Some(millis) = facts.get(&Name::SentTimestamp).and_then(|millis| millis.parse().ok()) {
@@ -28,6 +36,18 @@ pub(crate) fn incoming(queue: &Queue, envelope: Option<Envelope>, received: Rece
     }
     let attempt = facts.get(&Name::ApproximateReceiveCount).and_then(|count| count.parse().ok()).unwrap_or(1);
     Some(Incoming { message, message_id, receipt, attempt })
+}
+
+/// The types of attributes that are not told by their values, for a publisher that sends them again: JSON, by name.
+fn types(attributes: &HashMap<String, Value>) -> Option<Vec<u8>> {
+    let told = |value: &Value| match &value.binary_value {
+        Some(bytes) => value.data_type == "Binary" && std::str::from_utf8(bytes.as_ref()).is_err(),
+        None => value.data_type == "String",
+    };
+    let types: BTreeMap<&str, &str> =
+        attributes.iter().filter(|(_, value)| !told(value)).map(|(name, value)| (&**name, &*value.data_type)).collect();
+    // Texts alone always have a JSON.
+    (!types.is_empty()).then(|| serde_json::to_vec(&types).ok()).flatten()
 }
 
 /// By name, because SQS has no order for them; each name is there once.

@@ -23,5 +23,6 @@ pub fn dead_letter(message: Message, origin: &str) -> DeadLetter {
         error: "it was used before".to_owned(),
         fingerprint: Fingerprint::of(&FailureKind::new(Reason::Conflict, ErrorClass::Permanent)),
         keep_payload: true,
+        payload_omitted: None,
     }
 }

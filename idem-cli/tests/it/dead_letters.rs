@@ -249,6 +249,7 @@ async fn unkept(scene: &Scene, origin: &str, payload: &str) -> idem_core::Parked
         error: "the payload is too large".to_owned(),
         fingerprint: Fingerprint::of(&FailureKind::new(Reason::TooLarge, ErrorClass::Permanent)),
         keep_payload: false,
+        payload_omitted: None,
     };
     scene.store.park(&letter).await.unwrap()
 }

@@ -14,6 +14,7 @@ mod erase;
 mod forget;
 mod guide;
 mod import;
+mod kept;
 mod scene;
 mod schema;
 mod secrets;

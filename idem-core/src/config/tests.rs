@@ -38,7 +38,7 @@ fn defaults_are_those_of_the_design() {
     assert_eq!(worker.cleanup.map(|cleanup| cleanup.every), Some(Duration::from_secs(3600)));
     assert!(worker.breaker && !worker.strict_retention && worker.until_idle.is_none());
     assert!(worker.control_every <= Duration::from_secs(5), "running workers obey within 5 s");
-    assert_eq!(worker.dead_letter_payload_bytes_max, 256 * 1024);
+    assert_eq!(worker.dead_letter_payload_bytes_max, 32 * 1024 * 1024);
     assert_eq!((consumer.check(None), worker.check(&consumer)), (Ok(()), Ok(())), "the defaults break no rule");
 }
 
@@ -88,7 +88,7 @@ fn j13_consumer_settings_are_refused_with_field_value_and_rule() {
         }
     }
     let numbers: [(&str, Set<ConsumerSettings, usize>, usize); 3] = [
-        ("payload_bytes_max", |s, v| s.payload_bytes_max = v, 1 << 30),
+        ("payload_bytes_max", |s, v| s.payload_bytes_max = v, 256 << 20),
         ("lanes", |s, v| s.lanes = v, 1024),
         ("handlers.at_once", |s, v| s.handlers = Handlers::Pipelined { at_once: v }, 10_000),
     ];

@@ -4,7 +4,7 @@ use super::{Inner, Tenants};
 use crate::{
     dead_letter::Reason,
     error::ErrorClass,
-    key::IdempotencyKey,
+    key::{IdempotencyKey, OutsidePayload},
     message::{Identity, Message},
     outcome::Failure,
     store::{Claim, Store},
@@ -43,6 +43,7 @@ impl<S: Store> Inner<S> {
         if size > self.settings.payload_bytes_max {
             let text =
                 format!("the payload has {size} bytes, and payload_bytes_max is {}", self.settings.payload_bytes_max);
+            let key = key.or_else(|| self.key_outside_payload(&message));
             return Err(Rejected { message, key, failure: poison(Reason::TooLarge, text) });
         }
         let tenant = match &self.tenants {
@@ -90,6 +91,15 @@ impl<S: Store> Inner<S> {
                 Err(Failure::new(ErrorClass::Permanent, Reason::MissingKey, text))
             }
             Err(error) => Err(Failure::new(ErrorClass::Permanent, Reason::Malformed, error.to_string())),
+        }
+    }
+
+    /// The key of a message that is too large to be looked into. A key in the payload stays unknown: to find it, all members
+    /// beside it must be remembered, and in an object of small members that takes many times the payload's length.
+    fn key_outside_payload(&self, message: &Message) -> Option<IdempotencyKey> {
+        match self.keys.outside_payload(message) {
+            OutsidePayload::Key(key) => self.key_policy.apply(key).ok(),
+            OutsidePayload::NoKey | OutsidePayload::Unknown => None,
         }
     }
 

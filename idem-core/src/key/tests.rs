@@ -391,3 +391,38 @@ proptest! {
         prop_assert_ne!(joined, join(&text[..cut], &text[cut..]).expect("a valid key"));
     }
 }
+
+/// A34: a message that is too large is found under its key where that stands outside of the payload, and never under
+/// another one.
+#[test]
+fn a34_the_key_of_a_message_that_is_too_large_stands_outside_of_its_payload() {
+    use OutsidePayload::{Key, NoKey, Unknown};
+    let found = |source: &dyn KeySource, message: &Message| match source.outside_payload(message) {
+        Key(key) => {
+            assert_eq!(source.key(message), Ok(Some(key.clone())), "it is the key");
+            key.to_string()
+        }
+        NoKey => "none".to_owned(),
+        Unknown => "unknown".to_owned(),
+    };
+    let plain = Message::new(r#"{"idempotencykey":"inside"}"#).with_id("its-id");
+    let told = plain.clone().with_header(KEY_FIELD, "inside");
+    let cloud = plain.clone().with_header("ce_source", "shop").with_header("ce_id", "7");
+    let chain = default_key_source();
+    assert_eq!([&plain, &told, &cloud].map(|message| found(&chain, message)), ["unknown", "inside", "unknown"]);
+    let header: Arc<dyn KeySource> = Arc::new(Header::new(KEY_FIELD));
+    let inside: Arc<dyn KeySource> = Arc::new(JsonMember::field(KEY_FIELD));
+    assert_eq!([&plain, &told].map(|message| found(&header, message)), ["none", "inside"]);
+    assert_eq!((found(&MessageId, &plain), found(&RecordKey, &plain)), ("its-id".to_owned(), "none".to_owned()));
+    let first = FirstOf(vec![Arc::clone(&inside), Arc::clone(&header)]);
+    assert_eq!(found(&first, &told), "unknown", "the payload comes first");
+    let first = FirstOf(vec![Arc::clone(&header), Arc::new(MessageId)]);
+    assert_eq!([&plain, &told].map(|message| found(&first, message)), ["its-id", "inside"]);
+    let joined = Join(Arc::clone(&header), Arc::new(MessageId));
+    assert_eq!([&plain, &told].map(|message| found(&joined, message)), ["none", "6:inside:its-id"]);
+    assert_eq!(found(&Join(header, inside), &told), "unknown");
+    let structured = cloud.clone().with_header("content-type", "application/cloudevents+json");
+    assert_eq!([&cloud, &structured].map(|message| found(&CloudEvent, message)), ["4:shop:7", "unknown"]);
+    let function = key_fn("anything", |_| IdempotencyKey::new("made").map(Some));
+    assert_eq!(found(&function, &plain), "unknown", "a function may read the payload");
+}

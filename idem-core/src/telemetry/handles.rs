@@ -6,6 +6,7 @@ use super::{
     BATCH_SIZE, BREAKER_OPEN, BROKER_FAILURES, CAUSE, CLAIM_WAIT, CLEANUP_FAILED_CYCLES, CLEANUP_LAG, COMMIT_TIME,
     CONSUMER, DEAD_LETTER_REASONS, DUPLICATE_AGE, DUPLICATE_SKIPPED, HALTED, HANDLER_TIME, IN_FLIGHT, IN_FLIGHT_BYTES,
     LANES_DOWN, Metric, OLDEST_TRANSACTION, OLDEST_UNSETTLED, PAUSED, READY, REASON, RECEIVED, RECONNECTS, RECORDS,
+    UNKEEPABLE, UNPUBLISHED,
 };
 use crate::{dead_letter::Reason, message::ConsumerName};
 
@@ -77,6 +78,8 @@ pub(crate) struct WorkerMetrics {
     skipped: [Counter; Cause::ALL.len()],
     pub(crate) duplicate_age: Histogram,
     dead_letters: [Counter; Reason::ALL.len()],
+    pub(crate) unkeepable: Gauge,
+    pub(crate) unpublished: Counter,
     pub(crate) reconnects: Counter,
     pub(crate) broker_failures: Counter,
     pub(crate) in_flight: Gauge,
@@ -100,6 +103,8 @@ impl WorkerMetrics {
             skipped: Cause::ALL.map(|cause| labelled(DUPLICATE_SKIPPED, consumer, CAUSE, cause.as_str())),
             duplicate_age: histogram(DUPLICATE_AGE, consumer),
             dead_letters: Reason::ALL.map(|reason| labelled(DEAD_LETTER_REASONS, consumer, REASON, reason.as_str())),
+            unkeepable: gauge(UNKEEPABLE, consumer),
+            unpublished: counter(UNPUBLISHED, consumer),
             reconnects: counter(RECONNECTS, consumer),
             broker_failures: counter(BROKER_FAILURES, consumer),
             in_flight: gauge(IN_FLIGHT, consumer),

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::Worker;
 use crate::{
     cleanup::CleanupSettings,
-    config::{OlderThanRetention, OnConflict, WorkerSettings},
+    config::{OlderThanRetention, OnConflict, OnUnkeepable, WorkerSettings},
     consumer::DedupConsumer,
     dead_letter::Publisher,
     error::ConfigError,
@@ -71,6 +71,8 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
         strict_retention: bool,
         /// The largest payload that a row of `dead_letters` keeps, in bytes.
         dead_letter_payload_bytes_max: usize,
+        /// What happens to a message whose payload neither a row nor a publisher has.
+        on_unkeepable: OnUnkeepable,
         /// How many bytes the keys take that [`cache_for`](Self::cache_for) remembers, at most.
         cache_bytes_max: usize,
     }

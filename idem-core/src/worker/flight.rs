@@ -17,6 +17,8 @@ pub(crate) struct Flight {
     bytes_max: usize,
     count: Semaphore,
     bytes: Semaphore,
+    /// As many bytes again for messages that wait for a person: they must not keep the others out.
+    aside: Semaphore,
     /// When what is here came, one entry for everything that was received at once; of what is settled nothing is left.
     arrivals: Mutex<VecDeque<Weak<Instant>>>,
 }
@@ -27,6 +29,8 @@ pub(crate) struct Permit {
     flight: Arc<Flight>,
     /// Zero once it was given back.
     bytes: u32,
+    /// Whether its bytes are counted aside.
+    is_aside: bool,
     arrived: Arc<Instant>,
 }
 
@@ -38,9 +42,26 @@ impl Permit {
 
     /// Gives back the shares of messages that were settled together.
     pub(crate) fn end(mut permits: Vec<Self>) {
-        let bytes = permits.iter_mut().map(|permit| std::mem::take(&mut permit.bytes) as usize).sum();
+        let mut free = |is_aside| -> usize {
+            let shares = permits.iter_mut().filter(|permit| permit.is_aside == is_aside);
+            shares.map(|permit| std::mem::take(&mut permit.bytes) as usize).sum()
+        };
+        let (bytes, aside) = (free(false), free(true));
         if let Some(first) = permits.first() {
-            first.flight.free(permits.len(), bytes);
+            first.flight.free(permits.len(), bytes, aside);
+        }
+    }
+
+    /// Counts the bytes of a message that waits for a person apart from those of the others, as long as there is room: so
+    /// many messages, or one that is larger, stop nobody.
+    pub(crate) fn set_aside(&mut self) {
+        if self.is_aside {
+            return;
+        }
+        if let Ok(aside) = self.flight.aside.try_acquire_many(self.bytes) {
+            aside.forget();
+            self.is_aside = true;
+            self.flight.free(0, self.bytes as usize, 0);
         }
     }
 }
@@ -48,7 +69,9 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            self.flight.free(1, self.bytes as usize);
+            let bytes = self.bytes as usize;
+            let (bytes, aside) = if self.is_aside { (0, bytes) } else { (bytes, 0) };
+            self.flight.free(1, bytes, aside);
         }
     }
 }
@@ -60,6 +83,7 @@ impl Flight {
             bytes_max: settings.in_flight_bytes,
             count: Semaphore::new(settings.in_flight),
             bytes: Semaphore::new(settings.in_flight_bytes),
+            aside: Semaphore::new(settings.in_flight_bytes),
             arrivals: Mutex::default(),
         }
     }
@@ -91,7 +115,7 @@ impl Flight {
         let count = self.count.try_acquire().ok()?;
         self.bytes.try_acquire_many(bytes).ok()?.forget();
         count.forget();
-        Some(Permit { flight: Arc::clone(self), bytes, arrived: Arc::clone(arrived) })
+        Some(self.taken(bytes, arrived))
     }
 
     /// The same, waited for.
@@ -100,16 +124,21 @@ impl Flight {
         let count = self.count.acquire().await.ok()?;
         self.bytes.acquire_many(bytes).await.ok()?.forget();
         count.forget();
-        Some(Permit { flight: Arc::clone(self), bytes, arrived: Arc::clone(arrived) })
+        Some(self.taken(bytes, arrived))
+    }
+
+    fn taken(self: &Arc<Self>, bytes: u32, arrived: &Arc<Instant>) -> Permit {
+        Permit { flight: Arc::clone(self), bytes, is_aside: false, arrived: Arc::clone(arrived) }
     }
 
     fn share(&self, bytes: usize) -> u32 {
         u32::try_from(bytes.clamp(1, self.bytes_max)).unwrap_or(u32::MAX)
     }
 
-    fn free(&self, messages: usize, bytes: usize) {
+    fn free(&self, messages: usize, bytes: usize, aside: usize) {
         self.count.add_permits(messages);
         self.bytes.add_permits(bytes);
+        self.aside.add_permits(aside);
     }
 
     /// Messages received and not settled.
@@ -119,7 +148,7 @@ impl Flight {
 
     /// What they take.
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes_max - self.bytes.available_permits()
+        2 * self.bytes_max - self.bytes.available_permits() - self.aside.available_permits()
     }
 
     /// For how long the oldest of them is here.
@@ -135,6 +164,28 @@ impl Flight {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A36: one message that waits for a person and takes the whole, and those that follow it while there is room.
+    #[test]
+    fn a36_what_waits_for_a_person_leaves_the_others_their_room() {
+        let settings = WorkerSettings { in_flight_bytes: 100, ..WorkerSettings::default() };
+        let flight = Arc::new(Flight::new(&settings));
+        let arrived = flight.arrive(Instant::now());
+        let mut held = flight.try_permit(1_000, &arrived).expect("there is room");
+        assert!(flight.try_permit(1, &arrived).is_none());
+        held.set_aside();
+        held.set_aside();
+        assert_eq!((flight.messages(), flight.bytes()), (1, 100));
+        let mut second = flight.try_permit(60, &arrived).expect("the first one stands aside");
+        second.set_aside();
+        assert!(flight.try_permit(60, &arrived).is_none(), "there is no more room aside, so memory stays bounded");
+        Permit::end(vec![held, second]);
+        assert_eq!((flight.messages(), flight.bytes()), (0, 0));
+        let mut alone = flight.try_permit(30, &arrived).expect("there is room");
+        alone.set_aside();
+        drop(alone);
+        assert_eq!((flight.messages(), flight.bytes(), flight.aside.available_permits()), (0, 0, 100));
+    }
 
     #[test]
     fn j11_the_oldest_that_is_not_settled_is_known_however_much_came_after_it() {

@@ -259,7 +259,7 @@ pub(super) async fn identify<S: Store, B: Source>(
 
 fn malformed(failure: Failure, key: Option<IdempotencyKey>) -> Dead {
     let Failure { reason, class, text, code, .. } = failure;
-    Dead { reason, class, text, code, key, hash: None, fresh: true }
+    Dead { reason, class, text, code, key, hash: None, fresh: true, unkeepable: None }
 }
 
 /// A message that is older than its record would be kept may have been handled before, and nobody can tell.
@@ -279,7 +279,8 @@ async fn in_doubt<S: Store, B: Source>(shared: &Shared<S, B>, job: &mut Job<B::H
             let (key, hash) = (Some(claim.key.clone()), Some((claim.hash, claim.hash_rule)));
             let reason = Reason::OlderThanRetention;
             let class = ErrorClass::Permanent;
-            job.dead = Some(Box::new(Dead { reason, class, text, code: None, key, hash, fresh: false }));
+            job.dead =
+                Some(Box::new(Dead { reason, class, text, code: None, key, hash, fresh: false, unkeepable: None }));
         }
         OlderThanRetention::Halt => {
             let who = format!("run {}", shared.run);

@@ -56,6 +56,25 @@ pub(crate) struct Dead {
     pub(crate) hash: Option<(PayloadHash, HashRuleId)>,
     /// Whether it counts for the breaker: a fresh message, as opposed to a conflict.
     pub(crate) fresh: bool,
+    /// It is held because nothing has its payload.
+    pub(crate) unkeepable: Option<Unkeepable>,
+}
+
+/// Counts a message as held for as long as it is.
+#[derive(Debug)]
+pub(crate) struct Unkeepable(metrics::Gauge);
+
+impl Unkeepable {
+    pub(crate) fn new(held: &metrics::Gauge) -> Self {
+        held.increment(1.0);
+        Self(held.clone())
+    }
+}
+
+impl Drop for Unkeepable {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
+    }
 }
 
 #[derive(Debug)]

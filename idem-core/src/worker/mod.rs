@@ -10,6 +10,7 @@ mod job;
 mod lane;
 mod observe;
 mod parting;
+mod publishing;
 mod queue;
 mod recent;
 mod running;

@@ -73,6 +73,9 @@ impl<S: Store, B: Source> Worker<S, B> {
                 self.check_retention(&attached)?;
                 self.check_delivery_limit(&attached)?;
                 self.check_deadline(&attached)?;
+                if let Some(warning) = self.too_small_for(attached.message_bytes_max) {
+                    tracing::warn!(idem.consumer = %self.consumer.inner.name, "{warning}");
+                }
                 known.insert(attached).clone()
             }
         };
@@ -148,6 +151,14 @@ impl<S: Store, B: Source> Worker<S, B> {
         Ok(())
     }
 
+    /// Messages that the broker takes and this worker would not handle, or could not keep, are told of before they come.
+    fn too_small_for(&self, theirs: Option<u64>) -> Option<String> {
+        let kept = self.settings.dead_letter_payload_bytes_max as u64;
+        let handled = self.consumer.inner.settings.payload_bytes_max as u64;
+        let has_publisher = self.publisher.is_some();
+        too_small(theirs, handled, kept, has_publisher)
+    }
+
     /// A broker that gives up before we do takes good messages away (F8, G6).
     fn check_delivery_limit(&self, attached: &Attached) -> Result<(), WorkerError> {
         let attempts = self.settings.retry.attempts;
@@ -160,5 +171,42 @@ impl<S: Store, B: Source> Worker<S, B> {
             })),
             Some(_) | None => Ok(()),
         }
+    }
+}
+
+/// What to warn of, where the broker takes larger messages than are handled or kept.
+fn too_small(theirs: Option<u64>, handled: u64, kept: u64, has_publisher: bool) -> Option<String> {
+    let largest = theirs.unwrap_or(handled);
+    if largest > kept && !has_publisher {
+        let from = if theirs.is_some() { "the broker takes" } else { "this worker handles" };
+        return Some(format!(
+            "{from} messages of up to {largest} bytes, and dead_letter_payload_bytes_max is {kept}: a larger one that is set \
+             aside cannot be kept, so it is held and not acknowledged. Raise dead_letter_payload_bytes_max \
+             (--dead-letter-payload-max), or publish dead letters too"
+        ));
+    }
+    (largest > handled).then(|| {
+        format!(
+            "the broker takes messages of up to {largest} bytes, and payload_bytes_max is {handled}: a larger one is set \
+             aside as too-large. Raise payload_bytes_max (--payload-max), or lower the broker's limit"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A33: what would be too large is told at the start, where the broker's own limit is known.
+    #[test]
+    fn a33_limits_below_those_of_the_broker_are_warned_of() {
+        let told = |theirs, handled, kept, publisher| too_small(theirs, handled, kept, publisher).unwrap_or_default();
+        for quiet in [told(None, 10, 20, false), told(Some(10), 10, 20, false), told(Some(9), 10, 10, false)] {
+            assert_eq!(quiet, "");
+        }
+        assert!(told(Some(21), 10, 20, false).contains("dead_letter_payload_bytes_max is 20"));
+        assert!(told(Some(21), 10, 20, true).contains("payload_bytes_max is 10"), "a publisher may take it");
+        assert!(told(Some(20), 10, 20, false).contains("too-large"));
+        assert!(told(None, 10, 5, false).contains("this worker handles messages of up to 10 bytes"));
     }
 }

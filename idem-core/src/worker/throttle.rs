@@ -26,6 +26,8 @@ pub(crate) struct Lines {
     pub(crate) conflicts: Throttle,
     /// Dead letters that could not be published, and replays whose end could not be noted.
     pub(crate) unnoted: Throttle,
+    /// Messages that cannot be kept.
+    pub(crate) unkeepable: Throttle,
     /// Units whose keys are claimed again.
     pub(crate) again: Throttle,
 }
@@ -33,12 +35,13 @@ pub(crate) struct Lines {
 impl Lines {
     /// Says how many lines were left out since the last one of their kind, once no more come.
     pub(crate) fn sum_up(&self, consumer: &ConsumerName, now: Instant) {
-        let Self { dead_letters, waiting, conflicts, unnoted, again } = self;
+        let Self { dead_letters, waiting, conflicts, unnoted, unkeepable, again } = self;
         for (about, lines) in [
             ("dead letters", dead_letters),
             ("messages that wait", waiting),
             ("conflicts", conflicts),
             ("dead letters and replays that could not be noted", unnoted),
+            ("messages that cannot be kept", unkeepable),
             ("units that claim again", again),
         ] {
             if let Some(left_out) = lines.end_at(now) {

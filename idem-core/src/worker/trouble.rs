@@ -155,7 +155,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         job.counted = false;
         let (key, hash) = (claim.map(|claim| claim.key.clone()), claim.map(|claim| (claim.hash, claim.hash_rule)));
         let Failure { reason, class, text, code, .. } = failure;
-        job.dead = Some(Box::new(Dead { reason, class, text, code, key, hash, fresh: true }));
+        job.dead = Some(Box::new(Dead { reason, class, text, code, key, hash, fresh: true, unkeepable: None }));
         self.dead_letter(job).await;
     }
 

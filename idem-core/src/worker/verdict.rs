@@ -5,6 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use super::{
     job::{Dead, Job, Origination},
     lane::Lane,
+    publishing::Secured,
     recent::IncidentKind,
     settler::Answers,
 };
@@ -180,7 +181,8 @@ impl<S: Store, B: Source> Lane<S, B> {
                 let text = format!("the key was recorded at run {} with another payload", recorded.processed_by);
                 let hash = Some((claim.hash, claim.hash_rule));
                 let (key, class) = (Some(claim.key), ErrorClass::Permanent);
-                job.dead = Some(Box::new(Dead { reason, class, text, code: None, key, hash, fresh: false }));
+                job.dead =
+                    Some(Box::new(Dead { reason, class, text, code: None, key, hash, fresh: false, unkeepable: None }));
                 self.dead_letter(job).await;
             }
             OnConflict::Halt => {
@@ -191,7 +193,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    async fn halt(&mut self, scope: crate::ScopeId, who: &str, reason: &str) {
+    pub(super) async fn halt(&mut self, scope: crate::ScopeId, who: &str, reason: &str) {
         if let Err(error) = self.shared.consumer.store.set_control(scope, ControlState::Halted, who, reason).await {
             tracing::error!(idem.consumer = %self.shared.consumer.name, %error, "the halt could not be recorded");
         }
@@ -226,17 +228,10 @@ impl<S: Store, B: Source> Lane<S, B> {
         if failpoint!(DEAD_LETTER_SENT).is_err() {
             return self.hold_uncharged(job).await;
         }
-        // The row stands for exactly this content, so a confirmed copy of it is a confirmation of this one.
-        if let Some(publisher) = self.shared.publisher.as_ref().filter(|_| parked.published_at.is_none()) {
-            if let Err(error) = publisher.publish(&letter).await {
-                if let Some(left_out) = self.shared.lines.unnoted.pass() {
-                    tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, left_out, "a dead letter was not confirmed; it is published again later");
-                }
-                return self.hold_uncharged(job).await;
-            }
-            if let Err(error) = self.shared.consumer.store.mark_published(parked.id).await {
-                tracing::debug!(idem.consumer = %self.shared.consumer.name, %error, "a dead letter could not be marked as published");
-            }
+        match self.shared.secure(&letter, &parked).await {
+            Secured::Kept => {}
+            Secured::NotYet => return self.hold_uncharged(job).await,
+            Secured::Unkeepable(why) => return self.unkeepable(job, &parked, &why).await,
         }
         if failpoint!(DEAD_LETTER_OK).is_err() {
             return self.hold_uncharged(job).await;
@@ -284,6 +279,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 message_type: job.item.message.message_type(),
             }),
             keep_payload: size <= self.shared.settings.dead_letter_payload_bytes_max,
+            payload_omitted: None,
         }
     }
 }

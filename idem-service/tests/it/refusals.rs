@@ -31,6 +31,13 @@ async fn a_wrong_setting_is_one_line_that_names_it_and_the_cure() {
         ("--dead-letter-breaker maybe", "--dead-letter-breaker is \"maybe\", but it must be on or off"),
         ("--attempts 0", "--attempts is 0, but it must be from 1 to 1,000"),
         ("--in-flight 50", "--in-flight is 50, but it must be from one batch to 10,000,000"),
+        ("--payload-max 0", "--payload-max is 0, but it must be from 1 byte to 256 MiB"),
+        ("--payload-max 1MB", "--payload-max is \"1MB\", but it must be a number of bytes, or one with a unit"),
+        (
+            "--dead-letter-payload-max 1GiB",
+            "--dead-letter-payload-max is 1073741824, but it must be from 0 bytes to 256 MiB",
+        ),
+        ("--on-unkeepable lose", "--on-unkeepable is \"lose\", but it must be one of hold, halt"),
         ("--batch 0", "--batch is 0, but it must be from 1 to 10,000"),
         ("--busy-timeout 1h", "--busy-timeout is 3600s, but it must be from 1 ms to 5 minutes"),
         ("--handler-deadline 13h", "--handler-deadline is 46800s, but it must be from 1 ms to 12 hours"),

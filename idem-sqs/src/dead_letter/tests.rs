@@ -1,6 +1,6 @@
 use idem_core::{
-    Bytes, ConsumerName, ErrorClass, FailureKind, Fingerprint, Headers, IdempotencyKey, Message, OrderingKey, Origin,
-    Reason, ScopeId,
+    Bytes, ConsumerName, DeadLetterId, ErrorClass, FailureKind, Fingerprint, Headers, IdempotencyKey, Message,
+    OrderingKey, Origin, Reason, ScopeId,
 };
 
 use super::*;
@@ -17,6 +17,7 @@ fn dead_letter(message: Message) -> DeadLetter {
         error: "it was used before\u{1b}".to_owned(),
         fingerprint: Fingerprint::of(&FailureKind::new(Reason::Conflict, ErrorClass::Permanent)),
         keep_payload: true,
+        payload_omitted: None,
     }
 }
 
@@ -27,26 +28,65 @@ fn names(attributes: &[(String, Value)]) -> Vec<&str> {
 const FACTS: [&str; 6] =
     ["idem-reason", "idem-error", "idem-attempts", "idem-consumer", "idem-origin", "idempotencykey"];
 
-#[test]
-fn the_reasons_come_first_and_the_messages_own_attributes_as_far_as_there_is_room() {
+fn with_attributes(names: &[&str]) -> DeadLetter {
     let mut headers = Headers::default();
-    for name in ["a", "b", "a", "no name", "empty", "c", "d", "e"] {
-        let value = if name == "empty" { "" } else { "1" };
+    for name in names {
+        let value = if *name == "empty" { "" } else { "1" };
         headers.push(name, Some(Bytes::from_static(value.as_bytes())));
     }
-    let letter = dead_letter(Message::new("{}").with_headers(headers));
-    let sent = attributes(&letter, 10_000);
-    assert_eq!(names(&sent), [&FACTS[..], &["a", "b", "c", "d"]].concat());
-    assert_eq!(sent[1].1.string_value(), Some("it was used before?"), "no character that SQS refuses");
-    assert!(attributes(&letter, 0).is_empty());
-    assert_eq!(names(&attributes(&letter, 30)), ["idem-reason"]);
+    dead_letter(Message::new("{}").with_headers(headers))
+}
+
+/// F12: facts never push out what the producer has sent.
+#[test]
+fn f12_the_messages_own_attributes_come_first_and_then_why_it_was_set_aside() {
+    let sent = attributes(&with_attributes(&["a", "b", "a", "no name", "empty", "c", "d"]), 10_000).unwrap();
+    assert_eq!(names(&sent), [&["a", "b", "c", "d"], &FACTS[..]].concat(), "as much as there is room for");
+    let error = &sent.iter().find(|(name, _)| name == "idem-error").unwrap().1;
+    assert_eq!(error.string_value(), Some("it was used before?"), "no character that SQS refuses");
+    let nine = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
+    for count in 5..=9 {
+        let sent = attributes(&with_attributes(&nine[..count]), 10_000).unwrap();
+        assert_eq!(names(&sent), [&nine[..count], &["idem"]].concat());
+        let facts: serde_json::Value = serde_json::from_str(sent[count].1.string_value().unwrap()).unwrap();
+        assert_eq!(
+            facts,
+            serde_json::json!({
+                "reason": "conflict", "error": "it was used before?", "attempts": "2", "consumer": "ledger",
+                "origin": "orders/1", "idempotencykey": "order-1"
+            })
+        );
+    }
+    let ten = [&nine[..], &["j"]].concat();
+    assert_eq!(names(&attributes(&with_attributes(&ten), 10_000).unwrap()), ten);
+    // The same where it is bytes that there is no room for.
+    assert_eq!(names(&attributes(&with_attributes(&["a"]), 40).unwrap()), ["a", "idem-reason"]);
+    assert_eq!(names(&attributes(&with_attributes(&["a"]), 8).unwrap()), ["a"]);
+    assert_eq!(attributes(&with_attributes(&["a"]), 7), None);
+    assert_eq!(attributes(&with_attributes(&[]), 0), Some(Vec::new()));
 }
 
 #[test]
-fn what_is_no_text_is_sent_as_bytes() {
-    let letter = dead_letter(Message::new("{}").with_header("raw", Bytes::from_static(b"\xff")));
-    let sent = attributes(&letter, 10_000);
-    assert_eq!(sent[6].1.binary_value().unwrap().as_ref(), b"\xff");
+fn f12_a_copy_without_its_payload_has_the_facts_first() {
+    let letter = with_attributes(&["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]);
+    let copy = DeadLetter { payload_omitted: Some(DeadLetterId(7)), ..letter };
+    let sent = attributes(&copy, 10_000).unwrap();
+    let facts = [&FACTS[..5], &["idem-payload-omitted", "idempotencykey"]].concat();
+    assert_eq!(names(&sent), [&facts[..], &["a", "b", "c"]].concat());
+    assert_eq!(sent[5].1.string_value(), Some("7"));
+}
+
+#[test]
+fn f13_an_attribute_is_sent_with_the_type_it_came_with() {
+    let message = Message::new("{}").with_header("raw", Bytes::from_static(b"\xff")).with_header("n", "17");
+    let message = message.with_header("blob", "text").with_header("plain", "1");
+    let message = message.with_broker_properties(r#"{"n":"Number.int","blob":"Binary.png"}"#.as_bytes().to_vec());
+    let sent = attributes(&dead_letter(message), 10_000).unwrap();
+    let of = |name: &str| &sent.iter().find(|(sent, _)| sent == name).unwrap().1;
+    assert_eq!((of("raw").data_type(), of("raw").binary_value().unwrap().as_ref()), ("Binary", &b"\xff"[..]));
+    assert_eq!((of("n").data_type(), of("n").string_value()), ("Number.int", Some("17")));
+    assert_eq!((of("blob").data_type(), of("blob").binary_value().unwrap().as_ref()), ("Binary.png", &b"text"[..]));
+    assert_eq!((of("plain").data_type(), of("plain").string_value()), ("String", Some("1")));
 }
 
 #[test]

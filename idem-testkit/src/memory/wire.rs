@@ -83,6 +83,7 @@ pub(super) enum Tell {
     Stats(Stats),
     Histories(Vec<(String, History)>),
     Refused { problem: String, cure: String },
+    DoesNotFit { problem: String, cure: String },
     Unavailable { why: String },
 }
 
@@ -90,6 +91,9 @@ impl Tell {
     pub(super) fn error(error: &SourceError) -> Self {
         match error {
             SourceError::Refused { problem, cure } => Self::Refused { problem: problem.clone(), cure: cure.clone() },
+            SourceError::DoesNotFit { problem, cure } => {
+                Self::DoesNotFit { problem: problem.clone(), cure: cure.clone() }
+            }
             SourceError::Unavailable { source, .. } => Self::Unavailable { why: source.to_string() },
             // The enum may grow; what is not understood may be tried again.
             other => Self::Unavailable { why: other.to_string() },
@@ -100,6 +104,7 @@ impl Tell {
     pub(super) fn ok(self, doing: &'static str) -> Result<Self, SourceError> {
         match self {
             Self::Refused { problem, cure } => Err(SourceError::Refused { problem, cure }),
+            Self::DoesNotFit { problem, cure } => Err(SourceError::DoesNotFit { problem, cure }),
             Self::Unavailable { why } => Err(SourceError::Unavailable { doing, source: why.into() }),
             told @ (Self::Done
             | Self::Attached(_)

@@ -1,12 +1,15 @@
 //! The actions, in the JSON protocol of SQS.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    collections::HashSet,
+    time::{Duration, SystemTime},
+};
 
 use serde_json::{Map, Value, json};
 
 use super::{
     Shared, State,
-    queue::{Message, Queue, Refusal, refuse, sent},
+    queue::{BYTES_MAX, Message, Queue, Refusal, refuse, sent},
 };
 
 /// How an action ends now.
@@ -31,13 +34,15 @@ pub(super) fn act(shared: &Shared, action: &str, input: &Value) -> Done {
     Done::Answer(match action {
         "GetQueueAttributes" => Ok(attributes(queue, now)),
         "SendMessage" => send(queue, now, ids, input),
-        "SendMessageBatch" => Ok(batch(queue, input, |queue, entry| send(queue, now, ids, entry))),
+        "SendMessageBatch" => {
+            small_enough(input).and_then(|()| batch(queue, input, |queue, entry| send(queue, now, ids, entry)))
+        }
         "DeleteMessage" => queue.delete(now, &text(input, "ReceiptHandle")).map(|()| json!({})),
         "DeleteMessageBatch" => {
-            Ok(batch(queue, input, |queue, entry| queue.delete(now, &text(entry, "ReceiptHandle")).map(|()| json!({}))))
+            batch(queue, input, |queue, entry| queue.delete(now, &text(entry, "ReceiptHandle")).map(|()| json!({})))
         }
         "ChangeMessageVisibility" => change_visibility(queue, now, input),
-        "ChangeMessageVisibilityBatch" => Ok(batch(queue, input, |queue, entry| change_visibility(queue, now, entry))),
+        "ChangeMessageVisibilityBatch" => batch(queue, input, |queue, entry| change_visibility(queue, now, entry)),
         "ReceiveMessage" => return receive(&mut state, now, &name, input),
         _ => refuse("UnsupportedOperation", format!("{action} is not supported.")),
     })
@@ -59,6 +64,7 @@ fn attributes(queue: &Queue, now: Duration) -> Value {
         "ApproximateNumberOfMessagesNotVisible": counts.in_flight.to_string(),
         "ApproximateNumberOfMessagesDelayed": counts.delayed.to_string(),
         "MessageRetentionPeriod": queue.options.retention.as_secs().to_string(),
+        "MaximumMessageSize": queue.options.message_bytes_max.to_string(),
         "VisibilityTimeout": "30",
     });
     if let Some((limit, dead)) = &queue.options.redrive {
@@ -76,13 +82,18 @@ fn attributes(queue: &Queue, now: Duration) -> Value {
 fn send(queue: &mut Queue, now: Duration, ids: &mut u64, input: &Value) -> Result<Value, Refusal> {
     *ids += 1;
     let millis = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_millis();
+    let message = message(format!("message-{ids}"), millis, input);
+    let id = queue.send(now, Duration::from_secs(number(input, "DelaySeconds", 0)), message)?;
+    Ok(json!({ "MessageId": id }))
+}
+
+fn message(id: String, millis: u128, input: &Value) -> Message {
     let attributes = input.get("MessageAttributes").and_then(Value::as_object).cloned().unwrap_or_default();
-    let mut message = sent(format!("message-{ids}"), text(input, "MessageBody"), attributes, millis);
+    let mut message = sent(id, text(input, "MessageBody"), attributes, millis);
     let given = |field: &str| input.get(field).and_then(Value::as_str).map(str::to_owned);
     message.group = given("MessageGroupId");
     message.deduplication_id = given("MessageDeduplicationId");
-    let id = queue.send(now, Duration::from_secs(number(input, "DelaySeconds", 0)), message)?;
-    Ok(json!({ "MessageId": id }))
+    message
 }
 
 fn change_visibility(queue: &mut Queue, now: Duration, input: &Value) -> Result<Value, Refusal> {
@@ -90,10 +101,59 @@ fn change_visibility(queue: &mut Queue, now: Duration, input: &Value) -> Result<
     queue.change_visibility(now, &text(input, "ReceiptHandle"), seconds).map(|()| json!({}))
 }
 
-/// Each entry for itself: the whole is a success, whatever becomes of them.
-fn batch(queue: &mut Queue, input: &Value, mut act: impl FnMut(&mut Queue, &Value) -> Result<Value, Refusal>) -> Value {
+/// How many entries a batch may have.
+const ENTRIES_MAX: usize = 10;
+
+/// All messages of a batch together, with their attributes, are as large as one may be.
+fn small_enough(input: &Value) -> Result<(), Refusal> {
+    let entries = input.get("Entries").and_then(Value::as_array).into_iter().flatten();
+    let bytes: usize = entries.map(|entry| message(String::new(), 0, entry).bytes()).sum();
+    if bytes > BYTES_MAX {
+        return refuse(
+            "BatchRequestTooLong",
+            format!("Batch requests cannot be longer than {BYTES_MAX} bytes. You have sent {bytes} bytes."),
+        );
+    }
+    Ok(())
+}
+
+/// What SQS refuses a batch for as a whole.
+fn well_formed(entries: &[Value]) -> Result<(), Refusal> {
+    if entries.is_empty() {
+        return refuse("EmptyBatchRequest", "There should be at least one entry in the request.");
+    }
+    if entries.len() > ENTRIES_MAX {
+        let count = entries.len();
+        let problem = format!("Maximum number of entries per request are {ENTRIES_MAX}. You have sent {count}.");
+        return refuse("TooManyEntriesInBatchRequest", problem);
+    }
+    let mut ids = HashSet::new();
+    for id in entries.iter().map(|entry| text(entry, "Id")) {
+        let is_id = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
+        if !(1..=80).contains(&id.len()) || !id.bytes().all(is_id) {
+            return refuse(
+                "InvalidBatchEntryId",
+                "A batch entry id can only contain alphanumeric characters, hyphens and underscores. It can be at most 80 \
+                 letters long.",
+            );
+        }
+        if let Some(id) = ids.replace(id) {
+            return refuse("BatchEntryIdsNotDistinct", format!("Id {id} repeated."));
+        }
+    }
+    Ok(())
+}
+
+/// Each entry for itself: where the request is well formed the whole is a success, whatever becomes of them.
+fn batch(
+    queue: &mut Queue,
+    input: &Value,
+    mut act: impl FnMut(&mut Queue, &Value) -> Result<Value, Refusal>,
+) -> Result<Value, Refusal> {
+    let entries = input.get("Entries").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    well_formed(entries)?;
     let (mut successful, mut failed) = (Vec::new(), Vec::new());
-    for entry in input.get("Entries").and_then(Value::as_array).into_iter().flatten() {
+    for entry in entries {
         let id = text(entry, "Id");
         if queue.failing_entries > 0 {
             queue.failing_entries -= 1;
@@ -111,7 +171,7 @@ fn batch(queue: &mut Queue, input: &Value, mut act: impl FnMut(&mut Queue, &Valu
             })),
         }
     }
-    json!({ "Successful": successful, "Failed": failed })
+    Ok(json!({ "Successful": successful, "Failed": failed }))
 }
 
 fn receive(state: &mut State, now: Duration, name: &str, input: &Value) -> Done {

@@ -15,8 +15,8 @@ const VISIBILITY_MAX: u64 = 43_200;
 /// How long a FIFO queue drops repetitions.
 const REPETITIONS: Duration = Duration::from_secs(300);
 
-/// A message with its attributes.
-const BYTES_MAX: usize = 1 << 20;
+/// A message with its attributes, and a batch of them.
+pub(super) const BYTES_MAX: usize = 1 << 20;
 
 const ATTRIBUTES_MAX: usize = 10;
 
@@ -29,11 +29,19 @@ pub struct QueueOptions {
     pub redrive: Option<(u32, String)>,
     /// How long messages are kept, as far as the attributes say: none is removed.
     pub retention: Duration,
+    /// How many bytes a message may have with its attributes: SQS's `MaximumMessageSize`, which is 1 MiB by default, and 256
+    /// KiB on queues that are older than that.
+    pub message_bytes_max: usize,
 }
 
 impl Default for QueueOptions {
     fn default() -> Self {
-        Self { in_flight_max: 120_000, redrive: None, retention: Duration::from_secs(4 * 86_400) }
+        Self {
+            in_flight_max: 120_000,
+            redrive: None,
+            retention: Duration::from_secs(4 * 86_400),
+            message_bytes_max: BYTES_MAX,
+        }
     }
 }
 
@@ -79,6 +87,18 @@ impl Message {
         format!("{}#{}", self.id, self.receives)
     }
 
+    /// As SQS counts: the body, and names, types and values of the attributes.
+    pub(super) fn bytes(&self) -> usize {
+        let attributes = self.attributes.iter().map(|(name, attribute)| {
+            let text = |field: &str| attribute.get(field).and_then(Value::as_str).unwrap_or_default();
+            // Base64, of which four characters are three bytes.
+            let binary = text("BinaryValue");
+            let bytes = binary.trim_end_matches('=').len() * 3 / 4;
+            name.len() + text("DataType").len() + text("StringValue").len() + bytes
+        });
+        self.body.len() + attributes.sum::<usize>()
+    }
+
     fn is_in_flight(&self, now: Duration) -> bool {
         self.receives > 0 && self.visible_at > now
     }
@@ -109,7 +129,7 @@ impl Queue {
 
     /// Takes a message in, and answers its id: that of the first one where it is a repetition.
     pub(super) fn send(&mut self, now: Duration, delay: Duration, mut message: Message) -> Result<String, Refusal> {
-        check(&message)?;
+        check(&message, self.options.message_bytes_max)?;
         if self.is_fifo() {
             let (Some(_), Some(repetition)) = (&message.group, &message.deduplication_id) else {
                 return refuse(
@@ -255,7 +275,7 @@ pub(super) fn sent(id: String, body: String, attributes: Map<String, Value>, sen
     Message { id, body, attributes, group, deduplication_id, sent_millis, receives, visible_at, received_at }
 }
 
-fn check(message: &Message) -> Result<(), Refusal> {
+fn check(message: &Message, bytes_max: usize) -> Result<(), Refusal> {
     let allowed = |c: char| matches!(c, '\t' | '\n' | '\r') || (c >= ' ' && !matches!(c, '\u{fffe}' | '\u{ffff}'));
     if message.body.is_empty() {
         return refuse("MissingParameter", "The request must contain the parameter MessageBody.");
@@ -266,7 +286,6 @@ fn check(message: &Message) -> Result<(), Refusal> {
     if message.attributes.len() > ATTRIBUTES_MAX {
         return refuse("InvalidParameterValue", "Number of message attributes exceeds the allowed maximum [10].");
     }
-    let mut bytes = message.body.len();
     for (name, attribute) in &message.attributes {
         let text = |field: &str| attribute.get(field).and_then(Value::as_str).unwrap_or_default();
         let value = format!("{}{}", text("StringValue"), text("BinaryValue"));
@@ -276,12 +295,11 @@ fn check(message: &Message) -> Result<(), Refusal> {
                 format!("Message attribute {name:?} must contain a non-empty, allowed value."),
             );
         }
-        bytes += name.len() + text("DataType").len() + value.len();
     }
-    if bytes > BYTES_MAX {
+    if message.bytes() > bytes_max {
         return refuse(
             "InvalidParameterValue",
-            "One or more parameters are invalid. Reason: Message must be shorter than 1048576 bytes.",
+            format!("One or more parameters are invalid. Reason: Message must be shorter than {bytes_max} bytes."),
         );
     }
     Ok(())

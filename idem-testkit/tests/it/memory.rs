@@ -399,6 +399,7 @@ async fn a_dead_letter_is_published_with_its_facts_and_one_key() {
         error: "no such customer".to_owned(),
         fingerprint: Fingerprint::of(&FailureKind::new(Reason::Permanent, ErrorClass::Permanent)),
         keep_payload: true,
+        payload_omitted: None,
     };
     queue.publisher().publish(&dead_letter).await.unwrap();
     let published = queue.unsettled().remove(0);

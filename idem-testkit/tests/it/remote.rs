@@ -208,6 +208,7 @@ async fn a_dead_letter_is_published_over_the_socket() {
         error: "there is no key".to_owned(),
         fingerprint: Fingerprint::of(&FailureKind::new(Reason::MissingKey, ErrorClass::Permanent)),
         keep_payload: true,
+        payload_omitted: None,
     };
     let publisher = RemotePublisher::new(server.path(), "dead");
     publisher.publish(&dead_letter).await.unwrap();

@@ -15,6 +15,7 @@ fn letter(message: Message, key: Option<&str>, hash: Option<PayloadHash>, reason
         error: String::new(),
         fingerprint: Fingerprint::of(&FailureKind::new(reason, ErrorClass::Permanent)),
         keep_payload: true,
+        payload_omitted: None,
     }
 }
 

@@ -92,6 +92,7 @@ async fn b10_texts_with_nul_are_stored() {
         error: "e\0".to_owned(),
         fingerprint: Fingerprint::of(&FailureKind::new(Reason::Permanent, ErrorClass::Permanent)),
         keep_payload: true,
+        payload_omitted: None,
     };
     let parked = fixture.store.park(&letter).await.unwrap();
     assert_eq!(parked.error, "e\u{fffd}");

@@ -61,6 +61,7 @@ impl Failed {
             error: "new".to_owned(),
             fingerprint: Fingerprint::of(&FailureKind::new(Reason::Permanent, ErrorClass::Permanent)),
             keep_payload: true,
+            payload_omitted: None,
         }
     }
 

@@ -112,6 +112,7 @@ pub(super) fn letter(scope: ScopeId, origin: &str, key_text: Option<&str>, reaso
         error: "the handler failed".to_owned(),
         fingerprint: Fingerprint::of(&FailureKind::new(reason, ErrorClass::Permanent)),
         keep_payload: true,
+        payload_omitted: None,
     }
 }
 

@@ -95,6 +95,7 @@ pub(super) fn letter(registered: &Registered, message: Message, key: Option<&str
         error: "out of stock".to_owned(),
         fingerprint: Fingerprint::of(&FailureKind::new(reason, ErrorClass::Permanent)),
         keep_payload: true,
+        payload_omitted: None,
     }
 }
 

@@ -18,3 +18,4 @@ mod settling;
 mod start;
 mod stopping;
 mod telemetry;
+mod unkeepable;

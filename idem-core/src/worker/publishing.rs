@@ -1,0 +1,148 @@
+//! Sees to it that a dead letter is somewhere whole before its message is settled: in its row, or published. What is
+//! nowhere is not acknowledged.
+
+use super::{
+    Shared,
+    job::{Job, Unkeepable},
+    lane::Lane,
+    recent::IncidentKind,
+};
+use crate::{
+    config::OnUnkeepable,
+    dead_letter::{DeadLetter, DeadLetterId, ParkedDeadLetter, Publisher},
+    error::{ErrorClass, SourceError},
+    source::Source,
+    store::Store,
+};
+
+/// Whether the message of a dead letter may be settled.
+pub(super) enum Secured {
+    /// The row or a publication has it whole, or an operator has accepted that it is lost.
+    Kept,
+    /// The publication was not confirmed, and is tried again later.
+    NotYet,
+    /// Neither the row nor a publisher can take it whole; why.
+    Unkeepable(String),
+}
+
+impl<S: Store, B: Source> Shared<S, B> {
+    /// Publishes a dead letter that has its row, where there is a publisher.
+    pub(super) async fn secure(&self, letter: &DeadLetter, parked: &ParkedDeadLetter) -> Secured {
+        let is_safe = parked.payload_kept || parked.loss_accepted;
+        let Some(publisher) = &self.publisher else {
+            return if is_safe { Secured::Kept } else { Secured::Unkeepable(self.beyond(letter)) };
+        };
+        // The row stands for exactly this content, so a confirmed copy of it is a confirmation of this one.
+        if parked.published_at.is_some() {
+            return Secured::Kept;
+        }
+        match publisher.publish(letter).await {
+            Ok(()) => {
+                self.mark_published(parked.id).await;
+                Secured::Kept
+            }
+            Err(error) if error.class() == ErrorClass::Permanent && parked.payload_kept => {
+                self.publish_without_payload(&**publisher, letter, parked.id, &error).await
+            }
+            // Whoever accepted the loss does not wait for a broker.
+            Err(_) if parked.loss_accepted && !parked.payload_kept => Secured::Kept,
+            Err(error) if error.class() == ErrorClass::Permanent => {
+                Secured::Unkeepable(format!("{}, and {error}", self.beyond(letter)))
+            }
+            Err(error) => self.not_yet(&error),
+        }
+    }
+
+    /// The topic or queue can never take this dead letter, and the row has it. Whoever reads there gets the facts.
+    async fn publish_without_payload(
+        &self,
+        publisher: &dyn Publisher,
+        letter: &DeadLetter,
+        row: DeadLetterId,
+        refused: &SourceError,
+    ) -> Secured {
+        match publisher.publish(&letter.without_payload(row)).await {
+            Ok(()) => {
+                if let Some(left_out) = self.lines.unnoted.pass() {
+                    tracing::warn!(
+                        idem.consumer = %self.consumer.name, row = row.0, origin = ?letter.message.origin(),
+                        error = %refused, left_out,
+                        "a dead letter was published without its payload, which its row has"
+                    );
+                }
+            }
+            Err(error) if error.class() == ErrorClass::Permanent => {
+                self.metrics.unpublished.increment(1);
+                if let Some(left_out) = self.lines.unnoted.pass() {
+                    tracing::error!(
+                        idem.consumer = %self.consumer.name, row = row.0, origin = ?letter.message.origin(), %error,
+                        left_out, "a dead letter cannot be published, not even without its payload; its row alone has it"
+                    );
+                }
+                return Secured::Kept;
+            }
+            Err(error) => return self.not_yet(&error),
+        }
+        self.mark_published(row).await;
+        Secured::Kept
+    }
+
+    fn not_yet(&self, error: &SourceError) -> Secured {
+        if let Some(left_out) = self.lines.unnoted.pass() {
+            tracing::warn!(
+                idem.consumer = %self.consumer.name, %error, left_out,
+                "a dead letter was not confirmed; it is published again later"
+            );
+        }
+        Secured::NotYet
+    }
+
+    async fn mark_published(&self, row: DeadLetterId) {
+        if let Err(error) = self.consumer.store.mark_published(row).await {
+            tracing::debug!(idem.consumer = %self.consumer.name, %error, "a dead letter could not be marked as published");
+        }
+    }
+
+    fn beyond(&self, letter: &DeadLetter) -> String {
+        let (bytes, max) =
+            (letter.message.payload().map_or(0, bytes::Bytes::len), self.settings.dead_letter_payload_bytes_max);
+        if bytes > max {
+            format!("its payload has {bytes} bytes, and dead_letter_payload_bytes_max is {max}")
+        } else {
+            "its row was written without the payload".to_owned()
+        }
+    }
+}
+
+impl<S: Store, B: Source> Lane<S, B> {
+    /// Holds a message whose payload is nowhere else, or halts the consumer over it. It is never acknowledged.
+    pub(super) async fn unkeepable(&mut self, mut job: Job<B::Handle>, parked: &ParkedDeadLetter, why: &str) {
+        if let Some(dead) = &mut job.dead {
+            dead.unkeepable.get_or_insert_with(|| Unkeepable::new(&self.shared.metrics.unkeepable));
+        }
+        let origin = job.item.message.origin();
+        let told = format!("the message from {origin} cannot be kept: {why}");
+        if self.shared.settings.on_unkeepable == OnUnkeepable::Halt {
+            let who = format!("run {}", self.shared.run);
+            // That of the consumer, and not of the message's tenant: all tenants wait.
+            self.halt(self.shared.scope, &who, &told).await;
+            return self.returned.push(job);
+        }
+        // The first time, and then ever more rarely.
+        if job.waits.saturating_add(1).is_power_of_two()
+            && let Some(left_out) = self.shared.lines.unkeepable.pass()
+        {
+            tracing::error!(
+                idem.consumer = %self.shared.consumer.name, idem.key = parked.key.as_ref().map(tracing::field::display),
+                origin = ?origin, row = parked.id.0, reason = %parked.reason, why, left_out,
+                "a message cannot be kept and is held, not acknowledged: raise dead_letter_payload_bytes_max, give a \
+                 topic or queue for dead letters that takes it, or give it up with `idem dead-letters accept-loss`"
+            );
+            self.shared.recent.note(IncidentKind::Error, parked.key.as_ref(), Some(origin), format!("held: {told}"));
+        }
+        if let Some(permit) = &mut job.permit {
+            permit.set_aside();
+        }
+        self.hold_uncharged(job).await;
+    }
+}

@@ -1,0 +1,207 @@
+//! A dead letter is kept whole, or its message is not acknowledged.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use idem_core::{
+    Bookkeeping, ControlState, DeadLetter, IncidentKind, Message, OnUnkeepable, OrderingKey, Pause, Publisher, Reason,
+    SourceError, Tenant, dead_letter::PAYLOAD_OMITTED, key,
+};
+use idem_schema::async_trait::async_trait;
+use idem_testkit::memory::{Order, QueueOptions};
+
+use super::scene::{Running, Scene, drain, message, within};
+
+/// A queue for dead letters that takes payloads of so many bytes at most, and counts what it refused.
+#[derive(Clone, Default)]
+struct Narrow(Arc<NarrowState>);
+
+#[derive(Default)]
+struct NarrowState {
+    payload_max: AtomicUsize,
+    refuses_all: bool,
+    refused: AtomicUsize,
+    taken: Mutex<Vec<DeadLetter>>,
+}
+
+impl Narrow {
+    fn of(payload_max: usize) -> Self {
+        Self(Arc::new(NarrowState { payload_max: payload_max.into(), ..NarrowState::default() }))
+    }
+
+    fn widen(&self) {
+        self.0.payload_max.store(usize::MAX, Ordering::Relaxed);
+    }
+
+    fn refused(&self) -> usize {
+        self.0.refused.load(Ordering::Relaxed)
+    }
+
+    fn taken(&self) -> Vec<DeadLetter> {
+        self.0.taken.lock().unwrap().clone()
+    }
+}
+
+#[async_trait]
+impl Publisher for Narrow {
+    async fn publish(&self, letter: &DeadLetter) -> Result<(), SourceError> {
+        let max = self.0.payload_max.load(Ordering::Relaxed);
+        if self.0.refuses_all || letter.message.payload().map_or(0, |payload| payload.len()) > max {
+            self.0.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(SourceError::DoesNotFit { problem: "it is too large".to_owned(), cure: "Widen it".to_owned() });
+        }
+        self.0.taken.lock().unwrap().push(letter.clone());
+        Ok(())
+    }
+}
+
+fn in_order() -> Scene {
+    Scene::with(QueueOptions::default().order(Order::ByKey))
+}
+
+/// E11, B-C2, A-M1, U29: with the settings as they are, what a broker takes is kept, whatever it failed on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a33_the_payload_of_a_dead_letter_is_kept_and_can_be_replayed() {
+    let scene = Scene::new();
+    let padding = |bytes| "x".repeat(bytes);
+    scene.queue.publish(Message::new(padding(300 << 10))).unwrap();
+    scene.publish("large", &padding(2 << 20));
+    let summary = drain(&scene, scene.worker()).await;
+    assert_eq!(summary.dead_lettered, 2);
+    let letters = scene.dead_letters().await;
+    assert!(letters.iter().all(|letter| letter.payload_kept), "{letters:?}");
+    let large = letters.iter().find(|letter| letter.reason == Reason::TooLarge).unwrap();
+    assert_eq!(scene.store.request_replay(&[large.id]).await.unwrap(), 1);
+    let wider = scene.consumer().payload_bytes_max(4 << 20).build().unwrap();
+    let running = Running::new(scene.worker_of(wider));
+    running.until("the replay", |running| running.view.summary().replayed == 1).await;
+    assert_eq!(running.stop().await.unwrap().processed, 1);
+    assert_eq!(scene.effects(), [("large".to_owned(), padding(2 << 20))]);
+}
+
+/// U29: which message was too large is told by its key, where that stands outside of the payload.
+#[tokio::test(flavor = "multi_thread")]
+async fn a34_a_message_that_is_too_large_has_its_key() {
+    let scene = Scene::new();
+    let body = format!(r#"{{"idempotencykey":"in-the-payload","padding":"{}"}}"#, "x".repeat(2 << 20));
+    scene.publish("in-a-header", &"x".repeat(2 << 20));
+    scene.queue.publish(Message::new(body.clone())).unwrap();
+    drain(&scene, scene.worker()).await;
+    let keys: Vec<_> = scene.dead_letters().await.into_iter().map(|letter| letter.key).collect();
+    assert_eq!(keys.iter().flatten().map(|key| key.as_str()).collect::<Vec<_>>(), ["in-a-header"]);
+    let scene = Scene::new();
+    scene.queue.publish(Message::new(body).with_record_key("its-record-key")).unwrap();
+    let consumer = scene.consumer().key_source(key::RecordKey).build().unwrap();
+    drain(&scene, scene.worker_of(consumer)).await;
+    assert_eq!(scene.dead_letters().await[0].key.as_ref().unwrap().as_str(), "its-record-key");
+}
+
+/// B-C2, I3: neither row nor publisher has the payload, so the message stays with the broker, alone, and everybody sees it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a35_what_cannot_be_kept_is_held_and_the_others_go_on() {
+    let scene = in_order();
+    let large = "x".repeat(2_000);
+    let held = scene.publish("held", &large);
+    let ordered = scene.publish_ordered("customer-1", "ordered", &large);
+    let follower = scene.publish_ordered("customer-1", "follower", "ok");
+    let narrow = Narrow::of(0);
+    let consumer = scene.consumer().payload_bytes_max(1_000).build().unwrap();
+    let worker = scene.worker_of(consumer).dead_letter_payload_bytes_max(1_000).publisher(narrow.clone());
+    let running = Running::new(worker);
+    for n in 0..50 {
+        scene.publish(&format!("good-{n}"), "ok");
+    }
+    // Looked at more than once by then, and still there.
+    running.until("the others", |running| running.view.summary().processed == 50 && narrow.refused() > 6).await;
+    for origin in [&held, &ordered, &follower] {
+        let history = scene.queue.history(origin);
+        assert_eq!((history.acknowledged, history.dead_lettered), (0, 0), "{origin}");
+    }
+    assert!(!scene.counted().contains_key("follower"), "it waits with the one before it");
+    let told: Vec<_> = running.view.recent(IncidentKind::Error).into_iter().map(|incident| incident.text).collect();
+    assert!(told.iter().any(|text| text.contains("cannot be kept") && text.contains(held.as_str())), "{told:?}");
+    assert!(told.len() < narrow.refused(), "it is told ever more rarely: {told:?}");
+    assert!(scene.dead_letters().await.iter().all(|letter| !letter.payload_kept && letter.copies == 1));
+    // Once a publisher confirms it, it is safe.
+    narrow.widen();
+    within("draining the queue", scene.queue.drained()).await;
+    let summary = running.stop().await.unwrap();
+    assert_eq!((summary.processed, summary.dead_lettered), (51, 2));
+    assert!(narrow.taken().iter().all(|letter| letter.message.payload().unwrap().len() == 2_000));
+}
+
+/// One message that takes all the room there is, and cannot be kept, leaves the others theirs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a36_a_held_message_that_fills_the_room_keeps_nobody_out() {
+    let scene = Scene::new();
+    let held = scene.publish("held", &"x".repeat(20_000));
+    let consumer = scene.consumer().payload_bytes_max(1_000).build().unwrap();
+    let running = Running::new(scene.worker_of(consumer).in_flight_bytes(10_000).dead_letter_payload_bytes_max(10_000));
+    (0..200).for_each(|n| drop(scene.publish(&format!("good-{n}"), &"x".repeat(500))));
+    running.until("the others", |running| running.view.summary().processed == 200).await;
+    running.stop().await.unwrap();
+    assert_eq!(scene.queue.history(&held).dead_lettered, 0);
+}
+
+/// The other policy: the consumer halts, with all its tenants, and goes on where somebody sees to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a37_what_cannot_be_kept_can_halt_the_consumer_with_all_its_tenants() {
+    let scene = Scene::new();
+    let consumer = || {
+        let tenant = |message: &Message| Some(Tenant::new(message.headers().text("tenant")?).unwrap());
+        scene.consumer().tenant_of(tenant).build().unwrap()
+    };
+    let with_tenant = |key: &str, payload: &str| message(key, payload).with_header("tenant", "acme");
+    scene.queue.publish(with_tenant("first", "ok")).unwrap();
+    let held = scene.queue.publish(with_tenant("held", "permanent")).unwrap();
+    let worker = || {
+        let worker = scene.worker_of(consumer()).on_unkeepable(OnUnkeepable::Halt);
+        worker.dead_letter_payload_bytes_max(0)
+    };
+    let running = Running::new(worker());
+    running.until("the halt", |running| matches!(running.view.pause(), Some(Pause::Control(..)))).await;
+    let after = scene.queue.publish(with_tenant("after", "ok")).unwrap();
+    running.stop().await.unwrap();
+    assert_eq!(scene.queue.history(&held).dead_lettered, 0);
+    assert_eq!(scene.queue.history(&after).acknowledged, 0);
+    // A worker that starts reads the consumer's own control, and is halted too.
+    let again = Running::new(worker());
+    let halted =
+        |pause| matches!(pause, Some(Pause::Control(ControlState::Halted, why)) if why.contains("cannot be kept"));
+    again.until("the halt of another worker", |again| halted(again.view.pause())).await;
+    again.stop().await.unwrap();
+}
+
+/// B-M4: a topic that can never take a dead letter blocks nobody, because its row has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a38_a_dead_letter_that_does_not_fit_is_published_without_its_payload() {
+    let scene = in_order();
+    let order = || OrderingKey::new("customer-1");
+    let first = message("1", "permanent").with_ordering_key(order()).with_header("trace", "7");
+    let origin = scene.queue.publish(first).unwrap();
+    scene.publish_ordered("customer-1", "2", "ok");
+    let narrow = Narrow::of(3);
+    let summary = drain(&scene, scene.worker().publisher(narrow.clone())).await;
+    assert_eq!((summary.processed, summary.dead_lettered, narrow.refused()), (1, 1, 1));
+    let row = scene.dead_letters().await.remove(0);
+    assert!(row.payload_kept && row.published_at.is_some(), "{row:?}");
+    let taken = narrow.taken().remove(0);
+    let headers = idem_core::dead_letter::headers(&taken);
+    assert_eq!((taken.message.payload(), headers.text(PAYLOAD_OMITTED)), (None, Some(&*row.id.0.to_string())));
+    assert_eq!((headers.text("idem-origin"), headers.text("trace")), (Some(origin.as_str()), Some("7")));
+    assert_eq!(headers.text("idempotencykey"), Some("1"));
+}
+
+/// Where not even that fits, the row alone is the dead letter.
+#[tokio::test(flavor = "multi_thread")]
+async fn a38_a_dead_letter_that_can_never_be_published_is_its_row() {
+    let scene = Scene::new();
+    scene.publish("1", "permanent");
+    let narrow = Narrow(Arc::new(NarrowState { refuses_all: true, ..NarrowState::default() }));
+    let summary = drain(&scene, scene.worker().publisher(narrow.clone())).await;
+    assert_eq!((summary.dead_lettered, narrow.refused()), (1, 2));
+    let row = scene.dead_letters().await.remove(0);
+    assert!(row.payload_kept && row.published_at.is_none(), "{row:?}");
+}

@@ -9,7 +9,6 @@ use lapin::{
     Channel, Connection, ConnectionProperties, Consumer,
     message::Delivery,
     options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions},
-    runtime::default_runtime,
     tcp::OwnedTLSConfig,
     types::{FieldTable, ShortString},
 };
@@ -21,6 +20,7 @@ use tokio::{
 use crate::{
     config::Settings,
     error::{classify, cure, unavailable},
+    guard,
     state::Shared,
 };
 
@@ -59,7 +59,7 @@ pub(crate) type Question = oneshot::Sender<bool>;
 pub(crate) async fn connect(settings: &Settings) -> lapin::Result<Connection> {
     let properties = ConnectionProperties::default().with_connection_name("idem".into());
     let tls = OwnedTLSConfig { identity: None, cert_chain: settings.authorities.clone() };
-    Connection::connect_uri_with_config(settings.uri.clone(), properties, tls, default_runtime()?).await
+    guard::connect(settings.uri.clone(), properties, tls).await
 }
 
 /// How many messages wait in the queue. The queue is never created.

@@ -5,6 +5,8 @@ mod config;
 mod confirm;
 mod dead_letter;
 mod error;
+mod frames;
+mod guard;
 mod management;
 mod message;
 mod retry;

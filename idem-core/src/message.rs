@@ -171,6 +171,10 @@ impl fmt::Debug for Origin {
     }
 }
 
+/// The header under which a source hands over, as bytes, headers or properties that its client cannot read. A message that
+/// has it is set aside as malformed, because nobody knows what the rest of it was.
+pub const UNREADABLE_HEADERS: &str = "idem-unreadable";
+
 /// Headers in the order of delivery. A name may repeat and a value may be absent, as Kafka allows.
 ///
 /// Names are compared byte for byte.

@@ -11,9 +11,11 @@
 mod attach;
 mod broker;
 mod epochs;
+mod hostile;
 mod member;
 mod own_server;
 mod publisher;
+mod raw;
 mod retry;
 #[cfg(feature = "tls")]
 mod security;

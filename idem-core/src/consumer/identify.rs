@@ -5,7 +5,7 @@ use crate::{
     dead_letter::Reason,
     error::ErrorClass,
     key::IdempotencyKey,
-    message::{Identity, Message},
+    message::{Identity, Message, UNREADABLE_HEADERS},
     outcome::Failure,
     store::{Claim, Store},
 };
@@ -44,6 +44,11 @@ impl<S: Store> Inner<S> {
             let text =
                 format!("the payload has {size} bytes, and payload_bytes_max is {}", self.settings.payload_bytes_max);
             return Err(Rejected { message, key, failure: poison(Reason::TooLarge, text) });
+        }
+        if message.headers().iter().any(|(name, _)| name == UNREADABLE_HEADERS) {
+            let text =
+                format!("its headers cannot be read; they are kept as bytes, in the header {UNREADABLE_HEADERS}");
+            return Err(Rejected { message, key, failure: poison(Reason::Malformed, text) });
         }
         let tenant = match &self.tenants {
             Tenants::One(tenant) => tenant.clone(),

@@ -9,6 +9,7 @@ mod frames;
 mod guard;
 mod management;
 mod message;
+mod properties;
 mod retry;
 mod source;
 mod state;
@@ -16,4 +17,9 @@ mod topology;
 
 pub use idem_core as core;
 
-pub use self::{config::AmqpOptions, dead_letter::AmqpPublisher, source::AmqpSource, state::AmqpHandle};
+pub use self::{
+    config::{AmqpOptions, DeliveryLimit},
+    dead_letter::AmqpPublisher,
+    source::AmqpSource,
+    state::AmqpHandle,
+};

@@ -1,6 +1,7 @@
 //! A message as the broker delivered it: payload, headers, and what identifies it.
 
 use std::{
+    any::Any,
     borrow::Cow,
     fmt,
     hash::{Hash, Hasher},
@@ -257,7 +258,23 @@ struct Parts {
     origin: Origin,
     sent_at: Option<SystemTime>,
     identity: Option<Identity>,
+    original: Option<Original>,
 }
+
+/// What the broker's client had, and how many bytes that takes. It is no part of what two messages are compared by.
+#[derive(Clone)]
+struct Original {
+    of: Arc<dyn Any + Send + Sync>,
+    bytes: usize,
+}
+
+impl PartialEq for Original {
+    fn eq(&self, _other: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Original {}
 
 impl Message {
     /// A message with this payload.
@@ -282,6 +299,7 @@ impl Message {
             origin: Origin::new(""),
             sent_at: None,
             identity: None,
+            original: None,
         };
         Self { parts: Box::new(parts) }
     }
@@ -339,6 +357,14 @@ impl Message {
     #[must_use]
     pub fn with_sent_at(mut self, at: SystemTime) -> Self {
         self.parts.sent_at = Some(at);
+        self
+    }
+
+    /// Keeps what the broker's client had of the message beyond this type, such as the types of its headers, for a
+    /// [`Publisher`](crate::Publisher) of the same broker. It takes about so many bytes of memory.
+    #[must_use]
+    pub fn with_original(mut self, original: Arc<dyn Any + Send + Sync>, bytes: usize) -> Self {
+        self.parts.original = Some(Original { of: original, bytes });
         self
     }
 
@@ -412,6 +438,13 @@ impl Message {
         self.parts.sent_at
     }
 
+    /// What the broker's client had of the message, where its source kept that and it is of this type. A message that was
+    /// stored and read again has none.
+    #[must_use]
+    pub fn original<T: Any>(&self) -> Option<&T> {
+        self.parts.original.as_ref()?.of.downcast_ref()
+    }
+
     /// The idempotency key under which this message is handled; `None` before a consumer has taken it, and for a type
     /// that opted out of protection.
     #[must_use]
@@ -478,6 +511,7 @@ impl Message {
         self.parts.payload.as_ref().map_or(0, Bytes::len)
             + self.parts.headers.bytes()
             + self.parts.record_key.as_ref().map_or(0, Bytes::len)
+            + self.parts.original.as_ref().map_or(0, |original| original.bytes)
             + size_of::<Parts>()
     }
 

@@ -12,6 +12,7 @@ mod attach;
 mod broker;
 mod epochs;
 mod hostile;
+mod limits;
 mod member;
 mod own_server;
 mod publisher;

@@ -270,8 +270,8 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     /// Asks whether the database is back while there is no message to try it with. Intake is closed until it is.
     async fn look_for_the_store(&mut self) {
-        match self.shared.consumer.store.control(self.shared.scope).await {
-            Ok(_) => self.went_well(),
+        match self.probe().await {
+            Ok(()) => self.went_well(),
             Err(error) => self.store_down(&error),
         }
     }

@@ -1,6 +1,6 @@
 //! What operators set, running workers obey.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use idem_core::{Bookkeeping, ConsumerName, ControlState, ErrorClass, Pause, RetryPolicy, Tenant};
 use idem_testkit::{Fault, Operation};
@@ -127,4 +127,26 @@ async fn g15_a_long_outage_gives_back_what_was_not_begun_and_charges_nobody() {
     let summary = running.stop().await.unwrap();
     assert_eq!((scene.counted().len(), summary.dead_lettered), (20, 0));
     assert!(scene.counted().values().all(|count| *count == 1));
+}
+
+/// G15: a database that answers but cannot take a claim is not back. Its outage costs each message one delivery, not one
+/// every few seconds, which a delivery limit would count.
+#[tokio::test(flavor = "multi_thread")]
+async fn g15_a_database_that_cannot_claim_is_not_called_back() {
+    let scene = Scene::new();
+    scene.publish("first", "ok");
+    let running = Running::new(scene.worker().give_back_after(Duration::from_millis(20)));
+    within("the first message", scene.queue.drained()).await;
+    scene.store.hide_records(true);
+    let origin = scene.publish("second", "ok");
+    within("giving back", scene.queue.until(|stats| stats.in_flight == 0 && stats.released > 0)).await;
+    // Ten times as long as it takes to look again and to give back.
+    let since = Instant::now();
+    running.until("a while", |_| since.elapsed() > Duration::from_millis(500)).await;
+    assert_eq!(scene.queue.history(&origin).deliveries, 1);
+    assert!(running.view.pause().is_some());
+    scene.store.hide_records(false);
+    within("draining the queue", scene.queue.drained()).await;
+    running.stop().await.unwrap();
+    assert_eq!(scene.counted().len(), 2);
 }

@@ -9,7 +9,6 @@ use lapin::{
     Channel, Connection, ConnectionProperties, Consumer,
     message::Delivery,
     options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions},
-    runtime::default_runtime,
     tcp::OwnedTLSConfig,
     types::{FieldTable, ShortString},
 };
@@ -21,7 +20,8 @@ use tokio::{
 use crate::{
     config::Settings,
     error::{classify, cure, unavailable},
-    state::Shared,
+    guard,
+    state::{Shared, Wish},
 };
 
 /// How long connecting and subscribing may take together.
@@ -38,11 +38,38 @@ const GONE: Duration = Duration::from_secs(10);
 const RECONNECT: RetryPolicy =
     RetryPolicy { attempts: u32::MAX, first: Duration::from_millis(100), max: Duration::from_secs(10) };
 
+/// The prefetch of a subscription that is careful: what is in hand when a process dies counts against each message of it,
+/// and while nothing has gone well, one message at a time runs in this process anyway.
+const FIRST: u16 = 1;
+
+/// By how much it grows once messages go well.
+const GROWTH: u16 = 8;
+
+/// How many messages must be acknowledged before a subscription with this prefetch is followed by one with a larger.
+fn earns(prefetch: u16) -> u64 {
+    u64::from(prefetch) * 4
+}
+
+/// The next delivery; never where there is no subscription.
+async fn next(consumer: &mut Option<Consumer>) -> Option<Option<lapin::Result<Delivery>>> {
+    match consumer {
+        Some(consumer) => Some(consumer.next().await),
+        None => std::future::pending().await,
+    }
+}
+
 /// A connection with the channel that consumes.
 pub(crate) struct Session {
     connection: Connection,
     channel: Channel,
-    consumer: Consumer,
+    /// `None` while the source is paused.
+    consumer: Option<Consumer>,
+    /// That of the subscription.
+    prefetch: u16,
+    /// How many deliveries may be unsettled: the prefetch, and what is left of the subscription before.
+    allowed: usize,
+    /// How many pauses were obeyed.
+    pauses: u64,
 }
 
 /// Why a session ended.
@@ -59,7 +86,7 @@ pub(crate) type Question = oneshot::Sender<bool>;
 pub(crate) async fn connect(settings: &Settings) -> lapin::Result<Connection> {
     let properties = ConnectionProperties::default().with_connection_name("idem".into());
     let tls = OwnedTLSConfig { identity: None, cert_chain: settings.authorities.clone() };
-    Connection::connect_uri_with_config(settings.uri.clone(), properties, tls, default_runtime()?).await
+    guard::connect(settings.uri.clone(), properties, tls).await
 }
 
 /// How many messages wait in the queue. The queue is never created.
@@ -70,13 +97,17 @@ pub(crate) async fn ready(channel: &Channel, queue: &ShortString) -> lapin::Resu
 }
 
 impl Session {
-    /// Connects, and consumes where these queues exist too.
-    pub(crate) async fn open(settings: &Settings, needed: &[ShortString]) -> Result<Self, SourceError> {
-        let opened = timeout(OPENED, Self::open_now(settings, needed)).await;
+    /// Connects, and consumes where these queues exist too, unless the source is paused.
+    pub(crate) async fn open(
+        settings: &Settings,
+        shared: &Shared,
+        needed: &[ShortString],
+    ) -> Result<Self, SourceError> {
+        let opened = timeout(OPENED, Self::open_now(settings, shared, needed)).await;
         opened.unwrap_or_else(|late| Err(unavailable("connecting", late)))
     }
 
-    async fn open_now(settings: &Settings, needed: &[ShortString]) -> Result<Self, SourceError> {
+    async fn open_now(settings: &Settings, shared: &Shared, needed: &[ShortString]) -> Result<Self, SourceError> {
         let refused = |doing| move |error| classify(settings, doing, error);
         let connection = connect(settings).await.map_err(refused("connecting"))?;
         let channel = connection.create_channel().await.map_err(refused("opening a channel"))?;
@@ -84,12 +115,27 @@ impl Session {
             let of_this = Settings { queue: queue.clone(), ..settings.clone() };
             ready(&channel, queue).await.map_err(|error| classify(&of_this, "asking for the queue", error))?;
         }
+        let mut session =
+            Self { connection, channel, consumer: None, prefetch: 0, allowed: 0, pauses: shared.pauses() };
+        if !shared.is_paused() {
+            let first = if shared.is_careful() { FIRST } else { settings.prefetch };
+            session.subscribe(settings, shared, first).await?;
+        }
+        Ok(session)
+    }
+
+    /// The prefetch counts for a subscription from its beginning on, so another one takes another subscription.
+    async fn subscribe(&mut self, settings: &Settings, shared: &Shared, prefetch: u16) -> Result<(), SourceError> {
+        let refused = |doing| move |error| classify(settings, doing, error);
         // Before the first delivery and on every channel: without it the broker sends the whole queue.
-        let limit = channel.basic_qos(settings.prefetch, BasicQosOptions::default()).await;
+        let limit = self.channel.basic_qos(prefetch, BasicQosOptions::default()).await;
         limit.map_err(refused("setting the prefetch"))?;
+        let left = shared.subscribed((prefetch < settings.prefetch).then(|| earns(prefetch)));
+        (self.prefetch, self.allowed) = (prefetch, usize::from(prefetch) + left);
         let (acknowledging, none) = (BasicConsumeOptions::default(), FieldTable::default());
-        let consumer = channel.basic_consume(settings.queue.clone(), "".into(), acknowledging, none).await;
-        Ok(Self { consumer: consumer.map_err(refused("subscribing"))?, connection, channel })
+        let consumer = self.channel.basic_consume(settings.queue.clone(), "".into(), acknowledging, none).await;
+        self.consumer = Some(consumer.map_err(refused("subscribing"))?);
+        Ok(())
     }
 
     pub(crate) fn channel(&self) -> Channel {
@@ -102,7 +148,7 @@ impl Session {
             tokio::select! {
                 biased;
                 () = shared.stopping.cancelled() => {
-                    self.stop(shared).await;
+                    self.stop(settings, shared).await;
                     shared.closing.cancelled().await;
                     return End::Closing;
                 }
@@ -115,11 +161,38 @@ impl Session {
                     // Who asked may have given up.
                     let _ = question.send(none && shared.is_empty());
                 }
-                next = self.consumer.next() => {
+                wish = shared.wish(self.pauses, self.consumer.is_some()) => {
+                    if let Err(error) = self.obey(wish, settings, shared).await {
+                        return End::Lost(error.into());
+                    }
+                }
+                Some(next) = next(&mut self.consumer) => {
                     if let Err(end) = self.take(Some(next), settings, shared) {
                         return end;
                     }
                 }
+            }
+        }
+    }
+
+    async fn obey(&mut self, wish: Wish, settings: &Settings, shared: &Shared) -> Result<(), SourceError> {
+        match wish {
+            Wish::End { pauses } => {
+                self.stop(settings, shared).await;
+                self.pauses = pauses;
+                Ok(())
+            }
+            // Whatever closed intake may close it again.
+            Wish::Begin => self.subscribe(settings, shared, FIRST.min(settings.prefetch)).await,
+            Wish::More => {
+                self.unsubscribe(settings, shared).await;
+                let more = self.prefetch.saturating_mul(GROWTH).min(settings.prefetch);
+                tracing::debug!(
+                    queue = settings.queue.as_str(),
+                    prefetch = more,
+                    "messages went well: more are taken in"
+                );
+                self.subscribe(settings, shared, more).await
             }
         }
     }
@@ -132,32 +205,39 @@ impl Session {
         shared: &Shared,
     ) -> Result<(), End> {
         let (mut deliveries, mut end) = (Vec::new(), None);
-        let mut next = first.or_else(|| self.consumer.next().now_or_never());
+        let mut now = || self.consumer.as_mut()?.next().now_or_never();
+        let mut next = first.or_else(&mut now);
         while let Some(item) = next {
             match item {
                 Some(Ok(delivery)) => deliveries.push(delivery),
                 Some(Err(error)) => end = Some(End::Lost(error.into())),
                 None => end = Some(End::Lost("the broker cancelled the subscription".into())),
             }
-            next = if end.is_none() { self.consumer.next().now_or_never() } else { None };
+            next = if end.is_none() { now() } else { None };
         }
-        let unsettled = shared.deliver(deliveries);
-        if unsettled > usize::from(settings.prefetch) {
+        let unsettled = shared.deliver(deliveries, settings.queue.as_str());
+        if unsettled > self.allowed {
             end = Some(End::Lost("the broker delivers more than the prefetch allows".into()));
         }
         end.map_or(Ok(()), Err)
     }
 
-    /// Ends the subscription and gives back what was not handed over. What was can still be settled.
-    async fn stop(&mut self, shared: &Shared) {
-        let tag = self.consumer.tag();
-        let cancelled = timeout(ANSWER, self.channel.basic_cancel(tag, BasicCancelOptions::default())).await;
+    /// Ends the subscription. What was delivered can still be settled.
+    async fn unsubscribe(&mut self, settings: &Settings, shared: &Shared) {
+        let queue = settings.queue.as_str();
+        let Some(mut consumer) = self.consumer.take() else { return };
+        let cancelled = timeout(ANSWER, self.channel.basic_cancel(consumer.tag(), BasicCancelOptions::default())).await;
         if let Ok(Err(error)) = cancelled {
             tracing::debug!(%error, "the subscription could not be cancelled");
         }
-        while let Some(Some(Ok(delivery))) = self.consumer.next().now_or_never() {
-            shared.deliver(vec![delivery]);
+        while let Some(Some(Ok(delivery))) = consumer.next().now_or_never() {
+            shared.deliver(vec![delivery], queue);
         }
+    }
+
+    /// The same, and gives back what was not handed over.
+    async fn stop(&mut self, settings: &Settings, shared: &Shared) {
+        self.unsubscribe(settings, shared).await;
         let back = shared.take_buffer().into_iter().map(|handle| handle.give_back(&self.channel));
         // What is not written comes back with the end of the connection.
         let _ = timeout(ANSWER, join_all(back)).await;
@@ -201,7 +281,7 @@ async fn reconnect(settings: &Settings, shared: &Shared) -> Session {
         attempt += 1;
         tokio::time::sleep(RECONNECT.backoff(attempt, fastrand::f64())).await;
         // Further queues are looked for at the start alone: what one of them is for waits until it is there again.
-        let error = match Session::open(settings, &[]).await {
+        let error = match Session::open(settings, shared, &[]).await {
             Ok(session) => return session,
             Err(error) => error,
         };

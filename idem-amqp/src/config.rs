@@ -16,6 +16,16 @@ const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// A peer that is gone without a word is missed after two of these. The broker would say 60 s.
 const HEARTBEAT_S: u16 = 10;
 
+/// After how many deliveries the queue takes a message away, as its operator says; see
+/// [`AmqpOptions::delivery_limit`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeliveryLimit {
+    /// It never does.
+    Unlimited,
+    /// After so many; at least 1.
+    Of(u32),
+}
+
 /// The settings of an [`AmqpSource`].
 #[derive(Clone)]
 pub struct AmqpOptions {
@@ -24,6 +34,7 @@ pub struct AmqpOptions {
     prefetch: u16,
     consumer_timeout: Duration,
     management_url: Option<String>,
+    delivery_limit: Option<DeliveryLimit>,
     retry_queue: Option<String>,
     needed: Vec<String>,
     authorities: Option<String>,
@@ -37,6 +48,8 @@ pub(crate) struct Settings {
     pub(crate) prefetch: u16,
     pub(crate) consumer_timeout: Duration,
     pub(crate) management: Option<Management>,
+    /// `None` where nobody said.
+    pub(crate) delivery_limit: Option<DeliveryLimit>,
     pub(crate) retry_queue: Option<ShortString>,
     /// What must exist at the start beside the queue, the retry queue among it.
     pub(crate) needed: Vec<ShortString>,
@@ -55,6 +68,7 @@ impl AmqpOptions {
             prefetch: Self::PREFETCH,
             consumer_timeout: CONSUMER_TIMEOUT,
             management_url: None,
+            delivery_limit: None,
             retry_queue: None,
             needed: Vec::new(),
             authorities: None,
@@ -83,6 +97,16 @@ impl AmqpOptions {
     #[must_use]
     pub fn management_url(mut self, url: impl Into<String>) -> Self {
         self.management_url = Some(url.into());
+        self
+    }
+
+    /// The queue's delivery limit, where no [management URL](Self::management_url) tells it. Defaults to unknown: then
+    /// start-up warns, and one message at a time is in hand until some have gone well, because each crash counts against
+    /// all that are. So it is with a limit. A queue with a limit and no dead-letter exchange is refused where the
+    /// management API shows it, unless this setting names the same limit; so is one whose limit is another than this.
+    #[must_use]
+    pub fn delivery_limit(mut self, limit: DeliveryLimit) -> Self {
+        self.delivery_limit = Some(limit);
         self
     }
 
@@ -127,6 +151,9 @@ impl AmqpOptions {
             let rule = "it must be at least 1 s, and what the broker has";
             return Err(refuse("consumer_timeout", format!("{:?}", self.consumer_timeout), rule));
         }
+        if self.delivery_limit == Some(DeliveryLimit::Of(0)) {
+            return Err(refuse("delivery_limit", "0", "it must be at least 1, or unlimited"));
+        }
         if let Some(pem) = &self.authorities {
             check_authorities(pem)?;
         }
@@ -141,6 +168,7 @@ impl AmqpOptions {
             queue: check_queue("queue", &self.queue)?,
             prefetch: self.prefetch,
             consumer_timeout: self.consumer_timeout,
+            delivery_limit: self.delivery_limit,
             needed: retry_queue.clone().map(Ok).into_iter().chain(needed).collect::<Result<_, _>>()?,
             retry_queue,
             authorities: self.authorities.clone(),

@@ -3,7 +3,7 @@
 use std::{fmt, time::Duration};
 
 use async_trait::async_trait;
-use idem_core::{ConfigError, DeadLetter, Publisher, SourceError, dead_letter};
+use idem_core::{ConfigError, DeadLetter, Publisher, SourceError, dead_letter, key::KEY_FIELD};
 use lapin::{
     BasicProperties,
     types::{AMQPValue, FieldTable, ShortString},
@@ -11,16 +11,33 @@ use lapin::{
 
 use crate::{
     config::AmqpOptions,
-    confirm::{Confirmed, PERSISTENT},
+    confirm::Confirmed,
+    message::is_the_brokers_own,
+    properties::{AMONG_HEADERS, carried, size, size_of_value, told},
+    retry::Original,
 };
+
+/// Properties that a dead letter has as headers.
+const USER_ID: &str = "idem-user-id";
+const EXPIRATION: &str = "idem-expiration";
+
+/// The names of headers that did not fit; the row has them.
+const LEFT_OUT: &str = "idem-left-out";
+const LEFT_OUT_NAMED: usize = 100;
+
+/// What of a frame of 128 KiB, the broker's own limit, headers may take beside the other properties.
+const HEADERS_MAX: usize = 120_000;
 
 /// How long a dead letter may wait for its confirmation before it counts as not published.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(30);
 
 /// A [`Publisher`] to a queue, which must exist; it is reached through the default exchange.
 ///
-/// A dead letter counts as published once the broker has confirmed it and has not returned it. It carries the message's
-/// own payload and the headers of [`dead_letter::headers`].
+/// A dead letter counts as published once the broker has confirmed it and has not returned it. It is the message that was
+/// delivered, so that it can be moved back: payload, properties, and headers with their types, beside which stand those of
+/// [`dead_letter::headers`]. `user_id` and `expiration` become the headers `idem-user-id` and `idem-expiration`, because
+/// the broker would refuse the one and drop the dead letter for the other; what it wrote itself, such as `x-death`, is left
+/// out. Headers of more than 120 kB do not fit: the largest are left to the row and named in `idem-left-out`.
 pub struct AmqpPublisher(Confirmed);
 
 impl AmqpPublisher {
@@ -47,18 +64,57 @@ impl Publisher for AmqpPublisher {
     }
 }
 
+/// What the message was, and why it was set aside: properties and headers as the producer sent them, with their types, and
+/// idem's facts. Two properties go as headers, because the broker acts on them: it checks who the user is, and drops what
+/// expires.
 fn properties(dead_letter: &DeadLetter) -> BasicProperties {
+    let message = &dead_letter.message;
+    let original = message.original::<Original>().map(|original| &original.properties);
     let mut table = FieldTable::default();
     for (name, value) in dead_letter::headers(dead_letter).iter() {
+        let is_told = if original.is_some() { !is_idems_own(dead_letter, name) } else { AMONG_HEADERS.contains(&name) };
         // A longer name cannot come from this broker.
-        if let Ok(name) = ShortString::try_new(name) {
-            let value = value.map_or(AMQPValue::Void, |value| AMQPValue::LongString(value.into()));
-            table.insert(name, value);
+        if let (false, Ok(name)) = (is_told, ShortString::try_new(name)) {
+            table.insert(name, value.map_or(AMQPValue::Void, |value| AMQPValue::LongString(value.into())));
         }
     }
-    let properties = BasicProperties::default().with_delivery_mode(PERSISTENT).with_headers(table);
-    match dead_letter.message.id().map(ShortString::try_new) {
-        Some(Ok(id)) => properties.with_message_id(id),
-        Some(Err(_)) | None => properties,
+    let Some(original) = original else { return told(message).with_headers(fitting(table)) };
+    for (name, value) in original.headers().iter().flat_map(FieldTable::inner) {
+        if !is_idems_own(dead_letter, name.as_str()) && !is_the_brokers_own(name.as_str()) {
+            table.insert(name.clone(), value.clone());
+        }
     }
+    for (name, value) in [(USER_ID, original.user_id()), (EXPIRATION, original.expiration())] {
+        if let Some(value) = value {
+            table.insert(name.into(), AMQPValue::LongString(value.as_str().into()));
+        }
+    }
+    carried(original).with_headers(fitting(table))
+}
+
+/// Whether [`dead_letter::headers`] has the last word on a header.
+fn is_idems_own(dead_letter: &DeadLetter, name: &str) -> bool {
+    name.starts_with("idem-") || (name == KEY_FIELD && dead_letter.key.is_some())
+}
+
+/// Headers must fit into one frame. Where the producer's own took nearly all of it, the largest are left to the row.
+fn fitting(mut table: FieldTable) -> FieldTable {
+    let mut left_out = Vec::new();
+    while size(&table) > HEADERS_MAX {
+        let largest = table.inner().iter().max_by_key(|(_, value)| size_of_value(value)).map(|(name, _)| name.clone());
+        let Some(name) = largest else { break };
+        left_out.push(name.to_string());
+        table = table.inner().iter().filter(|(other, _)| **other != name).fold(
+            FieldTable::default(),
+            |mut table, (name, value)| {
+                table.insert(name.clone(), value.clone());
+                table
+            },
+        );
+    }
+    if !left_out.is_empty() {
+        left_out.truncate(LEFT_OUT_NAMED);
+        table.insert(LEFT_OUT.into(), AMQPValue::LongString(left_out.join(", ").into()));
+    }
+    table
 }

@@ -5,8 +5,11 @@ mod config;
 mod confirm;
 mod dead_letter;
 mod error;
+mod frames;
+mod guard;
 mod management;
 mod message;
+mod properties;
 mod retry;
 mod source;
 mod state;
@@ -14,4 +17,9 @@ mod topology;
 
 pub use idem_core as core;
 
-pub use self::{config::AmqpOptions, dead_letter::AmqpPublisher, source::AmqpSource, state::AmqpHandle};
+pub use self::{
+    config::{AmqpOptions, DeliveryLimit},
+    dead_letter::AmqpPublisher,
+    source::AmqpSource,
+    state::AmqpHandle,
+};

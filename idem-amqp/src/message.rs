@@ -15,6 +15,9 @@ use sha2::{Digest, Sha256};
 /// How often a quorum queue has counted a failed delivery; it changes from one to the next, so it is no header.
 const DELIVERY_COUNT: &str = "x-delivery-count";
 
+/// Where in a stream a message stands.
+const STREAM_OFFSET: &str = "x-stream-offset";
+
 /// What else the broker writes and changes on a message's way. `CC` and `BCC` are requests to it.
 const OWN: [&str; 10] = [
     "BCC",
@@ -36,6 +39,11 @@ pub(crate) const ROUTING_KEY: &str = "idem-routing-key";
 /// Whether a header belongs to the broker rather than to the message.
 pub(crate) fn is_the_brokers_own(name: &str) -> bool {
     name == DELIVERY_COUNT || OWN.contains(&name)
+}
+
+/// Whether a delivery comes from a stream, which says so in a header that nothing else has.
+pub(crate) fn is_of_a_stream(properties: &BasicProperties) -> bool {
+    properties.headers().as_ref().is_some_and(|headers| headers.inner().contains_key(STREAM_OFFSET))
 }
 
 /// The message, and which delivery of it this is by the queue's own count.
@@ -107,8 +115,9 @@ fn headers(properties: &BasicProperties) -> (Headers, u32) {
             (EXCHANGE | ROUTING_KEY, _) => {}
             (name, _) if is_the_brokers_own(name) => {}
             (name, Some(value)) => headers.push(name, value),
-            // Tables and arrays are no single values.
-            (_, None) => {}
+            // Tables and arrays are no single values, and must not look as if they were not there: a key is malformed that
+            // is one.
+            (name, None) => headers.push(name, None),
         }
     }
     (headers, failures)

@@ -54,7 +54,8 @@ impl Source for AmqpSource {
     type Handle = AmqpHandle;
 
     fn capabilities(&self) -> SourceCapabilities {
-        SourceCapabilities::minimal().marks_redelivery(true).delayed_release(self.retry.is_some())
+        // A quorum queue with a delivery limit drops what it has to take back too often.
+        SourceCapabilities::minimal().marks_redelivery(true).delayed_release(self.retry.is_some()).pauses(true)
     }
 
     /// # Errors
@@ -72,8 +73,11 @@ impl Source for AmqpSource {
         if self.shared.stopping.is_cancelled() {
             return Err(refused("the source is closed", "Make a new one"));
         }
-        let attached = topology::attached(&self.settings).await?;
-        let session = Session::open(&self.settings, &self.settings.needed).await?;
+        let (attached, keeps) = topology::attached(&self.settings).await?;
+        if keeps == topology::Keeps::NotSurely {
+            self.shared.be_careful();
+        }
+        let session = Session::open(&self.settings, &self.shared, &self.settings.needed).await?;
         self.shared.begin(session.channel());
         let (questions, asked) = mpsc::channel(1);
         let (settings, shared) = (Arc::clone(&self.settings), Arc::clone(&self.shared));
@@ -119,6 +123,14 @@ impl Source for AmqpSource {
         let (question, answer) = oneshot::channel();
         let asking = async { questions.send(question).await.is_ok() && answer.await.unwrap_or(false) };
         timeout(ANSWER, asking).await.unwrap_or(false)
+    }
+
+    fn pause(&self) {
+        self.shared.pause();
+    }
+
+    fn resume(&self) {
+        self.shared.resume();
     }
 
     fn stop(&self) {

@@ -2,7 +2,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,7 +18,9 @@ use tokio::sync::Notify;
 
 use crate::{
     message,
-    retry::{Original, RetryQueue},
+    properties::{is_all_told, size},
+    retry::{Content, Original, RetryQueue},
+    topology,
 };
 
 /// What settles one delivery: a tag says nothing outside of the channel that delivered it.
@@ -24,7 +29,7 @@ pub struct AmqpHandle {
     epoch: Assignment,
     tag: u64,
     /// Where there is a retry queue.
-    original: Option<Box<Original>>,
+    original: Option<Arc<Original>>,
 }
 
 type AmqpDelivery = Delivery<AmqpHandle>;
@@ -35,8 +40,12 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// Whether handles hold what a retry queue needs.
     keeps_originals: bool,
+    /// Whether subscriptions begin with a small prefetch.
+    careful: AtomicBool,
     /// Something is there for `receive`.
     arrived: Notify,
+    /// Something is to be done about the subscription.
+    wished: Notify,
     /// Nothing more is handed over.
     pub(crate) stopping: CancellationToken,
     /// The broker is to be let go.
@@ -57,6 +66,25 @@ struct State {
     channel: Option<Channel>,
     /// Delivered in this epoch, and not settled.
     unsettled: usize,
+    /// Whether the source is paused, and how often it was.
+    paused: bool,
+    pauses: u64,
+    /// Acknowledged in this subscription, and how many earn a larger prefetch; `None` where it has it all.
+    acknowledged: u64,
+    earns: Option<u64>,
+    /// The queue's name where it is a stream, of which nothing is handed over.
+    stream: Option<String>,
+}
+
+/// What the worker wants of the subscription.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// It ends, as the pause of this number says.
+    End { pauses: u64 },
+    /// It begins again.
+    Begin,
+    /// It has earned a larger prefetch.
+    More,
 }
 
 impl Shared {
@@ -90,9 +118,66 @@ impl Shared {
         self.arrived.notify_one();
     }
 
-    /// Takes in what the channel delivered. Answers how many of its deliveries are not settled.
-    pub(crate) fn deliver(&self, deliveries: Vec<lapin::message::Delivery>) -> usize {
+    /// From now on subscriptions begin with a small prefetch, because the queue may drop what is delivered too often.
+    pub(crate) fn be_careful(&self) {
+        self.careful.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_careful(&self) -> bool {
+        self.careful.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn pause(&self) {
         let mut state = self.lock();
+        state.paused = true;
+        state.pauses += 1;
+        drop(state);
+        self.wished.notify_one();
+    }
+
+    pub(crate) fn resume(&self) {
+        self.lock().paused = false;
+        self.wished.notify_one();
+        self.arrived.notify_one();
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.lock().paused
+    }
+
+    pub(crate) fn pauses(&self) -> u64 {
+        self.lock().pauses
+    }
+
+    /// A subscription begins, which may grow after so many acknowledgements. Answers how many deliveries of the one before
+    /// are not settled.
+    pub(crate) fn subscribed(&self, earns: Option<u64>) -> usize {
+        let mut state = self.lock();
+        (state.acknowledged, state.earns) = (0, earns);
+        state.unsettled
+    }
+
+    /// Waits for something to do about the subscription. `pauses` were obeyed.
+    pub(crate) async fn wish(&self, pauses: u64, is_subscribed: bool) -> Wish {
+        loop {
+            if let Some(wish) = self.lock().wish(pauses, is_subscribed) {
+                return wish;
+            }
+            self.wished.notified().await;
+        }
+    }
+
+    /// Takes in what the channel delivered. Answers how many of its deliveries are not settled.
+    pub(crate) fn deliver(&self, deliveries: Vec<lapin::message::Delivery>, queue: &str) -> usize {
+        let mut state = self.lock();
+        if deliveries.iter().any(|delivery| message::is_of_a_stream(&delivery.properties)) {
+            state.stream = Some(queue.to_owned());
+        }
+        if state.stream.is_some() {
+            drop(state);
+            self.arrived.notify_one();
+            return 0;
+        }
         let epoch = state.epoch();
         state.unsettled += deliveries.len();
         for delivery in deliveries {
@@ -102,14 +187,24 @@ impl Shared {
                 &delivery.properties,
                 delivery.data,
             );
-            let original = self.keeps_originals.then(|| {
-                Box::new(Original {
+            // What the message says itself is not kept twice.
+            let is_all_told = is_all_told(&delivery.properties);
+            let original = (self.keeps_originals || !is_all_told).then(|| {
+                let content = self.keeps_originals.then(|| Content {
                     exchange: delivery.exchange.to_string(),
                     routing_key: delivery.routing_key.to_string(),
-                    properties: delivery.properties,
                     payload: message.payload().cloned().unwrap_or_default(),
-                })
+                });
+                Arc::new(Original { properties: delivery.properties, content })
             });
+            let message = match &original {
+                Some(original) if !is_all_told => {
+                    let bytes = original.properties.headers().as_ref().map_or(0, size);
+                    message.with_original(Arc::clone(original) as _, bytes)
+                }
+                Some(_) | None => message,
+            };
+            let original = original.filter(|_| self.keeps_originals);
             let handle = AmqpHandle { epoch, tag: delivery.delivery_tag, original };
             let redelivered = delivery.redelivered;
             state.buffer.push_back(Delivery { message, attempt, redelivered, assignment: epoch, handle });
@@ -153,7 +248,17 @@ impl Shared {
         let mut state = self.lock();
         let epoch = state.channel.as_ref().filter(|channel| channel.status().connected()).map(|_| state.epoch());
         let current: Vec<bool> = handles.iter().map(|(handle, _)| Some(handle.epoch) == epoch).collect();
-        state.unsettled = state.unsettled.saturating_sub(current.iter().filter(|current| **current).count());
+        let settled = handles.iter().zip(&current).filter(|(_, current)| **current);
+        let (mut count, mut acknowledged) = (0, 0);
+        for ((_, settle), _) in settled {
+            count += 1;
+            acknowledged += u64::from(matches!(settle, Settle::Acknowledge(_)));
+        }
+        state.unsettled = state.unsettled.saturating_sub(count);
+        state.acknowledged += acknowledged;
+        if state.has_earned() {
+            self.wished.notify_one();
+        }
         (state.channel.clone(), current)
     }
 }
@@ -163,9 +268,28 @@ impl State {
         Assignment(self.epochs)
     }
 
+    fn has_earned(&self) -> bool {
+        self.earns.is_some_and(|earns| self.acknowledged >= earns)
+    }
+
+    fn wish(&self, pauses: u64, is_subscribed: bool) -> Option<Wish> {
+        if self.pauses != pauses {
+            Some(Wish::End { pauses: self.pauses })
+        } else if !self.paused && !is_subscribed {
+            Some(Wish::Begin)
+        } else if is_subscribed && self.has_earned() {
+            Some(Wish::More)
+        } else {
+            None
+        }
+    }
+
     fn next(&mut self, max: usize, stopped: bool) -> Option<Result<Received<AmqpHandle>, SourceError>> {
         if stopped {
             return Some(Ok(Received::End));
+        }
+        if let Some(queue) = &self.stream {
+            return Some(Err(topology::stream(queue)));
         }
         if let Some(failure) = self.failure.take() {
             return Some(Err(failure));
@@ -173,7 +297,7 @@ impl State {
         if let Some(revocation) = self.revocations.pop_front() {
             return Some(Ok(Received::Revoked(revocation)));
         }
-        let count = max.min(self.buffer.len());
+        let count = if self.paused { 0 } else { max.min(self.buffer.len()) };
         (count > 0).then(|| Ok(Received::Deliveries(self.buffer.drain(..count).collect())))
     }
 }

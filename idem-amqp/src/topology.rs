@@ -5,7 +5,10 @@ use std::time::Duration;
 use idem_core::{Attached, SourceError};
 use serde_json::Value;
 
-use crate::{config::Settings, error::refused};
+use crate::{
+    config::{DeliveryLimit, Settings},
+    error::refused,
+};
 
 /// The delivery limit of a quorum queue that has none of its own, from RabbitMQ 4.0 on.
 const DELIVERY_LIMIT: u32 = 20;
@@ -28,17 +31,40 @@ struct Facts {
     expires: bool,
 }
 
+/// Whether the queue keeps a message however often it is delivered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keeps {
+    Surely,
+    /// It has a limit, or nobody knows.
+    NotSurely,
+}
+
+/// A stream is refused: acknowledging means nothing to it, and each subscription begins where it likes.
+pub(crate) fn stream(queue: &str) -> SourceError {
+    refused(
+        format!("queue {queue:?} is a stream, from which nothing is acknowledged one by one"),
+        "Consume a quorum or classic queue",
+    )
+}
+
 /// What is known of the queue before it is consumed.
-pub(crate) async fn attached(settings: &Settings) -> Result<Attached, SourceError> {
+pub(crate) async fn attached(settings: &Settings) -> Result<(Attached, Keeps), SourceError> {
     let (vhost, queue) = (&settings.uri.vhost, settings.queue.as_str());
     // No host and no cluster: a cluster has many names, moves, and is still the same queue.
     let mut attached = Attached::new(format!("rabbitmq:{vhost}/{queue}"));
     let mut consumer_timeout = settings.consumer_timeout;
+    let told = settings.delivery_limit;
+    attached.delivery_limit = match told {
+        Some(DeliveryLimit::Of(limit)) => Some(limit),
+        Some(DeliveryLimit::Unlimited) | None => None,
+    };
+    let mut keeps = if told == Some(DeliveryLimit::Unlimited) { Keeps::Surely } else { Keeps::NotSurely };
     let unknown = "the delivery limit, the dead-letter exchange and the policies of the queue are unknown";
     match &settings.management {
+        None if told.is_some() => {}
         None => attached.warnings.push(format!(
-            "{unknown}, and the broker may drop messages because of them: give idem the management URL, or see to it that \
-             the queue has no delivery limit, or a dead-letter exchange"
+            "{unknown}, and the broker may drop messages because of them, so one message at a time is in hand until some have \
+             gone well: give idem the management URL (--management-url), or say what the limit is (--delivery-limit N|none)"
         )),
         Some(management) => match management.queue(vhost, queue).await {
             Err(error) => attached.warnings.push(format!("{unknown} ({error}): check the management URL and the user's tags")),
@@ -46,8 +72,9 @@ pub(crate) async fn attached(settings: &Settings) -> Result<Attached, SourceErro
                 // Only what a version changes is left out where it cannot be read.
                 let version = management.version().await.unwrap_or_default();
                 let facts = Facts::read(&answer, &version);
-                attached.warnings = facts.judge(queue)?;
+                attached.warnings = facts.judge(queue, told)?;
                 attached.delivery_limit = facts.delivery_limit;
+                keeps = if facts.delivery_limit.is_none() { Keeps::Surely } else { Keeps::NotSurely };
                 attached.redelivery_horizon = facts.message_ttl;
                 consumer_timeout = facts.consumer_timeout.unwrap_or(consumer_timeout);
             }
@@ -58,7 +85,7 @@ pub(crate) async fn attached(settings: &Settings) -> Result<Attached, SourceErro
     }
     // The broker looks once a minute; a tenth is for the way there.
     attached.hold_max = Some(consumer_timeout.mul_f64(0.9));
-    Ok(attached)
+    Ok((attached, keeps))
 }
 
 /// What is known of the retry queue; whether it exists, the protocol tells.
@@ -140,17 +167,30 @@ impl Facts {
     }
 
     /// Warnings, or a refusal where messages would be lost although this consumer does everything right.
-    fn judge(&self, queue: &str) -> Result<Vec<String>, SourceError> {
+    ///
+    /// Whoever tells the limit knows that the queue has one, and then it is enough that it exceeds the attempts.
+    fn judge(&self, queue: &str, told: Option<DeliveryLimit>) -> Result<Vec<String>, SourceError> {
         if self.kind == "stream" {
+            return Err(stream(queue));
+        }
+        let limit = self.delivery_limit.map_or(DeliveryLimit::Unlimited, DeliveryLimit::Of);
+        if let Some(told) = told.filter(|told| *told != limit) {
             return Err(refused(
-                format!("queue {queue:?} is a stream, from which nothing is acknowledged one by one"),
-                "Consume a quorum or classic queue",
+                format!(
+                    "queue {queue:?} has the delivery limit {}, and delivery_limit says {}",
+                    shown(limit),
+                    shown(told)
+                ),
+                "Correct delivery_limit (--delivery-limit), or leave it out: the management API tells it",
             ));
         }
-        if let (Some(limit), false) = (self.delivery_limit, self.dead_letter_exchange.is_some()) {
+        if let (Some(limit), false, None) = (self.delivery_limit, self.dead_letter_exchange.is_some(), told) {
             return Err(refused(
                 format!("queue {queue:?} drops a message after {limit} deliveries: it has no dead-letter exchange"),
-                "Give it one, or set the policy delivery-limit=-1: idem counts attempts itself",
+                format!(
+                    "Give it one, or set the policy delivery-limit=-1: idem counts attempts itself; or accept it with \
+                     --delivery-limit {limit}"
+                ),
             ));
         }
         if self.drops_overflow && self.dead_letter_exchange.is_none() {
@@ -160,11 +200,12 @@ impl Facts {
             ));
         }
         let warnings = [
-            (self.delivery_limit.is_some() && !self.at_least_once_dead_letters).then(|| {
-                "what passes the delivery limit may get lost on its way to the dead-letter exchange: set \
+            (self.delivery_limit.is_some() && self.dead_letter_exchange.is_some() && !self.at_least_once_dead_letters)
+                .then(|| {
+                    "what passes the delivery limit may get lost on its way to the dead-letter exchange: set \
                  dead-letter-strategy=at-least-once and overflow=reject-publish"
-                    .to_owned()
-            }),
+                        .to_owned()
+                }),
             self.message_ttl.map(|ttl| {
                 format!(
                     "the broker removes what waits for longer than {ttl:?}: idem never sees it; remove the message-ttl"
@@ -174,6 +215,13 @@ impl Facts {
             self.auto_delete.then(|| "the queue is deleted with its last consumer: remove auto-delete".to_owned()),
         ];
         Ok(warnings.into_iter().flatten().collect())
+    }
+}
+
+fn shown(limit: DeliveryLimit) -> String {
+    match limit {
+        DeliveryLimit::Unlimited => "none".to_owned(),
+        DeliveryLimit::Of(limit) => limit.to_string(),
     }
 }
 

@@ -188,6 +188,10 @@ pub struct WorkerSettings {
     pub breaker: bool,
     /// How often the controls that operators set are read. Defaults to 2 s; at most 5 s.
     pub control_every: Duration,
+    /// After how long with intake closed (a pause, a database that is down, an open breaker) the subscription ends and
+    /// what was not begun goes back, where the [source](crate::SourceCapabilities::pauses) asks for that. Defaults to 5 s;
+    /// from 1 ms to 12 hours.
+    pub give_back_after: Duration,
     /// Ends the run once the source is at its end and nothing is unsettled for this long. Defaults to never.
     pub until_idle: Option<Duration>,
     /// Refuses to start when records are kept for less than the broker may deliver again. Defaults to a warning.
@@ -220,6 +224,7 @@ impl Default for WorkerSettings {
             cleanup: Some(CleanupSettings::default()),
             breaker: true,
             control_every: Duration::from_secs(2),
+            give_back_after: Duration::from_secs(5),
             until_idle: None,
             strict_retention: false,
             dead_letter_payload_bytes_max: DEAD_LETTER_PAYLOAD_BYTES_MAX,
@@ -242,6 +247,7 @@ impl WorkerSettings {
         let rule = "it must be from 1 ms to retry.max";
         span("retry.first", self.retry.first, MILLISECOND, self.retry.max, rule)?;
         span("retry.max", self.retry.max, MILLISECOND, HOURS_12, "it must be from 1 ms to 12 hours")?;
+        span("give_back_after", self.give_back_after, MILLISECOND, HOURS_12, "it must be from 1 ms to 12 hours")?;
         if let Some(idle_for) = self.until_idle {
             span("until_idle", idle_for, MILLISECOND, HOURS_12, "it must be from 1 ms to 12 hours")?;
         }

@@ -47,7 +47,10 @@ pub use self::{
         HashFn, HashPayloadError, HashRules, JsonMembers, PayloadHash, PayloadHasher, RawPayload, Unhashed, hash_fn,
     },
     key::{IdempotencyKey, KeyError, KeyPolicy, KeySecret, KeySource, hide_keys_with},
-    message::{ConsumerName, DecodePayloadError, Headers, Message, OrderingKey, Origin, ParseNameError, Tenant},
+    message::{
+        ConsumerName, DecodePayloadError, Headers, Message, OrderingKey, Origin, ParseNameError, Tenant,
+        UNREADABLE_HEADERS,
+    },
     outcome::{ConflictKind, Decision, Durable, Failure, Outcome, Settle, Ticket, Verdict},
     retry::RetryPolicy,
     source::{Assignment, Attached, Delivery, Received, Revocation, Settled, Source, SourceCapabilities},

@@ -1,6 +1,7 @@
 //! A message as the broker delivered it: payload, headers, and what identifies it.
 
 use std::{
+    any::Any,
     borrow::Cow,
     fmt,
     hash::{Hash, Hasher},
@@ -171,6 +172,10 @@ impl fmt::Debug for Origin {
     }
 }
 
+/// The header under which a source hands over, as bytes, headers or properties that its client cannot read. A message that
+/// has it is set aside as malformed, because nobody knows what the rest of it was.
+pub const UNREADABLE_HEADERS: &str = "idem-unreadable";
+
 /// Headers in the order of delivery. A name may repeat and a value may be absent, as Kafka allows.
 ///
 /// Names are compared byte for byte.
@@ -254,7 +259,23 @@ struct Parts {
     sent_at: Option<SystemTime>,
     broker_properties: Option<Box<[u8]>>,
     identity: Option<Identity>,
+    original: Option<Original>,
 }
+
+/// What the broker's client had, and how many bytes that takes. It is no part of what two messages are compared by.
+#[derive(Clone)]
+struct Original {
+    of: Arc<dyn Any + Send + Sync>,
+    bytes: usize,
+}
+
+impl PartialEq for Original {
+    fn eq(&self, _other: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Original {}
 
 impl Message {
     /// A message with this payload.
@@ -280,6 +301,7 @@ impl Message {
             sent_at: None,
             broker_properties: None,
             identity: None,
+            original: None,
         };
         Self { parts: Box::new(parts) }
     }
@@ -361,6 +383,14 @@ impl Message {
         self
     }
 
+    /// Keeps what the broker's client had of the message beyond this type, such as the types of its headers, for a
+    /// [`Publisher`](crate::Publisher) of the same broker. It takes about so many bytes of memory.
+    #[must_use]
+    pub fn with_original(mut self, original: Arc<dyn Any + Send + Sync>, bytes: usize) -> Self {
+        self.parts.original = Some(Original { of: original, bytes });
+        self
+    }
+
     pub(crate) fn with_identity(mut self, identity: Identity) -> Self {
         self.parts.identity = Some(identity);
         self
@@ -439,6 +469,13 @@ impl Message {
         self.parts.sent_at
     }
 
+    /// What the broker's client had of the message, where its source kept that and it is of this type. A message that was
+    /// stored and read again has none.
+    #[must_use]
+    pub fn original<T: Any>(&self) -> Option<&T> {
+        self.parts.original.as_ref()?.of.downcast_ref()
+    }
+
     /// The idempotency key under which this message is handled; `None` before a consumer has taken it, and for a type
     /// that opted out of protection.
     #[must_use]
@@ -506,6 +543,7 @@ impl Message {
         self.parts.payload.as_ref().map_or(0, Bytes::len)
             + self.parts.headers.bytes()
             + self.parts.record_key.as_ref().map_or(0, Bytes::len)
+            + self.parts.original.as_ref().map_or(0, |original| original.bytes)
             + size_of::<Parts>()
     }
 

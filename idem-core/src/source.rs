@@ -103,6 +103,9 @@ pub struct SourceCapabilities {
     /// Whether everything of one part, such as a partition, has one ordering key, so that handlers have nothing to run at
     /// once. Refused with [`Handlers::Pipelined`](crate::Handlers::Pipelined).
     pub ordered_by_part: bool,
+    /// Whether the broker counts what is held for long against its consumer, so that [`Source::pause`] ends the
+    /// subscription. Core then gives back what it has not begun, too.
+    pub pauses: bool,
 }
 
 impl SourceCapabilities {
@@ -115,6 +118,7 @@ impl SourceCapabilities {
             marks_redelivery: false,
             individual_settle: true,
             ordered_by_part: false,
+            pauses: false,
         }
     }
 
@@ -152,6 +156,13 @@ impl SourceCapabilities {
         self.ordered_by_part = yes;
         self
     }
+
+    /// Sets `pauses`.
+    #[must_use]
+    pub const fn pauses(mut self, yes: bool) -> Self {
+        self.pauses = yes;
+        self
+    }
 }
 
 /// A broker's queue or topic, as one consumer sees it.
@@ -170,6 +181,9 @@ impl SourceCapabilities {
 /// 6. Reconnecting is the source's own affair. `receive` fails only when a person must act, or to report that the
 ///    broker has been unreachable; it may then be called again. A connection that breaks ends its assignments: a source
 ///    that names assignments announces them as lost before it hands over deliveries of the next.
+/// 7. A source that [pauses](SourceCapabilities::pauses) gives back what it has not handed over when [`Source::pause`] is
+///    called, and hands over no message until [`Source::resume`]. Revocations and the end come as ever, what was handed over
+///    can still be settled, and connections that break are made anew. To other sources both calls mean nothing.
 pub trait Source: Send + Sync + 'static {
     /// What identifies one delivery to the broker, its epoch included.
     type Handle: Send + Sync + fmt::Debug + 'static;
@@ -206,6 +220,12 @@ pub trait Source: Send + Sync + 'static {
     /// Whether the queue is at its end for this consumer: attached, and every message that is not settled for good is in
     /// this source's own hands.
     fn is_idle(&self) -> impl Future<Output = bool> + Send;
+
+    /// Nothing is wanted for a while; see the contract, number 7.
+    fn pause(&self) {}
+
+    /// Messages are wanted again.
+    fn resume(&self) {}
 
     /// Stops receiving; see the contract, number 1.
     fn stop(&self);

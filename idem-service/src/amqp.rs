@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use idem_amqp::{AmqpOptions, AmqpPublisher, AmqpSource};
+use idem_amqp::{AmqpOptions, AmqpPublisher, AmqpSource, DeliveryLimit};
 use idem_core::{BoxError, ConfigError};
 
 use crate::{
@@ -47,6 +47,11 @@ pub struct Amqp {
     #[arg(long, env = "AMQP_MANAGEMENT_URL", value_name = "URL", hide_env_values = true)]
     management_url: Option<String>,
 
+    /// After how many deliveries the queue takes a message away, or none, where no --management-url tells it [default: it is
+    /// unknown, and one message at a time is in hand until some have gone well]
+    #[arg(long, env = "AMQP_DELIVERY_LIMIT", value_name = "N|none", value_parser = delivery_limit)]
+    delivery_limit: Option<DeliveryLimit>,
+
     /// A file of certificates, as PEM, of authorities that are trusted beside the platform's, for amqps:// and https://
     #[arg(long, env = "AMQP_AUTHORITIES", value_name = "FILE")]
     authorities: Option<PathBuf>,
@@ -77,6 +82,9 @@ impl Broker for Amqp {
         if let Some(url) = &self.management_url {
             options = options.management_url(url);
         }
+        if let Some(limit) = self.delivery_limit {
+            options = options.delivery_limit(limit);
+        }
         if let Some(queue) = &self.retry_queue {
             options = options.retry_queue(queue);
         }
@@ -89,6 +97,14 @@ impl Broker for Amqp {
             options = options.needs(queue);
         }
         Ok(Built::new(options.build().map_err(refused)?).publisher(publisher))
+    }
+}
+
+fn delivery_limit(text: &str) -> Result<DeliveryLimit, String> {
+    match (text, text.parse()) {
+        ("none", _) => Ok(DeliveryLimit::Unlimited),
+        (_, Ok(limit)) => Ok(DeliveryLimit::Of(limit)),
+        (_, Err(_)) => Err("it must be a number of deliveries, or none".to_owned()),
     }
 }
 

@@ -20,7 +20,7 @@ fn text(value: &str) -> AMQPValue {
 }
 
 #[test]
-fn single_values_are_headers_and_what_is_none_is_left_out() {
+fn single_values_are_headers_and_others_stand_there_without_their_value() {
     let (message, _) = with(&[
         ("a", text("zürich")),
         ("b", AMQPValue::LongString(LongString::from(vec![0xff, 0]))),
@@ -34,7 +34,7 @@ fn single_values_are_headers_and_what_is_none_is_left_out() {
         ("y", AMQPValue::DecimalValue(DecimalValue { scale: 2, value: 314 })),
     ]);
     let headers: Vec<_> = message.headers().iter().collect();
-    let expected: [(&str, Option<&[u8]>); 8] = [
+    let expected: [(&str, Option<&[u8]>); 9] = [
         ("a", Some("zürich".as_bytes())),
         ("b", Some(&[0xff, 0])),
         ("c", Some(&[1, 2])),
@@ -43,8 +43,23 @@ fn single_values_are_headers_and_what_is_none_is_left_out() {
         ("f", Some(b"1700000000")),
         ("g", None),
         ("h", Some(b"short")),
+        ("y", None),
     ];
     assert_eq!(headers, expected);
+}
+
+/// G20: a key that is a table or an array was as good as absent, and the payload's member counted instead.
+#[test]
+fn g20_a_key_that_is_no_single_value_is_malformed() {
+    for value in [
+        AMQPValue::FieldArray(FieldArray::default()),
+        AMQPValue::FieldTable(FieldTable::default()),
+        AMQPValue::DecimalValue(DecimalValue { scale: 2, value: 314 }),
+    ] {
+        let properties = BasicProperties::default().with_headers(table(&[("idempotencykey", value)]));
+        let (message, _) = message("", "q", &properties, br#"{"idempotencykey":"p9"}"#.to_vec());
+        assert!(idem_core::key::default_key_source().key(&message).is_err());
+    }
 }
 
 /// It starts at 0, unlike Kafka's or SQS's, and is no part of the message.

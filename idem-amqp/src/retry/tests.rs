@@ -1,7 +1,7 @@
 use lapin::types::FieldArray;
 
 use super::*;
-use crate::message::message;
+use crate::{confirm::PERSISTENT, message::message};
 
 fn text(value: &str) -> AMQPValue {
     AMQPValue::LongString(value.into())
@@ -15,8 +15,8 @@ fn table(headers: &[(&str, AMQPValue)]) -> FieldTable {
     table
 }
 
-fn original(properties: BasicProperties) -> Original {
-    Original { exchange: "shop".into(), routing_key: "purchases".into(), properties, payload: Bytes::from("{}") }
+fn content() -> Content {
+    Content { exchange: "shop".into(), routing_key: "purchases".into(), payload: Bytes::from("{}") }
 }
 
 fn after(seconds: u64) -> Duration {
@@ -36,7 +36,7 @@ fn what_comes_back_is_the_same_message_however_often() {
         .with_timestamp(1_700_000_000)
         .with_headers(table(&[("idempotencykey", text("order-1")), ("n", AMQPValue::LongInt(7))]));
     let (before, _) = message("shop", "purchases", &first, b"{}".to_vec());
-    let mut sent = properties(&original(first), after(60));
+    let mut sent = properties(&first, &content(), after(60));
     for _ in 0..2 {
         let mut headers = sent.headers().clone().unwrap();
         headers.insert("x-first-death-queue".into(), text("retry"));
@@ -45,8 +45,8 @@ fn what_comes_back_is_the_same_message_however_often() {
         let (again, _) = message("", "purchases-queue", &back, b"{}".to_vec());
         assert_eq!(again, before);
         assert_eq!(again.origin(), before.origin());
-        let second = Original { exchange: String::new(), routing_key: "purchases-queue".into(), ..original(back) };
-        sent = properties(&second, after(60));
+        let second = Content { exchange: String::new(), routing_key: "purchases-queue".into(), ..content() };
+        sent = properties(&back, &second, after(60));
     }
 }
 
@@ -60,7 +60,7 @@ fn what_the_broker_would_refuse_drop_or_send_elsewhere_is_left_out() {
             ("x-death", list()),
             ("x-delivery-count", AMQPValue::LongInt(3)),
         ]));
-    let sent = properties(&original(from), after(60));
+    let sent = properties(&from, &content(), after(60));
     assert_eq!((sent.user_id(), sent.expiration().as_ref().map(|text| text.as_str())), (&None, Some("60000")));
     assert_eq!(*sent.delivery_mode(), Some(PERSISTENT));
     let names: Vec<_> = sent.headers().as_ref().unwrap().inner().keys().map(|name| name.as_str()).collect();
@@ -69,7 +69,7 @@ fn what_the_broker_would_refuse_drop_or_send_elsewhere_is_left_out() {
 
 #[test]
 fn an_expiration_is_one_that_the_broker_takes() {
-    let expiration = |after| properties(&original(BasicProperties::default()), after).expiration().clone().unwrap();
+    let expiration = |after| properties(&BasicProperties::default(), &content(), after).expiration().clone().unwrap();
     assert_eq!(expiration(Duration::from_nanos(1)).as_str(), "1");
     assert_eq!(expiration(Duration::MAX).as_str(), "4294967295");
 }

@@ -11,7 +11,7 @@ fn quorum(arguments: &Value, policy: &Value) -> Value {
 }
 
 fn refusal(answer: &Value, version: &[u32]) -> String {
-    facts(answer, version).judge("purchases").unwrap_err().to_string()
+    facts(answer, version).judge("purchases", None).unwrap_err().to_string()
 }
 
 /// Only 4.x has a limit of its own, so this is decided from what its documentation says, without such a server.
@@ -28,7 +28,7 @@ fn g6_a_quorum_queue_has_a_delivery_limit_of_20_from_4_0_on() {
         [quorum(&json!({ "x-delivery-limit": -1 }), &json!({})), quorum(&json!({}), &json!({ "delivery-limit": -1 }))]
     {
         assert_eq!(facts(&unlimited, &[4, 0, 0]).delivery_limit, None);
-        assert_eq!(facts(&unlimited, &[4, 0, 0]).judge("purchases").unwrap(), [""; 0]);
+        assert_eq!(facts(&unlimited, &[4, 0, 0]).judge("purchases", None).unwrap(), [""; 0]);
     }
     // The lower one of both counts, as the broker documents it.
     let both = quorum(&json!({ "x-delivery-limit": 7 }), &json!({ "delivery-limit": 5 }));
@@ -43,7 +43,7 @@ fn g6_a_delivery_limit_without_a_dead_letter_exchange_is_refused() {
     let with_exchange = quorum(&json!({ "x-delivery-limit": 3 }), &json!({ "dead-letter-exchange": "dead" }));
     let facts = facts(&with_exchange, &[3, 10, 8]);
     assert_eq!(facts.delivery_limit, Some(3));
-    let warnings = facts.judge("purchases").unwrap();
+    let warnings = facts.judge("purchases", None).unwrap();
     assert!(warnings[0].contains("dead-letter-strategy=at-least-once"), "{warnings:?}");
 }
 
@@ -54,14 +54,14 @@ fn g7_what_drops_messages_by_itself_is_refused_or_warned_of() {
     let bytes = json!({ "type": "classic", "effective_policy_definition": { "max-length-bytes": 10 } });
     assert!(refusal(&bytes, &[3, 10, 8]).contains("drops its oldest messages"));
     let rejects = json!({ "type": "classic", "arguments": { "x-max-length": 10, "x-overflow": "reject-publish" } });
-    assert_eq!(facts(&rejects, &[3, 10, 8]).judge("purchases").unwrap(), [""; 0]);
+    assert_eq!(facts(&rejects, &[3, 10, 8]).judge("purchases", None).unwrap(), [""; 0]);
     assert!(refusal(&json!({ "type": "stream" }), &[3, 10, 8]).contains("is a stream"));
     let risky = json!({
         "type": "classic", "durable": false, "auto_delete": true, "effective_policy_definition": { "message-ttl": 60_000 }
     });
     let facts = facts(&risky, &[3, 10, 8]);
     assert_eq!(facts.message_ttl, Some(Duration::from_secs(60)));
-    let warnings = facts.judge("purchases").unwrap();
+    let warnings = facts.judge("purchases", None).unwrap();
     for word in ["message-ttl", "not durable", "auto-delete"] {
         assert!(warnings.iter().any(|warning| warning.contains(word)), "{word}: {warnings:?}");
     }

@@ -70,9 +70,9 @@ async fn a_broker_that_cannot_be_reached_may_come_later() {
 async fn g6_g7_queues_that_drop_messages_are_refused_where_the_management_api_tells() {
     let limit = ("x-delivery-limit", AMQPValue::LongInt(3));
     let drops = Queue::with(Kind::Quorum, std::slice::from_ref(&limit)).await;
-    let managed = |queue: &Queue| queue.options().management_url(management_url());
+    let managed = |queue: &Queue| queue.options_for(&queue.name).management_url(management_url());
     refused(&managed(&drops), &[&drops.name, "3 deliveries", "dead-letter exchange"]).await;
-    let unknown = attached(&drops.options()).await.unwrap();
+    let unknown = attached(&drops.options_for(&drops.name)).await.unwrap();
     assert!(unknown.warnings.iter().any(|warning| warning.contains("unknown")), "{unknown:?}");
     assert_eq!(unknown.delivery_limit, None);
 

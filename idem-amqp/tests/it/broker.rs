@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use idem_amqp::AmqpOptions;
+use idem_amqp::{AmqpOptions, DeliveryLimit};
 use idem_core::{Message, SourceError};
 use idem_testkit::proxy::Proxy;
 use lapin::{
@@ -45,6 +45,8 @@ pub(crate) fn unique(what: &str) -> String {
 pub(crate) enum Kind {
     Classic,
     Quorum,
+    /// Which it refuses.
+    Stream,
 }
 
 /// A queue, with a proxy in front of the broker. The broker deletes it once nobody has used it for a while.
@@ -90,10 +92,15 @@ impl Queue {
 
     async fn try_declare(&self, arguments: &[(&str, AMQPValue)]) -> lapin::Result<()> {
         let mut table = FieldTable::default();
-        table.insert("x-expires".into(), AMQPValue::LongInt(180_000));
-        if self.kind == Kind::Quorum {
-            table.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+        if self.kind != Kind::Stream {
+            table.insert("x-expires".into(), AMQPValue::LongInt(180_000));
         }
+        let kind = match self.kind {
+            Kind::Classic => "classic",
+            Kind::Quorum => "quorum",
+            Kind::Stream => "stream",
+        };
+        table.insert("x-queue-type".into(), AMQPValue::LongString(kind.into()));
         for (name, value) in arguments {
             table.insert((*name).into(), value.clone());
         }
@@ -105,9 +112,9 @@ impl Queue {
         self.channel.queue_delete(self.name.as_str().into(), QueueDeleteOptions::default()).await.unwrap();
     }
 
-    /// Through the proxy.
+    /// Through the proxy, and with all of the prefetch from the beginning: these queues have no limit.
     pub(crate) fn options(&self) -> AmqpOptions {
-        self.options_for(&self.name)
+        self.options_for(&self.name).delivery_limit(DeliveryLimit::Unlimited)
     }
 
     pub(crate) fn options_for(&self, queue: &str) -> AmqpOptions {

@@ -11,9 +11,12 @@
 mod attach;
 mod broker;
 mod epochs;
+mod hostile;
+mod limits;
 mod member;
 mod own_server;
 mod publisher;
+mod raw;
 mod retry;
 #[cfg(feature = "tls")]
 mod security;

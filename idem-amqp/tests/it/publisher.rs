@@ -4,11 +4,16 @@ use std::{future::poll_fn, task::Poll};
 
 use idem_amqp::AmqpPublisher;
 use idem_core::{Bytes, DeadLetter, Headers, Message, Publisher, SourceError};
-use lapin::types::{AMQPValue, LongString};
+use lapin::{
+    BasicProperties, Connection, ConnectionProperties,
+    options::BasicGetOptions,
+    types::{AMQPValue, DecimalValue, FieldTable, LongString},
+};
 
 use crate::{
-    broker::{Kind, Queue},
+    broker::{Kind, Queue, url},
     member::{Member, within},
+    raw,
 };
 
 pub(crate) fn dead_letter(message: Message) -> DeadLetter {
@@ -95,4 +100,133 @@ async fn g9_a_dead_letter_counts_as_published_only_once_it_is_confirmed() {
     let lost = within("the answer", publishing).await.unwrap_err();
     assert!(matches!(lost, SourceError::Unavailable { .. }), "{lost:?}");
     within("publishing", publisher.publish(&letter)).await.unwrap();
+}
+
+fn text(value: &str) -> AMQPValue {
+    AMQPValue::LongString(LongString::from(value))
+}
+
+fn table(headers: &[(&str, AMQPValue)]) -> FieldTable {
+    let mut table = FieldTable::default();
+    for (name, value) in headers {
+        table.insert((*name).into(), value.clone());
+    }
+    table
+}
+
+/// Takes one message off a queue, with its properties as the broker has them.
+async fn fetched(queue: &Queue) -> (Vec<u8>, BasicProperties) {
+    let connection = Connection::connect(&url(), ConnectionProperties::default()).await.unwrap();
+    let channel = connection.create_channel().await.unwrap();
+    let taken = BasicGetOptions { no_ack: true };
+    let message = channel.basic_get(queue.name.as_str().into(), taken).await.unwrap().unwrap();
+    (message.delivery.data, message.delivery.properties)
+}
+
+fn without_idems(message: &Message) -> Vec<(&str, Option<&[u8]>)> {
+    message.headers().iter().filter(|(name, _)| !name.starts_with("idem-") && *name != "idempotencykey").collect()
+}
+
+/// G19: a dead letter that is published is the message: what the producer gave it, with its types. Moved back, it is the
+/// same message.
+#[tokio::test(flavor = "multi_thread")]
+async fn g19_a_dead_letter_keeps_all_of_the_message_and_comes_back_as_it() {
+    let (queue, dead) = (Queue::new(Kind::Quorum).await, Queue::new(Kind::Classic).await);
+    let headers = table(&[
+        ("idempotencykey", text("order-1")),
+        ("n", AMQPValue::LongInt(5)),
+        ("flag", AMQPValue::Boolean(true)),
+        ("big", AMQPValue::LongLongInt(1 << 40)),
+        ("at", AMQPValue::Timestamp(1_600_000_000)),
+        ("price", AMQPValue::DecimalValue(DecimalValue { scale: 2, value: 314 })),
+        ("tbl", AMQPValue::FieldTable(table(&[("a", AMQPValue::FieldArray(vec![AMQPValue::Void].into()))]))),
+        ("content-type", text("a header of that name")),
+    ]);
+    let sent = BasicProperties::default()
+        .with_content_type("application/json".into())
+        .with_content_encoding("identity".into())
+        .with_correlation_id("c".into())
+        .with_reply_to("r".into())
+        .with_message_id("m-1".into())
+        .with_type("purchase.made".into())
+        .with_timestamp(1_700_000_000)
+        .with_app_id("shop".into())
+        .with_priority(3)
+        .with_user_id("guest".into())
+        .with_expiration("600000".into())
+        .with_delivery_mode(2)
+        .with_headers(headers.clone());
+    queue.put(b"{}", sent.clone()).await;
+    let member = Member::join(&queue.options()).await;
+    let first = member.take(1).await;
+    let (before, letter) = (first[0].message.clone(), dead_letter(first[0].message.clone()));
+    within("publishing", publisher(&dead, &dead.name).publish(&letter)).await.unwrap();
+    member.acknowledge(first).await;
+
+    let (payload, published) = fetched(&dead).await;
+    let facts = ["idem-reason", "idem-error", "idem-attempts", "idem-consumer", "idem-origin"];
+    let mut expected = headers;
+    for name in facts {
+        expected.insert(name.into(), published.headers().as_ref().unwrap().inner()[name].clone());
+    }
+    expected.insert("idem-user-id".into(), text("guest"));
+    expected.insert("idem-expiration".into(), text("600000"));
+    assert_eq!((published.user_id(), published.expiration()), (&None, &None), "the broker acts on these");
+    assert_eq!(published.headers(), &Some(expected));
+    let plain = |properties: BasicProperties| properties.with_headers(FieldTable::default());
+    let as_sent = plain(published.clone()).with_user_id("guest".into()).with_expiration("600000".into());
+    assert_eq!(as_sent, plain(sent));
+
+    // As a shovel does it.
+    queue.put(&payload, published).await;
+    let second = member.take(1).await;
+    let after = &second[0].message;
+    assert_eq!(
+        (after.payload(), after.id(), after.message_type()),
+        (before.payload(), before.id(), before.message_type())
+    );
+    assert_eq!((after.sent_at(), after.headers().text("idempotencykey")), (before.sent_at(), Some("order-1")));
+    assert_eq!(without_idems(after), without_idems(&before));
+    member.acknowledge(second).await;
+}
+
+/// G19: so does a message of which nothing had to be kept beside what idem's own type says, or that was read from a row.
+#[tokio::test(flavor = "multi_thread")]
+async fn g19_a_plain_message_keeps_its_properties_too() {
+    let (queue, dead) = (Queue::new(Kind::Classic).await, Queue::new(Kind::Classic).await);
+    let sent = BasicProperties::default()
+        .with_content_type("application/json".into())
+        .with_correlation_id("c".into())
+        .with_message_id("m-1".into())
+        .with_type("purchase.made".into())
+        .with_timestamp(1_700_000_000)
+        .with_delivery_mode(2)
+        .with_headers(table(&[("trace", text("1")), ("absent", AMQPValue::Void)]));
+    queue.put(b"{}", sent.clone()).await;
+    let member = Member::join(&queue.options()).await;
+    let held = member.take(1).await;
+    let letter = dead_letter(held[0].message.clone());
+    within("publishing", publisher(&dead, &dead.name).publish(&letter)).await.unwrap();
+    member.acknowledge(held).await;
+    let (_, published) = fetched(&dead).await;
+    let names: Vec<_> = published.headers().as_ref().unwrap().inner().keys().map(|name| name.to_string()).collect();
+    assert!(!names.contains(&"content-type".to_owned()), "{names:?}");
+    let plain = |properties: BasicProperties| properties.with_headers(FieldTable::default());
+    assert_eq!(plain(published), plain(sent));
+}
+
+/// G19: headers that fill a frame leave no room for idem's own. The largest give way, and the dead letter is published.
+#[tokio::test(flavor = "multi_thread")]
+async fn g19_headers_that_fill_a_frame_give_way() {
+    let (queue, dead) = (Queue::new(Kind::Classic).await, Queue::new(Kind::Classic).await);
+    raw::publish("", queue.name.as_bytes(), raw::headers(&raw::nested(26_000)), b"{}").await;
+    let member = Member::join(&queue.options()).await;
+    let held = member.take(1).await;
+    let letter = dead_letter(held[0].message.clone());
+    within("publishing", publisher(&dead, &dead.name).publish(&letter)).await.unwrap();
+    let (payload, published) = fetched(&dead).await;
+    let headers = published.headers().as_ref().unwrap().inner();
+    assert_eq!((payload.as_slice(), &headers["idem-left-out"]), (&b"{}"[..], &text("idem-unreadable")));
+    assert!(headers.contains_key("idem-reason") && !headers.contains_key("idem-unreadable"));
+    member.acknowledge(held).await;
 }

@@ -5,7 +5,7 @@ use crate::{
     dead_letter::Reason,
     error::ErrorClass,
     key::{IdempotencyKey, OutsidePayload},
-    message::{Identity, Message},
+    message::{Identity, Message, UNREADABLE_HEADERS},
     outcome::Failure,
     store::{Claim, Store},
 };
@@ -45,6 +45,11 @@ impl<S: Store> Inner<S> {
                 format!("the payload has {size} bytes, and payload_bytes_max is {}", self.settings.payload_bytes_max);
             let key = key.or_else(|| self.key_outside_payload(&message));
             return Err(Rejected { message, key, failure: poison(Reason::TooLarge, text) });
+        }
+        if message.headers().iter().any(|(name, _)| name == UNREADABLE_HEADERS) {
+            let text =
+                format!("its headers cannot be read; they are kept as bytes, in the header {UNREADABLE_HEADERS}");
+            return Err(Rejected { message, key, failure: poison(Reason::Malformed, text) });
         }
         let tenant = match &self.tenants {
             Tenants::One(tenant) => tenant.clone(),

@@ -67,6 +67,8 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
         breaker: bool,
         /// How often the controls that operators set are read.
         control_every: Duration,
+        /// After how long with intake closed what was not begun goes back to a broker that counts what is held.
+        give_back_after: Duration,
         /// Whether to refuse a retention below the broker's redelivery horizon.
         strict_retention: bool,
         /// The largest payload that a row of `dead_letters` keeps, in bytes.

@@ -33,6 +33,12 @@ struct State {
     lanes_down: usize,
 }
 
+impl State {
+    fn is_open(&self) -> bool {
+        self.control == ControlState::Running && self.lanes_down == 0
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Gate {
     joined: AtomicBool,
@@ -117,20 +123,29 @@ impl Gate {
     /// Waits while an operator or the database keeps intake closed. The breaker does not: it lets one message a second
     /// through, see [`Gate::turn`].
     pub(crate) async fn open(&self) {
-        let mut changes = self.state.subscribe();
-        let open = |state: &State| state.control == ControlState::Running && state.lanes_down == 0;
         // The sender lives in `self`, so this cannot fail.
-        let _ = changes.wait_for(open).await;
+        let _ = self.state.subscribe().wait_for(State::is_open).await;
+    }
+
+    /// Waits until an operator or the database closes intake.
+    pub(crate) async fn closed(&self) {
+        // The sender lives in `self`, so this cannot fail.
+        let _ = self.state.subscribe().wait_for(|state| !state.is_open()).await;
     }
 
     pub(crate) fn is_halted(&self) -> bool {
         self.state.borrow().control == ControlState::Halted
     }
 
-    /// Waits while the consumer is halted.
+    /// Whether an operator paused the consumer, or a worker halted it.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.state.borrow().control != ControlState::Running
+    }
+
+    /// Waits while the consumer is paused or halted.
     pub(crate) async fn resumed(&self) {
         // The sender lives in `self`, so this cannot fail.
-        let _ = self.state.subscribe().wait_for(|state| state.control != ControlState::Halted).await;
+        let _ = self.state.subscribe().wait_for(|state| state.control == ControlState::Running).await;
     }
 
     /// Answers whether this changed anything.

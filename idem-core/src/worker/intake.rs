@@ -1,6 +1,6 @@
 //! Takes messages in, bounded by count and bytes, and hands each to the lane of its key.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot},
@@ -15,6 +15,7 @@ use super::{
     lane::Command,
     recent::IncidentKind,
     settler::Answers,
+    subscription::Subscription,
 };
 use crate::{
     config::OlderThanRetention,
@@ -46,6 +47,7 @@ pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: L
     // Received, and waiting for their share of what may be in flight.
     let mut waiting = VecDeque::<(Delivery<B::Handle>, Arc<Instant>)>::new();
     let mut admitted = Admitted::new(lanes.len());
+    let mut subscription = Subscription::of(&shared);
     loop {
         let try_permit = |first: &(Delivery<_>, _)| shared.flight.try_permit(first.0.message.bytes(), &first.1);
         while let Some(permit) = waiting.front().and_then(try_permit) {
@@ -67,13 +69,18 @@ pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: L
                     }
                     continue;
                 }
+                () = subscription.due() => {
+                    if subscription.look(&shared, &lanes) {
+                        waiting.drain(..).for_each(|(delivery, _)| shared.release_unseen(delivery.handle));
+                    }
+                    continue;
+                }
                 received = shared.source.receive(0) => received,
             }
         } else {
-            tokio::select! {
-                biased;
-                max = room(&shared) => receive(&shared, max).await,
-                received = shared.source.receive(0) => received,
+            match next(&shared, &lanes, &mut subscription).await {
+                Some(received) => received,
+                None => continue,
             }
         };
         match received {
@@ -106,6 +113,34 @@ pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: L
                 shared.recent.note(IncidentKind::Error, None, None, format!("the broker cannot be used: {error}"));
                 pause(&shared, RetryPolicy::default().backoff_now(failures)).await;
             }
+        }
+    }
+}
+
+/// Waits for room and then for messages, or for a revocation alone; `None` where intake closed meanwhile. A receive that is
+/// under way then ends: a pause would otherwise be met by the first messages after it.
+async fn next<S: Store, B: Source>(
+    shared: &Shared<S, B>,
+    lanes: &Lanes<B::Handle>,
+    subscription: &mut Subscription,
+) -> Option<Result<Received<B::Handle>, SourceError>> {
+    let mut room = pin!(room(shared));
+    let max = loop {
+        tokio::select! {
+            biased;
+            max = &mut room => break max,
+            () = subscription.due() => drop(subscription.look(shared, lanes)),
+            received = shared.source.receive(0) => return Some(received),
+        }
+    };
+    subscription.look(shared, lanes);
+    tokio::select! {
+        biased;
+        () = shared.gate.closed(), if !shared.shutdown.is_cancelled() => None,
+        received = receive(shared, max) => Some(received),
+        () = subscription.due() => {
+            subscription.look(shared, lanes);
+            None
         }
     }
 }

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     retry::RetryPolicy,
     source::{Assignment, Source},
-    store::Store,
+    store::{Claim, Store},
 };
 
 /// The longest wait between two probes of a database that is down: it comes back for everybody at once.
@@ -35,6 +35,8 @@ pub(crate) enum Command<H> {
     Part(Arc<Vec<Assignment>>, oneshot::Sender<()>),
     /// These assignments are lost: drop what was not begun of them.
     Drop(Arc<Vec<Assignment>>),
+    /// Intake is closed for long: give back what was not begun.
+    GiveBack,
 }
 
 pub(crate) struct Lane<S: Store, B: Source> {
@@ -60,6 +62,10 @@ pub(crate) struct Lane<S: Store, B: Source> {
     pub(super) duplicates: bool,
     /// Nothing is begun before the next command.
     resting: bool,
+    /// What was not begun goes back to the broker before anything else.
+    giving_back: bool,
+    /// Attempts that were counted and never came to a verdict, of messages that went back while the database was down.
+    pub(super) owed: Vec<Claim>,
     pub(super) parting: Option<Parting>,
     _present: Counted,
     /// `None` once everything that was begun before a stop has ended.
@@ -92,6 +98,8 @@ impl<S: Store, B: Source> Lane<S, B> {
             batch,
             duplicates: false,
             resting: false,
+            giving_back: false,
+            owed: Vec::new(),
             parting: None,
             _present: present,
             at_work: Some(at_work),
@@ -113,8 +121,14 @@ impl<S: Store, B: Source> Lane<S, B> {
                 }
                 continue;
             }
-            if self.shared.gate.is_halted() {
-                if !self.wait_while_halted().await {
+            if std::mem::take(&mut self.giving_back) {
+                self.give_back().await;
+            }
+            if self.down == 0 && !self.owed.is_empty() {
+                self.take_back_owed().await;
+            }
+            if self.shared.gate.is_paused() {
+                if !self.wait_while_paused().await {
                     break;
                 }
                 continue;
@@ -190,9 +204,9 @@ impl<S: Store, B: Source> Lane<S, B> {
         true
     }
 
-    /// Nothing runs while the consumer is halted, not even what is in hand: it would only halt again. Answers whether
-    /// there may be more.
-    async fn wait_while_halted(&mut self) -> bool {
+    /// Nothing is begun while the consumer is paused or halted, not even what is in hand: an operator who changes a table
+    /// relies on it, and a consumer that halted would only halt again. Answers whether there may be more.
+    async fn wait_while_paused(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
         tokio::select! {
             command = self.commands.recv() => match command {
@@ -234,6 +248,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             Command::Drop(assignments) => {
                 drop(self.queue.remove(|job| !job.is_replay() && assignments.contains(&job.assignment)));
             }
+            Command::GiveBack => self.giving_back = true,
         }
     }
 
@@ -255,8 +270,8 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     /// Asks whether the database is back while there is no message to try it with. Intake is closed until it is.
     async fn look_for_the_store(&mut self) {
-        match self.shared.consumer.store.control(self.shared.scope).await {
-            Ok(_) => self.went_well(),
+        match self.probe().await {
+            Ok(()) => self.went_well(),
             Err(error) => self.store_down(&error),
         }
     }

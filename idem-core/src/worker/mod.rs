@@ -18,6 +18,7 @@ mod settler;
 mod shared;
 mod start;
 mod stats;
+mod subscription;
 mod tasks;
 mod throttle;
 mod trouble;

@@ -31,6 +31,13 @@ impl<S: Store, B: Source> Lane<S, B> {
         found
     }
 
+    pub(super) async fn probe(&mut self) -> Result<(), StoreError> {
+        let (shared, was_open) = (Arc::clone(&self.shared), self.connection.is_some());
+        let (connection, probed) = consumer::probe(&shared.consumer, self.connection.take(), self.number).await;
+        self.keep(connection, was_open);
+        probed
+    }
+
     fn keep(&mut self, connection: Option<S::Lane>, was_open: bool) {
         self.connection = connection;
         if self.connection.is_some() && !was_open && std::mem::replace(&mut self.connected, true) {

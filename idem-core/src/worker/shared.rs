@@ -92,6 +92,12 @@ impl<S: Store, B: Source> Shared<S, B> {
         }
     }
 
+    /// Gives back a delivery that nobody has looked at.
+    pub(super) fn release_unseen(&self, handle: B::Handle) {
+        self.stats.released.add(1);
+        self.settle(handle, Settle::Release { after: Duration::ZERO }, None);
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.flight.messages() == 0
     }

@@ -170,6 +170,27 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
+    /// Intake is closed for long, and the broker counts what is held: everything that was not begun goes back.
+    pub(super) async fn give_back(&mut self) {
+        for mut job in self.queue.remove(|job| !job.is_replay()) {
+            self.uncount(&mut job).await;
+            if job.counted {
+                self.owed.extend(job.item.claim.clone());
+            }
+            self.shared.release(job, Duration::ZERO);
+        }
+    }
+
+    /// Takes back the attempts of messages that went back while the database was down: an outage charges nobody.
+    pub(super) async fn take_back_owed(&mut self) {
+        for claim in std::mem::take(&mut self.owed) {
+            if let Err(error) = self.shared.consumer.store.uncount_attempt(claim.scope, &claim.key).await {
+                tracing::debug!(idem.consumer = %self.shared.consumer.name, %error, "an attempt could not be taken back");
+                self.owed.push(claim);
+            }
+        }
+    }
+
     pub(super) async fn hold_uncharged(&mut self, mut job: Job<B::Handle>) {
         job.waits = job.waits.saturating_add(1);
         let wait = self.shared.settings.retry.backoff_now(job.waits);

@@ -30,6 +30,10 @@ fn each_flag_reaches_its_setting() {
     assert!(told.retry_queue.is_none() && told.authorities.is_none());
     assert_eq!(amqp("--retry-queue later").retry_queue.as_deref(), Some("later"));
     assert_eq!(amqp("--authorities ca.pem").authorities, Some(PathBuf::from("ca.pem")));
+    assert_eq!(amqp("").delivery_limit, None);
+    assert_eq!(amqp("--delivery-limit none").delivery_limit, Some(DeliveryLimit::Unlimited));
+    assert_eq!(amqp("--delivery-limit 20").delivery_limit, Some(DeliveryLimit::Of(20)));
+    assert!(read("--delivery-limit some").is_err() && read("--delivery-limit=-1").is_err());
     assert_eq!(amqp("--management-url http://h:15672").management_url.as_deref(), Some("http://h:15672"));
 }
 
@@ -44,6 +48,7 @@ fn each_flag_of_the_contract_has_its_variable() {
     assert_eq!(variable("queue"), Some("AMQP_QUEUE"));
     assert_eq!(variable("dead-letter-queue"), Some("AMQP_DEAD_LETTER_QUEUE"));
     assert_eq!(variable("management-url"), Some("AMQP_MANAGEMENT_URL"));
+    assert_eq!(variable("delivery-limit"), Some("AMQP_DELIVERY_LIMIT"));
     assert_eq!(variable("retry-queue"), Some("AMQP_RETRY_QUEUE"));
     assert_eq!(variable("authorities"), Some("AMQP_AUTHORITIES"));
     assert_eq!((variable("prefetch"), variable("consumer-timeout")), (None, None));
@@ -61,6 +66,7 @@ fn s9_the_urls_are_in_no_text() {
 async fn what_the_adapter_refuses_is_told_by_the_names_of_the_flags() {
     for (change, start) in [
         ((|amqp| amqp.amqp_url = "http://u:hunter2@h".to_owned()) as fn(&mut Amqp), "--amqp-url is"),
+        (|amqp| amqp.delivery_limit = Some(DeliveryLimit::Of(0)), "--delivery-limit is 0"),
         (|amqp| amqp.queue = String::new(), "--queue is \"\""),
         (|amqp| amqp.prefetch = 0, "--prefetch is 0"),
         (|amqp| amqp.dead_letter_queue = Some(String::new()), "--dead-letter-queue is \"\""),

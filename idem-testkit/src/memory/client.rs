@@ -85,6 +85,7 @@ pub(super) struct Client<L: Link> {
     attached: AtomicBool,
     closed: AtomicBool,
     stopped: watch::Sender<bool>,
+    paused: watch::Sender<bool>,
 }
 
 impl<L: Link> Client<L> {
@@ -96,6 +97,7 @@ impl<L: Link> Client<L> {
             attached: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             stopped: watch::Sender::new(false),
+            paused: watch::Sender::new(false),
         }
     }
 
@@ -165,12 +167,16 @@ impl<L: Link> Client<L> {
                     None => return Ok(Received::End),
                 }
             };
+            let mut paused = self.paused.subscribe();
+            let max = if *paused.borrow_and_update() { 0 } else { max };
             // Without the grace a broker that hangs would keep a stopped source waiting; what it may still hand over
             // in that time is handed on.
             let got = tokio::select! {
                 biased;
                 got = current.seat.receive(max) => got,
                 () = self.stopped_for(STOP_GRACE) => Got::End,
+                // The sender is ours, so the channel cannot be closed.
+                Ok(()) = paused.changed() => continue,
             };
             match got {
                 Got::Deliveries(handed) => return Ok(Received::Deliveries(current.deliveries(handed))),
@@ -255,6 +261,10 @@ impl<L: Link> Client<L> {
     pub(super) async fn is_idle(&self) -> bool {
         let Some(current) = self.current() else { return false };
         tokio::time::timeout(ANSWER_TIMEOUT, current.seat.is_idle()).await.unwrap_or(false)
+    }
+
+    pub(super) fn pause(&self, paused: bool) {
+        self.paused.send_replace(paused);
     }
 
     pub(super) fn stop(&self) {

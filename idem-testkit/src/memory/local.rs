@@ -35,7 +35,9 @@ impl Source for MemorySource {
     type Handle = MemoryHandle;
 
     fn capabilities(&self) -> SourceCapabilities {
-        self.0.capabilities()
+        let capabilities = self.0.capabilities();
+        // Where the broker keeps positions, nothing can be given back.
+        capabilities.pauses(capabilities.individual_settle)
     }
 
     async fn attach(&self) -> Result<Attached, SourceError> {
@@ -56,6 +58,14 @@ impl Source for MemorySource {
 
     async fn is_idle(&self) -> bool {
         self.0.is_idle().await
+    }
+
+    fn pause(&self) {
+        self.0.pause(true);
+    }
+
+    fn resume(&self) {
+        self.0.pause(false);
     }
 
     fn stop(&self) {

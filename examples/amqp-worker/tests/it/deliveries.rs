@@ -34,6 +34,25 @@ async fn what_cannot_be_handled_is_set_aside_with_its_reason() {
     stage.remove().await;
 }
 
+/// G14: a header of arrays in arrays, 20,000 deep, ended every worker of the queue, at each start again. It is set aside,
+/// published too, and the good message behind it is handled.
+#[tokio::test(flavor = "multi_thread")]
+async fn g14_a_message_that_no_client_can_read_is_set_aside() {
+    let stage = Stage::new("nested").await;
+    let aside = Queue::create(&format!("{}-aside", stage.name), &[]).await;
+    let nested = format!(r#"{{"x":{}{}}}"#, "[".repeat(20_000), "]".repeat(20_000));
+    stage.queue.publish_with_headers(&nested, &Purchase::number(7).json()).await;
+    stage.send(0..1).await;
+    let ended = stage.drain(&["--dead-letter-queue", &aside.name]).await;
+    assert!(ended.status.success(), "{}", ended.log);
+    assert_eq!((ended.count("processed"), ended.count("dead_lettered")), (1, 1));
+    assert_eq!(stage.dead_letters().await, [("malformed".to_owned(), 1)].into());
+    until("the letter", async || aside.messages().await == 1).await;
+    assert_eq!(stage.ledger().await, Ledger::of(0..1));
+    stage.until_settled().await;
+    stage.remove().await;
+}
+
 /// G8: while a dead letter cannot be published, its message is not acknowledged. Its payload is in no log (S4).
 #[tokio::test(flavor = "multi_thread")]
 async fn g8_a_dead_letter_that_cannot_be_published_keeps_its_message() {

@@ -1,8 +1,10 @@
 //! A broker and a database that go away and come back, and workers that die.
 
+use lapin::types::AMQPValue;
+
 use super::{
     own_servers::OwnServers,
-    stage::{Ledger, Stage, count},
+    stage::{Ledger, Stage, count, quorum, until},
 };
 
 /// A25, J9, G12: the broker crashes, the database crashes, both do. The worker waits, says so, and goes on; nobody is
@@ -30,6 +32,42 @@ async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
     assert_eq!(ended.count("dead_lettered"), 0);
     assert_eq!(stage.ledger().await, Ledger::of(0..sent));
     assert!(stage.dead_letters().await.is_empty());
+    stage.remove().await;
+}
+
+/// G16: a worker that is killed in its first message, start after start, on a queue that drops a message at its sixth
+/// return. All but the one that was running had no part in it, and are handled in the end; that one is set aside by idem.
+#[tokio::test(flavor = "multi_thread")]
+async fn g16_a_crash_loop_loses_no_message_at_a_delivery_limit() {
+    let stage = Stage::with("crashes", &[quorum(), ("x-delivery-limit", AMQPValue::LongInt(5))]).await;
+    // The tables are there, and so is the consumer.
+    assert!(stage.drain(&[]).await.status.success());
+    let mut blocker = stage.pool().begin().await.unwrap();
+    sqlx::query("LOCK TABLE purchases IN ACCESS EXCLUSIVE MODE").execute(&mut *blocker).await.unwrap();
+    stage.send(0..100).await;
+    for crash in 1..=7 {
+        let worker = stage.start(&["--handler-deadline", "5m"]);
+        let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'purchases'::regclass";
+        let waiting = async || sqlx::query_scalar::<_, i64>(waits).fetch_one(stage.pool()).await.unwrap() > 0;
+        until(&format!("handler {crash}"), waiting).await;
+        worker.kill().await;
+        let nobody = async || sqlx::query_scalar::<_, i64>(waits).fetch_one(stage.pool()).await.unwrap() == 0;
+        // The server ends what waits for a client that is gone.
+        sqlx::query(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE NOT granted AND relation = 'purchases'::regclass",
+        )
+        .execute(stage.pool())
+        .await
+        .unwrap();
+        until("the end of what it ran", nobody).await;
+    }
+    blocker.rollback().await.unwrap();
+    let ended = stage.drain(&[]).await;
+    assert!(ended.status.success(), "{}", ended.log);
+    let letters = stage.dead_letters().await;
+    assert_eq!(letters, [("attempts-exhausted".to_owned(), 1)].into(), "what was running in five crashes");
+    assert_eq!(stage.purchases().await, 99);
+    stage.until_settled().await;
     stage.remove().await;
 }
 

@@ -110,6 +110,20 @@ impl Queue {
         client.get(url).basic_auth("guest", Some("guest")).send().await
     }
 
+    /// Publishes through the management API, with these headers as JSON: what no client library could write.
+    pub(crate) async fn publish_with_headers(&self, headers: &str, text: &str) {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let text = Value::from(text);
+        let body = format!(
+            r#"{{"routing_key":"{}","properties":{{"headers":{headers}}},"payload":{text},"payload_encoding":"string"}}"#,
+            self.name
+        );
+        let url = format!("{}/api/exchanges/%2f/amq.default/publish", self.management_url);
+        let sent = reqwest::Client::new().post(url).basic_auth("guest", Some("guest")).body(body).send().await;
+        let answer = sent.expect("the API answers").text().await.expect("an answer");
+        assert_eq!(answer, r#"{"routed":true}"#);
+    }
+
     /// What the management API says of it; it lags by a moment.
     pub(crate) async fn described(&self) -> Value {
         let url = format!("{}/api/queues/%2f/{}", self.management_url, self.name);

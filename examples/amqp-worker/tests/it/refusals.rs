@@ -91,6 +91,18 @@ async fn g6_queues_that_drop_messages_are_refused_where_the_management_api_tells
     let stage = Stage::with("drops", &[quorum(), limit.clone()]).await;
     let ended = refused(&stage, &[], &["--management-url", &management]).await;
     assert_refused(&ended, 2, &[&stage.name, "3 deliveries"]);
+    // Told, it is accepted once it exceeds the attempts.
+    let told = ["--delivery-limit", "3", "--management-url", &management, "--attempts"];
+    assert_refused(&refused(&stage, &[], &[&told[..], &["3"]].concat()).await, 2, &["3 deliveries", "3 attempts"]);
+    let accepted = stage.drain(&[&told[..], &["2"]].concat()).await;
+    assert!(accepted.status.success(), "{}", accepted.log);
+    // So is the word of whoever starts it without that.
+    let unmanaged = refused(&stage, &[], &["--delivery-limit", "3", "--attempts", "3"]).await;
+    assert_refused(&unmanaged, 2, &["3 deliveries", "3 attempts"]);
+    let warned = stage.drain(&[]).await;
+    assert!(warned.log.contains("--delivery-limit N|none"), "{}", warned.log);
+    let wrong = refused(&stage, &[], &["--delivery-limit", "none", "--management-url", &management]).await;
+    assert_refused(&wrong, 2, &["delivery limit 3", "none"]);
     stage.remove().await;
     let exchange = ("x-dead-letter-exchange", AMQPValue::LongString("amq.fanout".into()));
     let stage = Stage::with("limit", &[quorum(), limit, exchange]).await;

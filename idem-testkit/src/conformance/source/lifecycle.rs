@@ -276,3 +276,45 @@ pub async fn another_source_continues_where_the_first_closed<T: SourceUnderTest>
     let reader = Reader::open(subject).await;
     assert_eq!(payloads(&reader.take(1).await), ["next"]);
 }
+
+/// Contract 7: what a paused source has not handed over goes to others, what it has can be settled, and it goes on when it
+/// is resumed. To a source that declares no pausing it means nothing.
+pub async fn a_paused_source_gives_back_what_it_has_not_handed_over<T: SourceUnderTest>(subject: &T) {
+    let reader = Reader::open(subject).await;
+    publish(subject, 10).await;
+    if !reader.source.capabilities().pauses {
+        reader.source.pause();
+        let deliveries = reader.take(10).await;
+        assert_eq!(sorted(&deliveries), numbers(10));
+        reader.source.resume();
+        return reader.acknowledge(deliveries).await;
+    }
+    let held = reader.take(1).await;
+    reader.source.pause();
+    let other = Reader::open(subject).await;
+    let rest = tokio::select! {
+        rest = other.take(9) => rest,
+        wrong = reader.source.receive(10) => panic!("a paused source handed over {wrong:?}"),
+    };
+    let mut all = [payloads(&held), payloads(&rest)].concat();
+    all.sort_unstable();
+    assert_eq!(all, numbers(10));
+    reader.acknowledge(held).await;
+    other.acknowledge(rest).await;
+    other.close().await;
+    reader.source.resume();
+    put(subject, Message::new("after")).await;
+    let after = reader.take(1).await;
+    assert_eq!(payloads(&after), ["after"]);
+    reader.acknowledge(after).await;
+    left(subject, 0).await;
+}
+
+/// Contract 7: a paused source stops like any other.
+pub async fn a_paused_source_ends_when_it_is_stopped<T: SourceUnderTest>(subject: &T) {
+    let reader = Reader::open(subject).await;
+    reader.source.pause();
+    let (received, ()) = tokio::join!(within("receive", reader.source.receive(1)), async { reader.source.stop() });
+    assert!(matches!(received, Ok(Received::End)), "a stopped source answered {received:?}");
+    reader.close().await;
+}

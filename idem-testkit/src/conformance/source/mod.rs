@@ -195,6 +195,8 @@ macro_rules! source_conformance {
             a_source_with_messages_to_receive_is_not_idle
             a_source_is_not_idle_while_another_holds_messages
             another_source_continues_where_the_first_closed
+            a_paused_source_gives_back_what_it_has_not_handed_over
+            a_paused_source_ends_when_it_is_stopped
         }
     };
 }

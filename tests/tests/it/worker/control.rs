@@ -1,6 +1,9 @@
 //! What operators set, running workers obey.
 
-use idem_core::{Bookkeeping, ConsumerName, ControlState, Pause, Tenant};
+use std::time::{Duration, Instant};
+
+use idem_core::{Bookkeeping, ConsumerName, ControlState, ErrorClass, Pause, RetryPolicy, Tenant};
+use idem_testkit::{Fault, Operation};
 
 use super::scene::{Running, Scene, within};
 
@@ -34,4 +37,116 @@ async fn a_consumer_that_is_paused_starts_paused() {
     running.until("the pause", |running| running.view.pause().is_some()).await;
     running.stop().await.unwrap();
     assert_eq!((scene.queue.stats().delivered, scene.effects().len()), (0, 0));
+}
+
+async fn set(scene: &Scene, state: ControlState) {
+    let scope = scene.store.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
+    scene.store.set_control(scope, state, "ann", "a table is changed").await.unwrap();
+}
+
+async fn paused(scene: &Scene, running: &Running) {
+    set(scene, ControlState::Paused).await;
+    running.until("the pause", |running| running.view.pause().is_some()).await;
+}
+
+/// B23: a receive that was waiting when the consumer was paused takes nothing in.
+///
+/// On one thread, so that whoever is woken by a message has had its turn when this task has it again.
+#[tokio::test]
+async fn b23_a_receive_that_is_under_way_takes_nothing_in_once_the_consumer_is_paused() {
+    let scene = Scene::new();
+    scene.publish("first", "ok");
+    let running = Running::new(scene.worker());
+    within("the first message", scene.queue.drained()).await;
+    paused(&scene, &running).await;
+    (0..50).for_each(|n| drop(scene.publish(&format!("k{n}"), "ok")));
+    for _ in 0..1_000 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((scene.queue.stats().delivered, scene.effects().len()), (1, 1));
+    set(&scene, ControlState::Running).await;
+    within("draining the queue", scene.queue.drained()).await;
+    running.stop().await.unwrap();
+    assert_eq!(scene.counted().len(), 51);
+}
+
+/// B23: what is in hand when the consumer is paused is not begun. The unit under way is finished and settled.
+#[tokio::test(flavor = "multi_thread")]
+async fn b23_lanes_begin_nothing_while_the_consumer_is_paused() {
+    let scene = Scene::new();
+    scene.publish("first", "block");
+    (0..20).for_each(|n| drop(scene.publish(&format!("k{n}"), "ok")));
+    let running = Running::new(scene.worker());
+    scene.script.blocked().await;
+    running.until("the rest in hand", |running| running.view.load().messages == 21).await;
+    paused(&scene, &running).await;
+    scene.script.unblock();
+    running.until("the end of the unit under way", |running| running.view.load().messages <= 20).await;
+    running.stop().await.unwrap();
+    assert_eq!(scene.script.runs(), ["first"]);
+    assert_eq!(scene.counted(), [("first".to_owned(), 1)].into());
+}
+
+/// G15: what a paused worker has not begun goes back to a broker that counts what is held, from the lanes too, and comes
+/// again when the consumer is resumed.
+#[tokio::test(flavor = "multi_thread")]
+async fn g15_a_long_pause_gives_back_what_was_not_begun() {
+    let scene = Scene::new();
+    scene.publish("first", "block");
+    (0..20).for_each(|n| drop(scene.publish(&format!("k{n}"), "ok")));
+    let running = Running::new(scene.worker().in_flight(150).give_back_after(Duration::from_millis(20)));
+    scene.script.blocked().await;
+    running.until("the rest in hand", |running| running.view.load().messages == 21).await;
+    paused(&scene, &running).await;
+    scene.script.unblock();
+    within("giving back", scene.queue.until(|stats| stats.in_flight == 0)).await;
+    assert_eq!(scene.script.runs(), ["first"]);
+    set(&scene, ControlState::Running).await;
+    within("draining the queue", scene.queue.drained()).await;
+    running.stop().await.unwrap();
+    assert_eq!(scene.counted().len(), 21);
+    assert!(scene.counted().values().all(|count| *count == 1));
+}
+
+/// G15: so does an outage of the database, which charges nobody for it: with one attempt each, nothing is set aside.
+#[tokio::test(flavor = "multi_thread")]
+async fn g15_a_long_outage_gives_back_what_was_not_begun_and_charges_nobody() {
+    let scene = Scene::new();
+    let retry = RetryPolicy { attempts: 1, first: Duration::from_millis(1), max: Duration::from_millis(5) };
+    let running = Running::new(scene.worker().retry(retry).give_back_after(Duration::from_millis(20)));
+    running.until("the start", |_| scene.queue.stats().consumers == 1).await;
+    // The claim comes after the attempt was counted, and then the count cannot be taken back.
+    for operation in [Operation::Claim, Operation::Begin, Operation::Read, Operation::Bookkeeping] {
+        (0..60).for_each(|_| scene.store.inject(operation, Fault::Error(ErrorClass::Infrastructure)));
+    }
+    (0..20).for_each(|n| drop(scene.publish(&format!("k{n}"), "ok")));
+    running.until("the outage", |running| running.view.pause().is_some()).await;
+    let given_back = |stats: &idem_testkit::memory::Stats| stats.in_flight == 0 && stats.released > 0;
+    within("giving back", scene.queue.until(given_back)).await;
+    within("draining the queue", scene.queue.drained()).await;
+    let summary = running.stop().await.unwrap();
+    assert_eq!((scene.counted().len(), summary.dead_lettered), (20, 0));
+    assert!(scene.counted().values().all(|count| *count == 1));
+}
+
+/// G15: a database that answers but cannot take a claim is not back. Its outage costs each message one delivery, not one
+/// every few seconds, which a delivery limit would count.
+#[tokio::test(flavor = "multi_thread")]
+async fn g15_a_database_that_cannot_claim_is_not_called_back() {
+    let scene = Scene::new();
+    scene.publish("first", "ok");
+    let running = Running::new(scene.worker().give_back_after(Duration::from_millis(20)));
+    within("the first message", scene.queue.drained()).await;
+    scene.store.hide_records(true);
+    let origin = scene.publish("second", "ok");
+    within("giving back", scene.queue.until(|stats| stats.in_flight == 0 && stats.released > 0)).await;
+    // Ten times as long as it takes to look again and to give back.
+    let since = Instant::now();
+    running.until("a while", |_| since.elapsed() > Duration::from_millis(500)).await;
+    assert_eq!(scene.queue.history(&origin).deliveries, 1);
+    assert!(running.view.pause().is_some());
+    scene.store.hide_records(false);
+    within("draining the queue", scene.queue.drained()).await;
+    running.stop().await.unwrap();
+    assert_eq!(scene.counted().len(), 2);
 }

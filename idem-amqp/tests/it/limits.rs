@@ -1,0 +1,272 @@
+//! Queues that take a message away once it was delivered too often (G15, G16, G17), and streams (G18).
+
+use std::time::Duration;
+
+use idem_amqp::{AmqpOptions, AmqpSource, DeliveryLimit};
+use idem_core::{
+    Bookkeeping, CancellationToken, ConsumerName, ControlState, DedupConsumer, Effects, Handler, HandlerError, Message,
+    Pause, RetryPolicy, Source, SourceError, Summary, Tenant, Tx, Worker, WorkerError, WorkerView,
+};
+use idem_testkit::MemoryStore;
+use lapin::types::AMQPValue;
+use tokio::task::JoinHandle;
+
+use crate::{
+    broker::{Kind, Queue, eventually, management_url},
+    member::{Member, numbers, payloads, refusal, within},
+    own_server::OwnServer,
+};
+
+struct Keep;
+
+impl Handler<MemoryStore> for Keep {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        let key = message.key().map(ToString::to_string).unwrap_or_default();
+        tx.connection().append("effects", &key, Vec::new()).await?;
+        Ok(())
+    }
+}
+
+/// A worker with one attempt a message, so that it may consume a queue with the lowest limit.
+struct Running {
+    store: MemoryStore,
+    view: WorkerView,
+    stop: CancellationToken,
+    task: JoinHandle<Result<Summary, WorkerError>>,
+}
+
+impl Running {
+    fn of(source: AmqpSource) -> Self {
+        let store = MemoryStore::new();
+        let consumer = DedupConsumer::builder(store.clone(), "ledger")
+            .handler(Keep)
+            .effects(Effects::InTransaction)
+            .handler_deadline(Duration::from_secs(5))
+            .lanes(2);
+        let worker = Worker::builder(consumer.build().unwrap(), source)
+            .retry(RetryPolicy { attempts: 1, first: Duration::from_millis(10), max: Duration::from_millis(100) })
+            .control_every(Duration::from_millis(20))
+            .cleanup(None)
+            .build()
+            .unwrap();
+        let (view, stop) = (worker.view(), CancellationToken::new());
+        Self { store, view, task: tokio::spawn(worker.run(stop.clone())), stop }
+    }
+
+    fn effects(&self) -> usize {
+        let mut keys: Vec<_> = self.store.rows("effects").into_iter().map(|(key, _)| key).collect();
+        let all = keys.len();
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), all, "an effect is there twice");
+        all
+    }
+
+    async fn until(&self, effects: usize) {
+        eventually("all effects", async || self.effects() == effects).await;
+    }
+
+    async fn set(&self, state: ControlState) {
+        let scope = self.store.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
+        self.store.set_control(scope, state, "ann", "a test").await.unwrap();
+        eventually("the control", async || self.view.pause().is_some() == (state != ControlState::Running)).await;
+    }
+}
+
+fn keyed(name: &str) -> Message {
+    Message::new(name.to_owned()).with_header("idempotencykey", name.to_owned())
+}
+
+async fn publish(queue: &Queue, range: std::ops::Range<usize>) {
+    for name in numbers(range) {
+        queue.publish(keyed(&name)).await.unwrap();
+    }
+}
+
+fn limit(limit: i32) -> (&'static str, AMQPValue) {
+    ("x-delivery-limit", AMQPValue::LongInt(limit))
+}
+
+/// What closes intake, and what opens it.
+#[derive(Debug, Clone, Copy)]
+enum Closed {
+    Pause,
+    Outage,
+}
+
+/// G15: a quorum queue drops a message at its third return, and the broker takes back after ten seconds what nobody
+/// settles. A consumer that is paused, or whose database is down, for three times as long loses nothing: what it had not
+/// begun went back once, and no more came.
+async fn a_closed_intake_loses_nothing(closed: Closed) {
+    const WARM: usize = 300;
+    const MORE: usize = 60;
+    let server = OwnServer::up().await;
+    let queue = Queue::on(&server.url(), Kind::Quorum, &[limit(2)]).await;
+    let options = queue.options_for(&queue.name).delivery_limit(DeliveryLimit::Of(2));
+    let running = Running::of(options.consumer_timeout(Duration::from_secs(10)).build().unwrap());
+    // Enough for all of the prefetch.
+    publish(&queue, 0..WARM).await;
+    running.until(WARM).await;
+    match closed {
+        Closed::Pause => running.set(ControlState::Paused).await,
+        Closed::Outage => {
+            running.store.hide_records(true);
+            publish(&queue, WARM..WARM + 1).await;
+            eventually("the outage", async || matches!(running.view.pause(), Some(Pause::StoreDown(_)))).await;
+        }
+    }
+    publish(&queue, WARM + 1..WARM + MORE).await;
+    // Another consumer on that server, which holds a message and loses its channel for it, tells the time.
+    let clock = Queue::on(&server.url(), Kind::Classic, &[]).await;
+    clock.publish(Message::new("tick")).await.unwrap();
+    let member = Member::join(&clock.options()).await;
+    for _ in 0..3 {
+        member.take(1).await;
+        member.lost().await;
+    }
+    assert!(running.view.pause().is_some() && running.effects() == WARM);
+    match closed {
+        Closed::Pause => {
+            publish(&queue, WARM..WARM + 1).await;
+            running.set(ControlState::Running).await;
+        }
+        Closed::Outage => running.store.hide_records(false),
+    }
+    running.until(WARM + MORE).await;
+    running.stop.cancel();
+    let summary = within("the worker's end", running.task).await.unwrap().unwrap();
+    assert_eq!(summary.dead_lettered, 0);
+    assert_eq!(queue.declared().await.message_count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn g15_a_pause_beyond_the_consumer_timeout_loses_nothing_at_a_delivery_limit() {
+    a_closed_intake_loses_nothing(Closed::Pause).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn g15_an_outage_beyond_the_consumer_timeout_loses_nothing_at_a_delivery_limit() {
+    a_closed_intake_loses_nothing(Closed::Outage).await;
+}
+
+/// G16: what is in hand when a process dies counts against each message of it. So where a limit is not known to be
+/// harmless, one is, until some have gone well.
+#[tokio::test(flavor = "multi_thread")]
+async fn g16_a_prefetch_is_earned_where_the_limit_is_unknown() {
+    let queue = Queue::new(Kind::Quorum).await;
+    publish(&queue, 0..200).await;
+    let only = async |member: &Member| {
+        let more = tokio::time::timeout(Duration::from_millis(300), member.0.receive(100)).await;
+        assert!(more.is_err(), "more than was earned: {more:?}");
+    };
+    for options in
+        [queue.options_for(&queue.name), queue.options_for(&queue.name).delivery_limit(DeliveryLimit::Of(20))]
+    {
+        let member = Member::join(&options).await;
+        let first = member.take(1).await;
+        only(&member).await;
+        member.acknowledge(first).await;
+        for _ in 1..4 {
+            let next = member.take(1).await;
+            only(&member).await;
+            member.acknowledge(next).await;
+        }
+        for _ in 0..4 {
+            let eight = member.take(8).await;
+            only(&member).await;
+            member.acknowledge(eight).await;
+        }
+        let many = member.take(64).await;
+        only(&member).await;
+        // A release earns nothing, and a channel that is made anew has to earn again.
+        member.release(many, Duration::ZERO).await;
+        queue.proxy.cut().await;
+        member.lost().await;
+        let again = member.take(1).await;
+        only(&member).await;
+        drop((again, member));
+        queue.proxy.cut().await;
+    }
+    let member = Member::join(&queue.options()).await;
+    assert_eq!(member.take(100).await.len(), 100, "a queue without a limit needs no care");
+}
+
+/// G16: so a process that dies at each start, whatever it has done by then, costs the messages behind the first nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn g16_a_crash_loop_counts_for_one_message() {
+    let queue = Queue::with(Kind::Quorum, &[limit(5)]).await;
+    publish(&queue, 0..100).await;
+    for round in 1..=5 {
+        let member = Member::join(&queue.options_for(&queue.name)).await;
+        let held = member.take(1).await;
+        assert_eq!((payloads(&held), held[0].attempt), (numbers(0..1), round));
+        drop((held, member));
+        eventually("the consumer's end", async || queue.declared().await.consumer_count() == 0).await;
+    }
+    let member = Member::join(&queue.options()).await;
+    let all = member.take(100).await;
+    assert_eq!(payloads(&all), numbers(0..100));
+    let counted: Vec<u32> = all.iter().map(|delivery| delivery.attempt).filter(|attempt| *attempt > 1).collect();
+    assert_eq!(counted, [6], "five crashes, of one message");
+}
+
+async fn attached(options: &AmqpOptions) -> Result<(Option<u32>, Vec<String>), SourceError> {
+    let source = options.build().unwrap();
+    let attached = within("attaching", source.attach()).await?;
+    within("closing", source.close(Duration::from_secs(5))).await;
+    Ok((attached.delivery_limit, attached.warnings))
+}
+
+/// G17: what is told of the limit counts where nothing else tells it, and must be true where something does.
+#[tokio::test(flavor = "multi_thread")]
+async fn g17_a_delivery_limit_is_told_or_warned_of_and_must_be_true() {
+    let (plain, limited) = (Queue::new(Kind::Quorum).await, Queue::with(Kind::Quorum, &[limit(7)]).await);
+    let options = |queue: &Queue| queue.options_for(&queue.name);
+    let (known, warnings) = attached(&options(&plain)).await.unwrap();
+    assert_eq!((known, warnings.len()), (None, 1));
+    assert!(
+        warnings[0].contains("--delivery-limit N|none") && warnings[0].contains("--management-url"),
+        "{warnings:?}"
+    );
+    let told = options(&plain).delivery_limit(DeliveryLimit::Unlimited);
+    assert_eq!(attached(&told).await.unwrap(), (None, vec![]));
+    let told = options(&plain).delivery_limit(DeliveryLimit::Of(7));
+    assert_eq!(attached(&told).await.unwrap(), (Some(7), vec![]));
+
+    let managed = |queue: &Queue| options(queue).management_url(management_url());
+    assert_eq!(attached(&managed(&plain)).await.unwrap(), (None, vec![]));
+    let error = refusal(&managed(&limited)).await.to_string();
+    assert!(error.contains("7 deliveries") && error.contains("--delivery-limit 7"), "{error}");
+    // Told, it is known to whoever runs this, and the attempts are compared with it.
+    let told = managed(&limited).delivery_limit(DeliveryLimit::Of(7));
+    assert_eq!(attached(&told).await.unwrap(), (Some(7), vec![]));
+    for (queue, wrong) in
+        [(&limited, DeliveryLimit::Unlimited), (&limited, DeliveryLimit::Of(9)), (&plain, DeliveryLimit::Of(7))]
+    {
+        let error = refusal(&managed(queue).delivery_limit(wrong)).await;
+        assert!(
+            matches!(error, SourceError::Refused { .. }) && error.to_string().contains("delivery_limit says"),
+            "{error}"
+        );
+    }
+}
+
+/// G18: a stream acknowledges nothing, and each subscription begins at its end: most of it would be skipped in silence. Its
+/// deliveries say what they are, so without the management API it is refused at the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn g18_a_stream_is_refused_at_the_first_delivery() {
+    let queue = Queue::new(Kind::Stream).await;
+    let member = Member::join(&queue.options()).await;
+    for name in numbers(0..3) {
+        queue.publish(keyed(&name)).await.unwrap();
+    }
+    for _ in 0..2 {
+        match member.receive(10).await {
+            Err(error @ SourceError::Refused { .. }) => {
+                let text = error.to_string();
+                assert!(text.contains("stream") && text.contains(&queue.name), "{text}");
+            }
+            other => panic!("instead of a refusal came {other:?}"),
+        }
+    }
+}

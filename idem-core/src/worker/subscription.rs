@@ -1,0 +1,145 @@
+//! Ends the source's subscription while intake is closed for long, where the broker counts what is held.
+//!
+//! A broker with a delivery limit counts each time that it takes a message back from a consumer that does not settle it,
+//! and drops the message in the end. So what this worker holds through a pause, an outage or an open breaker would be lost
+//! although nothing ever failed on it (B-C3, G15). Giving it back costs one count in all, or none.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, Interval, MissedTickBehavior};
+
+use super::{Pause, Shared, intake::Lanes, lane::Command};
+use crate::{source::Source, store::Store};
+
+/// What is wanted from the broker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Messages as they come.
+    Open,
+    /// One now and then, by which the breaker finds out whether handlers work again. Nothing is kept in hand.
+    Trickling,
+    /// Nothing.
+    Ended,
+}
+
+/// What to do so that the broker hears of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Nothing,
+    /// Give back what was not begun.
+    End,
+    /// The same, and begin anew.
+    Restart,
+    Resume,
+}
+
+#[derive(Debug)]
+pub(super) struct Subscription {
+    /// `None` where holding messages costs nothing.
+    ticks: Option<Interval>,
+    after: Duration,
+    state: State,
+    closed_since: Option<Instant>,
+}
+
+impl Subscription {
+    pub(super) fn of<S: Store, B: Source>(shared: &Shared<S, B>) -> Self {
+        let after = shared.settings.give_back_after;
+        let ticks = shared.source.capabilities().pauses.then(|| {
+            let mut ticks = tokio::time::interval((after / 4).max(Duration::from_millis(1)));
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            ticks
+        });
+        Self { ticks, after, state: State::Open, closed_since: None }
+    }
+
+    /// Waits until it is time to [look](Self::look) again.
+    pub(super) async fn due(&mut self) {
+        match &mut self.ticks {
+            Some(ticks) => drop(ticks.tick().await),
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Tells source and lanes what has become of intake. Answers whether everything that was not begun is to go back.
+    pub(super) fn look<S: Store, B: Source>(&mut self, shared: &Shared<S, B>, lanes: &Lanes<B::Handle>) -> bool {
+        if self.ticks.is_none() || shared.shutdown.is_cancelled() {
+            return false;
+        }
+        let cause = shared.gate.pause();
+        let change = self.change(cause.as_ref(), Instant::now());
+        match change {
+            Change::Nothing => return false,
+            Change::Resume => {
+                shared.source.resume();
+                return false;
+            }
+            Change::End => shared.source.pause(),
+            Change::Restart => {
+                shared.source.pause();
+                shared.source.resume();
+            }
+        }
+        // A lane that stopped has handed everything back.
+        lanes.iter().for_each(|lane| drop(lane.send(Command::GiveBack)));
+        tracing::info!(
+            idem.consumer = %shared.consumer.name, ?cause, closed_for = ?self.after,
+            "intake is closed for long: what was not begun goes back to the broker, which counts what is held"
+        );
+        true
+    }
+
+    fn change(&mut self, cause: Option<&Pause>, now: Instant) -> Change {
+        let wanted = match cause {
+            None => State::Open,
+            Some(Pause::Breaker) => State::Trickling,
+            Some(Pause::Control(..) | Pause::StoreDown(_)) => State::Ended,
+        };
+        if wanted == State::Open {
+            self.closed_since = None;
+        } else {
+            let since = *self.closed_since.get_or_insert(now);
+            if now.duration_since(since) < self.after {
+                return Change::Nothing;
+            }
+        }
+        match (std::mem::replace(&mut self.state, wanted), wanted) {
+            (State::Open | State::Trickling, State::Open)
+            | (State::Trickling, State::Trickling)
+            | (State::Ended, State::Ended) => Change::Nothing,
+            (State::Open, State::Trickling) => Change::Restart,
+            (State::Open | State::Trickling, State::Ended) => Change::End,
+            (State::Ended, State::Open | State::Trickling) => Change::Resume,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::ControlState;
+
+    #[test]
+    fn g15_the_subscription_ends_after_a_while_and_begins_at_once() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let paused = Pause::Control(ControlState::Paused, String::new());
+        let mut subscription =
+            Subscription { ticks: None, after: Duration::from_secs(5), state: State::Open, closed_since: None };
+        let mut change = |cause: Option<&Pause>, seconds| subscription.change(cause, at(seconds));
+        assert_eq!(change(None, 0), Change::Nothing);
+        assert_eq!(change(Some(&paused), 1), Change::Nothing);
+        assert_eq!(change(None, 2), Change::Nothing, "it was closed for a moment");
+        assert_eq!(change(Some(&Pause::StoreDown(1)), 3), Change::Nothing);
+        assert_eq!(change(Some(&paused), 7), Change::Nothing);
+        assert_eq!(change(Some(&paused), 8), Change::End, "whatever keeps it closed");
+        assert_eq!(change(Some(&Pause::StoreDown(1)), 9), Change::Nothing);
+        assert_eq!(change(Some(&Pause::Breaker), 10), Change::Resume, "probes need messages");
+        assert_eq!(change(Some(&paused), 11), Change::End);
+        assert_eq!(change(None, 12), Change::Resume);
+        assert_eq!(change(Some(&Pause::Breaker), 13), Change::Nothing);
+        assert_eq!(change(Some(&Pause::Breaker), 18), Change::Restart);
+        assert_eq!(change(Some(&Pause::Breaker), 30), Change::Nothing);
+        assert_eq!(change(None, 31), Change::Nothing);
+    }
+}

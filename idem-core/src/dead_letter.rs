@@ -1,9 +1,10 @@
 //! Messages that are set aside: why, as what they are stored and published, and how they are replayed.
 
-use std::{fmt, time::SystemTime};
+use std::{fmt, panic::AssertUnwindSafe, time::SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 
 use crate::{
     error::SourceError,
@@ -181,6 +182,16 @@ pub trait Publisher: Send + Sync + 'static {
     /// Whatever is not a confirmation: refused, returned as unroutable, timed out. The original is then not
     /// acknowledged, and the dead letter is published again later; receivers may see it more than once.
     async fn publish(&self, dead_letter: &DeadLetter) -> Result<(), SourceError>;
+}
+
+/// Publishes. A publisher that panics is one that could not publish now: nothing is settled, and it is asked again.
+pub(crate) async fn publish(publisher: &dyn Publisher, dead_letter: &DeadLetter) -> Result<(), SourceError> {
+    // An own implementation may panic before it has made its future.
+    let call = AssertUnwindSafe(async { publisher.publish(dead_letter).await });
+    call.catch_unwind().await.unwrap_or_else(|_panic| {
+        let source = "the publisher panicked".into();
+        Err(SourceError::Unavailable { doing: "publishing a dead letter", source })
+    })
 }
 
 /// The headers or attributes of a published dead letter: the message's own, and why it was set aside. A header of the

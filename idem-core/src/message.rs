@@ -213,8 +213,21 @@ impl Headers {
         self.0.is_empty()
     }
 
-    fn bytes(&self) -> usize {
+    /// Room for so many, for a source that knows how many a message has.
+    #[must_use]
+    pub fn with_capacity(headers: usize) -> Self {
+        Self(Vec::with_capacity(headers))
+    }
+
+    /// The bytes of all names and values, as a producer would count them.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
         self.0.iter().map(|(n, v)| n.len() + v.as_ref().map_or(0, Bytes::len)).sum()
+    }
+
+    /// The memory that they take: each header costs its place in the list, also where name and value are empty.
+    fn memory(&self) -> usize {
+        self.bytes() + self.0.len() * size_of::<(Box<str>, Option<Bytes>)>()
     }
 }
 
@@ -252,6 +265,7 @@ struct Parts {
     ordering_key: Option<OrderingKey>,
     origin: Origin,
     sent_at: Option<SystemTime>,
+    problem: Option<Box<str>>,
     identity: Option<Identity>,
 }
 
@@ -277,6 +291,7 @@ impl Message {
             ordering_key: None,
             origin: Origin::new(""),
             sent_at: None,
+            problem: None,
             identity: None,
         };
         Self { parts: Box::new(parts) }
@@ -335,6 +350,15 @@ impl Message {
     #[must_use]
     pub fn with_sent_at(mut self, at: SystemTime) -> Self {
         self.parts.sent_at = Some(at);
+        self
+    }
+
+    /// Marks a message that its source could not read as a whole, such as headers whose names are no text. The engine sets
+    /// it aside as malformed, with what could be read of it, and asks neither key source nor handler. `problem` says what is
+    /// wrong, as the end of "the message cannot be read: …", and quotes no content (S4).
+    #[must_use]
+    pub fn with_problem(mut self, problem: &str) -> Self {
+        self.parts.problem = Some(problem.into());
         self
     }
 
@@ -408,6 +432,12 @@ impl Message {
         self.parts.sent_at
     }
 
+    /// What its source could not read of it; `None` for nearly every message.
+    #[must_use]
+    pub fn problem(&self) -> Option<&str> {
+        self.parts.problem.as_deref()
+    }
+
     /// The idempotency key under which this message is handled; `None` before a consumer has taken it, and for a type
     /// that opted out of protection.
     #[must_use]
@@ -472,8 +502,12 @@ impl Message {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.parts.payload.as_ref().map_or(0, Bytes::len)
-            + self.parts.headers.bytes()
+            + self.parts.headers.memory()
             + self.parts.record_key.as_ref().map_or(0, Bytes::len)
+            + self.parts.ordering_key.as_ref().map_or(0, |key| key.0.len())
+            + self.parts.id.as_deref().map_or(0, str::len)
+            + self.parts.message_type.as_deref().map_or(0, str::len)
+            + self.parts.origin.text.len()
             + size_of::<Parts>()
     }
 

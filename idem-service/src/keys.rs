@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use idem_core::{
     KeySource,
-    key::{Agree, CloudEvent, FirstOf, Header, Join, JsonMember, KEY_FIELD, MessageId, RecordKey},
+    key::{Agree, CloudEvent, FirstOf, Header, Join, JsonMember, KEY_FIELD, MessageId, MessageType, RecordKey},
 };
 
 /// How deep joins may stand in joins.
 const JOINS_MAX: usize = 8;
 
-const RULES: &str = "it must be header:NAME, json:/POINTER, record-key, cloudevents, message-id or join(A,B)";
+const RULES: &str = "it must be header:NAME, json:/POINTER, record-key, cloudevents, message-id, type or join(A,B)";
 
 /// One rule, such as `join(header:tenant,json:/order/id)`.
 pub(crate) fn key(text: &str) -> Result<Arc<dyn KeySource>, String> {
@@ -38,6 +38,7 @@ fn nested(text: &str, joins: usize) -> Result<Arc<dyn KeySource>, String> {
         "record-key" => Ok(Arc::new(RecordKey)),
         "cloudevents" => Ok(Arc::new(CloudEvent)),
         "message-id" => Ok(Arc::new(MessageId)),
+        "type" => Ok(Arc::new(MessageType)),
         _ => Err(RULES.to_owned()),
     }
 }

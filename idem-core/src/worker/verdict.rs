@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     config::OnConflict,
-    dead_letter::{DeadLetter, Reason, ReplayEnd},
+    dead_letter::{self, DeadLetter, Reason, ReplayEnd},
     failpoint,
     outcome::{ConflictKind, Decision, Durable, Settle},
     source::Source,
@@ -226,7 +226,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
         if let Some(publisher) = &self.shared.publisher {
             let already = parked.published_at.is_some() && parked.origin == letter.message.origin().as_str();
-            if !already && let Err(error) = publisher.publish(&letter).await {
+            if !already && let Err(error) = dead_letter::publish(&**publisher, &letter).await {
                 if let Some(left_out) = self.shared.lines.unnoted.pass() {
                     tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, left_out, "a dead letter was not confirmed; it is published again later");
                 }

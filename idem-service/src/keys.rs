@@ -82,12 +82,38 @@ mod tests {
             "record-key",
             "cloudevents",
             "message-id",
+            "type",
+            "join(type,header:idempotencykey)",
             "join(header:tenant,json:/id)",
             "join(join(record-key,message-id),header:x)",
             "join(record-key,join(message-id,header:x))",
         ] {
             assert_eq!(key(text).unwrap().rule(), text);
         }
+    }
+
+    /// S10: no text makes it panic, and a rule that is read is written as it was. The seed is printed where it fails.
+    #[test]
+    fn s10_rules_of_any_shape_are_read_as_written_or_refused() {
+        let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand);
+        let mut state = seed;
+        let mut below = |count: usize| {
+            // Knuth's MMIX; any mixing does.
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            usize::try_from(state >> 33).unwrap() % count
+        };
+        let parts = ["join(", ")", ",", "header:", "a", "json:/", "~1", "record-key", "type", "cloudevents", "é", "\0"];
+        for _ in 0..50_000 {
+            let text: String = (0..below(9)).map(|_| parts[below(parts.len())]).collect();
+            if let Ok(source) = key(&text) {
+                assert_eq!(source.rule(), text, "seed {seed}");
+                let _ = source.key(&Message::new("{}").with_header("a", "k"));
+            }
+        }
+    }
+
+    fn rand() -> u64 {
+        std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0)
     }
 
     #[test]

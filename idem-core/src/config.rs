@@ -93,6 +93,13 @@ pub struct ConsumerSettings {
     /// The largest payload that is handled, in bytes. Defaults to [`PAYLOAD_BYTES_MAX`]; from 1 to
     /// [`PAYLOAD_BYTES_CAP`]. A larger one is dead-lettered as `too-large`.
     pub payload_bytes_max: usize,
+    /// The most headers of one message. Defaults to 1,000; from 1 to 100,000. A message with more is dead-lettered as
+    /// `too-large` before anything of it is parsed: each header takes memory of some 50 bytes beside its own, so that
+    /// many empty ones are small at the broker and large here.
+    pub headers_max: usize,
+    /// The most bytes of all names and values of one message's headers. Defaults to 64 KiB; from 1 byte to 1 GiB. A
+    /// message with more is dead-lettered as `too-large`.
+    pub headers_bytes_max: usize,
     /// How many units run side by side. Defaults to the cores, at most 4 and at most what the store can.
     pub lanes: usize,
     /// How the handlers of one unit run. Defaults to in order.
@@ -125,6 +132,8 @@ impl ConsumerSettings {
             commit_timeout: Duration::from_secs(10),
             answer_timeout: Duration::from_secs(10),
             payload_bytes_max: PAYLOAD_BYTES_MAX,
+            headers_max: 1_000,
+            headers_bytes_max: 64 << 10,
             lanes: Self::lanes_by_default().min(lanes_max.unwrap_or(usize::MAX)),
             handlers: Handlers::default(),
         }
@@ -149,6 +158,8 @@ impl ConsumerSettings {
         span("answer_timeout", self.answer_timeout, commit_min, minutes_5, "it must be from 10 ms to 5 minutes")?;
         let rule = "it must be from 1 byte to 256 MiB";
         number("payload_bytes_max", self.payload_bytes_max, 1, PAYLOAD_BYTES_CAP, rule)?;
+        number("headers_max", self.headers_max, 1, 100_000, "it must be from 1 to 100,000")?;
+        number("headers_bytes_max", self.headers_bytes_max, 1, 1 << 30, "it must be from 1 byte to 1 GiB")?;
         number("lanes", self.lanes, 1, 1024, "it must be from 1 to 1024")?;
         if let Handlers::Pipelined { at_once } = self.handlers {
             number("handlers.at_once", at_once, 1, 10_000, "it must be from 1 to 10,000")?;

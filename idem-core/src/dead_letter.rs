@@ -4,11 +4,13 @@ mod identity;
 
 use std::{
     fmt,
+    panic::AssertUnwindSafe,
     time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 
 pub use self::identity::{DeadLetterIdentity, FailureKind, Fingerprint};
 use crate::{
@@ -229,6 +231,16 @@ pub trait Publisher: Send + Sync + 'static {
     /// [`SourceError::DoesNotFit`] where the topic or queue can never take this one: where the row has the payload, a copy
     /// without it is published instead, and where that does not fit either the row alone is the dead letter.
     async fn publish(&self, dead_letter: &DeadLetter) -> Result<(), SourceError>;
+}
+
+/// Publishes. A publisher that panics is one that could not publish now: nothing is settled, and it is asked again.
+pub(crate) async fn publish(publisher: &dyn Publisher, dead_letter: &DeadLetter) -> Result<(), SourceError> {
+    // An own implementation may panic before it has made its future.
+    let call = AssertUnwindSafe(async { publisher.publish(dead_letter).await });
+    call.catch_unwind().await.unwrap_or_else(|_panic| {
+        let source = "the publisher panicked".into();
+        Err(SourceError::Unavailable { doing: "publishing a dead letter", source })
+    })
 }
 
 /// The header of a published dead letter whose payload did not fit: the number of the row in `dead_letters` that has it.

@@ -124,6 +124,33 @@ impl fmt::Display for HandlerError {
 pub trait Handler<S: Store>: Send + Sync + 'static {
     /// Handles `message`, writing through `tx`.
     fn handle(&self, message: &Message, tx: &mut Tx<'_, S>) -> impl Future<Output = Result<(), HandlerError>> + Send;
+
+    /// Where the type stands by which this handler decides what to do, which then belongs to what is hashed: the same key
+    /// and payload of another type is a conflict. `None`, the default, for a handler that goes by the payload alone. A
+    /// handler around a [`Router`] answers what the router does.
+    fn dispatches_by(&self) -> Option<TypePlace> {
+        None
+    }
+}
+
+/// Where a message's type stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TypePlace {
+    /// It is [`Message::message_type`].
+    Message,
+    /// It is in a header or attribute of this name, which occurs once.
+    Header(String),
+}
+
+impl TypePlace {
+    /// The type of `message`; `None` where it has none there.
+    #[must_use]
+    pub fn of<'a>(&self, message: &'a Message) -> Option<&'a str> {
+        match self {
+            Self::Message => message.message_type(),
+            Self::Header(name) => message.headers().text(name),
+        }
+    }
 }
 
 /// Handles the fresh messages of a unit at once, with set-based statements.
@@ -169,12 +196,18 @@ impl BatchAnswer {
 #[async_trait]
 pub(crate) trait DynHandler<S: Store>: Send + Sync + 'static {
     async fn handle_dyn(&self, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError>;
+
+    fn type_place(&self) -> Option<TypePlace>;
 }
 
 #[async_trait]
 impl<S: Store, H: Handler<S>> DynHandler<S> for H {
     async fn handle_dyn(&self, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
         self.handle(message, tx).await
+    }
+
+    fn type_place(&self) -> Option<TypePlace> {
+        self.dispatches_by()
     }
 }
 
@@ -205,9 +238,22 @@ pub(crate) enum Work<S: Store> {
     Batch(Arc<dyn DynBatchHandler<S>>),
 }
 
+impl<S: Store> Work<S> {
+    pub(crate) fn dispatches_by(&self) -> Option<TypePlace> {
+        match self {
+            Self::Each(handler) => handler.type_place(),
+            Self::Batch(_) => None,
+        }
+    }
+}
+
 impl<S: Store, H: Handler<S>> Handler<S> for Arc<H> {
     async fn handle(&self, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
         (**self).handle(message, tx).await
+    }
+
+    fn dispatches_by(&self) -> Option<TypePlace> {
+        (**self).dispatches_by()
     }
 }
 
@@ -315,8 +361,16 @@ pub struct UnknownTypeError(pub Option<String>);
 /// Picks a handler by the message's type.
 ///
 /// The type is [`Message::message_type`] unless [`Router::by_header`] names a header that carries it.
+///
+/// # The type and the key
+/// The type belongs to what is hashed (rule `raw+type/1`, see [`WithType`](crate::WithType)): a message of another type
+/// under a key that was used before is a conflict, set aside and never taken for a duplicate. Where one key names several
+/// operations that are all to run, such as an order that is placed and later cancelled, the type belongs to the *key*:
+/// [`Join`](crate::key::Join) of [`MessageType`](crate::key::MessageType) and the key, `--key join(type,…)` in a worker.
+///
+/// A consumer that gets a router later starts as before. What it recorded without the type is compared without it.
 pub struct Router<S: Store> {
-    header: Option<String>,
+    place: TypePlace,
     routes: HashMap<String, Arc<dyn DynHandler<S>>>,
 }
 
@@ -330,13 +384,13 @@ impl<S: Store> Router<S> {
     /// A router without routes.
     #[must_use]
     pub fn new() -> Self {
-        Self { header: None, routes: HashMap::new() }
+        Self { place: TypePlace::Message, routes: HashMap::new() }
     }
 
     /// Takes the type from this header or attribute, such as `EventType`.
     #[must_use]
     pub fn by_header(mut self, name: &str) -> Self {
-        self.header = Some(name.to_owned());
+        self.place = TypePlace::Header(name.to_owned());
         self
     }
 
@@ -345,10 +399,6 @@ impl<S: Store> Router<S> {
     pub fn on(mut self, message_type: &str, handler: impl Handler<S>) -> Self {
         self.routes.insert(message_type.to_owned(), Arc::new(handler));
         self
-    }
-
-    fn type_of<'a>(&self, message: &'a Message) -> Option<&'a str> {
-        self.header.as_deref().map_or_else(|| message.message_type(), |name| message.headers().text(name))
     }
 }
 
@@ -360,10 +410,14 @@ impl<S: Store> fmt::Debug for Router<S> {
 
 impl<S: Store> Handler<S> for Router<S> {
     async fn handle(&self, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
-        let message_type = self.type_of(message);
+        let message_type = self.place.of(message);
         match message_type.and_then(|name| self.routes.get(name)) {
             Some(handler) => handler.handle_dyn(message, tx).await,
             None => Err(UnknownTypeError(message_type.map(str::to_owned)).into()),
         }
+    }
+
+    fn dispatches_by(&self) -> Option<TypePlace> {
+        Some(self.place.clone())
     }
 }

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use sha2::{Digest, Sha256};
 
-use crate::{json, message::Message};
+use crate::{handler::TypePlace, json, message::Message};
 
 /// The SHA-256 of a payload under one rule. Two hashes mean something only under the same rule.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -66,6 +66,17 @@ pub trait PayloadHasher: Send + Sync + fmt::Debug + 'static {
     /// Name, version and parameters as one text. It is interned and stored with every record, so a rule that can give
     /// another hash for the same payload needs another text.
     fn rule(&self) -> String;
+
+    /// Earlier versions of this rule, so that records that were made by them can be compared. Defaults to none.
+    fn former(&self) -> Vec<Arc<dyn PayloadHasher>> {
+        Vec::new()
+    }
+
+    /// Whether the hash covers the type by which a [`Router`](crate::Router) picks, so that it need not be added.
+    /// Defaults to no.
+    fn covers_type(&self) -> bool {
+        false
+    }
 }
 
 /// The default: the payload's bytes as they came. A redelivery is byte for byte the same.
@@ -86,12 +97,25 @@ impl PayloadHasher for RawPayload {
 /// anew with another order of members, another spacing or a new timestamp.
 ///
 /// Members are named by JSON pointer. Two payloads are equal when the members that count are; a member that is absent
-/// differs from one that is `null`. Payloads with repeated members or with numbers beyond 2^53 are refused, because
-/// they have no single canonical form (RFC 8785).
+/// differs from one that is `null`. Numbers are equal when their exact decimal values are, however they are written: `1.0`
+/// is `1`, and two that merely share a double differ. Payloads with repeated members are refused, because they have no
+/// single meaning.
+///
+/// Version 1 of the rule compared fractions by their doubles and refused numbers beyond 2^53. Its records are still
+/// compared by it.
 #[derive(Debug, Clone)]
 pub struct JsonMembers {
     pointers: Vec<(String, Vec<String>)>,
     mode: Mode,
+    numbers: Numbers,
+}
+
+/// What numbers are compared by, which is the version of the rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Numbers {
+    /// Version 1, which called decimals equal that share a double. It is here for its records alone.
+    Doubles,
+    Decimals,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,11 +147,14 @@ impl JsonMembers {
         // The order in which a program names the members must not make another rule of it.
         parsed.sort();
         parsed.dedup();
-        Some(Self { pointers: parsed, mode })
+        Some(Self { pointers: parsed, mode, numbers: Numbers::Decimals })
     }
 
     fn canonical(&self, payload: &[u8]) -> Result<String, String> {
-        let mut tree = json::Canonical::parse(payload)?;
+        let mut tree = match self.numbers {
+            Numbers::Doubles => json::Canonical::parse(payload)?,
+            Numbers::Decimals => json::exact(payload)?,
+        };
         let mut out = String::with_capacity(payload.len());
         match self.mode {
             Mode::Without => {
@@ -157,11 +184,80 @@ impl PayloadHasher for JsonMembers {
 
     fn rule(&self) -> String {
         let name = match self.mode {
-            Mode::Only => "json-only/1",
-            Mode::Without => "json-without/1",
+            Mode::Only => "json-only",
+            Mode::Without => "json-without",
+        };
+        let version = match self.numbers {
+            Numbers::Doubles => 1,
+            Numbers::Decimals => 2,
         };
         let pointers: Vec<&str> = self.pointers.iter().map(|(pointer, _)| pointer.as_str()).collect();
-        format!("{name}:{}", serde_json::Value::from(pointers))
+        format!("{name}/{version}:{}", serde_json::Value::from(pointers))
+    }
+
+    fn former(&self) -> Vec<Arc<dyn PayloadHasher>> {
+        match self.numbers {
+            Numbers::Doubles => Vec::new(),
+            Numbers::Decimals => vec![Arc::new(Self { numbers: Numbers::Doubles, ..self.clone() })],
+        }
+    }
+}
+
+/// Another rule's hash together with the message's type, so that one payload under two types is two things.
+///
+/// A consumer whose handler is a [`Router`](crate::Router) hashes so by itself. It is named by hand as a former rule,
+/// where a consumer had a router and has none any more:
+/// `HashRules::new(RawPayload).and_formerly(WithType::new(RawPayload))`.
+#[derive(Debug, Clone)]
+pub struct WithType {
+    rule: Arc<dyn PayloadHasher>,
+    place: TypePlace,
+}
+
+impl WithType {
+    /// `rule`, with [`Message::message_type`].
+    #[must_use]
+    pub fn new(rule: impl PayloadHasher) -> Self {
+        Self { rule: Arc::new(rule), place: TypePlace::Message }
+    }
+
+    /// `rule`, with the type that stands in this header or attribute.
+    #[must_use]
+    pub fn by_header(name: &str, rule: impl PayloadHasher) -> Self {
+        Self { rule: Arc::new(rule), place: TypePlace::Header(name.to_owned()) }
+    }
+}
+
+impl PayloadHasher for WithType {
+    fn hash(&self, message: &Message) -> Result<PayloadHash, HashPayloadError> {
+        let payload = self.rule.hash(message)?;
+        let mut hasher = Sha256::new_with_prefix(payload.as_bytes());
+        // A message without a type differs from one with an empty one.
+        if let Some(message_type) = self.place.of(message) {
+            hasher.update([1]);
+            hasher.update(message_type.as_bytes());
+        }
+        Ok(PayloadHash(hasher.finalize().into()))
+    }
+
+    /// `raw/1` becomes `raw+type/1`, and `raw+type(9:EventType)/1` where a header has the type.
+    fn rule(&self) -> String {
+        let inner = self.rule.rule();
+        let (name, rest) = inner.split_at(inner.find(['/', ':']).unwrap_or(inner.len()));
+        match &self.place {
+            TypePlace::Message => format!("{name}+type{rest}"),
+            // With its length, so that no header's name can imitate another rule.
+            TypePlace::Header(header) => format!("{name}+type({}:{header}){rest}", header.len()),
+        }
+    }
+
+    fn former(&self) -> Vec<Arc<dyn PayloadHasher>> {
+        let place = || self.place.clone();
+        self.rule.former().into_iter().map(|rule| Arc::new(Self { rule, place: place() }) as _).collect()
+    }
+
+    fn covers_type(&self) -> bool {
+        true
     }
 }
 
@@ -228,15 +324,43 @@ impl Default for HashRules {
 }
 
 impl HashRules {
-    /// New messages are hashed by `current`.
+    /// New messages are hashed by `current`. Records that an earlier version of it made are compared by that one.
     pub fn new(current: impl PayloadHasher) -> Self {
-        Self { current: Arc::new(current), former: vec![Arc::new(Unhashed)] }
+        let rules = Self { current: Arc::new(current), former: vec![Arc::new(Unhashed)] };
+        let versions = rules.current.former();
+        versions.into_iter().fold(rules, Self::with_former)
     }
 
-    /// Records that were hashed by `rule` can still be compared: a message that meets one is hashed by it again.
+    /// Records that were hashed by `rule`, or by an earlier version of it, can still be compared: a message that meets one
+    /// is hashed by it again.
     #[must_use]
-    pub fn and_formerly(mut self, rule: impl PayloadHasher) -> Self {
-        self.former.push(Arc::new(rule));
+    pub fn and_formerly(self, rule: impl PayloadHasher) -> Self {
+        let versions = rule.former();
+        versions.into_iter().fold(self.with_former(Arc::new(rule)), Self::with_former)
+    }
+
+    /// The same rules for a handler that goes by the type at `place`. Records without it are compared without it.
+    pub(crate) fn with_type(self, place: &TypePlace) -> Self {
+        if self.current.covers_type() {
+            return self;
+        }
+        let typed = |rule: &Arc<dyn PayloadHasher>| -> Arc<dyn PayloadHasher> {
+            Arc::new(WithType { rule: Arc::clone(rule), place: place.clone() })
+        };
+        let unhashed = Unhashed.rule();
+        let (current, untyped) = (typed(&self.current), Arc::clone(&self.current));
+        let typed: Vec<_> =
+            self.former.iter().filter(|rule| !rule.covers_type() && rule.rule() != unhashed).map(typed).collect();
+        let rules = Self { current, former: self.former };
+        std::iter::once(untyped).chain(typed).fold(rules, Self::with_former)
+    }
+
+    /// Each rule once: every one is interned at a start.
+    fn with_former(mut self, rule: Arc<dyn PayloadHasher>) -> Self {
+        let text = rule.rule();
+        if self.all().all(|known| known.rule() != text) {
+            self.former.push(rule);
+        }
         self
     }
 

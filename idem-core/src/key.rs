@@ -296,6 +296,21 @@ impl KeySource for MessageId {
     }
 }
 
+/// The message's type, [`Message::message_type`]. It names no intent by itself; [`Join`] makes a key of it and another
+/// where one key stands for several operations.
+#[derive(Debug, Clone, Copy)]
+pub struct MessageType;
+
+impl KeySource for MessageType {
+    fn key(&self, message: &Message) -> Result<Option<IdempotencyKey>, KeyError> {
+        message.message_type().map(IdempotencyKey::new).transpose()
+    }
+
+    fn rule(&self) -> String {
+        "type".to_owned()
+    }
+}
+
 /// The extension attribute `idempotencykey` of a CloudEvent, else its `source` and `id` together, which CloudEvents
 /// 1.0 makes unique for each event. Reads the binary mode of every binding (`ce_`, `ce-`, `cloudEvents_`,
 /// `cloudEvents:`) and the structured mode (`content-type: application/cloudevents+json`).

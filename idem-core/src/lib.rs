@@ -1,6 +1,7 @@
 #![doc = include_str!("lib.md")]
 
 mod binding;
+mod caught;
 mod cleanup;
 mod clock;
 mod config;
@@ -41,10 +42,11 @@ pub use self::{
     error::{BoxError, ClaimError, CommitError, ConfigError, ErrorClass, SourceError, StoreError},
     handler::{
         BatchAnswer, BatchHandler, FnHandler, Handler, HandlerError, HandlerFn, Router, StatefulFnHandler,
-        StatefulHandlerFn, UnknownTypeError, chain, handler_fn, handler_fn_with,
+        StatefulHandlerFn, TypePlace, UnknownTypeError, chain, handler_fn, handler_fn_with,
     },
     hash::{
-        HashFn, HashPayloadError, HashRules, JsonMembers, PayloadHash, PayloadHasher, RawPayload, Unhashed, hash_fn,
+        HashFn, HashPayloadError, HashRules, JsonMembers, PayloadHash, PayloadHasher, RawPayload, Unhashed, WithType,
+        hash_fn,
     },
     key::{IdempotencyKey, KeyError, KeyPolicy, KeySecret, KeySource, hide_keys_with},
     message::{

@@ -218,8 +218,21 @@ impl Headers {
         self.0.is_empty()
     }
 
-    fn bytes(&self) -> usize {
+    /// Room for so many, for a source that knows how many a message has.
+    #[must_use]
+    pub fn with_capacity(headers: usize) -> Self {
+        Self(Vec::with_capacity(headers))
+    }
+
+    /// The bytes of all names and values, as a producer would count them.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
         self.0.iter().map(|(n, v)| n.len() + v.as_ref().map_or(0, Bytes::len)).sum()
+    }
+
+    /// The memory that they take: each header costs its place in the list, also where name and value are empty.
+    fn memory(&self) -> usize {
+        self.bytes() + self.0.len() * size_of::<(Box<str>, Option<Bytes>)>()
     }
 }
 
@@ -258,6 +271,7 @@ struct Parts {
     origin: Origin,
     sent_at: Option<SystemTime>,
     broker_properties: Option<Box<[u8]>>,
+    problem: Option<Box<str>>,
     identity: Option<Identity>,
     original: Option<Original>,
 }
@@ -300,6 +314,7 @@ impl Message {
             origin: Origin::new(""),
             sent_at: None,
             broker_properties: None,
+            problem: None,
             identity: None,
             original: None,
         };
@@ -391,6 +406,15 @@ impl Message {
         self
     }
 
+    /// Marks a message that its source could not read as a whole, such as headers whose names are no text. The engine sets
+    /// it aside as malformed, with what could be read of it, and asks neither key source nor handler. `problem` says what is
+    /// wrong, as the end of "the message cannot be read: …", and quotes no content (S4).
+    #[must_use]
+    pub fn with_problem(mut self, problem: &str) -> Self {
+        self.parts.problem = Some(problem.into());
+        self
+    }
+
     pub(crate) fn with_identity(mut self, identity: Identity) -> Self {
         self.parts.identity = Some(identity);
         self
@@ -476,6 +500,12 @@ impl Message {
         self.parts.original.as_ref()?.of.downcast_ref()
     }
 
+    /// What its source could not read of it; `None` for nearly every message.
+    #[must_use]
+    pub fn problem(&self) -> Option<&str> {
+        self.parts.problem.as_deref()
+    }
+
     /// The idempotency key under which this message is handled; `None` before a consumer has taken it, and for a type
     /// that opted out of protection.
     #[must_use]
@@ -541,9 +571,13 @@ impl Message {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.parts.payload.as_ref().map_or(0, Bytes::len)
-            + self.parts.headers.bytes()
+            + self.parts.headers.memory()
             + self.parts.record_key.as_ref().map_or(0, Bytes::len)
             + self.parts.original.as_ref().map_or(0, |original| original.bytes)
+            + self.parts.ordering_key.as_ref().map_or(0, |key| key.0.len())
+            + self.parts.id.as_deref().map_or(0, str::len)
+            + self.parts.message_type.as_deref().map_or(0, str::len)
+            + self.parts.origin.text.len()
             + size_of::<Parts>()
     }
 

@@ -42,7 +42,7 @@ pub struct KafkaOptions {
 }
 
 /// librdkafka's settings for which idem has other defaults. [`KafkaOptions::set`] changes them.
-const DEFAULTS: [(&str, &str); 8] = [
+const DEFAULTS: [(&str, &str); 9] = [
     ("client.id", "idem"),
     // A member that joins or leaves interrupts only the partitions that move.
     ("partition.assignment.strategy", "cooperative-sticky"),
@@ -53,8 +53,13 @@ const DEFAULTS: [(&str, &str); 8] = [
     ("queued.min.messages", "1000"),
     ("queued.max.messages.kbytes", "16384"),
     ("fetch.max.bytes", "1048576"),
+    // What is compressed may be a thousand times as large here, and librdkafka unpacks all of a fetch at once.
+    (PARTITION_BYTES, "262144"),
     ("fetch.queue.backoff.ms", "5"),
 ];
+
+/// librdkafka's name for what Kafka calls `max.partition.fetch.bytes`, which it takes too.
+const PARTITION_BYTES: &str = "fetch.message.max.bytes";
 
 /// Settings that are decided, with the value they have and why [`KafkaOptions::set`] refuses them.
 const DECIDED: [(&str, &str, &str); 9] = [
@@ -212,9 +217,14 @@ impl KafkaOptions {
             config.set(name, value);
         }
         for (name, value) in &self.settings {
-            if !PRODUCER.iter().any(|start| name.starts_with(start)) {
-                config.set(name, value);
+            if PRODUCER.iter().any(|start| name.starts_with(start)) {
+                continue;
             }
+            if name == "max.partition.fetch.bytes" {
+                // Two names of one setting, of which nobody knows which is taken last.
+                config.remove(PARTITION_BYTES);
+            }
+            config.set(name, value);
         }
         for (name, value, _) in DECIDED.into_iter().filter(|(_, value, _)| !value.is_empty()) {
             config.set(name, value);

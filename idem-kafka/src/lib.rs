@@ -8,6 +8,7 @@ mod dead_letter;
 mod error;
 mod offsets;
 mod poll;
+mod quiet;
 mod rebalance;
 mod record;
 mod source;

@@ -17,6 +17,7 @@ use crate::{
     config::KafkaOptions,
     context::Context,
     error::{classify, refusal, refused, unavailable},
+    quiet,
     rebalance::Rebalance,
     record,
     state::{Ending, Shared},
@@ -67,6 +68,7 @@ pub(crate) fn run(
         Err(error) => return drop(attached.send(Err(error))),
     };
     let guard = OverGuard(Arc::clone(&shared));
+    quiet::prepare();
     while shared.ending().is_none() {
         poller.turn();
     }

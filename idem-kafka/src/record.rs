@@ -1,9 +1,6 @@
 //! A Kafka record as a message.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use idem_core::{Bytes, Headers, Message, OrderingKey, Origin};
 use rdkafka::{
@@ -11,7 +8,7 @@ use rdkafka::{
     message::{BorrowedMessage, Headers as _, Message as _},
 };
 
-use crate::config::LaneBy;
+use crate::{config::LaneBy, quiet::quietly};
 
 /// Copies the record: a borrowed one pins the buffer of a whole fetch.
 pub(crate) fn message(record: &BorrowedMessage<'_>, lane_by: LaneBy) -> Message {
@@ -27,7 +24,11 @@ pub(crate) fn message(record: &BorrowedMessage<'_>, lane_by: LaneBy) -> Message 
         Some(time) => format!("{origin}@{time}"),
         None => origin.clone(),
     });
-    message = message.with_origin(Origin::new(&origin)).with_headers(headers(record));
+    let (headers, problem) = headers(record);
+    message = message.with_origin(Origin::new(&origin)).with_headers(headers);
+    if let Some(problem) = problem {
+        message = message.with_problem(problem);
+    }
     if let Some(key) = record.key() {
         message = message.with_record_key(Bytes::copy_from_slice(key));
     }
@@ -53,16 +54,17 @@ fn sent_at(timestamp: Timestamp) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis))
 }
 
-fn headers(record: &BorrowedMessage<'_>) -> Headers {
-    let mut headers = Headers::default();
-    let Some(theirs) = record.headers() else { return headers };
+/// The headers up to the first whose name is not UTF-8; the rest cannot be told from what the key source looks for.
+fn headers(record: &BorrowedMessage<'_>) -> (Headers, Option<&'static str>) {
+    let Some(theirs) = record.headers() else { return (Headers::default(), None) };
+    let mut headers = Headers::with_capacity(theirs.count());
     for place in 0..theirs.count() {
-        // rdkafka 0.39 panics at a header whose name is not UTF-8, and a record must not take the consumer with it. Such a
-        // header keeps its place; no key source asks for that name.
-        match catch_unwind(AssertUnwindSafe(|| theirs.get(place))) {
-            Ok(header) => headers.push(header.key, header.value.map(Bytes::copy_from_slice)),
-            Err(_) => headers.push("\u{fffd}", None),
+        // rdkafka 0.39 panics at such a name, and a record must not take the consumer with it. One record can hold 100,000
+        // of them: the first is enough.
+        match quietly(|| theirs.get(place)) {
+            Some(header) => headers.push(header.key, header.value.map(Bytes::copy_from_slice)),
+            None => return (headers, Some("it has a header whose name is not UTF-8")),
         }
     }
-    headers
+    (headers, None)
 }

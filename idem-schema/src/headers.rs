@@ -41,6 +41,10 @@ pub fn decode_headers(text: &str) -> Option<Headers> {
 }
 
 fn decode_hex(text: &str) -> Option<Bytes> {
+    // `from_str_radix` takes a sign, and a digit alone.
+    if text.len() % 2 != 0 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
     let digits = text.as_bytes().chunks(2);
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
     digits.map(byte).collect::<Option<Vec<u8>>>().map(Bytes::from)
@@ -64,8 +68,50 @@ mod tests {
 
     #[test]
     fn what_is_no_list_of_headers_is_not_read() {
-        for text in ["", "{}", "[1]", "[[\"a\", 1]]", "[[\"a\", {\"hex\": \"fz\"}]]", "[[\"a\", {\"text\": \"b\"}]]"] {
+        let values = ["1", r#"{"hex":"fz"}"#, r#"{"hex":"+f"}"#, r#"{"hex":"fff"}"#, r#"{"hex":1}"#, r#"{"text":"b"}"#];
+        let pairs = values.map(|value| format!(r#"[["a",{value}]]"#));
+        for text in ["", "{}", "[1]", "[[1,\"a\"]]", "[[\"a\"]]"].into_iter().chain(pairs.iter().map(String::as_str)) {
             assert_eq!(decode_headers(text), None, "{text}");
+        }
+    }
+
+    /// S10: any headers come back as they were, in their order; the seed is printed where they do not.
+    #[test]
+    fn s10_headers_of_any_shape_come_back_as_they_were() {
+        let seed =
+            std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+        let mut random = fastrand::Rng::with_seed(seed);
+        for _ in 0..2_000 {
+            let mut headers = Headers::default();
+            for _ in 0..random.usize(1..8) {
+                let name: String = (0..random.usize(0..6)).map(|_| random.char(..)).collect();
+                // Text, and bytes that are none.
+                let value = match random.u8(0..4) {
+                    0 => None,
+                    1 => Some(Bytes::from((0..random.usize(0..6)).map(|_| random.char(..)).collect::<String>())),
+                    2 => Some(Bytes::from_static(b"{\"hex\":\"ff\"}")),
+                    _ => Some((0..random.usize(0..12)).map(|_| random.u8(..)).collect()),
+                };
+                headers.push(&name, value);
+            }
+            let text = encode_headers(&headers).unwrap_or_default();
+            assert_eq!(decode_headers(&text), Some(headers), "seed {seed}: {text}");
+        }
+    }
+
+    /// S10: no text makes it panic, and what is read is written as headers again.
+    #[test]
+    fn s10_any_text_is_read_or_refused() {
+        let seed =
+            std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+        let mut random = fastrand::Rng::with_seed(seed);
+        let parts = ["[", "]", ",", "\"a\"", "null", "{\"hex\":", "\"ff\"", "\"f\"", "}", "1", "\\", "é"];
+        for _ in 0..20_000 {
+            let text: String = (0..random.usize(0..12)).map(|_| parts[random.usize(..parts.len())]).collect();
+            if let Some(headers) = decode_headers(&text).filter(|headers| !headers.is_empty()) {
+                let again = encode_headers(&headers).unwrap_or_default();
+                assert_eq!(decode_headers(&again), Some(headers), "seed {seed}: {text}");
+            }
         }
     }
 }

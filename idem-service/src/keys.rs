@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use idem_core::{
     KeySource,
-    key::{Agree, CloudEvent, FirstOf, Header, Join, JsonMember, KEY_FIELD, MessageId, RecordKey},
+    key::{Agree, CloudEvent, FirstOf, Header, Join, JsonMember, KEY_FIELD, MessageId, MessageType, RecordKey},
 };
 
 /// How deep joins may stand in joins.
 const JOINS_MAX: usize = 8;
 
-const RULES: &str = "it must be header:NAME, json:/POINTER, record-key, cloudevents, message-id or join(A,B)";
+const RULES: &str = "it must be header:NAME, json:/POINTER, record-key, cloudevents, message-id, type or join(A,B)";
 
 /// One rule, such as `join(header:tenant,json:/order/id)`.
 pub(crate) fn key(text: &str) -> Result<Arc<dyn KeySource>, String> {
@@ -38,6 +38,7 @@ fn nested(text: &str, joins: usize) -> Result<Arc<dyn KeySource>, String> {
         "record-key" => Ok(Arc::new(RecordKey)),
         "cloudevents" => Ok(Arc::new(CloudEvent)),
         "message-id" => Ok(Arc::new(MessageId)),
+        "type" => Ok(Arc::new(MessageType)),
         _ => Err(RULES.to_owned()),
     }
 }
@@ -81,12 +82,38 @@ mod tests {
             "record-key",
             "cloudevents",
             "message-id",
+            "type",
+            "join(type,header:idempotencykey)",
             "join(header:tenant,json:/id)",
             "join(join(record-key,message-id),header:x)",
             "join(record-key,join(message-id,header:x))",
         ] {
             assert_eq!(key(text).unwrap().rule(), text);
         }
+    }
+
+    /// S10: no text makes it panic, and a rule that is read is written as it was. The seed is printed where it fails.
+    #[test]
+    fn s10_rules_of_any_shape_are_read_as_written_or_refused() {
+        let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand);
+        let mut state = seed;
+        let mut below = |count: usize| {
+            // Knuth's MMIX; any mixing does.
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            usize::try_from(state >> 33).unwrap() % count
+        };
+        let parts = ["join(", ")", ",", "header:", "a", "json:/", "~1", "record-key", "type", "cloudevents", "é", "\0"];
+        for _ in 0..50_000 {
+            let text: String = (0..below(9)).map(|_| parts[below(parts.len())]).collect();
+            if let Ok(source) = key(&text) {
+                assert_eq!(source.rule(), text, "seed {seed}");
+                let _ = source.key(&Message::new("{}").with_header("a", "k"));
+            }
+        }
+    }
+
+    fn rand() -> u64 {
+        std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0)
     }
 
     #[test]

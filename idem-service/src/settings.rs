@@ -27,7 +27,7 @@ pub(crate) struct Settings {
     pub(crate) schema: SchemaName,
 
     /// Where keys come from; repeatable, the first that is present wins: header:NAME, json:/POINTER, record-key,
-    /// cloudevents, message-id, join(A,B) [default: header:idempotencykey and json:/idempotencykey, which must agree
+    /// cloudevents, message-id, type, join(A,B) [default: header:idempotencykey and json:/idempotencykey, which must agree
     /// where both are present]
     #[arg(long, value_name = "RULE", value_parser = keys::key)]
     pub(crate) key: Vec<Arc<dyn KeySource>>,

@@ -1,13 +1,16 @@
 //! What services wrap messages in before they put them into a queue.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{borrow::Cow, collections::BTreeSet, fmt};
 
 use idem_core::{Bytes, Headers, Message};
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, Visitor},
+};
 use serde_json::value::RawValue;
 
 /// What the producer's message is wrapped in. The wrapping changes with each publication, so the hash and the handler get
-/// what is inside. A body that is no such envelope is handed over as it is.
+/// what is inside. A body that is no such envelope is handed over as it is; one with a repeated member is malformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Envelope {
@@ -19,31 +22,63 @@ pub enum Envelope {
     EventBridge,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Notification<'a> {
-    #[serde(borrow)]
-    r#type: Cow<'a, str>,
-    message_id: String,
-    message: String,
-    #[serde(default)]
-    message_attributes: BTreeMap<String, Attribute>,
+/// The members of a JSON object in their order, as the text that they have. `serde` would drop the first of two members of one
+/// name that nobody asks for, and the first of two keys of a map.
+struct Members<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visit;
+        impl<'de> Visitor<'de> for Visit {
+            type Value = Members<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some(Name(name)) = map.next_key()? {
+                    members.push((name, map.next_value()?));
+                }
+                Ok(Members(members))
+            }
+        }
+        deserializer.deserialize_map(Visit)
+    }
 }
 
+/// A member's name, copied only where it is escaped.
 #[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Attribute {
-    r#type: String,
-    value: String,
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+
+impl<'a> Members<'a> {
+    fn of(text: &'a str) -> Option<Self> {
+        serde_json::from_str(text).ok()
+    }
+
+    fn repeat(&self) -> bool {
+        let mut names = BTreeSet::new();
+        !self.0.iter().all(|(name, _)| names.insert(name))
+    }
+
+    /// The first of this name.
+    fn get(&self, wanted: &str) -> Option<&'a str> {
+        self.0.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.get())
+    }
+
+    fn text(&self, wanted: &str) -> Option<String> {
+        serde_json::from_str(self.get(wanted)?).ok()
+    }
 }
 
-#[derive(Deserialize)]
-struct Event<'a> {
-    id: String,
-    #[serde(rename = "detail-type")]
-    detail_type: String,
-    #[serde(borrow)]
-    detail: &'a RawValue,
+/// What a body is that was expected to be an envelope.
+enum Opened {
+    Message(Message),
+    /// None, or one that cannot be opened: the body is the message.
+    Other,
+    /// One with a repeated member, about which readers may disagree (S10).
+    Repeated,
 }
 
 impl Envelope {
@@ -53,37 +88,68 @@ impl Envelope {
             Self::Sns => notification(&body),
             Self::EventBridge => event(&body),
         };
-        opened.unwrap_or_else(|| Message::new(body).with_headers(headers).with_id(message_id))
-    }
-}
-
-fn notification(body: &str) -> Option<Message> {
-    let notification: Notification<'_> = serde_json::from_str(body).ok()?;
-    if notification.r#type != "Notification" {
-        return None;
-    }
-    let mut headers = Headers::default();
-    for (name, attribute) in notification.message_attributes {
-        headers.push(&name, Some(attribute.bytes()?));
-    }
-    Some(Message::new(notification.message).with_headers(headers).with_id(&notification.message_id))
-}
-
-fn event(body: &str) -> Option<Message> {
-    let event: Event<'_> = serde_json::from_str(body).ok()?;
-    let detail = Bytes::copy_from_slice(event.detail.get().as_bytes());
-    Some(Message::new(detail).with_type(&event.detail_type).with_id(&event.id))
-}
-
-impl Attribute {
-    /// `None` where a binary value is no Base64.
-    fn bytes(self) -> Option<Bytes> {
-        if self.r#type != "Binary" {
-            return Some(self.value.into());
+        let as_it_is = |body: String| Message::new(body).with_headers(headers).with_id(message_id);
+        match opened {
+            Opened::Message(message) => message,
+            Opened::Other => as_it_is(body),
+            Opened::Repeated => as_it_is(body).with_problem("its envelope has a repeated member"),
         }
-        let blob = aws_smithy_types::base64::decode(&self.value).ok()?;
-        Some(blob.into())
     }
+}
+
+fn notification(body: &str) -> Opened {
+    let Some(envelope) = Members::of(body) else { return Opened::Other };
+    let is_notification =
+        |value: &RawValue| serde_json::from_str(value.get()).is_ok_and(|kind: String| kind == "Notification");
+    if !envelope.0.iter().any(|(name, value)| name == "Type" && is_notification(value)) {
+        return Opened::Other;
+    }
+    let attributes = match envelope.get("MessageAttributes").map(Members::of) {
+        None => Members(Vec::new()),
+        Some(Some(attributes)) => attributes,
+        Some(None) => return Opened::Other,
+    };
+    if envelope.repeat() || attributes.repeat() {
+        return Opened::Repeated;
+    }
+    let (Some(id), Some(message)) = (envelope.text("MessageId"), envelope.text("Message")) else {
+        return Opened::Other;
+    };
+    let mut headers: Vec<(Cow<'_, str>, Bytes)> = Vec::new();
+    for (name, value) in attributes.0 {
+        let Some(attribute) = Members::of(value.get()) else { return Opened::Other };
+        if attribute.repeat() {
+            return Opened::Repeated;
+        }
+        let Some(bytes) = bytes(&attribute) else { return Opened::Other };
+        headers.push((name, bytes));
+    }
+    // By name, because SNS has no order for them.
+    headers.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    let mut sorted = Headers::with_capacity(headers.len());
+    headers.into_iter().for_each(|(name, bytes)| sorted.push(&name, Some(bytes)));
+    Opened::Message(Message::new(message).with_headers(sorted).with_id(&id))
+}
+
+fn event(body: &str) -> Opened {
+    let Some(event) = Members::of(body) else { return Opened::Other };
+    let (Some(id), Some(kind), Some(detail)) = (event.text("id"), event.text("detail-type"), event.get("detail"))
+    else {
+        return Opened::Other;
+    };
+    if event.repeat() {
+        return Opened::Repeated;
+    }
+    Opened::Message(Message::new(Bytes::copy_from_slice(detail.as_bytes())).with_type(&kind).with_id(&id))
+}
+
+/// The value of an attribute; `None` where a binary one is no Base64.
+fn bytes(attribute: &Members<'_>) -> Option<Bytes> {
+    let (kind, value) = (attribute.text("Type")?, attribute.text("Value")?);
+    if kind != "Binary" {
+        return Some(value.into());
+    }
+    aws_smithy_types::base64::decode(&value).ok().map(Bytes::from)
 }
 
 #[cfg(test)]

@@ -142,7 +142,8 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self
     }
 
-    /// How payloads are hashed. Defaults to their raw bytes.
+    /// How payloads are hashed. Defaults to their raw bytes. Under a [`Router`](crate::Router) the type is hashed with
+    /// them, as [`WithType`](crate::WithType) does it.
     #[must_use]
     pub fn hash_rules(mut self, rules: HashRules) -> Self {
         self.hashes = rules;
@@ -151,6 +152,10 @@ impl<S: Store> DedupConsumerBuilder<S> {
 
     /// Handles messages of this type without a record of their key, for operations that are idempotent by nature
     /// (R65). They are counted as unprotected. May be called for several types.
+    ///
+    /// The type is what the producer says. Whoever may publish can name this type in the header of any message, whose
+    /// handler then runs at every delivery: use it with a [`Router`](crate::Router), whose handler of this type does
+    /// nothing else.
     #[must_use]
     pub fn unprotected_type(mut self, message_type: &str) -> Self {
         self.unprotected.insert(message_type.to_owned());
@@ -200,6 +205,20 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self
     }
 
+    /// The most headers of one message. A message with more is dead-lettered as `too-large`.
+    #[must_use]
+    pub fn headers_max(mut self, headers: usize) -> Self {
+        self.settings.headers_max = headers;
+        self
+    }
+
+    /// The most bytes of all names and values of one message's headers.
+    #[must_use]
+    pub fn headers_bytes_max(mut self, bytes: usize) -> Self {
+        self.settings.headers_bytes_max = bytes;
+        self
+    }
+
     /// How many units run side by side, each on a connection of its own.
     #[must_use]
     pub fn lanes(mut self, lanes: usize) -> Self {
@@ -237,6 +256,10 @@ impl<S: Store> DedupConsumerBuilder<S> {
             check_pipelined(effects, &work, capabilities.concurrent_handlers)?;
         }
         self.settings.check(capabilities.lanes_max)?;
+        let hashes = match work.dispatches_by() {
+            Some(place) => self.hashes.with_type(&place),
+            None => self.hashes,
+        };
         let inner = Inner {
             store: self.store,
             metrics: UnitMetrics::of(&name),
@@ -247,7 +270,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
             tenants: self.tenants,
             keys: self.keys,
             key_policy: self.key_policy,
-            hashes: self.hashes,
+            hashes,
             work,
             effects,
             unprotected: self.unprotected,

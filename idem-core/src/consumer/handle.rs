@@ -266,3 +266,25 @@ fn unsealed<S: Store>(error: &StoreError) -> Failure {
     let failure = Failure::new(error.class(), Reason::AttemptsExhausted, super::describe::<S>(error));
     failure.with_code(super::code::<S>(error))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A15, A18: a connection on which one handler left a statement running is never used again, however well its
+    /// neighbours ended.
+    #[test]
+    fn of_what_several_handlers_left_the_worst_counts() {
+        let states = [Left::Sound, Left::Doubtful, Left::Running];
+        for (worse, first) in states.into_iter().enumerate() {
+            for (bad, second) in states.into_iter().enumerate() {
+                let both = Stopped::one(0, panicked(), first).and(Stopped::one(1, panicked(), second));
+                let Stopped::Handlers { failed, left } = both else { panic!("handlers failed") };
+                assert_eq!((failed.len(), left), (2, states[worse.max(bad)]));
+            }
+        }
+        let store = || Stopped::Store(StoreError::Unsupported { what: "do anything" });
+        assert!(matches!(store().and(Stopped::one(0, panicked(), Left::Sound)), Stopped::Store(_)));
+        assert!(matches!(Stopped::one(0, panicked(), Left::Sound).and(store()), Stopped::Store(_)));
+    }
+}

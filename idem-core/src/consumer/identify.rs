@@ -2,8 +2,11 @@
 
 use super::{Inner, Tenants};
 use crate::{
+    caught::caught,
+    config::ConsumerSettings,
     dead_letter::Reason,
     error::ErrorClass,
+    hash::PayloadHash,
     key::{IdempotencyKey, OutsidePayload},
     message::{Identity, Message, UNREADABLE_HEADERS},
     outcome::Failure,
@@ -39,10 +42,8 @@ impl<S: Store> Inner<S> {
 
     async fn find(&self, message: Message, key: Option<IdempotencyKey>) -> Result<Item, Rejected> {
         let poison = |reason, text: String| Failure::new(ErrorClass::Permanent, reason, text);
-        let size = message.payload().map_or(0, bytes::Bytes::len);
-        if size > self.settings.payload_bytes_max {
-            let text =
-                format!("the payload has {size} bytes, and payload_bytes_max is {}", self.settings.payload_bytes_max);
+        // Before anything is parsed, and before any function of the user's sees its payload.
+        if let Some(text) = too_large(&message, &self.settings) {
             let key = key.or_else(|| self.key_outside_payload(&message));
             return Err(Rejected { message, key, failure: poison(Reason::TooLarge, text) });
         }
@@ -51,13 +52,18 @@ impl<S: Store> Inner<S> {
                 format!("its headers cannot be read; they are kept as bytes, in the header {UNREADABLE_HEADERS}");
             return Err(Rejected { message, key, failure: poison(Reason::Malformed, text) });
         }
+        if let Some(problem) = message.problem() {
+            let text = format!("the message cannot be read: {problem}");
+            return Err(Rejected { message, key, failure: poison(Reason::Malformed, text) });
+        }
         let tenant = match &self.tenants {
             Tenants::One(tenant) => tenant.clone(),
-            Tenants::Of(function) => match function(&message) {
-                Some(tenant) => tenant,
-                None => {
-                    let failure = poison(Reason::Malformed, "the message has no tenant".to_owned());
-                    return Err(Rejected { message, key, failure });
+            Tenants::Of(function) => match caught(|| function(&message)) {
+                Some(Some(tenant)) => tenant,
+                none => {
+                    let text =
+                        if none.is_some() { "the message has no tenant" } else { "the tenant function panicked" };
+                    return Err(Rejected { message, key, failure: poison(Reason::Malformed, text.to_owned()) });
                 }
             },
         };
@@ -70,11 +76,10 @@ impl<S: Store> Inner<S> {
             Ok(key) => key,
             Err(failure) => return Err(Rejected { message, key: None, failure }),
         };
-        let hash = match self.hashes.current.hash(&message) {
+        let hash = match self.hash(&message) {
             Ok(hash) => hash,
-            Err(error) => {
-                let failure = poison(Reason::Malformed, error.to_string());
-                return Err(Rejected { message, key: Some(key), failure });
+            Err(text) => {
+                return Err(Rejected { message, key: Some(key), failure: poison(Reason::Malformed, text) });
             }
         };
         let (scope, hash_rule) = match self.interned(&tenant).await {
@@ -89,23 +94,37 @@ impl<S: Store> Inner<S> {
     }
 
     fn key(&self, message: &Message) -> Result<IdempotencyKey, Failure> {
-        match self.keys.key(message).and_then(|key| key.map(|key| self.key_policy.apply(key)).transpose()) {
-            Ok(Some(key)) => Ok(key),
-            Ok(None) => {
+        let found = caught(|| {
+            let key = self.keys.key(message).map_err(|error| error.to_string())?;
+            key.map(|key| self.key_policy.apply(key)).transpose().map_err(|error| error.to_string())
+        });
+        let (reason, text) = match found {
+            Some(Ok(Some(key))) => return Ok(key),
+            Some(Ok(None)) => {
                 let text = format!("the message has no idempotency key (looked for {})", self.keys.rule());
-                Err(Failure::new(ErrorClass::Permanent, Reason::MissingKey, text))
+                (Reason::MissingKey, text)
             }
-            Err(error) => Err(Failure::new(ErrorClass::Permanent, Reason::Malformed, error.to_string())),
+            Some(Err(text)) => (Reason::Malformed, text),
+            None => (Reason::Malformed, format!("the key source {} panicked", self.keys.rule())),
+        };
+        Err(Failure::new(ErrorClass::Permanent, reason, text))
+    }
+
+    fn hash(&self, message: &Message) -> Result<PayloadHash, String> {
+        let rule = &self.hashes.current;
+        match caught(|| rule.hash(message)) {
+            Some(hash) => hash.map_err(|error| error.to_string()),
+            None => Err(format!("the hash rule {} panicked", rule.rule())),
         }
     }
 
     /// The key of a message that is too large to be looked into. A key in the payload stays unknown: to find it, all members
     /// beside it must be remembered, and in an object of small members that takes many times the payload's length.
     fn key_outside_payload(&self, message: &Message) -> Option<IdempotencyKey> {
-        match self.keys.outside_payload(message) {
+        caught(|| match self.keys.outside_payload(message) {
             OutsidePayload::Key(key) => self.key_policy.apply(key).ok(),
             OutsidePayload::NoKey | OutsidePayload::Unknown => None,
-        }
+        })?
     }
 
     async fn interned(&self, tenant: &crate::Tenant) -> Result<(crate::ScopeId, crate::HashRuleId), crate::StoreError> {
@@ -119,4 +138,22 @@ impl<S: Store> Inner<S> {
         })?;
         Ok((scope, rule))
     }
+}
+
+/// Which limit the message is beyond, if any. Headers count by number and bytes, because a broker takes many times more of
+/// them than anybody sends, and each costs memory that its bytes do not show.
+fn too_large(message: &Message, settings: &ConsumerSettings) -> Option<String> {
+    let (headers, payload) = (message.headers(), message.payload().map_or(0, bytes::Bytes::len));
+    let beyond = |what: String, name: &str, max: usize| Some(format!("{what}, and {name} is {max}"));
+    if headers.len() > settings.headers_max {
+        return beyond(format!("the message has {} headers", headers.len()), "headers_max", settings.headers_max);
+    }
+    let bytes = headers.bytes();
+    if bytes > settings.headers_bytes_max {
+        return beyond(format!("its headers have {bytes} bytes"), "headers_bytes_max", settings.headers_bytes_max);
+    }
+    if payload > settings.payload_bytes_max {
+        return beyond(format!("the payload has {payload} bytes"), "payload_bytes_max", settings.payload_bytes_max);
+    }
+    None
 }

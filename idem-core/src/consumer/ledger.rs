@@ -22,6 +22,12 @@ pub(super) fn decision(verdict: Verdict) -> Option<Decision> {
     }
 }
 
+/// What becomes of a message about which nothing else is known. One without a verdict is a bug; handing it back loses
+/// nothing.
+fn last(verdict: Option<Verdict>) -> Decision {
+    verdict.and_then(decision).unwrap_or(Decision::Busy)
+}
+
 /// What is known of each message of a unit, until every one has its decision.
 pub(super) struct Ledger {
     verdicts: Vec<Option<Verdict>>,
@@ -66,8 +72,7 @@ impl Ledger {
                 let verdict = item.claim.as_ref().zip(recorded).map(|(claim, recorded)| {
                     outcome::compare(claim, recorded, |rule| inner.rehash(&item.message, rule))
                 });
-                // A message without a verdict is a bug; handing it back loses nothing.
-                verdict.and_then(decision).unwrap_or(Decision::Busy)
+                last(verdict)
             })
             .collect()
     }
@@ -89,6 +94,19 @@ impl Ledger {
                 Some(recorded.clone())
             }
             Verdict::Fresh(_) | Verdict::Unanswered => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rule 1: nobody acknowledges a message of which nothing is known.
+    #[test]
+    fn a_message_without_a_verdict_is_handed_back() {
+        for verdict in [None, Some(Verdict::Unanswered), Some(Verdict::Fresh(outcome::unprotected()))] {
+            assert!(matches!(last(verdict), Decision::Busy));
         }
     }
 }

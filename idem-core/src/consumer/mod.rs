@@ -27,6 +27,7 @@ pub(crate) use self::{
     unit::{End, run},
 };
 use crate::{
+    caught::caught,
     clock::DatabaseClock,
     config::{ConsumerSettings, Effects},
     dead_letter::Reason,
@@ -239,23 +240,29 @@ impl<S: Store> Inner<S> {
     fn rehash(&self, message: &Message, rule: HashRuleId) -> Option<PayloadHash> {
         let known = &self.registered.get()?.hash_rules;
         let index = known.iter().position(|id| *id == rule)?;
-        self.hashes.all().nth(index)?.hash(message).ok()
+        let rule = self.hashes.all().nth(index)?;
+        caught(|| rule.hash(message))?.ok()
     }
 
     /// What a handler's error means, with a text that quotes no payload, statement or row.
     pub(crate) fn failure(&self, error: crate::HandlerError) -> Failure {
-        let class = error.class(S::classify);
-        let reason = if error.find::<crate::DecodePayloadError>().is_some() {
-            Reason::Malformed
-        } else if error.find::<crate::UnknownTypeError>().is_some() {
-            Reason::UnknownType
-        } else if class == ErrorClass::Permanent {
-            Reason::Permanent
-        } else {
-            Reason::AttemptsExhausted
-        };
-        let text = describe::<S>(error.source());
-        let code = code::<S>(error.source());
+        // The error is the user's code too: its texts and sources are asked for outside of the handler's run.
+        let judged = caught(|| {
+            let class = error.class(S::classify);
+            let reason = if error.find::<crate::DecodePayloadError>().is_some() {
+                Reason::Malformed
+            } else if error.find::<crate::UnknownTypeError>().is_some() {
+                Reason::UnknownType
+            } else if class == ErrorClass::Permanent {
+                Reason::Permanent
+            } else {
+                Reason::AttemptsExhausted
+            };
+            (class, reason, code::<S>(error.source()))
+        });
+        let (class, reason, code) = judged.unwrap_or((ErrorClass::Transient, Reason::AttemptsExhausted, None));
+        let text = caught(|| describe::<S>(error.source()))
+            .unwrap_or_else(|| "the handler's error could not be printed: it panicked".to_owned());
         Failure { class, reason, text, code, error: Some(error) }
     }
 }

@@ -287,3 +287,18 @@ fn commit_refused<S: Store>(error: StoreError, fresh: &[usize], items: usize) ->
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A18, A20: the server ends an idle transaction only after the handler's own deadline has passed, with time for the
+    /// engine to notice; otherwise both would race for every slow handler.
+    #[test]
+    fn a20_the_servers_idle_limit_is_five_seconds_behind_the_handlers_deadline() {
+        let settings = ConsumerSettings { handler_deadline: Duration::from_secs(30), ..ConsumerSettings::new(None) };
+        let options = options(&settings, crate::RunId(1), 2);
+        assert_eq!(options.idle_timeout, Duration::from_secs(35));
+        assert_eq!((options.lane, options.busy_timeout), (2, settings.busy_timeout));
+    }
+}

@@ -215,7 +215,14 @@ fn j7_a_message_counts_its_payload_headers_keys_and_itself() {
     let empty = Message::tombstone().bytes();
     assert!(empty >= size_of::<Parts>());
     let message = Message::new(vec![0; 1000]).with_header("name", vec![0; 100]).with_record_key(vec![0; 10]);
-    assert_eq!(message.bytes(), empty + 1000 + 4 + 100 + 10);
+    let place = size_of::<(Box<str>, Option<Bytes>)>();
+    assert_eq!(message.bytes(), empty + 1000 + place + 4 + 100 + 10);
+    // S17: headers without name and value are nothing on the wire.
+    let mut headers = Headers::with_capacity(99_000);
+    (0..99_000).for_each(|_| headers.push("", None));
+    assert_eq!((headers.bytes(), Message::tombstone().with_headers(headers).bytes()), (0, empty + 99_000 * place));
+    let named = Message::tombstone().with_id("id").with_type("type").with_origin(Origin::new("origin"));
+    assert_eq!(named.with_ordering_key(OrderingKey::new("order")).bytes(), empty + 2 + 4 + 6 + 5);
 }
 
 #[test]

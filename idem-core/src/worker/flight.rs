@@ -2,7 +2,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -19,6 +22,8 @@ pub(crate) struct Flight {
     bytes: Semaphore,
     /// As many bytes again for messages that wait for a person: they must not keep the others out.
     aside: Semaphore,
+    /// The share of the largest message of late, by which is judged how many more there is room for.
+    large: AtomicUsize,
     /// When what is here came, one entry for everything that was received at once; of what is settled nothing is left.
     arrivals: Mutex<VecDeque<Weak<Instant>>>,
 }
@@ -77,22 +82,30 @@ impl Drop for Permit {
 }
 
 impl Flight {
-    pub(crate) fn new(settings: &WorkerSettings) -> Self {
+    /// `payload_bytes_max` is what messages are taken for before the first has come.
+    pub(crate) fn new(settings: &WorkerSettings, payload_bytes_max: usize) -> Self {
         Self {
             count_max: settings.in_flight,
             bytes_max: settings.in_flight_bytes,
             count: Semaphore::new(settings.in_flight),
             bytes: Semaphore::new(settings.in_flight_bytes),
             aside: Semaphore::new(settings.in_flight_bytes),
+            large: AtomicUsize::new(payload_bytes_max.max(1)),
             arrivals: Mutex::default(),
         }
     }
 
-    /// Waits until there is room for a message, and answers for how many.
+    /// Waits until there is room for a message, and answers for how many: by count, and by bytes if they are as large as
+    /// the largest of late. What turns out larger waits for its share; how much that can be is bounded by what the source
+    /// has buffered.
     pub(crate) async fn room(&self) -> usize {
-        // The semaphore is never closed.
+        // The semaphores are never closed.
         drop(self.count.acquire().await);
-        self.count.available_permits().max(1)
+        drop(self.bytes.acquire().await);
+        let large = self.large.load(Ordering::Relaxed);
+        // A large one is forgotten after some dozens of small batches.
+        self.large.store((large - large / 8).max(1), Ordering::Relaxed);
+        self.count.available_permits().min(self.bytes.available_permits() / large).max(1)
     }
 
     /// Notes that messages were received now, which live for as long as their permits.
@@ -132,6 +145,10 @@ impl Flight {
     }
 
     fn share(&self, bytes: usize) -> u32 {
+        // Intake alone asks, so nobody writes in between.
+        if bytes > self.large.load(Ordering::Relaxed) {
+            self.large.store(bytes, Ordering::Relaxed);
+        }
         u32::try_from(bytes.clamp(1, self.bytes_max)).unwrap_or(u32::MAX)
     }
 
@@ -169,7 +186,7 @@ mod tests {
     #[test]
     fn a36_what_waits_for_a_person_leaves_the_others_their_room() {
         let settings = WorkerSettings { in_flight_bytes: 100, ..WorkerSettings::default() };
-        let flight = Arc::new(Flight::new(&settings));
+        let flight = Arc::new(Flight::new(&settings, 1 << 20));
         let arrived = flight.arrive(Instant::now());
         let mut held = flight.try_permit(1_000, &arrived).expect("there is room");
         assert!(flight.try_permit(1, &arrived).is_none());
@@ -189,7 +206,7 @@ mod tests {
 
     #[test]
     fn j11_the_oldest_that_is_not_settled_is_known_however_much_came_after_it() {
-        let flight = Arc::new(Flight::new(&WorkerSettings::default()));
+        let flight = Arc::new(Flight::new(&WorkerSettings::default(), 1 << 20));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(flight.oldest(at(0)), None);

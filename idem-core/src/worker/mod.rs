@@ -147,7 +147,7 @@ impl<S: Store, B: Source> Worker<S, B> {
         Self {
             stats: Arc::new(Stats::of(name)),
             metrics: Arc::new(WorkerMetrics::of(name)),
-            flight: Arc::new(Flight::new(&settings)),
+            flight: Arc::new(Flight::new(&settings, consumer.inner.settings.payload_bytes_max)),
             recent: Arc::default(),
             gate: Arc::new(Gate::new()),
             consumer,

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     config::OnUnkeepable,
-    dead_letter::{DeadLetter, DeadLetterId, ParkedDeadLetter, Publisher},
+    dead_letter::{self, DeadLetter, DeadLetterId, ParkedDeadLetter, Publisher},
     error::{ErrorClass, SourceError},
     source::Source,
     store::Store,
@@ -36,7 +36,7 @@ impl<S: Store, B: Source> Shared<S, B> {
         if parked.published_at.is_some() {
             return Secured::Kept;
         }
-        match publisher.publish(letter).await {
+        match dead_letter::publish(&**publisher, letter).await {
             Ok(()) => {
                 self.mark_published(parked.id).await;
                 Secured::Kept
@@ -61,7 +61,7 @@ impl<S: Store, B: Source> Shared<S, B> {
         row: DeadLetterId,
         refused: &SourceError,
     ) -> Secured {
-        match publisher.publish(&letter.without_payload(row)).await {
+        match dead_letter::publish(publisher, &letter.without_payload(row)).await {
             Ok(()) => {
                 if let Some(left_out) = self.lines.unnoted.pass() {
                     tracing::warn!(

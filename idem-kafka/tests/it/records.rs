@@ -1,6 +1,8 @@
 //! Records as messages (D7, E11, E14, J10).
 
-use idem_core::{Message, OrderingKey};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use idem_core::{Headers, Message, OrderingKey};
 use idem_kafka::{KafkaOptions, LaneBy, Reset};
 
 use crate::{
@@ -53,17 +55,31 @@ async fn d7_e14_lanes_by_partition_order_the_whole_partition() {
     assert_ne!(keys[6], keys[0]);
 }
 
-/// A name that is not UTF-8 must not take the consumer with it: every successor would die of the same record.
+/// E19: a record with header names that are not UTF-8 takes no consumer with it, prints nothing for any of them, and is
+/// marked as one that cannot be read: the key that stands behind such a name is not taken.
 #[tokio::test(flavor = "multi_thread")]
-async fn j10_a_header_whose_name_is_not_utf8_stops_nobody() {
+async fn e19_header_names_that_are_not_utf8_make_a_message_malformed_and_no_noise() {
+    static PANICS: AtomicUsize = AtomicUsize::new(0);
     let topic = Topic::new(1).await;
-    tokio::task::block_in_place(|| wire::produce_with_a_broken_header(&topic.name, ("idempotencykey", "order-1")));
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        PANICS.fetch_add(usize::from(std::thread::current().name() == Some("idem-kafka")), Ordering::Relaxed);
+        hook(panic);
+    }));
+    let mut headers = vec![(&b"trace"[..], &b"1"[..])];
+    headers.extend((0..5_000).map(|_| (&b"\xff\xfe"[..], &b"?"[..])));
+    headers.push((b"idempotencykey", b"order-1"));
+    tokio::task::block_in_place(|| wire::produce_with_headers(&topic.name, &headers));
     topic.put(0, "next").await;
     let member = Member::join(topic.options()).await;
     let held = member.take(2).await;
     assert_eq!(payloads(&held), ["x", "next"]);
-    assert_eq!(held[0].message.headers().len(), 2);
-    assert_eq!(held[0].message.headers().text("idempotencykey"), Some("order-1"));
+    let (broken, next) = (&held[0].message, &held[1].message);
+    assert_eq!(broken.problem(), Some("it has a header whose name is not UTF-8"));
+    assert_eq!(next.problem(), None);
+    let kept: Vec<_> = broken.headers().iter().collect();
+    assert_eq!(kept, [("trace", Some(&b"1"[..]))], "what can be read is kept");
+    assert_eq!(PANICS.load(Ordering::Relaxed), 0, "each would be a line, or a page with a backtrace");
     member.acknowledge(held).await;
     member.idle().await;
 }
@@ -94,4 +110,39 @@ async fn a40_a_record_of_a_topic_that_was_created_again_has_another_derived_key(
         charges.push(of_life[0]);
     }
     assert_ne!(charges[0], charges[1]);
+}
+
+/// E20, S10: headers of any shape that text allows arrive as they were sent: repeated, empty, without a value, with any
+/// bytes as values. The seed is printed where it fails.
+#[tokio::test(flavor = "multi_thread")]
+async fn e20_hostile_headers_arrive_as_they_were_sent() {
+    let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    let mut random = fastrand::Rng::with_seed(seed);
+    let topic = Topic::new(1).await;
+    let names = ["", "idempotencykey", "IdempotencyKey", "é", "\u{202e}x", "a\nb", "idem-reason", &"n".repeat(3_000)];
+    let mut sent = Vec::new();
+    for _ in 0..50 {
+        let mut headers = Headers::default();
+        for _ in 0..random.usize(0..12) {
+            let value = (0..random.usize(0..40)).map(|_| random.u8(..)).collect::<Vec<u8>>();
+            headers.push(names[random.usize(..names.len())], random.bool().then(|| value.into()));
+        }
+        topic.publish(Message::new("x").with_headers(headers.clone())).await.unwrap();
+        sent.push(headers);
+    }
+    let held = Member::join(topic.options()).await.take(50).await;
+    let came: Vec<_> = held.into_iter().map(|delivery| delivery.message.headers().clone()).collect();
+    assert_eq!(came, sent, "seed {seed}");
+}
+
+/// E20: a hundred thousand headers, which are 200 kB on the wire, count for the megabytes that they take here.
+#[tokio::test(flavor = "multi_thread")]
+async fn e20_as_many_headers_as_the_client_library_reads_arrive() {
+    let topic = Topic::new(1).await;
+    let headers: Vec<_> = (0..100_000).map(|_| (&b""[..], &b""[..])).collect();
+    tokio::task::block_in_place(|| wire::produce_with_headers(&topic.name, &headers));
+    let held = Member::join(topic.options()).await.take(1).await;
+    let message = &held[0].message;
+    assert_eq!((message.headers().len(), message.problem()), (100_000, None));
+    assert!(message.bytes() > 100_000 * 48, "they count for what they take: {}", message.bytes());
 }

@@ -37,21 +37,21 @@ pub(crate) fn leave(group: &str, member: &str) {
     assert_eq!(answer[4..], [0, 0], "the member could not be taken out");
 }
 
-/// `Produce` of one record to partition 0, with one header whose name is not UTF-8, and one that is.
-pub(crate) fn produce_with_a_broken_header(topic: &str, header: (&str, &str)) {
-    let mut record = vec![0, 0, 0, 1, 2, b'x', 4];
-    for (name, value) in [(&b"\xff\xfe"[..], &b"?"[..]), (header.0.as_bytes(), header.1.as_bytes())] {
-        for part in [name, value] {
-            record.push(zigzag(part.len()));
-            record.extend(part);
-        }
+/// `Produce` of one record to partition 0, with these headers, whose names need not be UTF-8.
+pub(crate) fn produce_with_headers(topic: &str, headers: &[(&[u8], &[u8])]) {
+    let mut record = vec![0, 0, 0, 1, 2, b'x'];
+    record.extend(zigzag(headers.len()));
+    for part in headers.iter().flat_map(|(name, value)| [name, value]) {
+        record.extend(zigzag(part.len()));
+        record.extend(*part);
     }
     let mut checked = vec![0, 0, 0, 0, 0, 0];
     checked.extend(1_700_000_000_000_i64.to_be_bytes());
     checked.extend(1_700_000_000_000_i64.to_be_bytes());
     // No producer id, epoch or sequence; one record.
     checked.extend([0xff; 14]);
-    checked.extend([0, 0, 0, 1, zigzag(record.len())]);
+    checked.extend([0, 0, 0, 1]);
+    checked.extend(zigzag(record.len()));
     checked.extend(record);
     let mut batch = vec![0; 8];
     batch.extend(u32::try_from(checked.len() + 9).unwrap().to_be_bytes());
@@ -69,9 +69,15 @@ pub(crate) fn produce_with_a_broken_header(topic: &str, header: (&str, &str)) {
     assert_eq!(answer[code..code + 2], [0, 0], "the record was refused: {answer:?}");
 }
 
-fn zigzag(length: usize) -> u8 {
-    assert!(length < 64, "one byte is enough here");
-    u8::try_from(length * 2).unwrap()
+/// A length as a variable number of bytes, seven bits in each.
+fn zigzag(length: usize) -> Vec<u8> {
+    let (mut rest, mut out) = (length * 2, Vec::new());
+    while rest >= 128 {
+        out.push(u8::try_from(rest % 128).unwrap() | 128);
+        rest /= 128;
+    }
+    out.push(u8::try_from(rest).unwrap());
+    out
 }
 
 fn crc32c(bytes: &[u8]) -> u32 {

@@ -54,13 +54,11 @@ fn r50_an_event_of_eventbridge_is_the_text_of_its_detail() {
 
 #[test]
 fn what_is_no_such_envelope_is_handed_over_as_it_is() {
-    let repeated = NOTIFICATION.replace("\"Subject\"", "\"Message\"");
     let confirmation = NOTIFICATION.replace("\"Notification\"", "\"SubscriptionConfirmation\"");
     let no_base64 = NOTIFICATION.replace("/wD+", "?");
     for (envelope, body) in [
         (Envelope::Sns, "{\"idempotencykey\":\"order-1\"}"),
         (Envelope::Sns, "text"),
-        (Envelope::Sns, &repeated),
         (Envelope::Sns, &confirmation),
         (Envelope::Sns, &no_base64),
         (Envelope::EventBridge, NOTIFICATION),
@@ -69,5 +67,72 @@ fn what_is_no_such_envelope_is_handed_over_as_it_is() {
         let message = open(envelope, body);
         assert_eq!(message.payload().unwrap(), body);
         assert_eq!((message.id(), message.headers().text("own")), (Some("sqs-id"), Some("1")));
+    }
+}
+
+/// F14, S10: about a repeated member readers disagree, so the body is kept as it is and set aside as malformed, wherever in
+/// the envelope it stands. What repeats inside of the producer's own message is for whoever reads that.
+#[test]
+fn f14_an_envelope_with_a_repeated_member_is_malformed() {
+    let sns = |from: &str, to: &str| (Envelope::Sns, NOTIFICATION.replacen(from, to, 1));
+    let attribute = r#""idempotencykey" : {"Type":"String","Value":"order-1"},"#;
+    let twice = format!(r#"{attribute} "idempotencykey":{{"Type":"String","Value":"order-2"}},"#);
+    let escaped = twice.replacen("\"idempotencykey\":{", "\"idempotency\\u006bey\":{", 1);
+    for (envelope, body) in [
+        sns(attribute, &twice),
+        sns(attribute, &escaped),
+        sns("\"Subject\"", "\"Message\""),
+        sns("\"Subject\"", "\"SignatureVersion\""),
+        sns("\"Subject\"", "\"Type\""),
+        sns("\"Subject\"", "\"MessageAttributes\":{}, \"Subject\""),
+        sns("\"Value\":\"order-1\"", "\"Value\":\"order-1\",\"Value\":\"order-2\""),
+        (Envelope::EventBridge, EVENT.replacen("\"source\"", "\"detail\":{},\"source\"", 1)),
+        (Envelope::EventBridge, EVENT.replacen("\"source\"", "\"region\"", 1)),
+    ] {
+        let message = open(envelope, &body);
+        assert_eq!(message.problem(), Some("its envelope has a repeated member"), "{body}");
+        assert_eq!((message.payload().unwrap(), message.headers().text("own")), (&Bytes::from(body), Some("1")));
+    }
+    let inside = NOTIFICATION.replacen("\\\"cents\\\": 1177", "\\\"cents\\\": 1, \\\"cents\\\": 2", 1);
+    assert_ne!(inside, NOTIFICATION);
+    for (envelope, body) in [
+        (Envelope::Sns, &inside[..]),
+        (Envelope::EventBridge, &EVENT.replacen("\"cents\":1.0", "\"cents\":1,\"cents\":2", 1)),
+        (Envelope::Sns, r#"{"a":1,"a":2}"#),
+        (Envelope::EventBridge, r#"{"id":"1","id":"2"}"#),
+    ] {
+        assert_eq!(open(envelope, body).problem(), None, "{body}");
+    }
+}
+
+/// F14: no body makes it panic, and what comes out is the producer's text or the body. The seed is printed where it fails.
+#[test]
+fn f14_bodies_of_any_shape_are_opened_or_kept() {
+    let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    let mut random = fastrand::Rng::with_seed(seed);
+    for _ in 0..5_000 {
+        for (envelope, whole) in [(Envelope::Sns, NOTIFICATION), (Envelope::EventBridge, EVENT)] {
+            let mut body: Vec<char> = whole.chars().collect();
+            for _ in 0..random.usize(0..6) {
+                let at = random.usize(..body.len());
+                match random.u8(0..3) {
+                    0 => drop(body.remove(at)),
+                    1 => body.insert(at, ['"', '{', '}', '[', ',', ':', '\\', '\u{0}', 'é'][random.usize(..9)]),
+                    _ => {
+                        let to = (at + random.usize(0..60)).min(body.len());
+                        let copy = body[at..to].to_vec();
+                        let _ = body.splice(at..at, copy).count();
+                    }
+                }
+            }
+            let body: String = body.into_iter().collect();
+            let message = open(envelope, &body);
+            let payload = message.payload().map(|payload| payload.to_vec()).unwrap_or_default();
+            if message.headers().text("own").is_some() {
+                assert_eq!(payload, body.as_bytes(), "seed {seed}: what is no envelope stays as it is");
+            } else {
+                assert_eq!(message.problem(), None, "seed {seed}");
+            }
+        }
     }
 }

@@ -113,8 +113,8 @@ impl QueueState {
 
     /// Stores a message at the end of the queue.
     pub(super) fn publish(&mut self, message: Message) -> Result<Origin, SourceError> {
-        let bytes = self.bytes + message.bytes();
-        if self.entries.len() >= self.options.messages_max || bytes > self.options.bytes_max {
+        let full = self.bytes + message.bytes() > self.options.bytes_max;
+        if full || self.entries.len() >= self.options.messages_max {
             return Err(SourceError::Refused {
                 problem: format!("queue {:?} is full", self.name),
                 cure: "Consume it, or raise messages_max and bytes_max".into(),
@@ -124,7 +124,8 @@ impl QueueState {
         let sequence = self.last_sequence;
         let origin = self.origin(sequence);
         let message = ordered(message, self.options.order).with_origin(origin.clone());
-        self.bytes = bytes;
+        // With its origin and order, as it is taken off again.
+        self.bytes += message.bytes();
         self.ready.insert(sequence, message.ordering_key());
         self.entries.insert(sequence, Entry { message, deliveries: 0, resurrected: false, place: Place::Ready });
         self.stats.published += 1;

@@ -1,11 +1,20 @@
 //! Assignments that end while the worker is busy with something else.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use idem_core::RetryPolicy;
-use idem_testkit::memory::{Order, QueueOptions, Revoke};
+use idem_core::{Handler, HandlerError, Message, RetryPolicy, Source, Tx};
+use idem_testkit::{
+    MemoryStore,
+    memory::{Order, QueueOptions, Revoke},
+};
 
-use super::scene::{Running, Scene, within};
+use super::scene::{Running, Scene, Script, message, within};
 
 /// E10: a broker that takes an assignment back is answered although there is no room for a message, and although what
 /// fills the room waits for its next attempt.
@@ -72,4 +81,72 @@ async fn e10_a_drained_assignment_finishes_what_would_bring_settled_messages_bac
         Some(running)
     })
     .await;
+}
+
+/// E1: what was received and waits for its share of memory is dropped with its assignment. A copy of it would be a zombie:
+/// the broker delivers it again, to whoever has the assignment now.
+#[tokio::test(flavor = "multi_thread")]
+async fn e1_what_waits_in_intake_is_dropped_with_its_assignment() {
+    let scene = Scene::new();
+    // Each takes most of the memory there is, so one is in flight and the other waits.
+    let large = |key: &str, payload: &str| message(key, payload).with_header("x", vec![0; 1_200]);
+    scene.queue.publish(large("1", "block")).unwrap();
+    let second = scene.queue.publish(large("2", "ok")).unwrap();
+    let consumer =
+        scene.consumer().payload_bytes_max(1_000).handler_deadline(Duration::from_secs(600)).build().unwrap();
+    let running = Running::new(scene.worker_of(consumer).batch(1).in_flight_bytes(2_000));
+    scene.script.blocked().await;
+    within("the second", scene.queue.until(|stats| stats.in_flight == 2)).await;
+    scene.queue.revoke(Revoke::Lost);
+    // Intake has heard of it once it takes something in again.
+    within("the next delivery", scene.queue.until(|stats| stats.redelivered > 0)).await;
+    scene.script.unblock();
+    within("draining the queue", scene.queue.drained()).await;
+    let summary = running.stop().await.unwrap();
+    assert_eq!(scene.counted(), [("1".to_owned(), 1), ("2".to_owned(), 1)].into());
+    assert_eq!(summary.duplicates, 1, "only the one that ran when its assignment was lost came twice");
+    assert_eq!(scene.queue.history(&second).deliveries, 2);
+}
+
+/// Notes how many handlers of messages that were delivered before run at the same time.
+struct Overlaps(Script, Arc<[AtomicUsize; 2]>);
+
+impl Handler<MemoryStore> for Overlaps {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        let Self(script, counts) = self;
+        if message.payload().is_some_and(|payload| &payload[..] == b"again") {
+            let now = counts[0].fetch_add(1, Ordering::SeqCst) + 1;
+            counts[1].fetch_max(now, Ordering::SeqCst);
+            // Long enough for another lane to begin.
+            for _ in 0..1_000 {
+                tokio::task::yield_now().await;
+            }
+            counts[0].fetch_sub(1, Ordering::SeqCst);
+        }
+        script.handle(message, tx).await
+    }
+}
+
+/// D4: a message that was delivered before may be the one that ended a process, so it runs alone in this one: nobody
+/// beside it is charged if it does so again.
+#[tokio::test(flavor = "multi_thread")]
+async fn d4_messages_that_were_delivered_before_run_one_at_a_time_in_the_process() {
+    let scene = Scene::new();
+    (0..16).for_each(|n| drop(scene.publish(&format!("again-{n}"), "again")));
+    // Another consumer has them, and goes away later.
+    let other = scene.queue.source();
+    other.attach().await.unwrap();
+    drop(other.receive(16).await.unwrap());
+    let counts = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+    let handler = Overlaps(scene.script.clone(), Arc::clone(&counts));
+    let consumer = scene.consumer().handler(handler).lanes(4).build().unwrap();
+    let running = Running::new(scene.worker_of(consumer).batch(1));
+    // Past the messages that run one at a time over all lanes after a start.
+    (0..200).for_each(|n| drop(scene.publish(&format!("warm-{n}"), "ok")));
+    running.until("the start", |running| running.view.summary().processed == 200).await;
+    drop(other);
+    within("draining the queue", scene.queue.drained()).await;
+    running.stop().await.unwrap();
+    assert_eq!(scene.counted().len(), 216);
+    assert_eq!(counts[1].load(Ordering::SeqCst), 1);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::Bookkeeping;
+use idem_core::{Bookkeeping, Retention};
 use idem_testkit::memory::QueueOptions;
 
 use super::scene::{Running, Scene, message, within};
@@ -69,4 +69,21 @@ async fn another_epoch_empties_the_memory_of_a_running_worker() {
     within("the copy", scene.queue.drained()).await;
     let summary = running.stop().await.unwrap();
     assert_eq!((summary.duplicates, summary.cache_hits), (1, 0));
+}
+
+/// A record that may be removed before its time in memory is over is not remembered: its duplicate would be told from
+/// memory although the record is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_expires_soon_is_not_remembered() {
+    let scene = Scene::new();
+    let short = scene.consumer().retention(Retention::For(MINUTE)).build().unwrap();
+    assert!(short.process(vec![message("1", "ok")]).await.unwrap()[0].is_processed());
+    // The same consumer, which keeps new records for longer than the old one stays.
+    let running = Running::new(scene.worker().cache_for(5 * MINUTE));
+    for _ in 0..3 {
+        scene.publish("1", "ok");
+        within("a copy", scene.queue.drained()).await;
+    }
+    let summary = running.stop().await.unwrap();
+    assert_eq!((summary.duplicates, summary.cache_hits), (3, 0));
 }

@@ -199,3 +199,18 @@ async fn a25_an_attempt_that_never_ran_is_not_charged() {
     let summary = running.stop().await.unwrap();
     assert_eq!((summary.processed, summary.dead_lettered), (1, 0));
 }
+
+/// A27: what the database cannot serve one message, on a connection that answers, charges that message nothing, however
+/// often; a deploy that takes a table away for a while would otherwise set good messages aside.
+#[tokio::test(flavor = "multi_thread")]
+async fn a27_a_statement_that_cannot_be_served_charges_no_attempt() {
+    let scene = Scene::new();
+    let running = started(&scene, scene.worker()).await;
+    // More often than there are attempts.
+    (0..8).for_each(|_| scene.store.inject(Operation::Statement, Fault::Error(ErrorClass::Infrastructure)));
+    scene.publish("1", "ok");
+    within("draining the queue", scene.queue.drained()).await;
+    let summary = running.stop().await.unwrap();
+    assert_eq!((summary.processed, summary.dead_lettered, summary.retries), (2, 0, 0));
+    assert_eq!(scene.script.runs_of("1"), 9, "it waited and ran again, and nothing gave up");
+}

@@ -40,7 +40,7 @@ SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.reason, d
 {chosen} ORDER BY d.id DESC LIMIT $7::int8";
 
 const SHOW: &str = "\
-SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, encode(d.payload_hash, 'hex') AS payload_hash, d.reason,
+SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, pg_catalog.encode(d.payload_hash, 'hex') AS payload_hash, d.reason,
     d.fingerprint AS \"group\", d.attempts, d.copies, d.error, d.origin, d.last_origin, d.message_id, d.message_type, d.payload_bytes,
     d.payload IS NOT NULL OR NOT d.has_payload AS payload_kept, d.first_at, d.last_at, d.published_at,
     d.loss_accepted_at, d.loss_accepted_by,
@@ -48,21 +48,21 @@ SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, encode(d.pa
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer WHERE d.id = $1::int8";
 
 const PAYLOAD: &str = "\
-SELECT encode(d.payload, 'hex') AS payload, d.headers FROM {schema}.dead_letters AS d WHERE d.id = $1::int8";
+SELECT pg_catalog.encode(d.payload, 'hex') AS payload, d.headers FROM {schema}.dead_letters AS d WHERE d.id = $1::int8";
 
 /// The trail is written before anything is shown (R94).
 const NOTE_READ: &str = "\
 WITH noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
-    SELECT $2::text, 'read-payload', consumer, idempotency_key, format('dead letter %s', id)
+    SELECT $2::text, 'read-payload', consumer, idempotency_key, pg_catalog.format('dead letter %s', id)
     FROM {schema}.dead_letters WHERE id = $1::int8 RETURNING id
 )
-SELECT count(*) FROM noted";
+SELECT pg_catalog.count(*) FROM noted";
 
 /// Why a replay would only fail again, by the reason that the dead letter has, and what to do. Further parameters: 7
 /// whether malformed ones are to run all the same, 8 whether conflicts are.
 const HOPELESS: &str = "\
-SELECT hopeless.reason, count(*) AS dead_letters, min(why) AS why FROM (
+SELECT hopeless.reason, pg_catalog.count(*) AS dead_letters, pg_catalog.min(why) AS why FROM (
     SELECT d.reason, CASE
         WHEN d.payload IS NULL AND d.has_payload
             THEN 'the payload was too large to keep, or was erased: have the producer send the message again'
@@ -84,28 +84,28 @@ WITH changed AS (
     WHERE id = $1::int8 AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL) RETURNING id, consumer
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
-    SELECT $3::text, 'change-key', consumer, $2::text, format('dead letter %s', id) FROM changed
+    SELECT $3::text, 'change-key', consumer, $2::text, pg_catalog.format('dead letter %s', id) FROM changed
 )
-SELECT count(*) FROM changed";
+SELECT pg_catalog.count(*) FROM changed";
 
 /// Gives a dead letter another payload. Parameters: 1 id, 2 payload in hexadecimal digits, 3 who.
 const REFILL: &str = "\
 WITH changed AS (
-    UPDATE {schema}.dead_letters SET payload = decode($2::text, 'hex'), has_payload = true,
-        payload_bytes = length($2::text) / 2
+    UPDATE {schema}.dead_letters SET payload = pg_catalog.decode($2::text, 'hex'), has_payload = true,
+        payload_bytes = pg_catalog.length($2::text) / 2
     WHERE id = $1::int8 AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
     RETURNING id, consumer, idempotency_key
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
-    SELECT $3::text, 'change-payload', consumer, idempotency_key, format('dead letter %s', id) FROM changed
+    SELECT $3::text, 'change-payload', consumer, idempotency_key, pg_catalog.format('dead letter %s', id) FROM changed
 )
-SELECT count(*) FROM changed";
+SELECT pg_catalog.count(*) FROM changed";
 
 /// Marks those that do not wait already, empties the caches of committed keys, and writes the trail. A replay counts its
 /// attempts anew, so the old count goes with the mark. Further parameter: 7 who.
 const REPLAY: &str = "\
 WITH asked AS (
-    UPDATE {schema}.dead_letters SET replay_requested_at = now(), replay_taken_at = NULL, replay_taken_by = NULL,
+    UPDATE {schema}.dead_letters SET replay_requested_at = pg_catalog.now(), replay_taken_at = NULL, replay_taken_by = NULL,
         replayed_at = NULL, replay_outcome = NULL
     WHERE id = ANY (ARRAY(SELECT d.id {chosen})) AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
     RETURNING id, consumer, idempotency_key
@@ -114,9 +114,9 @@ WITH asked AS (
     ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
-    SELECT $7::text, 'replay', consumer, idempotency_key, format('dead letter %s', id) FROM asked
+    SELECT $7::text, 'replay', consumer, idempotency_key, pg_catalog.format('dead letter %s', id) FROM asked
 )
-SELECT count(*) FROM asked";
+SELECT pg_catalog.count(*) FROM asked";
 
 /// Further parameters: 7 who, 8 why.
 const DROP: &str = "\
@@ -125,9 +125,9 @@ WITH gone AS (
     RETURNING id, consumer, idempotency_key
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
-    SELECT $7::text, 'drop', consumer, idempotency_key, format('dead letter %s: %s', id, $8::text) FROM gone
+    SELECT $7::text, 'drop', consumer, idempotency_key, pg_catalog.format('dead letter %s: %s', id, $8::text) FROM gone
 )
-SELECT count(*) FROM gone";
+SELECT pg_catalog.count(*) FROM gone";
 
 pub(crate) async fn run(mut database: Database, command: DeadLetters) -> Result<Report, Failure> {
     match command {
@@ -178,7 +178,7 @@ async fn count(database: &mut Database, which: &Which) -> Result<i64, Failure> {
     if count > 0 {
         return Err(Failure::refused(format!("there is no dead letter {unknown}")));
     }
-    let chosen = database.number(&statement("SELECT count(*) {chosen}"), &chosen(which)).await?;
+    let chosen = database.number(&statement("SELECT pg_catalog.count(*) {chosen}"), &chosen(which)).await?;
     match &which.group {
         Some(group) if chosen == 0 => Err(Failure::refused(format!(
             "no such dead letter has the group {group}; `idem dead-letters groups` lists those that there are"
@@ -197,7 +197,7 @@ async fn list(database: &mut Database, which: &Which, limit: &Limit) -> Result<R
     if shown < limit.limit {
         return Ok(report);
     }
-    let all = database.number(&statement("SELECT count(*) {chosen}"), &chosen(which)).await?;
+    let all = database.number(&statement("SELECT pg_catalog.count(*) {chosen}"), &chosen(which)).await?;
     Ok(if all > shown {
         report.line(format!(
             "{} of {}; --limit N shows more, and `idem dead-letters groups` what they have in common",
@@ -214,7 +214,7 @@ fn thousands(count: i64) -> String {
     let digits = count.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (place, digit) in digits.char_indices() {
-        if place > 0 && (digits.len() - place) % 3 == 0 {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

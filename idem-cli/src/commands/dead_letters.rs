@@ -197,7 +197,7 @@ async fn list(database: &mut Database, which: &Which, limit: &Limit) -> Result<R
     if shown < limit.limit {
         return Ok(report);
     }
-    let all = database.number(&statement("SELECT count(*) {chosen}"), &chosen(which)).await?;
+    let all = database.number(&statement("SELECT pg_catalog.count(*) {chosen}"), &chosen(which)).await?;
     Ok(if all > shown {
         report.line(format!(
             "{} of {}; --limit N shows more, and `idem dead-letters groups` what they have in common",
@@ -214,7 +214,7 @@ fn thousands(count: i64) -> String {
     let digits = count.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (place, digit) in digits.char_indices() {
-        if place > 0 && (digits.len() - place) % 3 == 0 {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

@@ -19,6 +19,7 @@ fn on_sqlite_what_makes_sense_works_and_the_rest_refuses_by_name() {
     assert_eq!(preview["rows"][0]["table"], "processed_messages", "{preview}");
     assert!(idem("cleanup").ok().contains("audit"));
     assert!(idem("dead-letters list --consumer orders").ok().contains("no dead letters"));
+    idem("dead-letters replay 99 --yes").refused("there is no such dead letter");
     for refused in [
         "show order-1",
         "forget order-1 --consumer orders --reason x",

@@ -258,13 +258,14 @@ struct Parts {
     origin: Origin,
     sent_at: Option<SystemTime>,
     identity: Option<Identity>,
-    original: Option<Original>,
+    original: Original,
 }
 
-/// What the broker's client had, and how many bytes that takes. It is no part of what two messages are compared by.
-#[derive(Clone)]
+/// What the broker's client had, if its source kept it, and how many bytes that takes. It is no part of what two messages
+/// are compared by.
+#[derive(Clone, Default)]
 struct Original {
-    of: Arc<dyn Any + Send + Sync>,
+    of: Option<Arc<dyn Any + Send + Sync>>,
     bytes: usize,
 }
 
@@ -299,7 +300,7 @@ impl Message {
             origin: Origin::new(""),
             sent_at: None,
             identity: None,
-            original: None,
+            original: Original::default(),
         };
         Self { parts: Box::new(parts) }
     }
@@ -364,7 +365,7 @@ impl Message {
     /// [`Publisher`](crate::Publisher) of the same broker. It takes about so many bytes of memory.
     #[must_use]
     pub fn with_original(mut self, original: Arc<dyn Any + Send + Sync>, bytes: usize) -> Self {
-        self.parts.original = Some(Original { of: original, bytes });
+        self.parts.original = Original { of: Some(original), bytes };
         self
     }
 
@@ -442,7 +443,7 @@ impl Message {
     /// stored and read again has none.
     #[must_use]
     pub fn original<T: Any>(&self) -> Option<&T> {
-        self.parts.original.as_ref()?.of.downcast_ref()
+        self.parts.original.of.as_ref()?.downcast_ref()
     }
 
     /// The idempotency key under which this message is handled; `None` before a consumer has taken it, and for a type
@@ -511,7 +512,7 @@ impl Message {
         self.parts.payload.as_ref().map_or(0, Bytes::len)
             + self.parts.headers.bytes()
             + self.parts.record_key.as_ref().map_or(0, Bytes::len)
-            + self.parts.original.as_ref().map_or(0, |original| original.bytes)
+            + self.parts.original.bytes
             + size_of::<Parts>()
     }
 

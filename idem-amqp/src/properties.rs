@@ -6,7 +6,10 @@ use lapin::{
     types::{AMQPValue, FieldTable, ShortString},
 };
 
-use crate::confirm::PERSISTENT;
+use crate::{
+    confirm::PERSISTENT,
+    message::{EXCHANGE, ROUTING_KEY, is_the_brokers_own},
+};
 
 /// The properties that stand among a [`Message`]'s headers, by their names there.
 pub(crate) const AMONG_HEADERS: [&str; 4] = ["content-type", "content-encoding", "correlation-id", "reply-to"];
@@ -67,7 +70,9 @@ pub(crate) fn told(message: &Message) -> BasicProperties {
 pub(crate) fn is_all_told(properties: &BasicProperties) -> bool {
     let table = properties.headers().as_ref();
     let is_text = |(name, value): (&ShortString, &AMQPValue)| {
-        matches!(value, AMQPValue::LongString(_) | AMQPValue::Void) && !AMONG_HEADERS.contains(&name.as_str())
+        let is_header = matches!(value, AMQPValue::LongString(_) | AMQPValue::Void);
+        let is_hidden = AMONG_HEADERS.contains(&name.as_str()) || [EXCHANGE, ROUTING_KEY].contains(&name.as_str());
+        (is_header && !is_hidden) || is_the_brokers_own(name.as_str())
     };
     properties.priority().is_none()
         && properties.app_id().is_none()

@@ -273,13 +273,14 @@ struct Parts {
     broker_properties: Option<Box<[u8]>>,
     problem: Option<Box<str>>,
     identity: Option<Identity>,
-    original: Option<Original>,
+    original: Original,
 }
 
-/// What the broker's client had, and how many bytes that takes. It is no part of what two messages are compared by.
-#[derive(Clone)]
+/// What the broker's client had, if its source kept it, and how many bytes that takes. It is no part of what two messages
+/// are compared by.
+#[derive(Clone, Default)]
 struct Original {
-    of: Arc<dyn Any + Send + Sync>,
+    of: Option<Arc<dyn Any + Send + Sync>>,
     bytes: usize,
 }
 
@@ -316,7 +317,7 @@ impl Message {
             broker_properties: None,
             problem: None,
             identity: None,
-            original: None,
+            original: Original::default(),
         };
         Self { parts: Box::new(parts) }
     }
@@ -402,7 +403,7 @@ impl Message {
     /// [`Publisher`](crate::Publisher) of the same broker. It takes about so many bytes of memory.
     #[must_use]
     pub fn with_original(mut self, original: Arc<dyn Any + Send + Sync>, bytes: usize) -> Self {
-        self.parts.original = Some(Original { of: original, bytes });
+        self.parts.original = Original { of: Some(original), bytes };
         self
     }
 
@@ -497,7 +498,7 @@ impl Message {
     /// stored and read again has none.
     #[must_use]
     pub fn original<T: Any>(&self) -> Option<&T> {
-        self.parts.original.as_ref()?.of.downcast_ref()
+        self.parts.original.of.as_ref()?.downcast_ref()
     }
 
     /// What its source could not read of it; `None` for nearly every message.
@@ -573,7 +574,7 @@ impl Message {
         self.parts.payload.as_ref().map_or(0, Bytes::len)
             + self.parts.headers.memory()
             + self.parts.record_key.as_ref().map_or(0, Bytes::len)
-            + self.parts.original.as_ref().map_or(0, |original| original.bytes)
+            + self.parts.original.bytes
             + self.parts.ordering_key.as_ref().map_or(0, |key| key.0.len())
             + self.parts.id.as_deref().map_or(0, str::len)
             + self.parts.message_type.as_deref().map_or(0, str::len)

@@ -169,3 +169,18 @@ fn j1_arbitrary_bytes_harm_nothing() {
         assert!(out.len() <= 4_096 && read(&out[BEFORE..out.len() - 1]).is_some());
     }
 }
+
+/// What is let through takes less than half of the 2 MiB that the library's thread has, also without optimisation.
+#[test]
+fn g14_the_deepest_table_that_passes_fits_half_of_the_stack() {
+    let table = nested(DEPTH_MAX - 1);
+    let bytes = [&length(table.len())[..], &table].concat();
+    let read = std::thread::Builder::new().stack_size(STACK).spawn(move || {
+        let (rest, table) = lapin::types::parsing::parse_field_table(&bytes[..]).unwrap();
+        // Comparing and dropping go as deep.
+        (rest.len(), table == table.clone())
+    });
+    assert_eq!(read.unwrap().join().unwrap(), (0, true));
+}
+
+const STACK: usize = 1 << 20;

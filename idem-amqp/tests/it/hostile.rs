@@ -33,8 +33,9 @@ async fn g14_headers_that_nobody_can_read_end_no_process_and_hold_up_nothing() {
             raw::publish("", key, properties.clone(), b"hostile").await;
         }
         queue.publish(Message::new("good").with_header("trace", "1")).await.unwrap();
+        raw::publish("", key, raw::headers(&raw::nested(63)), b"deep").await;
         let member = Member::join(&queue.options()).await;
-        let held = member.take(hostile.len() + 1).await;
+        let held = member.take(hostile.len() + 2).await;
         for (delivery, properties) in held.iter().zip(&hostile) {
             assert_eq!(delivery.message.payload().unwrap().as_ref(), b"hostile");
             let headers: Vec<_> = delivery.message.headers().iter().collect();
@@ -45,6 +46,8 @@ async fn g14_headers_that_nobody_can_read_end_no_process_and_hold_up_nothing() {
         }
         let good = &held[hostile.len()].message;
         assert_eq!((good.payload().unwrap().as_ref(), good.headers().text("trace")), (&b"good"[..], Some("1")));
+        let deep = &held[hostile.len() + 1].message;
+        assert_eq!(deep.headers().iter().collect::<Vec<_>>(), [("x", None)], "as deep as may be");
         member.acknowledge(held).await;
         assert_all_settled(member, &queue).await;
     }

@@ -438,7 +438,7 @@ pub(crate) struct Clean {
     /// How long dead letters are kept
     #[arg(long, value_name = "TIME", default_value = "30d", value_parser = spans::span)]
     pub(crate) dead_letters_kept: Duration,
-    /// How long the audit trail is kept
+    /// How long the audit trail is kept; on PostgreSQL at least 30 days
     #[arg(long, value_name = "TIME", default_value = "365d", value_parser = spans::span)]
     pub(crate) audit_kept: Duration,
 }

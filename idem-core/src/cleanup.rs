@@ -79,7 +79,9 @@ pub struct CleanupSettings {
     pub attempts_kept: Duration,
     /// After the last copy; records that were forgotten are kept as long. Defaults to 30 days; at least 1 day.
     pub dead_letters_kept: Duration,
-    /// Defaults to 1 year; at least 1 day. Starts of workers are kept as long, and longer while anything names them.
+    /// Defaults to 1 year; at least 1 day. Starts of workers are kept as long, and longer while anything names them. A
+    /// database with roles may keep both for longer, so that a login for cleanup cannot remove what it did: PostgreSQL 30
+    /// days.
     pub audit_kept: Duration,
 }
 

@@ -141,9 +141,9 @@ pub enum ClaimError {
     #[error("somebody else holds a key of this unit")]
     Held,
     /// Three rounds of claiming neither inserted a key nor found who has it: a trigger, rule or row-level policy on
-    /// `processed_messages` swallows the rows.
+    /// `processed_messages` swallows the rows, or a claim denies what it has inserted. Nothing is a duplicate by that.
     #[error(
-        "key {key} was neither inserted nor found in processed_messages: look for a trigger, a rule or a row security policy on that table, which suppresses rows"
+        "key {key} was neither inserted nor found in processed_messages: look for a trigger, a rule or a row security policy on that table, which suppresses rows, and for functions of another role in the search_path (`idem doctor` names them)"
     )]
     NoWinner {
         /// The first such key.

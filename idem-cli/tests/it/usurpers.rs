@@ -44,6 +44,8 @@ async fn s11_no_statement_of_the_command_can_be_taken_over() {
     };
     let doctor = done("doctor --broker-horizon 8d --json");
     assert!(doctor.contains("has the name of an operator of the server's"), "{doctor}");
+    // Here idem's schema is the first of the search_path, as with a login of its name.
+    assert!(doctor.contains("come into idem's own schema"), "{doctor}");
     for arguments in [
         "doctor",
         "stats",

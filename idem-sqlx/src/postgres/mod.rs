@@ -168,17 +168,24 @@ impl Postgres {
         }
         // PgBouncer refuses what it cannot keep apart by client, and a server what its system does not offer: which it is
         // shows when each is asked for alone.
+        let (mut taken, mut refused) = (Vec::new(), Vec::new());
         for setting in settings {
             match self.connect_with(&with_settings(plain, &[setting])).await {
-                Ok(connection) => drop(connection.close().await),
-                Err(error @ StoreError::Refused { .. }) => {
-                    known.refused(setting.0);
-                    tracing::warn!(setting = setting.0, %error, "a setting of a lane's session is refused");
+                Ok(alone) => {
+                    let _ = alone.close().await;
+                    taken.push(setting);
                 }
+                Err(error @ StoreError::Refused { .. }) => refused.push((setting.0, error)),
                 Err(other) => return Err(other),
             }
         }
-        self.connect_with(&with_settings(plain, &known.taken())).await
+        let connected = self.connect_with(&with_settings(plain, &taken)).await?;
+        // Only now is it known that nothing else was wrong.
+        for (name, error) in refused {
+            known.refused(name);
+            tracing::warn!(setting = name, %error, "a setting of a lane's session is refused");
+        }
+        Ok(connected)
     }
 
     /// An old primary may be fenced by `default_transaction_read_only` alone, which a unit's READ WRITE would overrule. The

@@ -22,3 +22,4 @@ mod proxy;
 mod scratch;
 mod servers;
 mod tls;
+mod usurpers;

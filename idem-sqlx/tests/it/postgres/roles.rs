@@ -65,7 +65,7 @@ async fn s8_a_worker_needs_no_more_than_its_role_and_cannot_touch_a_record() {
         "UPDATE consumers SET name = 'x'",
         "DELETE FROM audit",
         "UPDATE audit SET who = 'x'",
-        // S14: what a dead letter is.
+        // What a dead letter is.
         "UPDATE dead_letters SET payload = 'x'",
         "UPDATE dead_letters SET idempotency_key = 'x', key_id = NULL",
         "SELECT remove_expired('audit', 1, 0)",

@@ -24,6 +24,7 @@ mod signals;
 mod spans;
 #[cfg(feature = "sqs")]
 pub mod sqs;
+mod stack;
 mod status;
 mod variables;
 
@@ -32,5 +33,6 @@ pub use idem_core::{self, Effects};
 pub use self::{
     broker::{Broker, Built},
     exit::Exit,
+    keys::key as key_rule,
     service::{Handlers, Service},
 };

@@ -10,6 +10,10 @@ fuzz_target!(|payload: &[u8]| {
     let _ = message.json::<Vec<u32>>();
     let Some(rule) = JsonMembers::without(["/none/0/x"]) else { return };
     let Ok(hash) = rule.hash(&message) else { return };
+    // serde_json takes these objects for numbers and raw text, and we do not (C11).
+    if payload.windows(20).any(|part| part == b"$serde_json::private") || payload.contains(&b'\\') {
+        return;
+    }
     // What has a canonical form repeats no member, so this reads all of it.
     let Ok(value) = message.json::<serde_json::Value>() else { panic!("it was hashed, so it is JSON") };
     for written in [value.to_string(), format!("{value:#}")] {

@@ -12,8 +12,12 @@ const JOINS_MAX: usize = 8;
 
 const RULES: &str = "it must be header:NAME, json:/POINTER, record-key, cloudevents, message-id, type or join(A,B)";
 
-/// One rule, such as `join(header:tenant,json:/order/id)`.
-pub(crate) fn key(text: &str) -> Result<Arc<dyn KeySource>, String> {
+/// One rule of `--key`, such as `join(header:tenant,json:/order/id)`, for programs that take such rules themselves. What it
+/// answers says the same text as its [`rule`](KeySource::rule).
+///
+/// # Errors
+/// A text that says what a rule must be.
+pub fn key(text: &str) -> Result<Arc<dyn KeySource>, String> {
     nested(text, JOINS_MAX)
 }
 

@@ -25,6 +25,7 @@ mod sizes;
 mod spans;
 #[cfg(feature = "sqs")]
 pub mod sqs;
+mod stack;
 mod status;
 mod variables;
 
@@ -33,5 +34,6 @@ pub use idem_core::{self, Effects};
 pub use self::{
     broker::{Broker, Built},
     exit::Exit,
+    keys::key as key_rule,
     service::{Handlers, Service},
 };

@@ -7,7 +7,6 @@ use idem_core::{
     WorkerSettings, chain,
 };
 use idem_sqlx::{Postgres, Sqlite};
-use tokio::runtime::Runtime;
 
 use crate::{
     admin,
@@ -18,7 +17,7 @@ use crate::{
     key_secret, keys, logs,
     service::Service,
     settings::{self, DatabaseKind, Settings},
-    signals,
+    signals, stack,
     status::Status,
 };
 
@@ -54,7 +53,7 @@ fn start<B: Broker>(service: Service, line: CommandLine<B>) -> Result<(), Failur
     let stop = CancellationToken::new();
     let system = |error| Failure::new(Exit::Bug, format!("the system gives no thread or signal handler: {error}"));
     signals::listen(stop.clone()).map_err(system)?;
-    let runtime = Runtime::new().map_err(system)?;
+    let runtime = stack::runtime().map_err(system)?;
     let ended = runtime.block_on(async {
         let status = Arc::new(Status::new(&line.settings.consumer, stop));
         // In a task, whose panic is an answer.

@@ -174,12 +174,7 @@ impl Ledger {
         let mut copies: BTreeMap<(Option<&str>, &str, String), u64> = BTreeMap::new();
         for (origin, sent, fate) in fates {
             if let Fate::DeadLetter(reason) = fate {
-                let (key, payload) = match &sent.body {
-                    Body::Payment(payment) => (Some(&*sent.key), format!("{payment:?}")),
-                    Body::Garbled => (Some(&*sent.key), String::new()),
-                    Body::Keyless | Body::TwoKeys => (None, (*origin).to_owned()),
-                };
-                *copies.entry((key, reason.as_str(), payload)).or_default() += 1;
+                *copies.entry(content(origin, sent, *reason)).or_default() += 1;
             }
         }
         let mut expected: Vec<Parked> =
@@ -235,12 +230,32 @@ fn check_settled(fates: &[(&str, &Sent, Fate)], queue: &Queue, wrong: &mut Vec<S
     }
 }
 
-/// Each dead letter is in the dead-letter queue at least once, and nothing else is.
+/// What makes dead letters copies of each other: key, reason and payload; without a key, where they come from.
+fn content<'a>(origin: &str, sent: &'a Sent, reason: Reason) -> (Option<&'a str>, &'static str, String) {
+    let (key, payload) = match &sent.body {
+        Body::Payment(payment) => (Some(&*sent.key), format!("{payment:?}")),
+        Body::Garbled => (Some(&*sent.key), String::new()),
+        Body::Keyless | Body::TwoKeys => (None, origin.to_owned()),
+    };
+    (key, reason.as_str(), payload)
+}
+
+/// A copy of each dead letter is in the dead-letter queue at least once, and nothing else is: a copy of what was confirmed
+/// is not published again.
 fn check_published(fates: &[(&str, &Sent, Fate)], dead: &Queue, wrong: &mut Vec<String>) {
-    let letters = fates.iter().filter(|(_, _, fate)| *fate != Fate::Acknowledged);
-    let expected: BTreeSet<String> = letters.map(|(origin, ..)| (*origin).to_owned()).collect();
+    let contents: HashMap<&str, _> = fates
+        .iter()
+        .filter_map(|(origin, sent, fate)| match fate {
+            Fate::DeadLetter(reason) => Some((*origin, content(origin, sent, *reason))),
+            Fate::Acknowledged => None,
+        })
+        .collect();
     let origin = |message: &Message| message.headers().text("idem-origin").unwrap_or("none").to_owned();
     let found: BTreeSet<String> = dead.unsettled().iter().map(origin).collect();
+    let surplus: Vec<&String> = found.iter().filter(|origin| !contents.contains_key(&***origin)).collect();
+    same("published that is no dead letter", &Vec::new(), &surplus, wrong);
+    let expected: BTreeSet<_> = contents.values().collect();
+    let found: BTreeSet<_> = found.iter().filter_map(|origin| contents.get(&**origin)).collect();
     same_list("published dead letters", &Vec::from_iter(expected), &Vec::from_iter(found), wrong);
 }
 

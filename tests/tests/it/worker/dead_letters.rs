@@ -1,6 +1,8 @@
 //! What is set aside: bad input, conflicts, the breaker, publishing, replays.
 
-use idem_core::{Bookkeeping, Message, OnConflict, Pause, Reason};
+use std::time::Duration;
+
+use idem_core::{Bookkeeping, Message, OnConflict, Pause, Reason, RetryPolicy};
 use idem_testkit::memory::{Faults, QueueOptions, Rate};
 
 use super::scene::{Running, Scene, drain, message, within};
@@ -144,7 +146,9 @@ async fn a32_a_confirmed_dead_letter_is_not_published_again() {
     // Nobody learns that the original was settled, so it is delivered again.
     scene.queue.misbehave(Faults { settles_lost: Rate::Always, ..Faults::default() });
     let origin = scene.publish("1", "permanent");
-    let running = Running::new(scene.worker().publisher(aside.publisher()));
+    // However often it is delivered, it is set aside for the same reason.
+    let retry = RetryPolicy { attempts: 1_000, first: Duration::from_millis(1), max: Duration::from_millis(5) };
+    let running = Running::new(scene.worker().retry(retry).publisher(aside.publisher()));
     within("two more deliveries", scene.queue.until(|stats| stats.delivered > 2)).await;
     scene.queue.misbehave(Faults::default());
     within("draining the queue", scene.queue.drained()).await;

@@ -42,7 +42,7 @@ pub fn decode_headers(text: &str) -> Option<Headers> {
 
 fn decode_hex(text: &str) -> Option<Bytes> {
     // `from_str_radix` takes a sign, and a digit alone.
-    if text.len() % 2 != 0 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+    if !text.len().is_multiple_of(2) || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return None;
     }
     let digits = text.as_bytes().chunks(2);

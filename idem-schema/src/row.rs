@@ -104,12 +104,11 @@ from_value! {
 
 impl FromValue<'_> for i32 {
     fn from_value(value: &Value) -> Option<Self> {
-        match *value {
-            Value::Int4(number) => Some(number),
-            // SQLite has one width of integers.
-            Value::Int8(number) => number.try_into().ok(),
-            _ => None,
+        if let Value::Int4(number) = *value {
+            return Some(number);
         }
+        // SQLite has one width of integers.
+        i64::from_value(value)?.try_into().ok()
     }
 }
 

@@ -42,15 +42,15 @@ impl<S: Store> Inner<S> {
 
     async fn find(&self, message: Message, key: Option<IdempotencyKey>) -> Result<Item, Rejected> {
         let poison = |reason, text: String| Failure::new(ErrorClass::Permanent, reason, text);
-        // Before anything is parsed, and before any function of the user's sees its payload.
-        if let Some(text) = too_large(&message, &self.settings) {
-            let key = key.or_else(|| self.key_outside_payload(&message));
-            return Err(Rejected { message, key, failure: poison(Reason::TooLarge, text) });
-        }
         if message.headers().iter().any(|(name, _)| name == UNREADABLE_HEADERS) {
             let text =
                 format!("its headers cannot be read; they are kept as bytes, in the header {UNREADABLE_HEADERS}");
             return Err(Rejected { message, key, failure: poison(Reason::Malformed, text) });
+        }
+        // Before anything is parsed, and before any function of the user's sees its payload.
+        if let Some(text) = too_large(&message, &self.settings) {
+            let key = key.or_else(|| self.key_outside_payload(&message));
+            return Err(Rejected { message, key, failure: poison(Reason::TooLarge, text) });
         }
         if let Some(problem) = message.problem() {
             let text = format!("the message cannot be read: {problem}");

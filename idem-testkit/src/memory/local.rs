@@ -61,7 +61,9 @@ impl Source for MemorySource {
     }
 
     fn pause(&self) {
-        self.0.pause(true);
+        if self.capabilities().pauses {
+            self.0.pause(true);
+        }
     }
 
     fn resume(&self) {

@@ -61,7 +61,8 @@ impl Stage {
             lanes: if kind == Kind::Sqlite { 1 } else { 2 },
             outside: false,
             attempts: PLENTY,
-            idle_ms: 40,
+            // Long enough for what is on its way through a socket of a busy machine.
+            idle_ms: 250,
             cleanup_rows: None,
             handler_ms: 0,
             repaired: false,

@@ -1,9 +1,10 @@
 //! What operators set, running workers obey.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use idem_core::{Bookkeeping, ConsumerName, ControlState, ErrorClass, Pause, RetryPolicy, Tenant};
 use idem_testkit::{Fault, Operation};
+use tokio::time::Instant;
 
 use super::scene::{Running, Scene, within};
 
@@ -120,7 +121,7 @@ async fn g15_a_long_outage_gives_back_what_was_not_begun_and_charges_nobody() {
         (0..60).for_each(|_| scene.store.inject(operation, Fault::Error(ErrorClass::Infrastructure)));
     }
     (0..20).for_each(|n| drop(scene.publish(&format!("k{n}"), "ok")));
-    running.until("the outage", |running| running.view.pause().is_some()).await;
+    // The outage ends by itself, so it is known by what it leaves.
     let given_back = |stats: &idem_testkit::memory::Stats| stats.in_flight == 0 && stats.released > 0;
     within("giving back", scene.queue.until(given_back)).await;
     within("draining the queue", scene.queue.drained()).await;

@@ -42,8 +42,8 @@ async fn g16_a_crash_loop_loses_no_message_at_a_delivery_limit() {
     let stage = Stage::with("crashes", &[quorum(), ("x-delivery-limit", AMQPValue::LongInt(5))]).await;
     // The tables are there, and so is the consumer.
     assert!(stage.drain(&[]).await.status.success());
-    let mut blocker = stage.pool().begin().await.unwrap();
-    sqlx::query("LOCK TABLE purchases IN ACCESS EXCLUSIVE MODE").execute(&mut *blocker).await.unwrap();
+    let mut blocker = stage.pool().acquire().await.unwrap().detach();
+    sqlx::raw_sql("BEGIN; LOCK TABLE purchases IN ACCESS EXCLUSIVE MODE").execute(&mut blocker).await.unwrap();
     stage.send(0..100).await;
     for crash in 1..=7 {
         let worker = stage.start(&["--handler-deadline", "5m"]);
@@ -61,7 +61,7 @@ async fn g16_a_crash_loop_loses_no_message_at_a_delivery_limit() {
         .unwrap();
         until("the end of what it ran", nobody).await;
     }
-    blocker.rollback().await.unwrap();
+    sqlx::raw_sql("ROLLBACK").execute(&mut blocker).await.unwrap();
     let ended = stage.drain(&[]).await;
     assert!(ended.status.success(), "{}", ended.log);
     let letters = stage.dead_letters().await;

@@ -113,7 +113,7 @@ pub struct DeadLetter {
     pub reason: Reason,
     /// How many attempts were made.
     pub attempts: u32,
-    /// The last error, without any value of a payload, statement or row (S4).
+    /// The last error, without any value of a payload, statement or row.
     pub error: String,
     /// What it shares with those that failed alike.
     pub fingerprint: Fingerprint,

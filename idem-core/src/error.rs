@@ -36,7 +36,7 @@ impl fmt::Display for ErrorClass {
     }
 }
 
-/// What went wrong in a store. Its text never holds a payload or a statement's parameters (S4).
+/// What went wrong in a store. Its text never holds a payload or a statement's parameters.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {

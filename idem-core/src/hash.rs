@@ -282,7 +282,7 @@ pub struct HashFn<F> {
     function: F,
 }
 
-/// A hash from a function that writes what counts of a message; its SHA-256 is taken here (R6). `name` is stored with
+/// A hash from a function that writes what counts of a message; its SHA-256 is taken here. `name` is stored with
 /// every record: change it when the function writes something else for the same payload.
 pub fn hash_fn<F>(name: &str, function: F) -> HashFn<F>
 where

@@ -14,7 +14,7 @@ use crate::{
     message::Message,
 };
 
-/// The name of the header, attribute or JSON member that carries the key (R9).
+/// The name of the header, attribute or JSON member that carries the key.
 pub const KEY_FIELD: &str = "idempotencykey";
 
 /// The longest key, in bytes.
@@ -23,8 +23,8 @@ pub const KEY_BYTES_MAX: usize = 255;
 /// The key that identifies one intent of a producer, however often it is sent and delivered.
 ///
 /// 1 to 255 bytes of UTF-8 without control characters, compared byte for byte: nothing is trimmed, folded or
-/// normalised (S1). It is printed escaped, so that it cannot forge a line of a log, or as its keyed hash where
-/// [`hide_keys_with`] was called (S5).
+/// normalised. It is printed escaped, so that it cannot forge a line of a log, or as its keyed hash where
+/// [`hide_keys_with`] was called.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IdempotencyKey(Arc<str>);
 
@@ -278,7 +278,7 @@ impl KeySource for RecordKey {
 /// The message id that the broker or the producer's library set.
 ///
 /// A weaker key, to be chosen on purpose: a producer that sends again, a dead letter that is moved back or a replay
-/// may get a new id, and then the effect happens twice (X1).
+/// may get a new id, and then the effect happens twice.
 #[derive(Debug, Clone, Copy)]
 pub struct MessageId;
 
@@ -535,7 +535,7 @@ where
     }
 }
 
-/// What a key must look like beyond being a token (X3).
+/// What a key must look like beyond being a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KeyPolicy {
     /// Any token of 1 to 255 bytes.

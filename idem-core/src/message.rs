@@ -30,7 +30,7 @@ pub struct ConsumerName(Arc<str>);
 
 /// The tenant whose key space a message belongs to; the default, empty tenant means that there is only one.
 ///
-/// It must come from configuration or from an authenticated identity, never from the payload alone (S2).
+/// It must come from configuration or from an authenticated identity, never from the payload alone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tenant(Arc<str>);
 
@@ -189,7 +189,7 @@ pub(crate) struct Identity {
 
 /// One message: what the producer sent, and what the broker says of it.
 ///
-/// `Debug` prints sizes and a prefix of the payload's SHA-256, never the payload or a header's value (S4).
+/// `Debug` prints sizes and a prefix of the payload's SHA-256, never the payload or a header's value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Message {
     /// Boxed, because a message changes hands a dozen times on its way through a worker.
@@ -345,7 +345,7 @@ impl Message {
 
     /// Marks a message that its source could not read as a whole, such as headers whose names are no text. The engine sets
     /// it aside as malformed, with what could be read of it, and asks neither key source nor handler. `problem` says what is
-    /// wrong, as the end of "the message cannot be read: …", and quotes no content (S4).
+    /// wrong, as the end of "the message cannot be read: …", and quotes no content.
     #[must_use]
     pub fn with_problem(mut self, problem: &str) -> Self {
         self.parts.problem = Some(problem.into());
@@ -460,7 +460,7 @@ impl Message {
     ///
     /// # Errors
     /// [`DecodePayloadError`] where there is no payload, it is no JSON of this shape, or it is nested deeper than 64
-    /// levels (S10). The engine dead-letters such a message as `malformed`, also where the error was wrapped.
+    /// levels. The engine dead-letters such a message as `malformed`, also where the error was wrapped.
     pub fn json<'a, T: Deserialize<'a>>(&'a self) -> Result<T, DecodePayloadError> {
         let payload = self
             .parts
@@ -544,7 +544,7 @@ impl fmt::Debug for Message {
     }
 }
 
-/// The payload is not what the handler expected. Its text names the place, never the content (S4).
+/// The payload is not what the handler expected. Its text names the place, never the content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the payload is malformed: {problem}")]
 pub struct DecodePayloadError {

@@ -50,7 +50,7 @@ pub enum Verdict {
     Fresh(Ticket),
     /// The same message was handled before.
     Duplicate(Recorded, Durable),
-    /// The key was used before for another payload: the handler does not run, and this is no duplicate (X4).
+    /// The key was used before for another payload: the handler does not run, and this is no duplicate.
     Conflict(Recorded, ConflictKind),
     /// Another key has the same id in the store.
     Collision(Recorded),
@@ -101,20 +101,20 @@ pub(crate) fn verdict(
     }
 }
 
-/// Permission to run the handler of a type that opted out of protection (R65).
+/// Permission to run the handler of a type that opted out of protection.
 pub(crate) fn unprotected() -> Ticket {
     Ticket(())
 }
 
 /// Why a message could not be handled.
 ///
-/// `Debug` prints class, reason and text, and not the handler's error, which may quote a statement or a row (S4).
+/// `Debug` prints class, reason and text, and not the handler's error, which may quote a statement or a row.
 pub struct Failure {
     /// What to do about it.
     pub class: ErrorClass,
     /// The reason that its dead letter would carry.
     pub reason: Reason,
-    /// What happened, without any value of a payload, statement or row (S4).
+    /// What happened, without any value of a payload, statement or row.
     pub text: String,
     /// The code that the database gave with the error: an SQLSTATE, a result code of SQLite's.
     pub code: Option<String>,
@@ -178,13 +178,13 @@ pub enum Decision {
 }
 
 impl Decision {
-    /// Whether the handler ran and its effects are committed (R29).
+    /// Whether the handler ran and its effects are committed.
     #[must_use]
     pub fn is_processed(&self) -> bool {
         matches!(self, Self::Processed(_))
     }
 
-    /// Whether the message was skipped as a duplicate (R28).
+    /// Whether the message was skipped as a duplicate.
     #[must_use]
     pub fn is_skipped(&self) -> bool {
         matches!(self, Self::Duplicate(..))

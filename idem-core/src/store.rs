@@ -200,7 +200,7 @@ pub trait Store: Bookkeeping + Sized {
     /// this store's driver is in it. This is the one place where errors are downcast.
     fn classify(error: &(dyn std::error::Error + 'static)) -> Option<ErrorClass>;
 
-    /// The text of a driver's error without any value of a statement or row (S4); `None` where `error` itself is none
+    /// The text of a driver's error without any value of a statement or row; `None` where `error` itself is none
     /// of this store's driver.
     fn describe(error: &(dyn std::error::Error + 'static)) -> Option<String>;
 

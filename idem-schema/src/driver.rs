@@ -108,7 +108,7 @@ pub trait PostgresDriver: Send + Sync {
         std::future::ready(Ok(false))
     }
 
-    /// Whether somebody between here and the server could read along (S9).
+    /// Whether somebody between here and the server could read along.
     fn is_plaintext_abroad(&self) -> bool;
 }
 

@@ -144,7 +144,7 @@ pub struct SeenPids {
 const POOLER_ROUNDS: usize = 3;
 
 /// Looks whether a pooler in transaction mode stands in between, which gives the server connection that a first client has
-/// just used to a second one, and answers so where it keeps prepared statements apart (A28).
+/// just used to a second one, and answers so where it keeps prepared statements apart.
 ///
 /// # Errors
 /// [`StoreError::Refused`] with the cure where it does not.

@@ -140,7 +140,7 @@ pub const SQLITE_MIGRATIONS: &[Migration] = &[
     },
 ];
 
-/// The script that makes PostgreSQL's group roles and grants them their rights (S8), for this schema.
+/// The script that makes PostgreSQL's group roles and grants them their rights, for this schema.
 ///
 /// It is run by an administrator, in one transaction, after every migration; running it again changes nothing.
 #[must_use]

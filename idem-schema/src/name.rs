@@ -7,7 +7,7 @@ const LENGTH_MAX: usize = 63;
 
 /// The name of the schema (in SQLite: the prefix) of idem's tables, checked once so that it can stand in a statement.
 ///
-/// No value that comes from outside is ever pasted into SQL but this one, and only [`SchemaName::quoted`] (S6).
+/// No value that comes from outside is ever pasted into SQL but this one, and only [`SchemaName::quoted`].
 ///
 /// ```
 /// use idem_schema::SchemaName;

@@ -22,8 +22,8 @@ pub struct UnitLimits {
 /// are `SET LOCAL`, so nothing outlives the transaction behind a pooler.
 ///
 /// It asks for READ WRITE, so that a lane may have `default_transaction_read_only` on: whatever runs after a handler has
-/// ended the transaction itself is then refused, instead of being committed statement by statement (A12). A standby
-/// refuses the BEGIN as a missing feature (`0A000`), which is to be taken as read only (A23). Because READ WRITE also
+/// ended the transaction itself is then refused, instead of being committed statement by statement. A standby
+/// refuses the BEGIN as a missing feature (`0A000`), which is to be taken as read only. Because READ WRITE also
 /// overrules an old primary that is fenced by that setting alone, a store looks at the server's own value when it opens a
 /// lane.
 ///

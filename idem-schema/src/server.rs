@@ -9,8 +9,8 @@ const VERSION_MIN: i32 = 140_000;
 
 /// What a lane's session begins with, where no pooler stands in between.
 ///
-/// Only idem's own BEGIN may write (A12). A server whose client has died ends a running statement, and with it the
-/// transaction that holds keys, within seconds instead of at the statement's end or after hours (M27, M28).
+/// Only idem's own BEGIN may write. A server whose client has died ends a running statement, and with it the
+/// transaction that holds keys, within seconds instead of at the statement's end or after hours.
 pub const LANE_SETTINGS: [(&str, &str); 3] =
     [("default_transaction_read_only", "on"), ("client_connection_check_interval", "2s"), ("tcp_user_timeout", "30s")];
 

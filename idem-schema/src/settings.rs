@@ -96,7 +96,7 @@ pub fn unreadable_url() -> StoreError {
     }
 }
 
-/// Whether a host is this machine, so that nobody can read along (S9).
+/// Whether a host is this machine, so that nobody can read along.
 #[must_use]
 pub fn is_this_machine(host: &str) -> bool {
     host == "localhost" || host.starts_with('/') || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())

@@ -6,13 +6,13 @@ use idem_core::ErrorClass;
 /// name and class, separated by tabs: what [`class_of`] must answer, for tests of stores and for the docs.
 pub const SQLSTATES: &str = include_str!("../golden/sqlstates.tsv");
 
-/// The code with which the server refuses a COMMIT that idem did not seal (failure A12).
+/// The code with which the server refuses a COMMIT that idem did not seal.
 pub const UNSEALED_COMMIT: &str = "ID001";
 
 /// What the engine does about an error of PostgreSQL, by its SQLSTATE.
 ///
 /// The message and the routine of the server's error report decide one code only: `0A000` is a missing feature, which no
-/// second run brings, or a cached plan whose table was altered meanwhile (failure A27), for which a second run is the
+/// second run brings, or a cached plan whose table was altered meanwhile, for which a second run is the
 /// cure. Messages are translated by `lc_messages`, routines are not, so give both where the driver has them.
 ///
 /// A code that is not in the table gets the class of its first two characters where that is safe, and otherwise
@@ -43,7 +43,7 @@ pub enum CommitOutcome {
     Unknown,
 }
 
-/// What an SQLSTATE means that came back instead of COMMIT's answer (failure A10).
+/// What an SQLSTATE means that came back instead of COMMIT's answer.
 ///
 /// A code is a definite rollback, because the server reports errors only before its commit record. Not so where the
 /// connection ended while the server waited for a standby: the record is written by then (class 08, 57P0x, 40003).
@@ -163,7 +163,7 @@ fn class_from_26(code: &str) -> Option<ErrorClass> {
         "44000" => ErrorClass::Permanent,
         // Disk, memory or connections are used up (J6, A25): every message would fail.
         "53000" | "53100" | "53200" | "53300" | "53400" => ErrorClass::Infrastructure,
-        // Larger than the server allows, as a key of 6 kB in an index (B10, M16).
+        // Larger than the server allows, as a key of 6 kB in an index (B10).
         "54000" | "54001" | "54011" | "54023" => ErrorClass::Permanent,
         // Somebody else uses the object, or it is not ready yet; 55P03 is a lock that was not had in
         // time (A21).

@@ -50,7 +50,7 @@ impl SqsOptions {
 
     /// How long one call of the handler may take, as the consumer was told. Defaults to 30 s, as there. It must be
     /// shorter than [`visibility`](Self::visibility): an extension may fail, and then another worker runs the same
-    /// message beside a handler that still runs (F1).
+    /// message beside a handler that still runs.
     #[must_use]
     pub fn handler_deadline(mut self, deadline: Duration) -> Self {
         self.handler_deadline = deadline;

@@ -11,7 +11,7 @@ const BYTES_MAX: usize = 128;
 const HASHED: &str = "idem-sha256:";
 
 /// The key as a `MessageDeduplicationId`: itself where SQS takes it, otherwise a digest of it. The same for every send of
-/// the key, so SQS drops repetitions within five minutes, and idem those that come later (F10).
+/// the key, so SQS drops repetitions within five minutes, and idem those that come later.
 ///
 /// ```
 /// use idem_sqs::{core::IdempotencyKey, deduplication_id};
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn x9_the_id_is_the_key_or_a_digest_that_no_key_can_pass_for() {
+    fn the_id_is_the_key_or_a_digest_that_no_key_can_pass_for() {
         assert_eq!(id("!order_1~"), "!order_1~");
         assert_eq!(id(&"x".repeat(128)).len(), 128);
         for key in ["order 1", "zürich", &"x".repeat(129)] {

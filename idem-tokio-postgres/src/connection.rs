@@ -313,7 +313,7 @@ impl PostgresTransaction<'_> {
     }
 }
 
-/// ROLLBACK TO keeps the savepoint (M26), so it is released too.
+/// ROLLBACK TO keeps the savepoint, so it is released too.
 fn rollback_to(number: usize) -> String {
     format!("ROLLBACK TO SAVEPOINT idem_{number}; RELEASE SAVEPOINT idem_{number}")
 }

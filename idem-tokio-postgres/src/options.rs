@@ -85,7 +85,7 @@ impl PostgresOptions {
         self
     }
 
-    /// Another login for cleanup, because the worker's role has no DELETE (S8). Defaults to the worker's own.
+    /// Another login for cleanup, because the worker's role has no DELETE. Defaults to the worker's own.
     pub fn cleanup_with(mut self, connection: Config) -> Self {
         self.cleanup = Some(connection);
         self
@@ -110,7 +110,7 @@ impl PostgresOptions {
         Postgres::from_options(self)
     }
 
-    /// Whether somebody between here and the server could read along (S9).
+    /// Whether somebody between here and the server could read along.
     pub(crate) fn is_plaintext_abroad(&self) -> bool {
         let is_here = |host: &Host| match host {
             Host::Tcp(name) => is_this_machine(name),

@@ -35,7 +35,7 @@ use crate::{
 ///
 /// A commit counts when the server has accepted the seal before it and answered the COMMIT. `synchronous_commit` decides
 /// what that is worth; start-up warns where it is weaker than `on`. A COMMIT whose wait for a standby an operator cancels
-/// answers as a success, and is warned about (failure A8).
+/// answers as a success, and is warned about.
 ///
 /// Cloning is cheap, and clones share the few connections for what is done outside of units of work.
 ///

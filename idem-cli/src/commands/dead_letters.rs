@@ -50,7 +50,7 @@ FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consume
 const PAYLOAD: &str = "\
 SELECT pg_catalog.encode(d.payload, 'hex') AS payload, d.headers FROM {schema}.dead_letters AS d WHERE d.id = $1::int8";
 
-/// The trail is written before anything is shown (R94).
+/// The trail is written before anything is shown.
 const NOTE_READ: &str = "\
 WITH noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)

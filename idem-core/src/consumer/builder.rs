@@ -121,7 +121,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
     }
 
     /// Takes each message's tenant from something that was authenticated, such as a header that only the broker's
-    /// gateway can set; `None` makes the message malformed. Never take it from the payload alone (S2).
+    /// gateway can set; `None` makes the message malformed. Never take it from the payload alone.
     #[must_use]
     pub fn tenant_of(mut self, function: impl Fn(&Message) -> Option<Tenant> + Send + Sync + 'static) -> Self {
         self.tenants = Tenants::Of(Arc::new(function));
@@ -150,8 +150,8 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self
     }
 
-    /// Handles messages of this type without a record of their key, for operations that are idempotent by nature
-    /// (R65). They are counted as unprotected. May be called for several types.
+    /// Handles messages of this type without a record of their key, for operations that are idempotent by nature. They
+    /// are counted as unprotected. May be called for several types.
     ///
     /// The type is what the producer says. Whoever may publish can name this type in the header of any message, whose
     /// handler then runs at every delivery: use it with a [`Router`](crate::Router), whose handler of this type does

@@ -8,7 +8,7 @@ use crate::{
     store::{Claim, Store, UnitOfWork},
 };
 
-/// Rounds of claim and read before a key counts as having no winner (C3, M24).
+/// Rounds of claim and read before a key counts as having no winner (C3).
 const CLAIM_ROUNDS: usize = 3;
 
 /// Claims every key and reads who has those that were not inserted, for a bounded number of rounds. One verdict a

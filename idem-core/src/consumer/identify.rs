@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Item {
     pub(crate) message: Message,
-    /// `None` for a type that opted out of protection (R65).
+    /// `None` for a type that opted out of protection.
     pub(crate) claim: Option<Claim>,
 }
 

@@ -89,7 +89,7 @@ pub(super) async fn lane_or_open<S: Store>(inner: &Inner<S>, lane: Option<S::Lan
 }
 
 /// Waits for the store's answer at most this long. A server that is gone without a word would otherwise hold the lane
-/// for as long as TCP does, which is hours (M28). The connection must be closed after a time-out.
+/// for as long as TCP does, which is hours. The connection must be closed after a time-out.
 pub(super) async fn answered<T>(
     limit: Duration,
     doing: &'static str,
@@ -164,7 +164,7 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     // Keys were claimed in their own order; handlers run in the order of delivery.
     fresh.sort_by_key(|(index, _)| *index);
     if fresh.is_empty() {
-        // Nothing was written, so there is nothing to commit: a duplicate consumes no transaction id (M25, R28).
+        // Nothing was written, so there is nothing to commit: a duplicate consumes no transaction id.
         let clean = rollback(inner, unit).await.is_ok();
         return (clean, End::Decided(ledger.decide(inner, items, &fold, registered.run)));
     }
@@ -261,7 +261,7 @@ async fn rollback<S: Store>(inner: &Inner<S>, unit: S::Unit<'_>) -> Result<(), S
 }
 
 /// Commits. A client's limit is the only one that holds here: PostgreSQL's own time-outs do not apply to a COMMIT that
-/// waits for a standby (M11), and a dropped COMMIT is merely unknown.
+/// waits for a standby, and a dropped COMMIT is merely unknown.
 async fn commit<S: Store>(inner: &Inner<S>, unit: S::Unit<'_>) -> Result<(), CommitError> {
     let begun = Instant::now();
     let committed = tokio::time::timeout(inner.settings.commit_timeout, unit.commit()).await;

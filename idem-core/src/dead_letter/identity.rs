@@ -70,8 +70,7 @@ impl DeadLetter {
     }
 }
 
-/// What a [`Fingerprint`] is made of: facts about the failure, and no value of a payload, key, header, statement or row
-/// (S4).
+/// What a [`Fingerprint`] is made of: facts about the failure, and no value of a payload, key, header, statement or row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FailureKind<'a> {
     /// Why the message was set aside.

@@ -139,7 +139,7 @@ fn the_canonical_form_knows_no_order_spacing_or_notation() {
     assert_ne!(canonical(r#"{"a":null}"#), canonical("{}"));
 }
 
-/// S10, facts 7: neighbours beyond 2^53 share one double, so such a number has no canonical form.
+/// S10: neighbours beyond 2^53 share one double, so such a number has no canonical form.
 #[test]
 fn numbers_beyond_2_to_the_53_are_refused() {
     let beyond = "it holds a number beyond 2^53, which has no exact canonical form";

@@ -256,9 +256,9 @@ fn rules_that_find_other_keys_have_other_texts() {
 
 const V7: &str = "01890a5d-ac96-774b-bcce-b302099a8057";
 
-/// X3, R4: under the UUID policy a key is one UUID however its letters are written.
+/// Under the UUID policy a key is one UUID however its letters are written.
 #[test]
-fn x3_case_variants_of_a_uuid_are_one_key() {
+fn case_variants_of_a_uuid_are_one_key() {
     for policy in [KeyPolicy::Uuid, KeyPolicy::UuidStrict] {
         assert_eq!(policy.apply(key(V7)), Ok(key(V7)));
         assert_eq!(policy.apply(key(&V7.to_uppercase())), Ok(key(V7)));
@@ -266,9 +266,9 @@ fn x3_case_variants_of_a_uuid_are_one_key() {
     assert_eq!(KeyPolicy::Token.apply(key(&V7.to_uppercase())), Ok(key(&V7.to_uppercase())));
 }
 
-/// X3, S1: an id that nobody set would make every message a duplicate of the first.
+/// S1: an id that nobody set would make every message a duplicate of the first.
 #[test]
-fn x3_nil_max_and_other_notations_are_refused() {
+fn s1_nil_max_and_other_notations_are_refused() {
     let refused = [
         "00000000-0000-0000-0000-000000000000".to_owned(),
         "ffffffff-ffff-ffff-ffff-ffffffffffff".to_owned(),
@@ -291,10 +291,10 @@ fn x3_nil_max_and_other_notations_are_refused() {
     }
 }
 
-/// X3: a text that only looks like a UUID (a sample with version b and variant c) passes unless version and variant
+/// A text that only looks like a UUID (a sample with version b and variant c) passes unless version and variant
 /// count.
 #[test]
-fn x3_version_and_variant_count_only_under_the_strict_policy() {
+fn version_and_variant_count_only_under_the_strict_policy() {
     let sample = "11111111-aaaa-bbbb-cccc-000000000001";
     assert_eq!(KeyPolicy::Uuid.apply(key(sample)), Ok(key(sample)));
     assert_eq!(KeyPolicy::UuidStrict.apply(key(sample)), Err(KeyError::NotUuid));

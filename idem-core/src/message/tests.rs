@@ -16,7 +16,7 @@ fn identified(message: Message, tenant: &str, consumer: &str, key: Option<&str>)
     })
 }
 
-/// R97: handed to providers, so these may never change. Computed with Python's `hashlib` and `uuid`.
+/// Handed to providers, so these may never change. Computed with Python's `hashlib` and `uuid`.
 #[test]
 fn derived_keys_match_their_golden_vectors() {
     let derived =

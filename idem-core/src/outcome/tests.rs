@@ -48,7 +48,7 @@ fn name(verdict: &Verdict, expected: Option<&Recorded>) -> &'static str {
     }
 }
 
-/// X4, B7, B13, B15: the whole table. Key equal or not, recorded hash equal or not, recorded by this rule or another,
+/// B7, B13, B15: the whole table. Key equal or not, recorded hash equal or not, recorded by this rule or another,
 /// and, for another, what hashing again by it gives.
 #[test]
 fn the_verdict_table() {
@@ -82,7 +82,7 @@ fn the_verdict_table() {
     }
     let never = |_| -> Option<PayloadHash> { panic!("nothing was recorded") };
     assert_eq!(name(&verdict(&claim(), Claimed::Inserted, never), None), "fresh");
-    // Zero inserted rows are no proof of a duplicate (rule 1).
+    // Zero inserted rows are no proof of a duplicate.
     assert_eq!(name(&verdict(&claim(), Claimed::NotInserted, never), None), "unanswered");
 }
 

@@ -22,7 +22,7 @@ use crate::{
 /// How often the gauges are set and left-out lines are summed up.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// How often the duplicates that were skipped are told in one line (R89).
+/// How often the duplicates that were skipped are told in one line.
 const SKIPPED_EVERY: Duration = Duration::from_secs(10);
 
 /// From when on a transaction is warned about. PostgreSQL's autovacuum looks once a minute by default, and what it finds

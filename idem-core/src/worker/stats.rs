@@ -66,7 +66,7 @@ counters! {
     /// Messages whose commit's answer was lost, and whose outcome was then found; they count as processed or duplicate
     /// too.
     unknown_resolved: UNKNOWN_RESOLVED,
-    /// Messages handled without a record, because their type opted out; they count as processed too (R65).
+    /// Messages handled without a record, because their type opted out; they count as processed too.
     unprotected: UNPROTECTED,
     /// Messages older than the retention that were handled all the same.
     older_than_retention: OLDER_THAN_RETENTION,

@@ -43,7 +43,7 @@ type Manager = <sqlx::Postgres as Database>::TransactionManager;
 ///
 /// A commit counts when the server says so. `synchronous_commit` decides what that is worth; start-up warns where it is
 /// weaker than `on`. A COMMIT whose wait for a standby an operator cancels answers as a success: the server says so in a
-/// warning only, which sqlx does not hand on (failure A8).
+/// warning only, which sqlx does not hand on.
 ///
 /// Whatever takes a `&mut PgConnection` of sqlx's can write here. SeaORM does so through an adapter of a few lines
 /// (`examples/sea-orm`); its own transactions take a pool and cannot join one that they did not begin.

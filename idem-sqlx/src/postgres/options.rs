@@ -64,7 +64,7 @@ impl PostgresOptions {
         self
     }
 
-    /// Another login for cleanup, because the worker's role has no DELETE (S8). Defaults to the worker's own.
+    /// Another login for cleanup, because the worker's role has no DELETE. Defaults to the worker's own.
     pub fn cleanup_with(mut self, connection: PgConnectOptions) -> Self {
         self.cleanup = Some(connection);
         self
@@ -104,7 +104,7 @@ impl PostgresOptions {
             .connect_lazy_with(connection.clone())
     }
 
-    /// Whether somebody between here and the server could read along (S9).
+    /// Whether somebody between here and the server could read along.
     pub(super) fn is_plaintext_abroad(&self) -> bool {
         let is_here = self.connection.get_socket().is_some() || is_this_machine(self.connection.get_host());
         let is_encrypted = match self.connection.get_ssl_mode() {

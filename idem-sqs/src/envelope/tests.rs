@@ -42,7 +42,7 @@ const EVENT: &str = r#"{"version":"0","id":"6a7e8feb-b491-4cf7-a9f1-bf3703467718
 "detail":{"idempotencykey":"order-1",  "cents":1.0}}"#;
 
 #[test]
-fn r50_an_event_of_eventbridge_is_the_text_of_its_detail() {
+fn an_event_of_eventbridge_is_the_text_of_its_detail() {
     let message = open(Envelope::EventBridge, EVENT);
     assert_eq!(message.payload().unwrap(), r#"{"idempotencykey":"order-1",  "cents":1.0}"#, "not written anew");
     assert_eq!(

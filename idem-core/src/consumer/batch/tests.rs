@@ -41,9 +41,9 @@ fn s2_equal_keys_of_two_scopes_are_two_claims() {
     assert_eq!(fold.claims, [2, 1, 0]);
 }
 
-/// R65: what opted out claims nothing and follows nobody.
+/// What opted out claims nothing and follows nobody.
 #[test]
-fn r65_unprotected_messages_are_not_folded() {
+fn unprotected_messages_are_not_folded() {
     assert_eq!(folded(&[None, Some((1, "a", 0)), None]), Fold { leader: vec![None, Some(1), None], claims: vec![1] });
     assert_eq!(folded(&[]), Fold { leader: Vec::new(), claims: Vec::new() });
 }

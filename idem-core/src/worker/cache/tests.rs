@@ -91,7 +91,7 @@ fn another_epoch_or_a_lost_connection_drops_everything() {
     assert!(cache.duplicate(&claim("a", b"1"), now).is_none());
 }
 
-/// What was noted before anything was confirmed may be of another epoch or server (failure A43).
+/// What was noted before anything was confirmed may be of another epoch or server (A43).
 #[test]
 fn a43_the_first_confirmation_drops_what_was_noted_before_it() {
     let (cache, now) = (cache(1 << 20), Instant::now());
@@ -100,7 +100,7 @@ fn a43_the_first_confirmation_drops_what_was_noted_before_it() {
     assert!(cache.duplicate(&claim("a", b"1"), now).is_none());
 }
 
-/// After a failover, what the old server had committed may be lost (failure A43).
+/// After a failover, what the old server had committed may be lost (A43).
 #[test]
 fn a43_another_server_drops_everything_before_it_is_confirmed() {
     let (cache, now) = knowing_a(1 << 20);

@@ -61,6 +61,7 @@ async fn two_runners_at_once_apply_each_migration_once() {
     let (first, second) = tokio::join!(first.migrate(), second.migrate());
     let mut applied = first.unwrap();
     applied.extend(second.unwrap());
+    applied.sort_unstable();
     assert_eq!(applied, [1, 2]);
 }
 

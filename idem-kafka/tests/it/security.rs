@@ -1,12 +1,14 @@
 //! Brokers that want TLS and a password: the door of the real one at `IDEM_KAFKA_SSL_BROKERS`, where `idem` may do
 //! everything and `stranger` nothing.
 
+use std::time::Duration;
+
 use idem_core::{Attached, Message, Publisher, SourceError};
 use idem_kafka::{KafkaOptions, KafkaPublisher, Reset};
 
 use crate::{
     cluster::{Topic, fast},
-    member::{Member, payloads, within},
+    member::{Member, payloads},
     publisher::dead_letter,
 };
 
@@ -29,17 +31,21 @@ fn options(topic: &Topic, user: &str, password: &str) -> KafkaOptions {
         .set("sasl.password", password)
 }
 
-/// As a worker does: what could not be reached is asked again.
+/// As a worker does: what could not be reached is asked again. Beside the rest of the suite, an attempt's handshake may take
+/// longer than the attempt, so this is the one wait that is as long as the suite.
 async fn attach(options: KafkaOptions) -> Result<Attached, SourceError> {
-    within("an answer of the brokers", async {
+    let answered = async {
         loop {
             match Member::attach(options.clone()).await {
                 Err(SourceError::Unavailable { .. }) => {}
                 answered => return answered.map(|(_, attached)| attached),
             }
         }
-    })
-    .await
+    };
+    match tokio::time::timeout(Duration::from_secs(600), answered).await {
+        Ok(answer) => answer,
+        Err(_) => panic!("an answer of the brokers: not within ten minutes"),
+    }
 }
 
 fn assert_refused<T: std::fmt::Debug>(answer: Result<T, SourceError>, words: &str) {

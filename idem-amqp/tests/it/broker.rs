@@ -19,7 +19,7 @@ use reqwest::Method;
 use serde_json::Value;
 
 /// How long a test waits for anything.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Where the broker is: `IDEM_AMQP_URL`, else what `./servers up rabbitmq` starts.
 pub(crate) fn url() -> String {

@@ -28,7 +28,7 @@ use tokio::sync::OnceCell;
 use crate::wire;
 
 /// How long a test waits for anything.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 pub(crate) static BROKERS: LazyLock<String> =
     LazyLock::new(|| std::env::var("IDEM_KAFKA_BROKERS").unwrap_or_else(|_| "127.0.0.1:29092".to_owned()));

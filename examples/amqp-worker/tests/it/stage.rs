@@ -77,7 +77,7 @@ impl Stage {
 
     /// Runs one worker until the queue is empty.
     pub(crate) async fn drain(&self, more: &[&str]) -> Ended {
-        let more = [&["--until-idle", "1s"], more].concat();
+        let more = [&["--until-idle", "3s"], more].concat();
         self.start(&more).ended().await
     }
 

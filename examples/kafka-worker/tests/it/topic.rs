@@ -13,7 +13,7 @@ use rdkafka::{
 
 use super::purchase::Purchase;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Where the broker is: `IDEM_KAFKA_BROKERS`, else what `./servers up kafka` starts.
 pub(crate) fn brokers() -> String {

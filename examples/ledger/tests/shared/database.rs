@@ -13,7 +13,7 @@ use std::{
 use sqlx::{Connection, PgConnection, PgPool, postgres::PgPoolOptions, query, query_as, query_scalar};
 
 /// How long anything may take before a test says that it hangs.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The full count with `./test --all`, else a smaller one.
 pub(crate) fn count(all: i64, otherwise: i64) -> i64 {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::process::{Child, Command};
 
 /// How long a worker may take to end once it is asked to, or once everything is consumed.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 pub(crate) struct Worker {
     process: Child,

@@ -8,7 +8,7 @@ use super::subject::SourceUnderTest;
 use crate::proof::durables;
 
 /// No case waits longer for one thing than this.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(super) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(PATIENCE, future).await {

@@ -5,7 +5,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 use tokio::sync::watch;
 
 /// How long a case waits for anything before it is red. Far beyond what a healthy store needs on a busy machine.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The deadline of handlers that never answer, in cases where others must meet it on a busy machine.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::flight::Permit;
+use super::in_flight::Permit;
 use crate::{
     consumer::Item,
     dead_letter::{DeadLetterId, Reason},
@@ -40,14 +40,14 @@ impl HoldKey {
 
 /// Who waits for the settlement.
 #[derive(Debug)]
-pub(crate) enum Origination<H> {
+pub(crate) enum DeliveredBy<H> {
     Broker(H),
     Replay(DeadLetterId),
 }
 
 /// That a message is to be set aside, and why.
 #[derive(Debug)]
-pub(crate) struct Dead {
+pub(crate) struct DeadLetterCause {
     pub(crate) reason: Reason,
     pub(crate) class: ErrorClass,
     pub(crate) text: String,
@@ -80,7 +80,7 @@ impl Drop for Unkeepable {
 #[derive(Debug)]
 pub(crate) struct Job<H> {
     pub(crate) item: Item,
-    pub(crate) from: Origination<H>,
+    pub(crate) from: DeliveredBy<H>,
     pub(crate) assignment: Assignment,
     /// Whether the broker says that it may have delivered this message before.
     pub(crate) redelivered: bool,
@@ -99,14 +99,14 @@ pub(crate) struct Job<H> {
     /// Waits in a row that are nobody's fault and charge nothing.
     pub(crate) waits: u32,
     /// Boxed, because nearly every message is a good one.
-    pub(crate) dead: Option<Box<Dead>>,
+    pub(crate) dead: Option<Box<DeadLetterCause>>,
     pub(crate) received_at: Instant,
     /// `None` for a replay, of which only a few are taken at a time.
     pub(crate) permit: Option<Permit>,
 }
 
 impl<H> Job<H> {
-    pub(crate) fn new(item: Item, from: Origination<H>, assignment: Assignment, permit: Option<Permit>) -> Self {
+    pub(crate) fn new(item: Item, from: DeliveredBy<H>, assignment: Assignment, permit: Option<Permit>) -> Self {
         Self {
             item,
             from,
@@ -136,7 +136,7 @@ impl<H> Job<H> {
     }
 
     pub(crate) fn is_replay(&self) -> bool {
-        matches!(self.from, Origination::Replay(_))
+        matches!(self.from, DeliveredBy::Replay(_))
     }
 }
 

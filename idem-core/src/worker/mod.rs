@@ -1,28 +1,17 @@
 //! [`Worker`]: a source, a consumer, and everything between them.
 
-mod batch_size;
 mod builder;
-mod cache;
-mod flight;
-mod gate;
+mod committed_keys;
+mod in_flight;
 mod intake;
 mod job;
 mod lane;
-mod observe;
-mod parting;
-mod publishing;
-mod queue;
-mod recent;
-mod running;
+mod pause;
 mod settler;
 mod shared;
 mod start;
-mod stats;
-mod subscription;
 mod tasks;
-mod throttle;
-mod trouble;
-mod verdict;
+mod view;
 
 use std::{
     fmt,
@@ -36,14 +25,17 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use self::{
     builder::WorkerBuilder,
-    gate::Pause,
-    observe::{Load, WorkerView},
-    recent::{Incident, IncidentKind},
-    stats::Summary,
+    pause::Pause,
+    view::{Incident, IncidentKind, Load, Summary, WorkerView},
 };
 use self::{
-    cache::CommittedKeys, flight::Flight, gate::Gate, lane::Lane, parting::Lanes, recent::Recent, settler::Settlement,
-    shared::Shared, stats::Stats, throttle::Lines,
+    committed_keys::CommittedKeys,
+    in_flight::InFlight,
+    lane::{Lane, LaneCount},
+    pause::IntakeGate,
+    settler::Settlement,
+    shared::Shared,
+    view::{Incidents, LogLimiter, Stats},
 };
 use crate::{
     config::WorkerSettings,
@@ -110,9 +102,9 @@ pub struct Worker<S: Store, B: Source> {
     settings: WorkerSettings,
     stats: Arc<Stats>,
     metrics: Arc<WorkerMetrics>,
-    flight: Arc<Flight>,
-    recent: Arc<Recent>,
-    gate: Arc<Gate>,
+    flight: Arc<InFlight>,
+    recent: Arc<Incidents>,
+    gate: Arc<IntakeGate>,
 }
 
 impl<S: Store, B: Source> fmt::Debug for Worker<S, B> {
@@ -147,9 +139,9 @@ impl<S: Store, B: Source> Worker<S, B> {
         Self {
             stats: Arc::new(Stats::of(name)),
             metrics: Arc::new(WorkerMetrics::of(name)),
-            flight: Arc::new(Flight::new(&settings, consumer.inner.settings.payload_bytes_max)),
+            flight: Arc::new(InFlight::new(&settings, consumer.inner.settings.payload_bytes_max)),
             recent: Arc::default(),
-            gate: Arc::new(Gate::new()),
+            gate: Arc::new(IntakeGate::new()),
             consumer,
             source,
             publisher,
@@ -211,7 +203,7 @@ impl<S: Store, B: Source> Worker<S, B> {
                 settlements,
             ),
         );
-        supervise(&background, &shared, "observer", observe::run(Arc::clone(&shared), self.view()));
+        supervise(&background, &shared, "observer", view::run(Arc::clone(&shared), self.view()));
         supervise(&background, &shared, "control", tasks::control(Arc::clone(&shared), senders));
         supervise(&background, &shared, "watchdog", tasks::watchdog(Arc::clone(&shared)));
         if let Some(settings) = self.settings.cleanup {
@@ -228,7 +220,7 @@ impl<S: Store, B: Source> Worker<S, B> {
         let drained = tokio::time::timeout(self.settings.drain, drain(&lanes, &shared)).await.is_ok();
         self.source.close(self.settings.drain).await;
         // Nothing follows that could say it.
-        shared.lines.sum_up(&self.consumer.inner.name, Instant::now() + throttle::WINDOW);
+        shared.lines.sum_up(&self.consumer.inner.name, Instant::now() + view::LOG_WINDOW);
         if let Some(error) = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
             return Err(error);
         }
@@ -256,14 +248,14 @@ impl<S: Store, B: Source> Worker<S, B> {
             recent: Arc::clone(&self.recent),
             gate: Arc::clone(&self.gate),
             settlements,
-            lanes: Lanes::default(),
+            lanes: LaneCount::default(),
             cache: CommittedKeys::new(&self.settings, self.consumer.inner.settings.retention),
             one_at_a_time: tokio::sync::Mutex::new(()),
             shutdown,
             failure: Mutex::new(None),
             hold_max: attached.hold_max,
             replays: AtomicU32::new(0),
-            lines: Lines::default(),
+            lines: LogLimiter::default(),
             scope: registered.scope,
             run: registered.run,
         };

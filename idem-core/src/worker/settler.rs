@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{flight::Permit, stats::Stats};
+use super::{in_flight::Permit, view::Stats};
 use tracing::Instrument as _;
 
 use crate::{

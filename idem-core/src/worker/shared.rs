@@ -9,16 +9,14 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Summary, WorkerError,
-    cache::CommittedKeys,
-    flight::{Flight, Permit},
-    gate::Gate,
-    job::{Job, Origination},
-    parting::Lanes,
-    recent::Recent,
+    WorkerError,
+    committed_keys::CommittedKeys,
+    in_flight::{InFlight, Permit},
+    job::{DeliveredBy, Job},
+    lane::LaneCount,
+    pause::IntakeGate,
     settler::{Answers, Settlement},
-    stats::Stats,
-    throttle::Lines,
+    view::{Incidents, LogLimiter, Stats, Summary},
 };
 use crate::{
     config::{Effects, WorkerSettings},
@@ -38,21 +36,21 @@ pub(crate) struct Shared<S: Store, B: Source> {
     pub(super) settings: WorkerSettings,
     pub(super) stats: Arc<Stats>,
     pub(super) metrics: Arc<WorkerMetrics>,
-    pub(super) recent: Arc<Recent>,
-    pub(super) gate: Arc<Gate>,
+    pub(super) recent: Arc<Incidents>,
+    pub(super) gate: Arc<IntakeGate>,
     pub(super) settlements: mpsc::UnboundedSender<Settlement<B::Handle>>,
     /// Held while a message runs that may be what ended the last process. Two of them side by side on two lanes would
     /// both be charged for each death that one of them causes, until the innocent one is set aside with it (D4).
     pub(super) one_at_a_time: tokio::sync::Mutex<()>,
-    pub(super) lanes: Lanes,
+    pub(super) lanes: LaneCount,
     pub(super) cache: Option<CommittedKeys>,
-    pub(super) flight: Arc<Flight>,
+    pub(super) flight: Arc<InFlight>,
     pub(super) shutdown: CancellationToken,
     pub(super) failure: Mutex<Option<WorkerError>>,
     pub(super) hold_max: Option<Duration>,
     /// Replays that were taken and have not ended.
     pub(super) replays: AtomicU32,
-    pub(super) lines: Lines,
+    pub(super) lines: LogLimiter,
     pub(super) scope: ScopeId,
     pub(super) run: RunId,
 }
@@ -86,7 +84,7 @@ impl<S: Store, B: Source> Shared<S, B> {
 
     /// Gives a message back to the broker. A replay needs no giving back: it is taken again.
     pub(super) fn release(&self, job: Job<B::Handle>, after: Duration) {
-        if let Origination::Broker(handle) = job.from {
+        if let DeliveredBy::Broker(handle) = job.from {
             self.stats.released.add(1);
             self.settle(handle, Settle::Release { after }, job.permit);
         }
@@ -107,9 +105,9 @@ impl<S: Store, B: Source> Shared<S, B> {
     pub(super) fn skipped(&self, job: &Job<B::Handle>, recorded: &Recorded, early: bool) {
         let is_redelivery = job.redelivered || (early && !self.source.capabilities().marks_redelivery);
         let cause = match job.from {
-            Origination::Replay(_) => Cause::Replay,
-            Origination::Broker(_) if is_redelivery => Cause::Redelivery,
-            Origination::Broker(_) => Cause::Producer,
+            DeliveredBy::Replay(_) => Cause::Replay,
+            DeliveredBy::Broker(_) if is_redelivery => Cause::Redelivery,
+            DeliveredBy::Broker(_) => Cause::Producer,
         };
         self.stats.duplicates.add(1);
         self.metrics.skipped(cause);

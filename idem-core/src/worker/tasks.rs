@@ -8,9 +8,9 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Shared, cache,
-    intake::{self, Lanes},
-    job::Origination,
+    Shared, committed_keys,
+    intake::{self, LaneSenders},
+    job::DeliveredBy,
 };
 use crate::{
     cleanup::{Cleanup, CleanupSettings},
@@ -29,7 +29,7 @@ async fn sleep<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
 }
 
 /// Obeys what operators set, and takes dead letters that they want replayed.
-pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: Lanes<B::Handle>) {
+pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: LaneSenders<B::Handle>) {
     while !shared.shutdown.is_cancelled() {
         let (asked_at, was_halted) = (Instant::now(), shared.gate.is_halted());
         match shared.consumer.store.control(shared.scope).await {
@@ -55,12 +55,12 @@ pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lane
                 tracing::debug!(idem.consumer = %shared.consumer.name, %error, "the controls cannot be read");
             }
         }
-        let often = if shared.cache.is_some() { cache::CONFIRM_EVERY } else { Duration::MAX };
+        let often = if shared.cache.is_some() { committed_keys::CONFIRM_EVERY } else { Duration::MAX };
         sleep(&shared, shared.settings.control_every.min(often)).await;
     }
 }
 
-async fn take_replays<S: Store, B: Source>(shared: &Arc<Shared<S, B>>, lanes: &Lanes<B::Handle>) {
+async fn take_replays<S: Store, B: Source>(shared: &Arc<Shared<S, B>>, lanes: &LaneSenders<B::Handle>) {
     let room = REPLAYS_AT_ONCE.saturating_sub(shared.replays.load(Ordering::Relaxed));
     if room == 0 {
         return;
@@ -74,7 +74,7 @@ async fn take_replays<S: Store, B: Source>(shared: &Arc<Shared<S, B>>, lanes: &L
     };
     for replay in replays {
         shared.replays.fetch_add(1, Ordering::Relaxed);
-        let from = Origination::Replay(replay.id);
+        let from = DeliveredBy::Replay(replay.id);
         let job = intake::identify(shared, replay.message, replay.key, from, Assignment::default(), None).await;
         if let Some(mut job) = job {
             // It failed before, so it runs alone.

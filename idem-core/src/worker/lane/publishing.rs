@@ -1,18 +1,18 @@
 //! Sees to it that a dead letter is somewhere whole before its message is settled: in its row, or published. What is
 //! nowhere is not acknowledged.
 
-use super::{
-    Shared,
-    job::{Job, Unkeepable},
-    lane::Lane,
-    recent::IncidentKind,
-};
+use super::Lane;
 use crate::{
     config::OnUnkeepable,
     dead_letter::{self, DeadLetter, DeadLetterId, ParkedDeadLetter, Publisher},
     error::{ErrorClass, SourceError},
     source::Source,
     store::Store,
+    worker::{
+        Shared,
+        job::{Job, Unkeepable},
+        view::IncidentKind,
+    },
 };
 
 /// Whether the message of a dead letter may be settled.

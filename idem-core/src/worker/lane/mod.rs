@@ -1,5 +1,13 @@
-//! A lane: many ordering keys, the order kept within each, one connection. It decides what to run next; running it is in
-//! [`running`](super::running).
+//! A lane: many ordering keys, the order kept within each, one connection. It decides what to run next; running it is in `run`,
+//! and `apply` does what was decided.
+
+mod apply;
+mod batch_size;
+mod drain;
+mod failure;
+mod publishing;
+mod queue;
+mod run;
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,19 +16,17 @@ use tokio::{
     time::Instant,
 };
 
-use super::{
-    Shared,
+pub(super) use self::drain::LaneCount;
+use self::{
     batch_size::BatchSize,
-    cache,
-    gate::Turn,
-    job::Job,
-    parting::{Counted, Parting},
+    drain::{Counted, Revoking},
     queue::{Next, Queue},
 };
 use crate::{
     retry::RetryPolicy,
     source::{Assignment, Source},
     store::{Claim, Store},
+    worker::{Shared, committed_keys, job::Job, pause::Turn},
 };
 
 /// The longest wait between two probes of a database that is down: it comes back for everybody at once.
@@ -32,7 +38,7 @@ pub(crate) enum Command<H> {
     /// Finish what runs, and begin nothing before the next command; assignments are about to end.
     Rest(oneshot::Sender<()>),
     /// These assignments end, and are still held: finish what holds settled messages back, and give back the rest.
-    Part(Arc<Vec<Assignment>>, oneshot::Sender<()>),
+    Revoke(Arc<Vec<Assignment>>, oneshot::Sender<()>),
     /// These assignments are lost: drop what was not begun of them.
     Drop(Arc<Vec<Assignment>>),
     /// Intake is closed for long: give back what was not begun.
@@ -40,38 +46,38 @@ pub(crate) enum Command<H> {
 }
 
 pub(crate) struct Lane<S: Store, B: Source> {
-    pub(super) shared: Arc<Shared<S, B>>,
-    pub(super) number: i32,
+    shared: Arc<Shared<S, B>>,
+    number: i32,
     commands: mpsc::UnboundedReceiver<Command<B::Handle>>,
-    pub(super) queue: Queue<Job<B::Handle>>,
+    queue: Queue<Job<B::Handle>>,
     /// Messages of the unit at hand that go back to the queue, in their order, once it is dealt with.
-    pub(super) returned: Vec<Job<B::Handle>>,
-    pub(super) connection: Option<S::Lane>,
+    returned: Vec<Job<B::Handle>>,
+    connection: Option<S::Lane>,
     /// Whether it has had one, so that the next is a reconnect.
-    pub(super) connected: bool,
+    connected: bool,
     /// Fresh messages that still run alone and counted, after a start or an assignment: whatever killed the last
     /// process may be among them.
-    pub(super) probation: usize,
+    probation: usize,
     newest: Assignment,
     /// Units in a row that found the database down.
-    pub(super) down: u32,
+    down: u32,
     /// Units in a row that others got in the way of.
-    pub(super) again: u32,
-    pub(super) batch: BatchSize,
+    again: u32,
+    batch: BatchSize,
     /// The last full unit was nothing but duplicates, so the next may be too.
-    pub(super) duplicates: bool,
+    duplicates: bool,
     /// Nothing is begun before the next command.
     resting: bool,
     /// What was not begun goes back to the broker before anything else.
     giving_back: bool,
     /// Attempts that were counted and never came to a verdict, of messages that went back while the database was down.
-    pub(super) owed: Vec<Claim>,
-    pub(super) parting: Option<Parting>,
+    owed: Vec<Claim>,
+    revoking: Option<Revoking>,
     _present: Counted,
     /// `None` once everything that was begun before a stop has ended.
-    pub(super) at_work: Option<Counted>,
+    at_work: Option<Counted>,
     /// The moment before the claims of the unit at hand.
-    pub(super) before: Option<cache::Before>,
+    before: Option<committed_keys::Before>,
 }
 
 impl<S: Store, B: Source> Lane<S, B> {
@@ -100,7 +106,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             resting: false,
             giving_back: false,
             owed: Vec::new(),
-            parting: None,
+            revoking: None,
             _present: present,
             at_work: Some(at_work),
             before: None,
@@ -114,7 +120,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             }
             let returned = std::mem::take(&mut self.returned);
             self.queue.put_back(returned);
-            self.end_parting();
+            self.end_revocation();
             if self.resting {
                 if !self.wait().await {
                     break;
@@ -241,7 +247,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 // Intake may have given up waiting.
                 let _ = resting.send(());
             }
-            Command::Part(assignments, done) => {
+            Command::Revoke(assignments, done) => {
                 self.resting = false;
                 self.part(assignments, done);
             }
@@ -271,7 +277,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// Asks whether the database is back while there is no message to try it with. Intake is closed until it is.
     async fn look_for_the_store(&mut self) {
         match self.probe().await {
-            Ok(()) => self.went_well(),
+            Ok(()) => self.succeeded(),
             Err(error) => self.store_down(&error),
         }
     }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
-use super::{Pause, Shared, intake::Lanes, lane::Command};
+use super::LaneSenders;
+use crate::worker::{Pause, Shared, lane::Command};
 use crate::{source::Source, store::Store};
 
 /// What is wanted from the broker.
@@ -62,7 +63,7 @@ impl Subscription {
     }
 
     /// Tells source and lanes what has become of intake. Answers whether everything that was not begun is to go back.
-    pub(super) fn look<S: Store, B: Source>(&mut self, shared: &Shared<S, B>, lanes: &Lanes<B::Handle>) -> bool {
+    pub(super) fn look<S: Store, B: Source>(&mut self, shared: &Shared<S, B>, lanes: &LaneSenders<B::Handle>) -> bool {
         if self.ticks.is_none() || shared.shutdown.is_cancelled() {
             return false;
         }

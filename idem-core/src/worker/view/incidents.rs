@@ -50,13 +50,13 @@ impl Incident {
 
 /// The last incidents of each kind, of those that were logged: in a flood some are left out here as there.
 #[derive(Debug, Default)]
-pub(crate) struct Recent {
+pub(crate) struct Incidents {
     conflicts: Mutex<VecDeque<Incident>>,
     dead_letters: Mutex<VecDeque<Incident>>,
     errors: Mutex<VecDeque<Incident>>,
 }
 
-impl Recent {
+impl Incidents {
     fn of(&self, kind: IncidentKind) -> &Mutex<VecDeque<Incident>> {
         match kind {
             IncidentKind::Conflict => &self.conflicts,

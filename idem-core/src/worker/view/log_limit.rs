@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::message::ConsumerName;
 
-/// Lines of one kind that are written in a second.
+/// LogLimiter of one kind that are written in a second.
 const LINES_MAX: u64 = 10;
 
 /// That second.
@@ -17,22 +17,22 @@ pub(crate) const WINDOW: Duration = Duration::from_secs(1);
 
 /// The lines of a worker that each message may cause, by what they are about.
 #[derive(Debug, Default)]
-pub(crate) struct Lines {
+pub(crate) struct LogLimiter {
     /// Messages that are set aside.
-    pub(crate) dead_letters: Throttle,
+    pub(crate) dead_letters: Limiter,
     /// Messages that wait or are in doubt.
-    pub(crate) waiting: Throttle,
+    pub(crate) waiting: Limiter,
     /// Conflicts, all of which the audit trail has.
-    pub(crate) conflicts: Throttle,
-    /// Dead letters that could not be published, and replays whose end could not be noted.
-    pub(crate) unnoted: Throttle,
+    pub(crate) conflicts: Limiter,
+    /// DeadLetterCause letters that could not be published, and replays whose end could not be noted.
+    pub(crate) unnoted: Limiter,
     /// Messages that cannot be kept.
-    pub(crate) unkeepable: Throttle,
+    pub(crate) unkeepable: Limiter,
     /// Units whose keys are claimed again.
-    pub(crate) again: Throttle,
+    pub(crate) again: Limiter,
 }
 
-impl Lines {
+impl LogLimiter {
     /// Says how many lines were left out since the last one of their kind, once no more come.
     pub(crate) fn sum_up(&self, consumer: &ConsumerName, now: Instant) {
         let Self { dead_letters, waiting, conflicts, unnoted, unkeepable, again } = self;
@@ -53,7 +53,7 @@ impl Lines {
 
 /// Lets the first lines of each second through, and counts the others.
 #[derive(Debug, Default)]
-pub(crate) struct Throttle(Mutex<Window>);
+pub(crate) struct Limiter(Mutex<Window>);
 
 #[derive(Debug, Default)]
 struct Window {
@@ -61,7 +61,7 @@ struct Window {
     lines: u64,
 }
 
-impl Throttle {
+impl Limiter {
     /// `Some` for a line that may be written, with how many were left out since the one before.
     pub(crate) fn pass(&self) -> Option<u64> {
         self.pass_at(Instant::now())
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn ten_lines_a_second_pass_and_the_next_one_says_how_many_did_not() {
-        let (throttle, start) = (Throttle::default(), Instant::now());
+        let (throttle, start) = (Limiter::default(), Instant::now());
         let passed: Vec<_> = (0..100_000).filter_map(|_| throttle.pass_at(start)).collect();
         assert_eq!(passed, [0; 10]);
         assert_eq!(throttle.pass_at(start + Duration::from_secs(1)), Some(99_990));
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn what_was_left_out_is_told_once_where_no_line_follows() {
-        let (throttle, start) = (Throttle::default(), Instant::now());
+        let (throttle, start) = (Limiter::default(), Instant::now());
         assert_eq!((0..100).filter_map(|_| throttle.pass_at(start)).count(), 10);
         assert_eq!(throttle.end_at(start), None, "the second is not over");
         let later = start + Duration::from_secs(1);

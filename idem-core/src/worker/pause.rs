@@ -40,7 +40,7 @@ impl State {
 }
 
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct IntakeGate {
     joined: AtomicBool,
     leaving: AtomicBool,
     dead: OnceLock<&'static str>,
@@ -57,7 +57,7 @@ pub(crate) enum Turn {
     Probe,
 }
 
-impl Gate {
+impl IntakeGate {
     pub(crate) fn new() -> Self {
         let state = State { control: ControlState::Running, why: String::new(), lanes_down: 0 };
         Self {
@@ -121,7 +121,7 @@ impl Gate {
     }
 
     /// Waits while an operator or the database keeps intake closed. The breaker does not: it lets one message a second
-    /// through, see [`Gate::turn`].
+    /// through, see [`IntakeGate::turn`].
     pub(crate) async fn open(&self) {
         // The sender lives in `self`, so this cannot fail.
         let _ = self.state.subscribe().wait_for(State::is_open).await;

@@ -2,13 +2,7 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use super::{
-    job::{Dead, Job, Origination},
-    lane::Lane,
-    publishing::Secured,
-    recent::IncidentKind,
-    settler::Answers,
-};
+use super::{Lane, publishing::Secured};
 use crate::{
     config::OnConflict,
     dead_letter::{DeadLetter, FailureKind, Fingerprint, Reason, ReplayEnd},
@@ -18,6 +12,11 @@ use crate::{
     source::Source,
     store::{AuditEntry, Claim, ControlState, Recorded, Store},
     telemetry,
+    worker::{
+        job::{DeadLetterCause, DeliveredBy, Job},
+        settler::Answers,
+        view::IncidentKind,
+    },
 };
 
 impl<S: Store, B: Source> Lane<S, B> {
@@ -57,8 +56,8 @@ impl<S: Store, B: Source> Lane<S, B> {
                 }
             };
             match job.from {
-                Origination::Broker(handle) => answers.push(handle, Settle::Acknowledge(durable), job.permit),
-                Origination::Replay(id) => self.replayed(id, end).await,
+                DeliveredBy::Broker(handle) => answers.push(handle, Settle::Acknowledge(durable), job.permit),
+                DeliveredBy::Replay(id) => self.replayed(id, end).await,
             }
         }
         self.shared.settle_all(answers);
@@ -133,8 +132,8 @@ impl<S: Store, B: Source> Lane<S, B> {
     pub(super) async fn hand_back(&mut self, mut job: Job<B::Handle>) {
         self.uncount(&mut job).await;
         match job.from {
-            Origination::Broker(_) => self.shared.release(job, Duration::ZERO),
-            Origination::Replay(id) => self.finish_replay(id, ReplayEnd::Released).await,
+            DeliveredBy::Broker(_) => self.shared.release(job, Duration::ZERO),
+            DeliveredBy::Replay(id) => self.finish_replay(id, ReplayEnd::Released).await,
         }
     }
 
@@ -166,10 +165,10 @@ impl<S: Store, B: Source> Lane<S, B> {
             OnConflict::Acknowledge => {
                 self.shared.stats.conflicts.add(1);
                 match job.from {
-                    Origination::Broker(handle) => {
+                    DeliveredBy::Broker(handle) => {
                         self.shared.settle(handle, Settle::Acknowledge(Durable::parked()), job.permit);
                     }
-                    Origination::Replay(id) => self.replayed(id, ReplayEnd::Duplicate).await,
+                    DeliveredBy::Replay(id) => self.replayed(id, ReplayEnd::Duplicate).await,
                 }
             }
             OnConflict::DeadLetter => {
@@ -181,8 +180,16 @@ impl<S: Store, B: Source> Lane<S, B> {
                 let text = format!("the key was recorded at run {} with another payload", recorded.processed_by);
                 let hash = Some((claim.hash, claim.hash_rule));
                 let (key, class) = (Some(claim.key), ErrorClass::Permanent);
-                job.dead =
-                    Some(Box::new(Dead { reason, class, text, code: None, key, hash, fresh: false, unkeepable: None }));
+                job.dead = Some(Box::new(DeadLetterCause {
+                    reason,
+                    class,
+                    text,
+                    code: None,
+                    key,
+                    hash,
+                    fresh: false,
+                    unkeepable: None,
+                }));
                 self.dead_letter(job).await;
             }
             OnConflict::Halt => {
@@ -204,7 +211,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// Sets a message aside: a row, then a confirmed publication where there is a publisher, then the settlement.
     pub(super) async fn dead_letter(&mut self, job: Job<B::Handle>) {
         let Some(dead) = &job.dead else { return self.returned.push(job) };
-        if let Origination::Replay(id) = job.from {
+        if let DeliveredBy::Replay(id) = job.from {
             let end = ReplayEnd::Failed { reason: dead.reason, error: dead.text.clone() };
             return self.replayed(id, end).await;
         }
@@ -223,7 +230,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             Ok(parked) => parked,
             Err(error) => return self.bookkeeping_failed(job, error).await,
         };
-        self.went_well();
+        self.succeeded();
         // Injected errors stand for a process that stops here: the message comes back and is parked once.
         if failpoint!(DEAD_LETTER_SENT).is_err() {
             return self.hold_uncharged(job).await;
@@ -255,12 +262,12 @@ impl<S: Store, B: Source> Lane<S, B> {
             let text = format!("{}: {}", dead.reason, dead.text);
             self.shared.recent.note(IncidentKind::DeadLetter, key, origin, text);
         }
-        if let Origination::Broker(handle) = job.from {
+        if let DeliveredBy::Broker(handle) = job.from {
             self.shared.settle(handle, Settle::DeadLetter(Durable::parked()), job.permit);
         }
     }
 
-    fn letter(&self, job: &Job<B::Handle>, dead: &Dead) -> DeadLetter {
+    fn letter(&self, job: &Job<B::Handle>, dead: &DeadLetterCause) -> DeadLetter {
         let size = job.item.message.payload().map_or(0, bytes::Bytes::len);
         DeadLetter {
             consumer: self.shared.consumer.name.clone(),

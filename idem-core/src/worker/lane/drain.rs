@@ -11,22 +11,22 @@ use tokio::{
     time::Instant,
 };
 
-use super::{
-    Shared,
-    job::{Job, Origination},
-    lane::Lane,
-    settler::Settlement,
-};
+use super::Lane;
 use crate::{
     source::{Assignment, Source},
     store::Store,
+    worker::{
+        Shared,
+        job::{DeliveredBy, Job},
+        settler::Settlement,
+    },
 };
 
 /// Finishing what holds settled messages back takes at most this part of the drain deadline.
 const PART: u32 = 2;
 
 /// An assignment that ends, and of which this lane still finishes something.
-pub(super) struct Parting {
+pub(super) struct Revoking {
     assignments: Arc<Vec<Assignment>>,
     done: oneshot::Sender<()>,
     until: Instant,
@@ -34,7 +34,7 @@ pub(super) struct Parting {
 
 /// How many lanes there are, and how many may be running something that they began before the stop.
 #[derive(Debug, Default)]
-pub(crate) struct Lanes {
+pub(crate) struct LaneCount {
     present: watch::Sender<usize>,
     at_work: watch::Sender<usize>,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Lanes {
 /// Counts a lane, until it is dropped.
 pub(super) struct Counted(watch::Sender<usize>);
 
-impl Lanes {
+impl LaneCount {
     /// A lane that begins.
     pub(super) fn enter(&self) -> (Counted, Counted) {
         let count = |lanes: &watch::Sender<usize>| {
@@ -66,18 +66,18 @@ async fn none_left(lanes: &watch::Sender<usize>) {
 
 impl<S: Store, B: Source> Shared<S, B> {
     /// Waits until no lane runs anything any more and everything that they settled was handed over.
-    async fn at_rest(&self) {
+    async fn idle(&self) {
         none_left(&self.lanes.at_work).await;
         self.flush().await;
     }
 
     /// Waits until every lane has left, after a stop.
-    pub(super) async fn deserted(&self) {
+    pub(in crate::worker) async fn all_stopped(&self) {
         none_left(&self.lanes.present).await;
     }
 
     /// Waits until everything that was settled so far was handed over to the source.
-    pub(super) async fn flush(&self) {
+    pub(in crate::worker) async fn flush(&self) {
         let (done, flushed) = oneshot::channel();
         if self.settlements.send(Settlement::Flush(done)).is_ok() {
             // A settler that died has stopped the worker.
@@ -87,8 +87,8 @@ impl<S: Store, B: Source> Shared<S, B> {
 
     fn holds_back(&self, job: &Job<B::Handle>) -> bool {
         match &job.from {
-            Origination::Broker(handle) => self.source.holds_back(handle),
-            Origination::Replay(_) => false,
+            DeliveredBy::Broker(handle) => self.source.holds_back(handle),
+            DeliveredBy::Replay(_) => false,
         }
     }
 }
@@ -102,14 +102,14 @@ impl<S: Store, B: Source> Lane<S, B> {
             self.shared.release(job, Duration::ZERO);
         }
         let until = Instant::now() + self.shared.settings.drain / PART;
-        self.parting = Some(Parting { assignments, done, until });
+        self.revoking = Some(Revoking { assignments, done, until });
     }
 
     /// Answers for assignments that end, once nothing of them can be finished now.
-    pub(super) fn end_parting(&mut self) {
-        let Some(Parting { assignments, done, .. }) = self.parting.take_if(|parting| {
-            let goes_on = Instant::now() < parting.until && self.shared.gate.pause().is_none();
-            !(goes_on && self.queue.any_ready(|job| of(&parting.assignments, job)))
+    pub(super) fn end_revocation(&mut self) {
+        let Some(Revoking { assignments, done, .. }) = self.revoking.take_if(|revoking| {
+            let goes_on = Instant::now() < revoking.until && self.shared.gate.pause().is_none();
+            !(goes_on && self.queue.any_ready(|job| of(&revoking.assignments, job)))
         }) else {
             return;
         };
@@ -125,7 +125,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         self.close_commands().await;
         self.at_work = None;
         let shared = Arc::clone(&self.shared);
-        shared.at_rest().await;
+        shared.idle().await;
         let mut back = self.queue.remove(|job| !shared.holds_back(job));
         let until = Instant::now() + shared.settings.drain / PART;
         while Instant::now() < until && shared.gate.pause().is_none() {

@@ -1,5 +1,7 @@
 //! Takes messages in, bounded by count and bytes, and hands each to the lane of its key.
 
+mod subscription;
+
 use std::{collections::VecDeque, pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
@@ -8,14 +10,14 @@ use tokio::{
 };
 use tracing::Instrument as _;
 
+use self::subscription::Subscription;
 use super::{
     Shared, WorkerError,
-    flight::Permit,
-    job::{Dead, Job, Origination},
+    in_flight::Permit,
+    job::{DeadLetterCause, DeliveredBy, Job},
     lane::Command,
-    recent::IncidentKind,
     settler::Answers,
-    subscription::Subscription,
+    view::IncidentKind,
 };
 use crate::{
     config::OlderThanRetention,
@@ -40,9 +42,9 @@ const TOGETHER: usize = 100;
 
 type ToLane<H> = mpsc::UnboundedSender<Command<H>>;
 
-pub(crate) type Lanes<H> = Vec<ToLane<H>>;
+pub(crate) type LaneSenders<H> = Vec<ToLane<H>>;
 
-pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: Lanes<B::Handle>) {
+pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: LaneSenders<B::Handle>) {
     let mut failures = 0;
     // Received, and waiting for their share of what may be in flight.
     let mut waiting = VecDeque::<(Delivery<B::Handle>, Arc<Instant>)>::new();
@@ -121,7 +123,7 @@ pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: L
 /// under way then ends: a pause would otherwise be met by the first messages after it.
 async fn next<S: Store, B: Source>(
     shared: &Shared<S, B>,
-    lanes: &Lanes<B::Handle>,
+    lanes: &LaneSenders<B::Handle>,
     subscription: &mut Subscription,
 ) -> Option<Result<Received<B::Handle>, SourceError>> {
     let mut room = pin!(room(shared));
@@ -205,7 +207,7 @@ impl<H: Send + 'static> Admitted<H> {
         self.messages += 1;
     }
 
-    fn hand_over<S: Store, B: Source<Handle = H>>(&mut self, shared: &Shared<S, B>, lanes: &Lanes<H>) {
+    fn hand_over<S: Store, B: Source<Handle = H>>(&mut self, shared: &Shared<S, B>, lanes: &LaneSenders<H>) {
         self.messages = 0;
         shared.settle_all(std::mem::take(&mut self.duplicates));
         for (jobs, lane) in self.of_lane.iter_mut().zip(lanes).filter(|(jobs, _)| !jobs.is_empty()) {
@@ -221,14 +223,14 @@ async fn admit<S: Store, B: Source>(
     permit: Option<Permit>,
 ) {
     let Delivery { message, redelivered, assignment, handle, .. } = delivery;
-    let Some(mut job) = identify(shared, message, None, Origination::Broker(handle), assignment, permit).await else {
+    let Some(mut job) = identify(shared, message, None, DeliveredBy::Broker(handle), assignment, permit).await else {
         return;
     };
     job.redelivered = redelivered;
     if let Some((recorded, durable)) = remembered(shared, &job) {
         shared.skipped(&job, &recorded, false);
         shared.stats.cache_hits.add(1);
-        if let Origination::Broker(handle) = job.from {
+        if let DeliveredBy::Broker(handle) = job.from {
             admitted.skip(handle, durable, job.permit);
         }
         return;
@@ -259,7 +261,7 @@ pub(super) async fn identify<S: Store, B: Source>(
     shared: &Shared<S, B>,
     mut message: Message,
     key: Option<IdempotencyKey>,
-    from: Origination<B::Handle>,
+    from: DeliveredBy<B::Handle>,
     assignment: Assignment,
     permit: Option<Permit>,
 ) -> Option<Job<B::Handle>> {
@@ -292,9 +294,9 @@ pub(super) async fn identify<S: Store, B: Source>(
     }
 }
 
-fn malformed(failure: Failure, key: Option<IdempotencyKey>) -> Dead {
+fn malformed(failure: Failure, key: Option<IdempotencyKey>) -> DeadLetterCause {
     let Failure { reason, class, text, code, .. } = failure;
-    Dead { reason, class, text, code, key, hash: None, fresh: true, unkeepable: None }
+    DeadLetterCause { reason, class, text, code, key, hash: None, fresh: true, unkeepable: None }
 }
 
 /// A message that is older than its record would be kept may have been handled before, and nobody can tell.
@@ -314,8 +316,16 @@ async fn in_doubt<S: Store, B: Source>(shared: &Shared<S, B>, job: &mut Job<B::H
             let (key, hash) = (Some(claim.key.clone()), Some((claim.hash, claim.hash_rule)));
             let reason = Reason::OlderThanRetention;
             let class = ErrorClass::Permanent;
-            job.dead =
-                Some(Box::new(Dead { reason, class, text, code: None, key, hash, fresh: false, unkeepable: None }));
+            job.dead = Some(Box::new(DeadLetterCause {
+                reason,
+                class,
+                text,
+                code: None,
+                key,
+                hash,
+                fresh: false,
+                unkeepable: None,
+            }));
         }
         OlderThanRetention::Halt => {
             let who = format!("run {}", shared.run);
@@ -336,14 +346,18 @@ fn hand_over<S: Store, B: Source>(shared: &Shared<S, B>, lane: &ToLane<B::Handle
 }
 
 /// Hands one message to its lane.
-pub(super) fn hand_over_one<S: Store, B: Source>(shared: &Shared<S, B>, lanes: &Lanes<B::Handle>, job: Job<B::Handle>) {
+pub(super) fn hand_over_one<S: Store, B: Source>(
+    shared: &Shared<S, B>,
+    lanes: &LaneSenders<B::Handle>,
+    job: Job<B::Handle>,
+) {
     let lane = job.lane(lanes.len());
     hand_over(shared, &lanes[lane], vec![job]);
 }
 
 /// Assignments end. Where they are still held, the broker waits until what must be finished is, see
-/// [`parting`](super::parting).
-async fn revoke<S: Store, B: Source>(shared: &Shared<S, B>, lanes: &Lanes<B::Handle>, revocation: Revocation) {
+/// `lane/drain.rs`.
+async fn revoke<S: Store, B: Source>(shared: &Shared<S, B>, lanes: &LaneSenders<B::Handle>, revocation: Revocation) {
     let assignments = Arc::new(revocation.assignments);
     let Some(drained) = revocation.drained else {
         // A lane that stopped has handed everything back.
@@ -359,10 +373,10 @@ async fn revoke<S: Store, B: Source>(shared: &Shared<S, B>, lanes: &Lanes<B::Han
     })
     .await;
     let parted = async {
-        tell(lanes, |done| Command::Part(Arc::clone(&assignments), done)).await;
+        tell(lanes, |done| Command::Revoke(Arc::clone(&assignments), done)).await;
         if shared.shutdown.is_cancelled() {
-            // Lanes that stop answer nothing any more, and finish the same messages.
-            shared.deserted().await;
+            // LaneSenders that stop answer nothing any more, and finish the same messages.
+            shared.all_stopped().await;
         }
         shared.flush().await;
     };
@@ -374,7 +388,7 @@ async fn revoke<S: Store, B: Source>(shared: &Shared<S, B>, lanes: &Lanes<B::Han
 }
 
 /// Tells every lane, and waits for their answers.
-async fn tell<H>(lanes: &Lanes<H>, command: impl Fn(oneshot::Sender<()>) -> Command<H>) {
+async fn tell<H>(lanes: &LaneSenders<H>, command: impl Fn(oneshot::Sender<()>) -> Command<H>) {
     let tell = |lane: &mpsc::UnboundedSender<_>| {
         let (done, answer) = oneshot::channel();
         lane.send(command(done)).is_ok().then_some(answer)

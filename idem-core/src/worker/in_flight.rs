@@ -15,7 +15,7 @@ use crate::config::WorkerSettings;
 
 /// The limits on what is in flight.
 #[derive(Debug)]
-pub(crate) struct Flight {
+pub(crate) struct InFlight {
     count_max: usize,
     bytes_max: usize,
     count: Semaphore,
@@ -31,7 +31,7 @@ pub(crate) struct Flight {
 /// The share of the limits that a message takes until it is settled.
 #[derive(Debug)]
 pub(crate) struct Permit {
-    flight: Arc<Flight>,
+    flight: Arc<InFlight>,
     /// Zero once it was given back.
     bytes: u32,
     /// Whether its bytes are counted aside.
@@ -81,7 +81,7 @@ impl Drop for Permit {
     }
 }
 
-impl Flight {
+impl InFlight {
     /// `payload_bytes_max` is what messages are taken for before the first has come.
     pub(crate) fn new(settings: &WorkerSettings, payload_bytes_max: usize) -> Self {
         Self {
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn a36_what_waits_for_a_person_leaves_the_others_their_room() {
         let settings = WorkerSettings { in_flight_bytes: 100, ..WorkerSettings::default() };
-        let flight = Arc::new(Flight::new(&settings, 1 << 20));
+        let flight = Arc::new(InFlight::new(&settings, 1 << 20));
         let arrived = flight.arrive(Instant::now());
         let mut held = flight.try_permit(1_000, &arrived).expect("there is room");
         assert!(flight.try_permit(1, &arrived).is_none());
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn j11_the_oldest_that_is_not_settled_is_known_however_much_came_after_it() {
-        let flight = Arc::new(Flight::new(&WorkerSettings::default(), 1 << 20));
+        let flight = Arc::new(InFlight::new(&WorkerSettings::default(), 1 << 20));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(flight.oldest(at(0)), None);

@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use tokio::time::Instant;
 
-use super::{job::Job, lane::Lane, trouble::AGAIN_MAX};
+use super::{Lane, failure::AGAIN_MAX};
 use crate::{
     consumer::{self, End},
     dead_letter::Reason,
@@ -14,6 +14,7 @@ use crate::{
     outcome::{Decision, Failure},
     source::Source,
     store::Store,
+    worker::job::Job,
 };
 
 impl<S: Store, B: Source> Lane<S, B> {
@@ -49,7 +50,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         let begun = Instant::now();
         match self.unit(&jobs).await {
             End::Decided(decisions) => {
-                self.went_well();
+                self.succeeded();
                 self.batch.took(jobs.len(), begun.elapsed());
                 self.duplicates = jobs.len() == self.batch.max && decisions.iter().all(Decision::is_skipped);
                 self.apply(jobs.into_iter().zip(decisions)).await;
@@ -102,7 +103,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             Ok(decisions) => decisions,
             Err(error) => return self.store_failed(jobs, error),
         };
-        self.went_well();
+        self.succeeded();
         let (mut leaders, mut decided) = (HashSet::new(), Vec::new());
         for (mut job, decision) in jobs.into_iter().zip(decisions) {
             match decision {
@@ -142,7 +143,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         job.suspect = true;
         match self.unit(std::slice::from_ref(&job)).await {
             End::Decided(decisions) => {
-                self.went_well();
+                self.succeeded();
                 self.apply(std::iter::once(job).zip(decisions)).await;
             }
             End::Again(error) if self.again >= AGAIN_MAX => {

@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{
-    WorkerError,
-    job::{Dead, HoldKey, Job},
-    lane::Lane,
-    recent::IncidentKind,
-};
+use super::Lane;
 use crate::{
     consumer,
     error::{ErrorClass, StoreError},
     outcome::Failure,
     source::Source,
     store::Store,
+    worker::{
+        WorkerError,
+        job::{DeadLetterCause, HoldKey, Job},
+        view::IncidentKind,
+    },
 };
 
 /// How often a unit runs again as it is before its messages run alone.
@@ -33,7 +33,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         self.put_back(jobs, |_, job| job.suspect |= enough);
     }
 
-    pub(super) fn went_well(&mut self) {
+    pub(super) fn succeeded(&mut self) {
         self.again = 0;
         self.batch.grow();
         if self.down > 0 {
@@ -155,7 +155,8 @@ impl<S: Store, B: Source> Lane<S, B> {
         job.counted = false;
         let (key, hash) = (claim.map(|claim| claim.key.clone()), claim.map(|claim| (claim.hash, claim.hash_rule)));
         let Failure { reason, class, text, code, .. } = failure;
-        job.dead = Some(Box::new(Dead { reason, class, text, code, key, hash, fresh: true, unkeepable: None }));
+        job.dead =
+            Some(Box::new(DeadLetterCause { reason, class, text, code, key, hash, fresh: true, unkeepable: None }));
         self.dead_letter(job).await;
     }
 

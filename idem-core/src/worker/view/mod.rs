@@ -1,16 +1,23 @@
 //! What can be seen of a running worker: the view, the gauges, and the lines that sum up.
 
+mod incidents;
+mod log_limit;
+mod stats;
+
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{
-    Pause, Shared, Summary,
-    flight::Flight,
-    gate::Gate,
-    recent::{Incident, IncidentKind, Recent},
+pub(super) use self::{
+    incidents::Incidents,
+    log_limit::{LogLimiter, WINDOW as LOG_WINDOW},
     stats::Stats,
 };
+pub use self::{
+    incidents::{Incident, IncidentKind},
+    stats::Summary,
+};
+use super::{Pause, Shared, in_flight::InFlight, pause::IntakeGate};
 use crate::{
     cleanup::CleanupState,
     consumer::OpenUnits,
@@ -35,9 +42,9 @@ pub struct WorkerView {
     pub(super) lanes: usize,
     pub(super) stats: Arc<Stats>,
     pub(super) metrics: Arc<WorkerMetrics>,
-    pub(super) flight: Arc<Flight>,
-    pub(super) recent: Arc<Recent>,
-    pub(super) gate: Arc<Gate>,
+    pub(super) flight: Arc<InFlight>,
+    pub(super) recent: Arc<Incidents>,
+    pub(super) gate: Arc<IntakeGate>,
     pub(super) open: Arc<OpenUnits>,
 }
 

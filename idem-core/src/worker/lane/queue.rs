@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use tokio::time::Instant;
 
-use super::job::{HoldKey, Job};
+use crate::worker::job::{HoldKey, Job};
 
 /// What the queue needs to know of a message.
 pub(crate) trait Queued {

@@ -185,6 +185,10 @@ pub struct WorkerSettings {
     pub in_flight_bytes: usize,
     /// Attempts and back-off.
     pub retry: RetryPolicy,
+    /// How long a message waits, without being charged, for what the database answers that it cannot serve now, such as a
+    /// statement on a table that a deploy has yet to bring; after that each failure counts as an attempt. Defaults to 1
+    /// hour, and to half of the time for which the broker leaves a message in hand where that is less; from 0 to 12 hours.
+    pub database_wait_max: Duration,
     /// Defaults to dead letter.
     pub on_conflict: OnConflict,
     /// Defaults to process.
@@ -228,6 +232,7 @@ impl Default for WorkerSettings {
             in_flight: 10_000,
             in_flight_bytes: 64 << 20,
             retry: RetryPolicy::default(),
+            database_wait_max: Duration::from_secs(3_600),
             on_conflict: OnConflict::default(),
             older_than_retention: OlderThanRetention::default(),
             drain: Duration::from_secs(20),

@@ -315,6 +315,11 @@ impl Breaker {
         self.open
     }
 
+    /// Whether no more than half of the last messages are dead letters, although it was opened.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.open && self.recent.count_ones() * 2 <= BREAKER_WINDOW
+    }
+
     /// A probe went well: close, and forget what was before.
     pub(crate) fn close(&mut self) {
         *self = Self::default();

@@ -1,6 +1,6 @@
 //! The traits that users write, and the error they may answer with.
 
-use std::{collections::HashMap, error::Error, fmt, future::Future, sync::Arc};
+use std::{collections::HashMap, error::Error, fmt, future::Future, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
@@ -20,6 +20,7 @@ use crate::{
 /// It does not implement [`Error`] itself, which is what lets `?` take everything that does.
 pub struct HandlerError {
     mark: Option<Mark>,
+    retry_after: Option<Duration>,
     source: BoxError,
 }
 
@@ -29,15 +30,31 @@ pub(crate) enum Mark {
     Transient,
 }
 
+/// The longest wait that a handler may ask for.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(3_600);
+
 impl HandlerError {
     /// The message can never succeed: dead-letter it at once.
     pub fn permanent(error: impl Into<BoxError>) -> Self {
-        Self { mark: Some(Mark::Permanent), source: error.into() }
+        Self { mark: Some(Mark::Permanent), ..Self::from(error) }
     }
 
     /// The message may succeed later: hold it for a back-off and try again, up to the configured attempts.
     pub fn transient(error: impl Into<BoxError>) -> Self {
-        Self { mark: Some(Mark::Transient), source: error.into() }
+        Self { mark: Some(Mark::Transient), ..Self::from(error) }
+    }
+
+    /// The message may succeed after this long, as a provider says that answers `Retry-After`: it is held for that time in
+    /// place of the back-off, and the attempt counts. At most an hour; where the broker does not leave it in hand for so
+    /// long, it is given back, with the delay where the broker knows one.
+    pub fn retry_after(error: impl Into<BoxError>, after: Duration) -> Self {
+        let retry_after = Some(after.min(RETRY_AFTER_MAX));
+        Self { mark: Some(Mark::Transient), retry_after, ..Self::from(error) }
+    }
+
+    /// When the next attempt is wanted, where that was said.
+    pub(crate) fn wanted_after(&self) -> Option<Duration> {
+        self.retry_after
     }
 
     /// The error that the handler answered with.
@@ -71,7 +88,7 @@ pub fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (
 
 impl<E: Into<BoxError>> From<E> for HandlerError {
     fn from(error: E) -> Self {
-        Self { mark: None, source: error.into() }
+        Self { mark: None, retry_after: None, source: error.into() }
     }
 }
 

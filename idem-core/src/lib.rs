@@ -15,6 +15,7 @@ mod json;
 pub mod key;
 mod message;
 mod outcome;
+mod policy;
 mod retry;
 mod source;
 mod store;
@@ -54,6 +55,7 @@ pub use self::{
         UNREADABLE_HEADERS,
     },
     outcome::{ConflictKind, Decision, Durable, Failure, Outcome, Settle, Ticket, Verdict},
+    policy::WaitCause,
     retry::RetryPolicy,
     source::{Assignment, Attached, Delivery, Received, Revocation, Settled, Source, SourceCapabilities},
     store::{
@@ -61,6 +63,6 @@ pub use self::{
         Registered, Registration, Retention, RunId, ScopeId, Store, StoreCapabilities, StoreIdentity, Tx, UnitOfWork,
         UnitOptions, boxed,
     },
-    worker::{Incident, IncidentKind, Load, Pause, Summary, Worker, WorkerBuilder, WorkerError, WorkerView},
+    worker::{Incident, IncidentKind, Load, Pause, Summary, Wait, Worker, WorkerBuilder, WorkerError, WorkerView},
 };
 pub use tokio_util::sync::CancellationToken;

@@ -102,7 +102,7 @@ macro_rules! text_newtype_fmt {
 text_newtype_fmt!(ConsumerName, Tenant);
 
 /// Messages with equal ordering keys are handled one after the other, in the order of their delivery.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OrderingKey(Bytes);
 
 impl OrderingKey {
@@ -156,6 +156,18 @@ impl PartialEq for Origin {
 }
 
 impl Eq for Origin {}
+
+impl PartialOrd for Origin {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Origin {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.text.cmp(&other.text)
+    }
+}
 
 impl Hash for Origin {
     fn hash<H: Hasher>(&self, state: &mut H) {

@@ -118,13 +118,15 @@ pub struct Failure {
     pub text: String,
     /// The code that the database gave with the error: an SQLSTATE, a result code of SQLite's.
     pub code: Option<String>,
+    /// When the handler wants the next attempt, where it said so.
+    pub retry_after: Option<Duration>,
     /// The error that the handler answered with; `None` where the handler did not run or did not answer.
     pub error: Option<HandlerError>,
 }
 
 impl Failure {
     pub(crate) fn new(class: ErrorClass, reason: Reason, text: impl Into<String>) -> Self {
-        Self { class, reason, text: text.into(), code: None, error: None }
+        Self { class, reason, text: text.into(), code: None, retry_after: None, error: None }
     }
 
     pub(crate) fn with_code(self, code: Option<String>) -> Self {
@@ -133,7 +135,8 @@ impl Failure {
 
     /// The same failure for another message of the unit.
     pub(crate) fn clone_text(&self) -> Self {
-        Self::new(self.class, self.reason, self.text.clone()).with_code(self.code.clone())
+        let failure = Self::new(self.class, self.reason, self.text.clone()).with_code(self.code.clone());
+        Self { retry_after: self.retry_after, ..failure }
     }
 }
 

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-/// The back-off between attempts: it doubles from `first` up to `max`, and each wait is spread by jitter, so that
-/// messages that failed together do not come back together.
+/// The attempts of a message, and the waits between them: each is longer than the one before by the same factor, from
+/// `first` after the first attempt to `max` before the last, and at least doubles up to `max`. Each is spread by jitter, so
+/// that messages that failed together do not come back together.
+///
+/// With the defaults the waits are 0.2 s, 1.1 s, 5.6 s and 30 s: 37 s in all, and at least 31 s with jitter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryPolicy {
     /// How many attempts a message gets. Defaults to 5; at least 1.
@@ -20,20 +23,39 @@ impl Default for RetryPolicy {
     }
 }
 
+/// The smallest part of a wait that jitter leaves.
+const SPREAD_FROM: f64 = 5.0 / 6.0;
+
 impl RetryPolicy {
-    /// The wait after attempt number `attempt` (from 1). `spread` in `0.0..1.0` picks a point between half the wait
-    /// and the whole.
+    /// The wait after attempt number `attempt` (from 1). `spread` in `0.0..1.0` picks a point between five sixths of the
+    /// wait and the whole.
     #[must_use]
     pub fn backoff(&self, attempt: u32, spread: f64) -> Duration {
-        let doublings = attempt.saturating_sub(1).min(31);
-        let full = self.first.saturating_mul(1 << doublings).min(self.max);
-        full.mul_f64(0.5 + spread.clamp(0.0, 1.0) / 2.0)
+        let waits = self.attempts.saturating_sub(1);
+        let ratio = self.max.as_secs_f64() / self.first.as_secs_f64().max(f64::MIN_POSITIVE);
+        let even = ratio.powf(1.0 / f64::from(waits.saturating_sub(1).max(1)));
+        spread_of(self.growing_by(even.max(2.0), attempt), spread, SPREAD_FROM)
     }
 
     /// The same, spread at random.
-    pub(crate) fn backoff_now(&self, attempt: u32) -> Duration {
+    pub(crate) fn between_attempts(&self, attempt: u32) -> Duration {
         self.backoff(attempt, fastrand::f64())
     }
+
+    /// The wait after so many tries that charge nothing, of which there may be any number: it doubles from `first` up to
+    /// `max`, and jitter takes up to half of it.
+    pub(crate) fn backoff_now(&self, tries: u32) -> Duration {
+        spread_of(self.growing_by(2.0, tries), fastrand::f64(), 0.5)
+    }
+
+    fn growing_by(&self, factor: f64, times: u32) -> Duration {
+        let grown = self.first.as_secs_f64() * factor.powf(f64::from(times.saturating_sub(1)));
+        Duration::try_from_secs_f64(grown).unwrap_or(self.max).min(self.max)
+    }
+}
+
+fn spread_of(full: Duration, spread: f64, from: f64) -> Duration {
+    full.mul_f64(from + spread.clamp(0.0, 1.0) * (1.0 - from))
 }
 
 #[cfg(test)]
@@ -41,13 +63,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_backoff_doubles_up_to_its_maximum_and_keeps_at_least_half() {
+    fn d21_the_default_waits_last_for_half_a_minute_in_all() {
         let policy = RetryPolicy::default();
+        let in_all = |spread| (1..policy.attempts).map(|attempt| policy.backoff(attempt, spread)).sum::<Duration>();
+        assert!(in_all(0.0) >= Duration::from_secs(30), "{:?}", in_all(0.0));
+        assert!(in_all(1.0) < Duration::from_secs(40), "{:?}", in_all(1.0));
         assert_eq!(policy.backoff(1, 1.0), Duration::from_millis(200));
-        assert_eq!(policy.backoff(2, 1.0), Duration::from_millis(400));
-        assert_eq!(policy.backoff(1, 0.0), Duration::from_millis(100));
+        assert_eq!(policy.backoff(4, 1.0).as_millis(), 30_000);
         for attempt in [9, 32, u32::MAX] {
             assert_eq!(policy.backoff(attempt, 1.0), Duration::from_secs(30));
         }
+    }
+
+    #[test]
+    fn many_attempts_double_their_waits_up_to_the_longest() {
+        let policy = RetryPolicy { attempts: 100, ..RetryPolicy::default() };
+        assert_eq!(policy.backoff(2, 1.0), Duration::from_millis(400));
+        assert_eq!(policy.backoff(3, 1.0), Duration::from_millis(800));
+        assert_eq!(policy.backoff(50, 1.0), Duration::from_secs(30));
+        for strange in [
+            RetryPolicy { attempts: 1, ..policy },
+            RetryPolicy { attempts: 2, ..policy },
+            RetryPolicy { first: Duration::ZERO, ..policy },
+            RetryPolicy { first: Duration::from_secs(60), ..policy },
+        ] {
+            assert!(strange.backoff(1, 1.0) <= Duration::from_secs(30), "{strange:?}");
+        }
+        assert!((1..9).all(|tries| policy.backoff_now(tries) >= Duration::from_millis(100)));
     }
 }

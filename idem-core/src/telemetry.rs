@@ -104,6 +104,9 @@ metrics! {
     DEAD_LETTER_REASONS = "idem.dead_letter_reasons", Kind::Counter, Count, "messages that were set aside, by reason";
     UNKEEPABLE = "idem.unkeepable", Kind::Gauge, Count,
         "messages held because neither the database nor a publisher has their payload; each waits for a person";
+    WAITING = "idem.waiting", Kind::Gauge, Count,
+        "messages in hand that are held, by what they wait for; those behind them in their keys are not counted";
+    WAITING_LONGEST = "idem.waiting_longest", Kind::Gauge, Seconds, "for how long the first of them has waited";
     UNPUBLISHED = "idem.unpublished", Kind::Counter, Count,
         "dead letters that the topic or queue for them could not take, so that the row alone has them";
     UNKNOWN_RESOLVED = "idem.unknown_resolved", Kind::Counter, Count,

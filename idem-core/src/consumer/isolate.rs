@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{End, Inner, Item, run};
+use super::{End, Inner, Item, describe, run};
 use crate::{
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
@@ -11,11 +11,12 @@ use crate::{
     hash::PayloadHash,
     message::Message,
     outcome::{Decision, Failure},
+    policy::{self, Action, Known, Seen},
     store::{ScopeId, Store},
 };
 
-/// How often a unit runs again as it is before its messages run alone, or are handed back.
-const AGAIN_MAX: usize = 3;
+/// How often a unit runs as it is before its messages run alone, or are handed back.
+const ROUNDS_MAX: u32 = 3;
 
 /// The lane number of units outside of a worker.
 const NO_LANE: i32 = 0;
@@ -52,20 +53,39 @@ pub(super) async fn process<S: Store>(
 
 /// Runs the unit as a whole; `None` where its messages must run alone.
 async fn whole<S: Store>(inner: &Inner<S>, lane: &mut Option<S::Lane>, items: &[Item]) -> Option<Vec<Decision>> {
-    for _ in 0..AGAIN_MAX {
+    // Without a worker nothing is counted or held: what would be ends this call, with its cause as the decision.
+    let mut known = Known { attempt: u32::from(items.len() == 1), attempts_max: u32::MAX, ..Known::default() };
+    for round in 0..ROUNDS_MAX {
+        known.again = round;
         let (kept, end) = run(inner, lane.take(), NO_LANE, items).await;
         *lane = kept;
-        match end {
+        let (seen, error) = match end {
             End::Decided(decisions) => return Some(decisions),
             End::Isolate(_) | End::Held => return None,
-            // The next round claims again on a new connection, which is how an unknown commit is resolved (A5, A6).
             End::Unknown(error) => {
-                tracing::warn!(idem.consumer = %inner.name, %error, "the answer to a commit was lost")
+                (Seen::CommitUnanswered, StoreError::Unavailable { doing: "committing", source: error })
             }
-            End::Again(error) => tracing::debug!(idem.consumer = %inner.name, %error, "the unit runs again"),
-            End::NoWinner(error) | End::Trouble(error) => {
-                return Some(items.iter().map(|_| Decision::Failed(trouble::<S>(&error))).collect());
+            End::Again(error) => (Seen::Contended, error),
+            End::NoWinner(error) => (Seen::NoWinner, error),
+            End::Lost(error) | End::Trouble(error) => (Seen::StoreFailed(error.class()), error),
+        };
+        match policy::after(&known, seen) {
+            // The next round claims on a new connection, which tells how the commit ended (A5, A6).
+            Action::ClaimAgain => tracing::warn!(
+                idem.consumer = %inner.name, error = describe::<S>(&error), "the answer to a commit was lost"
+            ),
+            Action::RunAgain => {
+                tracing::debug!(idem.consumer = %inner.name, error = describe::<S>(&error), "the unit runs again");
             }
+            Action::RunAlone if items.len() > 1 => return None,
+            Action::Retry if seen == Seen::Contended => return None,
+            Action::RunAlone
+            | Action::AskTheDatabase
+            | Action::AwaitTheDatabase
+            | Action::Wait(_)
+            | Action::Retry
+            | Action::DeadLetter
+            | Action::Stop => return Some(items.iter().map(|_| Decision::Failed(trouble::<S>(&error))).collect()),
         }
     }
     None

@@ -263,7 +263,7 @@ impl<S: Store> Inner<S> {
         let (class, reason, code) = judged.unwrap_or((ErrorClass::Transient, Reason::AttemptsExhausted, None));
         let text = caught(|| describe::<S>(error.source()))
             .unwrap_or_else(|| "the handler's error could not be printed: it panicked".to_owned());
-        Failure { class, reason, text, code, error: Some(error) }
+        Failure { class, reason, text, code, retry_after: error.wanted_after(), error: Some(error) }
     }
 }
 

@@ -37,6 +37,8 @@ pub(crate) enum End {
     Again(StoreError),
     /// The answer to the commit was lost: claim again on a new connection.
     Unknown(BoxError),
+    /// The connection was lost while handlers ran.
+    Lost(StoreError),
     /// The store failed; its class says what to do.
     Trouble(StoreError),
 }
@@ -51,6 +53,7 @@ impl End {
             Self::NoWinner(_) => "no_winner",
             Self::Again(_) => "again",
             Self::Unknown(_) => "unknown",
+            Self::Lost(_) => "lost",
             Self::Trouble(_) => "trouble",
         }
     }
@@ -201,7 +204,7 @@ async fn stopped_early<S: Store>(inner: &Inner<S>, unit: S::Unit<'_>, stopped: S
     };
     // Rolling back probes the connection: if it is broken, that is what failed, whatever the handler made of it.
     match rollback(inner, unit).await {
-        Err(error) => (false, trouble(error)),
+        Err(error) => (false, lost(error)),
         Ok(()) if failed.iter().any(|(_, failure)| failure.class == ErrorClass::RunUnitAgain) => {
             (keep, End::Again(in_the_way(failed)))
         }
@@ -249,6 +252,11 @@ async fn claim_failed<S: Store>(inner: &Inner<S>, unit: S::Unit<'_>, error: Clai
 
 fn trouble(error: StoreError) -> End {
     if error.class() == ErrorClass::RunUnitAgain { End::Again(error) } else { End::Trouble(error) }
+}
+
+/// The handlers are over, and the connection does not answer.
+fn lost(error: StoreError) -> End {
+    if error.class() == ErrorClass::Infrastructure { End::Lost(error) } else { trouble(error) }
 }
 
 pub(super) fn inject(injected: failpoint::Injected) -> StoreError {

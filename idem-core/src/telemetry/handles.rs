@@ -6,9 +6,9 @@ use super::{
     BATCH_SIZE, BREAKER_OPEN, BROKER_FAILURES, CAUSE, CLAIM_WAIT, CLEANUP_FAILED_CYCLES, CLEANUP_LAG, COMMIT_TIME,
     CONSUMER, DEAD_LETTER_REASONS, DUPLICATE_AGE, DUPLICATE_SKIPPED, HALTED, HANDLER_TIME, IN_FLIGHT, IN_FLIGHT_BYTES,
     LANES_DOWN, Metric, OLDEST_TRANSACTION, OLDEST_UNSETTLED, PAUSED, READY, REASON, RECEIVED, RECONNECTS, RECORDS,
-    UNKEEPABLE, UNPUBLISHED,
+    UNKEEPABLE, UNPUBLISHED, WAITING, WAITING_LONGEST,
 };
-use crate::{dead_letter::Reason, message::ConsumerName};
+use crate::{dead_letter::Reason, message::ConsumerName, policy::WaitCause};
 
 /// The handle of a counter.
 pub(crate) fn counter(metric: Metric, consumer: &ConsumerName) -> Counter {
@@ -78,6 +78,8 @@ pub(crate) struct WorkerMetrics {
     skipped: [Counter; Cause::ALL.len()],
     pub(crate) duplicate_age: Histogram,
     dead_letters: [Counter; Reason::ALL.len()],
+    /// By what messages wait for: how many they are, and for how long the first has waited.
+    pub(crate) waiting: [(Gauge, Gauge); WaitCause::ALL.len()],
     pub(crate) unkeepable: Gauge,
     pub(crate) unpublished: Counter,
     pub(crate) reconnects: Counter,
@@ -103,6 +105,12 @@ impl WorkerMetrics {
             skipped: Cause::ALL.map(|cause| labelled(DUPLICATE_SKIPPED, consumer, CAUSE, cause.as_str())),
             duplicate_age: histogram(DUPLICATE_AGE, consumer),
             dead_letters: Reason::ALL.map(|reason| labelled(DEAD_LETTER_REASONS, consumer, REASON, reason.as_str())),
+            waiting: WaitCause::ALL.map(|cause| {
+                let of = |metric: Metric| {
+                    metrics::gauge!(metric.name, CONSUMER => consumer.to_string(), CAUSE => cause.as_str())
+                };
+                (of(WAITING), of(WAITING_LONGEST))
+            }),
             unkeepable: gauge(UNKEEPABLE, consumer),
             unpublished: counter(UNPUBLISHED, consumer),
             reconnects: counter(RECONNECTS, consumer),

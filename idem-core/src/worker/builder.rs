@@ -53,6 +53,8 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
         in_flight_bytes: usize,
         /// Attempts and back-off.
         retry: RetryPolicy,
+        /// How long a message waits for what the database cannot serve, before its attempts count.
+        database_wait_max: Duration,
         /// What happens to a message whose key was used before for another payload.
         on_conflict: OnConflict,
         /// What happens to a message that is older than its record would be kept.

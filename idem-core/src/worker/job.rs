@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::in_flight::Permit;
+use super::{in_flight::Permit, view::Waiting};
 use crate::{
     consumer::Item,
     dead_letter::{DeadLetterId, Reason},
@@ -15,13 +15,14 @@ use crate::{
     hash::PayloadHash,
     key::IdempotencyKey,
     message::{OrderingKey, Origin},
+    policy::WaitCause,
     source::Assignment,
     store::{HashRuleId, ScopeId},
 };
 
 /// What is held together: a message's ordering key, else its idempotency key, else itself. Messages with equal hold
 /// keys share a lane, so that copies of one message never wait for each other in the database.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum HoldKey {
     Order(OrderingKey),
     Key(ScopeId, IdempotencyKey),
@@ -54,26 +55,58 @@ pub(crate) struct DeadLetterCause {
     pub(crate) code: Option<String>,
     pub(crate) key: Option<IdempotencyKey>,
     pub(crate) hash: Option<(PayloadHash, HashRuleId)>,
-    /// Whether it counts for the breaker: a fresh message, as opposed to a conflict.
-    pub(crate) fresh: bool,
-    /// It is held because nothing has its payload.
-    pub(crate) unkeepable: Option<Unkeepable>,
+    /// What it says about the handler, and about producers.
+    pub(crate) counts: Counts,
 }
 
-/// Counts a message as held for as long as it is.
-#[derive(Debug)]
-pub(crate) struct Unkeepable(metrics::Gauge);
+/// What a dead letter says about more than its own message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Counts {
+    /// A handler failed on a fresh message: many of these open the breaker.
+    Handler,
+    /// No handler could ever see it: many of these are an alarm, and keep nobody waiting.
+    Producer,
+    /// Nothing: a conflict, or a message that is too old.
+    Nothing,
+}
 
-impl Unkeepable {
-    pub(crate) fn new(held: &metrics::Gauge) -> Self {
-        held.increment(1.0);
-        Self(held.clone())
+/// With whom a message runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Isolation {
+    /// In a unit with others.
+    None,
+    /// In a unit of its own, its attempt counted before it runs: it failed in a batch, or was delivered before.
+    Unit,
+    /// The same, beside no other such message in the process: it may be what ended the last process, because the broker
+    /// delivered it before and it has not run in this one.
+    Process,
+}
+
+/// How far the count of a message's attempts is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Attempt {
+    /// None was counted.
+    Uncounted,
+    /// This one was counted and has not come to a verdict yet.
+    Open(u32),
+    /// This one came to a verdict, or cannot be taken back.
+    Ended(u32),
+}
+
+impl Attempt {
+    /// Its number; 0 where none was counted.
+    pub(crate) fn number(self) -> u32 {
+        match self {
+            Self::Uncounted => 0,
+            Self::Open(number) | Self::Ended(number) => number,
+        }
     }
-}
 
-impl Drop for Unkeepable {
-    fn drop(&mut self) {
-        self.0.decrement(1.0);
+    pub(crate) fn ended(self) -> Self {
+        match self {
+            Self::Open(number) => Self::Ended(number),
+            Self::Uncounted | Self::Ended(_) => self,
+        }
     }
 }
 
@@ -84,20 +117,17 @@ pub(crate) struct Job<H> {
     pub(crate) assignment: Assignment,
     /// Whether the broker says that it may have delivered this message before.
     pub(crate) redelivered: bool,
-    /// Runs alone, each attempt counted before it runs: it failed in a batch, or the broker delivered it before.
-    pub(crate) suspect: bool,
-    /// It may be what ended the last process: the broker delivered it before, and it has not run in this one.
-    pub(crate) dangerous: bool,
+    pub(crate) isolation: Isolation,
     /// It is known that no record of its key existed a moment ago.
-    pub(crate) looked: bool,
+    pub(crate) looked_up: bool,
     /// The answer to its commit was lost.
     pub(crate) unresolved: bool,
-    /// The number of the attempt that was counted last; 0 before the first.
-    pub(crate) attempts: u32,
-    /// Whether that attempt has been counted and has not come to a verdict yet.
-    pub(crate) counted: bool,
+    pub(crate) attempt: Attempt,
+    /// Connections in a row that were lost under its handler, although the database answers.
+    pub(crate) lost: u32,
     /// Waits in a row that are nobody's fault and charge nothing.
     pub(crate) waits: u32,
+    pub(crate) waiting: Option<Waiting>,
     /// Boxed, because nearly every message is a good one.
     pub(crate) dead: Option<Box<DeadLetterCause>>,
     pub(crate) received_at: Instant,
@@ -112,13 +142,13 @@ impl<H> Job<H> {
             from,
             assignment,
             redelivered: false,
-            suspect: false,
-            dangerous: false,
-            looked: false,
+            isolation: Isolation::None,
+            looked_up: false,
             unresolved: false,
-            attempts: 0,
-            counted: false,
+            attempt: Attempt::Uncounted,
+            lost: 0,
             waits: 0,
+            waiting: None,
             dead: None,
             received_at: permit.as_ref().map_or_else(Instant::now, Permit::arrived),
             permit,
@@ -133,6 +163,18 @@ impl<H> Job<H> {
         let mut hasher = DefaultHasher::new();
         HoldKey::of(&self.item).hash(&mut hasher);
         usize::try_from(hasher.finish() % lanes.max(1) as u64).unwrap_or(0)
+    }
+
+    /// From now on it runs in a unit of its own.
+    pub(crate) fn isolate(&mut self) {
+        if self.isolation == Isolation::None {
+            self.isolation = Isolation::Unit;
+        }
+    }
+
+    /// Whether it has failed for good, and is held because the breaker is open.
+    pub(crate) fn is_held_by_breaker(&self) -> bool {
+        self.waiting.as_ref().is_some_and(|waiting| waiting.cause == WaitCause::Breaker)
     }
 
     pub(crate) fn is_replay(&self) -> bool {

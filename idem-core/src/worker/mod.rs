@@ -26,7 +26,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 pub use self::{
     builder::WorkerBuilder,
     pause::Pause,
-    view::{Incident, IncidentKind, Load, Summary, WorkerView},
+    view::{Incident, IncidentKind, Load, Summary, Wait, WorkerView},
 };
 use self::{
     committed_keys::CommittedKeys,
@@ -35,7 +35,7 @@ use self::{
     pause::IntakeGate,
     settler::Settlement,
     shared::Shared,
-    view::{Incidents, LogLimiter, Stats},
+    view::{Incidents, LogLimiter, Stats, Waits},
 };
 use crate::{
     config::WorkerSettings,
@@ -104,6 +104,7 @@ pub struct Worker<S: Store, B: Source> {
     metrics: Arc<WorkerMetrics>,
     flight: Arc<InFlight>,
     recent: Arc<Incidents>,
+    waits: Arc<Waits>,
     gate: Arc<IntakeGate>,
 }
 
@@ -141,6 +142,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             metrics: Arc::new(WorkerMetrics::of(name)),
             flight: Arc::new(InFlight::new(&settings, consumer.inner.settings.payload_bytes_max)),
             recent: Arc::default(),
+            waits: Arc::default(),
             gate: Arc::new(IntakeGate::new()),
             consumer,
             source,
@@ -158,6 +160,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             metrics: Arc::clone(&self.metrics),
             flight: Arc::clone(&self.flight),
             recent: Arc::clone(&self.recent),
+            waits: Arc::clone(&self.waits),
             gate: Arc::clone(&self.gate),
             open: Arc::clone(&self.consumer.inner.open),
         }
@@ -255,6 +258,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             failure: Mutex::new(None),
             hold_max: attached.hold_max,
             replays: AtomicU32::new(0),
+            waits: Arc::clone(&self.waits),
             lines: LogLimiter::default(),
             scope: registered.scope,
             run: registered.run,

@@ -46,6 +46,10 @@ pub(crate) struct IntakeGate {
     dead: OnceLock<&'static str>,
     state: watch::Sender<State>,
     breaker: Mutex<Breaker>,
+    /// Of messages that no handler can see.
+    alarm: Mutex<Breaker>,
+    /// Raised each time that the breaker closes.
+    closed: watch::Sender<u64>,
     probe_at: tokio::sync::Mutex<Instant>,
 }
 
@@ -66,6 +70,8 @@ impl IntakeGate {
             dead: OnceLock::new(),
             state: watch::Sender::new(state),
             breaker: Mutex::default(),
+            alarm: Mutex::default(),
+            closed: watch::Sender::new(0),
             probe_at: tokio::sync::Mutex::new(Instant::now()),
         }
     }
@@ -179,7 +185,29 @@ impl IntakeGate {
             breaker.close();
         }
         breaker.note(false);
+        drop(breaker);
+        let mut alarm = self.alarm.lock().unwrap_or_else(PoisonError::into_inner);
+        alarm.note(false);
+        if alarm.is_quiet() {
+            alarm.close();
+        }
+        drop(alarm);
+        if was_open {
+            self.closed.send_modify(|times| *times += 1);
+        }
         was_open
+    }
+
+    /// A message became a dead letter that no handler could see. Answers whether that raises the alarm.
+    pub(crate) fn unreadable(&self) -> bool {
+        self.alarm.lock().unwrap_or_else(PoisonError::into_inner).note(true)
+    }
+
+    /// Waits until the breaker is closed.
+    pub(crate) async fn breaker_closed(&self) {
+        let mut closed = self.closed.subscribe();
+        // The sender lives in `self`, so this cannot fail.
+        while self.breaker_is_open() && closed.changed().await.is_ok() {}
     }
 
     pub(crate) fn breaker_is_open(&self) -> bool {

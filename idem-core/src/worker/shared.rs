@@ -16,7 +16,7 @@ use super::{
     lane::LaneCount,
     pause::IntakeGate,
     settler::{Answers, Settlement},
-    view::{Incidents, LogLimiter, Stats, Summary},
+    view::{Incidents, LogLimiter, Stats, Summary, Waits},
 };
 use crate::{
     config::{Effects, WorkerSettings},
@@ -24,7 +24,7 @@ use crate::{
     dead_letter::Publisher,
     outcome::Settle,
     source::Source,
-    store::{Claim, Recorded, RunId, ScopeId, Store},
+    store::{Claim, ControlState, Recorded, RunId, ScopeId, Store},
     telemetry::{Cause, WorkerMetrics},
 };
 
@@ -50,6 +50,7 @@ pub(crate) struct Shared<S: Store, B: Source> {
     pub(super) hold_max: Option<Duration>,
     /// Replays that were taken and have not ended.
     pub(super) replays: AtomicU32,
+    pub(super) waits: Arc<Waits>,
     pub(super) lines: LogLimiter,
     pub(super) scope: ScopeId,
     pub(super) run: RunId,
@@ -67,6 +68,16 @@ impl<S: Store, B: Source> Shared<S, B> {
     pub(super) fn fatal(&self, error: WorkerError) {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         self.shutdown.cancel();
+    }
+
+    /// Halts the consumer, with all its tenants, until an operator resumes it.
+    pub(super) async fn halt(&self, who: &str, reason: &str) {
+        let (name, store) = (&self.consumer.name, &self.consumer.store);
+        if let Err(error) = store.set_control(self.scope, ControlState::Halted, who, reason).await {
+            tracing::error!(idem.consumer = %name, %error, "the halt could not be recorded");
+        }
+        self.gate.set_control(ControlState::Halted, &format!("{who}: {reason}"));
+        tracing::error!(idem.consumer = %name, reason, "halted; `idem consumers resume` goes on");
     }
 
     pub(super) fn settle(&self, handle: B::Handle, settle: Settle, permit: Option<Permit>) {

@@ -78,7 +78,7 @@ async fn take_replays<S: Store, B: Source>(shared: &Arc<Shared<S, B>>, lanes: &L
         let job = intake::identify(shared, replay.message, replay.key, from, Assignment::default(), None).await;
         if let Some(mut job) = job {
             // It failed before, so it runs alone.
-            job.suspect = true;
+            job.isolate();
             intake::hand_over_one(shared, lanes, job);
         }
     }

@@ -14,7 +14,7 @@ use self::subscription::Subscription;
 use super::{
     Shared, WorkerError,
     in_flight::Permit,
-    job::{DeadLetterCause, DeliveredBy, Job},
+    job::{Counts, DeadLetterCause, DeliveredBy, Isolation, Job},
     lane::Command,
     settler::Answers,
     view::IncidentKind,
@@ -30,7 +30,7 @@ use crate::{
     outcome::{Durable, Failure, Settle},
     retry::RetryPolicy,
     source::{Assignment, Delivery, Received, Revocation, Source},
-    store::{ControlState, Recorded, Retention, Store},
+    store::{Recorded, Retention, Store},
     telemetry,
 };
 
@@ -235,8 +235,9 @@ async fn admit<S: Store, B: Source>(
         }
         return;
     }
-    job.suspect = redelivered;
-    job.dangerous = redelivered;
+    if redelivered {
+        job.isolation = Isolation::Process;
+    }
     in_doubt(shared, &mut job).await;
     admitted.push(job);
 }
@@ -296,7 +297,7 @@ pub(super) async fn identify<S: Store, B: Source>(
 
 fn malformed(failure: Failure, key: Option<IdempotencyKey>) -> DeadLetterCause {
     let Failure { reason, class, text, code, .. } = failure;
-    DeadLetterCause { reason, class, text, code, key, hash: None, fresh: true, unkeepable: None }
+    DeadLetterCause { reason, class, text, code, key, hash: None, counts: Counts::Producer }
 }
 
 /// A message that is older than its record would be kept may have been handled before, and nobody can tell.
@@ -316,24 +317,11 @@ async fn in_doubt<S: Store, B: Source>(shared: &Shared<S, B>, job: &mut Job<B::H
             let (key, hash) = (Some(claim.key.clone()), Some((claim.hash, claim.hash_rule)));
             let reason = Reason::OlderThanRetention;
             let class = ErrorClass::Permanent;
-            job.dead = Some(Box::new(DeadLetterCause {
-                reason,
-                class,
-                text,
-                code: None,
-                key,
-                hash,
-                fresh: false,
-                unkeepable: None,
-            }));
+            let counts = Counts::Nothing;
+            job.dead = Some(Box::new(DeadLetterCause { reason, class, text, code: None, key, hash, counts }));
         }
         OlderThanRetention::Halt => {
-            let who = format!("run {}", shared.run);
-            if let Err(error) = shared.consumer.store.set_control(claim.scope, ControlState::Halted, &who, &text).await
-            {
-                tracing::error!(idem.consumer = %shared.consumer.name, %error, "the halt could not be recorded");
-            }
-            shared.gate.set_control(ControlState::Halted, &format!("{who}: {text}"));
+            shared.halt(&format!("run {}", shared.run), &text).await;
         }
     }
 }

@@ -2,18 +2,18 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use super::{Lane, publishing::Secured};
+use super::{Lane, failure::Failed};
 use crate::{
     config::OnConflict,
-    dead_letter::{DeadLetter, FailureKind, Fingerprint, Reason, ReplayEnd},
+    dead_letter::{Reason, ReplayEnd},
     error::ErrorClass,
-    failpoint,
-    outcome::{ConflictKind, Decision, Durable, Settle},
+    outcome::{ConflictKind, Decision, Durable, Failure, Settle},
+    policy::Seen,
     source::Source,
-    store::{AuditEntry, Claim, ControlState, Recorded, Store},
+    store::{AuditEntry, Claim, Recorded, Store},
     telemetry,
     worker::{
-        job::{DeadLetterCause, DeliveredBy, Job},
+        job::{Counts, DeadLetterCause, DeliveredBy, Job},
         settler::Answers,
         view::IncidentKind,
     },
@@ -51,7 +51,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                     continue;
                 }
                 Decision::Failed(failure) => {
-                    self.failed(job, failure).await;
+                    self.after(vec![job], Seen::Failed(failure.class), Failed::Message(failure)).await;
                     continue;
                 }
             };
@@ -65,9 +65,9 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     async fn busy(&mut self, mut job: Job<B::Handle>) {
         self.shared.stats.busy.add(1);
-        self.uncount(&mut job).await;
-        job.suspect = true;
-        self.hold_uncharged(job).await;
+        job.isolate();
+        let failure = Failure::new(ErrorClass::Transient, Reason::AttemptsExhausted, "somebody else holds the key");
+        self.after(vec![job], Seen::Held, Failed::Message(failure)).await;
     }
 
     fn note_processed(&mut self, job: &Job<B::Handle>) {
@@ -112,7 +112,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     /// A replay is done. Counted once it is noted: who waits for the count may ask for the next replay.
-    async fn replayed(&mut self, id: crate::DeadLetterId, end: ReplayEnd) {
+    pub(super) async fn replayed(&mut self, id: crate::DeadLetterId, end: ReplayEnd) {
         self.finish_replay(id, end).await;
         self.shared.stats.replayed.add(1);
     }
@@ -180,113 +180,15 @@ impl<S: Store, B: Source> Lane<S, B> {
                 let text = format!("the key was recorded at run {} with another payload", recorded.processed_by);
                 let hash = Some((claim.hash, claim.hash_rule));
                 let (key, class) = (Some(claim.key), ErrorClass::Permanent);
-                job.dead = Some(Box::new(DeadLetterCause {
-                    reason,
-                    class,
-                    text,
-                    code: None,
-                    key,
-                    hash,
-                    fresh: false,
-                    unkeepable: None,
-                }));
+                let counts = Counts::Nothing;
+                job.dead = Some(Box::new(DeadLetterCause { reason, class, text, code: None, key, hash, counts }));
                 self.dead_letter(job).await;
             }
             OnConflict::Halt => {
                 let reason = format!("conflict on key {}", claim.key);
-                self.halt(claim.scope, &who, &reason).await;
+                self.shared.halt(&who, &reason).await;
                 self.returned.push(job);
             }
-        }
-    }
-
-    pub(super) async fn halt(&mut self, scope: crate::ScopeId, who: &str, reason: &str) {
-        if let Err(error) = self.shared.consumer.store.set_control(scope, ControlState::Halted, who, reason).await {
-            tracing::error!(idem.consumer = %self.shared.consumer.name, %error, "the halt could not be recorded");
-        }
-        self.shared.gate.set_control(ControlState::Halted, &format!("{who}: {reason}"));
-        tracing::error!(idem.consumer = %self.shared.consumer.name, reason, "halted; `idem consumers resume` goes on");
-    }
-
-    /// Sets a message aside: a row, then a confirmed publication where there is a publisher, then the settlement.
-    pub(super) async fn dead_letter(&mut self, job: Job<B::Handle>) {
-        let Some(dead) = &job.dead else { return self.returned.push(job) };
-        if let DeliveredBy::Replay(id) = job.from {
-            let end = ReplayEnd::Failed { reason: dead.reason, error: dead.text.clone() };
-            return self.replayed(id, end).await;
-        }
-        // While the breaker is open, what a handler failed on is held; what nobody could ever handle trickles through
-        // at the pace of the probes, so that good messages behind it are reached.
-        if dead.fresh && job.item.claim.is_some() && self.shared.gate.breaker_is_open() {
-            let mut job = job;
-            job.dead = None;
-            // The attempt stays counted, and is the one that the next probe of this message uses.
-            job.counted = job.attempts > 0;
-            let wait = self.shared.settings.retry.max;
-            return self.hold(job, wait).await;
-        }
-        let letter = self.letter(&job, dead);
-        let parked = match self.shared.consumer.store.park(&letter).await {
-            Ok(parked) => parked,
-            Err(error) => return self.bookkeeping_failed(job, error).await,
-        };
-        self.succeeded();
-        // Injected errors stand for a process that stops here: the message comes back and is parked once.
-        if failpoint!(DEAD_LETTER_SENT).is_err() {
-            return self.hold_uncharged(job).await;
-        }
-        match self.shared.secure(&letter, &parked).await {
-            Secured::Kept => {}
-            Secured::NotYet => return self.hold_uncharged(job).await,
-            Secured::Unkeepable(why) => return self.unkeepable(job, &parked, &why).await,
-        }
-        if failpoint!(DEAD_LETTER_OK).is_err() {
-            return self.hold_uncharged(job).await;
-        }
-        self.shared.stats.dead_lettered.add(1);
-        self.shared.metrics.dead_lettered(dead.reason);
-        if dead.fresh && self.shared.settings.breaker && self.shared.gate.fresh_failed() {
-            tracing::error!(
-                idem.consumer = %self.shared.consumer.name, reason = %dead.reason, error = dead.text,
-                "more than half of the last 50 fresh messages became dead letters; intake pauses, and one message a \
-                 second is tried until one goes well"
-            );
-        }
-        if let Some(left_out) = self.shared.lines.dead_letters.pass() {
-            tracing::warn!(
-                idem.consumer = %self.shared.consumer.name, idem.key = dead.key.as_ref().map(tracing::field::display),
-                origin = ?letter.message.origin(), reason = %dead.reason, attempts = letter.attempts, error = dead.text,
-                left_out, "set aside as a dead letter"
-            );
-            let (key, origin) = (dead.key.as_ref(), Some(letter.message.origin()));
-            let text = format!("{}: {}", dead.reason, dead.text);
-            self.shared.recent.note(IncidentKind::DeadLetter, key, origin, text);
-        }
-        if let DeliveredBy::Broker(handle) = job.from {
-            self.shared.settle(handle, Settle::DeadLetter(Durable::parked()), job.permit);
-        }
-    }
-
-    fn letter(&self, job: &Job<B::Handle>, dead: &DeadLetterCause) -> DeadLetter {
-        let size = job.item.message.payload().map_or(0, bytes::Bytes::len);
-        DeadLetter {
-            consumer: self.shared.consumer.name.clone(),
-            scope: job.item.claim.as_ref().map_or(self.shared.scope, |claim| claim.scope),
-            message: job.item.message.clone(),
-            key: dead.key.clone(),
-            hash: dead.hash,
-            reason: dead.reason,
-            attempts: job.attempts,
-            error: dead.text.clone(),
-            fingerprint: Fingerprint::of(&FailureKind {
-                reason: dead.reason,
-                class: dead.class,
-                code: dead.code.as_deref(),
-                handler: self.shared.consumer.handler_name.as_deref(),
-                message_type: job.item.message.message_type(),
-            }),
-            keep_payload: size <= self.shared.settings.dead_letter_payload_bytes_max,
-            payload_omitted: None,
         }
     }
 }

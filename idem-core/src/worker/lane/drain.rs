@@ -11,7 +11,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::Lane;
+use super::{Duty, Lane};
 use crate::{
     source::{Assignment, Source},
     store::Store,
@@ -26,6 +26,7 @@ use crate::{
 const PART: u32 = 2;
 
 /// An assignment that ends, and of which this lane still finishes something.
+#[derive(Debug)]
 pub(super) struct Revoking {
     assignments: Arc<Vec<Assignment>>,
     done: oneshot::Sender<()>,
@@ -102,17 +103,28 @@ impl<S: Store, B: Source> Lane<S, B> {
             self.shared.release(job, Duration::ZERO);
         }
         let until = Instant::now() + self.shared.settings.drain / PART;
-        self.revoking = Some(Revoking { assignments, done, until });
+        if let Duty::Revoke(earlier) =
+            std::mem::replace(&mut self.duty, Duty::Revoke(Revoking { assignments, done, until }))
+        {
+            self.end(earlier);
+        }
     }
 
     /// Answers for assignments that end, once nothing of them can be finished now.
     pub(super) fn end_revocation(&mut self) {
-        let Some(Revoking { assignments, done, .. }) = self.revoking.take_if(|revoking| {
-            let goes_on = Instant::now() < revoking.until && self.shared.gate.pause().is_none();
-            !(goes_on && self.queue.any_ready(|job| of(&revoking.assignments, job)))
-        }) else {
+        let Duty::Revoke(revoking) = &self.duty else { return };
+        let goes_on = Instant::now() < revoking.until && self.shared.gate.pause().is_none();
+        if goes_on && self.queue.any_ready(|job| of(&revoking.assignments, job)) {
             return;
-        };
+        }
+        if let Duty::Revoke(revoking) = std::mem::replace(&mut self.duty, Duty::Serve) {
+            self.end(revoking);
+        }
+    }
+
+    /// Gives back what is left of assignments that end, and answers.
+    pub(super) fn end(&mut self, revoking: Revoking) {
+        let Revoking { assignments, done, .. } = revoking;
         for job in self.queue.remove(|job| of(&assignments, job)) {
             self.shared.release(job, Duration::ZERO);
         }

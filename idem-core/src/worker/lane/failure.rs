@@ -1,4 +1,4 @@
-//! What a lane does when something fails: run again, hold, wait for the database, set aside.
+//! Does what [`policy`](crate::policy) says after a failure: run again, hold, wait for the database, set aside.
 
 use std::time::Duration;
 
@@ -7,87 +7,161 @@ use tokio::time::Instant;
 use super::Lane;
 use crate::{
     consumer,
-    error::{ErrorClass, StoreError},
+    dead_letter::Reason,
+    error::StoreError,
     outcome::Failure,
+    policy::{self, Action, Known, Seen, WaitCause},
     source::Source,
     store::Store,
     worker::{
         WorkerError,
-        job::{DeadLetterCause, HoldKey, Job},
+        job::{Attempt, Counts, DeadLetterCause, HoldKey, Job},
         view::IncidentKind,
     },
 };
 
-/// How often a unit runs again as it is before its messages run alone.
-pub(super) const AGAIN_MAX: u32 = 3;
+/// What failed, for those who read of it.
+#[derive(Debug)]
+pub(super) enum Failed {
+    Store(StoreError),
+    Message(Failure),
+}
+
+impl Failed {
+    fn text<S: Store>(&self) -> String {
+        match self {
+            Self::Store(error) => consumer::describe::<S>(error),
+            Self::Message(failure) => failure.text.clone(),
+        }
+    }
+
+    /// As the failure of a message that ran alone.
+    fn into_failure<S: Store>(self) -> Failure {
+        match self {
+            Self::Store(error) => {
+                Failure::new(error.class(), Reason::AttemptsExhausted, consumer::describe::<S>(&error))
+                    .with_code(consumer::code::<S>(&error))
+            }
+            Self::Message(failure) => failure,
+        }
+    }
+
+    fn into_error(self) -> WorkerError {
+        WorkerError::Store(match self {
+            Self::Store(error) => error,
+            Self::Message(failure) => {
+                let cure = "Nothing was lost; the message goes back to the broker".to_owned();
+                StoreError::Refused { problem: failure.text, cure }
+            }
+        })
+    }
+}
 
 impl<S: Store, B: Source> Lane<S, B> {
-    pub(super) fn run_again(&mut self, jobs: Vec<Job<B::Handle>>, error: &StoreError) {
-        self.again += 1;
-        self.batch.shrink();
-        tracing::debug!(idem.consumer = %self.shared.consumer.name, error = %error, "the unit runs again");
-        let enough = self.again > AGAIN_MAX;
-        if enough {
-            self.again = 0;
+    /// Something happened to these messages, and nothing of them was committed.
+    pub(super) async fn after(&mut self, jobs: Vec<Job<B::Handle>>, mut seen: Seen, failed: Failed) {
+        let known = self.known(&jobs);
+        let mut action = policy::after(&known, seen);
+        if action == Action::AskTheDatabase {
+            seen = match self.shared.consumer.store.control(self.shared.scope).await {
+                Ok(_) => Seen::DatabaseAnswers,
+                Err(error) => Seen::StoreFailed(error.class()),
+            };
+            action = policy::after(&known, seen);
         }
-        self.put_back(jobs, |_, job| job.suspect |= enough);
+        match action {
+            Action::RunAgain => self.run_again(jobs, &failed.text::<S>()),
+            Action::RunAlone => self.run_alone(jobs, |_| true, false),
+            Action::ClaimAgain => self.put_back(jobs, |_, job| job.unresolved = true),
+            Action::AskTheDatabase | Action::AwaitTheDatabase => self.await_the_database(jobs, &failed).await,
+            Action::Wait(cause) => {
+                let text = failed.text::<S>();
+                for mut job in jobs {
+                    job.lost += u32::from(seen == Seen::DatabaseAnswers);
+                    self.uncount(&mut job).await;
+                    self.wait_for(job, cause, &text).await;
+                }
+            }
+            Action::Retry => {
+                let failure = failed.into_failure::<S>();
+                for job in jobs {
+                    self.retry(job, seen, &failure).await;
+                }
+            }
+            Action::DeadLetter => {
+                let failure = failed.into_failure::<S>();
+                for job in jobs {
+                    self.set_aside(job, failure.clone_text()).await;
+                }
+            }
+            Action::Stop => {
+                self.returned.extend(jobs);
+                self.shared.fatal(failed.into_error());
+            }
+        }
+    }
+
+    fn known(&self, jobs: &[Job<B::Handle>]) -> Known {
+        let known =
+            Known { attempts_max: self.shared.settings.retry.attempts, again: self.contended, ..Known::default() };
+        // Of a unit of several, nothing is known that is said of one message.
+        let [job] = jobs else { return known };
+        let waits_since = job.waiting.as_ref().filter(|waiting| waiting.cause == WaitCause::Database);
+        let waited_long = waits_since.is_some_and(|waiting| waiting.since.elapsed() >= self.wait_max());
+        Known { attempt: job.attempt.number(), lost: job.lost, waited_long, ..known }
+    }
+
+    /// How long a message waits, uncharged, for what the database cannot serve. A broker that takes messages back sooner
+    /// would begin anew each time, so there it is shorter.
+    fn wait_max(&self) -> Duration {
+        let max = self.shared.settings.database_wait_max;
+        self.shared.hold_max.map_or(max, |hold_max| max.min(hold_max / 2))
+    }
+
+    fn run_again(&mut self, jobs: Vec<Job<B::Handle>>, error: &str) {
+        self.contended += 1;
+        self.batch.shrink();
+        tracing::debug!(idem.consumer = %self.shared.consumer.name, error, "the unit runs again");
+        self.returned.extend(jobs);
+    }
+
+    /// Those that `culprit` names run alone; of all of them `looked_up` may say that no record of their keys exists.
+    pub(super) fn run_alone(&mut self, jobs: Vec<Job<B::Handle>>, culprit: impl Fn(usize) -> bool, looked_up: bool) {
+        self.contended = 0;
+        self.put_back(jobs, |index, job| {
+            if culprit(index) {
+                job.isolate();
+            }
+            job.looked_up |= looked_up;
+        });
+    }
+
+    fn put_back(&mut self, mut jobs: Vec<Job<B::Handle>>, mark: impl Fn(usize, &mut Job<B::Handle>)) {
+        jobs.iter_mut().enumerate().for_each(|(index, job)| mark(index, job));
+        self.returned.extend(jobs);
     }
 
     pub(super) fn succeeded(&mut self) {
-        self.again = 0;
         self.batch.grow();
-        if self.down > 0 {
-            self.down = 0;
+        self.contended = 0;
+        if std::mem::take(&mut self.down) > 0 {
             self.shared.gate.lane_up();
             tracing::info!(idem.consumer = %self.shared.consumer.name, lane = self.number, "the database is back");
         }
     }
 
-    /// The store failed over these messages, and nothing was written or charged.
-    pub(super) fn store_failed(&mut self, jobs: Vec<Job<B::Handle>>, error: StoreError) {
-        match error.class() {
-            ErrorClass::RunUnitAgain => self.run_again(jobs, &error),
-            // Something about one of these messages: alone, it is found, and the others are not held up by it.
-            ErrorClass::Transient | ErrorClass::Permanent => self.put_back(jobs, |_, job| {
-                job.suspect = true;
-                job.looked = true;
-            }),
-            ErrorClass::Infrastructure => {
-                self.queue.put_back(jobs);
-                self.store_down(&error);
-            }
-            ErrorClass::Fatal => {
-                self.queue.put_back(jobs);
-                self.shared.fatal(WorkerError::Store(error));
-            }
+    async fn await_the_database(&mut self, jobs: Vec<Job<B::Handle>>, failed: &Failed) {
+        for mut job in jobs {
+            self.uncount(&mut job).await;
+            self.returned.push(job);
         }
-    }
-
-    /// Bookkeeping failed over a message, which keeps its place or waits; nobody is charged.
-    pub(super) async fn bookkeeping_failed(&mut self, job: Job<B::Handle>, error: StoreError) {
-        match error.class() {
-            ErrorClass::Transient | ErrorClass::Permanent => {
-                let text = consumer::describe::<S>(&error);
-                self.waits(&job, &text, "a message waits for its bookkeeping");
-                self.hold_uncharged(job).await;
-            }
-            ErrorClass::RunUnitAgain => self.returned.push(job),
-            ErrorClass::Infrastructure => {
-                self.returned.push(job);
-                self.store_down(&error);
-            }
-            ErrorClass::Fatal => {
-                self.returned.push(job);
-                self.shared.fatal(WorkerError::Store(error));
-            }
-        }
+        self.store_down(&failed.text::<S>());
     }
 
     /// The database cannot be used: intake waits, and the lane goes on with one message at a time until it answers.
-    pub(super) fn store_down(&mut self, error: &StoreError) {
+    pub(super) fn store_down(&mut self, error: &str) {
         if self.down == 0 {
             self.shared.gate.lane_down();
-            let error = consumer::describe::<S>(error);
             tracing::warn!(
                 idem.consumer = %self.shared.consumer.name, lane = self.number, error,
                 "the database cannot be used; intake waits until it can"
@@ -95,51 +169,38 @@ impl<S: Store, B: Source> Lane<S, B> {
             self.shared.recent.note(IncidentKind::Error, None, None, format!("the database cannot be used: {error}"));
         } else {
             tracing::debug!(
-                idem.consumer = %self.shared.consumer.name, lane = self.number, probes = self.down,
-                error = consumer::describe::<S>(error), "the database still cannot be used"
+                idem.consumer = %self.shared.consumer.name, lane = self.number, probes = self.down, error,
+                "the database still cannot be used"
             );
         }
         self.down = self.down.saturating_add(1);
     }
 
-    /// An attempt failed.
-    pub(super) async fn failed(&mut self, mut job: Job<B::Handle>, failure: Failure) {
-        let name = &self.shared.consumer.name;
-        match failure.class {
-            ErrorClass::Permanent => self.set_aside(job, failure).await,
-            ErrorClass::Fatal => {
-                let cure = "Nothing was lost; the message goes back to the broker".to_owned();
-                self.returned.push(job);
-                self.shared.fatal(WorkerError::Store(StoreError::Refused { problem: failure.text, cure }));
-            }
-            // The connection answers, so it is this message's statement that the database cannot serve now, such as
-            // one on a table that a deploy is about to bring back (A27). It waits without being charged.
-            ErrorClass::Infrastructure => {
-                self.waits(&job, &failure.text, "a message waits for the database");
-                self.uncount(&mut job).await;
-                self.hold_uncharged(job).await;
-            }
-            ErrorClass::Transient | ErrorClass::RunUnitAgain if job.attempts == 0 => {
-                job.suspect = true;
-                job.looked = true;
-                self.returned.push(job);
-            }
-            ErrorClass::Transient | ErrorClass::RunUnitAgain if job.attempts >= self.shared.settings.retry.attempts => {
-                self.set_aside(job, failure).await;
-            }
-            ErrorClass::Transient | ErrorClass::RunUnitAgain => {
-                tracing::debug!(idem.consumer = %name, attempt = job.attempts, error = failure.text, "the message is tried again later");
-                self.shared.stats.retries.add(1);
-                job.counted = false;
-                let wait = self.shared.settings.retry.backoff_now(job.attempts);
-                self.hold(job, wait).await;
-            }
-        }
+    /// An attempt failed, and there are more.
+    async fn retry(&mut self, mut job: Job<B::Handle>, seen: Seen, failure: &Failure) {
+        let attempt = job.attempt.number();
+        tracing::debug!(
+            idem.consumer = %self.shared.consumer.name, attempt, error = failure.text, "the message is tried again later"
+        );
+        self.shared.stats.retries.add(1);
+        job.attempt = job.attempt.ended();
+        job.lost += u32::from(seen == Seen::DatabaseAnswers);
+        let wait = failure.retry_after.unwrap_or_else(|| self.shared.settings.retry.between_attempts(attempt));
+        self.hold(job, WaitCause::Retry, wait).await;
     }
 
-    fn waits(&self, job: &Job<B::Handle>, error: &str, what: &str) {
-        if let Some(left_out) = self.shared.lines.waiting.pass() {
+    /// Holds a message that is not charged, and says what it waits for: at first, and then ever more rarely.
+    pub(super) async fn wait_for(&mut self, job: Job<B::Handle>, cause: WaitCause, error: &str) {
+        if cause != WaitCause::KeyHeld
+            && job.waits.saturating_add(1).is_power_of_two()
+            && let Some(left_out) = self.shared.lines.waiting.pass()
+        {
             let key = job.item.message.key();
+            let what = match cause {
+                WaitCause::Database => "a message waits for the database",
+                WaitCause::Publisher => "a dead letter waits to be confirmed by its publisher",
+                _ => "a message waits for its bookkeeping",
+            };
             tracing::warn!(
                 idem.consumer = %self.shared.consumer.name, idem.key = key.map(tracing::field::display), error, left_out,
                 "{what}"
@@ -147,24 +208,23 @@ impl<S: Store, B: Source> Lane<S, B> {
             let text = format!("{what}: {error}");
             self.shared.recent.note(IncidentKind::Error, key, Some(job.item.message.origin()), text);
         }
+        self.hold_uncharged(job, cause).await;
     }
 
     pub(super) async fn set_aside(&mut self, mut job: Job<B::Handle>, failure: Failure) {
         let claim = job.item.claim.as_ref();
-        job.attempts = job.attempts.max(1);
-        job.counted = false;
+        job.attempt = Attempt::Ended(job.attempt.number().max(1));
         let (key, hash) = (claim.map(|claim| claim.key.clone()), claim.map(|claim| (claim.hash, claim.hash_rule)));
         let Failure { reason, class, text, code, .. } = failure;
-        job.dead =
-            Some(Box::new(DeadLetterCause { reason, class, text, code, key, hash, fresh: true, unkeepable: None }));
+        job.dead = Some(Box::new(DeadLetterCause { reason, class, text, code, key, hash, counts: Counts::Handler }));
         self.dead_letter(job).await;
     }
 
     /// Takes back an attempt that did not come to a verdict. Where that fails, it is the one that the next run uses.
     pub(super) async fn uncount(&mut self, job: &mut Job<B::Handle>) {
-        let Some(claim) = job.item.claim.as_ref().filter(|_| job.counted) else { return };
+        let (Some(claim), Attempt::Open(number)) = (&job.item.claim, job.attempt) else { return };
         match self.shared.consumer.store.uncount_attempt(claim.scope, &claim.key).await {
-            Ok(()) => job.counted = false,
+            Ok(()) => job.attempt = Attempt::Ended(number.saturating_sub(1)),
             Err(error) => {
                 tracing::debug!(idem.consumer = %self.shared.consumer.name, %error, "an attempt could not be taken back");
             }
@@ -175,7 +235,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     pub(super) async fn give_back(&mut self) {
         for mut job in self.queue.remove(|job| !job.is_replay()) {
             self.uncount(&mut job).await;
-            if job.counted {
+            if let Attempt::Open(_) = job.attempt {
                 self.owed.extend(job.item.claim.clone());
             }
             self.shared.release(job, Duration::ZERO);
@@ -192,14 +252,17 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    pub(super) async fn hold_uncharged(&mut self, mut job: Job<B::Handle>) {
+    pub(super) async fn hold_uncharged(&mut self, mut job: Job<B::Handle>, cause: WaitCause) {
         job.waits = job.waits.saturating_add(1);
         let wait = self.shared.settings.retry.backoff_now(job.waits);
-        self.hold(job, wait).await;
+        self.hold(job, cause, wait).await;
     }
 
     /// Holds a message and what follows it in its key, or gives them back where the broker would not wait that long.
-    pub(super) async fn hold(&mut self, job: Job<B::Handle>, wait: Duration) {
+    pub(super) async fn hold(&mut self, mut job: Job<B::Handle>, cause: WaitCause, wait: Duration) {
+        if job.waiting.as_ref().is_none_or(|waiting| waiting.cause != cause) {
+            job.waiting = Some(self.shared.waits.begin(cause));
+        }
         let outlives = self.shared.hold_max.is_some_and(|max| job.received_at.elapsed() + wait >= max);
         if !outlives || job.is_replay() {
             return self.queue.hold(job, Instant::now() + wait);

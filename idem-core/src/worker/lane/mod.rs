@@ -3,6 +3,7 @@
 
 mod apply;
 mod batch_size;
+mod dead_letter;
 mod drain;
 mod failure;
 mod publishing;
@@ -23,6 +24,7 @@ use self::{
     queue::{Next, Queue},
 };
 use crate::{
+    consumer,
     retry::RetryPolicy,
     source::{Assignment, Source},
     store::{Claim, Store},
@@ -45,6 +47,43 @@ pub(crate) enum Command<H> {
     GiveBack,
 }
 
+/// What a lane may do next.
+#[derive(Debug)]
+enum Duty {
+    /// Run what is ready.
+    Serve,
+    /// Begin nothing before the next command.
+    Rest,
+    /// Run what is ready, and answer once nothing of assignments that end can be finished any more.
+    Revoke(Revoking),
+}
+
+/// The connection of a lane.
+#[derive(Debug)]
+enum Connection<C> {
+    NotYet,
+    Open(C),
+    /// It had one, so that the next is a reconnect.
+    Lost,
+}
+
+impl<C> Connection<C> {
+    fn is_open(&self) -> bool {
+        matches!(self, Self::Open(_))
+    }
+
+    fn take(&mut self) -> Option<C> {
+        match std::mem::replace(self, Self::Lost) {
+            Self::Open(connection) => Some(connection),
+            Self::NotYet => {
+                *self = Self::NotYet;
+                None
+            }
+            Self::Lost => None,
+        }
+    }
+}
+
 pub(crate) struct Lane<S: Store, B: Source> {
     shared: Arc<Shared<S, B>>,
     number: i32,
@@ -52,9 +91,7 @@ pub(crate) struct Lane<S: Store, B: Source> {
     queue: Queue<Job<B::Handle>>,
     /// Messages of the unit at hand that go back to the queue, in their order, once it is dealt with.
     returned: Vec<Job<B::Handle>>,
-    connection: Option<S::Lane>,
-    /// Whether it has had one, so that the next is a reconnect.
-    connected: bool,
+    connection: Connection<S::Lane>,
     /// Fresh messages that still run alone and counted, after a start or an assignment: whatever killed the last
     /// process may be among them.
     probation: usize,
@@ -62,17 +99,15 @@ pub(crate) struct Lane<S: Store, B: Source> {
     /// Units in a row that found the database down.
     down: u32,
     /// Units in a row that others got in the way of.
-    again: u32,
+    contended: u32,
     batch: BatchSize,
     /// The last full unit was nothing but duplicates, so the next may be too.
-    duplicates: bool,
-    /// Nothing is begun before the next command.
-    resting: bool,
+    only_duplicates: bool,
+    duty: Duty,
     /// What was not begun goes back to the broker before anything else.
     giving_back: bool,
     /// Attempts that were counted and never came to a verdict, of messages that went back while the database was down.
     owed: Vec<Claim>,
-    revoking: Option<Revoking>,
     _present: Counted,
     /// `None` once everything that was begun before a stop has ended.
     at_work: Option<Counted>,
@@ -95,18 +130,16 @@ impl<S: Store, B: Source> Lane<S, B> {
             commands,
             queue: Queue::new(),
             returned: Vec::new(),
-            connection: None,
-            connected: false,
+            connection: Connection::NotYet,
             probation,
             newest,
             down: 0,
-            again: 0,
+            contended: 0,
             batch,
-            duplicates: false,
-            resting: false,
+            only_duplicates: false,
+            duty: Duty::Serve,
             giving_back: false,
             owed: Vec::new(),
-            revoking: None,
             _present: present,
             at_work: Some(at_work),
             before: None,
@@ -121,7 +154,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             let returned = std::mem::take(&mut self.returned);
             self.queue.put_back(returned);
             self.end_revocation();
-            if self.resting {
+            if let Duty::Rest = self.duty {
                 if !self.wait().await {
                     break;
                 }
@@ -139,6 +172,9 @@ impl<S: Store, B: Source> Lane<S, B> {
                 }
                 continue;
             }
+            if !self.shared.gate.breaker_is_open() {
+                self.queue.release(|job| job.is_held_by_breaker());
+            }
             self.queue.release_due(Instant::now());
             if self.down > 0 {
                 // Only one message goes: it probes whether the database is back.
@@ -155,7 +191,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             let probing = turn == Turn::Probe;
             self.before = self.shared.cache.as_ref().map(|cache| {
                 // The next connection may be to another server, or to one that was restored.
-                if self.connection.is_none() {
+                if !self.connection.is_open() {
                     cache.drop_all();
                 }
                 cache.before(Instant::now())
@@ -179,7 +215,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         match next {
             Next::Nothing => return false,
             // A claim that finds every key taken is followed by the same look-up.
-            Next::Together(jobs) if self.duplicates => self.look(jobs).await,
+            Next::Together(jobs) if self.only_duplicates => self.look(jobs).await,
             Next::Together(jobs) => self.together(jobs).await,
             Next::Look(jobs) if probing => {
                 for job in jobs {
@@ -198,13 +234,17 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     /// Waits for a message, or for one that is held; answers whether there may be more.
     async fn wait(&mut self) -> bool {
-        let due = self.queue.next_due();
+        // While it rests, what is due waits for the next command too.
+        let due = if let Duty::Rest = self.duty { None } else { self.queue.next_due() };
+        let shared = Arc::clone(&self.shared);
+        let held_by_breaker = self.queue.any_held(|job| job.is_held_by_breaker());
         tokio::select! {
             command = self.commands.recv() => match command {
                 Some(command) => self.accept(command),
                 None => return false,
             },
             () = self.shared.shutdown.cancelled() => {}
+            () = shared.gate.breaker_closed(), if held_by_breaker => {}
             () = async { tokio::time::sleep_until(due.unwrap_or_else(Instant::now)).await }, if due.is_some() => {}
         }
         true
@@ -243,12 +283,13 @@ impl<S: Store, B: Source> Lane<S, B> {
                 self.queue.push(jobs);
             }
             Command::Rest(resting) => {
-                self.resting = true;
+                if let Duty::Revoke(revoking) = std::mem::replace(&mut self.duty, Duty::Rest) {
+                    self.end(revoking);
+                }
                 // Intake may have given up waiting.
                 let _ = resting.send(());
             }
             Command::Revoke(assignments, done) => {
-                self.resting = false;
                 self.part(assignments, done);
             }
             Command::Drop(assignments) => {
@@ -278,7 +319,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     async fn look_for_the_store(&mut self) {
         match self.probe().await {
             Ok(()) => self.succeeded(),
-            Err(error) => self.store_down(&error),
+            Err(error) => self.store_down(&consumer::describe::<S>(&error)),
         }
     }
 

@@ -1,18 +1,12 @@
 //! Sees to it that a dead letter is somewhere whole before its message is settled: in its row, or published. What is
 //! nowhere is not acknowledged.
 
-use super::Lane;
 use crate::{
-    config::OnUnkeepable,
     dead_letter::{self, DeadLetter, DeadLetterId, ParkedDeadLetter, Publisher},
     error::{ErrorClass, SourceError},
     source::Source,
     store::Store,
-    worker::{
-        Shared,
-        job::{Job, Unkeepable},
-        view::IncidentKind,
-    },
+    worker::Shared,
 };
 
 /// Whether the message of a dead letter may be settled.
@@ -111,38 +105,5 @@ impl<S: Store, B: Source> Shared<S, B> {
         } else {
             "its row was written without the payload".to_owned()
         }
-    }
-}
-
-impl<S: Store, B: Source> Lane<S, B> {
-    /// Holds a message whose payload is nowhere else, or halts the consumer over it. It is never acknowledged.
-    pub(super) async fn unkeepable(&mut self, mut job: Job<B::Handle>, parked: &ParkedDeadLetter, why: &str) {
-        if let Some(dead) = &mut job.dead {
-            dead.unkeepable.get_or_insert_with(|| Unkeepable::new(&self.shared.metrics.unkeepable));
-        }
-        let origin = job.item.message.origin();
-        let told = format!("the message from {origin} cannot be kept: {why}");
-        if self.shared.settings.on_unkeepable == OnUnkeepable::Halt {
-            let who = format!("run {}", self.shared.run);
-            // That of the consumer, and not of the message's tenant: all tenants wait.
-            self.halt(self.shared.scope, &who, &told).await;
-            return self.returned.push(job);
-        }
-        // The first time, and then ever more rarely.
-        if job.waits.saturating_add(1).is_power_of_two()
-            && let Some(left_out) = self.shared.lines.unkeepable.pass()
-        {
-            tracing::error!(
-                idem.consumer = %self.shared.consumer.name, idem.key = parked.key.as_ref().map(tracing::field::display),
-                origin = ?origin, row = parked.id.0, reason = %parked.reason, why, left_out,
-                "a message cannot be kept and is held, not acknowledged: raise dead_letter_payload_bytes_max, give a \
-                 topic or queue for dead letters that takes it, or give it up with `idem dead-letters accept-loss`"
-            );
-            self.shared.recent.note(IncidentKind::Error, parked.key.as_ref(), Some(origin), format!("held: {told}"));
-        }
-        if let Some(permit) = &mut job.permit {
-            permit.set_aside();
-        }
-        self.hold_uncharged(job).await;
     }
 }

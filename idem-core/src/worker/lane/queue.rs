@@ -1,10 +1,10 @@
 //! What a lane has in hand: ready messages in order, and those whose key waits. Pure: the time is passed in.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use tokio::time::Instant;
 
-use crate::worker::job::{HoldKey, Job};
+use crate::worker::job::{HoldKey, Isolation, Job};
 
 /// What the queue needs to know of a message.
 pub(crate) trait Queued {
@@ -22,11 +22,11 @@ impl<H> Queued for Job<H> {
     }
 
     fn alone(&self) -> bool {
-        self.suspect || self.dead.is_some()
+        self.isolation != Isolation::None || self.dead.is_some()
     }
 
     fn wants_look(&self) -> bool {
-        !self.looked && self.dead.is_none() && self.item.claim.is_some()
+        !self.looked_up && self.dead.is_none() && self.item.claim.is_some()
     }
 }
 
@@ -44,7 +44,7 @@ pub(crate) enum Next<J> {
 #[derive(Debug)]
 pub(crate) struct Queue<J> {
     ready: VecDeque<J>,
-    held: HashMap<HoldKey, Held<J>>,
+    held: BTreeMap<HoldKey, Held<J>>,
 }
 
 #[derive(Debug)]
@@ -55,7 +55,7 @@ struct Held<J> {
 
 impl<J: Queued> Queue<J> {
     pub(crate) fn new() -> Self {
-        Self { ready: VecDeque::new(), held: HashMap::new() }
+        Self { ready: VecDeque::new(), held: BTreeMap::new() }
     }
 
     pub(crate) fn push(&mut self, jobs: impl IntoIterator<Item = J>) {
@@ -75,15 +75,34 @@ impl<J: Queued> Queue<J> {
         held.jobs.push_back(job);
     }
 
-    /// Makes ready what has waited long enough, before what came later.
+    /// Makes ready what has waited long enough, the longest due first, before what came later.
     pub(crate) fn release_due(&mut self, now: Instant) {
-        let due: Vec<HoldKey> =
-            self.held.iter().filter(|(_, held)| held.until <= now).map(|(key, _)| key.clone()).collect();
-        for key in due {
+        self.release_where(|held| held.until <= now);
+    }
+
+    /// Makes ready the keys whose first message is as `wanted` says, before their time.
+    pub(crate) fn release(&mut self, wanted: impl Fn(&J) -> bool) {
+        self.release_where(|held| held.jobs.front().is_some_and(&wanted));
+    }
+
+    fn release_where(&mut self, wanted: impl Fn(&Held<J>) -> bool) {
+        if self.held.is_empty() {
+            return;
+        }
+        let mut due: Vec<(Instant, HoldKey)> =
+            self.held.iter().filter(|(_, held)| wanted(held)).map(|(key, held)| (held.until, key.clone())).collect();
+        due.sort();
+        // The first of them is put to the front last.
+        for (_, key) in due.into_iter().rev() {
             if let Some(held) = self.held.remove(&key) {
                 self.put_back(held.jobs);
             }
         }
+    }
+
+    /// Whether the first message of a key that is held is as `wanted` says.
+    pub(crate) fn any_held(&self, wanted: impl Fn(&J) -> bool) -> bool {
+        self.held.values().any(|held| held.jobs.front().is_some_and(&wanted))
     }
 
     pub(crate) fn next_due(&self) -> Option<Instant> {

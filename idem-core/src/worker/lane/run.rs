@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use tokio::time::Instant;
 
-use super::{Lane, failure::AGAIN_MAX};
+use super::{Connection, Lane, failure::Failed};
 use crate::{
     consumer::{self, End},
     dead_letter::Reason,
@@ -12,38 +12,43 @@ use crate::{
     failpoint,
     handler::Work,
     outcome::{Decision, Failure},
+    policy::Seen,
     source::Source,
     store::Store,
-    worker::job::Job,
+    worker::job::{Attempt, Isolation, Job},
 };
 
 impl<S: Store, B: Source> Lane<S, B> {
     async fn unit(&mut self, jobs: &[Job<B::Handle>]) -> End {
-        let (shared, was_open) = (Arc::clone(&self.shared), self.connection.is_some());
-        let (connection, end) = consumer::run(&shared.consumer, self.connection.take(), self.number, jobs).await;
+        let (shared, connection) = (Arc::clone(&self.shared), self.connection.take());
+        let was_open = connection.is_some();
+        let (connection, end) = consumer::run(&shared.consumer, connection, self.number, jobs).await;
         self.keep(connection, was_open);
         end
     }
 
     async fn look_up(&mut self, jobs: &[Job<B::Handle>]) -> Result<Vec<Option<Decision>>, StoreError> {
-        let (shared, was_open) = (Arc::clone(&self.shared), self.connection.is_some());
-        let (connection, found) = consumer::look(&shared.consumer, self.connection.take(), self.number, jobs).await;
+        let (shared, connection) = (Arc::clone(&self.shared), self.connection.take());
+        let was_open = connection.is_some();
+        let (connection, found) = consumer::look(&shared.consumer, connection, self.number, jobs).await;
         self.keep(connection, was_open);
         found
     }
 
     pub(super) async fn probe(&mut self) -> Result<(), StoreError> {
-        let (shared, was_open) = (Arc::clone(&self.shared), self.connection.is_some());
-        let (connection, probed) = consumer::probe(&shared.consumer, self.connection.take(), self.number).await;
+        let (shared, connection) = (Arc::clone(&self.shared), self.connection.take());
+        let was_open = connection.is_some();
+        let (connection, probed) = consumer::probe(&shared.consumer, connection, self.number).await;
         self.keep(connection, was_open);
         probed
     }
 
     fn keep(&mut self, connection: Option<S::Lane>, was_open: bool) {
-        self.connection = connection;
-        if self.connection.is_some() && !was_open && std::mem::replace(&mut self.connected, true) {
+        let Some(connection) = connection else { return };
+        if !was_open && let Connection::Lost = self.connection {
             self.shared.metrics.reconnects.increment(1);
         }
+        self.connection = Connection::Open(connection);
     }
 
     pub(super) async fn together(&mut self, jobs: Vec<Job<B::Handle>>) {
@@ -52,7 +57,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             End::Decided(decisions) => {
                 self.succeeded();
                 self.batch.took(jobs.len(), begun.elapsed());
-                self.duplicates = jobs.len() == self.batch.max && decisions.iter().all(Decision::is_skipped);
+                self.only_duplicates = jobs.len() == self.batch.max && decisions.iter().all(Decision::is_skipped);
                 self.apply(jobs.into_iter().zip(decisions)).await;
             }
             End::Isolate(culprits) => {
@@ -60,48 +65,46 @@ impl<S: Store, B: Source> Lane<S, B> {
                 let _ = failpoint!(ISOLATE);
                 // A handler that fails alone stops the ones after it, so nobody knows how those would have ended.
                 let everybody = matches!(self.shared.consumer.work, Work::Each(_)) || culprits.is_empty();
-                self.put_back(jobs, |index, job| {
-                    job.suspect |= everybody || culprits.contains(&index);
-                    job.looked = true;
-                });
+                self.run_alone(jobs, |index| everybody || culprits.contains(&index), true);
             }
-            End::Held => self.put_back(jobs, |_, job| job.suspect = true),
+            other => self.did_not_end_well(jobs, other).await,
+        }
+    }
+
+    /// A unit that came to no decision, whether of one message or of several.
+    async fn did_not_end_well(&mut self, jobs: Vec<Job<B::Handle>>, end: End) {
+        let (seen, error) = match end {
+            End::Decided(_) | End::Isolate(_) => return self.returned.extend(jobs),
+            End::Held => return self.run_alone(jobs, |_| true, false),
             End::NoWinner(error) => {
                 if let Some(left_out) = self.shared.lines.again.pass() {
                     tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, left_out, "the unit waits and claims again");
                 }
-                for job in jobs {
-                    self.hold_uncharged(job).await;
-                }
+                (Seen::NoWinner, error)
             }
-            End::Again(error) => self.run_again(jobs, &error),
+            End::Again(error) => (Seen::Contended, error),
             End::Unknown(error) => {
-                self.answer_was_lost(error);
-                self.put_back(jobs, |_, job| job.unresolved = true);
+                if let Some(left_out) = self.shared.lines.again.pass() {
+                    tracing::warn!(
+                        idem.consumer = %self.shared.consumer.name, error, left_out,
+                        "the answer to a commit was lost; its keys are claimed again"
+                    );
+                }
+                (Seen::CommitUnanswered, StoreError::Unavailable { doing: "committing", source: error })
             }
-            End::Trouble(error) => self.store_failed(jobs, error),
-        }
-    }
-
-    fn answer_was_lost(&self, error: crate::BoxError) {
-        if let Some(left_out) = self.shared.lines.again.pass() {
-            tracing::warn!(
-                idem.consumer = %self.shared.consumer.name, error, left_out,
-                "the answer to a commit was lost; its keys are claimed again"
-            );
-        }
-    }
-
-    pub(super) fn put_back(&mut self, mut jobs: Vec<Job<B::Handle>>, mark: impl Fn(usize, &mut Job<B::Handle>)) {
-        jobs.iter_mut().enumerate().for_each(|(index, job)| mark(index, job));
-        self.queue.put_back(jobs);
+            End::Lost(error) => (Seen::ConnectionLost, error),
+            End::Trouble(error) => (Seen::StoreFailed(error.class()), error),
+        };
+        self.after(jobs, seen, Failed::Store(error)).await;
     }
 
     /// Looks up which messages are duplicates, so that a redelivered backlog costs one statement a batch.
     pub(super) async fn look(&mut self, jobs: Vec<Job<B::Handle>>) {
         let decisions = match self.look_up(&jobs).await {
             Ok(decisions) => decisions,
-            Err(error) => return self.store_failed(jobs, error),
+            Err(error) => {
+                return self.after(jobs, Seen::StoreFailed(error.class()), Failed::Store(error)).await;
+            }
         };
         self.succeeded();
         let (mut leaders, mut decided) = (HashSet::new(), Vec::new());
@@ -110,12 +113,13 @@ impl<S: Store, B: Source> Lane<S, B> {
                 Some(decision) => decided.push((job, decision)),
                 None => {
                     // A copy is looked up again once the first of its key has run: it is then a duplicate, most likely.
-                    job.looked = leaders.insert(job.item.claim.as_ref().map(|claim| (claim.scope, claim.key.clone())));
+                    job.looked_up =
+                        leaders.insert(job.item.claim.as_ref().map(|claim| (claim.scope, claim.key.clone())));
                     self.returned.push(job);
                 }
             }
         }
-        self.duplicates &= self.returned.is_empty();
+        self.only_duplicates &= self.returned.is_empty();
         self.apply(decided).await;
     }
 
@@ -126,49 +130,27 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
         // Taken before the attempt is counted, so that whoever waits for it is not charged.
         let shared = Arc::clone(&self.shared);
-        let dangerous = std::mem::take(&mut job.dangerous) || self.probation > 0;
-        let _alone_in_the_process = if dangerous { Some(shared.one_at_a_time.lock().await) } else { None };
-        match &job.item.claim {
+        let may_kill =
+            std::mem::replace(&mut job.isolation, Isolation::Unit) == Isolation::Process || self.probation > 0;
+        let _alone_in_the_process = if may_kill { Some(shared.one_at_a_time.lock().await) } else { None };
+        job.attempt = match (&job.item.claim, job.attempt) {
             // An attempt that came to no verdict is not counted again.
-            _ if job.counted => {}
-            None => job.attempts += 1,
-            Some(claim) => match self.shared.consumer.store.count_attempt(claim.scope, &claim.key, claim.hash).await {
-                Ok(attempt) => (job.attempts, job.counted) = (attempt, true),
+            (_, open @ Attempt::Open(_)) => open,
+            (None, last) => Attempt::Ended(last.number() + 1),
+            (Some(claim), _) => match shared.consumer.store.count_attempt(claim.scope, &claim.key, claim.hash).await {
+                Ok(number) => Attempt::Open(number),
                 Err(error) => return self.bookkeeping_failed(job, error).await,
             },
-        }
-        if job.attempts > self.shared.settings.retry.attempts {
+        };
+        if job.attempt.number() > shared.settings.retry.attempts {
             return self.exhausted(job).await;
         }
-        job.suspect = true;
         match self.unit(std::slice::from_ref(&job)).await {
             End::Decided(decisions) => {
                 self.succeeded();
                 self.apply(std::iter::once(job).zip(decisions)).await;
             }
-            End::Again(error) if self.again >= AGAIN_MAX => {
-                self.again = 0;
-                let text = consumer::describe::<S>(&error);
-                self.failed(job, Failure::new(ErrorClass::Transient, Reason::AttemptsExhausted, text)).await;
-            }
-            End::Again(error) => self.run_again(vec![job], &error),
-            End::Unknown(error) => {
-                self.answer_was_lost(error);
-                job.unresolved = true;
-                self.returned.push(job);
-            }
-            // A unit of one message is never isolated or held: it has its decision.
-            End::NoWinner(_) | End::Isolate(_) | End::Held => self.hold_uncharged(job).await,
-            End::Trouble(error) => match error.class() {
-                class @ (ErrorClass::Transient | ErrorClass::Permanent) => {
-                    let text = consumer::describe::<S>(&error);
-                    self.failed(job, Failure::new(class, Reason::AttemptsExhausted, text)).await;
-                }
-                ErrorClass::Infrastructure | ErrorClass::Fatal | ErrorClass::RunUnitAgain => {
-                    self.uncount(&mut job).await;
-                    self.store_failed(vec![job], error);
-                }
-            },
+            other => self.did_not_end_well(vec![job], other).await,
         }
     }
 
@@ -180,14 +162,17 @@ impl<S: Store, B: Source> Lane<S, B> {
                 Some(decision) => self.apply([(job, decision)]).await,
                 None => {
                     let text = "the process ended in each of its attempts, or an equal message was set aside before";
-                    job.attempts = self.shared.settings.retry.attempts;
+                    job.attempt = Attempt::Ended(self.shared.settings.retry.attempts);
                     self.set_aside(job, Failure::new(ErrorClass::Permanent, Reason::AttemptsExhausted, text)).await;
                 }
             },
-            Err(error) => {
-                self.uncount(&mut job).await;
-                self.bookkeeping_failed(job, error).await;
-            }
+            Err(error) => self.bookkeeping_failed(job, error).await,
         }
+    }
+
+    /// What is written about a message outside of its unit failed; nobody is charged.
+    pub(super) async fn bookkeeping_failed(&mut self, job: Job<B::Handle>, error: StoreError) {
+        // Boxed, because what follows may itself be written, and fail.
+        Box::pin(self.after(vec![job], Seen::BookkeepingFailed(error.class()), Failed::Store(error))).await;
     }
 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::message::ConsumerName;
 
-/// LogLimiter of one kind that are written in a second.
+/// Lines of one kind that are written in a second.
 const LINES_MAX: u64 = 10;
 
 /// That second.
@@ -24,7 +24,7 @@ pub(crate) struct LogLimiter {
     pub(crate) waiting: Limiter,
     /// Conflicts, all of which the audit trail has.
     pub(crate) conflicts: Limiter,
-    /// DeadLetterCause letters that could not be published, and replays whose end could not be noted.
+    /// Dead letters that could not be published, and replays whose end could not be noted.
     pub(crate) unnoted: Limiter,
     /// Messages that cannot be kept.
     pub(crate) unkeepable: Limiter,

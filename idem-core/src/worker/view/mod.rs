@@ -3,6 +3,7 @@
 mod incidents;
 mod log_limit;
 mod stats;
+mod waits;
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,15 +13,18 @@ pub(super) use self::{
     incidents::Incidents,
     log_limit::{LogLimiter, WINDOW as LOG_WINDOW},
     stats::Stats,
+    waits::{Waiting, Waits},
 };
 pub use self::{
     incidents::{Incident, IncidentKind},
     stats::Summary,
+    waits::Wait,
 };
 use super::{Pause, Shared, in_flight::InFlight, pause::IntakeGate};
 use crate::{
     cleanup::CleanupState,
     consumer::OpenUnits,
+    policy::WaitCause,
     source::Source,
     store::{ControlState, Store},
     telemetry::WorkerMetrics,
@@ -44,6 +48,7 @@ pub struct WorkerView {
     pub(super) metrics: Arc<WorkerMetrics>,
     pub(super) flight: Arc<InFlight>,
     pub(super) recent: Arc<Incidents>,
+    pub(super) waits: Arc<Waits>,
     pub(super) gate: Arc<IntakeGate>,
     pub(super) open: Arc<OpenUnits>,
 }
@@ -111,6 +116,13 @@ impl WorkerView {
         }
     }
 
+    /// What messages in hand wait for, and for how long already; one entry a cause. What waits because intake is closed is
+    /// not among them: [`pause`](Self::pause) says why.
+    #[must_use]
+    pub fn waits(&self) -> Vec<Wait> {
+        self.waits.now()
+    }
+
     /// The last incidents of one kind, the newest first. Where there are very many, some are left out.
     #[must_use]
     pub fn recent(&self, kind: IncidentKind) -> Vec<Incident> {
@@ -130,6 +142,15 @@ impl WorkerView {
         self.metrics.halted.set(is(matches!(pause, Some(Pause::Control(ControlState::Halted, _)))));
         self.metrics.breaker_open.set(is(self.gate.breaker_is_open()));
         self.metrics.ready.set(is(self.gate.has_joined() && !self.gate.is_leaving()));
+        let waits = self.waits();
+        for (cause, (messages, longest)) in WaitCause::ALL.into_iter().zip(&self.metrics.waiting) {
+            let wait = waits.iter().find(|wait| wait.cause == cause);
+            messages.set(wait.map_or(0.0, |wait| wait.messages as f64));
+            longest.set(wait.map_or(0.0, |wait| wait.longest.as_secs_f64()));
+            if cause == WaitCause::Unkeepable {
+                self.metrics.unkeepable.set(wait.map_or(0.0, |wait| wait.messages as f64));
+            }
+        }
         let cleanup = self.cleanup().unwrap_or_default();
         self.metrics.cleanup_failed_cycles.set(cleanup.failed_cycles);
         self.metrics.cleanup_lag.set(cleanup.backlog.map_or(0.0, |backlog| backlog.lag.as_secs_f64()));

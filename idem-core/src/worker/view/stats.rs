@@ -74,7 +74,7 @@ counters! {
     released: RELEASED,
     /// Settlements that came too late for their assignment, channel or receipt.
     stale_settlements: STALE_SETTLEMENTS,
-    /// DeadLetterCause letters that were handled again.
+    /// Dead letters that were handled again.
     replayed: REPLAYED,
     /// Rows that cleanup removed.
     cleaned: CLEANED,

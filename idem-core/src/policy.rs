@@ -1,0 +1,164 @@
+//! What follows a failure: a pure function from what is known of a message and what was seen, to what to do.
+//!
+//! A worker's lane and [`DedupConsumer::process`](crate::DedupConsumer::process) both ask it. It knows no store, no broker and
+//! no clock, so that whoever drives messages some other way can ask it too. `policy/table.txt` lists every answer.
+//!
+//! Where a handler fails in a unit of several messages, or somebody holds a key of it, nothing is decided yet: its messages
+//! run alone, and what happens then is seen here.
+
+use crate::error::ErrorClass;
+
+/// How often a unit runs again as it is, because another transaction was in its way, before its messages run alone.
+const AGAIN_MAX: u32 = 3;
+
+/// What is known of the message, or of the unit of several, that something happened to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Known {
+    /// The number of the attempt that was counted for this run; 0 where none was, because it ran in a batch.
+    pub(crate) attempt: u32,
+    /// The attempts that a message gets.
+    pub(crate) attempts_max: u32,
+    /// How often in a row it ran again because another transaction was in its way.
+    pub(crate) again: u32,
+    /// Connections in a row that were lost under its handler, although the database answered over another one.
+    pub(crate) lost: u32,
+    /// It has waited, uncharged, for as long as the database's own faults are waited for.
+    pub(crate) waited_long: bool,
+}
+
+/// What was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// A message's handler failed, or its commit was refused; its connection still answers.
+    Failed(ErrorClass),
+    /// A statement of ours failed before any handler ran, or the commit could not be sent.
+    StoreFailed(ErrorClass),
+    /// The connection was lost while handlers ran.
+    ConnectionLost,
+    /// After that the database was asked over another connection, and answered.
+    DatabaseAnswers,
+    /// Another transaction was in the way, and the unit was rolled back.
+    Contended,
+    /// Somebody else holds the message's key.
+    Held,
+    /// The store neither inserted a key nor found who has it.
+    NoWinner,
+    /// The answer to the commit was lost.
+    CommitUnanswered,
+    /// What is written about a message outside of its unit failed: its attempt, an audit line, its dead letter.
+    BookkeepingFailed(ErrorClass),
+}
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Run the same unit again at once.
+    RunAgain,
+    /// Run each of its messages alone, its attempt counted before it runs.
+    RunAlone,
+    /// Claim again over a new connection, which tells how the commit ended.
+    ClaimAgain,
+    /// Ask over another connection whether the database answers, and decide by that.
+    AskTheDatabase,
+    /// Put back, uncharged. Nothing is taken in until the database answers.
+    AwaitTheDatabase,
+    /// Hold, uncharged: nothing that the message did is the cause.
+    Wait(WaitCause),
+    /// Hold for the back-off; the attempt stays counted.
+    Retry,
+    /// Set aside.
+    DeadLetter,
+    /// Stop the worker: a person must change something first.
+    Stop,
+}
+
+/// What a message waits for that is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum WaitCause {
+    /// Its next attempt: the one before failed.
+    Retry,
+    /// Its key, which another unit holds.
+    KeyHeld,
+    /// The database, which answers and cannot serve this message's statements now, such as those on a missing table.
+    Database,
+    /// What is written about it outside of its transaction: its attempt, an audit line, its dead letter.
+    Bookkeeping,
+    /// A topic or queue that has not confirmed its dead letter yet.
+    Publisher,
+    /// A person, because neither the database nor a publisher can keep it.
+    Unkeepable,
+    /// The breaker: it failed for good, and is set aside once the breaker closes, or after a while.
+    Breaker,
+}
+
+impl WaitCause {
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Retry,
+        Self::KeyHeld,
+        Self::Database,
+        Self::Bookkeeping,
+        Self::Publisher,
+        Self::Unkeepable,
+        Self::Breaker,
+    ];
+
+    /// The value of the label `cause` in telemetry.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Retry => "retry",
+            Self::KeyHeld => "key-held",
+            Self::Database => "database",
+            Self::Bookkeeping => "bookkeeping",
+            Self::Publisher => "publisher",
+            Self::Unkeepable => "unkeepable",
+            Self::Breaker => "breaker",
+        }
+    }
+}
+
+/// What follows. Whatever it is, nothing of the message was committed.
+pub(crate) fn after(known: &Known, seen: Seen) -> Action {
+    use ErrorClass::{Fatal, Infrastructure, Permanent, RunUnitAgain, Transient};
+    match seen {
+        Seen::CommitUnanswered => Action::ClaimAgain,
+        Seen::Held | Seen::NoWinner => Action::Wait(WaitCause::KeyHeld),
+        Seen::Failed(Fatal) | Seen::StoreFailed(Fatal) | Seen::BookkeepingFailed(Fatal) => Action::Stop,
+
+        // The connection answers, so it is this statement that the database cannot serve now, such as one on a table that
+        // a deploy is about to bring back (A27). One that stays so is the message's own, or its handler's.
+        Seen::Failed(Infrastructure) if !known.waited_long => Action::Wait(WaitCause::Database),
+        Seen::Failed(Permanent) => Action::DeadLetter,
+        Seen::Failed(Transient | RunUnitAgain | Infrastructure) => charge(known),
+
+        Seen::Contended | Seen::StoreFailed(RunUnitAgain) if known.again < AGAIN_MAX => Action::RunAgain,
+        Seen::Contended | Seen::StoreFailed(RunUnitAgain) => charge(known),
+        Seen::StoreFailed(Infrastructure) | Seen::BookkeepingFailed(Infrastructure) => Action::AwaitTheDatabase,
+        // One of these messages causes the error; running each alone finds it without holding up the others.
+        Seen::StoreFailed(Permanent) if known.attempt > 0 => Action::DeadLetter,
+        Seen::StoreFailed(Transient | Permanent) => charge(known),
+
+        // Nobody knows yet whose doing it was, and counting an attempt finds out whether the database answers.
+        Seen::ConnectionLost if known.attempt == 0 => Action::RunAlone,
+        Seen::ConnectionLost => Action::AskTheDatabase,
+        // Once may be an operator, a pooler or a restart; twice in a row is the message's own statement.
+        Seen::DatabaseAnswers if known.lost == 0 => Action::Wait(WaitCause::Database),
+        Seen::DatabaseAnswers => charge(known),
+
+        Seen::BookkeepingFailed(RunUnitAgain) => Action::RunAgain,
+        Seen::BookkeepingFailed(Transient | Permanent) => Action::Wait(WaitCause::Bookkeeping),
+    }
+}
+
+/// A failure that is the message's own, once it has run alone.
+fn charge(known: &Known) -> Action {
+    match known.attempt {
+        0 => Action::RunAlone,
+        attempt if attempt >= known.attempts_max => Action::DeadLetter,
+        _ => Action::Retry,
+    }
+}
+
+#[cfg(test)]
+mod tests;

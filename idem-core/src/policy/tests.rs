@@ -1,0 +1,103 @@
+use super::*;
+
+const CLASSES: [ErrorClass; 5] = [
+    ErrorClass::RunUnitAgain,
+    ErrorClass::Transient,
+    ErrorClass::Permanent,
+    ErrorClass::Infrastructure,
+    ErrorClass::Fatal,
+];
+
+fn everything_seen() -> Vec<Seen> {
+    let plain = [
+        Seen::ConnectionLost,
+        Seen::DatabaseAnswers,
+        Seen::Contended,
+        Seen::Held,
+        Seen::NoWinner,
+        Seen::CommitUnanswered,
+    ];
+    let of_class: [fn(ErrorClass) -> Seen; 3] = [Seen::Failed, Seen::StoreFailed, Seen::BookkeepingFailed];
+    plain.into_iter().chain(of_class.into_iter().flat_map(|seen| CLASSES.map(seen))).collect()
+}
+
+fn everything_known() -> Vec<Known> {
+    let mut all = Vec::new();
+    for attempt in [0, 1, 5] {
+        for again in [0, AGAIN_MAX] {
+            for lost in [0, 1] {
+                for waited_long in [false, true] {
+                    all.push(Known { attempt, attempts_max: 5, again, lost, waited_long });
+                }
+            }
+        }
+    }
+    all
+}
+
+/// What is known, as a line of the table says it, and what the same would be without one of its parts.
+fn parts(known: &Known) -> [&'static str; 4] {
+    let attempt = match known.attempt {
+        0 => "in a batch",
+        1 => "attempt 1 of 5",
+        _ => "attempt 5 of 5",
+    };
+    [
+        attempt,
+        if known.again < AGAIN_MAX { "first time" } else { "again and again" },
+        if known.lost == 0 { "first loss" } else { "lost before" },
+        if known.waited_long { "waited long" } else { "waits" },
+    ]
+}
+
+/// The parts of what is known that make a difference to what follows.
+fn that_matter(answers: &[([&'static str; 4], Action)]) -> Vec<usize> {
+    let differ = |part: usize| {
+        answers.iter().any(|(known, action)| {
+            let others = answers.iter().filter(|(other, _)| (0..4).all(|at| at == part || other[at] == known[at]));
+            others.into_iter().any(|(_, other)| other != action)
+        })
+    };
+    (0..4).filter(|part| differ(*part)).collect()
+}
+
+/// D20: every combination of what is known and seen, in as few lines as say it. `table.txt` is what a person has agreed to.
+#[test]
+fn d20_the_table_of_what_follows_a_failure() {
+    let mut table = Vec::<String>::new();
+    for seen in everything_seen() {
+        let answers: Vec<_> = everything_known().iter().map(|known| (parts(known), after(known, seen))).collect();
+        let matter = that_matter(&answers);
+        for (known, action) in answers {
+            let when: String = matter.iter().map(|part| format!(", {}", known[*part])).collect();
+            let line = format!("{seen:?}{when}: {action:?}");
+            if !table.contains(&line) {
+                table.push(line);
+            }
+        }
+    }
+    let agreed: Vec<&str> = include_str!("table.txt").lines().collect();
+    for (number, line) in table.iter().enumerate() {
+        assert_eq!(agreed.get(number), Some(&line.as_str()), "line {} of policy/table.txt", number + 1);
+    }
+    assert_eq!(agreed.len(), table.len(), "lines of policy/table.txt");
+}
+
+/// D20: nothing runs for ever: whatever is seen again and again of one message that runs alone, it is set aside, waits
+/// visibly, or stops the worker.
+#[test]
+fn d20_a_message_that_is_charged_ends() {
+    for seen in everything_seen() {
+        let mut known = Known { attempts_max: 5, ..Known::default() };
+        for _ in 0..20 {
+            match after(&known, seen) {
+                Action::RunAgain => known.again += 1,
+                Action::RunAlone | Action::Retry => (known.attempt, known.again) = (known.attempt + 1, 0),
+                _ => {}
+            }
+        }
+        let last = after(&known, seen);
+        assert!(known.attempt <= 5, "{seen:?}: {known:?}");
+        assert!(!matches!(last, Action::RunAlone | Action::Retry), "{seen:?}: {last:?}");
+    }
+}

@@ -1,0 +1,146 @@
+//! What a lane does with a message that failed for good: a row, then a confirmed publication where there is a publisher, then
+//! the settlement. It waits where the breaker is open, or where nothing can keep the message.
+
+use std::time::Duration;
+
+use super::{Lane, publishing::Secured};
+use crate::{
+    config::OnUnkeepable,
+    dead_letter::{DeadLetter, FailureKind, Fingerprint, ParkedDeadLetter, ReplayEnd},
+    failpoint,
+    outcome::{Durable, Settle},
+    policy::WaitCause,
+    source::Source,
+    store::Store,
+    worker::{
+        job::{Counts, DeadLetterCause, DeliveredBy, Job},
+        view::IncidentKind,
+    },
+};
+
+/// For how long a message that failed for good is kept in hand while the breaker is open.
+const BREAKER_HOLD_MAX: Duration = Duration::from_secs(600);
+
+impl<S: Store, B: Source> Lane<S, B> {
+    /// Sets a message aside: a row, then a confirmed publication where there is a publisher, then the settlement.
+    pub(super) async fn dead_letter(&mut self, job: Job<B::Handle>) {
+        let Some(dead) = &job.dead else { return self.returned.push(job) };
+        if let DeliveredBy::Replay(id) = job.from {
+            let end = ReplayEnd::Failed { reason: dead.reason, error: dead.text.clone() };
+            return self.replayed(id, end).await;
+        }
+        if dead.counts == Counts::Handler && self.breaker_holds(&job) {
+            return self.hold(job, WaitCause::Breaker, BREAKER_HOLD_MAX).await;
+        }
+        let letter = self.letter(&job, dead);
+        let parked = match self.shared.consumer.store.park(&letter).await {
+            Ok(parked) => parked,
+            Err(error) => return self.bookkeeping_failed(job, error).await,
+        };
+        self.succeeded();
+        // Injected errors stand for a process that stops here: the message comes back and is parked once.
+        if failpoint!(DEAD_LETTER_SENT).is_err() {
+            return self.hold_uncharged(job, WaitCause::Bookkeeping).await;
+        }
+        match self.shared.secure(&letter, &parked).await {
+            Secured::Kept => {}
+            Secured::NotYet => return self.hold_uncharged(job, WaitCause::Publisher).await,
+            Secured::Unkeepable(why) => return self.unkeepable(job, &parked, &why).await,
+        }
+        if failpoint!(DEAD_LETTER_OK).is_err() {
+            return self.hold_uncharged(job, WaitCause::Publisher).await;
+        }
+        self.shared.stats.dead_lettered.add(1);
+        self.shared.metrics.dead_lettered(dead.reason);
+        self.note_dead_letter(dead);
+        if let Some(left_out) = self.shared.lines.dead_letters.pass() {
+            tracing::warn!(
+                idem.consumer = %self.shared.consumer.name, idem.key = dead.key.as_ref().map(tracing::field::display),
+                origin = ?letter.message.origin(), reason = %dead.reason, attempts = letter.attempts, error = dead.text,
+                left_out, "set aside as a dead letter"
+            );
+            let (key, origin) = (dead.key.as_ref(), Some(letter.message.origin()));
+            let text = format!("{}: {}", dead.reason, dead.text);
+            self.shared.recent.note(IncidentKind::DeadLetter, key, origin, text);
+        }
+        if let DeliveredBy::Broker(handle) = job.from {
+            self.shared.settle(handle, Settle::DeadLetter(Durable::parked()), job.permit);
+        }
+    }
+
+    /// Whether a message that failed for good is kept in hand, because so many failed that the cause may lie elsewhere. It
+    /// never runs again; where the breaker stays open, it is set aside all the same, and those who wait for room get some.
+    fn breaker_holds(&self, job: &Job<B::Handle>) -> bool {
+        let waits = job.waiting.as_ref().filter(|waiting| waiting.cause == WaitCause::Breaker);
+        self.shared.gate.breaker_is_open() && waits.is_none_or(|waiting| waiting.since.elapsed() < BREAKER_HOLD_MAX)
+    }
+
+    /// Counts a dead letter for the breaker, or for the alarm about messages that no handler can see.
+    fn note_dead_letter(&self, dead: &DeadLetterCause) {
+        let (consumer, gate) = (&self.shared.consumer.name, &self.shared.gate);
+        match dead.counts {
+            Counts::Handler if self.shared.settings.breaker && gate.fresh_failed() => tracing::error!(
+                idem.consumer = %consumer, reason = %dead.reason, error = dead.text,
+                "more than half of the last 50 fresh messages became dead letters; intake pauses, and one message a \
+                 second is tried until one goes well"
+            ),
+            Counts::Producer if gate.unreadable() => {
+                let text = "more than half of the last 50 fresh messages could not be given to any handler; they are \
+                            set aside, and the others go on: look at who produces them";
+                tracing::error!(idem.consumer = %consumer, reason = %dead.reason, error = dead.text, "{text}");
+                self.shared.recent.note(IncidentKind::Error, None, None, text.to_owned());
+            }
+            Counts::Handler | Counts::Producer | Counts::Nothing => {}
+        }
+    }
+
+    fn letter(&self, job: &Job<B::Handle>, dead: &DeadLetterCause) -> DeadLetter {
+        let size = job.item.message.payload().map_or(0, bytes::Bytes::len);
+        DeadLetter {
+            consumer: self.shared.consumer.name.clone(),
+            scope: job.item.claim.as_ref().map_or(self.shared.scope, |claim| claim.scope),
+            message: job.item.message.clone(),
+            key: dead.key.clone(),
+            hash: dead.hash,
+            reason: dead.reason,
+            attempts: job.attempt.number(),
+            error: dead.text.clone(),
+            fingerprint: Fingerprint::of(&FailureKind {
+                reason: dead.reason,
+                class: dead.class,
+                code: dead.code.as_deref(),
+                handler: self.shared.consumer.handler_name.as_deref(),
+                message_type: job.item.message.message_type(),
+            }),
+            keep_payload: size <= self.shared.settings.dead_letter_payload_bytes_max,
+            payload_omitted: None,
+        }
+    }
+
+    /// Holds a message whose payload is nowhere else, or halts the consumer over it. It is never acknowledged.
+    async fn unkeepable(&mut self, mut job: Job<B::Handle>, parked: &ParkedDeadLetter, why: &str) {
+        let origin = job.item.message.origin();
+        let told = format!("the message from {origin} cannot be kept: {why}");
+        if self.shared.settings.on_unkeepable == OnUnkeepable::Halt {
+            let who = format!("run {}", self.shared.run);
+            self.shared.halt(&who, &told).await;
+            return self.returned.push(job);
+        }
+        // The first time, and then ever more rarely.
+        if job.waits.saturating_add(1).is_power_of_two()
+            && let Some(left_out) = self.shared.lines.unkeepable.pass()
+        {
+            tracing::error!(
+                idem.consumer = %self.shared.consumer.name, idem.key = parked.key.as_ref().map(tracing::field::display),
+                origin = ?origin, row = parked.id.0, reason = %parked.reason, why, left_out,
+                "a message cannot be kept and is held, not acknowledged: raise dead_letter_payload_bytes_max, give a \
+                 topic or queue for dead letters that takes it, or give it up with `idem dead-letters accept-loss`"
+            );
+            self.shared.recent.note(IncidentKind::Error, parked.key.as_ref(), Some(origin), format!("held: {told}"));
+        }
+        if let Some(permit) = &mut job.permit {
+            permit.set_aside();
+        }
+        self.hold_uncharged(job, WaitCause::Unkeepable).await;
+    }
+}

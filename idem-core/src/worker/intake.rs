@@ -28,7 +28,7 @@ use crate::{
     outcome::{Durable, Failure, Settle},
     retry::RetryPolicy,
     source::{Assignment, Delivery, Received, Revocation, Source},
-    store::{ControlState, Recorded, Retention, Store},
+    store::{Bookkeeping as _, ControlState, Recorded, Retention, Store},
     telemetry,
 };
 
@@ -319,7 +319,8 @@ async fn in_doubt<S: Store, B: Source>(shared: &Shared<S, B>, job: &mut Job<B::H
         }
         OlderThanRetention::Halt => {
             let who = format!("run {}", shared.run);
-            if let Err(error) = shared.consumer.store.set_control(claim.scope, ControlState::Halted, &who, &text).await
+            if let Err(error) =
+                shared.consumer.store.bookkeeping().set_control(claim.scope, ControlState::Halted, &who, &text).await
             {
                 tracing::error!(idem.consumer = %shared.consumer.name, %error, "the halt could not be recorded");
             }

@@ -13,7 +13,7 @@ use crate::{
     handler::Work,
     outcome::{Decision, Failure},
     source::Source,
-    store::Store,
+    store::{Bookkeeping as _, Store},
 };
 
 impl<S: Store, B: Source> Lane<S, B> {
@@ -131,10 +131,13 @@ impl<S: Store, B: Source> Lane<S, B> {
             // An attempt that came to no verdict is not counted again.
             _ if job.counted => {}
             None => job.attempts += 1,
-            Some(claim) => match self.shared.consumer.store.count_attempt(claim.scope, &claim.key, claim.hash).await {
-                Ok(attempt) => (job.attempts, job.counted) = (attempt, true),
-                Err(error) => return self.bookkeeping_failed(job, error).await,
-            },
+            Some(claim) => {
+                match self.shared.consumer.store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await
+                {
+                    Ok(attempt) => (job.attempts, job.counted) = (attempt, true),
+                    Err(error) => return self.bookkeeping_failed(job, error).await,
+                }
+            }
         }
         if job.attempts > self.shared.settings.retry.attempts {
             return self.exhausted(job).await;

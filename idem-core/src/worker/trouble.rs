@@ -15,7 +15,7 @@ use crate::{
     error::{ErrorClass, StoreError},
     outcome::Failure,
     source::Source,
-    store::Store,
+    store::{Bookkeeping as _, Store},
 };
 
 /// How often a unit runs again as it is before its messages run alone.
@@ -162,7 +162,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// Takes back an attempt that did not come to a verdict. Where that fails, it is the one that the next run uses.
     pub(super) async fn uncount(&mut self, job: &mut Job<B::Handle>) {
         let Some(claim) = job.item.claim.as_ref().filter(|_| job.counted) else { return };
-        match self.shared.consumer.store.uncount_attempt(claim.scope, &claim.key).await {
+        match self.shared.consumer.store.bookkeeping().uncount_attempt(claim.scope, &claim.key).await {
             Ok(()) => job.counted = false,
             Err(error) => {
                 tracing::debug!(idem.consumer = %self.shared.consumer.name, %error, "an attempt could not be taken back");
@@ -184,7 +184,8 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// Takes back the attempts of messages that went back while the database was down: an outage charges nobody.
     pub(super) async fn take_back_owed(&mut self) {
         for claim in std::mem::take(&mut self.owed) {
-            if let Err(error) = self.shared.consumer.store.uncount_attempt(claim.scope, &claim.key).await {
+            if let Err(error) = self.shared.consumer.store.bookkeeping().uncount_attempt(claim.scope, &claim.key).await
+            {
                 tracing::debug!(idem.consumer = %self.shared.consumer.name, %error, "an attempt could not be taken back");
                 self.owed.push(claim);
             }

@@ -16,7 +16,7 @@ use crate::{
     failpoint,
     outcome::{ConflictKind, Decision, Durable, Settle},
     source::Source,
-    store::{AuditEntry, Claim, ControlState, Recorded, Store},
+    store::{AuditEntry, Bookkeeping as _, Claim, ControlState, Recorded, Store},
     telemetry,
 };
 
@@ -122,7 +122,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// taken again, and is a duplicate.
     async fn finish_replay(&mut self, id: crate::DeadLetterId, end: ReplayEnd) {
         self.shared.replays.fetch_sub(1, Ordering::Relaxed);
-        if let Err(error) = self.shared.consumer.store.finish_replay(id, end).await
+        if let Err(error) = self.shared.consumer.store.bookkeeping().finish_replay(id, end).await
             && let Some(left_out) = self.shared.lines.unnoted.pass()
         {
             tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, left_out, "the end of a replay could not be noted");
@@ -146,7 +146,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         let action = if policy == OnConflict::Halt { "halt" } else { "conflict" };
         let details = conflict_details(&claim, &recorded, job.item.message.origin().as_str());
         let entry = AuditEntry { who: who.clone(), action, scope: claim.scope, key: Some(claim.key.clone()), details };
-        if let Err(error) = self.shared.consumer.store.audit(&entry).await {
+        if let Err(error) = self.shared.consumer.store.bookkeeping().audit(&entry).await {
             return self.bookkeeping_failed(job, error).await;
         }
         if let Some(left_out) = self.shared.lines.conflicts.pass() {
@@ -194,7 +194,9 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     pub(super) async fn halt(&mut self, scope: crate::ScopeId, who: &str, reason: &str) {
-        if let Err(error) = self.shared.consumer.store.set_control(scope, ControlState::Halted, who, reason).await {
+        if let Err(error) =
+            self.shared.consumer.store.bookkeeping().set_control(scope, ControlState::Halted, who, reason).await
+        {
             tracing::error!(idem.consumer = %self.shared.consumer.name, %error, "the halt could not be recorded");
         }
         self.shared.gate.set_control(ControlState::Halted, &format!("{who}: {reason}"));
@@ -219,7 +221,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             return self.hold(job, wait).await;
         }
         let letter = self.letter(&job, dead);
-        let parked = match self.shared.consumer.store.park(&letter).await {
+        let parked = match self.shared.consumer.store.bookkeeping().park(&letter).await {
             Ok(parked) => parked,
             Err(error) => return self.bookkeeping_failed(job, error).await,
         };

@@ -25,12 +25,17 @@ pub(crate) enum NullStore {
 pub(crate) struct NullUnit(NullStore);
 
 impl Store for NullStore {
+    type Bookkeeping = Self;
     type Lane = ();
     type Connection<'t> = ();
     type Unit<'l> = NullUnit;
 
     fn capabilities(&self) -> StoreCapabilities {
         StoreCapabilities::server()
+    }
+
+    fn bookkeeping(&self) -> &Self {
+        self
     }
 
     fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {

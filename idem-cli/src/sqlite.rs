@@ -87,7 +87,7 @@ async fn clean_up(store: &Arc<Sqlite>, clean: &Clean) -> Result<Report, Failure>
 }
 
 async fn doctor(store: &Sqlite) -> Result<Report, Failure> {
-    match store.verify().await {
+    match store.bookkeeping().verify().await {
         Ok(()) => Ok(Report::said("All is well.")),
         Err(StoreError::Schema { problem, cure } | StoreError::Refused { problem, cure }) => {
             let finding = [("level", "error".into()), ("finding", problem.into()), ("cure", cure.into())];
@@ -105,11 +105,11 @@ async fn set(
     reason: &str,
 ) -> Result<Report, Failure> {
     let name = ConsumerName::new(consumer).map_err(|error| Failure::refused(error.to_string()))?;
-    let scope = store.scope(&name, &Tenant::default()).await?;
-    store.set_control(scope, state, &target.by, reason).await?;
+    let scope = store.bookkeeping().scope(&name, &Tenant::default()).await?;
+    store.bookkeeping().set_control(scope, state, &target.by, reason).await?;
     let (action, is) = if state == ControlState::Running { ("resume", "running") } else { ("pause", "paused") };
     let entry = AuditEntry { who: target.by.clone(), action, scope, key: None, details: reason.to_owned() };
-    store.audit(&entry).await?;
+    store.bookkeeping().audit(&entry).await?;
     audit::tell(audit::Line { who: &target.by, action, consumer, key: None, details: reason });
     Ok(Report::said(format!("{consumer} is {is}; a running worker obeys within 5 s")))
 }
@@ -118,7 +118,7 @@ async fn list(store: &Sqlite, consumer: &str, limit: i64) -> Result<Report, Fail
     let name = ConsumerName::new(consumer).map_err(|error| Failure::refused(error.to_string()))?;
     let max = u32::try_from(limit).unwrap_or(u32::MAX);
     // One more than is shown tells whether there are more.
-    let mut letters = store.dead_letters(&name, max.saturating_add(1)).await?;
+    let mut letters = store.bookkeeping().dead_letters(&name, max.saturating_add(1)).await?;
     let is_all = letters.len() <= max as usize;
     letters.truncate(max as usize);
     let report = Report::new().table("dead letters", letters.iter().map(row).collect());
@@ -128,7 +128,7 @@ async fn list(store: &Sqlite, consumer: &str, limit: i64) -> Result<Report, Fail
 async fn replay(store: &Sqlite, asked: &Replay) -> Result<Report, Failure> {
     let ids: Vec<DeadLetterId> = asked.which.id.iter().copied().map(DeadLetterId).collect();
     confirm(&format!("This has a running worker handle {} dead letters again", ids.len()), asked.yes.yes)?;
-    match store.request_replay(&ids).await? {
+    match store.bookkeeping().request_replay(&ids).await? {
         // A mistyped number must not look like success.
         0 => Err(Failure::refused(
             "none of them can be replayed: there is no such dead letter, it awaits a replay already, or its payload was too \

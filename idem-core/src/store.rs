@@ -154,7 +154,9 @@ pub struct UnitOptions {
 /// 4. A COMMIT that [`UnitOfWork::commit`] did not send fails on the server when the unit inserted any record.
 ///
 /// `idem_testkit::store_conformance!` tests each number.
-pub trait Store: Bookkeeping + Sized {
+pub trait Store: Send + Sync + Sized + 'static {
+    /// What does everything outside of units of work.
+    type Bookkeeping: Bookkeeping;
     /// An owned connection.
     type Lane: Send + 'static;
     /// What a handler is given to run statements on.
@@ -164,6 +166,9 @@ pub trait Store: Bookkeeping + Sized {
 
     /// What this store can do.
     fn capabilities(&self) -> StoreCapabilities;
+
+    /// What this store does outside of units of work. It uses no lane.
+    fn bookkeeping(&self) -> &Self::Bookkeeping;
 
     /// What removes this store's expired rows, on a connection of its own. Nothing is connected yet.
     fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner>;

@@ -1,4 +1,4 @@
-//! What a driver of PostgreSQL has to do so that idem keeps its books through it.
+//! What a driver of PostgreSQL has to do so that idem does its bookkeeping through it.
 
 use std::{error::Error, future::Future, sync::Arc, time::Duration};
 
@@ -55,8 +55,7 @@ from! {
 }
 
 /// A driver of PostgreSQL, as far as what is done outside of units of work needs it: each statement in a transaction of
-/// its own. What is done is written once, in `books`; [`postgres_bookkeeping!`](crate::postgres_bookkeeping) hands it to
-/// a store.
+/// its own. [`PostgresBookkeeping`](crate::PostgresBookkeeping) makes a store's bookkeeping of it.
 pub trait PostgresDriver: Send + Sync {
     /// The statements of the store's schema.
     fn statements(&self) -> &PostgresStatements;

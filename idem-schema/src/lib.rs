@@ -10,7 +10,7 @@
 //! | decide what an error of the server means | [`class_of`]; at COMMIT also [`commit_outcome`] |
 //! | begin, claim, read, seal | [`begin_unit`], [`PostgresStatements`] |
 //! | turn a claim's rows into answers in order | [`claim_answers`], [`in_claim_order`] |
-//! | keep the books: starts, attempts, dead letters, controls | [`PostgresDriver`], [`postgres_bookkeeping!`] |
+//! | do the bookkeeping: starts, attempts, dead letters, controls | [`PostgresDriver`], [`PostgresBookkeeping`] |
 //! | say what a driver's error means where it happened | [`DriverError`] |
 //! | compare a start with what its name is bound to | [`Binding`](idem_core::Binding) |
 //! | keep a message's headers in a column | [`encode_headers`], [`decode_headers`] |
@@ -21,8 +21,7 @@
 //!
 //! The only value from outside that becomes part of a statement is a [`SchemaName`]; all others are bound.
 
-#[doc(hidden)]
-pub mod books;
+mod bookkeeping;
 mod claims;
 mod cleanup;
 mod driver;
@@ -39,13 +38,8 @@ mod settings;
 mod sqlstate;
 mod verify;
 
-// For the macros.
-#[doc(hidden)]
-pub use async_trait;
-#[doc(hidden)]
-pub use idem_core;
-
 pub use crate::{
+    bookkeeping::PostgresBookkeeping,
     claims::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order},
     cleanup::{PostgresCleaner, cleanup_script},
     driver::{Parameter, PostgresDriver, refused_login},

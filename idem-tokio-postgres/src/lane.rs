@@ -7,7 +7,7 @@ use idem_schema::{Fence, LaneFacts};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::{Client, Connection, SimpleQueryMessage, Socket};
 
-use crate::{Postgres, session::Session};
+use crate::{Postgres, driver::Driver, session::Session};
 
 /// A connection for units of work, with what has to be known of its session. Dropping it closes it.
 pub struct PostgresLane {
@@ -60,22 +60,24 @@ impl Postgres {
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let session = Session::of(client, connection, self.shared.options.statements_max);
-        let mut facts = self.lane_facts(&session).await?;
+        let session = Session::of(client, connection, self.driver().options.statements_max);
+        let mut facts = self.driver().lane_facts(&session).await?;
         // Through a pooler, SET would be the next client's.
-        if facts.fence == Fence::Missing && self.is_direct().await? {
+        if facts.fence == Fence::Missing && self.driver().is_direct().await? {
             let fence = session.client.batch_execute("SET default_transaction_read_only = on");
-            self.within("opening a lane", fence).await?;
+            self.driver().within("opening a lane", fence).await?;
             facts.fence = Fence::Session;
         }
         facts.refuse_unfenced()?;
         Ok(PostgresLane::new(session, facts))
     }
+}
 
+impl Driver {
     /// Looks at the session of a new lane.
     pub(crate) async fn lane_facts(&self, session: &Session) -> Result<LaneFacts, StoreError> {
         // Not prepared: it runs once a connection, and a pooler may hand the next statement to another server process.
-        let answer = self.within("opening a lane", session.client.simple_query(&self.sql().server_facts)).await?;
+        let answer = self.within("opening a lane", session.client.simple_query(&self.statements.server_facts)).await?;
         let row =
             answer.iter().find_map(|message| if let SimpleQueryMessage::Row(row) = message { Some(row) } else { None });
         LaneFacts::read(|column| {

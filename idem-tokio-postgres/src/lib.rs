@@ -5,9 +5,9 @@ pub use idem_schema;
 pub use idem_schema::{MigrateError, Statements};
 pub use tokio_postgres;
 
-mod books;
 mod claim;
 mod connection;
+mod driver;
 mod error;
 mod lane;
 mod migrate;

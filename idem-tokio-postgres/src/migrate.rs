@@ -6,7 +6,7 @@ use tokio_postgres::Error;
 
 use crate::{
     Postgres,
-    books::{decode, typed},
+    driver::{decode, typed},
     error,
     session::Session,
 };
@@ -23,8 +23,8 @@ impl Postgres {
     /// # Cancel safety
     /// Cancel safe: the transaction that is under way ends with its connection.
     pub async fn migrate(&self) -> Result<Vec<u32>, MigrateError> {
-        let options = &self.shared.options;
-        let mut connection = Migrating(self.connect_with(&options.connection).await?);
+        let options = &self.driver().options;
+        let mut connection = Migrating(self.driver().connect_with(&options.connection).await?);
         let versions = Migrator::new(Dialect::Postgres, self.schema()).up(&mut connection).await;
         connection.0.close(options.settings.connect_timeout).await;
         versions
@@ -39,8 +39,8 @@ impl Postgres {
     /// # Cancel safety
     /// Cancel safe, as [`Postgres::migrate`].
     pub async fn migrate_down(&self) -> Result<Option<u32>, MigrateError> {
-        let options = &self.shared.options;
-        let mut connection = Migrating(self.connect_with(&options.connection).await?);
+        let options = &self.driver().options;
+        let mut connection = Migrating(self.driver().connect_with(&options.connection).await?);
         let version = Migrator::new(Dialect::Postgres, self.schema()).down(&mut connection).await;
         connection.0.close(options.settings.connect_timeout).await;
         version

@@ -4,24 +4,24 @@ use idem_core::StoreError;
 use idem_schema::{SeenPids, is_pooled};
 use tokio_postgres::{Client, Error};
 
-use crate::{Postgres, Statements};
+use crate::{Statements, driver::Driver};
 
-impl Postgres {
+impl Driver {
     /// Refuses prepared statements under names where a pooler hands them to others. Looks once a store.
     pub(crate) async fn look_for_pooler_once(&self) -> Result<(), StoreError> {
-        if self.statements() == Statements::Unnamed {
+        if self.naming() == Statements::Unnamed {
             return Ok(());
         }
         let look = || async {
             // One that keeps them apart is welcome.
             is_pooled(self).await.map(|_| ())
         };
-        self.shared.pooler.get_or_try_init(look).await.map(|_| ())
+        self.pooler.get_or_try_init(look).await.map(|_| ())
     }
 
     /// Through a pooler that does not keep them apart, what the first client has prepared is missing.
     pub(crate) async fn look_through_two(&self) -> Result<SeenPids, StoreError> {
-        let options = &self.shared.options;
+        let options = &self.options;
         let first = self.connect_with(&options.connection).await?;
         let second = self.connect_with(&options.connection).await?;
         let seen = self.within("looking for a pooler", prepare_on_both(&first.client, &second.client)).await;

@@ -14,14 +14,15 @@ use idem_schema::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
 
 use crate::{
-    Postgres, PostgresConnection, PostgresLane, books, claim,
+    Postgres, PostgresConnection, PostgresLane, claim,
+    driver::{self, Driver},
     error::{self, get},
     session::{Parameter, Parameters},
 };
 
 /// A unit of work: one open transaction on a [`PostgresLane`].
 pub struct PostgresUnit<'l> {
-    store: &'l Postgres,
+    driver: &'l Driver,
     lane: &'l mut PostgresLane,
     options: UnitOptions,
     /// The answer to BEGIN, which is read with that of the first statement.
@@ -48,14 +49,14 @@ impl fmt::Debug for PostgresUnit<'_> {
 
 impl<'l> PostgresUnit<'l> {
     pub(crate) fn new(
-        store: &'l Postgres,
+        driver: &'l Driver,
         lane: &'l mut PostgresLane,
         options: UnitOptions,
         begun: SimpleQueryStream,
     ) -> Self {
         Self {
             backend_pid: lane.backend.map(|(pid, _)| pid),
-            store,
+            driver,
             lane,
             options,
             begun: Some(Box::pin(begun)),
@@ -74,7 +75,7 @@ impl<'l> PostgresUnit<'l> {
         parameters: &Parameters<'_>,
     ) -> Result<Result<Vec<Row>, Error>, StoreError> {
         let session = &self.lane.session;
-        let statement = async { session.ready(self.store.statements(), text).await?.rows(parameters).await };
+        let statement = async { session.ready(self.driver.naming(), text).await?.rows(parameters).await };
         let begin = async {
             match begun {
                 Some(begun) => begun.try_for_each(|_| std::future::ready(Ok(()))).await,
@@ -111,7 +112,7 @@ impl<'l> PostgresUnit<'l> {
             lock_timeout,
             statement_timeout,
         ];
-        let rows = self.rows(begun, &self.store.sql().claim_one, &parameters).await?;
+        let rows = self.rows(begun, &self.driver.statements.claim_one, &parameters).await?;
         let row = self.claimed(rows)?;
         let xid: Option<&str> = get(&row, "xid")?;
         Ok(if xid.is_some() { Claimed::Inserted } else { Claimed::NotInserted })
@@ -122,7 +123,7 @@ impl<'l> PostgresUnit<'l> {
         let (scopes, key_ids) = claimed_ids(claims);
         let columns = ClaimColumns::of(claims);
         let parameters = claim::of_many(&scopes, &key_ids, &columns, &self.options, self.lane);
-        let rows = self.rows(begun, &self.store.sql().claim, &parameters).await?;
+        let rows = self.rows(begun, &self.driver.statements.claim, &parameters).await?;
         let row = self.claimed(rows)?;
         let won_consumers: Vec<i32> = get(&row, "won_consumers")?;
         let won_key_ids: Vec<_> = get(&row, "won_key_ids")?;
@@ -147,14 +148,14 @@ impl<'l> PostgresUnit<'l> {
     /// an error stands in a stream that was not read to its end (#1334). The seal does: it fails in a transaction that
     /// has failed, and its answer is compared, so that it cannot be another statement's.
     async fn seal_and_commit(&self) -> Result<(), CommitError> {
-        let (session, sql) = (&self.lane.session, self.store.sql());
+        let (session, sql) = (&self.lane.session, &self.driver.statements);
         let idle = milliseconds(self.options.idle_timeout);
         let (text, parameter): (_, Parameter<'_>) = match &self.xid {
             Some(xid) => (&sql.seal, (xid, Type::TEXT)),
             // Nothing was claimed, so no trigger guards the COMMIT; handlers of unprotected messages may have written.
             None => (&sql.guard, (&idle, Type::INT8)),
         };
-        let ready = session.ready(self.store.statements(), text).await.map_err(error::sealing)?;
+        let ready = session.ready(self.driver.naming(), text).await.map_err(error::sealing)?;
         let (sealed, committed, passed) =
             join!(ready.rows(std::slice::from_ref(&parameter)), session.client.batch_execute("COMMIT"), async {
                 // Both are on the wire once the connection's task has run.
@@ -199,19 +200,19 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
         let begun = self.begun.take();
         let (scopes, key_ids) = claimed_ids(claims);
         let parameters: [Parameter<'_>; 2] = [(&scopes, Type::INT4_ARRAY), (&key_ids, Type::UUID_ARRAY)];
-        let rows = self.rows(begun, &self.store.sql().read, &parameters).await?;
+        let rows = self.rows(begun, &self.driver.statements.read, &parameters).await?;
         let rows = rows.map_err(|source| error::store("reading who has the keys", source))?;
-        in_claim_order(claims, &key_ids, &books::read(&rows)?)
+        in_claim_order(claims, &key_ids, &driver::read(&rows)?)
     }
 
     fn tx(&mut self) -> Tx<'_, Postgres> {
         self.is_lent.store(true, Ordering::Relaxed);
-        Tx::new(PostgresConnection::in_order(&self.lane.session, self.store.statements(), &self.nested))
+        Tx::new(PostgresConnection::in_order(&self.lane.session, self.driver.naming(), &self.nested))
     }
 
     fn shared_tx(&self) -> Option<Tx<'_, Postgres>> {
         self.is_lent.store(true, Ordering::Relaxed);
-        Some(Tx::new(PostgresConnection::shared(&self.lane.session, self.store.statements())))
+        Some(Tx::new(PostgresConnection::shared(&self.lane.session, self.driver.naming())))
     }
 
     fn check(&self) -> Result<(), StoreError> {
@@ -257,8 +258,8 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
         // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
         let own = self.lane.backend.filter(|(own, _)| *own == pid).map(|(_, start)| start);
         let parameters: [Parameter<'_>; 3] = [(&pid, Type::INT4), (&own, Type::INT8), (&self.xid, Type::TEXT)];
-        let (doing, text) = ("ending an abandoned transaction", &self.store.sql().terminate_unit);
-        if let Err(error) = self.store.rows(doing, text, &parameters).await {
+        let (doing, text) = ("ending an abandoned transaction", &self.driver.statements.terminate_unit);
+        if let Err(error) = self.driver.rows(doing, text, &parameters).await {
             let until = "it ends when the server notices the closed connection";
             tracing::warn!(%error, "an abandoned transaction could not be ended; {until}");
         }

@@ -2,9 +2,8 @@
 //!
 //! Diesel takes a connection by value and counts the depth of its transactions itself, so it cannot join a transaction that
 //! somebody else began. [`DieselPostgres`] is therefore a store whose lanes *are* Diesel's connections, begun, sealed and
-//! committed through Diesel. Copy `store.rs`, `error.rs` and `books.rs`; the limits stand in [`DieselPostgres`].
+//! committed through Diesel. Copy `store.rs` and `error.rs`; the limits stand in [`DieselPostgres`].
 
-mod books;
 mod error;
 mod store;
 

@@ -13,12 +13,10 @@ use diesel_async::{
     AnsiTransactionManager as Manager, AsyncConnection as _, AsyncPgConnection, RunQueryDsl as _,
     SimpleAsyncConnection as _, TransactionManager as _,
 };
-use idem_core::{
-    Claim, ClaimError, Claimed, Cleaner, CommitError, ErrorClass, Recorded, Store, StoreCapabilities, StoreError, Tx,
-    UnitOfWork, UnitOptions,
-};
+use idem_core::{Bookkeeping as _, Claim, ClaimError, Claimed, Cleaner, CommitError, ErrorClass, Recorded, Store, StoreCapabilities, StoreError, Tx,
+    UnitOfWork, UnitOptions};
 use idem_schema::{
-    ClaimColumns, LANE_SETTINGS, Parameter, PostgresDriver as _, Row, UnitLimits, Value, begin_unit, claim_answers,
+    ClaimColumns, LANE_SETTINGS, Parameter, PostgresDriver, PostgresStatements, Row, UnitLimits, Value, begin_unit, claim_answers,
     claimed_ids, in_claim_order, unreadable,
 };
 use idem_tokio_postgres::Postgres;
@@ -37,15 +35,23 @@ use crate::error;
 ///   client of your own.
 #[derive(Debug, Clone)]
 pub struct DieselPostgres {
-    /// For everything outside of units of work.
-    pub(crate) books: Postgres,
+    /// For everything outside of units of work, over connections of its own.
+    outside: Postgres,
     url: String,
 }
 
 impl DieselPostgres {
-    /// `books` and the lanes must be of one database.
-    pub fn new(books: Postgres, url: impl Into<String>) -> Self {
-        Self { books, url: url.into() }
+    /// `outside` and the lanes must be of one database.
+    pub fn new(outside: Postgres, url: impl Into<String>) -> Self {
+        Self { outside, url: url.into() }
+    }
+
+    fn driver(&self) -> &impl PostgresDriver {
+        self.outside.bookkeeping().driver()
+    }
+
+    fn statements(&self) -> &PostgresStatements {
+        self.driver().statements()
     }
 }
 
@@ -73,6 +79,7 @@ struct Limits {
 }
 
 impl Store for DieselPostgres {
+    type Bookkeeping = <Postgres as Store>::Bookkeeping;
     type Lane = DieselLane;
     type Connection<'t> = &'t mut AsyncPgConnection;
     type Unit<'l> = DieselUnit<'l>;
@@ -81,8 +88,12 @@ impl Store for DieselPostgres {
         StoreCapabilities::server()
     }
 
+    fn bookkeeping(&self) -> &Self::Bookkeeping {
+        self.outside.bookkeeping()
+    }
+
     fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
-        Store::cleaner(&Arc::new(self.books.clone()))
+        Box::new(self.bookkeeping().cleaner())
     }
 
     async fn open(&self) -> Result<DieselLane, StoreError> {
@@ -313,7 +324,7 @@ impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
         // By its transaction, so that nobody else is ended who has got the process meanwhile.
         let (doing, text) = ("ending an abandoned transaction", &self.store.statements().terminate_unit);
         let parameters = [pid.into(), Parameter::Int8(None), self.xid.as_deref().into()];
-        if let Err(error) = self.store.run_once(doing, text, &parameters).await {
+        if let Err(error) = self.store.driver().run_once(doing, text, &parameters).await {
             tracing::warn!(%error, "an abandoned transaction could not be ended; it ends with its connection");
         }
     }

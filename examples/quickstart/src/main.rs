@@ -20,7 +20,7 @@ use std::{
     thread,
 };
 
-use idem_core::{Bookkeeping, BoxError, ConsumerName, ParkedDeadLetter};
+use idem_core::{Bookkeeping, BoxError, ConsumerName, ParkedDeadLetter, Store as _};
 use idem_sqlx::Sqlite;
 use idem_testkit::memory::{Broker, Faults, Order, Queue, QueueOptions, Rate};
 use tokio::{runtime, time::Instant};
@@ -141,7 +141,7 @@ where
 fn dead_letters(file: &Path) -> Result<Vec<ParkedDeadLetter>, BoxError> {
     in_a_runtime(async {
         let store = Sqlite::open(file).await?;
-        Ok(store.dead_letters(&ConsumerName::new(consume::CONSUMER)?, 1_000).await?)
+        Ok(store.bookkeeping().dead_letters(&ConsumerName::new(consume::CONSUMER)?, 1_000).await?)
     })
 }
 

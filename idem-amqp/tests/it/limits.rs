@@ -5,7 +5,8 @@ use std::time::Duration;
 use idem_amqp::{AmqpOptions, AmqpSource, DeliveryLimit};
 use idem_core::{
     Bookkeeping, CancellationToken, ConsumerName, ControlState, DedupConsumer, Effects, Handler, HandlerError, Message,
-    Pause, Received, RetryPolicy, Source, SourceError, Summary, Tenant, Tx, Worker, WorkerError, WorkerView,
+    Pause, Received, RetryPolicy, Source, SourceError, Store as _, Summary, Tenant, Tx, Worker, WorkerError,
+    WorkerView,
 };
 use idem_testkit::MemoryStore;
 use lapin::types::AMQPValue;
@@ -67,8 +68,9 @@ impl Running {
     }
 
     async fn set(&self, state: ControlState) {
-        let scope = self.store.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
-        self.store.set_control(scope, state, "ann", "a test").await.unwrap();
+        let scope =
+            self.store.bookkeeping().scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
+        self.store.bookkeeping().set_control(scope, state, "ann", "a test").await.unwrap();
         eventually("the control", async || self.view.pause().is_some() == (state != ControlState::Running)).await;
     }
 }

@@ -1,6 +1,6 @@
 //! `idem doctor`.
 
-use idem_core::{Bookkeeping as _, HORIZON_HEARD, StoreError};
+use idem_core::{Bookkeeping as _, HORIZON_HEARD, Store as _, StoreError};
 use idem_schema::RECORD_BYTES;
 
 use crate::{
@@ -60,7 +60,7 @@ change, or give --broker-horizon.";
 pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Failure> {
     let mut database = Database::open(target).await?;
     // What would keep a worker from starting: server, schema, rights of this login.
-    let verified = database::store(target)?.verify().await;
+    let verified = database::store(target)?.bookkeeping().verify().await;
     let horizon = Bind::NumberOr(doctor.broker_horizon.and_then(|time| i64::try_from(time.as_secs()).ok()));
     let findings: Table = match verified {
         Ok(()) => {

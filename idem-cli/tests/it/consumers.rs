@@ -1,6 +1,6 @@
 //! `idem consumers`.
 
-use idem_core::{Bookkeeping as _, ControlState, ScopeId};
+use idem_core::{Bookkeeping as _, ControlState, ScopeId, Store as _};
 
 use crate::scene::Scene;
 
@@ -11,7 +11,7 @@ async fn a_pause_is_what_workers_read_until_it_is_resumed() {
     scene.idem("consumers pause orders").refused("--reason");
     scene.idem("consumers pause ordres --reason x").refused("no consumer \"ordres\"");
     scene.idem("consumers pause orders --reason ledger-is-down").ok();
-    let control = scene.store.control(ScopeId(1)).await.unwrap();
+    let control = scene.store.bookkeeping().control(ScopeId(1)).await.unwrap();
     assert_eq!(
         (control.state, control.by.as_str(), control.reason.as_str()),
         (ControlState::Paused, "ada", "ledger-is-down")
@@ -23,7 +23,7 @@ async fn a_pause_is_what_workers_read_until_it_is_resumed() {
         (&"orders".into(), &"paused".into(), &"ada".into())
     );
     scene.idem("consumers resume orders").ok();
-    assert_eq!(scene.store.control(ScopeId(1)).await.unwrap().state, ControlState::Running);
+    assert_eq!(scene.store.bookkeeping().control(ScopeId(1)).await.unwrap().state, ControlState::Running);
     assert_eq!(scene.trail().await, ["ada pause ledger-is-down", "ada resume"]);
     scene.drop().await;
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use idem_core::{CancellationToken, Effects, Worker};
+use idem_core::{Bookkeeping as _, CancellationToken, Effects, Store as _, Worker};
 use idem_testkit::memory::{Broker, QueueOptions};
 
 use crate::scene::{Accepting, PATIENCE, PAYLOAD, Scene, message};
@@ -235,11 +235,11 @@ async fn u36_what_failed_alike_is_counted_listed_replayed_and_dropped_together()
 
 /// A dead letter of an unkept payload, as a worker sets one aside.
 async fn unkept(scene: &Scene, origin: &str, payload: &str) -> idem_core::ParkedDeadLetter {
-    use idem_core::{Bookkeeping as _, ErrorClass, FailureKind, Fingerprint, Origin, Reason, Tenant};
+    use idem_core::{ErrorClass, FailureKind, Fingerprint, Origin, Reason, Tenant};
 
     let name = idem_core::ConsumerName::new("orders").unwrap();
     let letter = idem_core::DeadLetter {
-        scope: scene.store.scope(&name, &Tenant::default()).await.unwrap(),
+        scope: scene.store.bookkeeping().scope(&name, &Tenant::default()).await.unwrap(),
         consumer: name,
         message: idem_core::Message::new(payload.to_owned()).with_origin(Origin::new(origin)),
         key: None,
@@ -251,7 +251,7 @@ async fn unkept(scene: &Scene, origin: &str, payload: &str) -> idem_core::Parked
         keep_payload: false,
         payload_omitted: None,
     };
-    scene.store.park(&letter).await.unwrap()
+    scene.store.bookkeeping().park(&letter).await.unwrap()
 }
 
 /// A39: a message that can be kept nowhere waits where people look for it, and is given up only by one who says why; the

@@ -1,6 +1,6 @@
 //! `idem show`, `stats`, `workers`, `stuck`, `doctor`, `completions`.
 
-use idem_core::{Bookkeeping as _, IdempotencyKey, PayloadHash, ScopeId};
+use idem_core::{Bookkeeping as _, IdempotencyKey, PayloadHash, ScopeId, Store as _};
 use sqlx::Connection as _;
 
 use crate::scene::{Scene, command};
@@ -20,7 +20,7 @@ async fn show_tells_who_when_and_what_a_redelivery_would_meet() {
     let shown = scene.idem("show order-9").ok();
     assert!(shown.contains("no records") && shown.contains("A redelivery is handled: there is no record"), "{shown}");
     let key = IdempotencyKey::new("order-2").unwrap();
-    scene.store.count_attempt(ScopeId(1), &key, PayloadHash::of(b"x")).await.unwrap();
+    scene.store.bookkeeping().count_attempt(ScopeId(1), &key, PayloadHash::of(b"x")).await.unwrap();
     let shown = scene.idem("show order-2 --consumer orders --json").json();
     assert_eq!(shown["attempts"][0]["attempts"], 1);
     assert!(shown["messages"][0].as_str().unwrap().contains("attempts go on"), "{shown}");
@@ -50,7 +50,7 @@ async fn stuck_names_the_failing_key_and_the_session_that_blocks() {
     scene.deliver(&["order-1"]).await;
     for key in ["order-1", "order-2"] {
         let key = IdempotencyKey::new(key).unwrap();
-        scene.store.count_attempt(ScopeId(1), &key, PayloadHash::of(b"x")).await.unwrap();
+        scene.store.bookkeeping().count_attempt(ScopeId(1), &key, PayloadHash::of(b"x")).await.unwrap();
     }
     // One session holds a lock that another waits for.
     let lock = "SELECT pg_advisory_xact_lock(hashtext(current_schema()))";

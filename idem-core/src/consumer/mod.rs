@@ -37,7 +37,7 @@ use crate::{
     key::{KeyPolicy, KeySource},
     message::{ConsumerName, Message, Tenant},
     outcome::{Decision, Failure},
-    store::{HashRuleId, Registered, Registration, ScopeId, Store},
+    store::{Bookkeeping as _, HashRuleId, Registered, Registration, ScopeId, Store},
     telemetry::{Destination, UnitMetrics},
 };
 
@@ -188,8 +188,8 @@ impl<S: Store> Inner<S> {
     /// Verifies and registers once. `bound_to` is what the worker's source says it is attached to.
     pub(crate) async fn register(&self, bound_to: Option<String>) -> Result<&Registered, StoreError> {
         let register = || async {
-            self.store.verify().await?;
-            let registered = self.store.register(&self.registration(bound_to)).await?;
+            self.store.bookkeeping().verify().await?;
+            let registered = self.store.bookkeeping().register(&self.registration(bound_to)).await?;
             self.clock.set(registered.now);
             for warning in &registered.warnings {
                 tracing::warn!(idem.consumer = %self.name, "{warning}");
@@ -204,7 +204,7 @@ impl<S: Store> Inner<S> {
         // Told once, as the consumer is bound once.
         let _ = self.source.set(Destination::of(&bound_to));
         if self.registered.initialized() {
-            self.store.register(&self.registration(Some(bound_to.clone()))).await?;
+            self.store.bookkeeping().register(&self.registration(Some(bound_to.clone()))).await?;
         }
         self.register(Some(bound_to)).await
     }
@@ -231,7 +231,7 @@ impl<S: Store> Inner<S> {
         if let Some(scope) = known {
             return Ok(scope);
         }
-        let scope = self.store.scope(&self.name, tenant).await?;
+        let scope = self.store.bookkeeping().scope(&self.name, tenant).await?;
         self.scopes.lock().unwrap_or_else(PoisonError::into_inner).insert(tenant.clone(), scope);
         Ok(scope)
     }

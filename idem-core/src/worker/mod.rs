@@ -44,7 +44,7 @@ use crate::{
     error::{SourceError, StoreError},
     failpoint,
     source::{Attached, Source},
-    store::{Registered, Store},
+    store::{Bookkeeping as _, Registered, Store},
     telemetry::WorkerMetrics,
 };
 
@@ -270,7 +270,7 @@ impl<S: Store, B: Source> Worker<S, B> {
     /// the task that reads them every few seconds does so as soon as it can.
     async fn obey_control(&self, shared: &Shared<S, B>) {
         let asked_at = Instant::now();
-        if let Ok(control) = shared.consumer.store.control(shared.scope).await {
+        if let Ok(control) = shared.consumer.store.bookkeeping().control(shared.scope).await {
             if let Some(cache) = &shared.cache {
                 cache.confirm(control.epoch, control.identity, asked_at);
             }

@@ -24,7 +24,7 @@ use crate::{
     dead_letter::Publisher,
     outcome::Settle,
     source::Source,
-    store::{Claim, ControlState, Recorded, RunId, ScopeId, Store},
+    store::{Bookkeeping as _, Claim, ControlState, Recorded, RunId, ScopeId, Store},
     telemetry::{Cause, WorkerMetrics},
 };
 
@@ -73,7 +73,7 @@ impl<S: Store, B: Source> Shared<S, B> {
     /// Halts the consumer, with all its tenants, until an operator resumes it.
     pub(super) async fn halt(&self, who: &str, reason: &str) {
         let (name, store) = (&self.consumer.name, &self.consumer.store);
-        if let Err(error) = store.set_control(self.scope, ControlState::Halted, who, reason).await {
+        if let Err(error) = store.bookkeeping().set_control(self.scope, ControlState::Halted, who, reason).await {
             tracing::error!(idem.consumer = %name, %error, "the halt could not be recorded");
         }
         self.gate.set_control(ControlState::Halted, &format!("{who}: {reason}"));

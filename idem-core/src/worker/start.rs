@@ -12,7 +12,7 @@ use crate::{
     error::{ErrorClass, SourceError, StoreError},
     retry::RetryPolicy,
     source::{Attached, Source},
-    store::{AuditEntry, HORIZON_HEARD, Registered, Retention, Store},
+    store::{AuditEntry, Bookkeeping as _, HORIZON_HEARD, Registered, Retention, Store},
 };
 
 impl<S: Store, B: Source> Worker<S, B> {
@@ -96,7 +96,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             key: None,
             details: lines.join("\n"),
         };
-        self.consumer.inner.store.audit(&entry).await
+        self.consumer.inner.store.bookkeeping().audit(&entry).await
     }
 
     /// Handlers of one ordering key run in turn, so with one key a partition nothing would run at once.

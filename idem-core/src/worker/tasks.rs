@@ -15,7 +15,7 @@ use super::{
 use crate::{
     cleanup::{Cleanup, CleanupSettings},
     source::{Assignment, Source},
-    store::{ControlState, Store},
+    store::{Bookkeeping as _, ControlState, Store},
 };
 
 /// Replays that are taken at a time.
@@ -32,7 +32,7 @@ async fn sleep<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
 pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: LaneSenders<B::Handle>) {
     while !shared.shutdown.is_cancelled() {
         let (asked_at, was_halted) = (Instant::now(), shared.gate.is_halted());
-        match shared.consumer.store.control(shared.scope).await {
+        match shared.consumer.store.bookkeeping().control(shared.scope).await {
             // A lane halted the consumer while the controls were read: what was read is out of date.
             Ok(_) if !was_halted && shared.gate.is_halted() => {}
             Ok(control) => {
@@ -65,7 +65,7 @@ async fn take_replays<S: Store, B: Source>(shared: &Arc<Shared<S, B>>, lanes: &L
     if room == 0 {
         return;
     }
-    let taken = shared.consumer.store.take_replays(&shared.consumer.name, shared.run, room).await;
+    let taken = shared.consumer.store.bookkeeping().take_replays(&shared.consumer.name, shared.run, room).await;
     let replays = match taken {
         Ok(replays) => replays,
         Err(error) => {

@@ -9,8 +9,9 @@ use std::{
 };
 
 use idem_core::{
-    Claim, Claimed, ConsumerName, Decision, DedupConsumer, DedupConsumerBuilder, Effects, Handler, HashRuleId,
-    IdempotencyKey, Message, PayloadHash, Registration, Retention, RunId, Store, Tenant, UnitOfWork as _, UnitOptions,
+    Bookkeeping as _, Claim, Claimed, ConsumerName, Decision, DedupConsumer, DedupConsumerBuilder, Effects, Handler,
+    HashRuleId, IdempotencyKey, Message, PayloadHash, Registration, Retention, RunId, Store, Tenant, UnitOfWork as _,
+    UnitOptions,
 };
 
 /// A consumer with limits that suit tests.
@@ -91,7 +92,7 @@ pub(crate) fn registration() -> Registration {
 
 /// A claim of this key in the scope of a consumer that is registered for it.
 pub(crate) async fn claim_of(store: &impl Store, key: &str) -> (Claim, RunId) {
-    let registered = store.register(&registration()).await.unwrap();
+    let registered = store.bookkeeping().register(&registration()).await.unwrap();
     let claim = Claim {
         scope: registered.scope,
         key: IdempotencyKey::new(key).unwrap(),

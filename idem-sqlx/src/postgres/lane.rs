@@ -6,7 +6,7 @@ use idem_core::StoreError;
 use idem_schema::{Fence, LaneFacts};
 use sqlx::PgConnection;
 
-use super::{Postgres, error};
+use super::{Driver, Postgres, error};
 
 /// A connection for units of work, with what has to be known of its session. Dropping it closes it.
 pub struct PostgresLane {
@@ -74,22 +74,24 @@ impl Postgres {
                 cure: "End the transaction before the connection is handed over".to_owned(),
             });
         }
-        let mut facts = self.lane_facts(&mut connection).await?;
+        let mut facts = self.driver().lane_facts(&mut connection).await?;
         // Through a pooler, SET would be the next client's.
-        let is_fenced_here = facts.fence == Fence::Missing && self.is_direct().await?;
+        let is_fenced_here = facts.fence == Fence::Missing && self.driver().is_direct().await?;
         if is_fenced_here {
             let fence = sqlx::raw_sql("SET default_transaction_read_only = on").execute(&mut connection);
-            self.within("opening a lane", fence).await?;
+            self.driver().within("opening a lane", fence).await?;
             facts.fence = Fence::Session;
         }
         facts.refuse_unfenced()?;
         Ok(PostgresLane { is_fenced_here, ..PostgresLane::new(connection, facts) })
     }
+}
 
+impl Driver {
     /// Looks at the session of a new lane.
     pub(super) async fn lane_facts(&self, connection: &mut PgConnection) -> Result<LaneFacts, StoreError> {
         // Not prepared: it runs once a connection, and a pooler may hand the next statement to another server process.
-        let facts = sqlx::raw_sql(sqlx::AssertSqlSafe(std::sync::Arc::clone(&self.sql().server_facts)));
+        let facts = sqlx::raw_sql(sqlx::AssertSqlSafe(std::sync::Arc::clone(&self.statements.server_facts)));
         let row = self.within("opening a lane", facts.fetch_one(connection)).await?;
         // The simple protocol answers in texts.
         LaneFacts::read(|column| error::text(&row, column))

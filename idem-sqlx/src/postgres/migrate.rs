@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::{
     Postgres,
-    books::{bound, decode},
+    driver::{bound, decode},
     error,
 };
 
@@ -22,7 +22,7 @@ impl Postgres {
     /// # Cancel safety
     /// Cancel safe: the transaction that is under way ends with its connection.
     pub async fn migrate(&self) -> Result<Vec<u32>, MigrateError> {
-        let mut connection = Migrating(self.connect_with(&self.shared.options.connection).await?);
+        let mut connection = Migrating(self.driver().connect_with(&self.driver().options.connection).await?);
         let versions = Migrator::new(Dialect::Postgres, self.schema()).up(&mut connection).await;
         let _ = sqlx::Connection::close(connection.0).await;
         versions
@@ -37,7 +37,7 @@ impl Postgres {
     /// # Cancel safety
     /// Cancel safe, as [`Postgres::migrate`].
     pub async fn migrate_down(&self) -> Result<Option<u32>, MigrateError> {
-        let mut connection = Migrating(self.connect_with(&self.shared.options.connection).await?);
+        let mut connection = Migrating(self.driver().connect_with(&self.driver().options.connection).await?);
         let version = Migrator::new(Dialect::Postgres, self.schema()).down(&mut connection).await;
         let _ = sqlx::Connection::close(connection.0).await;
         version

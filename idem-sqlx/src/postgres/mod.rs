@@ -1,6 +1,6 @@
 //! The store on PostgreSQL.
 
-mod books;
+mod driver;
 mod error;
 mod lane;
 mod migrate;
@@ -8,26 +8,15 @@ mod options;
 mod pooler;
 mod unit;
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{fmt, sync::Arc};
 
 use idem_core::{Cleaner, ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
 pub use idem_schema::Statements;
-use idem_schema::{
-    Fence, LaneSettings, PostgresCleaner, PostgresStatements, SchemaName, UnitLimits, begin_unit, is_by_role,
-    refused_login,
-};
-use sqlx::{
-    AssertSqlSafe, Connection as _, Database, PgConnection, PgPool, SqlSafeStr as _, postgres::PgConnectOptions,
-};
+use idem_schema::{PostgresBookkeeping, SchemaName, UnitLimits, begin_unit, refused_login};
+use sqlx::{AssertSqlSafe, Connection as _, Database, PgConnection, SqlSafeStr as _, postgres::PgConnectOptions};
 use sqlx_core::transaction::TransactionManager as _;
-use tokio::sync::OnceCell;
 
+use self::driver::Driver;
 pub use self::{lane::PostgresLane, options::PostgresOptions, unit::PostgresUnit};
 
 /// What keeps sqlx's count of nested transactions, through which units begin and end.
@@ -59,28 +48,12 @@ type Manager = <sqlx::Postgres as Database>::TransactionManager;
 /// ```
 #[derive(Clone)]
 pub struct Postgres {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    options: PostgresOptions,
-    statements: PostgresStatements,
-    framework: PgPool,
-    /// One connection for cleanup, whose login may be another.
-    cleaner: PgPool,
-    /// What the server, or the pooler before it, takes at the start of a connection.
-    lane_settings: LaneSettings,
-    /// Whether the way to the server lets a session have settings of its own, which is looked at once.
-    is_direct: OnceCell<bool>,
-    /// Whether the role is read only by default, so that what runs outside of units has to say that it writes.
-    is_read_only_by_role: AtomicBool,
-    /// Whether prepared statements stay with the connection, which is looked at once.
-    pooler: OnceCell<()>,
+    bookkeeping: PostgresBookkeeping<Driver>,
 }
 
 impl fmt::Debug for Postgres {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Postgres").field(&self.shared.options).finish()
+        f.debug_tuple("Postgres").field(&self.driver().options).finish()
     }
 }
 
@@ -97,8 +70,8 @@ impl Postgres {
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         let store = PostgresOptions::parse(url)?.build()?;
         // Not through the pool, which would wait for a server that is not there.
-        let connected = store.connect_with(&store.shared.options.connection).await;
-        let connection = connected.map_err(|error| refused_login::<Self>(&error).unwrap_or(error))?;
+        let connected = store.driver().connect_with(&store.driver().options.connection).await;
+        let connection = connected.map_err(|error| refused_login::<Driver>(&error).unwrap_or(error))?;
         let _ = connection.close().await;
         Ok(store)
     }
@@ -111,7 +84,7 @@ impl Postgres {
     /// The schema that holds idem's tables.
     #[must_use]
     pub fn schema(&self) -> &SchemaName {
-        &self.shared.options.settings.schema
+        &self.driver().options.settings.schema
     }
 
     /// Closes the connections that are used outside of units of work. Lanes are closed by their owners.
@@ -119,112 +92,21 @@ impl Postgres {
     /// # Cancel safety
     /// Cancel safe: what is not closed in good order is closed when the store is dropped.
     pub async fn disconnect(&self) {
-        self.shared.framework.close().await;
-        self.shared.cleaner.close().await;
+        self.driver().framework.close().await;
+        self.driver().cleaner.close().await;
     }
 
     fn from_options(options: PostgresOptions) -> Self {
-        let statements = PostgresStatements::new(&options.settings.schema);
-        let framework = options.pool(&options.connection, options.settings.connections);
-        let cleaner = options.pool(options.cleanup.as_ref().unwrap_or(&options.connection), 1);
-        let shared = Shared {
-            options,
-            statements,
-            framework,
-            cleaner,
-            lane_settings: LaneSettings::default(),
-            is_direct: OnceCell::new(),
-            is_read_only_by_role: AtomicBool::new(false),
-            pooler: OnceCell::new(),
-        };
-        Self { shared: Arc::new(shared) }
+        Self { bookkeeping: PostgresBookkeeping::new(Driver::new(options)) }
     }
 
-    fn sql(&self) -> &PostgresStatements {
-        &self.shared.statements
+    fn driver(&self) -> &Driver {
+        self.bookkeeping.driver()
     }
-
-    fn is_named(&self) -> bool {
-        self.shared.options.settings.statements == Statements::Named
-    }
-
-    /// Opens a connection within the time for it.
-    async fn connect_with(&self, options: &PgConnectOptions) -> Result<PgConnection, StoreError> {
-        let connect = PgConnection::connect_with(options);
-        match tokio::time::timeout(self.shared.options.settings.connect_timeout, connect).await {
-            Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(source)) => Err(error::connecting(source)),
-            Err(elapsed) => Err(StoreError::Unavailable { doing: "connecting", source: Box::new(elapsed) }),
-        }
-    }
-
-    /// The same with the settings of a lane, as far as they are taken.
-    async fn connect_lane(&self) -> Result<PgConnection, StoreError> {
-        let (plain, known) = (&self.shared.options.connection, &self.shared.lane_settings);
-        let settings = known.taken();
-        match self.connect_with(&with_settings(plain, &settings)).await {
-            Err(StoreError::Refused { .. }) if !settings.is_empty() => {}
-            connected => return connected,
-        }
-        // PgBouncer refuses what it cannot keep apart by client, and a server what its system does not offer: which it is
-        // shows when each is asked for alone.
-        let (mut taken, mut refused) = (Vec::new(), Vec::new());
-        for setting in settings {
-            match self.connect_with(&with_settings(plain, &[setting])).await {
-                Ok(alone) => {
-                    let _ = alone.close().await;
-                    taken.push(setting);
-                }
-                Err(error @ StoreError::Refused { .. }) => refused.push((setting.0, error)),
-                Err(other) => return Err(other),
-            }
-        }
-        let connected = self.connect_with(&with_settings(plain, &taken)).await?;
-        // Only now is it known that nothing else was wrong.
-        for (name, error) in refused {
-            known.refused(name);
-            tracing::warn!(setting = name, %error, "a setting of a lane's session is refused");
-        }
-        Ok(connected)
-    }
-
-    /// An old primary may be fenced by `default_transaction_read_only` alone, which a unit's READ WRITE would overrule. The
-    /// default of a role or a database is none of those fences.
-    async fn refuse_fenced(&self) -> Result<(), StoreError> {
-        if self.is_read_only_default().await? && !self.shared.is_read_only_by_role.load(Ordering::Relaxed) {
-            return Err(idem_schema::read_only("opening a lane"));
-        }
-        Ok(())
-    }
-
-    /// Whether sessions are read only by default; notes whether that is by the word of the role or the database.
-    async fn is_read_only_default(&self) -> Result<bool, StoreError> {
-        let look = sqlx::query(AssertSqlSafe(Arc::clone(&self.sql().read_only_default)));
-        let rows = self.within("looking for a fence", self.once(&self.shared.framework, None, look)).await?;
-        let row = rows.first().ok_or_else(|| idem_schema::unreadable("the server has no such setting"))?;
-        let (is_read_only, source): (bool, &str) = (error::get(row, "read_only")?, error::get(row, "source")?);
-        self.shared.is_read_only_by_role.store(is_read_only && is_by_role(source), Ordering::Relaxed);
-        Ok(is_read_only)
-    }
-
-    /// Whether a session can have settings of its own on the way to this server: a lane that the store opens shows it.
-    async fn is_direct(&self) -> Result<bool, StoreError> {
-        let look = || async {
-            let mut connection = self.connect_lane().await?;
-            let facts = self.lane_facts(&mut connection).await?;
-            let _ = connection.close().await;
-            Ok(facts.fence == Fence::Session)
-        };
-        self.shared.is_direct.get_or_try_init(look).await.copied()
-    }
-}
-
-/// Not even an empty text of options, which a pooler would refuse.
-fn with_settings(plain: &PgConnectOptions, settings: &[(&str, &str)]) -> PgConnectOptions {
-    if settings.is_empty() { plain.clone() } else { plain.clone().options(settings.iter().copied()) }
 }
 
 impl Store for Postgres {
+    type Bookkeeping = PostgresBookkeeping<Driver>;
     type Lane = PostgresLane;
     type Connection<'t> = &'t mut PgConnection;
     type Unit<'l> = PostgresUnit<'l>;
@@ -233,22 +115,20 @@ impl Store for Postgres {
         StoreCapabilities::server()
     }
 
+    fn bookkeeping(&self) -> &PostgresBookkeeping<Driver> {
+        &self.bookkeeping
+    }
+
     fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
-        Box::new(PostgresCleaner::new(Arc::clone(self)))
+        Box::new(self.bookkeeping.cleaner())
     }
 
     async fn open(&self) -> Result<PostgresLane, StoreError> {
-        let mut connection = self.connect_lane().await?;
-        self.refuse_fenced().await?;
-        let facts = self.lane_facts(&mut connection).await?;
-        facts.refuse_unfenced()?;
-        Ok(PostgresLane::new(connection, facts))
+        self.driver().open_lane().await
     }
 
     async fn close(&self, lane: PostgresLane) {
-        // A server that does not answer must not hold up a shutdown.
-        let limit = self.shared.options.settings.connect_timeout;
-        let _ = tokio::time::timeout(limit, lane.connection.close()).await;
+        self.driver().close_lane(lane).await;
     }
 
     async fn begin<'l>(
@@ -257,7 +137,7 @@ impl Store for Postgres {
         options: UnitOptions,
     ) -> Result<PostgresUnit<'l>, StoreError> {
         if lane.is_spent {
-            *lane = self.open().await?;
+            *lane = self.driver().open_lane().await?;
         }
         let text = begin_unit(UnitLimits {
             lock: options.busy_timeout,
@@ -266,7 +146,7 @@ impl Store for Postgres {
         });
         let begin = Manager::begin(&mut lane.connection, Some(AssertSqlSafe(text).into_sql_str()));
         begin.await.map_err(error::beginning)?;
-        Ok(PostgresUnit::new(self, lane, options))
+        Ok(PostgresUnit::new(self.driver(), lane, options))
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut &'t mut PgConnection) -> &'a mut PgConnection {

@@ -4,9 +4,9 @@ use idem_core::StoreError;
 use idem_schema::{SeenPids, is_pooled};
 use sqlx::{PgConnection, Row as _};
 
-use super::Postgres;
+use super::Driver;
 
-impl Postgres {
+impl Driver {
     /// Refuses prepared statements under names where a pooler hands them to others. Looks once a store.
     pub(super) async fn look_for_pooler_once(&self) -> Result<(), StoreError> {
         if !self.is_named() {
@@ -16,13 +16,13 @@ impl Postgres {
             // One that keeps them apart is welcome.
             is_pooled(self).await.map(|_| ())
         };
-        self.shared.pooler.get_or_try_init(look).await.map(|_| ())
+        self.pooler.get_or_try_init(look).await.map(|_| ())
     }
 
     /// Through a pooler that does not keep them apart, a name is taken here where it should be free, or free where it
     /// should be taken.
     pub(super) async fn look_through_two(&self) -> Result<SeenPids, StoreError> {
-        let options = &self.shared.options.connection;
+        let options = &self.options.connection;
         let mut first = self.connect_with(options).await?;
         let mut second = self.connect_with(options).await?;
         let seen = self.within("looking for a pooler", prepare_on_both(&mut first, &mut second)).await;

@@ -21,14 +21,14 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager as _;
 
-use super::{Manager, Postgres, PostgresLane, books, error};
+use super::{Driver, Manager, Postgres, PostgresLane, driver, error};
 
 /// Nested transactions that a handler may have left open; beyond that the connection is not worth the round trips.
 const NESTED_MAX: usize = 64;
 
 /// A unit of work: one open transaction on a [`PostgresLane`].
 pub struct PostgresUnit<'l> {
-    store: &'l Postgres,
+    driver: &'l Driver,
     lane: &'l mut PostgresLane,
     options: UnitOptions,
     /// The transaction's id, where a claim inserted something: only this transaction may be committed.
@@ -46,17 +46,17 @@ impl fmt::Debug for PostgresUnit<'_> {
 }
 
 impl<'l> PostgresUnit<'l> {
-    pub(super) fn new(store: &'l Postgres, lane: &'l mut PostgresLane, options: UnitOptions) -> Self {
+    pub(super) fn new(driver: &'l Driver, lane: &'l mut PostgresLane, options: UnitOptions) -> Self {
         let backend_pid = lane.backend.map(|(pid, _)| pid);
-        Self { store, lane, options, xid: None, backend_pid, limits_are_back: false }
+        Self { driver, lane, options, xid: None, backend_pid, limits_are_back: false }
     }
 
     fn sql(&self) -> &'l PostgresStatements {
-        self.store.sql()
+        &self.driver.statements
     }
 
     fn query<'q>(&self, text: &Arc<str>) -> Query<'q, Db, PgArguments> {
-        sqlx::query(AssertSqlSafe(Arc::clone(text))).persistent(self.store.is_named())
+        sqlx::query(AssertSqlSafe(Arc::clone(text))).persistent(self.driver.is_named())
     }
 
     fn depth(&self) -> usize {
@@ -152,7 +152,7 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
         let query = self.query(&self.sql().read).bind(&scopes).bind(&key_ids);
         let rows = query.fetch_all(&mut self.lane.connection).await;
         let rows = rows.map_err(|source| error::store("reading who has the keys", source))?;
-        in_claim_order(claims, &key_ids, &books::read(&rows)?)
+        in_claim_order(claims, &key_ids, &driver::read(&rows)?)
     }
 
     fn tx(&mut self) -> Tx<'_, Postgres> {
@@ -216,8 +216,8 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
         let own = self.lane.backend.filter(|(own, _)| *own == pid).map(|(_, start)| start);
         let terminate = sqlx::query(AssertSqlSafe(Arc::clone(&self.sql().terminate_unit)));
         let terminate = terminate.bind(pid).bind(own).bind(self.xid.as_deref());
-        let terminated = self.store.once(&self.store.shared.framework, None, terminate);
-        if let Err(error) = self.store.within("ending an abandoned transaction", terminated).await {
+        let terminated = self.driver.once(&self.driver.framework, None, terminate);
+        if let Err(error) = self.driver.within("ending an abandoned transaction", terminated).await {
             tracing::warn!(%error, "an abandoned transaction could not be ended; it ends when the server notices the closed connection");
         }
     }

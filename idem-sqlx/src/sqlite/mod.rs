@@ -126,12 +126,17 @@ impl Sqlite {
 }
 
 impl Store for Sqlite {
+    type Bookkeeping = Self;
     type Lane = SqliteLane;
     type Connection<'t> = &'t mut SqliteConnection;
     type Unit<'l> = SqliteUnit<'l>;
 
     fn capabilities(&self) -> StoreCapabilities {
         StoreCapabilities::embedded()
+    }
+
+    fn bookkeeping(&self) -> &Self {
+        self
     }
 
     fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {

@@ -1,6 +1,6 @@
 //! [`MemoryStore`]: the store of tests that need no database.
 
-mod books;
+mod bookkeeping;
 mod connection;
 mod fault;
 mod state;

@@ -7,7 +7,7 @@ use std::{
 
 use idem_core::{Bytes, Claim, IdempotencyKey, Recorded, Retention, ScopeId};
 
-use super::{Defect, books::Books};
+use super::{Defect, bookkeeping::Books};
 
 /// What is unique: a key within its scope.
 pub(super) type RecordKey = (ScopeId, IdempotencyKey);

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{
     Defect, MemoryConnection, MemoryError, MemoryStore, Operation, Shared, Writers,
-    books::MemoryCleaner,
+    bookkeeping::MemoryCleaner,
     connection::{Pending, Status},
     fault::{Met, store_error},
     state::{RecordKey, State, UnitId, record, record_key},
@@ -34,6 +34,7 @@ pub struct MemoryUnit<'l> {
 }
 
 impl Store for MemoryStore {
+    type Bookkeeping = Self;
     type Lane = MemoryLane;
     type Connection<'t> = MemoryConnection<'t>;
     type Unit<'l> = MemoryUnit<'l>;
@@ -45,6 +46,10 @@ impl Store for MemoryStore {
         };
         capabilities.roles = false;
         capabilities
+    }
+
+    fn bookkeeping(&self) -> &Self {
+        self
     }
 
     fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {

@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    Decision, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, Message, Reason, Store, Tx, handler_fn,
+    Bookkeeping as _, Decision, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, Message, Reason, Store, Tx,
+    handler_fn,
 };
 use idem_testkit::{Defect, Fault, MemoryStore, Operation, deliver, deliver_on, message};
 
@@ -135,9 +136,7 @@ async fn a_commit_that_hangs_is_resolved() {
 /// Two units that claim in opposite orders, which the engine never does: one is told, neither waits for ever.
 #[tokio::test(start_paused = true)]
 async fn a_deadlock_is_found() {
-    use idem_core::{
-        Bookkeeping, Claim, ClaimError, Claimed, PayloadHash, Registration, Retention, UnitOfWork, UnitOptions,
-    };
+    use idem_core::{Claim, ClaimError, Claimed, PayloadHash, Registration, Retention, UnitOfWork, UnitOptions};
     let store = MemoryStore::new();
     let registration = Registration {
         consumer: idem_core::ConsumerName::new("orders").unwrap(),
@@ -149,7 +148,7 @@ async fn a_deadlock_is_found() {
         retention: Retention::Forever,
         version: String::new(),
     };
-    let registered = store.register(&registration).await.unwrap();
+    let registered = store.bookkeeping().register(&registration).await.unwrap();
     let claim = |key: &str| Claim {
         scope: registered.scope,
         key: idem_core::IdempotencyKey::new(key).unwrap(),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use idem_core::{Bookkeeping as _, HandlerError, Handlers, Message, StoreError};
+use idem_core::{Bookkeeping as _, HandlerError, Handlers, Message, Store as _, StoreError};
 use idem_tokio_postgres::{
     Postgres, PostgresConnection, Statements,
     tokio_postgres::{Config, NoTls, types::Type},
@@ -41,7 +41,7 @@ impl Act for Qualified {
 #[tokio::test]
 async fn a28_named_statements_are_refused_at_start() {
     let fixture = Fixture::new().await;
-    let error = fixture.options_of(pooler()).build().unwrap().verify().await.unwrap_err();
+    let error = fixture.options_of(pooler()).build().unwrap().bookkeeping().verify().await.unwrap_err();
     assert!(matches!(&error, StoreError::Refused { cure, .. } if cure.contains("Unnamed")), "{error:?}");
     fixture.drop().await;
 }
@@ -52,7 +52,7 @@ async fn a28_unnamed_statements_work() {
         let fixture = Fixture::new().await;
         let store = pooled(&fixture).await;
         assert!(store.migrate().await.unwrap().is_empty());
-        store.verify().await.unwrap();
+        store.bookkeeping().verify().await.unwrap();
         let all = keys(60);
         let consumers = (0..3).map(|_| {
             let handler = Acting(Qualified(fixture.schema.quoted()));
@@ -69,7 +69,10 @@ async fn a28_unnamed_statements_work() {
         let (claim, _) = claim_of(&store, "attempts").await;
         let bookkeeping = async {
             for number in 1..=30 {
-                assert_eq!(store.count_attempt(claim.scope, &claim.key, claim.hash).await.unwrap(), number);
+                assert_eq!(
+                    store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await.unwrap(),
+                    number
+                );
             }
         };
         tokio::join!(join_all(consumers), bookkeeping);
@@ -107,7 +110,7 @@ impl Act for Sleeps {
 async fn a40_behind_a_pooler_a_role_that_may_write_by_default_is_refused() {
     let fixture = Fixture::new().await;
     let store = fixture.options_of(pooler()).statements(Statements::Unnamed).build().unwrap();
-    let error = store.verify().await.unwrap_err();
+    let error = store.bookkeeping().verify().await.unwrap_err();
     let command = "ALTER ROLE \"idem\" SET default_transaction_read_only = on";
     assert!(matches!(&error, StoreError::Refused { cure, .. } if cure.contains(command)), "{error:?}");
     consumer(store.clone(), Acting(Ends(fixture.schema.quoted()))).process(messages(&keys(3))).await.unwrap_err();

@@ -32,7 +32,9 @@ async fn a23_a_standby_is_refused_at_start_and_infrastructure_later() {
     let standby = Scratch::standby_of("a23s", &primary).await;
     let config: Config = standby.url.parse().unwrap();
     let store = fixture.options_of(config.clone()).build().unwrap();
-    assert!(matches!(store.verify().await, Err(StoreError::Refused { problem, .. }) if problem.contains("standby")));
+    assert!(
+        matches!(store.bookkeeping().verify().await, Err(StoreError::Refused { problem, .. }) if problem.contains("standby"))
+    );
     assert_eq!(store.open().await.unwrap_err().class(), ErrorClass::Infrastructure);
     let (client, connection) = config.connect(NoTls).await.unwrap();
     assert_eq!(store.lane_from(client, connection).await.unwrap_err().class(), ErrorClass::Infrastructure);
@@ -48,7 +50,7 @@ async fn a23_a_fenced_primary_is_refused() {
     let mut fenced = fixture.config.clone();
     fenced.options(format!("-c search_path={} -c default_transaction_read_only=on", fixture.schema));
     let store = fixture.options_of(fenced).build().unwrap();
-    assert!(matches!(store.verify().await, Err(StoreError::Refused { .. })));
+    assert!(matches!(store.bookkeeping().verify().await, Err(StoreError::Refused { .. })));
     assert_eq!(store.open().await.unwrap_err().class(), ErrorClass::Infrastructure);
     fixture.drop().await;
 }
@@ -105,7 +107,7 @@ async fn an_unreachable_server_is_unavailable_and_a_wrong_login_is_refused() {
     let mut config: Config = url().parse().unwrap();
     config.user("nobody_here");
     let store = fixture.options_of(config).build().unwrap();
-    assert!(matches!(store.verify().await, Err(StoreError::Refused { .. })));
+    assert!(matches!(store.bookkeeping().verify().await, Err(StoreError::Refused { .. })));
     fixture.drop().await;
 }
 
@@ -161,11 +163,11 @@ async fn weak_settings_are_warned_about() {
     let mut weak: Config = url().parse().unwrap();
     weak.options("-c synchronous_commit=off -c default_transaction_isolation=serializable");
     let store = fixture.options_of(weak).build().unwrap();
-    let warnings = store.register(&registration()).await.unwrap().warnings.join("\n");
+    let warnings = store.bookkeeping().register(&registration()).await.unwrap().warnings.join("\n");
     for word in ["synchronous_commit is off", "default_transaction_isolation", "\"serializable\""] {
         assert!(warnings.contains(word), "{word}: {warnings}");
     }
-    assert!(fixture.store.register(&registration()).await.unwrap().warnings.is_empty());
+    assert!(fixture.store.bookkeeping().register(&registration()).await.unwrap().warnings.is_empty());
     fixture.drop().await;
 }
 
@@ -185,7 +187,7 @@ async fn s8_a_worker_needs_no_more_than_its_role() {
         configs.push(config.user(login(group)).clone());
     }
     let worker = fixture.options_of(configs[0].clone()).build().unwrap();
-    worker.verify().await.unwrap();
+    worker.bookkeeping().verify().await.unwrap();
     assert_eq!(process(&consumer(worker.clone(), Write), messages(&keys(2))).await, "PP");
     let removal =
         Removal { kind: Expiring::Records, kept: Duration::ZERO, rows_max: 10, timeout: Duration::from_secs(30) };

@@ -1,6 +1,6 @@
 //! TLS against a server that makes its own certificate.
 
-use idem_core::Bookkeeping as _;
+use idem_core::{Bookkeeping as _, Store as _};
 use idem_tokio_postgres::{Postgres, PostgresOptions};
 
 use crate::{
@@ -42,7 +42,7 @@ async fn s9_a_certificate_and_its_name_are_checked() {
     let by_address = format!("{}?sslmode=verify-full", scratch.url);
     let url = by_address.replace("127.0.0.1", "localhost");
     let store = options(&fixture, &format!("{url}&sslrootcert={root}")).application_name("encrypted").build().unwrap();
-    store.verify().await.unwrap();
+    store.bookkeeping().verify().await.unwrap();
     let consumer = consumer(store.clone(), Write);
     assert_eq!(process(&consumer, messages(&keys(3))).await, "PPP");
     assert_eq!(fixture.text(ENCRYPTED).await, "t");

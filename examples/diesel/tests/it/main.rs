@@ -31,9 +31,9 @@ impl Fixture {
     }
 
     async fn store(&self) -> DieselPostgres {
-        let books = Postgres::connect(&self.url).await.unwrap();
-        books.migrate().await.unwrap();
-        DieselPostgres::new(books, &self.url)
+        let outside = Postgres::connect(&self.url).await.unwrap();
+        outside.migrate().await.unwrap();
+        DieselPostgres::new(outside, &self.url)
     }
 
     /// The purchases' cents in order, and the total of each customer.

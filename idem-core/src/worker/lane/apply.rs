@@ -10,7 +10,7 @@ use crate::{
     outcome::{ConflictKind, Decision, Durable, Failure, Settle},
     policy::Seen,
     source::Source,
-    store::{AuditEntry, Claim, Recorded, Store},
+    store::{AuditEntry, Bookkeeping as _, Claim, Recorded, Store},
     telemetry,
     worker::{
         job::{Counts, DeadLetterCause, DeliveredBy, Job},
@@ -121,7 +121,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// taken again, and is a duplicate.
     async fn finish_replay(&mut self, id: crate::DeadLetterId, end: ReplayEnd) {
         self.shared.replays.fetch_sub(1, Ordering::Relaxed);
-        if let Err(error) = self.shared.consumer.store.finish_replay(id, end).await
+        if let Err(error) = self.shared.consumer.store.bookkeeping().finish_replay(id, end).await
             && let Some(left_out) = self.shared.lines.unnoted.pass()
         {
             tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, left_out, "the end of a replay could not be noted");
@@ -145,7 +145,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         let action = if policy == OnConflict::Halt { "halt" } else { "conflict" };
         let details = conflict_details(&claim, &recorded, job.item.message.origin().as_str());
         let entry = AuditEntry { who: who.clone(), action, scope: claim.scope, key: Some(claim.key.clone()), details };
-        if let Err(error) = self.shared.consumer.store.audit(&entry).await {
+        if let Err(error) = self.shared.consumer.store.bookkeeping().audit(&entry).await {
             return self.bookkeeping_failed(job, error).await;
         }
         if let Some(left_out) = self.shared.lines.conflicts.pass() {

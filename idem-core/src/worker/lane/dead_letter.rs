@@ -11,7 +11,7 @@ use crate::{
     outcome::{Durable, Settle},
     policy::WaitCause,
     source::Source,
-    store::Store,
+    store::{Bookkeeping as _, Store},
     worker::{
         job::{Counts, DeadLetterCause, DeliveredBy, Job},
         view::IncidentKind,
@@ -33,7 +33,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             return self.hold(job, WaitCause::Breaker, BREAKER_HOLD_MAX).await;
         }
         let letter = self.letter(&job, dead);
-        let parked = match self.shared.consumer.store.park(&letter).await {
+        let parked = match self.shared.consumer.store.bookkeeping().park(&letter).await {
             Ok(parked) => parked,
             Err(error) => return self.bookkeeping_failed(job, error).await,
         };

@@ -12,7 +12,7 @@ use crate::{
     outcome::Failure,
     policy::{self, Action, Known, Seen, WaitCause},
     source::Source,
-    store::Store,
+    store::{Bookkeeping as _, Store},
     worker::{
         WorkerError,
         job::{Attempt, Counts, DeadLetterCause, HoldKey, Job},
@@ -63,7 +63,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         let known = self.known(&jobs);
         let mut action = policy::after(&known, seen);
         if action == Action::AskTheDatabase {
-            seen = match self.shared.consumer.store.control(self.shared.scope).await {
+            seen = match self.shared.consumer.store.bookkeeping().control(self.shared.scope).await {
                 Ok(_) => Seen::DatabaseAnswers,
                 Err(error) => Seen::StoreFailed(error.class()),
             };
@@ -223,7 +223,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// Takes back an attempt that did not come to a verdict. Where that fails, it is the one that the next run uses.
     pub(super) async fn uncount(&mut self, job: &mut Job<B::Handle>) {
         let (Some(claim), Attempt::Open(number)) = (&job.item.claim, job.attempt) else { return };
-        match self.shared.consumer.store.uncount_attempt(claim.scope, &claim.key).await {
+        match self.shared.consumer.store.bookkeeping().uncount_attempt(claim.scope, &claim.key).await {
             Ok(()) => job.attempt = Attempt::Ended(number.saturating_sub(1)),
             Err(error) => {
                 tracing::debug!(idem.consumer = %self.shared.consumer.name, %error, "an attempt could not be taken back");
@@ -245,7 +245,8 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// Takes back the attempts of messages that went back while the database was down: an outage charges nobody.
     pub(super) async fn take_back_owed(&mut self) {
         for claim in std::mem::take(&mut self.owed) {
-            if let Err(error) = self.shared.consumer.store.uncount_attempt(claim.scope, &claim.key).await {
+            if let Err(error) = self.shared.consumer.store.bookkeeping().uncount_attempt(claim.scope, &claim.key).await
+            {
                 tracing::debug!(idem.consumer = %self.shared.consumer.name, %error, "an attempt could not be taken back");
                 self.owed.push(claim);
             }

@@ -5,7 +5,7 @@ use crate::{
     dead_letter::{self, DeadLetter, DeadLetterId, ParkedDeadLetter, Publisher},
     error::{ErrorClass, SourceError},
     source::Source,
-    store::Store,
+    store::{Bookkeeping as _, Store},
     worker::Shared,
 };
 
@@ -92,7 +92,7 @@ impl<S: Store, B: Source> Shared<S, B> {
     }
 
     async fn mark_published(&self, row: DeadLetterId) {
-        if let Err(error) = self.consumer.store.mark_published(row).await {
+        if let Err(error) = self.consumer.store.bookkeeping().mark_published(row).await {
             tracing::debug!(idem.consumer = %self.consumer.name, %error, "a dead letter could not be marked as published");
         }
     }

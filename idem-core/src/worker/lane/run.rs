@@ -14,7 +14,7 @@ use crate::{
     outcome::{Decision, Failure},
     policy::Seen,
     source::Source,
-    store::Store,
+    store::{Bookkeeping as _, Store},
     worker::job::{Attempt, Isolation, Job},
 };
 
@@ -137,10 +137,12 @@ impl<S: Store, B: Source> Lane<S, B> {
             // An attempt that came to no verdict is not counted again.
             (_, open @ Attempt::Open(_)) => open,
             (None, last) => Attempt::Ended(last.number() + 1),
-            (Some(claim), _) => match shared.consumer.store.count_attempt(claim.scope, &claim.key, claim.hash).await {
-                Ok(number) => Attempt::Open(number),
-                Err(error) => return self.bookkeeping_failed(job, error).await,
-            },
+            (Some(claim), _) => {
+                match shared.consumer.store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await {
+                    Ok(number) => Attempt::Open(number),
+                    Err(error) => return self.bookkeeping_failed(job, error).await,
+                }
+            }
         };
         if job.attempt.number() > shared.settings.retry.attempts {
             return self.exhausted(job).await;

@@ -4,7 +4,7 @@ use std::{future::Future, pin::pin, task::Poll, time::Duration};
 
 use idem_core::{
     AuditEntry, Bookkeeping as _, Control, ControlState, DeadLetter, ErrorClass, FailureKind, Fingerprint,
-    IdempotencyKey, Message, Origin, PayloadHash, Reason, StoreError,
+    IdempotencyKey, Message, Origin, PayloadHash, Reason, Store as _, StoreError,
 };
 use idem_sqlx::Postgres;
 
@@ -43,12 +43,12 @@ async fn a15_calls_dropped_at_every_poll_poison_no_connection() {
             .unwrap();
         let (claim, _) = claim_of(&store, "a").await;
         for polls in 1..40 {
-            poll_and_drop(polls, store.count_attempt(claim.scope, &claim.key, claim.hash)).await;
+            poll_and_drop(polls, store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash)).await;
             // Nothing sits in a forgotten transaction, which the next caller's statements would become a part of.
             fixture.until(&open).await;
             let key = IdempotencyKey::new(&format!("{statements:?}-{polls}")).unwrap();
-            assert_eq!(store.count_attempt(claim.scope, &key, claim.hash).await.unwrap(), 1);
-            let control: Control = store.control(claim.scope).await.unwrap();
+            assert_eq!(store.bookkeeping().count_attempt(claim.scope, &key, claim.hash).await.unwrap(), 1);
+            let control: Control = store.bookkeeping().control(claim.scope).await.unwrap();
             assert_eq!(control.state, ControlState::Running);
         }
         // What was answered is committed: nothing waits in a forgotten transaction.
@@ -67,7 +67,7 @@ async fn every_call_is_bounded_in_time() {
     let (claim, _) = claim_of(&fixture.store, "a").await;
     let mut blocker = fixture.connect().await;
     sqlx::raw_sql("BEGIN; LOCK TABLE attempts").execute(&mut blocker).await.unwrap();
-    let count = async |store: &Postgres| store.count_attempt(claim.scope, &claim.key, claim.hash).await;
+    let count = async |store: &Postgres| store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await;
     let answer = tokio::time::timeout(PATIENCE, count(&hasty)).await.expect("an answer in bounded time");
     assert!(matches!(answer, Err(StoreError::Unavailable { .. })), "{answer:?}");
     sqlx::raw_sql("ROLLBACK").execute(&mut blocker).await.unwrap();
@@ -94,9 +94,9 @@ async fn b10_texts_with_nul_are_stored() {
         keep_payload: true,
         payload_omitted: None,
     };
-    let parked = fixture.store.park(&letter).await.unwrap();
+    let parked = fixture.store.bookkeeping().park(&letter).await.unwrap();
     assert_eq!(parked.error, "e\u{fffd}");
-    assert_eq!(fixture.store.park(&letter).await.unwrap().id, parked.id);
+    assert_eq!(fixture.store.bookkeeping().park(&letter).await.unwrap().id, parked.id);
     let entry = AuditEntry {
         who: "w\0".to_owned(),
         action: "conflict",
@@ -104,8 +104,8 @@ async fn b10_texts_with_nul_are_stored() {
         key: None,
         details: "d\0".to_owned(),
     };
-    fixture.store.audit(&entry).await.unwrap();
-    fixture.store.set_control(claim.scope, ControlState::Paused, "b\0", "r\0").await.unwrap();
-    assert_eq!(fixture.store.control(claim.scope).await.unwrap().by, "b\u{fffd}");
+    fixture.store.bookkeeping().audit(&entry).await.unwrap();
+    fixture.store.bookkeeping().set_control(claim.scope, ControlState::Paused, "b\0", "r\0").await.unwrap();
+    assert_eq!(fixture.store.bookkeeping().control(claim.scope).await.unwrap().by, "b\u{fffd}");
     fixture.drop().await;
 }

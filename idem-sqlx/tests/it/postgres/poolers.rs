@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use idem_core::{Bookkeeping as _, HandlerError, Message, StoreError};
+use idem_core::{Bookkeeping as _, HandlerError, Message, Store as _, StoreError};
 use idem_sqlx::{Postgres, PostgresOptions, Statements};
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
 use tokio::sync::Notify;
@@ -45,7 +45,7 @@ async fn a28_named_statements_are_refused_at_start() {
     let fixture = Fixture::new().await;
     // As sqlx connects by itself, the pooler refuses a setting; without that one, it loses the statements.
     for options in [pooler(), pooler().extra_float_digits(None)] {
-        let error = through(&fixture, options).build().unwrap().verify().await.unwrap_err();
+        let error = through(&fixture, options).build().unwrap().bookkeeping().verify().await.unwrap_err();
         assert!(matches!(&error, StoreError::Refused { cure, .. } if cure.contains("Unnamed")), "{error:?}");
     }
     fixture.drop().await;
@@ -56,7 +56,7 @@ async fn a28_unnamed_statements_work() {
     let fixture = Fixture::new().await;
     let store = pooled(&fixture).await;
     assert!(store.migrate().await.unwrap().is_empty());
-    store.verify().await.unwrap();
+    store.bookkeeping().verify().await.unwrap();
     let all = keys(60);
     let consumers = (0..3).map(|_| {
         let handler = Acting(Qualified(fixture.schema.quoted()));
@@ -72,7 +72,7 @@ async fn a28_unnamed_statements_work() {
     let (claim, _) = super::consumers::claim_of(&store, "attempts").await;
     let bookkeeping = async {
         for number in 1..=30 {
-            assert_eq!(store.count_attempt(claim.scope, &claim.key, claim.hash).await.unwrap(), number);
+            assert_eq!(store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await.unwrap(), number);
         }
     };
     tokio::join!(join_all(consumers), bookkeeping);
@@ -108,7 +108,7 @@ impl Act for Sleeps {
 async fn a40_behind_a_pooler_a_role_that_may_write_by_default_is_refused() {
     let fixture = Fixture::new().await;
     let store = through(&fixture, pooler()).statements(Statements::Unnamed).build().unwrap();
-    let error = store.verify().await.unwrap_err();
+    let error = store.bookkeeping().verify().await.unwrap_err();
     let command = "ALTER ROLE \"idem\" SET default_transaction_read_only = on";
     assert!(matches!(&error, StoreError::Refused { cure, .. } if cure.contains(command)), "{error:?}");
     let consumer = consumer(store.clone(), Acting(Ends(fixture.schema.quoted())));
@@ -125,7 +125,7 @@ async fn a40_a_role_that_is_read_only_by_default_works_past_the_pooler_too() {
     let name = fixture.pooled().await;
     let options: PgConnectOptions = super::fixture::url().parse().unwrap();
     let by_role = through(&fixture, options.username(&name)).build().unwrap();
-    by_role.verify().await.unwrap();
+    by_role.bookkeeping().verify().await.unwrap();
     assert!(by_role.migrate().await.unwrap().is_empty());
     assert_eq!(
         process(&consumer(by_role.clone(), Acting(Qualified(fixture.schema.quoted()))), messages(&keys(2))).await,

@@ -2,7 +2,7 @@
 
 use idem_core::{
     Bookkeeping as _, ConsumerName, DeadLetter, ErrorClass, FailureKind, Fingerprint, Message, Origin, Reason, ScopeId,
-    Tenant,
+    Store as _, Tenant,
 };
 use idem_sqlx::MigrateError;
 use sqlx::Row as _;
@@ -90,7 +90,7 @@ impl Failed {
 #[tokio::test]
 async fn j12_a_worker_of_the_release_before_goes_on_with_its_dead_letters() {
     let fixture = Fixture::new().await;
-    let scope = fixture.store.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await;
+    let scope = fixture.store.bookkeeping().scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await;
     // Nobody has registered it; rows of a scope need no more than its number.
     let scope = scope.unwrap_or(ScopeId(1));
     let keyed = Failed { origin: "q/1", key: Some("order-1"), payload: "paid" };
@@ -105,13 +105,13 @@ async fn j12_a_worker_of_the_release_before_goes_on_with_its_dead_letters() {
 
     // This release beside it, over the same origins and other ones.
     for failed in [keyed, without_key, Failed { payload: "other", ..without_key }] {
-        let parked = fixture.store.park(&failed.letter(scope)).await.unwrap();
+        let parked = fixture.store.bookkeeping().park(&failed.letter(scope)).await.unwrap();
         assert!(parked.copies == 1 && parked.id.0 > other, "{parked:?}");
-        assert_eq!(fixture.store.park(&failed.letter(scope)).await.unwrap().id, parked.id);
+        assert_eq!(fixture.store.bookkeeping().park(&failed.letter(scope)).await.unwrap().id, parked.id);
         assert!(parked.fingerprint.is_some() && parked.payload_kept);
     }
     let new = Failed { origin: "q/4", key: None, payload: "new" };
-    fixture.store.park(&new.letter(scope)).await.unwrap();
+    fixture.store.bookkeeping().park(&new.letter(scope)).await.unwrap();
     let (own, copies) = new.by_the_release_before(&fixture, scope).await;
     assert_eq!((new.by_the_release_before(&fixture, scope).await.1, copies), (1, 1));
     let payloads = fixture.texts("SELECT convert_from(payload, 'UTF8') FROM dead_letters ORDER BY id").await;

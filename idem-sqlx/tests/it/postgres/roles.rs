@@ -50,7 +50,7 @@ async fn s8_a_worker_needs_no_more_than_its_role_and_cannot_touch_a_record() {
     arrange(&fixture).await;
     let worker = login(&fixture, "idem_worker").await;
     let store = fixture.options_of(worker.clone()).build().unwrap();
-    store.verify().await.unwrap();
+    store.bookkeeping().verify().await.unwrap();
     let consumer = consumer(store.clone(), Write);
     assert_eq!(process(&consumer, vec![msg("a"), msg("b")]).await, "PP");
     assert_eq!(process(&consumer, vec![msg("a"), msg("b")]).await, "DD");
@@ -97,7 +97,7 @@ async fn s8_a_login_without_rights_is_refused_with_the_script() {
     let groups = ["idem_auditor", "idem_cleanup"];
     for group in groups {
         let login = login(&fixture, group).await;
-        let error = fixture.options_of(login).build().unwrap().verify().await.unwrap_err();
+        let error = fixture.options_of(login).build().unwrap().bookkeeping().verify().await.unwrap_err();
         assert!(
             matches!(&error, StoreError::Schema { cure, .. } if cure.contains("role script")),
             "{group}: {error:?}"
@@ -190,7 +190,7 @@ async fn s8_a_worker_sets_aside_and_replays_under_its_role() {
     refusing.store(false, Ordering::SeqCst);
     let ids: Vec<i64> =
         fixture.texts("SELECT id FROM dead_letters").await.iter().map(|id| id.parse().unwrap()).collect();
-    assert_eq!(store.request_replay(&[DeadLetterId(ids[0])]).await.unwrap(), 1);
+    assert_eq!(store.bookkeeping().request_replay(&[DeadLetterId(ids[0])]).await.unwrap(), 1);
     fixture.until("SELECT bool_and(replayed_at IS NOT NULL) FROM dead_letters").await;
     stop.cancel();
     running.await.unwrap().unwrap();

@@ -1,6 +1,6 @@
 //! Migrations, the SQL function that maps keys, and what start-up refuses.
 
-use idem_core::{Bookkeeping as _, StoreError};
+use idem_core::{Bookkeeping as _, Store as _, StoreError};
 use idem_schema::{KEY_ID_VECTORS, MigrationError, PostgresStatements, SchemaName};
 use idem_sqlx::{MigrateError, Postgres};
 
@@ -45,11 +45,13 @@ async fn migrations_go_up_and_down_and_are_applied_once() {
     applied.sort_unstable();
     assert_eq!(applied, [1, 2, 3], "three at once apply each migration once");
     assert!(store.migrate().await.unwrap().is_empty());
-    store.verify().await.unwrap();
+    store.bookkeeping().verify().await.unwrap();
     for version in [Some(3), Some(2), Some(1), None] {
         assert_eq!(store.migrate_down().await.unwrap(), version);
     }
-    assert!(matches!(store.verify().await, Err(StoreError::Schema { cure, .. }) if cure.contains("idem migrate up")));
+    assert!(
+        matches!(store.bookkeeping().verify().await, Err(StoreError::Schema { cure, .. }) if cure.contains("idem migrate up"))
+    );
     assert_eq!(store.migrate().await.unwrap(), [1, 2, 3]);
     fixture.drop().await;
 }
@@ -82,7 +84,7 @@ async fn a_changed_or_newer_schema_is_left_alone() {
         .await;
     let newer = fixture.store.migrate().await;
     assert!(matches!(newer, Err(MigrateError::Plan(MigrationError::Newer { found: 9, .. }))), "{newer:?}");
-    let error = fixture.store.verify().await.unwrap_err().to_string();
+    let error = fixture.store.bookkeeping().verify().await.unwrap_err().to_string();
     assert!(error.contains("version 9") && error.contains("later release"), "{error}");
     fixture.drop().await;
 }
@@ -90,9 +92,9 @@ async fn a_changed_or_newer_schema_is_left_alone() {
 /// Breaks the schema and expects a refusal whose text holds all of `words`.
 async fn refused(breaks: &str, words: &[&str]) {
     let fixture = Fixture::new().await;
-    fixture.store.verify().await.unwrap();
+    fixture.store.bookkeeping().verify().await.unwrap();
     fixture.run(breaks).await;
-    let error = fixture.store.verify().await.unwrap_err();
+    let error = fixture.store.bookkeeping().verify().await.unwrap_err();
     assert!(matches!(error, StoreError::Schema { .. }), "{error:?}");
     let text = error.to_string();
     for word in words {

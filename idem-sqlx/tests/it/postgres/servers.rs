@@ -25,7 +25,9 @@ async fn a23_a_standby_is_refused_at_start_and_infrastructure_later() {
     let standby = Scratch::standby_of("a23s", &primary).await;
     let options: sqlx::postgres::PgConnectOptions = standby.url.parse().unwrap();
     let store = fixture.options_of(options.clone()).build().unwrap();
-    assert!(matches!(store.verify().await, Err(StoreError::Refused { problem, .. }) if problem.contains("standby")));
+    assert!(
+        matches!(store.bookkeeping().verify().await, Err(StoreError::Refused { problem, .. }) if problem.contains("standby"))
+    );
     assert_eq!(store.open().await.unwrap_err().class(), ErrorClass::Infrastructure);
     let connection = options.connect().await.unwrap();
     assert_eq!(store.lane_from(connection).await.unwrap_err().class(), ErrorClass::Infrastructure);
@@ -41,7 +43,7 @@ async fn a23_a_fenced_primary_is_refused() {
     let options: sqlx::postgres::PgConnectOptions = url().parse().unwrap();
     let fenced = options.options([("default_transaction_read_only", "on"), ("search_path", fixture.schema.as_str())]);
     let store = fixture.options_of(fenced).build().unwrap();
-    assert!(matches!(store.verify().await, Err(StoreError::Refused { .. })));
+    assert!(matches!(store.bookkeeping().verify().await, Err(StoreError::Refused { .. })));
     assert_eq!(store.open().await.unwrap_err().class(), ErrorClass::Infrastructure);
     fixture.drop().await;
 }
@@ -82,7 +84,7 @@ async fn an_unreachable_server_is_unavailable_and_a_wrong_login_is_refused() {
     let fixture = Fixture::new().await;
     let options: sqlx::postgres::PgConnectOptions = url().parse().unwrap();
     let store = fixture.options_of(options.username("nobody_here")).build().unwrap();
-    assert!(matches!(store.verify().await, Err(StoreError::Refused { .. })));
+    assert!(matches!(store.bookkeeping().verify().await, Err(StoreError::Refused { .. })));
     fixture.drop().await;
 }
 
@@ -109,7 +111,7 @@ async fn s9_plaintext_beyond_this_machine_is_warned_about() {
     // A name of this machine that idem does not take for one.
     let abroad = fixture.connection.clone().host("LOCALHOST");
     let store = fixture.options_of(abroad).build().unwrap();
-    let warnings = store.register(&super::consumers::registration()).await.unwrap().warnings.join("\n");
+    let warnings = store.bookkeeping().register(&super::consumers::registration()).await.unwrap().warnings.join("\n");
     assert!(warnings.contains("plaintext") && warnings.contains("sslmode=verify-full"), "{warnings}");
     fixture.drop().await;
 }
@@ -122,10 +124,10 @@ async fn weak_settings_are_warned_about() {
     let weak = options.options([("synchronous_commit", "off"), ("default_transaction_isolation", "serializable")]);
     let store = fixture.options_of(weak).build().unwrap();
     let registration = super::consumers::registration();
-    let warnings = store.register(&registration).await.unwrap().warnings.join("\n");
+    let warnings = store.bookkeeping().register(&registration).await.unwrap().warnings.join("\n");
     for word in ["synchronous_commit is off", "default_transaction_isolation", "\"serializable\""] {
         assert!(warnings.contains(word), "{word}: {warnings}");
     }
-    assert!(fixture.store.register(&registration).await.unwrap().warnings.is_empty());
+    assert!(fixture.store.bookkeeping().register(&registration).await.unwrap().warnings.is_empty());
     fixture.drop().await;
 }

@@ -86,22 +86,22 @@ async fn s11_every_function_has_a_search_path_of_its_own() {
 /// A worker's life: everything that a store is asked to do.
 async fn live(fixture: &Fixture) {
     let store = &fixture.store;
-    store.verify().await.unwrap();
+    store.bookkeeping().verify().await.unwrap();
     let working = consumer(store.clone(), Write);
     assert_eq!(process(&working, messages(&keys(3))).await, "PPP");
     assert_eq!(process(&working, messages(&keys(4))).await, "DDDP");
     let (claim, run) = claim_of(store, "other").await;
-    assert_eq!(store.count_attempt(claim.scope, &claim.key, claim.hash).await.unwrap(), 1);
-    store.uncount_attempt(claim.scope, &claim.key).await.unwrap();
+    assert_eq!(store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await.unwrap(), 1);
+    store.bookkeeping().uncount_attempt(claim.scope, &claim.key).await.unwrap();
     let name = idem_core::ConsumerName::new("by-hand").unwrap();
-    assert!(store.dead_letters(&name, 10).await.unwrap().is_empty());
-    assert_eq!(store.request_replay(&[DeadLetterId(1)]).await.unwrap(), 0);
-    assert!(store.take_replays(&name, run, 5).await.unwrap().is_empty());
-    store.set_control(claim.scope, ControlState::Paused, "ada", "a look").await.unwrap();
-    assert_eq!(store.control(claim.scope).await.unwrap().state, ControlState::Paused);
+    assert!(store.bookkeeping().dead_letters(&name, 10).await.unwrap().is_empty());
+    assert_eq!(store.bookkeeping().request_replay(&[DeadLetterId(1)]).await.unwrap(), 0);
+    assert!(store.bookkeeping().take_replays(&name, run, 5).await.unwrap().is_empty());
+    store.bookkeeping().set_control(claim.scope, ControlState::Paused, "ada", "a look").await.unwrap();
+    assert_eq!(store.bookkeeping().control(claim.scope).await.unwrap().state, ControlState::Paused);
     let entry =
         AuditEntry { who: "ada".to_owned(), action: "start", scope: claim.scope, key: None, details: String::new() };
-    store.audit(&entry).await.unwrap();
+    store.bookkeeping().audit(&entry).await.unwrap();
     let mut cleaner = Arc::new(store.clone()).cleaner();
     assert!(cleaner.may_delete().await.unwrap());
     cleaner.preview(&CleanupSettings::default()).await.unwrap();

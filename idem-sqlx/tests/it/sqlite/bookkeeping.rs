@@ -5,7 +5,7 @@ use std::sync::Arc;
 use idem_core::{
     AuditEntry, Bookkeeping, Bytes, ConsumerName, ControlState, DeadLetter, ErrorClass, FailureKind, Fingerprint,
     HashRuleId, Headers, IdempotencyKey, Message, Origin, PayloadHash, Reason, Registration, ReplayEnd, RunId, ScopeId,
-    StoreError, Tenant,
+    Store as _, StoreError, Tenant,
 };
 use idem_sqlx::{Sqlite, SqliteOptions, Synchronous};
 
@@ -18,7 +18,7 @@ fn key(text: &str) -> IdempotencyKey {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_is_bound_by_what_its_starts_say() {
     let (_file, store) = fresh().await;
-    let first = store.register(&registration()).await.unwrap();
+    let first = store.bookkeeping().register(&registration()).await.unwrap();
     let bound = Registration {
         bound_to: Some("memory/q1".to_owned()),
         handler: Some("ledger".to_owned()),
@@ -26,18 +26,18 @@ async fn a_name_is_bound_by_what_its_starts_say() {
         ..registration()
     };
     // What was left open is bound by the first that says it; another current rule is fine while the former is known.
-    let second = store.register(&bound).await.unwrap();
+    let second = store.bookkeeping().register(&bound).await.unwrap();
     assert_eq!((first.scope, first.hash_rules[0]), (second.scope, second.hash_rules[1]));
     assert!(second.run > first.run);
     let unbound = Registration { hash_rules: bound.hash_rules.clone(), ..registration() };
-    store.register(&unbound).await.unwrap();
+    store.bookkeeping().register(&unbound).await.unwrap();
     for (change, what, recorded, found) in [
         (Registration { bound_to: Some("memory/q2".to_owned()), ..bound.clone() }, "source", "memory/q1", "memory/q2"),
         (Registration { handler: Some("other".to_owned()), ..bound.clone() }, "handler", "ledger", "other"),
         (Registration { key_rule: "body".to_owned(), ..bound.clone() }, "key rules", "header", "body"),
         (Registration { hash_rules: vec!["raw/1".to_owned()], ..bound.clone() }, "hash rules", "json/1", "raw/1"),
     ] {
-        let error = store.register(&change).await.unwrap_err();
+        let error = store.bookkeeping().register(&change).await.unwrap_err();
         let StoreError::Bound { what: part, .. } = &error else { panic!("{error}") };
         assert_eq!(*part, what);
         let text = error.to_string();
@@ -51,17 +51,17 @@ async fn s2_tenants_and_consumers_have_scopes_of_their_own() {
     let (_file, store) = fresh().await;
     let scope = registered(&store).await;
     let (orders, tenant) = (ConsumerName::new("orders").unwrap(), Tenant::new("acme").unwrap());
-    let acme = store.scope(&orders, &tenant).await.unwrap();
+    let acme = store.bookkeeping().scope(&orders, &tenant).await.unwrap();
     assert_ne!(acme, scope);
-    assert_eq!(store.scope(&orders, &tenant).await.unwrap(), acme);
-    assert_eq!(store.scope(&orders, &Tenant::default()).await.unwrap(), scope);
+    assert_eq!(store.bookkeeping().scope(&orders, &tenant).await.unwrap(), acme);
+    assert_eq!(store.bookkeeping().scope(&orders, &Tenant::default()).await.unwrap(), scope);
     let other = Registration { consumer: ConsumerName::new("other").unwrap(), ..registration() };
-    assert_ne!(store.register(&other).await.unwrap().scope, scope);
-    let error = store.scope(&ConsumerName::new("nobody").unwrap(), &tenant).await.unwrap_err();
+    assert_ne!(store.bookkeeping().register(&other).await.unwrap().scope, scope);
+    let error = store.bookkeeping().scope(&ConsumerName::new("nobody").unwrap(), &tenant).await.unwrap_err();
     assert!(matches!(error, StoreError::Refused { .. }), "{error}");
     // Attempts of one scope are not another's.
-    assert_eq!(store.count_attempt(scope, &key("a"), PayloadHash::NONE).await.unwrap(), 1);
-    assert_eq!(store.count_attempt(acme, &key("a"), PayloadHash::NONE).await.unwrap(), 1);
+    assert_eq!(store.bookkeeping().count_attempt(scope, &key("a"), PayloadHash::NONE).await.unwrap(), 1);
+    assert_eq!(store.bookkeeping().count_attempt(acme, &key("a"), PayloadHash::NONE).await.unwrap(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -70,7 +70,7 @@ async fn a_weak_setting_is_a_warning_of_every_start() {
     for (synchronous, warnings) in [(Synchronous::Full, 0), (Synchronous::Normal, 1)] {
         let store = Sqlite::connect(SqliteOptions::new(file.path()).synchronous(synchronous)).await.unwrap();
         store.migrate().await.unwrap();
-        assert_eq!(store.register(&registration()).await.unwrap().warnings.len(), warnings);
+        assert_eq!(store.bookkeeping().register(&registration()).await.unwrap().warnings.len(), warnings);
     }
 }
 
@@ -79,16 +79,16 @@ async fn attempts_are_counted_per_key_and_payload() {
     let (_file, store) = fresh().await;
     let scope = registered(&store).await;
     let (one, two) = (PayloadHash::of(b"1"), PayloadHash::of(b"2"));
-    let count = async |hash| store.count_attempt(scope, &key("a"), hash).await.unwrap();
+    let count = async |hash| store.bookkeeping().count_attempt(scope, &key("a"), hash).await.unwrap();
     assert_eq!((count(one).await, count(one).await, count(one).await), (1, 2, 3));
-    store.uncount_attempt(scope, &key("a")).await.unwrap();
+    store.bookkeeping().uncount_attempt(scope, &key("a")).await.unwrap();
     assert_eq!(count(one).await, 3);
     assert_eq!(count(two).await, 1, "another payload is another message");
     for _ in 0..3 {
-        store.uncount_attempt(scope, &key("a")).await.unwrap();
+        store.bookkeeping().uncount_attempt(scope, &key("a")).await.unwrap();
     }
     assert_eq!(count(two).await, 1, "never below zero");
-    store.uncount_attempt(scope, &key("unknown")).await.unwrap();
+    store.bookkeeping().uncount_attempt(scope, &key("unknown")).await.unwrap();
 }
 
 pub(super) fn letter(scope: ScopeId, origin: &str, key_text: Option<&str>, reason: Reason) -> DeadLetter {
@@ -120,26 +120,26 @@ pub(super) fn letter(scope: ScopeId, origin: &str, key_text: Option<&str>, reaso
 async fn a_dead_letter_is_one_row_an_origin_and_counts_its_equals() {
     let (_file, store) = fresh().await;
     let scope = registered(&store).await;
-    let first = store.park(&letter(scope, "q/1", Some("a"), Reason::Permanent)).await.unwrap();
+    let first = store.bookkeeping().park(&letter(scope, "q/1", Some("a"), Reason::Permanent)).await.unwrap();
     assert_eq!((first.copies, first.attempts, first.reason), (1, 5, Reason::Permanent));
-    assert_eq!(store.park(&letter(scope, "q/1", Some("a"), Reason::Permanent)).await.unwrap(), first);
-    let copy = store.park(&letter(scope, "q/2", Some("a"), Reason::Permanent)).await.unwrap();
+    assert_eq!(store.bookkeeping().park(&letter(scope, "q/1", Some("a"), Reason::Permanent)).await.unwrap(), first);
+    let copy = store.bookkeeping().park(&letter(scope, "q/2", Some("a"), Reason::Permanent)).await.unwrap();
     assert_eq!((copy.id, copy.copies, copy.origin.as_str()), (first.id, 2, "q/1"));
-    let again = store.park(&letter(scope, "q/2", Some("a"), Reason::Permanent)).await.unwrap();
+    let again = store.bookkeeping().park(&letter(scope, "q/2", Some("a"), Reason::Permanent)).await.unwrap();
     assert_eq!((again.id, again.copies), (first.id, 2), "what a crash brings back is not counted");
     // Another reason, and a message without a key, are rows of their own.
-    let conflict = store.park(&letter(scope, "q/3", Some("a"), Reason::Conflict)).await.unwrap();
-    let keyless = store.park(&letter(scope, "q/4", None, Reason::MissingKey)).await.unwrap();
-    let other = store.park(&letter(scope, "q/5", None, Reason::MissingKey)).await.unwrap();
+    let conflict = store.bookkeeping().park(&letter(scope, "q/3", Some("a"), Reason::Conflict)).await.unwrap();
+    let keyless = store.bookkeeping().park(&letter(scope, "q/4", None, Reason::MissingKey)).await.unwrap();
+    let other = store.bookkeeping().park(&letter(scope, "q/5", None, Reason::MissingKey)).await.unwrap();
     assert!(first.id < conflict.id && conflict.id < keyless.id && keyless.id < other.id);
     assert_eq!(keyless.key, None);
-    store.mark_published(conflict.id).await.unwrap();
-    let listed = store.dead_letters(&ConsumerName::new("orders").unwrap(), 2).await.unwrap();
+    store.bookkeeping().mark_published(conflict.id).await.unwrap();
+    let listed = store.bookkeeping().dead_letters(&ConsumerName::new("orders").unwrap(), 2).await.unwrap();
     assert_eq!(listed.iter().map(|letter| letter.id).collect::<Vec<_>>(), [other.id, keyless.id]);
-    let all = store.dead_letters(&ConsumerName::new("orders").unwrap(), 100).await.unwrap();
+    let all = store.bookkeeping().dead_letters(&ConsumerName::new("orders").unwrap(), 100).await.unwrap();
     let published: Vec<_> = all.iter().filter(|letter| letter.published_at.is_some()).map(|letter| letter.id).collect();
     assert_eq!(published, [conflict.id]);
-    assert!(store.dead_letters(&ConsumerName::new("other").unwrap(), 100).await.unwrap().is_empty());
+    assert!(store.bookkeeping().dead_letters(&ConsumerName::new("other").unwrap(), 100).await.unwrap().is_empty());
 }
 
 /// A replay gives the message back as it was delivered, to one worker, and a released one to the next.
@@ -148,18 +148,25 @@ async fn a_replay_is_taken_once_and_whole() {
     let (file, store) = fresh().await;
     let scope = registered(&store).await;
     let orders = ConsumerName::new("orders").unwrap();
-    let parked = store.park(&letter(scope, "q/1", Some("a"), Reason::Permanent)).await.unwrap();
+    let parked = store.bookkeeping().park(&letter(scope, "q/1", Some("a"), Reason::Permanent)).await.unwrap();
     let tombstone = DeadLetter {
         message: Message::tombstone().with_origin(Origin::new("q/2")),
         ..letter(scope, "q/2", Some("b"), Reason::Permanent)
     };
-    let empty = store.park(&tombstone).await.unwrap();
+    let empty = store.bookkeeping().park(&tombstone).await.unwrap();
     let dropped = DeadLetter { keep_payload: false, ..letter(scope, "q/3", Some("c"), Reason::TooLarge) };
-    let dropped = store.park(&dropped).await.unwrap();
-    assert!(store.take_replays(&orders, RunId(1), 10).await.unwrap().is_empty(), "nobody asked");
-    assert_eq!(store.request_replay(&[parked.id, empty.id, dropped.id]).await.unwrap(), 2, "one has no payload");
-    assert_eq!(store.request_replay(&[parked.id]).await.unwrap(), 0, "it is asked for already");
-    let (one, two) = tokio::join!(store.take_replays(&orders, RunId(1), 10), store.take_replays(&orders, RunId(2), 10));
+    let dropped = store.bookkeeping().park(&dropped).await.unwrap();
+    assert!(store.bookkeeping().take_replays(&orders, RunId(1), 10).await.unwrap().is_empty(), "nobody asked");
+    assert_eq!(
+        store.bookkeeping().request_replay(&[parked.id, empty.id, dropped.id]).await.unwrap(),
+        2,
+        "one has no payload"
+    );
+    assert_eq!(store.bookkeeping().request_replay(&[parked.id]).await.unwrap(), 0, "it is asked for already");
+    let (one, two) = tokio::join!(
+        store.bookkeeping().take_replays(&orders, RunId(1), 10),
+        store.bookkeeping().take_replays(&orders, RunId(2), 10)
+    );
     let (one, two) = (one.unwrap(), two.unwrap());
     assert_eq!(one.len() + two.len(), 2);
     let taken: Vec<_> = one.into_iter().chain(two).collect();
@@ -168,40 +175,40 @@ async fn a_replay_is_taken_once_and_whole() {
     assert_eq!(taken[0].message, original.message);
     assert_eq!((taken[0].key.clone(), taken[0].scope), (original.key, scope));
     assert_eq!(taken[1].message.payload(), None);
-    store.finish_replay(parked.id, ReplayEnd::Released).await.unwrap();
-    assert_eq!(store.take_replays(&orders, RunId(3), 10).await.unwrap().len(), 1);
-    store.finish_replay(parked.id, ReplayEnd::Processed).await.unwrap();
+    store.bookkeeping().finish_replay(parked.id, ReplayEnd::Released).await.unwrap();
+    assert_eq!(store.bookkeeping().take_replays(&orders, RunId(3), 10).await.unwrap().len(), 1);
+    store.bookkeeping().finish_replay(parked.id, ReplayEnd::Processed).await.unwrap();
     let failed = ReplayEnd::Failed { reason: Reason::Permanent, error: "again".to_owned() };
-    store.finish_replay(empty.id, failed).await.unwrap();
-    let listed = store.dead_letters(&orders, 10).await.unwrap();
+    store.bookkeeping().finish_replay(empty.id, failed).await.unwrap();
+    let listed = store.bookkeeping().dead_letters(&orders, 10).await.unwrap();
     let replayed = |id| listed.iter().find(|letter| letter.id == id).unwrap().replayed.clone();
     assert_eq!(replayed(parked.id).as_deref(), Some("processed"));
     assert_eq!(replayed(empty.id).as_deref(), Some("failed: permanent: again"));
     assert_eq!(replayed(dropped.id), None);
     // One whose worker died can be taken again after a while.
-    assert_eq!(store.request_replay(&[empty.id]).await.unwrap(), 1);
-    assert_eq!(store.take_replays(&orders, RunId(4), 10).await.unwrap().len(), 1);
-    assert!(store.take_replays(&orders, RunId(5), 10).await.unwrap().is_empty());
+    assert_eq!(store.bookkeeping().request_replay(&[empty.id]).await.unwrap(), 1);
+    assert_eq!(store.bookkeeping().take_replays(&orders, RunId(4), 10).await.unwrap().len(), 1);
+    assert!(store.bookkeeping().take_replays(&orders, RunId(5), 10).await.unwrap().is_empty());
     file.run("UPDATE idem_dead_letters SET replay_taken_at = 1 WHERE replay_taken_at IS NOT NULL").await;
-    assert_eq!(store.take_replays(&orders, RunId(5), 10).await.unwrap().len(), 1);
+    assert_eq!(store.bookkeeping().take_replays(&orders, RunId(5), 10).await.unwrap().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn controls_and_the_audit_trail_are_kept() {
     let (file, store) = fresh().await;
     let scope = registered(&store).await;
-    let control = store.control(scope).await.unwrap();
+    let control = store.bookkeeping().control(scope).await.unwrap();
     assert_eq!((control.state, control.epoch, control.by.as_str()), (ControlState::Running, 0, ""));
-    store.set_control(scope, ControlState::Paused, "ann", "a deploy").await.unwrap();
-    let control = store.control(scope).await.unwrap();
+    store.bookkeeping().set_control(scope, ControlState::Paused, "ann", "a deploy").await.unwrap();
+    let control = store.bookkeeping().control(scope).await.unwrap();
     assert_eq!(
         (control.state, control.by.as_str(), control.reason.as_str()),
         (ControlState::Paused, "ann", "a deploy")
     );
-    store.set_control(scope, ControlState::Halted, "run 1", "conflict").await.unwrap();
-    assert_eq!(store.control(scope).await.unwrap().state, ControlState::Halted);
-    store.set_control(scope, ControlState::Running, "ann", "done").await.unwrap();
-    let control = store.control(scope).await.unwrap();
+    store.bookkeeping().set_control(scope, ControlState::Halted, "run 1", "conflict").await.unwrap();
+    assert_eq!(store.bookkeeping().control(scope).await.unwrap().state, ControlState::Halted);
+    store.bookkeeping().set_control(scope, ControlState::Running, "ann", "done").await.unwrap();
+    let control = store.bookkeeping().control(scope).await.unwrap();
     assert_eq!((control.state, control.by.as_str()), (ControlState::Running, ""));
     let entry = AuditEntry {
         who: "run 1".to_owned(),
@@ -210,8 +217,8 @@ async fn controls_and_the_audit_trail_are_kept() {
         key: Some(key("a")),
         details: "both hashes".to_owned(),
     };
-    store.audit(&entry).await.unwrap();
-    store.audit(&AuditEntry { key: None, action: "halt", ..entry }).await.unwrap();
+    store.bookkeeping().audit(&entry).await.unwrap();
+    store.bookkeeping().audit(&AuditEntry { key: None, action: "halt", ..entry }).await.unwrap();
     let lines = file.ask("SELECT action || ' ' || ifnull(idempotency_key, '-') FROM idem_audit ORDER BY id").await;
     assert_eq!(lines, ["conflict a", "halt -"]);
 }
@@ -224,7 +231,7 @@ async fn dropped_calls_leave_no_lock_behind() {
     for polls in 0..40 {
         let store = Arc::clone(&store);
         let letter = letter(scope, &format!("q/{polls}"), Some("a"), Reason::Permanent);
-        let mut call = Box::pin(async move { store.park(&letter).await });
+        let mut call = Box::pin(async move { store.bookkeeping().park(&letter).await });
         for _ in 0..polls {
             if poll_once(call.as_mut()).await {
                 break;
@@ -232,7 +239,7 @@ async fn dropped_calls_leave_no_lock_behind() {
             tokio::task::yield_now().await;
         }
     }
-    let last = store.park(&letter(scope, "q/last", Some("z"), Reason::Permanent)).await.unwrap();
+    let last = store.bookkeeping().park(&letter(scope, "q/last", Some("z"), Reason::Permanent)).await.unwrap();
     assert_eq!(last.copies, 1);
 }
 

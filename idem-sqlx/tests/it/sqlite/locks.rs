@@ -37,7 +37,7 @@ async fn a_unit_is_held_while_another_connection_writes() {
 async fn a_held_unit_reads_but_does_not_claim() {
     let (file, store) = fresh().await;
     consumer(&store).process(vec![message("old", "1")]).await.unwrap();
-    let registered = store.register(&registration_of_builder(&file).await).await.unwrap();
+    let registered = store.bookkeeping().register(&registration_of_builder(&file).await).await.unwrap();
     let claim = Claim {
         scope: registered.scope,
         key: IdempotencyKey::new("old").unwrap(),
@@ -90,12 +90,12 @@ async fn bookkeeping_behind_a_unit_waits_at_most_its_timeout() {
     let mut lane = store.open().await.unwrap();
     let unit = store.begin(&mut lane, options(SHORT)).await.unwrap();
     let key = IdempotencyKey::new("a").unwrap();
-    let error = soon(store.count_attempt(scope, &key, PayloadHash::NONE)).await.unwrap_err();
+    let error = soon(store.bookkeeping().count_attempt(scope, &key, PayloadHash::NONE)).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
     // What only reads does not wait at all.
-    soon(store.control(scope)).await.unwrap();
+    soon(store.bookkeeping().control(scope)).await.unwrap();
     unit.rollback().await.unwrap();
-    assert_eq!(store.count_attempt(scope, &key, PayloadHash::NONE).await.unwrap(), 1);
+    assert_eq!(store.bookkeeping().count_attempt(scope, &key, PayloadHash::NONE).await.unwrap(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,6 @@
 //! The schema: up, down, and what stops either.
 
-use idem_core::{Bookkeeping, StoreError};
+use idem_core::{Bookkeeping, Store as _, StoreError};
 use idem_schema::{MigrateError, SchemaName};
 use idem_sqlx::{Sqlite, SqliteOptions};
 
@@ -15,7 +15,7 @@ async fn up_twice_and_down_beside_the_applications_tables() {
     file.run("CREATE TABLE processed_messages (theirs TEXT); CREATE TABLE migrations (theirs TEXT)").await;
     assert_eq!(store.migrate().await.unwrap(), [1, 2]);
     assert_eq!(store.migrate().await.unwrap(), Vec::<u32>::new());
-    store.verify().await.unwrap();
+    store.bookkeeping().verify().await.unwrap();
     assert!(file.ask(TABLES).await.contains(&"idem_processed_messages".to_owned()));
     for version in [Some(2), Some(1), None] {
         assert_eq!(store.migrate_down().await.unwrap(), version);
@@ -33,7 +33,7 @@ async fn down_is_refused_while_there_are_records_and_leaves_everything() {
     let MigrateError::Failed { version: 1, source, .. } = &error else { panic!("{error}") };
     assert!(source.to_string().contains("still holds records"), "{source}");
     store.migrate().await.unwrap();
-    store.verify().await.unwrap();
+    store.bookkeeping().verify().await.unwrap();
     assert_eq!(file.recorded().await, ["a"]);
 }
 
@@ -48,7 +48,7 @@ async fn an_edited_and_a_newer_schema_are_refused() {
         file.run(change).await;
         let error = store.migrate().await.unwrap_err();
         assert!(matches!(error, MigrateError::Plan(_)) && error.to_string().contains(words), "{error}");
-        let error = store.verify().await.unwrap_err();
+        let error = store.bookkeeping().verify().await.unwrap_err();
         assert!(matches!(error, StoreError::Schema { .. }) && error.to_string().contains(words), "{error}");
         store.migrate_down().await.unwrap_err();
     }
@@ -73,7 +73,7 @@ async fn s6_two_prefixes_share_a_file() {
         let schema = SchemaName::new(name).unwrap();
         let store = Sqlite::connect(SqliteOptions::new(file.path()).schema(schema)).await.unwrap();
         store.migrate().await.unwrap();
-        store.verify().await.unwrap();
+        store.bookkeeping().verify().await.unwrap();
     }
     assert!(file.ask(TABLES).await.contains(&"select_processed_messages".to_owned()));
 }
@@ -98,7 +98,7 @@ async fn j12_dead_letters_outlive_the_migration_and_its_way_back() {
     file.run("DELETE FROM idem_dead_letters WHERE id = 2").await;
     assert_eq!(store.migrate().await.unwrap(), [2]);
     let letter = super::bookkeeping::letter(scope, "q/1", None, idem_core::Reason::Permanent);
-    let parked = store.park(&letter).await.unwrap();
+    let parked = store.bookkeeping().park(&letter).await.unwrap();
     assert_eq!((parked.id.0, parked.copies), (3, 1), "another message at the origin, and id 2 was given before");
     assert_eq!(file.ask("SELECT CAST(payload AS TEXT) FROM idem_dead_letters WHERE id = 1").await, ["old"]);
     // The release before goes on beside it, and finds its own row.

@@ -24,7 +24,7 @@ use std::{
 
 use idem_core::{
     Bookkeeping, ConsumerName, Decision, DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message,
-    Registration, Retention, ScopeId, Tenant, Tx,
+    Registration, Retention, ScopeId, Store as _, Tenant, Tx,
 };
 use idem_sqlx::{Sqlite, SqliteOptions, Synchronous};
 use sqlx::{Connection, Row, SqliteConnection};
@@ -169,7 +169,7 @@ pub(crate) fn registration() -> Registration {
 }
 
 pub(crate) async fn registered(store: &Sqlite) -> ScopeId {
-    store.register(&registration()).await.unwrap().scope
+    store.bookkeeping().register(&registration()).await.unwrap().scope
 }
 
 /// Waits at most this long for what must not hang.

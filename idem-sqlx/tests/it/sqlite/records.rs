@@ -19,7 +19,7 @@ fn options() -> UnitOptions {
 #[tokio::test(flavor = "multi_thread")]
 async fn key_ids_are_the_golden_vectors() {
     let (file, store) = fresh().await;
-    let registered = store.register(&registration()).await.unwrap();
+    let registered = store.bookkeeping().register(&registration()).await.unwrap();
     let claims: Vec<Claim> = vectors()
         .filter_map(|(key, _)| IdempotencyKey::new(key).ok())
         .map(|key| Claim {
@@ -153,7 +153,7 @@ async fn attempts_are_forgotten_with_the_success() {
     let scope = idem_core::ScopeId(1);
     let key = IdempotencyKey::new("a").unwrap();
     for number in 1..=3 {
-        assert_eq!(store.count_attempt(scope, &key, PayloadHash::of(b"fail")).await.unwrap(), number);
+        assert_eq!(store.bookkeeping().count_attempt(scope, &key, PayloadHash::of(b"fail")).await.unwrap(), number);
     }
     consumer.process(vec![message("a", "fail")]).await.unwrap();
     assert_eq!(file.ask("SELECT CAST(attempts AS TEXT) FROM idem_attempts").await, ["3"]);

@@ -1,6 +1,6 @@
 //! What start-up refuses, each with its cure.
 
-use idem_core::{Bookkeeping, StoreError};
+use idem_core::{Bookkeeping, Store as _, StoreError};
 use idem_sqlx::{Sqlite, SqliteOptions};
 
 use super::{File, consumer, fresh, message, open};
@@ -9,7 +9,7 @@ use super::{File, consumer, fresh, message, open};
 async fn a_file_without_schema_names_the_command() {
     let file = File::new();
     let store = open(&file).await;
-    let error = store.verify().await.unwrap_err().to_string();
+    let error = store.bookkeeping().verify().await.unwrap_err().to_string();
     assert!(error.contains("no table idem_migrations") && error.contains("idem migrate"), "{error}");
     let error = consumer(&store).process(vec![message("a", "1")]).await.unwrap_err();
     assert!(matches!(error, StoreError::Schema { .. }), "{error}");
@@ -48,9 +48,9 @@ async fn b21_a_changed_schema_is_refused() {
         ("ALTER TABLE idem_units ADD COLUMN more TEXT".to_owned(), "foreign column more TEXT"),
     ] {
         let (file, store) = fresh().await;
-        store.verify().await.unwrap();
+        store.bookkeeping().verify().await.unwrap();
         file.run(&change).await;
-        let error = store.verify().await.unwrap_err();
+        let error = store.bookkeeping().verify().await.unwrap_err();
         assert!(matches!(error, StoreError::Schema { .. }) && error.to_string().contains(word), "{change}: {error}");
         assert!(error.to_string().contains("Stop the workers"), "{error}");
     }
@@ -60,7 +60,7 @@ async fn b21_a_changed_schema_is_refused() {
 async fn an_index_more_does_no_harm() {
     let (file, store) = fresh().await;
     file.run("CREATE INDEX more ON idem_processed_messages (processed_at)").await;
-    store.verify().await.unwrap();
+    store.bookkeeping().verify().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -84,7 +84,7 @@ async fn a_file_that_left_wal_mode_is_refused() {
     assert_eq!(mode, "delete");
     // Opening puts it back, which is what makes a copied file work.
     drop(connection);
-    open(&file).await.verify().await.unwrap();
+    open(&file).await.bookkeeping().verify().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

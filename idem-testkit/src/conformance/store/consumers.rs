@@ -28,7 +28,7 @@ pub async fn workers_that_start_at_once_are_one_consumer<T: StoreUnderTest>(subj
     let calls: Vec<_> = (0..8)
         .map(|_| {
             let store = Arc::clone(&scene.store);
-            tokio::spawn(async move { store.register(&registration("orders")).await })
+            tokio::spawn(async move { store.bookkeeping().register(&registration("orders")).await })
         })
         .collect();
     let (mut scopes, mut runs) = (HashSet::new(), HashSet::new());
@@ -51,8 +51,8 @@ pub async fn every_consumer_and_tenant_has_a_scope_of_its_own<T: StoreUnderTest>
         for tenant in tenants {
             let tenant = if tenant.is_empty() { Tenant::default() } else { Tenant::new(tenant).unwrap() };
             let consumer = ConsumerName::new(name).unwrap();
-            let scope = scene.store.scope(&consumer, &tenant).await.unwrap();
-            assert_eq!(scene.store.scope(&consumer, &tenant).await.unwrap(), scope);
+            let scope = scene.store.bookkeeping().scope(&consumer, &tenant).await.unwrap();
+            assert_eq!(scene.store.bookkeeping().scope(&consumer, &tenant).await.unwrap(), scope);
             assert_eq!(scope == registered.scope, tenant == Tenant::default());
             assert!(scopes.insert(scope), "{name:?} {tenant:?}");
         }
@@ -209,7 +209,7 @@ pub async fn an_unknown_hash_rule_is_a_conflict_of_its_own_kind<T: StoreUnderTes
 /// A consumer that nobody controls is running.
 pub async fn a_new_consumer_is_running<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
-    let control = scene.store.control(scene.register().await.scope).await.unwrap();
+    let control = scene.store.bookkeeping().control(scene.register().await.scope).await.unwrap();
     assert_eq!((control.state, control.by.as_str(), control.reason.as_str()), (ControlState::Running, "", ""));
 }
 
@@ -219,23 +219,23 @@ pub async fn controls_are_read_by_every_process<T: StoreUnderTest>(subject: &T) 
     let (scope, other) = (scene.register().await.scope, scene.register_as(&registration("other")).await.unwrap().scope);
     let elsewhere = scene.elsewhere().await;
     for state in [ControlState::Paused, ControlState::Halted, ControlState::Paused] {
-        scene.store.set_control(scope, state, "o'brien", "the \"stock\" is wrong").await.unwrap();
-        let control = elsewhere.store.control(scope).await.unwrap();
+        scene.store.bookkeeping().set_control(scope, state, "o'brien", "the \"stock\" is wrong").await.unwrap();
+        let control = elsewhere.store.bookkeeping().control(scope).await.unwrap();
         assert_eq!((control.state, &*control.by, &*control.reason), (state, "o'brien", "the \"stock\" is wrong"));
-        assert_eq!(elsewhere.store.control(other).await.unwrap().state, ControlState::Running);
+        assert_eq!(elsewhere.store.bookkeeping().control(other).await.unwrap().state, ControlState::Running);
     }
-    scene.store.set_control(scope, ControlState::Running, "o'brien", "counted anew").await.unwrap();
-    assert_eq!(elsewhere.store.control(scope).await.unwrap().state, ControlState::Running);
+    scene.store.bookkeeping().set_control(scope, ControlState::Running, "o'brien", "counted anew").await.unwrap();
+    assert_eq!(elsewhere.store.bookkeeping().control(scope).await.unwrap().state, ControlState::Running);
 }
 
 /// The epoch that empties caches never goes back, whatever else is set.
 pub async fn the_epoch_never_goes_back<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let scope = scene.register().await.scope;
-    let mut epochs = vec![scene.store.control(scope).await.unwrap().epoch];
+    let mut epochs = vec![scene.store.bookkeeping().control(scope).await.unwrap().epoch];
     for state in [ControlState::Paused, ControlState::Running, ControlState::Halted, ControlState::Running] {
-        scene.store.set_control(scope, state, "somebody", "a reason").await.unwrap();
-        epochs.push(scene.store.control(scope).await.unwrap().epoch);
+        scene.store.bookkeeping().set_control(scope, state, "somebody", "a reason").await.unwrap();
+        epochs.push(scene.store.bookkeeping().control(scope).await.unwrap().epoch);
     }
     assert!(epochs.is_sorted(), "{epochs:?}");
 }
@@ -244,10 +244,10 @@ pub async fn the_epoch_never_goes_back<T: StoreUnderTest>(subject: &T) {
 pub async fn one_server_is_one_identity<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let scope = scene.register().await.scope;
-    let first = scene.store.control(scope).await.unwrap().identity;
-    scene.store.set_control(scope, ControlState::Paused, "somebody", "a reason").await.unwrap();
+    let first = scene.store.bookkeeping().control(scope).await.unwrap().identity;
+    scene.store.bookkeeping().set_control(scope, ControlState::Paused, "somebody", "a reason").await.unwrap();
     for store in [&scene.store, &scene.elsewhere().await.store] {
-        assert_eq!(store.control(scope).await.unwrap().identity, first);
+        assert_eq!(store.bookkeeping().control(scope).await.unwrap().identity, first);
     }
 }
 
@@ -266,7 +266,7 @@ pub async fn the_audit_trail_keeps_every_line<T: StoreUnderTest>(subject: &T) {
             key: key.map(key_from),
             details: "hash \"a\" \\ {}".to_owned(),
         };
-        scene.store.audit(&entry).await.unwrap();
+        scene.store.bookkeeping().audit(&entry).await.unwrap();
     }
     let audited = subject.audited().await.split_off(before);
     assert_eq!(audited, lines.map(|(action, key)| (action.to_owned(), key.map(str::to_owned))));
@@ -280,13 +280,14 @@ pub async fn bookkeeping_goes_on_while_a_unit_is_open<T: StoreUnderTest>(subject
     let mut unit = within("beginning", scene.store.begin(&mut lane, options(registered.run))).await.unwrap();
     within("claiming", unit.claim(&[claim(&registered, "order-1", "paid")])).await.unwrap();
     // Reading is possible everywhere. Writing waits where the database has a single writer, and must then end.
-    within("reading the controls", scene.store.control(registered.scope)).await.unwrap();
+    within("reading the controls", scene.store.bookkeeping().control(registered.scope)).await.unwrap();
     let hash = idem_core::PayloadHash::of(b"paid");
-    let counted = within("counting", scene.store.count_attempt(registered.scope, &key_from("order-1"), hash)).await;
+    let counted =
+        within("counting", scene.store.bookkeeping().count_attempt(registered.scope, &key_from("order-1"), hash)).await;
     assert!(counted.is_ok() || !scene.waits_per_key(), "{counted:?}");
     within("rolling back", unit.rollback()).await.unwrap();
     if counted.is_ok() {
-        let next = scene.store.count_attempt(registered.scope, &key_from("order-1"), hash).await.unwrap();
+        let next = scene.store.bookkeeping().count_attempt(registered.scope, &key_from("order-1"), hash).await.unwrap();
         assert_eq!(next, 2, "the count is no part of the unit that was rolled back");
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use idem_core::{
     Bookkeeping, Bytes, ConsumerName, DeadLetter, DeadLetterId, ErrorClass, FailureKind, Fingerprint, Message, Origin,
-    ParkedDeadLetter, Reason, Registered, ReplayEnd,
+    ParkedDeadLetter, Reason, Registered, ReplayEnd, Store as _,
 };
 
 use super::{
@@ -20,7 +20,11 @@ async fn payloads<T: StoreUnderTest>(
     registered: &Registered,
     parked: &[DeadLetterId],
 ) -> Vec<Option<String>> {
-    assert_eq!(scene.store.request_replay(parked).await.unwrap(), parked.len() as u64, "all can be replayed");
+    assert_eq!(
+        scene.store.bookkeeping().request_replay(parked).await.unwrap(),
+        parked.len() as u64,
+        "all can be replayed"
+    );
     let mut replays = take(scene, registered).await;
     replays.sort_by_key(|replay| replay.id);
     let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).unwrap();
@@ -68,7 +72,7 @@ pub async fn a29_a_copy_from_another_origin_is_counted<T: StoreUnderTest>(subjec
     let second = park(&scene, &copy("q/2", "two")).await;
     assert_eq!((second.id, second.copies, second.origin.as_str()), (first.id, 2, "q/1"));
     assert_eq!(park(&scene, &copy("q/1", "one")).await.copies, 2, "a crash brings the first one back");
-    assert_eq!(scene.store.request_replay(&[first.id]).await.unwrap(), 1);
+    assert_eq!(scene.store.bookkeeping().request_replay(&[first.id]).await.unwrap(), 1);
     assert_eq!(take(&scene, &registered).await[0].message.headers().text("trace"), Some("one"));
 }
 
@@ -79,9 +83,9 @@ async fn replayed<T: StoreUnderTest>(
     letter: &DeadLetter,
 ) -> DeadLetterId {
     let id = park(scene, letter).await.id;
-    assert_eq!(scene.store.request_replay(&[id]).await.unwrap(), 1);
+    assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
     assert_eq!(take(scene, registered).await.len(), 1);
-    scene.store.finish_replay(id, ReplayEnd::Processed).await.unwrap();
+    scene.store.bookkeeping().finish_replay(id, ReplayEnd::Processed).await.unwrap();
     id
 }
 
@@ -110,7 +114,7 @@ pub async fn a29_a_copy_puts_a_replayed_dead_letter_before_the_operator_again<T:
     assert!(again.id == id && again.replayed.is_some(), "a crash brings the first one back: {again:?}");
     let copy = park(&scene, &copy("q/2")).await;
     assert!(copy.id == id && copy.copies == 2 && copy.replayed.is_none(), "{copy:?}");
-    assert_eq!(scene.store.request_replay(&[id]).await.unwrap(), 1);
+    assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
 }
 
 /// A30: without a key nothing says that two messages are one, however equal they are: each origin has a row of its own. The
@@ -178,7 +182,7 @@ pub async fn a32_a_confirmation_is_for_exactly_one_content<T: StoreUnderTest>(su
         letter(&registered, from(origin, "order-1", payload), Some("order-1"), Reason::Permanent)
     };
     let first = park(&scene, &of("q/1", "paid")).await;
-    scene.store.mark_published(first.id).await.unwrap();
+    scene.store.bookkeeping().mark_published(first.id).await.unwrap();
     assert!(park(&scene, &of("q/1", "paid")).await.published_at.is_some());
     assert!(park(&scene, &of("q/2", "paid")).await.published_at.is_some(), "a copy of what was confirmed");
     for origin in ["q/1", "q/2"] {
@@ -187,7 +191,7 @@ pub async fn a32_a_confirmation_is_for_exactly_one_content<T: StoreUnderTest>(su
     let without_key = |payload: &str| letter(&registered, from("q/1", "", payload), None, Reason::MissingKey);
     let parked = park(&scene, &without_key("paid")).await;
     assert!(parked.published_at.is_none() && parked.id != first.id);
-    scene.store.mark_published(parked.id).await.unwrap();
+    scene.store.bookkeeping().mark_published(parked.id).await.unwrap();
     assert!(park(&scene, &without_key("refunded")).await.published_at.is_none());
 }
 
@@ -208,7 +212,7 @@ pub async fn a_payload_that_was_over_the_limit_is_kept_by_a_later_copy<T: StoreU
         assert_eq!((state(&kept), kept.id), ((true, false, 1), first.id));
         assert_eq!(state(&park(&scene, &small).await), (true, false, 1), "what is kept stays");
         assert_eq!(payloads(&scene, &registered, &[first.id]).await, some(&["a long one"]));
-        scene.store.finish_replay(first.id, ReplayEnd::Processed).await.unwrap();
+        scene.store.bookkeeping().finish_replay(first.id, ReplayEnd::Processed).await.unwrap();
     }
     let tombstone = Message::tombstone().with_origin(Origin::new("q/t"));
     let nothing = DeadLetter { keep_payload: false, ..letter(&registered, tombstone, None, Reason::MissingKey) };

@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use idem_core::{
     Bookkeeping, Bytes, ConsumerName, DeadLetter, DeadLetterId, ErrorClass, Expiring, FailureKind, Fingerprint,
     HashRuleId, Headers, Message, OrderingKey, Origin, ParkedDeadLetter, PayloadHash, REPLAY_TAKEN_FOR, Reason,
-    Registered, Replay, ReplayEnd,
+    Registered, Replay, ReplayEnd, Store as _,
 };
 
 use super::{
@@ -25,12 +25,12 @@ pub async fn attempts_are_counted_from_one<T: StoreUnderTest>(subject: &T) {
     let (key, other) = (key_from("order-1"), key_from("order-2"));
     let hash = PayloadHash::of(b"paid");
     for expected in 1..=3 {
-        assert_eq!(scene.store.count_attempt(orders, &key, hash).await.unwrap(), expected);
+        assert_eq!(scene.store.bookkeeping().count_attempt(orders, &key, hash).await.unwrap(), expected);
     }
-    assert_eq!(scene.store.count_attempt(orders, &other, hash).await.unwrap(), 1);
-    assert_eq!(scene.store.count_attempt(refunds, &key, hash).await.unwrap(), 1);
+    assert_eq!(scene.store.bookkeeping().count_attempt(orders, &other, hash).await.unwrap(), 1);
+    assert_eq!(scene.store.bookkeeping().count_attempt(refunds, &key, hash).await.unwrap(), 1);
     let elsewhere = scene.elsewhere().await;
-    assert_eq!(elsewhere.store.count_attempt(orders, &key, hash).await.unwrap(), 4);
+    assert_eq!(elsewhere.store.bookkeeping().count_attempt(orders, &key, hash).await.unwrap(), 4);
 }
 
 /// An attempt that did not run to a verdict is taken back; a count never falls below zero.
@@ -38,15 +38,15 @@ pub async fn an_attempt_can_be_taken_back<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let scope = scene.register().await.scope;
     let (key, hash) = (key_from("order-1"), PayloadHash::of(b"paid"));
-    scene.store.uncount_attempt(scope, &key).await.unwrap();
-    assert_eq!(scene.store.count_attempt(scope, &key, hash).await.unwrap(), 1);
-    assert_eq!(scene.store.count_attempt(scope, &key, hash).await.unwrap(), 2);
-    scene.store.uncount_attempt(scope, &key).await.unwrap();
-    assert_eq!(scene.store.count_attempt(scope, &key, hash).await.unwrap(), 2);
+    scene.store.bookkeeping().uncount_attempt(scope, &key).await.unwrap();
+    assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 1);
+    assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 2);
+    scene.store.bookkeeping().uncount_attempt(scope, &key).await.unwrap();
+    assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 2);
     for _ in 0..5 {
-        scene.store.uncount_attempt(scope, &key).await.unwrap();
+        scene.store.bookkeeping().uncount_attempt(scope, &key).await.unwrap();
     }
-    assert_eq!(scene.store.count_attempt(scope, &key, hash).await.unwrap(), 1);
+    assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 1);
 }
 
 /// Another payload under the same key is another message: its attempts start anew.
@@ -55,10 +55,10 @@ pub async fn another_payload_starts_its_attempts_anew<T: StoreUnderTest>(subject
     let scope = scene.register().await.scope;
     let key = key_from("order-1");
     let (paid, refunded) = (PayloadHash::of(b"paid"), PayloadHash::of(b"refunded"));
-    scene.store.count_attempt(scope, &key, paid).await.unwrap();
-    assert_eq!(scene.store.count_attempt(scope, &key, paid).await.unwrap(), 2);
-    assert_eq!(scene.store.count_attempt(scope, &key, refunded).await.unwrap(), 1);
-    assert_eq!(scene.store.count_attempt(scope, &key, refunded).await.unwrap(), 2);
+    scene.store.bookkeeping().count_attempt(scope, &key, paid).await.unwrap();
+    assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, paid).await.unwrap(), 2);
+    assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, refunded).await.unwrap(), 1);
+    assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, refunded).await.unwrap(), 2);
 }
 
 /// D4: attempts of one key that are counted by several at once are all counted, and no number is given twice.
@@ -69,7 +69,7 @@ pub async fn attempts_counted_at_once_are_all_counted<T: StoreUnderTest>(subject
         .map(|_| {
             let store = Arc::clone(&scene.store);
             tokio::spawn(async move {
-                store.count_attempt(scope, &key_from("order-1"), PayloadHash::of(b"paid")).await.unwrap()
+                store.bookkeeping().count_attempt(scope, &key_from("order-1"), PayloadHash::of(b"paid")).await.unwrap()
             })
         })
         .collect();
@@ -104,17 +104,19 @@ pub(super) fn from(origin: &str, key: &str, payload: &str) -> Message {
 }
 
 pub(super) async fn park<T: StoreUnderTest>(scene: &Scene<'_, T>, letter: &DeadLetter) -> ParkedDeadLetter {
-    within("parking", scene.store.park(letter)).await.unwrap_or_else(|error| panic!("not parked: {error}"))
+    within("parking", scene.store.bookkeeping().park(letter))
+        .await
+        .unwrap_or_else(|error| panic!("not parked: {error}"))
 }
 
 pub(super) async fn listed<T: StoreUnderTest>(scene: &Scene<'_, T>) -> Vec<ParkedDeadLetter> {
     let orders = ConsumerName::new("orders").unwrap();
-    within("listing dead letters", scene.store.dead_letters(&orders, 100)).await.unwrap()
+    within("listing dead letters", scene.store.bookkeeping().dead_letters(&orders, 100)).await.unwrap()
 }
 
 pub(super) async fn take<T: StoreUnderTest>(scene: &Scene<'_, T>, registered: &Registered) -> Vec<Replay> {
     let orders = ConsumerName::new("orders").unwrap();
-    within("taking replays", scene.store.take_replays(&orders, registered.run, 10)).await.unwrap()
+    within("taking replays", scene.store.bookkeeping().take_replays(&orders, registered.run, 10)).await.unwrap()
 }
 
 /// A dead letter keeps its facts, whatever its reason; one without key and hash too.
@@ -194,8 +196,8 @@ pub async fn different_dead_letters_are_rows_of_their_own<T: StoreUnderTest>(sub
     }
     assert_eq!(listed(&scene).await.len(), 6);
     let refunds = ConsumerName::new("refunds").unwrap();
-    assert_eq!(scene.store.dead_letters(&refunds, 100).await.unwrap().len(), 1);
-    let newest = scene.store.dead_letters(&ConsumerName::new("orders").unwrap(), 2).await.unwrap();
+    assert_eq!(scene.store.bookkeeping().dead_letters(&refunds, 100).await.unwrap().len(), 1);
+    let newest = scene.store.bookkeeping().dead_letters(&ConsumerName::new("orders").unwrap(), 2).await.unwrap();
     assert_eq!(newest.iter().map(|parked| parked.origin.as_str()).collect::<Vec<_>>(), ["q/6", "q/5"]);
 }
 
@@ -209,7 +211,7 @@ pub async fn a_dead_letter_parked_at_once_is_one_row<T: StoreUnderTest>(subject:
             // Two copies, each parked by four.
             let message = from(&format!("q/{}", number % 2), "order-1", "p");
             let letter = letter(&registered, message, Some("order-1"), Reason::Permanent);
-            tokio::spawn(async move { store.park(&letter).await.map(|parked| parked.id) })
+            tokio::spawn(async move { store.bookkeeping().park(&letter).await.map(|parked| parked.id) })
         })
         .collect();
     let mut ids = HashSet::new();
@@ -242,7 +244,7 @@ pub async fn a_dead_letter_may_hold_anything<T: StoreUnderTest>(subject: &T) {
     letter.error = "it's \"broken\" {} %s \\".to_owned();
     let parked = park(&scene, &letter).await;
     assert_eq!((parked.error.as_str(), parked.origin.as_str()), (letter.error.as_str(), "queue 'one'/\"1\""));
-    assert_eq!(scene.store.request_replay(&[parked.id]).await.unwrap(), 1);
+    assert_eq!(scene.store.bookkeeping().request_replay(&[parked.id]).await.unwrap(), 1);
     let replays = take(&scene, &registered).await;
     assert_eq!(replays.len(), 1);
     assert_same(&replays[0].message, &message);
@@ -265,8 +267,8 @@ pub async fn a_published_dead_letter_is_marked<T: StoreUnderTest>(subject: &T) {
     let registered = scene.register().await;
     let of = |origin: &str, key: &str| letter(&registered, from(origin, key, "p"), Some(key), Reason::Permanent);
     let (first, second) = (park(&scene, &of("q/1", "order-1")).await, park(&scene, &of("q/2", "order-2")).await);
-    scene.store.mark_published(first.id).await.unwrap();
-    scene.store.mark_published(first.id).await.unwrap();
+    scene.store.bookkeeping().mark_published(first.id).await.unwrap();
+    scene.store.bookkeeping().mark_published(first.id).await.unwrap();
     let listed = listed(&scene).await;
     assert_eq!(
         listed.iter().map(|parked| (parked.id, parked.published_at.is_some())).collect::<Vec<_>>(),
@@ -287,7 +289,7 @@ pub async fn a_replay_brings_the_message_as_it_was_delivered<T: StoreUnderTest>(
         ids.push(park(&scene, &letter(&registered, message.clone(), Some(&key), Reason::Permanent)).await.id);
     }
     assert!(take(&scene, &registered).await.is_empty(), "nobody has asked yet");
-    assert_eq!(scene.store.request_replay(&ids).await.unwrap(), 3);
+    assert_eq!(scene.store.bookkeeping().request_replay(&ids).await.unwrap(), 3);
     let mut replays = take(&scene, &registered).await;
     replays.sort_by_key(|replay| replay.id);
     assert_eq!(replays.iter().map(|replay| replay.id).collect::<Vec<_>>(), ids);
@@ -301,7 +303,7 @@ pub async fn a_replay_brings_the_message_as_it_was_delivered<T: StoreUnderTest>(
 async fn one_requested<T: StoreUnderTest>(scene: &Scene<'_, T>, registered: &Registered) -> DeadLetterId {
     let letter = letter(registered, from("q/1", "order-1", "p"), Some("order-1"), Reason::Permanent);
     let id = park(scene, &letter).await.id;
-    assert_eq!(scene.store.request_replay(&[id]).await.unwrap(), 1);
+    assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
     id
 }
 
@@ -315,12 +317,12 @@ pub async fn a_replay_goes_to_one_worker<T: StoreUnderTest>(subject: &T) {
         let letter = letter(&registered, from(&format!("q/{number}"), &key, "p"), Some(&key), Reason::Permanent);
         ids.push(park(&scene, &letter).await.id);
     }
-    assert_eq!(scene.store.request_replay(&ids).await.unwrap(), 10);
+    assert_eq!(scene.store.bookkeeping().request_replay(&ids).await.unwrap(), 10);
     let orders = ConsumerName::new("orders").unwrap();
     let mut calls = Vec::new();
     for _ in 0..4 {
         let (store, run, orders) = (Arc::clone(&scene.store), scene.register().await.run, orders.clone());
-        calls.push(tokio::spawn(async move { store.take_replays(&orders, run, 4).await.unwrap() }));
+        calls.push(tokio::spawn(async move { store.bookkeeping().take_replays(&orders, run, 4).await.unwrap() }));
     }
     let mut taken = Vec::new();
     for call in calls {
@@ -343,10 +345,10 @@ pub async fn a_finished_replay_is_over<T: StoreUnderTest>(subject: &T) {
     let failed = ReplayEnd::Failed { reason: Reason::Permanent, error: "still out of stock".to_owned() };
     for end in [failed, ReplayEnd::Processed, ReplayEnd::Duplicate] {
         assert_eq!(take(&scene, &registered).await.len(), 1, "before {end:?}");
-        scene.store.finish_replay(id, end.clone()).await.unwrap();
+        scene.store.bookkeeping().finish_replay(id, end.clone()).await.unwrap();
         assert!(take(&scene, &registered).await.is_empty(), "after {end:?}");
         assert_eq!(listed(&scene).await[0].replayed, end.outcome(), "after {end:?}");
-        assert_eq!(scene.store.request_replay(&[id]).await.unwrap(), 1, "after {end:?}");
+        assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1, "after {end:?}");
     }
 }
 
@@ -356,7 +358,7 @@ pub async fn a_released_replay_is_taken_by_another<T: StoreUnderTest>(subject: &
     let registered = scene.register().await;
     let id = one_requested(&scene, &registered).await;
     assert_eq!(take(&scene, &registered).await.len(), 1);
-    scene.store.finish_replay(id, ReplayEnd::Released).await.unwrap();
+    scene.store.bookkeeping().finish_replay(id, ReplayEnd::Released).await.unwrap();
     let other = scene.elsewhere().await;
     let taken = take(&other, &other.register().await).await;
     assert_eq!(taken.iter().map(|replay| replay.id).collect::<Vec<_>>(), [id]);
@@ -387,7 +389,7 @@ pub async fn a_dead_letter_without_its_payload_is_not_replayed<T: StoreUnderTest
     let mut letter = letter(&registered, from("q/1", "order-1", "p"), Some("order-1"), Reason::TooLarge);
     letter.keep_payload = false;
     let id = park(&scene, &letter).await.id;
-    assert_eq!(scene.store.request_replay(&[id]).await.unwrap(), 0);
+    assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 0);
     assert!(take(&scene, &registered).await.is_empty());
     assert_eq!(listed(&scene).await.len(), 1);
 }
@@ -397,16 +399,16 @@ pub async fn only_known_and_idle_dead_letters_can_be_replayed<T: StoreUnderTest>
     let scene = Scene::new(subject);
     let registered = scene.register().await;
     let id = one_requested(&scene, &registered).await;
-    assert_eq!(scene.store.request_replay(&[]).await.unwrap(), 0);
-    assert_eq!(scene.store.request_replay(&[DeadLetterId(id.0 + 1000), id]).await.unwrap(), 0);
+    assert_eq!(scene.store.bookkeeping().request_replay(&[]).await.unwrap(), 0);
+    assert_eq!(scene.store.bookkeeping().request_replay(&[DeadLetterId(id.0 + 1000), id]).await.unwrap(), 0);
     assert_eq!(take(&scene, &registered).await.len(), 1);
-    assert_eq!(scene.store.request_replay(&[id]).await.unwrap(), 0, "it was taken and not finished");
+    assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 0, "it was taken and not finished");
     let unknown = ConsumerName::new("nobody").unwrap();
-    assert!(scene.store.take_replays(&unknown, registered.run, 10).await.unwrap().is_empty());
+    assert!(scene.store.bookkeeping().take_replays(&unknown, registered.run, 10).await.unwrap().is_empty());
     let park_elsewhere =
         DeadLetter { scope: NO_SCOPE, ..letter(&registered, from("q/9", "k", "p"), Some("k"), Reason::Permanent) };
     // A scope that the store does not know may be refused, but never mixed up with another.
-    drop(scene.store.park(&park_elsewhere).await);
+    drop(scene.store.bookkeeping().park(&park_elsewhere).await);
     assert!(listed(&scene).await.iter().filter(|parked| parked.id == id).all(|parked| parked.copies == 1));
 }
 
@@ -416,7 +418,12 @@ pub async fn cleanup_keeps_what_awaits_a_replay<T: StoreUnderTest>(subject: &T) 
     let registered = scene.register().await;
     let waiting = one_requested(&scene, &registered).await;
     park(&scene, &letter(&registered, from("q/2", "order-2", "p"), Some("order-2"), Reason::Permanent)).await;
-    scene.store.count_attempt(registered.scope, &key_from("order-3"), PayloadHash::of(b"p")).await.unwrap();
+    scene
+        .store
+        .bookkeeping()
+        .count_attempt(registered.scope, &key_from("order-3"), PayloadHash::of(b"p"))
+        .await
+        .unwrap();
     if !scene.arrange(Arrangement::Age(40 * DAY)).await {
         return;
     }
@@ -427,5 +434,5 @@ pub async fn cleanup_keeps_what_awaits_a_replay<T: StoreUnderTest>(subject: &T) 
     let left: Vec<_> = listed(&scene).await.into_iter().map(|parked| parked.id).collect();
     assert_eq!(left, [new.id, waiting]);
     let hash = PayloadHash::of(b"p");
-    assert_eq!(scene.store.count_attempt(registered.scope, &key_from("order-3"), hash).await.unwrap(), 1);
+    assert_eq!(scene.store.bookkeeping().count_attempt(registered.scope, &key_from("order-3"), hash).await.unwrap(), 1);
 }

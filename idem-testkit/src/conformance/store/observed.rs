@@ -6,12 +6,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use async_trait::async_trait;
 use idem_core::{
-    AuditEntry, Bookkeeping, Claim, ClaimError, Claimed, Cleaner, CommitError, ConsumerName, Control, ControlState,
-    DeadLetter, DeadLetterId, ErrorClass, IdempotencyKey, ParkedDeadLetter, PayloadHash, Recorded, Registered,
-    Registration, Replay, ReplayEnd, RunId, ScopeId, Store, StoreCapabilities, StoreError, Tenant, Tx, UnitOfWork,
-    UnitOptions,
+    Claim, ClaimError, Claimed, Cleaner, CommitError, ErrorClass, IdempotencyKey, Recorded, ScopeId, Store,
+    StoreCapabilities, StoreError, Tx, UnitOfWork, UnitOptions,
 };
 
 use super::gate::{Counter, Gate};
@@ -70,12 +67,17 @@ pub(super) struct ObservedUnit<'l, S: Store> {
 }
 
 impl<S: Store> Store for Observed<S> {
+    type Bookkeeping = S::Bookkeeping;
     type Lane = S::Lane;
     type Connection<'t> = S::Connection<'t>;
     type Unit<'l> = ObservedUnit<'l, S>;
 
     fn capabilities(&self) -> StoreCapabilities {
         self.inner.capabilities()
+    }
+
+    fn bookkeeping(&self) -> &S::Bookkeeping {
+        self.inner.bookkeeping()
     }
 
     fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
@@ -170,64 +172,5 @@ impl<S: Store> UnitOfWork<Observed<S>> for ObservedUnit<'_, S> {
 
     async fn abandon(self) {
         self.inner.abandon().await;
-    }
-}
-
-#[async_trait]
-impl<S: Store> Bookkeeping for Observed<S> {
-    async fn verify(&self) -> Result<(), StoreError> {
-        self.inner.verify().await
-    }
-
-    async fn register(&self, registration: &Registration) -> Result<Registered, StoreError> {
-        self.inner.register(registration).await
-    }
-
-    async fn scope(&self, consumer: &ConsumerName, tenant: &Tenant) -> Result<ScopeId, StoreError> {
-        self.inner.scope(consumer, tenant).await
-    }
-
-    async fn count_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<u32, StoreError> {
-        self.inner.count_attempt(scope, key, hash).await
-    }
-
-    async fn uncount_attempt(&self, scope: ScopeId, key: &IdempotencyKey) -> Result<(), StoreError> {
-        self.inner.uncount_attempt(scope, key).await
-    }
-
-    async fn park(&self, dead_letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
-        self.inner.park(dead_letter).await
-    }
-
-    async fn mark_published(&self, id: DeadLetterId) -> Result<(), StoreError> {
-        self.inner.mark_published(id).await
-    }
-
-    async fn dead_letters(&self, consumer: &ConsumerName, max: u32) -> Result<Vec<ParkedDeadLetter>, StoreError> {
-        self.inner.dead_letters(consumer, max).await
-    }
-
-    async fn request_replay(&self, ids: &[DeadLetterId]) -> Result<u64, StoreError> {
-        self.inner.request_replay(ids).await
-    }
-
-    async fn take_replays(&self, consumer: &ConsumerName, run: RunId, max: u32) -> Result<Vec<Replay>, StoreError> {
-        self.inner.take_replays(consumer, run, max).await
-    }
-
-    async fn finish_replay(&self, id: DeadLetterId, end: ReplayEnd) -> Result<(), StoreError> {
-        self.inner.finish_replay(id, end).await
-    }
-
-    async fn control(&self, scope: ScopeId) -> Result<Control, StoreError> {
-        self.inner.control(scope).await
-    }
-
-    async fn set_control(&self, scope: ScopeId, state: ControlState, by: &str, reason: &str) -> Result<(), StoreError> {
-        self.inner.set_control(scope, state, by, reason).await
-    }
-
-    async fn audit(&self, entry: &AuditEntry) -> Result<(), StoreError> {
-        self.inner.audit(entry).await
     }
 }

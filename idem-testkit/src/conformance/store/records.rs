@@ -236,14 +236,14 @@ pub async fn a_table_that_is_gone_for_a_while_is_infrastructure<T: StoreUnderTes
 /// start-up, and the text says what to do.
 pub async fn a_damaged_schema_is_refused_with_its_cure<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
-    within("verifying", scene.store.verify())
+    within("verifying", scene.store.bookkeeping().verify())
         .await
         .unwrap_or_else(|error| panic!("a fresh schema is refused: {error}"));
     for damage in [Arrangement::DropSeal, Arrangement::DropUniqueKey] {
         if !scene.arrange(damage).await {
             continue;
         }
-        let error = within("verifying", scene.elsewhere().await.store.verify()).await.unwrap_err();
+        let error = within("verifying", scene.elsewhere().await.store.bookkeeping().verify()).await.unwrap_err();
         assert_eq!(error.class(), ErrorClass::Fatal, "{damage:?}: {error}");
         assert!(error.to_string().contains(". "), "{damage:?}: problem and cure are two sentences: {error}");
         let consumer = scene.elsewhere().await.consumer(write);
@@ -326,7 +326,7 @@ pub async fn a_failure_leaves_no_record_in_the_way_of_its_replay<T: StoreUnderTe
 pub async fn the_databases_clock_goes_forward<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let first = scene.register().await;
-    let control = within("reading the controls", scene.store.control(first.scope)).await.unwrap();
+    let control = within("reading the controls", scene.store.bookkeeping().control(first.scope)).await.unwrap();
     let second = scene.register().await;
     assert!(
         first.now <= control.now && control.now <= second.now,

@@ -8,9 +8,9 @@ use std::{
 };
 
 use idem_core::{
-    BatchAnswer, BatchHandler, Claim, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Handler,
-    HandlerError, HashRuleId, IdempotencyKey, Message, PayloadHash, Registered, Registration, Retention, RunId,
-    ScopeId, Store, Tenant, Tx, UnitOptions,
+    BatchAnswer, BatchHandler, Bookkeeping as _, Claim, Decision, DedupConsumer, DedupConsumerBuilder, Effects,
+    ErrorClass, Handler, HandlerError, HashRuleId, IdempotencyKey, Message, PayloadHash, Registered, Registration,
+    Retention, RunId, ScopeId, Store, Tenant, Tx, UnitOptions,
 };
 
 use super::{
@@ -260,8 +260,7 @@ impl<'s, T: StoreUnderTest> Scene<'s, T> {
     }
 
     pub(super) async fn register_as(&self, registration: &Registration) -> Result<Registered, idem_core::StoreError> {
-        use idem_core::Bookkeeping as _;
-        within("registering", self.store.register(registration)).await
+        within("registering", self.store.bookkeeping().register(registration)).await
     }
 
     pub(super) async fn open(&self) -> <T::Store as Store>::Lane {

@@ -36,7 +36,7 @@ async fn replay(kind: Kind, point: &str) -> Result<(), String> {
     stage.recover_and_check().await.map_err(|error| format!("before the replay: {error}"))?;
 
     let ids: Vec<_> = stage.database.dead_letters().await.iter().map(|letter| letter.id).collect();
-    let marked = stage.database.books().request_replay(&ids).await.unwrap();
+    let marked = stage.database.bookkeeping().request_replay(&ids).await.unwrap();
     if marked != LETTERS as u64 {
         return Err(format!("{marked} of {LETTERS} dead letters were marked for a replay"));
     }

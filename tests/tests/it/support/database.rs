@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use idem_core::{Bookkeeping, ConsumerName, ParkedDeadLetter};
+use idem_core::{Bookkeeping, ConsumerName, ParkedDeadLetter, Store as _};
 use idem_sqlx::{Postgres, Sqlite};
 use idem_tests::plan::{Handling, StorePlan};
 use sqlx::{Connection, PgConnection, SqliteConnection, query, query_as, query_scalar};
@@ -41,7 +41,7 @@ pub(crate) struct Effect {
 pub(crate) struct Database {
     kind: Kind,
     place: Place,
-    books: Arc<dyn Bookkeeping>,
+    bookkeeping: Arc<dyn Bookkeeping>,
 }
 
 enum Place {
@@ -62,13 +62,13 @@ impl Database {
                 connection.close().await.unwrap();
                 let store = Postgres::connect(&place.url()).await.unwrap();
                 store.migrate().await.unwrap();
-                Self { kind, place: Place::Postgres(place), books: Arc::new(store) }
+                Self { kind, place: Place::Postgres(place), bookkeeping: Arc::new(store.bookkeeping().clone()) }
             }
             Kind::Sqlite => {
                 let path = folder.join("idem.db");
                 let store = Sqlite::open(&path).await.unwrap();
                 store.migrate().await.unwrap();
-                let database = Self { kind, place: Place::Sqlite(path), books: Arc::new(store) };
+                let database = Self { kind, place: Place::Sqlite(path), bookkeeping: Arc::new(store) };
                 let mut connection = database.sqlite().await;
                 for table in TABLES {
                     let table = table.replace("bigint GENERATED ALWAYS AS IDENTITY", "integer PRIMARY KEY");
@@ -96,9 +96,9 @@ impl Database {
         }
     }
 
-    /// The store's own books.
-    pub(crate) fn books(&self) -> &dyn Bookkeeping {
-        &*self.books
+    /// What the store does outside of units.
+    pub(crate) fn bookkeeping(&self) -> &dyn Bookkeeping {
+        &*self.bookkeeping
     }
 
     async fn postgres(&self) -> Option<PgConnection> {
@@ -149,7 +149,7 @@ impl Database {
 
     /// The dead letters of the consumer in `src/bin/consumer.rs`.
     pub(crate) async fn dead_letters(&self) -> Vec<ParkedDeadLetter> {
-        self.books.dead_letters(&ConsumerName::new("payments").unwrap(), 100_000).await.unwrap()
+        self.bookkeeping.dead_letters(&ConsumerName::new("payments").unwrap(), 100_000).await.unwrap()
     }
 
     /// Makes replays that a dead consumer took free again, which otherwise takes ten minutes.
@@ -168,7 +168,7 @@ impl Database {
 
     /// Removes it; a test that fails does not get here, and its database stays.
     pub(crate) async fn remove(self) {
-        drop(self.books);
+        drop(self.bookkeeping);
         match self.place {
             Place::Postgres(place) => place.remove().await,
             Place::Sqlite(path) => {

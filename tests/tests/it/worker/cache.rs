@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Bookkeeping, Retention};
+use idem_core::{Bookkeeping, Retention, Store as _};
 use idem_testkit::memory::QueueOptions;
 
 use super::scene::{Running, Scene, message, within};
@@ -63,7 +63,7 @@ async fn another_epoch_empties_the_memory_of_a_running_worker() {
     scene.publish("2", "permanent");
     within("both", scene.queue.drained()).await;
     let letter = scene.dead_letters().await.remove(0);
-    assert_eq!(scene.store.request_replay(&[letter.id]).await.unwrap(), 1);
+    assert_eq!(scene.store.bookkeeping().request_replay(&[letter.id]).await.unwrap(), 1);
     running.until("the replay", |running| running.view.summary().replayed == 1).await;
     scene.queue.publish(message("1", "ok")).unwrap();
     within("the copy", scene.queue.drained()).await;

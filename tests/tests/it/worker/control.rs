@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Bookkeeping, ConsumerName, ControlState, ErrorClass, Pause, RetryPolicy, Tenant};
+use idem_core::{Bookkeeping, ConsumerName, ControlState, ErrorClass, Pause, RetryPolicy, Store as _, Tenant};
 use idem_testkit::{Fault, Operation};
 use tokio::time::Instant;
 
@@ -14,12 +14,13 @@ async fn a_paused_consumer_takes_nothing_in_until_it_is_resumed() {
     scene.publish("1", "ok");
     let running = Running::new(scene.worker());
     within("the first message", scene.queue.drained()).await;
-    let scope = scene.store.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
-    scene.store.set_control(scope, ControlState::Paused, "ann", "looking at something").await.unwrap();
+    let scope =
+        scene.store.bookkeeping().scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
+    scene.store.bookkeeping().set_control(scope, ControlState::Paused, "ann", "looking at something").await.unwrap();
     running.until("the pause", |running| running.view.pause().is_some()).await;
     let Some(Pause::Control(ControlState::Paused, why)) = running.view.pause() else { panic!("no pause") };
     assert_eq!(why, "ann: looking at something");
-    scene.store.set_control(scope, ControlState::Running, "ann", "done").await.unwrap();
+    scene.store.bookkeeping().set_control(scope, ControlState::Running, "ann", "done").await.unwrap();
     scene.publish("2", "ok");
     within("draining the queue", scene.queue.drained()).await;
     running.stop().await.unwrap();
@@ -31,8 +32,9 @@ async fn a_paused_consumer_takes_nothing_in_until_it_is_resumed() {
 async fn a_consumer_that_is_paused_starts_paused() {
     let scene = Scene::new();
     scene.consumer().build().unwrap().start().await.unwrap();
-    let scope = scene.store.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
-    scene.store.set_control(scope, ControlState::Paused, "ann", "a deploy").await.unwrap();
+    let scope =
+        scene.store.bookkeeping().scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
+    scene.store.bookkeeping().set_control(scope, ControlState::Paused, "ann", "a deploy").await.unwrap();
     scene.publish("1", "ok");
     let running = Running::new(scene.worker());
     running.until("the pause", |running| running.view.pause().is_some()).await;
@@ -41,8 +43,9 @@ async fn a_consumer_that_is_paused_starts_paused() {
 }
 
 async fn set(scene: &Scene, state: ControlState) {
-    let scope = scene.store.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
-    scene.store.set_control(scope, state, "ann", "a table is changed").await.unwrap();
+    let scope =
+        scene.store.bookkeeping().scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
+    scene.store.bookkeeping().set_control(scope, state, "ann", "a table is changed").await.unwrap();
 }
 
 async fn paused(scene: &Scene, running: &Running) {

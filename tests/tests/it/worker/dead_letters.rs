@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Bookkeeping, Message, OnConflict, Pause, Reason, RetryPolicy};
+use idem_core::{Bookkeeping, Message, OnConflict, Pause, Reason, RetryPolicy, Store as _};
 use idem_testkit::memory::{Faults, QueueOptions, Rate};
 
 use super::scene::{Running, Scene, drain, message, within};
@@ -125,11 +125,11 @@ async fn c7_a_replayed_dead_letter_runs_once_through_a_running_worker() {
     within("draining the queue", scene.queue.drained()).await;
     let letter = scene.dead_letters().await.remove(0);
     // It fails once more, and stays what it is.
-    assert_eq!(scene.store.request_replay(&[letter.id]).await.unwrap(), 1);
+    assert_eq!(scene.store.bookkeeping().request_replay(&[letter.id]).await.unwrap(), 1);
     running.until("the failed replay", |running| running.view.summary().replayed == 1).await;
     assert_eq!(scene.counted().get("1"), None);
     scene.script.mend();
-    assert_eq!(scene.store.request_replay(&[letter.id]).await.unwrap(), 1);
+    assert_eq!(scene.store.bookkeeping().request_replay(&[letter.id]).await.unwrap(), 1);
     running.until("the replay", |running| running.view.summary().replayed == 2).await;
     running.stop().await.unwrap();
     assert_eq!(scene.counted(), [("1".to_owned(), 1), ("2".to_owned(), 1)].into());

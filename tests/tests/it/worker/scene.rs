@@ -8,8 +8,9 @@ use std::{
 };
 
 use idem_core::{
-    CancellationToken, DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message, OrderingKey,
-    Origin, ParkedDeadLetter, RetryPolicy, Summary, Tx, Worker, WorkerBuilder, WorkerError, WorkerView,
+    Bookkeeping as _, CancellationToken, DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message,
+    OrderingKey, Origin, ParkedDeadLetter, RetryPolicy, Store as _, Summary, Tx, Worker, WorkerBuilder, WorkerError,
+    WorkerView,
 };
 use idem_testkit::{
     MemoryStore,
@@ -152,8 +153,9 @@ impl Scene {
 
     /// The dead letters, oldest first.
     pub(crate) async fn dead_letters(&self) -> Vec<ParkedDeadLetter> {
-        use idem_core::{Bookkeeping, ConsumerName};
-        let mut letters = self.store.dead_letters(&ConsumerName::new("ledger").unwrap(), 1_000).await.unwrap();
+        use idem_core::ConsumerName;
+        let mut letters =
+            self.store.bookkeeping().dead_letters(&ConsumerName::new("ledger").unwrap(), 1_000).await.unwrap();
         letters.reverse();
         letters
     }

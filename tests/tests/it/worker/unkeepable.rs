@@ -5,11 +5,11 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
+use async_trait::async_trait;
 use idem_core::{
     Bookkeeping, ControlState, DeadLetter, IncidentKind, Message, OnUnkeepable, OrderingKey, Pause, Publisher, Reason,
-    SourceError, Tenant, dead_letter::PAYLOAD_OMITTED, key,
+    SourceError, Store as _, Tenant, dead_letter::PAYLOAD_OMITTED, key,
 };
-use idem_schema::async_trait::async_trait;
 use idem_testkit::memory::{Order, QueueOptions};
 
 use super::scene::{Running, Scene, drain, message, within};
@@ -73,7 +73,7 @@ async fn a33_the_payload_of_a_dead_letter_is_kept_and_can_be_replayed() {
     let letters = scene.dead_letters().await;
     assert!(letters.iter().all(|letter| letter.payload_kept), "{letters:?}");
     let large = letters.iter().find(|letter| letter.reason == Reason::TooLarge).unwrap();
-    assert_eq!(scene.store.request_replay(&[large.id]).await.unwrap(), 1);
+    assert_eq!(scene.store.bookkeeping().request_replay(&[large.id]).await.unwrap(), 1);
     let wider = scene.consumer().payload_bytes_max(4 << 20).build().unwrap();
     let running = Running::new(scene.worker_of(wider));
     running.until("the replay", |running| running.view.summary().replayed == 1).await;

@@ -22,7 +22,7 @@ fn storable_or_as_it_is(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { Cow::Owned(storable(text)) } else { Cow::Borrowed(text) }
 }
 
-pub async fn park(driver: &impl PostgresDriver, letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
+pub(super) async fn park(driver: &impl PostgresDriver, letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
     let identity = letter.identity();
     for _ in 0..PARK_ROUNDS {
         if let Some(row) = insert(driver, letter, identity).await? {

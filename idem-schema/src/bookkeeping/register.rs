@@ -28,7 +28,10 @@ fn raced(doing: &'static str) -> StoreError {
     StoreError::Failed { doing, class: ErrorClass::Transient, source: text.into() }
 }
 
-pub async fn register(driver: &impl PostgresDriver, registration: &Registration) -> Result<Registered, StoreError> {
+pub(super) async fn register(
+    driver: &impl PostgresDriver,
+    registration: &Registration,
+) -> Result<Registered, StoreError> {
     let warnings = start::warnings(driver).await?;
     let scope = bind(driver, registration).await?;
     let mut hash_rules = Vec::with_capacity(registration.hash_rules.len());
@@ -105,7 +108,7 @@ async fn fill(
     Ok(!rows(driver, doing, &driver.statements().fill_binding, &parameters).await?.is_empty())
 }
 
-pub async fn scope(
+pub(super) async fn scope(
     driver: &impl PostgresDriver,
     consumer: &ConsumerName,
     tenant: &Tenant,

@@ -8,7 +8,7 @@ use crate::{
     verify::{SchemaFacts, SchemaProblem, verify_schema},
 };
 
-pub async fn verify<D: PostgresDriver>(driver: &D) -> Result<(), StoreError> {
+pub(super) async fn verify<D: PostgresDriver>(driver: &D) -> Result<(), StoreError> {
     verify_all(driver).await.map_err(|error| refused_login::<D>(&error).unwrap_or(error))
 }
 

@@ -1,0 +1,169 @@
+//! What is done outside of units of work, each as a few short statements: written once for every driver of PostgreSQL.
+
+mod letters;
+mod register;
+mod start;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use idem_core::{
+    AuditEntry, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, IdempotencyKey,
+    ParkedDeadLetter, PayloadHash, REPLAY_TAKEN_FOR, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId,
+    StoreError, StoreIdentity, Tenant,
+};
+
+use crate::{
+    cleanup::PostgresCleaner,
+    driver::{PostgresDriver, row, rows},
+    key_id,
+    row::microseconds,
+};
+
+/// The bookkeeping of a store on PostgreSQL, through whatever driver it has. Clones share the driver.
+#[derive(Debug)]
+pub struct PostgresBookkeeping<D> {
+    driver: Arc<D>,
+}
+
+impl<D> Clone for PostgresBookkeeping<D> {
+    fn clone(&self) -> Self {
+        Self { driver: Arc::clone(&self.driver) }
+    }
+}
+
+impl<D: PostgresDriver> PostgresBookkeeping<D> {
+    /// Bookkeeping through this driver. Nothing is connected yet.
+    pub fn new(driver: D) -> Self {
+        Self { driver: Arc::new(driver) }
+    }
+
+    /// The driver.
+    #[must_use]
+    pub fn driver(&self) -> &D {
+        &self.driver
+    }
+
+    /// What removes the expired rows of the same schema, through the same driver.
+    #[must_use]
+    pub fn cleaner(&self) -> PostgresCleaner<D> {
+        PostgresCleaner::new(Arc::clone(&self.driver))
+    }
+}
+
+/// A text without the one character that PostgreSQL cannot store.
+fn storable(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
+}
+
+#[async_trait]
+impl<D: PostgresDriver + 'static> Bookkeeping for PostgresBookkeeping<D> {
+    async fn verify(&self) -> Result<(), StoreError> {
+        start::verify(&*self.driver).await
+    }
+
+    async fn register(&self, registration: &Registration) -> Result<Registered, StoreError> {
+        register::register(&*self.driver, registration).await
+    }
+
+    async fn scope(&self, consumer: &ConsumerName, tenant: &Tenant) -> Result<ScopeId, StoreError> {
+        register::scope(&*self.driver, consumer, tenant).await
+    }
+
+    async fn park(&self, dead_letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
+        letters::park(&*self.driver, dead_letter).await
+    }
+
+    async fn count_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<u32, StoreError> {
+        let driver = &*self.driver;
+        let parameters =
+            [scope.0.into(), key_id(key.as_str()).into(), key.as_str().into(), hash.as_bytes().as_slice().into()];
+        let row = row(driver, "counting an attempt", &driver.statements().count_attempt, &parameters).await?;
+        Ok(u32::try_from(row.get::<i32>("attempts")?).unwrap_or(0))
+    }
+
+    async fn uncount_attempt(&self, scope: ScopeId, key: &IdempotencyKey) -> Result<(), StoreError> {
+        let driver = &*self.driver;
+        let parameters = [scope.0.into(), key_id(key.as_str()).into()];
+        rows(driver, "taking an attempt back", &driver.statements().uncount_attempt, &parameters).await.map(|_| ())
+    }
+
+    async fn mark_published(&self, id: DeadLetterId) -> Result<(), StoreError> {
+        let driver = &*self.driver;
+        rows(driver, "marking a dead letter", &driver.statements().mark_published, &[id.0.into()]).await.map(|_| ())
+    }
+
+    async fn dead_letters(&self, consumer: &ConsumerName, max: u32) -> Result<Vec<ParkedDeadLetter>, StoreError> {
+        let driver = &*self.driver;
+        let parameters = [consumer.as_str().into(), i64::from(max).into()];
+        let rows = rows(driver, "reading dead letters", &driver.statements().list_dead_letters, &parameters).await?;
+        rows.iter().map(letters::parked).collect()
+    }
+
+    async fn request_replay(&self, ids: &[DeadLetterId]) -> Result<u64, StoreError> {
+        let driver = &*self.driver;
+        let ids: Vec<i64> = ids.iter().map(|id| id.0).collect();
+        let parameters = [ids.as_slice().into()];
+        let row = row(driver, "requesting a replay", &driver.statements().request_replays, &parameters).await?;
+        Ok(u64::try_from(row.get::<i64>("marked")?).unwrap_or(0))
+    }
+
+    async fn take_replays(&self, consumer: &ConsumerName, run: RunId, max: u32) -> Result<Vec<Replay>, StoreError> {
+        let driver = &*self.driver;
+        let parameters =
+            [consumer.as_str().into(), run.0.into(), i64::from(max).into(), microseconds(REPLAY_TAKEN_FOR).into()];
+        let rows = rows(driver, "taking replays", &driver.statements().take_replays, &parameters).await?;
+        let mut replays = rows.iter().map(letters::replay).collect::<Result<Vec<_>, _>>()?;
+        replays.sort_by_key(|replay| replay.id);
+        Ok(replays)
+    }
+
+    async fn finish_replay(&self, id: DeadLetterId, end: ReplayEnd) -> Result<(), StoreError> {
+        let driver = &*self.driver;
+        let outcome = end.outcome().map(|outcome| storable(&outcome));
+        let (doing, statements) = ("finishing a replay", driver.statements());
+        match outcome.as_deref() {
+            Some(outcome) => rows(driver, doing, &statements.finish_replay, &[id.0.into(), outcome.into()]).await,
+            None => rows(driver, doing, &statements.release_replay, &[id.0.into()]).await,
+        }
+        .map(|_| ())
+    }
+
+    async fn control(&self, scope: ScopeId) -> Result<Control, StoreError> {
+        let driver = &*self.driver;
+        let row = row(driver, "reading the controls", &driver.statements().read_control, &[scope.0.into()]).await?;
+        Ok(Control {
+            // The table's check lets no other text in; what is not understood is better halted than overrun.
+            state: match row.get("state")? {
+                "running" => ControlState::Running,
+                "paused" => ControlState::Paused,
+                _ => ControlState::Halted,
+            },
+            by: row.get("by")?,
+            reason: row.get("reason")?,
+            epoch: row.get("epoch")?,
+            identity: StoreIdentity::new(row.get::<String>("identity")?),
+            now: row.instant("server_now")?,
+        })
+    }
+
+    async fn set_control(&self, scope: ScopeId, state: ControlState, by: &str, reason: &str) -> Result<(), StoreError> {
+        let driver = &*self.driver;
+        let (state, by, reason) = match state {
+            ControlState::Running => ("running", String::new(), String::new()),
+            ControlState::Paused => ("paused", storable(by), storable(reason)),
+            ControlState::Halted => ("halted", storable(by), storable(reason)),
+        };
+        let parameters = [scope.0.into(), state.into(), by.as_str().into(), reason.as_str().into()];
+        rows(driver, "setting the controls", &driver.statements().write_control, &parameters).await.map(|_| ())
+    }
+
+    async fn audit(&self, entry: &AuditEntry) -> Result<(), StoreError> {
+        let driver = &*self.driver;
+        let (who, details) = (storable(&entry.who), storable(&entry.details));
+        let key = entry.key.as_ref().map(IdempotencyKey::as_str);
+        let parameters =
+            [who.as_str().into(), entry.action.into(), entry.scope.0.into(), key.into(), details.as_str().into()];
+        rows(driver, "writing the audit trail", &driver.statements().insert_audit, &parameters).await.map(|_| ())
+    }
+}

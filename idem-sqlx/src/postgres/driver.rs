@@ -1,0 +1,332 @@
+//! Runs idem's own statements outside of units of work, on the framework's own connections.
+
+use std::{
+    error::Error,
+    fmt,
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use idem_core::StoreError;
+use idem_schema::{
+    Fence, LaneSettings, Parameter, PostgresDriver, PostgresStatements, Row, SchemaName, SeenPids, Statements, Value,
+    begin_books, is_by_role,
+};
+use sqlx::{
+    AssertSqlSafe, Column as _, Connection as _, PgConnection, PgPool, Postgres as Db, Row as _, TypeInfo as _,
+    pool::PoolConnection,
+    postgres::{PgArguments, PgConnectOptions, PgRow},
+    query::Query,
+};
+use tokio::sync::OnceCell;
+
+use super::{PostgresLane, PostgresOptions, error};
+
+/// A statement with its parameters, built anew for each try.
+pub(super) type Statement<'q> = Query<'q, Db, PgArguments>;
+
+/// sqlx as a driver of PostgreSQL: the settings, the connections that are used outside of units of work, and what has been
+/// learnt of the server.
+pub struct Driver {
+    pub(super) options: PostgresOptions,
+    pub(super) statements: PostgresStatements,
+    pub(super) framework: PgPool,
+    /// One connection for cleanup, whose login may be another.
+    pub(super) cleaner: PgPool,
+    /// What the server, or the pooler before it, takes at the start of a connection.
+    lane_settings: LaneSettings,
+    /// Whether the way to the server lets a session have settings of its own, which is looked at once.
+    is_direct: OnceCell<bool>,
+    /// Whether the role is read only by default, so that what runs outside of units has to say that it writes.
+    pub(super) is_read_only_by_role: AtomicBool,
+    /// Whether prepared statements stay with the connection, which is looked at once.
+    pub(super) pooler: OnceCell<()>,
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Driver").field(&self.options).finish()
+    }
+}
+
+/// A connection of a pool that goes back only when its work is done: what a dropped call leaves is closed (A15).
+struct Borrowed(PoolConnection<Db>, bool);
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        if !self.1 {
+            self.0.close_on_drop();
+        }
+    }
+}
+
+impl PostgresDriver for Driver {
+    fn statements(&self) -> &PostgresStatements {
+        &self.statements
+    }
+
+    fn schema(&self) -> &SchemaName {
+        &self.options.settings.schema
+    }
+
+    async fn run_once(
+        &self,
+        doing: &'static str,
+        text: &Arc<str>,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Row>, StoreError> {
+        let statement = bound(sqlx::query(AssertSqlSafe(Arc::clone(text))), parameters);
+        read(&self.within(doing, self.once(&self.framework, None, statement)).await?)
+    }
+
+    async fn clean_once(
+        &self,
+        begin: &str,
+        limit: Duration,
+        text: &Arc<str>,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Row>, StoreError> {
+        let statement = bound(sqlx::query(AssertSqlSafe(Arc::clone(text))), parameters);
+        let limit = limit + self.options.settings.answer_timeout;
+        read(&within(limit, "cleaning up", self.once(&self.cleaner, Some(begin), statement)).await?)
+    }
+
+    async fn rest(&self) {
+        if let Some(connection) = self.cleaner.try_acquire() {
+            // A server that does not answer must not hold up the next cycle.
+            let _ = tokio::time::timeout(self.options.settings.connect_timeout, connection.close()).await;
+        }
+    }
+
+    fn sqlstate(error: &(dyn Error + 'static)) -> Option<String> {
+        Some(error.downcast_ref::<sqlx::Error>()?.as_database_error()?.code()?.into_owned())
+    }
+
+    async fn seen_pids(&self) -> Result<SeenPids, StoreError> {
+        self.look_through_two().await
+    }
+
+    async fn refuse_forgetful_pooler(&self) -> Result<(), StoreError> {
+        self.look_for_pooler_once().await
+    }
+
+    async fn refuse_unfenced(&self) -> Result<(), StoreError> {
+        let lane = self.open_lane().await?;
+        self.close_lane(lane).await;
+        Ok(())
+    }
+
+    async fn is_read_only_by_role(&self) -> Result<bool, StoreError> {
+        self.is_read_only_default().await?;
+        Ok(self.is_read_only_by_role.load(Ordering::Relaxed))
+    }
+
+    fn is_plaintext_abroad(&self) -> bool {
+        self.options.is_plaintext_abroad()
+    }
+}
+
+impl Driver {
+    pub(super) fn new(options: PostgresOptions) -> Self {
+        let framework = options.pool(&options.connection, options.settings.connections);
+        let cleaner = options.pool(options.cleanup.as_ref().unwrap_or(&options.connection), 1);
+        Self {
+            statements: PostgresStatements::new(&options.settings.schema),
+            options,
+            framework,
+            cleaner,
+            lane_settings: LaneSettings::default(),
+            is_direct: OnceCell::new(),
+            is_read_only_by_role: AtomicBool::new(false),
+            pooler: OnceCell::new(),
+        }
+    }
+
+    pub(super) fn is_named(&self) -> bool {
+        self.options.settings.statements == Statements::Named
+    }
+
+    /// Opens a connection within the time for it.
+    pub(super) async fn connect_with(&self, options: &PgConnectOptions) -> Result<PgConnection, StoreError> {
+        let connect = PgConnection::connect_with(options);
+        match tokio::time::timeout(self.options.settings.connect_timeout, connect).await {
+            Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(source)) => Err(error::connecting(source)),
+            Err(elapsed) => Err(StoreError::Unavailable { doing: "connecting", source: Box::new(elapsed) }),
+        }
+    }
+
+    /// The same with the settings of a lane, as far as they are taken.
+    pub(super) async fn connect_lane(&self) -> Result<PgConnection, StoreError> {
+        let (plain, known) = (&self.options.connection, &self.lane_settings);
+        let settings = known.taken();
+        match self.connect_with(&with_settings(plain, &settings)).await {
+            Err(StoreError::Refused { .. }) if !settings.is_empty() => {}
+            connected => return connected,
+        }
+        // PgBouncer refuses what it cannot keep apart by client, and a server what its system does not offer: which it is
+        // shows when each is asked for alone.
+        let (mut taken, mut refused) = (Vec::new(), Vec::new());
+        for setting in settings {
+            match self.connect_with(&with_settings(plain, &[setting])).await {
+                Ok(alone) => {
+                    let _ = alone.close().await;
+                    taken.push(setting);
+                }
+                Err(error @ StoreError::Refused { .. }) => refused.push((setting.0, error)),
+                Err(other) => return Err(other),
+            }
+        }
+        let connected = self.connect_with(&with_settings(plain, &taken)).await?;
+        // Only now is it known that nothing else was wrong.
+        for (name, error) in refused {
+            known.refused(name);
+            tracing::warn!(setting = name, %error, "a setting of a lane's session is refused");
+        }
+        Ok(connected)
+    }
+
+    pub(super) async fn open_lane(&self) -> Result<PostgresLane, StoreError> {
+        let mut connection = self.connect_lane().await?;
+        self.refuse_fenced().await?;
+        let facts = self.lane_facts(&mut connection).await?;
+        facts.refuse_unfenced()?;
+        Ok(PostgresLane::new(connection, facts))
+    }
+
+    pub(super) async fn close_lane(&self, lane: PostgresLane) {
+        // A server that does not answer must not hold up a shutdown.
+        let _ = tokio::time::timeout(self.options.settings.connect_timeout, lane.connection.close()).await;
+    }
+
+    /// An old primary may be fenced by `default_transaction_read_only` alone, which a unit's READ WRITE would overrule. The
+    /// default of a role or a database is none of those fences.
+    pub(super) async fn refuse_fenced(&self) -> Result<(), StoreError> {
+        if self.is_read_only_default().await? && !self.is_read_only_by_role.load(Ordering::Relaxed) {
+            return Err(idem_schema::read_only("opening a lane"));
+        }
+        Ok(())
+    }
+
+    /// Whether sessions are read only by default; notes whether that is by the word of the role or the database.
+    pub(super) async fn is_read_only_default(&self) -> Result<bool, StoreError> {
+        let look = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.read_only_default)));
+        let rows = self.within("looking for a fence", self.once(&self.framework, None, look)).await?;
+        let row = rows.first().ok_or_else(|| idem_schema::unreadable("the server has no such setting"))?;
+        let (is_read_only, source): (bool, &str) = (error::get(row, "read_only")?, error::get(row, "source")?);
+        self.is_read_only_by_role.store(is_read_only && is_by_role(source), Ordering::Relaxed);
+        Ok(is_read_only)
+    }
+
+    /// Whether a session can have settings of its own on the way to this server: a lane that the store opens shows it.
+    pub(super) async fn is_direct(&self) -> Result<bool, StoreError> {
+        let look = || async {
+            let mut connection = self.connect_lane().await?;
+            let facts = self.lane_facts(&mut connection).await?;
+            let _ = connection.close().await;
+            Ok(facts.fence == Fence::Session)
+        };
+        self.is_direct.get_or_try_init(look).await.copied()
+    }
+}
+
+/// Not even an empty text of options, which a pooler would refuse.
+fn with_settings(plain: &PgConnectOptions, settings: &[(&str, &str)]) -> PgConnectOptions {
+    if settings.is_empty() { plain.clone() } else { plain.clone().options(settings.iter().copied()) }
+}
+
+impl Driver {
+    /// Waits for the server at most as long as was set.
+    pub(super) async fn within<T>(
+        &self,
+        doing: &'static str,
+        call: impl Future<Output = Result<T, sqlx::Error>>,
+    ) -> Result<T, StoreError> {
+        within(self.options.settings.answer_timeout, doing, call).await
+    }
+
+    /// Runs one statement, in a transaction that `begin` begins where that is given.
+    pub(super) async fn once(
+        &self,
+        pool: &PgPool,
+        begin: Option<&str>,
+        statement: Statement<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let mut borrowed = Borrowed(pool.acquire().await?, false);
+        let connection = &mut *borrowed.0;
+        let is_read_only_by_role = self.is_read_only_by_role.load(Ordering::Relaxed);
+        let rows = if begin.is_none() && self.is_named() && !is_read_only_by_role {
+            statement.fetch_all(&mut *connection).await
+        } else {
+            // sqlx prepares and runs in two steps, between which a pooler may change the server connection unless a
+            // transaction holds it. It is no transaction of sqlx's, so nothing is left to a destructor.
+            let begin = begin.unwrap_or(begin_books(is_read_only_by_role)).to_owned();
+            sqlx::raw_sql(AssertSqlSafe(begin)).execute(&mut *connection).await?;
+            let rows = statement.persistent(false).fetch_all(&mut *connection).await;
+            let end = if rows.is_ok() { "COMMIT" } else { "ROLLBACK" };
+            sqlx::raw_sql(end).execute(&mut *connection).await?;
+            rows
+        };
+        // After an error of the server's the connection is sound; after any other it is closed. A stale plan would fail
+        // again on it.
+        borrowed.1 = match &rows {
+            Ok(_) => true,
+            Err(sqlx::Error::Database(error)) => error.code().as_deref() != Some("0A000"),
+            Err(_) => false,
+        };
+        rows
+    }
+}
+
+async fn within<T>(
+    limit: Duration,
+    doing: &'static str,
+    call: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, StoreError> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(answer) => answer.map_err(|source| error::store(doing, source)),
+        Err(elapsed) => Err(StoreError::Unavailable { doing, source: Box::new(elapsed) }),
+    }
+}
+
+pub(super) fn bound<'q>(statement: Statement<'q>, parameters: &[Parameter<'q>]) -> Statement<'q> {
+    parameters.iter().fold(statement, |statement, parameter| match *parameter {
+        Parameter::Bool(yes) => statement.bind(yes),
+        Parameter::Int4(number) => statement.bind(number),
+        Parameter::Int8(number) => statement.bind(number),
+        Parameter::Text(text) => statement.bind(text),
+        Parameter::Bytes(bytes) => statement.bind(bytes),
+        Parameter::Uuid(id) => statement.bind(id),
+        Parameter::Int8s(numbers) => statement.bind(numbers),
+    })
+}
+
+/// Rows of this driver as those of any.
+pub(super) fn read(rows: &[PgRow]) -> Result<Vec<Row>, StoreError> {
+    decode(rows).map_err(idem_schema::unreadable)
+}
+
+pub(super) fn decode(rows: &[PgRow]) -> Result<Vec<Row>, sqlx::Error> {
+    let Some(first) = rows.first() else { return Ok(Vec::new()) };
+    let columns: Arc<[String]> = first.columns().iter().map(|column| column.name().to_owned()).collect();
+    let read = |row: &PgRow| (0..columns.len()).map(|index| value(row, index)).collect::<Result<_, _>>();
+    rows.iter().map(|row| Ok(Row::new(Arc::clone(&columns), read(row)?))).collect()
+}
+
+fn value(row: &PgRow, index: usize) -> Result<Value, sqlx::Error> {
+    let value = match row.try_column(index)?.type_info().name() {
+        "BOOL" => row.try_get::<Option<_>, _>(index)?.map(Value::Bool),
+        "INT4" => row.try_get::<Option<_>, _>(index)?.map(Value::Int4),
+        "INT8" => row.try_get::<Option<_>, _>(index)?.map(Value::Int8),
+        "TEXT" => row.try_get::<Option<_>, _>(index)?.map(Value::Text),
+        "BYTEA" => row.try_get::<Option<_>, _>(index)?.map(Value::Bytes),
+        "UUID" => row.try_get::<Option<_>, _>(index)?.map(Value::Uuid),
+        "TEXT[]" => row.try_get::<Option<_>, _>(index)?.map(Value::Texts),
+        _ => Some(Value::Other),
+    };
+    Ok(value.unwrap_or(Value::Null))
+}

@@ -1,0 +1,342 @@
+//! Runs idem's own statements outside of units of work, on the framework's own connections.
+
+use std::{
+    error::Error as StdError,
+    fmt,
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use idem_core::StoreError;
+use idem_schema::{
+    Fence, LaneSettings, PostgresDriver, PostgresStatements, Row, SchemaName, SeenPids, Value, begin_books, is_by_role,
+};
+use tokio::sync::OnceCell;
+use tokio_postgres::{Client, Error, config::Config, error::Severity, types::Type};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use crate::{
+    PostgresLane, PostgresOptions, Statements,
+    error::{self, get},
+    pool::Pool,
+    session::{Parameter, Parameters, Session},
+    tls,
+};
+
+/// tokio-postgres as a driver of PostgreSQL: the settings, the connections that are used outside of units of work, and what
+/// has been learnt of the server.
+pub struct Driver {
+    pub(crate) options: PostgresOptions,
+    pub(crate) statements: PostgresStatements,
+    pub(crate) framework: Pool,
+    /// One connection for cleanup, whose login may be another.
+    pub(crate) cleaner: Pool,
+    tls: MakeRustlsConnect,
+    /// What the server, or the pooler before it, takes at the start of a connection.
+    lane_settings: LaneSettings,
+    /// Whether the way to the server lets a session have settings of its own, which is looked at once.
+    is_direct: OnceCell<bool>,
+    /// Whether the role is read only by default, so that what runs outside of units has to say that it writes.
+    pub(crate) is_read_only_by_role: AtomicBool,
+    /// Whether prepared statements stay with the connection, which is looked at once.
+    pub(crate) pooler: OnceCell<()>,
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Driver").field(&self.options).finish()
+    }
+}
+
+impl PostgresDriver for Driver {
+    fn statements(&self) -> &PostgresStatements {
+        &self.statements
+    }
+
+    fn schema(&self) -> &SchemaName {
+        &self.options.settings.schema
+    }
+
+    async fn run_once(
+        &self,
+        doing: &'static str,
+        text: &Arc<str>,
+        parameters: &[idem_schema::Parameter<'_>],
+    ) -> Result<Vec<Row>, StoreError> {
+        let parameters: Vec<Parameter<'_>> = parameters.iter().map(typed).collect();
+        read(&self.rows(doing, text, &parameters).await?)
+    }
+
+    async fn clean_once(
+        &self,
+        begin: &str,
+        limit: Duration,
+        text: &Arc<str>,
+        parameters: &[idem_schema::Parameter<'_>],
+    ) -> Result<Vec<Row>, StoreError> {
+        let parameters: Vec<Parameter<'_>> = parameters.iter().map(typed).collect();
+        let limit = limit + self.options.settings.answer_timeout;
+        let call = self.once(&self.cleaner, "cleaning up", Some(begin), text, &parameters);
+        read(&within(limit, "cleaning up", call).await?)
+    }
+
+    async fn rest(&self) {
+        self.close_idle(&self.cleaner).await;
+    }
+
+    fn sqlstate(error: &(dyn StdError + 'static)) -> Option<String> {
+        Some(error.downcast_ref::<Error>()?.code()?.code().to_owned())
+    }
+
+    async fn seen_pids(&self) -> Result<SeenPids, StoreError> {
+        self.look_through_two().await
+    }
+
+    async fn refuse_forgetful_pooler(&self) -> Result<(), StoreError> {
+        self.look_for_pooler_once().await
+    }
+
+    async fn refuse_unfenced(&self) -> Result<(), StoreError> {
+        self.open_lane().await?.session.close(self.options.settings.connect_timeout).await;
+        Ok(())
+    }
+
+    async fn is_read_only_by_role(&self) -> Result<bool, StoreError> {
+        self.is_read_only_default().await?;
+        Ok(self.is_read_only_by_role.load(Ordering::Relaxed))
+    }
+
+    fn is_plaintext_abroad(&self) -> bool {
+        self.options.is_plaintext_abroad()
+    }
+}
+
+impl Driver {
+    pub(crate) fn new(options: PostgresOptions) -> Result<Self, StoreError> {
+        let cleanup = options.cleanup.clone().unwrap_or_else(|| options.connection.clone());
+        Ok(Self {
+            statements: PostgresStatements::new(&options.settings.schema),
+            framework: Pool::new(options.connection.clone(), options.settings.connections as usize),
+            cleaner: Pool::new(cleanup, 1),
+            tls: tls::connector(options.tls.clone())?,
+            options,
+            lane_settings: LaneSettings::default(),
+            is_direct: OnceCell::new(),
+            is_read_only_by_role: AtomicBool::new(false),
+            pooler: OnceCell::new(),
+        })
+    }
+
+    pub(crate) async fn close_idle(&self, pool: &Pool) {
+        for session in pool.take_idle() {
+            session.close(self.options.settings.connect_timeout).await;
+        }
+    }
+
+    pub(crate) fn naming(&self) -> Statements {
+        self.options.settings.statements
+    }
+
+    /// Opens a connection within the time for it.
+    pub(crate) async fn connect_with(&self, config: &Config) -> Result<Session, StoreError> {
+        let options = &self.options;
+        Session::connect(config, self.tls.clone(), options.settings.connect_timeout, options.statements_max).await
+    }
+
+    /// The same with the settings of a lane, as far as they are taken.
+    async fn connect_lane(&self) -> Result<Session, StoreError> {
+        let (plain, known) = (&self.options.connection, &self.lane_settings);
+        let settings = known.taken();
+        match self.connect_with(&with_settings(plain, &settings)).await {
+            Err(StoreError::Refused { .. }) if !settings.is_empty() => {}
+            connected => return connected,
+        }
+        // PgBouncer refuses what it cannot keep apart by client, and a server what its system does not offer: which it is
+        // shows when each is asked for alone.
+        let (mut taken, mut refused) = (Vec::new(), Vec::new());
+        for setting in settings {
+            match self.connect_with(&with_settings(plain, &[setting])).await {
+                Ok(alone) => {
+                    alone.close(self.options.settings.connect_timeout).await;
+                    taken.push(setting);
+                }
+                Err(error @ StoreError::Refused { .. }) => refused.push((setting.0, error)),
+                Err(other) => return Err(other),
+            }
+        }
+        let connected = self.connect_with(&with_settings(plain, &taken)).await?;
+        // Only now is it known that nothing else was wrong.
+        for (name, error) in refused {
+            known.refused(name);
+            tracing::warn!(setting = name, %error, "a setting of a lane's session is refused");
+        }
+        Ok(connected)
+    }
+
+    pub(crate) async fn open_lane(&self) -> Result<PostgresLane, StoreError> {
+        let session = self.connect_lane().await?;
+        self.refuse_fenced().await?;
+        let facts = self.lane_facts(&session).await?;
+        facts.refuse_unfenced()?;
+        Ok(PostgresLane::new(session, facts))
+    }
+
+    /// An old primary may be fenced by `default_transaction_read_only` alone, which a unit's READ WRITE would overrule. The
+    /// default of a role or a database is none of those fences.
+    async fn refuse_fenced(&self) -> Result<(), StoreError> {
+        if self.is_read_only_default().await? && !self.is_read_only_by_role.load(Ordering::Relaxed) {
+            return Err(idem_schema::read_only("opening a lane"));
+        }
+        Ok(())
+    }
+
+    /// Whether sessions are read only by default; notes whether that is by the word of the role or the database.
+    pub(crate) async fn is_read_only_default(&self) -> Result<bool, StoreError> {
+        let rows = self.rows("looking for a fence", &self.statements.read_only_default, &[]).await?;
+        let row = rows.first().ok_or_else(|| idem_schema::unreadable("the server has no such setting"))?;
+        let (is_read_only, source): (bool, &str) = (get(row, "read_only")?, get(row, "source")?);
+        self.is_read_only_by_role.store(is_read_only && is_by_role(source), Ordering::Relaxed);
+        Ok(is_read_only)
+    }
+
+    /// Whether a session can have settings of its own on the way to this server: a lane that the store opens shows it.
+    pub(crate) async fn is_direct(&self) -> Result<bool, StoreError> {
+        let look = || async {
+            let session = self.connect_lane().await?;
+            let facts = self.lane_facts(&session).await?;
+            session.close(self.options.settings.connect_timeout).await;
+            Ok(facts.fence == Fence::Session)
+        };
+        self.is_direct.get_or_try_init(look).await.copied()
+    }
+}
+
+fn with_settings(plain: &Config, settings: &[(&str, &str)]) -> Config {
+    let mut config = plain.clone();
+    if !settings.is_empty() {
+        let settings = settings.iter().map(|(name, value)| format!(" -c {name}={value}"));
+        let text = plain.get_options().unwrap_or_default().to_owned();
+        config.options(settings.fold(text, |text, setting| text + &setting));
+    }
+    config
+}
+
+impl Driver {
+    /// Waits for the server at most as long as was set.
+    pub(crate) async fn within<T>(
+        &self,
+        doing: &'static str,
+        call: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, StoreError> {
+        match tokio::time::timeout(self.options.settings.answer_timeout, call).await {
+            Ok(answer) => answer.map_err(|source| error::store(doing, source)),
+            Err(elapsed) => Err(StoreError::Unavailable { doing, source: Box::new(elapsed) }),
+        }
+    }
+
+    /// Runs one statement in a transaction of its own and answers its rows.
+    pub(crate) async fn rows(
+        &self,
+        doing: &'static str,
+        text: &str,
+        parameters: &Parameters<'_>,
+    ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
+        let call = self.once(&self.framework, doing, None, text, parameters);
+        within(self.options.settings.answer_timeout, doing, call).await
+    }
+
+    /// Runs one statement, in a transaction that `begin` begins where that is given.
+    async fn once(
+        &self,
+        pool: &Pool,
+        doing: &'static str,
+        begin: Option<&str>,
+        text: &str,
+        parameters: &Parameters<'_>,
+    ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
+        let (_permit, idle) = pool.turn().await;
+        let session = match idle {
+            Some(session) => session,
+            None => self.connect_with(&pool.config).await?,
+        };
+        let is_read_only_by_role = self.is_read_only_by_role.load(Ordering::Relaxed);
+        let begin = begin.or_else(|| is_read_only_by_role.then(|| begin_books(true)));
+        let rows = run(&session.client, begin, text, parameters).await;
+        // After an error of the server's the connection is sound, unless that ended it; after any other it is closed.
+        let is_sound = match &rows {
+            Ok(_) => true,
+            Err(error) => error.as_db_error().is_some_and(|report| report.parsed_severity() == Some(Severity::Error)),
+        };
+        if is_sound {
+            pool.keep(session);
+        }
+        rows.map_err(|source| error::store(doing, source))
+    }
+}
+
+async fn run(
+    client: &Client,
+    begin: Option<&str>,
+    text: &str,
+    parameters: &Parameters<'_>,
+) -> Result<Vec<tokio_postgres::Row>, Error> {
+    // Nothing is prepared: one round trip, and the pooler that there may be gives it to one server connection.
+    let Some(begin) = begin else { return client.query_typed(text, parameters).await };
+    client.batch_execute(begin).await?;
+    let rows = client.query_typed(text, parameters).await;
+    client.batch_execute(if rows.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
+    rows
+}
+
+async fn within<T>(
+    limit: Duration,
+    doing: &'static str,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(answer) => answer,
+        Err(elapsed) => Err(StoreError::Unavailable { doing, source: Box::new(elapsed) }),
+    }
+}
+
+pub(crate) fn typed<'p>(parameter: &'p idem_schema::Parameter<'_>) -> Parameter<'p> {
+    match parameter {
+        idem_schema::Parameter::Bool(yes) => (yes, Type::BOOL),
+        idem_schema::Parameter::Int4(number) => (number, Type::INT4),
+        idem_schema::Parameter::Int8(number) => (number, Type::INT8),
+        idem_schema::Parameter::Text(text) => (text, Type::TEXT),
+        idem_schema::Parameter::Bytes(bytes) => (bytes, Type::BYTEA),
+        idem_schema::Parameter::Uuid(id) => (id, Type::UUID),
+        idem_schema::Parameter::Int8s(numbers) => (numbers, Type::INT8_ARRAY),
+    }
+}
+
+/// Rows of this driver as those of any.
+pub(crate) fn read(rows: &[tokio_postgres::Row]) -> Result<Vec<Row>, StoreError> {
+    decode(rows).map_err(idem_schema::unreadable)
+}
+
+pub(crate) fn decode(rows: &[tokio_postgres::Row]) -> Result<Vec<Row>, Error> {
+    let Some(first) = rows.first() else { return Ok(Vec::new()) };
+    let columns: Arc<[String]> = first.columns().iter().map(|column| column.name().to_owned()).collect();
+    let read = |row| (0..columns.len()).map(|index| value(row, index)).collect::<Result<_, _>>();
+    rows.iter().map(|row| Ok(Row::new(Arc::clone(&columns), read(row)?))).collect()
+}
+
+fn value(row: &tokio_postgres::Row, index: usize) -> Result<Value, Error> {
+    let value = match *row.columns()[index].type_() {
+        Type::BOOL => row.try_get::<_, Option<_>>(index)?.map(Value::Bool),
+        Type::INT4 => row.try_get::<_, Option<_>>(index)?.map(Value::Int4),
+        Type::INT8 => row.try_get::<_, Option<_>>(index)?.map(Value::Int8),
+        Type::TEXT => row.try_get::<_, Option<_>>(index)?.map(Value::Text),
+        Type::BYTEA => row.try_get::<_, Option<_>>(index)?.map(Value::Bytes),
+        Type::UUID => row.try_get::<_, Option<_>>(index)?.map(Value::Uuid),
+        Type::TEXT_ARRAY => row.try_get::<_, Option<_>>(index)?.map(Value::Texts),
+        _ => Some(Value::Other),
+    };
+    Ok(value.unwrap_or(Value::Null))
+}

@@ -98,6 +98,14 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     pub(crate) attempts: u32,
 
+    /// The wait after the first attempt; each further one is longer, up to --backoff-max
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = spans::span)]
+    pub(crate) backoff_first: Duration,
+
+    /// The wait before the last attempt
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = spans::span)]
+    pub(crate) backoff_max: Duration,
+
     /// What happens to a message whose key was used before for another payload
     #[arg(long, value_name = "POLICY", default_value = "dead-letter")]
     on_conflict: OnConflictFlag,

@@ -29,10 +29,9 @@ pub(crate) fn classify(error: &(dyn StdError + 'static)) -> Option<ErrorClass> {
         if let Some(error) = link.downcast_ref::<Error>() {
             return Some(class_in_handler(error));
         }
-        if let Some(error) = link.downcast_ref::<DbError>() {
-            return Some(report_class_in_handler(error));
-        }
-        link.is::<io::Error>().then_some(ErrorClass::Infrastructure)
+        // An `io::Error` by itself may be of anything that the handler called; whether the connection is broken, the engine
+        // finds out by asking it.
+        link.downcast_ref::<DbError>().map(report_class_in_handler)
     })
 }
 

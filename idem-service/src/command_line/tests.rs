@@ -46,6 +46,7 @@ fn the_defaults_are_those_of_the_contract_and_of_core() {
     assert_eq!((told.until_idle, told.startup_timeout, told.drain), (None, core.startup_timeout, core.drain));
     assert_eq!((told.in_flight, told.batch), (core.in_flight, core.batch));
     assert_eq!((told.attempts, told.dead_letter_breaker), (core.retry.attempts, core.breaker));
+    assert_eq!((told.backoff_first, told.backoff_max), (core.retry.first, core.retry.max));
     assert_eq!(told.on_conflict(), core.on_conflict);
     assert_eq!(told.older_than_retention(), core.older_than_retention);
     assert_eq!(told.database(), Ok(DatabaseKind::Postgres));
@@ -54,7 +55,7 @@ fn the_defaults_are_those_of_the_contract_and_of_core() {
 #[test]
 fn each_flag_reaches_its_setting() {
     type IsSet = fn(&Settings) -> bool;
-    let flags: [(&str, IsSet); 30] = [
+    let flags: [(&str, IsSet); 32] = [
         ("--schema books", |told| told.schema.as_str() == "books"),
         ("--key record-key --key message-id", |told| told.key.len() == 2 && told.key[1].rule() == "message-id"),
         ("--key join(header:a,json:/b)", |told| told.key[0].rule() == "join(header:a,json:/b)"),
@@ -73,6 +74,8 @@ fn each_flag_reaches_its_setting() {
         ("--older-than-retention halt", |told| told.older_than_retention() == OlderThanRetention::Halt),
         ("--admin 127.0.0.1:9900", |told| told.admin.as_deref() == Some("127.0.0.1:9900")),
         ("--attempts 3", |told| told.attempts == 3),
+        ("--backoff-first 1s", |told| told.backoff_first == Duration::from_secs(1)),
+        ("--backoff-max 2m", |told| told.backoff_max == Duration::from_secs(120)),
         ("--on-conflict dead-letter", |told| told.on_conflict() == OnConflict::DeadLetter),
         ("--on-conflict acknowledge", |told| told.on_conflict() == OnConflict::Acknowledge),
         ("--on-conflict halt", |told| told.on_conflict() == OnConflict::Halt),

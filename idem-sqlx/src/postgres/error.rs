@@ -16,10 +16,9 @@ pub(super) fn classify(error: &(dyn Error + 'static)) -> Option<ErrorClass> {
         if let Some(error) = link.downcast_ref::<sqlx::Error>() {
             return Some(class_in_handler(error));
         }
-        if let Some(error) = database(link) {
-            return Some(database_class_in_handler(error));
-        }
-        link.is::<std::io::Error>().then_some(ErrorClass::Infrastructure)
+        // An `io::Error` by itself may be of anything that the handler called; whether the connection is broken, the engine
+        // finds out by asking it.
+        database(link).map(database_class_in_handler)
     })
 }
 

@@ -83,6 +83,7 @@ impl Handler<MemoryStore> for Script {
             "fail" => Err("it does not work today".into()),
             "fail once" if self.runs_of(&key) <= 2 => Err("it works the next time".into()),
             "permanent" => Err(HandlerError::permanent("it can never work")),
+            "in an hour" => Err(HandlerError::retry_after("ask later", Duration::from_secs(3_600))),
             "panic" => panic!("the handler of {key} panics, as it should in this test"),
             "block" => {
                 self.0.started.0.add_permits(1);

@@ -1,0 +1,91 @@
+//! What waits is visible, and one message's failure is no other's wait.
+
+use idem_core::{
+    Bookkeeping as _, ConsumerName, ControlState, IncidentKind, OnConflict, Pause, Store as _, Tenant, WaitCause,
+};
+
+use super::scene::{Running, Scene, drain, message, within};
+
+/// D22: what no handler could see does not count for the breaker, and has an alarm of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn d22_junk_does_not_open_the_breaker() {
+    let scene = Scene::new();
+    for _ in 0..60 {
+        scene.queue.publish(idem_core::Message::new("x")).unwrap();
+    }
+    let running = Running::new(scene.worker());
+    within("draining the queue", scene.queue.drained()).await;
+    assert_eq!(running.view.pause(), None);
+    let told: Vec<String> = running.view.recent(IncidentKind::Error).into_iter().map(|told| told.text).collect();
+    assert!(told.iter().any(|text| text.contains("could not be given to any handler")), "{told:?}");
+    let summary = running.stop().await.unwrap();
+    assert_eq!(summary.dead_lettered, 60);
+}
+
+/// D23: while the breaker is open, what failed for good is kept and does not run again; once it closes, it is set aside.
+#[tokio::test(flavor = "multi_thread")]
+async fn d23_an_open_breaker_runs_no_permanent_failure_again() {
+    let scene = Scene::new();
+    for number in 0..30 {
+        scene.publish(&format!("bad{number}"), "permanent");
+    }
+    let running = Running::new(scene.worker());
+    let kept = |running: &Running| {
+        let waits = running.view.waits();
+        waits.iter().find(|wait| wait.cause == WaitCause::Breaker).map_or(0, |wait| wait.messages)
+    };
+    running.until("the last of them to be kept", |running| kept(running) == 4).await;
+    assert_eq!(running.view.pause(), Some(Pause::Breaker));
+    scene.publish("good", "ok");
+    within("draining the queue", scene.queue.drained()).await;
+    assert_eq!((running.view.pause(), kept(&running)), (None, 0));
+    let summary = running.stop().await.unwrap();
+    assert_eq!((summary.processed, summary.dead_lettered), (1, 30));
+    for number in 0..30 {
+        let key = format!("bad{number}");
+        assert_eq!(scene.script.runs_of(&key), 1, "{key}");
+    }
+}
+
+/// D27: the wait that a handler asks for stands in place of the back-off, and is seen while it lasts.
+#[tokio::test(flavor = "multi_thread")]
+async fn d27_a_handler_says_when_it_wants_the_next_attempt() {
+    let scene = Scene::new();
+    scene.publish("1", "in an hour");
+    scene.publish("2", "ok");
+    let running = Running::new(scene.worker());
+    running
+        .until("the good one, and the wait of the other", |running| {
+            running.view.summary().processed == 1
+                && running.view.waits().iter().any(|wait| (wait.cause, wait.messages) == (WaitCause::Retry, 1))
+        })
+        .await;
+    // More messages pass, which the back-offs of a few milliseconds would not outlast.
+    for number in 3..300 {
+        scene.publish(&number.to_string(), "ok");
+    }
+    running.until("the others", |running| running.view.summary().processed == 298).await;
+    assert_eq!(scene.script.runs_of("1"), 1);
+    running.stop().await.unwrap();
+}
+
+/// J17: a halt is the consumer's, whichever tenant's message it met.
+#[tokio::test(flavor = "multi_thread")]
+async fn j17_a_halt_halts_every_tenant() {
+    let scene = Scene::new();
+    let tenant =
+        |message: &idem_core::Message| message.headers().text("tenant").and_then(|tenant| Tenant::new(tenant).ok());
+    let of = |tenant: &str, payload: &str| message("1", payload).with_header("tenant", tenant.to_owned());
+    let consumer = || scene.consumer().tenant_of(tenant).build().unwrap();
+    scene.queue.publish(of("acme", "ok")).unwrap();
+    drain(&scene, scene.worker_of(consumer())).await;
+    scene.queue.publish(of("acme", "another")).unwrap();
+    let running = Running::new(scene.worker_of(consumer()).on_conflict(OnConflict::Halt));
+    running
+        .until("the halt", |running| matches!(running.view.pause(), Some(Pause::Control(ControlState::Halted, _))))
+        .await;
+    let books = scene.store.bookkeeping();
+    let whole = books.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
+    assert_eq!(books.control(whole).await.unwrap().state, ControlState::Halted);
+    running.stop().await.unwrap();
+}

@@ -157,18 +157,6 @@ impl PartialEq for Origin {
 
 impl Eq for Origin {}
 
-impl PartialOrd for Origin {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Origin {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.text.cmp(&other.text)
-    }
-}
-
 impl Hash for Origin {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.text.hash(state);

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{CleanupState, Incident, IncidentKind, Load, Summary};
+use idem_core::{CleanupState, Incident, IncidentKind, Load, Summary, Wait, WaitCause};
 
 use crate::status::{Readiness, Status};
 
@@ -37,6 +37,7 @@ pub(crate) fn html(status: &Status) -> String {
     if let Some(load) = status.load() {
         in_hand(&mut page, &load);
     }
+    waiting(&mut page, &status.waits());
     if let Some(cleanup) = status.cleanup() {
         cleaning(&mut page, &cleanup);
     }
@@ -62,6 +63,31 @@ fn state(page: &mut Page, status: &Status, readiness: &Readiness) {
         let more = partitions.len() - named.len();
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         page.classed("p", "more", format_args!("partitions: {}{more}", named.join(", ")));
+    }
+}
+
+/// What messages in hand wait for; nothing where none waits.
+fn waiting(page: &mut Page, waits: &[Wait]) {
+    let told: Vec<(&'static str, String)> = waits
+        .iter()
+        .map(|wait| {
+            let what = match wait.cause {
+                WaitCause::Retry => "their next attempt",
+                WaitCause::KeyHeld => "a key that somebody else holds",
+                WaitCause::Database => "what the database cannot serve now",
+                WaitCause::Bookkeeping => "what is written about them",
+                WaitCause::Publisher => "a publisher of dead letters",
+                WaitCause::Unkeepable => "a person: nothing can keep them",
+                WaitCause::Breaker => "the breaker, having failed for good",
+                _ => wait.cause.as_str(),
+            };
+            (what, format!("{}, for up to {}", wait.messages, span(wait.longest)))
+        })
+        .collect();
+    let rows: Vec<(&'static str, &dyn Display)> =
+        told.iter().map(|(what, text)| (*what, text as &dyn Display)).collect();
+    if !rows.is_empty() {
+        page.list("Messages that wait for", &rows);
     }
 }
 

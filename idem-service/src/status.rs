@@ -8,7 +8,7 @@ use std::{
 };
 
 use idem_core::{
-    CancellationToken, CleanupState, ControlState, Incident, IncidentKind, Load, Pause, Summary, WorkerView,
+    CancellationToken, CleanupState, ControlState, Incident, IncidentKind, Load, Pause, Summary, Wait, WorkerView,
 };
 use serde::Serialize;
 use tokio::time::Instant;
@@ -102,6 +102,11 @@ impl Status {
     /// What is in hand; nothing where there is no worker yet.
     pub(crate) fn load(&self) -> Option<Load> {
         self.worker.get().map(|(view, _)| view.load())
+    }
+
+    /// What messages in hand wait for.
+    pub(crate) fn waits(&self) -> Vec<Wait> {
+        self.worker.get().map(|(view, _)| view.waits()).unwrap_or_default()
     }
 
     /// The last incidents of one kind, the newest first.

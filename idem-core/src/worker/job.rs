@@ -14,7 +14,7 @@ use crate::{
     error::ErrorClass,
     hash::PayloadHash,
     key::IdempotencyKey,
-    message::{OrderingKey, Origin},
+    message::OrderingKey,
     policy::WaitCause,
     source::Assignment,
     store::{HashRuleId, ScopeId},
@@ -26,7 +26,8 @@ use crate::{
 pub(crate) enum HoldKey {
     Order(OrderingKey),
     Key(ScopeId, IdempotencyKey),
-    Itself(Origin),
+    /// By its origin.
+    Itself(Box<str>),
 }
 
 impl HoldKey {
@@ -34,7 +35,7 @@ impl HoldKey {
         match (item.message.ordering_key(), &item.claim) {
             (Some(order), _) => Self::Order(order.clone()),
             (None, Some(claim)) => Self::Key(claim.scope, claim.key.clone()),
-            (None, None) => Self::Itself(item.message.origin().clone()),
+            (None, None) => Self::Itself(item.message.origin().as_str().into()),
         }
     }
 }

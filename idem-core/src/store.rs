@@ -438,7 +438,8 @@ pub trait Bookkeeping: Send + Sync + 'static {
     async fn scope(&self, consumer: &ConsumerName, tenant: &Tenant) -> Result<ScopeId, StoreError>;
 
     /// Counts an attempt *before* it runs and answers its number, from 1. Another payload under the same key starts
-    /// anew, because it is another message.
+    /// anew, because it is another message. [`park`](Self::park) and [`request_replay`](Self::request_replay) end the count of
+    /// their payload, and of no other's.
     async fn count_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<u32, StoreError>;
 
     /// Takes one attempt back that did not run to a verdict.

@@ -1,8 +1,9 @@
-//! What is done outside of units of work, each as a few short statements: written once for every driver of PostgreSQL.
+//! What is done outside of units of work, each as a few short statements: written once for every SQL store.
 
 mod letters;
 mod register;
-mod start;
+pub(crate) mod start;
+mod statements;
 
 use std::sync::Arc;
 
@@ -13,26 +14,27 @@ use idem_core::{
     StoreError, StoreIdentity, Tenant,
 };
 
+pub use self::statements::BookkeepingStatements;
 use crate::{
     cleanup::PostgresCleaner,
-    driver::{PostgresDriver, row, rows},
+    driver::{BookkeepingDriver, PostgresDriver, row},
     key_id,
     row::microseconds,
 };
 
-/// The bookkeeping of a store on PostgreSQL, through whatever driver it has. Clones share the driver.
+/// The bookkeeping of an SQL store, through whatever driver it has. Clones share the driver.
 #[derive(Debug)]
-pub struct PostgresBookkeeping<D> {
+pub struct SqlBookkeeping<D> {
     driver: Arc<D>,
 }
 
-impl<D> Clone for PostgresBookkeeping<D> {
+impl<D> Clone for SqlBookkeeping<D> {
     fn clone(&self) -> Self {
         Self { driver: Arc::clone(&self.driver) }
     }
 }
 
-impl<D: PostgresDriver> PostgresBookkeeping<D> {
+impl<D> SqlBookkeeping<D> {
     /// Bookkeeping through this driver. Nothing is connected yet.
     pub fn new(driver: D) -> Self {
         Self { driver: Arc::new(driver) }
@@ -40,10 +42,12 @@ impl<D: PostgresDriver> PostgresBookkeeping<D> {
 
     /// The driver.
     #[must_use]
-    pub fn driver(&self) -> &D {
+    pub fn driver(&self) -> &Arc<D> {
         &self.driver
     }
+}
 
+impl<D: PostgresDriver> SqlBookkeeping<D> {
     /// What removes the expired rows of the same schema, through the same driver.
     #[must_use]
     pub fn cleaner(&self) -> PostgresCleaner<D> {
@@ -51,15 +55,15 @@ impl<D: PostgresDriver> PostgresBookkeeping<D> {
     }
 }
 
-/// A text without the one character that PostgreSQL cannot store.
+/// A text without the one character that PostgreSQL cannot store; SQLite does as it does.
 fn storable(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
 
 #[async_trait]
-impl<D: PostgresDriver + 'static> Bookkeeping for PostgresBookkeeping<D> {
+impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
     async fn verify(&self) -> Result<(), StoreError> {
-        start::verify(&*self.driver).await
+        self.driver.verify().await
     }
 
     async fn register(&self, registration: &Registration) -> Result<Registered, StoreError> {
@@ -78,25 +82,34 @@ impl<D: PostgresDriver + 'static> Bookkeeping for PostgresBookkeeping<D> {
         let driver = &*self.driver;
         let parameters =
             [scope.0.into(), key_id(key.as_str()).into(), key.as_str().into(), hash.as_bytes().as_slice().into()];
-        let row = row(driver, "counting an attempt", &driver.statements().count_attempt, &parameters).await?;
+        let row =
+            row(driver, "counting an attempt", &driver.bookkeeping_statements().count_attempt, &parameters).await?;
         Ok(u32::try_from(row.get::<i32>("attempts")?).unwrap_or(0))
     }
 
     async fn uncount_attempt(&self, scope: ScopeId, key: &IdempotencyKey) -> Result<(), StoreError> {
         let driver = &*self.driver;
         let parameters = [scope.0.into(), key_id(key.as_str()).into()];
-        rows(driver, "taking an attempt back", &driver.statements().uncount_attempt, &parameters).await.map(|_| ())
+        driver
+            .rows("taking an attempt back", &driver.bookkeeping_statements().uncount_attempt, &parameters)
+            .await
+            .map(|_| ())
     }
 
     async fn mark_published(&self, id: DeadLetterId) -> Result<(), StoreError> {
         let driver = &*self.driver;
-        rows(driver, "marking a dead letter", &driver.statements().mark_published, &[id.0.into()]).await.map(|_| ())
+        driver
+            .rows("marking a dead letter", &driver.bookkeeping_statements().mark_published, &[id.0.into()])
+            .await
+            .map(|_| ())
     }
 
     async fn dead_letters(&self, consumer: &ConsumerName, max: u32) -> Result<Vec<ParkedDeadLetter>, StoreError> {
         let driver = &*self.driver;
         let parameters = [consumer.as_str().into(), i64::from(max).into()];
-        let rows = rows(driver, "reading dead letters", &driver.statements().list_dead_letters, &parameters).await?;
+        let rows = driver
+            .rows("reading dead letters", &driver.bookkeeping_statements().list_dead_letters, &parameters)
+            .await?;
         rows.iter().map(letters::parked).collect()
     }
 
@@ -104,15 +117,19 @@ impl<D: PostgresDriver + 'static> Bookkeeping for PostgresBookkeeping<D> {
         let driver = &*self.driver;
         let ids: Vec<i64> = ids.iter().map(|id| id.0).collect();
         let parameters = [ids.as_slice().into()];
-        let row = row(driver, "requesting a replay", &driver.statements().request_replays, &parameters).await?;
-        Ok(u64::try_from(row.get::<i64>("marked")?).unwrap_or(0))
+        let text = &driver.bookkeeping_statements().request_replays;
+        Ok(driver.rows("requesting a replay", text, &parameters).await?.len() as u64)
     }
 
     async fn take_replays(&self, consumer: &ConsumerName, run: RunId, max: u32) -> Result<Vec<Replay>, StoreError> {
         let driver = &*self.driver;
-        let parameters =
-            [consumer.as_str().into(), run.0.into(), i64::from(max).into(), microseconds(REPLAY_TAKEN_FOR).into()];
-        let rows = rows(driver, "taking replays", &driver.statements().take_replays, &parameters).await?;
+        let (doing, statements) = ("taking replays", driver.bookkeeping_statements());
+        let (name, taken_for) = (consumer.as_str().into(), microseconds(REPLAY_TAKEN_FOR).into());
+        if !row(driver, doing, &statements.replays_waiting, &[name, taken_for]).await?.get("waiting")? {
+            return Ok(Vec::new());
+        }
+        let parameters = [name, run.0.into(), i64::from(max).into(), taken_for];
+        let rows = driver.rows(doing, &statements.take_replays, &parameters).await?;
         let mut replays = rows.iter().map(letters::replay).collect::<Result<Vec<_>, _>>()?;
         replays.sort_by_key(|replay| replay.id);
         Ok(replays)
@@ -121,17 +138,18 @@ impl<D: PostgresDriver + 'static> Bookkeeping for PostgresBookkeeping<D> {
     async fn finish_replay(&self, id: DeadLetterId, end: ReplayEnd) -> Result<(), StoreError> {
         let driver = &*self.driver;
         let outcome = end.outcome().map(|outcome| storable(&outcome));
-        let (doing, statements) = ("finishing a replay", driver.statements());
+        let (doing, statements) = ("finishing a replay", driver.bookkeeping_statements());
         match outcome.as_deref() {
-            Some(outcome) => rows(driver, doing, &statements.finish_replay, &[id.0.into(), outcome.into()]).await,
-            None => rows(driver, doing, &statements.release_replay, &[id.0.into()]).await,
+            Some(outcome) => driver.rows(doing, &statements.finish_replay, &[id.0.into(), outcome.into()]).await,
+            None => driver.rows(doing, &statements.release_replay, &[id.0.into()]).await,
         }
         .map(|_| ())
     }
 
     async fn control(&self, scope: ScopeId) -> Result<Control, StoreError> {
         let driver = &*self.driver;
-        let row = row(driver, "reading the controls", &driver.statements().read_control, &[scope.0.into()]).await?;
+        let row = row(driver, "reading the controls", &driver.bookkeeping_statements().read_control, &[scope.0.into()])
+            .await?;
         Ok(Control {
             // The table's check lets no other text in; what is not understood is better halted than overrun.
             state: match row.get("state")? {
@@ -155,7 +173,10 @@ impl<D: PostgresDriver + 'static> Bookkeeping for PostgresBookkeeping<D> {
             ControlState::Halted => ("halted", storable(by), storable(reason)),
         };
         let parameters = [scope.0.into(), state.into(), by.as_str().into(), reason.as_str().into()];
-        rows(driver, "setting the controls", &driver.statements().write_control, &parameters).await.map(|_| ())
+        driver
+            .rows("setting the controls", &driver.bookkeeping_statements().write_control, &parameters)
+            .await
+            .map(|_| ())
     }
 
     async fn audit(&self, entry: &AuditEntry) -> Result<(), StoreError> {
@@ -164,6 +185,9 @@ impl<D: PostgresDriver + 'static> Bookkeeping for PostgresBookkeeping<D> {
         let key = entry.key.as_ref().map(IdempotencyKey::as_str);
         let parameters =
             [who.as_str().into(), entry.action.into(), entry.scope.0.into(), key.into(), details.as_str().into()];
-        rows(driver, "writing the audit trail", &driver.statements().insert_audit, &parameters).await.map(|_| ())
+        driver
+            .rows("writing the audit trail", &driver.bookkeeping_statements().insert_audit, &parameters)
+            .await
+            .map(|_| ())
     }
 }

@@ -1,11 +1,17 @@
-//! What a driver of PostgreSQL has to do so that idem does its bookkeeping through it.
+//! What a driver has to do so that idem does its bookkeeping through it.
 
 use std::{error::Error, future::Future, sync::Arc, time::Duration};
 
 use idem_core::{StoreError, chain};
 use uuid::Uuid;
 
-use crate::{errors::SeenPids, name::SchemaName, postgres::PostgresStatements, row::Row};
+use crate::{
+    bookkeeping::{BookkeepingStatements, start},
+    errors::SeenPids,
+    name::SchemaName,
+    postgres::PostgresStatements,
+    row::Row,
+};
 
 /// How often a statement runs again that another transaction got in the way of.
 const CONTENDED_MAX: usize = 3;
@@ -54,8 +60,29 @@ from! {
     &'p [i64] => Int8s;
 }
 
+/// A database as bookkeeping needs it, which is written once: one statement at a time, each in a transaction of its own. Every
+/// [`PostgresDriver`] is one. [`SqlBookkeeping`](crate::SqlBookkeeping) makes a store's bookkeeping of it.
+pub trait BookkeepingDriver: Send + Sync {
+    /// The statements in the database's dialect.
+    fn bookkeeping_statements(&self) -> &BookkeepingStatements;
+
+    /// Runs a statement within the time for it, again where another transaction got in its way, and answers its rows.
+    fn rows(
+        &self,
+        doing: &'static str,
+        text: &Arc<str>,
+        parameters: &[Parameter<'_>],
+    ) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
+
+    /// Checks whether the database and its schema can keep the promise: see [`idem_core::Bookkeeping::verify`].
+    fn verify(&self) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// What a person should know: weak settings, each with its cure.
+    fn warnings(&self) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send;
+}
+
 /// A driver of PostgreSQL, as far as what is done outside of units of work needs it: each statement in a transaction of
-/// its own. [`PostgresBookkeeping`](crate::PostgresBookkeeping) makes a store's bookkeeping of it.
+/// its own.
 pub trait PostgresDriver: Send + Sync {
     /// The statements of the store's schema.
     fn statements(&self) -> &PostgresStatements;
@@ -111,25 +138,39 @@ pub trait PostgresDriver: Send + Sync {
     fn is_plaintext_abroad(&self) -> bool;
 }
 
-/// Runs a statement, again where another transaction got in its way, or where it has to say that it writes.
-pub(crate) async fn rows<D: PostgresDriver>(
-    driver: &D,
-    doing: &'static str,
-    text: &Arc<str>,
-    parameters: &[Parameter<'_>],
-) -> Result<Vec<Row>, StoreError> {
-    let (mut tried, mut has_looked) = (1, false);
-    loop {
-        match driver.run_once(doing, text, parameters).await {
-            Err(StoreError::Contended { .. }) if tried < CONTENDED_MAX => tried += 1,
-            Err(error) if !has_looked && is_read_only::<D>(&error) => {
-                has_looked = true;
-                if !driver.is_read_only_by_role().await? {
-                    return Err(error);
+impl<D: PostgresDriver> BookkeepingDriver for D {
+    fn bookkeeping_statements(&self) -> &BookkeepingStatements {
+        &self.statements().bookkeeping
+    }
+
+    /// Runs it again too where it has to say that it writes.
+    async fn rows(
+        &self,
+        doing: &'static str,
+        text: &Arc<str>,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Row>, StoreError> {
+        let (mut tried, mut has_looked) = (1, false);
+        loop {
+            match self.run_once(doing, text, parameters).await {
+                Err(StoreError::Contended { .. }) if tried < CONTENDED_MAX => tried += 1,
+                Err(error) if !has_looked && is_read_only::<D>(&error) => {
+                    has_looked = true;
+                    if !self.is_read_only_by_role().await? {
+                        return Err(error);
+                    }
                 }
+                answer => return answer,
             }
-            answer => return answer,
         }
+    }
+
+    async fn verify(&self) -> Result<(), StoreError> {
+        start::verify(self).await
+    }
+
+    async fn warnings(&self) -> Result<Vec<String>, StoreError> {
+        start::warnings(self).await
     }
 }
 
@@ -137,14 +178,14 @@ fn is_read_only<D: PostgresDriver>(error: &StoreError) -> bool {
     chain(error).find_map(D::sqlstate).as_deref() == Some("25006")
 }
 
-/// The same of a statement that always answers one row.
-pub(crate) async fn row<D: PostgresDriver>(
-    driver: &D,
+/// The answer of a statement that always has one row.
+pub(crate) async fn row(
+    driver: &impl BookkeepingDriver,
     doing: &'static str,
     text: &Arc<str>,
     parameters: &[Parameter<'_>],
 ) -> Result<Row, StoreError> {
-    let rows = rows(driver, doing, text, parameters).await?;
+    let rows = driver.rows(doing, text, parameters).await?;
     rows.into_iter().next().ok_or_else(|| crate::unreadable(format!("no row came of {doing}")))
 }
 

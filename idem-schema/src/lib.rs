@@ -10,7 +10,7 @@
 //! | decide what an error of the server means | [`class_of`]; at COMMIT also [`commit_outcome`] |
 //! | begin, claim, read, seal | [`begin_unit`], [`PostgresStatements`] |
 //! | turn a claim's rows into answers in order | [`claim_answers`], [`in_claim_order`] |
-//! | do the bookkeeping: starts, attempts, dead letters, controls | [`PostgresDriver`], [`PostgresBookkeeping`] |
+//! | do the bookkeeping: starts, attempts, dead letters, controls | [`PostgresDriver`] or [`BookkeepingDriver`], [`SqlBookkeeping`] |
 //! | say what a driver's error means where it happened | [`DriverError`] |
 //! | compare a start with what its name is bound to | [`Binding`](idem_core::Binding) |
 //! | keep a message's headers in a column | [`encode_headers`], [`decode_headers`] |
@@ -39,10 +39,10 @@ mod sqlstate;
 mod verify;
 
 pub use crate::{
-    bookkeeping::PostgresBookkeeping,
+    bookkeeping::{BookkeepingStatements, SqlBookkeeping},
     claims::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order},
     cleanup::{PostgresCleaner, cleanup_script},
-    driver::{Parameter, PostgresDriver, refused_login},
+    driver::{BookkeepingDriver, Parameter, PostgresDriver, refused_login},
     errors::{DriverError, POOLER_CURE, SeenPids, is_pooled, read_only},
     headers::{decode_headers, encode_headers},
     host::host_name,

@@ -92,7 +92,6 @@ macro_rules! from_value {
 }
 
 from_value! {
-    bool: Bool(yes) => *yes;
     i64: Int8(number) => *number;
     &'r str: Text(text) => text;
     String: Text(text) => text.clone();
@@ -100,6 +99,16 @@ from_value! {
     Vec<u8>: Bytes(bytes) => bytes.clone();
     Uuid: Uuid(id) => *id;
     Vec<String>: Texts(texts) => texts.clone();
+}
+
+impl FromValue<'_> for bool {
+    fn from_value(value: &Value) -> Option<Self> {
+        if let Value::Bool(yes) = *value {
+            return Some(yes);
+        }
+        // SQLite has numbers in their place.
+        i64::from_value(value).map(|number| number != 0)
+    }
 }
 
 impl FromValue<'_> for i32 {

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use idem_core::{Cleaner, ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
-use idem_schema::{PostgresBookkeeping, SchemaName, UnitLimits, begin_unit, refused_login};
+use idem_schema::{SchemaName, SqlBookkeeping, UnitLimits, begin_unit, refused_login};
 use tokio_postgres::config::Config;
 
 use crate::{PostgresConnection, PostgresLane, PostgresOptions, PostgresUnit, driver::Driver, error};
@@ -32,7 +32,7 @@ use crate::{PostgresConnection, PostgresLane, PostgresOptions, PostgresUnit, dri
 /// ```
 #[derive(Clone)]
 pub struct Postgres {
-    bookkeeping: PostgresBookkeeping<Driver>,
+    bookkeeping: SqlBookkeeping<Driver>,
 }
 
 impl fmt::Debug for Postgres {
@@ -81,7 +81,7 @@ impl Postgres {
     }
 
     pub(crate) fn from_options(options: PostgresOptions) -> Result<Self, StoreError> {
-        Ok(Self { bookkeeping: PostgresBookkeeping::new(Driver::new(options)?) })
+        Ok(Self { bookkeeping: SqlBookkeeping::new(Driver::new(options)?) })
     }
 
     pub(crate) fn driver(&self) -> &Driver {
@@ -90,7 +90,7 @@ impl Postgres {
 }
 
 impl Store for Postgres {
-    type Bookkeeping = PostgresBookkeeping<Driver>;
+    type Bookkeeping = SqlBookkeeping<Driver>;
     type Lane = PostgresLane;
     type Connection<'t> = PostgresConnection<'t>;
     type Unit<'l> = PostgresUnit<'l>;
@@ -101,7 +101,7 @@ impl Store for Postgres {
         capabilities
     }
 
-    fn bookkeeping(&self) -> &PostgresBookkeeping<Driver> {
+    fn bookkeeping(&self) -> &SqlBookkeeping<Driver> {
         &self.bookkeeping
     }
 

@@ -8,12 +8,7 @@ use idem_core::{
 };
 
 use super::storable;
-use crate::{
-    decode_headers,
-    driver::{PostgresDriver, rows},
-    encode_headers, key_id,
-    row::Row,
-};
+use crate::{decode_headers, driver::BookkeepingDriver, encode_headers, key_id, row::Row};
 
 /// Rounds of inserting and counting, between which cleanup may take the row away.
 const PARK_ROUNDS: usize = 3;
@@ -22,7 +17,7 @@ fn storable_or_as_it_is(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { Cow::Owned(storable(text)) } else { Cow::Borrowed(text) }
 }
 
-pub(super) async fn park(driver: &impl PostgresDriver, letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
+pub(super) async fn park(driver: &impl BookkeepingDriver, letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
     let identity = letter.identity();
     for _ in 0..PARK_ROUNDS {
         if let Some(row) = insert(driver, letter, identity).await? {
@@ -34,7 +29,7 @@ pub(super) async fn park(driver: &impl PostgresDriver, letter: &DeadLetter) -> R
         let missing = letter.message.payload().filter(|_| letter.keep_payload && !parked.payload_kept);
         if let Some(payload) = missing {
             let parameters = [parked.id.0.into(), Some(payload.as_ref()).into()];
-            let kept = rows(driver, DOING, &driver.statements().keep_payload, &parameters).await?;
+            let kept = driver.rows(DOING, &driver.bookkeeping_statements().keep_payload, &parameters).await?;
             if kept.is_empty() {
                 continue;
             }
@@ -49,7 +44,7 @@ pub(super) async fn park(driver: &impl PostgresDriver, letter: &DeadLetter) -> R
 const DOING: &str = "storing a dead letter";
 
 async fn insert(
-    driver: &impl PostgresDriver,
+    driver: &impl BookkeepingDriver,
     letter: &DeadLetter,
     identity: DeadLetterIdentity,
 ) -> Result<Option<Row>, StoreError> {
@@ -82,12 +77,12 @@ async fn insert(
         identity.as_bytes().as_slice().into(),
         fingerprint.as_str().into(),
     ];
-    let rows = rows(driver, DOING, &driver.statements().insert_dead_letter, &parameters).await?;
+    let rows = driver.rows(DOING, &driver.bookkeeping_statements().insert_dead_letter, &parameters).await?;
     Ok(rows.into_iter().next())
 }
 
 async fn count_copy(
-    driver: &impl PostgresDriver,
+    driver: &impl BookkeepingDriver,
     letter: &DeadLetter,
     identity: DeadLetterIdentity,
 ) -> Result<Option<Row>, StoreError> {
@@ -102,7 +97,7 @@ async fn count_copy(
         (&*error).into(),
         fingerprint.as_str().into(),
     ];
-    let rows = rows(driver, DOING, &driver.statements().update_dead_letter, &parameters).await?;
+    let rows = driver.rows(DOING, &driver.bookkeeping_statements().update_dead_letter, &parameters).await?;
     Ok(rows.into_iter().next())
 }
 

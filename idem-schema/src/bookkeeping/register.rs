@@ -4,9 +4,8 @@ use idem_core::{
     Binding, ConsumerName, ErrorClass, HashRuleId, Registered, Registration, RunId, ScopeId, StoreError, Tenant,
 };
 
-use super::start;
 use crate::{
-    driver::{PostgresDriver, row, rows},
+    driver::{BookkeepingDriver, row},
     host_name,
     row::{Row, retention},
 };
@@ -29,10 +28,10 @@ fn raced(doing: &'static str) -> StoreError {
 }
 
 pub(super) async fn register(
-    driver: &impl PostgresDriver,
+    driver: &impl BookkeepingDriver,
     registration: &Registration,
 ) -> Result<Registered, StoreError> {
-    let warnings = start::warnings(driver).await?;
+    let warnings = driver.warnings().await?;
     let scope = bind(driver, registration).await?;
     let mut hash_rules = Vec::with_capacity(registration.hash_rules.len());
     for rule in &registration.hash_rules {
@@ -40,11 +39,11 @@ pub(super) async fn register(
     }
     let (host, process) = (host_name(), i32::try_from(std::process::id()).unwrap_or(0));
     let parameters = [host.as_str().into(), process.into(), registration.version.as_str().into()];
-    let row = row(driver, "noting the start", &driver.statements().insert_run, &parameters).await?;
+    let row = row(driver, "noting the start", &driver.bookkeeping_statements().insert_run, &parameters).await?;
     Ok(Registered { scope, hash_rules, run: RunId(row.get("id")?), now: row.instant("server_now")?, warnings })
 }
 
-async fn bind(driver: &impl PostgresDriver, registration: &Registration) -> Result<ScopeId, StoreError> {
+async fn bind(driver: &impl BookkeepingDriver, registration: &Registration) -> Result<ScopeId, StoreError> {
     let doing = "registering the consumer";
     let (tenant, name) = (registration.tenant.as_str(), registration.consumer.as_str());
     let retention = retention(registration.retention);
@@ -60,7 +59,7 @@ async fn bind(driver: &impl PostgresDriver, registration: &Registration) -> Resu
                 binding.hash_rules.as_str().into(),
                 retention.into(),
             ];
-            rows(driver, doing, &driver.statements().insert_consumer, &parameters).await?;
+            driver.rows(doing, &driver.bookkeeping_statements().insert_consumer, &parameters).await?;
             // What was inserted, or met, is read and compared like any other.
             continue;
         };
@@ -73,25 +72,26 @@ async fn bind(driver: &impl PostgresDriver, registration: &Registration) -> Resu
             Some(id) => ScopeId(id),
             None => scope(driver, &registration.consumer, &registration.tenant).await?,
         };
-        rows(driver, doing, &driver.statements().update_retention, &[id.0.into(), retention.into()]).await?;
+        driver.rows(doing, &driver.bookkeeping_statements().update_retention, &[id.0.into(), retention.into()]).await?;
         return Ok(id);
     }
     Err(raced(doing))
 }
 
 async fn select(
-    driver: &impl PostgresDriver,
+    driver: &impl BookkeepingDriver,
     doing: &'static str,
     tenant: &str,
     name: &str,
 ) -> Result<Option<Row>, StoreError> {
-    let rows = rows(driver, doing, &driver.statements().select_consumer, &[tenant.into(), name.into()]).await?;
+    let rows =
+        driver.rows(doing, &driver.bookkeeping_statements().select_consumer, &[tenant.into(), name.into()]).await?;
     Ok(rows.into_iter().next())
 }
 
 /// Answers whether nobody else was at it meanwhile.
 async fn fill(
-    driver: &impl PostgresDriver,
+    driver: &impl BookkeepingDriver,
     doing: &'static str,
     id: i32,
     recorded: &Binding,
@@ -105,11 +105,11 @@ async fn fill(
         recorded.hash_rules.as_str().into(),
         binding.key_rules.as_str().into(),
     ];
-    Ok(!rows(driver, doing, &driver.statements().fill_binding, &parameters).await?.is_empty())
+    Ok(!driver.rows(doing, &driver.bookkeeping_statements().fill_binding, &parameters).await?.is_empty())
 }
 
 pub(super) async fn scope(
-    driver: &impl PostgresDriver,
+    driver: &impl BookkeepingDriver,
     consumer: &ConsumerName,
     tenant: &Tenant,
 ) -> Result<ScopeId, StoreError> {
@@ -117,22 +117,24 @@ pub(super) async fn scope(
     let (tenant, name) = (tenant.as_str(), consumer.as_str());
     for _ in 0..INTERN_ROUNDS {
         let Some(row) = select(driver, doing, tenant, name).await? else {
-            let text = "its consumer was never registered";
-            return Err(StoreError::Failed { doing, class: ErrorClass::Transient, source: text.into() });
+            return Err(StoreError::Refused {
+                problem: format!("consumer {consumer} is not registered, so it has no scope for a tenant"),
+                cure: "Start a consumer of that name first".to_owned(),
+            });
         };
         if let Some(id) = row.get("id")? {
             return Ok(ScopeId(id));
         }
-        rows(driver, doing, &driver.statements().insert_tenant, &[tenant.into(), name.into()]).await?;
+        driver.rows(doing, &driver.bookkeeping_statements().insert_tenant, &[tenant.into(), name.into()]).await?;
     }
     Err(raced(doing))
 }
 
-async fn intern_rule(driver: &impl PostgresDriver, rule: &str) -> Result<HashRuleId, StoreError> {
+async fn intern_rule(driver: &impl BookkeepingDriver, rule: &str) -> Result<HashRuleId, StoreError> {
     let doing = "interning a hash rule";
     for _ in 0..INTERN_ROUNDS {
-        for text in [&driver.statements().select_hash, &driver.statements().insert_hash] {
-            if let Some(row) = rows(driver, doing, text, &[rule.into()]).await?.first() {
+        for text in [&driver.bookkeeping_statements().select_hash, &driver.bookkeeping_statements().insert_hash] {
+            if let Some(row) = driver.rows(doing, text, &[rule.into()]).await?.first() {
                 return Ok(HashRuleId(row.get("id")?));
             }
         }

@@ -1,14 +1,14 @@
-//! Whether server and schema can keep the promise: looked at before the first message.
+//! Whether a server of PostgreSQL and its schema can keep the promise: looked at before the first message.
 
 use idem_core::StoreError;
 
 use crate::{
-    driver::{PostgresDriver, refused_login, row, rows},
+    driver::{BookkeepingDriver as _, PostgresDriver, refused_login, row},
     server::ServerFacts,
     verify::{SchemaFacts, SchemaProblem, verify_schema},
 };
 
-pub(super) async fn verify<D: PostgresDriver>(driver: &D) -> Result<(), StoreError> {
+pub(crate) async fn verify<D: PostgresDriver>(driver: &D) -> Result<(), StoreError> {
     verify_all(driver).await.map_err(|error| refused_login::<D>(&error).unwrap_or(error))
 }
 
@@ -61,7 +61,7 @@ async fn schema_facts(driver: &impl PostgresDriver) -> Result<SchemaFacts, Store
         });
     }
     if facts.migrations_table
-        && let Some(row) = rows(driver, doing, &driver.statements().schema_version, &[]).await?.first()
+        && let Some(row) = driver.rows(doing, &driver.statements().schema_version, &[]).await?.first()
     {
         facts.version = u32::try_from(row.get::<i32>("version")?).ok();
         facts.oldest_worker = row.get("oldest_worker")?;
@@ -70,7 +70,7 @@ async fn schema_facts(driver: &impl PostgresDriver) -> Result<SchemaFacts, Store
 }
 
 /// What a person should know, each with its cure.
-pub(super) async fn warnings(driver: &impl PostgresDriver) -> Result<Vec<String>, StoreError> {
+pub(crate) async fn warnings(driver: &impl PostgresDriver) -> Result<Vec<String>, StoreError> {
     let mut warnings = server_facts(driver).await?.warnings();
     if driver.is_plaintext_abroad() {
         warnings.push(

@@ -12,7 +12,7 @@ use std::{fmt, sync::Arc};
 
 use idem_core::{Cleaner, ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
 pub use idem_schema::Statements;
-use idem_schema::{PostgresBookkeeping, SchemaName, UnitLimits, begin_unit, refused_login};
+use idem_schema::{SchemaName, SqlBookkeeping, UnitLimits, begin_unit, refused_login};
 use sqlx::{AssertSqlSafe, Connection as _, Database, PgConnection, SqlSafeStr as _, postgres::PgConnectOptions};
 use sqlx_core::transaction::TransactionManager as _;
 
@@ -48,7 +48,7 @@ type Manager = <sqlx::Postgres as Database>::TransactionManager;
 /// ```
 #[derive(Clone)]
 pub struct Postgres {
-    bookkeeping: PostgresBookkeeping<Driver>,
+    bookkeeping: SqlBookkeeping<Driver>,
 }
 
 impl fmt::Debug for Postgres {
@@ -97,7 +97,7 @@ impl Postgres {
     }
 
     fn from_options(options: PostgresOptions) -> Self {
-        Self { bookkeeping: PostgresBookkeeping::new(Driver::new(options)) }
+        Self { bookkeeping: SqlBookkeeping::new(Driver::new(options)) }
     }
 
     fn driver(&self) -> &Driver {
@@ -106,7 +106,7 @@ impl Postgres {
 }
 
 impl Store for Postgres {
-    type Bookkeeping = PostgresBookkeeping<Driver>;
+    type Bookkeeping = SqlBookkeeping<Driver>;
     type Lane = PostgresLane;
     type Connection<'t> = &'t mut PgConnection;
     type Unit<'l> = PostgresUnit<'l>;
@@ -115,7 +115,7 @@ impl Store for Postgres {
         StoreCapabilities::server()
     }
 
-    fn bookkeeping(&self) -> &PostgresBookkeeping<Driver> {
+    fn bookkeeping(&self) -> &SqlBookkeeping<Driver> {
         &self.bookkeeping
     }
 

@@ -9,7 +9,7 @@ use idem_core::{
 use idem_schema::Dialect;
 use sqlx::{AssertSqlSafe, Row as _};
 
-use super::{Sqlite, clock};
+use super::{clock, driver::Driver};
 
 const DOING: &str = "cleaning up";
 
@@ -62,7 +62,7 @@ fn before(kind: Expiring, kept: Duration) -> i64 {
 /// Cleanup of one file. It takes turns with units at the file's one write lock, which is its election too, and expiry is
 /// by this process's clock.
 #[derive(Debug)]
-pub(super) struct SqliteCleaner(pub(super) Arc<Sqlite>);
+pub(super) struct SqliteCleaner(pub(super) Arc<Driver>);
 
 impl SqliteCleaner {
     fn text(&self, template: &str) -> AssertSqlSafe<String> {

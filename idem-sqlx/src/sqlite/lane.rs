@@ -78,7 +78,7 @@ impl Sqlite {
             .fetch_one(&mut connection)
             .await
             .map_err(failed)?;
-        let ours = tokio::fs::canonicalize(&self.options.path).await;
+        let ours = tokio::fs::canonicalize(&self.driver().options.path).await;
         let ours = ours.map_err(|error| StoreError::Unavailable { doing, source: boxed(error) })?;
         if tokio::fs::canonicalize(&file).await.ok().as_deref() != Some(ours.as_path()) {
             return Err(StoreError::Refused {
@@ -90,7 +90,7 @@ impl Sqlite {
     }
 
     pub(super) async fn open_lane(&self) -> Result<SqliteLane, StoreError> {
-        let connect = async { SqliteLane::new(self.connections.options().connect().await?).await };
+        let connect = async { SqliteLane::new(self.driver().connections.options().connect().await?).await };
         connect.await.map_err(|error| error::of_bookkeeping("opening the database", error))
     }
 }

@@ -1,12 +1,15 @@
 //! Migrations of a SQLite file, on the store's own connection for writing.
 
-use std::sync::Arc;
-
 use idem_core::StoreError;
-use idem_schema::{Dialect, MigrateError, MigrationConnection, MigrationError, Migrator, Parameter, Row, Value};
-use sqlx::{AssertSqlSafe, Column as _, Row as _, TypeInfo as _, ValueRef as _, sqlite::SqliteRow};
+use idem_schema::{Dialect, MigrateError, MigrationConnection, MigrationError, Migrator, Parameter, Row};
+use sqlx::AssertSqlSafe;
 
-use super::{Sqlite, connections::Borrowed, error};
+use super::{
+    Sqlite,
+    connections::Borrowed,
+    driver::{bound, decode},
+    error,
+};
 
 impl Sqlite {
     /// Makes idem's tables, or brings them to this build's version. Answers the versions that were applied, which is none
@@ -19,8 +22,8 @@ impl Sqlite {
     /// # Cancel safety
     /// Cancel safe: the migration in hand is rolled back, and those before it stay.
     pub async fn migrate(&self) -> Result<Vec<u32>, MigrateError> {
-        let mut connection = Migrating(self.connections.write("migrating the schema").await?);
-        let versions = Migrator::new(Dialect::Sqlite, &self.options.schema).up(&mut connection).await?;
+        let mut connection = Migrating(self.driver().connections.write("migrating the schema").await?);
+        let versions = Migrator::new(Dialect::Sqlite, &self.driver().options.schema).up(&mut connection).await?;
         connection.0.done();
         Ok(versions)
     }
@@ -35,8 +38,8 @@ impl Sqlite {
     /// # Cancel safety
     /// Cancel safe: it is rolled back.
     pub async fn migrate_down(&self) -> Result<Option<u32>, MigrateError> {
-        let mut connection = Migrating(self.connections.write("taking a migration back").await?);
-        let version = Migrator::new(Dialect::Sqlite, &self.options.schema).down(&mut connection).await?;
+        let mut connection = Migrating(self.driver().connections.write("taking a migration back").await?);
+        let version = Migrator::new(Dialect::Sqlite, &self.driver().options.schema).down(&mut connection).await?;
         connection.0.done();
         Ok(version)
     }
@@ -53,44 +56,13 @@ impl MigrationConnection for Migrating<'_> {
     }
 
     async fn rows(&mut self, text: &str, parameters: &[Parameter<'_>]) -> Result<Vec<Row>, sqlx::Error> {
-        let mut statement = sqlx::query(AssertSqlSafe(text)).persistent(false);
-        for parameter in parameters {
-            statement = match *parameter {
-                Parameter::Bool(yes) => statement.bind(yes),
-                Parameter::Int4(number) => statement.bind(number),
-                Parameter::Int8(number) => statement.bind(number),
-                Parameter::Text(text) => statement.bind(text),
-                Parameter::Bytes(bytes) => statement.bind(bytes),
-                Parameter::Uuid(id) => statement.bind(id.map(|id| id.as_bytes().to_vec())),
-                // What `json_each` reads.
-                Parameter::Int8s(numbers) => statement.bind(format!("{numbers:?}")),
-            };
-        }
+        let statement = bound(sqlx::query(AssertSqlSafe(text)).persistent(false), parameters);
         decode(&statement.fetch_all(self.0.connection()?).await?)
     }
 
     fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {
         error::of_bookkeeping(doing, error)
     }
-}
-
-/// Rows of this driver as those of any.
-fn decode(rows: &[SqliteRow]) -> Result<Vec<Row>, sqlx::Error> {
-    let Some(first) = rows.first() else { return Ok(Vec::new()) };
-    let columns: Arc<[String]> = first.columns().iter().map(|column| column.name().to_owned()).collect();
-    let read = |row| (0..columns.len()).map(|index| value(row, index)).collect::<Result<_, _>>();
-    rows.iter().map(|row| Ok(Row::new(Arc::clone(&columns), read(row)?))).collect()
-}
-
-fn value(row: &SqliteRow, index: usize) -> Result<Value, sqlx::Error> {
-    // The type is the value's own: a column of SQLite has none.
-    Ok(match row.try_get_raw(index)?.type_info().name() {
-        "NULL" => Value::Null,
-        "INTEGER" => Value::Int8(row.try_get(index)?),
-        "TEXT" => Value::Text(row.try_get(index)?),
-        "BLOB" => Value::Bytes(row.try_get(index)?),
-        _ => Value::Other,
-    })
 }
 
 pub(super) fn refused(error: &MigrationError) -> StoreError {

@@ -1,17 +1,15 @@
 //! The store on SQLite: one file, one writer, one process at a time doing the work.
 
-mod bookkeeping;
 mod claim;
 mod cleanup;
 mod clock;
 mod codes;
 mod connections;
-mod dead_letters;
+mod driver;
 mod error;
 mod lane;
 mod migrate;
 mod options;
-mod register;
 mod seal;
 mod statements;
 mod unit;
@@ -20,9 +18,10 @@ mod verify;
 use std::{error::Error as StdError, fmt, path::Path, sync::Arc};
 
 use idem_core::{Cleaner, ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
+use idem_schema::SqlBookkeeping;
 use sqlx::{Connection as _, SqliteConnection};
 
-use self::{cleanup::SqliteCleaner, connections::Connections, statements::Statements};
+use self::{cleanup::SqliteCleaner, driver::Driver, statements::Statements};
 pub use self::{
     lane::SqliteLane,
     options::{SqliteOptions, Synchronous},
@@ -78,14 +77,13 @@ pub use self::{
 ///   error is therefore committed without that statement, where PostgreSQL would refuse.
 /// - Expiry is by this process's clock, and there are no roles: whoever can open the file can change it.
 pub struct Sqlite {
-    options: SqliteOptions,
+    bookkeeping: SqlBookkeeping<Driver>,
     statements: Statements,
-    connections: Connections,
 }
 
 impl fmt::Debug for Sqlite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sqlite").field("options", &self.options).finish_non_exhaustive()
+        f.debug_struct("Sqlite").field("options", self.options()).finish_non_exhaustive()
     }
 }
 
@@ -113,20 +111,24 @@ impl Sqlite {
     pub async fn connect(options: SqliteOptions) -> Result<Self, StoreError> {
         options.check()?;
         let statements = Statements::new(&options.schema);
-        let connections = Connections::new(&options);
-        connections.use_wal().await?;
-        Ok(Self { options, statements, connections })
+        let driver = Driver::new(options);
+        driver.connections.use_wal().await?;
+        Ok(Self { bookkeeping: SqlBookkeeping::new(driver), statements })
     }
 
     /// The settings.
     #[must_use]
     pub fn options(&self) -> &SqliteOptions {
-        &self.options
+        &self.driver().options
+    }
+
+    fn driver(&self) -> &Driver {
+        self.bookkeeping.driver()
     }
 }
 
 impl Store for Sqlite {
-    type Bookkeeping = Self;
+    type Bookkeeping = SqlBookkeeping<Driver>;
     type Lane = SqliteLane;
     type Connection<'t> = &'t mut SqliteConnection;
     type Unit<'l> = SqliteUnit<'l>;
@@ -135,12 +137,12 @@ impl Store for Sqlite {
         StoreCapabilities::embedded()
     }
 
-    fn bookkeeping(&self) -> &Self {
-        self
+    fn bookkeeping(&self) -> &SqlBookkeeping<Driver> {
+        &self.bookkeeping
     }
 
     fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
-        Box::new(SqliteCleaner(Arc::clone(self)))
+        Box::new(SqliteCleaner(Arc::clone(self.bookkeeping.driver())))
     }
 
     async fn open(&self) -> Result<Self::Lane, StoreError> {

@@ -63,7 +63,7 @@ impl<'l> SqliteUnit<'l> {
             broken,
             busy,
             options,
-            turn: store.connections.turn_at_once(),
+            turn: store.driver().connections.turn_at_once(),
             reader: false,
             over: false,
         };
@@ -105,7 +105,7 @@ impl<'l> SqliteUnit<'l> {
     async fn become_writer(&mut self) -> Result<(), ClaimError> {
         let failed = |error| error::of_unit("waiting for the write lock", error);
         let started = Instant::now();
-        self.turn = self.store.connections.turn(self.options.busy_timeout).await;
+        self.turn = self.store.driver().connections.turn(self.options.busy_timeout).await;
         if self.turn.is_none() {
             return Err(ClaimError::Held);
         }

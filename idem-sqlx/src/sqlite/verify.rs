@@ -7,7 +7,8 @@ use idem_schema::{Dialect, MigrationStatements, Migrator, SQLITE_MIGRATIONS, Sch
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
 
 use super::{
-    Sqlite, error,
+    driver::Driver,
+    error,
     migrate::{self, Migrating},
 };
 
@@ -38,7 +39,7 @@ WHERE s.type = 'trigger'"#;
 /// Tables and their parts.
 type Facts = BTreeSet<(String, String)>;
 
-impl Sqlite {
+impl Driver {
     pub(super) async fn verify_schema(&self) -> Result<(), StoreError> {
         let schema = &self.options.schema;
         let mut connection = self.connections.read("verifying the schema").await?;

@@ -49,6 +49,7 @@ struct Parked {
     consumer: ConsumerName,
     scope: ScopeId,
     identity: DeadLetterIdentity,
+    hash: PayloadHash,
     last_origin: String,
     last_at: SystemTime,
     /// `None` where the payload was not kept, and then it cannot be replayed.
@@ -86,6 +87,14 @@ impl Books {
             self.rules.len() - 1
         });
         HashRuleId(index as i32 + 1)
+    }
+
+    /// Ends the count of a payload's attempts, and of no other's.
+    fn end_count(&mut self, scope: ScopeId, key: Option<&IdempotencyKey>, hash: PayloadHash) {
+        let counted = key.and_then(|key| self.attempts.get_mut(&(scope, key.clone())));
+        if let Some(counted) = counted.filter(|counted| counted.hash == hash) {
+            counted.count = 0;
+        }
     }
 
     fn find(&mut self, id: DeadLetterId) -> Option<&mut Parked> {
@@ -142,6 +151,7 @@ impl Books {
             consumer: dead_letter.consumer.clone(),
             scope: dead_letter.scope,
             identity,
+            hash: dead_letter.payload_hash().0,
             last_origin: origin.to_owned(),
             last_at: now,
             message: kept.then(|| dead_letter.message.clone()),
@@ -237,8 +247,12 @@ impl Bookkeeping for MemoryStore {
         } else {
             Folding::ByIdentity
         };
+        let counts_on = self.shared.has(Defect::CountsOnWhenSetAside);
         let park = |state: &mut State| {
             let now = state.now();
+            if !counts_on {
+                state.books.end_count(dead_letter.scope, dead_letter.key.as_ref(), dead_letter.payload_hash().0);
+            }
             state.books.park(dead_letter, now, folding)
         };
         self.book("storing a dead letter", park).await
@@ -271,10 +285,8 @@ impl Bookkeeping for MemoryStore {
                     continue;
                 };
                 (parked.replay, parked.seen.replayed) = (ReplayState::Requested, None);
-                let scope = parked.scope;
-                if let Some(key) = parked.seen.key.clone() {
-                    state.books.attempts.remove(&(scope, key));
-                }
+                let (scope, key, hash) = (parked.scope, parked.seen.key.clone(), parked.hash);
+                state.books.end_count(scope, key.as_ref(), hash);
                 *state.books.epochs.entry(scope).or_default() += 1;
                 marked += 1;
             }

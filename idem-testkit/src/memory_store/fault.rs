@@ -62,6 +62,8 @@ pub enum Defect {
     CommitsDespiteOpenNested,
     /// A COMMIT that idem did not send commits the claims (A12).
     CommitsUnsealed,
+    /// A message that is set aside keeps the count of its attempts (D14).
+    CountsOnWhenSetAside,
     /// Keys are cut.
     CutsKeysAt64Bytes,
     /// A unit that was dropped holds its keys for ever.

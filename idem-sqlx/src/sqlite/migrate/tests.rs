@@ -15,11 +15,11 @@ async fn a_migration_that_fails_midway_leaves_nothing() {
     broken.name = "broken";
     broken.up_template = "CREATE TABLE \"{schema}_half\" (a); INSERT INTO \"{schema}_missing\" VALUES (1);";
     migrate(&store, &[*first, broken]).await.unwrap_err();
-    let mut connection = store.connections.read("looking").await.unwrap();
+    let mut connection = store.driver().connections.read("looking").await.unwrap();
     let count = "SELECT count(*) FROM sqlite_schema WHERE name = 'idem_half'";
     assert_eq!(sqlx::query_scalar::<_, i64>(count).fetch_one(connection.get().unwrap()).await.unwrap(), 0);
     let mut connection = Migrating(connection);
-    let applied = Migrator::new(Dialect::Sqlite, &store.options.schema).applied(&mut connection).await.unwrap();
+    let applied = Migrator::new(Dialect::Sqlite, &store.options().schema).applied(&mut connection).await.unwrap();
     assert_eq!(applied.iter().map(|row| row.version).collect::<Vec<_>>(), [1]);
     connection.0.done();
     // Once it is repaired it goes on from there, and an older build, which may still run on it, leaves it alone.
@@ -30,8 +30,8 @@ async fn a_migration_that_fails_midway_leaves_nothing() {
 }
 
 async fn migrate(store: &Sqlite, known: &[Migration]) -> Result<Vec<u32>, MigrateError> {
-    let mut connection = Migrating(store.connections.write("migrating the schema").await?);
-    let versions = Migrator::with(Dialect::Sqlite, &store.options.schema, known).up(&mut connection).await?;
+    let mut connection = Migrating(store.driver().connections.write("migrating the schema").await?);
+    let versions = Migrator::with(Dialect::Sqlite, &store.options().schema, known).up(&mut connection).await?;
     connection.0.done();
     Ok(versions)
 }

@@ -4,13 +4,13 @@
 use std::collections::HashSet;
 
 use idem_core::{
-    Bookkeeping, Bytes, ConsumerName, DeadLetter, DeadLetterId, ErrorClass, FailureKind, Fingerprint, Message, Origin,
-    ParkedDeadLetter, Reason, Registered, ReplayEnd, Store as _,
+    Bookkeeping, Bytes, ConsumerName, ControlState, DeadLetter, DeadLetterId, ErrorClass, FailureKind, Fingerprint,
+    Message, Origin, ParkedDeadLetter, PayloadHash, Reason, Registered, ReplayEnd, Store as _,
 };
 
 use super::{
     failures::{from, letter, listed, park, take},
-    scene::{Scene, registration},
+    scene::{Scene, key_from, registration},
     subject::StoreUnderTest,
 };
 
@@ -252,4 +252,59 @@ pub async fn equal_dead_letters_of_two_scopes_are_two_rows<T: StoreUnderTest>(su
         let (ours, theirs) = (park(&scene, &ours).await, park(&scene, &theirs).await);
         assert!(ours.id != theirs.id && theirs.copies == 1, "{theirs:?}");
     }
+}
+
+/// The number of the next attempt of a payload of `order-1`, which is counted by this.
+async fn next_attempt<T: StoreUnderTest>(scene: &Scene<'_, T>, registered: &Registered, payload: &str) -> u32 {
+    let hash = PayloadHash::of(payload.as_bytes());
+    scene.store.bookkeeping().count_attempt(registered.scope, &key_from("order-1"), hash).await.unwrap()
+}
+
+/// D14: what is set aside has no attempt counted any more. A copy that comes later has all its attempts, fails as the first
+/// did, and is counted there: with none left it would be a second dead letter, for its attempts.
+pub async fn d14_a_message_that_is_set_aside_has_no_attempt_counted<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let copy = |origin| letter(&registered, from(origin, "order-1", "paid"), Some("order-1"), Reason::Permanent);
+    for (origin, copies) in [("q/1", 1), ("q/2", 2), ("q/3", 3)] {
+        for attempt in 1..=5 {
+            assert_eq!(next_attempt(&scene, &registered, "paid").await, attempt, "{origin}");
+        }
+        assert_eq!(park(&scene, &copy(origin)).await.copies, copies);
+    }
+    assert_eq!(listed(&scene).await.len(), 1);
+}
+
+/// D15: a dead letter ends the count of its own payload alone. A conflict that comes again and again would else let the
+/// message whose key it uses begin anew each time, and one that kills its process would do so for ever.
+pub async fn d15_a_dead_letter_ends_no_count_of_another_payload<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    assert_eq!(next_attempt(&scene, &registered, "paid").await, 1);
+    let conflict = |origin| letter(&registered, from(origin, "order-1", "refunded"), Some("order-1"), Reason::Conflict);
+    for (origin, attempt) in [("q/1", 2), ("q/2", 3), ("q/3", 4)] {
+        park(&scene, &conflict(origin)).await;
+        assert_eq!(next_attempt(&scene, &registered, "paid").await, attempt, "{origin}");
+    }
+}
+
+/// C14: a replay has all its attempts, whatever was counted since its message was set aside, and empties the caches of
+/// committed keys: somebody may have forgotten the key for it.
+pub async fn c14_a_replay_has_all_its_attempts_and_empties_caches<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let paid = letter(&registered, from("q/1", "order-1", "paid"), Some("order-1"), Reason::Permanent);
+    let id = park(&scene, &paid).await.id;
+    for attempt in 1..=5 {
+        assert_eq!(next_attempt(&scene, &registered, "paid").await, attempt);
+    }
+    let epoch = scene.store.bookkeeping().control(registered.scope).await.unwrap().epoch;
+    assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
+    assert_eq!(next_attempt(&scene, &registered, "paid").await, 1);
+    assert!(scene.store.bookkeeping().control(registered.scope).await.unwrap().epoch > epoch);
+    // The state that an operator has set is not touched.
+    scene.store.bookkeeping().set_control(registered.scope, ControlState::Paused, "ann", "a look").await.unwrap();
+    scene.store.bookkeeping().finish_replay(id, ReplayEnd::Processed).await.unwrap();
+    assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
+    assert_eq!(scene.store.bookkeeping().control(registered.scope).await.unwrap().state, ControlState::Paused);
 }

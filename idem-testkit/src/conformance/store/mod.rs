@@ -276,6 +276,9 @@ macro_rules! store_conformance {
                 a_payload_that_was_over_the_limit_is_kept_by_a_later_copy,
                 a_dead_letter_has_the_fingerprint_of_its_last_failure,
                 equal_dead_letters_of_two_scopes_are_two_rows,
+                d14_a_message_that_is_set_aside_has_no_attempt_counted,
+                d15_a_dead_letter_ends_no_count_of_another_payload,
+                c14_a_replay_has_all_its_attempts_and_empties_caches,
             }
             consumers {
                 registering_twice_gives_the_same_scope,

@@ -8,6 +8,7 @@ fn every_case_is_listed_in_the_macro() {
         ("batches", include_str!("batches.rs")),
         ("competition", include_str!("competition.rs")),
         ("consumers", include_str!("consumers.rs")),
+        ("dead_letters", include_str!("dead_letters.rs")),
         ("deliveries", include_str!("deliveries.rs")),
         ("dropped", include_str!("dropped.rs")),
         ("failures", include_str!("failures.rs")),

@@ -68,7 +68,8 @@ impl Database {
                 let path = folder.join("idem.db");
                 let store = Sqlite::open(&path).await.unwrap();
                 store.migrate().await.unwrap();
-                let database = Self { kind, place: Place::Sqlite(path), bookkeeping: Arc::new(store) };
+                let database =
+                    Self { kind, place: Place::Sqlite(path), bookkeeping: Arc::new(store.bookkeeping().clone()) };
                 let mut connection = database.sqlite().await;
                 for table in TABLES {
                     let table = table.replace("bigint GENERATED ALWAYS AS IDENTITY", "integer PRIMARY KEY");

@@ -1,0 +1,166 @@
+//! The same statements in SQLite's dialect. Several in one text are one transaction.
+
+use super::{BookkeepingStatements, Dialect, SchemaName};
+
+/// What a dead letter is listed by.
+const PARKED: &str = "id, idempotency_key, origin, reason, attempts, error, fingerprint, copies, first_at,
+    payload IS NOT NULL OR has_payload = 0 AS payload_kept, published_at, loss_accepted_at IS NOT NULL AS loss_accepted,
+    replay_outcome AS replayed";
+
+/// Whether a replay of the dead letter waits: `{now}` and `{span}` are parameters.
+const WAITING: &str = "d.replay_requested_at IS NOT NULL AND d.replayed_at IS NULL
+        AND (d.replay_taken_at IS NULL OR d.replay_taken_at < {now} - {span})";
+
+impl BookkeepingStatements {
+    /// The statements of SQLite with the prefix of idem's tables in them.
+    #[must_use]
+    pub fn sqlite(schema: &SchemaName) -> Self {
+        let text = |template: &str| Dialect::Sqlite.render(template, schema).into();
+        let letter = |template: &str| text(&template.replace("{parked}", PARKED));
+        let waiting = |template: &str, now: &str, span: &str| {
+            text(&template.replace("{waiting}", &WAITING.replace("{now}", now).replace("{span}", span)))
+        };
+        Self {
+            select_consumer: text(SELECT_CONSUMER),
+            insert_consumer: text(INSERT_CONSUMER),
+            insert_tenant: text(INSERT_TENANT),
+            fill_binding: text(FILL_BINDING),
+            update_retention: text(UPDATE_RETENTION),
+            select_hash: text(r#"SELECT id FROM "{schema}_payload_hashes" WHERE rule = ?1"#),
+            insert_hash: text(
+                r#"INSERT INTO "{schema}_payload_hashes" (rule) VALUES (?1) ON CONFLICT (rule) DO NOTHING RETURNING id"#,
+            ),
+            insert_run: text(INSERT_RUN),
+            count_attempt: text(COUNT_ATTEMPT),
+            uncount_attempt: text(UNCOUNT_ATTEMPT),
+            insert_dead_letter: letter(INSERT_DEAD_LETTER),
+            update_dead_letter: letter(UPDATE_DEAD_LETTER),
+            keep_payload: text(KEEP_PAYLOAD),
+            mark_published: text(r#"UPDATE "{schema}_dead_letters" SET published_at = ?2 WHERE id = ?1"#),
+            list_dead_letters: letter(LIST_DEAD_LETTERS),
+            request_replays: text(REQUEST_REPLAYS),
+            replays_waiting: waiting(REPLAYS_WAITING, "?3", "?2"),
+            take_replays: waiting(TAKE_REPLAYS, "?5", "?4"),
+            finish_replay: text(FINISH_REPLAY),
+            release_replay: text(RELEASE_REPLAY),
+            read_control: text(READ_CONTROL),
+            write_control: text(WRITE_CONTROL),
+            insert_audit: text(INSERT_AUDIT),
+        }
+    }
+}
+
+const SELECT_CONSUMER: &str = r#"
+SELECT oldest.id AS binding, wanted.id, oldest.bound_to, oldest.handler, oldest.key_rules, oldest.hash_rules
+FROM (SELECT * FROM "{schema}_consumers" WHERE name = ?2 ORDER BY id LIMIT 1) AS oldest
+LEFT JOIN "{schema}_consumers" AS wanted ON wanted.name = oldest.name AND wanted.tenant = ?1"#;
+
+const INSERT_CONSUMER: &str = r#"
+INSERT INTO "{schema}_consumers" (tenant, name, bound_to, handler, key_rules, hash_rules, retention, first_started_at)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (tenant, name) DO NOTHING RETURNING id"#;
+
+const INSERT_TENANT: &str = r#"
+INSERT INTO "{schema}_consumers" (tenant, name, bound_to, handler, key_rules, hash_rules, retention, first_started_at)
+SELECT ?1, name, bound_to, handler, key_rules, hash_rules, retention, ?3 FROM "{schema}_consumers"
+WHERE name = ?2 ORDER BY id LIMIT 1 ON CONFLICT (tenant, name) DO NOTHING RETURNING id"#;
+
+const FILL_BINDING: &str = r#"
+UPDATE "{schema}_consumers" SET bound_to = ?2, handler = ?3, hash_rules = ?4, key_rules = ?6
+WHERE id = ?1 AND key_rules IN ('', ?6) AND bound_to IN ('', ?2) AND handler IN ('', ?3) AND hash_rules = ?5
+RETURNING id"#;
+
+const UPDATE_RETENTION: &str = r#"
+UPDATE "{schema}_consumers" SET retention = ?2 WHERE id = ?1 AND retention IS NOT ?2 RETURNING id"#;
+
+const INSERT_RUN: &str = r#"
+INSERT INTO "{schema}_worker_runs" (host, process, version, started_at) VALUES (?1, ?2, ?3, ?4)
+RETURNING id, started_at AS server_now"#;
+
+const COUNT_ATTEMPT: &str = r#"
+INSERT INTO "{schema}_attempts" AS a (consumer, key_id, idempotency_key, payload_hash, attempts, first_at, last_at)
+VALUES (?1, ?2, ?3, ?4, 1, ?5, ?5)
+ON CONFLICT (consumer, key_id) DO UPDATE SET last_at = excluded.last_at, payload_hash = excluded.payload_hash,
+    attempts = CASE WHEN a.payload_hash = excluded.payload_hash THEN a.attempts + 1 ELSE 1 END
+RETURNING attempts"#;
+
+const UNCOUNT_ATTEMPT: &str = r#"
+UPDATE "{schema}_attempts" SET attempts = max(attempts - 1, 0) WHERE consumer = ?1 AND key_id = ?2 RETURNING attempts"#;
+
+const INSERT_DEAD_LETTER: &str = r#"
+INSERT INTO "{schema}_dead_letters" (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason,
+    attempts, error, payload, payload_bytes, has_payload, headers, message_id, message_type, record_key,
+    ordering_key, identity, fingerprint, first_at, last_at)
+VALUES (?1, ?2, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?20)
+ON CONFLICT DO NOTHING RETURNING {parked};
+UPDATE "{schema}_attempts" SET attempts = 0 WHERE consumer = ?1 AND key_id = ?3 AND payload_hash = ?5"#;
+
+const UPDATE_DEAD_LETTER: &str = r#"
+UPDATE "{schema}_dead_letters" SET copies = copies + (?3 NOT IN (origin, last_origin)),
+    last_origin = CASE WHEN ?3 = origin THEN last_origin ELSE ?3 END,
+    reason = ?4, attempts = ?5, error = ?6, fingerprint = ?7, last_at = ?8,
+    replay_requested_at = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_requested_at END,
+    replay_taken_at = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_taken_at END,
+    replay_taken_by = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_taken_by END,
+    replay_outcome = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_outcome END,
+    replayed_at = CASE WHEN ?3 IN (origin, last_origin) THEN replayed_at END
+WHERE consumer = ?1 AND identity = ?2 RETURNING {parked}"#;
+
+const KEEP_PAYLOAD: &str = r#"
+UPDATE "{schema}_dead_letters" SET payload = ?2 WHERE id = ?1 AND has_payload AND payload IS NULL RETURNING id"#;
+
+const LIST_DEAD_LETTERS: &str = r#"
+SELECT {parked} FROM "{schema}_dead_letters"
+WHERE consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1) ORDER BY id DESC LIMIT ?2"#;
+
+/// What the first statement has marked has its instant, as long as the transaction lasts.
+const REQUEST_REPLAYS: &str = r#"
+UPDATE "{schema}_dead_letters" SET replay_requested_at = ?2, replay_taken_at = NULL, replay_taken_by = NULL,
+    replayed_at = NULL, replay_outcome = NULL
+WHERE id IN (SELECT value FROM json_each(?1)) AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
+    AND (payload IS NOT NULL OR has_payload = 0)
+RETURNING id;
+UPDATE "{schema}_attempts" SET attempts = 0 WHERE (consumer, key_id, payload_hash) IN (
+    SELECT consumer, key_id, payload_hash FROM "{schema}_dead_letters"
+    WHERE id IN (SELECT value FROM json_each(?1)) AND replay_requested_at = ?2);
+INSERT INTO "{schema}_controls" AS c (consumer, at, epoch)
+SELECT DISTINCT consumer, ?2, 1 FROM "{schema}_dead_letters"
+WHERE id IN (SELECT value FROM json_each(?1)) AND replay_requested_at = ?2
+ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1"#;
+
+const REPLAYS_WAITING: &str = r#"
+SELECT EXISTS (
+    SELECT 1 FROM "{schema}_consumers" AS c JOIN "{schema}_dead_letters" AS d ON d.consumer = c.id
+    WHERE c.name = ?1 AND {waiting}) AS waiting"#;
+
+const TAKE_REPLAYS: &str = r#"
+UPDATE "{schema}_dead_letters" SET replay_taken_at = ?5, replay_taken_by = ?2
+WHERE id IN (
+    SELECT d.id FROM "{schema}_consumers" AS c JOIN "{schema}_dead_letters" AS d ON d.consumer = c.id
+    WHERE c.name = ?1 AND {waiting}
+    ORDER BY d.id LIMIT ?3)
+RETURNING id, consumer, origin, idempotency_key, payload, has_payload, headers, message_id, message_type, record_key,
+    ordering_key"#;
+
+const FINISH_REPLAY: &str = r#"
+UPDATE "{schema}_dead_letters" SET replayed_at = ?3, replay_outcome = ?2
+WHERE id = ?1 AND replay_requested_at IS NOT NULL AND replayed_at IS NULL"#;
+
+const RELEASE_REPLAY: &str = r#"
+UPDATE "{schema}_dead_letters" SET replay_taken_at = NULL, replay_taken_by = NULL
+WHERE id = ?1 AND replay_requested_at IS NOT NULL AND replayed_at IS NULL"#;
+
+/// One file, which nobody fails over, has one identity.
+const READ_CONTROL: &str = r#"
+SELECT ifnull(c.state, 'running') AS state, ifnull(c."by", '') AS "by", ifnull(c.reason, '') AS reason,
+    ifnull(c.epoch, 0) AS epoch, ?2 AS server_now, '' AS identity
+FROM (SELECT ?1 AS consumer) AS asked LEFT JOIN "{schema}_controls" AS c ON c.consumer = asked.consumer"#;
+
+const WRITE_CONTROL: &str = r#"
+INSERT INTO "{schema}_controls" AS c (consumer, state, "by", reason, at) VALUES (?1, ?2, ?3, ?4, ?5)
+ON CONFLICT (consumer) DO UPDATE SET state = excluded.state, "by" = excluded."by", reason = excluded.reason,
+    at = excluded.at
+RETURNING epoch"#;
+
+const INSERT_AUDIT: &str = r#"
+INSERT INTO "{schema}_audit" (who, action, consumer, idempotency_key, details, at) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+RETURNING id"#;

@@ -62,7 +62,7 @@ const DEFAULTS: [(&str, &str); 9] = [
 const PARTITION_BYTES: &str = "fetch.message.max.bytes";
 
 /// Settings that are decided, with the value they have and why [`KafkaOptions::set`] refuses them.
-const DECIDED: [(&str, &str, &str); 9] = [
+const DECIDED: [(&str, &str, &str); 10] = [
     ("enable.auto.commit", "false", "only what was handled may be committed: idem commits positions itself"),
     ("enable.auto.offset.store", "false", "only what was handled may be stored: idem keeps the positions itself"),
     ("auto.offset.reset", "error", "it would skip messages after an outage: use `reset`, which is for new groups only"),
@@ -71,6 +71,7 @@ const DECIDED: [(&str, &str, &str); 9] = [
     ("allow.auto.create.topics", "false", "idem never creates topics"),
     // librdkafka 2.12 stalls for minutes and loses commits under the new protocol, which 2.15 mends.
     ("group.protocol", "classic", "the client library that is built in loses commits under the newer protocol"),
+    ("statistics.interval.ms", "0", "nothing reads librdkafka's statistics: idem has metrics of its own"),
     ("auto.commit.enable", "", "only what was handled may be committed: idem commits positions itself"),
     ("group.remote.assignor", "", "it belongs to the newer group protocol, which is not used"),
 ];

@@ -17,7 +17,7 @@ use rdkafka::{
     types::{RDKafkaErrorCode, RDKafkaRespErr},
 };
 
-use crate::error::is_authentication;
+use crate::error::{is_authentication, said};
 
 /// A part of a rebalance that waits for its answer. Meanwhile the client library keeps the membership alive.
 #[derive(Debug)]
@@ -40,6 +40,8 @@ pub(crate) struct Context {
 struct Noted {
     steps: VecDeque<Step>,
     not_let_in: Option<String>,
+    /// What the library said of the error that it hands over next, which carries the code alone.
+    reason: String,
 }
 
 impl Context {
@@ -60,6 +62,11 @@ impl Context {
         self.noted().not_let_in.clone()
     }
 
+    /// What was said of the error that was just handed over.
+    pub(crate) fn reason(&self) -> String {
+        std::mem::take(&mut self.noted().reason)
+    }
+
     /// From now on rebalances are answered at once.
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);
@@ -72,9 +79,17 @@ impl ClientContext for Context {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        if error.rdkafka_error_code().is_some_and(is_authentication) {
-            self.noted().not_let_in = Some(reason.to_owned());
+        let code = error.rdkafka_error_code();
+        // The end of a partition is no error, and comes by often.
+        if code == Some(RDKafkaErrorCode::PartitionEOF) {
+            return;
         }
+        let mut noted = self.noted();
+        if code.is_some_and(is_authentication) {
+            noted.not_let_in = Some(reason.to_owned());
+        }
+        reason.clone_into(&mut noted.reason);
+        drop(noted);
         Log.error(error, reason);
     }
 }
@@ -85,7 +100,7 @@ impl ConsumerContext for Context {
         if self.closing.load(Ordering::SeqCst) {
             let answered = if assign { answer_assign(consumer, list) } else { answer_revoke(consumer, list) };
             if let Err(error) = answered {
-                tracing::debug!(%error, "the last assignment could not be answered");
+                tracing::debug!(error = said(&error), "the last assignment could not be answered");
             }
             return;
         }
@@ -137,10 +152,7 @@ impl ClientContext for Log {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        // Most mend themselves; what a person must act on comes as an answer as well. The end of a partition is no error.
-        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::PartitionEOF) {
-            return;
-        }
-        tracing::debug!(%error, reason, "the Kafka client reports an error");
+        // Most mend themselves; what a person must act on comes as an answer as well.
+        tracing::debug!(error = said(&error), reason, "the Kafka client reports an error");
     }
 }

@@ -13,6 +13,7 @@ mod rebalance;
 mod record;
 mod source;
 mod state;
+mod troubles;
 mod watchdog;
 
 pub use idem_core as core;

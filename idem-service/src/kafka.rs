@@ -39,7 +39,7 @@ pub struct Kafka {
     #[arg(long, value_name = "WHERE")]
     reset: Option<Reset>,
 
-    /// A setting of librdkafka, such as security.protocol=ssl; repeatable
+    /// A setting of librdkafka, such as security.protocol=sasl_ssl; repeatable
     // It may be a password, so it is marked as a secret.
     #[arg(long = "kafka", value_name = "NAME=VALUE", hide_env_values = true, value_parser = name_and_value)]
     settings: Vec<(String, String)>,
@@ -78,6 +78,11 @@ impl Broker for Kafka {
     type Publisher = KafkaPublisher;
 
     const VARIABLES: &'static str = "KAFKA_";
+
+    fn partitions(source: &KafkaSource) -> Option<Vec<String>> {
+        let topic = source.topic();
+        Some(source.partitions().into_iter().map(|partition| format!("{topic}/{partition}")).collect())
+    }
 
     async fn build(self) -> Result<Built<KafkaSource, KafkaPublisher>, BoxError> {
         let mut options = KafkaOptions::new(&self.brokers, &self.topic, &self.group).lane_by(match self.lane_by {

@@ -80,7 +80,7 @@ pub enum OlderThanRetention {
 /// The settings of a [`DedupConsumer`](crate::DedupConsumer).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConsumerSettings {
-    /// How long records are kept. Defaults to [`RETENTION`]; from 1 minute to 10 years, or for ever.
+    /// How long records are kept. Defaults to 7 days; from 1 minute to 10 years, or for ever.
     pub retention: Retention,
     /// How long one claim waits for others that hold its keys. Defaults to 5 s; from 1 ms to 5 minutes.
     pub busy_timeout: Duration,
@@ -106,11 +106,6 @@ pub struct ConsumerSettings {
     pub handlers: Handlers,
 }
 
-/// The default of [`ConsumerSettings::retention`]: 15 days. That is longer than a broker with its own defaults may deliver a
-/// message again: Kafka keeps a record for 7 days and, with the segment that it is in, for up to 7 more; SQS for 14 days at
-/// most.
-pub const RETENTION: Duration = Duration::from_secs(15 * 24 * 3600);
-
 /// The default of [`ConsumerSettings::payload_bytes_max`]: 1 MiB, as much as Kafka and SQS take unless they are told
 /// otherwise.
 pub const PAYLOAD_BYTES_MAX: usize = 1 << 20;
@@ -131,7 +126,7 @@ const YEARS_10: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 impl ConsumerSettings {
     pub(crate) fn new(lanes_max: Option<usize>) -> Self {
         Self {
-            retention: Retention::For(RETENTION),
+            retention: Retention::For(Duration::from_secs(7 * 24 * 3600)),
             busy_timeout: Duration::from_secs(5),
             handler_deadline: Duration::from_secs(30),
             commit_timeout: Duration::from_secs(10),

@@ -32,7 +32,7 @@ pub use self::{
     },
     config::{
         ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, Effects, Handlers, OlderThanRetention, OnConflict,
-        OnUnkeepable, PAYLOAD_BYTES_CAP, PAYLOAD_BYTES_MAX, RETENTION, WorkerSettings,
+        OnUnkeepable, PAYLOAD_BYTES_CAP, PAYLOAD_BYTES_MAX, WorkerSettings,
     },
     consumer::{DedupConsumer, DedupConsumerBuilder},
     dead_letter::{

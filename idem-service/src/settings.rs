@@ -38,7 +38,7 @@ pub(crate) struct Settings {
     pub(crate) key_secret_file: Option<PathBuf>,
 
     /// How long records are kept, or forever
-    #[arg(long, env = "IDEM_RETENTION", value_name = "TIME", default_value = "15d", value_parser = spans::retention)]
+    #[arg(long, env = "IDEM_RETENTION", value_name = "TIME", default_value = "7d", value_parser = spans::retention)]
     pub(crate) retention: Retention,
 
     /// Create or update idem's tables before the start

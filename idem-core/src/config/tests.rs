@@ -16,7 +16,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 #[test]
 fn defaults_are_those_of_the_design() {
     let consumer = consumer();
-    assert_eq!(consumer.retention, Retention::For(days(15)));
+    assert_eq!(consumer.retention, Retention::For(days(7)));
     assert_eq!(consumer.busy_timeout, Duration::from_secs(5));
     assert_eq!(consumer.handler_deadline, Duration::from_secs(30));
     assert_eq!(consumer.commit_timeout, Duration::from_secs(10));

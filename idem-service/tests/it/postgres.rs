@@ -152,7 +152,7 @@ async fn the_start_says_how_many_connections_it_opens() {
             let mut running = worker(&database, &place, &arguments).start();
             let line = running.line("starting").await;
             assert!(line.contains(&format!("connections=\"{said}\"")), "{line}");
-            assert!(line.contains("forecast=\"1296000 records and 272 MB for each message a second\""), "{line}");
+            assert!(line.contains("forecast=\"604800 records and 127 MB for each message a second\""), "{line}");
             let admin = Admin::of(&mut running).await;
             admin.readiness(|json| json["ready"] == true).await;
             (0..500).for_each(|number| place.publish(&format!("order-{number}"), &format!("{number}")));

@@ -17,7 +17,7 @@ use tokio::{runtime::Handle, time::Instant};
 use crate::{
     config::{KafkaOptions, Reset},
     context::Context,
-    error::{classify, refusal, refused, said, unauthenticated, unavailable, words},
+    error::{classify, in_trouble, refusal, refused, said, unauthenticated, unavailable, words},
 };
 
 /// How long one question to a broker may take.
@@ -60,6 +60,10 @@ pub(crate) fn attach(
 /// The topic's partitions. Waits for brokers that cannot be reached yet, but not for one that lets nobody in.
 fn partitions(consumer: &BaseConsumer<Context>, options: &KafkaOptions) -> Result<Vec<i32>, SourceError> {
     let until = Instant::now() + REACHED;
+    if options.tokens.is_some() {
+        // The client library asks for its first token from within a poll, and connects nowhere before.
+        drop(consumer.poll(LISTENED));
+    }
     let metadata = loop {
         match consumer.fetch_metadata(Some(&options.topic), ASKED) {
             Ok(metadata) => break metadata,
@@ -72,6 +76,9 @@ fn partitions(consumer: &BaseConsumer<Context>, options: &KafkaOptions) -> Resul
                 }
                 if let Some(reason) = consumer.context().not_let_in() {
                     return Err(unauthenticated(&reason));
+                }
+                if let Some(problem) = consumer.context().no_token() {
+                    return Err(in_trouble("asking for a token", problem));
                 }
                 if Instant::now() >= until
                     || error.rdkafka_error_code().is_some_and(|code| refusal(options, code).is_some())
@@ -203,6 +210,10 @@ async fn topic_config(options: &KafkaOptions) -> Result<TopicConfig, String> {
              that the retention of this consumer's records is longer"
         )
     };
+    if options.tokens.is_some() {
+        // rdkafka serves the queue in which an administrative client asks for its token to nobody.
+        return Err(unknown("a client that logs in by token cannot ask for it"));
+    }
     let admin: AdminClient<DefaultClientContext> =
         options.connection_config().create().map_err(|e| unknown(&said(&e)))?;
     let resource = ResourceSpecifier::Topic(topic);

@@ -1,11 +1,11 @@
 //! Every setting with its default and limits. What would break the guarantee is refused, with the reason.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use idem_core::ConfigError;
 use rdkafka::{ClientConfig, config::RDKafkaLogLevel, error::KafkaError};
 
-use crate::source::KafkaSource;
+use crate::{source::KafkaSource, tokens::TokenSource};
 
 /// Where a group starts that knows nothing of the topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +38,7 @@ pub struct KafkaOptions {
     pub(crate) commit_every: Duration,
     pub(crate) drain: Duration,
     pub(crate) stalled_after: Duration,
+    pub(crate) tokens: Option<Arc<dyn TokenSource>>,
     settings: Vec<(String, String)>,
 }
 
@@ -119,6 +120,7 @@ impl KafkaOptions {
             commit_every: Duration::from_secs(5),
             drain: Duration::from_secs(25),
             stalled_after: Duration::from_secs(120),
+            tokens: None,
             settings: Vec::new(),
         }
     }
@@ -160,6 +162,15 @@ impl KafkaOptions {
     #[must_use]
     pub fn stalled_after(mut self, time: Duration) -> Self {
         self.stalled_after = time;
+        self
+    }
+
+    /// Logs in by tokens, with SASL/OAUTHBEARER, also in a [`KafkaPublisher`](crate::KafkaPublisher). Sets
+    /// `sasl.mechanisms=OAUTHBEARER` and `security.protocol=sasl_ssl`, unless [`set`](Self::set) sets them. Needs the feature
+    /// `ssl`, which is on by default. How long the topic keeps records cannot be asked with a token, and is warned of.
+    #[must_use]
+    pub fn tokens(mut self, source: impl TokenSource) -> Self {
+        self.tokens = Some(Arc::new(source));
         self
     }
 
@@ -214,7 +225,7 @@ impl KafkaOptions {
 
     pub(crate) fn consumer_config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
-        for (name, value) in DEFAULTS {
+        for (name, value) in DEFAULTS.into_iter().chain(self.login_defaults()) {
             config.set(name, value);
         }
         for (name, value) in &self.settings {
@@ -233,6 +244,15 @@ impl KafkaOptions {
         config.set("bootstrap.servers", &self.brokers).set("group.id", &self.group);
         config.set_log_level(log_level());
         config
+    }
+
+    /// What a login by token needs and nobody has set. Of the mechanism's two names only one may be there.
+    fn login_defaults(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let is_set = |names: &[&str]| self.settings.iter().any(|(name, _)| names.contains(&&**name));
+        let protocol =
+            (self.tokens.is_some() && !is_set(&["security.protocol"])).then_some(("security.protocol", "sasl_ssl"));
+        let mechanism = self.tokens.is_some() && !is_set(&["sasl.mechanism", "sasl.mechanisms"]);
+        protocol.into_iter().chain(mechanism.then_some(("sasl.mechanisms", "OAUTHBEARER")))
     }
 
     /// That of a producer of dead letters, which has the connection's settings and its own.
@@ -255,6 +275,9 @@ impl KafkaOptions {
     pub(crate) fn connection_config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("client.id", "idem").set("socket.keepalive.enable", "true");
+        for (name, value) in self.login_defaults() {
+            config.set(name, value);
+        }
         for (name, value) in &self.settings {
             if CONNECTION.iter().any(|start| name.starts_with(start)) {
                 config.set(name, value);

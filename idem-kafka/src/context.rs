@@ -3,6 +3,7 @@
 
 use std::{
     collections::VecDeque,
+    error::Error,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -11,13 +12,17 @@ use std::{
 
 use rdkafka::{
     ClientContext, TopicPartitionList,
+    client::OAuthToken,
     config::RDKafkaLogLevel,
     consumer::{BaseConsumer, Consumer, ConsumerContext, RebalanceProtocol},
     error::{KafkaError, KafkaResult},
     types::{RDKafkaErrorCode, RDKafkaRespErr},
 };
 
-use crate::error::{is_authentication, said};
+use crate::{
+    error::{is_authentication, said},
+    tokens::Login,
+};
 
 /// A part of a rebalance that waits for its answer. Meanwhile the client library keeps the membership alive.
 #[derive(Debug)]
@@ -31,6 +36,7 @@ pub(crate) enum Step {
 
 #[derive(Debug, Default)]
 pub(crate) struct Context {
+    log: Log,
     /// The consumer is being dropped, and nobody looks at what is noted any more.
     closing: AtomicBool,
     noted: Mutex<Noted>,
@@ -42,9 +48,15 @@ struct Noted {
     not_let_in: Option<String>,
     /// What the library said of the error that it hands over next, which carries the code alone.
     reason: String,
+    /// Why there is no token for the login.
+    no_token: Option<String>,
 }
 
 impl Context {
+    pub(crate) fn new(login: Option<Login>) -> Self {
+        Self { log: Log { login }, ..Self::default() }
+    }
+
     fn noted(&self) -> MutexGuard<'_, Noted> {
         self.noted.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -62,6 +74,11 @@ impl Context {
         self.noted().not_let_in.clone()
     }
 
+    /// Why there is no token to log in with; the brokers were not asked then.
+    pub(crate) fn no_token(&self) -> Option<String> {
+        self.noted().no_token.clone()
+    }
+
     /// What was said of the error that was just handed over.
     pub(crate) fn reason(&self) -> String {
         std::mem::take(&mut self.noted().reason)
@@ -74,8 +91,16 @@ impl Context {
 }
 
 impl ClientContext for Context {
+    const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
+
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        Log.log(level, facility, message);
+        self.log.log(level, facility, message);
+    }
+
+    fn generate_oauth_token(&self, config: Option<&str>) -> Result<OAuthToken, Box<dyn Error>> {
+        let token = self.log.generate_oauth_token(config);
+        self.noted().no_token = token.as_ref().err().map(ToString::to_string);
+        token
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
@@ -85,12 +110,12 @@ impl ClientContext for Context {
             return;
         }
         let mut noted = self.noted();
-        if code.is_some_and(is_authentication) {
+        if code.is_some_and(is_authentication) && noted.no_token.is_none() {
             noted.not_let_in = Some(reason.to_owned());
         }
         reason.clone_into(&mut noted.reason);
         drop(noted);
-        Log.error(error, reason);
+        self.log.error(error, reason);
     }
 }
 
@@ -131,11 +156,20 @@ pub(crate) fn answer_revoke(consumer: &BaseConsumer<Context>, list: &TopicPartit
     }
 }
 
-/// The client library's log lines, as ours.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Log;
+/// The client library's log lines, as ours, and the login of whatever client it belongs to.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Log {
+    pub(crate) login: Option<Login>,
+}
 
 impl ClientContext for Log {
+    const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
+
+    fn generate_oauth_token(&self, _config: Option<&str>) -> Result<OAuthToken, Box<dyn Error>> {
+        let login = self.login.as_ref().ok_or("nothing makes tokens: give KafkaOptions::tokens a source of them")?;
+        Ok(login.token()?)
+    }
+
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         match level {
             // What the library calls an error is mostly a connection that it opens again.

@@ -15,10 +15,13 @@ use rdkafka::{
     types::RDKafkaErrorCode as Code,
 };
 
+use tokio::runtime::Handle;
+
 use crate::{
     config::{KafkaOptions, check_topic, refused_by_library},
     context::Log,
     error::{refusal, refused, unavailable, words},
+    tokens::Login,
 };
 
 /// How long a dead letter may wait for its confirmation before it counts as not published.
@@ -42,7 +45,8 @@ pub struct KafkaPublisher {
 }
 
 impl KafkaPublisher {
-    /// A publisher to `topic` on the brokers of `options`, reached with its security settings.
+    /// A publisher to `topic` on the brokers of `options`, reached with its security settings. With
+    /// [`tokens`](KafkaOptions::tokens) it is made within a Tokio runtime, on which they are asked for.
     ///
     /// # Errors
     /// [`ConfigError`] where the topic's name or a setting is refused.
@@ -89,7 +93,9 @@ fn producer(options: &KafkaOptions) -> Result<FutureProducer<Log>, KafkaError> {
     config.set("topic.metadata.propagation.max.ms", "5000");
     // Nobody waits for company in a batch of dead letters.
     config.set("linger.ms", "0");
-    config.create_with_context(Log)
+    // Where no runtime is, no token can come, and each try to publish says so.
+    let login = options.tokens.clone().zip(Handle::try_current().ok());
+    config.create_with_context(Log { login: login.map(|(source, runtime)| Login::new(source, runtime)) })
 }
 
 impl KafkaPublisher {

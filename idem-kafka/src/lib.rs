@@ -13,6 +13,7 @@ mod rebalance;
 mod record;
 mod source;
 mod state;
+mod tokens;
 mod troubles;
 mod watchdog;
 
@@ -23,4 +24,5 @@ pub use self::{
     dead_letter::KafkaPublisher,
     source::KafkaSource,
     state::KafkaHandle,
+    tokens::{Token, TokenSource},
 };

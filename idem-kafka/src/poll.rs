@@ -17,11 +17,12 @@ use crate::{
     commit::Commits,
     config::{KafkaOptions, Reset},
     context::Context,
-    error::{classify, cure, in_trouble, refusal, refused, said, unreachable},
+    error::{classify, cure, in_trouble, is_authentication, refusal, refused, said, unreachable},
     quiet,
     rebalance::Rebalance,
     record,
     state::{Ending, Progress, Shared},
+    tokens::Login,
     troubles::Troubles,
     watchdog::Watchdog,
 };
@@ -46,6 +47,7 @@ pub(crate) struct Poller {
     /// When positions are committed next.
     pub(crate) commit_at: Instant,
     pub(crate) commits: Commits,
+    login: Option<Login>,
     troubles: Troubles,
     watchdog: Watchdog,
 }
@@ -102,7 +104,9 @@ impl Poller {
         shared: &Arc<Shared>,
         runtime: &Handle,
     ) -> Result<(Self, Attached), SourceError> {
-        let consumer = consumer(&options).map_err(|error| classify(&options, "creating the consumer", error))?;
+        let login = options.tokens.clone().map(|source| Login::new(source, runtime.clone()));
+        let consumer =
+            consumer(&options, login.clone()).map_err(|error| classify(&options, "creating the consumer", error))?;
         let attached = attach(&consumer, &options, runtime)?;
         consumer.subscribe(&[&options.topic]).map_err(|error| classify(&options, "subscribing", error))?;
         let poller = Self {
@@ -112,6 +116,7 @@ impl Poller {
             paused: false,
             commit_at: Instant::now() + options.commit_every,
             commits: Commits::new(options.stalled_after / 2),
+            login,
             troubles: Troubles::default(),
             watchdog: Watchdog::new(options.stalled_after),
             options,
@@ -172,6 +177,9 @@ impl Poller {
             }
         } else if code == Code::AllBrokersDown {
             self.shared.fail(unreachable(&self.options, "consuming", error));
+        } else if let Some(problem) = self.consumer.context().no_token().filter(|_| is_authentication(code)) {
+            // The one before may be valid for some time, and the next is asked for soon.
+            self.shared.fail(in_trouble("asking for a token", problem));
         } else if let Some(refusal) = refusal(&self.options, code) {
             self.shared.fail(refusal);
         } else {
@@ -231,7 +239,7 @@ impl Poller {
     fn replace(&mut self) {
         let topic = &self.options.topic;
         tracing::warn!(%topic, "no record was delivered although there are some; the consumer is replaced by a new one");
-        let fresh = consumer(&self.options).and_then(|fresh| {
+        let fresh = consumer(&self.options, self.login.clone()).and_then(|fresh| {
             fresh.subscribe(&[topic])?;
             Ok(fresh)
         });
@@ -273,6 +281,6 @@ impl Poller {
     }
 }
 
-fn consumer(options: &KafkaOptions) -> KafkaResult<BaseConsumer<Context>> {
-    options.consumer_config().create_with_context(Context::default())
+fn consumer(options: &KafkaOptions, login: Option<Login>) -> KafkaResult<BaseConsumer<Context>> {
+    options.consumer_config().create_with_context(Context::new(login))
 }

@@ -94,3 +94,8 @@ impl fmt::Debug for Login {
         f.debug_struct("Login").finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, feature = "msk-iam"))]
+pub(crate) fn value(token: &Token) -> &str {
+    &token.value
+}

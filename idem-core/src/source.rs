@@ -221,6 +221,12 @@ pub trait Source: Send + Sync + 'static {
     /// this source's own hands.
     fn is_idle(&self) -> impl Future<Output = bool> + Send;
 
+    /// Whether the broker lets this source take part, after [`Source::attach`]: a member of a group has been given its share,
+    /// which may be nothing. The worker counts as ready from then on. A source that nobody has to let in leaves it as it is.
+    fn takes_part(&self) -> bool {
+        true
+    }
+
     /// Nothing is wanted for a while; see the contract, number 7.
     fn pause(&self) {}
 

@@ -1,6 +1,6 @@
 //! What a start asks of the brokers: whether the topic is there, where the group is in it, and how long it keeps records.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use idem_core::{Attached, SourceError};
 use rdkafka::{
@@ -17,14 +17,18 @@ use tokio::{runtime::Handle, time::Instant};
 use crate::{
     config::{KafkaOptions, Reset},
     context::Context,
-    error::{classify, refusal, refused, unauthenticated, unavailable},
+    error::{classify, in_trouble, refusal, refused, said, unauthenticated, unavailable, words},
 };
 
 /// How long one question to a broker may take.
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
 
-/// How long the brokers may take to answer at all.
-const REACHED: Duration = Duration::from_secs(5);
+/// How long the brokers may take to answer at all: connections, TLS and a login are in it.
+const REACHED: Duration = Duration::from_secs(10);
+
+/// How long each of the questions within it may take, and what is reported meanwhile is listened to after each.
+const ASKED: Duration = Duration::from_secs(1);
+const LISTENED: Duration = Duration::from_millis(100);
 
 /// How often the start of a group is tried again when another member was faster.
 const ROUNDS: usize = 5;
@@ -36,7 +40,7 @@ pub(crate) fn attach(
 ) -> Result<Attached, SourceError> {
     let partitions = partitions(consumer, options)?;
     let cluster = consumer.client().fetch_cluster_id(ANSWER).ok_or_else(|| {
-        unavailable("asking for the cluster's id", KafkaError::MetadataFetch(Code::OperationTimedOut))
+        unavailable("asking for the cluster's id", &KafkaError::MetadataFetch(Code::OperationTimedOut))
     })?;
     start(consumer, options, &partitions)?;
     let mut attached = Attached::new(format!("kafka:{cluster}/{}/{}", options.topic, options.group));
@@ -56,14 +60,25 @@ pub(crate) fn attach(
 /// The topic's partitions. Waits for brokers that cannot be reached yet, but not for one that lets nobody in.
 fn partitions(consumer: &BaseConsumer<Context>, options: &KafkaOptions) -> Result<Vec<i32>, SourceError> {
     let until = Instant::now() + REACHED;
+    if options.tokens.is_some() {
+        // The client library asks for its first token from within a poll, and connects nowhere before.
+        drop(consumer.poll(LISTENED));
+    }
     let metadata = loop {
-        match consumer.fetch_metadata(Some(&options.topic), Duration::from_secs(1)) {
+        match consumer.fetch_metadata(Some(&options.topic), ASKED) {
             Ok(metadata) => break metadata,
             Err(error) => {
-                // Nobody is subscribed, so this only serves what was reported meanwhile.
-                while consumer.poll(Duration::ZERO).is_some() {}
+                // Nobody is subscribed, so this only serves what was reported meanwhile. A poll that does not wait ends
+                // after each line for the log, and the reason for which nobody is let in stands behind several.
+                let listened = Instant::now() + LISTENED;
+                while consumer.context().not_let_in().is_none() && Instant::now() < listened {
+                    drop(consumer.poll(LISTENED));
+                }
                 if let Some(reason) = consumer.context().not_let_in() {
                     return Err(unauthenticated(&reason));
+                }
+                if let Some(problem) = consumer.context().no_token() {
+                    return Err(in_trouble("asking for a token", problem));
                 }
                 if Instant::now() >= until
                     || error.rdkafka_error_code().is_some_and(|code| refusal(options, code).is_some())
@@ -74,7 +89,7 @@ fn partitions(consumer: &BaseConsumer<Context>, options: &KafkaOptions) -> Resul
         }
     };
     let Some(topic) = metadata.topics().iter().find(|topic| topic.name() == options.topic) else {
-        return Err(unavailable("asking for the topic", KafkaError::MetadataFetch(Code::UnknownTopic)));
+        return Err(unavailable("asking for the topic", &KafkaError::MetadataFetch(Code::UnknownTopic)));
     };
     if let Some(code) = topic.error() {
         return Err(classify(options, "asking for the topic", KafkaError::MetadataFetch(code.into())));
@@ -109,6 +124,32 @@ pub(crate) fn committed(
     Ok(committed)
 }
 
+/// The first offsets of these partitions, or those behind their last records. All leaders are asked at once: one after the
+/// other, hundreds of partitions would take longer than a start may.
+pub(crate) fn ends(
+    consumer: &BaseConsumer<Context>,
+    topic: &str,
+    partitions: &[i32],
+    which: Reset,
+) -> KafkaResult<HashMap<i32, i64>> {
+    if partitions.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let mut asked = list(topic, partitions);
+    // The protocol asks for these two as if they were times.
+    asked.set_all_offsets(match which {
+        Reset::Earliest => Offset::Beginning,
+        Reset::Latest => Offset::End,
+    })?;
+    let answers = consumer.offsets_for_times(asked, ANSWER)?;
+    let end = |element: &TopicPartitionListElem<'_>| {
+        element.error()?;
+        let offset = known(element).ok_or(KafkaError::OffsetFetch(Code::NoOffset))?;
+        Ok((element.partition(), offset))
+    };
+    answers.elements().iter().map(end).collect()
+}
+
 /// A group that knows nothing of the topic gets its start committed for every partition, before anybody joins: whoever
 /// joins first, and whenever the first crash is, all members start from the same place.
 fn start(consumer: &BaseConsumer<Context>, options: &KafkaOptions, partitions: &[i32]) -> Result<(), SourceError> {
@@ -122,21 +163,18 @@ fn start(consumer: &BaseConsumer<Context>, options: &KafkaOptions, partitions: &
         }
         let Some(reset) = options.reset else { return Err(unknown_group(options)) };
         let mut starts = TopicPartitionList::with_capacity(partitions.len());
-        for partition in partitions {
-            let doing = "asking for the ends of the topic";
-            let ends = consumer.fetch_watermarks(&options.topic, *partition, ANSWER);
-            let (low, high) = ends.map_err(|error| classify(options, doing, error))?;
-            let offset = match reset {
-                Reset::Earliest => low,
-                Reset::Latest => high,
-            };
-            let added = starts.add_partition_offset(&options.topic, *partition, Offset::Offset(offset));
-            added.map_err(|error| unavailable(doing, error))?;
+        let doing = "asking for the ends of the topic";
+        let ends = ends(consumer, &options.topic, partitions, reset);
+        for (partition, offset) in ends.map_err(|error| classify(options, doing, error))? {
+            let added = starts.add_partition_offset(&options.topic, partition, Offset::Offset(offset));
+            added.map_err(|error| unavailable(doing, &error))?;
         }
         match consumer.commit(&starts, CommitMode::Sync) {
             Ok(()) => return Ok(()),
             // The group has members by now, and then only they may commit: one of them was faster.
-            Err(error) if rounds < ROUNDS => tracing::debug!(%error, "the group's start was not taken; asking again"),
+            Err(error) if rounds < ROUNDS => {
+                tracing::debug!(error = said(&error), "the group's start was not taken; asking again")
+            }
             Err(error) => return Err(classify(options, "committing the group's start", error)),
         }
         rounds += 1;
@@ -166,27 +204,36 @@ const BATCH_BYTES: u64 = 61;
 /// Asks for the topic's settings; answers with a warning where they are not known.
 async fn topic_config(options: &KafkaOptions) -> Result<TopicConfig, String> {
     let topic = &options.topic;
-    let unknown = |error: &dyn std::fmt::Display| {
+    let unknown = |error: &str| {
         format!(
             "how long topic {topic:?} keeps records is not known ({error}): grant DescribeConfigs on it, or see to it \
              that the retention of this consumer's records is longer"
         )
     };
-    let admin: AdminClient<DefaultClientContext> = options.connection_config().create().map_err(|e| unknown(&e))?;
+    if options.tokens.is_some() {
+        // rdkafka serves the queue in which an administrative client asks for its token to nobody.
+        return Err(unknown("a client that logs in by token cannot ask for it"));
+    }
+    let admin: AdminClient<DefaultClientContext> =
+        options.connection_config().create().map_err(|e| unknown(&said(&e)))?;
     let resource = ResourceSpecifier::Topic(topic);
     let answers = admin.describe_configs([&resource], &AdminOptions::new().request_timeout(Some(ANSWER))).await;
-    let mut answers = answers.map_err(|error| unknown(&error))?;
-    let config = answers.pop().ok_or_else(|| unknown(&"no answer"))?.map_err(|code| unknown(&code))?;
+    let mut answers = answers.map_err(|error| unknown(&said(&error)))?;
+    let config = answers.pop().ok_or_else(|| unknown("no answer"))?.map_err(|code| unknown(&words(code)))?;
     let value = |name| config.get(name).and_then(|entry| entry.value.clone()).unwrap_or_default();
     let largest: Option<u64> = value("max.message.bytes").parse().ok();
     Ok(TopicConfig {
-        horizon: horizon(topic, &value("cleanup.policy"), &value("retention.ms")),
+        horizon: horizon(topic, &value("cleanup.policy"), &value("retention.ms"), &value("segment.ms")),
         message_bytes_max: largest.map(|bytes| bytes.saturating_sub(BATCH_BYTES)),
     })
 }
 
-/// How long the topic keeps records, or a warning that says why that has no bound.
-fn horizon(topic: &str, policy: &str, retention: &str) -> Result<Duration, String> {
+/// How often a broker looks for segments that are to go, by default; the setting is its own and not the topic's.
+const LOOKS_EVERY: Duration = Duration::from_secs(300);
+
+/// How long the topic may keep a record, or a warning that says why that has no bound. Kafka removes whole segments, once
+/// their last record has expired, so the first one of a segment stays for as long as it was written to, too.
+fn horizon(topic: &str, policy: &str, retention: &str, segment: &str) -> Result<Duration, String> {
     if policy != "delete" {
         return Err(format!(
             "topic {topic:?} has cleanup.policy={policy}, so a record may be delivered again at any time: after a rewind \
@@ -195,7 +242,9 @@ fn horizon(topic: &str, policy: &str, retention: &str) -> Result<Duration, Strin
         ));
     }
     // -1 is unlimited.
-    retention.parse().map(Duration::from_millis).map_err(|_| {
+    let kept = retention.parse().map(Duration::from_millis);
+    let segment = segment.parse().map_or(SEGMENT, Duration::from_millis);
+    kept.map(|kept| kept.saturating_add(segment).saturating_add(LOOKS_EVERY)).map_err(|_| {
         format!(
             "topic {topic:?} keeps records without a limit of time, so a record may be delivered again at any time: keep this \
              consumer's records for ever, or never rewind further than they are kept"
@@ -203,10 +252,31 @@ fn horizon(topic: &str, policy: &str, retention: &str) -> Result<Duration, Strin
     })
 }
 
+/// How long a segment is written to where the broker does not say it: Kafka's own default.
+const SEGMENT: Duration = Duration::from_secs(7 * 24 * 3600);
+
 /// Whether the broker says that there is no such topic any more.
 pub(crate) fn is_gone(consumer: &BaseConsumer<Context>, topic: &str) -> bool {
     let gone = |code| code == RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART;
     consumer
         .fetch_metadata(Some(topic), ANSWER)
         .is_ok_and(|metadata| metadata.topics().iter().all(|topic| topic.error().is_some_and(gone)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Kafka's defaults, and the pair that the guide gives for the default retention of 7 days.
+    #[test]
+    fn e24_a_record_stays_as_long_as_its_segment() {
+        let week = "604800000";
+        let days = |days: u64| Duration::from_secs(days * 24 * 3600);
+        assert_eq!(horizon("t", "delete", week, week), Ok(days(14) + LOOKS_EVERY));
+        assert_eq!(horizon("t", "delete", week, ""), Ok(days(14) + LOOKS_EVERY));
+        assert_eq!(horizon("t", "delete", "1000", "2000"), Ok(Duration::from_secs(3) + LOOKS_EVERY));
+        assert_eq!(horizon("t", "delete", &u64::MAX.to_string(), week).map(|_| ()), Ok(()));
+        assert!(horizon("t", "delete", "-1", week).is_err() && horizon("t", "compact", week, week).is_err());
+        assert!(horizon("t", "delete", "518400000", "43200000").is_ok_and(|horizon| horizon < days(7)));
+    }
 }

@@ -1,11 +1,11 @@
 //! Every setting with its default and limits. What would break the guarantee is refused, with the reason.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use idem_core::ConfigError;
 use rdkafka::{ClientConfig, config::RDKafkaLogLevel, error::KafkaError};
 
-use crate::source::KafkaSource;
+use crate::{source::KafkaSource, tokens::TokenSource};
 
 /// Where a group starts that knows nothing of the topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +38,7 @@ pub struct KafkaOptions {
     pub(crate) commit_every: Duration,
     pub(crate) drain: Duration,
     pub(crate) stalled_after: Duration,
+    pub(crate) tokens: Option<Arc<dyn TokenSource>>,
     settings: Vec<(String, String)>,
 }
 
@@ -62,7 +63,7 @@ const DEFAULTS: [(&str, &str); 9] = [
 const PARTITION_BYTES: &str = "fetch.message.max.bytes";
 
 /// Settings that are decided, with the value they have and why [`KafkaOptions::set`] refuses them.
-const DECIDED: [(&str, &str, &str); 9] = [
+const DECIDED: [(&str, &str, &str); 10] = [
     ("enable.auto.commit", "false", "only what was handled may be committed: idem commits positions itself"),
     ("enable.auto.offset.store", "false", "only what was handled may be stored: idem keeps the positions itself"),
     ("auto.offset.reset", "error", "it would skip messages after an outage: use `reset`, which is for new groups only"),
@@ -71,6 +72,7 @@ const DECIDED: [(&str, &str, &str); 9] = [
     ("allow.auto.create.topics", "false", "idem never creates topics"),
     // librdkafka 2.12 stalls for minutes and loses commits under the new protocol, which 2.15 mends.
     ("group.protocol", "classic", "the client library that is built in loses commits under the newer protocol"),
+    ("statistics.interval.ms", "0", "nothing reads librdkafka's statistics: idem has metrics of its own"),
     ("auto.commit.enable", "", "only what was handled may be committed: idem commits positions itself"),
     ("group.remote.assignor", "", "it belongs to the newer group protocol, which is not used"),
 ];
@@ -118,6 +120,7 @@ impl KafkaOptions {
             commit_every: Duration::from_secs(5),
             drain: Duration::from_secs(25),
             stalled_after: Duration::from_secs(120),
+            tokens: None,
             settings: Vec::new(),
         }
     }
@@ -159,6 +162,15 @@ impl KafkaOptions {
     #[must_use]
     pub fn stalled_after(mut self, time: Duration) -> Self {
         self.stalled_after = time;
+        self
+    }
+
+    /// Logs in by tokens, with SASL/OAUTHBEARER, also in a [`KafkaPublisher`](crate::KafkaPublisher). Sets
+    /// `sasl.mechanisms=OAUTHBEARER` and `security.protocol=sasl_ssl`, unless [`set`](Self::set) sets them. Needs the feature
+    /// `ssl`, which is on by default. How long the topic keeps records cannot be asked with a token, and is warned of.
+    #[must_use]
+    pub fn tokens(mut self, source: impl TokenSource) -> Self {
+        self.tokens = Some(Arc::new(source));
         self
     }
 
@@ -213,7 +225,7 @@ impl KafkaOptions {
 
     pub(crate) fn consumer_config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
-        for (name, value) in DEFAULTS {
+        for (name, value) in DEFAULTS.into_iter().chain(self.login_defaults()) {
             config.set(name, value);
         }
         for (name, value) in &self.settings {
@@ -232,6 +244,15 @@ impl KafkaOptions {
         config.set("bootstrap.servers", &self.brokers).set("group.id", &self.group);
         config.set_log_level(log_level());
         config
+    }
+
+    /// What a login by token needs and nobody has set. Of the mechanism's two names only one may be there.
+    fn login_defaults(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let is_set = |names: &[&str]| self.settings.iter().any(|(name, _)| names.contains(&&**name));
+        let protocol =
+            (self.tokens.is_some() && !is_set(&["security.protocol"])).then_some(("security.protocol", "sasl_ssl"));
+        let mechanism = self.tokens.is_some() && !is_set(&["sasl.mechanism", "sasl.mechanisms"]);
+        protocol.into_iter().chain(mechanism.then_some(("sasl.mechanisms", "OAUTHBEARER")))
     }
 
     /// That of a producer of dead letters, which has the connection's settings and its own.
@@ -254,6 +275,9 @@ impl KafkaOptions {
     pub(crate) fn connection_config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("client.id", "idem").set("socket.keepalive.enable", "true");
+        for (name, value) in self.login_defaults() {
+            config.set(name, value);
+        }
         for (name, value) in &self.settings {
             if CONNECTION.iter().any(|start| name.starts_with(start)) {
                 config.set(name, value);

@@ -3,6 +3,7 @@
 
 use std::{
     collections::VecDeque,
+    error::Error,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -11,13 +12,17 @@ use std::{
 
 use rdkafka::{
     ClientContext, TopicPartitionList,
+    client::OAuthToken,
     config::RDKafkaLogLevel,
     consumer::{BaseConsumer, Consumer, ConsumerContext, RebalanceProtocol},
     error::{KafkaError, KafkaResult},
     types::{RDKafkaErrorCode, RDKafkaRespErr},
 };
 
-use crate::error::is_authentication;
+use crate::{
+    error::{is_authentication, said},
+    tokens::Login,
+};
 
 /// A part of a rebalance that waits for its answer. Meanwhile the client library keeps the membership alive.
 #[derive(Debug)]
@@ -31,6 +36,7 @@ pub(crate) enum Step {
 
 #[derive(Debug, Default)]
 pub(crate) struct Context {
+    log: Log,
     /// The consumer is being dropped, and nobody looks at what is noted any more.
     closing: AtomicBool,
     noted: Mutex<Noted>,
@@ -40,9 +46,17 @@ pub(crate) struct Context {
 struct Noted {
     steps: VecDeque<Step>,
     not_let_in: Option<String>,
+    /// What the library said of the error that it hands over next, which carries the code alone.
+    reason: String,
+    /// Why there is no token for the login.
+    no_token: Option<String>,
 }
 
 impl Context {
+    pub(crate) fn new(login: Option<Login>) -> Self {
+        Self { log: Log { login }, ..Self::default() }
+    }
+
     fn noted(&self) -> MutexGuard<'_, Noted> {
         self.noted.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -60,6 +74,16 @@ impl Context {
         self.noted().not_let_in.clone()
     }
 
+    /// Why there is no token to log in with; the brokers were not asked then.
+    pub(crate) fn no_token(&self) -> Option<String> {
+        self.noted().no_token.clone()
+    }
+
+    /// What was said of the error that was just handed over.
+    pub(crate) fn reason(&self) -> String {
+        std::mem::take(&mut self.noted().reason)
+    }
+
     /// From now on rebalances are answered at once.
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);
@@ -67,15 +91,31 @@ impl Context {
 }
 
 impl ClientContext for Context {
+    const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
+
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        Log.log(level, facility, message);
+        self.log.log(level, facility, message);
+    }
+
+    fn generate_oauth_token(&self, config: Option<&str>) -> Result<OAuthToken, Box<dyn Error>> {
+        let token = self.log.generate_oauth_token(config);
+        self.noted().no_token = token.as_ref().err().map(ToString::to_string);
+        token
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        if error.rdkafka_error_code().is_some_and(is_authentication) {
-            self.noted().not_let_in = Some(reason.to_owned());
+        let code = error.rdkafka_error_code();
+        // The end of a partition is no error, and comes by often.
+        if code == Some(RDKafkaErrorCode::PartitionEOF) {
+            return;
         }
-        Log.error(error, reason);
+        let mut noted = self.noted();
+        if code.is_some_and(is_authentication) && noted.no_token.is_none() {
+            noted.not_let_in = Some(reason.to_owned());
+        }
+        reason.clone_into(&mut noted.reason);
+        drop(noted);
+        self.log.error(error, reason);
     }
 }
 
@@ -85,7 +125,7 @@ impl ConsumerContext for Context {
         if self.closing.load(Ordering::SeqCst) {
             let answered = if assign { answer_assign(consumer, list) } else { answer_revoke(consumer, list) };
             if let Err(error) = answered {
-                tracing::debug!(%error, "the last assignment could not be answered");
+                tracing::debug!(error = said(&error), "the last assignment could not be answered");
             }
             return;
         }
@@ -116,11 +156,20 @@ pub(crate) fn answer_revoke(consumer: &BaseConsumer<Context>, list: &TopicPartit
     }
 }
 
-/// The client library's log lines, as ours.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Log;
+/// The client library's log lines, as ours, and the login of whatever client it belongs to.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Log {
+    pub(crate) login: Option<Login>,
+}
 
 impl ClientContext for Log {
+    const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
+
+    fn generate_oauth_token(&self, _config: Option<&str>) -> Result<OAuthToken, Box<dyn Error>> {
+        let login = self.login.as_ref().ok_or("nothing makes tokens: give KafkaOptions::tokens a source of them")?;
+        Ok(login.token()?)
+    }
+
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         match level {
             // What the library calls an error is mostly a connection that it opens again.
@@ -137,10 +186,7 @@ impl ClientContext for Log {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        // Most mend themselves; what a person must act on comes as an answer as well. The end of a partition is no error.
-        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::PartitionEOF) {
-            return;
-        }
-        tracing::debug!(%error, reason, "the Kafka client reports an error");
+        // Most mend themselves; what a person must act on comes as an answer as well.
+        tracing::debug!(error = said(&error), reason, "the Kafka client reports an error");
     }
 }

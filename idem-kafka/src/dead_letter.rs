@@ -15,10 +15,13 @@ use rdkafka::{
     types::RDKafkaErrorCode as Code,
 };
 
+use tokio::runtime::Handle;
+
 use crate::{
     config::{KafkaOptions, check_topic, refused_by_library},
     context::Log,
-    error::{refusal, refused, unavailable},
+    error::{refusal, refused, unavailable, words},
+    tokens::Login,
 };
 
 /// How long a dead letter may wait for its confirmation before it counts as not published.
@@ -42,7 +45,8 @@ pub struct KafkaPublisher {
 }
 
 impl KafkaPublisher {
-    /// A publisher to `topic` on the brokers of `options`, reached with its security settings.
+    /// A publisher to `topic` on the brokers of `options`, reached with its security settings. With
+    /// [`tokens`](KafkaOptions::tokens) it is made within a Tokio runtime, on which they are asked for.
     ///
     /// # Errors
     /// [`ConfigError`] where the topic's name or a setting is refused.
@@ -89,7 +93,9 @@ fn producer(options: &KafkaOptions) -> Result<FutureProducer<Log>, KafkaError> {
     config.set("topic.metadata.propagation.max.ms", "5000");
     // Nobody waits for company in a batch of dead letters.
     config.set("linger.ms", "0");
-    config.create_with_context(Log)
+    // Where no runtime is, no token can come, and each try to publish says so.
+    let login = options.tokens.clone().zip(Handle::try_current().ok());
+    config.create_with_context(Log { login: login.map(|(source, runtime)| Login::new(source, runtime)) })
 }
 
 impl KafkaPublisher {
@@ -97,9 +103,14 @@ impl KafkaPublisher {
     fn producer(&self) -> Result<FutureProducer<Log>, SourceError> {
         let mut kept = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((code, reason)) = kept.client().fatal_error() {
-            tracing::warn!(topic = self.options.topic, %code, reason, "the producer of dead letters failed for good; a new one takes its place");
+            tracing::warn!(
+                topic = self.options.topic,
+                code = words(code),
+                reason,
+                "the producer of dead letters failed for good; a new one takes its place"
+            );
             let doing = "making a producer of dead letters";
-            *kept = producer(&self.options).map_err(|error| unavailable(doing, error))?;
+            *kept = producer(&self.options).map_err(|error| unavailable(doing, &error))?;
         }
         Ok(kept.clone())
     }
@@ -113,7 +124,7 @@ impl KafkaPublisher {
             ),
             Some(code @ (Code::MessageSizeTooLarge | Code::InvalidMessageSize | Code::MessageBatchTooLarge)) => {
                 SourceError::DoesNotFit {
-                    problem: format!("a dead letter is too large for topic {topic:?}: {code}"),
+                    problem: format!("a dead letter is too large for topic {topic:?}: {}", words(code)),
                     cure:
                         "Raise max.message.bytes of the topic, and message.max.bytes here, above those of the consumed \
                            topic"
@@ -122,13 +133,13 @@ impl KafkaPublisher {
             }
             // Such as one without a key, where the topic is compacted.
             Some(code @ Code::InvalidRecord) => SourceError::DoesNotFit {
-                problem: format!("topic {topic:?} does not take a dead letter: {code}"),
+                problem: format!("topic {topic:?} does not take a dead letter: {}", words(code)),
                 cure: "Give dead letters a topic with cleanup.policy=delete".to_owned(),
             },
             Some(code) => {
-                refusal(&self.options, code).unwrap_or_else(|| unavailable("publishing a dead letter", error))
+                refusal(&self.options, code).unwrap_or_else(|| unavailable("publishing a dead letter", &error))
             }
-            None => unavailable("publishing a dead letter", error),
+            None => unavailable("publishing a dead letter", &error),
         }
     }
 }

@@ -5,12 +5,40 @@ use rdkafka::{error::KafkaError, types::RDKafkaErrorCode as Code};
 
 use crate::config::KafkaOptions;
 
+/// What the client library says, in words for a person.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Said(String);
+
+/// The library's words for an error. rdkafka prints a code as the name of its Rust variant with the words behind it in
+/// parentheses, and once more for each error around it.
+pub(crate) fn said(error: &KafkaError) -> String {
+    error.rdkafka_error_code().map_or_else(|| error.to_string(), words)
+}
+
+/// The words of one code, such as `Broker: Not coordinator`.
+pub(crate) fn words(code: Code) -> String {
+    let text = code.to_string();
+    let inner = text.split_once(" (").and_then(|(_, rest)| rest.strip_suffix(')'));
+    inner.map_or_else(|| text.clone(), str::to_owned)
+}
+
 pub(crate) fn refused(problem: impl Into<String>, cure: impl Into<String>) -> SourceError {
     SourceError::Refused { problem: problem.into(), cure: cure.into() }
 }
 
-pub(crate) fn unavailable(doing: &'static str, error: KafkaError) -> SourceError {
-    SourceError::Unavailable { doing, source: Box::new(error) }
+pub(crate) fn unavailable(doing: &'static str, error: &KafkaError) -> SourceError {
+    in_trouble(doing, said(error))
+}
+
+/// Unavailable, with a text that says more than the client library's code does.
+pub(crate) fn in_trouble(doing: &'static str, text: String) -> SourceError {
+    SourceError::Unavailable { doing, source: Box::new(Said(text)) }
+}
+
+/// No broker answers: which ones were asked belongs to that, because it is the first thing to look at.
+pub(crate) fn unreachable(options: &KafkaOptions, doing: &'static str, error: &KafkaError) -> SourceError {
+    in_trouble(doing, format!("none of the brokers {} answers: {}", options.brokers, said(error)))
 }
 
 /// Refused where only a person can help, else unavailable.
@@ -22,35 +50,67 @@ pub(crate) fn classify(options: &KafkaOptions, doing: &'static str, error: Kafka
             "Correct the setting, or make the file readable for this process",
         );
     }
-    let Some(code) = error.rdkafka_error_code() else { return unavailable(doing, error) };
-    refusal(options, code).unwrap_or_else(|| unavailable(doing, error))
+    let Some(code) = error.rdkafka_error_code() else { return unavailable(doing, &error) };
+    let is_unreachable = matches!(code, Code::BrokerTransportFailure | Code::AllBrokersDown | Code::Resolve);
+    refusal(options, code).unwrap_or_else(|| {
+        if is_unreachable { unreachable(options, doing, &error) } else { unavailable(doing, &error) }
+    })
 }
 
 /// The codes by which a broker says that it will not, however often it is asked.
 #[allow(clippy::wildcard_enum_match_arm, reason = "the codes are the client library's, which adds to them")]
 pub(crate) fn refusal(options: &KafkaOptions, code: Code) -> Option<SourceError> {
     let KafkaOptions { topic, group, .. } = options;
+    let words = words(code);
     if matches!(code, Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownTopicId | Code::InvalidTopic) {
         return Some(unknown_topic(topic));
     }
     match code {
         Code::TopicAuthorizationFailed => Some(refused(
-            format!("topic {topic:?} may not be used: {code}"),
+            format!("topic {topic:?} may not be used: {words}"),
             "Grant Read and Describe on the topic to this principal",
         )),
         Code::GroupAuthorizationFailed => Some(refused(
-            format!("group {group:?} may not be used: {code}"),
+            format!("group {group:?} may not be used: {words}"),
             "Grant Read on the group to this principal",
         )),
         Code::ClusterAuthorizationFailed => Some(refused(
-            format!("the cluster may not be used: {code}"),
+            format!("the cluster may not be used: {words}"),
             "Grant the right that the broker's authorizer log names to this principal",
         )),
         Code::FencedInstanceId => Some(refused(
             format!("another member of group {group:?} has the same group.instance.id"),
             "Give each worker a group.instance.id of its own, or none",
         )),
-        _ if is_authentication(code) => Some(unauthenticated(&code.to_string())),
+        _ if is_authentication(code) => Some(unauthenticated(&words)),
+        _ => None,
+    }
+}
+
+/// What an error means that the client library reports again and again while it goes on trying, and the cure; `None` for
+/// one that mostly passes.
+#[allow(clippy::wildcard_enum_match_arm, reason = "the codes are the client library's, which adds to them")]
+pub(crate) fn cure(options: &KafkaOptions, code: Code) -> Option<String> {
+    let KafkaOptions { topic, group, .. } = options;
+    match code {
+        Code::NotImplemented | Code::BadCompression | Code::UnsupportedCompressionType => Some(format!(
+            "records of topic {topic:?} cannot be unpacked, and their partition stands still: if they are compressed with \
+             zstd, build this program with the feature zstd of idem-kafka; if they are damaged, move group {group:?} past \
+             them with kafka-consumer-groups --reset-offsets"
+        )),
+        Code::InconsistentGroupProtocol => Some(format!(
+            "group {group:?} has members that share no assignment strategy with this one, which is therefore not let in: set \
+             partition.assignment.strategy to theirs (such as --kafka partition.assignment.strategy=range,roundrobin), or \
+             stop them"
+        )),
+        Code::InvalidSessionTimeout => Some(
+            "session.timeout.ms is not within group.min.session.timeout.ms and group.max.session.timeout.ms of the brokers: \
+             set it so"
+                .to_owned(),
+        ),
+        Code::GroupMaxSizeReached => Some(format!(
+            "group {group:?} has as many members as the brokers allow: raise their group.max.size, or start fewer workers"
+        )),
         _ => None,
     }
 }

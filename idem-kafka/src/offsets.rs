@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-/// The offsets delivered under one assignment that are not finished, and the one after the last delivered.
+/// The offsets delivered under one assignment that are not finished, and where delivery goes on.
 ///
-/// Only offsets that were delivered count, so the gaps that compaction, aborted transactions and their markers leave are
-/// never waited for. What is kept is what is unfinished, however far the rest runs ahead of it.
+/// The gaps that compaction, aborted transactions and their markers leave are never waited for, and those behind the last
+/// record are passed once the client library says that it has. What is kept is what is unfinished, however far the rest runs ahead of it.
 #[derive(Debug)]
 pub(crate) struct Offsets {
     /// Where delivery goes on.
@@ -40,6 +40,11 @@ impl Offsets {
         self.unfinished.insert(offset, Hold::InHand);
         self.in_hand += 1;
         true
+    }
+
+    /// Notes that nothing before `offset` is still to be delivered.
+    pub(crate) fn pass(&mut self, offset: i64) {
+        self.next = self.next.max(offset);
     }
 
     /// Notes that a message in hand is settled for good. False where it is not in hand.

@@ -14,13 +14,16 @@ use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
 use crate::{
     attach::{self, attach, list},
-    config::KafkaOptions,
+    commit::Commits,
+    config::{KafkaOptions, Reset},
     context::Context,
-    error::{classify, refusal, refused, unavailable},
+    error::{classify, cure, in_trouble, is_authentication, refusal, refused, said, unreachable},
     quiet,
     rebalance::Rebalance,
     record,
-    state::{Ending, Shared},
+    state::{Ending, Progress, Shared},
+    tokens::Login,
+    troubles::Troubles,
     watchdog::Watchdog,
 };
 
@@ -43,6 +46,9 @@ pub(crate) struct Poller {
     pub(crate) paused: bool,
     /// When positions are committed next.
     pub(crate) commit_at: Instant,
+    pub(crate) commits: Commits,
+    login: Option<Login>,
+    troubles: Troubles,
     watchdog: Watchdog,
 }
 
@@ -98,7 +104,9 @@ impl Poller {
         shared: &Arc<Shared>,
         runtime: &Handle,
     ) -> Result<(Self, Attached), SourceError> {
-        let consumer = consumer(&options).map_err(|error| classify(&options, "creating the consumer", error))?;
+        let login = options.tokens.clone().map(|source| Login::new(source, runtime.clone()));
+        let consumer =
+            consumer(&options, login.clone()).map_err(|error| classify(&options, "creating the consumer", error))?;
         let attached = attach(&consumer, &options, runtime)?;
         consumer.subscribe(&[&options.topic]).map_err(|error| classify(&options, "subscribing", error))?;
         let poller = Self {
@@ -107,6 +115,9 @@ impl Poller {
             rebalance: Rebalance::default(),
             paused: false,
             commit_at: Instant::now() + options.commit_every,
+            commits: Commits::new(options.stalled_after / 2),
+            login,
+            troubles: Troubles::default(),
             watchdog: Watchdog::new(options.stalled_after),
             options,
         };
@@ -126,10 +137,10 @@ impl Poller {
     }
 
     /// Takes in what is there, or waits that long for it. Handed on together, so that the worker is woken once.
-    pub(crate) fn poll(&self, waits: Duration) {
+    pub(crate) fn poll(&mut self, waits: Duration) {
         let (mut waits, mut records, mut bytes) = (waits, Vec::new(), 0);
         for _ in 0..BURST {
-            match self.consumer.poll(waits) {
+            let error = match self.consumer.poll(waits) {
                 Some(Ok(record)) => {
                     let message = record::message(&record, self.options.lane_by);
                     bytes += message.bytes();
@@ -137,23 +148,25 @@ impl Poller {
                     if bytes >= BURST_BYTES {
                         break;
                     }
+                    None
                 }
-                Some(Err(error)) => {
-                    // The end of a partition comes after its records.
-                    self.shared.deliver(std::mem::take(&mut records));
-                    self.note(error);
-                }
+                Some(Err(error)) => Some(error),
                 None => break,
+            };
+            if let Some(error) = error {
+                // The end of a partition comes after its records.
+                self.shared.deliver(std::mem::take(&mut records));
+                self.note(&error);
             }
             waits = Duration::ZERO;
         }
         self.shared.deliver(records);
     }
 
-    /// Errors that the client library mends by itself are only logged, by the context.
-    fn note(&self, error: KafkaError) {
+    /// What the client library mends by itself is only logged, by the context; what it reports again and again is told.
+    fn note(&mut self, error: &KafkaError) {
         if let KafkaError::PartitionEOF(partition) = error {
-            return self.shared.reached_end(partition);
+            return self.shared.reached_end(*partition);
         }
         let Some(code) = error.rdkafka_error_code() else { return };
         if matches!(code, Code::AutoOffsetReset | Code::LogTruncation | Code::OffsetOutOfRange) {
@@ -163,20 +176,32 @@ impl Poller {
                 self.shared.fail(self.created_again());
             }
         } else if code == Code::AllBrokersDown {
-            self.shared.fail(unavailable("consuming", error));
+            self.shared.fail(unreachable(&self.options, "consuming", error));
+        } else if let Some(problem) = self.consumer.context().no_token().filter(|_| is_authentication(code)) {
+            // The one before may be valid for some time, and the next is asked for soon.
+            self.shared.fail(in_trouble("asking for a token", problem));
         } else if let Some(refusal) = refusal(&self.options, code) {
             self.shared.fail(refusal);
+        } else {
+            let (reason, cure) = (self.consumer.context().reason(), cure(&self.options, code));
+            if self.troubles.is_told(code, cure.is_some(), Instant::now()) {
+                let text = if reason.is_empty() { said(error) } else { reason };
+                self.shared.fail(in_trouble("consuming", cure.map_or(text.clone(), |cure| format!("{text}: {cure}"))));
+            }
         }
     }
 
     /// Which positions the log does not have, or no longer has.
     fn out_of_range(&self) -> SourceError {
         let topic = &self.options.topic;
-        let outside = self.shared.progress().into_iter().filter_map(|progress| {
-            let ends = self.consumer.fetch_watermarks(topic, progress.partition, attach::ANSWER).ok()?;
-            let (low, high) = ends;
-            let inside = (low..=high).contains(&progress.next);
-            (!inside).then(|| format!("{topic}/{}/{} (it has {low} to {high})", progress.partition, progress.next))
+        let progress = self.shared.progress();
+        let partitions: Vec<_> = progress.iter().map(|progress| progress.partition).collect();
+        let ends = |which| attach::ends(&self.consumer, topic, &partitions, which).unwrap_or_default();
+        let (low, high) = (ends(Reset::Earliest), ends(Reset::Latest));
+        let outside = progress.iter().filter_map(|Progress { partition, next, .. }| {
+            let (low, high) = (low.get(partition)?, high.get(partition)?);
+            let inside = (low..=high).contains(&next);
+            (!inside).then(|| format!("{topic}/{partition}/{next} (it has {low} to {high})"))
         });
         let outside: Vec<_> = outside.collect();
         refused(
@@ -206,7 +231,7 @@ impl Poller {
         match done {
             Ok(()) => self.paused = full,
             // A partition was lost between two polls; the next turn tries again.
-            Err(error) => tracing::debug!(%error, "partitions could not be paused or resumed"),
+            Err(error) => tracing::debug!(error = said(&error), "partitions could not be paused or resumed"),
         }
     }
 
@@ -214,7 +239,7 @@ impl Poller {
     fn replace(&mut self) {
         let topic = &self.options.topic;
         tracing::warn!(%topic, "no record was delivered although there are some; the consumer is replaced by a new one");
-        let fresh = consumer(&self.options).and_then(|fresh| {
+        let fresh = consumer(&self.options, self.login.clone()).and_then(|fresh| {
             fresh.subscribe(&[topic])?;
             Ok(fresh)
         });
@@ -256,6 +281,6 @@ impl Poller {
     }
 }
 
-fn consumer(options: &KafkaOptions) -> KafkaResult<BaseConsumer<Context>> {
-    options.consumer_config().create_with_context(Context::default())
+fn consumer(options: &KafkaOptions, login: Option<Login>) -> KafkaResult<BaseConsumer<Context>> {
+    options.consumer_config().create_with_context(Context::new(login))
 }

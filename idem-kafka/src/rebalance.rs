@@ -3,15 +3,22 @@
 //! The client library keeps the membership alive until a rebalance is answered, so answers wait here, between polls, until
 //! the worker has finished: drain, then commit, then let go (E10).
 
-use rdkafka::{Offset, TopicPartitionList, consumer::Consumer, error::KafkaResult};
+use rdkafka::{
+    Offset, TopicPartitionList,
+    consumer::Consumer,
+    error::{KafkaError, KafkaResult},
+    types::RDKafkaErrorCode as Code,
+};
 use tokio::{
     sync::oneshot::{self, error::TryRecvError},
     time::{Duration, Instant},
 };
 
 use crate::{
-    attach::{ANSWER, committed, known, list},
+    attach::{self, ANSWER, committed, known, list},
+    config::Reset,
     context::{Step, answer_assign, answer_revoke},
+    error::said,
     poll::Poller,
     state::Start,
 };
@@ -33,6 +40,11 @@ struct Drain {
     partitions: Vec<i32>,
     answer: oneshot::Receiver<()>,
     until: Instant,
+}
+
+/// Partitions, as a log line has them.
+fn numbers(partitions: &[i32]) -> String {
+    partitions.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 impl Rebalance {
@@ -67,7 +79,10 @@ impl Poller {
                 self.rebalance.drain = Some(Drain { partitions, answer, until });
             }
             Some(Step::Lost(partitions)) => {
-                tracing::warn!(?partitions, "the group went on without this member; what it had in hand comes back");
+                tracing::warn!(
+                    partitions = numbers(&partitions),
+                    "the group went on without this member; what it had in hand comes back"
+                );
                 self.let_go(&partitions);
             }
             None => {}
@@ -77,7 +92,10 @@ impl Poller {
     /// Whether the end of an assignment still waits for the worker.
     fn is_awaited(&self, drain: &mut Drain) -> bool {
         if Instant::now() >= drain.until {
-            tracing::warn!(partitions = ?drain.partitions, "an assignment ended before its messages did; they come back as duplicates");
+            tracing::warn!(
+                partitions = numbers(&drain.partitions),
+                "an assignment ended before its messages did; they come back as duplicates"
+            );
             return false;
         }
         drain.answer.try_recv() == Err(TryRecvError::Empty)
@@ -88,7 +106,11 @@ impl Poller {
     fn let_go(&self, partitions: &[i32]) {
         self.shared.forget(partitions);
         if let Err(error) = answer_revoke(&self.consumer, &list(&self.options.topic, partitions)) {
-            tracing::warn!(%error, ?partitions, "the end of an assignment could not be answered");
+            tracing::warn!(
+                error = said(&error),
+                partitions = numbers(partitions),
+                "the end of an assignment could not be answered"
+            );
         }
     }
 
@@ -107,7 +129,11 @@ impl Poller {
         match begun {
             Ok(()) => self.commit_at = Instant::now(),
             Err(error) => {
-                tracing::warn!(%error, ?partitions, "partitions were assigned that cannot begin yet; trying again");
+                tracing::warn!(
+                    error = said(&error),
+                    partitions = numbers(&partitions),
+                    "partitions were assigned that cannot begin yet; trying again"
+                );
                 self.shared.forget(&partitions);
                 self.rebalance.assign = Some((partitions, Instant::now() + ASK_AGAIN));
             }
@@ -122,17 +148,18 @@ impl Poller {
         }
         let topic = &self.options.topic;
         let mut list = committed(&self.consumer, topic, partitions, ANSWER)?;
+        let theirs: Vec<_> = list.elements().iter().map(|element| (element.partition(), known(element))).collect();
+        let unknown: Vec<_> =
+            theirs.iter().filter(|(_, offset)| offset.is_none()).map(|(partition, _)| *partition).collect();
+        let beginnings = attach::ends(&self.consumer, topic, &unknown, Reset::Earliest)?;
         let mut starts = Vec::with_capacity(partitions.len());
-        for partition in partitions {
-            let theirs = list.find_partition(topic, *partition);
-            let start = if let Some(offset) = theirs.as_ref().and_then(known) {
-                Start { partition: *partition, offset, committed: true }
-            } else {
-                let (low, _) = self.consumer.fetch_watermarks(topic, *partition, ANSWER)?;
-                list.set_partition_offset(topic, *partition, Offset::Offset(low))?;
-                Start { partition: *partition, offset: low, committed: false }
+        for (partition, offset) in theirs {
+            let beginning = beginnings.get(&partition).copied();
+            let Some(start) = offset.or(beginning) else {
+                return Err(KafkaError::OffsetFetch(Code::UnknownPartition));
             };
-            starts.push(start);
+            list.set_partition_offset(topic, partition, Offset::Offset(start))?;
+            starts.push(Start { partition, offset: start, committed: offset.is_some() });
         }
         Ok((list, starts))
     }
@@ -147,7 +174,7 @@ impl Poller {
             match step {
                 Step::Assign(partitions) => {
                     if let Err(error) = answer_assign(&self.consumer, &list(&self.options.topic, &partitions)) {
-                        tracing::debug!(%error, "the last assignment could not be answered");
+                        tracing::debug!(error = said(&error), "the last assignment could not be answered");
                     }
                 }
                 Step::Revoke(partitions) | Step::Lost(partitions) => self.let_go(&partitions),

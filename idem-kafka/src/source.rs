@@ -32,6 +32,22 @@ impl KafkaSource {
     }
 }
 
+impl KafkaSource {
+    /// The partitions that the group has given this member, in order, without those that it is about to lose.
+    #[must_use]
+    pub fn partitions(&self) -> Vec<i32> {
+        let mut partitions = self.shared.partitions();
+        partitions.sort_unstable();
+        partitions
+    }
+
+    /// The topic that is consumed.
+    #[must_use]
+    pub fn topic(&self) -> &str {
+        &self.options.topic
+    }
+}
+
 impl fmt::Debug for KafkaSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KafkaSource").field("options", &self.options).finish_non_exhaustive()
@@ -64,7 +80,7 @@ impl Source for KafkaSource {
         thread
             .spawn(move || poll::run(options, shared, &runtime, answer))
             .map_err(|error| SourceError::Unavailable { doing: "starting a thread", source: error.into() })?;
-        let late = || unavailable("attaching", KafkaError::MetadataFetch(Code::OperationTimedOut));
+        let late = || unavailable("attaching", &KafkaError::MetadataFetch(Code::OperationTimedOut));
         let facts = match tokio::time::timeout(ATTACH, answered).await {
             Ok(Ok(facts)) => facts?,
             Ok(Err(_)) => return Err(refused("the source is closed", "Make a new one")),
@@ -96,6 +112,11 @@ impl Source for KafkaSource {
 
     async fn is_idle(&self) -> bool {
         self.shared.is_idle()
+    }
+
+    /// The group may refuse this member for as long as another one lives, and says so at each of its tries.
+    fn takes_part(&self) -> bool {
+        self.shared.has_joined()
     }
 
     fn stop(&self) {

@@ -71,6 +71,8 @@ struct Held {
     at_end: bool,
     /// It moves to another member: nothing more is taken from it.
     draining: bool,
+    /// A record was dropped, so that the client library is further than what was delivered.
+    dropped: bool,
     /// The position that the group has, as it was last read.
     committed: Option<i64>,
     /// Records and ends of the partition that were seen; the watchdog asks whether it moves.
@@ -91,6 +93,15 @@ pub(crate) struct Start {
     pub(crate) offset: i64,
     /// The group has it already.
     pub(crate) committed: bool,
+}
+
+/// What the group's position in a partition is, beside what it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heard {
+    Same,
+    Moved,
+    /// There was one, and now there is none.
+    Vanished,
 }
 
 /// What the watchdog sees of one partition.
@@ -128,6 +139,11 @@ impl Shared {
         let state = self.lock();
         let held = state.held.get(&handle.partition).filter(|held| held.assignment == handle.assignment);
         held.is_some_and(|held| held.offsets.holds_back(handle.offset))
+    }
+
+    /// Whether the group has given this member its share, which may be nothing.
+    pub(crate) fn has_joined(&self) -> bool {
+        self.lock().joined
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -198,7 +214,11 @@ impl Shared {
         let state = &mut *state;
         for (partition, offset, message) in records {
             let Some(held) = state.held.get_mut(&partition) else { continue };
-            if state.stopped || held.draining || !held.offsets.deliver(offset) {
+            if state.stopped || held.draining {
+                held.dropped = true;
+                continue;
+            }
+            if !held.offsets.deliver(offset) {
                 continue;
             }
             held.at_end = false;
@@ -215,6 +235,17 @@ impl Shared {
         if let Some(held) = self.lock().held.get_mut(&partition) {
             held.at_end = true;
             held.seen += 1;
+        }
+    }
+
+    /// How far the client library has handed over: behind the last record there may be markers of transactions and records
+    /// of aborted ones, which are never delivered.
+    pub(crate) fn passed(&self, partition: i32, offset: i64) {
+        if let Some(held) = self.lock().held.get_mut(&partition) {
+            // Before the first record or end the library may still know where the assignment before this one was.
+            if held.seen > 0 && !held.dropped {
+                held.offsets.pass(offset);
+            }
         }
     }
 
@@ -244,6 +275,7 @@ impl Shared {
                 offsets: Offsets::new(start.offset),
                 at_end: false,
                 draining: false,
+                dropped: false,
                 committed: start.committed.then_some(start.offset),
                 seen: 0,
             };
@@ -302,13 +334,17 @@ impl Shared {
         state.held.iter().filter_map(changed).collect()
     }
 
-    /// Notes the position that the group has. False where it had one before and now has none.
-    pub(crate) fn committed(&self, partition: i32, theirs: Option<i64>) -> bool {
+    /// Notes the position that the group has.
+    pub(crate) fn committed(&self, partition: i32, theirs: Option<i64>) -> Heard {
         let mut state = self.lock();
-        let Some(held) = state.held.get_mut(&partition) else { return true };
-        let vanished = held.committed.is_some() && theirs.is_none();
+        let Some(held) = state.held.get_mut(&partition) else { return Heard::Same };
+        let heard = match theirs {
+            None if held.committed.is_some() => Heard::Vanished,
+            _ if theirs == held.committed => Heard::Same,
+            _ => Heard::Moved,
+        };
         held.committed = theirs.or(held.committed);
-        !vanished
+        heard
     }
 
     pub(crate) fn progress(&self) -> Vec<Progress> {
@@ -389,6 +425,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::sync::oneshot::error::TryRecvError;
 
     use super::*;
@@ -398,5 +436,33 @@ mod tests {
         let shared = Shared::default();
         assert_eq!(shared.drain(&[0, 1]).try_recv(), Err(TryRecvError::Closed), "it is answered at once");
         assert!(shared.lock().revocations.is_empty());
+    }
+
+    /// What was dropped comes again, however far the client library is.
+    #[test]
+    fn e22_positions_pass_only_what_was_not_dropped() {
+        let shared = Shared::default();
+        let position = || shared.changed(&|_| true)[0].offset;
+        let message = || Message::new("x");
+        shared.assign(&[Start { partition: 0, offset: 5, committed: false }]);
+        shared.passed(0, 9);
+        assert_eq!(position(), 5, "that may be where the assignment before this one was");
+        shared.reached_end(0);
+        shared.passed(0, 9);
+        assert_eq!(position(), 9);
+        shared.deliver(vec![(0, 9, message())]);
+        shared.passed(0, 12);
+        assert_eq!(position(), 9, "it is in hand");
+        let Some(Ok(Received::Deliveries(held))) = shared.lock().next(1) else { panic!("nothing was delivered") };
+        shared.settle(
+            held.into_iter().map(|delivery| (delivery.handle, Settle::Release { after: Duration::ZERO })).collect(),
+        );
+        assert_eq!(position(), 9, "nobody has it, and it comes again");
+        shared.assign(&[Start { partition: 0, offset: 9, committed: false }]);
+        shared.reached_end(0);
+        shared.stop();
+        shared.deliver(vec![(0, 9, message())]);
+        shared.passed(0, 10);
+        assert_eq!(position(), 9, "it was dropped");
     }
 }

@@ -4,11 +4,12 @@
 use std::collections::HashMap;
 
 use idem_core::Assignment;
-use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::consumer::BaseConsumer;
 use tokio::time::{Duration, Instant};
 
 use crate::{
-    attach::ANSWER,
+    attach,
+    config::Reset,
     context::Context,
     state::{Progress, Shared},
 };
@@ -52,11 +53,14 @@ impl Watchdog {
         if resting {
             return false;
         }
-        for progress in shared.progress() {
+        let progress = shared.progress();
+        let partitions: Vec<_> = progress.iter().map(|progress| progress.partition).collect();
+        // Brokers that do not answer are no stall of ours.
+        let Ok(ends) = attach::ends(consumer, topic, &partitions, Reset::Latest) else { return false };
+        for progress in progress {
             let known = before.remove(&progress.assignment).filter(|quiet| quiet.seen == progress.seen);
-            // Brokers that do not answer are no stall of ours.
-            let Ok((_, end)) = consumer.fetch_watermarks(topic, progress.partition, ANSWER) else { return false };
-            let quiet = look(known, &progress, end, now);
+            let Some(end) = ends.get(&progress.partition) else { continue };
+            let quiet = look(known, &progress, *end, now);
             if quiet.since.is_some_and(|since| now - since >= self.stalled_after) {
                 return true;
             }

@@ -39,7 +39,12 @@ pub struct Kafka {
     #[arg(long, value_name = "WHERE")]
     reset: Option<Reset>,
 
-    /// A setting of librdkafka, such as security.protocol=ssl; repeatable
+    /// Log in to Amazon MSK in this region with IAM, by the credentials that the AWS SDK finds
+    #[cfg(feature = "msk-iam")]
+    #[arg(long, env = "KAFKA_MSK_IAM", value_name = "REGION")]
+    msk_iam: Option<String>,
+
+    /// A setting of librdkafka, such as security.protocol=sasl_ssl; repeatable
     // It may be a password, so it is marked as a secret.
     #[arg(long = "kafka", value_name = "NAME=VALUE", hide_env_values = true, value_parser = name_and_value)]
     settings: Vec<(String, String)>,
@@ -79,6 +84,11 @@ impl Broker for Kafka {
 
     const VARIABLES: &'static str = "KAFKA_";
 
+    fn partitions(source: &KafkaSource) -> Option<Vec<String>> {
+        let topic = source.topic();
+        Some(source.partitions().into_iter().map(|partition| format!("{topic}/{partition}")).collect())
+    }
+
     async fn build(self) -> Result<Built<KafkaSource, KafkaPublisher>, BoxError> {
         let mut options = KafkaOptions::new(&self.brokers, &self.topic, &self.group).lane_by(match self.lane_by {
             LaneBy::Partition => idem_kafka::LaneBy::Partition,
@@ -93,10 +103,26 @@ impl Broker for Kafka {
         for (name, value) in &self.settings {
             options = options.set(name, value);
         }
+        #[cfg(feature = "msk-iam")]
+        if let Some(region) = self.msk_iam {
+            options = options.tokens(msk_iam(region).await?);
+        }
         let source = options.build().map_err(refused)?;
         let publisher = self.dead_letter_topic.map(|topic| KafkaPublisher::new(&options, &topic));
         Ok(Built::new(source).publisher(publisher.transpose().map_err(refused)?))
     }
+}
+
+/// Credentials come from where the AWS SDK looks for them: variables, profiles, roles.
+#[cfg(feature = "msk-iam")]
+async fn msk_iam(region: String) -> Result<idem_kafka::MskIam, BoxError> {
+    use aws_smithy_http_client::{Builder, tls};
+
+    let tls = tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring);
+    let http = Builder::new().tls_provider(tls).build_https();
+    let config = aws_config::defaults(aws_config::BehaviorVersion::latest()).http_client(http).load().await;
+    let credentials = config.credentials_provider().ok_or("the AWS SDK knows of no credentials for --msk-iam")?;
+    Ok(idem_kafka::MskIam::new(region, credentials))
 }
 
 /// What the adapter says of a setting that it refuses, under the name of the flag.

@@ -51,7 +51,7 @@ SELECT 'error', pg_catalog.format('the records of %s are kept for %s, and the br
         'takes effect a second time', name, pg_catalog.justify_hours(retention), pg_catalog.justify_hours(horizon::float8 * interval '1 s')),
     pg_catalog.format('Give its workers a --retention of at least that, and run idem retention set %s TIME --existing', name)
 FROM (SELECT name, retention, coalesce($1::int8, {horizon}) AS horizon FROM {schema}.consumers AS c {last_start}) AS kept
-WHERE retention < horizon::float8 * interval '1 s'
+WHERE retention <= horizon::float8 * interval '1 s'
 UNION ALL
 SELECT 'warning', pg_catalog.format('the last start of %s, at %s, said: %s', c.name, start.at, said),
     'Mend it at the broker or in the workers'' settings; their next start says whether it is gone'

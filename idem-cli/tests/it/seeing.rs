@@ -125,7 +125,8 @@ async fn doctor_names_what_is_wrong_with_its_cure() {
     let horizon = finding(&answer.out, "the records of orders are kept for 7 days");
     assert_eq!(horizon["level"], "error");
     assert!(horizon["cure"].as_str().unwrap().contains("idem retention set orders"), "{horizon}");
-    assert!(!scene.idem("doctor --broker-horizon 7d").out.contains("are kept for"));
+    assert!(scene.idem("doctor --broker-horizon 7d").out.contains("are kept for"), "as long is not longer");
+    assert!(!scene.idem("doctor --broker-horizon 6d").out.contains("are kept for"));
     for (bound_to, shown_by) in [
         (
             "kafka:4kL6/orders-v2/group",
@@ -166,7 +167,7 @@ async fn doctor_says_what_the_last_start_found_out_about_its_broker() {
     let answer = scene.idem("doctor --json");
     assert_eq!(finding(&answer.out, "the records of orders are kept for 7 days")["level"], "error");
     assert_eq!(finding(&answer.out, "the queue orders has no dead-letter queue")["level"], "warning");
-    scene.run(&start("the broker may deliver again for 604800 s")).await;
+    scene.run(&start("the broker may deliver again for 604799 s")).await;
     let answer = scene.idem("doctor --json");
     assert!(
         !answer.out.contains("are kept for 7 days, and") && !answer.out.contains("dead-letter queue"),

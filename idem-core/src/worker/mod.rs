@@ -189,7 +189,10 @@ impl<S: Store, B: Source> Worker<S, B> {
         let (senders, receivers): (Vec<_>, Vec<_>) =
             (0..self.consumer.inner.settings.lanes).map(|_| mpsc::unbounded_channel()).unzip();
         self.obey_control(&shared).await;
-        self.gate.set_joined();
+        // Otherwise the observer looks again.
+        if self.source.takes_part() {
+            self.gate.set_joined();
+        }
         let (lanes, background) = (TaskTracker::new(), TaskTracker::new());
         for (number, commands) in (0..).zip(receivers) {
             supervise(&lanes, &shared, "lane", Lane::new(Arc::clone(&shared), number, commands).run());

@@ -136,14 +136,15 @@ impl<S: Store, B: Source> Worker<S, B> {
         else {
             return Ok(());
         };
-        if retention >= horizon {
+        // As long is not long enough: the record and the broker's copy would go at once, in either order.
+        if retention > horizon {
             return Ok(());
         }
         let problem = format!(
             "records are kept for {retention:?}, but the broker may deliver a message again for {horizon:?}: one that \
              comes back after its record is gone is handled twice"
         );
-        let cure = format!("Set the retention to at least {horizon:?}, or shorten the broker's");
+        let cure = format!("Set the retention to more than {horizon:?}, or shorten the broker's");
         if self.settings.strict_retention {
             return Err(WorkerError::Store(StoreError::Refused { problem, cure }));
         }

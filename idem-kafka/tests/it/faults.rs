@@ -1,4 +1,4 @@
-//! Brokers that fail and refuse (E2, E9, J1, J9, the watchdog), injected by a mock cluster in this process.
+//! Brokers that fail and refuse (E2, E9, E21, E23, E25, J1, J9, the watchdog), injected by a mock cluster in this process.
 
 use std::time::Duration;
 
@@ -26,14 +26,19 @@ struct Mock {
 
 impl Mock {
     fn new() -> Self {
+        Self::of(1)
+    }
+
+    fn of(partitions: i32) -> Self {
         let cluster = MockCluster::new(1).unwrap();
-        cluster.create_topic(TOPIC, 1, 1).unwrap();
+        cluster.create_topic(TOPIC, partitions, 1).unwrap();
         let brokers = cluster.bootstrap_servers();
         Self { cluster, brokers }
     }
 
     fn options(&self) -> KafkaOptions {
-        fast(KafkaOptions::new(&self.brokers, TOPIC, "ledger")).reset(Reset::Earliest)
+        // The mock cluster ends no membership sooner than a session.
+        fast(KafkaOptions::new(&self.brokers, TOPIC, "ledger")).set("session.timeout.ms", "6000").reset(Reset::Earliest)
     }
 
     async fn put(&self, payloads: &[&str]) {
@@ -207,4 +212,67 @@ async fn a_consumer_that_delivers_nothing_is_replaced() {
     })
     .await;
     assert_eq!(payloads(&held), ["1"]);
+}
+
+/// B-M3: the client library reports it with each fetch, and the partition stands still.
+#[tokio::test(flavor = "multi_thread")]
+async fn e21_records_that_cannot_be_unpacked_are_told_of_with_the_cure() {
+    let mock = Mock::new();
+    mock.put(&["0"]).await;
+    mock.fails(RDKafkaApiKey::Fetch, RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNSUPPORTED_COMPRESSION_TYPE, 100_000);
+    let member = Member::join(mock.options()).await;
+    let told = member.trouble("zstd").await;
+    assert!(told.contains("topic \"purchases\"") && told.contains("unpacked"), "{told}");
+    mock.cluster.clear_request_errors(RDKafkaApiKey::Fetch);
+    assert_eq!(payloads(&member.take(1).await), ["0"]);
+}
+
+/// What nobody has words for is told of as the client library says it, once it comes again.
+#[tokio::test(flavor = "multi_thread")]
+async fn e21_an_unknown_error_that_repeats_is_told_of() {
+    let mock = Mock::new();
+    mock.put(&["0"]).await;
+    mock.fails(RDKafkaApiKey::Fetch, RDKafkaRespErr::RD_KAFKA_RESP_ERR_POLICY_VIOLATION, 100_000);
+    let member = Member::join(mock.options()).await;
+    let told = member.trouble("Policy violation").await;
+    assert!(told.contains("consuming") && !told.contains("PolicyViolation"), "{told}");
+}
+
+/// B minor: the group answers, and takes no position.
+#[tokio::test(flavor = "multi_thread")]
+async fn e23_commits_that_are_never_taken_are_told_of() {
+    let mock = Mock::new();
+    mock.put(&["0", "1"]).await;
+    let member = Member::join(mock.options().stalled_after(Duration::from_secs(1))).await;
+    let held = member.take(2).await;
+    mock.fails(RDKafkaApiKey::OffsetCommit, RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_COMMIT_OFFSET_SIZE, 100_000);
+    member.acknowledge(held).await;
+    let told = member.trouble("committing positions").await;
+    assert!(told.contains("group \"ledger\"") && told.contains("duplicates"), "{told}");
+    mock.cluster.clear_request_errors(RDKafkaApiKey::OffsetCommit);
+    work_until(&member, || mock.committed() == Some(2)).await;
+}
+
+/// B minor: a coordinator that is far away, or throttles, needs longer than it is usually waited for.
+#[tokio::test(flavor = "multi_thread")]
+async fn e23_a_slow_coordinator_gets_the_positions_all_the_same() {
+    let mock = Mock::new();
+    mock.put(&["0", "1"]).await;
+    let member = Member::join(mock.options()).await;
+    let held = member.take(2).await;
+    mock.cluster.broker_round_trip_time(1, Duration::from_millis(1200)).unwrap();
+    member.acknowledge(held).await;
+    work_until(&member, || mock.committed() == Some(2)).await;
+}
+
+/// B minor: one after the other, the ends of so many partitions would take longer than a start may.
+#[tokio::test(flavor = "multi_thread")]
+async fn e25_a_group_starts_on_hundreds_of_partitions() {
+    let mock = Mock::of(600);
+    mock.cluster.broker_round_trip_time(1, Duration::from_millis(100)).unwrap();
+    let (member, _) = Member::attach(mock.options()).await.unwrap();
+    mock.cluster.broker_round_trip_time(1, Duration::ZERO).unwrap();
+    mock.put(&["0"]).await;
+    assert_eq!(payloads(&member.take(1).await), ["0"]);
+    assert_eq!(member.0.partitions(), (0..600).collect::<Vec<_>>());
 }

@@ -17,4 +17,6 @@ mod records;
 #[cfg(feature = "ssl")]
 mod security;
 mod suite;
+#[cfg(feature = "ssl")]
+mod tokens;
 mod wire;

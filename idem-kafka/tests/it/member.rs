@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Attached, Delivery, Received, Revocation, Settle, Settled, Source, SourceError};
+use idem_core::{Attached, Delivery, Received, Revocation, Settle, Settled, Source, SourceError, chain};
 use idem_kafka::{KafkaHandle, KafkaOptions, KafkaSource};
 use idem_testkit::durables;
 
@@ -20,8 +20,18 @@ pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
 }
 
 impl Member {
+    /// As a worker does: brokers that could not be reached are asked again. On a busy machine a connection with TLS and a
+    /// login may take longer than one try.
     pub(crate) async fn join(options: KafkaOptions) -> Self {
-        Self::attach(options).await.unwrap().0
+        let joined = async {
+            loop {
+                match Self::attach(options.clone()).await {
+                    Err(SourceError::Unavailable { .. }) => {}
+                    answer => return answer.unwrap().0,
+                }
+            }
+        };
+        within("joining", joined).await
     }
 
     pub(crate) async fn attach(options: KafkaOptions) -> Result<(Self, Attached), SourceError> {
@@ -34,12 +44,13 @@ impl Member {
         within("receiving", self.0.receive(max)).await
     }
 
-    /// Exactly `count` deliveries, and nothing else.
+    /// Exactly `count` deliveries, and nothing else, but for a broker that cannot be reached for a moment.
     pub(crate) async fn take(&self, count: usize) -> Deliveries {
         let mut taken = Vec::new();
         while taken.len() < count {
-            match self.receive(count - taken.len()).await.unwrap() {
-                Received::Deliveries(deliveries) => taken.extend(deliveries),
+            match self.receive(count - taken.len()).await {
+                Ok(Received::Deliveries(deliveries)) => taken.extend(deliveries),
+                Err(SourceError::Unavailable { .. }) => {}
                 other => panic!("after {} of {count} deliveries came {other:?}", taken.len()),
             }
         }
@@ -63,6 +74,25 @@ impl Member {
                 other => panic!("instead of a refusal came {other:?}"),
             }
         }
+    }
+
+    /// The first report of a broker that cannot be used whose text, with its causes, has these words.
+    pub(crate) async fn trouble(&self, words: &str) -> String {
+        let told = async {
+            loop {
+                match self.receive(1000).await {
+                    Err(error @ SourceError::Unavailable { .. }) => {
+                        let text = chain(&error).map(ToString::to_string).collect::<Vec<_>>().join(": ");
+                        if text.contains(words) {
+                            return text;
+                        }
+                    }
+                    Ok(Received::Revoked(_) | Received::Deliveries(_)) => {}
+                    other => panic!("instead of a report came {other:?}"),
+                }
+            }
+        };
+        within(words, told).await
     }
 
     pub(crate) async fn settle(&self, deliveries: Deliveries) -> Vec<Settled> {

@@ -85,12 +85,40 @@ async fn e4_e12_aborted_transactions_have_no_effect_and_their_gaps_are_not_waite
     assert_eq!(places(&held), [(0, 6), (0, 7)]);
     member.acknowledge(held).await;
     member.idle().await;
-    committed(&topic, &[Some(8)]).await;
+    // Behind the last record stand its marker, three aborted records and theirs, and after the next one its marker.
+    committed(&topic, &[Some(13)]).await;
     tokio::task::block_in_place(|| transaction(&topic, &transactional, 1, true));
     let held = member.take(1).await;
     assert_eq!(places(&held), [(0, 13)]);
     member.acknowledge(held).await;
-    committed(&topic, &[Some(14)]).await;
+    committed(&topic, &[Some(15)]).await;
+}
+
+/// B-M9: what a transactional producer leaves behind its last record is no lag, and when it has expired nothing was lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn e22_positions_pass_what_is_behind_the_last_record_and_its_end_is_no_loss() {
+    let topic = Topic::new(1).await;
+    let transactional: BaseProducer = config().set("transactional.id", unique("idem")).create().unwrap();
+    tokio::task::block_in_place(|| {
+        transactional.init_transactions(PATIENCE).unwrap();
+        transaction(&topic, &transactional, 2, true);
+        transaction(&topic, &transactional, 30, false);
+    });
+    let member = Member::join(topic.options()).await;
+    let mut held = member.take(2).await;
+    let first = held.remove(0);
+    member.acknowledge(held).await;
+    // At its end, and yet the record in hand holds the position.
+    committed(&topic, &[Some(0)]).await;
+    member.acknowledge(vec![first]).await;
+    member.idle().await;
+    committed(&topic, &[Some(34)]).await;
+    assert_eq!(topic.lag(), 0);
+    member.close().await;
+    topic.truncate(0, 34).await;
+    let member = Member::join(topic.options()).await;
+    topic.put(0, "next").await;
+    assert_eq!(places(&member.take(1).await), [(0, 34)]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

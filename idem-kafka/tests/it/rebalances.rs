@@ -4,7 +4,11 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use idem_core::{Received, Settled, Source};
 use idem_kafka::KafkaOptions;
-use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+use rdkafka::{
+    Offset, TopicPartitionList,
+    consumer::{BaseConsumer, CommitMode, Consumer},
+    producer::{BaseProducer, BaseRecord, Producer},
+};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -228,7 +232,11 @@ async fn e7_j7_a_slow_worker_stays_a_member_and_gets_a_backlog_whole_and_in_orde
     const COUNT: usize = 90_000;
     let topic = Topic::new(1).await;
     tokio::task::block_in_place(|| publish_many(&topic, COUNT));
-    let options = topic.options().set("max.poll.interval.ms", "6000").drain(Duration::from_secs(2));
+    let options = topic
+        .options()
+        .set("session.timeout.ms", "6000")
+        .set("max.poll.interval.ms", "6000")
+        .drain(Duration::from_secs(2));
     let member = Member::join(options).await;
     let first = member.take(1).await;
     let before = topic.members();
@@ -256,4 +264,36 @@ fn publish_many(topic: &Topic, count: usize) {
         producer.poll(Duration::ZERO);
     }
     producer.flush(PATIENCE).unwrap();
+}
+
+/// B-M3, E26: a member with other assignment strategies keeps this one out, for as long as it lives. That is told, with the
+/// cure, and the worker does not count as ready.
+#[tokio::test(flavor = "multi_thread")]
+async fn e21_e26_a_group_that_does_not_let_this_member_in_is_told_of_and_it_is_not_ready() {
+    let topic = Topic::new(1).await;
+    topic.put(0, "one").await;
+    // Only members may commit once there is one, so the group has its position before.
+    let mut start = TopicPartitionList::new();
+    start.add_partition_offset(&topic.name, 0, Offset::Offset(0)).unwrap();
+    tokio::task::block_in_place(|| topic.asking().commit(&start, CommitMode::Sync)).unwrap();
+    let mut other = config();
+    other
+        .set("group.id", &topic.group)
+        .set("partition.assignment.strategy", "range")
+        .set("enable.auto.commit", "false");
+    let other: BaseConsumer = other.create().unwrap();
+    other.subscribe(&[&topic.name]).unwrap();
+    eventually("the other member", || {
+        drop(other.poll(Duration::from_millis(50)));
+        topic.is_stable(1)
+    })
+    .await;
+    let member = Member::join(topic.options()).await;
+    let told = member.trouble("partition.assignment.strategy").await;
+    assert!(told.contains(&topic.group) && !told.contains("InconsistentGroupProtocol"), "{told}");
+    assert!(!member.0.takes_part() && member.0.partitions().is_empty());
+    drop(other);
+    assert_eq!(payloads(&member.take(1).await), ["one"]);
+    assert!(member.0.takes_part());
+    assert_eq!(member.0.partitions(), [0]);
 }

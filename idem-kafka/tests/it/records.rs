@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use idem_core::{Headers, Message, OrderingKey};
 use idem_kafka::{KafkaOptions, LaneBy, Reset};
+use rdkafka::producer::{FutureProducer, FutureRecord};
 
 use crate::{
-    cluster::{BROKERS, Topic, fast},
+    cluster::{BROKERS, PATIENCE, Topic, fast},
     member::{Member, payloads},
     wire,
 };
@@ -145,4 +146,20 @@ async fn e20_as_many_headers_as_the_client_library_reads_arrive() {
     let message = &held[0].message;
     assert_eq!((message.headers().len(), message.problem()), (100_000, None));
     assert!(message.bytes() > 100_000 * 48, "they count for what they take: {}", message.bytes());
+}
+
+/// B-M3: each of the codecs that Kafka has, also zstd, which the client library has to be built with.
+#[tokio::test(flavor = "multi_thread")]
+async fn e21_records_are_read_however_they_are_compressed() {
+    let topic = Topic::new(1).await;
+    let codecs = ["none", "gzip", "snappy", "lz4", "zstd"];
+    for codec in codecs {
+        let mut config = crate::cluster::config();
+        let producer: FutureProducer = config.set("compression.type", codec).create().unwrap();
+        let payload = codec.repeat(1000);
+        let record = FutureRecord::<str, str>::to(&topic.name).payload(&payload);
+        producer.send(record, PATIENCE).await.unwrap();
+    }
+    let held = Member::join(topic.options()).await.take(codecs.len()).await;
+    assert_eq!(payloads(&held), codecs.map(|codec| codec.repeat(1000)));
 }

@@ -73,7 +73,7 @@ impl SourceUnderTest for Fixture {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let _ = tokio::time::timeout(Duration::from_secs(5), equal).await;
+        let _ = tokio::time::timeout(Duration::from_secs(60), equal).await;
         tokio::task::block_in_place(|| self.topic.lag())
     }
 

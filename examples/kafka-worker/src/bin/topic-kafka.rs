@@ -19,7 +19,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     config.set("bootstrap.servers", *brokers).set("enable.idempotence", "true");
     let (admin, options) = (config.create::<AdminClient<DefaultClientContext>>()?, AdminOptions::new());
     let answers = match what {
-        ["create"] => admin.create_topics([&NewTopic::new(topic, 6, TopicReplication::Fixed(1))], &options).await?,
+        ["create"] => {
+            // Together with its segment a record stays for less than the 7 days for which idem keeps its key by default.
+            let topic = NewTopic::new(topic, 6, TopicReplication::Fixed(1));
+            let topic = topic.set("retention.ms", "518400000").set("segment.ms", "43200000");
+            admin.create_topics([&topic], &options).await?
+        }
         ["delete"] => admin.delete_topics(&[topic], &options).await?,
         ["send", key, payload] => {
             let producer: FutureProducer = config.create()?;

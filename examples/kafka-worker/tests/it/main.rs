@@ -20,6 +20,7 @@ mod positions;
 mod purchase;
 mod refusals;
 mod stage;
+mod start;
 mod storm;
 mod topic;
 #[path = "../../../ledger/tests/shared/worker.rs"]

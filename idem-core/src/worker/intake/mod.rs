@@ -25,6 +25,7 @@ use crate::{
     dead_letter::Reason,
     error::{ErrorClass, SourceError, StoreError},
     failpoint,
+    handler::chain,
     key::IdempotencyKey,
     message::Message,
     outcome::{Durable, Failure, Settle},
@@ -110,9 +111,7 @@ pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: L
             Err(_) if shared.shutdown.is_cancelled() => break,
             Err(error) => {
                 failures += 1;
-                shared.metrics.broker_failures.increment(1);
-                tracing::warn!(idem.consumer = %shared.consumer.name, %error, "the broker cannot be used; intake tries again");
-                shared.recent.note(IncidentKind::Error, None, None, format!("the broker cannot be used: {error}"));
+                note_failure(&shared, &error);
                 pause(&shared, RetryPolicy::default().backoff_now(failures)).await;
             }
         }
@@ -154,6 +153,14 @@ async fn receive<S: Store, B: Source>(shared: &Shared<S, B>, max: usize) -> Resu
         span.record("messaging.batch.message_count", deliveries.len());
     }
     received
+}
+
+/// With its causes: DNS, TLS, a throttled account and a full disk are one line otherwise.
+fn note_failure<S: Store, B: Source>(shared: &Shared<S, B>, error: &SourceError) {
+    let error = chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    shared.metrics.broker_failures.increment(1);
+    tracing::warn!(idem.consumer = %shared.consumer.name, error, "the broker cannot be used; intake tries again");
+    shared.recent.note(IncidentKind::Error, None, None, format!("the broker cannot be used: {error}"));
 }
 
 async fn pause<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {

@@ -78,8 +78,8 @@ impl WorkerView {
         self.stats.summary(Duration::ZERO)
     }
 
-    /// Whether the worker has attached to its broker and registered with its store. It stays so: what goes wrong later
-    /// is told by [`pause`](Self::pause) and by the end of the run.
+    /// Whether the worker has attached to its broker, registered with its store, and been [let in](Source::takes_part). It
+    /// stays so: what goes wrong later is told by [`pause`](Self::pause) and by the end of the run.
     #[must_use]
     pub fn has_joined(&self) -> bool {
         self.gate.has_joined()
@@ -165,6 +165,9 @@ pub(super) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, view: Wo
     let mut warned_of = None::<Instant>;
     loop {
         let is_last = shared.shutdown.is_cancelled();
+        if shared.source.takes_part() {
+            view.gate.set_joined();
+        }
         view.measure();
         let now = Instant::now();
         shared.lines.sum_up(&shared.consumer.name, now);

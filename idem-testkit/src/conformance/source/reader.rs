@@ -8,7 +8,7 @@ use super::subject::SourceUnderTest;
 use crate::proof::durables;
 
 /// No case waits longer for one thing than this.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 pub(super) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(PATIENCE, future).await {
@@ -49,6 +49,22 @@ impl<S: Source> Reader<S> {
             }
         }
         assert_eq!(taken.len(), count, "receive handed over more than it was asked for");
+        taken
+    }
+
+    /// The same where the broker may still be sharing out: what belongs to an assignment that ends comes again.
+    pub(super) async fn take_while_shared_out(&self, count: usize) -> Deliveries<S> {
+        let mut taken: Deliveries<S> = Vec::new();
+        while taken.len() < count {
+            match self.receive(count - taken.len()).await {
+                Received::Deliveries(deliveries) => taken.extend(deliveries),
+                Received::Revoked(Revocation { assignments, drained }) => {
+                    taken.retain(|delivery| !assignments.contains(&delivery.assignment));
+                    drop(drained);
+                }
+                other => panic!("after {} of {count} deliveries came {other:?}", taken.len()),
+            }
+        }
         taken
     }
 

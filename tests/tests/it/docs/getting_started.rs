@@ -32,7 +32,7 @@ async fn the_page_works_on_rabbitmq_from_its_first_command_to_its_last() {
 
 #[tokio::test]
 async fn the_page_works_on_kafka_from_its_first_command_to_its_last() {
-    works_on("Kafka", "7 days 7 days").await;
+    works_on("Kafka", "7 days 6 days 12:05:00").await;
 }
 
 #[tokio::test]

@@ -23,6 +23,7 @@ use crate::{
     dead_letter::Reason,
     error::{ErrorClass, SourceError, StoreError},
     failpoint,
+    handler::chain,
     key::IdempotencyKey,
     message::Message,
     outcome::{Durable, Failure, Settle},
@@ -109,12 +110,19 @@ pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: L
             Err(error) => {
                 failures += 1;
                 shared.metrics.broker_failures.increment(1);
-                tracing::warn!(idem.consumer = %shared.consumer.name, %error, "the broker cannot be used; intake tries again");
+                let error = texts(&error);
+                tracing::warn!(idem.consumer = %shared.consumer.name, error, "the broker cannot be used; intake tries again");
                 shared.recent.note(IncidentKind::Error, None, None, format!("the broker cannot be used: {error}"));
+                shared.gate.broker_failed(error);
                 pause(&shared, RetryPolicy::default().backoff_now(failures)).await;
             }
         }
     }
+}
+
+/// An error with its causes, of which the first says the least.
+fn texts(error: &SourceError) -> String {
+    chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// Waits for room and then for messages, or for a revocation alone; `None` where intake closed meanwhile. A receive that is
@@ -220,7 +228,7 @@ async fn admit<S: Store, B: Source>(
     delivery: Delivery<B::Handle>,
     permit: Option<Permit>,
 ) {
-    let Delivery { message, redelivered, assignment, handle, .. } = delivery;
+    let Delivery { message, redelivered, suspect, assignment, handle, .. } = delivery;
     let Some(mut job) = identify(shared, message, None, Origination::Broker(handle), assignment, permit).await else {
         return;
     };
@@ -233,8 +241,8 @@ async fn admit<S: Store, B: Source>(
         }
         return;
     }
-    job.suspect = redelivered;
-    job.dangerous = redelivered;
+    job.suspect = suspect;
+    job.dangerous = suspect;
     in_doubt(shared, &mut job).await;
     admitted.push(job);
 }

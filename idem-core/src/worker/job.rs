@@ -84,9 +84,9 @@ pub(crate) struct Job<H> {
     pub(crate) assignment: Assignment,
     /// Whether the broker says that it may have delivered this message before.
     pub(crate) redelivered: bool,
-    /// Runs alone, each attempt counted before it runs: it failed in a batch, or the broker delivered it before.
+    /// Runs alone, each attempt counted before it runs: it failed in a batch, or its source suspects it.
     pub(crate) suspect: bool,
-    /// It may be what ended the last process: the broker delivered it before, and it has not run in this one.
+    /// It may be what ended an earlier process, as its source says, and it has not run in this one.
     pub(crate) dangerous: bool,
     /// It is known that no record of its key existed a moment ago.
     pub(crate) looked: bool,

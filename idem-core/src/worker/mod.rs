@@ -9,6 +9,7 @@ mod intake;
 mod job;
 mod lane;
 mod observe;
+mod pace;
 mod parting;
 mod publishing;
 mod queue;
@@ -147,7 +148,10 @@ impl<S: Store, B: Source> Worker<S, B> {
         Self {
             stats: Arc::new(Stats::of(name)),
             metrics: Arc::new(WorkerMetrics::of(name)),
-            flight: Arc::new(Flight::new(&settings, consumer.inner.settings.payload_bytes_max)),
+            flight: Arc::new(
+                Flight::new(&settings, consumer.inner.settings.payload_bytes_max)
+                    .paced(source.capabilities().settled_within, consumer.inner.settings.lanes),
+            ),
             recent: Arc::default(),
             gate: Arc::new(Gate::new()),
             consumer,

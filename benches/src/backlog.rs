@@ -74,7 +74,7 @@ impl Source for Backlog {
         }
         let delivery = |n| {
             let (message, assignment) = ((self.make)(n), Assignment::default());
-            Delivery { message, attempt: 1, redelivered: false, assignment, handle: () }
+            Delivery { message, attempt: 1, redelivered: false, suspect: false, assignment, handle: () }
         };
         let begun = Instant::now();
         let deliveries = range.map(delivery).collect();

@@ -89,6 +89,7 @@ impl Source for Paced {
             message,
             attempt: 1,
             redelivered: false,
+            suspect: false,
             assignment,
             handle: Instant::now(),
         }]))

@@ -46,6 +46,21 @@ pub(crate) fn is_of_a_stream(properties: &BasicProperties) -> bool {
     properties.headers().as_ref().is_some_and(|headers| headers.inner().contains_key(STREAM_OFFSET))
 }
 
+/// How often a quorum queue has handed a message over, from RabbitMQ 4.3 on; what was given back counts here alone.
+const ACQUIRED_COUNT: &str = "x-acquired-count";
+
+/// From which delivery on a message is suspected to have ended processes, where the queue counts. A process that ends takes
+/// all that it had in hand with it, and up to RabbitMQ 4.2 a stop that gives everything back counts as well.
+const SUSPECT_FROM: u32 = 3;
+
+/// Whether a message that comes again may have ended the process that had it. A classic queue tells nothing of why it has
+/// it back.
+pub(crate) fn is_suspect(properties: &BasicProperties, attempt: u32) -> bool {
+    let has = |name| properties.headers().as_ref().is_some_and(|headers| headers.inner().contains_key(name));
+    let counts = has(DELIVERY_COUNT) || has(ACQUIRED_COUNT);
+    !counts || attempt >= SUSPECT_FROM
+}
+
 /// The message, and which delivery of it this is by the queue's own count.
 pub(crate) fn message(
     exchange: &str,

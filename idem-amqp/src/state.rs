@@ -187,6 +187,8 @@ impl Shared {
                 &delivery.properties,
                 delivery.data,
             );
+            let redelivered = delivery.redelivered;
+            let suspect = redelivered && message::is_suspect(&delivery.properties, attempt);
             // What the message says itself is not kept twice.
             let is_all_told = is_all_told(&delivery.properties);
             let original = (self.keeps_originals || !is_all_told).then(|| {
@@ -206,8 +208,7 @@ impl Shared {
             };
             let original = original.filter(|_| self.keeps_originals);
             let handle = AmqpHandle { epoch, tag: delivery.delivery_tag, original };
-            let redelivered = delivery.redelivered;
-            state.buffer.push_back(Delivery { message, attempt, redelivered, assignment: epoch, handle });
+            state.buffer.push_back(Delivery { message, attempt, redelivered, suspect, assignment: epoch, handle });
         }
         let unsettled = state.unsettled;
         drop(state);

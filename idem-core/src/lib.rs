@@ -57,7 +57,9 @@ pub use self::{
     outcome::{ConflictKind, Decision, Durable, Failure, Outcome, Settle, Ticket, Verdict},
     policy::WaitCause,
     retry::RetryPolicy,
-    source::{Assignment, Attached, Delivery, Received, Revocation, Settled, Source, SourceCapabilities},
+    source::{
+        Assignment, Attached, Delivery, REFUSAL_GRACE, Received, Revocation, Settled, Source, SourceCapabilities,
+    },
     store::{
         AuditEntry, Bookkeeping, Claim, Claimed, Control, ControlState, HORIZON_HEARD, HashRuleId, Recorded,
         Registered, Registration, Retention, RunId, ScopeId, Store, StoreCapabilities, StoreIdentity, Tx, UnitOfWork,

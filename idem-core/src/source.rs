@@ -16,6 +16,10 @@ pub struct Delivery<H> {
     pub attempt: u32,
     /// Whether the broker says that it may have delivered this message before.
     pub redelivered: bool,
+    /// Whether there is reason to think that an earlier delivery ended with the process that had it. Such a message runs
+    /// alone, one at a time in the whole process, and each attempt is counted before it begins. What a worker gave back at a
+    /// stop is no reason: else a deploy would have its successor work off what it had in hand at the pace of one lane.
+    pub suspect: bool,
     /// The assignment under which it was delivered.
     pub assignment: Assignment,
     /// What the source needs to settle it.
@@ -106,6 +110,10 @@ pub struct SourceCapabilities {
     /// Whether the broker counts what is held for long against its consumer, so that [`Source::pause`] ends the
     /// subscription. Core then gives back what it has not begun, too.
     pub pauses: bool,
+    /// Within which time a message should be settled, where one that waits here is kept from other workers that have time
+    /// for it. Core takes in a few messages, and then as many as it settles in that time; those that wait for another
+    /// attempt do not count. `None`: as many as the settings allow.
+    pub settled_within: Option<Duration>,
 }
 
 impl SourceCapabilities {
@@ -119,6 +127,7 @@ impl SourceCapabilities {
             individual_settle: true,
             ordered_by_part: false,
             pauses: false,
+            settled_within: None,
         }
     }
 
@@ -163,7 +172,19 @@ impl SourceCapabilities {
         self.pauses = yes;
         self
     }
+
+    /// Sets `settled_within`.
+    #[must_use]
+    pub const fn settled_within(mut self, time: Option<Duration>) -> Self {
+        self.settled_within = time;
+        self
+    }
 }
+
+/// For how long a running source reports a refusal as an outage before it reports it as [`SourceError::Refused`], which
+/// ends the worker: a queue may be declared anew by a deploy, rights take their time to be known everywhere, and a machine
+/// that was suspended signs with an old clock for a moment. A start is refused at once.
+pub const REFUSAL_GRACE: Duration = Duration::from_secs(30);
 
 /// A broker's queue or topic, as one consumer sees it.
 ///
@@ -225,6 +246,12 @@ pub trait Source: Send + Sync + 'static {
     /// which may be nothing. The worker counts as ready from then on. A source that nobody has to let in leaves it as it is.
     fn takes_part(&self) -> bool {
         true
+    }
+
+    /// For how long the broker cannot be used for receiving; `None` while it can, as far as is known. It is shown as a
+    /// gauge and in `/readyz`, and a line each minute says so.
+    fn unreachable_for(&self) -> Option<Duration> {
+        None
     }
 
     /// Nothing is wanted for a while; see the contract, number 7.

@@ -123,6 +123,8 @@ metrics! {
         "connections to the database opened in place of one that was lost or closed";
     BROKER_FAILURES = "idem.broker_failures", Kind::Counter, Count,
         "times the broker could not be used for receiving";
+    BROKER_CONNECTED = "idem.broker_connected", Kind::Gauge, Count,
+        "whether the worker has joined and its broker can be used for receiving";
     CLAIM_WAIT = "idem.claim_wait", Kind::Histogram(SECONDS), Seconds, "how long a unit waited for its keys";
     HANDLER_TIME = "idem.handler_time", Kind::Histogram(SECONDS), Seconds,
         "how long the handlers of a unit took together";

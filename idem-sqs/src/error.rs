@@ -61,6 +61,12 @@ where
             "Give the client credentials, such as a role or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         );
     }
+    if has_no_region(&error) {
+        return refused(
+            format!("there is no region to sign requests to queue {queue:?} for"),
+            "Give the client a region: AWS_REGION, or the region of a profile",
+        );
+    }
     if let SdkError::ConstructionFailure(_) = error {
         let problem = error.source().map_or_else(|| error.to_string(), ToString::to_string);
         return refused(
@@ -74,6 +80,11 @@ where
 /// Also by the key that the queue is encrypted with: `KmsAccessDenied`, `KMS.AccessDeniedException`.
 pub(crate) fn is_denied(error: &impl ProvideErrorMetadata) -> bool {
     error.code().is_some_and(|code| code.contains("AccessDenied"))
+}
+
+/// The SDK has no type for it.
+fn has_no_region(error: &(dyn Error + 'static)) -> bool {
+    idem_core::chain(error).any(|error| error.to_string().contains("missing signing region"))
 }
 
 /// Whether nobody has credentials for us, as opposed to a provider that cannot be reached now.

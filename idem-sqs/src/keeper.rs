@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::{
     queue::{AT_ONCE, Answer, Change, Queue},
-    settle::REQUESTS,
+    settle::{self, REQUESTS},
     state::Shared,
 };
 
@@ -22,6 +22,8 @@ pub(crate) async fn run(shared: Arc<Shared>, queue: Arc<Queue>, visibility: i32)
         while let Some(answered) = answers.next().await {
             shared.extended(sent_at, answered);
         }
+        // What is not given back in time returns when its visibility passes.
+        settle::send(&queue, &shared.given_up()).await;
     }
 }
 

@@ -35,7 +35,20 @@ pub(crate) fn incoming(queue: &Queue, envelope: Option<Envelope>, received: Rece
         message = message.with_ordering_key(OrderingKey::new(group.clone()));
     }
     let attempt = facts.get(&Name::ApproximateReceiveCount).and_then(|count| count.parse().ok()).unwrap_or(1);
-    Some(Incoming { message, message_id, receipt, attempt })
+    let first = facts.get(&Name::ApproximateFirstReceiveTimestamp).and_then(|millis| millis.parse().ok());
+    let first = first.map(|millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis));
+    let suspect = is_suspect(attempt, first.and_then(|first| first.elapsed().ok()), queue.visibility());
+    Some(Incoming { message, message_id, receipt, attempt, suspect })
+}
+
+/// From which receive on a message is suspected to have ended processes. A second one may follow a worker that was stopped
+/// while it had the message for longer than a visibility, or died of another one.
+const SUSPECT_FROM: u32 = 3;
+
+/// Whether earlier receives may have ended with the processes that had the message. What comes again before a visibility has
+/// passed since its first receive was given back each time, which only a worker that lives can do.
+fn is_suspect(attempt: u32, since_the_first: Option<Duration>, visibility: Duration) -> bool {
+    attempt >= SUSPECT_FROM && since_the_first.is_none_or(|time| time >= visibility)
 }
 
 /// The types of attributes that are not told by their values, for a publisher that sends them again: JSON, by name.

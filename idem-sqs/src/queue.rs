@@ -23,18 +23,24 @@ use crate::{
 /// How many messages a request may be about.
 pub(crate) const AT_ONCE: usize = 10;
 
-/// How long SQS may take to answer; a receive takes its wait on top. A receive may hang for ever without it. Others get at
-/// most a quarter of the visibility, so that one request that hangs costs no message its extension.
+/// How long SQS may take to answer; a receive takes its wait on top. A receive may hang for ever without it. What keeps a
+/// message or settles it gets at most a quarter of the visibility, so that a request that hangs is sent again in time.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// What is asked for by name with each message; SQS tells nothing else.
-const NAMES: [Name; 4] =
-    [Name::ApproximateReceiveCount, Name::SentTimestamp, Name::MessageGroupId, Name::MessageDeduplicationId];
+const NAMES: [Name; 5] = [
+    Name::ApproximateReceiveCount,
+    Name::ApproximateFirstReceiveTimestamp,
+    Name::SentTimestamp,
+    Name::MessageGroupId,
+    Name::MessageDeduplicationId,
+];
 
 /// A queue, as it is asked.
 #[derive(Debug)]
 pub(crate) struct Queue {
     client: Client,
+    asking: Client,
     receiving: Client,
     url: String,
     pub(crate) name: String,
@@ -89,6 +95,7 @@ impl Queue {
     pub(crate) fn new(options: &SqsOptions) -> Self {
         Self {
             client: limited(&options.client, ANSWER.min(options.visibility / 4).max(Duration::from_secs(1))),
+            asking: limited(&options.client, ANSWER),
             receiving: limited(&options.client, options.wait + ANSWER),
             url: options.queue_url.clone(),
             name: queue_name(&options.queue_url).to_owned(),
@@ -98,9 +105,16 @@ impl Queue {
         }
     }
 
-    /// Ten messages at most, waited for. A FIFO queue answers an attempt that it knows with the same messages again.
-    pub(crate) async fn receive(&self, attempt_id: &str) -> Result<Vec<Message>, SourceError> {
-        let request = self.receiving.receive_message().queue_url(&self.url).max_number_of_messages(10);
+    /// For how long SQS keeps what was received from others.
+    pub(crate) fn visibility(&self) -> Duration {
+        Duration::from_secs(self.visibility.unsigned_abs().into())
+    }
+
+    /// So many messages at most, up to [`AT_ONCE`], waited for. A FIFO queue answers an attempt that it knows with the same
+    /// messages again.
+    pub(crate) async fn receive(&self, attempt_id: &str, count: usize) -> Result<Vec<Message>, SourceError> {
+        let count = i32::try_from(count).unwrap_or(1);
+        let request = self.receiving.receive_message().queue_url(&self.url).max_number_of_messages(count);
         let request = request.wait_time_seconds(self.wait).visibility_timeout(self.visibility);
         let request = request.set_message_system_attribute_names(Some(NAMES.to_vec())).message_attribute_names("All");
         let request = request.set_receive_request_attempt_id(self.fifo.then(|| attempt_id.to_owned()));
@@ -120,7 +134,7 @@ impl Queue {
 
     /// Those of a queue that the same client may ask for.
     pub(crate) async fn attributes_of(&self, url: &str) -> Result<Attributes, SdkError<GetQueueAttributesError>> {
-        let request = self.client.get_queue_attributes().queue_url(url);
+        let request = self.asking.get_queue_attributes().queue_url(url);
         let output = request.attribute_names(QueueAttributeName::All).send().await?;
         Ok(output.attributes.unwrap_or_default())
     }

@@ -1,7 +1,8 @@
-//! A receiver: long polls, one after the other, while there is room for what they bring.
+//! A receiver: long polls, one after the other, while there is somebody for what they bring.
 
 use std::{sync::Arc, time::Duration};
 
+use aws_sdk_sqs::types::Message;
 use idem_core::{RetryPolicy, SourceError};
 
 use crate::{envelope::Envelope, message, queue::Queue, state::Shared};
@@ -12,37 +13,42 @@ const LOOK_AFTER: u32 = 3;
 /// Runs until it is stopped. A receive under way is never dropped: what SQS has handed over by then would be kept from
 /// others until its visibility passes.
 pub(crate) async fn run(shared: Arc<Shared>, queue: Arc<Queue>, envelope: Option<Envelope>) {
-    let (mut failures, mut empty) = (0, 0);
-    let mut attempt = attempt_id();
-    while shared.room().await {
-        let changes = shared.changes();
-        match queue.receive(&attempt).await {
-            Ok(messages) => {
-                failures = 0;
-                attempt = attempt_id();
-                empty = if messages.is_empty() { empty + 1 } else { 0 };
-                let incoming =
-                    messages.into_iter().filter_map(|received| message::incoming(&queue, envelope, received));
-                shared.deliver(changes, incoming.collect());
-            }
-            // It is the same attempt once more, because its messages may be on their way: their groups would wait until
-            // their visibility has passed.
-            Err(error) => {
-                failures += 1;
-                shared.fail(error);
-                let wait = RetryPolicy { max: Duration::from_secs(10), ..RetryPolicy::default() }
-                    .backoff(failures, fastrand::f64());
-                tokio::select! {
-                    () = tokio::time::sleep(wait) => {}
-                    () = shared.stopped.cancelled() => {}
-                }
-            }
-        }
+    let mut empty = 0;
+    while let Some(count) = shared.room().await {
+        let (changes, received) = receive(&shared, &queue, count).await;
+        empty = if received.is_empty() { empty + 1 } else { 0 };
+        let incoming = received.into_iter().filter_map(|received| message::incoming(&queue, envelope, received));
+        shared.deliver(changes, incoming.collect());
+        shared.answered(count);
         if empty == LOOK_AFTER {
             empty = 0;
             if let Some(error) = withheld(&queue).await {
                 shared.fail(error);
             }
+        }
+    }
+}
+
+/// One receive, tried until it succeeds or the source is stopped. It is the same attempt each time, because its messages may
+/// be on their way: their groups would wait until their visibility has passed.
+async fn receive(shared: &Shared, queue: &Queue, count: usize) -> (u64, Vec<Message>) {
+    let (attempt, mut failures) = (attempt_id(), 0);
+    let retry = RetryPolicy { max: Duration::from_secs(10), ..RetryPolicy::default() };
+    loop {
+        let changes = shared.changes();
+        match queue.receive(&attempt, count).await {
+            Ok(messages) => {
+                shared.receive_answered();
+                return (changes, messages);
+            }
+            Err(error) => {
+                failures += 1;
+                shared.receive_failed(error);
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(retry.backoff(failures, fastrand::f64())) => {}
+            () = shared.stopped.cancelled() => return (changes, Vec::new()),
         }
     }
 }

@@ -38,6 +38,8 @@ async fn until_answered(queue: &Queue, batch: &[Item]) -> Vec<(u64, Settled)> {
         for (item, answer) in open.into_iter().zip(answers) {
             match answer {
                 Answer::Done => answered.push((item.number, Settled::Settled)),
+                // An earlier try whose answer got lost may be why it is gone.
+                Answer::Gone if tries > 0 => answered.push((item.number, Settled::Unknown)),
                 Answer::Gone => answered.push((item.number, Settled::Stale)),
                 Answer::Refused => answered.push((item.number, Settled::Unknown)),
                 Answer::Again => again.push(item),

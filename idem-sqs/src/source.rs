@@ -18,6 +18,9 @@ use crate::{
 /// So that few deletes share a request, they are sent no more often than this.
 const GATHER: Duration = Duration::from_millis(100);
 
+/// What is taken in should be settled within this time, and within a quarter of the visibility: other workers could have it.
+const SETTLED_WITHIN: Duration = Duration::from_secs(5);
+
 /// What giving messages back may take of the time for closing.
 const GIVE_BACK: Duration = Duration::from_secs(3);
 
@@ -73,7 +76,13 @@ impl Source for SqsSource {
     type Handle = SqsHandle;
 
     fn capabilities(&self) -> SourceCapabilities {
-        SourceCapabilities::minimal().ordered(self.queue.fifo).delayed_release(true).marks_redelivery(true)
+        let can = SourceCapabilities::minimal().ordered(self.queue.fifo).delayed_release(true).marks_redelivery(true);
+        // So that nothing is extended that could have run elsewhere meanwhile.
+        can.settled_within(Some(SETTLED_WITHIN.min(self.options.visibility / 4)))
+    }
+
+    fn unreachable_for(&self) -> Option<Duration> {
+        self.shared.unreachable_for()
     }
 
     /// # Errors

@@ -7,7 +7,9 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{Assignment, CancellationToken, Delivery, Message, Received, Revocation, SourceError};
+use idem_core::{
+    Assignment, CancellationToken, Delivery, Message, OrderingKey, REFUSAL_GRACE, Received, Revocation, SourceError,
+};
 use tokio::{
     sync::{Mutex as AsyncMutex, Notify},
     time::Instant,
@@ -15,12 +17,8 @@ use tokio::{
 
 use crate::{
     config::VISIBILITY_MAX,
-    queue::{Answer, Change, seconds},
+    queue::{AT_ONCE, Answer, Change, seconds},
 };
-
-/// How many messages wait for the worker before receivers pause. Each receiver may bring ten more. Messages that wait
-/// here are kept from other workers, so these are few.
-const BUFFER: usize = 10;
 
 /// What settles one delivery.
 #[derive(Debug)]
@@ -35,6 +33,7 @@ pub(crate) struct Incoming {
     pub(crate) message_id: String,
     pub(crate) receipt: String,
     pub(crate) attempt: u32,
+    pub(crate) suspect: bool,
 }
 
 /// What SQS is to be told of one delivery.
@@ -69,6 +68,14 @@ struct State {
     latest: HashMap<String, u64>,
     revocations: VecDeque<Revocation>,
     failure: Option<SourceError>,
+    /// Since when receives fail, and since when SQS refuses them.
+    unreachable_since: Option<Instant>,
+    refused_since: Option<Instant>,
+    /// How many messages the worker asks for now, and how many are being asked for.
+    wanted: usize,
+    asked: usize,
+    /// What follows a message that was lost in its group, and is to be given back.
+    given_up: Vec<Item>,
     deliveries: u64,
     /// Grows when a message arrives or is given back, after which earlier polls prove nothing.
     changes: u64,
@@ -80,6 +87,8 @@ struct State {
 struct Held {
     receipt: String,
     message_id: String,
+    /// On a FIFO queue.
+    group: Option<OrderingKey>,
     received_at: Instant,
     /// Until when SQS keeps it from others, at least.
     hidden_until: Instant,
@@ -132,6 +141,7 @@ impl Shared {
 
     /// The next thing to hand over. Nothing is lost where the caller is dropped: what is taken is returned at once.
     pub(crate) async fn receive(&self, max: usize) -> Result<Received<SqsHandle>, SourceError> {
+        let _wanted = Wanted::new(self, max);
         loop {
             if let Some(answer) = self.next(max) {
                 return answer;
@@ -156,9 +166,7 @@ impl Shared {
         if count == 0 {
             return None;
         }
-        let deliveries = state.buffer.drain(..count).collect();
-        self.room.notify_waiters();
-        Some(Ok(Received::Deliveries(deliveries)))
+        Some(Ok(Received::Deliveries(state.buffer.drain(..count).collect())))
     }
 
     pub(crate) fn stop(&self) {
@@ -171,23 +179,54 @@ impl Shared {
         self.arrived.notify_one();
     }
 
-    /// Waits until there is room for more messages; false once it is stopped.
-    pub(crate) async fn room(&self) -> bool {
+    /// A receive failed. A refusal counts as an outage for a while.
+    pub(crate) fn receive_failed(&self, error: SourceError) {
+        let now = Instant::now();
+        let mut state = self.lock();
+        state.unreachable_since.get_or_insert(now);
+        let is_refused = matches!(error, SourceError::Refused { .. });
+        state.refused_since = is_refused.then(|| state.refused_since.unwrap_or(now));
+        let may_pass = state.refused_since.is_some_and(|since| now.duration_since(since) < REFUSAL_GRACE);
+        drop(state);
+        let failure =
+            if may_pass { SourceError::Unavailable { doing: "receiving", source: error.into() } } else { error };
+        self.fail(failure);
+    }
+
+    /// A receive was answered.
+    pub(crate) fn receive_answered(&self) {
+        let mut state = self.lock();
+        (state.unreachable_since, state.refused_since) = (None, None);
+    }
+
+    pub(crate) fn unreachable_for(&self) -> Option<Duration> {
+        self.lock().unreachable_since.map(|since| since.elapsed())
+    }
+
+    /// Waits until more messages are wanted, and answers how many to ask for: what waits here is kept from other workers.
+    /// `None` once it is stopped. [`answered`](Self::answered) follows.
+    pub(crate) async fn room(&self) -> Option<usize> {
         loop {
             let mut changed = pin!(self.room.notified());
             // Before looking, so that no change in between is missed.
             changed.as_mut().enable();
             if self.stopped.is_cancelled() {
-                return false;
+                return None;
             }
-            if self.lock().buffer.len() < BUFFER {
-                return true;
+            if let Some(count) = self.lock().ask() {
+                return Some(count);
             }
             tokio::select! {
                 () = changed => {}
                 () = self.stopped.cancelled() => {}
             }
         }
+    }
+
+    /// So many are not being asked for any more.
+    pub(crate) fn answered(&self, count: usize) {
+        self.lock().asked -= count;
+        self.room.notify_waiters();
     }
 
     /// How much has changed so far, which a poll that begins must know at its end.
@@ -206,7 +245,7 @@ impl Shared {
         state.changed();
         let now = Instant::now();
         for incoming in messages {
-            let Incoming { message, message_id, receipt, attempt } = incoming;
+            let Incoming { message, message_id, receipt, attempt, suspect } = incoming;
             state.deliveries += 1;
             let number = state.deliveries;
             // Its visibility has passed, and with the new receipt the old one is void: a standard queue would answer a
@@ -215,9 +254,10 @@ impl Shared {
                 state.forget(before);
             }
             let (hidden_until, extend_at) = (now + self.visibility, Some(now + self.visibility / 2));
-            state.held.insert(number, Held { receipt, message_id, received_at: now, hidden_until, extend_at });
+            let group = message.ordering_key().cloned();
+            state.held.insert(number, Held { receipt, message_id, group, received_at: now, hidden_until, extend_at });
             let (assignment, handle) = (Assignment(number), SqsHandle { number });
-            let delivery = Delivery { message, attempt, redelivered: attempt > 1, assignment, handle };
+            let delivery = Delivery { message, attempt, redelivered: attempt > 1, suspect, assignment, handle };
             state.buffer.push_back(delivery);
         }
         self.arrived.notify_one();
@@ -239,7 +279,9 @@ impl Shared {
 
     /// What a message needs to be given back. It is not extended any more, whatever becomes of that.
     pub(crate) fn to_release(&self, handle: &SqsHandle, after: Duration) -> Option<Item> {
-        self.lock().take(handle.number, after)
+        let item = self.lock().take(handle.number, after);
+        self.room.notify_waiters();
+        item
     }
 
     /// The same for all that is in hand and not being deleted, in the order in which it was received.
@@ -260,6 +302,8 @@ impl Shared {
     pub(crate) fn forget(&self, numbers: impl IntoIterator<Item = u64>) {
         let mut state = self.lock();
         numbers.into_iter().for_each(|number| drop(state.forget(number)));
+        drop(state);
+        self.room.notify_waiters();
     }
 
     /// Waits until a visibility is to be extended.
@@ -291,10 +335,20 @@ impl Shared {
             }
         }
         lost.into_iter().for_each(|number| state.lose(number, "its visibility could not be extended in time"));
+        // Its group may have gone with what was lost.
+        due.retain(|(number, _)| state.held.contains_key(number));
+        drop(state);
         self.arrived.notify_one();
-        // What is lost may have waited in the buffer, and receivers for room in it.
+        // What is lost may have waited in the buffer.
         self.room.notify_waiters();
         due
+    }
+
+    /// What is to be given back because a message before it in its group was lost, in the order in which it was received.
+    pub(crate) fn given_up(&self) -> Vec<Item> {
+        let mut items = std::mem::take(&mut self.lock().given_up);
+        items.sort_unstable_by_key(|item| item.number);
+        items
     }
 
     /// What SQS answered to extensions that were sent at `sent_at`.
@@ -339,16 +393,58 @@ impl State {
         Some(Item { number, receipt: held.receipt, change: Change::Visible(seconds(after.min(left))) })
     }
 
-    /// A delivery is lost while it is in hand: loudly, because its handler may run beside another one now.
+    /// How many messages a receive that begins now asks for. Where nothing is in hand at all there is one receive, whatever
+    /// is wanted: that is how a source finds out that its queue is at its end.
+    fn ask(&mut self) -> Option<usize> {
+        let wanted = if self.held.is_empty() { self.wanted.max(AT_ONCE) } else { self.wanted };
+        let count = wanted.saturating_sub(self.buffer.len() + self.asked).min(AT_ONCE);
+        self.asked += count;
+        (count > 0).then_some(count)
+    }
+
+    /// A delivery is lost while it is in hand: loudly, because its handler may run beside another one now. What follows it
+    /// in its group would overtake it, so that goes too, and goes back: SQS hands nothing of a group over while something
+    /// of it is in flight.
     fn lose(&mut self, number: u64, why: &str) {
         let Some(held) = self.forget(number) else { return };
-        let held_for = held.received_at.elapsed();
+        let held_for_s = held.received_at.elapsed().as_secs();
         tracing::error!(
             message_id = held.message_id,
-            ?held_for,
+            held_for_s,
             "a message in hand is given up, because {why}; it is delivered again"
         );
-        self.revocations.push_back(Revocation { assignments: vec![Assignment(number)], drained: None });
+        let follows = |(other, follower): &(&u64, &Held)| {
+            **other > number && held.group.is_some() && follower.group == held.group && follower.extend_at.is_some()
+        };
+        let mut lost: Vec<u64> = self.held.iter().filter(follows).map(|(number, _)| *number).collect();
+        lost.sort_unstable();
+        for follower in &lost {
+            let item = self.take(*follower, Duration::ZERO);
+            self.given_up.extend(item);
+        }
+        if !lost.is_empty() {
+            tracing::warn!(followers = lost.len(), "what follows it in its group is given back, to keep its order");
+        }
+        lost.insert(0, number);
+        let assignments = lost.into_iter().map(Assignment).collect();
+        self.revocations.push_back(Revocation { assignments, drained: None });
+    }
+}
+
+/// How many messages the worker wants, for as long as it waits for them.
+struct Wanted<'a>(&'a Shared);
+
+impl<'a> Wanted<'a> {
+    fn new(shared: &'a Shared, max: usize) -> Self {
+        shared.lock().wanted = max;
+        shared.room.notify_waiters();
+        Self(shared)
+    }
+}
+
+impl Drop for Wanted<'_> {
+    fn drop(&mut self) {
+        self.0.lock().wanted = 0;
     }
 }
 

@@ -3,10 +3,10 @@
 use metrics::{Counter, Gauge, Histogram};
 
 use super::{
-    BATCH_SIZE, BREAKER_OPEN, BROKER_FAILURES, CAUSE, CLAIM_WAIT, CLEANUP_FAILED_CYCLES, CLEANUP_LAG, COMMIT_TIME,
-    CONSUMER, DEAD_LETTER_REASONS, DUPLICATE_AGE, DUPLICATE_SKIPPED, HALTED, HANDLER_TIME, IN_FLIGHT, IN_FLIGHT_BYTES,
-    LANES_DOWN, Metric, OLDEST_TRANSACTION, OLDEST_UNSETTLED, PAUSED, READY, REASON, RECEIVED, RECONNECTS, RECORDS,
-    UNKEEPABLE, UNPUBLISHED, WAITING, WAITING_LONGEST,
+    BATCH_SIZE, BREAKER_OPEN, BROKER_CONNECTED, BROKER_FAILURES, CAUSE, CLAIM_WAIT, CLEANUP_FAILED_CYCLES, CLEANUP_LAG,
+    COMMIT_TIME, CONSUMER, DEAD_LETTER_REASONS, DUPLICATE_AGE, DUPLICATE_SKIPPED, HALTED, HANDLER_TIME, IN_FLIGHT,
+    IN_FLIGHT_BYTES, LANES_DOWN, Metric, OLDEST_TRANSACTION, OLDEST_UNSETTLED, PAUSED, READY, REASON, RECEIVED,
+    RECONNECTS, RECORDS, UNKEEPABLE, UNPUBLISHED, WAITING, WAITING_LONGEST,
 };
 use crate::{dead_letter::Reason, message::ConsumerName, policy::WaitCause};
 
@@ -84,6 +84,7 @@ pub(crate) struct WorkerMetrics {
     pub(crate) unpublished: Counter,
     pub(crate) reconnects: Counter,
     pub(crate) broker_failures: Counter,
+    pub(crate) broker_connected: Gauge,
     pub(crate) in_flight: Gauge,
     pub(crate) in_flight_bytes: Gauge,
     pub(crate) oldest_unsettled: Gauge,
@@ -115,6 +116,7 @@ impl WorkerMetrics {
             unpublished: counter(UNPUBLISHED, consumer),
             reconnects: counter(RECONNECTS, consumer),
             broker_failures: counter(BROKER_FAILURES, consumer),
+            broker_connected: gauge(BROKER_CONNECTED, consumer),
             in_flight: gauge(IN_FLIGHT, consumer),
             in_flight_bytes: gauge(IN_FLIGHT_BYTES, consumer),
             oldest_unsettled: gauge(OLDEST_UNSETTLED, consumer),

@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    pin::pin,
     sync::{
         Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicUsize, Ordering},
@@ -9,8 +10,12 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::{
+    sync::{Notify, Semaphore},
+    time::Instant,
+};
 
+use super::pace::Pace;
 use crate::config::WorkerSettings;
 
 /// The limits on what is in flight.
@@ -26,6 +31,12 @@ pub(crate) struct InFlight {
     large: AtomicUsize,
     /// When what is here came, one entry for everything that was received at once; of what is settled nothing is left.
     arrivals: Mutex<VecDeque<Weak<Instant>>>,
+    /// `None` where nobody else could have what is here.
+    pace: Option<Mutex<Pace>>,
+    /// How many of the messages wait for another attempt. They keep nobody out.
+    waiting: AtomicUsize,
+    /// A paced intake may look again.
+    freed: Notify,
 }
 
 /// The share of the limits that a message takes until it is settled.
@@ -36,6 +47,8 @@ pub(crate) struct Permit {
     bytes: u32,
     /// Whether its bytes are counted aside.
     is_aside: bool,
+    /// Whether it has waited for another attempt.
+    has_waited: bool,
     arrived: Arc<Instant>,
 }
 
@@ -53,7 +66,16 @@ impl Permit {
         };
         let (bytes, aside) = (free(false), free(true));
         if let Some(first) = permits.first() {
+            first.flight.settled(&permits);
             first.flight.free(permits.len(), bytes, aside);
+        }
+    }
+
+    /// The message waits for another attempt, or behind one that does: until it is settled it keeps no other one out.
+    pub(crate) fn wait(&mut self) {
+        if self.flight.pace.is_some() && !std::mem::replace(&mut self.has_waited, true) {
+            self.flight.waiting.fetch_add(1, Ordering::Relaxed);
+            self.flight.freed.notify_waiters();
         }
     }
 
@@ -76,6 +98,7 @@ impl Drop for Permit {
         if self.bytes > 0 {
             let bytes = self.bytes as usize;
             let (bytes, aside) = if self.is_aside { (0, bytes) } else { (bytes, 0) };
+            self.flight.wait_no_more(usize::from(self.has_waited));
             self.flight.free(1, bytes, aside);
         }
     }
@@ -92,7 +115,16 @@ impl InFlight {
             aside: Semaphore::new(settings.in_flight_bytes),
             large: AtomicUsize::new(payload_bytes_max.max(1)),
             arrivals: Mutex::default(),
+            pace: None,
+            waiting: AtomicUsize::new(0),
+            freed: Notify::new(),
         }
+    }
+
+    /// With no more in hand than is settled within this time.
+    pub(crate) fn paced(mut self, within: Option<Duration>, lanes: usize) -> Self {
+        self.pace = within.map(|within| Mutex::new(Pace::new(within, lanes, self.count_max)));
+        self
     }
 
     /// Waits until there is room for a message, and answers for how many: by count, and by bytes if they are as large as
@@ -102,10 +134,46 @@ impl InFlight {
         // The semaphores are never closed.
         drop(self.count.acquire().await);
         drop(self.bytes.acquire().await);
+        let paced = self.paced_room().await;
         let large = self.large.load(Ordering::Relaxed);
         // A large one is forgotten after some dozens of small batches.
         self.large.store((large - large / 8).max(1), Ordering::Relaxed);
-        self.count.available_permits().min(self.bytes.available_permits() / large).max(1)
+        self.count.available_permits().min(self.bytes.available_permits() / large).min(paced).max(1)
+    }
+
+    /// The same by pace.
+    async fn paced_room(&self) -> usize {
+        let Some(pace) = &self.pace else { return usize::MAX };
+        loop {
+            let mut freed = pin!(self.freed.notified());
+            // Before looking, so that no change in between is missed.
+            freed.as_mut().enable();
+            let most = pace.lock().unwrap_or_else(PoisonError::into_inner).now();
+            match most.saturating_sub(self.in_hand()) {
+                0 => freed.await,
+                room => return room,
+            }
+        }
+    }
+
+    /// Messages that keep others out.
+    fn in_hand(&self) -> usize {
+        self.messages().saturating_sub(self.waiting.load(Ordering::Relaxed))
+    }
+
+    fn settled(&self, permits: &[Permit]) {
+        let Some(pace) = &self.pace else { return };
+        let (now, in_hand) = (Instant::now(), self.in_hand());
+        let mut pace = pace.lock().unwrap_or_else(PoisonError::into_inner);
+        for permit in permits.iter().filter(|permit| !permit.has_waited) {
+            pace.settled(now.duration_since(*permit.arrived), in_hand);
+        }
+        drop(pace);
+        self.wait_no_more(permits.iter().filter(|permit| permit.has_waited).count());
+    }
+
+    fn wait_no_more(&self, messages: usize) {
+        self.waiting.fetch_sub(messages, Ordering::Relaxed);
     }
 
     /// Notes that messages were received now, which live for as long as their permits.
@@ -141,7 +209,7 @@ impl InFlight {
     }
 
     fn taken(self: &Arc<Self>, bytes: u32, arrived: &Arc<Instant>) -> Permit {
-        Permit { flight: Arc::clone(self), bytes, is_aside: false, arrived: Arc::clone(arrived) }
+        Permit { flight: Arc::clone(self), bytes, is_aside: false, has_waited: false, arrived: Arc::clone(arrived) }
     }
 
     fn share(&self, bytes: usize) -> u32 {
@@ -156,6 +224,9 @@ impl InFlight {
         self.count.add_permits(messages);
         self.bytes.add_permits(bytes);
         self.aside.add_permits(aside);
+        if self.pace.is_some() {
+            self.freed.notify_waiters();
+        }
     }
 
     /// Messages received and not settled.
@@ -202,6 +273,28 @@ mod tests {
         alone.set_aside();
         drop(alone);
         assert_eq!((flight.messages(), flight.bytes(), flight.aside.available_permits()), (0, 0, 100));
+    }
+
+    /// F15: what waits for another attempt, however much of it, keeps no message out that could run now.
+    #[tokio::test]
+    async fn f15_what_waits_for_another_attempt_keeps_nobody_out() {
+        let flight = Arc::new(InFlight::new(&WorkerSettings::default(), 1).paced(Some(Duration::from_secs(5)), 1));
+        let arrived = flight.arrive(Instant::now());
+        assert_eq!(flight.room().await, 10);
+        let mut held: Vec<Permit> = (0..10).filter_map(|_| flight.try_permit(1, &arrived)).collect();
+        let room = tokio::time::timeout(Duration::ZERO, flight.room()).await;
+        assert!(room.is_err(), "nothing was settled yet: {room:?}");
+        held.iter_mut().take(4).for_each(Permit::wait);
+        held.iter_mut().take(4).for_each(Permit::wait);
+        assert_eq!(flight.room().await, 4);
+        // Six that are settled in time earn more while half of what is allowed was in hand, and those that waited tell
+        // nothing of how fast handlers are.
+        Permit::end(held);
+        assert_eq!((flight.room().await, flight.messages(), flight.in_hand()), (13, 0, 0));
+        let mut dropped = flight.try_permit(1, &arrived).expect("there is room");
+        dropped.wait();
+        drop(dropped);
+        assert_eq!((flight.messages(), flight.waiting.load(Ordering::Relaxed)), (0, 0));
     }
 
     #[test]

@@ -78,8 +78,8 @@ pub(crate) enum Isolation {
     None,
     /// In a unit of its own, its attempt counted before it runs: it failed in a batch, or was delivered before.
     Unit,
-    /// The same, beside no other such message in the process: it may be what ended the last process, because the broker
-    /// delivered it before and it has not run in this one.
+    /// The same, beside no other such message in the process: it may be what ended an earlier process, as its source
+    /// says, and it has not run in this one.
     Process,
 }
 

@@ -6,6 +6,7 @@ mod in_flight;
 mod intake;
 mod job;
 mod lane;
+mod pace;
 mod pause;
 mod settler;
 mod shared;
@@ -140,7 +141,10 @@ impl<S: Store, B: Source> Worker<S, B> {
         Self {
             stats: Arc::new(Stats::of(name)),
             metrics: Arc::new(WorkerMetrics::of(name)),
-            flight: Arc::new(InFlight::new(&settings, consumer.inner.settings.payload_bytes_max)),
+            flight: Arc::new(
+                InFlight::new(&settings, consumer.inner.settings.payload_bytes_max)
+                    .paced(source.capabilities().settled_within, consumer.inner.settings.lanes),
+            ),
             recent: Arc::default(),
             waits: Arc::default(),
             gate: Arc::new(IntakeGate::new()),

@@ -50,7 +50,16 @@ pub(crate) struct IntakeGate {
     alarm: Mutex<Breaker>,
     /// Raised each time that the breaker closes.
     closed: watch::Sender<u64>,
+    broker: Mutex<BrokerState>,
     probe_at: tokio::sync::Mutex<Instant>,
+}
+
+/// What is known of the broker.
+#[derive(Debug, Default)]
+struct BrokerState {
+    unreachable_since: Option<Instant>,
+    /// What it failed with last.
+    error: String,
 }
 
 /// Whose turn it is while the breaker may be open.
@@ -72,6 +81,7 @@ impl IntakeGate {
             breaker: Mutex::default(),
             alarm: Mutex::default(),
             closed: watch::Sender::new(0),
+            broker: Mutex::default(),
             probe_at: tokio::sync::Mutex::new(Instant::now()),
         }
     }
@@ -102,6 +112,32 @@ impl IntakeGate {
     /// The task that died, where one did.
     pub(crate) fn dead(&self) -> Option<&'static str> {
         self.dead.get().copied()
+    }
+
+    /// The broker could not be used, with this error.
+    pub(crate) fn broker_failed(&self, error: String) {
+        self.broker_state().error = error;
+    }
+
+    /// For how long the broker cannot be used, as its source says now. Answers for how long it could not until now.
+    pub(crate) fn set_broker(&self, unreachable_for: Option<Duration>) -> Option<Duration> {
+        let now = Instant::now();
+        // An outage is older than this process only by a mistake.
+        let since = unreachable_for.map(|time| now.checked_sub(time).unwrap_or(now));
+        let before = std::mem::replace(&mut self.broker_state().unreachable_since, since);
+        before.map(|since| now.duration_since(since))
+    }
+
+    pub(crate) fn broker_unreachable_for(&self) -> Option<Duration> {
+        self.broker_state().unreachable_since.map(|since| since.elapsed())
+    }
+
+    pub(crate) fn broker_error(&self) -> String {
+        self.broker_state().error.clone()
+    }
+
+    fn broker_state(&self) -> MutexGuard<'_, BrokerState> {
+        self.broker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn lanes_down(&self) -> usize {

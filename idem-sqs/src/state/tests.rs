@@ -6,7 +6,12 @@ const VISIBILITY: Duration = Duration::from_secs(60);
 
 fn incoming(id: &str, receipt: &str) -> Incoming {
     let (message, attempt) = (Message::new(id.to_owned()), 1);
-    Incoming { message, message_id: id.to_owned(), receipt: receipt.to_owned(), attempt }
+    Incoming { message, message_id: id.to_owned(), receipt: receipt.to_owned(), attempt, suspect: false }
+}
+
+fn grouped(id: &str, group: &'static str) -> Incoming {
+    let incoming = incoming(id, id);
+    Incoming { message: incoming.message.with_ordering_key(OrderingKey::new(group)), ..incoming }
 }
 
 /// What does not come fails the test, and does not hang it.
@@ -25,6 +30,7 @@ fn f1_f7_a_delivery_is_extended_at_half_of_its_visibility_and_given_up_when_that
     let held = |hidden: u64, extend: u64| Held {
         receipt: String::new(),
         message_id: String::new(),
+        group: None,
         received_at,
         hidden_until: received_at + Duration::from_secs(hidden),
         extend_at: Some(received_at + Duration::from_secs(extend)),
@@ -76,11 +82,11 @@ async fn f7_what_could_not_be_extended_is_announced_as_lost() {
 async fn f7_what_is_lost_in_the_buffer_makes_room_for_receivers() {
     for is_gone in [true, false] {
         let shared = Shared::new(Duration::from_millis(10));
-        shared.deliver(0, (0..BUFFER).map(|number| incoming(&number.to_string(), "receipt")).collect());
+        shared.deliver(0, (0..10).map(|number| incoming(&number.to_string(), "receipt")).collect());
         let mut room = pin!(shared.room());
-        assert!(room.as_mut().now_or_never().is_none(), "it is full");
+        assert!(room.as_mut().now_or_never().is_none(), "nothing is wanted");
         if is_gone {
-            shared.extended(Instant::now(), (1..=BUFFER as u64).map(|number| (number, Answer::Gone)));
+            shared.extended(Instant::now(), (1..=10).map(|number| (number, Answer::Gone)));
         } else {
             within(async {
                 shared.until_due().await;
@@ -90,8 +96,71 @@ async fn f7_what_is_lost_in_the_buffer_makes_room_for_receivers() {
             })
             .await;
         }
-        assert!(within(room).await);
+        assert_eq!(within(room).await, Some(10), "with empty hands it asks whether the queue is at its end");
     }
+}
+
+/// F15: what no worker asked for would wait here, kept from others.
+#[tokio::test]
+async fn f15_only_as_many_are_asked_for_as_are_wanted() {
+    let shared = Shared::new(VISIBILITY);
+    assert_eq!(shared.room().now_or_never(), Some(Some(10)), "a queue's end is found with empty hands");
+    assert_eq!(shared.room().now_or_never(), None);
+    shared.answered(10);
+    shared.deliver(0, vec![incoming("a", "a1")]);
+    assert_eq!(shared.room().now_or_never(), None, "nobody wants more");
+    let held = take(&shared).await;
+    assert_eq!(shared.room().now_or_never(), None, "nor now");
+    {
+        let mut receive = pin!(shared.receive(25));
+        assert!(receive.as_mut().now_or_never().is_none());
+        let asked: Vec<_> = (0..4).map(|_| shared.room().now_or_never().flatten()).collect();
+        assert_eq!(asked, [Some(10), Some(10), Some(5), None]);
+        shared.answered(10);
+        assert_eq!(shared.room().now_or_never(), Some(Some(10)), "a poll that brought nothing is followed by another");
+    }
+    shared.answered(10);
+    assert_eq!(shared.room().now_or_never(), None, "whoever waited went away");
+    drop(held);
+}
+
+/// F17: a message that is lost takes with it what follows it in its group, which would overtake it, and nothing else.
+#[tokio::test]
+async fn f17_what_follows_a_lost_message_in_its_group_goes_back_with_it() {
+    let shared = Shared::new(VISIBILITY);
+    let of = |id: &str| grouped(id, if id.starts_with('a') { "a" } else { "b" });
+    shared.deliver(0, ["a0", "a1", "b0", "a2", "a3"].map(of).into());
+    let held = take(&shared).await;
+    assert!(shared.to_delete(&held[4].handle).is_some(), "this one is being deleted");
+    shared.extended(Instant::now(), [(held[1].handle.number, Answer::Gone)]);
+    let Received::Revoked(revocation) = within(shared.receive(0)).await.unwrap() else { panic!("they are lost") };
+    assert_eq!(revocation.assignments, [held[1].assignment, held[3].assignment]);
+    let given_up: Vec<_> = shared.given_up().into_iter().map(|item| (item.receipt, item.change)).collect();
+    assert_eq!(given_up, [("a2".to_owned(), Change::Visible(0))]);
+    assert!(shared.given_up().is_empty());
+    assert!(
+        shared.has(held[0].handle.number) && shared.has(held[2].handle.number) && shared.has(held[4].handle.number)
+    );
+}
+
+/// F19: rights that are not known everywhere yet, and a clock that is set after a sleep, pass.
+#[tokio::test]
+async fn f19_a_refusal_while_it_runs_is_an_outage_first_and_ends_it_when_it_stays() {
+    let shared = Shared::new(VISIBILITY);
+    let denied = || SourceError::Refused { problem: "you may not".to_owned(), cure: "Ask".to_owned() };
+    assert_eq!(shared.unreachable_for(), None);
+    shared.receive_failed(denied());
+    let Err(SourceError::Unavailable { source, .. }) = within(shared.receive(1)).await else { panic!("an outage") };
+    assert_eq!(source.to_string(), "you may not. Ask");
+    assert!(shared.unreachable_for().is_some());
+    let long_ago = Instant::now().checked_sub(REFUSAL_GRACE);
+    shared.lock().refused_since = long_ago;
+    shared.receive_failed(denied());
+    assert!(matches!(within(shared.receive(1)).await, Err(SourceError::Refused { .. })));
+    shared.receive_answered();
+    assert_eq!(shared.unreachable_for(), None);
+    shared.receive_failed(denied());
+    assert!(matches!(within(shared.receive(1)).await, Err(SourceError::Unavailable { .. })), "it begins anew");
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use aws_credential_types::Credentials;
 use idem_core::{
     Decision, DedupConsumer, Effects, HandlerError, Message, Received, Settled, Source, SourceError, Tx, handler_fn,
 };
@@ -53,9 +54,8 @@ async fn f2_a_delete_that_succeeded_may_have_deleted_nothing() {
     let held = late.take(1).await;
     assert!(engine.process(&held).await[0].is_processed());
     // It polls no more from here on, so that the rival gets the message.
-    eventually("its last poll", async || queue.server.as_fake().receiving() == 1).await;
     late.0.stop();
-    eventually("the end of its last poll", async || queue.server.as_fake().receiving() == 0).await;
+    eventually("no poll of its own", async || queue.server.as_fake().receiving() == 0).await;
     queue.server.as_fake().advance(Duration::from_secs(60));
     let rival = Member::join(&options).await;
     let again = rival.take(1).await;
@@ -157,6 +157,32 @@ async fn f5_entries_that_fail_in_a_batch_that_succeeds_are_sent_again() {
     assert!((4..=7).contains(&requests), "ten in each, and what failed once more: {requests}");
 }
 
+/// Some of SQS's errors are called the sender's fault and pass all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn f5_entries_that_are_throttled_are_sent_again() {
+    let queue = Server::fake().await.queue("").await;
+    queue.send((0..5).map(order)).await;
+    let member = Member::join(&queue.options()).await;
+    let held = member.take(5).await;
+    queue.fake().throttle_entries(3);
+    assert_eq!(member.acknowledge(held).await, [Settled::Settled; 5]);
+    assert_eq!(queue.counts().await, [0, 0, 0]);
+}
+
+/// On a FIFO queue the receipt of a delete whose answer got lost is void: nobody knows, and it is not called stale.
+#[tokio::test(flavor = "multi_thread")]
+async fn f3_a_delete_that_is_repeated_and_meets_nothing_may_have_been_done() {
+    let queue = Server::fake().await.queue(".fifo").await;
+    queue.send_in_order("a", [order(1)]).await;
+    let member = Member::join(&queue.options()).await;
+    let held = member.take(1).await;
+    queue.server.as_fake().lose_answers("DeleteMessageBatch", 1);
+    queue.server.as_fake().hang_receives(true);
+    let answered = member.acknowledge(held).await;
+    assert!(answered == [Settled::Settled] || answered == [Settled::Unknown], "{answered:?}");
+    queue.until_counts([0, 0, 0]).await;
+}
+
 /// A long poll of a queue at its limit looks like one of an empty queue.
 #[tokio::test(flavor = "multi_thread")]
 async fn f9_a_queue_at_its_limit_of_messages_in_flight_is_reported() {
@@ -252,6 +278,11 @@ async fn rights_and_credentials_that_are_missing_are_refused_with_the_cure() {
     let nobody = Client::from_conf(config().region(Region::new("r")).build());
     let text = refusal(&SqsOptions::new(nobody, &queue.url)).await;
     assert!(text.contains("no credentials"), "{text}");
+    // F20: it was taken for an outage, and waited out.
+    let credentials = Credentials::new("test", "test", None, None, "test");
+    let nowhere = Client::from_conf(config().credentials_provider(credentials).build());
+    let text = refusal(&SqsOptions::new(nowhere, &queue.url)).await;
+    assert!(text.contains("no region") && text.contains("AWS_REGION"), "{text}");
 }
 
 /// It may pass, so the worker waits for it.
@@ -279,7 +310,40 @@ async fn a_refusal_while_it_runs_ends_receiving_and_an_outage_does_not() {
         }
     };
     assert_eq!(member.acknowledge(held).await, [Settled::Settled]);
+    // Both receivers may report it.
+    let mut reported = false;
+    queue.server.as_fake().refuse(Some("AccessDenied"));
+    let text = loop {
+        match member.receive(1).await {
+            Err(SourceError::Unavailable { source, .. }) => {
+                assert!(member.0.unreachable_for().is_some());
+                reported |= source.to_string().contains("AccessDenied");
+            }
+            Err(error @ SourceError::Refused { .. }) => break error.to_string(),
+            other => panic!("instead of a refusal came {other:?}"),
+        }
+    };
+    assert!(reported, "F19: for half a minute it counts as an outage, and says what it is");
+    assert!(text.contains("AccessDenied") && text.contains("Grant sqs:ReceiveMessage"), "{text}");
+}
+
+/// F19: a policy that is changed, or rights that are not known everywhere yet, end no worker.
+#[tokio::test(flavor = "multi_thread")]
+async fn f19_a_denied_receive_is_waited_out() {
+    let queue = Server::fake().await.queue("").await;
+    let member = Member::join(&queue.options()).await;
     queue.server.as_fake().refuse(Some("AccessDenied"));
     let answer = member.receive(1).await;
-    assert!(matches!(answer, Err(SourceError::Refused { .. })), "{answer:?}");
+    assert!(matches!(answer, Err(SourceError::Unavailable { .. })), "{answer:?}");
+    queue.server.as_fake().refuse(None);
+    queue.send([order(1)]).await;
+    let held = loop {
+        match member.receive(1).await {
+            Ok(Received::Deliveries(held)) => break held,
+            Err(SourceError::Unavailable { .. }) => {}
+            other => panic!("instead of a message came {other:?}"),
+        }
+    };
+    assert_eq!(member.0.unreachable_for(), None);
+    assert_eq!(member.acknowledge(held).await, [Settled::Settled]);
 }

@@ -73,6 +73,27 @@ async fn f6_a_receive_whose_answer_is_lost_is_repeated_as_the_same_attempt() {
     queue.until_counts([0, 0, 0]).await;
 }
 
+/// F17: the first message of a group in hand is lost, as when its extension is refused. What follows it was kept, and ran
+/// before it.
+#[tokio::test(flavor = "multi_thread")]
+async fn f17_a_message_that_is_lost_takes_its_followers_with_it() {
+    let queue = Server::fake().await.queue(".fifo").await;
+    queue.send_in_order("a", ["a0", "a1", "a2"]).await;
+    queue.send_in_order("b", ["b0"]).await;
+    let member = Member::join(&queue.options().visibility(Duration::from_secs(4))).await;
+    let mut groups = by_group(member.take(4).await);
+    let (lost, other) = (groups.remove("a").unwrap(), groups.remove("b").unwrap());
+    assert_eq!(queue.fake().lapse(1), 1);
+    let assignments: Vec<_> = lost.iter().map(|delivery| delivery.assignment).collect();
+    assert_eq!(member.revocation().await.assignments, assignments);
+    let again = member.take(3).await;
+    assert_eq!(payloads(&again), ["a0", "a1", "a2"], "the whole group, at once and in its order");
+    assert_eq!(member.acknowledge(lost).await, [Settled::Stale; 3]);
+    assert_eq!(member.acknowledge(again).await, [Settled::Settled; 3]);
+    assert_eq!(member.acknowledge(other).await, [Settled::Settled]);
+    queue.until_counts([0, 0, 0]).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn f6_a_group_that_fails_comes_back_in_order_and_others_go_on_on_elasticmq() {
     a_failing_group(Server::elastic()).await;

@@ -317,6 +317,8 @@ impl<S: LinkSeat> Current<S> {
             message: handed.message,
             attempt: handed.attempt,
             redelivered: handed.redelivered,
+            // A broker that knows nothing of why it has a message back.
+            suspect: handed.redelivered,
             assignment: named(self.connection, handed.receipt.assignment),
             handle: MemoryHandle { connection: self.connection, receipt: handed.receipt },
         };

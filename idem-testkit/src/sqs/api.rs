@@ -31,6 +31,7 @@ pub(super) fn act(shared: &Shared, action: &str, input: &Value) -> Done {
     let Some(queue) = queues.get_mut(&name) else {
         return Done::Answer(refuse("QueueDoesNotExist", "The specified queue does not exist."));
     };
+    queue.expire(now);
     Done::Answer(match action {
         "GetQueueAttributes" => Ok(attributes(queue, now)),
         "SendMessage" => send(queue, now, ids, input),
@@ -160,6 +161,14 @@ fn batch(
             failed.push(json!({ "Id": id, "SenderFault": false, "Code": "InternalError", "Message": "Try again." }));
             continue;
         }
+        if queue.throttled_entries > 0 {
+            queue.throttled_entries -= 1;
+            // SQS may call this the sender's fault.
+            failed.push(json!({
+                "Id": id, "SenderFault": true, "Code": "ThrottlingException", "Message": "Rate exceeded"
+            }));
+            continue;
+        }
         match act(queue, entry) {
             Ok(mut done) => {
                 done["Id"] = id.into();
@@ -174,10 +183,19 @@ fn batch(
     Ok(json!({ "Successful": successful, "Failed": failed }))
 }
 
+/// The longest that a receive may wait.
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
 fn receive(state: &mut State, now: Duration, name: &str, input: &Value) -> Done {
     let wait = Duration::from_secs(number(input, "WaitTimeSeconds", 0));
     let max = usize::try_from(number(input, "MaxNumberOfMessages", 1)).unwrap_or(1).min(10);
     let visibility = Duration::from_secs(number(input, "VisibilityTimeout", 30));
+    if !(1..=10).contains(&number(input, "MaxNumberOfMessages", 1)) || wait > WAIT_MAX {
+        return Done::Answer(refuse(
+            "InvalidParameterValue",
+            "MaxNumberOfMessages must be between 1 and 10, and WaitTimeSeconds between 0 and 20.",
+        ));
+    }
     if state.receives_hang {
         return Done::Wait(wait);
     }
@@ -185,7 +203,7 @@ fn receive(state: &mut State, now: Duration, name: &str, input: &Value) -> Done 
     let mut dead = Vec::new();
     let attempt = text(input, "ReceiveRequestAttemptId");
     if let Some(messages) = queue.receive_again(now, visibility, &attempt) {
-        return Done::Answer(Ok(handed_over(&messages, input)));
+        return Done::Answer(Ok(handed_over(&messages, now, input)));
     }
     let received = queue.receive(now, max, visibility, &mut dead);
     if let Some(messages) = received.as_ref().filter(|messages| !messages.is_empty()) {
@@ -200,23 +218,28 @@ fn receive(state: &mut State, now: Duration, name: &str, input: &Value) -> Done 
         None if wait.is_zero() && !fifo => Done::Answer(refuse("OverLimit", "Too many messages in flight.")),
         None => Done::Wait(wait),
         Some(messages) if messages.is_empty() => Done::Wait(wait),
-        Some(messages) => Done::Answer(Ok(handed_over(&messages, input))),
+        Some(messages) => Done::Answer(Ok(handed_over(&messages, now, input))),
     }
 }
 
-fn handed_over(messages: &[Message], input: &Value) -> Value {
-    let messages: Vec<Value> = messages.iter().map(|message| described(message, input)).collect();
+fn handed_over(messages: &[Message], now: Duration, input: &Value) -> Value {
+    let messages: Vec<Value> = messages.iter().map(|message| described(message, now, input)).collect();
     json!({ "Messages": messages })
 }
 
 /// With the attributes that were asked for, and no others.
-fn described(message: &Message, input: &Value) -> Value {
+fn described(message: &Message, now: Duration, input: &Value) -> Value {
     let asked = |list: &str, name: &str| {
         let names = input.get(list).and_then(Value::as_array);
         names.is_some_and(|names| names.iter().any(|asked| asked == name || asked == "All"))
     };
+    // As long ago by the clock of whoever asks as by that of the queues.
+    let millis_ago =
+        |time: Duration| SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().saturating_sub(time).as_millis();
+    let first = message.since_the_first_receive(now).map(|time| millis_ago(time).to_string());
     let facts = [
         ("ApproximateReceiveCount", Some(message.receives.to_string())),
+        ("ApproximateFirstReceiveTimestamp", first),
         ("SentTimestamp", Some(message.sent_millis.to_string())),
         ("MessageGroupId", message.group.clone()),
         ("MessageDeduplicationId", message.deduplication_id.clone()),

@@ -2,9 +2,10 @@
 //!
 //! It follows the documented rules that emulators get wrong, and misbehaves as SQS may: deleted messages come back
 //! ([`FakeQueue::resurrect`]), receipts go stale (a standard queue then answers a delete with success and deletes
-//! nothing, a FIFO queue with an error), messages in flight have a limit, batches fail in part, FIFO queues block groups
-//! and drop repetitions for five minutes, as they answer a receive that is repeated with the same messages, and no visibility goes beyond twelve hours. Its clock is moved on by
-//! [`FakeSqs::advance`]; it checks no signatures.
+//! nothing, a FIFO queue with an error), messages in flight have a limit, batches fail and are throttled in
+//! part, FIFO queues block groups and drop repetitions for five minutes, as they answer a receive that is repeated with the
+//! same messages, and take no delay of a message's own; no visibility goes beyond twelve hours, and messages expire. Its
+//! clock is moved on by [`FakeSqs::advance`]; it checks no signatures.
 //!
 //! ```
 //! use idem_testkit::sqs::{FakeSqs, QueueOptions};
@@ -195,6 +196,17 @@ impl FakeQueue {
     /// Fails the next `count` entries of batches, each with an error that passes.
     pub fn fail_entries(&self, count: u32) {
         self.with(|queue, _| queue.failing_entries = count);
+    }
+
+    /// Answers the next `count` entries of batches with a throttling, each for itself.
+    pub fn throttle_entries(&self, count: u32) {
+        self.with(|queue, _| queue.throttled_entries = count);
+    }
+
+    /// Lets the visibility of the first `count` messages in flight pass, in the order in which they were sent. Answers how
+    /// many there were.
+    pub fn lapse(&self, count: usize) -> usize {
+        self.with(|queue, now| queue.lapse(now, count))
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut Queue, Duration) -> T) -> T

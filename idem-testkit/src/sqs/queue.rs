@@ -27,7 +27,7 @@ pub struct QueueOptions {
     pub in_flight_max: usize,
     /// After how many receives a message is moved to which queue.
     pub redrive: Option<(u32, String)>,
-    /// How long messages are kept, as far as the attributes say: none is removed.
+    /// How long messages are kept, from 60 s to 14 days; those that are older are removed.
     pub retention: Duration,
     /// How many bytes a message may have with its attributes: SQS's `MaximumMessageSize`, which is 1 MiB by default, and 256
     /// KiB on queues that are older than that.
@@ -50,6 +50,7 @@ pub(super) struct Queue {
     pub(super) name: String,
     pub(super) options: QueueOptions,
     pub(super) failing_entries: u32,
+    pub(super) throttled_entries: u32,
     messages: Vec<Message>,
     deleted: Vec<Message>,
     /// When a deduplication id was last taken, and for which message.
@@ -67,8 +68,10 @@ pub(super) struct Message {
     pub(super) deduplication_id: Option<String>,
     pub(super) sent_millis: u128,
     pub(super) receives: u32,
+    sent_at: Duration,
     visible_at: Duration,
     received_at: Duration,
+    first_received_at: Option<Duration>,
 }
 
 /// An error as SQS names it.
@@ -99,6 +102,11 @@ impl Message {
         self.body.len() + attributes.sum::<usize>()
     }
 
+    /// How long ago it was received for the first time.
+    pub(super) fn since_the_first_receive(&self, now: Duration) -> Option<Duration> {
+        self.first_received_at.map(|at| now.saturating_sub(at))
+    }
+
     fn is_in_flight(&self, now: Duration) -> bool {
         self.receives > 0 && self.visible_at > now
     }
@@ -107,7 +115,16 @@ impl Message {
 impl Queue {
     pub(super) fn new(name: &str, options: QueueOptions) -> Self {
         let (messages, deleted, taken, attempts) = (Vec::new(), Vec::new(), HashMap::new(), HashMap::new());
-        Self { name: name.to_owned(), options, failing_entries: 0, messages, deleted, taken, attempts }
+        Self {
+            name: name.to_owned(),
+            options,
+            failing_entries: 0,
+            throttled_entries: 0,
+            messages,
+            deleted,
+            taken,
+            attempts,
+        }
     }
 
     pub(super) fn is_fifo(&self) -> bool {
@@ -131,6 +148,16 @@ impl Queue {
     pub(super) fn send(&mut self, now: Duration, delay: Duration, mut message: Message) -> Result<String, Refusal> {
         check(&message, self.options.message_bytes_max)?;
         if self.is_fifo() {
+            if !delay.is_zero() {
+                let seconds = delay.as_secs();
+                return refuse(
+                    "InvalidParameterValue",
+                    format!(
+                        "Value {seconds} for parameter DelaySeconds is invalid. Reason: The request include parameter that \
+                         is not valid for this queue type."
+                    ),
+                );
+            }
             let (Some(_), Some(repetition)) = (&message.group, &message.deduplication_id) else {
                 return refuse(
                     "MissingParameter",
@@ -143,7 +170,7 @@ impl Queue {
             }
             self.taken.insert(repetition.clone(), (now, message.id.clone()));
         }
-        message.visible_at = now + delay;
+        (message.sent_at, message.visible_at) = (now, now + delay);
         let id = message.id.clone();
         self.messages.push(message);
         Ok(id)
@@ -187,6 +214,7 @@ impl Queue {
         let received = ready.into_iter().take(max.min(room)).map(|message| {
             message.receives += 1;
             message.received_at = now;
+            message.first_received_at.get_or_insert(now);
             message.visible_at = now + visibility;
             message.clone()
         });
@@ -260,6 +288,18 @@ impl Queue {
         Ok(())
     }
 
+    /// Removes what is older than messages are kept.
+    pub(super) fn expire(&mut self, now: Duration) {
+        let retention = self.options.retention;
+        self.messages.retain(|message| now < message.sent_at + retention);
+    }
+
+    /// Lets the visibility of the first `count` messages in flight pass, and answers how many there were.
+    pub(super) fn lapse(&mut self, now: Duration, count: usize) -> usize {
+        let in_flight = self.messages.iter_mut().filter(|message| message.is_in_flight(now));
+        in_flight.take(count).map(|message| message.visible_at = now).count()
+    }
+
     pub(super) fn resurrect(&mut self) -> usize {
         let back = std::mem::take(&mut self.deleted);
         let count = back.len();
@@ -270,9 +310,21 @@ impl Queue {
 
 /// A message as it is sent, before the queue takes it.
 pub(super) fn sent(id: String, body: String, attributes: Map<String, Value>, sent_millis: u128) -> Message {
-    let (visible_at, received_at) = (Duration::ZERO, Duration::ZERO);
-    let (group, deduplication_id, receives) = (None, None, 0);
-    Message { id, body, attributes, group, deduplication_id, sent_millis, receives, visible_at, received_at }
+    let (sent_at, visible_at, received_at) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+    let (group, deduplication_id, receives, first_received_at) = (None, None, 0, None);
+    Message {
+        id,
+        body,
+        attributes,
+        group,
+        deduplication_id,
+        sent_millis,
+        receives,
+        sent_at,
+        visible_at,
+        received_at,
+        first_received_at,
+    }
 }
 
 fn check(message: &Message, bytes_max: usize) -> Result<(), Refusal> {

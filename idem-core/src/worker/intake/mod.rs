@@ -118,6 +118,11 @@ pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: L
     }
 }
 
+/// An error with its causes, of which the first says the least.
+fn texts(error: &SourceError) -> String {
+    chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 /// Waits for room and then for messages, or for a revocation alone; `None` where intake closed meanwhile. A receive that is
 /// under way then ends: a pause would otherwise be met by the first messages after it.
 async fn next<S: Store, B: Source>(
@@ -157,10 +162,11 @@ async fn receive<S: Store, B: Source>(shared: &Shared<S, B>, max: usize) -> Resu
 
 /// With its causes: DNS, TLS, a throttled account and a full disk are one line otherwise.
 fn note_failure<S: Store, B: Source>(shared: &Shared<S, B>, error: &SourceError) {
-    let error = chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    let error = texts(error);
     shared.metrics.broker_failures.increment(1);
     tracing::warn!(idem.consumer = %shared.consumer.name, error, "the broker cannot be used; intake tries again");
     shared.recent.note(IncidentKind::Error, None, None, format!("the broker cannot be used: {error}"));
+    shared.gate.broker_failed(error);
 }
 
 async fn pause<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
@@ -229,7 +235,7 @@ async fn admit<S: Store, B: Source>(
     delivery: Delivery<B::Handle>,
     permit: Option<Permit>,
 ) {
-    let Delivery { message, redelivered, assignment, handle, .. } = delivery;
+    let Delivery { message, redelivered, suspect, assignment, handle, .. } = delivery;
     let Some(mut job) = identify(shared, message, None, DeliveredBy::Broker(handle), assignment, permit).await else {
         return;
     };
@@ -242,7 +248,7 @@ async fn admit<S: Store, B: Source>(
         }
         return;
     }
-    if redelivered {
+    if suspect {
         job.isolation = Isolation::Process;
     }
     in_doubt(shared, &mut job).await;

@@ -14,6 +14,8 @@ pub(crate) trait Queued {
     fn alone(&self) -> bool;
     /// Whether a look-up should come before it runs alone.
     fn wants_look(&self) -> bool;
+    /// It waits for another attempt, or behind one that does.
+    fn wait(&mut self) {}
 }
 
 impl<H> Queued for Job<H> {
@@ -27,6 +29,12 @@ impl<H> Queued for Job<H> {
 
     fn wants_look(&self) -> bool {
         !self.looked_up && self.dead.is_none() && self.item.claim.is_some()
+    }
+
+    fn wait(&mut self) {
+        if let Some(permit) = &mut self.permit {
+            permit.wait();
+        }
     }
 }
 
@@ -69,7 +77,8 @@ impl<J: Queued> Queue<J> {
 
     /// Holds a job, and with it everything of its key, until an instant. Several of one take are held in their order:
     /// nothing else of the key can be held by then, because `take` leaves held keys alone.
-    pub(crate) fn hold(&mut self, job: J, until: Instant) {
+    pub(crate) fn hold(&mut self, mut job: J, until: Instant) {
+        job.wait();
         let held = self.held.entry(job.hold_key()).or_insert_with(|| Held { until, jobs: VecDeque::new() });
         held.until = until;
         held.jobs.push_back(job);
@@ -114,8 +123,9 @@ impl<J: Queued> Queue<J> {
         let (mut batch, mut passed, mut blocked) =
             (Vec::with_capacity(max.min(self.ready.len())), Vec::new(), HashSet::new());
         while batch.len() < max {
-            let Some(job) = self.ready.pop_front() else { break };
+            let Some(mut job) = self.ready.pop_front() else { break };
             if let Some(held) = self.held_with(&job) {
+                job.wait();
                 held.jobs.push_back(job);
             } else if job.alone() || all_alone {
                 if batch.is_empty() {

@@ -36,6 +36,9 @@ const EVERY: Duration = Duration::from_secs(1);
 /// How often the duplicates that were skipped are told in one line.
 const SKIPPED_EVERY: Duration = Duration::from_secs(10);
 
+/// How often it is told that the broker cannot be used, and from when on: a moment's outage has its own line.
+const BROKER_EVERY: Duration = Duration::from_secs(60);
+
 /// From when on a transaction is warned about. PostgreSQL's autovacuum looks once a minute by default, and what it finds
 /// may be removed only if it is older than every open transaction (A26).
 const OPEN_LONG: Duration = Duration::from_secs(60);
@@ -91,6 +94,12 @@ impl WorkerView {
         self.gate.pause()
     }
 
+    /// For how long the broker cannot be used for receiving; `None` while it can. It is looked at every second.
+    #[must_use]
+    pub fn broker_unreachable_for(&self) -> Option<Duration> {
+        self.gate.broker_unreachable_for()
+    }
+
     /// What cleanup in this worker has done, and how far behind it is; `None` where it is off.
     #[must_use]
     pub fn cleanup(&self) -> Option<CleanupState> {
@@ -141,6 +150,8 @@ impl WorkerView {
         self.metrics.paused.set(is(pause.is_some()));
         self.metrics.halted.set(is(matches!(pause, Some(Pause::Control(ControlState::Halted, _)))));
         self.metrics.breaker_open.set(is(self.gate.breaker_is_open()));
+        let is_connected = self.gate.has_joined() && self.broker_unreachable_for().is_none();
+        self.metrics.broker_connected.set(is(is_connected));
         self.metrics.ready.set(is(self.gate.has_joined() && !self.gate.is_leaving()));
         let waits = self.waits();
         for (cause, (messages, longest)) in WaitCause::ALL.into_iter().zip(&self.metrics.waiting) {
@@ -163,11 +174,13 @@ impl WorkerView {
 pub(super) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, view: WorkerView) {
     let (mut told, mut told_at) = (0, None::<Instant>);
     let mut warned_of = None::<Instant>;
+    let mut broker_told_at = None::<Instant>;
     loop {
         let is_last = shared.shutdown.is_cancelled();
         if shared.source.takes_part() {
             view.gate.set_joined();
         }
+        broker_told_at = look_at_the_broker(&shared, broker_told_at);
         view.measure();
         let now = Instant::now();
         shared.lines.sum_up(&shared.consumer.name, now);
@@ -194,4 +207,23 @@ pub(super) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, view: Wo
             () = shared.shutdown.cancelled() => {}
         }
     }
+}
+
+/// Asks the source whether its broker can be used, and says each minute that it cannot. Answers when that was last said.
+fn look_at_the_broker<S: Store, B: Source>(shared: &Shared<S, B>, told_at: Option<Instant>) -> Option<Instant> {
+    let (now, consumer) = (Instant::now(), &shared.consumer.name);
+    let unreachable_for = shared.source.unreachable_for();
+    let before = shared.gate.set_broker(unreachable_for);
+    let Some(time) = unreachable_for else {
+        if let (Some(_), Some(time)) = (told_at, before) {
+            tracing::info!(idem.consumer = %consumer, "the broker can be used again, after {} s", time.as_secs());
+        }
+        return None;
+    };
+    if time < BROKER_EVERY || told_at.is_some_and(|at| now.duration_since(at) < BROKER_EVERY) {
+        return told_at;
+    }
+    let error = shared.gate.broker_error();
+    tracing::warn!(idem.consumer = %consumer, error, "the broker cannot be used for {} s", time.as_secs());
+    Some(now)
 }

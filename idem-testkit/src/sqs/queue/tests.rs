@@ -131,3 +131,27 @@ fn a_receive_that_is_repeated_gets_the_same_messages_while_all_of_them_are_in_fl
     assert_eq!(queue.delete(seconds(21), &first[0].receipt()), Ok(()));
     assert!(queue.receive_again(seconds(22), seconds(30), "x").is_none());
 }
+
+#[test]
+fn a_fifo_queue_takes_no_delay_of_a_message_and_messages_expire() {
+    let mut fifo = queue("a.fifo", []);
+    let refused = fifo.send(seconds(0), seconds(1), grouped("a", "1")).unwrap_err();
+    assert!(refused.code == "InvalidParameterValue" && refused.text.contains("DelaySeconds"), "{refused:?}");
+    let mut queue = queue("a", [message("a")]);
+    let kept = queue.options.retention.as_secs();
+    queue.send(seconds(1), seconds(0), message("b")).unwrap();
+    queue.expire(seconds(kept - 1));
+    assert_eq!(queue.counts(seconds(kept - 1)).waiting, 2);
+    queue.expire(seconds(kept));
+    assert_eq!(ids(&take(&mut queue, kept, 10)), ["b"]);
+}
+
+#[test]
+fn the_first_receive_is_remembered_and_a_visibility_may_lapse() {
+    let mut queue = queue("a.fifo", [grouped("a", "1"), grouped("b", "1")]);
+    assert_eq!(ids(&take(&mut queue, 1, 10)), ["a", "b"]);
+    assert_eq!(queue.lapse(seconds(2), 1), 1);
+    assert!(take(&mut queue, 3, 10).is_empty(), "the other one of the group is in flight");
+    let again = take(&mut queue, 40, 1);
+    assert_eq!((again[0].receives, again[0].since_the_first_receive(seconds(41))), (2, Some(seconds(40))));
+}

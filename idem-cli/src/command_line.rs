@@ -67,8 +67,8 @@ impl Command {
 
 impl Replay {
     /// Whether something is to be changed before.
-    pub(crate) fn is_mended(&self) -> bool {
-        self.forget_first || self.key.is_some() || self.payload.is_some() || self.dry_run
+    pub(crate) fn is_changed(&self) -> bool {
+        self.forget_first || self.key.is_some() || self.payload.is_some()
     }
 }
 

@@ -2,16 +2,16 @@
 
 pub(crate) mod cleanup;
 mod completions;
-mod consumers;
+pub(crate) mod consumers;
 mod dead_letters;
 mod doctor;
-mod erase;
-mod forget;
+pub(crate) mod erase;
+pub(crate) mod forget;
 mod forgotten;
 mod import;
 mod migrate;
 mod retention;
-mod show;
+pub(crate) mod show;
 mod stats;
 mod stuck;
 mod workers;

@@ -57,6 +57,12 @@ impl Row {
     }
 }
 
+impl FromIterator<(String, Value)> for Row {
+    fn from_iter<I: IntoIterator<Item = (String, Value)>>(members: I) -> Self {
+        Self(members.into_iter().collect())
+    }
+}
+
 impl FromIterator<Row> for Table {
     fn from_iter<I: IntoIterator<Item = Row>>(rows: I) -> Self {
         Self(rows.into_iter().collect())
@@ -66,6 +72,12 @@ impl FromIterator<Row> for Table {
 impl Table {
     pub(crate) fn rows(&self) -> &[Row] {
         &self.0
+    }
+
+    /// The first rows, at most so many.
+    pub(crate) fn first(mut self, max: usize) -> Self {
+        self.0.truncate(max);
+        self
     }
 
     pub(crate) fn is_empty(&self) -> bool {

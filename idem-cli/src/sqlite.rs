@@ -1,18 +1,19 @@
-//! The commands that make sense on SQLite, through the store itself; the others are refused by name.
+//! The commands on a file of SQLite's; what makes no sense there is refused by name.
+
+mod consumers;
+mod dead_letters;
+mod file;
+mod keys;
 
 use std::sync::Arc;
 
-use idem_core::{
-    AuditEntry, Bookkeeping as _, Cleanup, ConsumerName, ControlState, DeadLetterId, ParkedDeadLetter, Store as _,
-    StoreError, Tenant,
-};
+use idem_core::{Bookkeeping as _, Cleanup, Store as _, StoreError};
 use idem_sqlx::{Sqlite, SqliteOptions};
 
+use self::file::File;
 use crate::{
-    audit,
-    command_line::{Because, Clean, Command, Consumers, DeadLetters, Migrate, Replay, Target},
+    command_line::{Clean, Command, Migrate, Target},
     commands::cleanup,
-    confirm::confirm,
     exit::{Exit, Failure},
     report::{Report, Row},
 };
@@ -33,40 +34,27 @@ pub(crate) async fn run(target: &Target, command: Command) -> Result<Report, Fai
     match command {
         Command::Cleanup(clean) if !clean.print_sql => clean_up(&store, &clean).await,
         Command::Doctor(_) => doctor(&store).await,
-        Command::Consumers(Consumers::Pause(Because { consumer, reason })) => {
-            set(&store, target, &consumer, ControlState::Paused, &reason).await
-        }
-        Command::Consumers(Consumers::Resume { consumer }) => {
-            set(&store, target, &consumer, ControlState::Running, "").await
-        }
-        Command::DeadLetters(DeadLetters::List { which, limit }) if which.group.is_none() => match which.consumer {
-            Some(consumer) => list(&store, &consumer, limit.limit).await,
-            None => Err(Failure::refused("give --consumer")),
-        },
-        Command::DeadLetters(DeadLetters::Replay(asked))
-            if !asked.which.id.is_empty() && !asked.is_mended() && asked.which.group.is_none() =>
-        {
-            replay(&store, &asked).await
-        }
+        Command::Show(show) => keys::show(File::open(target).await?, &show).await,
+        Command::Forget(forget) => keys::forget(File::open(target).await?, &forget).await,
+        Command::Erase(erase) => keys::erase(File::open(target).await?, &erase).await,
+        Command::Stats => consumers::stats(File::open(target).await?).await,
+        Command::Workers(limit) => consumers::workers(File::open(target).await?, &limit).await,
+        Command::Stuck(limit) => consumers::stuck(File::open(target).await?, &limit).await,
+        Command::Consumers(command) => consumers::run(File::open(target).await?, command).await,
+        Command::DeadLetters(command) => dead_letters::run(File::open(target).await?, command).await,
         other @ (Command::Migrate(_)
-        | Command::Consumers(_)
-        | Command::Show(_)
-        | Command::Forget(_)
         | Command::Forgotten(_)
-        | Command::Erase(_)
         | Command::Import(_)
-        | Command::DeadLetters(_)
         | Command::Cleanup(_)
-        | Command::Stats
-        | Command::Workers(_)
         | Command::Retention(_)
-        | Command::Stuck(_)
-        | Command::Completions { .. }) => Err(Failure::refused(format!(
-            "`idem {}` in this form is for PostgreSQL. On SQLite there are migrate up, cleanup, doctor, consumers pause and \
-             resume, dead-letters list --consumer and replay by ids; any client of SQLite's can read the tables",
-            other.name()
-        ))),
+        | Command::Completions { .. }) => Err(only_on_postgres(other.name())),
     }
+}
+
+fn only_on_postgres(name: &str) -> Failure {
+    Failure::refused(format!(
+        "`idem {name}` in this form is for PostgreSQL: on a file, any client of SQLite's can read and write the tables"
+    ))
 }
 
 async fn up(store: &Sqlite) -> Result<Report, Failure> {
@@ -95,59 +83,4 @@ async fn doctor(store: &Sqlite) -> Result<Report, Failure> {
         }
         Err(error) => Err(error.into()),
     }
-}
-
-async fn set(
-    store: &Sqlite,
-    target: &Target,
-    consumer: &str,
-    state: ControlState,
-    reason: &str,
-) -> Result<Report, Failure> {
-    let name = ConsumerName::new(consumer).map_err(|error| Failure::refused(error.to_string()))?;
-    let scope = store.bookkeeping().scope(&name, &Tenant::default()).await?;
-    store.bookkeeping().set_control(scope, state, &target.by, reason).await?;
-    let (action, is) = if state == ControlState::Running { ("resume", "running") } else { ("pause", "paused") };
-    let entry = AuditEntry { who: target.by.clone(), action, scope, key: None, details: reason.to_owned() };
-    store.bookkeeping().audit(&entry).await?;
-    audit::tell(audit::Line { who: &target.by, action, consumer, key: None, details: reason });
-    Ok(Report::said(format!("{consumer} is {is}; a running worker obeys within 5 s")))
-}
-
-async fn list(store: &Sqlite, consumer: &str, limit: i64) -> Result<Report, Failure> {
-    let name = ConsumerName::new(consumer).map_err(|error| Failure::refused(error.to_string()))?;
-    let max = u32::try_from(limit).unwrap_or(u32::MAX);
-    // One more than is shown tells whether there are more.
-    let mut letters = store.bookkeeping().dead_letters(&name, max.saturating_add(1)).await?;
-    let is_all = letters.len() <= max as usize;
-    letters.truncate(max as usize);
-    let report = Report::new().table("dead letters", letters.iter().map(row).collect());
-    Ok(if is_all { report } else { report.line(format!("the newest {max}; --limit N shows more")) })
-}
-
-async fn replay(store: &Sqlite, asked: &Replay) -> Result<Report, Failure> {
-    let ids: Vec<DeadLetterId> = asked.which.id.iter().copied().map(DeadLetterId).collect();
-    confirm(&format!("This has a running worker handle {} dead letters again", ids.len()), asked.yes.yes)?;
-    match store.bookkeeping().request_replay(&ids).await? {
-        // A mistyped number must not look like success.
-        0 => Err(Failure::refused(
-            "none of them can be replayed: there is no such dead letter, it awaits a replay already, or its payload was too \
-             large to keep. `idem dead-letters list --consumer NAME` shows those that there are",
-        )),
-        asked => Ok(Report::said(format!("{asked} asked for"))),
-    }
-}
-
-fn row(letter: &ParkedDeadLetter) -> Row {
-    Row::new([
-        ("id", letter.id.0.into()),
-        ("key", letter.key.as_ref().map(|key| key.as_str()).into()),
-        ("reason", letter.reason.as_str().into()),
-        ("group", letter.fingerprint.map(|group| group.to_string()).into()),
-        ("attempts", letter.attempts.into()),
-        ("copies", letter.copies.into()),
-        ("error", letter.error.as_str().into()),
-        ("payload_kept", letter.payload_kept.into()),
-        ("replay", letter.replayed.as_deref().into()),
-    ])
 }

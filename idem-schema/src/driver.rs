@@ -11,6 +11,7 @@ use crate::{
     name::SchemaName,
     postgres::PostgresStatements,
     row::Row,
+    server::RoleDefault,
 };
 
 /// How often a statement runs again that another transaction got in the way of.
@@ -128,11 +129,8 @@ pub trait PostgresDriver: Send + Sync {
         std::future::ready(Ok(()))
     }
 
-    /// Looks whether sessions are read only by the word of their role or database alone, and if so has whatever runs from
-    /// now on say READ WRITE.
-    fn is_read_only_by_role(&self) -> impl Future<Output = Result<bool, StoreError>> + Send {
-        std::future::ready(Ok(false))
-    }
+    /// Whether its sessions are read only by the word of their role or database.
+    fn role_default(&self) -> &RoleDefault;
 
     /// Whether somebody between here and the server could read along.
     fn is_plaintext_abroad(&self) -> bool;
@@ -156,7 +154,8 @@ impl<D: PostgresDriver> BookkeepingDriver for D {
                 Err(StoreError::Contended { .. }) if tried < CONTENDED_MAX => tried += 1,
                 Err(error) if !has_looked && is_read_only::<D>(&error) => {
                     has_looked = true;
-                    if !self.is_read_only_by_role().await? {
+                    self.role_default().look(self).await?;
+                    if !self.role_default().is_read_only() {
                         return Err(error);
                     }
                 }

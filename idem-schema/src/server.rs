@@ -1,8 +1,10 @@
 //! Whether a PostgreSQL server can keep the promise, and what a person should know of it.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use idem_core::StoreError;
+
+use crate::{driver::PostgresDriver, row::Row};
 
 /// PostgreSQL 14: TID range scans, `pg_current_xact_id`, `client_connection_check_interval`.
 const VERSION_MIN: i32 = 140_000;
@@ -47,18 +49,54 @@ impl LaneSettings {
 /// Whether a session's default comes from its role or database. A server's own default, or one that somebody set by hand,
 /// is a fence around an old primary instead, and is never overruled.
 #[must_use]
-pub fn is_by_role(source: &str) -> bool {
+fn is_by_role(source: &str) -> bool {
     matches!(source, "user" | "database" | "database user")
 }
 
-/// How one of idem's statements outside of units begins, where it needs a transaction of its own.
-#[must_use]
-pub fn begin_books(is_read_only_by_role: bool) -> &'static str {
-    if is_read_only_by_role {
-        "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
-    } else {
-        "BEGIN ISOLATION LEVEL READ COMMITTED"
+/// Whether sessions are read only by the word of their role or database, as far as it is known: what runs outside of units
+/// then says that it writes.
+#[derive(Debug, Default)]
+pub struct RoleDefault(AtomicBool);
+
+impl RoleDefault {
+    /// Whether they are.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
+
+    /// How one of idem's statements outside of units begins, where it needs a transaction of its own.
+    #[must_use]
+    pub fn begin(&self) -> &'static str {
+        if self.is_read_only() {
+            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+        } else {
+            "BEGIN ISOLATION LEVEL READ COMMITTED"
+        }
+    }
+
+    /// Looks whether sessions are read only by default, as [`note`](Self::note).
+    pub(crate) async fn look(&self, driver: &impl PostgresDriver) -> Result<bool, StoreError> {
+        self.note(&driver.run_once("looking for a fence", &driver.statements().read_only_default, &[]).await?)
+    }
+
+    /// Notes what [`PostgresStatements::read_only_default`](crate::PostgresStatements::read_only_default) has answered: whether
+    /// sessions are read only by the word of the role or the database. Answers whether they are by another's.
+    pub(crate) fn note(&self, rows: &[Row]) -> Result<bool, StoreError> {
+        let row = rows.first().ok_or_else(|| crate::unreadable("the server has no such setting"))?;
+        let (is_read_only, is_by_role) = (row.get::<bool>("read_only")?, is_by_role(row.get("source")?));
+        self.0.store(is_read_only && is_by_role, Ordering::Relaxed);
+        Ok(is_read_only && !is_by_role)
+    }
+}
+
+/// Refuses a fenced server: an old primary may be fenced by `default_transaction_read_only` alone, which a unit's READ WRITE
+/// would overrule. The default of a role or a database is none of those fences.
+///
+/// # Errors
+/// [`StoreError::Unavailable`] where it is fenced, or cannot be asked.
+pub async fn refuse_fenced(driver: &impl PostgresDriver) -> Result<(), StoreError> {
+    if driver.role_default().look(driver).await? { Err(crate::read_only("opening a lane")) } else { Ok(()) }
 }
 
 /// What keeps a handler that has ended its unit from writing on.

@@ -1,27 +1,18 @@
 //! Runs idem's own statements outside of units of work, on the framework's own connections.
 
-use std::{
-    error::Error as StdError,
-    fmt,
-    future::Future,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{error::Error as StdError, fmt, future::Future, sync::Arc, time::Duration};
 
 use idem_core::StoreError;
 use idem_schema::{
-    Fence, LaneSettings, PostgresDriver, PostgresStatements, Row, SchemaName, SeenPids, Value, begin_books, is_by_role,
+    Fence, LaneSettings, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids, Value,
+    refuse_fenced,
 };
 use tokio::sync::OnceCell;
 use tokio_postgres::{Client, Error, config::Config, error::Severity, types::Type};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::{
-    PostgresLane, PostgresOptions, Statements,
-    error::{self, get},
+    PostgresLane, PostgresOptions, Statements, error,
     pool::Pool,
     session::{Parameter, Parameters, Session},
     tls,
@@ -40,8 +31,7 @@ pub struct Driver {
     lane_settings: LaneSettings,
     /// Whether the way to the server lets a session have settings of its own, which is looked at once.
     is_direct: OnceCell<bool>,
-    /// Whether the role is read only by default, so that what runs outside of units has to say that it writes.
-    pub(crate) is_read_only_by_role: AtomicBool,
+    role_default: RoleDefault,
     /// Whether prepared statements stay with the connection, which is looked at once.
     pub(crate) pooler: OnceCell<()>,
 }
@@ -105,9 +95,8 @@ impl PostgresDriver for Driver {
         Ok(())
     }
 
-    async fn is_read_only_by_role(&self) -> Result<bool, StoreError> {
-        self.is_read_only_default().await?;
-        Ok(self.is_read_only_by_role.load(Ordering::Relaxed))
+    fn role_default(&self) -> &RoleDefault {
+        &self.role_default
     }
 
     fn is_plaintext_abroad(&self) -> bool {
@@ -126,7 +115,7 @@ impl Driver {
             options,
             lane_settings: LaneSettings::default(),
             is_direct: OnceCell::new(),
-            is_read_only_by_role: AtomicBool::new(false),
+            role_default: RoleDefault::default(),
             pooler: OnceCell::new(),
         })
     }
@@ -179,28 +168,10 @@ impl Driver {
 
     pub(crate) async fn open_lane(&self) -> Result<PostgresLane, StoreError> {
         let session = self.connect_lane().await?;
-        self.refuse_fenced().await?;
+        refuse_fenced(self).await?;
         let facts = self.lane_facts(&session).await?;
         facts.refuse_unfenced()?;
         Ok(PostgresLane::new(session, facts))
-    }
-
-    /// An old primary may be fenced by `default_transaction_read_only` alone, which a unit's READ WRITE would overrule. The
-    /// default of a role or a database is none of those fences.
-    async fn refuse_fenced(&self) -> Result<(), StoreError> {
-        if self.is_read_only_default().await? && !self.is_read_only_by_role.load(Ordering::Relaxed) {
-            return Err(idem_schema::read_only("opening a lane"));
-        }
-        Ok(())
-    }
-
-    /// Whether sessions are read only by default; notes whether that is by the word of the role or the database.
-    pub(crate) async fn is_read_only_default(&self) -> Result<bool, StoreError> {
-        let rows = self.rows("looking for a fence", &self.statements.read_only_default, &[]).await?;
-        let row = rows.first().ok_or_else(|| idem_schema::unreadable("the server has no such setting"))?;
-        let (is_read_only, source): (bool, &str) = (get(row, "read_only")?, get(row, "source")?);
-        self.is_read_only_by_role.store(is_read_only && is_by_role(source), Ordering::Relaxed);
-        Ok(is_read_only)
     }
 
     /// Whether a session can have settings of its own on the way to this server: a lane that the store opens shows it.
@@ -263,8 +234,7 @@ impl Driver {
             Some(session) => session,
             None => self.connect_with(&pool.config).await?,
         };
-        let is_read_only_by_role = self.is_read_only_by_role.load(Ordering::Relaxed);
-        let begin = begin.or_else(|| is_read_only_by_role.then(|| begin_books(true)));
+        let begin = begin.or_else(|| self.role_default.is_read_only().then(|| self.role_default.begin()));
         let rows = run(&session.client, begin, text, parameters).await;
         // After an error of the server's the connection is sound, unless that ended it; after any other it is closed.
         let is_sound = match &rows {

@@ -122,15 +122,23 @@ async fn set(database: &mut Database, consumer: &str, state: &str, reason: &str)
 
 async fn rename(database: &mut Database, consumer: &str, to: &str, is_yes: bool) -> Result<Report, Failure> {
     database.known(consumer).await?;
+    check_rename(consumer, to, is_yes)?;
+    let by = database.by.clone();
+    renamed(consumer, to, database.act(RENAME, &[Bind::Text(consumer), Bind::Text(to), Bind::Text(&by)]).await?)
+}
+
+pub(crate) fn check_rename(consumer: &str, to: &str, is_yes: bool) -> Result<(), Failure> {
     idem_core::ConsumerName::new(to).map_err(|error| Failure::refused(error.to_string()))?;
     confirm(
         &format!(
             "This renames the consumer {consumer} to {to}. A worker that starts with the old name begins without a record"
         ),
         is_yes,
-    )?;
-    let by = database.by.clone();
-    match database.act(RENAME, &[Bind::Text(consumer), Bind::Text(to), Bind::Text(&by)]).await? {
+    )
+}
+
+pub(crate) fn renamed(consumer: &str, to: &str, scopes: i64) -> Result<Report, Failure> {
+    match scopes {
         0 => Err(Failure::refused(format!("there is a consumer {to:?} already, and two cannot become one"))),
         _ => Ok(Report::said(format!("{consumer} is {to} now: start its workers with --consumer {to} from here on"))),
     }
@@ -138,14 +146,19 @@ async fn rename(database: &mut Database, consumer: &str, to: &str, is_yes: bool)
 
 async fn rebind(database: &mut Database, consumer: &str, is_yes: bool) -> Result<Report, Failure> {
     database.known(consumer).await?;
-    confirm(
-        &format!(
-            "This forgets what {consumer} is bound to; its next start binds it anew. Under another key rule, messages that \
-             were handled have other keys, and are handled again"
-        ),
-        is_yes,
-    )?;
+    confirm(&rebind_warning(consumer), is_yes)?;
     let by = database.by.clone();
     database.act(REBIND, &[Bind::Text(consumer), Bind::Text(&by)]).await?;
-    Ok(Report::said(format!("{consumer} is bound to nothing: the next worker that starts under this name binds it")))
+    Ok(rebound(consumer))
+}
+
+pub(crate) fn rebind_warning(consumer: &str) -> String {
+    format!(
+        "This forgets what {consumer} is bound to; its next start binds it anew. Under another key rule, messages that \
+         were handled have other keys, and are handled again"
+    )
+}
+
+pub(crate) fn rebound(consumer: &str) -> Report {
+    Report::said(format!("{consumer} is bound to nothing: the next worker that starts under this name binds it"))
 }

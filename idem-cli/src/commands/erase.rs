@@ -67,15 +67,22 @@ pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report,
     if count == 0 {
         return Ok(Report::said("0 rows hold this key"));
     }
-    let what = format!(
-        "This blanks the key's text, payloads and errors in {count} rows for good. Ids and hashes stay, so that redeliveries \
-         are still skipped"
-    );
-    confirm(&what, erase.yes.yes)?;
+    confirm(&warning(count), erase.yes.yes)?;
     let by = database.by.clone();
     let binds = [binds[0], binds[1], Bind::Text(&by), Bind::Text(&erase.reason)];
     let erased = database.act(&ERASE.replace("{asked}", ASKED), &binds).await?;
-    Ok(Report::said(format!(
+    Ok(report(erased))
+}
+
+pub(crate) fn warning(count: i64) -> String {
+    format!(
+        "This blanks the key's text, payloads and errors in {count} rows for good. Ids and hashes stay, so that redeliveries \
+         are still skipped"
+    )
+}
+
+pub(crate) fn report(erased: i64) -> Report {
+    Report::said(format!(
         "{erased} rows erased. Logs, the broker's own copies and your tables are yours to look after."
-    )))
+    ))
 }

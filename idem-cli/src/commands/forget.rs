@@ -118,7 +118,7 @@ async fn forget_chosen(
 }
 
 /// The keys that were named; `None` where the choice is another.
-fn keys(forget: &Forget) -> Result<Option<Vec<String>>, Failure> {
+pub(crate) fn keys(forget: &Forget) -> Result<Option<Vec<String>>, Failure> {
     let mut keys = forget.key.clone();
     if let Some(path) = &forget.keys {
         let text = std::fs::read_to_string(path)
@@ -135,11 +135,18 @@ fn keys(forget: &Forget) -> Result<Option<Vec<String>>, Failure> {
 
 /// A time without a zone would be another in each place, so one is asked for.
 pub(crate) async fn check_time(database: &mut Database, time: &str) -> Result<(), Failure> {
-    let wrong = || Failure::refused(format!("{time:?} is no time with a zone, such as 2026-11-21T20:00:00Z"));
-    let has_zone = time.ends_with('Z') || time.get(10..).is_some_and(|rest| rest.contains(['+', '-']));
-    if !has_zone || !time.starts_with(|c: char| c.is_ascii_digit()) {
-        return Err(wrong());
+    if !has_zone(time) {
+        return Err(wrong(time));
     }
     let read = database.number("SELECT extract(epoch FROM $1::text::timestamptz)::int8", &[Bind::Text(time)]).await;
-    read.map(|_| ()).map_err(|_| wrong())
+    read.map(|_| ()).map_err(|_| wrong(time))
+}
+
+pub(crate) fn has_zone(time: &str) -> bool {
+    let is_said = time.ends_with('Z') || time.get(10..).is_some_and(|rest| rest.contains(['+', '-']));
+    is_said && time.starts_with(|c: char| c.is_ascii_digit())
+}
+
+pub(crate) fn wrong(time: &str) -> Failure {
+    Failure::refused(format!("{time:?} is no time with a zone, such as 2026-11-21T20:00:00Z"))
 }

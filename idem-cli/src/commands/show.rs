@@ -25,7 +25,7 @@ ORDER BY c.name, c.tenant";
 const ATTEMPTS: &str = "\
 SELECT c.name AS consumer, c.tenant, a.attempts, a.first_at, a.last_at, a.last_error
 FROM {schema}.attempts AS a JOIN {schema}.consumers AS c ON c.id = a.consumer
-WHERE a.key_id = {schema}.key_id($1::text) AND ($2::text IS NULL OR c.name = $2::text) ORDER BY c.name, c.tenant";
+WHERE a.key_id = {schema}.key_id($1::text) AND a.attempts > 0 AND ($2::text IS NULL OR c.name = $2::text) ORDER BY c.name, c.tenant";
 
 const DEAD_LETTERS: &str = "\
 SELECT d.id, c.name AS consumer, c.tenant, d.reason, d.attempts, d.copies, d.error, d.first_at, d.last_at, d.origin,
@@ -49,13 +49,18 @@ pub(crate) async fn run(mut database: Database, show: &Show) -> Result<Report, F
     let attempts = database.table(ATTEMPTS, &binds).await?;
     let dead_letters = database.table(DEAD_LETTERS, &binds).await?;
     let audit = database.table(AUDIT, &binds).await?;
+    Ok(report(records, attempts, dead_letters, audit))
+}
+
+/// What is known of a key, and what would become of a redelivery.
+pub(crate) fn report(records: Table, attempts: Table, dead_letters: Table, audit: Table) -> Report {
     let redelivery = redelivery(&records, &attempts);
-    Ok(Report::new()
+    Report::new()
         .table("records", records)
         .table("attempts", attempts)
         .table("dead letters", dead_letters)
         .table("audit", audit)
-        .line(redelivery))
+        .line(redelivery)
 }
 
 /// Refuses a text that no message can have as its key.

@@ -17,7 +17,8 @@ LEFT JOIN (
 ) AS p ON p.consumer = c.id
 LEFT JOIN (
     SELECT a.consumer, pg_catalog.count(*) AS failing FROM {schema}.attempts AS a
-    WHERE NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
+    WHERE a.attempts > 0
+        AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
     GROUP BY a.consumer
 ) AS a ON a.consumer = c.id
 LEFT JOIN (

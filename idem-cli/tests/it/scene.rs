@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{DedupConsumer, Effects, Handler, HandlerError, Message, Tx};
+use idem_core::{DedupConsumer, Effects, Handler, HandlerError, Message, Store, Tx};
 use idem_schema::SchemaName;
 use idem_sqlx::{Postgres, PostgresOptions};
 use serde_json::Value;
@@ -164,8 +164,8 @@ pub(crate) fn message(key: &str) -> Message {
 
 pub(crate) struct Accepting(pub(crate) Arc<Mutex<Vec<String>>>);
 
-impl Handler<Postgres> for Accepting {
-    async fn handle(&self, message: &Message, _: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl<S: Store> Handler<S> for Accepting {
+    async fn handle(&self, message: &Message, _: &mut Tx<'_, S>) -> Result<(), HandlerError> {
         let key = message.key().map_or("", |key| key.as_str());
         if self.0.lock().unwrap().iter().any(|refused| refused == key) {
             return Err(HandlerError::permanent("there is no such customer"));

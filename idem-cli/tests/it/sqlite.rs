@@ -1,36 +1,226 @@
 //! The commands on SQLite.
 
-use crate::scene::command;
+use std::{path::PathBuf, sync::Arc};
+
+use idem_core::{
+    Bookkeeping as _, ConsumerName, DeadLetter, DedupConsumer, Effects, ErrorClass, FailureKind, Fingerprint, Origin,
+    PayloadHash, Reason, ScopeId, Store as _, Tenant,
+};
+use idem_sqlx::Sqlite;
+use sqlx::{AssertSqlSafe, Connection as _, SqliteConnection};
+
+use crate::scene::{Accepting, Answer, PAYLOAD, command, message};
+
+/// A file with idem's tables and the consumer `orders`.
+struct File {
+    path: PathBuf,
+    url: String,
+}
+
+impl File {
+    fn new() -> Self {
+        let path = std::env::temp_dir().join(format!("idem-cli-{:016x}.db", fastrand::u64(..)));
+        let url = format!("sqlite://{}", path.display());
+        Self { path, url }
+    }
+
+    fn idem(&self, arguments: &str) -> Answer {
+        self.idem_with(&arguments.split_whitespace().collect::<Vec<_>>())
+    }
+
+    fn idem_with(&self, arguments: &[&str]) -> Answer {
+        command(&[("DATABASE_URL", self.url.as_str()), ("IDEM_OPERATOR", "ada")], arguments)
+    }
+
+    /// Delivers these keys, and answers whether each was processed (P) or skipped (D).
+    async fn deliver(&self, keys: &[&str]) -> String {
+        let store = Sqlite::open(&self.path).await.unwrap();
+        let builder = DedupConsumer::builder(store, "orders").effects(Effects::InTransaction);
+        let consumer = builder.handler(Accepting(Arc::default())).version("1.2.3").build().unwrap();
+        let decisions = consumer.process(keys.iter().map(|key| message(key)).collect()).await.unwrap();
+        decisions.iter().map(|decision| if decision.is_processed() { 'P' } else { 'D' }).collect()
+    }
+
+    /// Sets a message aside, as a worker does.
+    async fn set_aside(&self, key: &str) -> i64 {
+        let store = Sqlite::open(&self.path).await.unwrap();
+        let name = ConsumerName::new("orders").unwrap();
+        let message = message(key).with_origin(Origin::new(&format!("q/{key}")));
+        let letter = DeadLetter {
+            scope: store.bookkeeping().scope(&name, &Tenant::default()).await.unwrap(),
+            consumer: name,
+            key: Some(idem_core::IdempotencyKey::new(key).unwrap()),
+            hash: None,
+            message,
+            reason: Reason::Permanent,
+            attempts: 1,
+            error: "there is no such customer".to_owned(),
+            fingerprint: Fingerprint::of(&FailureKind::new(Reason::Permanent, ErrorClass::Permanent)),
+            keep_payload: true,
+            payload_omitted: None,
+        };
+        store.bookkeeping().park(&letter).await.unwrap().id.0
+    }
+
+    /// The first column of what a query answers.
+    async fn texts(&self, query: &str) -> Vec<String> {
+        let mut connection = SqliteConnection::connect(&self.url).await.unwrap();
+        sqlx::query_scalar(AssertSqlSafe(query.to_owned())).fetch_all(&mut connection).await.unwrap()
+    }
+
+    /// What the trail says: who did what to which key.
+    async fn trail(&self) -> Vec<String> {
+        let text = "SELECT who || ' ' || action || ' ' || ifnull(idempotency_key, '-') || ' ' || details FROM idem_audit \
+                    WHERE who = 'ada' ORDER BY id";
+        self.texts(text).await
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        for end in ["", "-wal", "-shm"] {
+            let _ = std::fs::remove_file(format!("{}{end}", self.path.display()));
+        }
+    }
+}
 
 #[test]
-fn on_sqlite_what_makes_sense_works_and_the_rest_refuses_by_name() {
-    let file = std::env::temp_dir().join(format!("idem-cli-{:016x}.db", fastrand::u64(..)));
-    let url = format!("sqlite://{}", file.display());
-    let idem = |arguments: &str| {
-        let variables = [("DATABASE_URL", url.as_str()), ("IDEM_OPERATOR", "ada")];
-        command(&variables, &arguments.split_whitespace().collect::<Vec<_>>())
-    };
-    assert_ne!(idem("cleanup").status, 0, "a mistyped name makes no file");
-    assert!(!file.exists());
-    assert!(idem("migrate up").ok().contains("migration 1 was applied"));
-    assert!(idem("migrate up").ok().contains("up to date"));
-    assert!(idem("doctor").ok().contains("All is well"));
-    let preview = idem("cleanup --dry-run --json").json();
+fn on_sqlite_what_makes_no_sense_is_refused_by_name() {
+    let file = File::new();
+    assert_ne!(file.idem("cleanup").status, 0, "a mistyped name makes no file");
+    assert_ne!(file.idem("show order-1").status, 0);
+    assert!(!file.path.exists());
+    assert!(file.idem("migrate up").ok().contains("migration 1 was applied"));
+    assert!(file.idem("migrate up").ok().contains("up to date"));
+    assert!(file.idem("doctor").ok().contains("All is well"));
+    let preview = file.idem("cleanup --dry-run --json").json();
     assert_eq!(preview["rows"][0]["table"], "processed_messages", "{preview}");
-    assert!(idem("cleanup").ok().contains("audit"));
-    assert!(idem("dead-letters list --consumer orders").ok().contains("no dead letters"));
-    idem("dead-letters replay 99 --yes").refused("there is no such dead letter");
+    assert!(file.idem("cleanup").ok().contains("audit"));
+    file.idem("dead-letters list --consumer orders").refused("there is no consumer \"orders\"");
+    file.idem("dead-letters replay 99 --yes").refused("there is no such dead letter");
     for refused in [
-        "show order-1",
-        "forget order-1 --consumer orders --reason x",
-        "stats",
         "import --from t --consumer orders",
-        "erase order-1 --reason x",
+        "forgotten list",
+        "migrate status",
+        "dead-letters groups",
+        "cleanup --print-sql",
     ] {
         let name = refused.split_once(' ').map_or(refused, |(name, _)| name);
-        idem(refused).refused(&format!("`idem {name}` in this form is for PostgreSQL"));
+        file.idem(refused).refused(&format!("`idem {name}` in this form is for PostgreSQL"));
     }
-    for end in ["", "-wal", "-shm"] {
-        let _ = std::fs::remove_file(format!("{}{end}", file.display()));
+}
+
+#[tokio::test]
+async fn a_key_is_shown_forgotten_and_erased_on_sqlite() {
+    let file = File::new();
+    file.idem("migrate up").ok();
+    assert_eq!(file.deliver(&["order-1", "order-2", "order-1"]).await, "PPD");
+    let shown = file.idem("show order-1 --json").json();
+    assert_eq!(
+        (&shown["records"][0]["consumer"], &shown["records"][0]["version"]),
+        (&"orders".into(), &"1.2.3".into())
+    );
+    assert!(shown["messages"][0].as_str().unwrap().contains("skipped as a duplicate by orders"), "{shown}");
+    assert!(file.idem("show order-9").ok().contains("A redelivery is handled: there is no record"));
+    file.idem("show order-1 --consumer nobody").refused("there is no consumer");
+    let stats = file.idem("stats --json").json();
+    assert_eq!(
+        (&stats["consumers"][0]["records"], &stats["consumers"][0]["last_hour"]),
+        (&2.into(), &2.into()),
+        "{stats}"
+    );
+
+    let forget = |more: &str| file.idem(&format!("forget order-1 order-9 --consumer orders --reason ticket-7 {more}"));
+    assert!(forget("--dry-run").ok().contains("1 record of orders would be forgotten"));
+    forget("").refused("--yes");
+    assert_eq!(file.deliver(&["order-1"]).await, "D");
+    let epoch = "SELECT ifnull(sum(epoch), 0) || '' FROM idem_controls";
+    assert_eq!(file.texts(epoch).await, ["0"]);
+    assert!(forget("--yes").ok().contains("1 forgotten"));
+    assert_eq!(file.texts(epoch).await, ["1"], "caches of running workers are emptied");
+    assert_eq!(file.deliver(&["order-1", "order-2"]).await, "PD");
+    for (chosen, records) in [
+        ("--from 2020-01-01T00:00:00Z", "2 records"),
+        ("--to 2020-01-01T00:00:00+01:00", "0 records"),
+        ("--version 1.2.3", "2 records"),
+        ("--run 99", "0 records"),
+    ] {
+        let answer = file.idem(&format!("forget --consumer orders --reason x --dry-run {chosen}")).ok();
+        assert!(answer.contains(records), "{chosen}: {answer}");
     }
+    file.idem("forget --consumer orders --reason x --from 2020-01-01").refused("no time with a zone");
+
+    let id = file.set_aside("order-2").await;
+    let erased = file.idem("erase order-2 --reason request-4711 --yes").ok();
+    assert!(erased.contains("2 rows erased"), "{erased}");
+    assert_eq!(file.deliver(&["order-2"]).await, "D", "a redelivery is still skipped");
+    assert_eq!(file.idem("show order-2 --json").json()["records"][0]["erased"], 1);
+    file.idem(&format!("dead-letters replay {id} --yes")).refused("none of them can be replayed");
+    let rest = "SELECT ifnull(payload, '') || error || ifnull(headers, '') || ifnull(idempotency_key, '') FROM idem_dead_letters";
+    assert_eq!(file.texts(rest).await, [""]);
+    let uuid = idem_schema::key_id("order-2");
+    assert_eq!(
+        file.trail().await,
+        ["ada forget order-1 ticket-7".to_owned(), format!("ada erase - key id {uuid}: request-4711")]
+    );
+}
+
+#[tokio::test]
+async fn consumers_are_paused_renamed_and_rebound_on_sqlite() {
+    let file = File::new();
+    file.idem("migrate up").ok();
+    assert_eq!(file.deliver(&["order-1"]).await, "P");
+    file.idem("consumers pause orders --reason deploy").ok();
+    let listed = file.idem("consumers list --json").json();
+    assert_eq!(
+        (&listed["consumers"][0]["state"], &listed["consumers"][0]["reason"]),
+        (&"paused".into(), &"deploy".into())
+    );
+    file.idem("consumers resume orders").ok();
+    file.idem("consumers pause nobody --reason x").refused("there is no consumer");
+    file.idem("consumers rename orders orders --yes").refused("already");
+    file.idem("consumers rename orders bills --yes").ok();
+    file.idem("consumers rename bills orders --yes").ok();
+    assert_eq!(file.texts("SELECT hash_rules FROM idem_consumers").await, ["raw/1"]);
+    file.idem("consumers rebind orders").refused("--yes");
+    file.idem("consumers rebind orders --yes").ok();
+    assert_eq!(file.texts("SELECT hash_rules FROM idem_consumers").await, [""]);
+    assert_eq!(file.deliver(&["order-1"]).await, "D", "the next start binds it anew");
+    assert_eq!(file.idem("workers --json").json()["workers"][0]["version"], "1.2.3");
+
+    let store = Sqlite::open(&file.path).await.unwrap();
+    let (scope, key) = (ScopeId(1), idem_core::IdempotencyKey::new("order-7").unwrap());
+    store.bookkeeping().count_attempt(scope, &key, PayloadHash::of(b"x")).await.unwrap();
+    assert_eq!(file.idem("stuck --json").json()["failing_keys"][0]["key"], "order-7");
+    let trail = file.trail().await;
+    let acts = trail.iter().map(|line| line.split(' ').nth(1).unwrap()).collect::<Vec<_>>();
+    assert_eq!(acts, ["pause", "resume", "rename", "rename", "rebind"]);
+    assert!(trail[4].contains("hashes raw/1"), "{trail:?}");
+}
+
+#[tokio::test]
+async fn a_replay_on_sqlite_stands_in_the_trail() {
+    let file = File::new();
+    file.idem("migrate up").ok();
+    file.deliver(&["order-1"]).await;
+    let (one, two) = (file.set_aside("order-7").await, file.set_aside("order-8").await);
+    let listed = file.idem("dead-letters list --consumer orders --reason permanent --json").json();
+    assert_eq!((&listed["dead_letters"][0]["id"], &listed["dead_letters"][1]["key"]), (&two.into(), &"order-7".into()));
+    let shown = file.idem(&format!("dead-letters show {one}")).ok();
+    assert!(shown.contains("q/order-7") && !shown.contains(PAYLOAD), "{shown}");
+    file.idem(&format!("dead-letters show {one} --payload")).refused("is for PostgreSQL");
+    file.idem("dead-letters replay --yes").refused("say which");
+    assert!(file.idem("dead-letters replay --consumer orders --dry-run").ok().contains("2 would be replayed"));
+    assert!(file.idem(&format!("dead-letters replay {one} --yes")).ok().contains("1 asked for"));
+    file.idem(&format!("dead-letters replay {one} --yes")).refused("awaits a replay already");
+    assert!(file.idem(&format!("dead-letters drop {two} --because spam --yes")).ok().contains("1 dropped"));
+    let listed = file.idem("dead-letters list --json").json();
+    assert_eq!(
+        (listed["dead_letters"].as_array().unwrap().len(), &listed["dead_letters"][0]["replay"]),
+        (1, &"awaited".into())
+    );
+    assert_eq!(
+        file.trail().await,
+        [format!("ada replay order-7 dead letter {one}"), format!("ada drop order-8 dead letter {two}: spam")]
+    );
 }

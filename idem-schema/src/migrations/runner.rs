@@ -8,12 +8,7 @@ use super::{
     AppliedMigration, Dialect, Migration, MigrationError, MigrationStatements, POSTGRES_MIGRATIONS, SQLITE_MIGRATIONS,
     pending_migrations, version_to_revert,
 };
-use crate::{
-    driver::Parameter,
-    name::SchemaName,
-    row::Row,
-    server::{begin_books, is_by_role},
-};
+use crate::{driver::Parameter, name::SchemaName, row::Row, server::RoleDefault};
 
 /// Why migrations did not run. What was applied before stays.
 #[derive(Debug, thiserror::Error)]
@@ -160,8 +155,9 @@ impl<'s> Migrator<'s> {
     async fn begin<C: MigrationConnection>(&self, connection: &mut C) -> Result<&'static str, StoreError> {
         let Some(fence) = &self.statements.fence else { return Ok("BEGIN IMMEDIATE") };
         let rows = connection.rows(fence, &[]).await.map_err(|error| C::store_error("looking for a fence", error))?;
-        let Some(row) = rows.first() else { return Ok(begin_books(false)) };
-        Ok(begin_books(row.get("read_only")? && is_by_role(row.get("source")?)))
+        let role_default = RoleDefault::default();
+        role_default.note(&rows)?;
+        Ok(role_default.begin())
     }
 
     async fn change<C: MigrationConnection>(

@@ -1,20 +1,11 @@
 //! Runs idem's own statements outside of units of work, on the framework's own connections.
 
-use std::{
-    error::Error,
-    fmt,
-    future::Future,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{error::Error, fmt, future::Future, sync::Arc, time::Duration};
 
 use idem_core::StoreError;
 use idem_schema::{
-    Fence, LaneSettings, Parameter, PostgresDriver, PostgresStatements, Row, SchemaName, SeenPids, Statements, Value,
-    begin_books, is_by_role,
+    Fence, LaneSettings, Parameter, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids,
+    Statements, Value, refuse_fenced,
 };
 use sqlx::{
     AssertSqlSafe, Column as _, Connection as _, PgConnection, PgPool, Postgres as Db, Row as _, TypeInfo as _,
@@ -41,8 +32,7 @@ pub struct Driver {
     lane_settings: LaneSettings,
     /// Whether the way to the server lets a session have settings of its own, which is looked at once.
     is_direct: OnceCell<bool>,
-    /// Whether the role is read only by default, so that what runs outside of units has to say that it writes.
-    pub(super) is_read_only_by_role: AtomicBool,
+    role_default: RoleDefault,
     /// Whether prepared statements stay with the connection, which is looked at once.
     pub(super) pooler: OnceCell<()>,
 }
@@ -120,9 +110,8 @@ impl PostgresDriver for Driver {
         Ok(())
     }
 
-    async fn is_read_only_by_role(&self) -> Result<bool, StoreError> {
-        self.is_read_only_default().await?;
-        Ok(self.is_read_only_by_role.load(Ordering::Relaxed))
+    fn role_default(&self) -> &RoleDefault {
+        &self.role_default
     }
 
     fn is_plaintext_abroad(&self) -> bool {
@@ -141,7 +130,7 @@ impl Driver {
             cleaner,
             lane_settings: LaneSettings::default(),
             is_direct: OnceCell::new(),
-            is_read_only_by_role: AtomicBool::new(false),
+            role_default: RoleDefault::default(),
             pooler: OnceCell::new(),
         }
     }
@@ -192,7 +181,7 @@ impl Driver {
 
     pub(super) async fn open_lane(&self) -> Result<PostgresLane, StoreError> {
         let mut connection = self.connect_lane().await?;
-        self.refuse_fenced().await?;
+        refuse_fenced(self).await?;
         let facts = self.lane_facts(&mut connection).await?;
         facts.refuse_unfenced()?;
         Ok(PostgresLane::new(connection, facts))
@@ -201,25 +190,6 @@ impl Driver {
     pub(super) async fn close_lane(&self, lane: PostgresLane) {
         // A server that does not answer must not hold up a shutdown.
         let _ = tokio::time::timeout(self.options.settings.connect_timeout, lane.connection.close()).await;
-    }
-
-    /// An old primary may be fenced by `default_transaction_read_only` alone, which a unit's READ WRITE would overrule. The
-    /// default of a role or a database is none of those fences.
-    pub(super) async fn refuse_fenced(&self) -> Result<(), StoreError> {
-        if self.is_read_only_default().await? && !self.is_read_only_by_role.load(Ordering::Relaxed) {
-            return Err(idem_schema::read_only("opening a lane"));
-        }
-        Ok(())
-    }
-
-    /// Whether sessions are read only by default; notes whether that is by the word of the role or the database.
-    pub(super) async fn is_read_only_default(&self) -> Result<bool, StoreError> {
-        let look = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.read_only_default)));
-        let rows = self.within("looking for a fence", self.once(&self.framework, None, look)).await?;
-        let row = rows.first().ok_or_else(|| idem_schema::unreadable("the server has no such setting"))?;
-        let (is_read_only, source): (bool, &str) = (error::get(row, "read_only")?, error::get(row, "source")?);
-        self.is_read_only_by_role.store(is_read_only && is_by_role(source), Ordering::Relaxed);
-        Ok(is_read_only)
     }
 
     /// Whether a session can have settings of its own on the way to this server: a lane that the store opens shows it.
@@ -258,13 +228,12 @@ impl Driver {
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let mut borrowed = Borrowed(pool.acquire().await?, false);
         let connection = &mut *borrowed.0;
-        let is_read_only_by_role = self.is_read_only_by_role.load(Ordering::Relaxed);
-        let rows = if begin.is_none() && self.is_named() && !is_read_only_by_role {
+        let rows = if begin.is_none() && self.is_named() && !self.role_default.is_read_only() {
             statement.fetch_all(&mut *connection).await
         } else {
             // sqlx prepares and runs in two steps, between which a pooler may change the server connection unless a
             // transaction holds it. It is no transaction of sqlx's, so nothing is left to a destructor.
-            let begin = begin.unwrap_or(begin_books(is_read_only_by_role)).to_owned();
+            let begin = begin.unwrap_or(self.role_default.begin()).to_owned();
             sqlx::raw_sql(AssertSqlSafe(begin)).execute(&mut *connection).await?;
             let rows = statement.persistent(false).fetch_all(&mut *connection).await;
             let end = if rows.is_ok() { "COMMIT" } else { "ROLLBACK" };

@@ -1,0 +1,133 @@
+//! `idem consumers`, `stats`, `workers` and `stuck` on a file.
+
+use super::file::{Bind, File};
+use crate::{
+    command_line::{Consumers, Limit},
+    commands::consumers,
+    confirm::confirm,
+    exit::Failure,
+    report::Report,
+};
+
+const LIST: &str = r#"
+SELECT c.name AS consumer, c.tenant, ifnull(o.state, 'running') AS state, nullif(o."by", '') AS by,
+    nullif(o.reason, '') AS reason, CASE WHEN o.state <> 'running' THEN {at}o.at{} END AS since,
+    ifnull(c.retention / 1000000 || ' s', 'for ever') AS retention, nullif(c.bound_to, '') AS bound_to,
+    nullif(c.handler, '') AS handler, {at}c.first_started_at{} AS first_started_at
+FROM "{schema}_consumers" AS c LEFT JOIN "{schema}_controls" AS o ON o.consumer = c.id ORDER BY c.name, c.tenant"#;
+
+const STATS: &str = r#"
+SELECT c.name AS consumer, c.tenant, ifnull(p.records, 0) AS records, p.last_hour, {at}p.oldest{} AS oldest,
+    {at}p.newest{} AS newest, {at}p.next_expiry{} AS next_expiry, ifnull(p.expired, 0) AS expired,
+    (SELECT count(*) FROM "{schema}_attempts" AS a WHERE a.consumer = c.id AND a.attempts > 0 AND NOT EXISTS (
+        SELECT 1 FROM "{schema}_processed_messages" AS r WHERE r.consumer = a.consumer AND r.key_id = a.key_id)) AS failing,
+    ifnull(d.dead_letters, 0) AS dead_letters, ifnull(d.copies, 0) AS dead_letter_copies,
+    ifnull(d.awaiting_replay, 0) AS awaiting_replay
+FROM "{schema}_consumers" AS c
+LEFT JOIN (
+    SELECT consumer, count(*) AS records, count(*) FILTER (WHERE processed_at > {now} - 3600000000) AS last_hour,
+        min(processed_at) AS oldest, max(processed_at) AS newest,
+        min(expires_at) FILTER (WHERE expires_at > {now} AND expires_at < 9223372036854775807) AS next_expiry,
+        count(*) FILTER (WHERE expires_at <= {now}) AS expired
+    FROM "{schema}_processed_messages" GROUP BY consumer
+) AS p ON p.consumer = c.id
+LEFT JOIN (
+    SELECT consumer, count(*) AS dead_letters, sum(copies) AS copies,
+        count(*) FILTER (WHERE replay_requested_at IS NOT NULL AND replayed_at IS NULL) AS awaiting_replay
+    FROM "{schema}_dead_letters" GROUP BY consumer
+) AS d ON d.consumer = c.id
+ORDER BY c.name, c.tenant"#;
+
+const WORKERS: &str = r#"
+SELECT r.id AS run, r.host, r.process, r.version, {at}r.started_at{} AS started_at, {at}u.last_unit{} AS last_unit
+FROM "{schema}_worker_runs" AS r
+LEFT JOIN (SELECT run, max(at) AS last_unit FROM "{schema}_units" GROUP BY run) AS u ON u.run = r.id
+ORDER BY r.id DESC LIMIT ?1"#;
+
+const FAILING: &str = r#"
+SELECT c.name AS consumer, c.tenant, a.idempotency_key AS key, a.attempts, {at}a.first_at{} AS since,
+    {at}a.last_at{} AS last_at, a.last_error
+FROM "{schema}_attempts" AS a JOIN "{schema}_consumers" AS c ON c.id = a.consumer
+WHERE a.attempts > 0
+    AND NOT EXISTS (SELECT 1 FROM "{schema}_processed_messages" AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
+ORDER BY a.first_at LIMIT ?1"#;
+
+/// Every tenant's scope. Parameters: 1 consumer, 2 state, 3 who, 4 why, 5 what the trail calls it.
+const SET: [&str; 2] = [
+    r#"INSERT INTO "{schema}_controls" AS c (consumer, state, "by", reason, at)
+SELECT id, ?2, CASE WHEN ?2 = 'running' THEN '' ELSE ?3 END, ?4, {now} FROM "{schema}_consumers" WHERE name = ?1
+ON CONFLICT (consumer) DO UPDATE SET state = excluded.state, "by" = excluded."by", reason = excluded.reason, at = excluded.at"#,
+    r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, details)
+SELECT {now}, ?3, ?5, id, ?4 FROM "{schema}_consumers" WHERE name = ?1"#,
+];
+
+/// Parameters: 1 name, 2 new name, 3 who.
+const RENAME: [&str; 2] = [
+    r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, details)
+SELECT {now}, ?3, 'rename', id, ?1 || ' to ' || ?2 FROM "{schema}_consumers"
+WHERE name = ?1 AND NOT EXISTS (SELECT 1 FROM "{schema}_consumers" WHERE name = ?2)"#,
+    r#"UPDATE "{schema}_consumers" SET name = ?2
+WHERE name = ?1 AND NOT EXISTS (SELECT 1 FROM "{schema}_consumers" WHERE name = ?2)"#,
+];
+
+/// Parameters: 1 name, 2 who. An empty text binds nothing.
+const REBIND: [&str; 2] = [
+    r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, details)
+SELECT {now}, ?2, 'rebind', id, 'was bound to ' || bound_to || ', handler ' || handler || ', keys ' || key_rules || ', hashes '
+    || hash_rules
+FROM "{schema}_consumers" WHERE name = ?1"#,
+    r#"UPDATE "{schema}_consumers" SET bound_to = '', handler = '', key_rules = '', hash_rules = '' WHERE name = ?1"#,
+];
+
+pub(super) async fn run(file: File, command: Consumers) -> Result<Report, Failure> {
+    match command {
+        Consumers::List => list(file).await,
+        Consumers::Pause(because) => set(file, &because.consumer, Some(&because.reason)).await,
+        Consumers::Resume { consumer } => set(file, &consumer, None).await,
+        Consumers::Rename { consumer, to, yes } => rename(file, &consumer, &to, yes.yes).await,
+        Consumers::Rebind { consumer, yes } => rebind(file, &consumer, yes.yes).await,
+    }
+}
+
+async fn list(mut file: File) -> Result<Report, Failure> {
+    Ok(Report::new().table("consumers", file.table(LIST, &[]).await?))
+}
+
+pub(super) async fn stats(mut file: File) -> Result<Report, Failure> {
+    Ok(Report::new().table("consumers", file.table(STATS, &[]).await?))
+}
+
+pub(super) async fn workers(mut file: File, limit: &Limit) -> Result<Report, Failure> {
+    Ok(Report::new().table("workers", file.table(WORKERS, &[limit.limit.into()]).await?))
+}
+
+pub(super) async fn stuck(mut file: File, limit: &Limit) -> Result<Report, Failure> {
+    Ok(Report::new().table("failing keys", file.table(FAILING, &[limit.limit.into()]).await?))
+}
+
+/// `reason` is given where the consumer is paused.
+async fn set(mut file: File, consumer: &str, reason: Option<&str>) -> Result<Report, Failure> {
+    file.known(consumer).await?;
+    let (state, action, is) =
+        if reason.is_some() { ("paused", "pause", "paused") } else { ("running", "resume", "running") };
+    let by = file.by.clone();
+    let binds = [consumer, state, &by, reason.unwrap_or_default(), action].map(Bind::from);
+    file.act(SET, &binds).await?;
+    Ok(Report::said(format!("{consumer} is {is}; a running worker obeys within 5 s")))
+}
+
+async fn rename(mut file: File, consumer: &str, to: &str, is_yes: bool) -> Result<Report, Failure> {
+    file.known(consumer).await?;
+    consumers::check_rename(consumer, to, is_yes)?;
+    let by = file.by.clone();
+    let [_, renamed] = file.act(RENAME, &[consumer, to, &by].map(Bind::from)).await?;
+    consumers::renamed(consumer, to, renamed)
+}
+
+async fn rebind(mut file: File, consumer: &str, is_yes: bool) -> Result<Report, Failure> {
+    file.known(consumer).await?;
+    confirm(&consumers::rebind_warning(consumer), is_yes)?;
+    let by = file.by.clone();
+    file.act(REBIND, &[consumer, &by].map(Bind::from)).await?;
+    Ok(consumers::rebound(consumer))
+}

@@ -1,0 +1,171 @@
+//! `idem dead-letters` on a file.
+
+use idem_core::Reason;
+use idem_schema::BookkeepingStatements;
+
+use super::{
+    file::{Bind, File, time},
+    only_on_postgres,
+};
+use crate::{
+    command_line::{DeadLetters, Limit, Replay, Which},
+    confirm::confirm,
+    exit::Failure,
+    report::Report,
+};
+
+/// Parameters: 1 ids as a JSON array or NULL, 2 consumer or NULL, 3 reason or NULL, 4 from or NULL, 5 to or NULL, 6 group
+/// or NULL.
+const CHOSEN: &str = r#"
+FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer
+WHERE (?1 IS NULL OR d.id IN (SELECT value FROM json_each(?1))) AND (?2 IS NULL OR c.name = ?2)
+    AND (?3 IS NULL OR d.reason = ?3) AND (?4 IS NULL OR d.last_at >= ?4) AND (?5 IS NULL OR d.last_at < ?5)
+    AND (?6 IS NULL OR d.fingerprint = ?6)"#;
+
+const LIST: &str = r#"
+SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.reason, d.fingerprint AS "group", d.attempts, d.copies,
+    {at}d.last_at{} AS last_at, d.error,
+    CASE WHEN d.replayed_at IS NOT NULL THEN d.replay_outcome WHEN d.replay_taken_at IS NOT NULL THEN 'running'
+        WHEN d.replay_requested_at IS NOT NULL THEN 'awaited' END AS replay
+{chosen} ORDER BY d.id DESC LIMIT ?7"#;
+
+/// As on PostgreSQL without the payload, which any client of SQLite's can read.
+const SHOW: &str = r#"
+SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.payload_hash, d.reason, d.fingerprint AS "group",
+    d.attempts, d.copies, d.error, d.origin, d.last_origin, d.message_id, d.message_type, d.payload_bytes,
+    d.payload IS NOT NULL OR NOT d.has_payload AS payload_kept, {at}d.first_at{} AS first_at, {at}d.last_at{} AS last_at,
+    {at}d.published_at{} AS published_at, {at}d.replay_requested_at{} AS replay_requested_at,
+    {at}d.replayed_at{} AS replayed_at, d.replay_outcome
+FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer WHERE d.id = ?1"#;
+
+/// What the statement before it has marked. Parameters: 1 ids, 2 now, 3 who.
+const NOTE_REPLAY: &str = r#"
+INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
+SELECT ?2, ?3, 'replay', consumer, idempotency_key, 'dead letter ' || id FROM "{schema}_dead_letters"
+WHERE id IN (SELECT value FROM json_each(?1)) AND replay_requested_at = ?2"#;
+
+/// Further parameters: 7 who, 8 why.
+const DROP: [&str; 2] = [
+    r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
+SELECT {now}, ?7, 'drop', d.consumer, d.idempotency_key, 'dead letter ' || d.id || ': ' || ?8 {chosen}"#,
+    r#"DELETE FROM "{schema}_dead_letters" WHERE id IN (SELECT d.id {chosen})"#,
+];
+
+/// What was asked for, as parameters.
+struct Chosen<'a> {
+    ids: Option<String>,
+    which: &'a Which,
+    from: Option<i64>,
+    to: Option<i64>,
+}
+
+impl<'a> Chosen<'a> {
+    async fn of(file: &mut File, which: &'a Which) -> Result<Self, Failure> {
+        if let Some(consumer) = &which.consumer {
+            file.known(consumer).await?;
+        }
+        let ids = (!which.id.is_empty()).then(|| format!("{:?}", which.id));
+        let (from, to) = (time(file, which.from.as_deref()).await?, time(file, which.to.as_deref()).await?);
+        Ok(Self { ids, which, from, to })
+    }
+
+    fn binds(&self) -> Vec<Bind<'_>> {
+        vec![
+            Bind::Text(self.ids.as_deref()),
+            Bind::Text(self.which.consumer.as_deref()),
+            Bind::Text(self.which.reason.map(Reason::as_str)),
+            Bind::Number(self.from),
+            Bind::Number(self.to),
+            Bind::Text(self.which.group.as_deref()),
+        ]
+    }
+}
+
+pub(super) async fn run(file: File, command: DeadLetters) -> Result<Report, Failure> {
+    match command {
+        DeadLetters::List { which, limit } => list(file, &which, &limit).await,
+        DeadLetters::Show { id, payload: false } => show(file, id).await,
+        DeadLetters::Replay(asked) if !asked.is_changed() => replay(file, &asked).await,
+        DeadLetters::Drop { which, because, dry_run, yes } => drop_them(file, &which, &because, dry_run, yes.yes).await,
+        DeadLetters::Show { .. } | DeadLetters::Replay(_) | DeadLetters::Groups(_) | DeadLetters::AcceptLoss(_) => {
+            Err(only_on_postgres("dead-letters"))
+        }
+    }
+}
+
+fn statement(template: &str) -> String {
+    template.replace("{chosen}", CHOSEN)
+}
+
+async fn list(mut file: File, which: &Which, limit: &Limit) -> Result<Report, Failure> {
+    let chosen = Chosen::of(&mut file, which).await?;
+    let mut binds = chosen.binds();
+    // One more than is shown tells whether there are more.
+    binds.push(limit.limit.saturating_add(1).into());
+    let letters = file.table(&statement(LIST), &binds).await?;
+    let max = usize::try_from(limit.limit).unwrap_or(usize::MAX);
+    let is_all = letters.rows().len() <= max;
+    let report = Report::new().table("dead letters", letters.first(max));
+    Ok(if is_all { report } else { report.line(format!("the newest {max}; --limit N shows more")) })
+}
+
+async fn show(mut file: File, id: i64) -> Result<Report, Failure> {
+    let letter = file.table(SHOW, &[id.into()]).await?;
+    if letter.is_empty() {
+        return Err(Failure::refused(format!("there is no dead letter {id}")));
+    }
+    Ok(Report::new().table("dead letter", letter))
+}
+
+/// Marks those that can be replayed as a worker's own bookkeeping does, and notes each in the trail.
+async fn replay(mut file: File, asked: &Replay) -> Result<Report, Failure> {
+    let which = &asked.which;
+    if which.id.is_empty() && which.consumer.is_none() && which.group.is_none() {
+        return Err(Failure::refused("say which: ids, --consumer or --group"));
+    }
+    let ids = {
+        let chosen = Chosen::of(&mut file, which).await?;
+        file.table(&statement("SELECT d.id {chosen} ORDER BY d.id"), &chosen.binds()).await?
+    };
+    let ids: Vec<i64> = ids.rows().iter().map(|row| row.number("id")).collect();
+    if asked.dry_run {
+        return Ok(Report::said(format!("{} would be replayed", ids.len())));
+    }
+    confirm(&format!("This has a running worker handle {} dead letters again", ids.len()), asked.yes.yes)?;
+    let (now, by) = (file.number("SELECT {now}", &[]).await?, file.by.clone());
+    let ids = format!("{ids:?}");
+    let mark = BookkeepingStatements::sqlite(&file.schema).request_replays;
+    let [_, asked] = file.act([&*mark, NOTE_REPLAY], &[ids.as_str().into(), now.into(), by.as_str().into()]).await?;
+    if asked == 0 {
+        // A mistyped number must not look like success.
+        return Err(Failure::refused(
+            "none of them can be replayed: there is no such dead letter, it awaits a replay already, or its payload was too \
+             large to keep. `idem dead-letters list --consumer NAME` shows those that there are",
+        ));
+    }
+    Ok(Report::said(format!("{asked} asked for")))
+}
+
+async fn drop_them(
+    mut file: File,
+    which: &Which,
+    because: &str,
+    dry_run: bool,
+    is_yes: bool,
+) -> Result<Report, Failure> {
+    if which.id.is_empty() && which.consumer.is_none() && which.group.is_none() {
+        return Err(Failure::refused("say which: ids, --consumer or --group"));
+    }
+    let chosen = Chosen::of(&mut file, which).await?;
+    let mut binds = chosen.binds();
+    let count = file.number(&statement("SELECT count(*) {chosen}"), &binds).await?;
+    if count == 0 || dry_run {
+        return Ok(Report::said(format!("{count} would be dropped")));
+    }
+    confirm(&format!("This deletes {count} dead letters for good"), is_yes)?;
+    let by = file.by.clone();
+    binds.extend::<[Bind<'_>; 2]>([by.as_str().into(), because.into()]);
+    let [noted, gone] = DROP.map(statement);
+    let [_, gone] = file.act([&*noted, &*gone], &binds).await?;
+    Ok(Report::said(format!("{gone} dropped")))
+}

@@ -1,0 +1,165 @@
+//! `idem show`, `forget` and `erase` on a file.
+
+use super::file::{Bind, File, Keys, time};
+use crate::{
+    command_line::{Erase, Forget, Show},
+    commands::{erase, forget, show},
+    confirm::confirm,
+    exit::Failure,
+    report::Report,
+};
+
+/// Parameters of these four: 1 key id, 2 consumer or NULL, 3 key.
+const RECORDS: &str = r#"
+SELECT c.name AS consumer, c.tenant, {at}p.processed_at{} AS processed_at, r.host, r.process, r.version,
+    p.processed_by AS run, p.payload_hash, h.rule AS hash_rule,
+    CASE WHEN p.expires_at < 9223372036854775807 THEN {at}p.expires_at{} END AS expires_at,
+    p.expires_at <= {now} AS expired, p.idempotency_key = '' AS erased
+FROM "{schema}_processed_messages" AS p JOIN "{schema}_consumers" AS c ON c.id = p.consumer
+LEFT JOIN "{schema}_worker_runs" AS r ON r.id = p.processed_by
+LEFT JOIN "{schema}_payload_hashes" AS h ON h.id = p.hash_id
+WHERE p.consumer IN (SELECT id FROM "{schema}_consumers" WHERE ?2 IS NULL OR name = ?2) AND p.key_id = ?1
+ORDER BY c.name, c.tenant"#;
+
+const ATTEMPTS: &str = r#"
+SELECT c.name AS consumer, c.tenant, a.attempts, {at}a.first_at{} AS first_at, {at}a.last_at{} AS last_at, a.last_error
+FROM "{schema}_attempts" AS a JOIN "{schema}_consumers" AS c ON c.id = a.consumer
+WHERE a.key_id = ?1 AND a.attempts > 0 AND (?2 IS NULL OR c.name = ?2) ORDER BY c.name, c.tenant"#;
+
+const DEAD_LETTERS: &str = r#"
+SELECT d.id, c.name AS consumer, c.tenant, d.reason, d.attempts, d.copies, d.error, {at}d.first_at{} AS first_at,
+    {at}d.last_at{} AS last_at, d.origin, {at}d.replay_requested_at{} AS replay_requested_at, d.replay_outcome
+FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer
+WHERE d.key_id = ?1 AND (?2 IS NULL OR c.name = ?2) ORDER BY d.id"#;
+
+const AUDIT: &str = r#"
+SELECT {at}a.at{} AS at, a.who, a.action, c.name AS consumer, a.details
+FROM "{schema}_audit" AS a LEFT JOIN "{schema}_consumers" AS c ON c.id = a.consumer
+WHERE a.idempotency_key = ?3 AND (?2 IS NULL OR c.name = ?2) ORDER BY a.id DESC LIMIT 20"#;
+
+pub(super) async fn show(mut file: File, show: &Show) -> Result<Report, Failure> {
+    show::check_key(&show.key)?;
+    if let Some(consumer) = &show.consumer {
+        file.known(consumer).await?;
+    }
+    let id = *idem_schema::key_id(&show.key).as_bytes();
+    let binds = [Bind::Bytes(Some(&id)), Bind::Text(show.consumer.as_deref()), show.key.as_str().into()];
+    let records = file.table(RECORDS, &binds).await?;
+    let attempts = file.table(ATTEMPTS, &binds).await?;
+    let dead_letters = file.table(DEAD_LETTERS, &binds).await?;
+    let audit = file.table(AUDIT, &binds).await?;
+    Ok(show::report(records, attempts, dead_letters, audit))
+}
+
+/// Parameters: 1 consumer, 2 and 3 the [`Keys`] or NULL, 4 from or NULL, 5 to or NULL, 6 run or NULL, 7 version or NULL.
+const CHOSEN: &str = r#"
+FROM "{schema}_processed_messages" AS p
+WHERE p.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1)
+    AND (?2 IS NULL OR p.key_id IN (SELECT substr(?3, 1 + 16 * key, 16) FROM json_each(?2)))
+    AND (?4 IS NULL OR p.processed_at >= ?4) AND (?5 IS NULL OR p.processed_at < ?5)
+    AND (?6 IS NULL OR p.processed_by = ?6)
+    AND (?7 IS NULL OR p.processed_by IN (SELECT id FROM "{schema}_worker_runs" WHERE version = ?7))"#;
+
+/// Further parameters: 8 how many, 9 who, 10 why. As many as were counted and confirmed: what is processed in the meantime
+/// stays.
+const FORGET: [&str; 6] = [
+    "CREATE TEMP TABLE gone (id INTEGER, consumer INTEGER, key_id BLOB, idempotency_key TEXT)",
+    "INSERT INTO temp.gone SELECT p.rowid, p.consumer, p.key_id, p.idempotency_key {chosen} LIMIT ?8",
+    r#"DELETE FROM "{schema}_attempts" WHERE (consumer, key_id) IN (SELECT consumer, key_id FROM temp.gone)"#,
+    r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
+SELECT {now}, ?9, 'forget', consumer, nullif(idempotency_key, ''), ?10 FROM temp.gone"#,
+    r#"INSERT INTO "{schema}_controls" AS c (consumer, at, epoch) SELECT DISTINCT consumer, {now}, 1 FROM temp.gone WHERE true
+ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1"#,
+    r#"DELETE FROM "{schema}_processed_messages" WHERE rowid IN (SELECT id FROM temp.gone)"#,
+];
+
+pub(super) async fn forget(mut file: File, forget: &Forget) -> Result<Report, Failure> {
+    file.known(&forget.consumer).await?;
+    let keys = forget::keys(forget)?.map(|keys| Keys::of(&keys));
+    let from = time(&mut file, forget.from.as_deref()).await?;
+    let to = time(&mut file, forget.to.as_deref()).await?;
+    let mut binds = vec![
+        forget.consumer.as_str().into(),
+        Bind::Text(keys.as_ref().map(Keys::places)),
+        Bind::Bytes(keys.as_ref().map(Keys::ids)),
+        Bind::Number(from),
+        Bind::Number(to),
+        Bind::Number(forget.run),
+        Bind::Text(forget.release.as_deref()),
+    ];
+    let count = file.number(&format!("SELECT count(*) {CHOSEN}"), &binds).await?;
+    let records = if count == 1 { "1 record".to_owned() } else { format!("{count} records") };
+    if count == 0 || forget.dry_run {
+        return Ok(Report::said(format!("{records} of {} would be forgotten", forget.consumer)));
+    }
+    let what = format!(
+        "This forgets {records} of {}: if their messages come again, they take effect once more. On SQLite it cannot be taken \
+         back",
+        forget.consumer
+    );
+    confirm(&what, forget.yes.yes)?;
+    let by = file.by.clone();
+    binds.extend::<[Bind<'_>; 3]>([count.into(), by.as_str().into(), forget.reason.as_str().into()]);
+    let chosen = FORGET[1].replace("{chosen}", CHOSEN);
+    let [create, _, counts, noted, emptied, records] = FORGET;
+    let [.., forgotten] = file.act([create, &chosen, counts, noted, emptied, records], &binds).await?;
+    Ok(Report::said(format!(
+        "{forgotten} forgotten. Running workers may still answer from memory for up to 2 seconds."
+    )))
+}
+
+/// The rows of a table that hold the key. Parameters: 1 key, 2 consumer or NULL, 3 key id.
+const HOLD: &str = r#"consumer IN (SELECT id FROM "{schema}_consumers" WHERE ?2 IS NULL OR name = ?2) AND key_id = ?3"#;
+
+const COUNT: &str = r#"
+SELECT (SELECT count(*) FROM "{schema}_processed_messages" WHERE {hold})
+    + (SELECT count(*) FROM "{schema}_attempts" WHERE {hold})
+    + (SELECT count(*) FROM "{schema}_dead_letters" WHERE {hold})
+    + (SELECT count(*) FROM "{schema}_audit" WHERE idempotency_key = ?1)"#;
+
+/// An empty text cannot be a key, so it means that one was erased; the rest is as on PostgreSQL. Further parameters: 4 who,
+/// 5 what the trail says.
+const ERASE: [&str; 6] = [
+    r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, details) SELECT {now}, ?4, 'erase', consumer, ?5 FROM (
+    SELECT consumer FROM "{schema}_processed_messages" WHERE {hold}
+    UNION SELECT consumer FROM "{schema}_attempts" WHERE {hold}
+    UNION SELECT consumer FROM "{schema}_dead_letters" WHERE {hold}
+    UNION SELECT consumer FROM "{schema}_audit" WHERE idempotency_key = ?1)"#,
+    r#"INSERT INTO "{schema}_controls" AS c (consumer, at, epoch)
+SELECT consumer, {now}, 1 FROM "{schema}_processed_messages" WHERE {hold}
+ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1"#,
+    r#"UPDATE "{schema}_processed_messages" SET idempotency_key = '' WHERE {hold}"#,
+    r#"UPDATE "{schema}_attempts" SET idempotency_key = '', last_error = NULL WHERE {hold}"#,
+    r#"UPDATE "{schema}_dead_letters" SET idempotency_key = NULL, error = '', payload = NULL, has_payload = 1, headers = NULL,
+    message_id = NULL, record_key = NULL, ordering_key = NULL, replay_requested_at = NULL, replay_taken_at = NULL,
+    replay_taken_by = NULL, replayed_at = NULL, replay_outcome = NULL, identity = randomblob(32), loss_accepted_at = {now},
+    loss_accepted_by = ?4
+WHERE {hold}"#,
+    r#"UPDATE "{schema}_audit" SET idempotency_key = NULL WHERE idempotency_key = ?1"#,
+];
+
+pub(super) async fn erase(mut file: File, asked: &Erase) -> Result<Report, Failure> {
+    show::check_key(&asked.key)?;
+    if let Some(consumer) = &asked.consumer {
+        file.known(consumer).await?;
+    }
+    let id = idem_schema::key_id(&asked.key);
+    let (bytes, by) = (*id.as_bytes(), file.by.clone());
+    let details = format!("key id {id}: {}", asked.reason);
+    let binds = [
+        asked.key.as_str().into(),
+        Bind::Text(asked.consumer.as_deref()),
+        Bind::Bytes(Some(&bytes)),
+        by.as_str().into(),
+        details.as_str().into(),
+    ];
+    let count = file.number(&COUNT.replace("{hold}", HOLD), &binds).await?;
+    if count == 0 {
+        return Ok(Report::said("0 rows hold this key"));
+    }
+    confirm(&erase::warning(count), asked.yes.yes)?;
+    let statements = ERASE.map(|text| text.replace("{hold}", HOLD));
+    let [noted, emptied, records, counts, letters, trail] = &statements;
+    let [_, _, changed @ ..] = file.act([noted, emptied, records, counts, letters, trail], &binds).await?;
+    Ok(erase::report(changed.iter().sum()))
+}

@@ -138,6 +138,10 @@ impl Bookkeeping for NullStore {
         Ok(())
     }
 
+    async fn end_attempts(&self, _: ScopeId, _: &IdempotencyKey, _: PayloadHash) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     async fn park(&self, _: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
         nothing()
     }

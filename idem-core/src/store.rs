@@ -445,6 +445,10 @@ pub trait Bookkeeping: Send + Sync + 'static {
     /// Takes one attempt back that did not run to a verdict.
     async fn uncount_attempt(&self, scope: ScopeId, key: &IdempotencyKey) -> Result<(), StoreError>;
 
+    /// Ends the count of a payload's attempts, and of no other's, because one of them went well: the key may be used again
+    /// after its retention. Core asks for it only where the count is more than one, or is used up.
+    async fn end_attempts(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<(), StoreError>;
+
     /// Writes a dead letter, unless one with its [identity](DeadLetter::identity) is there: that one then stands for it,
     /// and counts a copy where its origin is neither that of the first nor that of the last one. Nothing else is ever
     /// folded, whatever its origin.

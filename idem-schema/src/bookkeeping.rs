@@ -96,6 +96,15 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
             .map(|_| ())
     }
 
+    async fn end_attempts(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<(), StoreError> {
+        let driver = &*self.driver;
+        let parameters = [scope.0.into(), key_id(key.as_str()).into(), hash.as_bytes().as_slice().into()];
+        driver
+            .rows("ending a count of attempts", &driver.bookkeeping_statements().end_attempts, &parameters)
+            .await
+            .map(|_| ())
+    }
+
     async fn mark_published(&self, id: DeadLetterId) -> Result<(), StoreError> {
         let driver = &*self.driver;
         driver

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// A message with what it takes to claim its key.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Item {
     pub(crate) message: Message,
     /// `None` for a type that opted out of protection.

@@ -1,18 +1,18 @@
 //! Looks keys up without claiming them, and finds out whether keys can be claimed at all.
 
-use std::borrow::Borrow;
+use std::{borrow::Borrow, future::Future};
 
 use super::{
     Inner, Item,
-    claim::one_answer_each,
+    claim::{claim_all, one_answer_each},
     ledger::decision,
     unit::{answered, lane_or_open, options},
 };
 use crate::{
-    error::{ClaimError, StoreError},
+    error::{ClaimError, ErrorClass, StoreError},
     key::IdempotencyKey,
     message::Message,
-    outcome::{self, Decision},
+    outcome::{self, Decision, Verdict},
     store::{Claim, Store, UnitOfWork},
 };
 
@@ -67,6 +67,78 @@ async fn probe_on<S: Store>(inner: &Inner<S>, lane: &mut S::Lane, lane_number: i
     };
     answered(limit + inner.settings.busy_timeout, "claiming", claimed).await?;
     answered(limit, "rolling back", unit.rollback()).await
+}
+
+/// What the claim of one key answered.
+pub(crate) enum Alone<T> {
+    /// Nobody has a record of it and nobody runs it, and this was done meanwhile.
+    Done(T),
+    /// A record of it decides.
+    Decided(Decision),
+    /// Somebody holds it.
+    Held,
+}
+
+/// Does something about a message while nobody else can handle it: its key is claimed, and the claim rolled back once it is
+/// done. Nothing is done where the key is recorded, or held by somebody.
+///
+/// A store that lets one unit write at a time could not write anything meanwhile, and needs no claim: whoever ran the
+/// message held the same lock. There it is done directly after.
+pub(crate) async fn alone_with<S: Store, T>(
+    inner: &Inner<S>,
+    lane: Option<S::Lane>,
+    lane_number: i32,
+    item: &Item,
+    then: impl Future<Output = T> + Send,
+) -> (Option<S::Lane>, Result<Alone<T>, StoreError>) {
+    let mut lane = match lane_or_open(inner, lane).await {
+        Ok(lane) => lane,
+        Err(error) => return (None, Err(error)),
+    };
+    let done = alone_on(inner, &mut lane, lane_number, item, then).await;
+    (done.is_ok().then_some(lane), done)
+}
+
+async fn alone_on<S: Store, T>(
+    inner: &Inner<S>,
+    lane: &mut S::Lane,
+    lane_number: i32,
+    item: &Item,
+    then: impl Future<Output = T> + Send,
+) -> Result<Alone<T>, StoreError> {
+    let registered = inner.register(None).await?;
+    let limit = inner.settings.answer_timeout;
+    let begin = inner.store.begin(lane, options(&inner.settings, registered.run, lane_number));
+    let mut unit = answered(limit, "beginning a transaction", begin).await?;
+    let claims: Vec<Claim> = item.claim.iter().cloned().collect();
+    let claim = async {
+        match claim_all::<S>(&mut unit, &claims, |_, rule| inner.rehash(&item.message, rule)).await {
+            Ok(verdicts) => Ok(Some(verdicts)),
+            Err(ClaimError::Held) => Ok(None),
+            Err(ClaimError::Store(error)) => Err(error),
+            Err(error @ ClaimError::NoWinner { .. }) => Err(StoreError::Failed {
+                doing: "claiming a key",
+                class: ErrorClass::Transient,
+                source: Box::new(error),
+            }),
+        }
+    };
+    let claimed = answered(limit + inner.settings.busy_timeout, "claiming", claim).await?;
+    let decided =
+        claimed.as_ref().is_none_or(|verdicts| !verdicts.iter().all(|verdict| matches!(verdict, Verdict::Fresh(_))));
+    if decided || !inner.store.capabilities().waits_per_key {
+        answered(limit, "rolling back", unit.rollback()).await?;
+        return Ok(match claimed {
+            None => Alone::Held,
+            Some(verdicts) => match verdicts.into_iter().find_map(decision) {
+                Some(decision) => Alone::Decided(decision),
+                None => Alone::Done(then.await),
+            },
+        });
+    }
+    let done = then.await;
+    answered(limit, "rolling back", unit.rollback()).await?;
+    Ok(Alone::Done(done))
 }
 
 async fn look_on<S: Store, J: Borrow<Item> + Sync>(

@@ -22,7 +22,7 @@ use tokio::sync::{OnceCell, Semaphore};
 pub use self::builder::DedupConsumerBuilder;
 pub(crate) use self::{
     identify::{Item, Rejected},
-    look::{look, probe},
+    look::{Alone, alone_with, look, probe},
     open::OpenUnits,
     unit::{End, run},
 };

@@ -86,6 +86,12 @@ RETURNING attempts";
 UPDATE {schema}.attempts SET attempts = greatest(attempts - 1, 0)
 WHERE consumer = $1::int4 AND key_id = $2::uuid RETURNING attempts";
 
+    /// Ends the count of a payload's attempts. Parameters: 1 consumer `int4`, 2 key id `uuid`, 3 payload hash `bytea`. Result:
+    /// `attempts int4`, or no row.
+    end_attempts: "\
+UPDATE {schema}.attempts SET attempts = 0
+WHERE consumer = $1::int4 AND key_id = $2::uuid AND payload_hash = $3::bytea RETURNING attempts";
+
     /// Records a dead letter, unless one with its identity is there, and ends the count of its attempts: no other payload's.
     ///
     /// It waits for whoever is inserting an equal row; where it returns no row, run [`Self::update_dead_letter`] as a *second

@@ -239,6 +239,10 @@ impl Bookkeeping for MemoryStore {
         self.book("taking an attempt back", uncount).await
     }
 
+    async fn end_attempts(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<(), StoreError> {
+        self.book("ending a count of attempts", |state| state.books.end_count(scope, Some(key), hash)).await
+    }
+
     async fn park(&self, dead_letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
         let folding = if self.shared.has(Defect::ParksEveryCopy) {
             Folding::Never

@@ -24,7 +24,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// Once the database was found down over an earlier one, what would need it goes back to be decided again, rather
     /// than each message waiting for an answer in turn.
     pub(super) async fn apply(&mut self, decided: impl IntoIterator<Item = (Job<B::Handle>, Decision)>) {
-        let mut answers = Answers::default();
+        let (mut answers, mut counted) = (Answers::default(), Vec::new());
         for (job, decision) in decided {
             if job.is_replay() || !matches!(decision, Decision::Processed(_) | Decision::Duplicate(..)) {
                 self.shared.settle_all(std::mem::take(&mut answers));
@@ -32,6 +32,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             let (durable, end) = match decision {
                 Decision::Processed(durable) => {
                     self.note_processed(&job);
+                    counted.extend(self.count_to_end(&job));
                     (durable, ReplayEnd::Processed)
                 }
                 Decision::Duplicate(recorded, durable) => {
@@ -61,9 +62,22 @@ impl<S: Store, B: Source> Lane<S, B> {
             }
         }
         self.shared.settle_all(answers);
+        for claim in counted {
+            let books = self.shared.consumer.store.bookkeeping();
+            if let Err(error) = books.end_attempts(claim.scope, &claim.key, claim.hash).await {
+                tracing::debug!(idem.consumer = %self.shared.consumer.name, %error, "a count of attempts could not be ended");
+            }
+        }
     }
 
-    async fn busy(&mut self, mut job: Job<B::Handle>) {
+    /// The claim of a message that went well, where its count would soon keep it from running when its key is used again:
+    /// after the retention, or under the next payload. A first attempt of several needs no statement for that.
+    fn count_to_end(&self, job: &Job<B::Handle>) -> Option<Claim> {
+        let enough = self.shared.settings.retry.attempts.min(2);
+        job.item.claim.clone().filter(|_| job.attempt.number() >= enough)
+    }
+
+    pub(super) async fn busy(&mut self, mut job: Job<B::Handle>) {
         self.shared.stats.busy.add(1);
         job.isolate();
         let failure = Failure::new(ErrorClass::Transient, Reason::AttemptsExhausted, "somebody else holds the key");

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{Connection, Lane, failure::Failed};
 use crate::{
-    consumer::{self, End},
+    consumer::{self, Alone, End},
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     failpoint,
@@ -156,18 +156,28 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// A message whose attempts are used up without a verdict: each ended with its process, or a copy of it was set
-    /// aside. It may also have been handled meanwhile, under another delivery.
-    async fn exhausted(&mut self, mut job: Job<B::Handle>) {
-        match self.look_up(std::slice::from_ref(&job)).await {
-            Ok(decisions) => match decisions.into_iter().next().flatten() {
-                Some(decision) => self.apply([(job, decision)]).await,
-                None => {
-                    let text = "the process ended in each of its attempts, or an equal message was set aside before";
-                    job.attempt = Attempt::Ended(self.shared.settings.retry.attempts);
-                    self.set_aside(job, Failure::new(ErrorClass::Permanent, Reason::AttemptsExhausted, text)).await;
-                }
-            },
+    /// A message whose attempts are used up without a verdict. It is set aside while its key is claimed: it may be running
+    /// under another delivery, as the last of its attempts, or have been handled meanwhile.
+    async fn exhausted(&mut self, job: Job<B::Handle>) {
+        let (shared, connection, number) = (Arc::clone(&self.shared), self.connection.take(), self.number);
+        let (was_open, item) = (connection.is_some(), job.item.clone());
+        let attempts = shared.settings.retry.attempts;
+        let mut slot = Some(job);
+        let set_aside = async {
+            if let Some(mut job) = slot.take() {
+                let text = "each of its attempts was counted and none came to a verdict: they ended with their process";
+                job.attempt = Attempt::Ended(attempts);
+                self.set_aside(job, Failure::new(ErrorClass::Permanent, Reason::AttemptsExhausted, text)).await;
+            }
+        };
+        let (connection, done) = consumer::alone_with(&shared.consumer, connection, number, &item, set_aside).await;
+        self.keep(connection, was_open);
+        // It is gone where it was set aside, whatever the rolling back of the claim answered.
+        let Some(job) = slot else { return };
+        match done {
+            Ok(Alone::Done(())) => self.returned.push(job),
+            Ok(Alone::Decided(decision)) => self.apply([(job, decision)]).await,
+            Ok(Alone::Held) => self.busy(job).await,
             Err(error) => self.bookkeeping_failed(job, error).await,
         }
     }

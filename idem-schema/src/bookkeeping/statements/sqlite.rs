@@ -33,6 +33,7 @@ impl BookkeepingStatements {
             insert_run: text(INSERT_RUN),
             count_attempt: text(COUNT_ATTEMPT),
             uncount_attempt: text(UNCOUNT_ATTEMPT),
+            end_attempts: text(END_ATTEMPTS),
             insert_dead_letter: letter(INSERT_DEAD_LETTER),
             update_dead_letter: letter(UPDATE_DEAD_LETTER),
             keep_payload: text(KEEP_PAYLOAD),
@@ -85,6 +86,9 @@ RETURNING attempts"#;
 
 const UNCOUNT_ATTEMPT: &str = r#"
 UPDATE "{schema}_attempts" SET attempts = max(attempts - 1, 0) WHERE consumer = ?1 AND key_id = ?2 RETURNING attempts"#;
+
+const END_ATTEMPTS: &str = r#"
+UPDATE "{schema}_attempts" SET attempts = 0 WHERE consumer = ?1 AND key_id = ?2 AND payload_hash = ?3 RETURNING attempts"#;
 
 const INSERT_DEAD_LETTER: &str = r#"
 INSERT INTO "{schema}_dead_letters" (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason,

@@ -93,6 +93,7 @@ async fn live(fixture: &Fixture) {
     let (claim, run) = claim_of(store, "other").await;
     assert_eq!(store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await.unwrap(), 1);
     store.bookkeeping().uncount_attempt(claim.scope, &claim.key).await.unwrap();
+    store.bookkeeping().end_attempts(claim.scope, &claim.key, claim.hash).await.unwrap();
     let name = idem_core::ConsumerName::new("by-hand").unwrap();
     assert!(store.bookkeeping().dead_letters(&name, 10).await.unwrap().is_empty());
     assert_eq!(store.bookkeeping().request_replay(&[DeadLetterId(1)]).await.unwrap(), 0);

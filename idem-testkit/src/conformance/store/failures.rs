@@ -49,6 +49,22 @@ pub async fn an_attempt_can_be_taken_back<T: StoreUnderTest>(subject: &T) {
     assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 1);
 }
 
+/// D28: a success ends the count of its payload, and of no other's.
+pub async fn d28_a_success_ends_the_count_of_its_payload<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let scope = scene.register().await.scope;
+    let (key, hash) = (key_from("order-1"), PayloadHash::of(b"paid"));
+    let books = scene.store.bookkeeping();
+    books.end_attempts(scope, &key, hash).await.unwrap();
+    for expected in 1..=3 {
+        assert_eq!(books.count_attempt(scope, &key, hash).await.unwrap(), expected);
+    }
+    books.end_attempts(scope, &key, PayloadHash::of(b"refunded")).await.unwrap();
+    assert_eq!(books.count_attempt(scope, &key, hash).await.unwrap(), 4, "another payload's count was ended");
+    books.end_attempts(scope, &key, hash).await.unwrap();
+    assert_eq!(books.count_attempt(scope, &key, hash).await.unwrap(), 1);
+}
+
 /// Another payload under the same key is another message: its attempts start anew.
 pub async fn another_payload_starts_its_attempts_anew<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);

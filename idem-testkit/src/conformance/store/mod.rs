@@ -246,6 +246,7 @@ macro_rules! store_conformance {
             failures {
                 attempts_are_counted_from_one,
                 an_attempt_can_be_taken_back,
+                d28_a_success_ends_the_count_of_its_payload,
                 another_payload_starts_its_attempts_anew,
                 attempts_counted_at_once_are_all_counted,
                 a_dead_letter_keeps_its_facts,

@@ -3,6 +3,7 @@
 //! store.
 
 mod assignments;
+mod attempts;
 mod cache;
 mod captured;
 mod clocks;

@@ -206,7 +206,14 @@ impl Shared {
             let assignment = held.assignment;
             let handle = KafkaHandle { partition, offset, assignment };
             state.buffer_bytes += message.bytes();
-            state.buffer.push_back(Delivery { message, attempt: 1, redelivered: false, suspect: false, assignment, handle });
+            state.buffer.push_back(Delivery {
+                message,
+                attempt: 1,
+                redelivered: false,
+                suspect: false,
+                assignment,
+                handle,
+            });
         }
         self.arrived.notify_one();
     }

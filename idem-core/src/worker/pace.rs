@@ -69,7 +69,9 @@ mod tests {
 
     #[test]
     fn f15_as_many_are_in_hand_as_are_settled_in_time() {
-        for (lanes, millis, expected) in [(2, 100, 50..=210), (8, 100, 200..=810), (4, 30_000, 1..=16), (1, 10, 250..=1_010)] {
+        for (lanes, millis, expected) in
+            [(2, 100, 50..=210), (8, 100, 200..=810), (4, 30_000, 1..=16), (1, 10, 250..=1_010)]
+        {
             let mut pace = Pace::new(WITHIN, lanes, 10_000);
             let in_hand = in_hand(&mut pace, lanes, Duration::from_millis(millis), 20_000);
             assert!(expected.contains(&in_hand), "{lanes} lanes, {millis} ms: {in_hand} in hand");

@@ -138,7 +138,9 @@ async fn f17_what_follows_a_lost_message_in_its_group_goes_back_with_it() {
     let given_up: Vec<_> = shared.given_up().into_iter().map(|item| (item.receipt, item.change)).collect();
     assert_eq!(given_up, [("a2".to_owned(), Change::Visible(0))]);
     assert!(shared.given_up().is_empty());
-    assert!(shared.has(held[0].handle.number) && shared.has(held[2].handle.number) && shared.has(held[4].handle.number));
+    assert!(
+        shared.has(held[0].handle.number) && shared.has(held[2].handle.number) && shared.has(held[4].handle.number)
+    );
 }
 
 /// F19: rights that are not known everywhere yet, and a clock that is set after a sleep, pass.

@@ -23,7 +23,7 @@ use idem_sqs::{
 use idem_testkit::sqs::{FakeQueue, FakeSqs, QueueOptions};
 
 /// How long anything may take before a test says that it hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A name that no other test has, in this run or another.
 pub(crate) fn unique(what: &str) -> String {

@@ -234,7 +234,8 @@ fn described(message: &Message, now: Duration, input: &Value) -> Value {
         names.is_some_and(|names| names.iter().any(|asked| asked == name || asked == "All"))
     };
     // As long ago by the clock of whoever asks as by that of the queues.
-    let millis_ago = |time: Duration| SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().saturating_sub(time).as_millis();
+    let millis_ago =
+        |time: Duration| SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().saturating_sub(time).as_millis();
     let first = message.since_the_first_receive(now).map(|time| millis_ago(time).to_string());
     let facts = [
         ("ApproximateReceiveCount", Some(message.receives.to_string())),

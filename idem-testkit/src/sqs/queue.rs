@@ -115,7 +115,16 @@ impl Message {
 impl Queue {
     pub(super) fn new(name: &str, options: QueueOptions) -> Self {
         let (messages, deleted, taken, attempts) = (Vec::new(), Vec::new(), HashMap::new(), HashMap::new());
-        Self { name: name.to_owned(), options, failing_entries: 0, throttled_entries: 0, messages, deleted, taken, attempts }
+        Self {
+            name: name.to_owned(),
+            options,
+            failing_entries: 0,
+            throttled_entries: 0,
+            messages,
+            deleted,
+            taken,
+            attempts,
+        }
     }
 
     pub(super) fn is_fifo(&self) -> bool {

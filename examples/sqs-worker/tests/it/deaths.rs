@@ -124,8 +124,9 @@ async fn f18_a_worker_with_nothing_to_do_stops_with_status_0_and_abandons_no_rec
     let wait = arguments.iter().position(|argument| argument == "--wait").expect("a usual flag");
     arguments.drain(wait..=wait + 1);
     let worker = stage.start_with(&arguments, &[]);
-    until("the tables", async || {
-        let text = "SELECT to_regclass('idem.consumers') IS NOT NULL";
+    // Written once it has attached, and receives.
+    until("its start", async || {
+        let text = "SELECT EXISTS (SELECT FROM idem.audit WHERE action = 'start')";
         sqlx::query_scalar::<_, bool>(text).fetch_one(stage.pool()).await.unwrap_or(false)
     })
     .await;

@@ -1,16 +1,21 @@
 //! The task that owns the connection. Each channel is an epoch; when it breaks, for whatever reason, the connection is
 //! made anew, and the next epoch begins.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use futures_util::{FutureExt, StreamExt, future::join_all};
-use idem_core::{BoxError, ErrorClass, RetryPolicy, SourceError};
+use idem_core::{BoxError, ErrorClass, REFUSAL_GRACE, RetryPolicy, SourceError};
 use lapin::{
     Channel, Connection, ConnectionProperties, Consumer,
     message::Delivery,
     options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions},
-    tcp::OwnedTLSConfig,
+    tcp::{OwnedIdentity, OwnedTLSConfig},
     types::{FieldTable, ShortString},
+    uri::AMQPUri,
 };
 use tokio::{
     sync::{mpsc, oneshot},
@@ -19,7 +24,7 @@ use tokio::{
 
 use crate::{
     config::Settings,
-    error::{classify, cure, unavailable},
+    error::{classify, cure, is_refused, unavailable},
     guard,
     state::{Shared, Wish},
 };
@@ -29,10 +34,6 @@ const OPENED: Duration = Duration::from_secs(10);
 
 /// How long one answer of the broker may take.
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
-
-/// How long a queue may be gone before a person must act. A deployment may declare it anew, and after a failover it may
-/// take a moment to be there.
-const GONE: Duration = Duration::from_secs(10);
 
 /// How long to wait between two attempts to connect.
 const RECONNECT: RetryPolicy =
@@ -83,10 +84,40 @@ enum End {
 /// Somebody who wants to know whether the queue is at its end.
 pub(crate) type Question = oneshot::Sender<bool>;
 
+/// Connects to the first host that answers. One that refuses speaks for all, as they are one cluster.
 pub(crate) async fn connect(settings: &Settings) -> lapin::Result<Connection> {
-    let properties = ConnectionProperties::default().with_connection_name("idem".into());
-    let tls = OwnedTLSConfig { identity: None, cert_chain: settings.authorities.clone() };
-    guard::connect(settings.uri.clone(), properties, tls).await
+    let (first, count) = (settings.turn.load(Ordering::Relaxed), settings.uris.len());
+    let each = OPENED / u32::try_from(count + 1).unwrap_or(u32::MAX);
+    let mut turn = 0;
+    loop {
+        let at = (first + turn) % count;
+        let uri = &settings.uris[at];
+        turn += 1;
+        let connected = match timeout(each, connect_to(settings, uri)).await {
+            Ok(connected) => connected,
+            Err(late) => Err(io::Error::from(late).into()),
+        };
+        match connected {
+            Err(error) if turn < count && !is_refused(settings, &error) => {
+                let (host, error) = (&uri.authority.host, &error as &dyn std::error::Error);
+                tracing::debug!(host, error, "this host cannot be reached; the next is tried");
+            }
+            connected => {
+                settings.turn.store(at, Ordering::Relaxed);
+                return connected;
+            }
+        }
+    }
+}
+
+async fn connect_to(settings: &Settings, uri: &AMQPUri) -> lapin::Result<Connection> {
+    let properties = ConnectionProperties::default().with_connection_name(settings.connection_name.as_str().into());
+    let identity = settings.client_certificate.as_ref().map(|identity| OwnedIdentity::PKCS8 {
+        pem: identity.certificate.clone().into_bytes(),
+        key: identity.key.clone().into_bytes(),
+    });
+    let tls = OwnedTLSConfig { identity, cert_chain: settings.authorities.clone() };
+    guard::connect(uri.clone(), properties, tls).await
 }
 
 /// How many messages wait in the queue. The queue is never created.
@@ -133,7 +164,9 @@ impl Session {
         let left = shared.subscribed((prefetch < settings.prefetch).then(|| earns(prefetch)));
         (self.prefetch, self.allowed) = (prefetch, usize::from(prefetch) + left);
         let (acknowledging, none) = (BasicConsumeOptions::default(), FieldTable::default());
-        let consumer = self.channel.basic_consume(settings.queue.clone(), "".into(), acknowledging, none).await;
+        // Another one for each subscription of the channel: the one before may still be known.
+        let tag = format!("{} {:08x}", settings.connection_name, fastrand::u32(..));
+        let consumer = self.channel.basic_consume(settings.queue.clone(), tag.into(), acknowledging, none).await;
         self.consumer = Some(consumer.map_err(refused("subscribing"))?);
         Ok(())
     }
@@ -286,10 +319,11 @@ async fn reconnect(settings: &Settings, shared: &Shared) -> Session {
             Err(error) => error,
         };
         tracing::debug!(attempt, error = &error as &dyn std::error::Error, "not connected yet");
-        let report = if error.class() == ErrorClass::Fatal { begun.elapsed() >= GONE } else { !reported };
-        if report {
-            reported = true;
-            shared.fail(error);
+        // A deployment may declare the queue anew, and after a failover it may take a moment to be there.
+        let is_final = error.class() == ErrorClass::Fatal && begun.elapsed() >= REFUSAL_GRACE;
+        if is_final || !std::mem::replace(&mut reported, true) {
+            let passes = error.class() == ErrorClass::Fatal && !is_final;
+            shared.fail(if passes { unavailable("receiving", error) } else { error });
         }
     }
 }

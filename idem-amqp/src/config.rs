@@ -1,6 +1,10 @@
 //! Every setting with its default and limits. What would break the guarantee is refused, with the reason.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::AtomicUsize},
+    time::Duration,
+};
 
 use idem_core::ConfigError;
 use lapin::{
@@ -38,12 +42,28 @@ pub struct AmqpOptions {
     retry_queue: Option<String>,
     needed: Vec<String>,
     authorities: Option<String>,
+    hosts: Vec<String>,
+    client_certificate: Option<Identity>,
+    connection_name: String,
+}
+
+/// A client's certificate with those that lead to its authority, and its key, as PEM.
+#[derive(Clone)]
+pub(crate) struct Identity {
+    pub(crate) certificate: String,
+    pub(crate) key: String,
 }
 
 /// The settings once they are checked.
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) uri: AMQPUri,
+    /// The same for each host that the broker has, its own first.
+    pub(crate) uris: Vec<AMQPUri>,
+    /// Which of them is tried first: the one that answered last.
+    pub(crate) turn: Arc<AtomicUsize>,
+    pub(crate) connection_name: String,
+    pub(crate) client_certificate: Option<Identity>,
     pub(crate) queue: ShortString,
     pub(crate) prefetch: u16,
     pub(crate) consumer_timeout: Duration,
@@ -72,6 +92,9 @@ impl AmqpOptions {
             retry_queue: None,
             needed: Vec::new(),
             authorities: None,
+            hosts: Vec::new(),
+            client_certificate: None,
+            connection_name: "idem".to_owned(),
         }
     }
 
@@ -134,6 +157,30 @@ impl AmqpOptions {
         self
     }
 
+    /// A further host of the same cluster, `host` or `host:port`, with the port, user and vhost of the URL where it names
+    /// none; may be called again. They are tried in turn, beginning with the one that answered last.
+    #[must_use]
+    pub fn host(mut self, host: impl Into<String>) -> Self {
+        self.hosts.push(host.into());
+        self
+    }
+
+    /// The certificate by which the broker knows this client, with those that lead to its authority, and its key, both as
+    /// PEM. Needed where the broker asks for one; with `?auth_mechanism=external` in the URL it takes the password's place.
+    #[must_use]
+    pub fn client_certificate(mut self, certificate: impl Into<String>, key: impl Into<String>) -> Self {
+        self.client_certificate = Some(Identity { certificate: certificate.into(), key: key.into() });
+        self
+    }
+
+    /// By which operators tell connections and consumers apart in the broker's management. Defaults to `idem`; of 1 to 200
+    /// bytes. Connections that publish add what they publish.
+    #[must_use]
+    pub fn connection_name(mut self, name: impl Into<String>) -> Self {
+        self.connection_name = name.into();
+        self
+    }
+
     /// Checks the settings. Nothing is connected yet.
     ///
     /// # Errors
@@ -157,6 +204,18 @@ impl AmqpOptions {
         if let Some(pem) = &self.authorities {
             check_authorities(pem)?;
         }
+        if let Some(identity) = &self.client_certificate {
+            check_identity(identity)?;
+        }
+        if !(1..=200).contains(&self.connection_name.len()) {
+            return Err(refuse(
+                "connection_name",
+                format!("{:?}", self.connection_name),
+                "it must have 1 to 200 bytes",
+            ));
+        }
+        let further = self.hosts.iter().map(|host| check_host(&uri, host));
+        let uris = std::iter::once(Ok(uri.clone())).chain(further).collect::<Result<_, _>>()?;
         let management = |url: &String| Management::new(url, &uri, self.authorities.clone());
         let retry_queue = self.retry_queue.as_ref().map(|queue| check_queue("retry_queue", queue)).transpose()?;
         if retry_queue.as_ref().is_some_and(|retry| retry.as_str() == self.queue) {
@@ -172,6 +231,10 @@ impl AmqpOptions {
             needed: retry_queue.clone().map(Ok).into_iter().chain(needed).collect::<Result<_, _>>()?,
             retry_queue,
             authorities: self.authorities.clone(),
+            client_certificate: self.client_certificate.clone(),
+            connection_name: self.connection_name.clone(),
+            turn: Arc::default(),
+            uris,
             uri,
         })
     }
@@ -179,7 +242,8 @@ impl AmqpOptions {
     /// The same connection for a publisher to another queue.
     pub(crate) fn for_queue(&self, field: &'static str, queue: &str) -> Result<Settings, ConfigError> {
         let queue = check_queue(field, queue)?;
-        Ok(Settings { queue, ..self.check()? })
+        let connection_name = format!("{}, dead letters", self.connection_name);
+        Ok(Settings { queue, connection_name, ..self.check()? })
     }
 }
 
@@ -193,6 +257,9 @@ impl fmt::Debug for AmqpOptions {
             .field("has_management_url", &self.management_url.is_some())
             .field("retry_queue", &self.retry_queue)
             .field("needed", &self.needed)
+            .field("hosts", &self.hosts)
+            .field("has_client_certificate", &self.client_certificate.is_some())
+            .field("connection_name", &self.connection_name)
             .finish_non_exhaustive()
     }
 }
@@ -226,16 +293,51 @@ fn check_url(url: &str) -> Result<AMQPUri, ConfigError> {
     Ok(uri)
 }
 
+/// The URL for another host.
+fn check_host(uri: &AMQPUri, host: &str) -> Result<AMQPUri, ConfigError> {
+    let wrong = || refuse("host", format!("{host:?}"), "it must be host or host:port");
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) => (name, port.parse().map_err(|_| wrong())?),
+        None => (host, uri.authority.port),
+    };
+    if name.is_empty() || name.contains(|c: char| c.is_whitespace() || "/@,".contains(c)) {
+        return Err(wrong());
+    }
+    let mut uri = uri.clone();
+    (uri.authority.host, uri.authority.port) = (name.to_owned(), port);
+    Ok(uri)
+}
+
+#[cfg(feature = "tls")]
+fn check_identity(identity: &Identity) -> Result<(), ConfigError> {
+    use rustls::pki_types::{PrivateKeyDer, pem::PemObject};
+
+    let field = "client_certificate";
+    check_certificates(field, &identity.certificate)?;
+    match PrivateKeyDer::from_pem_slice(identity.key.as_bytes()) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(refuse(field, "without a key", "its key must be PEM: -----BEGIN PRIVATE KEY-----")),
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+fn check_identity(_identity: &Identity) -> Result<(), ConfigError> {
+    Err(refuse("client_certificate", "some", "this build lacks the feature `tls` of idem-amqp"))
+}
+
 #[cfg(feature = "tls")]
 fn check_authorities(pem: &str) -> Result<(), ConfigError> {
+    check_certificates("authorities", pem)
+}
+
+#[cfg(feature = "tls")]
+fn check_certificates(field: &'static str, pem: &str) -> Result<(), ConfigError> {
     use rustls::pki_types::{CertificateDer, pem::PemObject};
 
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     match certificates {
         Ok(certificates) if !certificates.is_empty() => Ok(()),
-        Ok(_) | Err(_) => {
-            Err(refuse("authorities", "no PEM", "it must hold certificates: -----BEGIN CERTIFICATE-----"))
-        }
+        Ok(_) | Err(_) => Err(refuse(field, "no PEM", "it must hold certificates: -----BEGIN CERTIFICATE-----")),
     }
 }
 

@@ -112,10 +112,11 @@ impl Confirmed {
         };
         match confirmation {
             Ok(confirmation) => self.stored(confirmation),
-            Err(error) if is_too_large(&error) => Err(refused(
-                format!("a message is too large for queue \"{queue}\": {error}"),
-                "Raise max_message_size of the broker",
-            )),
+            // The broker closes the channel over it, and takes the next one.
+            Err(error) if is_too_large(&error) => Err(SourceError::DoesNotFit {
+                problem: format!("a message of {} bytes is too large for queue \"{queue}\": {error}", payload.len()),
+                cure: "Raise max_message_size of the broker".to_owned(),
+            }),
             Err(error) => Err(classify(&self.settings, self.doing, error)),
         }
     }

@@ -27,11 +27,25 @@ pub(crate) fn classify(settings: &Settings, doing: &'static str, error: Error) -
     refusal(settings, &error).unwrap_or_else(|| unavailable(doing, error))
 }
 
+/// Whether that is what the broker says, rather than that it cannot be reached.
+pub(crate) fn is_refused(settings: &Settings, error: &Error) -> bool {
+    refusal(settings, error).is_some()
+}
+
 fn refusal(settings: &Settings, error: &Error) -> Option<SourceError> {
     if let Some(why) = untrusted(error) {
         return Some(refused(
             format!("the certificate of {} is not trusted: {why}", settings.uri.authority.host),
             "Name the authority that signed it in `authorities`, or the host by the name in its certificate",
+        ));
+    }
+    if wants_certificate(error) {
+        return Some(refused(
+            format!(
+                "the broker at {} does not let this client in without a certificate that it knows",
+                settings.uri.authority.host
+            ),
+            "Give one in `client_certificate`, signed by an authority that the broker trusts",
         ));
     }
     let (code, text) = reply(error)?;
@@ -77,6 +91,36 @@ fn untrusted(error: &Error) -> Option<String> {
         Some(rustls::Error::InvalidCertificate(why)) => Some(why.to_string()),
         Some(_) | None => None,
     })
+}
+
+/// Whether the broker asked for a certificate of this client's, and got none, or none that it trusts.
+#[cfg(feature = "tls")]
+fn wants_certificate(error: &Error) -> bool {
+    use rustls::AlertDescription as Alert;
+
+    let ErrorKind::IOError(error) = error.kind() else { return false };
+    let told = error.get_ref().into_iter().flat_map(|inner| idem_core::chain(inner));
+    let mut alerts = told.filter_map(|error| match error.downcast_ref::<rustls::Error>() {
+        Some(rustls::Error::AlertReceived(alert)) => Some(*alert),
+        Some(_) | None => None,
+    });
+    alerts.any(|alert| {
+        let about_certificates = [
+            Alert::CertificateRequired,
+            Alert::BadCertificate,
+            Alert::UnsupportedCertificate,
+            Alert::CertificateRevoked,
+            Alert::CertificateExpired,
+            Alert::CertificateUnknown,
+            Alert::UnknownCA,
+        ];
+        about_certificates.contains(&alert)
+    })
+}
+
+#[cfg(not(feature = "tls"))]
+fn wants_certificate(_error: &Error) -> bool {
+    false
 }
 
 #[cfg(not(feature = "tls"))]

@@ -45,7 +45,8 @@ impl RetryQueue {
     /// The one of these settings, if they name one.
     pub(crate) fn of(settings: &Settings) -> Option<Self> {
         let queue = settings.retry_queue.clone()?;
-        let settings = Settings { queue, ..settings.clone() };
+        let connection_name = format!("{}, retry queue", settings.connection_name);
+        let settings = Settings { queue, connection_name, ..settings.clone() };
         Some(Self(Confirmed::new(settings, "publishing to the retry queue")))
     }
 

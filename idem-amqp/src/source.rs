@@ -125,6 +125,10 @@ impl Source for AmqpSource {
         timeout(ANSWER, asking).await.unwrap_or(false)
     }
 
+    fn unreachable_for(&self) -> Option<Duration> {
+        self.shared.unreachable_for()
+    }
+
     fn pause(&self) {
         self.shared.pause();
     }

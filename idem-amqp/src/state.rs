@@ -14,7 +14,7 @@ use lapin::{
     Channel,
     options::{BasicAckOptions, BasicNackOptions},
 };
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     message,
@@ -64,6 +64,8 @@ struct State {
     epochs: u64,
     /// The channel of this epoch, unless it is over.
     channel: Option<Channel>,
+    /// Since when there is none, once there was one.
+    lost_at: Option<Instant>,
     /// Delivered in this epoch, and not settled.
     unsettled: usize,
     /// Whether the source is paused, and how often it was.
@@ -101,7 +103,7 @@ impl Shared {
     pub(crate) fn begin(&self, channel: Channel) {
         let mut state = self.lock();
         state.epochs += 1;
-        state.channel = Some(channel);
+        (state.channel, state.lost_at) = (Some(channel), None);
     }
 
     /// The channel is over: every handle of it is stale, and what it delivered comes back.
@@ -110,12 +112,18 @@ impl Shared {
         if state.channel.take().is_none() {
             return;
         }
+        state.lost_at = Some(Instant::now());
         let assignments = vec![state.epoch()];
         state.revocations.push_back(Revocation { assignments, drained: None });
         state.unsettled = 0;
         state.buffer.clear();
         drop(state);
         self.arrived.notify_one();
+    }
+
+    /// For how long the broker has been lost.
+    pub(crate) fn unreachable_for(&self) -> Option<Duration> {
+        self.lock().lost_at.map(|at| at.elapsed())
     }
 
     /// From now on subscriptions begin with a small prefetch, because the queue may drop what is delivered too often.

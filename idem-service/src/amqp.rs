@@ -12,6 +12,7 @@ use idem_core::{BoxError, ConfigError};
 use crate::{
     broker::{Broker, Built},
     settings, spans,
+    told::Told,
 };
 
 /// RabbitMQ, as its flags: `Service::run::<Amqp>()`.
@@ -55,7 +56,25 @@ pub struct Amqp {
     /// A file of certificates, as PEM, of authorities that are trusted beside the platform's, for amqps:// and https://
     #[arg(long, env = "AMQP_AUTHORITIES", value_name = "FILE")]
     authorities: Option<PathBuf>,
+
+    /// A further host of the cluster, HOST or HOST:PORT; repeatable, or separated by commas. They are tried in turn
+    #[arg(long, env = "AMQP_HOSTS", value_name = "HOST", value_delimiter = ',')]
+    amqp_host: Vec<String>,
+
+    /// A file with this client's certificate and those that lead to its authority, as PEM, where the broker asks for one
+    #[arg(long, env = "AMQP_CLIENT_CERTIFICATE", value_name = "FILE", requires = "client_key")]
+    client_certificate: Option<PathBuf>,
+
+    /// A file with the key of --client-certificate, as PEM
+    #[arg(long, env = "AMQP_CLIENT_KEY", value_name = "FILE", requires = "client_certificate")]
+    client_key: Option<PathBuf>,
+
+    #[command(flatten)]
+    told: Told,
 }
+
+/// The broker allows 255 bytes for the names that are made of this.
+const NAME_MAX: usize = 190;
 
 impl fmt::Debug for Amqp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -89,8 +108,16 @@ impl Broker for Amqp {
             options = options.retry_queue(queue);
         }
         if let Some(file) = &self.authorities {
-            options = options.authorities(read(file)?);
+            options = options.authorities(read("authorities", file)?);
         }
+        for host in &self.amqp_host {
+            options = options.host(host);
+        }
+        if let (Some(certificate), Some(key)) = (&self.client_certificate, &self.client_key) {
+            options = options.client_certificate(read("client-certificate", certificate)?, read("client-key", key)?);
+        }
+        let consumer = &self.told.consumer;
+        options = options.connection_name(format!("idem {}", &consumer[..consumer.floor_char_boundary(NAME_MAX)]));
         let publisher = self.dead_letter_queue.as_ref().map(|queue| AmqpPublisher::new(&options, queue));
         let publisher = publisher.transpose().map_err(refused)?;
         if let Some(queue) = &self.dead_letter_queue {
@@ -108,14 +135,18 @@ fn delivery_limit(text: &str) -> Result<DeliveryLimit, String> {
     }
 }
 
-fn read(file: &Path) -> Result<String, BoxError> {
+fn read(flag: &str, file: &Path) -> Result<String, BoxError> {
     std::fs::read_to_string(file)
-        .map_err(|error| format!("--authorities is {}, which cannot be read: {error}", file.display()).into())
+        .map_err(|error| format!("--{flag} is {}, which cannot be read: {error}", file.display()).into())
 }
 
 /// What the adapter says of a setting that it refuses, under the name of the flag.
 fn refused(error: ConfigError) -> BoxError {
-    let field = if error.field == "url" { "amqp_url" } else { error.field };
+    let field = match error.field {
+        "url" => "amqp_url",
+        "host" => "amqp_host",
+        field => field,
+    };
     settings::refused(&ConfigError { field, ..error }).into()
 }
 

@@ -27,6 +27,8 @@ mod spans;
 pub mod sqs;
 mod stack;
 mod status;
+#[cfg(any(feature = "amqp", feature = "sqs"))]
+mod told;
 mod variables;
 
 pub use idem_core::{self, Effects};

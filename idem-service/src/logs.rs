@@ -12,8 +12,9 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// What is logged unless `RUST_LOG` says otherwise. sqlx passes on as news what PostgreSQL says of tables that exist.
-const DEFAULT: &str = "info,sqlx=warn";
+/// What is logged unless `RUST_LOG` says otherwise. sqlx passes on as news what PostgreSQL says of tables that exist, and
+/// lapin and the SDK of AWS print errors as they are in Rust, which our own lines say in words.
+const DEFAULT: &str = "info,sqlx=warn,lapin=off,aws_config=error";
 
 /// Starts the log.
 ///

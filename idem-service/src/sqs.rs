@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use aws_config::BehaviorVersion;
 use aws_smithy_http_client::{Builder, tls};
-use clap::{ArgMatches, Command, FromArgMatches, ValueEnum, error::ErrorKind};
+use clap::ValueEnum;
 use idem_core::{BoxError, ConfigError};
 use idem_sqs::{SqsOptions, SqsPublisher, SqsSource, aws_sdk_sqs::Client};
 
 use crate::{
     broker::{Broker, Built},
     settings, spans,
+    told::Told,
 };
 
 /// SQS, as its flags: `Service::run::<Sqs>()`. Region, endpoint and credentials come from where the AWS SDK looks for
@@ -35,45 +36,22 @@ pub struct Sqs {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = spans::span)]
     visibility: Duration,
 
-    /// How long a receive waits for messages, and a stop for the last one
-    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = spans::span)]
+    /// How long a receive waits for messages, and a stop for the last one: --drain must be 3s longer
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = spans::span)]
     wait: Duration,
 
     #[command(flatten)]
-    handler_deadline: HandlerDeadline,
+    told: Told,
 }
+
+/// What a stop needs beyond a receive's wait, to give back what it has.
+const GIVE_BACK: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Envelope {
     Sns,
     #[value(name = "eventbridge")]
     EventBridge,
-}
-
-/// The worker's own `--handler-deadline`, which the visibility must outlast. It is no flag of SQS, and only read.
-#[derive(Debug, Clone, Copy)]
-struct HandlerDeadline(Duration);
-
-impl clap::Args for HandlerDeadline {
-    fn augment_args(command: Command) -> Command {
-        command
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        command
-    }
-}
-
-impl FromArgMatches for HandlerDeadline {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let told = matches.try_get_one::<Duration>("handler_deadline").ok().flatten();
-        told.copied().map(Self).ok_or_else(|| clap::Error::new(ErrorKind::MissingRequiredArgument))
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
 }
 
 impl Broker for Sqs {
@@ -86,6 +64,9 @@ impl Broker for Sqs {
         let tls = tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring);
         let http = Builder::new().tls_provider(tls).build_https();
         let config = aws_config::defaults(BehaviorVersion::latest()).http_client(http).load().await;
+        if config.region().is_none_or(|region| region.as_ref().is_empty()) {
+            return Err("there is no AWS region: set AWS_REGION, or the region of the profile".into());
+        }
         self.build_with(&Client::new(&config))
     }
 }
@@ -95,7 +76,7 @@ impl Sqs {
         let mut options = SqsOptions::new(client.clone(), &self.queue_url)
             .visibility(self.visibility)
             .wait(self.wait)
-            .handler_deadline(self.handler_deadline.0);
+            .handler_deadline(self.told.handler_deadline);
         if let Some(envelope) = self.envelope {
             options = options.envelope(match envelope {
                 Envelope::Sns => idem_sqs::Envelope::Sns,
@@ -107,7 +88,15 @@ impl Sqs {
         if let Some(url) = self.dead_letter_queue_url {
             options = options.needs(url);
         }
-        Ok(Built::new(options.build().map_err(refused)?).publisher(publisher))
+        let source = options.build().map_err(refused)?;
+        if self.wait + GIVE_BACK > self.told.drain {
+            let (wait, drain) = (self.wait, self.told.drain);
+            return Err(format!(
+                "--wait is {wait:?}, but --drain is {drain:?}: a stop waits for the last receive, and needs 3s more to give                  back what that brings; make --wait shorter, or --drain longer"
+            )
+            .into());
+        }
+        Ok(Built::new(source).publisher(publisher))
     }
 }
 

@@ -40,6 +40,9 @@ pub(crate) struct Readiness {
     pub(crate) ready: bool,
     pub(crate) consumer: String,
     pub(crate) partitions: Option<Vec<String>>,
+    /// Whether it can be used for receiving, and for how many seconds it cannot.
+    pub(crate) broker: &'static str,
+    pub(crate) broker_down_for: Option<u64>,
     pub(crate) database: &'static str,
     /// Why intake waits, and who says so.
     pub(crate) pause: Option<String>,
@@ -125,7 +128,14 @@ impl Status {
         let worker = self.worker.get();
         let has_joined = worker.is_some_and(|(view, _)| view.has_joined());
         let pause = worker.and_then(|(view, _)| view.pause());
+        let unreachable_for = worker.and_then(|(view, _)| view.broker_unreachable_for());
         Readiness {
+            broker: match unreachable_for {
+                _ if !has_joined => "unknown",
+                Some(_) => "down",
+                None => "up",
+            },
+            broker_down_for: unreachable_for.map(|time| time.as_secs()),
             ready: has_joined && !self.stop.is_cancelled(),
             consumer: self.consumer.clone(),
             partitions: worker.filter(|_| has_joined).and_then(|(_, partitions)| partitions()),

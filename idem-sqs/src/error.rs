@@ -90,8 +90,10 @@ fn has_no_region(error: &(dyn Error + 'static)) -> bool {
 /// Whether nobody has credentials for us, as opposed to a provider that cannot be reached now.
 fn has_no_credentials(error: &(dyn Error + 'static)) -> bool {
     idem_core::chain(error).any(|error| {
-        // A client without any provider fails with an error whose type is the SDK's own.
-        if error.to_string().contains("auth scheme") {
+        // Errors whose types are the SDK's own: of a client without any provider, and of a machine whose metadata, the last
+        // place to look, are closed to us.
+        let text = error.to_string();
+        if text.contains("auth scheme") || text.contains("IMDS is disabled") {
             return true;
         }
         let of_credentials = error.downcast_ref::<CredentialsError>();

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use idem_amqp::AmqpOptions;
+use idem_amqp::{AmqpOptions, DeliveryLimit};
 use idem_core::{Attached, Message, Settle, Source, SourceError};
-use idem_testkit::durables;
+use idem_testkit::{durables, proxy::Proxy};
 use lapin::types::{AMQPValue, LongString};
 use reqwest::Method;
 
 use crate::{
-    broker::{Kind, PATIENCE, Queue, host, http, management, management_url, unique, url},
+    broker::{Kind, PATIENCE, Queue, eventually, host, http, management, management_url, unique, url},
     member::{Member, assert_all_settled, refusal, within},
 };
 
@@ -36,6 +36,41 @@ async fn a_broker_that_lets_nobody_in_is_refused_with_what_to_check() {
     let host = host(&url());
     refused(&AmqpOptions::new(format!("amqp://guest:hunter2@{host}/%2f"), "q"), &["user \"guest\"", "password"]).await;
     refused(&AmqpOptions::new(format!("amqp://guest:guest@{host}/no-such"), "q"), &["vhost \"no-such\""]).await;
+}
+
+/// G31: the host of the URL is away, and the cluster is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn g31_another_host_of_the_cluster_is_tried() {
+    let queue = Queue::new(Kind::Classic).await;
+    queue.publish(Message::new("a")).await.unwrap();
+    let nobody = AmqpOptions::new("amqp://guest:guest@127.0.0.1:1/%2f", &queue.name);
+    assert!(matches!(refusal(&nobody).await, SourceError::Unavailable { .. }));
+    let (first, second) = (Proxy::to(&host(&url())).await.unwrap(), Proxy::to(&host(&url())).await.unwrap());
+    let options = nobody.host(first.address()).host(second.address()).delivery_limit(DeliveryLimit::Unlimited);
+    let member = Member::join(&options).await;
+    drop(member.take(1).await);
+    first.refuse(true);
+    first.cut().await;
+    member.lost().await;
+    let held = member.take(1).await;
+    member.acknowledge(held).await;
+    // Who lets nobody in speaks for all.
+    refused(
+        &AmqpOptions::new(format!("amqp://guest:hunter2@{}/%2f", host(&url())), "q").host("127.0.0.1:1"),
+        &["password"],
+    )
+    .await;
+}
+
+/// G35: operators tell connections and consumers apart by their names.
+#[tokio::test(flavor = "multi_thread")]
+async fn g35_connections_and_consumers_have_the_name_that_they_are_given() {
+    let queue = Queue::new(Kind::Classic).await;
+    let name = unique("ledger");
+    let _member = Member::join(&queue.options().connection_name(&name)).await;
+    let named = async |path: &str| management(Method::GET, path).await.text().await.unwrap().contains(&name);
+    eventually("the connection by its name", async || named("connections").await).await;
+    eventually("the consumer by its tag", async || named("consumers").await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -116,7 +116,9 @@ async fn g12_a_queue_that_comes_back_is_consumed_again() {
     let member = Member::join(&queue.options()).await;
     queue.delete().await;
     member.lost().await;
-    // A queue that is away for a moment is no reason to end.
+    // A queue that is away for a moment is no reason to end: it is told once, as an outage.
+    let told = member.receive(1).await;
+    assert!(matches!(told, Err(SourceError::Unavailable { .. })), "{told:?}");
     let silent = tokio::time::timeout(Duration::from_secs(1), member.0.receive(1)).await;
     assert!(silent.is_err(), "{silent:?}");
     queue.declare().await;
@@ -131,9 +133,51 @@ async fn g12_a_queue_that_is_gone_for_good_is_refused() {
     let member = Member::join(&queue.options()).await;
     queue.delete().await;
     member.lost().await;
+    // For half a minute a deployment may declare it anew.
+    match member.receive(1).await {
+        Err(SourceError::Unavailable { source, .. }) => assert!(source.to_string().contains(&queue.name), "{source}"),
+        other => panic!("instead of an outage came {other:?}"),
+    }
     match member.receive(1).await {
         Err(error @ SourceError::Refused { .. }) => assert!(error.to_string().contains(&queue.name), "{error}"),
         other => panic!("instead of a refusal came {other:?}"),
+    }
+}
+
+/// G30: whether there is a broker is known at any time, and since when there is none.
+#[tokio::test(flavor = "multi_thread")]
+async fn g30_a_broker_that_is_away_is_known_to_be_until_it_is_back() {
+    let queue = Queue::new(Kind::Classic).await;
+    let member = Member::join(&queue.options()).await;
+    assert_eq!(member.0.unreachable_for(), None);
+    queue.proxy.refuse(true);
+    queue.proxy.cut().await;
+    member.lost().await;
+    let first = member.0.unreachable_for().expect("it is away");
+    assert!(matches!(member.receive(1).await, Err(SourceError::Unavailable { .. })), "told once");
+    assert!(member.0.unreachable_for().expect("it is still away") > first);
+    queue.proxy.refuse(false);
+    queue.publish(Message::new("a")).await.unwrap();
+    let held = member.take(1).await;
+    assert_eq!(member.0.unreachable_for(), None);
+    member.acknowledge(held).await;
+}
+
+/// G34: a quorum queue counts why it has a message back, and a stop is no reason to suspect it. A classic queue tells nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn g34_a_message_that_a_stop_gave_back_is_not_suspected() {
+    for kind in [Kind::Quorum, Kind::Classic] {
+        let queue = Queue::new(kind).await;
+        queue.publish(Message::new("a")).await.unwrap();
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            let member = Member::join(&queue.options()).await;
+            let held = member.take(1).await;
+            seen.push((held[0].redelivered, held[0].suspect));
+            within("closing", member.0.close(PATIENCE)).await;
+        }
+        let second = kind == Kind::Classic;
+        assert_eq!(seen, [(false, false), (true, second), (true, true)], "{kind:?}");
     }
 }
 

@@ -13,7 +13,11 @@ const PORT_OFFSET: u32 = 500;
 
 static RUNNING: Mutex<Weak<OwnServer>> = Mutex::new(Weak::new());
 
-/// Deliveries time out after ten seconds on it, and it has doors with TLS, with a certificate for 127.0.0.1.
+/// The largest message that it takes.
+pub(crate) const MESSAGE_MAX: usize = 1 << 20;
+
+/// Deliveries time out after ten seconds on it, messages are small, and it has doors with TLS, with a certificate for
+/// 127.0.0.1. The broker's wants one of its client too.
 pub(crate) struct OwnServer {
     /// Where the certificates are.
     folder: PathBuf,
@@ -45,7 +49,7 @@ impl OwnServer {
         [25_676, 25_677].map(|port| format!("127.0.0.1:{}", port + outer_offset() + PORT_OFFSET))
     }
 
-    /// What is in `NAME.pem`: `ca` signed the broker's certificate, and `stranger` nothing.
+    /// What is in `NAME.pem`: `ca` signed the certificates of the broker and of `client`, and `stranger` nothing.
     pub(crate) fn authority(&self, name: &str) -> String {
         std::fs::read_to_string(self.folder.join(format!("{name}.pem"))).unwrap()
     }
@@ -70,6 +74,10 @@ impl OwnServer {
             format!("listeners.ssl.default = {broker}"),
             format!("ssl_options.certfile = {certificate}"),
             format!("ssl_options.keyfile = {key}"),
+            format!("ssl_options.cacertfile = {}", file("ca.pem")),
+            "ssl_options.verify = verify_peer".to_owned(),
+            "ssl_options.fail_if_no_peer_cert = true".to_owned(),
+            format!("max_message_size = {MESSAGE_MAX}"),
             "management.ssl.ip = 127.0.0.1".to_owned(),
             format!("management.ssl.port = {management_port}"),
             format!("management.ssl.certfile = {certificate}"),
@@ -107,7 +115,9 @@ fn certificates(folder: &Path) {
         done
         echo subjectAltName=IP:127.0.0.1 >names
         openssl req -newkey rsa:2048 -nodes -subj /CN=broker -keyout key.pem -out request.pem
-        openssl x509 -req -in request.pem -CA ca.pem -CAkey ca-key.pem -CAcreateserial -days 2 -extfile names -out broker.pem";
+        openssl x509 -req -in request.pem -CA ca.pem -CAkey ca-key.pem -CAcreateserial -days 2 -extfile names -out broker.pem
+        openssl req -newkey rsa:2048 -nodes -subj /CN=client -keyout client-key.pem -out request.pem
+        openssl x509 -req -in request.pem -CA ca.pem -CAkey ca-key.pem -CAcreateserial -days 2 -extfile names -out client.pem";
     text(&Command::new("sh").args(["-ec", script]).current_dir(folder).output().unwrap());
 }
 

@@ -13,6 +13,7 @@ use lapin::{
 use crate::{
     broker::{Kind, Queue, url},
     member::{Member, within},
+    own_server::{MESSAGE_MAX, OwnServer},
     raw,
 };
 
@@ -62,6 +63,22 @@ async fn g8_what_no_queue_takes_is_not_published() {
         assert!(matches!(refused, SourceError::Refused { .. }), "{refused:?}");
         assert!(refused.to_string().contains("idem-no-such-queue"), "{refused}");
     }
+}
+
+/// G33: a dead letter that is larger than the broker takes does not fit, which the worker can do something about; it was a
+/// refusal, and published again for ever. The next one is taken.
+#[tokio::test(flavor = "multi_thread")]
+async fn g33_a_dead_letter_that_is_too_large_does_not_fit() {
+    let server = OwnServer::up().await;
+    let queue = Queue::on(&server.url(), Kind::Classic, &[]).await;
+    let publisher = publisher(&queue, &queue.name);
+    let large = dead_letter(Message::new(vec![b'x'; MESSAGE_MAX + 1]));
+    for _ in 0..2 {
+        let error = within("publishing", publisher.publish(&large)).await.unwrap_err();
+        assert!(matches!(error, SourceError::DoesNotFit { .. }), "{error:?}");
+        assert!(error.to_string().contains("max_message_size") && error.to_string().contains(&queue.name), "{error}");
+    }
+    within("publishing", publisher.publish(&dead_letter(Message::new("{}")))).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

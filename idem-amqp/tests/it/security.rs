@@ -28,7 +28,8 @@ async fn messages_and_management_come_over_tls() {
     let server = OwnServer::up().await;
     let queue = Queue::on(&server.url(), Kind::Classic, &[]).await;
     queue.publish(Message::new("one")).await.unwrap();
-    let options = options(&queue, &server.authority("ca"));
+    let options = options(&queue, &server.authority("ca"))
+        .client_certificate(server.authority("client"), server.authority("client-key"));
     assert_eq!(attached(&options).await.unwrap().warnings, [""; 0]);
     let member = Member::join(&options).await;
     let held = member.take(1).await;
@@ -43,4 +44,22 @@ async fn a_certificate_that_nobody_vouches_for_is_refused_at_once() {
     let text = error.to_string();
     assert!(matches!(error, SourceError::Refused { .. }), "{error:?}");
     assert!(text.contains("certificate of 127.0.0.1") && text.contains("`authorities`"), "{text}");
+}
+
+/// G32: a broker that wants to know its clients by their certificates lets in the one that has a certificate, and the others
+/// are told what is missing.
+#[tokio::test(flavor = "multi_thread")]
+async fn g32_a_client_without_the_certificate_that_the_broker_wants_is_refused_at_once() {
+    let server = OwnServer::up().await;
+    let queue = Queue::on(&server.url(), Kind::Classic, &[]).await;
+    let options = options(&queue, &server.authority("ca"));
+    let stranger = options.clone().client_certificate(server.authority("stranger"), server.authority("stranger-key"));
+    for refused in [options.clone(), stranger] {
+        let error = refusal(&refused).await;
+        let text = error.to_string();
+        assert!(matches!(error, SourceError::Refused { .. }), "{error:?}");
+        assert!(text.contains("without a certificate") && text.contains("`client_certificate`"), "{text}");
+    }
+    let known = options.client_certificate(server.authority("client"), server.authority("client-key"));
+    attached(&known).await.unwrap();
 }

@@ -30,6 +30,10 @@ fn each_flag_reaches_its_setting() {
     assert!(told.retry_queue.is_none() && told.authorities.is_none());
     assert_eq!(amqp("--retry-queue later").retry_queue.as_deref(), Some("later"));
     assert_eq!(amqp("--authorities ca.pem").authorities, Some(PathBuf::from("ca.pem")));
+    assert_eq!(amqp("--amqp-host b:1,c --amqp-host d").amqp_host, ["b:1", "c", "d"]);
+    let told = amqp("--client-certificate c.pem --client-key k.pem");
+    assert_eq!((told.client_certificate, told.client_key), (Some("c.pem".into()), Some("k.pem".into())));
+    assert!(read("--client-certificate c.pem").is_err() && read("--client-key k.pem").is_err());
     assert_eq!(amqp("").delivery_limit, None);
     assert_eq!(amqp("--delivery-limit none").delivery_limit, Some(DeliveryLimit::Unlimited));
     assert_eq!(amqp("--delivery-limit 20").delivery_limit, Some(DeliveryLimit::Of(20)));
@@ -51,6 +55,9 @@ fn each_flag_of_the_contract_has_its_variable() {
     assert_eq!(variable("delivery-limit"), Some("AMQP_DELIVERY_LIMIT"));
     assert_eq!(variable("retry-queue"), Some("AMQP_RETRY_QUEUE"));
     assert_eq!(variable("authorities"), Some("AMQP_AUTHORITIES"));
+    assert_eq!(variable("amqp-host"), Some("AMQP_HOSTS"));
+    assert_eq!(variable("client-certificate"), Some("AMQP_CLIENT_CERTIFICATE"));
+    assert_eq!(variable("client-key"), Some("AMQP_CLIENT_KEY"));
     assert_eq!((variable("prefetch"), variable("consumer-timeout")), (None, None));
 }
 
@@ -73,6 +80,11 @@ async fn what_the_adapter_refuses_is_told_by_the_names_of_the_flags() {
         (|amqp| amqp.retry_queue = Some("q".to_owned()), "--retry-queue is \"q\""),
         (|amqp| amqp.authorities = Some("no-such.pem".into()), "--authorities is no-such.pem"),
         (|amqp| amqp.authorities = Some("Cargo.toml".into()), "--authorities is "),
+        (|amqp| amqp.amqp_host = vec!["b:c".to_owned()], "--amqp-host is \"b:c\""),
+        (
+            |amqp| (amqp.client_certificate, amqp.client_key) = (Some("Cargo.toml".into()), Some("Cargo.toml".into())),
+            "--client-certificate is ",
+        ),
         (|amqp| amqp.management_url = Some("hunter2".to_owned()), "--management-url is"),
         (|amqp| amqp.consumer_timeout = Duration::ZERO, "--consumer-timeout is 0ns"),
     ] {

@@ -25,7 +25,7 @@ fn sqs(arguments: &str) -> Sqs {
 fn each_flag_reaches_its_setting() {
     let told = sqs("");
     assert_eq!((&*told.queue_url, told.dead_letter_queue_url), (URL, None));
-    assert_eq!((told.visibility, told.wait), (Duration::from_secs(60), Duration::from_secs(20)));
+    assert_eq!((told.visibility, told.wait), (Duration::from_secs(60), Duration::from_secs(5)));
     assert!(told.envelope.is_none());
     assert!(matches!(sqs("--envelope sns").envelope, Some(Envelope::Sns)));
     assert!(matches!(sqs("--envelope eventbridge").envelope, Some(Envelope::EventBridge)));
@@ -35,10 +35,10 @@ fn each_flag_reaches_its_setting() {
 
 #[test]
 fn f1_the_deadline_of_the_handler_is_the_workers_own() {
-    assert_eq!(sqs("").handler_deadline.0, Duration::from_secs(30));
+    assert_eq!(sqs("").told.handler_deadline, Duration::from_secs(30));
     let line = read("--handler-deadline 10m").unwrap_or_else(|stop| panic!("{stop:?}"));
-    assert_eq!(line.broker.handler_deadline.0, line.settings.handler_deadline);
-    assert_eq!(line.broker.handler_deadline.0, Duration::from_secs(600));
+    assert_eq!(line.broker.told.handler_deadline, line.settings.handler_deadline);
+    assert_eq!(line.broker.told.handler_deadline, Duration::from_secs(600));
 }
 
 #[test]
@@ -61,6 +61,9 @@ fn what_the_adapter_refuses_is_told_by_the_names_of_the_flags() {
         ("--visibility 30s", "--visibility is 30s with a handler_deadline of 30s"),
         ("--handler-deadline 2m", "--visibility is 60s with a handler_deadline of 120s"),
         ("--wait 21s", "--wait is 21s"),
+        // F18: an idle worker that is stopped ends in time.
+        ("--wait 20s --drain 22s", "--wait is 20s, but --drain is 22s"),
+        ("--drain 7s", "--wait is 5s, but --drain is 7s"),
     ] {
         let error = sqs(flags).build_with(&client).expect_err(flags).to_string();
         assert!(error.starts_with(start), "{error}");

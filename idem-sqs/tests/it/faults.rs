@@ -169,20 +169,6 @@ async fn f5_entries_that_are_throttled_are_sent_again() {
     assert_eq!(queue.counts().await, [0, 0, 0]);
 }
 
-/// On a FIFO queue the receipt of a delete whose answer got lost is void: nobody knows, and it is not called stale.
-#[tokio::test(flavor = "multi_thread")]
-async fn f3_a_delete_that_is_repeated_and_meets_nothing_may_have_been_done() {
-    let queue = Server::fake().await.queue(".fifo").await;
-    queue.send_in_order("a", [order(1)]).await;
-    let member = Member::join(&queue.options()).await;
-    let held = member.take(1).await;
-    queue.server.as_fake().lose_answers("DeleteMessageBatch", 1);
-    queue.server.as_fake().hang_receives(true);
-    let answered = member.acknowledge(held).await;
-    assert!(answered == [Settled::Settled] || answered == [Settled::Unknown], "{answered:?}");
-    queue.until_counts([0, 0, 0]).await;
-}
-
 /// A long poll of a queue at its limit looks like one of an empty queue.
 #[tokio::test(flavor = "multi_thread")]
 async fn f9_a_queue_at_its_limit_of_messages_in_flight_is_reported() {

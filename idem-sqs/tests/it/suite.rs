@@ -11,8 +11,9 @@ use idem_testkit::conformance::source::{Features, SourceUnderTest, Unsupported};
 
 use crate::server::{Server, TestQueue};
 
-/// How long ElasticMQ keeps messages of a crashed source; the fake's clock is moved on.
-const VISIBILITY: Duration = Duration::from_secs(6);
+/// How long ElasticMQ keeps messages of a crashed source; the fake's clock is moved on. A quarter of it is how long a request
+/// may take, and half of it how long nothing may be heard of the source: a busy machine stands still for seconds.
+const VISIBILITY: Duration = Duration::from_secs(16);
 
 struct Fixture {
     queue: TestQueue,
@@ -152,7 +153,7 @@ impl SourceUnderTest for Fixture {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let _ = tokio::time::timeout(Duration::from_secs(5), equal).await;
+        let _ = tokio::time::timeout(Duration::from_secs(60), equal).await;
         self.queue.total().await
     }
 

@@ -1,9 +1,11 @@
 //! A broker and a database that go away and come back, and workers that die.
 
+use idem_testkit::proxy::Proxy;
 use lapin::types::AMQPValue;
 
 use super::{
     own_servers::OwnServers,
+    queue::{Queue, host},
     stage::{Ledger, Stage, count, quorum, until},
 };
 
@@ -32,6 +34,40 @@ async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
     assert_eq!(ended.count("dead_lettered"), 0);
     assert_eq!(stage.ledger().await, Ledger::of(0..sent));
     assert!(stage.dead_letters().await.is_empty());
+    stage.remove().await;
+}
+
+/// G30: while the broker is away, `/readyz` and the gauge of the shipped alert say so, until it is back.
+#[tokio::test(flavor = "multi_thread")]
+async fn g30_a_broker_that_is_away_shows_in_readyz_and_in_the_gauge_of_the_shipped_alert() {
+    let alerts = include_str!("../../../../deploy/prometheus/alerts.yaml");
+    let (_, rule) = alerts.split_once("- alert: IdemBrokerUnreachable").expect("the alert");
+    let expression = rule.lines().find_map(|line| line.trim().strip_prefix("expr: ")).expect("its expression");
+    assert_eq!(expression, "min by (consumer) (idem_broker_connected) == 0");
+    let stage = Stage::new("gauge").await;
+    let server = host(&stage.queue.url).to_owned();
+    let proxy = Proxy::to(&server).await.unwrap();
+    let admin = format!("127.0.0.1:{}", 28_500 + fastrand::u16(..400));
+    let broker = stage.queue.url.replace(&server, proxy.address());
+    let worker = stage.start_with(&stage.arguments_to(&broker, &stage.url, &["--admin", &admin]));
+    let shows = async |path: &str, text: &str| match Queue::get(&format!("http://{admin}/{path}")).await {
+        Ok(answer) => answer.text().await.unwrap_or_default().contains(text),
+        Err(_) => false,
+    };
+    let gauge = |value| format!("idem_broker_connected{{consumer=\"{}\"}} {value}", stage.name);
+    until("a broker", async || shows("readyz", "\"broker\":\"up\"").await).await;
+    until("its gauge", async || shows("metrics", &gauge(1)).await).await;
+    proxy.refuse(true);
+    proxy.cut().await;
+    until("its loss", async || shows("readyz", "\"broker\":\"down\",\"broker_down_for\":").await).await;
+    until("the alert", async || shows("metrics", &gauge(0)).await).await;
+    proxy.refuse(false);
+    until("it is back", async || shows("readyz", "\"broker\":\"up\"").await).await;
+    until("the end of the alert", async || shows("metrics", &gauge(1)).await).await;
+    let ended = worker.stop().await;
+    // B-M7: what is behind it stands in the line.
+    let line = ended.log.lines().find(|line| line.contains("the broker cannot be used")).unwrap_or(&ended.log);
+    assert!(line.contains("unavailable while") && line.contains("idem waits and tries again: "), "{line}");
     stage.remove().await;
 }
 

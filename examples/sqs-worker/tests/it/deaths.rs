@@ -76,33 +76,62 @@ async fn f1_a_message_that_waits_behind_slow_ones_is_kept() {
     let stage = Stage::new("slow", "").await;
     // For its tables.
     stage.drain(&[]).await;
-    let slow = "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(3); RETURN new; END $$; \
+    let slow = "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(5); RETURN new; END $$; \
                 CREATE TRIGGER slow BEFORE INSERT ON purchases FOR EACH ROW EXECUTE FUNCTION slow()";
     sqlx::raw_sql(slow).execute(stage.pool()).await.expect("a slow handler");
-    stage.send(0..16).await;
+    // As many as a worker takes in before it has settled one.
+    stage.send(0..10).await;
     // Two at a time, so the last ones wait for longer than the visibility of 20 s.
     let worker = stage.start(&["--batch", "1"]);
-    until("all messages in hand", async || stage.queue.counts().await == [0, 16, 0]).await;
+    until("all messages in hand", async || stage.queue.counts().await == [0, 10, 0]).await;
     let rival = stage.start(&["--batch", "1"]);
-    stage.until_purchases(16).await;
+    stage.until_purchases(10).await;
     until("an empty queue", async || stage.queue.counts().await == [0, 0, 0]).await;
     let (worker, rival) = (worker.stop().await, rival.stop().await);
-    assert_eq!((worker.count("processed"), rival.count("processed"), rival.count("duplicates")), (16, 0, 0));
-    assert_eq!(stage.ledger().await, Ledger::of(0..16));
+    assert_eq!((worker.count("processed"), rival.count("processed"), rival.count("duplicates")), (10, 0, 0));
+    assert_eq!(stage.ledger().await, Ledger::of(0..10));
     stage.remove().await;
 }
 
-/// A stop while nothing is there waits for the receives under way only.
+/// F15: a worker does not hoard what it cannot handle soon, so another one that is started gets its share.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_with_nothing_to_do_stops_with_status_0() {
+async fn f15_a_worker_that_is_added_gets_its_share_of_a_slow_backlog() {
+    let stage = Stage::new("share", "").await;
+    // For its tables.
+    stage.drain(&[]).await;
+    let slow = "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.1); RETURN new; END $$; \
+                CREATE TRIGGER slow BEFORE INSERT ON purchases FOR EACH ROW EXECUTE FUNCTION slow()";
+    sqlx::raw_sql(slow).execute(stage.pool()).await.expect("a slow handler");
+    stage.send(0..400).await;
+    let first = stage.start(&[]);
+    stage.until_purchases(40).await;
+    let second = stage.start(&[]);
+    stage.until_purchases(400).await;
+    until("an empty queue", async || stage.queue.counts().await == [0, 0, 0]).await;
+    let (first, second) = (first.stop().await.count("processed"), second.stop().await.count("processed"));
+    assert_eq!(first + second, 400);
+    assert!(second >= 40, "{first} and {second}");
+    assert_eq!(stage.ledger().await, Ledger::of(0..400));
+    stage.remove().await;
+}
+
+/// F18: a stop while nothing is there waits for the receives under way, and has time for it by default. One that was
+/// abandoned would keep what is sent meanwhile from others.
+#[tokio::test(flavor = "multi_thread")]
+async fn f18_a_worker_with_nothing_to_do_stops_with_status_0_and_abandons_no_receive() {
     let stage = Stage::new("nothing", "").await;
-    let worker = stage.start(&[]);
-    until("the tables", async || {
-        let text = "SELECT to_regclass('idem.consumers') IS NOT NULL";
+    let mut arguments = stage.arguments(&[]);
+    let wait = arguments.iter().position(|argument| argument == "--wait").expect("a usual flag");
+    arguments.drain(wait..=wait + 1);
+    let worker = stage.start_with(&arguments, &[]);
+    // Written once it has attached, and receives.
+    until("its start", async || {
+        let text = "SELECT EXISTS (SELECT FROM idem.audit WHERE action = 'start')";
         sqlx::query_scalar::<_, bool>(text).fetch_one(stage.pool()).await.unwrap_or(false)
     })
     .await;
     let stopped = tokio::time::timeout(Duration::from_secs(60), worker.stop()).await.expect("it ends");
     assert_eq!(stopped.count("processed"), 0);
+    assert!(!stopped.log.contains("a receive did not end in time"), "{}", stopped.log);
     stage.remove().await;
 }

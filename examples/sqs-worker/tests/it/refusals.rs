@@ -59,6 +59,35 @@ async fn missing_credentials_and_settings_are_refused() {
     stage.remove().await;
 }
 
+/// F20: the first mistakes on AWS. Both were taken for an outage, and waited out for two minutes.
+#[tokio::test(flavor = "multi_thread")]
+async fn f20_no_region_and_no_credentials_are_refused_at_once() {
+    let stage = Stage::new("first", "").await;
+    let arguments = stage.arguments(&[]);
+    let region = stage.start_with(&arguments, &[("AWS_REGION", "")]).ended().await;
+    assert_refused(&region, 2, &["AWS_REGION"]);
+    // What a machine answers whose metadata is closed to us, and one that has none.
+    let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = closed.local_addr().expect("its address");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = closed.accept().await {
+            let answer = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+            let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, answer).await;
+        }
+    });
+    for metadata in [format!("http://{address}"), "http://127.0.0.1:1".to_owned()] {
+        let variables = [
+            ("AWS_ACCESS_KEY_ID", ""),
+            ("AWS_SECRET_ACCESS_KEY", ""),
+            ("AWS_EC2_METADATA_DISABLED", "false"),
+            ("AWS_EC2_METADATA_SERVICE_ENDPOINT", &metadata),
+        ];
+        let ended = stage.start_with(&arguments, &variables).ended().await;
+        assert_refused(&ended, 2, &["no credentials", "AWS_ACCESS_KEY_ID"]);
+    }
+    stage.remove().await;
+}
+
 /// Two queues under one consumer's name would see each other's duplicates.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_is_bound_elsewhere_is_refused_with_both_names() {

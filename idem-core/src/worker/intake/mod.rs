@@ -111,16 +111,20 @@ pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: L
             Err(_) if shared.shutdown.is_cancelled() => break,
             Err(error) => {
                 failures += 1;
-                note_failure(&shared, &error);
+                broker_failed(&shared, &error);
                 pause(&shared, RetryPolicy::default().backoff_now(failures)).await;
             }
         }
     }
 }
 
-/// An error with its causes, of which the first says the least.
-fn texts(error: &SourceError) -> String {
-    chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+/// Told with its causes, because the first of them says the least.
+fn broker_failed<S: Store, B: Source>(shared: &Shared<S, B>, error: &SourceError) {
+    shared.metrics.broker_failures.increment(1);
+    let error = chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    tracing::warn!(idem.consumer = %shared.consumer.name, error, "the broker cannot be used; intake tries again");
+    shared.recent.note(IncidentKind::Error, None, None, format!("the broker cannot be used: {error}"));
+    shared.gate.broker_failed(error);
 }
 
 /// Waits for room and then for messages, or for a revocation alone; `None` where intake closed meanwhile. A receive that is
@@ -161,14 +165,6 @@ async fn receive<S: Store, B: Source>(shared: &Shared<S, B>, max: usize) -> Resu
 }
 
 /// With its causes: DNS, TLS, a throttled account and a full disk are one line otherwise.
-fn note_failure<S: Store, B: Source>(shared: &Shared<S, B>, error: &SourceError) {
-    let error = texts(error);
-    shared.metrics.broker_failures.increment(1);
-    tracing::warn!(idem.consumer = %shared.consumer.name, error, "the broker cannot be used; intake tries again");
-    shared.recent.note(IncidentKind::Error, None, None, format!("the broker cannot be used: {error}"));
-    shared.gate.broker_failed(error);
-}
-
 async fn pause<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
     tokio::select! {
         () = tokio::time::sleep(time) => {}

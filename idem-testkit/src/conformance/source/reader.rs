@@ -2,13 +2,16 @@
 
 use std::{future::Future, time::Duration};
 
-use idem_core::{Attached, Delivery, Message, Received, Revocation, Settle, Settled, Source};
+use idem_core::{Attached, Delivery, Message, Received, Revocation, Settle, Settled, Source, SourceError};
 
 use super::subject::SourceUnderTest;
 use crate::proof::durables;
 
-/// No case waits longer for one thing than this.
+/// No case waits longer for one thing than this. It is long because the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(180);
+
+/// What a source gets for closing.
+const CLOSED_WITHIN: Duration = Duration::from_secs(30);
 
 pub(super) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(PATIENCE, future).await {
@@ -30,13 +33,31 @@ impl<S: Source> Reader<S> {
         Self::on(subject.source().await).await
     }
 
+    /// A broker that is slow to answer is asked again, as a worker does it.
     pub(super) async fn on(source: S) -> Self {
-        let attached = within("attach", source.attach()).await.expect("attach");
+        let attached = within("attach", async {
+            loop {
+                match source.attach().await {
+                    Err(SourceError::Unavailable { .. }) => tokio::time::sleep(Duration::from_millis(100)).await,
+                    attached => break attached,
+                }
+            }
+        });
+        let attached = attached.await.expect("attach");
         Self { source, attached }
     }
 
+    /// A source may report that its broker is slow to answer, and is then asked again (contract 6).
     pub(super) async fn receive(&self, max: usize) -> Received<S::Handle> {
-        within("receive", self.source.receive(max)).await.expect("receive")
+        let received = within("receive", async {
+            loop {
+                match self.source.receive(max).await {
+                    Err(SourceError::Unavailable { .. }) => {}
+                    received => break received,
+                }
+            }
+        });
+        received.await.expect("receive")
     }
 
     /// Exactly `count` deliveries, over as many receives as it takes.
@@ -104,7 +125,7 @@ impl<S: Source> Reader<S> {
     }
 
     pub(super) async fn close(self) {
-        within("close", self.source.close(PATIENCE)).await;
+        within("close", self.source.close(CLOSED_WITHIN)).await;
     }
 
     /// What was released is delivered again: to this reader, or to its successor where the broker keeps positions and

@@ -1,0 +1,38 @@
+//! What a broker's flags need to know of the worker's own: they are no flags of the broker, and only read.
+
+use std::time::Duration;
+
+use clap::{ArgMatches, Command, FromArgMatches, error::ErrorKind};
+
+/// Settings of every worker.
+#[derive(Debug, Clone)]
+#[allow(dead_code, reason = "each broker reads some of them")]
+pub(crate) struct Told {
+    pub(crate) consumer: String,
+    pub(crate) handler_deadline: Duration,
+    pub(crate) drain: Duration,
+}
+
+impl clap::Args for Told {
+    fn augment_args(command: Command) -> Command {
+        command
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        command
+    }
+}
+
+impl FromArgMatches for Told {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let missing = || clap::Error::new(ErrorKind::MissingRequiredArgument);
+        let span = |id| matches.try_get_one::<Duration>(id).ok().flatten().copied().ok_or_else(missing);
+        let consumer = matches.try_get_one::<String>("consumer").ok().flatten().cloned().ok_or_else(missing)?;
+        Ok(Self { consumer, handler_deadline: span("handler_deadline")?, drain: span("drain")? })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}

@@ -16,7 +16,8 @@ async fn d28_a_message_that_went_well_leaves_no_count() {
     for allowed in [1, 2, 5] {
         let scene = Scene::new();
         scene.publish("nightly", "ok");
-        let consumer = || scene.consumer().effects(Effects::Outside).build().unwrap();
+        let consumer =
+            || scene.consumer().effects(Effects::Outside).handler_deadline(Duration::from_secs(60)).build().unwrap();
         drain(&scene, scene.worker_of(consumer()).retry(attempts(allowed))).await;
         let books = scene.store.bookkeeping();
         let scope = books.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
@@ -32,7 +33,11 @@ async fn d29_a_copy_of_a_running_last_attempt_is_not_set_aside() {
     let first = Scene::new();
     let second = Scene { store: first.store.clone(), script: first.script.clone(), ..Scene::new() };
     let worker = |scene: &Scene| {
-        let consumer = scene.consumer().effects(Effects::Outside).busy_timeout(Duration::from_millis(50));
+        let consumer = scene
+            .consumer()
+            .effects(Effects::Outside)
+            .handler_deadline(Duration::from_secs(60))
+            .busy_timeout(Duration::from_millis(50));
         Running::new(scene.worker_of(consumer.build().unwrap()).retry(attempts(1)))
     };
     first.publish("charge", "block");

@@ -121,7 +121,7 @@ async fn g15_a_long_outage_gives_back_what_was_not_begun_and_charges_nobody() {
     running.until("the start", |_| scene.queue.stats().consumers == 1).await;
     // The claim comes after the attempt was counted, and then the count cannot be taken back.
     for operation in [Operation::Claim, Operation::Begin, Operation::Read, Operation::Bookkeeping] {
-        (0..60).for_each(|_| scene.store.inject(operation, Fault::Error(ErrorClass::Infrastructure)));
+        (0..600).for_each(|_| scene.store.inject(operation, Fault::Error(ErrorClass::Infrastructure)));
     }
     (0..20).for_each(|n| drop(scene.publish(&format!("k{n}"), "ok")));
     // The outage ends by itself, so it is known by what it leaves.

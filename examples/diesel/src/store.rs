@@ -13,11 +13,13 @@ use diesel_async::{
     AnsiTransactionManager as Manager, AsyncConnection as _, AsyncPgConnection, RunQueryDsl as _,
     SimpleAsyncConnection as _, TransactionManager as _,
 };
-use idem_core::{Bookkeeping as _, Claim, ClaimError, Claimed, Cleaner, CommitError, ErrorClass, Recorded, Store, StoreCapabilities, StoreError, Tx,
-    UnitOfWork, UnitOptions};
+use idem_core::{
+    Claim, ClaimError, Claimed, Cleaner, CommitError, ErrorClass, Recorded, Store, StoreCapabilities, StoreError, Tx,
+    UnitOfWork, UnitOptions,
+};
 use idem_schema::{
-    ClaimColumns, LANE_SETTINGS, Parameter, PostgresDriver, PostgresStatements, Row, UnitLimits, Value, begin_unit, claim_answers,
-    claimed_ids, in_claim_order, unreadable,
+    ClaimColumns, LANE_SETTINGS, Parameter, PostgresDriver, PostgresStatements, Row, UnitLimits, Value, begin_unit,
+    claim_answers, claimed_ids, in_claim_order, unreadable,
 };
 use idem_tokio_postgres::Postgres;
 use uuid::Uuid;
@@ -47,7 +49,7 @@ impl DieselPostgres {
     }
 
     fn driver(&self) -> &impl PostgresDriver {
-        self.outside.bookkeeping().driver()
+        &**self.outside.bookkeeping().driver()
     }
 
     fn statements(&self) -> &PostgresStatements {

@@ -72,7 +72,7 @@ async fn a_worker_is_ready_once_it_has_joined_and_not_before() {
     let (code, json) = admin.readyz().await;
     let expected = json!({
         "ready": false, "consumer": "ledger", "partitions": null, "database": "unknown", "pause": null,
-        "breaker": "closed",
+        "breaker": "closed", "broker": "unknown", "broker_down_for": null,
     });
     assert_eq!((code, json), (503, expected));
     assert_eq!(admin.get("/healthz").await, (200, "ok\n".to_owned()));
@@ -81,7 +81,7 @@ async fn a_worker_is_ready_once_it_has_joined_and_not_before() {
     let (code, json) = admin.readiness(|json| json["ready"] == true).await;
     let expected = json!({
         "ready": true, "consumer": "ledger", "partitions": ["orders/0"], "database": "up", "pause": null,
-        "breaker": "closed",
+        "breaker": "closed", "broker": "up", "broker_down_for": null,
     });
     assert_eq!((code, json), (200, expected));
     assert_eq!(admin.get("/other").await.0, 404);

@@ -93,7 +93,12 @@ fn d20_a_message_that_is_charged_ends() {
             match after(&known, seen) {
                 Action::RunAgain => known.again += 1,
                 Action::RunAlone | Action::Retry => (known.attempt, known.again) = (known.attempt + 1, 0),
-                _ => {}
+                Action::ClaimAgain
+                | Action::AskTheDatabase
+                | Action::AwaitTheDatabase
+                | Action::Wait(_)
+                | Action::DeadLetter
+                | Action::Stop => {}
             }
         }
         let last = after(&known, seen);

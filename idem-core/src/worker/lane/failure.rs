@@ -199,7 +199,11 @@ impl<S: Store, B: Source> Lane<S, B> {
             let what = match cause {
                 WaitCause::Database => "a message waits for the database",
                 WaitCause::Publisher => "a dead letter waits to be confirmed by its publisher",
-                _ => "a message waits for its bookkeeping",
+                WaitCause::Retry
+                | WaitCause::KeyHeld
+                | WaitCause::Bookkeeping
+                | WaitCause::Unkeepable
+                | WaitCause::Breaker => "a message waits for its bookkeeping",
             };
             tracing::warn!(
                 idem.consumer = %self.shared.consumer.name, idem.key = key.map(tracing::field::display), error, left_out,

@@ -67,7 +67,9 @@ impl<S: Store, B: Source> Lane<S, B> {
                 let everybody = matches!(self.shared.consumer.work, Work::Each(_)) || culprits.is_empty();
                 self.run_alone(jobs, |index| everybody || culprits.contains(&index), true);
             }
-            other => self.did_not_end_well(jobs, other).await,
+            end @ (End::Held | End::NoWinner(_) | End::Again(_) | End::Unknown(_) | End::Lost(_) | End::Trouble(_)) => {
+                self.did_not_end_well(jobs, end).await
+            }
         }
     }
 
@@ -152,7 +154,13 @@ impl<S: Store, B: Source> Lane<S, B> {
                 self.succeeded();
                 self.apply(std::iter::once(job).zip(decisions)).await;
             }
-            other => self.did_not_end_well(vec![job], other).await,
+            end @ (End::Isolate(_)
+            | End::Held
+            | End::NoWinner(_)
+            | End::Again(_)
+            | End::Unknown(_)
+            | End::Lost(_)
+            | End::Trouble(_)) => self.did_not_end_well(vec![job], end).await,
         }
     }
 

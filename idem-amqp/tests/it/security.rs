@@ -55,7 +55,14 @@ async fn g32_a_client_without_the_certificate_that_the_broker_wants_is_refused_a
     let options = options(&queue, &server.authority("ca"));
     let stranger = options.clone().client_certificate(server.authority("stranger"), server.authority("stranger-key"));
     for refused in [options.clone(), stranger] {
-        let error = refusal(&refused).await;
+        // The broker ends the connection behind its refusal, and the system may drop what was not read yet.
+        let mut error = refusal(&refused).await;
+        for _ in 0..20 {
+            if let SourceError::Refused { .. } = error {
+                break;
+            }
+            error = refusal(&refused).await;
+        }
         let text = error.to_string();
         assert!(matches!(error, SourceError::Refused { .. }), "{error:?}");
         assert!(text.contains("without a certificate") && text.contains("`client_certificate`"), "{text}");

@@ -152,8 +152,8 @@ async fn an_address_that_others_reach_is_warned_of() {
 #[tokio::test]
 async fn an_open_breaker_is_seen_and_off_means_off() {
     let place = Place::new().await;
-    for _ in 0..60 {
-        place.publish_text("{}");
+    for number in 0..60 {
+        place.publish_text(&format!(r#"{{"idempotencykey":"order-{number}"}}"#));
     }
     let mut running = Worker::at(&place, "--admin 0").start();
     let admin = Admin::of(&mut running).await;
@@ -164,8 +164,8 @@ async fn an_open_breaker_is_seen_and_off_means_off() {
     place.remove();
 
     let place = Place::new().await;
-    for _ in 0..60 {
-        place.publish_text("{}");
+    for number in 0..60 {
+        place.publish_text(&format!(r#"{{"idempotencykey":"order-{number}"}}"#));
     }
     let mut running = Worker::at(&place, "--dead-letter-breaker off --admin 0").start();
     let admin = Admin::of(&mut running).await;

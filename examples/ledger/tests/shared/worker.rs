@@ -38,7 +38,7 @@ impl Worker {
             // A worker refuses variables that look like its own, and the tests have some.
             .env_clear()
             // Assignments and probes of the database, which tests wait for, are logged at debug.
-            .env("RUST_LOG", "info,idem_kafka=debug,idem_core::worker::trouble=debug")
+            .env("RUST_LOG", "info,idem_kafka=debug,idem_core::worker::lane::failure=debug")
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(File::create(&output).expect("the output can be written"))

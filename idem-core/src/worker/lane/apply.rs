@@ -74,7 +74,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// after the retention, or under the next payload. A first attempt of several needs no statement for that.
     fn count_to_end(&self, job: &Job<B::Handle>) -> Option<Claim> {
         let enough = self.shared.settings.retry.attempts.min(2);
-        job.item.claim.clone().filter(|_| job.attempt.number() >= enough)
+        if job.attempt.number() < enough { None } else { job.item.claim.clone() }
     }
 
     pub(super) async fn busy(&mut self, mut job: Job<B::Handle>) {

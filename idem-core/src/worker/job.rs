@@ -128,7 +128,8 @@ pub(crate) struct Job<H> {
     pub(crate) lost: u32,
     /// Waits in a row that are nobody's fault and charge nothing.
     pub(crate) waits: u32,
-    pub(crate) waiting: Option<Waiting>,
+    /// Boxed, because few messages ever wait.
+    pub(crate) waiting: Option<Box<Waiting>>,
     /// Boxed, because nearly every message is a good one.
     pub(crate) dead: Option<Box<DeadLetterCause>>,
     pub(crate) received_at: Instant,

@@ -266,7 +266,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// Holds a message and what follows it in its key, or gives them back where the broker would not wait that long.
     pub(super) async fn hold(&mut self, mut job: Job<B::Handle>, cause: WaitCause, wait: Duration) {
         if job.waiting.as_ref().is_none_or(|waiting| waiting.cause != cause) {
-            job.waiting = Some(self.shared.waits.begin(cause));
+            job.waiting = Some(Box::new(self.shared.waits.begin(cause)));
         }
         let outlives = self.shared.hold_max.is_some_and(|max| job.received_at.elapsed() + wait >= max);
         if !outlives || job.is_replay() {

@@ -1,5 +1,7 @@
 //! A TCP proxy that a test puts between a client and its server, to break, stop and slow down what passes.
 
+pub mod postgres;
+
 use std::{collections::BTreeMap, io, time::Duration};
 
 use fastrand::Rng;

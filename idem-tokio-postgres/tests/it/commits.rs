@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use idem_core::{Concurrency, DedupConsumer, DedupConsumerBuilder};
+use idem_testkit::proxy::postgres::{Cut, PostgresProxy};
 use idem_tokio_postgres::PostgresStore;
 
 use crate::{
     consumers::{BOTH, Write, builder, keys, messages, process},
-    fixture::{Fixture, PATIENCE},
-    proxy::{Cut, Proxy},
+    fixture::{Fixture, PATIENCE, authority},
     scratch::Scratch,
 };
 
 /// A consumer with one lane behind a proxy.
-fn behind(proxy: &Proxy, fixture: &Fixture, handlers: Concurrency) -> DedupConsumer<PostgresStore> {
-    let store = fixture.options_of(proxy.config(fixture)).build().unwrap();
+fn behind(proxy: &PostgresProxy, fixture: &Fixture, handlers: Concurrency) -> DedupConsumer<PostgresStore> {
+    let store = fixture.options_of(fixture.through(proxy)).build().unwrap();
     builder(store, Write).lanes(1).handlers(handlers).build().unwrap()
 }
 
@@ -23,7 +23,7 @@ async fn cut(cut: Cut, times: usize, expected: char) {
     for handlers in BOTH {
         for count in [1, 100] {
             let fixture = Fixture::new().await;
-            let proxy = Proxy::cutting(cut, times).await;
+            let proxy = PostgresProxy::cutting(&authority(), cut, times).await.unwrap();
             let consumer = behind(&proxy, &fixture, handlers);
             let keys = keys(count);
             let seen = process(&consumer, messages(&keys)).await;
@@ -42,7 +42,7 @@ async fn cut(cut: Cut, times: usize, expected: char) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_unit_costs_two_round_trips_beside_its_handlers() {
     let fixture = Fixture::new().await;
-    let proxy = Proxy::delaying(Duration::from_millis(30)).await;
+    let proxy = PostgresProxy::delaying(&authority(), Duration::from_millis(30)).await.unwrap();
     for (handlers, handlers_cost) in BOTH.into_iter().zip([20, 1]) {
         let consumer = behind(&proxy, &fixture, handlers);
         let keys: Vec<String> = keys(40).into_iter().map(|key| format!("{handlers:?}-{key}")).collect();

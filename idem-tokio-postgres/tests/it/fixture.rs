@@ -11,9 +11,13 @@ use std::{
 };
 
 use idem_schema::SchemaName;
+use idem_testkit::proxy::postgres::PostgresProxy;
 use idem_tokio_postgres::{
     PostgresOptions, PostgresStore,
-    tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage},
+    tokio_postgres::{
+        Client, Config, NoTls, SimpleQueryMessage,
+        config::{Host, SslMode},
+    },
 };
 
 /// How long a test waits for anything before it is red.
@@ -22,6 +26,13 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The server that the tests share.
 pub(crate) fn url() -> String {
     std::env::var("IDEM_POSTGRES_URL").unwrap_or_else(|_| "postgres://idem@127.0.0.1:25432/idem".to_owned())
+}
+
+/// Its `host:port`.
+pub(crate) fn authority() -> String {
+    let config: Config = url().parse().unwrap();
+    let Host::Tcp(host) = &config.get_hosts()[0] else { panic!("the tests' server is reached over TCP") };
+    format!("{host}:{}", config.get_ports()[0])
 }
 
 /// A connection of its own, driven by a task.
@@ -51,6 +62,16 @@ impl Fixture {
     /// A migrated schema on the shared server.
     pub(crate) async fn new() -> Self {
         Self::on(&url()).await
+    }
+
+    /// How to reach this schema through a proxy in front of the shared server.
+    pub(crate) fn through(&self, proxy: &PostgresProxy) -> Config {
+        let server: Config = url().parse().unwrap();
+        let mut config = Config::new();
+        config.host("127.0.0.1").port(proxy.port()).ssl_mode(SslMode::Disable);
+        config.user(server.get_user().unwrap()).dbname(server.get_dbname().unwrap());
+        config.options(format!("-c search_path={}", self.schema));
+        config
     }
 
     /// A migrated schema on this server.

@@ -17,7 +17,6 @@ mod fixture;
 mod handlers;
 mod pipelined;
 mod poolers;
-mod proxy;
 #[path = "../../../idem-schema/tests/shared/scratch.rs"]
 mod scratch;
 mod servers;

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use idem_core::{Concurrency, HandlerError, Message, OrderingKey};
+use idem_testkit::proxy::postgres::PostgresProxy;
 use idem_tokio_postgres::{PostgresConnection, RunStatementError, tokio_postgres::types::Type};
 
 use crate::{
     consumers::{Act, Acting, BOTH, Write, builder, key_of, keys, messages, process, write},
-    fixture::Fixture,
-    proxy::Proxy,
+    fixture::{Fixture, authority},
 };
 
 /// Tries to take the transaction or the session for itself.
@@ -67,8 +67,8 @@ async fn a12_several_statements_in_one_text_do_not_pass() {
 async fn first_uses_at_once_share_one_prepared_statement() {
     for handlers in BOTH {
         let fixture = Fixture::new().await;
-        let proxy = Proxy::delaying(Duration::from_millis(5)).await;
-        let store = fixture.options_of(proxy.config(&fixture)).build().unwrap();
+        let proxy = PostgresProxy::delaying(&authority(), Duration::from_millis(5)).await.unwrap();
+        let store = fixture.options_of(fixture.through(&proxy)).build().unwrap();
         let consumer = builder(store, Write).lanes(1).handlers(handlers).build().unwrap();
         assert_eq!(process(&consumer, messages(&keys(50))).await, "P".repeat(50));
         assert_eq!(proxy.parsed("INSERT INTO effects"), 1, "{handlers:?}");

@@ -4,20 +4,21 @@ use std::time::Duration;
 
 use idem_core::{Decision, DedupConsumer, DedupConsumerBuilder, ErrorClass};
 use idem_sqlx::PostgresStore;
+use idem_testkit::proxy::postgres::{Cut, PostgresProxy};
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 use super::{
     consumers::{Write, builder, consumer, keys, messages, process},
     fixture::{Fixture, PATIENCE, url},
-    proxy::{Cut, Proxy},
     scratch::Scratch,
 };
 
 /// A consumer with one lane behind a proxy.
-async fn behind(fixture: &Fixture, cut: Cut, times: usize) -> (Proxy, DedupConsumer<PostgresStore>) {
+async fn behind(fixture: &Fixture, cut: Cut, times: usize) -> (PostgresProxy, DedupConsumer<PostgresStore>) {
     let server: PgConnectOptions = url().parse().unwrap();
-    let proxy = Proxy::new(format!("{}:{}", server.get_host(), server.get_port()), cut, times).await;
-    let through = server.host("127.0.0.1").port(proxy.port).ssl_mode(PgSslMode::Disable);
+    let authority = format!("{}:{}", server.get_host(), server.get_port());
+    let proxy = PostgresProxy::cutting(&authority, cut, times).await.unwrap();
+    let through = server.host("127.0.0.1").port(proxy.port()).ssl_mode(PgSslMode::Disable);
     let through = through.options([("search_path", fixture.schema.as_str())]);
     let consumer = builder(fixture.options_of(through).build().unwrap(), Write).lanes(1).build().unwrap();
     (proxy, consumer)

@@ -20,7 +20,6 @@ mod failover;
 mod fixture;
 mod handlers;
 mod poolers;
-mod proxy;
 mod releases;
 mod roles;
 mod schema;

@@ -1,4 +1,4 @@
-//! The pictures of docs/performance.md, drawn from a file of figures: throughput by round trip, batch, lanes and rows.
+//! The pictures of docs/performance.md and benches/README.md, drawn from a file of figures: throughput by round trip, batch, lanes and rows.
 
 mod chart;
 

@@ -38,9 +38,8 @@ pub(super) async fn process<S: Store>(
             Err(rejected) => decisions[position] = Some(Decision::Failed(rejected.failure)),
         }
     }
-    // Calls to other systems must not be repeated for a neighbour's sake.
-    let together = inner.effects == crate::Effects::InTransaction;
-    let decided = if together && !items.is_empty() { whole(inner, &mut session, &items).await } else { None };
+    let decided =
+        if inner.shares_units() && !items.is_empty() { whole(inner, &mut session, &items).await } else { None };
     let decided = match decided {
         Some(decided) => decided,
         None => alone(inner, &mut session, &items).await,

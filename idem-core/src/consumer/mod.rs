@@ -103,6 +103,14 @@ pub(crate) struct Inner<S: Store> {
     no_winner: AtomicU32,
 }
 
+impl<S: Store> Inner<S> {
+    /// Whether messages share a unit: calls to other systems must not be repeated for a neighbour's sake, and what one handler
+    /// sets for its transaction holds for the next.
+    pub(crate) fn shares_units(&self) -> bool {
+        self.effects == Effects::InTransaction && !self.settings.units_of_one
+    }
+}
+
 impl<S: Store> DedupConsumer<S> {
     /// A consumer of this name on this store. The name scopes its keys: two consumers each handle every message.
     pub fn builder(store: S, name: &str) -> DedupConsumerBuilder<S> {

@@ -120,6 +120,7 @@ impl<'l> PostgresUnit<'l> {
                 self.query(&self.sql().guard).bind(i64::try_from(idle).unwrap_or(i64::MAX))
             }
         };
+        let query = query.bind(&*self.session.synchronous_commit);
         query.execute(&mut self.session.connection).await.map(|_| ()).map_err(error::sealing)
     }
 

@@ -52,7 +52,7 @@ async fn a15_calls_dropped_at_every_poll_poison_no_connection() {
             assert_eq!(control.state, ControlState::Running);
         }
         // What was answered is committed: nothing waits in a forgotten transaction.
-        let query = format!("SELECT count(*) FROM attempts WHERE idempotency_key LIKE '{statements:?}-%'");
+        let query = format!("SELECT count(*) FROM message_attempts WHERE idempotency_key LIKE '{statements:?}-%'");
         assert_eq!(fixture.text(query).await, "39");
         store.disconnect().await;
     }

@@ -81,14 +81,14 @@ async fn attempts_are_counted_per_key_and_payload() {
     let (one, two) = (PayloadHash::of(b"1"), PayloadHash::of(b"2"));
     let count = async |hash| store.bookkeeping().count_attempt(scope, &key("a"), hash).await.unwrap();
     assert_eq!((count(one).await, count(one).await, count(one).await), (1, 2, 3));
-    store.bookkeeping().uncount_attempt(scope, &key("a")).await.unwrap();
+    store.bookkeeping().uncount_attempt(scope, &key("a"), one).await.unwrap();
     assert_eq!(count(one).await, 3);
     assert_eq!(count(two).await, 1, "another payload is another message");
     for _ in 0..3 {
-        store.bookkeeping().uncount_attempt(scope, &key("a")).await.unwrap();
+        store.bookkeeping().uncount_attempt(scope, &key("a"), two).await.unwrap();
     }
     assert_eq!(count(two).await, 1, "never below zero");
-    store.bookkeeping().uncount_attempt(scope, &key("unknown")).await.unwrap();
+    store.bookkeeping().uncount_attempt(scope, &key("unknown"), one).await.unwrap();
 }
 
 pub(super) fn letter(scope: ScopeId, origin: &str, key_text: Option<&str>, reason: Reason) -> DeadLetter {

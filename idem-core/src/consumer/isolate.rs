@@ -19,7 +19,7 @@ use crate::{
 const ROUNDS_MAX: u32 = 3;
 
 /// The lane number of units outside of a worker.
-const NO_LANE: i32 = 0;
+pub(super) const NO_LANE: i32 = -1;
 
 /// Decides every message, in order.
 pub(super) async fn process<S: Store>(

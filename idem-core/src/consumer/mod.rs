@@ -195,10 +195,18 @@ fn task_died(error: tokio::task::JoinError) -> StoreError {
 impl<S: Store> Inner<S> {
     /// Verifies and registers once. `bound_to` is what the worker's source says it is attached to.
     pub(crate) async fn register(&self, bound_to: Option<String>) -> Result<&Registered, StoreError> {
+        let bound_to_nothing = bound_to.is_none() && self.handler_name.is_none();
         let register = || async {
             self.store.bookkeeping().verify().await?;
             let registered = self.store.bookkeeping().register(&self.registration(bound_to)).await?;
             self.clock.set(registered.now);
+            if bound_to_nothing {
+                tracing::warn!(
+                    idem.consumer = %self.name,
+                    "this name is bound to no handler: another program that uses it in this schema would take these records for \
+                     its own, and skip its messages; give .handler_name(…)"
+                );
+            }
             for warning in &registered.warnings {
                 tracing::warn!(idem.consumer = %self.name, "{warning}");
             }

@@ -508,3 +508,20 @@ async fn a46_a_commit_that_a_handler_has_weakened_is_refused() {
         }
     }
 }
+
+/// A48: a database that was restarted while a connection idled costs the next call nothing: it begins again on a new one.
+#[tokio::test]
+async fn a48_an_idle_connection_that_was_lost_costs_no_call() {
+    let fixture = Fixture::new().await;
+    let mut config = fixture.config.clone();
+    config.application_name("a48-tokio-postgres");
+    let store = fixture.options_of(config).build().unwrap();
+    let consumer = consumer(store, Write);
+    assert_eq!(process(&consumer, vec![msg("a")]).await, "P");
+    let of_the_store = "FROM pg_stat_activity WHERE application_name = 'a48-tokio-postgres'";
+    fixture.run(format!("SELECT count(pg_terminate_backend(pid)) {of_the_store}")).await;
+    fixture.until(&format!("SELECT NOT EXISTS (SELECT {of_the_store})")).await;
+    assert_eq!(process(&consumer, messages(&keys(3))).await, "PPP");
+    drop(consumer);
+    fixture.drop().await;
+}

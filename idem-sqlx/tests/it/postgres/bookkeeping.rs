@@ -66,7 +66,7 @@ async fn every_call_is_bounded_in_time() {
     let hasty = fixture.options().answer_timeout(Duration::from_millis(300)).build().unwrap();
     let (claim, _) = claim_of(&fixture.store, "a").await;
     let mut blocker = fixture.connect().await;
-    sqlx::raw_sql("BEGIN; LOCK TABLE attempts").execute(&mut blocker).await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE message_attempts").execute(&mut blocker).await.unwrap();
     let count =
         async |store: &PostgresStore| store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await;
     let answer = tokio::time::timeout(PATIENCE, count(&hasty)).await.expect("an answer in bounded time");

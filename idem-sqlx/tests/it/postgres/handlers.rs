@@ -347,3 +347,20 @@ async fn a46_a_weaker_default_of_the_session_is_no_handlers_doing() {
     store.disconnect().await;
     fixture.drop().await;
 }
+
+/// A48: a database that was restarted while a connection idled costs the next call nothing: it begins again on a new one.
+#[tokio::test]
+async fn a48_an_idle_connection_that_was_lost_costs_no_call() {
+    let fixture = Fixture::new().await;
+    let options = fixture.connection.clone().application_name(&format!("a48-{}", fixture.schema));
+    let store = fixture.options_of(options).build().unwrap();
+    let consumer = consumer(store.clone(), super::consumers::Write);
+    assert_eq!(process(&consumer, vec![msg("a")]).await, "P");
+    let killed = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'a48-%'";
+    fixture.run(killed).await;
+    fixture.until("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE 'a48-%')").await;
+    assert_eq!(process(&consumer, messages(&keys(3))).await, "PPP");
+    drop(consumer);
+    store.disconnect().await;
+    fixture.drop().await;
+}

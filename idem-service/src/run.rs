@@ -142,6 +142,8 @@ fn worker<S: Store, B: Broker>(
         .retention(settings.retention)
         .handlers(settings.handlers())
         .payload_bytes_max(settings.payload_max)
+        .headers_max(settings.headers_max)
+        .headers_bytes_max(settings.headers_bytes_max)
         .busy_timeout(settings.busy_timeout)
         .handler_deadline(settings.handler_deadline);
     if let Some(lanes) = settings.lanes {

@@ -97,6 +97,14 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = sizes::size)]
     pub(crate) payload_max: usize,
 
+    /// The most headers of a message that is handled; one with more is a dead letter
+    #[arg(long, value_name = "COUNT", default_value_t = 1_000)]
+    pub(crate) headers_max: usize,
+
+    /// The most bytes of all names and values of its headers
+    #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = sizes::size)]
+    pub(crate) headers_bytes_max: usize,
+
     /// The largest payload that a row of dead letters keeps; a message beyond it is settled only once a topic or queue for
     /// dead letters has confirmed it [default: 32MiB, or --payload-max where that is more]
     #[arg(long, value_name = "BYTES", value_parser = sizes::size)]

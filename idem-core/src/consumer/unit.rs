@@ -153,10 +153,8 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     }
     let fold = dedupe::fold(items);
     let claims: Vec<Claim> = fold.claims.iter().filter_map(|index| items[*index].borrow().claim.clone()).collect();
-    let rehash = |position: usize, rule| {
-        let leader: &Item = items[fold.claims[position]].borrow();
-        inner.rehash(&leader.message, rule)
-    };
+    let leader = |position: usize| Borrow::<Item>::borrow(&items[fold.claims[position]]);
+    let rehash = |position, rule| inner.rehash(&leader(position).message, rule);
     let claim = claim_all::<S>(&mut unit, &claims, rehash);
     let begun = Instant::now();
     let claimed = tokio::time::timeout(inner.settings.busy_timeout + limit, claim).await;

@@ -218,7 +218,7 @@ impl Bookkeeping for MemoryStore {
         let count = |state: &mut State| {
             let now = state.now();
             if by_key {
-                state.books.attempts.retain(|(of, counted, by), _| (*of, &*counted) != (scope, key) || *by == hash);
+                state.books.attempts.retain(|(of, counted, by), _| (*of, counted) != (scope, key) || *by == hash);
             }
             let new = Attempts { count: 0, last_at: now };
             let attempts = state.books.attempts.entry((scope, key.clone(), hash)).or_insert(new);

@@ -282,3 +282,23 @@ async fn c9_turnovers_leave_no_bloat() {
     shared.run(format!("DROP DATABASE {database}")).await;
     shared.drop().await;
 }
+
+/// C1: the record is what keeps a redelivery away, and no more than that: once it has expired and is gone, the same message
+/// takes effect a second time. So a retention is longer than the broker may deliver again.
+#[tokio::test]
+async fn c1_a_redelivery_after_its_record_is_gone_takes_effect_again() {
+    let (fixture, cleaner) = scene().await;
+    let consumer = super::consumers::consumer(fixture.store.clone(), super::consumers::Write);
+    assert_eq!(super::consumers::process(&consumer, vec![super::consumers::msg("c1")]).await, "P");
+    fixture.run("UPDATE processed_messages SET expires_at = now() WHERE idempotency_key = 'c1'").await;
+    assert_eq!(
+        super::consumers::process(&consumer, vec![super::consumers::msg("c1")]).await,
+        "D",
+        "until it is removed"
+    );
+    cleanup(cleaner, 100).cycle().await.unwrap();
+    assert_eq!(super::consumers::process(&consumer, vec![super::consumers::msg("c1")]).await, "P");
+    assert_eq!(fixture.effects().await.iter().filter(|key| *key == "c1").count(), 2);
+    drop(consumer);
+    give_up(fixture, GROUP).await;
+}

@@ -166,3 +166,20 @@ async fn s6_a_schema_name_that_is_a_keyword_works_and_a_hostile_one_is_refused()
     fixture.run("DROP SCHEMA \"select\" CASCADE").await;
     fixture.drop().await;
 }
+
+/// C5, C6: a table that is partitioned by time takes the same key once in each partition: refused, on the server itself.
+#[tokio::test]
+async fn c5_c6_a_table_that_an_operator_has_partitioned_is_refused() {
+    let fixture = Fixture::new().await;
+    let partition = "
+        ALTER TABLE processed_messages RENAME TO before;
+        CREATE TABLE processed_messages (LIKE before INCLUDING DEFAULTS) PARTITION BY RANGE (processed_at);
+        CREATE TABLE of_today PARTITION OF processed_messages FOR VALUES FROM (MINVALUE) TO (MAXVALUE);
+        CREATE UNIQUE INDEX ON of_today (consumer, key_id);";
+    fixture.run(partition).await;
+    let refused = fixture.store.bookkeeping().verify().await.unwrap_err().to_string();
+    assert!(refused.contains("partitioned table") && refused.contains("ordinary logged table"), "{refused}");
+    fixture.run("DROP TABLE processed_messages; ALTER TABLE before RENAME TO processed_messages").await;
+    fixture.store.bookkeeping().verify().await.unwrap();
+    fixture.drop().await;
+}

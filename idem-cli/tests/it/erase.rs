@@ -10,7 +10,7 @@ async fn s4_an_erased_key_is_nowhere_and_its_redelivery_is_still_a_duplicate() {
     // order-3 has a record, a dead letter of the conflict, and lines in the trail; order-1 a dead letter and attempts.
     // A worker of the release before has counted as well.
     let former = "INSERT INTO attempts SELECT key_id, first_at, last_at, consumer, attempts, idempotency_key, 'order-1', payload_hash
-        FROM message_attempts";
+        FROM message_attempts WHERE idempotency_key = 'order-1'";
     scene.run(former).await;
     scene.idem("erase order-3").refused("--reason");
     scene.idem("erase order-3 --reason art-17").refused("give --yes");

@@ -133,7 +133,7 @@ impl Bookkeeping for NullStore {
         Ok(1)
     }
 
-    async fn uncount_attempt(&self, _: ScopeId, _: &IdempotencyKey) -> Result<(), StoreError> {
+    async fn uncount_attempt(&self, _: ScopeId, _: &IdempotencyKey, _: PayloadHash) -> Result<(), StoreError> {
         Ok(())
     }
 

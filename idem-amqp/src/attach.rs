@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use idem_core::{Attached, SourceError};
+use lapin::uri::AMQPScheme;
 use serde_json::Value;
 
 use crate::{
@@ -80,6 +81,8 @@ pub(crate) async fn attached(settings: &Settings) -> Result<(Attached, Keeps), S
             }
         },
     }
+    let in_plaintext = settings.uris.iter().filter(|uri| uri.scheme == AMQPScheme::AMQP);
+    attached.warn_of_plaintext(in_plaintext.map(|uri| uri.authority.host.as_str()), "write amqps:// in its URL");
     if let Some(retry) = &settings.retry_queue {
         attached.warnings.extend(retry_queue(settings, retry.as_str()).await?);
     }

@@ -104,7 +104,7 @@ impl Table {
     }
 }
 
-/// A value in one line. Control characters are escaped: an error's text must not steer a terminal (S5).
+/// A value in one line. What would steer a terminal, break the line or turn the order of its letters is escaped (S5).
 fn shown(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -115,10 +115,15 @@ fn shown(value: &Value) -> String {
     }
 }
 
+/// Whether a character changes how others are shown, or ends a line, and is not seen itself.
+fn is_unseen(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
 pub(crate) fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() { printable.extend(c.escape_default()) } else { printable.push(c) }
+        if c.is_control() || is_unseen(c) { printable.extend(c.escape_default()) } else { printable.push(c) }
     }
     printable
 }
@@ -190,6 +195,12 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn s19_what_turns_the_order_of_letters_is_escaped() {
+        assert_eq!(printable("a\u{202e}b\u{2028}c\u{200f}d\u{2066}"), r"a\u{202e}b\u{2028}c\u{200f}d\u{2066}");
+        assert_eq!(printable("Grüße, עברית, 日本"), "Grüße, עברית, 日本");
+    }
 
     #[test]
     fn s5_a_row_keeps_its_order_and_no_control_character() {

@@ -23,7 +23,7 @@ pub enum Expiring {
     Records,
     /// Units of work that have committed; they serve only the seal.
     Units,
-    /// Counts of failed attempts.
+    /// Counts of failed attempts, one a message.
     Attempts,
     /// Dead letters, except those that await a replay.
     DeadLetters,
@@ -46,7 +46,7 @@ impl Expiring {
         match self {
             Self::Records => "processed_messages",
             Self::Units => "units",
-            Self::Attempts => "attempts",
+            Self::Attempts => "message_attempts",
             Self::DeadLetters => "dead_letters",
             Self::Audit => "audit",
             Self::Runs => "worker_runs",

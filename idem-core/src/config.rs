@@ -104,6 +104,9 @@ pub struct ConsumerSettings {
     pub lanes: usize,
     /// How the handlers of one unit run. Defaults to in order.
     pub handlers: Concurrency,
+    /// Whether each unit holds one message, for handlers that set things for their transaction. Defaults to no, but with
+    /// [`Effects::Outside`] it is always so.
+    pub units_of_one: bool,
 }
 
 /// The default of [`ConsumerSettings::payload_bytes_max`]: 1 MiB, as much as Kafka and SQS take unless they are told
@@ -136,6 +139,7 @@ impl ConsumerSettings {
             headers_bytes_max: 64 << 10,
             lanes: Self::lanes_by_default().min(lanes_max.unwrap_or(usize::MAX)),
             handlers: Concurrency::default(),
+            units_of_one: false,
         }
     }
 

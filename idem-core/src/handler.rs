@@ -112,6 +112,11 @@ impl fmt::Display for HandlerError {
 /// 2. The handler neither commits nor rolls back the transaction; nested ones (savepoints) are its own affair, and end
 ///    before it returns.
 /// 3. An error leaves nothing behind: the transaction is rolled back, and the message runs again or is dead-lettered.
+/// 4. A transaction is shared by the messages of one unit, so what a handler sets for it (`SET LOCAL`, `set_config(…, true)`)
+///    holds for those after it, and what it sets for the session (`SET`) for all units of that session to come. A handler that
+///    sets something sets it for every message before it reads or writes anything, or asks for units of one message
+///    ([`units_of_one`](crate::DedupConsumerBuilder::units_of_one)). A `synchronous_commit` that is weaker than before is
+///    refused at the seal.
 ///
 /// # Cancel safety
 /// The future is dropped only when the handler's deadline passes. The connection is then closed, so nothing of the

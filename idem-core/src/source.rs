@@ -90,6 +90,24 @@ impl Attached {
     pub fn new(bound_to: impl Into<String>) -> Self {
         Self { bound_to: bound_to.into(), ..Self::default() }
     }
+
+    /// Warns of a connection without encryption to another machine than this one: whoever is between reads passwords and
+    /// messages, and changes them. `hosts` are names or addresses, with or without a port.
+    pub fn warn_of_plaintext<'h>(&mut self, hosts: impl IntoIterator<Item = &'h str>, cure: &str) {
+        if let Some(host) = hosts.into_iter().find(|host| !is_this_machine(host)) {
+            self.warnings.push(format!("the connection to the broker at {host} is in plaintext: {cure}"));
+        }
+    }
+}
+
+fn is_this_machine(host: &str) -> bool {
+    // An address of version 6 has brackets where a port may follow.
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or(rest),
+        None if host.matches(':').count() == 1 => host.split(':').next().unwrap_or(host),
+        None => host,
+    };
+    name == "localhost" || name.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }
 
 /// What a source can and cannot do.
@@ -265,4 +283,24 @@ pub trait Source: Send + Sync + 'static {
 
     /// Lets go of the broker. Unsettled deliveries return to it. Ends within `deadline`, whatever the broker does.
     fn close(&self, deadline: Duration) -> impl Future<Output = ()> + Send;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s9_plaintext_to_another_machine_is_warned_of() {
+        for (hosts, told) in [
+            (&["localhost:9092", "127.0.0.1", "[::1]:9092", "::1"][..], None),
+            (&["localhost:9092", "broker:9092"], Some("broker:9092")),
+            (&["10.0.0.1"], Some("10.0.0.1")),
+            (&["localhost.example.org"], Some("localhost.example.org")),
+        ] {
+            let mut attached = Attached::new("q");
+            attached.warn_of_plaintext(hosts.iter().copied(), "use TLS");
+            let expected = told.map(|host| format!("the connection to the broker at {host} is in plaintext: use TLS"));
+            assert_eq!(attached.warnings.first().cloned(), expected, "{hosts:?}");
+        }
+    }
 }

@@ -437,13 +437,14 @@ pub trait Bookkeeping: Send + Sync + 'static {
     /// Interns the scope of another tenant of a registered consumer.
     async fn scope(&self, consumer: &ConsumerName, tenant: &Tenant) -> Result<ScopeId, StoreError>;
 
-    /// Counts an attempt *before* it runs and answers its number, from 1. Another payload under the same key starts
-    /// anew, because it is another message. [`store_dead_letter`](Self::store_dead_letter) and [`request_replay`](Self::request_replay) end the count of
-    /// their payload, and of no other's.
+    /// Counts an attempt *before* it runs and answers its number, from 1. A count belongs to a key *and* a payload: another
+    /// payload under the same key is another message, and neither touches the other's count.
+    /// [`store_dead_letter`](Self::store_dead_letter) and [`request_replay`](Self::request_replay) end the count of their
+    /// payload, and of no other's.
     async fn count_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<u32, StoreError>;
 
-    /// Takes one attempt back that did not run to a verdict.
-    async fn uncount_attempt(&self, scope: ScopeId, key: &IdempotencyKey) -> Result<(), StoreError>;
+    /// Takes one attempt of this payload back that did not run to a verdict.
+    async fn uncount_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<(), StoreError>;
 
     /// Ends the count of a payload's attempts, and of no other's, because one of them went well: the key may be used again
     /// after its retention. Core asks for it only where the count is more than one, or is used up.

@@ -44,6 +44,10 @@ pub(crate) fn attach(
     })?;
     start(consumer, options, &partitions)?;
     let mut attached = Attached::new(format!("kafka:{cluster}/{}/{}", options.topic, options.group));
+    if options.is_in_plaintext() {
+        let cure = "set security.protocol=ssl or sasl_ssl";
+        attached.warn_of_plaintext(options.brokers.split(',').map(str::trim), cure);
+    }
     match runtime.block_on(topic_config(options)) {
         Ok(config) => {
             attached.message_bytes_max = config.message_bytes_max;

@@ -246,6 +246,13 @@ impl KafkaOptions {
         config
     }
 
+    /// Whether what goes to the brokers can be read on the way.
+    pub(crate) fn is_in_plaintext(&self) -> bool {
+        let config = self.connection_config();
+        let protocol = config.get("security.protocol").unwrap_or("plaintext");
+        !protocol.to_ascii_lowercase().ends_with("ssl")
+    }
+
     /// What a login by token needs and nobody has set. Of the mechanism's two names only one may be there.
     fn login_defaults(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let is_set = |names: &[&str]| self.settings.iter().any(|(name, _)| names.contains(&&**name));

@@ -87,9 +87,9 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
         Ok(u32::try_from(row.get::<i32>("attempts")?).unwrap_or(0))
     }
 
-    async fn uncount_attempt(&self, scope: ScopeId, key: &IdempotencyKey) -> Result<(), StoreError> {
+    async fn uncount_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<(), StoreError> {
         let driver = &*self.driver;
-        let parameters = [scope.0.into(), key_id(key.as_str()).into()];
+        let parameters = [scope.0.into(), key_id(key.as_str()).into(), hash.as_bytes().as_slice().into()];
         driver
             .rows("taking an attempt back", &driver.bookkeeping_statements().uncount_attempt, &parameters)
             .await

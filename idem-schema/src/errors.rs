@@ -4,7 +4,7 @@ use std::error::Error;
 
 use idem_core::{BoxError, ClaimError, CommitError, ErrorClass, StoreError};
 
-use crate::{CommitOutcome, UNSEALED_COMMIT, commit_outcome, driver::PostgresDriver};
+use crate::{CommitOutcome, UNSEALED_COMMIT, WEAKER_COMMIT, commit_outcome, driver::PostgresDriver};
 
 /// What to do where a pooler loses prepared statements.
 pub const POOLER_CURE: &str = "Set `statements` to `Unnamed`, or let the pooler track prepared statements (PgBouncer 1.21 \
@@ -93,6 +93,10 @@ impl DriverError {
         let problem = match self.code.as_str() {
             "22012" => "a handler has ended the transaction that claimed the keys",
             "25P02" => "a handler has swallowed the error of a statement",
+            WEAKER_COMMIT => {
+                "a handler has set synchronous_commit to a weaker value than its session began with: leave it to the role, the \
+                 database or the server, because a unit commits the effects of several messages"
+            }
             _ => "a statement of a handler failed after the handler had stopped reading its answer",
         };
         let error = self.doing("sealing the transaction");

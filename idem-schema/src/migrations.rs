@@ -118,6 +118,14 @@ pub const POSTGRES_MIGRATIONS: &[Migration] = &[
         up_template: include_str!("../migrations/postgres/0003_unhappy_path.up.sql"),
         down_template: include_str!("../migrations/postgres/0003_unhappy_path.down.sql"),
     },
+    Migration {
+        dialect: Dialect::Postgres,
+        version: 4,
+        name: "edges",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/postgres/0004_edges.up.sql"),
+        down_template: include_str!("../migrations/postgres/0004_edges.down.sql"),
+    },
 ];
 
 /// The migrations for SQLite, oldest first.
@@ -137,6 +145,14 @@ pub const SQLITE_MIGRATIONS: &[Migration] = &[
         oldest_worker: "0.1.0",
         up_template: include_str!("../migrations/sqlite/0002_unhappy_path.up.sql"),
         down_template: include_str!("../migrations/sqlite/0002_unhappy_path.down.sql"),
+    },
+    Migration {
+        dialect: Dialect::Sqlite,
+        version: 3,
+        name: "message_attempts",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/sqlite/0003_message_attempts.up.sql"),
+        down_template: include_str!("../migrations/sqlite/0003_message_attempts.down.sql"),
     },
 ];
 

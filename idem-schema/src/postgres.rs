@@ -181,20 +181,24 @@ FROM {schema}.read_records($1::int4[], $2::uuid[])";
 
     /// Permits this transaction to commit, if it is the one that claimed; the last statement before COMMIT.
     ///
-    /// Parameter: 1 the claim's xid `text`. Result: one row, not interesting. It *raises* `22012` where the transaction
-    /// is another or has no id, and `25P02` where it has already failed: returning a flag would let the COMMIT that is
-    /// pipelined behind it go on.
+    /// Parameters: 1 the claim's xid `text`, 2 `synchronous_commit` when the session began `text`. Result: one row, not
+    /// interesting. It *raises* `22012` where the transaction is another or has no id, `25P02` where it has already failed,
+    /// and [`WEAKER_COMMIT`](crate::WEAKER_COMMIT) where a handler has weakened `synchronous_commit`: returning a flag would
+    /// let the COMMIT that is pipelined behind it go on.
     seal: "\
 SELECT pg_catalog.set_config('idem.sealed', $1::text, true),
-    1 / coalesce(pg_catalog.pg_current_xact_id_if_assigned()::text = $1::text, false)::int4 AS sealed";
+    1 / coalesce(pg_catalog.pg_current_xact_id_if_assigned()::text = $1::text, false)::int4 AS sealed,
+    CASE WHEN pg_catalog.current_setting('synchronous_commit') <> $2::text THEN {schema}.refuse_weaker_commit() END AS weaker";
 
     /// The seal of a unit that claimed nothing, whose handlers ran unprotected: it raises where the transaction has failed
     /// (`25P02`, A9) or is not the one that was begun (`22012`), which has lost its own idle limit.
     ///
-    /// Parameter: 1 the unit's `idle_in_transaction_session_timeout` in milliseconds `int8`. Result: one row.
+    /// Parameters: 1 the unit's `idle_in_transaction_session_timeout` in milliseconds `int8`, 2 as for the seal. Result: one
+    /// row.
     guard: "\
 SELECT 1 / coalesce(pg_catalog.current_setting('idle_in_transaction_session_timeout')::interval
-    = $1::int8::float8 * interval '1 millisecond', false)::int4 AS guarded";
+    = $1::int8::float8 * interval '1 millisecond', false)::int4 AS guarded,
+    CASE WHEN pg_catalog.current_setting('synchronous_commit') <> $2::text THEN {schema}.refuse_weaker_commit() END AS weaker";
 
     /// What a session has to know of its server, read before its first unit and after each reconnect.
     ///

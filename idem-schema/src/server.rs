@@ -117,6 +117,8 @@ pub struct SessionFacts {
     pub lock_timeout: String,
     /// See `lock_timeout`.
     pub statement_timeout: String,
+    /// `synchronous_commit` before any handler: a seal compares it.
+    pub synchronous_commit: String,
     /// The server process and when it began, in µs since the Unix epoch.
     pub backend: (i32, i64),
     /// See [`Fence`].
@@ -142,6 +144,7 @@ impl SessionFacts {
         Ok(Self {
             lock_timeout: text("lock_timeout")?,
             statement_timeout: text("statement_timeout")?,
+            synchronous_commit: text("synchronous_commit")?,
             backend: (i32::try_from(number("backend_pid")?).map_err(crate::unreadable)?, number("backend_start")?),
             fence,
             role: text("role")?,
@@ -273,6 +276,7 @@ mod tests {
             ("read_only_source", source),
             ("lock_timeout", "0"),
             ("statement_timeout", "0"),
+            ("synchronous_commit", "on"),
             ("backend_pid", "7"),
             ("backend_start", "1"),
             ("role", "o\"brien"),

@@ -9,6 +9,9 @@ pub const SQLSTATES: &str = include_str!("../golden/sqlstates.tsv");
 /// The code with which the server refuses a COMMIT that idem did not seal.
 pub const UNSEALED_COMMIT: &str = "ID001";
 
+/// The code with which the seal refuses a COMMIT that a handler has made worth less.
+pub const WEAKER_COMMIT: &str = "ID002";
+
 /// What the engine does about an error of PostgreSQL, by its SQLSTATE.
 ///
 /// The message and the routine of the server's error report decide one code only: `0A000` is a missing feature, which no
@@ -186,7 +189,8 @@ fn class_from_26(code: &str) -> Option<ErrorClass> {
         | "HV00D" | "HV00J" | "HV00K" | "HV00L" | "HV00M" | "HV00P" | "HV00Q" | "HV00R" | "HV010" | "HV014" |
         "HV021" | "HV024" | "HV090" | "HV091" => ErrorClass::Transient,
         // Idem's own: the server refused a commit that was not sealed (A12).
-        "ID001" => ErrorClass::Transient,
+        // And one that a handler has weakened (A46).
+        "ID001" | "ID002" => ErrorClass::Transient,
         // RAISE in a function says nothing about why.
         "P0000" | "P0001" | "P0002" | "P0003" | "P0004" => ErrorClass::Transient,
         // Corrupted data or a corrupted index: stop before more is written.

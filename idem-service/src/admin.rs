@@ -1,5 +1,7 @@
 //! The admin endpoints: `/metrics`, `/healthz`, `/readyz`, and a page at `/`. All are read-only.
 
+mod server;
+
 use std::sync::Arc;
 
 use axum::{
@@ -12,6 +14,7 @@ use axum::{
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 
+use self::server::Hosts;
 use crate::{exit::Failure, metrics, page, status::Status};
 
 #[derive(Debug, Clone)]
@@ -22,11 +25,11 @@ struct Admin {
 }
 
 /// Serves them on `address` until the runtime ends. Call it before the worker is built, which is when it takes the
-/// handles of its metrics.
+/// handles of its metrics. `hosts` are the names by which it may be asked for, beside addresses and `localhost`.
 ///
 /// # Errors
 /// Where the address cannot be had.
-pub(crate) async fn serve(address: &str, status: Arc<Status>) -> Result<(), Failure> {
+pub(crate) async fn serve(address: &str, hosts: &[String], status: Arc<Status>) -> Result<(), Failure> {
     let address = if address.contains(':') { address.to_owned() } else { format!("127.0.0.1:{address}") };
     let refused = |error| Failure::refused(format!("--admin is {address:?}, which cannot be listened on: {error}"));
     let listener = TcpListener::bind(&address).await.map_err(refused)?;
@@ -39,11 +42,8 @@ pub(crate) async fn serve(address: &str, status: Arc<Status>) -> Result<(), Fail
         );
     }
     let recorded = metrics::install(&status);
-    let routes = routes(Admin { status: Arc::clone(&status), recorded });
-    status.supervise("admin", async move {
-        // It never ends by itself, and a connection that fails is that connection's affair.
-        let _ = axum::serve(listener, routes).await;
-    });
+    let routes = server::guarded(routes(Admin { status: Arc::clone(&status), recorded }), Hosts(hosts.into()));
+    status.supervise("admin", server::serve(listener, routes));
     Ok(())
 }
 

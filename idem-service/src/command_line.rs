@@ -1,6 +1,6 @@
 //! Reads the command line, the environment and the file of settings, or says in one line what is wrong with them.
 
-use std::ffi::OsString;
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{ArgMatches, Args as _, Command, FromArgMatches as _, error::ErrorKind, parser::ValueSource};
 
@@ -13,6 +13,8 @@ pub(crate) struct CommandLine<B> {
     pub(crate) broker: B,
     /// Everything that was given, without secrets, for the log.
     pub(crate) given: String,
+    /// The files with secrets that were read, each with its flag.
+    pub(crate) secrets: Vec<(PathBuf, &'static str)>,
 }
 
 /// What to do with a command line that starts no worker.
@@ -47,7 +49,10 @@ pub(crate) fn read<B: Broker>(
     let matches = matches.map_err(refused)?;
     let settings = Settings::from_arg_matches(&matches).map_err(refused)?;
     let broker = B::from_arg_matches(&matches).map_err(refused)?;
-    Ok(CommandLine { settings, broker, given: given(&command, &matches) })
+    let config = config::with_secrets(&command, &matches).map(|file| (file, "--config"));
+    let key_secret = settings.key_secret_file.clone().map(|file| (file, "--key-secret-file"));
+    let secrets = config.into_iter().chain(key_secret).collect();
+    Ok(CommandLine { settings, broker, given: given(&command, &matches), secrets })
 }
 
 fn command<B: Broker>(service: &Service) -> Command {

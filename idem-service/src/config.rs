@@ -35,6 +35,14 @@ pub(crate) fn with_file(command: &Command, mut arguments: Vec<OsString>) -> Resu
     Ok(arguments)
 }
 
+/// The file of settings, where one is given and holds a value that is shown to nobody.
+pub(crate) fn with_secrets(command: &Command, given: &ArgMatches) -> Option<PathBuf> {
+    let path = given.get_one::<PathBuf>(FLAG)?;
+    let table = read(path).ok()?;
+    let is_secret = |name: &String| find(command, name).is_ok_and(Arg::is_hide_env_values_set);
+    table.keys().any(is_secret).then(|| path.clone())
+}
+
 fn read(path: &Path) -> Result<Table, String> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("cannot be read: {error}"))?;
     text.parse().map_err(|error: toml::de::Error| {

@@ -16,6 +16,7 @@ mod keys;
 mod logs;
 mod metrics;
 mod page;
+mod private;
 mod refusal;
 mod run;
 mod service;

@@ -14,7 +14,7 @@ use crate::{
     command_line::{self, CommandLine, Stop},
     database::{self, Database},
     exit::{self, Exit, Failure},
-    key_secret, keys, logs,
+    key_secret, keys, logs, private,
     service::Service,
     settings::{self, DatabaseKind, Settings},
     signals, stack,
@@ -68,7 +68,7 @@ fn start<B: Broker>(service: Service, line: CommandLine<B>) -> Result<(), Failur
 }
 
 async fn serve<B: Broker>(service: Service, line: CommandLine<B>, status: Arc<Status>) -> Result<(), Failure> {
-    let CommandLine { settings, broker, given } = line;
+    let CommandLine { settings, broker, given, secrets } = line;
     tracing::info!(
         version = service.version,
         settings = given,
@@ -76,9 +76,12 @@ async fn serve<B: Broker>(service: Service, line: CommandLine<B>, status: Arc<St
         forecast = settings.forecast(),
         "starting"
     );
+    for (file, flag) in &secrets {
+        private::warn_if_others_may(file, flag);
+    }
     let database = settings.database().map_err(Failure::refused)?;
     if let Some(address) = &settings.admin {
-        admin::serve(address, Arc::clone(&status)).await?;
+        admin::serve(address, &settings.admin_host, Arc::clone(&status)).await?;
     }
     let texts = |error: BoxError| chain(&*error).map(ToString::to_string).collect::<Vec<_>>().join(": ");
     let built = broker.build().await.map_err(|error| Failure::refused(texts(error)))?;
@@ -135,9 +138,12 @@ fn worker<S: Store, B: Broker>(
 ) -> Result<Worker<S, B::Source>, ConfigError> {
     let mut consumer = consumer
         .key_source(keys::chain(settings.key.clone()))
+        .key_policy(settings.key_policy())
         .retention(settings.retention)
         .handlers(settings.handlers())
         .payload_bytes_max(settings.payload_max)
+        .headers_max(settings.headers_max)
+        .headers_bytes_max(settings.headers_bytes_max)
         .busy_timeout(settings.busy_timeout)
         .handler_deadline(settings.handler_deadline);
     if let Some(lanes) = settings.lanes {
@@ -154,6 +160,7 @@ fn worker<S: Store, B: Broker>(
         .retry(RetryPolicy { attempts: settings.attempts, first: settings.backoff_first, max: settings.backoff_max })
         .on_conflict(settings.on_conflict())
         .older_than_retention(settings.older_than_retention())
+        .strict_retention(settings.strict_retention)
         .breaker(settings.dead_letter_breaker)
         .cache_for(COMMITTED_FOR)
         .cleanup(settings.cleanup.settings())

@@ -4,8 +4,8 @@ use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::{ArgAction, ValueEnum};
 use idem_core::{
-    Concurrency, ConfigError, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, KeySource, OlderThanRetention,
-    OnConflict, OnUnkeepable, Retention,
+    Concurrency, ConfigError, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, KeyPolicy, KeySource,
+    OlderThanRetention, OnConflict, OnUnkeepable, Retention,
 };
 use idem_schema::{PostgresSettings, RECORD_BYTES, SchemaName};
 
@@ -32,6 +32,10 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "RULE", value_parser = keys::key)]
     pub(crate) key: Vec<Arc<dyn KeySource>>,
 
+    /// What a key must look like; uuid-strict also wants a version and variant of RFC 9562
+    #[arg(long, value_name = "POLICY", default_value = "token")]
+    key_policy: KeyPolicyFlag,
+
     /// Show keys in logs, spans and errors and on the page as keyed hashes, with the secret in this file [default: show
     /// them as they are]
     #[arg(long, env = "IDEM_KEY_SECRET_FILE", value_name = "FILE")]
@@ -40,6 +44,10 @@ pub(crate) struct Settings {
     /// How long records are kept, or forever
     #[arg(long, env = "IDEM_RETENTION", value_name = "TIME", default_value = "7d", value_parser = spans::retention)]
     pub(crate) retention: Retention,
+
+    /// Refuse a --retention that is not longer than the broker may deliver a message again, in place of a warning
+    #[arg(long)]
+    pub(crate) strict_retention: bool,
 
     /// Create or update idem's tables before the start
     #[arg(long)]
@@ -81,9 +89,21 @@ pub(crate) struct Settings {
     #[arg(long, env = "IDEM_ADMIN", value_name = "ADDRESS")]
     pub(crate) admin: Option<String>,
 
+    /// A name by which --admin may be asked for, beside addresses and localhost; repeatable
+    #[arg(long, value_name = "NAME")]
+    pub(crate) admin_host: Vec<String>,
+
     /// The largest payload that is handled; a larger one is a dead letter
     #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = sizes::size)]
     pub(crate) payload_max: usize,
+
+    /// The most headers of a message that is handled; one with more is a dead letter
+    #[arg(long, value_name = "COUNT", default_value_t = 1_000)]
+    pub(crate) headers_max: usize,
+
+    /// The most bytes of all names and values of its headers
+    #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = sizes::size)]
+    pub(crate) headers_bytes_max: usize,
 
     /// The largest payload that a row of dead letters keeps; a message beyond it is settled only once a topic or queue for
     /// dead letters has confirmed it [default: 32MiB, or --payload-max where that is more]
@@ -185,6 +205,14 @@ impl fmt::Debug for DatabaseUrl {
     }
 }
 
+/// The flag's words for [`KeyPolicy`].
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum KeyPolicyFlag {
+    Token,
+    Uuid,
+    UuidStrict,
+}
+
 /// The flag's words for [`OlderThanRetention`].
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum OlderThanRetentionFlag {
@@ -221,6 +249,14 @@ enum HandlersFlag {
 }
 
 impl Settings {
+    pub(crate) fn key_policy(&self) -> KeyPolicy {
+        match self.key_policy {
+            KeyPolicyFlag::Token => KeyPolicy::Token,
+            KeyPolicyFlag::Uuid => KeyPolicy::Uuid,
+            KeyPolicyFlag::UuidStrict => KeyPolicy::UuidStrict,
+        }
+    }
+
     pub(crate) fn on_conflict(&self) -> OnConflict {
         match self.on_conflict {
             OnConflictFlag::DeadLetter => OnConflict::DeadLetter,

@@ -22,6 +22,9 @@ pub(crate) type Attributes = HashMap<Name, String>;
 pub(crate) async fn attach(queue: &Queue, needed: &[String]) -> Result<Attached, SourceError> {
     let doing = "asking for the queue's attributes";
     let mut attached = facts(&queue.name, &queue.attributes(doing).await?)?;
+    if let Some(rest) = queue.url().strip_prefix("http://") {
+        attached.warn_of_plaintext(rest.split('/').next(), "use a queue URL and an endpoint with https://");
+    }
     for url in needed {
         match queue.attributes_of(url).await {
             Ok(_) => {}

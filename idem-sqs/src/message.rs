@@ -10,6 +10,9 @@ use idem_core::{Bytes, Headers, Message, OrderingKey, Origin};
 
 use crate::{envelope::Envelope, queue::Queue, state::Incoming};
 
+/// The attribute that says what kind of event a message is.
+const TYPE_ATTRIBUTE: &str = "EventType";
+
 /// `None` for what could never be settled, which SQS does not send.
 pub(crate) fn incoming(queue: &Queue, envelope: Option<Envelope>, received: Received) -> Option<Incoming> {
     let (receipt, message_id) = (received.receipt_handle?, received.message_id?);
@@ -25,6 +28,7 @@ pub(crate) fn incoming(queue: &Queue, envelope: Option<Envelope>, received: Rece
     if let Some(types) = types {
         message = message.with_broker_properties(types);
     }
+    message = with_type(message);
     // The id stays the same over redeliveries and redrives.
     message = message.with_origin(Origin::new(&format!("{}/{message_id}", queue.name)));
     if let Some(millis) = facts.get(&Name::SentTimestamp).and_then(|millis| millis.parse().ok()) {
@@ -39,6 +43,15 @@ pub(crate) fn incoming(queue: &Queue, envelope: Option<Envelope>, received: Rece
     let first = first.map(|millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis));
     let suspect = is_suspect(attempt, first.and_then(|first| first.elapsed().ok()), queue.visibility());
     Some(Incoming { message, message_id, receipt, attempt, suspect })
+}
+
+/// With the type that its producer has said in an attribute; that of an envelope goes before.
+fn with_type(message: Message) -> Message {
+    let kind = message.headers().text(TYPE_ATTRIBUTE).filter(|_| message.message_type().is_none()).map(str::to_owned);
+    match kind {
+        Some(kind) => message.with_type(&kind),
+        None => message,
+    }
 }
 
 /// From which receive on a message is suspected to have ended processes. A second one may follow a worker that was stopped
@@ -72,4 +85,21 @@ fn headers(mut attributes: Vec<(String, Value)>) -> Headers {
         headers.push(&name, bytes.or_else(|| value.binary_value.map(|value| Bytes::from(value.into_inner()))));
     }
     headers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// F21: a router goes by what the producer calls the event.
+    #[test]
+    fn f21_the_attribute_event_type_is_the_type() {
+        let plain = || Message::new("x");
+        assert_eq!(with_type(plain().with_header("EventType", "OrderPlaced")).message_type(), Some("OrderPlaced"));
+        let enveloped = plain().with_type("detail").with_header("EventType", "OrderPlaced");
+        assert_eq!(with_type(enveloped).message_type(), Some("detail"));
+        assert_eq!(with_type(plain()).message_type(), None);
+        let unreadable = plain().with_header("EventType", &b"\xff"[..]);
+        assert_eq!(with_type(unreadable).message_type(), None);
+    }
 }

@@ -92,6 +92,10 @@ pub(crate) fn limited(client: &Client, limit: Duration) -> Client {
 }
 
 impl Queue {
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
     pub(crate) fn new(options: &SqsOptions) -> Self {
         Self {
             client: limited(&options.client, ANSWER.min(options.visibility / 4).max(Duration::from_secs(1))),

@@ -15,6 +15,8 @@ pub struct PostgresSession {
     /// The link's own limits, which a claim puts back when it is done with idem's.
     pub(crate) lock_timeout: String,
     pub(crate) statement_timeout: String,
+    /// `synchronous_commit` before any handler, which the seal compares.
+    pub(crate) synchronous_commit: String,
     /// The server process and when it began, where it serves this link alone: behind a pooler it may be another in each
     /// transaction.
     pub(crate) backend: Option<(i32, i64)>,
@@ -33,8 +35,8 @@ impl fmt::Debug for PostgresSession {
 impl PostgresSession {
     pub(crate) fn new(link: Link, facts: SessionFacts) -> Self {
         let backend = facts.own_backend();
-        let SessionFacts { lock_timeout, statement_timeout, .. } = facts;
-        Self { link, lock_timeout, statement_timeout, backend, rollbacks: 0, is_spent: false }
+        let SessionFacts { lock_timeout, statement_timeout, synchronous_commit, .. } = facts;
+        Self { link, lock_timeout, statement_timeout, synchronous_commit, backend, rollbacks: 0, is_spent: false }
     }
 }
 

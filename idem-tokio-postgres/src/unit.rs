@@ -155,13 +155,13 @@ impl<'l> PostgresUnit<'l> {
             // Nothing was claimed, so no trigger guards the COMMIT; handlers of unprotected messages may have written.
             None => (&sql.guard, (&idle, Type::INT8)),
         };
+        let parameters = [parameter, (&self.session.synchronous_commit, Type::TEXT)];
         let ready = link.ready(self.driver.naming(), text).await.map_err(error::sealing)?;
-        let (sealed, committed, passed) =
-            join!(ready.rows(std::slice::from_ref(&parameter)), link.client.batch_execute("COMMIT"), async {
-                // Both are on the wire once the connection's task has run.
-                tokio::task::yield_now().await;
-                failpoint!(COMMIT_SENT)
-            });
+        let (sealed, committed, passed) = join!(ready.rows(&parameters), link.client.batch_execute("COMMIT"), async {
+            // Both are on the wire once the connection's task has run.
+            tokio::task::yield_now().await;
+            failpoint!(COMMIT_SENT)
+        });
         passed.map_err(|injected| CommitError::Unknown(Box::new(injected)))?;
         let rows = sealed.map_err(error::sealing)?;
         committed.map_err(error::committing)?;

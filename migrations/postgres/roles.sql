@@ -35,6 +35,7 @@ ALTER TABLE {schema}.consumers OWNER TO idem_migrator;
 ALTER TABLE {schema}.payload_hashes OWNER TO idem_migrator;
 ALTER TABLE {schema}.worker_runs OWNER TO idem_migrator;
 ALTER TABLE {schema}.attempts OWNER TO idem_migrator;
+ALTER TABLE {schema}.message_attempts OWNER TO idem_migrator;
 ALTER TABLE {schema}.dead_letters OWNER TO idem_migrator;
 ALTER TABLE {schema}.audit OWNER TO idem_migrator;
 ALTER TABLE {schema}.controls OWNER TO idem_migrator;
@@ -47,6 +48,7 @@ ALTER FUNCTION {schema}.refuse_unsealed_commit() OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.server_identity() OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.remove_expired(text, bigint, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.keep_payload(bigint, bytea) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.refuse_weaker_commit() OWNER TO idem_migrator;
 
 GRANT USAGE ON SCHEMA {schema} TO idem_worker, idem_cleanup, idem_auditor;
 
@@ -57,19 +59,20 @@ GRANT SELECT, INSERT ON {schema}.processed_messages, {schema}.units, {schema}.co
 GRANT SELECT, INSERT (who, action, consumer, idempotency_key, details) ON {schema}.audit TO idem_worker;
 -- What a start says for the first time, and what it may change; what binds is only ever compared.
 GRANT UPDATE (retention, bound_to, handler, key_rules, hash_rules) ON {schema}.consumers TO idem_worker;
-GRANT SELECT, INSERT, UPDATE ON {schema}.attempts, {schema}.controls TO idem_worker;
+-- Workers of the release before still count in attempts.
+GRANT SELECT, INSERT, UPDATE ON {schema}.message_attempts, {schema}.attempts, {schema}.controls TO idem_worker;
 -- What a dead letter is stays as it was inserted, its key and payload above all; how it went on is the worker's to say.
 GRANT SELECT, INSERT, UPDATE (last_origin, reason, attempts, error, fingerprint, copies, last_at, published_at,
     replay_requested_at, replay_taken_at, replay_taken_by, replayed_at, replay_outcome) ON {schema}.dead_letters TO idem_worker;
 GRANT SELECT ON {schema}.migrations TO idem_worker;
 GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]), {schema}.server_identity(),
-    {schema}.keep_payload(bigint, bytea) TO idem_worker;
+    {schema}.keep_payload(bigint, bytea), {schema}.refuse_weaker_commit() TO idem_worker;
 
 -- Cleanup. It may run what deletes the expired and nothing else, count it beforehand, and write that it did.
 GRANT EXECUTE ON FUNCTION {schema}.remove_expired(text, bigint, bigint) TO idem_cleanup;
 GRANT SELECT (expires_at, processed_by) ON {schema}.processed_messages TO idem_cleanup;
 GRANT SELECT (last_at, replay_requested_at, replayed_at, replay_taken_by) ON {schema}.dead_letters TO idem_cleanup;
-GRANT SELECT (last_at) ON {schema}.attempts TO idem_cleanup;
+GRANT SELECT (last_at) ON {schema}.message_attempts, {schema}.attempts TO idem_cleanup;
 GRANT SELECT (forgotten_at) ON {schema}.forgotten TO idem_cleanup;
 GRANT SELECT (id, at, who, action) ON {schema}.audit TO idem_cleanup;
 GRANT SELECT ON {schema}.units, {schema}.worker_runs, {schema}.consumers, {schema}.controls, {schema}.migrations

@@ -63,6 +63,7 @@ pub struct DieselSession {
     connection: Mutex<AsyncPgConnection>,
     lock_timeout: String,
     statement_timeout: String,
+    synchronous_commit: String,
     is_spent: bool,
 }
 
@@ -78,6 +79,8 @@ struct Limits {
     lock_timeout: String,
     #[diesel(sql_type = Text)]
     statement_timeout: String,
+    #[diesel(sql_type = Text)]
+    synchronous_commit: String,
 }
 
 impl Store for DieselPostgres {
@@ -104,8 +107,10 @@ impl Store for DieselPostgres {
         let opening = |source| StoreError::Unavailable { doing: "opening a session", source: Box::new(source) };
         connection.batch_execute(&settings).await.map_err(opening)?;
         let facts = sql_query(&*self.statements().server_facts);
-        let Limits { lock_timeout, statement_timeout } = facts.get_result(&mut connection).await.map_err(opening)?;
-        Ok(DieselSession { connection: Mutex::new(connection), lock_timeout, statement_timeout, is_spent: false })
+        let limits: Limits = facts.get_result(&mut connection).await.map_err(opening)?;
+        let Limits { lock_timeout, statement_timeout, synchronous_commit } = limits;
+        let connection = Mutex::new(connection);
+        Ok(DieselSession { connection, lock_timeout, statement_timeout, synchronous_commit, is_spent: false })
     }
 
     async fn close(&self, session: DieselSession) {
@@ -229,12 +234,17 @@ impl DieselUnit<'_> {
     /// Permits the COMMIT, or fails where it would be a lie.
     async fn seal(&mut self) -> Result<(), StoreError> {
         let sql = self.store.statements();
+        let meant = self.session.synchronous_commit.clone();
         let sealed = match self.xid.take() {
-            Some(xid) => sql_query(&*sql.seal).bind::<Text, _>(xid).execute(self.session.connection()).await,
+            Some(xid) => {
+                let query = sql_query(&*sql.seal).bind::<Text, _>(xid).bind::<Text, _>(meant);
+                query.execute(self.session.connection()).await
+            }
             None => {
                 let idle = self.options.idle_timeout.as_millis().clamp(1, 2_147_483_647);
                 let idle = i64::try_from(idle).unwrap_or(i64::MAX);
-                sql_query(&*sql.guard).bind::<BigInt, _>(idle).execute(self.session.connection()).await
+                let query = sql_query(&*sql.guard).bind::<BigInt, _>(idle).bind::<Text, _>(meant);
+                query.execute(self.session.connection()).await
             }
         };
         sealed.map(|_| ()).map_err(|source| error::of(source).sealing())

@@ -47,6 +47,19 @@ fn g6_a_delivery_limit_without_a_dead_letter_exchange_is_refused() {
     assert!(warnings[0].contains("dead-letter-strategy=at-least-once"), "{warnings:?}");
 }
 
+/// G11: the broker's own dead-lettering counts as safe only where it is at-least-once.
+#[test]
+fn g11_dead_lettering_that_may_lose_messages_is_warned_of() {
+    let moved = |strategy: Value| {
+        let mut arguments = json!({ "x-delivery-limit": 30, "x-dead-letter-exchange": "dead" });
+        arguments["x-dead-letter-strategy"] = strategy;
+        facts(&quorum(&arguments, &json!({})), &[3, 10, 8]).judge("purchases", None).unwrap()
+    };
+    let told = |warnings: &[String]| warnings.iter().any(|warning| warning.contains("at-least-once"));
+    assert!(told(&moved(json!("at-most-once"))) && told(&moved(Value::Null)));
+    assert!(!told(&moved(json!("at-least-once"))));
+}
+
 #[test]
 fn g7_what_drops_messages_by_itself_is_refused_or_warned_of() {
     let drops = json!({ "type": "classic", "arguments": { "x-max-length": 10 } });

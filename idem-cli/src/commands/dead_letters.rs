@@ -110,7 +110,7 @@ WITH asked AS (
     WHERE id = ANY (ARRAY(SELECT d.id {chosen})) AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
     RETURNING id, consumer, idempotency_key, key_id, payload_hash
 ), anew AS (
-    UPDATE {schema}.attempts AS a SET attempts = 0 FROM asked
+    UPDATE {schema}.message_attempts AS a SET attempts = 0 FROM asked
     WHERE a.consumer = asked.consumer AND a.key_id = asked.key_id AND a.payload_hash = asked.payload_hash
 ), emptied AS (
     INSERT INTO {schema}.controls AS c (consumer, epoch) SELECT DISTINCT consumer, 1 FROM asked ORDER BY consumer

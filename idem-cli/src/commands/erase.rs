@@ -19,6 +19,7 @@ WITH asked AS (
 const COUNT: &str = "\
 {asked}
 SELECT (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.processed_messages USING (consumer, key_id))
+    + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.message_attempts USING (consumer, key_id))
     + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.attempts USING (consumer, key_id))
     + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.dead_letters USING (consumer, key_id))
     + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.forgotten USING (consumer, key_id))
@@ -34,6 +35,9 @@ const ERASE: &str = "\
     UPDATE {schema}.forgotten AS p SET idempotency_key = ''
     FROM asked WHERE p.consumer = asked.consumer AND p.key_id = asked.key_id RETURNING p.consumer
 ), counts AS (
+    UPDATE {schema}.message_attempts AS a SET idempotency_key = ''
+    FROM asked WHERE a.consumer = asked.consumer AND a.key_id = asked.key_id RETURNING a.consumer
+), former AS (
     UPDATE {schema}.attempts AS a SET idempotency_key = '', last_error = NULL
     FROM asked WHERE a.consumer = asked.consumer AND a.key_id = asked.key_id RETURNING a.consumer
 ), letters AS (
@@ -51,10 +55,10 @@ const ERASE: &str = "\
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, details)
     SELECT DISTINCT $3::text, 'erase', consumer, pg_catalog.format('key id %s: %s', {schema}.key_id($1::text), $4::text)
-    FROM (TABLE records UNION TABLE forgotten UNION TABLE counts UNION TABLE letters UNION TABLE trail) AS erased
+    FROM (TABLE records UNION TABLE forgotten UNION TABLE counts UNION TABLE former UNION TABLE letters UNION TABLE trail) AS erased
 )
 SELECT (SELECT pg_catalog.count(*) FROM records) + (SELECT pg_catalog.count(*) FROM forgotten) + (SELECT pg_catalog.count(*) FROM counts)
-    + (SELECT pg_catalog.count(*) FROM letters) + (SELECT pg_catalog.count(*) FROM trail)";
+    + (SELECT pg_catalog.count(*) FROM former) + (SELECT pg_catalog.count(*) FROM letters) + (SELECT pg_catalog.count(*) FROM trail)";
 
 pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report, Failure> {
     show::check_key(&erase.key)?;

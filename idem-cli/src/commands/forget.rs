@@ -32,6 +32,8 @@ WITH gone AS (
     SELECT $10::int8, consumer, key_id, idempotency_key, payload_hash, hash_id, processed_at, processed_by, expires_at
     FROM gone
 ), counts AS (
+    DELETE FROM {schema}.message_attempts AS a USING gone WHERE a.consumer = gone.consumer AND a.key_id = gone.key_id
+), former AS (
     DELETE FROM {schema}.attempts AS a USING gone WHERE a.consumer = gone.consumer AND a.key_id = gone.key_id
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)

@@ -23,9 +23,10 @@ WHERE p.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE $2::text I
 ORDER BY c.name, c.tenant";
 
 const ATTEMPTS: &str = "\
-SELECT c.name AS consumer, c.tenant, a.attempts, a.first_at, a.last_at, a.last_error
-FROM {schema}.attempts AS a JOIN {schema}.consumers AS c ON c.id = a.consumer
-WHERE a.key_id = {schema}.key_id($1::text) AND a.attempts > 0 AND ($2::text IS NULL OR c.name = $2::text) ORDER BY c.name, c.tenant";
+SELECT c.name AS consumer, c.tenant, pg_catalog.encode(a.payload_hash, 'hex') AS payload_hash, a.attempts, a.first_at, a.last_at
+FROM {schema}.message_attempts AS a JOIN {schema}.consumers AS c ON c.id = a.consumer
+WHERE a.key_id = {schema}.key_id($1::text) AND a.attempts > 0 AND ($2::text IS NULL OR c.name = $2::text)
+ORDER BY c.name, c.tenant, a.first_at";
 
 const DEAD_LETTERS: &str = "\
 SELECT d.id, c.name AS consumer, c.tenant, d.reason, d.attempts, d.copies, d.error, d.first_at, d.last_at, d.origin,

@@ -16,7 +16,7 @@ LEFT JOIN (
     FROM {schema}.processed_messages GROUP BY consumer
 ) AS p ON p.consumer = c.id
 LEFT JOIN (
-    SELECT a.consumer, pg_catalog.count(*) AS failing FROM {schema}.attempts AS a
+    SELECT a.consumer, pg_catalog.count(*) AS failing FROM {schema}.message_attempts AS a
     WHERE a.attempts > 0
         AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
     GROUP BY a.consumer

@@ -17,14 +17,14 @@ WITH working AS MATERIALIZED (
     FROM pg_catalog.pg_stat_activity AS s LEFT JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(s.pid)) AS b (pid) ON true
     WHERE s.datname = pg_catalog.current_database() AND s.xact_start IS NOT NULL GROUP BY s.application_name
 )
-SELECT c.name AS consumer, c.tenant, a.idempotency_key AS key, a.attempts, a.first_at AS since, a.last_at, a.last_error,
+SELECT c.name AS consumer, c.tenant, a.idempotency_key AS key, a.attempts, a.first_at AS since, a.last_at,
     w.pids AS consumer_in_transaction, w.blocked_by AS consumer_blocked_by
-FROM {schema}.attempts AS a JOIN {schema}.consumers AS c ON c.id = a.consumer
+FROM {schema}.message_attempts AS a JOIN {schema}.consumers AS c ON c.id = a.consumer
 LEFT JOIN working AS w ON w.program = c.name
 WHERE a.attempts > 0
     AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
     AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.consumer = a.consumer AND d.key_id = a.key_id
-        AND d.last_at >= a.last_at)
+        AND d.payload_hash = a.payload_hash AND d.last_at >= a.last_at)
 ORDER BY a.first_at LIMIT $1::int8";
 
 /// Sessions in this database that wait for another, and those they wait for. No statement's text: it may hold values.

@@ -19,7 +19,7 @@ FROM "{schema}_consumers" AS c LEFT JOIN "{schema}_controls" AS o ON o.consumer 
 const STATS: &str = r#"
 SELECT c.name AS consumer, c.tenant, ifnull(p.records, 0) AS records, p.last_hour, {at}p.oldest{} AS oldest,
     {at}p.newest{} AS newest, {at}p.next_expiry{} AS next_expiry, ifnull(p.expired, 0) AS expired,
-    (SELECT count(*) FROM "{schema}_attempts" AS a WHERE a.consumer = c.id AND a.attempts > 0 AND NOT EXISTS (
+    (SELECT count(*) FROM "{schema}_message_attempts" AS a WHERE a.consumer = c.id AND a.attempts > 0 AND NOT EXISTS (
         SELECT 1 FROM "{schema}_processed_messages" AS r WHERE r.consumer = a.consumer AND r.key_id = a.key_id)) AS failing,
     ifnull(d.dead_letters, 0) AS dead_letters, ifnull(d.copies, 0) AS dead_letter_copies,
     ifnull(d.awaiting_replay, 0) AS awaiting_replay
@@ -46,8 +46,8 @@ ORDER BY r.id DESC LIMIT ?1"#;
 
 const FAILING: &str = r#"
 SELECT c.name AS consumer, c.tenant, a.idempotency_key AS key, a.attempts, {at}a.first_at{} AS since,
-    {at}a.last_at{} AS last_at, a.last_error
-FROM "{schema}_attempts" AS a JOIN "{schema}_consumers" AS c ON c.id = a.consumer
+    {at}a.last_at{} AS last_at
+FROM "{schema}_message_attempts" AS a JOIN "{schema}_consumers" AS c ON c.id = a.consumer
 WHERE a.attempts > 0
     AND NOT EXISTS (SELECT 1 FROM "{schema}_processed_messages" AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
 ORDER BY a.first_at LIMIT ?1"#;

@@ -22,9 +22,10 @@ WHERE p.consumer IN (SELECT id FROM "{schema}_consumers" WHERE ?2 IS NULL OR nam
 ORDER BY c.name, c.tenant"#;
 
 const ATTEMPTS: &str = r#"
-SELECT c.name AS consumer, c.tenant, a.attempts, {at}a.first_at{} AS first_at, {at}a.last_at{} AS last_at, a.last_error
-FROM "{schema}_attempts" AS a JOIN "{schema}_consumers" AS c ON c.id = a.consumer
-WHERE a.key_id = ?1 AND a.attempts > 0 AND (?2 IS NULL OR c.name = ?2) ORDER BY c.name, c.tenant"#;
+SELECT c.name AS consumer, c.tenant, lower(hex(a.payload_hash)) AS payload_hash, a.attempts, {at}a.first_at{} AS first_at,
+    {at}a.last_at{} AS last_at
+FROM "{schema}_message_attempts" AS a JOIN "{schema}_consumers" AS c ON c.id = a.consumer
+WHERE a.key_id = ?1 AND a.attempts > 0 AND (?2 IS NULL OR c.name = ?2) ORDER BY c.name, c.tenant, a.first_at"#;
 
 const DEAD_LETTERS: &str = r#"
 SELECT d.id, c.name AS consumer, c.tenant, d.reason, d.attempts, d.copies, d.error, {at}d.first_at{} AS first_at,
@@ -65,7 +66,7 @@ WHERE p.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1)
 const FORGET: [&str; 6] = [
     "CREATE TEMP TABLE gone (id INTEGER, consumer INTEGER, key_id BLOB, idempotency_key TEXT)",
     "INSERT INTO temp.gone SELECT p.rowid, p.consumer, p.key_id, p.idempotency_key {chosen} LIMIT ?8",
-    r#"DELETE FROM "{schema}_attempts" WHERE (consumer, key_id) IN (SELECT consumer, key_id FROM temp.gone)"#,
+    r#"DELETE FROM "{schema}_message_attempts" WHERE (consumer, key_id) IN (SELECT consumer, key_id FROM temp.gone)"#,
     r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
 SELECT {now}, ?9, 'forget', consumer, nullif(idempotency_key, ''), ?10 FROM temp.gone"#,
     r#"INSERT INTO "{schema}_controls" AS c (consumer, at, epoch) SELECT DISTINCT consumer, {now}, 1 FROM temp.gone WHERE true
@@ -113,15 +114,17 @@ const HOLD: &str = r#"consumer IN (SELECT id FROM "{schema}_consumers" WHERE ?2 
 
 const COUNT: &str = r#"
 SELECT (SELECT count(*) FROM "{schema}_processed_messages" WHERE {hold})
+    + (SELECT count(*) FROM "{schema}_message_attempts" WHERE {hold})
     + (SELECT count(*) FROM "{schema}_attempts" WHERE {hold})
     + (SELECT count(*) FROM "{schema}_dead_letters" WHERE {hold})
     + (SELECT count(*) FROM "{schema}_audit" WHERE idempotency_key = ?1)"#;
 
 /// An empty text cannot be a key, so it means that one was erased; the rest is as on PostgreSQL. Further parameters: 4 who,
 /// 5 what the trail says.
-const ERASE: [&str; 6] = [
+const ERASE: [&str; 7] = [
     r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, details) SELECT {now}, ?4, 'erase', consumer, ?5 FROM (
     SELECT consumer FROM "{schema}_processed_messages" WHERE {hold}
+    UNION SELECT consumer FROM "{schema}_message_attempts" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_attempts" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_dead_letters" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_audit" WHERE idempotency_key = ?1)"#,
@@ -129,6 +132,7 @@ const ERASE: [&str; 6] = [
 SELECT consumer, {now}, 1 FROM "{schema}_processed_messages" WHERE {hold}
 ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1"#,
     r#"UPDATE "{schema}_processed_messages" SET idempotency_key = '' WHERE {hold}"#,
+    r#"UPDATE "{schema}_message_attempts" SET idempotency_key = '' WHERE {hold}"#,
     r#"UPDATE "{schema}_attempts" SET idempotency_key = '', last_error = NULL WHERE {hold}"#,
     r#"UPDATE "{schema}_dead_letters" SET idempotency_key = NULL, error = '', payload = NULL, has_payload = 1, headers = NULL,
     message_id = NULL, record_key = NULL, ordering_key = NULL, replay_requested_at = NULL, replay_taken_at = NULL,
@@ -159,7 +163,7 @@ pub(super) async fn erase(mut file: File, asked: &Erase) -> Result<Report, Failu
     }
     confirm(&erase::warning(count), asked.yes.yes)?;
     let statements = ERASE.map(|text| text.replace("{hold}", HOLD));
-    let [noted, emptied, records, counts, letters, trail] = &statements;
-    let [_, _, changed @ ..] = file.act([noted, emptied, records, counts, letters, trail], &binds).await?;
+    let [noted, emptied, records, counts, former, letters, trail] = &statements;
+    let [_, _, changed @ ..] = file.act([noted, emptied, records, counts, former, letters, trail], &binds).await?;
     Ok(erase::report(changed.iter().sum()))
 }

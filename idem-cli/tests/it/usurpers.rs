@@ -30,7 +30,7 @@ async fn s11_no_statement_of_the_command_can_be_taken_over() {
         INSERT INTO dead_letters (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, reason, attempts, error,
             payload, payload_bytes, has_payload)
         SELECT id, 'a', 'a', key_id('order-9'), 'order-9', '', 'permanent', 1, 'no', 'x', 1, true FROM consumers;
-        INSERT INTO attempts (key_id, consumer, attempts, idempotency_key, payload_hash)
+        INSERT INTO message_attempts (key_id, consumer, attempts, idempotency_key, payload_hash)
         SELECT key_id('order-8'), id, 2, 'order-8', '' FROM consumers;";
     scene.run(old).await;
     let table = format!("{}.old", scene.schema);

@@ -97,6 +97,15 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self
     }
 
+    /// Handles one message a unit, for a handler that sets things for its transaction: a role, a search path, a tenant for row
+    /// level security. What one handler sets holds for those after it in the same transaction, see the contract of
+    /// [`Handler`]. Each message then costs a transaction of its own.
+    #[must_use]
+    pub fn units_of_one(mut self) -> Self {
+        self.settings.units_of_one = true;
+        self
+    }
+
     /// A name for the handler, to which the consumer is bound at its first start: another handler under the same
     /// consumer's name is then refused, because it would see the first one's messages as duplicates. Not bound unless
     /// set; keep it over versions of one handler.

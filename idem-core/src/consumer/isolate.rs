@@ -19,7 +19,7 @@ use crate::{
 const ROUNDS_MAX: u32 = 3;
 
 /// The lane number of units outside of a worker.
-const NO_LANE: i32 = 0;
+pub(super) const NO_LANE: i32 = -1;
 
 /// Decides every message, in order.
 pub(super) async fn process<S: Store>(
@@ -38,9 +38,8 @@ pub(super) async fn process<S: Store>(
             Err(rejected) => decisions[position] = Some(Decision::Failed(rejected.failure)),
         }
     }
-    // Calls to other systems must not be repeated for a neighbour's sake.
-    let together = inner.effects == crate::Effects::InTransaction;
-    let decided = if together && !items.is_empty() { whole(inner, &mut session, &items).await } else { None };
+    let decided =
+        if inner.shares_units() && !items.is_empty() { whole(inner, &mut session, &items).await } else { None };
     let decided = match decided {
         Some(decided) => decided,
         None => alone(inner, &mut session, &items).await,

@@ -103,6 +103,14 @@ pub(crate) struct Inner<S: Store> {
     no_winner: AtomicU32,
 }
 
+impl<S: Store> Inner<S> {
+    /// Whether messages share a unit: calls to other systems must not be repeated for a neighbour's sake, and what one handler
+    /// sets for its transaction holds for the next.
+    pub(crate) fn shares_units(&self) -> bool {
+        self.effects == Effects::InTransaction && !self.settings.units_of_one
+    }
+}
+
 impl<S: Store> DedupConsumer<S> {
     /// A consumer of this name on this store. The name scopes its keys: two consumers each handle every message.
     pub fn builder(store: S, name: &str) -> DedupConsumerBuilder<S> {
@@ -187,10 +195,18 @@ fn task_died(error: tokio::task::JoinError) -> StoreError {
 impl<S: Store> Inner<S> {
     /// Verifies and registers once. `bound_to` is what the worker's source says it is attached to.
     pub(crate) async fn register(&self, bound_to: Option<String>) -> Result<&Registered, StoreError> {
+        let bound_to_nothing = bound_to.is_none() && self.handler_name.is_none();
         let register = || async {
             self.store.bookkeeping().verify().await?;
             let registered = self.store.bookkeeping().register(&self.registration(bound_to)).await?;
             self.clock.set(registered.now);
+            if bound_to_nothing {
+                tracing::warn!(
+                    idem.consumer = %self.name,
+                    "this name is bound to no handler: another program that uses it in this schema would take these records for \
+                     its own, and skip its messages; give .handler_name(…)"
+                );
+            }
             for warning in &registered.warnings {
                 tracing::warn!(idem.consumer = %self.name, "{warning}");
             }

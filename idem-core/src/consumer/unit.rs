@@ -11,6 +11,7 @@ use super::{
     claim::claim_all,
     dedupe,
     handlers::{HandlingError, TransactionState, handle_all},
+    isolate::NO_LANE,
     outcomes::Outcomes,
 };
 use crate::{
@@ -70,12 +71,24 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
     lane_number: i32,
     items: &[J],
 ) -> (Option<S::Session>, End) {
+    let was_idle = session.is_some() && lane_number == NO_LANE;
     let mut session = match session_or_open(inner, session).await {
         Ok(session) => session,
         Err(error) => return (None, End::Trouble(error)),
     };
     let span = telemetry::unit(&inner.name, items.len());
-    let (clean, end) = run_on(inner, &mut session, lane_number, items).instrument(span.clone()).await;
+    let mut claimed = false;
+    let mut ended = run_on(inner, &mut session, lane_number, items, &mut claimed).instrument(span.clone()).await;
+    // A session that was idle in somebody's own loop may have lost its server since, which its first statement tells. A
+    // worker's lane has the database asked in such a case; here the caller would hear of an outage that is over.
+    if was_idle && !claimed && matches!(&ended.1, End::Trouble(error) if error.class() == ErrorClass::Infrastructure) {
+        session = match session_or_open(inner, None).await {
+            Ok(session) => session,
+            Err(error) => return (None, End::Trouble(error)),
+        };
+        ended = run_on(inner, &mut session, lane_number, items, &mut claimed).instrument(span.clone()).await;
+    }
+    let (clean, end) = ended;
     span.record("idem.unit.end", end.as_str());
     inner.metrics.batch_size.record(u32::try_from(items.len()).unwrap_or(u32::MAX));
     if matches!(end, End::Decided(_)) {
@@ -122,6 +135,7 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     session: &mut S::Session,
     lane_number: i32,
     items: &[J],
+    claimed_any: &mut bool,
 ) -> (bool, End) {
     let registered = match inner.register(None).await {
         Ok(registered) => registered,
@@ -139,10 +153,8 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     }
     let fold = dedupe::fold(items);
     let claims: Vec<Claim> = fold.claims.iter().filter_map(|index| items[*index].borrow().claim.clone()).collect();
-    let rehash = |position: usize, rule| {
-        let leader: &Item = items[fold.claims[position]].borrow();
-        inner.rehash(&leader.message, rule)
-    };
+    let leader = |position: usize| Borrow::<Item>::borrow(&items[fold.claims[position]]);
+    let rehash = |position, rule| inner.rehash(&leader(position).message, rule);
     let claim = claim_all::<S>(&mut unit, &claims, rehash);
     let begun = Instant::now();
     let claimed = tokio::time::timeout(inner.settings.busy_timeout + limit, claim).await;
@@ -154,6 +166,7 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
             return (false, trouble(StoreError::Unavailable { doing: "claiming keys", source: Box::new(elapsed) }));
         }
     };
+    *claimed_any = true;
     if let Err(injected) = failpoint!(CLAIMED) {
         return (false, trouble(inject(injected)));
     }

@@ -19,7 +19,7 @@ use super::{
     view::{Incidents, LogLimiter, Stats, Summary, Waits},
 };
 use crate::{
-    config::{Effects, WorkerSettings},
+    config::WorkerSettings,
     consumer::Inner,
     dead_letter::Publisher,
     outcome::Settle,
@@ -58,10 +58,7 @@ pub(crate) struct Shared<S: Store, B: Source> {
 
 impl<S: Store, B: Source> Shared<S, B> {
     pub(super) fn batch_max(&self) -> usize {
-        match self.consumer.effects {
-            Effects::InTransaction => self.settings.batch,
-            Effects::Outside => 1,
-        }
+        if self.consumer.shares_units() { self.settings.batch } else { 1 }
     }
 
     /// Stops the worker. The first failure is the one that is reported.

@@ -72,24 +72,23 @@ RETURNING id, (extract(epoch FROM pg_catalog.now()) * 1000000::numeric)::int8 AS
     /// Counts an attempt, before the run and in a transaction of its own.
     ///
     /// Parameters: 1 consumer `int4`, 2 key id `uuid`, 3 key `text`, 4 payload hash `bytea`. Result: `attempts int4`, this
-    /// one included. Another payload under the same key starts anew.
+    /// one included. Another payload under the same key is another message, with a count of its own.
     count_attempt: "\
-INSERT INTO {schema}.attempts AS a (consumer, key_id, idempotency_key, attempts, payload_hash)
+INSERT INTO {schema}.message_attempts AS a (consumer, key_id, idempotency_key, attempts, payload_hash)
 VALUES ($1::int4, $2::uuid, $3::text, 1, $4::bytea)
-ON CONFLICT (consumer, key_id) DO UPDATE SET last_at = pg_catalog.now(), payload_hash = excluded.payload_hash,
-    attempts = CASE WHEN a.payload_hash = excluded.payload_hash THEN a.attempts + 1 ELSE 1 END
+ON CONFLICT (consumer, key_id, payload_hash) DO UPDATE SET last_at = pg_catalog.now(), attempts = a.attempts + 1
 RETURNING attempts";
 
     /// Takes a count back that was nobody's fault (Busy, shutdown, infrastructure). Parameters: 1 consumer `int4`,
-    /// 2 key id `uuid`. Result: `attempts int4`, never below zero, or no row.
+    /// 2 key id `uuid`, 3 payload hash `bytea`. Result: `attempts int4`, never below zero, or no row.
     uncount_attempt: "\
-UPDATE {schema}.attempts SET attempts = greatest(attempts - 1, 0)
-WHERE consumer = $1::int4 AND key_id = $2::uuid RETURNING attempts";
+UPDATE {schema}.message_attempts SET attempts = greatest(attempts - 1, 0)
+WHERE consumer = $1::int4 AND key_id = $2::uuid AND payload_hash = $3::bytea RETURNING attempts";
 
     /// Ends the count of a payload's attempts. Parameters: 1 consumer `int4`, 2 key id `uuid`, 3 payload hash `bytea`. Result:
     /// `attempts int4`, or no row.
     end_attempts: "\
-UPDATE {schema}.attempts SET attempts = 0
+UPDATE {schema}.message_attempts SET attempts = 0
 WHERE consumer = $1::int4 AND key_id = $2::uuid AND payload_hash = $3::bytea RETURNING attempts";
 
     /// Records a dead letter, unless one with its identity is there, and ends the count of its attempts: no other payload's.
@@ -108,7 +107,7 @@ WHERE consumer = $1::int4 AND key_id = $2::uuid AND payload_hash = $3::bytea RET
     /// epoch or NULL, `loss_accepted bool`, and `replayed text` or NULL.
     insert_dead_letter: "\
 WITH ended AS (
-    UPDATE {schema}.attempts SET attempts = 0
+    UPDATE {schema}.message_attempts SET attempts = 0
     WHERE consumer = $1::int4 AND key_id = $3::uuid AND payload_hash = $5::bytea
 )
 INSERT INTO {schema}.dead_letters (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason,
@@ -176,7 +175,7 @@ WITH asked AS (
         AND (payload IS NOT NULL OR NOT has_payload)
     RETURNING id, consumer, key_id, payload_hash
 ), anew AS (
-    UPDATE {schema}.attempts AS a SET attempts = 0 FROM asked
+    UPDATE {schema}.message_attempts AS a SET attempts = 0 FROM asked
     WHERE a.consumer = asked.consumer AND a.key_id = asked.key_id AND a.payload_hash = asked.payload_hash
 ), emptied AS (
     INSERT INTO {schema}.controls AS c (consumer, epoch) SELECT DISTINCT consumer, 1 FROM asked ORDER BY consumer

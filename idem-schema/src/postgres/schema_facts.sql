@@ -63,8 +63,8 @@ SELECT
         FROM (VALUES
             ('processed_messages', 'SELECT'), ('processed_messages', 'INSERT'), ('units', 'INSERT'),
             ('consumers', 'SELECT'), ('consumers', 'INSERT'), ('payload_hashes', 'SELECT'), ('payload_hashes', 'INSERT'),
-            ('worker_runs', 'SELECT'), ('worker_runs', 'INSERT'), ('attempts', 'SELECT'), ('attempts', 'INSERT'),
-            ('attempts', 'UPDATE'), ('dead_letters', 'SELECT'), ('dead_letters', 'INSERT'), ('dead_letters', 'UPDATE'),
+            ('worker_runs', 'SELECT'), ('worker_runs', 'INSERT'), ('message_attempts', 'SELECT'),
+            ('message_attempts', 'INSERT'), ('message_attempts', 'UPDATE'), ('dead_letters', 'SELECT'), ('dead_letters', 'INSERT'), ('dead_letters', 'UPDATE'),
             ('controls', 'SELECT'), ('controls', 'INSERT'), ('controls', 'UPDATE'), ('audit', 'SELECT'), ('audit', 'INSERT'),
             ('migrations', 'SELECT')
         ) AS wanted (name, privilege)
@@ -76,7 +76,7 @@ SELECT
         UNION ALL
         SELECT pg_catalog.format('EXECUTE on %s', f.described) FROM functions AS f
         WHERE f.described IN ('key_id(text)', 'read_records(integer[], uuid[])', 'server_identity()',
-                'keep_payload(bigint, bytea)')
+                'keep_payload(bigint, bytea)', 'refuse_weaker_commit()')
             AND NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')
     ) AS missing_privileges,
     pg_catalog.current_setting('session_replication_role') <> 'replica' AS triggers_fire

@@ -4,7 +4,7 @@ fn sound() -> SchemaFacts {
     SchemaFacts {
         schema: SchemaName::default(),
         migrations_table: true,
-        version: Some(3),
+        version: Some(4),
         oldest_worker: Some("0.1.0".to_owned()),
         table_kind: Some("table".to_owned()),
         columns: COLUMNS.map(str::to_owned).to_vec(),

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use idem_core::{BoxError, Concurrency, Effects, OlderThanRetention, OnConflict, Retention, WorkerSettings};
+use idem_core::{BoxError, Concurrency, Effects, KeyPolicy, OlderThanRetention, OnConflict, Retention, WorkerSettings};
 use idem_testkit::memory::{MemoryPublisher, MemorySource};
 
 use super::*;
@@ -55,7 +55,7 @@ fn the_defaults_are_those_of_the_contract_and_of_core() {
 #[test]
 fn each_flag_reaches_its_setting() {
     type IsSet = fn(&Settings) -> bool;
-    let flags: [(&str, IsSet); 32] = [
+    let flags: [(&str, IsSet); 38] = [
         ("--schema books", |told| told.schema.as_str() == "books"),
         ("--key record-key --key message-id", |told| told.key.len() == 2 && told.key[1].rule() == "message-id"),
         ("--key join(header:a,json:/b)", |told| told.key[0].rule() == "join(header:a,json:/b)"),
@@ -72,6 +72,12 @@ fn each_flag_reaches_its_setting() {
         ("--older-than-retention process", |told| told.older_than_retention() == OlderThanRetention::Process),
         ("--older-than-retention dead-letter", |told| told.older_than_retention() == OlderThanRetention::DeadLetter),
         ("--older-than-retention halt", |told| told.older_than_retention() == OlderThanRetention::Halt),
+        ("--key-policy token", |told| told.key_policy() == KeyPolicy::Token),
+        ("--key-policy uuid", |told| told.key_policy() == KeyPolicy::Uuid),
+        ("--key-policy uuid-strict", |told| told.key_policy() == KeyPolicy::UuidStrict),
+        ("--strict-retention", |told| told.strict_retention),
+        ("--headers-max 9 --headers-bytes-max 1KiB", |told| (told.headers_max, told.headers_bytes_max) == (9, 1024)),
+        ("--admin-host a --admin-host b", |told| told.admin_host == ["a", "b"]),
         ("--admin 127.0.0.1:9900", |told| told.admin.as_deref() == Some("127.0.0.1:9900")),
         ("--attempts 3", |told| told.attempts == 3),
         ("--backoff-first 1s", |told| told.backoff_first == Duration::from_secs(1)),

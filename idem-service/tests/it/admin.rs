@@ -186,3 +186,58 @@ async fn an_address_that_cannot_be_had_ends_the_worker_with_2() {
     assert!(ended.why().starts_with(&format!("--admin is {address:?}, which cannot")), "{}", ended.why());
     place.remove();
 }
+
+/// A request with this head, as it is.
+async fn raw(admin: &Admin, head: &str) -> String {
+    let mut connection = TcpStream::connect(admin.address()).await.unwrap();
+    connection.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+/// S18: a page in an operator's browser, under a name that its owner has pointed here, reads nothing.
+#[tokio::test]
+async fn s18_another_name_than_those_of_the_worker_is_answered_nothing() {
+    let place = Place::new().await;
+    let mut running = Worker::at(&place, "--admin 0 --admin-host ledger.svc").start();
+    let admin = Admin::of(&mut running).await;
+    for (host, status) in [("evil.example", 421), ("127.0.0.1:1", 200), ("localhost", 200), ("ledger.svc:9900", 200)] {
+        for path in ["/", "/healthz", "/metrics"] {
+            let answer =
+                raw(&admin, &format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{host} {path}: {answer}");
+            assert!(status == 200 || answer.contains("--admin-host NAME"), "{answer}");
+        }
+    }
+    running.signal("TERM").await;
+    running.ended().await.with(0);
+    place.remove();
+}
+
+/// S21: whoever opens connections and sends nothing, or half of a request, keeps none of them, and no probe waits for it.
+#[tokio::test]
+async fn s21_connections_that_ask_nothing_are_bounded_in_number_and_time() {
+    let place = Place::new().await;
+    let mut running = Worker::at(&place, "--admin 0").start();
+    let admin = Admin::of(&mut running).await;
+    let mut held = Vec::new();
+    for _ in 0..200 {
+        let mut connection = TcpStream::connect(admin.address()).await.unwrap();
+        connection.write_all(b"GET /healthz HTTP/1.1\r\nHost: loc").await.unwrap();
+        held.push(connection);
+    }
+    assert_eq!(admin.get("/healthz").await, (200, "ok\n".to_owned()));
+    // The oldest were closed for those that came later, the others because their heads never came.
+    let ended = tokio::time::timeout(Duration::from_secs(120), async {
+        for connection in &mut held {
+            let mut rest = Vec::new();
+            // However it ends: with nothing, with a refusal or with a reset.
+            drop(connection.read_to_end(&mut rest).await);
+        }
+    });
+    ended.await.expect("every connection ends");
+    running.signal("TERM").await;
+    running.ended().await.with(0);
+    place.remove();
+}

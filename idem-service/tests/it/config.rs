@@ -72,3 +72,30 @@ async fn what_is_wrong_in_a_file_is_one_line_without_its_values() {
     assert!(ended.why().contains("/nowhere/worker.toml of --config cannot be read"), "{}", ended.why());
     place.remove();
 }
+
+/// S22: a file that holds a password and that everybody may read is warned of, and one without a secret is not.
+#[cfg(unix)]
+#[tokio::test]
+async fn s22_a_file_with_secrets_that_others_may_read_is_warned_of() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let place = Place::new().await;
+    let secret = "database-url = \"sqlite://x\"\nstore = \"tokio-postgres\"\nconsumer = \"c\"\nsocket = \"/s\"\n";
+    let log = async |mode: u32, settings: &str, worker: fn(Worker) -> Worker| {
+        let start = worker(self::worker(&place, settings));
+        std::fs::set_permissions(place.folder.join("worker.toml"), std::fs::Permissions::from_mode(mode)).unwrap();
+        start.run().await.with(2).log
+    };
+    for (mode, told) in [(0o644, "read by everybody"), (0o666, "written by others"), (0o660, "written by others")] {
+        let log = log(mode, secret, |worker| worker).await;
+        assert!(log.contains(told) && log.contains("--config") && !log.contains("sqlite://x"), "{mode:o}: {log}");
+    }
+    for mode in [0o600, 0o640] {
+        let log = log(mode, secret, |worker| worker).await;
+        assert!(!log.contains("holds a secret"), "{mode:o}: {log}");
+    }
+    let plain = "store = \"tokio-postgres\"\nconsumer = \"c\"\nsocket = \"/s\"\n";
+    let log = log(0o644, plain, |worker| worker.variable("DATABASE_URL", "sqlite://x")).await;
+    assert!(!log.contains("holds a secret"), "{log}");
+    place.remove();
+}

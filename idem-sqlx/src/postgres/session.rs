@@ -14,6 +14,8 @@ pub struct PostgresSession {
     /// The session's own limits, which a claim puts back when it is done with idem's.
     pub(super) lock_timeout: String,
     pub(super) statement_timeout: String,
+    /// `synchronous_commit` before any handler, which the seal compares.
+    pub(super) synchronous_commit: String,
     /// The server process and when it began, where it serves this session alone: behind a pooler it may be another in each
     /// transaction.
     pub(super) backend: Option<(i32, i64)>,
@@ -32,8 +34,16 @@ impl fmt::Debug for PostgresSession {
 impl PostgresSession {
     pub(super) fn new(connection: PgConnection, facts: SessionFacts) -> Self {
         let backend = facts.own_backend();
-        let SessionFacts { lock_timeout, statement_timeout, .. } = facts;
-        Self { connection, lock_timeout, statement_timeout, backend, is_spent: false, is_fenced_here: false }
+        let SessionFacts { lock_timeout, statement_timeout, synchronous_commit, .. } = facts;
+        Self {
+            connection,
+            lock_timeout,
+            statement_timeout,
+            synchronous_commit,
+            backend,
+            is_spent: false,
+            is_fenced_here: false,
+        }
     }
 
     /// The connection, for whoever handed it over; it is in no transaction, and has the `default_transaction_read_only`

@@ -76,7 +76,7 @@ impl Cleaner for SqliteCleaner {
         let kind = removal.kind;
         let Some(older) = older(kind) else { return Ok(Removed::Rows(0)) };
         // The one table without a rowid.
-        let id = if kind == Expiring::Attempts { "(consumer, key_id)" } else { "rowid" };
+        let id = if kind == Expiring::Attempts { "(consumer, key_id, payload_hash)" } else { "rowid" };
         let (ids, table) = (id.trim_matches(['(', ')']), kind.table());
         let template = format!(r#"DELETE FROM "{{schema}}_{table}" WHERE {id} IN (SELECT {ids} {older} LIMIT ?2)"#);
         let mut connection = self.0.connections.write(DOING).await?;

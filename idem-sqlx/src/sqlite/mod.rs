@@ -111,6 +111,9 @@ impl SqliteStore {
     pub async fn connect(options: SqliteOptions) -> Result<Self, StoreError> {
         options.check()?;
         let statements = Statements::new(&options.schema);
+        if options.create_if_missing {
+            create_private(&options.path);
+        }
         let driver = Driver::new(options);
         driver.connections.use_wal().await?;
         Ok(Self { bookkeeping: SqlBookkeeping::new(driver), statements })
@@ -181,4 +184,14 @@ impl Store for SqliteStore {
     fn code(error: &(dyn StdError + 'static)) -> Option<String> {
         error::result_code(error)
     }
+}
+
+/// Makes the file, where there is none, so that only its owner reads it: it holds the payloads of dead letters, and SQLite
+/// would go by the umask. The files beside it get the rights of this one. What cannot be made here SQLite reports.
+fn create_private(path: &std::path::Path) {
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let _ = options.open(path);
 }

@@ -28,7 +28,7 @@ macro_rules! statements {
 }
 
 statements! {
-    /// Claims keys, notes the unit if anything was won, and forgets the attempts of these keys if the unit commits. It is
+    /// Claims keys, notes the unit if anything was won, and forgets the attempts of these messages if the unit commits. It is
     /// one text, because each text is one trip to the connection's thread.
     ///
     /// 1 a JSON array of `[consumer, key, hash id, expires at]`, 2 a blob with 16 bytes of key id and 32 bytes of payload
@@ -42,8 +42,9 @@ FROM json_each(?1) WHERE true
 ON CONFLICT (consumer, key_id) DO NOTHING
 RETURNING consumer, key_id;
 INSERT INTO "{schema}_units" (run, lane, at) SELECT ?4, ?5, ?3 WHERE changes() > 0;
-DELETE FROM "{schema}_attempts" WHERE EXISTS (SELECT 1 FROM "{schema}_attempts") AND (consumer, key_id) IN (
-    SELECT value ->> 0, substr(?2, 1 + 48 * key, 16) FROM json_each(?1))"#;
+DELETE FROM "{schema}_message_attempts" WHERE EXISTS (SELECT 1 FROM "{schema}_message_attempts")
+    AND (consumer, key_id, payload_hash) IN (
+        SELECT value ->> 0, substr(?2, 1 + 48 * key, 16), substr(?2, 17 + 48 * key, 32) FROM json_each(?1))"#;
 
     /// Reads the records of keys. 1 and 2 as for `claim`. Result, a row a key that was found: `place`, its position from
     /// 0, `idempotency_key`, `payload_hash`, `hash_id`, `processed_at`, `processed_by`, `expires_at`.

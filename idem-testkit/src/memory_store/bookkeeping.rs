@@ -27,7 +27,8 @@ pub(super) struct Books {
     bindings: BTreeMap<ConsumerName, Binding>,
     rules: Vec<String>,
     runs: i32,
-    attempts: HashMap<(ScopeId, IdempotencyKey), Attempts>,
+    /// A count belongs to a key and a payload.
+    attempts: HashMap<(ScopeId, IdempotencyKey, PayloadHash), Attempts>,
     dead_letters: Vec<Parked>,
     dead_letters_ever: i64,
     controls: HashMap<ScopeId, (ControlState, String, String)>,
@@ -38,7 +39,6 @@ pub(super) struct Books {
 
 #[derive(Debug)]
 struct Attempts {
-    hash: PayloadHash,
     count: u32,
     last_at: SystemTime,
 }
@@ -91,8 +91,7 @@ impl Books {
 
     /// Ends the count of a payload's attempts, and of no other's.
     fn end_count(&mut self, scope: ScopeId, key: Option<&IdempotencyKey>, hash: PayloadHash) {
-        let counted = key.and_then(|key| self.attempts.get_mut(&(scope, key.clone())));
-        if let Some(counted) = counted.filter(|counted| counted.hash == hash) {
+        if let Some(counted) = key.and_then(|key| self.attempts.get_mut(&(scope, key.clone(), hash))) {
             counted.count = 0;
         }
     }
@@ -215,13 +214,14 @@ impl Bookkeeping for MemoryStore {
     }
 
     async fn count_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<u32, StoreError> {
+        let by_key = self.shared.has(Defect::CountsAttemptsByKey);
         let count = |state: &mut State| {
             let now = state.now();
-            let new = Attempts { hash, count: 0, last_at: now };
-            let attempts = state.books.attempts.entry((scope, key.clone())).or_insert(new);
-            if attempts.hash != hash {
-                (attempts.hash, attempts.count) = (hash, 0);
+            if by_key {
+                state.books.attempts.retain(|(of, counted, by), _| (*of, counted) != (scope, key) || *by == hash);
             }
+            let new = Attempts { count: 0, last_at: now };
+            let attempts = state.books.attempts.entry((scope, key.clone(), hash)).or_insert(new);
             attempts.last_at = now;
             attempts.count += 1;
             attempts.count
@@ -229,10 +229,10 @@ impl Bookkeeping for MemoryStore {
         self.book("counting an attempt", count).await
     }
 
-    async fn uncount_attempt(&self, scope: ScopeId, key: &IdempotencyKey) -> Result<(), StoreError> {
+    async fn uncount_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<(), StoreError> {
         let keeps = self.shared.has(Defect::UncountsNothing);
         let uncount = |state: &mut State| {
-            if let Some(attempts) = state.books.attempts.get_mut(&(scope, key.clone())).filter(|_| !keeps) {
+            if let Some(attempts) = state.books.attempts.get_mut(&(scope, key.clone(), hash)).filter(|_| !keeps) {
                 attempts.count = attempts.count.saturating_sub(1);
             }
         };

@@ -62,6 +62,8 @@ pub enum Defect {
     CommitsDespiteOpenNested,
     /// A COMMIT that idem did not send commits the claims (A12).
     CommitsUnsealed,
+    /// Another payload under the same key begins the count of attempts anew (D30).
+    CountsAttemptsByKey,
     /// A message that is set aside keeps the count of its attempts (D14).
     CountsOnWhenSetAside,
     /// Keys are cut.

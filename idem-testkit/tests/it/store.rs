@@ -174,6 +174,8 @@ mod broken {
         commits_what_is_not_sealed: CommitsUnsealed by transactions::raw_commit_in_mid_batch_loses_nothing,
             transactions::swallowed_raw_commit_in_mid_batch_loses_nothing,
             transactions::a_handler_that_ends_its_transaction_is_not_acknowledged;
+        counts_attempts_by_key: CountsAttemptsByKey by
+            failures::d30_two_failing_payloads_of_one_key_do_not_reset_each_other;
         counts_on_when_set_aside: CountsOnWhenSetAside by
             dead_letters::d14_a_message_that_is_set_aside_has_no_attempt_counted;
         cuts_keys: CutsKeysAt64Bytes by keys::the_longest_keys_are_whole;

@@ -479,3 +479,49 @@ async fn a_key_that_is_claimed_alone_leaves_the_same_record() {
     one_and_many_leave_equal_records(&fixture.store).await;
     fixture.drop().await;
 }
+
+/// Runs a statement in the second message of a batch.
+struct Sets(&'static str);
+
+impl Act for Sets {
+    async fn act(&self, message: &Message, connection: PostgresConnection<'_>) -> Result<(), HandlerError> {
+        if key_of(message) == "order-001" {
+            connection.execute(self.0, &[]).await?;
+        }
+        Ok(write(&connection, message).await?)
+    }
+}
+
+/// A46: what one handler sets holds for its whole unit, so a COMMIT that it has weakened is refused.
+#[tokio::test]
+async fn a46_a_commit_that_a_handler_has_weakened_is_refused() {
+    let weaker = "SELECT set_config('synchronous_commit', 'off', true)";
+    let stronger = "SELECT set_config('synchronous_commit', 'remote_apply', true)";
+    for handlers in BOTH {
+        for (text, seen) in [(weaker, "PtP"), (stronger, "PPP")] {
+            let fixture = Fixture::new().await;
+            let sets = builder(fixture.store.clone(), Acting(Sets(text))).handlers(handlers).build().unwrap();
+            assert_eq!(process(&sets, messages(&keys(3))).await, seen, "{text} {handlers:?}");
+            assert_eq!(fixture.effects().await.len(), seen.matches('P').count(), "{text} {handlers:?}");
+            drop(sets);
+            fixture.drop().await;
+        }
+    }
+}
+
+/// A48: a database that was restarted while a connection idled costs the next call nothing: it begins again on a new one.
+#[tokio::test]
+async fn a48_an_idle_connection_that_was_lost_costs_no_call() {
+    let fixture = Fixture::new().await;
+    let mut config = fixture.config.clone();
+    config.application_name("a48-tokio-postgres");
+    let store = fixture.options_of(config).build().unwrap();
+    let consumer = consumer(store, Write);
+    assert_eq!(process(&consumer, vec![msg("a")]).await, "P");
+    let of_the_store = "FROM pg_stat_activity WHERE application_name = 'a48-tokio-postgres'";
+    fixture.run(format!("SELECT count(pg_terminate_backend(pid)) {of_the_store}")).await;
+    fixture.until(&format!("SELECT NOT EXISTS (SELECT {of_the_store})")).await;
+    assert_eq!(process(&consumer, messages(&keys(3))).await, "PPP");
+    drop(consumer);
+    fixture.drop().await;
+}

@@ -112,7 +112,7 @@ impl Database {
 
     /// The most attempts that any message has.
     pub(crate) async fn most_attempts(&self) -> i32 {
-        let text = "SELECT coalesce(max(attempts), 0) FROM idem.attempts";
+        let text = "SELECT coalesce(max(attempts), 0) FROM idem.message_attempts";
         query_scalar(text).fetch_one(&self.pool).await.expect("the attempts")
     }
 

@@ -227,7 +227,8 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// Takes back an attempt that did not come to a verdict. Where that fails, it is the one that the next run uses.
     pub(super) async fn uncount(&mut self, job: &mut Job<B::Handle>) {
         let (Some(claim), Attempt::Open(number)) = (&job.item.claim, job.attempt) else { return };
-        match self.shared.consumer.store.bookkeeping().uncount_attempt(claim.scope, &claim.key).await {
+        let books = self.shared.consumer.store.bookkeeping();
+        match books.uncount_attempt(claim.scope, &claim.key, claim.hash).await {
             Ok(()) => job.attempt = Attempt::Ended(number.saturating_sub(1)),
             Err(error) => {
                 tracing::debug!(idem.consumer = %self.shared.consumer.name, %error, "an attempt could not be taken back");
@@ -249,8 +250,8 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// Takes back the attempts of messages that went back while the database was down: an outage charges nobody.
     pub(super) async fn take_back_owed(&mut self) {
         for claim in std::mem::take(&mut self.owed) {
-            if let Err(error) = self.shared.consumer.store.bookkeeping().uncount_attempt(claim.scope, &claim.key).await
-            {
+            let books = self.shared.consumer.store.bookkeeping();
+            if let Err(error) = books.uncount_attempt(claim.scope, &claim.key, claim.hash).await {
                 tracing::debug!(idem.consumer = %self.shared.consumer.name, %error, "an attempt could not be taken back");
                 self.owed.push(claim);
             }

@@ -78,17 +78,18 @@ INSERT INTO "{schema}_worker_runs" (host, process, version, started_at) VALUES (
 RETURNING id, started_at AS server_now"#;
 
 const COUNT_ATTEMPT: &str = r#"
-INSERT INTO "{schema}_attempts" AS a (consumer, key_id, idempotency_key, payload_hash, attempts, first_at, last_at)
+INSERT INTO "{schema}_message_attempts" AS a (consumer, key_id, idempotency_key, payload_hash, attempts, first_at, last_at)
 VALUES (?1, ?2, ?3, ?4, 1, ?5, ?5)
-ON CONFLICT (consumer, key_id) DO UPDATE SET last_at = excluded.last_at, payload_hash = excluded.payload_hash,
-    attempts = CASE WHEN a.payload_hash = excluded.payload_hash THEN a.attempts + 1 ELSE 1 END
+ON CONFLICT (consumer, key_id, payload_hash) DO UPDATE SET last_at = excluded.last_at, attempts = a.attempts + 1
 RETURNING attempts"#;
 
 const UNCOUNT_ATTEMPT: &str = r#"
-UPDATE "{schema}_attempts" SET attempts = max(attempts - 1, 0) WHERE consumer = ?1 AND key_id = ?2 RETURNING attempts"#;
+UPDATE "{schema}_message_attempts" SET attempts = max(attempts - 1, 0)
+WHERE consumer = ?1 AND key_id = ?2 AND payload_hash = ?3 RETURNING attempts"#;
 
 const END_ATTEMPTS: &str = r#"
-UPDATE "{schema}_attempts" SET attempts = 0 WHERE consumer = ?1 AND key_id = ?2 AND payload_hash = ?3 RETURNING attempts"#;
+UPDATE "{schema}_message_attempts" SET attempts = 0
+WHERE consumer = ?1 AND key_id = ?2 AND payload_hash = ?3 RETURNING attempts"#;
 
 const INSERT_DEAD_LETTER: &str = r#"
 INSERT INTO "{schema}_dead_letters" (consumer, origin, last_origin, key_id, idempotency_key, payload_hash, hash_id, reason,
@@ -96,7 +97,7 @@ INSERT INTO "{schema}_dead_letters" (consumer, origin, last_origin, key_id, idem
     ordering_key, identity, fingerprint, first_at, last_at)
 VALUES (?1, ?2, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?20)
 ON CONFLICT DO NOTHING RETURNING {stored};
-UPDATE "{schema}_attempts" SET attempts = 0 WHERE consumer = ?1 AND key_id = ?3 AND payload_hash = ?5"#;
+UPDATE "{schema}_message_attempts" SET attempts = 0 WHERE consumer = ?1 AND key_id = ?3 AND payload_hash = ?5"#;
 
 const UPDATE_DEAD_LETTER: &str = r#"
 UPDATE "{schema}_dead_letters" SET copies = copies + (?3 NOT IN (origin, last_origin)),
@@ -123,7 +124,7 @@ UPDATE "{schema}_dead_letters" SET replay_requested_at = ?2, replay_taken_at = N
 WHERE id IN (SELECT value FROM json_each(?1)) AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
     AND (payload IS NOT NULL OR has_payload = 0)
 RETURNING id;
-UPDATE "{schema}_attempts" SET attempts = 0 WHERE (consumer, key_id, payload_hash) IN (
+UPDATE "{schema}_message_attempts" SET attempts = 0 WHERE (consumer, key_id, payload_hash) IN (
     SELECT consumer, key_id, payload_hash FROM "{schema}_dead_letters"
     WHERE id IN (SELECT value FROM json_each(?1)) AND replay_requested_at = ?2);
 INSERT INTO "{schema}_controls" AS c (consumer, at, epoch)

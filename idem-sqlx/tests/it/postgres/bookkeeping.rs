@@ -52,7 +52,7 @@ async fn a15_calls_dropped_at_every_poll_poison_no_connection() {
             assert_eq!(control.state, ControlState::Running);
         }
         // What was answered is committed: nothing waits in a forgotten transaction.
-        let query = format!("SELECT count(*) FROM attempts WHERE idempotency_key LIKE '{statements:?}-%'");
+        let query = format!("SELECT count(*) FROM message_attempts WHERE idempotency_key LIKE '{statements:?}-%'");
         assert_eq!(fixture.text(query).await, "39");
         store.disconnect().await;
     }
@@ -66,7 +66,7 @@ async fn every_call_is_bounded_in_time() {
     let hasty = fixture.options().answer_timeout(Duration::from_millis(300)).build().unwrap();
     let (claim, _) = claim_of(&fixture.store, "a").await;
     let mut blocker = fixture.connect().await;
-    sqlx::raw_sql("BEGIN; LOCK TABLE attempts").execute(&mut blocker).await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE message_attempts").execute(&mut blocker).await.unwrap();
     let count =
         async |store: &PostgresStore| store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await;
     let answer = tokio::time::timeout(PATIENCE, count(&hasty)).await.expect("an answer in bounded time");

@@ -322,3 +322,34 @@ async fn a_key_that_is_claimed_alone_leaves_the_same_record() {
     one_and_many_leave_equal_records(&fixture.store).await;
     fixture.drop().await;
 }
+
+/// B1: four consumers with connections of their own are given the same messages at once, each in another order: each message
+/// takes effect once. 200 keys, or 10,000 under `./test --all`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn b1_consumers_that_race_for_many_keys_run_each_once() {
+    let fixture = Fixture::new().await;
+    let mut all = keys(if std::env::var_os("IDEM_TEST_ALL").is_some() { 10_000 } else { 200 });
+    all.sort_unstable();
+    let race = (0..4).map(|place| {
+        let consumer = builder(fixture.store.clone(), Write).lanes(1).build().unwrap();
+        let mut mine = all.clone();
+        mine.rotate_left(place * all.len() / 8);
+        async move {
+            let mut processed = 0;
+            for chunk in mine.chunks(50) {
+                let mut left = chunk.to_vec();
+                while !left.is_empty() {
+                    let decisions = consumer.process(messages(&left)).await.unwrap();
+                    processed += decisions.iter().filter(|decision| decision.is_processed()).count();
+                    // A key that somebody else holds comes back.
+                    let back = left.iter().zip(&decisions).filter(|(_, decision)| matches!(decision, Decision::Busy));
+                    left = back.map(|(key, _)| key.clone()).collect();
+                }
+            }
+            processed
+        }
+    });
+    assert_eq!(join_all(race).await.into_iter().sum::<usize>(), all.len());
+    assert_eq!(fixture.effects().await, all);
+    fixture.drop().await;
+}

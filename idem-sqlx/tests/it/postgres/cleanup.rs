@@ -168,7 +168,7 @@ const AGED: &str = "
     INSERT INTO worker_runs (host, process, version, started_at) SELECT 'host', 1, '1', now() - interval '400 d'
         FROM generate_series(1, 5);
     INSERT INTO units (xid, run, lane, at) VALUES (1, 1, 0, now() - interval '25 h'), (2, 2, 0, now() - interval '23 h');
-    INSERT INTO attempts (key_id, consumer, attempts, idempotency_key, payload_hash, last_at)
+    INSERT INTO message_attempts (key_id, consumer, attempts, idempotency_key, payload_hash, last_at)
         VALUES (key_id('a'), 1, 1, 'a', '', now() - interval '8 d'), (key_id('b'), 1, 1, 'b', '', now() - interval '6 d');
     INSERT INTO dead_letters (consumer, origin, last_origin, reason, attempts, error, payload_bytes, has_payload, last_at,
         replay_requested_at, replayed_at, replay_taken_by)
@@ -193,7 +193,7 @@ async fn assert_cleaned(fixture: &Fixture) {
     for (query, left) in [
         ("SELECT idempotency_key FROM processed_messages", &["b"][..]),
         ("SELECT xid::text FROM units", &["2"]),
-        ("SELECT idempotency_key FROM attempts", &["b"]),
+        ("SELECT idempotency_key FROM message_attempts", &["b"]),
         ("SELECT origin FROM dead_letters ORDER BY id", &["awaits", "recent"]),
         ("SELECT action FROM audit ORDER BY at", &["new", "cleanup"]),
         ("SELECT idempotency_key FROM forgotten", &["d"]),
@@ -281,4 +281,24 @@ async fn c9_turnovers_leave_no_bloat() {
     fixture.drop().await;
     shared.run(format!("DROP DATABASE {database}")).await;
     shared.drop().await;
+}
+
+/// C1: the record is what keeps a redelivery away, and no more than that: once it has expired and is gone, the same message
+/// takes effect a second time. So a retention is longer than the broker may deliver again.
+#[tokio::test]
+async fn c1_a_redelivery_after_its_record_is_gone_takes_effect_again() {
+    let (fixture, cleaner) = scene().await;
+    let consumer = super::consumers::consumer(fixture.store.clone(), super::consumers::Write);
+    assert_eq!(super::consumers::process(&consumer, vec![super::consumers::msg("c1")]).await, "P");
+    fixture.run("UPDATE processed_messages SET expires_at = now() WHERE idempotency_key = 'c1'").await;
+    assert_eq!(
+        super::consumers::process(&consumer, vec![super::consumers::msg("c1")]).await,
+        "D",
+        "until it is removed"
+    );
+    cleanup(cleaner, 100).cycle().await.unwrap();
+    assert_eq!(super::consumers::process(&consumer, vec![super::consumers::msg("c1")]).await, "P");
+    assert_eq!(fixture.effects().await.iter().filter(|key| *key == "c1").count(), 2);
+    drop(consumer);
+    give_up(fixture, GROUP).await;
 }

@@ -202,7 +202,10 @@ async fn j6_a_full_disk_is_no_fault_of_the_message() {
             "{decision:?}"
         );
     }
-    assert!(fixture.recorded().await.is_empty() && fixture.texts("SELECT key_id::text FROM attempts").await.is_empty());
+    assert!(
+        fixture.recorded().await.is_empty()
+            && fixture.texts("SELECT key_id::text FROM message_attempts").await.is_empty()
+    );
     fixture.run("DROP TRIGGER no_room ON effects").await;
     assert_eq!(process(&consumer, messages(&keys(2))).await, "PP");
     fixture.drop().await;

@@ -142,7 +142,7 @@ impl StoreUnderTest for Subject {
                 [
                     ("processed_messages", &["processed_at", "expires_at"] as &[&str]),
                     ("units", &["at"]),
-                    ("attempts", &["first_at", "last_at"]),
+                    ("message_attempts", &["first_at", "last_at"]),
                     (
                         "dead_letters",
                         &[

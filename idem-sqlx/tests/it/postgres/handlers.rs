@@ -293,3 +293,74 @@ impl Act for Swallows {
         Ok(())
     }
 }
+
+/// Runs a statement in the second message of a batch.
+struct Sets(&'static str);
+
+impl Act for Sets {
+    async fn act(&self, message: &Message, connection: &mut PgConnection) -> Result<(), HandlerError> {
+        if message.key().is_none_or(|key| key.as_str() == "order-001") {
+            sqlx::raw_sql(self.0).execute(&mut *connection).await?;
+        }
+        Ok(write(connection, message).await?)
+    }
+}
+
+/// A46: what one handler sets holds for its whole unit, so a COMMIT that it has weakened is refused, and its neighbours are
+/// committed as they should be; what is no weaker is nobody's business.
+#[tokio::test]
+async fn a46_a_commit_that_a_handler_has_weakened_is_refused() {
+    for (text, seen) in [
+        ("SET LOCAL synchronous_commit = off", "PtP"),
+        ("SET synchronous_commit = local", "PtP"),
+        ("SELECT set_config('synchronous_commit', 'remote_write', true)", "PtP"),
+        ("SET LOCAL synchronous_commit = remote_apply", "PPP"),
+    ] {
+        let fixture = Fixture::new().await;
+        let sets = consumer(fixture.store.clone(), Acting(Sets(text)));
+        assert_eq!(process(&sets, messages(&keys(3))).await, seen, "{text}");
+        assert_eq!(fixture.effects().await.len(), seen.matches('P').count(), "{text}");
+        let refused = sets.process(messages(&keys(2)[1..])).await.unwrap();
+        if let Decision::Failed(failure) = &refused[0] {
+            assert!(failure.text.contains("synchronous_commit"), "{failure}");
+        }
+        // A unit that claims nothing is guarded alike.
+        let unprotected = builder(fixture.store.clone(), Acting(Sets(text))).unprotected_type("note").build().unwrap();
+        let note = vec![Message::new("x").with_type("note")];
+        assert_eq!(process(&unprotected, note).await, if seen == "PPP" { "P" } else { "t" }, "{text}");
+        drop((sets, unprotected));
+        fixture.drop().await;
+    }
+}
+
+/// A46: what an operator makes of the setting while workers run is the operator's word, not a handler's.
+#[tokio::test]
+async fn a46_a_weaker_default_of_the_session_is_no_handlers_doing() {
+    let fixture = Fixture::new().await;
+    let options = fixture.connection.clone().options([("synchronous_commit", "local")]);
+    let store = fixture.options_of(options).build().unwrap();
+    let weaker = consumer(store.clone(), Acting(Sets("SET LOCAL synchronous_commit = off")));
+    assert_eq!(process(&weaker, messages(&keys(3))).await, "PtP");
+    let resets = consumer(store.clone(), Acting(Sets("RESET synchronous_commit")));
+    assert_eq!(process(&resets, messages(&keys(3))).await, "DPD");
+    drop((weaker, resets));
+    store.disconnect().await;
+    fixture.drop().await;
+}
+
+/// A48: a database that was restarted while a connection idled costs the next call nothing: it begins again on a new one.
+#[tokio::test]
+async fn a48_an_idle_connection_that_was_lost_costs_no_call() {
+    let fixture = Fixture::new().await;
+    let options = fixture.connection.clone().application_name(&format!("a48-{}", fixture.schema));
+    let store = fixture.options_of(options).build().unwrap();
+    let consumer = consumer(store.clone(), super::consumers::Write);
+    assert_eq!(process(&consumer, vec![msg("a")]).await, "P");
+    let killed = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'a48-%'";
+    fixture.run(killed).await;
+    fixture.until("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE 'a48-%')").await;
+    assert_eq!(process(&consumer, messages(&keys(3))).await, "PPP");
+    drop(consumer);
+    store.disconnect().await;
+    fixture.drop().await;
+}

@@ -119,13 +119,66 @@ async fn j12_a_worker_of_the_release_before_goes_on_with_its_dead_letters() {
     let old = fixture.texts(format!("SELECT id::text FROM dead_letters WHERE identity IS NULL AND id = {own}")).await;
     assert_eq!(old.len(), 1);
 
+    assert_eq!(fixture.store.migrate_down().await.unwrap(), Some(4));
     // The way back is refused while the older schema would take two messages for one.
     let refused = fixture.store.migrate_down().await;
     assert!(matches!(refused, Err(MigrateError::Failed { version: 3, .. })), "{refused:?}");
     fixture.run("DELETE FROM dead_letters WHERE identity IS NOT NULL").await;
     assert_eq!(fixture.store.migrate_down().await.unwrap(), Some(3));
     assert_eq!(copy.by_the_release_before(&fixture, scope).await, (first, 2));
-    assert_eq!(fixture.store.migrate().await.unwrap(), [3]);
+    assert_eq!(fixture.store.migrate().await.unwrap(), [3, 4]);
     assert_eq!(fixture.texts("SELECT count(*)::text FROM dead_letters").await, ["3"]);
+    fixture.drop().await;
+}
+
+/// As the release before counts an attempt. Parameters: 1 consumer, 2 key id, 3 key, 4 payload hash.
+const COUNT: &str = "\
+INSERT INTO attempts AS a (consumer, key_id, idempotency_key, attempts, payload_hash)
+VALUES ($1::int4, $2::uuid, $3::text, 1, $4::bytea)
+ON CONFLICT (consumer, key_id) DO UPDATE SET last_at = pg_catalog.now(), payload_hash = excluded.payload_hash,
+    attempts = CASE WHEN a.payload_hash = excluded.payload_hash THEN a.attempts + 1 ELSE 1 END
+RETURNING attempts";
+
+/// J12: a worker of the release before counts attempts on the newest schema as it always did; what it has counted before the
+/// migration goes on after it, and so it is the other way round.
+#[tokio::test]
+async fn j12_a_worker_of_the_release_before_goes_on_counting() {
+    let fixture = Fixture::new().await;
+    let (key, scope) = (idem_core::IdempotencyKey::new("order-1").unwrap(), ScopeId(1));
+    let (paid, refunded) = (idem_core::PayloadHash::of(b"paid"), idem_core::PayloadHash::of(b"refunded"));
+    let by_the_release_before = async |hash: idem_core::PayloadHash| -> i32 {
+        let query = sqlx::query(COUNT).bind(scope.0).bind(idem_schema::key_id(key.as_str())).bind(key.as_str());
+        query.bind(hash.as_bytes().as_slice()).fetch_one(&fixture.admin).await.unwrap().get("attempts")
+    };
+    let count = async |hash| fixture.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap();
+    // Counts of before the migration are taken over.
+    assert_eq!(fixture.store.migrate_down().await.unwrap(), Some(4));
+    assert_eq!((by_the_release_before(paid).await, by_the_release_before(paid).await), (1, 2));
+    assert_eq!(fixture.store.migrate().await.unwrap(), [4]);
+    assert_eq!((count(paid).await, count(refunded).await), (3, 1));
+    // Both go on side by side.
+    assert_eq!(by_the_release_before(paid).await, 3);
+    assert_eq!((count(refunded).await, count(paid).await), (2, 4));
+    // One count a key is left on the way back.
+    fixture.run("UPDATE attempts SET last_at = now() - interval '1 h'").await;
+    assert_eq!(fixture.store.migrate_down().await.unwrap(), Some(4));
+    assert_eq!(by_the_release_before(paid).await, 5);
+    // What the release before leaves behind goes with cleanup, and a step takes no more than it was asked for.
+    assert_eq!(fixture.store.migrate().await.unwrap(), [4]);
+    assert_eq!(count(refunded).await, 1);
+    fixture.run("UPDATE attempts SET last_at = now() - interval '8 d'").await;
+    fixture.run("UPDATE message_attempts SET last_at = now() - interval '8 d'").await;
+    let mut cleaner = std::sync::Arc::new(fixture.store.clone()).cleaner();
+    let removal = idem_core::Removal {
+        kind: idem_core::Expiring::Attempts,
+        kept: std::time::Duration::from_secs(7 * 24 * 3600),
+        rows_max: 2,
+        timeout: std::time::Duration::from_secs(5),
+    };
+    for (removed, left) in [(2, "1"), (1, "0")] {
+        assert_eq!(cleaner.remove(&removal).await.unwrap(), idem_core::Removed::Rows(removed));
+        let both = "SELECT ((SELECT count(*) FROM attempts) + (SELECT count(*) FROM message_attempts))::text";
+        assert_eq!(fixture.texts(both).await, [left]);
+    }
     fixture.drop().await;
 }

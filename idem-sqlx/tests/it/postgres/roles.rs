@@ -153,9 +153,17 @@ async fn s13_cleanup_deletes_only_what_has_expired() {
             (1, 'new', '', 'permanent', 1, '', 'x', 1, true, now());";
     fixture.run(rows).await;
     let mut connection = login(&fixture, "idem_cleanup").await.connect().await.unwrap();
-    for table in
-        ["processed_messages", "units", "attempts", "dead_letters", "worker_runs", "audit", "forgotten", "consumers"]
-    {
+    for table in [
+        "processed_messages",
+        "units",
+        "message_attempts",
+        "attempts",
+        "dead_letters",
+        "worker_runs",
+        "audit",
+        "forgotten",
+        "consumers",
+    ] {
         assert_eq!(refused(&mut connection, &format!("DELETE FROM {table}")).await, "42501", "{table}");
     }
     assert_eq!(refused(&mut connection, "SELECT payload FROM dead_letters").await, "42501");

@@ -43,16 +43,16 @@ async fn migrations_go_up_and_down_and_are_applied_once() {
     let (first, second, third) = tokio::join!(store.migrate(), store.migrate(), store.migrate());
     let mut applied = [first.unwrap(), second.unwrap(), third.unwrap()].concat();
     applied.sort_unstable();
-    assert_eq!(applied, [1, 2, 3], "three at once apply each migration once");
+    assert_eq!(applied, [1, 2, 3, 4], "three at once apply each migration once");
     assert!(store.migrate().await.unwrap().is_empty());
     store.bookkeeping().verify().await.unwrap();
-    for version in [Some(3), Some(2), Some(1), None] {
+    for version in [Some(4), Some(3), Some(2), Some(1), None] {
         assert_eq!(store.migrate_down().await.unwrap(), version);
     }
     assert!(
         matches!(store.bookkeeping().verify().await, Err(StoreError::Schema { cure, .. }) if cure.contains("idem migrate up"))
     );
-    assert_eq!(store.migrate().await.unwrap(), [1, 2, 3]);
+    assert_eq!(store.migrate().await.unwrap(), [1, 2, 3, 4]);
     fixture.drop().await;
 }
 
@@ -64,6 +64,7 @@ async fn records_are_never_dropped_by_a_migration() {
     fixture
         .run("INSERT INTO forgotten SELECT key_id, now(), now(), now(), 1, 1, 1, 1, 'b', '' FROM processed_messages")
         .await;
+    assert_eq!(fixture.store.migrate_down().await.unwrap(), Some(4));
     assert_eq!(fixture.store.migrate_down().await.unwrap(), Some(3));
     assert!(matches!(fixture.store.migrate_down().await, Err(MigrateError::Failed { version: 2, .. })));
     fixture.run("TRUNCATE forgotten").await;
@@ -163,5 +164,22 @@ async fn s6_a_schema_name_that_is_a_keyword_works_and_a_hostile_one_is_refused()
     assert_eq!(process(&consumer, vec![msg("a'; DROP TABLE effects; --")]).await, "P");
     assert_eq!(process(&consumer, vec![msg("a'; DROP TABLE effects; --")]).await, "D");
     fixture.run("DROP SCHEMA \"select\" CASCADE").await;
+    fixture.drop().await;
+}
+
+/// C5, C6: a table that is partitioned by time takes the same key once in each partition: refused, on the server itself.
+#[tokio::test]
+async fn c5_c6_a_table_that_an_operator_has_partitioned_is_refused() {
+    let fixture = Fixture::new().await;
+    let partition = "
+        ALTER TABLE processed_messages RENAME TO before;
+        CREATE TABLE processed_messages (LIKE before INCLUDING DEFAULTS) PARTITION BY RANGE (processed_at);
+        CREATE TABLE of_today PARTITION OF processed_messages FOR VALUES FROM (MINVALUE) TO (MAXVALUE);
+        CREATE UNIQUE INDEX ON of_today (consumer, key_id);";
+    fixture.run(partition).await;
+    let refused = fixture.store.bookkeeping().verify().await.unwrap_err().to_string();
+    assert!(refused.contains("partitioned table") && refused.contains("ordinary logged table"), "{refused}");
+    fixture.run("DROP TABLE processed_messages; ALTER TABLE before RENAME TO processed_messages").await;
+    fixture.store.bookkeeping().verify().await.unwrap();
     fixture.drop().await;
 }

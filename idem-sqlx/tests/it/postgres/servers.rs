@@ -71,7 +71,7 @@ async fn a25_a_server_that_crashes_under_load() {
         worker.await.unwrap();
     }
     assert_eq!(fixture.effects().await, all, "each effect once");
-    assert_eq!(fixture.text("SELECT count(*) FROM attempts").await, "0");
+    assert_eq!(fixture.text("SELECT count(*) FROM message_attempts").await, "0");
     fixture.drop().await;
     scratch.down().await;
 }

@@ -92,7 +92,7 @@ async fn live(fixture: &Fixture) {
     assert_eq!(process(&working, messages(&keys(4))).await, "DDDP");
     let (claim, run) = claim_of(store, "other").await;
     assert_eq!(store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await.unwrap(), 1);
-    store.bookkeeping().uncount_attempt(claim.scope, &claim.key).await.unwrap();
+    store.bookkeeping().uncount_attempt(claim.scope, &claim.key, claim.hash).await.unwrap();
     store.bookkeeping().end_attempts(claim.scope, &claim.key, claim.hash).await.unwrap();
     let name = idem_core::ConsumerName::new("by-hand").unwrap();
     assert!(store.bookkeeping().dead_letters(&name, 10).await.unwrap().is_empty());

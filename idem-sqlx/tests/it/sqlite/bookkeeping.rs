@@ -81,14 +81,14 @@ async fn attempts_are_counted_per_key_and_payload() {
     let (one, two) = (PayloadHash::of(b"1"), PayloadHash::of(b"2"));
     let count = async |hash| store.bookkeeping().count_attempt(scope, &key("a"), hash).await.unwrap();
     assert_eq!((count(one).await, count(one).await, count(one).await), (1, 2, 3));
-    store.bookkeeping().uncount_attempt(scope, &key("a")).await.unwrap();
+    store.bookkeeping().uncount_attempt(scope, &key("a"), one).await.unwrap();
     assert_eq!(count(one).await, 3);
     assert_eq!(count(two).await, 1, "another payload is another message");
     for _ in 0..3 {
-        store.bookkeeping().uncount_attempt(scope, &key("a")).await.unwrap();
+        store.bookkeeping().uncount_attempt(scope, &key("a"), two).await.unwrap();
     }
     assert_eq!(count(two).await, 1, "never below zero");
-    store.bookkeeping().uncount_attempt(scope, &key("unknown")).await.unwrap();
+    store.bookkeeping().uncount_attempt(scope, &key("unknown"), one).await.unwrap();
 }
 
 pub(super) fn letter(scope: ScopeId, origin: &str, key_text: Option<&str>, reason: Reason) -> DeadLetter {
@@ -255,4 +255,29 @@ async fn dropped_calls_leave_no_lock_behind() {
 /// Polls a future once, and says whether it is done.
 async fn poll_once<F: Future>(mut future: std::pin::Pin<&mut F>) -> bool {
     std::future::poll_fn(|context| std::task::Poll::Ready(future.as_mut().poll(context).is_ready())).await
+}
+
+/// S20: the file and those beside it are its owner's alone, whatever the umask: they hold payloads of dead letters.
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread")]
+async fn s20_the_file_is_its_owners_alone() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let (file, store) = fresh().await;
+    super::consumer(&store).process(vec![super::message("a", "1")]).await.unwrap();
+    let folder = file.path().parent().unwrap();
+    let modes: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| {
+            let entry = entry.unwrap();
+            (entry.file_name(), entry.metadata().unwrap().permissions().mode() & 0o777)
+        })
+        .collect();
+    assert!(modes.len() >= 2 && modes.iter().all(|(_, mode)| *mode == 0o600), "{modes:?}");
+    // One that is there already is left as it is.
+    let other = folder.join("other.db");
+    std::fs::write(&other, "").unwrap();
+    std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o640)).unwrap();
+    SqliteStore::open(&other).await.unwrap();
+    assert_eq!(std::fs::metadata(&other).unwrap().permissions().mode() & 0o777, 0o640);
 }

@@ -15,7 +15,7 @@ async fn s7_every_table_has_an_end_and_what_is_still_needed_stays() {
     file.run(
         "UPDATE idem_processed_messages SET expires_at = 1 WHERE idempotency_key = 'old';
          UPDATE idem_units SET at = 1;
-         INSERT INTO idem_attempts VALUES (1, x'01', 'a', x'', 1, NULL, 1, 1);
+         INSERT INTO idem_message_attempts VALUES (1, x'01', x'', 'a', 1, 1, 1);
          INSERT INTO idem_dead_letters (consumer, origin, last_origin, reason, attempts, error, payload_bytes, has_payload,
              first_at, last_at, replay_requested_at)
          VALUES (1, 'old', '', 'permanent', 1, '', 0, 0, 1, 1, NULL), (1, 'awaits', '', 'permanent', 1, '', 0, 0, 1, 1, 1);
@@ -29,7 +29,10 @@ async fn s7_every_table_has_an_end_and_what_is_still_needed_stays() {
     assert!(cleaner.last().await.unwrap().is_none());
     let settings = CleanupSettings { rows_max: 1, ..CleanupSettings::default() };
     let report = Cleanup::new(store.cleaner(), settings).unwrap().cycle().await.unwrap();
-    assert_eq!(report.to_string(), "1 processed_messages, 1 units, 1 attempts, 1 dead_letters, 1 audit, 1 worker_runs");
+    assert_eq!(
+        report.to_string(),
+        "1 processed_messages, 1 units, 1 message_attempts, 1 dead_letters, 1 audit, 1 worker_runs"
+    );
     assert_eq!(file.recorded().await, ["live"]);
     assert_eq!(file.ask("SELECT origin FROM idem_dead_letters").await, ["awaits"]);
     assert_eq!(file.ask("SELECT CAST(id AS TEXT) FROM idem_worker_runs").await, ["1"], "a record names it");

@@ -40,7 +40,7 @@ fn age(by: Duration) -> String {
     let columns = [
         ("processed_messages", &["processed_at", "expires_at"][..]),
         ("units", &["at"]),
-        ("attempts", &["first_at", "last_at"]),
+        ("message_attempts", &["first_at", "last_at"]),
         (
             "dead_letters",
             &["first_at", "last_at", "published_at", "replay_requested_at", "replay_taken_at", "replayed_at"],

@@ -13,21 +13,22 @@ async fn up_twice_and_down_beside_the_applications_tables() {
     let file = File::new();
     let store = open(&file).await;
     file.run("CREATE TABLE processed_messages (theirs TEXT); CREATE TABLE migrations (theirs TEXT)").await;
-    assert_eq!(store.migrate().await.unwrap(), [1, 2]);
+    assert_eq!(store.migrate().await.unwrap(), [1, 2, 3]);
     assert_eq!(store.migrate().await.unwrap(), Vec::<u32>::new());
     store.bookkeeping().verify().await.unwrap();
     assert!(file.ask(TABLES).await.contains(&"idem_processed_messages".to_owned()));
-    for version in [Some(2), Some(1), None] {
+    for version in [Some(3), Some(2), Some(1), None] {
         assert_eq!(store.migrate_down().await.unwrap(), version);
     }
     assert_eq!(file.ask(TABLES).await, ["idem_migrations", "migrations", "processed_messages"]);
-    assert_eq!(store.migrate().await.unwrap(), [1, 2]);
+    assert_eq!(store.migrate().await.unwrap(), [1, 2, 3]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn down_is_refused_while_there_are_records_and_leaves_everything() {
     let (file, store) = fresh().await;
     consumer(&store).process(vec![message("a", "1")]).await.unwrap();
+    assert_eq!(store.migrate_down().await.unwrap(), Some(3));
     assert_eq!(store.migrate_down().await.unwrap(), Some(2));
     let error = store.migrate_down().await.unwrap_err();
     let MigrateError::Failed { version: 1, source, .. } = &error else { panic!("{error}") };
@@ -42,7 +43,7 @@ async fn down_is_refused_while_there_are_records_and_leaves_everything() {
 async fn an_edited_and_a_newer_schema_are_refused() {
     for (change, words) in [
         ("UPDATE idem_migrations SET checksum = 'x'", "applied with checksum x"),
-        ("INSERT INTO idem_migrations VALUES (3, 'later', 'x', 0, '9.9.9')", "version 3"),
+        ("INSERT INTO idem_migrations VALUES (4, 'later', 'x', 0, '9.9.9')", "version 4"),
     ] {
         let (file, store) = fresh().await;
         file.run(change).await;
@@ -62,7 +63,7 @@ async fn two_runners_at_once_apply_each_migration_once() {
     let mut applied = first.unwrap();
     applied.extend(second.unwrap());
     applied.sort_unstable();
-    assert_eq!(applied, [1, 2]);
+    assert_eq!(applied, [1, 2, 3]);
 }
 
 /// S6: another prefix gives another schema in the same file.
@@ -87,6 +88,7 @@ const OLD: &str =
 async fn j12_dead_letters_outlive_the_migration_and_its_way_back() {
     let (file, store) = fresh().await;
     let scope = registered(&store).await;
+    assert_eq!(store.migrate_down().await.unwrap(), Some(3));
     assert_eq!(store.migrate_down().await.unwrap(), Some(2));
     let rows = [
         "'q/1', 'q/1', 'permanent', 1, '', x'6f6c64', 3, 1, 1, 1)",
@@ -96,7 +98,7 @@ async fn j12_dead_letters_outlive_the_migration_and_its_way_back() {
         file.run(&format!("{OLD} ({}, {row}", scope.0)).await;
     }
     file.run("DELETE FROM idem_dead_letters WHERE id = 2").await;
-    assert_eq!(store.migrate().await.unwrap(), [2]);
+    assert_eq!(store.migrate().await.unwrap(), [2, 3]);
     let letter = super::bookkeeping::letter(scope, "q/1", None, idem_core::Reason::Permanent);
     let stored = store.bookkeeping().store_dead_letter(&letter).await.unwrap();
     assert_eq!((stored.id.0, stored.copies), (3, 1), "another message at the origin, and id 2 was given before");
@@ -104,6 +106,7 @@ async fn j12_dead_letters_outlive_the_migration_and_its_way_back() {
     // The release before goes on beside it, and finds its own row.
     file.run(&format!("{OLD} ({}, 'q/9', 'q/9', 'permanent', 1, '', x'78', 1, 1, 1, 1)", scope.0)).await;
 
+    assert_eq!(store.migrate_down().await.unwrap(), Some(3));
     let error = store.migrate_down().await.unwrap_err();
     let MigrateError::Failed { source, .. } = &error else { panic!("{error}") };
     assert!(source.to_string().contains("takes for one"), "{source}");
@@ -111,4 +114,25 @@ async fn j12_dead_letters_outlive_the_migration_and_its_way_back() {
     assert_eq!(store.migrate_down().await.unwrap(), Some(2));
     file.run(&format!("{OLD} ({}, 'q/10', 'q/10', 'permanent', 1, '', x'78', 1, 1, 1, 1)", scope.0)).await;
     assert_eq!(file.ask("SELECT CAST(id AS TEXT) FROM idem_dead_letters ORDER BY id").await, ["3", "4", "5"]);
+}
+
+const OLD_COUNTS: &str = "SELECT CAST(attempts AS TEXT) FROM idem_attempts ORDER BY key_id";
+
+/// J12: what was counted before the migration goes on after it, and on its way back one count a key is left.
+#[tokio::test(flavor = "multi_thread")]
+async fn j12_counts_of_attempts_outlive_the_migration_and_its_way_back() {
+    let (file, store) = fresh().await;
+    let scope = registered(&store).await;
+    let key = idem_core::IdempotencyKey::new("order-1").unwrap();
+    let (paid, refunded) = (idem_core::PayloadHash::of(b"paid"), idem_core::PayloadHash::of(b"refunded"));
+    for _ in 0..2 {
+        store.bookkeeping().count_attempt(scope, &key, paid).await.unwrap();
+    }
+    store.bookkeeping().count_attempt(scope, &key, refunded).await.unwrap();
+    assert_eq!(store.migrate_down().await.unwrap(), Some(3));
+    assert_eq!(file.ask(OLD_COUNTS).await, ["2"]);
+    file.run("UPDATE idem_attempts SET attempts = 3").await;
+    assert_eq!(store.migrate().await.unwrap(), [3]);
+    assert_eq!(store.bookkeeping().count_attempt(scope, &key, paid).await.unwrap(), 4);
+    assert_eq!(file.ask(OLD_COUNTS).await, Vec::<String>::new());
 }

@@ -286,6 +286,17 @@ pub async fn outside_effects_run_one_message_a_unit<T: StoreUnderTest>(subject: 
     scene.assert_effects([("k-1", "p"), ("k-3", "p")]).await;
 }
 
+/// A47: a handler that sets things for its transaction asks for units of one message, and has no neighbours then: nobody runs
+/// twice for another.
+pub async fn a47_units_of_one_hold_one_message<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let consumer = scene.builder("orders", fail_bad).units_of_one().build().unwrap();
+    let kinds = process(&consumer, [msg("k-1", "p"), msg("k-2", "bad"), msg("k-3", "p")]).await;
+    assert_eq!(kinds, [Kind::Processed, TRANSIENT, Kind::Processed]);
+    assert_eq!(scene.runs.all(), ["k-1", "k-2", "k-3"]);
+    scene.assert_effects([("k-1", "p"), ("k-3", "p")]).await;
+}
+
 /// A batch handler gets what is fresh, at once, and its effects are there once.
 pub async fn a_batch_handler_gets_what_is_fresh<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);

@@ -38,13 +38,13 @@ pub async fn an_attempt_can_be_taken_back<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let scope = scene.register().await.scope;
     let (key, hash) = (key_from("order-1"), PayloadHash::of(b"paid"));
-    scene.store.bookkeeping().uncount_attempt(scope, &key).await.unwrap();
+    scene.store.bookkeeping().uncount_attempt(scope, &key, hash).await.unwrap();
     assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 1);
     assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 2);
-    scene.store.bookkeeping().uncount_attempt(scope, &key).await.unwrap();
+    scene.store.bookkeeping().uncount_attempt(scope, &key, hash).await.unwrap();
     assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 2);
     for _ in 0..5 {
-        scene.store.bookkeeping().uncount_attempt(scope, &key).await.unwrap();
+        scene.store.bookkeeping().uncount_attempt(scope, &key, hash).await.unwrap();
     }
     assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 1);
 }
@@ -75,6 +75,29 @@ pub async fn another_payload_starts_its_attempts_anew<T: StoreUnderTest>(subject
     assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, paid).await.unwrap(), 2);
     assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, refunded).await.unwrap(), 1);
     assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, refunded).await.unwrap(), 2);
+}
+
+/// D30: two payloads that fail in turn under one key are two messages, each with a count of its own: else neither would ever
+/// come to an end.
+pub async fn d30_two_failing_payloads_of_one_key_do_not_reset_each_other<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let scope = scene.register().await.scope;
+    let (key, books) = (key_from("order-1"), scene.store.bookkeeping());
+    let (paid, refunded) = (PayloadHash::of(b"paid"), PayloadHash::of(b"refunded"));
+    for attempt in 1..=5 {
+        assert_eq!(books.count_attempt(scope, &key, paid).await.unwrap(), attempt);
+        assert_eq!(books.count_attempt(scope, &key, refunded).await.unwrap(), attempt);
+    }
+    books.uncount_attempt(scope, &key, paid).await.unwrap();
+    assert_eq!(
+        books.count_attempt(scope, &key, refunded).await.unwrap(),
+        6,
+        "another payload's attempt was taken back"
+    );
+    assert_eq!(books.count_attempt(scope, &key, paid).await.unwrap(), 5);
+    books.end_attempts(scope, &key, paid).await.unwrap();
+    assert_eq!(books.count_attempt(scope, &key, refunded).await.unwrap(), 7, "another payload's count was ended");
+    assert_eq!(books.count_attempt(scope, &key, paid).await.unwrap(), 1);
 }
 
 /// D4: attempts of one key that are counted by several at once are all counted, and no number is given twice.

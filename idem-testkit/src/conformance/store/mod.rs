@@ -147,6 +147,7 @@ macro_rules! store_conformance {
                 what_follows_a_failure_in_its_ordering_key_waits,
                 overlapping_batches_run_each_key_once,
                 outside_effects_run_one_message_a_unit,
+                a47_units_of_one_hold_one_message,
                 a_batch_handler_gets_what_is_fresh,
                 a_batch_handlers_culprit_is_the_only_one_that_fails,
             }
@@ -248,6 +249,7 @@ macro_rules! store_conformance {
                 an_attempt_can_be_taken_back,
                 d28_a_success_ends_the_count_of_its_payload,
                 another_payload_starts_its_attempts_anew,
+                d30_two_failing_payloads_of_one_key_do_not_reset_each_other,
                 attempts_counted_at_once_are_all_counted,
                 a_dead_letter_keeps_its_facts,
                 the_same_origin_is_stored_once,

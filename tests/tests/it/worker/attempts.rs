@@ -56,3 +56,17 @@ async fn d29_a_copy_of_a_running_last_attempt_is_not_set_aside() {
     assert_eq!(first.counted(), [("charge".to_owned(), 1)].into());
     assert!(first.dead_letters().await.is_empty());
 }
+
+/// D30: two messages of one key that both fail, in two orders at once, come to their ends: neither begins the other's count
+/// anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn d30_two_failing_messages_of_one_key_are_both_set_aside() {
+    let scene = Scene::new();
+    scene.publish_ordered("east", "order-1", "fail");
+    scene.publish_ordered("west", "order-1", "fail too");
+    let consumer = scene.consumer().build().unwrap();
+    let summary = drain(&scene, scene.worker_of(consumer).retry(attempts(3))).await;
+    assert_eq!((summary.processed, summary.dead_lettered, summary.retries), (0, 2, 4));
+    let letters = scene.dead_letters().await;
+    assert!(letters.iter().all(|letter| letter.attempts == 3), "{letters:?}");
+}

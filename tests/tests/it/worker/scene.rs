@@ -80,7 +80,7 @@ impl Handler<MemoryStore> for Script {
         let mended = *self.0.mended.lock().unwrap();
         match std::str::from_utf8(&payload)? {
             _ if mended => Ok(()),
-            "fail" => Err("it does not work today".into()),
+            "fail" | "fail too" => Err("it does not work today".into()),
             "fail once" if self.runs_of(&key) <= 2 => Err("it works the next time".into()),
             "permanent" => Err(HandlerError::permanent("it can never work")),
             "in an hour" => Err(HandlerError::retry_after("ask later", Duration::from_secs(3_600))),

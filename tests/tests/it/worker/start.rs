@@ -5,7 +5,10 @@ use std::time::Duration;
 use idem_core::{DedupConsumer, Effects, ErrorClass, Retention, Worker, WorkerError, chain};
 use idem_testkit::{Fault, Operation, memory::QueueOptions};
 
-use super::scene::{Running, Scene};
+use super::{
+    captured::Captured,
+    scene::{self, Running, Scene},
+};
 
 fn text(error: &WorkerError) -> String {
     chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
@@ -90,4 +93,23 @@ async fn j13_wrong_settings_are_refused_with_field_value_and_rule() {
         .lanes(2)
         .build();
     assert_eq!(embedded.map_err(refused).unwrap_err(), ("lanes", "2".to_owned()));
+}
+
+/// A49: a name that no start binds to a handler can be another program's too, whose messages would be skipped as duplicates.
+#[tokio::test]
+async fn a49_a_loop_of_ones_own_without_a_handlers_name_is_warned_of() {
+    for (name, warned) in [(None, true), (Some("ledger-handler"), false)] {
+        let (captured, _guard) = Captured::log(tracing::Level::WARN);
+        let scene = Scene::new();
+        let consumer = match name {
+            Some(name) => scene.consumer().handler_name(name),
+            None => scene.consumer(),
+        };
+        let consumer = consumer.build().unwrap();
+        for _ in 0..2 {
+            consumer.process(vec![scene::message("1", "ok")]).await.unwrap();
+        }
+        let told = captured.lines().iter().filter(|line| line.contains("bound to no handler")).count();
+        assert_eq!(told, usize::from(warned), "{:?}", captured.lines());
+    }
 }

@@ -1,4 +1,6 @@
 #![doc = include_str!("lib.md")]
+// The order of a hash map differs between two runs, and ./sim runs a life again from its seed alone.
+#![warn(clippy::iter_over_hash_type)]
 
 mod binding;
 mod caught;
@@ -18,6 +20,7 @@ mod outcome;
 mod policy;
 mod retry;
 mod source;
+mod spawn;
 mod store;
 pub mod telemetry;
 mod worker;

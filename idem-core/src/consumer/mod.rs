@@ -37,6 +37,7 @@ use crate::{
     key::{KeyPolicy, KeySource},
     message::{ConsumerName, Message, Tenant},
     outcome::{Decision, Failure},
+    spawn,
     store::{Bookkeeping as _, HashRuleId, Registered, Registration, ScopeId, Store},
     telemetry::{Destination, UnitMetrics},
 };
@@ -149,7 +150,7 @@ impl<S: Store> DedupConsumer<S> {
         let inner = Arc::clone(&self.inner);
         // The semaphore is never closed.
         let Ok(slot) = Arc::clone(&self.inner.slots).acquire_owned().await else { return Ok(Vec::new()) };
-        let task = tokio::spawn(async move {
+        let task = spawn::spawn(async move {
             let lane = inner.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let (lane, decisions) = isolate::process(&inner, lane, messages).await;
             inner.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(lane);
@@ -174,7 +175,7 @@ impl<S: Store> DedupConsumer<S> {
     ) -> Result<(Option<S::Lane>, Vec<Decision>), StoreError> {
         self.inner.register(None).await?;
         let inner = Arc::clone(&self.inner);
-        let task = tokio::spawn(async move { isolate::process(&inner, Some(lane), messages).await });
+        let task = spawn::spawn(async move { isolate::process(&inner, Some(lane), messages).await });
         task.await.map_err(task_died)
     }
 }

@@ -45,6 +45,7 @@ use crate::{
     error::{SourceError, StoreError},
     failpoint,
     source::{Attached, Source},
+    spawn,
     store::{Bookkeeping as _, Registered, Store},
     telemetry::WorkerMetrics,
 };
@@ -312,7 +313,7 @@ fn supervise<S: Store, B: Source>(
         }
     }
     let guard = Died(Arc::downgrade(shared), task);
-    tasks.spawn(async move {
+    spawn::spawn_on(tasks, async move {
         let mut guard = guard;
         future.await;
         guard.0 = Weak::new();

@@ -20,7 +20,7 @@ pub use self::{
     bookkeeping::KeptDeadLetter,
     connection::{MemoryConnection, MemoryError},
     fault::{Defect, Fault, Operation},
-    unit::{MemoryLane, MemoryUnit},
+    unit::{MemorySession, MemoryUnit},
     weather::Weather,
 };
 use self::{fault::Faults, state::State};

@@ -150,17 +150,10 @@ impl<S: Store> DedupConsumer<S> {
         let inner = Arc::clone(&self.inner);
         // The semaphore is never closed.
         let Ok(slot) = Arc::clone(&self.inner.slots).acquire_owned().await else { return Ok(Vec::new()) };
-<<<<<<< HEAD
         let task = spawn::spawn(async move {
-            let lane = inner.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let (lane, decisions) = isolate::process(&inner, lane, messages).await;
-            inner.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(lane);
-=======
-        let task = tokio::spawn(async move {
             let session = inner.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let (session, decisions) = isolate::process(&inner, session, messages).await;
             inner.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(session);
->>>>>>> d0be4e1ab8ea15ebec8e242c8083f89bc79c6250
             drop(slot);
             decisions
         });
@@ -182,11 +175,7 @@ impl<S: Store> DedupConsumer<S> {
     ) -> Result<(Option<S::Session>, Vec<Decision>), StoreError> {
         self.inner.register(None).await?;
         let inner = Arc::clone(&self.inner);
-<<<<<<< HEAD
-        let task = spawn::spawn(async move { isolate::process(&inner, Some(lane), messages).await });
-=======
-        let task = tokio::spawn(async move { isolate::process(&inner, Some(session), messages).await });
->>>>>>> d0be4e1ab8ea15ebec8e242c8083f89bc79c6250
+        let task = spawn::spawn(async move { isolate::process(&inner, Some(session), messages).await });
         task.await.map_err(task_died)
     }
 }

@@ -104,7 +104,7 @@ pub enum Defect {
 pub(super) struct Faults {
     injected: HashMap<Operation, VecDeque<Fault>>,
     sky: Option<Sky>,
-    pub(super) charging: u64,
+    pub(super) met: HashMap<Operation, u64>,
 }
 
 impl Faults {
@@ -121,14 +121,9 @@ impl Faults {
             return Drawn { fault: Some(fault), ..Drawn::default() };
         }
         let drawn = self.sky.as_mut().map(|sky| sky.draw(operation)).unwrap_or_default();
-        let charges = match drawn.fault {
-            None => false,
-            Some(Fault::Error(class)) => class != ErrorClass::Infrastructure,
-            // A connection that is lost while handlers run may be their doing.
-            Some(Fault::ConnectionLost | Fault::AnswerLost | Fault::Hang) => operation == Operation::Statement,
-            Some(Fault::Delay(_)) => operation == Operation::Statement,
-        };
-        self.charging += u64::from(charges);
+        if drawn.fault.is_some() {
+            *self.met.entry(operation).or_default() += 1;
+        }
         drawn
     }
 }

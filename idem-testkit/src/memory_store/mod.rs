@@ -188,11 +188,10 @@ impl MemoryStore {
         self.shared.faults().set_weather(weather);
     }
 
-    /// How many faults of the [weather](Self::weather) were met that may charge a message with an attempt: all but those that
-    /// say that the store is not available.
+    /// How many faults of the [weather](Self::weather) this operation has met.
     #[must_use]
-    pub fn charging_faults(&self) -> u64 {
-        self.shared.faults().charging
+    pub fn faults_met(&self, operation: Operation) -> u64 {
+        self.shared.faults().met.get(&operation).copied().unwrap_or_default()
     }
 
     /// Swallows every insert of a record without an error from now on, as a trigger or a policy may (B6).

@@ -3,6 +3,10 @@
 #![warn(clippy::iter_over_hash_type)]
 
 mod binding;
+#[cfg(feature = "bugs")]
+pub mod bugs;
+#[cfg(not(feature = "bugs"))]
+mod bugs;
 mod caught;
 mod cleanup;
 mod clock;

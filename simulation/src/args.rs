@@ -11,9 +11,11 @@ pub(crate) struct Args {
     pub(crate) jobs: usize,
     pub(crate) every_poll: bool,
     pub(crate) trace: bool,
+    pub(crate) whole: bool,
     pub(crate) teeth: bool,
     pub(crate) until: Option<Rule>,
     pub(crate) bug: Option<String>,
+    pub(crate) page: Option<String>,
 }
 
 impl Args {
@@ -26,9 +28,11 @@ impl Args {
             jobs: 1,
             every_poll: false,
             trace: false,
+            whole: false,
             teeth: false,
             until: None,
             bug: None,
+            page: None,
         };
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
@@ -36,11 +40,15 @@ impl Args {
                 "--theme" => args.theme = theme(&value()?)?,
                 "--seed" => args.seed = number(&value()?)?,
                 "--lives" => args.lives = Some(number(&value()?)?),
-                "--jobs" => args.jobs = usize::try_from(number(&value()?)?.max(1)).map_err(|error| error.to_string())?,
+                "--jobs" => {
+                    args.jobs = usize::try_from(number(&value()?)?.max(1)).map_err(|error| error.to_string())?
+                }
                 "--every-poll" => args.every_poll = true,
                 "--trace" => args.trace = true,
+                "--whole" => args.whole = true,
                 "--teeth" => args.teeth = true,
                 "--until" => args.until = Some(rule(&value()?)?),
+                "--page" => args.page = Some(value()?),
                 "--bug" => args.bug = Some(value()?),
                 other => return Err(format!("{other} is not known; the first lines of ./sim say what is")),
             }
@@ -55,9 +63,10 @@ impl Args {
 }
 
 fn theme(text: &str) -> Result<Theme, String> {
-    Theme::ALL.into_iter().find(|theme| theme.as_str() == text).ok_or_else(|| {
-        format!("{text} is no theme; there are {}", Theme::ALL.map(Theme::as_str).join(", "))
-    })
+    Theme::ALL
+        .into_iter()
+        .find(|theme| theme.as_str() == text)
+        .ok_or_else(|| format!("{text} is no theme; there are {}", Theme::ALL.map(Theme::as_str).join(", ")))
 }
 
 fn number(text: &str) -> Result<u64, String> {

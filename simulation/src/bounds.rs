@@ -31,7 +31,8 @@ pub(crate) fn rest(scenario: &Scenario) -> Duration {
     let answers = scenario.busy_timeout + scenario.answer_timeout * 4;
     let attempt = scenario.deadline + scenario.retry.max + answers;
     let of = |behaviour: Behaviour| if behaviour.is_good() { SLOWEST + answers } else { attempt * attempts };
-    let messages: Duration = scenario.messages.iter().map(|(_, content)| of(scenario.contents[*content].behaviour)).sum();
+    let messages: Duration =
+        scenario.messages.iter().map(|(_, content)| of(scenario.contents[*content].behaviour)).sum();
     let probes = Duration::from_secs(2) * u32::try_from(scenario.messages.len()).unwrap_or(u32::MAX);
     let replays = if scenario.events.is_empty() { Duration::ZERO } else { REPLAY_TAKEN_FOR * 2 + messages };
     messages + replays + BREAKER_HOLD + probes + scenario.lease.unwrap_or_default() * 3 + Duration::from_secs(120)

@@ -72,7 +72,10 @@ fn settings(theme: Theme, seed: u64, calm: bool, rng: &mut Rng) -> Scenario {
         retention: if short { Duration::from_secs(60) } else { 7 * DAY },
         cleanup_every: (short || one_in(rng, 4)).then(|| millis(rng, 2_000, 20_000)),
         cache_for: one_in(rng, 4).then(|| millis(rng, 1_000, 30_000)),
-        on_conflict: pick(rng, &[OnConflict::DeadLetter, OnConflict::DeadLetter, OnConflict::Acknowledge, OnConflict::Halt]),
+        on_conflict: pick(
+            rng,
+            &[OnConflict::DeadLetter, OnConflict::DeadLetter, OnConflict::Acknowledge, OnConflict::Halt],
+        ),
         breaker: one_in(rng, if theme == Theme::Small { 4 } else { 2 }),
         publisher: one_in(rng, 4),
         tenants: one_in(rng, 4),
@@ -88,7 +91,8 @@ fn settings(theme: Theme, seed: u64, calm: bool, rng: &mut Rng) -> Scenario {
 }
 
 fn faults(scenario: &mut Scenario, rng: &mut Rng) {
-    let some = |rng: &mut Rng, every: u32| if one_in(rng, 3) { Rate::OneIn(rng.u32(every..every * 8)) } else { Rate::Never };
+    let some =
+        |rng: &mut Rng, every: u32| if one_in(rng, 3) { Rate::OneIn(rng.u32(every..every * 8)) } else { Rate::Never };
     scenario.weather = Weather {
         seed: rng.u64(..),
         slow: if one_in(rng, 2) { Rate::OneIn(rng.u32(1..8)) } else { Rate::Never },
@@ -143,7 +147,11 @@ fn contents(scenario: &mut Scenario, theme: Theme, rng: &mut Rng) {
                 tenant: tenant.clone(),
                 payload: format!("p{key}.{payload}"),
                 order: (!one_in(rng, 10)).then(|| format!("o{order}")),
-                behaviour: if misbehaves { behaviour(rng) } else { Behaviour::Good(if slow > 0 { rng.u64(0..=slow) } else { 0 }) },
+                behaviour: if misbehaves {
+                    behaviour(rng)
+                } else {
+                    Behaviour::Good(if slow > 0 { rng.u64(0..=slow) } else { 0 })
+                },
             });
         }
     }

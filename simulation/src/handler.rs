@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use idem_core::{Effects, Handler, HandlerError, Message, Tx};
 use idem_testkit::MemoryStore;
 
-use crate::{scenario::Behaviour, world::{EFFECTS, World}};
+use crate::{
+    scenario::Behaviour,
+    world::{EFFECTS, World},
+};
 
 /// The handler of one process.
 #[derive(Debug, Clone)]
@@ -33,7 +36,13 @@ impl Handler<MemoryStore> for SimulatedHandler {
 }
 
 impl SimulatedHandler {
-    async fn run(&self, content: usize, run: usize, before: u32, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+    async fn run(
+        &self,
+        content: usize,
+        run: usize,
+        before: u32,
+        tx: &mut Tx<'_, MemoryStore>,
+    ) -> Result<(), HandlerError> {
         match self.world.behaviour(content) {
             Behaviour::Good(milliseconds) => {
                 if milliseconds > 0 {

@@ -109,7 +109,9 @@ impl fmt::Display for Happened {
             Self::Settled { process, message, how, answer } => {
                 write!(f, "process {process}: m{message} is settled: {how}; the broker answers {answer}")
             }
-            Self::Began { process, run, content } => write!(f, "process {process}: handler run {run} begins, content c{content}"),
+            Self::Began { process, run, content } => {
+                write!(f, "process {process}: handler run {run} begins, content c{content}")
+            }
             Self::Returned { run, how } => write!(f, "handler run {run} {how}"),
             Self::Started { process } => write!(f, "process {process} starts"),
             Self::Died { process, polls } => write!(f, "process {process} dies after {polls} polls"),

@@ -32,7 +32,7 @@ mod world;
 pub use self::{
     journal::{Breach, Mixer, Rule},
     life::{Report, Way, live},
-    lives::{Broken, Lives, Sum},
+    lives::{Broken, Lives, Sum, Until},
     scenario::{Behaviour, Content, Event, Scenario, Theme},
     shrink::shrink,
 };

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{Bookkeeping as _, ControlState, ScopeId, Tenant, ConsumerName};
+use idem_core::{Bookkeeping as _, ConsumerName, ControlState, ScopeId, Tenant};
 use idem_testkit::{Weather, memory::Faults};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
@@ -216,9 +216,8 @@ async fn control(world: &World, state: ControlState) {
 async fn replay(world: &World) {
     let kept = world.store.kept_dead_letters();
     let ids: Vec<_> = kept.iter().map(|kept| kept.row.id).collect();
-    if world.store.request_replay(&ids).await.is_err() {
-        return;
-    }
+    // Where the answer is lost it was done, or was not.
+    let _ = world.store.request_replay(&ids).await;
     // Each replay is one more delivery, whose attempts count anew.
     for content in kept.iter().filter_map(|kept| kept.message.as_ref()).map(|message| world.content(message)) {
         if let Some(seen) = world.known().contents.get_mut(content) {

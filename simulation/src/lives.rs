@@ -31,8 +31,19 @@ pub struct Lives {
     pub way: Way,
     /// Whether the first process of each also dies after each of its polls in turn.
     pub every_poll: bool,
-    /// The rule whose first breach ends it.
-    pub until: Option<Rule>,
+    /// What ends it early.
+    pub until: Until,
+}
+
+/// What ends lives before the last of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// Nothing.
+    Never,
+    /// Any promise that is broken.
+    Any,
+    /// This one.
+    Rule(Rule),
 }
 
 /// What became of them.
@@ -101,7 +112,8 @@ impl Lives {
                             break;
                         }
                         let outcome = self.one(self.seed + number);
-                        if outcome.breaches.iter().any(|(_, breach)| Some(breach.rule) == self.until) {
+                        let ends = |breach: &Breach| self.until == Until::Any || self.until == Until::Rule(breach.rule);
+                        if outcome.breaches.iter().any(|(_, breach)| ends(breach)) {
                             over.store(true, Ordering::Relaxed);
                         }
                         outcomes.lock().unwrap_or_else(PoisonError::into_inner).insert(self.seed + number, outcome);

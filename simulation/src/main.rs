@@ -4,7 +4,7 @@ mod args;
 
 use std::{process::ExitCode, time::Instant};
 
-use simulation::{Lives, Scenario, Sum, Way, live, shrink, silence_panics, teeth};
+use simulation::{Lives, Scenario, Sum, Until, Way, live, shrink, silence_panics, teeth};
 
 use crate::args::Args;
 
@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     };
     silence_panics();
     if args.teeth {
-        return if teeth::bite(args.jobs) { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        return bite(&args);
     }
     let way = match args.bug.as_deref().map_or(Ok(Way::default()), teeth::plant) {
         Ok(way) => way,
@@ -35,7 +35,8 @@ fn main() -> ExitCode {
 #[allow(clippy::print_stdout, reason = "a program")]
 fn many(args: &Args, way: Way) -> ExitCode {
     let (begun, lives) = (Instant::now(), args.lives());
-    let Args { theme, seed, jobs, every_poll, until, .. } = *args;
+    let Args { theme, seed, jobs, every_poll, .. } = *args;
+    let until = args.until.map_or(Until::Never, Until::Rule);
     let sum = Lives { theme, seed, count: lives, jobs, way, every_poll, until }.run(|| {
         // It was planted on the first thread, and each has its own.
         if let Some(bug) = &args.bug {
@@ -63,15 +64,35 @@ fn many(args: &Args, way: Way) -> ExitCode {
     if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// The table of planted bugs, also into the page that has it.
+#[allow(clippy::print_stdout, clippy::print_stderr, reason = "a program")]
+fn bite(args: &Args) -> ExitCode {
+    let (table, all_found) = teeth::bite(args.jobs, |line| println!("{line}"));
+    if let Some(page) = &args.page {
+        let (begin, end) = ("<!-- teeth -->\n", "<!-- end of teeth -->");
+        let written = std::fs::read_to_string(page).ok().and_then(|text| {
+            let (before, rest) = text.split_once(begin)?;
+            let (_, after) = rest.split_once(end)?;
+            std::fs::write(page, format!("{before}{begin}{table}{end}{after}")).ok()
+        });
+        if written.is_none() {
+            eprintln!("sim: {page} cannot be written, or has no table of planted bugs");
+            return ExitCode::from(2);
+        }
+    }
+    if all_found { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
 /// One life for a person to read, made smaller where it breaks a promise.
 #[allow(clippy::print_stdout, reason = "a program")]
 fn trace(args: &Args, way: Way) -> ExitCode {
     let whole = Scenario::draw(args.theme, args.seed);
     let way = Way { trace: true, ..way };
     let report = live(&whole, way);
-    let Some(breach) = report.breaches.first() else {
-        println!("{whole:#?}\n{}\nno promise is broken; hash {:016x}", report.trace.join("\n"), report.hash);
-        return ExitCode::SUCCESS;
+    let Some(breach) = report.breaches.first().filter(|_| !args.whole) else {
+        let word = if report.breaches.is_empty() { "no promise is broken" } else { "broken as marked above" };
+        println!("{whole:#?}\n{}\n{word}; hash {:016x}", report.trace.join("\n"), report.hash);
+        return if report.breaches.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     };
     let small = shrink(&whole, way, breach.rule);
     let report = live(&small, way);

@@ -86,13 +86,13 @@ impl Judge<'_> {
         let (records, now) = (self.world.store.records(), self.world.journal.now());
         let bare = |key: &str| key.split_once('/').map_or(key, |(_, key)| key).to_owned();
         let all: BTreeSet<&str> = self.effects.iter().map(|(key, _)| key.as_str()).collect();
-        let young = |run: usize| {
-            self.known.runs.get(run).is_some_and(|run| run.began + self.world.scenario.retention > now)
-        };
+        let young =
+            |run: usize| self.known.runs.get(run).is_some_and(|run| run.began + self.world.scenario.retention > now);
         let kept: BTreeSet<&str> =
             self.effects.iter().filter(|(_, run)| young(*run)).map(|(key, _)| key.as_str()).collect();
         let count = |of: &BTreeSet<&str>, key: &str| of.iter().filter(|effect| bare(effect) == key).count();
-        let keys: BTreeSet<String> = all.iter().map(|key| bare(key)).chain(records.iter().map(|(_, r)| r.key.as_str().to_owned())).collect();
+        let keys: BTreeSet<String> =
+            all.iter().map(|key| bare(key)).chain(records.iter().map(|(_, r)| r.key.as_str().to_owned())).collect();
         for key in keys {
             let recorded = records.iter().filter(|(_, record)| record.key.as_str() == key).count();
             if recorded > count(&all, &key) {
@@ -145,7 +145,10 @@ impl Judge<'_> {
                 _ => false,
             };
             if !earned {
-                self.breach(Rule::Unearned, format!("c{content} ({about:?}) is a dead letter: {}, {}", kept.row.reason, kept.row.error));
+                self.breach(
+                    Rule::Unearned,
+                    format!("c{content} ({about:?}) is a dead letter: {}, {}", kept.row.reason, kept.row.error),
+                );
             }
             self.not_while_running(content, kept);
         }
@@ -172,7 +175,10 @@ impl Judge<'_> {
         for (_, run) in self.effects.iter().filter(|(_, run)| self.content_of(*run) == content) {
             let of = &self.known.runs[*run];
             if of.began < at && of.returned.is_none_or(|returned| at < returned) {
-                self.breach(Rule::DeadWhileRunning, format!("c{content} became a dead letter at {at:?}, while run {run} handled it"));
+                self.breach(
+                    Rule::DeadWhileRunning,
+                    format!("c{content} became a dead letter at {at:?}, while run {run} handled it"),
+                );
             }
         }
     }
@@ -202,7 +208,10 @@ impl Judge<'_> {
             if let Some((before, of)) = last.insert(order, (number, key))
                 && before > number
             {
-                self.breach(Rule::OutOfOrder, format!("{key} (m{number}) was handled after {of} (m{before}), both of {order}"));
+                self.breach(
+                    Rule::OutOfOrder,
+                    format!("{key} (m{number}) was handled after {of} (m{before}), both of {order}"),
+                );
             }
         }
     }
@@ -224,7 +233,10 @@ impl Judge<'_> {
             let sent = repeated.map_or(publication.at, |first| first.at);
             if first.began > sent + within {
                 let about = &scenario.contents[publication.content];
-                self.breach(Rule::Late, format!("{about:?} was published at {sent:?} and handled at {:?}", first.began));
+                self.breach(
+                    Rule::Late,
+                    format!("{about:?} was published at {sent:?} and handled at {:?}", first.began),
+                );
             }
         }
     }

@@ -207,5 +207,4 @@ impl Scenario {
         let last = self.messages.iter().map(|(at, _)| *at).chain(self.events.iter().map(|(at, _)| *at)).max();
         last.unwrap_or_default() + Duration::from_secs(1)
     }
-
 }

@@ -10,7 +10,8 @@ use crate::{
 /// A smaller life that still breaks `rule`. It takes up to some hundred lives.
 #[must_use]
 pub fn shrink(scenario: &Scenario, way: Way, rule: Rule) -> Scenario {
-    let breaks = |scenario: &Scenario| live(scenario, Way { trace: false, ..way }).breaches.iter().any(|b| b.rule == rule);
+    let breaks =
+        |scenario: &Scenario| live(scenario, Way { trace: false, ..way }).breaches.iter().any(|b| b.rule == rule);
     let mut smallest = scenario.clone();
     loop {
         let before = smallest.messages.len() + smallest.events.len();
@@ -23,7 +24,11 @@ pub fn shrink(scenario: &Scenario, way: Way, rule: Rule) -> Scenario {
 }
 
 /// Leaves parts of a list out: halves first, then ever smaller ones.
-fn leave_out<T>(scenario: &mut Scenario, list: impl Fn(&mut Scenario) -> &mut Vec<T>, breaks: impl Fn(&Scenario) -> bool) {
+fn leave_out<T>(
+    scenario: &mut Scenario,
+    list: impl Fn(&mut Scenario) -> &mut Vec<T>,
+    breaks: impl Fn(&Scenario) -> bool,
+) {
     let mut size = list(scenario).len().div_ceil(2);
     while size > 0 {
         let mut from = 0;

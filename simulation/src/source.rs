@@ -6,9 +6,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{
-    Attached, Delivery, OnConflict, Received, Settle, Settled, Source, SourceCapabilities, SourceError,
-};
+use idem_core::{Attached, Delivery, OnConflict, Received, Settle, Settled, Source, SourceCapabilities, SourceError};
 use idem_testkit::memory::{MemoryHandle, MemorySource};
 
 use crate::{

@@ -17,8 +17,8 @@ use idem_testkit::{
 use tokio::sync::Notify;
 
 use crate::{
-    life::Way,
     journal::{Happened, Journal, Rule},
+    life::Way,
     scenario::{Behaviour, Scenario},
 };
 
@@ -229,11 +229,15 @@ impl World {
         // A handler that failed on a connection that broke then is not charged: the connection is taken for the cause.
         let failures_max = batches + self.store.faults_met(Operation::Rollback);
         if u64::from(seen.failures) > failures_max {
-            let text = format!("c{content} has failed {} times, of {} deliveries with {attempts} attempts", seen.failures, seen.deliveries);
+            let text = format!(
+                "c{content} has failed {} times, of {} deliveries with {attempts} attempts",
+                seen.failures, seen.deliveries
+            );
             self.journal.breach(Rule::RanTooOften, text);
         }
         if let Some(since) = paused.filter(|since| scenario.calm && now > *since + crate::bounds::pause(scenario)) {
-            self.journal.breach(Rule::RanWhilePaused, format!("c{content} runs, and the consumer is paused since {since:?}"));
+            self.journal
+                .breach(Rule::RanWhilePaused, format!("c{content} runs, and the consumer is paused since {since:?}"));
         }
     }
 

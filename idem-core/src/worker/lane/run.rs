@@ -6,16 +6,17 @@ use tokio::time::Instant;
 
 use super::{Connection, Lane, failure::Failed};
 use crate::{
+    bugs::{self, Bug},
     consumer::{self, Alone, End},
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     failpoint,
     handler::Work,
-    outcome::{Decision, Failure},
+    outcome::{Decision, Durable, Failure, Settle},
     policy::Seen,
     source::Source,
     store::{Bookkeeping as _, Store},
-    worker::job::{Attempt, Isolation, Job},
+    worker::job::{Attempt, DeliveredBy, Isolation, Job},
 };
 
 impl<S: Store, B: Source> Lane<S, B> {
@@ -51,8 +52,14 @@ impl<S: Store, B: Source> Lane<S, B> {
         self.connection = Connection::Open(connection);
     }
 
-    pub(super) async fn together(&mut self, jobs: Vec<Job<B::Handle>>) {
+    pub(super) async fn together(&mut self, mut jobs: Vec<Job<B::Handle>>) {
         let begun = Instant::now();
+        if bugs::planted(Bug::AcknowledgesBeforeCommit) {
+            jobs.iter_mut().for_each(|job| self.acknowledge_early(job));
+        }
+        if bugs::planted(Bug::RemembersBeforeCommit) {
+            jobs.iter().for_each(|job| self.remember(job, None));
+        }
         match self.unit(&jobs).await {
             End::Decided(decisions) => {
                 self.succeeded();
@@ -70,6 +77,14 @@ impl<S: Store, B: Source> Lane<S, B> {
             end @ (End::Held | End::NoWinner(_) | End::Again(_) | End::Unknown(_) | End::Lost(_) | End::Trouble(_)) => {
                 self.did_not_end_well(jobs, end).await
             }
+        }
+    }
+
+    /// A planted bug.
+    fn acknowledge_early(&self, job: &mut Job<B::Handle>) {
+        let from = std::mem::replace(&mut job.from, DeliveredBy::Replay(crate::DeadLetterId(0)));
+        if let DeliveredBy::Broker(handle) = from {
+            self.shared.settle(handle, Settle::Acknowledge(Durable::committed()), job.permit.take());
         }
     }
 
@@ -139,14 +154,22 @@ impl<S: Store, B: Source> Lane<S, B> {
             // An attempt that came to no verdict is not counted again.
             (_, open @ Attempt::Open(_)) => open,
             (None, last) => Attempt::Ended(last.number() + 1),
+            (Some(_), last) if bugs::planted(Bug::CountsInMemory) => Attempt::Ended(last.number() + 1),
             (Some(claim), _) => {
                 match shared.consumer.store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await {
-                    Ok(number) => Attempt::Open(number),
-                    Err(error) => return self.bookkeeping_failed(job, error).await,
+                    Ok(number) => Attempt::Open(self.attempt_of(&job, number)),
+                    Err(error) => {
+                        job.counts_unanswered = job.counts_unanswered.saturating_add(1);
+                        return self.bookkeeping_failed(job, error).await;
+                    }
                 }
             }
         };
         if job.attempt.number() > shared.settings.retry.attempts {
+            if bugs::planted(Bug::ExhaustedWithoutClaim) {
+                let failure = Failure::new(ErrorClass::Permanent, Reason::AttemptsExhausted, "planted");
+                return self.set_aside(job, failure).await;
+            }
             return self.exhausted(job).await;
         }
         match self.unit(std::slice::from_ref(&job)).await {
@@ -162,6 +185,18 @@ impl<S: Store, B: Source> Lane<S, B> {
             | End::Lost(_)
             | End::Trouble(_)) => self.did_not_end_well(vec![job], end).await,
         }
+    }
+
+    /// The number of an attempt that the store counted as `number`. Counts whose answer was lost may be among them; they are
+    /// none, where it is known how many there were before: in this process, or by the broker's word that this is the first
+    /// delivery. Otherwise they stay counted, because another process may have died of each.
+    fn attempt_of(&self, job: &Job<B::Handle>, number: u32) -> u32 {
+        let before = job.attempt.number();
+        let is_first = !job.redelivered && !job.is_replay() && self.shared.source.capabilities().marks_redelivery;
+        if (before == 0 && !is_first) || bugs::planted(Bug::LostCountsCount) {
+            return number;
+        }
+        number.saturating_sub(job.counts_unanswered).max(before + 1)
     }
 
     /// A message whose attempts are used up without a verdict. It is set aside while its key is claimed: it may be running

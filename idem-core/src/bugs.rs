@@ -40,6 +40,8 @@ pub enum Bug {
     DeadLetterWithoutRow,
     /// What follows a message that waits overtakes it.
     FollowersOvertake,
+    /// What was settled is not handed over before a message runs that may kill the process (D38).
+    KillersLoseSettlements,
     /// A lane that rests during a revocation is woken by what is due, and spins.
     RestingLaneSpins,
 }
@@ -47,7 +49,7 @@ pub enum Bug {
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -65,6 +67,7 @@ impl Bug {
         Self::OpenBreakerRetries,
         Self::DeadLetterWithoutRow,
         Self::FollowersOvertake,
+        Self::KillersLoseSettlements,
         Self::RestingLaneSpins,
     ];
 }

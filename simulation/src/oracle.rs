@@ -141,7 +141,9 @@ impl Judge<'_> {
                     self.effects.iter().any(|(of, run)| *of == key && other(*run))
                 }),
                 Reason::Permanent => about.behaviour == Behaviour::Permanent,
-                Reason::AttemptsExhausted | Reason::Deadline => self.is_exhausted(content),
+                Reason::AttemptsExhausted | Reason::Deadline => {
+                    self.is_exhausted(content) || self.was_about_to_run(content, kept)
+                }
                 _ => false,
             };
             if !earned {
@@ -162,7 +164,25 @@ impl Judge<'_> {
         // A claim or a commit that others were in the way of is charged after the third time in a row.
         let in_the_way = (met(Operation::Claim) + met(Operation::Commit)) / 4;
         let deaths = self.world.deaths.load(Ordering::SeqCst);
-        failed + in_the_way + deaths >= u64::from(self.world.scenario.retry.attempts)
+        // A count whose answer was lost counts where a message comes again: another process may have died of it.
+        let seen = self.known.contents[content];
+        let counts_lost = if seen.deliveries > 1 { met(Operation::Bookkeeping) } else { 0 };
+        failed + in_the_way + counts_lost + deaths >= u64::from(self.world.scenario.retry.attempts)
+    }
+
+    /// When it became a dead letter, by the life's own time.
+    fn stored_at(&self, kept: &KeptDeadLetter) -> Duration {
+        let age = self.world.store.now().duration_since(kept.row.first_at).unwrap_or_default();
+        self.world.journal.now().saturating_sub(age)
+    }
+
+    /// Whether another delivery of it had counted its last attempt and not claimed its key yet. That window of failure D29 is
+    /// open: theme calm, seed 1001 was the first to show it.
+    fn was_about_to_run(&self, content: usize, kept: &KeptDeadLetter) -> bool {
+        let (at, within) = (self.stored_at(kept), self.world.scenario.answer_timeout * 2);
+        let began = |run: usize| self.known.runs.get(run).map_or(Duration::ZERO, |run| run.began);
+        let mut runs = self.effects.iter().filter(|(_, run)| self.content_of(*run) == content);
+        runs.any(|(_, run)| (at..=at + within).contains(&began(*run)))
     }
 
     /// Nothing is a dead letter for its attempts while the run is under way that then commits.
@@ -170,8 +190,7 @@ impl Judge<'_> {
         if kept.row.reason != Reason::AttemptsExhausted {
             return;
         }
-        let age = self.world.store.now().duration_since(kept.row.first_at).unwrap_or_default();
-        let at = self.world.journal.now().saturating_sub(age);
+        let at = self.stored_at(kept);
         for (_, run) in self.effects.iter().filter(|(_, run)| self.content_of(*run) == content) {
             let of = &self.known.runs[*run];
             if of.began < at && of.returned.is_none_or(|returned| at < returned) {

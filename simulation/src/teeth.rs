@@ -103,6 +103,11 @@ fn all() -> Vec<Planted> {
         planted(Bug::OpenBreakerRetries, Theme::Any, "an open breaker runs what failed for good again and again (N2)"),
         planted(Bug::DeadLetterWithoutRow, Theme::Small, "a dead letter is settled although its row was not written"),
         planted(Bug::FollowersOvertake, Theme::Small, "what follows a message that waits overtakes it"),
+        planted(
+            Bug::KillersLoseSettlements,
+            Theme::Calm,
+            "what is settled is lost with the process that the next message kills (found here)",
+        ),
         planted(Bug::RestingLaneSpins, Theme::Any, "a lane that rests is woken by what is due, and spins (N1)"),
     ];
     all.extend(in_the_store());

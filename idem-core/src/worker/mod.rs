@@ -17,7 +17,10 @@ mod view;
 use std::{
     fmt,
     future::Future,
-    sync::{Arc, Mutex, PoisonError, Weak, atomic::AtomicU32},
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU32},
+    },
     time::Duration,
 };
 
@@ -262,6 +265,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             lanes: LaneCount::default(),
             cache: CommittedKeys::new(&self.settings, self.consumer.inner.settings.retention),
             one_at_a_time: tokio::sync::Mutex::new(()),
+            dead_letter_settled: AtomicBool::new(false),
             shutdown,
             failure: Mutex::new(None),
             hold_max: attached.hold_max,

@@ -1,7 +1,7 @@
 //! What a lane does with a message that failed for good: a row, then a confirmed publication where there is a publisher, then
 //! the settlement. It waits where the breaker is open, or where nothing can keep the message.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use super::{Lane, publishing::Secured};
 use crate::{
@@ -74,6 +74,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             self.shared.recent.note(IncidentKind::DeadLetter, key, origin, text);
         }
         if let DeliveredBy::Broker(handle) = job.from {
+            self.shared.dead_letter_settled.store(true, Ordering::Relaxed);
             self.shared.settle(handle, Settle::DeadLetter(Durable::dead_lettered()), job.permit);
         }
     }

@@ -1,6 +1,9 @@
 //! Runs what a lane has taken, together, alone or only looked up, and hands each message on with its decision.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::HashSet,
+    sync::{Arc, atomic::Ordering},
+};
 
 use tokio::time::Instant;
 
@@ -172,6 +175,9 @@ impl<S: Store, B: Source> Lane<S, B> {
             }
             return self.exhausted(job).await;
         }
+        if may_kill && (job.attempt.number() > 1 || shared.dead_letter_settled.load(Ordering::Relaxed)) {
+            self.hand_settlements_over().await;
+        }
         match self.unit(std::slice::from_ref(&job)).await {
             End::Decided(decisions) => {
                 self.succeeded();
@@ -187,13 +193,22 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// The number of an attempt that the store counted as `number`. Counts whose answer was lost may be among them; they are
-    /// none, where it is known how many there were before: in this process, or by the broker's word that this is the first
-    /// delivery. Otherwise they stay counted, because another process may have died of each.
+    /// Waits until the broker was told what is settled, before a message runs that may kill the process: a dead letter whose
+    /// settlement is lost comes again with all of its attempts, and two that kill could bring each other back for ever (D38).
+    async fn hand_settlements_over(&mut self) {
+        if !bugs::planted(Bug::KillersLoseSettlements) {
+            self.shared.dead_letter_settled.store(false, Ordering::Relaxed);
+            self.shared.flush().await;
+        }
+    }
+
+    /// The number of an attempt that the store counted as `number`. Counts whose answer was lost may be among them, of attempts
+    /// that never began. Where the broker says that the message was delivered before, another process may have died of each, so
+    /// all stay counted.
     fn attempt_of(&self, job: &Job<B::Handle>, number: u32) -> u32 {
         let before = job.attempt.number();
-        let is_first = !job.redelivered && !job.is_replay() && self.shared.source.capabilities().marks_redelivery;
-        if (before == 0 && !is_first) || bugs::planted(Bug::LostCountsCount) {
+        let may_have_run = job.redelivered || job.is_replay();
+        if (before == 0 && may_have_run) || bugs::planted(Bug::LostCountsCount) {
             return number;
         }
         number.saturating_sub(job.counts_unanswered).max(before + 1)

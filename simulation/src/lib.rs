@@ -37,7 +37,12 @@ pub use self::{
     shrink::shrink,
 };
 
-/// Panics of handlers are part of a life: nothing is printed for them, nor for any other, which a life reports itself.
+/// Panics of handlers are part of a life: nothing is printed for them.
 pub fn silence_panics() {
-    std::panic::set_hook(Box::new(|_| {}));
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !panic.payload().is::<handler::HandlersOwn>() {
+            print(panic);
+        }
+    }));
 }

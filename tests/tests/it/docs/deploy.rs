@@ -80,18 +80,36 @@ fn each_alert_says_what_it_means_what_to_check_and_the_cure() {
     let alerts = yaml(ALERTS);
     let names: BTreeSet<&str> = alerts.iter().flat_map(|document| texts(document, "alert")).collect();
     let runbooks: BTreeSet<String> =
-        alerts.iter().flat_map(|document| texts(document, "runbook")).map(str::to_owned).collect();
+        alerts.iter().flat_map(|document| texts(document, "runbook_url")).map(str::to_owned).collect();
     let page = programs::read("docs/guide/alerts.md");
     let parts: Vec<(&str, &str)> =
         page.split("\n## ").skip(1).map(|part| part.split_once('\n').expect("a heading and a text")).collect();
     assert_eq!(names, parts.iter().map(|(name, _)| *name).collect());
-    let wanted = names.iter().map(|name| format!("docs/guide/alerts.md#{}", name.to_lowercase())).collect();
+    let home = "https://github.com/idem-rs/idem/blob/main/docs/guide/alerts.md";
+    let wanted = names.iter().map(|name| format!("{home}#{}", name.to_lowercase())).collect();
     assert_eq!(runbooks, wanted);
     for (name, text) in parts {
         for part in ["\n**Meaning.** ", "\n**Check.** ", "\n**Cure.** "] {
             assert!(text.contains(part), "{name} lacks {part}");
         }
     }
+}
+
+/// `./test alerts` runs promtool on it.
+#[test]
+fn each_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not() {
+    let alerts = yaml(ALERTS);
+    let names: BTreeSet<&str> = alerts.iter().flat_map(|document| texts(document, "alert")).collect();
+    let tests = yaml("deploy/prometheus/alerts.test.yaml");
+    let (mut fires, mut rests) = (BTreeSet::new(), BTreeSet::new());
+    for test in
+        tests.iter().flat_map(|document| all(document, "alert_rule_test")).flat_map(|list| list.as_array().unwrap())
+    {
+        let does_fire = test["exp_alerts"].as_array().is_some_and(|alerts| !alerts.is_empty());
+        let set = if does_fire { &mut fires } else { &mut rests };
+        set.insert(test["alertname"].as_str().unwrap());
+    }
+    assert_eq!((&fires, &rests), (&names, &names));
 }
 
 #[tokio::test]

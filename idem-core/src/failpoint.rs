@@ -64,7 +64,15 @@ pub async fn hit(_point: &'static str) -> Result<(), Injected> {
 }
 
 #[cfg(feature = "failpoints")]
-pub use armed::{Action, arm, disarm_all, hit};
+mod life;
+
+#[cfg(feature = "failpoints")]
+pub(crate) use self::life::mortal;
+#[cfg(feature = "failpoints")]
+pub use self::{
+    armed::{Action, arm, disarm_all, hit},
+    life::Life,
+};
 
 #[cfg(feature = "failpoints")]
 mod armed {
@@ -76,7 +84,7 @@ mod armed {
 
     use tokio::sync::Notify;
 
-    use super::Injected;
+    use super::{Injected, Life};
 
     /// What happens at a failpoint.
     #[derive(Debug, Clone)]
@@ -123,8 +131,11 @@ mod armed {
         Some(armed.action.clone())
     }
 
-    /// Does what the failpoint is armed with.
+    /// Does what the failpoint is armed with. A process that a test can kill may be killed here.
     pub async fn hit(point: &'static str) -> Result<(), Injected> {
+        if Life::current().is_some() {
+            tokio::task::yield_now().await;
+        }
         match due(point) {
             None => Ok(()),
             Some(Action::Abort) => std::process::abort(),

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use crate::{handler::TypePlace, json, message::Message};
 
 /// The SHA-256 of a payload under one rule. Two hashes mean something only under the same rule.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PayloadHash([u8; 32]);
 
 impl PayloadHash {

@@ -1,6 +1,12 @@
 #![doc = include_str!("lib.md")]
+// The order of a hash map differs between two runs, and ./sim runs a life again from its seed alone.
+#![warn(clippy::iter_over_hash_type)]
 
 mod binding;
+#[cfg(feature = "bugs")]
+pub mod bugs;
+#[cfg(not(feature = "bugs"))]
+mod bugs;
 mod caught;
 mod cleanup;
 mod clock;
@@ -18,6 +24,7 @@ mod outcome;
 mod policy;
 mod retry;
 mod source;
+mod spawn;
 mod store;
 pub mod telemetry;
 mod worker;

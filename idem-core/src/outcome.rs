@@ -3,6 +3,7 @@
 use std::{fmt, time::Duration};
 
 use crate::{
+    bugs::{self, Bug},
     dead_letter::Reason,
     error::ErrorClass,
     handler::HandlerError,
@@ -82,7 +83,9 @@ pub(crate) fn compare(
     }
     let hash = if recorded.hash_rule == claim.hash_rule { Some(claim.hash) } else { rehash(recorded.hash_rule) };
     match hash {
-        Some(hash) if hash == recorded.hash => Verdict::Duplicate(recorded, Durable::read_back()),
+        Some(hash) if hash == recorded.hash || bugs::planted(Bug::ConflictIsADuplicate) => {
+            Verdict::Duplicate(recorded, Durable::read_back())
+        }
         Some(_) => Verdict::Conflict(recorded, ConflictKind::OtherPayload),
         None => Verdict::Conflict(recorded, ConflictKind::UnknownRule),
     }
@@ -97,6 +100,12 @@ pub(crate) fn verdict(
     match claimed {
         Claimed::Inserted => Verdict::Fresh(Ticket(())),
         Claimed::Found(recorded) => compare(claim, recorded, rehash),
+        Claimed::NotInserted if bugs::planted(Bug::ZeroRowsAreADuplicate) => {
+            let Claim { key, hash, hash_rule, .. } = claim.clone();
+            let (processed_at, processed_by) = (std::time::SystemTime::UNIX_EPOCH, crate::RunId(0));
+            let recorded = Recorded { key, hash, hash_rule, processed_at, processed_by, expires_at: None };
+            Verdict::Duplicate(recorded, Durable::read_back())
+        }
         Claimed::NotInserted => Verdict::Unanswered,
     }
 }

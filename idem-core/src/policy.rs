@@ -6,7 +6,10 @@
 //! Where a handler fails in a unit of several messages, or somebody holds a key of it, nothing is decided yet: its messages
 //! run alone, and what happens then is seen here.
 
-use crate::error::ErrorClass;
+use crate::{
+    bugs::{self, Bug},
+    error::ErrorClass,
+};
 
 /// How often a unit runs again as it is, because another transaction was in its way, before its messages run alone.
 const AGAIN_MAX: u32 = 3;
@@ -134,6 +137,7 @@ pub(crate) fn after(known: &Known, seen: Seen) -> Action {
 
         Seen::Contended | Seen::StoreFailed(RunUnitAgain) if known.again < AGAIN_MAX => Action::RunAgain,
         Seen::Contended | Seen::StoreFailed(RunUnitAgain) => charge(known),
+        Seen::StoreFailed(Infrastructure) if bugs::planted(Bug::OutagesCharge) => charge(known),
         Seen::StoreFailed(Infrastructure) | Seen::BookkeepingFailed(Infrastructure) => Action::AwaitTheDatabase,
         // One of these messages causes the error; running each alone finds it without holding up the others.
         Seen::StoreFailed(Permanent) if known.attempt > 0 => Action::DeadLetter,

@@ -37,6 +37,7 @@ use crate::{
     key::{KeyPolicy, KeySource},
     message::{ConsumerName, Message, Tenant},
     outcome::{Decision, Failure},
+    spawn,
     store::{Bookkeeping as _, HashRuleId, Registered, Registration, ScopeId, Store},
     telemetry::{Destination, UnitMetrics},
 };
@@ -157,7 +158,7 @@ impl<S: Store> DedupConsumer<S> {
         let inner = Arc::clone(&self.inner);
         // The semaphore is never closed.
         let Ok(slot) = Arc::clone(&self.inner.slots).acquire_owned().await else { return Ok(Vec::new()) };
-        let task = tokio::spawn(async move {
+        let task = spawn::spawn(async move {
             let session = inner.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let (session, decisions) = isolate::process(&inner, session, messages).await;
             inner.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(session);
@@ -182,7 +183,7 @@ impl<S: Store> DedupConsumer<S> {
     ) -> Result<(Option<S::Session>, Vec<Decision>), StoreError> {
         self.inner.register(None).await?;
         let inner = Arc::clone(&self.inner);
-        let task = tokio::spawn(async move { isolate::process(&inner, Some(session), messages).await });
+        let task = spawn::spawn(async move { isolate::process(&inner, Some(session), messages).await });
         task.await.map_err(task_died)
     }
 }

@@ -124,6 +124,8 @@ pub(crate) struct Job<H> {
     /// The answer to its commit was lost.
     pub(crate) unresolved: bool,
     pub(crate) attempt: Attempt,
+    /// Counts of an attempt whose answer was lost, so that nobody knows whether they were done.
+    pub(crate) counts_unanswered: u32,
     /// Connections in a row that were lost under its handler, although the database answers.
     pub(crate) lost: u32,
     /// Waits in a row that are nobody's fault and charge nothing.
@@ -148,6 +150,7 @@ impl<H> Job<H> {
             looked_up: false,
             unresolved: false,
             attempt: Attempt::Uncounted,
+            counts_unanswered: 0,
             lost: 0,
             waits: 0,
             waiting: None,

@@ -17,7 +17,10 @@ mod view;
 use std::{
     fmt,
     future::Future,
-    sync::{Arc, Mutex, PoisonError, Weak, atomic::AtomicU32},
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU32},
+    },
     time::Duration,
 };
 
@@ -45,6 +48,7 @@ use crate::{
     error::{SourceError, StoreError},
     failpoint,
     source::{Attached, Source},
+    spawn,
     store::{Bookkeeping as _, Registered, Store},
     telemetry::WorkerMetrics,
 };
@@ -261,6 +265,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             lanes: LaneCount::default(),
             cache: CommittedKeys::new(&self.settings, self.consumer.inner.settings.retention),
             one_at_a_time: tokio::sync::Mutex::new(()),
+            dead_letter_settled: AtomicBool::new(false),
             shutdown,
             failure: Mutex::new(None),
             hold_max: attached.hold_max,
@@ -312,7 +317,7 @@ fn supervise<S: Store, B: Source>(
         }
     }
     let guard = Died(Arc::downgrade(shared), task);
-    tasks.spawn(async move {
+    spawn::spawn_on(tasks, async move {
         let mut guard = guard;
         future.await;
         guard.0 = Weak::new();

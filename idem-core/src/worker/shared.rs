@@ -1,7 +1,10 @@
 //! What every task of a worker shares.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU32},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU32},
+    },
     time::Duration,
 };
 
@@ -42,6 +45,8 @@ pub(crate) struct Shared<S: Store, B: Source> {
     /// Held while a message runs that may be what ended the last process. Two of them side by side on two lanes would
     /// both be charged for each death that one of them causes, until the innocent one is set aside with it (D4).
     pub(super) one_at_a_time: tokio::sync::Mutex<()>,
+    /// A dead letter was settled, and the broker may not have been told yet.
+    pub(super) dead_letter_settled: AtomicBool,
     pub(super) lanes: LaneCount,
     pub(super) cache: Option<CommittedKeys>,
     pub(super) flight: Arc<InFlight>,

@@ -3,7 +3,7 @@
 mod cleanup;
 
 use std::{
-    collections::{BTreeMap, HashMap, btree_map::Entry},
+    collections::{BTreeMap, btree_map::Entry},
     time::SystemTime,
 };
 
@@ -28,11 +28,11 @@ pub(super) struct Books {
     rules: Vec<String>,
     runs: i32,
     /// A count belongs to a key and a payload.
-    attempts: HashMap<(ScopeId, IdempotencyKey, PayloadHash), Attempts>,
+    attempts: BTreeMap<(ScopeId, IdempotencyKey, PayloadHash), Attempts>,
     dead_letters: Vec<Parked>,
     dead_letters_ever: i64,
-    controls: HashMap<ScopeId, (ControlState, String, String)>,
-    epochs: HashMap<ScopeId, i64>,
+    controls: BTreeMap<ScopeId, (ControlState, String, String)>,
+    epochs: BTreeMap<ScopeId, i64>,
     pub(super) audit: Vec<AuditEntry>,
     cleaned_at: Option<SystemTime>,
 }
@@ -73,7 +73,31 @@ enum ReplayState {
     Taken(SystemTime),
 }
 
+/// A dead letter as a [`MemoryStore`] keeps it.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct KeptDeadLetter {
+    /// What [`Bookkeeping::dead_letters`] says of it.
+    pub row: StoredDeadLetter,
+    /// Its scope.
+    pub scope: ScopeId,
+    /// The message; `None` where its payload was not kept.
+    pub message: Option<Message>,
+    /// Whether a replay was asked for and has not ended.
+    pub replaying: bool,
+}
+
 impl Books {
+    pub(super) fn kept(&self) -> Vec<KeptDeadLetter> {
+        let kept = |parked: &Parked| KeptDeadLetter {
+            row: parked.seen.clone(),
+            scope: parked.scope,
+            message: parked.message.clone(),
+            replaying: parked.replay != ReplayState::Idle,
+        };
+        self.dead_letters.iter().map(kept).collect()
+    }
+
     fn scope(&mut self, consumer: &ConsumerName, tenant: &Tenant) -> ScopeId {
         // Scope 0 stays free, so that a scope that was never interned is found out.
         let next = ScopeId(self.scopes.len() as i32 + 1);
@@ -162,10 +186,15 @@ impl Books {
 
 impl MemoryStore {
     /// One short transaction outside of units of work.
-    async fn book<T>(&self, doing: &'static str, work: impl FnOnce(&mut State) -> T + Send) -> Result<T, StoreError> {
+    async fn book<T: Send>(
+        &self,
+        doing: &'static str,
+        work: impl FnOnce(&mut State) -> T + Send,
+    ) -> Result<T, StoreError> {
         tokio::task::yield_now().await;
         let met = self.shared.meet(Operation::Bookkeeping).await.map_err(|error| store_error(doing, error))?;
         let done = work(&mut self.shared.state());
+        self.shared.answer().await;
         match met {
             Met::Nothing => Ok(done),
             Met::AnswerLost => Err(store_error(doing, MemoryError::ConnectionLost)),

@@ -7,7 +7,10 @@ use std::{
 
 use idem_core::{ErrorClass, StoreError, boxed};
 
-use super::{MemoryError, Shared};
+use super::{
+    MemoryError, Shared, Weather,
+    weather::{Drawn, Sky},
+};
 
 /// Something that a store is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -98,24 +101,42 @@ pub enum Defect {
     UncountsNothing,
 }
 
-/// The faults that wait for their operation.
+/// The faults that wait for their operation, and those that are drawn.
 #[derive(Debug, Default)]
-pub(super) struct Faults(HashMap<Operation, VecDeque<Fault>>);
+pub(super) struct Faults {
+    injected: HashMap<Operation, VecDeque<Fault>>,
+    sky: Option<Sky>,
+    pub(super) met: HashMap<Operation, u64>,
+}
 
 impl Faults {
     pub(super) fn add(&mut self, operation: Operation, fault: Fault) {
-        self.0.entry(operation).or_default().push_back(fault);
+        self.injected.entry(operation).or_default().push_back(fault);
     }
 
-    fn next(&mut self, operation: Operation) -> Option<Fault> {
-        self.0.get_mut(&operation)?.pop_front()
+    pub(super) fn set_weather(&mut self, weather: Weather) {
+        self.sky = (weather != Weather::default()).then(|| Sky::new(weather));
+    }
+
+    fn next(&mut self, operation: Operation) -> Drawn {
+        if let Some(fault) = self.injected.get_mut(&operation).and_then(VecDeque::pop_front) {
+            return Drawn { fault: Some(fault), ..Drawn::default() };
+        }
+        let drawn = self.sky.as_mut().map(|sky| sky.draw(operation)).unwrap_or_default();
+        if drawn.fault.is_some() {
+            *self.met.entry(operation).or_default() += 1;
+        }
+        drawn
     }
 }
 
 impl Shared {
     /// Meets the next fault of `operation`. Whether the answer is lost afterwards is for the caller to do.
     pub(super) async fn meet(&self, operation: Operation) -> Result<Met, MemoryError> {
-        let fault = self.faults().next(operation);
+        let Drawn { delay, fault } = self.faults().next(operation);
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
         match fault {
             None => Ok(Met::Nothing),
             Some(Fault::Error(class)) => Err(MemoryError::Injected(class)),
@@ -126,6 +147,14 @@ impl Shared {
                 Ok(Met::Nothing)
             }
             Some(Fault::Hang) => std::future::pending().await,
+        }
+    }
+
+    /// Lets the answer of what was done take its time.
+    pub(super) async fn answer(&self) {
+        let delay = self.faults().sky.as_mut().map(Sky::delay).unwrap_or_default();
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
         }
     }
 }

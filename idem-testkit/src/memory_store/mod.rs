@@ -5,6 +5,7 @@ mod connection;
 mod fault;
 mod state;
 mod unit;
+mod weather;
 
 use std::{
     fmt,
@@ -12,13 +13,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use idem_core::Bytes;
+use idem_core::{Bytes, Recorded, ScopeId};
 use tokio::sync::Notify;
 
 pub use self::{
+    bookkeeping::KeptDeadLetter,
     connection::{MemoryConnection, MemoryError},
     fault::{Defect, Fault, Operation},
     unit::{MemorySession, MemoryUnit},
+    weather::Weather,
 };
 use self::{fault::Faults, state::State};
 
@@ -136,6 +139,18 @@ impl MemoryStore {
         self.shared.state().records.keys().map(|(_, key)| key.as_str().to_owned()).collect()
     }
 
+    /// The committed records, each with its scope.
+    #[must_use]
+    pub fn records(&self) -> Vec<(ScopeId, Recorded)> {
+        self.shared.state().records.iter().map(|((scope, _), recorded)| (*scope, recorded.clone())).collect()
+    }
+
+    /// The dead letters with their messages, oldest first.
+    #[must_use]
+    pub fn kept_dead_letters(&self) -> Vec<KeptDeadLetter> {
+        self.shared.state().books.kept()
+    }
+
     /// Action and key of every line of the audit trail, oldest first.
     #[must_use]
     pub fn audited(&self) -> Vec<(String, Option<String>)> {
@@ -151,7 +166,8 @@ impl MemoryStore {
         self.shared.state().deadlocks
     }
 
-    /// This store's clock: the process's, plus every [`MemoryStore::advance`].
+    /// This store's clock: from 1 January 2026 on it goes with tokio's, which a test can pause, plus every
+    /// [`MemoryStore::advance`].
     #[must_use]
     pub fn now(&self) -> SystemTime {
         self.shared.state().now()
@@ -165,6 +181,17 @@ impl MemoryStore {
     /// Has the next `operation`, of whoever comes first, meet `fault`. Several calls queue up.
     pub fn inject(&self, operation: Operation, fault: Fault) {
         self.shared.faults().add(operation, fault);
+    }
+
+    /// From now on operations meet faults drawn from a seed, beside those that are injected. `Weather::default()` ends it.
+    pub fn weather(&self, weather: Weather) {
+        self.shared.faults().set_weather(weather);
+    }
+
+    /// How many faults of the [weather](Self::weather) this operation has met.
+    #[must_use]
+    pub fn faults_met(&self, operation: Operation) -> u64 {
+        self.shared.faults().met.get(&operation).copied().unwrap_or_default()
     }
 
     /// Swallows every insert of a record without an error from now on, as a trigger or a policy may (B6).

@@ -1,11 +1,12 @@
 //! What is committed, and who holds what.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     time::{Duration, SystemTime},
 };
 
 use idem_core::{Bytes, Claim, IdempotencyKey, Recorded, Retention, ScopeId};
+use tokio::time::Instant;
 
 use super::{Defect, bookkeeping::Books};
 
@@ -19,15 +20,29 @@ pub(super) type Rows = Vec<(String, Bytes)>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub(super) struct UnitId(u64);
 
+/// When the clock of every store begins: 1 January 2026 in UTC.
+const DAY_ONE: Duration = Duration::from_secs(1_767_225_600);
+
+/// When a store was made.
+#[derive(Debug)]
+pub(super) struct Began(Instant);
+
+impl Default for Began {
+    fn default() -> Self {
+        Self(Instant::now())
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct State {
+    began: Began,
     pub(super) records: BTreeMap<RecordKey, Recorded>,
     /// The uncommitted records, each with its unit.
-    pub(super) held: HashMap<RecordKey, (UnitId, Recorded)>,
+    pub(super) held: BTreeMap<RecordKey, (UnitId, Recorded)>,
     /// The unit that writes, in a store with a single writer.
     pub(super) writer: Option<UnitId>,
     /// Who waits for whom.
-    pub(super) waits: HashMap<UnitId, UnitId>,
+    pub(super) waits: BTreeMap<UnitId, UnitId>,
     pub(super) tables: BTreeMap<String, Rows>,
     pub(super) books: Books,
     pub(super) advanced: Duration,
@@ -45,9 +60,8 @@ pub(super) enum Write {
 }
 
 impl State {
-    #[allow(clippy::disallowed_methods, reason = "this is the clock of a database, which only happens to be in here")]
     pub(super) fn now(&self) -> SystemTime {
-        SystemTime::now() + self.advanced
+        SystemTime::UNIX_EPOCH + DAY_ONE + self.began.0.elapsed() + self.advanced
     }
 
     pub(super) fn next_unit(&mut self) -> UnitId {

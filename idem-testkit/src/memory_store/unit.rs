@@ -320,6 +320,8 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
             return Err(CommitError::RolledBack(store_error(doing, MemoryError::Deferred)));
         }
         self.apply();
+        self.shared.ended.notify_waiters();
+        self.shared.answer().await;
         if met == Met::AnswerLost {
             self.pending.lost = true;
             return Err(CommitError::Unknown(boxed(MemoryError::ConnectionLost)));

@@ -4,13 +4,14 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use super::{Lane, failure::Failed};
 use crate::{
+    bugs::{self, Bug},
     config::OnConflict,
     dead_letter::{Reason, ReplayEnd},
     error::ErrorClass,
     outcome::{ConflictKind, Decision, Durable, Failure, Settle},
     policy::Seen,
     source::Source,
-    store::{AuditEntry, Bookkeeping as _, Claim, Recorded, Store},
+    store::{AuditEntry, Bookkeeping as _, Claim, ControlState, Recorded, Store},
     telemetry,
     worker::{
         job::{Counts, DeadLetterCause, DeliveredBy, Job},
@@ -32,11 +33,13 @@ impl<S: Store, B: Source> Lane<S, B> {
             let (durable, end) = match decision {
                 Decision::Processed(durable) => {
                     self.note_processed(&job);
-                    counted.extend(self.count_to_end(&job));
+                    counted.extend(self.count_to_end(&job).filter(|_| !bugs::planted(Bug::SuccessesCount)));
                     (durable, ReplayEnd::Processed)
                 }
                 Decision::Duplicate(recorded, durable) => {
                     self.note_duplicate(&job, recorded);
+                    // It was counted before it turned out to be a duplicate.
+                    counted.extend(self.count_to_end(&job).filter(|_| !bugs::planted(Bug::DuplicatesCount)));
                     (durable, ReplayEnd::Duplicate)
                 }
                 Decision::Conflict(..) | Decision::Busy | Decision::Failed(_) if self.down > 0 => {
@@ -70,7 +73,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// The claim of a message that went well, where its count would soon keep it from running when its key is used again:
+    /// The claim of a message that went well or has done so before, where its count would soon keep it from running when its key is used again:
     /// after the retention, or under the next payload. A first attempt of several needs no statement for that.
     fn count_to_end(&self, job: &Job<B::Handle>) -> Option<Claim> {
         let enough = self.shared.settings.retry.attempts.min(2);
@@ -113,7 +116,7 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     /// Notes a record that is committed, `read` or just written, unless it may be removed before its time in memory is
     /// over. Only the consumer's own scope has an epoch that is watched.
-    fn remember(&self, job: &Job<B::Handle>, read: Option<Recorded>) {
+    pub(super) fn remember(&self, job: &Job<B::Handle>, read: Option<Recorded>) {
         let (Some(cache), Some(before)) = (&self.shared.cache, self.before) else { return };
         let Some(claim) = job.item.claim.as_ref().filter(|claim| claim.scope == self.shared.scope) else { return };
         let recorded = read.unwrap_or_else(|| self.shared.recorded(claim));
@@ -200,7 +203,13 @@ impl<S: Store, B: Source> Lane<S, B> {
             }
             OnConflict::Halt => {
                 let reason = format!("conflict on key {}", claim.key);
-                self.shared.halt(&who, &reason).await;
+                if bugs::planted(Bug::HaltsTheTenant) {
+                    let books = self.shared.consumer.store.bookkeeping();
+                    let _ = books.set_control(claim.scope, ControlState::Halted, &who, &reason).await;
+                    self.shared.gate.set_control(ControlState::Halted, &reason);
+                } else {
+                    self.shared.halt(&who, &reason).await;
+                }
                 self.returned.push(job);
             }
         }

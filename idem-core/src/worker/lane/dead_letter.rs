@@ -1,10 +1,11 @@
 //! What a lane does with a message that failed for good: a row, then a confirmed publication where there is a publisher, then
 //! the settlement. It waits where the breaker is open, or where nothing can keep the message.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use super::{Lane, publishing::Secured};
 use crate::{
+    bugs::{self, Bug},
     config::OnUnkeepable,
     dead_letter::{DeadLetter, FailureKind, Fingerprint, ReplayEnd, StoredDeadLetter},
     failpoint,
@@ -30,11 +31,20 @@ impl<S: Store, B: Source> Lane<S, B> {
             return self.replayed(id, end).await;
         }
         if dead.counts == Counts::Handler && self.breaker_holds(&job) {
+            if bugs::planted(Bug::OpenBreakerRetries) {
+                return self.run_for_ever(job).await;
+            }
             return self.hold(job, WaitCause::Breaker, BREAKER_HOLD_MAX).await;
         }
         let dead_letter = self.letter(&job, dead);
         let stored = match self.shared.consumer.store.bookkeeping().store_dead_letter(&dead_letter).await {
             Ok(stored) => stored,
+            Err(_) if bugs::planted(Bug::DeadLetterWithoutRow) => {
+                if let DeliveredBy::Broker(handle) = job.from {
+                    self.shared.settle(handle, Settle::DeadLetter(Durable::dead_lettered()), job.permit);
+                }
+                return;
+            }
             Err(error) => return self.bookkeeping_failed(job, error).await,
         };
         self.succeeded();
@@ -64,8 +74,18 @@ impl<S: Store, B: Source> Lane<S, B> {
             self.shared.recent.note(IncidentKind::DeadLetter, key, origin, text);
         }
         if let DeliveredBy::Broker(handle) = job.from {
+            self.shared.dead_letter_settled.store(true, Ordering::Relaxed);
             self.shared.settle(handle, Settle::DeadLetter(Durable::dead_lettered()), job.permit);
         }
+    }
+
+    /// A planted bug.
+    async fn run_for_ever(&mut self, mut job: Job<B::Handle>) {
+        job.dead = None;
+        if let Some(claim) = &job.item.claim {
+            let _ = self.shared.consumer.store.bookkeeping().end_attempts(claim.scope, &claim.key, claim.hash).await;
+        }
+        self.hold(job, WaitCause::Breaker, Duration::from_secs(1)).await;
     }
 
     /// Whether a message that failed for good is kept in hand, because so many failed that the cause may lie elsewhere. It
@@ -84,6 +104,9 @@ impl<S: Store, B: Source> Lane<S, B> {
                 "more than half of the last 50 fresh messages became dead letters; intake pauses, and one message a \
                  second is tried until one goes well"
             ),
+            Counts::Producer if bugs::planted(Bug::JunkOpensTheBreaker) && self.shared.settings.breaker => {
+                gate.fresh_failed();
+            }
             Counts::Producer if gate.unreadable() => {
                 let text = "more than half of the last 50 fresh messages could not be given to any handler; they are \
                             set aside, and the others go on: look at who produces them";

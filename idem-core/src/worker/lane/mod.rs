@@ -24,6 +24,7 @@ use self::{
     queue::{Next, Queue},
 };
 use crate::{
+    bugs::{self, Bug},
     consumer,
     retry::RetryPolicy,
     source::{Assignment, Source},
@@ -235,7 +236,8 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// Waits for a message, or for one that is held; answers whether there may be more.
     async fn wait(&mut self) -> bool {
         // While it rests, what is due waits for the next command too.
-        let due = if let Duty::Rest = self.duty { None } else { self.queue.next_due() };
+        let rests = matches!(self.duty, Duty::Rest) && !bugs::planted(Bug::RestingLaneSpins);
+        let due = if rests { None } else { self.queue.next_due() };
         let shared = Arc::clone(&self.shared);
         let held_by_breaker = self.queue.any_held(|job| job.is_held_by_breaker());
         tokio::select! {

@@ -1,21 +1,25 @@
 //! Runs what a lane has taken, together, alone or only looked up, and hands each message on with its decision.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::HashSet,
+    sync::{Arc, atomic::Ordering},
+};
 
 use tokio::time::Instant;
 
 use super::{Connection, Lane, failure::Failed};
 use crate::{
+    bugs::{self, Bug},
     consumer::{self, Alone, End},
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     failpoint,
     handler::Work,
-    outcome::{Decision, Failure},
+    outcome::{Decision, Durable, Failure, Settle},
     policy::Seen,
     source::Source,
     store::{Bookkeeping as _, Store},
-    worker::job::{Attempt, Isolation, Job},
+    worker::job::{Attempt, DeliveredBy, Isolation, Job},
 };
 
 impl<S: Store, B: Source> Lane<S, B> {
@@ -51,8 +55,14 @@ impl<S: Store, B: Source> Lane<S, B> {
         self.connection = Connection::Open(connection);
     }
 
-    pub(super) async fn together(&mut self, jobs: Vec<Job<B::Handle>>) {
+    pub(super) async fn together(&mut self, mut jobs: Vec<Job<B::Handle>>) {
         let begun = Instant::now();
+        if bugs::planted(Bug::AcknowledgesBeforeCommit) {
+            jobs.iter_mut().for_each(|job| self.acknowledge_early(job));
+        }
+        if bugs::planted(Bug::RemembersBeforeCommit) {
+            jobs.iter().for_each(|job| self.remember(job, None));
+        }
         match self.unit(&jobs).await {
             End::Decided(decisions) => {
                 self.succeeded();
@@ -70,6 +80,14 @@ impl<S: Store, B: Source> Lane<S, B> {
             end @ (End::Held | End::NoWinner(_) | End::Again(_) | End::Unknown(_) | End::Lost(_) | End::Trouble(_)) => {
                 self.did_not_end_well(jobs, end).await
             }
+        }
+    }
+
+    /// A planted bug.
+    fn acknowledge_early(&self, job: &mut Job<B::Handle>) {
+        let from = std::mem::replace(&mut job.from, DeliveredBy::Replay(crate::DeadLetterId(0)));
+        if let DeliveredBy::Broker(handle) = from {
+            self.shared.settle(handle, Settle::Acknowledge(Durable::committed()), job.permit.take());
         }
     }
 
@@ -139,15 +157,26 @@ impl<S: Store, B: Source> Lane<S, B> {
             // An attempt that came to no verdict is not counted again.
             (_, open @ Attempt::Open(_)) => open,
             (None, last) => Attempt::Ended(last.number() + 1),
+            (Some(_), last) if bugs::planted(Bug::CountsInMemory) => Attempt::Ended(last.number() + 1),
             (Some(claim), _) => {
                 match shared.consumer.store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await {
-                    Ok(number) => Attempt::Open(number),
-                    Err(error) => return self.bookkeeping_failed(job, error).await,
+                    Ok(number) => Attempt::Open(self.attempt_of(&job, number)),
+                    Err(error) => {
+                        job.counts_unanswered = job.counts_unanswered.saturating_add(1);
+                        return self.bookkeeping_failed(job, error).await;
+                    }
                 }
             }
         };
         if job.attempt.number() > shared.settings.retry.attempts {
+            if bugs::planted(Bug::ExhaustedWithoutClaim) {
+                let failure = Failure::new(ErrorClass::Permanent, Reason::AttemptsExhausted, "planted");
+                return self.set_aside(job, failure).await;
+            }
             return self.exhausted(job).await;
+        }
+        if may_kill && (job.attempt.number() > 1 || shared.dead_letter_settled.load(Ordering::Relaxed)) {
+            self.hand_settlements_over().await;
         }
         match self.unit(std::slice::from_ref(&job)).await {
             End::Decided(decisions) => {
@@ -162,6 +191,27 @@ impl<S: Store, B: Source> Lane<S, B> {
             | End::Lost(_)
             | End::Trouble(_)) => self.did_not_end_well(vec![job], end).await,
         }
+    }
+
+    /// Waits until the broker was told what is settled, before a message runs that may kill the process: a dead letter whose
+    /// settlement is lost comes again with all of its attempts, and two that kill could bring each other back for ever (D38).
+    async fn hand_settlements_over(&mut self) {
+        if !bugs::planted(Bug::KillersLoseSettlements) {
+            self.shared.dead_letter_settled.store(false, Ordering::Relaxed);
+            self.shared.flush().await;
+        }
+    }
+
+    /// The number of an attempt that the store counted as `number`. Counts whose answer was lost may be among them, of attempts
+    /// that never began. Where the broker says that the message was delivered before, another process may have died of each, so
+    /// all stay counted.
+    fn attempt_of(&self, job: &Job<B::Handle>, number: u32) -> u32 {
+        let before = job.attempt.number();
+        let may_have_run = job.redelivered || job.is_replay();
+        if (before == 0 && may_have_run) || bugs::planted(Bug::LostCountsCount) {
+            return number;
+        }
+        number.saturating_sub(job.counts_unanswered).max(before + 1)
     }
 
     /// A message whose attempts are used up without a verdict. It is set aside while its key is claimed: it may be running

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use idem_core::{Bookkeeping as _, ConsumerName, Effects, PayloadHash, RetryPolicy, Store as _, Tenant};
 
+use idem_testkit::{Fault, Operation};
+
 use super::scene::{Running, Scene, drain, within};
 
 fn attempts(attempts: u32) -> RetryPolicy {
@@ -19,10 +21,7 @@ async fn d28_a_message_that_went_well_leaves_no_count() {
         let consumer =
             || scene.consumer().effects(Effects::Outside).handler_deadline(Duration::from_secs(60)).build().unwrap();
         drain(&scene, scene.worker_of(consumer()).retry(attempts(allowed))).await;
-        let books = scene.store.bookkeeping();
-        let scope = books.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
-        let key = idem_core::IdempotencyKey::new("nightly").unwrap();
-        let next = books.count_attempt(scope, &key, PayloadHash::of(b"ok")).await.unwrap();
+        let next = next_attempt(&scene, "nightly", "ok").await;
         assert!(next <= allowed, "attempt {next} of {allowed}");
     }
 }
@@ -69,4 +68,55 @@ async fn d30_two_failing_messages_of_one_key_are_both_set_aside() {
     assert_eq!((summary.processed, summary.dead_lettered, summary.retries), (0, 2, 4));
     let letters = scene.dead_letters().await;
     assert!(letters.iter().all(|letter| letter.attempts == 3), "{letters:?}");
+}
+
+/// D37: a copy that was counted before it turned out to be a duplicate leaves no count either, or its key could not be used
+/// again after the retention.
+#[tokio::test(flavor = "multi_thread")]
+async fn d37_a_duplicate_that_ran_alone_leaves_no_count() {
+    let first = Scene::new();
+    let second = Scene { store: first.store.clone(), script: first.script.clone(), ..Scene::new() };
+    let worker = |scene: &Scene| {
+        let consumer = scene
+            .consumer()
+            .effects(Effects::Outside)
+            .handler_deadline(Duration::from_secs(60))
+            .busy_timeout(Duration::from_millis(50));
+        Running::new(scene.worker_of(consumer.build().unwrap()).retry(attempts(2)))
+    };
+    first.publish("nightly", "block");
+    let running = worker(&first);
+    first.script.blocked().await;
+    second.publish("nightly", "block");
+    let other = worker(&second);
+    other.until("the copy to wait", |other| other.view.summary().busy > 0).await;
+    first.script.unblock();
+    within("the first", first.queue.drained()).await;
+    within("the copy", second.queue.drained()).await;
+    assert_eq!((running.stop().await.unwrap().processed, other.stop().await.unwrap().duplicates), (1, 1));
+    assert!(next_attempt(&first, "nightly", "block").await <= 2, "the next use of the key has no attempt left");
+}
+
+/// D36: an attempt that was counted although the answer was lost is not counted twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn d36_a_count_whose_answer_was_lost_costs_no_attempt() {
+    let scene = Scene::new();
+    let consumer = scene.consumer().effects(Effects::Outside).handler_deadline(Duration::from_secs(60));
+    let worker = scene.worker_of(consumer.build().unwrap()).retry(attempts(1)).control_every(Duration::from_secs(5));
+    let running = Running::new(worker);
+    scene.publish("first", "ok");
+    within("the first", scene.queue.drained()).await;
+    scene.store.inject(Operation::Bookkeeping, Fault::AnswerLost);
+    scene.publish("charge", "ok");
+    within("the second", scene.queue.drained()).await;
+    let summary = running.stop().await.unwrap();
+    assert_eq!((summary.processed, summary.dead_lettered), (2, 0));
+}
+
+/// The number that the next attempt of this message would get.
+async fn next_attempt(scene: &Scene, key: &str, payload: &str) -> u32 {
+    let books = scene.store.bookkeeping();
+    let scope = books.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
+    let key = idem_core::IdempotencyKey::new(key).unwrap();
+    books.count_attempt(scope, &key, PayloadHash::of(payload.as_bytes())).await.unwrap()
 }

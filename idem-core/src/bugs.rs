@@ -1,0 +1,97 @@
+//! Bugs that can be planted by name, one at a time, to see that tests and `./sim` find them: what this project once did, what it
+//! was tempted to do, and what others lost messages by. Without the feature `bugs` none of them is compiled in.
+
+/// A planted bug.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(feature = "bugs"), allow(dead_code, reason = "only asked about"))]
+#[non_exhaustive]
+pub enum Bug {
+    /// A batch is acknowledged before it is committed (A4).
+    AcknowledgesBeforeCommit,
+    /// A commit whose answer was lost counts as done (A6).
+    UnknownIsCommitted,
+    /// Keys are remembered as committed before they are.
+    RemembersBeforeCommit,
+    /// No row inserted is taken for a duplicate, without reading whose it is.
+    ZeroRowsAreADuplicate,
+    /// A used key is a duplicate, whatever the payload.
+    ConflictIsADuplicate,
+    /// Messages of a unit are folded by key, over tenants.
+    FoldsOverTenants,
+    /// Successes count as attempts (D28).
+    SuccessesCount,
+    /// Duplicates that ran alone count as attempts (D37).
+    DuplicatesCount,
+    /// A count whose answer was lost is one more attempt (D36).
+    LostCountsCount,
+    /// An attempt is counted in memory alone, so a message that kills its process is tried for ever (D4).
+    CountsInMemory,
+    /// A message whose attempts are used up is set aside without its key (D29).
+    ExhaustedWithoutClaim,
+    /// An outage of the database charges the message at hand (A25).
+    OutagesCharge,
+    /// A conflict halts its message's tenant alone (J17).
+    HaltsTheTenant,
+    /// Messages that no handler can see open the breaker (D22).
+    JunkOpensTheBreaker,
+    /// While the breaker is open, what failed for good runs again and again (D23).
+    OpenBreakerRetries,
+    /// A dead letter is settled although its row could not be written.
+    DeadLetterWithoutRow,
+    /// What follows a message that waits overtakes it.
+    FollowersOvertake,
+    /// What was settled is not handed over before a message runs that may kill the process (D38).
+    KillersLoseSettlements,
+    /// A lane that rests during a revocation is woken by what is due, and spins.
+    RestingLaneSpins,
+}
+
+#[cfg(feature = "bugs")]
+impl Bug {
+    /// Every bug.
+    pub const ALL: [Self; 19] = [
+        Self::AcknowledgesBeforeCommit,
+        Self::UnknownIsCommitted,
+        Self::RemembersBeforeCommit,
+        Self::ZeroRowsAreADuplicate,
+        Self::ConflictIsADuplicate,
+        Self::FoldsOverTenants,
+        Self::SuccessesCount,
+        Self::DuplicatesCount,
+        Self::LostCountsCount,
+        Self::CountsInMemory,
+        Self::ExhaustedWithoutClaim,
+        Self::OutagesCharge,
+        Self::HaltsTheTenant,
+        Self::JunkOpensTheBreaker,
+        Self::OpenBreakerRetries,
+        Self::DeadLetterWithoutRow,
+        Self::FollowersOvertake,
+        Self::KillersLoseSettlements,
+        Self::RestingLaneSpins,
+    ];
+}
+
+#[cfg(feature = "bugs")]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
+}
+
+/// Plants a bug in whatever runs on this thread from now on, in place of another; `None` takes it out again.
+#[cfg(feature = "bugs")]
+pub fn plant(bug: Option<Bug>) {
+    PLANTED.set(bug);
+}
+
+/// Whether this bug is planted.
+#[cfg(feature = "bugs")]
+pub(crate) fn planted(bug: Bug) -> bool {
+    PLANTED.get() == Some(bug)
+}
+
+/// The feature is off: none is.
+#[cfg(not(feature = "bugs"))]
+#[inline(always)]
+pub(crate) const fn planted(_bug: Bug) -> bool {
+    false
+}

@@ -1,0 +1,39 @@
+//! How long things may take, written down before a life is judged by it. Each follows from the settings of the life.
+
+use std::time::Duration;
+
+use idem_core::REPLAY_TAKEN_FOR;
+
+use crate::scenario::{Behaviour, Scenario};
+
+/// The longest that a handler takes by itself.
+const SLOWEST: Duration = Duration::from_millis(300);
+/// For how long a message that failed for good is kept in hand while the breaker is open.
+const BREAKER_HOLD: Duration = Duration::from_secs(600);
+
+/// After how long no handler begins any more once the consumer was paused: the controls are read, and the units that run
+/// then are finished.
+pub(crate) fn pause(scenario: &Scenario) -> Duration {
+    let unit = SLOWEST * u32::try_from(scenario.batch).unwrap_or(u32::MAX);
+    scenario.control_every + unit + scenario.deadline + Duration::from_secs(2)
+}
+
+/// How long a good message may wait in a life where nothing else is slow and nobody fails.
+pub(crate) fn good_message(scenario: &Scenario) -> Duration {
+    let in_turn = u32::try_from(scenario.messages.len()).unwrap_or(u32::MAX);
+    Duration::from_secs(2) + (SLOWEST + Duration::from_millis(2 * scenario.settle_latency)) * in_turn / 4
+}
+
+/// By when everything is at rest, counted from the end of all faults: every message has used all of its attempts in turn,
+/// the breaker was open the whole time, and a replay was taken by a process that died.
+pub(crate) fn rest(scenario: &Scenario) -> Duration {
+    let attempts = scenario.retry.attempts + 1;
+    let answers = scenario.busy_timeout + scenario.answer_timeout * 4;
+    let attempt = scenario.deadline + scenario.retry.max + answers;
+    let of = |behaviour: Behaviour| if behaviour.is_good() { SLOWEST + answers } else { attempt * attempts };
+    let messages: Duration =
+        scenario.messages.iter().map(|(_, content)| of(scenario.contents[*content].behaviour)).sum();
+    let probes = Duration::from_secs(2) * u32::try_from(scenario.messages.len()).unwrap_or(u32::MAX);
+    let replays = if scenario.events.is_empty() { Duration::ZERO } else { REPLAY_TAKEN_FOR * 2 + messages };
+    messages + replays + BREAKER_HOLD + probes + scenario.lease.unwrap_or_default() * 3 + Duration::from_secs(120)
+}

@@ -1,0 +1,107 @@
+//! The user's code of a life: what its handler does with each payload, the first few times and then.
+
+use std::{sync::Arc, time::Duration};
+
+use idem_core::{Effects, Handler, HandlerError, Message, Tx};
+use idem_testkit::MemoryStore;
+
+use crate::{
+    scenario::Behaviour,
+    world::{EFFECTS, World},
+};
+
+/// The handler of one process.
+#[derive(Debug, Clone)]
+pub(crate) struct SimulatedHandler {
+    pub(crate) world: Arc<World>,
+    pub(crate) process: usize,
+}
+
+impl Handler<MemoryStore> for SimulatedHandler {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        let content = self.world.content(message);
+        let (run, before) = self.world.begin(self.process, content);
+        if self.world.scenario.effects == Effects::Outside {
+            self.world.called(content, message.derived_key("charge").to_string());
+        }
+        let done = self.run(content, run, before, tx).await;
+        let (how, own_failure) = match &done {
+            Ok(()) => ("is done", false),
+            // The store's own failures are not the handler's doing.
+            Err(error) => ("fails", error.source().downcast_ref::<idem_testkit::MemoryError>().is_none()),
+        };
+        self.world.returned(run, how, own_failure);
+        done
+    }
+}
+
+impl SimulatedHandler {
+    async fn run(
+        &self,
+        content: usize,
+        run: usize,
+        before: u32,
+        tx: &mut Tx<'_, MemoryStore>,
+    ) -> Result<(), HandlerError> {
+        match self.world.behaviour(content) {
+            Behaviour::Good(milliseconds) => {
+                if milliseconds > 0 {
+                    tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+                }
+            }
+            Behaviour::FailsFor(times) if before < times => return Err(HandlerError::transient("not yet")),
+            Behaviour::FailsAlways => return Err(HandlerError::transient("never")),
+            Behaviour::Permanent => return Err(HandlerError::permanent("cannot succeed")),
+            Behaviour::PanicsFor(times) if before < times => {
+                self.world.returned(run, "panics", true);
+                std::panic::panic_any(HandlersOwn);
+            }
+            Behaviour::HangsFor(times) if before < times => {
+                self.world.returned(run, "hangs", true);
+                std::future::pending::<()>().await;
+            }
+            Behaviour::SwallowsFor(times) if before < times => {
+                self.write(content, run, tx).await?;
+                tx.connection().fail_unread();
+                self.world.returned(run, "has swallowed an error", false);
+                return Ok(());
+            }
+            Behaviour::LosesConnectionFor(times) if before < times => {
+                self.write(content, run, tx).await?;
+                tx.connection().lose_connection();
+                return Err(idem_testkit::MemoryError::ConnectionLost.into());
+            }
+            Behaviour::CommitsFor(times) if before < times => {
+                self.write(content, run, tx).await?;
+                // What comes of it is idem's to find out.
+                let _ = tx.connection().raw_commit().await;
+                self.world.returned(run, "has sent a COMMIT", false);
+                return Ok(());
+            }
+            Behaviour::KillsFor(times) if before < times => self.die().await,
+            Behaviour::KillsAlways => self.die().await,
+            Behaviour::FailsFor(_)
+            | Behaviour::PanicsFor(_)
+            | Behaviour::HangsFor(_)
+            | Behaviour::SwallowsFor(_)
+            | Behaviour::LosesConnectionFor(_)
+            | Behaviour::CommitsFor(_)
+            | Behaviour::KillsFor(_) => {}
+        }
+        self.write(content, run, tx).await
+    }
+
+    async fn write(&self, content: usize, run: usize, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        let key = self.world.scenario.contents[content].scoped_key().unwrap_or_default();
+        Ok(tx.connection().append(EFFECTS, &key, run.to_string()).await?)
+    }
+
+    async fn die(&self) {
+        self.world.kill(self.process, 200);
+        std::future::pending::<()>().await;
+    }
+}
+
+/// What a handler of a life panics with; any other panic is a defect.
+#[derive(Debug)]
+pub(crate) struct HandlersOwn;

@@ -1,0 +1,48 @@
+//! idem's own workers in a world without chance. `./sim` builds and runs it.
+//!
+//! A life is a few processes with the real worker, consumer and cleanup, on one thread, under a clock that only moves when
+//! nobody has anything to do. Store and broker are those of the testkit. Everything that may be one way or another is drawn
+//! from the life's seed: messages, settings, what handlers do, delays, lost connections and answers, deaths between two polls,
+//! revocations, operators. So a seed runs the same life again, event by event, on every machine with the same toolchain.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `scenario`, `draw` | a life as plain data, and how it is drawn |
+//! | `life`, `world`, `process` | runs it: the time line, what outlives the processes, the processes |
+//! | `handler`, `source` | the user's code, and the connection to the broker, which checks what is settled at that moment |
+//! | `journal` | what happened, its hash, and what broke a promise |
+//! | `bounds`, `oracle` | how long things may take, and what must be true at the end |
+//! | `shrink` | a smaller life that breaks the same promise |
+//! | `teeth` | planted bugs, each of which must be found |
+
+mod bounds;
+mod draw;
+mod handler;
+mod journal;
+mod life;
+mod lives;
+mod oracle;
+mod process;
+mod scenario;
+mod shrink;
+mod source;
+pub mod teeth;
+mod world;
+
+pub use self::{
+    journal::{Breach, Mixer, Rule},
+    life::{Report, Way, live},
+    lives::{Broken, Lives, Sum, Until},
+    scenario::{Behaviour, Content, Event, Scenario, Theme},
+    shrink::shrink,
+};
+
+/// Panics of handlers are part of a life: nothing is printed for them.
+pub fn silence_panics() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !panic.payload().is::<handler::HandlersOwn>() {
+            print(panic);
+        }
+    }));
+}

@@ -1,0 +1,256 @@
+//! One life from its first message to its last check.
+
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Arc, PoisonError, atomic::Ordering},
+    time::Duration,
+};
+
+use idem_core::{Bookkeeping as _, ConsumerName, ControlState, ScopeId, Tenant};
+use idem_testkit::{Weather, memory::Faults};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+
+use crate::{
+    bounds,
+    journal::{Breach, Happened, Rule},
+    oracle, process,
+    scenario::{Event, Scenario},
+    world::World,
+};
+
+/// How a life is run, beside its scenario.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Way {
+    /// Whether a trace is written.
+    pub trace: bool,
+    /// The first process dies after so many polls of its first life.
+    pub first_dies_at: Option<u64>,
+    /// A store that breaks its contract in this way.
+    pub defect: Option<idem_testkit::Defect>,
+}
+
+/// What became of a life.
+#[derive(Debug)]
+pub struct Report {
+    /// The same for two runs of the same life.
+    pub hash: u64,
+    /// How often tasks of its processes were polled.
+    pub polls: u64,
+    /// How many polls the first process had in its first life, at most.
+    pub first_polls: u64,
+    /// How many processes died.
+    pub deaths: u64,
+    /// How long it took, by its own clock.
+    pub took: Duration,
+    /// A line of each event, where that was asked for.
+    pub trace: Vec<String>,
+    /// The promises that it broke.
+    pub breaches: Vec<Breach>,
+}
+
+/// Runs a life. It takes the thread for itself, whose random numbers begin with the scenario's seed.
+#[must_use]
+pub fn live(scenario: &Scenario, way: Way) -> Report {
+    fastrand::seed(scenario.seed);
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_time().start_paused(true);
+    #[cfg(tokio_unstable)]
+    builder.rng_seed(tokio::runtime::RngSeed::from_bytes(&scenario.seed.to_le_bytes()));
+    #[allow(clippy::expect_used, reason = "without a runtime there is no simulation")]
+    let runtime = builder.build().expect("a runtime without I/O");
+    let lived = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(run(scenario.clone(), way))));
+    lived.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "a panic without a text".to_owned());
+        let breach = Breach { rule: Rule::Panicked, at: Duration::ZERO, text };
+        let (hash, polls, first_polls, deaths, took) = (0, 0, 0, 0, Duration::ZERO);
+        Report { hash, polls, first_polls, deaths, took, trace: Vec::new(), breaches: vec![breach] }
+    })
+}
+
+async fn run(scenario: Scenario, way: Way) -> Report {
+    let world = Arc::new(World::new(scenario, way));
+    world.store.weather(world.scenario.weather);
+    world.queue().misbehave(world.scenario.faults);
+    if let Some(polls) = way.first_dies_at {
+        world.places[0].dies_at.store(polls, Ordering::SeqCst);
+        world.places[0].down.store(100, Ordering::SeqCst);
+    }
+    let keepers: Vec<_> =
+        (0..world.scenario.processes).map(|number| tokio::spawn(process::keep(Arc::clone(&world), number))).collect();
+    let operator = tokio::spawn(resume_after_halts(Arc::clone(&world)));
+    tokio::select! {
+        () = happen(&world) => {}
+        () = world.cut.notified() => {}
+    }
+    operator.abort_handle().abort();
+    close(&world, keepers).await;
+    if !world.is_cut.load(Ordering::SeqCst) {
+        oracle::judge(&world);
+    }
+    let (hash, polls, trace, breaches) = world.journal.end();
+    Report {
+        hash,
+        polls,
+        first_polls: world.first_polls.load(Ordering::SeqCst),
+        deaths: world.deaths.load(Ordering::SeqCst),
+        took: world.journal.now(),
+        trace,
+        breaches,
+    }
+}
+
+/// Messages and events in their time; then faults end, and everything comes to rest.
+async fn happen(world: &Arc<World>) {
+    let begun = Instant::now();
+    let scenario = &world.scenario;
+    let (mut messages, mut events) = (scenario.messages.iter().peekable(), scenario.events.iter().peekable());
+    loop {
+        let (message, event) = (messages.peek().map(|(at, _)| *at), events.peek().map(|(at, _)| *at));
+        match (message, event) {
+            (Some(at), other) if other.is_none_or(|other| at <= other) => {
+                sleep_until(begun + at).await;
+                messages.next().into_iter().for_each(|(_, content)| world.publish(*content));
+            }
+            (_, Some(at)) => {
+                sleep_until(begun + at).await;
+                if let Some((_, event)) = events.next() {
+                    do_event(world, *event).await;
+                }
+            }
+            (Some(_) | None, None) => break,
+        }
+    }
+    sleep_until(begun + scenario.faults_end()).await;
+    world.journal.note(&Happened::Noted("all faults end".to_owned()));
+    world.store.weather(Weather::default());
+    world.queue().misbehave(Faults::default());
+    control(world, ControlState::Running).await;
+    // Where positions are kept, a settlement that was lost is made good with the next assignment.
+    world.queue().disconnect();
+    let within = bounds::rest(scenario);
+    let rested = tokio::select! {
+        rested = timeout(within, rest(world)) => rested.is_ok(),
+        () = halted(world) => return,
+    };
+    if !rested {
+        let stats = world.queue().stats();
+        world.journal.breach(Rule::NotAtRest, format!("after {within:?}: {stats:?}"));
+    }
+}
+
+/// Waits until a consumer that has halted has had its time: it halts over the same message again, and never rests.
+async fn halted(world: &World) {
+    while world.halts.load(Ordering::SeqCst) == 0 {
+        sleep(Duration::from_secs(1)).await;
+    }
+    sleep(Duration::from_secs(30)).await;
+}
+
+/// Waits until no message is unsettled and no replay is under way.
+async fn rest(world: &World) {
+    loop {
+        world.queue().drained().await;
+        if !world.store.kept_dead_letters().iter().any(|kept| kept.replaying) {
+            return;
+        }
+        sleep(Duration::from_secs(1)).await;
+    }
+}
+
+async fn do_event(world: &Arc<World>, event: Event) {
+    world.journal.note(&Happened::Noted(format!("{event:?}")));
+    match event {
+        Event::Kill { process, polls, down } => {
+            let place = &world.places[process];
+            let running = place.running.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(running) = running {
+                place.down.store(down, Ordering::SeqCst);
+                place.dies_at.store(running.life.polls() + polls, Ordering::SeqCst);
+            }
+        }
+        Event::Stop { process } => stop(world, process),
+        Event::Disconnect => world.queue().disconnect(),
+        Event::Revoke(how) => world.queue().revoke(how),
+        Event::ExpireLeases => world.queue().expire_leases(),
+        Event::Pause(milliseconds) => {
+            control(world, ControlState::Paused).await;
+            let world = Arc::clone(world);
+            drop(tokio::spawn(async move {
+                sleep(Duration::from_millis(milliseconds)).await;
+                control(&world, ControlState::Running).await;
+            }));
+        }
+        Event::Replay => replay(world).await,
+        Event::Recreate => world.recreate(),
+    }
+}
+
+fn stop(world: &World, process: usize) {
+    let running = world.places[process].running.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    if let Some(running) = running {
+        running.stop.cancel();
+    }
+}
+
+/// The scope that operators speak of.
+async fn scope(world: &World) -> Option<ScopeId> {
+    let name = ConsumerName::new(process::CONSUMER).ok()?;
+    world.store.scope(&name, &Tenant::default()).await.ok()
+}
+
+/// Pauses or resumes the consumer, for as long as it takes.
+async fn control(world: &World, state: ControlState) {
+    loop {
+        if let Some(scope) = scope(world).await
+            && world.store.set_control(scope, state, "operator", "the scenario").await.is_ok()
+        {
+            break;
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    let since = (state != ControlState::Running).then(|| world.journal.now());
+    world.known().paused_since = since;
+    world.journal.note(&Happened::Noted(format!("an operator sets {state:?}")));
+}
+
+async fn replay(world: &World) {
+    let kept = world.store.kept_dead_letters();
+    let ids: Vec<_> = kept.iter().map(|kept| kept.row.id).collect();
+    // Where the answer is lost it was done, or was not.
+    let _ = world.store.request_replay(&ids).await;
+    // Each replay is one more delivery, whose attempts count anew.
+    for content in kept.iter().filter_map(|kept| kept.message.as_ref()).map(|message| world.content(message)) {
+        if let Some(seen) = world.known().contents.get_mut(content) {
+            seen.deliveries += 1;
+        }
+    }
+}
+
+/// A consumer that halted is resumed by a person some time later.
+async fn resume_after_halts(world: Arc<World>) {
+    loop {
+        sleep(Duration::from_millis(500)).await;
+        let halts = world.store.audited().iter().filter(|(action, _)| action == "halt").count();
+        if world.halts.swap(halts, Ordering::SeqCst) == halts {
+            continue;
+        }
+        let now = world.journal.now();
+        world.known().paused_since.get_or_insert(now);
+        world.journal.note(&Happened::Noted("the consumer has halted".to_owned()));
+        sleep(Duration::from_secs(20)).await;
+        control(&world, ControlState::Running).await;
+    }
+}
+
+/// Stops every process, and waits until each has ended.
+async fn close(world: &Arc<World>, keepers: Vec<tokio::task::JoinHandle<()>>) {
+    world.closing.store(true, Ordering::SeqCst);
+    let deadline = Instant::now() + world.scenario.drain * 2 + bounds::pause(&world.scenario) + Duration::from_secs(60);
+    (0..world.places.len()).for_each(|process| stop(world, process));
+    for (process, keeper) in keepers.into_iter().enumerate() {
+        if timeout_at(deadline, keeper).await.is_err() && !world.is_cut.load(Ordering::SeqCst) {
+            world.journal.breach(Rule::WorkerEnded, format!("process {process} does not stop"));
+            world.kill(process, 0);
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! A life as it is drawn from a seed: settings, messages, and what happens to processes, store and broker. Plain data, so that
+//! a life can be run again with parts of it left out.
+
+use std::time::Duration;
+
+use idem_core::{Effects, OnConflict, RetryPolicy};
+use idem_testkit::{
+    Weather,
+    memory::{Faults, Order, Revoke},
+};
+
+use crate::draw;
+
+/// What kind of lives are drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Theme {
+    /// Some dozens of messages within seconds, two processes that die, faults.
+    Small,
+    /// Everything, a few features at a time.
+    Any,
+    /// Bursts of messages that no handler can see.
+    Junk,
+    /// No faults and no deaths: here the checks are tightest.
+    Calm,
+}
+
+impl Theme {
+    /// Every theme.
+    pub const ALL: [Self; 4] = [Self::Small, Self::Any, Self::Junk, Self::Calm];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Small => "small",
+            Self::Any => "any",
+            Self::Junk => "junk",
+            Self::Calm => "calm",
+        }
+    }
+}
+
+/// What a handler does with one payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Behaviour {
+    /// It writes its effect, after this many milliseconds.
+    Good(u64),
+    /// So many runs fail for now, and the next one is good.
+    FailsFor(u32),
+    /// Every run fails for now.
+    FailsAlways,
+    /// It says that it can never succeed.
+    Permanent,
+    /// So many runs panic.
+    PanicsFor(u32),
+    /// So many runs never return.
+    HangsFor(u32),
+    /// So many runs write their effect, then swallow a statement's error.
+    SwallowsFor(u32),
+    /// So many runs lose their connection.
+    LosesConnectionFor(u32),
+    /// So many runs send a COMMIT of their own.
+    CommitsFor(u32),
+    /// So many runs kill the process.
+    KillsFor(u32),
+    /// It always kills the process.
+    KillsAlways,
+}
+
+impl Behaviour {
+    /// Whether every run goes well, if nothing else goes wrong.
+    #[must_use]
+    pub const fn is_good(self) -> bool {
+        matches!(self, Self::Good(_))
+    }
+}
+
+/// What several messages may have in common: one message to the engine, if its key and payload are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Content {
+    /// `None` for junk, which no handler can see.
+    pub key: Option<String>,
+    /// The tenant, where the life has several.
+    pub tenant: Option<String>,
+    /// The payload.
+    pub payload: String,
+    /// What the broker orders it by.
+    pub order: Option<String>,
+    /// What its handler does.
+    pub behaviour: Behaviour,
+}
+
+impl Content {
+    /// Tenant and key, within which an effect must happen once.
+    #[must_use]
+    pub fn scoped_key(&self) -> Option<String> {
+        Some(format!("{}/{}", self.tenant.as_deref().unwrap_or_default(), self.key.as_deref()?))
+    }
+}
+
+/// What happens at some time, beside messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A process dies after so many more polls, and is started again after a while.
+    Kill {
+        /// Which.
+        process: usize,
+        /// After how many polls from now on.
+        polls: u64,
+        /// For how long it is down, in milliseconds.
+        down: u64,
+    },
+    /// A process is stopped in good order, and started again.
+    Stop {
+        /// Which.
+        process: usize,
+    },
+    /// Every consumer loses its connection to the broker.
+    Disconnect,
+    /// Every assignment is taken away.
+    Revoke(Revoke),
+    /// What is in flight is delivered again.
+    ExpireLeases,
+    /// An operator pauses the consumer for so many milliseconds.
+    Pause(u64),
+    /// An operator has every dead letter replayed that there is.
+    Replay,
+    /// The topic is deleted and created again, and its numbers begin anew.
+    Recreate,
+}
+
+/// A life.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    /// Where all chance of this life comes from.
+    pub seed: u64,
+    /// Whether nothing goes wrong but messages and handlers.
+    pub calm: bool,
+    /// How many processes consume.
+    pub processes: usize,
+    /// The lanes of each.
+    pub lanes: usize,
+    /// The messages of a unit.
+    pub batch: usize,
+    /// The messages in flight in a process.
+    pub in_flight: usize,
+    /// Which order the broker keeps.
+    pub order: Order,
+    /// Whether it keeps positions, as Kafka does.
+    pub positions: bool,
+    /// How long a delivery may stay unsettled.
+    pub lease: Option<Duration>,
+    /// Whether it says that it delivers again.
+    pub marks_redelivery: bool,
+    /// Whether the handler calls somebody else too.
+    pub effects: Effects,
+    /// Attempts and back-off.
+    pub retry: RetryPolicy,
+    /// The handler's deadline.
+    pub deadline: Duration,
+    /// How long a claim waits for others.
+    pub busy_timeout: Duration,
+    /// The limit of commits and of the store's other answers.
+    pub answer_timeout: Duration,
+    /// How long records are kept.
+    pub retention: Duration,
+    /// How often cleanup runs, if it does.
+    pub cleanup_every: Option<Duration>,
+    /// How long committed keys are remembered.
+    pub cache_for: Option<Duration>,
+    /// What happens to a used key with another payload.
+    pub on_conflict: OnConflict,
+    /// Whether many dead letters pause intake.
+    pub breaker: bool,
+    /// Whether dead letters are published too.
+    pub publisher: bool,
+    /// Whether messages have tenants.
+    pub tenants: bool,
+    /// How often workers read what operators want.
+    pub control_every: Duration,
+    /// How long a stop waits.
+    pub drain: Duration,
+    /// What goes wrong in the store.
+    pub weather: Weather,
+    /// What goes wrong at the broker.
+    pub faults: Faults,
+    /// How long a settlement takes at most, there and back, in milliseconds.
+    pub settle_latency: u64,
+    /// What messages there are.
+    pub contents: Vec<Content>,
+    /// Which of them is published when.
+    pub messages: Vec<(Duration, usize)>,
+    /// What else happens when.
+    pub events: Vec<(Duration, Event)>,
+}
+
+impl Scenario {
+    /// Draws the life of this seed.
+    #[must_use]
+    pub fn draw(theme: Theme, seed: u64) -> Self {
+        draw::scenario(theme, seed)
+    }
+
+    /// When the last thing happens, after which all faults end.
+    #[must_use]
+    pub fn faults_end(&self) -> Duration {
+        let last = self.messages.iter().map(|(at, _)| *at).chain(self.events.iter().map(|(at, _)| *at)).max();
+        last.unwrap_or_default() + Duration::from_secs(1)
+    }
+}

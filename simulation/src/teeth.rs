@@ -1,0 +1,162 @@
+//! Planted bugs: each must be found, and in how many lives and seconds says how sharp the simulation is.
+
+use std::{fmt::Write as _, time::Instant};
+
+#[cfg(feature = "bugs")]
+use idem_core::bugs::Bug;
+use idem_testkit::Defect;
+
+use crate::{life::Way, lives::Lives, lives::Until, scenario::Theme};
+
+/// The most lives that are given to one bug.
+const LIVES_MAX: u64 = 50_000;
+
+/// Where a bug is planted.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    /// In the engine.
+    #[cfg(feature = "bugs")]
+    Engine(Bug),
+    /// In the store.
+    Store(Defect),
+}
+
+/// A bug, and what it stands for.
+struct Planted {
+    place: Place,
+    /// The theme in which it is looked for.
+    theme: Theme,
+    about: &'static str,
+}
+
+impl Planted {
+    fn name(&self) -> String {
+        match self.place {
+            #[cfg(feature = "bugs")]
+            Place::Engine(bug) => format!("{bug:?}"),
+            Place::Store(defect) => format!("{defect:?}"),
+        }
+    }
+
+    fn way(&self) -> Way {
+        match self.place {
+            #[cfg(feature = "bugs")]
+            Place::Engine(_) => Way::default(),
+            Place::Store(defect) => Way { defect: Some(defect), ..Way::default() },
+        }
+    }
+
+    /// Plants it on this thread.
+    #[cfg_attr(not(feature = "bugs"), allow(clippy::unused_self, reason = "there is nothing to plant"))]
+    fn plant(&self) {
+        #[cfg(feature = "bugs")]
+        if let Place::Engine(bug) = self.place {
+            idem_core::bugs::plant(Some(bug));
+        }
+    }
+}
+
+/// Those of the store, which are there without the feature.
+fn in_the_store() -> Vec<Planted> {
+    let planted = |defect, theme, about| Planted { place: Place::Store(defect), theme, about };
+    vec![
+        planted(
+            Defect::ParksByOrigin,
+            Theme::Any,
+            "another message at a used origin is taken for the dead letter there (E1)",
+        ),
+        planted(Defect::CommitsUnsealed, Theme::Small, "a handler's own COMMIT commits the claims (A12)"),
+        planted(
+            Defect::CommitsAbortedWithoutError,
+            Theme::Small,
+            "the commit of an aborted transaction reports success (A9)",
+        ),
+        planted(Defect::LosesEffects, Theme::Small, "a commit keeps the records and loses the effects"),
+        planted(Defect::RecordsOutside, Theme::Small, "records are written outside of the transaction"),
+        planted(Defect::PutsEffectsOutside, Theme::Small, "handlers write outside of their transaction"),
+        planted(Defect::FindsUncommitted, Theme::Small, "a claim finds records that are not committed"),
+        planted(Defect::IgnoresScopes, Theme::Small, "tenants share their keys"),
+        planted(Defect::CleansLiveRecords, Theme::Small, "cleanup removes records that have not expired"),
+        planted(Defect::DroppedUnitsHoldKeys, Theme::Small, "a unit whose process died holds its keys for ever"),
+        planted(Defect::ForgetsHashes, Theme::Small, "a record has whatever hash it is compared with"),
+    ]
+}
+
+#[cfg(feature = "bugs")]
+fn all() -> Vec<Planted> {
+    let planted = |bug, theme, about| Planted { place: Place::Engine(bug), theme, about };
+    let mut all = vec![
+        planted(Bug::AcknowledgesBeforeCommit, Theme::Small, "a batch is acknowledged before it is committed (A4)"),
+        planted(Bug::UnknownIsCommitted, Theme::Small, "a commit whose answer was lost counts as done (A6)"),
+        planted(Bug::RemembersBeforeCommit, Theme::Small, "keys are remembered as committed before they are"),
+        planted(Bug::ZeroRowsAreADuplicate, Theme::Small, "no row inserted is taken for a duplicate"),
+        planted(Bug::ConflictIsADuplicate, Theme::Small, "a used key is a duplicate, whatever the payload"),
+        planted(Bug::FoldsOverTenants, Theme::Any, "messages are folded by key, over tenants"),
+        planted(Bug::SuccessesCount, Theme::Any, "successes count as attempts (E3)"),
+        planted(Bug::DuplicatesCount, Theme::Any, "duplicates that ran alone count as attempts (found here)"),
+        planted(Bug::LostCountsCount, Theme::Small, "a count whose answer was lost is one more attempt (found here)"),
+        planted(Bug::CountsInMemory, Theme::Small, "a message that kills its process is tried for ever (D4)"),
+        planted(Bug::ExhaustedWithoutClaim, Theme::Small, "a copy of the running last attempt is set aside (E4)"),
+        planted(Bug::OutagesCharge, Theme::Small, "an outage of the database charges the message at hand (A25)"),
+        planted(Bug::HaltsTheTenant, Theme::Calm, "a conflict halts its message's tenant alone (E9)"),
+        planted(Bug::JunkOpensTheBreaker, Theme::Junk, "messages that no handler can see open the breaker (A-M4)"),
+        planted(Bug::OpenBreakerRetries, Theme::Any, "an open breaker runs what failed for good again and again (N2)"),
+        planted(Bug::DeadLetterWithoutRow, Theme::Small, "a dead letter is settled although its row was not written"),
+        planted(Bug::FollowersOvertake, Theme::Small, "what follows a message that waits overtakes it"),
+        planted(
+            Bug::KillersLoseSettlements,
+            Theme::Calm,
+            "what is settled is lost with the process that the next message kills (found here)",
+        ),
+        planted(Bug::RestingLaneSpins, Theme::Any, "a lane that rests is woken by what is due, and spins (N1)"),
+    ];
+    all.extend(in_the_store());
+    all
+}
+
+#[cfg(not(feature = "bugs"))]
+fn all() -> Vec<Planted> {
+    in_the_store()
+}
+
+/// Plants a bug on this thread. Answers how lives are then run.
+///
+/// # Errors
+/// Where there is none of this name.
+pub fn plant(name: &str) -> Result<Way, String> {
+    let all = all();
+    let Some(planted) = all.iter().find(|planted| planted.name() == name) else {
+        let names: Vec<String> = all.iter().map(Planted::name).collect();
+        return Err(format!("there is no bug named {name}; there are {}", names.join(", ")));
+    };
+    planted.plant();
+    Ok(planted.way())
+}
+
+/// Runs lives with each bug until it is found. Answers a table, and whether all were found.
+#[must_use]
+#[allow(clippy::disallowed_methods, reason = "the time that it takes the person who waits for it")]
+pub fn bite(jobs: usize, mut tell: impl FnMut(&str)) -> (String, bool) {
+    let mut table = "| planted bug | what it does | theme | lives | seconds | the check that found it |\n|---|---|---|---|---|---|\n".to_owned();
+    let mut all_found = true;
+    for planted in all() {
+        let begun = Instant::now();
+        let theme = planted.theme;
+        let lives =
+            Lives { theme, seed: 1, count: LIVES_MAX, jobs, way: planted.way(), every_poll: false, until: Until::Any };
+        let sum = lives.run(|| planted.plant());
+        let first = sum.broken.iter().min_by_key(|(_, broken)| broken.seed);
+        let seconds = begun.elapsed().as_secs_f64();
+        let (found, rule) = match first {
+            Some((rule, broken)) => (broken.seed.to_string(), format!("{rule:?}")),
+            None => (format!("not in {}", sum.lives), String::new()),
+        };
+        all_found &= first.is_some();
+        let Planted { about, .. } = planted;
+        let line = format!("| {} | {about} | {} | {found} | {seconds:.2} | {rule} |", planted.name(), theme.as_str());
+        tell(&line);
+        // A string takes every line.
+        let _ = writeln!(table, "{line}");
+    }
+    (table, all_found)
+}

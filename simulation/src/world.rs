@@ -1,0 +1,301 @@
+//! What stands outside of the processes of a life and outlives them: the store, the broker, and what is known of both.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use idem_core::{Bytes, Message, failpoint::Life};
+use idem_testkit::{
+    MemoryStore, Operation,
+    memory::{Broker, Queue, QueueOptions},
+};
+use tokio::sync::Notify;
+
+use crate::{
+    journal::{Happened, Journal, Rule},
+    life::Way,
+    scenario::{Behaviour, Scenario},
+};
+
+/// The name of the queue, and of the one for dead letters.
+const QUEUE: &str = "orders";
+const DEAD_LETTERS: &str = "orders.dead";
+/// The table of effects: the row's key is the content's, its value the number of the run.
+pub(crate) const EFFECTS: &str = "effects";
+/// The header with the tenant.
+pub(crate) const TENANT: &str = "tenant";
+
+/// A message that was published.
+#[derive(Debug, Clone)]
+pub(crate) struct Publication {
+    pub(crate) content: usize,
+    pub(crate) at: Duration,
+    /// Which topic it is on, of those that were created in its place.
+    pub(crate) generation: usize,
+    pub(crate) message: Message,
+}
+
+/// One run of a handler.
+#[derive(Debug, Clone)]
+pub(crate) struct Run {
+    pub(crate) content: usize,
+    pub(crate) began: Duration,
+    pub(crate) returned: Option<Duration>,
+}
+
+/// What is known of one content.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Seen {
+    pub(crate) deliveries: u32,
+    pub(crate) runs: u32,
+    /// Runs whose failure was the handler's own doing.
+    pub(crate) failures: u32,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    pub(crate) publications: Vec<Publication>,
+    by_origin: BTreeMap<(usize, String), usize>,
+    pub(crate) runs: Vec<Run>,
+    pub(crate) contents: Vec<Seen>,
+    derived_keys: BTreeMap<String, String>,
+    /// Since when handlers must not begin any more.
+    pub(crate) paused_since: Option<Duration>,
+}
+
+/// A process that runs.
+#[derive(Debug, Clone)]
+pub(crate) struct Running {
+    pub(crate) life: Life,
+    pub(crate) stop: idem_core::CancellationToken,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Place {
+    pub(crate) running: Mutex<Option<Running>>,
+    pub(crate) died: Notify,
+    /// At how many polls it dies, and how long it is then down, in milliseconds.
+    pub(crate) dies_at: AtomicU64,
+    pub(crate) down: AtomicU64,
+}
+
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) scenario: Scenario,
+    pub(crate) journal: Journal,
+    pub(crate) store: Arc<MemoryStore>,
+    /// The queue, and the one for dead letters.
+    queues: Mutex<(Queue, Queue)>,
+    pub(crate) generation: AtomicUsize,
+    known: Mutex<Known>,
+    pub(crate) places: Vec<Place>,
+    pub(crate) deaths: AtomicU64,
+    pub(crate) closing: AtomicBool,
+    /// Told when the life must not go on, because somebody spins.
+    pub(crate) cut: Notify,
+    pub(crate) is_cut: AtomicBool,
+    pub(crate) halts: AtomicUsize,
+    /// How many polls the first process had when it first ended.
+    pub(crate) first_polls: AtomicU64,
+}
+
+impl World {
+    pub(crate) fn new(scenario: Scenario, way: Way) -> Self {
+        let known = Known { contents: vec![Seen::default(); scenario.contents.len()], ..Known::default() };
+        let mut places = Vec::new();
+        places.resize_with(scenario.processes, Place::default);
+        places.iter().for_each(|place| place.dies_at.store(u64::MAX, Ordering::SeqCst));
+        Self {
+            journal: Journal::new(way.trace),
+            store: Arc::new(way.defect.map_or_else(MemoryStore::new, MemoryStore::with_defect)),
+            queues: Mutex::new(topic(&scenario, 0)),
+            generation: AtomicUsize::new(0),
+            known: Mutex::new(known),
+            places,
+            deaths: AtomicU64::new(0),
+            closing: AtomicBool::new(false),
+            cut: Notify::new(),
+            is_cut: AtomicBool::new(false),
+            halts: AtomicUsize::new(0),
+            first_polls: AtomicU64::new(0),
+            scenario,
+        }
+    }
+
+    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn queue(&self) -> Queue {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+
+    /// Where dead letters are published.
+    pub(crate) fn dead_letters(&self) -> Queue {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
+    }
+
+    /// Deletes the topic and creates it again: every process loses it with all that it held.
+    pub(crate) fn recreate(&self) {
+        let generation = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
+        let queues = topic(&self.scenario, generation);
+        queues.0.misbehave(self.scenario.faults);
+        *self.queues.lock().unwrap_or_else(PoisonError::into_inner) = queues;
+        (0..self.places.len()).for_each(|process| self.kill(process, 0));
+    }
+
+    pub(crate) fn publish(&self, content: usize) {
+        let about = &self.scenario.contents[content];
+        let mut message = Message::new(about.payload.clone());
+        if let Some(key) = &about.key {
+            message = message.with_header(idem_core::key::KEY_FIELD, key.clone());
+        }
+        if let Some(tenant) = &about.tenant {
+            message = message.with_header(TENANT, tenant.clone());
+        }
+        if let Some(order) = &about.order {
+            message = message.with_record_key(order.clone());
+        }
+        let generation = self.generation.load(Ordering::SeqCst);
+        // The queue has room for a million, and refuses nothing from here.
+        let Ok(origin) = self.queue().publish(message.clone()) else { return };
+        let mut known = self.known();
+        let number = known.publications.len();
+        known.by_origin.insert((generation, origin.as_str().to_owned()), number);
+        known.publications.push(Publication { content, at: self.journal.now(), generation, message });
+        drop(known);
+        self.journal.note(&Happened::Published { message: number, content });
+    }
+
+    /// The number of the message of this origin.
+    pub(crate) fn message(&self, generation: usize, origin: &str) -> usize {
+        self.known().by_origin.get(&(generation, origin.to_owned())).copied().unwrap_or(usize::MAX)
+    }
+
+    /// Which content this is; `usize::MAX` where no message had it.
+    pub(crate) fn content(&self, message: &Message) -> usize {
+        let (key, tenant) = (message.headers().text(idem_core::key::KEY_FIELD), message.headers().text(TENANT));
+        let payload = message.payload().map_or(&[][..], AsRef::as_ref);
+        let same = |about: &crate::scenario::Content| {
+            about.key.as_deref() == key && about.tenant.as_deref() == tenant && about.payload.as_bytes() == payload
+        };
+        self.scenario.contents.iter().position(same).unwrap_or(usize::MAX)
+    }
+
+    pub(crate) fn delivered(&self, process: usize, message: usize, attempt: u32) {
+        let mut known = self.known();
+        if let Some(content) = known.publications.get(message).map(|publication| publication.content) {
+            // Contents can be equal, and the handler sees the first of them.
+            let content = self.first_equal(content);
+            known.contents[content].deliveries += 1;
+        }
+        drop(known);
+        self.journal.note(&Happened::Delivered { process, message, attempt });
+    }
+
+    fn first_equal(&self, content: usize) -> usize {
+        let contents = &self.scenario.contents;
+        let about = &contents[content];
+        let same = |other: &crate::scenario::Content| {
+            other.key == about.key && other.tenant == about.tenant && other.payload == about.payload
+        };
+        contents.iter().position(same).unwrap_or(content)
+    }
+
+    /// A handler begins. Answers the number of the run, and how often this content ran before.
+    pub(crate) fn begin(&self, process: usize, content: usize) -> (usize, u32) {
+        let now = self.journal.now();
+        let mut known = self.known();
+        let (number, before) = (known.runs.len(), known.contents[content].runs);
+        known.contents[content].runs += 1;
+        known.runs.push(Run { content, began: now, returned: None });
+        let (seen, paused) = (known.contents[content], known.paused_since);
+        drop(known);
+        self.journal.note(&Happened::Began { process, run: number, content });
+        self.check_begin(content, seen, paused, now);
+        (number, before)
+    }
+
+    fn check_begin(&self, content: usize, seen: Seen, paused: Option<Duration>, now: Duration) {
+        let scenario = &self.scenario;
+        let attempts = scenario.retry.attempts;
+        // Each delivery may run once in a batch, which charges nobody, before its attempts are counted.
+        let batches = u64::from(seen.deliveries.max(1)) * u64::from(attempts + 1);
+        // A handler that failed on a connection that broke then is not charged: the connection is taken for the cause.
+        let failures_max = batches + self.store.faults_met(Operation::Rollback);
+        if u64::from(seen.failures) > failures_max {
+            let text = format!(
+                "c{content} has failed {} times, of {} deliveries with {attempts} attempts",
+                seen.failures, seen.deliveries
+            );
+            self.journal.breach(Rule::RanTooOften, text);
+        }
+        if let Some(since) = paused.filter(|since| scenario.calm && now > *since + crate::bounds::pause(scenario)) {
+            self.journal
+                .breach(Rule::RanWhilePaused, format!("c{content} runs, and the consumer is paused since {since:?}"));
+        }
+    }
+
+    /// A handler returned.
+    pub(crate) fn returned(&self, run: usize, how: &'static str, own_failure: bool) {
+        let now = self.journal.now();
+        let mut known = self.known();
+        known.runs[run].returned = Some(now);
+        let content = known.runs[run].content;
+        known.contents[content].failures += u32::from(own_failure);
+        drop(known);
+        self.journal.note(&Happened::Returned { run, how });
+    }
+
+    /// A call to somebody else carries this key.
+    pub(crate) fn called(&self, content: usize, derived_key: String) {
+        let Some(key) = self.scenario.contents[content].scoped_key() else { return };
+        let before = self.known().derived_keys.insert(key.clone(), derived_key.clone());
+        if before.is_some_and(|before| before != derived_key) {
+            self.journal.breach(Rule::OtherDerivedKey, format!("{key} is called with two keys"));
+        }
+    }
+
+    pub(crate) fn behaviour(&self, content: usize) -> Behaviour {
+        self.scenario.contents[content].behaviour
+    }
+
+    /// A process dies now.
+    pub(crate) fn kill(&self, process: usize, down: u64) {
+        let place = &self.places[process];
+        let running = place.running.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(running) = running else { return };
+        place.dies_at.store(u64::MAX, Ordering::SeqCst);
+        place.down.store(down, Ordering::SeqCst);
+        self.deaths.fetch_add(1, Ordering::SeqCst);
+        self.journal.note(&Happened::Died { process, polls: running.life.polls() });
+        running.life.kill();
+        place.died.notify_one();
+    }
+
+    /// Whether a row of effects says that this content was handled. The rows are those of all runs that committed.
+    pub(crate) fn effects(&self) -> Vec<(String, usize)> {
+        let run = |value: &Bytes| std::str::from_utf8(value).ok()?.parse().ok();
+        self.store.rows(EFFECTS).into_iter().map(|(key, value)| (key, run(&value).unwrap_or(usize::MAX))).collect()
+    }
+}
+
+#[allow(clippy::expect_used, reason = "what is drawn goes together, or the simulation itself is wrong")]
+fn topic(scenario: &Scenario, generation: usize) -> (Queue, Queue) {
+    let broker = Broker::new();
+    let mut options = QueueOptions::default()
+        .order(scenario.order)
+        .positions(scenario.positions)
+        .marks_redelivery(scenario.marks_redelivery)
+        .revoke_within(Duration::from_secs(3))
+        .seed(scenario.seed.wrapping_add(generation as u64));
+    options.lease = scenario.lease;
+    let queue = broker.create(QUEUE, options).expect("a queue as it is drawn");
+    let dead_letters = broker.create(DEAD_LETTERS, QueueOptions::default().seed(scenario.seed)).expect("another name");
+    (queue, dead_letters)
+}

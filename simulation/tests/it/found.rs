@@ -1,0 +1,101 @@
+//! Defects of idem that the simulation found, each as a small life that shows it with many seeds, so that it keeps showing it
+//! when lives are drawn differently.
+
+use std::{ops::Range, time::Duration};
+
+use idem_core::{Effects, RetryPolicy};
+use idem_testkit::{
+    Weather,
+    memory::{Faults, Order, Rate, Revoke},
+};
+use simulation::{Behaviour, Content, Event, Scenario, Theme, Way, live, silence_panics, teeth};
+
+/// A calm life without messages: one process, one lane, and everything else as it is by default.
+fn plain(seed: u64) -> Scenario {
+    let mut scenario = Scenario::draw(Theme::Calm, seed);
+    (scenario.processes, scenario.lanes, scenario.batch, scenario.in_flight) = (1, 1, 10, 10);
+    (scenario.order, scenario.positions, scenario.lease, scenario.marks_redelivery) = (Order::None, false, None, true);
+    (scenario.tenants, scenario.breaker, scenario.publisher) = (false, false, false);
+    (scenario.cleanup_every, scenario.cache_for) = (None, None);
+    scenario.on_conflict = idem_core::OnConflict::DeadLetter;
+    scenario.weather = Weather::default();
+    scenario.faults = Faults::default();
+    scenario.contents.clear();
+    scenario.messages.clear();
+    scenario.events.clear();
+    scenario
+}
+
+fn content(number: usize, behaviour: Behaviour) -> Content {
+    Content { key: Some(format!("k{number}")), tenant: None, payload: format!("p{number}"), order: None, behaviour }
+}
+
+fn at(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+/// Lives of these seeds keep every promise; and where the bug is planted again that they are about, one of them does not.
+fn found(bug: &str, seeds: Range<u64>, scenario: impl Fn(u64) -> Scenario) {
+    silence_panics();
+    for seed in seeds.clone() {
+        let report = live(&scenario(seed), Way::default());
+        assert!(report.breaches.is_empty(), "seed {seed}: {:?}", report.breaches);
+    }
+    if cfg!(feature = "bugs") {
+        let way = teeth::plant(bug).unwrap();
+        let broken = seeds.into_iter().any(|seed| !live(&scenario(seed), way).breaches.is_empty());
+        assert!(broken, "{bug} is not found");
+    }
+}
+
+/// D36: the answer to the count of an attempt is lost, and the message has that attempt all the same.
+#[test]
+fn d36_a_lost_count_sets_nothing_aside() {
+    found("LostCountsCount", 0..50, |seed| {
+        let mut scenario = plain(seed);
+        scenario.calm = false;
+        scenario.retry = RetryPolicy { attempts: 1, ..scenario.retry };
+        scenario.effects = Effects::Outside;
+        scenario.weather = Weather { seed, answers_lost: Rate::OneIn(4), ..Weather::default() };
+        scenario.contents = (0..5).map(|number| content(number, Behaviour::Good(0))).collect();
+        scenario.messages = (0..5).map(|number| (at(100 * number as u64), number)).collect();
+        scenario
+    });
+}
+
+/// D38: two copies of a message that always kills its process come to rest.
+#[test]
+fn d38_two_that_kill_their_process_do_not_bring_each_other_back() {
+    found("KillersLoseSettlements", 0..20, |seed| {
+        let mut scenario = plain(seed);
+        scenario.settle_latency = 5_000;
+        scenario.contents = vec![content(0, Behaviour::KillsAlways), content(1, Behaviour::Good(0))];
+        scenario.messages = vec![(at(10), 0), (at(20), 0), (at(30), 1)];
+        scenario
+    });
+}
+
+/// J19: a lane that rests while an assignment drains waits for the next command, and not for what it holds back.
+#[test]
+fn j19_a_resting_lane_waits() {
+    found("RestingLaneSpins", 0..50, |seed| {
+        let mut scenario = plain(seed);
+        // On the one lane a handler takes long, on the other a message waits for its next attempt, and it is not the first
+        // of its lane, which would run alone in the process.
+        (scenario.lanes, scenario.batch, scenario.effects) = (2, 1, Effects::InTransaction);
+        (scenario.deadline, scenario.drain) = (at(3_000), at(5_000));
+        scenario.retry = RetryPolicy { attempts: 5, first: at(300), max: at(300) };
+        let mut next = |behaviour| {
+            // Other keys with each seed are on other lanes.
+            let number = seed as usize * 100 + scenario.contents.len();
+            scenario.contents.push(content(number, behaviour));
+        };
+        (0..6).for_each(|_| next(Behaviour::Good(0)));
+        next(Behaviour::HangsFor(1));
+        (0..3).for_each(|_| next(Behaviour::FailsFor(2)));
+        scenario.messages = (0..6).map(|number| (at(5), number)).collect();
+        scenario.messages.extend((6..10).map(|number| (at(100 + seed), number)));
+        scenario.events = (0..6).map(|time| (at(200 * time), Event::Revoke(Revoke::Drained))).collect();
+        scenario
+    });
+}

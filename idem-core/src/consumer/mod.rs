@@ -248,20 +248,20 @@ impl<S: Store> Inner<S> {
     pub(crate) fn failure(&self, error: crate::HandlerError) -> Failure {
         // The error is the user's code too: its texts and sources are asked for outside of the handler's run.
         let judged = caught(|| {
-            let class = error.class(S::classify);
-            let reason = if error.find::<crate::DecodePayloadError>().is_some() {
+            let class = error.class_by(S::classify);
+            let reason = if error.downcast_ref::<crate::DecodePayloadError>().is_some() {
                 Reason::Malformed
-            } else if error.find::<crate::UnknownTypeError>().is_some() {
+            } else if error.downcast_ref::<crate::UnknownTypeError>().is_some() {
                 Reason::UnknownType
             } else if class == ErrorClass::Permanent {
                 Reason::Permanent
             } else {
                 Reason::AttemptsExhausted
             };
-            (class, reason, code::<S>(error.source()))
+            (class, reason, code::<S>(error.inner()))
         });
         let (class, reason, code) = judged.unwrap_or((ErrorClass::Transient, Reason::AttemptsExhausted, None));
-        let text = caught(|| describe::<S>(error.source()))
+        let text = caught(|| describe::<S>(error.inner()))
             .unwrap_or_else(|| "the handler's error could not be printed: it panicked".to_owned());
         Failure { class, reason, text, code, retry_after: error.wanted_after(), error: Some(error) }
     }

@@ -5,7 +5,7 @@ use std::{error::Error, time::Duration};
 use futures_util::{StreamExt, future::try_join_all};
 use idem_amqp::AmqpOptions;
 use idem_core::{DedupConsumer, DedupConsumerBuilder};
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use lapin::{
     BasicProperties, Channel, Connection as Broker, ConnectionProperties,
     options::{
@@ -106,7 +106,7 @@ impl Queue {
 
     async fn idem(
         &self,
-        consumer: DedupConsumerBuilder<Postgres>,
+        consumer: DedupConsumerBuilder<PostgresStore>,
         batch: usize,
         cache: Option<Duration>,
         messages: usize,

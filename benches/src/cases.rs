@@ -2,7 +2,7 @@
 
 use std::{error::Error, time::Duration};
 
-use idem_core::Handlers;
+use idem_core::Concurrency;
 
 use crate::{
     by_hand::ByHand::{Autocommit, InboxOnce, Textbook, TextbookOnPool, Transaction},
@@ -61,7 +61,7 @@ pub(crate) async fn work(work: Work, at: At<'_>) -> Result<Table, Box<dyn Error>
     for n in [1, 2, 4] {
         lines.push(idem(lanes(EACH, n), Idem { lanes: n, ..Idem::base(work) }));
     }
-    let pipelined = Handlers::Pipelined { at_once: 500 };
+    let pipelined = Concurrency::Pipelined { at_once: 500 };
     let pipelined = Idem { handlers: pipelined, batch: 500, lanes: 4, ..Idem::base(work) };
     lines.push((PIPELINED.to_owned(), Way::OnTokioPostgres(pipelined)));
     for n in [1, 2, 4] {

@@ -9,7 +9,7 @@ use std::{
 use idem_core::{
     CancellationToken, Cleanup, CleanupSettings, DedupConsumer, Effects, Handler, HandlerError, Message, Store as _, Tx,
 };
-use idem_sqlx::{Postgres, PostgresOptions};
+use idem_sqlx::{PostgresOptions, PostgresStore};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 
 use crate::growth::fill::Filling;
@@ -29,8 +29,8 @@ const ALONE: Duration = Duration::from_secs(30);
 
 struct Nothing;
 
-impl Handler<Postgres> for Nothing {
-    async fn handle(&self, _: &Message, _: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl Handler<PostgresStore> for Nothing {
+    async fn handle(&self, _: &Message, _: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
         Ok(())
     }
 }
@@ -38,8 +38,8 @@ impl Handler<Postgres> for Nothing {
 struct Scene {
     schema: String,
     admin: PgConnection,
-    store: Arc<Postgres>,
-    consumer: DedupConsumer<Postgres>,
+    store: Arc<PostgresStore>,
+    consumer: DedupConsumer<PostgresStore>,
     rows: usize,
     /// The number of the next row.
     next: usize,

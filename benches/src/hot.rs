@@ -9,7 +9,7 @@ use std::{
 };
 
 use idem_core::{DedupConsumer, Effects, Handler, HandlerError, Message, Tx};
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use sqlx::{Connection, PgConnection};
 
 use crate::{
@@ -36,8 +36,8 @@ pub(crate) const ONE_HOT: &str = "the same, but 1 % of the messages are one cust
 /// A purchase that counts how often it is asked for.
 struct Counted(Arc<AtomicUsize>);
 
-impl Handler<Postgres> for Counted {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl Handler<PostgresStore> for Counted {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
         self.0.fetch_add(1, Ordering::Relaxed);
         Work::Purchase.handle(message, tx).await
     }

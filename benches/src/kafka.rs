@@ -5,7 +5,7 @@ use std::{error::Error, time::Duration};
 
 use idem_core::{DedupConsumer, DedupConsumerBuilder};
 use idem_kafka::{KafkaOptions, Reset};
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use rdkafka::{
     ClientConfig,
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
@@ -107,7 +107,7 @@ impl Topic {
     /// Through a worker of a new group.
     async fn idem(
         &self,
-        consumer: DedupConsumerBuilder<Postgres>,
+        consumer: DedupConsumerBuilder<PostgresStore>,
         batch: usize,
         cache: Option<Duration>,
     ) -> Result<(Duration, Vec<usize>), Box<dyn Error>> {

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use idem_core::{Decision, DedupConsumer, DedupConsumerBuilder, Effects, Handlers, Message, Store};
+use idem_core::{Concurrency, Decision, DedupConsumer, DedupConsumerBuilder, Effects, Message, Store};
 use idem_tokio_postgres::{
     PostgresOptions,
     tokio_postgres::{self, Client, Config, NoTls},
@@ -152,7 +152,7 @@ async fn round(work: Work, case: usize, url: &str, config: &Config, time: Durati
     let sqlx = store(url).await?;
     let store = PostgresOptions::new(config.clone()).schema("idem_bench_records".parse()?).build()?;
     let consumer = || DedupConsumer::builder(store.clone(), "bench");
-    let pipelined = |at_once| consumer().handler(work).handlers(Handlers::Pipelined { at_once });
+    let pipelined = |at_once| consumer().handler(work).handlers(Concurrency::Pipelined { at_once });
     match case {
         0 => by_hand(work, config, 1, true, time).await,
         1 => by_hand(work, config, 1, false, time).await,

@@ -11,9 +11,8 @@ use async_trait::async_trait;
 use idem_core::{
     AuditEntry, Backlog, Bookkeeping, Claim, ClaimError, Claimed, Cleaner, CleanupReport, CleanupSettings, CommitError,
     ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, ErrorClass, Expiring, HashRuleId, IdempotencyKey,
-    LastCleanup, ParkedDeadLetter, PayloadHash, Recorded, Registered, Registration, Removal, Removed, Replay,
-    ReplayEnd, RunId, ScopeId, Store, StoreCapabilities, StoreError, StoreIdentity, Tenant, Tx, UnitOfWork,
-    UnitOptions,
+    LastCleanup, PayloadHash, Recorded, Registered, Registration, Removal, Removed, Replay, ReplayEnd, RunId, ScopeId,
+    Store, StoreCapabilities, StoreError, StoreIdentity, StoredDeadLetter, Tenant, Tx, UnitOfWork, UnitOptions,
 };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,7 +25,7 @@ pub(crate) struct NullUnit(NullStore);
 
 impl Store for NullStore {
     type Bookkeeping = Self;
-    type Lane = ();
+    type Session = ();
     type Connection<'t> = ();
     type Unit<'l> = NullUnit;
 
@@ -142,7 +141,7 @@ impl Bookkeeping for NullStore {
         Ok(())
     }
 
-    async fn park(&self, _: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
+    async fn store_dead_letter(&self, _: &DeadLetter) -> Result<StoredDeadLetter, StoreError> {
         nothing()
     }
 
@@ -150,7 +149,7 @@ impl Bookkeeping for NullStore {
         nothing()
     }
 
-    async fn dead_letters(&self, _: &ConsumerName, _: u32) -> Result<Vec<ParkedDeadLetter>, StoreError> {
+    async fn dead_letters(&self, _: &ConsumerName, _: u32) -> Result<Vec<StoredDeadLetter>, StoreError> {
         Ok(Vec::new())
     }
 

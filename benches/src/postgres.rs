@@ -2,8 +2,8 @@
 
 use std::{error::Error, time::Duration};
 
-use idem_core::{BatchHandler, DedupConsumer, Effects, Handler, Handlers, Store};
-use idem_sqlx::{Postgres, PostgresOptions};
+use idem_core::{BatchHandler, Concurrency, DedupConsumer, Effects, Handler, Store};
+use idem_sqlx::{PostgresOptions, PostgresStore};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use crate::{
@@ -38,7 +38,7 @@ pub(crate) struct Idem {
     pub(crate) shape: Shape,
     pub(crate) batch: usize,
     pub(crate) lanes: usize,
-    pub(crate) handlers: Handlers,
+    pub(crate) handlers: Concurrency,
     pub(crate) feed: Feed,
 }
 
@@ -46,7 +46,7 @@ impl Idem {
     /// The base case, which each table leaves along one axis: a handler a message, batches of 100, one lane, fresh
     /// messages with UUIDv4 keys.
     pub(crate) fn base(work: Work) -> Self {
-        Self { shape: Shape::Each, batch: 100, lanes: 1, handlers: Handlers::InOrder, feed: Feed::fresh(work) }
+        Self { shape: Shape::Each, batch: 100, lanes: 1, handlers: Concurrency::InOrder, feed: Feed::fresh(work) }
     }
 
     /// The fastest handler, in the batches that suit it.
@@ -147,18 +147,18 @@ pub(crate) async fn remove(connection: &mut PgConnection) -> Result<(), sqlx::Er
 const RECORDS: &str = "idem_bench_records";
 
 /// The store on a schema without a row.
-pub(crate) async fn store(url: &str) -> Result<Postgres, Box<dyn Error>> {
+pub(crate) async fn store(url: &str) -> Result<PostgresStore, Box<dyn Error>> {
     empty(url, RECORDS).await
 }
 
 /// The other store on the same; both keep the same tables.
-pub(crate) async fn tokio_store(url: &str) -> Result<idem_tokio_postgres::Postgres, Box<dyn Error>> {
+pub(crate) async fn tokio_store(url: &str) -> Result<idem_tokio_postgres::PostgresStore, Box<dyn Error>> {
     store(url).await?;
     Ok(idem_tokio_postgres::PostgresOptions::parse(url)?.schema(RECORDS.parse()?).build()?)
 }
 
 /// The same in this schema.
-pub(crate) async fn empty(url: &str, schema: &str) -> Result<Postgres, Box<dyn Error>> {
+pub(crate) async fn empty(url: &str, schema: &str) -> Result<PostgresStore, Box<dyn Error>> {
     let mut connection = PgConnection::connect(url).await?;
     sqlx::raw_sql(AssertSqlSafe(format!("DROP SCHEMA IF EXISTS {schema} CASCADE"))).execute(&mut connection).await?;
     let store = records(url, schema)?;
@@ -167,6 +167,6 @@ pub(crate) async fn empty(url: &str, schema: &str) -> Result<Postgres, Box<dyn E
 }
 
 /// The store on a schema as it is.
-pub(crate) fn records(url: &str, schema: &str) -> Result<Postgres, Box<dyn Error>> {
+pub(crate) fn records(url: &str, schema: &str) -> Result<PostgresStore, Box<dyn Error>> {
     Ok(PostgresOptions::parse(url)?.schema(schema.parse()?).build()?)
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use idem_core::{DedupConsumer, Effects, Handler, HandlerError, Message, Tx};
-use idem_sqlx::Sqlite;
+use idem_sqlx::SqliteStore;
 use sqlx::{
     Connection, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
@@ -34,8 +34,8 @@ const LINES: [&str; 4] = [
 
 struct Insert;
 
-impl Handler<Sqlite> for Insert {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Sqlite>) -> Result<(), HandlerError> {
+impl Handler<SqliteStore> for Insert {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, SqliteStore>) -> Result<(), HandlerError> {
         let body = std::str::from_utf8(message.payload().ok_or("no payload")?)?.to_owned();
         sqlx::query(INSERT).bind(Uuid::new_v4()).bind(body).execute(tx.connection()).await?;
         Ok(())
@@ -69,7 +69,7 @@ async fn by_hand(connection: &mut SqliteConnection, claims: bool, at: At<'_>) ->
 }
 
 async fn idem(path: &Path, batch: usize, at: At<'_>) -> Result<Round, Box<dyn Error>> {
-    let store = Sqlite::open(path).await?;
+    let store = SqliteStore::open(path).await?;
     store.migrate().await?;
     let consumer = DedupConsumer::builder(store, "bench").handler(Insert).effects(Effects::InTransaction).build()?;
     let feed = Feed::fresh(Work::Insert);

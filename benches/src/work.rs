@@ -4,7 +4,7 @@
 mod pipelined;
 
 use idem_core::{BatchAnswer, BatchHandler, Handler, HandlerError, Message, OrderingKey, Tx};
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use serde::Deserialize;
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -122,8 +122,8 @@ fn bought(messages: &[&Message]) -> Result<(Vec<String>, Vec<i64>), HandlerError
     Ok(bought.into_iter().map(|Bought { customer, cents }| (customer, cents)).unzip())
 }
 
-impl Handler<Postgres> for Work {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl Handler<PostgresStore> for Work {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
         sqlx::query(INSERT).bind(Uuid::new_v4()).bind(text(message)?).execute(tx.connection()).await?;
         match self {
             Self::Insert => {}
@@ -136,11 +136,11 @@ impl Handler<Postgres> for Work {
     }
 }
 
-impl BatchHandler<Postgres> for Work {
+impl BatchHandler<PostgresStore> for Work {
     async fn handle_batch(
         &self,
         messages: &[&Message],
-        tx: &mut Tx<'_, Postgres>,
+        tx: &mut Tx<'_, PostgresStore>,
     ) -> Result<BatchAnswer, HandlerError> {
         let ids: Vec<Uuid> = messages.iter().map(|_| Uuid::new_v4()).collect();
         let bodies = messages.iter().map(|message| text(message)).collect::<Result<Vec<_>, _>>()?;

@@ -23,9 +23,9 @@ use tokio::{
 };
 
 use crate::{
-    config::Settings,
     error::{classify, cure, is_refused, unavailable},
     guard,
+    options::Settings,
     state::{Shared, Wish},
 };
 

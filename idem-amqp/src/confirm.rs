@@ -12,8 +12,8 @@ use tokio::{sync::Mutex, time::timeout};
 
 use crate::{
     channel::{connect, ready},
-    config::Settings,
     error::{classify, is_too_large, refused, unavailable},
+    options::Settings,
 };
 
 /// `delivery_mode` of a message that outlives a restart of the broker.

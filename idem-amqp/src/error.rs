@@ -5,7 +5,7 @@ use std::error::Error as StdError;
 use idem_core::{BoxError, SourceError};
 use lapin::{Error, ErrorKind};
 
-use crate::config::Settings;
+use crate::options::Settings;
 
 /// Reply codes of AMQP 0-9-1 after which only a person can help.
 const ACCESS_REFUSED: u16 = 403;

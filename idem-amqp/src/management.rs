@@ -7,7 +7,7 @@ use lapin::uri::AMQPUri;
 use reqwest::{Client, StatusCode, Url};
 use serde_json::Value;
 
-use crate::config::refuse;
+use crate::options::refuse;
 
 /// How long one answer may take.
 const ANSWER: Duration = Duration::from_secs(5);

@@ -9,10 +9,10 @@ use lapin::{
 };
 
 use crate::{
-    config::Settings,
     confirm::Confirmed,
     error::refused,
     message::{EXCHANGE, ROUTING_KEY, is_the_brokers_own},
+    options::Settings,
     properties::carried,
 };
 

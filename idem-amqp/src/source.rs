@@ -11,12 +11,12 @@ use tokio::{
 };
 
 use crate::{
+    attach,
     channel::{self, ANSWER, Question, Session},
-    config::Settings,
     error::refused,
+    options::Settings,
     retry::RetryQueue,
     state::{AmqpHandle, Shared},
-    topology,
 };
 
 /// One queue. [`AmqpOptions`](crate::AmqpOptions) makes one.
@@ -73,8 +73,8 @@ impl Source for AmqpSource {
         if self.shared.stopping.is_cancelled() {
             return Err(refused("the source is closed", "Make a new one"));
         }
-        let (attached, keeps) = topology::attached(&self.settings).await?;
-        if keeps == topology::Keeps::NotSurely {
+        let (attached, keeps) = attach::attached(&self.settings).await?;
+        if keeps == attach::Keeps::NotSurely {
             self.shared.be_careful();
         }
         let session = Session::open(&self.settings, &self.shared, &self.settings.needed).await?;

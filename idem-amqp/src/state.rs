@@ -17,10 +17,9 @@ use lapin::{
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
-    message,
+    attach, message,
     properties::{is_all_told, size},
     retry::{Content, Original, RetryQueue},
-    topology,
 };
 
 /// What settles one delivery: a tag says nothing outside of the channel that delivered it.
@@ -298,7 +297,7 @@ impl State {
             return Some(Ok(Received::End));
         }
         if let Some(queue) = &self.stream {
-            return Some(Err(topology::stream(queue)));
+            return Some(Err(attach::stream(queue)));
         }
         if let Some(failure) = self.failure.take() {
             return Some(Err(failure));

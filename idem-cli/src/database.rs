@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use idem_schema::{Dialect, SchemaName, UnitLimits, begin_unit};
-use idem_sqlx::{Postgres, PostgresOptions};
+use idem_sqlx::{PostgresOptions, PostgresStore};
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, PgConnection, Row as _,
     postgres::{PgArguments, PgConnectOptions, PgRow},
@@ -54,7 +54,7 @@ pub(crate) struct Database {
 }
 
 /// The store, for what it does itself: migrations, verification, cleanup.
-pub(crate) fn store(target: &Target) -> Result<Postgres, Failure> {
+pub(crate) fn store(target: &Target) -> Result<PostgresStore, Failure> {
     Ok(PostgresOptions::parse(url(target)?)?.schema(target.schema.clone()).application_name("idem command").build()?)
 }
 

@@ -3,7 +3,7 @@
 use std::{error::Error, process::ExitCode};
 
 use idem_core::{ErrorClass, Store as _, StoreError, chain};
-use idem_sqlx::{MigrateError, Postgres};
+use idem_sqlx::{MigrateError, PostgresStore};
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +98,7 @@ impl From<sqlx::Error> for Failure {
             }
             _ => describe(&error),
         };
-        let exit = match Postgres::classify(&error) {
+        let exit = match PostgresStore::classify(&error) {
             Some(ErrorClass::Infrastructure) if error.as_database_error().is_none() => Exit::Unreachable,
             _ => Exit::Refused,
         };
@@ -110,7 +110,7 @@ impl From<sqlx::Error> for Failure {
 pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
     let mut texts: Vec<String> = Vec::new();
     for link in chain(error) {
-        let described = Postgres::describe(link);
+        let described = PostgresStore::describe(link);
         let is_drivers = described.is_some();
         let text = described.unwrap_or_else(|| link.to_string());
         if texts.last() != Some(&text) {

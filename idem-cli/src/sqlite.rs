@@ -8,7 +8,7 @@ mod keys;
 use std::sync::Arc;
 
 use idem_core::{Bookkeeping as _, Cleanup, Store as _, StoreError};
-use idem_sqlx::{Sqlite, SqliteOptions};
+use idem_sqlx::{SqliteOptions, SqliteStore};
 
 use self::file::File;
 use crate::{
@@ -27,10 +27,10 @@ pub(crate) async fn run(target: &Target, command: Command) -> Result<Report, Fai
     let options: SqliteOptions = target.database_url.as_deref().unwrap_or_default().parse()?;
     let options = options.schema(target.schema.clone());
     if let Command::Migrate(Migrate::Up) = command {
-        return up(&Sqlite::connect(options).await?).await;
+        return up(&SqliteStore::connect(options).await?).await;
     }
     // A mistyped name must not make a file.
-    let store = Arc::new(Sqlite::connect(options.create_if_missing(false)).await?);
+    let store = Arc::new(SqliteStore::connect(options.create_if_missing(false)).await?);
     match command {
         Command::Cleanup(clean) if !clean.print_sql => clean_up(&store, &clean).await,
         Command::Doctor(_) => doctor(&store).await,
@@ -57,7 +57,7 @@ fn only_on_postgres(name: &str) -> Failure {
     ))
 }
 
-async fn up(store: &Sqlite) -> Result<Report, Failure> {
+async fn up(store: &SqliteStore) -> Result<Report, Failure> {
     let applied = store.migrate().await?;
     if applied.is_empty() {
         return Ok(Report::said("the file is up to date"));
@@ -65,7 +65,7 @@ async fn up(store: &Sqlite) -> Result<Report, Failure> {
     Ok(applied.iter().fold(Report::new(), |report, version| report.line(format!("migration {version} was applied"))))
 }
 
-async fn clean_up(store: &Arc<Sqlite>, clean: &Clean) -> Result<Report, Failure> {
+async fn clean_up(store: &Arc<SqliteStore>, clean: &Clean) -> Result<Report, Failure> {
     let settings = cleanup::settings(clean)?;
     if clean.dry_run {
         return Ok(cleanup::previewed(&store.cleaner().preview(&settings).await?));
@@ -74,7 +74,7 @@ async fn clean_up(store: &Arc<Sqlite>, clean: &Clean) -> Result<Report, Failure>
     Ok(cleanup::cleaned(&runner.cycle().await?))
 }
 
-async fn doctor(store: &Sqlite) -> Result<Report, Failure> {
+async fn doctor(store: &SqliteStore) -> Result<Report, Failure> {
     match store.bookkeeping().verify().await {
         Ok(()) => Ok(Report::said("All is well.")),
         Err(StoreError::Schema { problem, cure } | StoreError::Refused { problem, cure }) => {

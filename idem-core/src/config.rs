@@ -17,7 +17,7 @@ pub enum Effects {
 
 /// How the handlers of one unit run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Handlers {
+pub enum Concurrency {
     /// One after the other, in the order of delivery, each with the transaction for itself.
     #[default]
     InOrder,
@@ -27,12 +27,12 @@ pub enum Handlers {
     /// It needs a store that shares its transaction, and handlers that do not mind each other's uncommitted writes: one
     /// that reads a row and then writes it back can undo a neighbour's write between the two. See the store's own words.
     Pipelined {
-        /// How many run at once. From 1 to 10,000; [`Handlers::pipelined`] says 100.
+        /// How many run at once. From 1 to 10,000; [`Concurrency::pipelined`] says 100.
         at_once: usize,
     },
 }
 
-impl Handlers {
+impl Concurrency {
     /// At once, up to a hundred.
     #[must_use]
     pub const fn pipelined() -> Self {
@@ -103,7 +103,7 @@ pub struct ConsumerSettings {
     /// How many units run side by side. Defaults to the cores, at most 4 and at most what the store can.
     pub lanes: usize,
     /// How the handlers of one unit run. Defaults to in order.
-    pub handlers: Handlers,
+    pub handlers: Concurrency,
 }
 
 /// The default of [`ConsumerSettings::payload_bytes_max`]: 1 MiB, as much as Kafka and SQS take unless they are told
@@ -135,7 +135,7 @@ impl ConsumerSettings {
             headers_max: 1_000,
             headers_bytes_max: 64 << 10,
             lanes: Self::lanes_by_default().min(lanes_max.unwrap_or(usize::MAX)),
-            handlers: Handlers::default(),
+            handlers: Concurrency::default(),
         }
     }
 
@@ -161,7 +161,7 @@ impl ConsumerSettings {
         number("headers_max", self.headers_max, 1, 100_000, "it must be from 1 to 100,000")?;
         number("headers_bytes_max", self.headers_bytes_max, 1, 1 << 30, "it must be from 1 byte to 1 GiB")?;
         number("lanes", self.lanes, 1, 1024, "it must be from 1 to 1024")?;
-        if let Handlers::Pipelined { at_once } = self.handlers {
+        if let Concurrency::Pipelined { at_once } = self.handlers {
             number("handlers.at_once", at_once, 1, 10_000, "it must be from 1 to 10,000")?;
         }
         match lanes_max {

@@ -138,7 +138,7 @@ pub struct DeadLetterId(pub i64);
 
 /// A dead letter as the store has it, without its payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ParkedDeadLetter {
+pub struct StoredDeadLetter {
     /// Its number.
     pub id: DeadLetterId,
     /// The key, where one was found.

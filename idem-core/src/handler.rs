@@ -250,7 +250,7 @@ pub(crate) enum Handled<T> {
     Answered(Result<T, HandlerError>),
     Panicked,
     /// Its future was dropped at the deadline.
-    Late,
+    TimedOut,
 }
 
 /// What a consumer runs: one of the two kinds of handler.

@@ -33,13 +33,13 @@ pub use self::{
         Removal, Removed,
     },
     config::{
-        ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, Effects, Handlers, OlderThanRetention, OnConflict,
+        Concurrency, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, Effects, OlderThanRetention, OnConflict,
         OnUnkeepable, PAYLOAD_BYTES_CAP, PAYLOAD_BYTES_MAX, WorkerSettings,
     },
     consumer::{DedupConsumer, DedupConsumerBuilder},
     dead_letter::{
-        DeadLetter, DeadLetterId, DeadLetterIdentity, FailureKind, Fingerprint, ParkedDeadLetter, Publisher,
-        REPLAY_TAKEN_FOR, Reason, Replay, ReplayEnd,
+        DeadLetter, DeadLetterId, DeadLetterIdentity, FailureKind, Fingerprint, Publisher, REPLAY_TAKEN_FOR, Reason,
+        Replay, ReplayEnd, StoredDeadLetter,
     },
     error::{BoxError, ClaimError, CommitError, ConfigError, ErrorClass, SourceError, StoreError},
     handler::{
@@ -55,7 +55,7 @@ pub use self::{
         ConsumerName, DecodePayloadError, Headers, Message, OrderingKey, Origin, ParseNameError, Tenant,
         UNREADABLE_HEADERS,
     },
-    outcome::{ConflictKind, Decision, Durable, Failure, Outcome, Settle, Ticket, Verdict},
+    outcome::{ConflictKind, Decision, Durable, Failure, Settle, Ticket, Verdict},
     policy::WaitCause,
     retry::RetryPolicy,
     router::{Router, UnknownTypeError},

@@ -37,7 +37,7 @@ impl Durable {
     }
 
     /// The dead letter is stored and, where a publisher is given, confirmed.
-    pub(crate) fn parked() -> Self {
+    pub(crate) fn dead_lettered() -> Self {
         Self(())
     }
 }
@@ -200,45 +200,6 @@ impl Decision {
         match self {
             Self::Processed(durable) | Self::Duplicate(_, durable) => Some(durable),
             Self::Conflict(..) | Self::Busy | Self::Failed(_) => None,
-        }
-    }
-}
-
-/// What became of a delivery, as it is counted and reported.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Outcome {
-    /// The effects and the record are committed.
-    Processed,
-    /// An equal message was handled before.
-    Duplicate,
-    /// The key was used for another payload.
-    Conflict,
-    /// Somebody else held the key.
-    Busy,
-    /// It failed and runs again after a back-off.
-    Retry,
-    /// It is stored as a dead letter.
-    DeadLettered,
-    /// The answer to its commit was lost; the key was claimed again.
-    Unknown,
-    /// The database or broker could not serve it.
-    Infrastructure,
-}
-
-impl Outcome {
-    /// The value of `idem.outcome` in telemetry.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Processed => "processed",
-            Self::Duplicate => "duplicate",
-            Self::Conflict => "conflict",
-            Self::Busy => "busy",
-            Self::Retry => "retry",
-            Self::DeadLettered => "dead_lettered",
-            Self::Unknown => "unknown",
-            Self::Infrastructure => "infrastructure",
         }
     }
 }

@@ -105,7 +105,7 @@ pub struct SourceCapabilities {
     /// Whether single messages are acknowledged, rather than positions.
     pub individual_settle: bool,
     /// Whether everything of one part, such as a partition, has one ordering key, so that handlers have nothing to run at
-    /// once. Refused with [`Handlers::Pipelined`](crate::Handlers::Pipelined).
+    /// once. Refused with [`Concurrency::Pipelined`](crate::Concurrency::Pipelined).
     pub ordered_by_part: bool,
     /// Whether the broker counts what is held for long against its consumer, so that [`Source::pause`] ends the
     /// subscription. Core then gives back what it has not begun, too.

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 
 use crate::{
     cleanup::Cleaner,
-    dead_letter::{DeadLetter, DeadLetterId, ParkedDeadLetter, Replay, ReplayEnd},
+    dead_letter::{DeadLetter, DeadLetterId, Replay, ReplayEnd, StoredDeadLetter},
     error::{BoxError, ClaimError, CommitError, ErrorClass, StoreError},
     hash::PayloadHash,
     key::IdempotencyKey,
@@ -147,9 +147,9 @@ pub struct UnitOptions {
 /// A transactional store: where the record of the keys and the handlers' effects are committed together.
 ///
 /// # Contract
-/// 1. A lane is one connection, owned by whoever runs units on it. Core hands it back after a normal end only; after
+/// 1. A session is one connection, owned by whoever runs units on it. Core hands it back after a normal end only; after
 ///    any other it is dropped, and dropping it must close it.
-/// 2. `begin` is never cancelled by core between its first poll and its end unless the lane is dropped too.
+/// 2. `begin` is never cancelled by core between its first poll and its end unless the session is dropped too.
 /// 3. A unit that is dropped leaves nothing committed that was not committed before.
 /// 4. A COMMIT that [`UnitOfWork::commit`] did not send fails on the server when the unit inserted any record.
 ///
@@ -158,43 +158,43 @@ pub trait Store: Send + Sync + Sized + 'static {
     /// What does everything outside of units of work.
     type Bookkeeping: Bookkeeping;
     /// An owned connection.
-    type Lane: Send + 'static;
+    type Session: Send + 'static;
     /// What a handler is given to run statements on.
     type Connection<'t>: Send;
-    /// A running transaction on a lane.
+    /// A running transaction on a session.
     type Unit<'l>: UnitOfWork<Self> + 'l;
 
     /// What this store can do.
     fn capabilities(&self) -> StoreCapabilities;
 
-    /// What this store does outside of units of work. It uses no lane.
+    /// What this store does outside of units of work. It uses no session.
     fn bookkeeping(&self) -> &Self::Bookkeeping;
 
     /// What removes this store's expired rows, on a connection of its own. Nothing is connected yet.
     fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner>;
 
-    /// Opens a lane.
+    /// Opens a session.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] while the database cannot be reached, [`StoreError::Refused`] when it says no.
     ///
     /// # Cancel safety
     /// Cancel safe: a dropped call leaves no connection behind.
-    fn open(&self) -> impl Future<Output = Result<Self::Lane, StoreError>> + Send;
+    fn open(&self) -> impl Future<Output = Result<Self::Session, StoreError>> + Send;
 
-    /// Closes a lane in good order. Dropping it closes it too, without the courtesy of telling the server.
-    fn close(&self, lane: Self::Lane) -> impl Future<Output = ()> + Send;
+    /// Closes a session in good order. Dropping it closes it too, without the courtesy of telling the server.
+    fn close(&self, session: Self::Session) -> impl Future<Output = ()> + Send;
 
     /// Begins a transaction with the limits of `options`.
     ///
     /// # Errors
-    /// Nothing was begun, and the lane must be dropped.
+    /// Nothing was begun, and the session must be dropped.
     ///
     /// # Cancel safety
-    /// Not cancel safe: drop the lane after a dropped call, because it may sit in a transaction.
+    /// Not cancel safe: drop the session after a dropped call, because it may sit in a transaction.
     fn begin<'l>(
         &'l self,
-        lane: &'l mut Self::Lane,
+        session: &'l mut Self::Session,
         options: UnitOptions,
     ) -> impl Future<Output = Result<Self::Unit<'l>, StoreError>> + Send;
 
@@ -236,7 +236,7 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     /// Nothing of a failed call may be used; the unit is rolled back.
     ///
     /// # Cancel safety
-    /// Not cancel safe: drop the lane.
+    /// Not cancel safe: drop the session.
     fn claim(&mut self, claims: &[Claim]) -> impl Future<Output = Result<Vec<Claimed>, ClaimError>> + Send;
 
     /// Reads the committed records of these keys, in a statement of its own, which sees what committed meanwhile.
@@ -248,7 +248,7 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     /// As for `claim`.
     ///
     /// # Cancel safety
-    /// Not cancel safe: drop the lane.
+    /// Not cancel safe: drop the session.
     fn read(&mut self, claims: &[Claim]) -> impl Future<Output = Result<Vec<Option<Recorded>>, StoreError>> + Send;
 
     /// The handle that a handler writes through, when handlers run one after the other.
@@ -271,16 +271,16 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     /// [`CommitError::RolledBack`] only where that is certain.
     ///
     /// # Cancel safety
-    /// Not cancel safe: a dropped call has an unknown outcome, and the lane must be dropped.
+    /// Not cancel safe: a dropped call has an unknown outcome, and the session must be dropped.
     fn commit(self) -> impl Future<Output = Result<(), CommitError>> + Send;
 
     /// Rolls the transaction back.
     ///
     /// # Errors
-    /// The connection is broken; the lane must be dropped.
+    /// The connection is broken; the session must be dropped.
     ///
     /// # Cancel safety
-    /// Not cancel safe: drop the lane.
+    /// Not cancel safe: drop the session.
     fn rollback(self) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Ends the transaction on the server after a handler's future was dropped while a statement may be running, over
@@ -417,7 +417,7 @@ pub struct AuditEntry {
 /// of it is on the path of a message that goes well.
 ///
 /// # Contract
-/// 1. Each call is one short transaction, or several that can be repeated. None uses a lane.
+/// 1. Each call is one short transaction, or several that can be repeated. None uses a session.
 /// 2. Each call is bounded in time by the store, and may be repeated after any error.
 #[async_trait]
 pub trait Bookkeeping: Send + Sync + 'static {
@@ -438,7 +438,7 @@ pub trait Bookkeeping: Send + Sync + 'static {
     async fn scope(&self, consumer: &ConsumerName, tenant: &Tenant) -> Result<ScopeId, StoreError>;
 
     /// Counts an attempt *before* it runs and answers its number, from 1. Another payload under the same key starts
-    /// anew, because it is another message. [`park`](Self::park) and [`request_replay`](Self::request_replay) end the count of
+    /// anew, because it is another message. [`store_dead_letter`](Self::store_dead_letter) and [`request_replay`](Self::request_replay) end the count of
     /// their payload, and of no other's.
     async fn count_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<u32, StoreError>;
 
@@ -456,13 +456,13 @@ pub trait Bookkeeping: Send + Sync + 'static {
     /// Reason, attempts, error and fingerprint are those of the last copy; message and headers are those of the first. A
     /// payload that was not kept is kept now, where this letter says so. A copy from another origin puts a row whose replay
     /// has ended before the operator again.
-    async fn park(&self, dead_letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError>;
+    async fn store_dead_letter(&self, dead_letter: &DeadLetter) -> Result<StoredDeadLetter, StoreError>;
 
     /// Notes that the dead letter was also published, and its broker has confirmed it.
     async fn mark_published(&self, id: DeadLetterId) -> Result<(), StoreError>;
 
     /// The dead letters of a consumer, newest first, for people and tests. Payloads are not read.
-    async fn dead_letters(&self, consumer: &ConsumerName, max: u32) -> Result<Vec<ParkedDeadLetter>, StoreError>;
+    async fn dead_letters(&self, consumer: &ConsumerName, max: u32) -> Result<Vec<StoredDeadLetter>, StoreError>;
 
     /// Asks running workers of the consumer to handle these dead letters again, their attempts counted anew. Answers
     /// how many were marked.

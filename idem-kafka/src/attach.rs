@@ -15,9 +15,9 @@ use rdkafka::{
 use tokio::{runtime::Handle, time::Instant};
 
 use crate::{
-    config::{KafkaOptions, Reset},
     context::Context,
     error::{classify, in_trouble, refusal, refused, said, unauthenticated, unavailable, words},
+    options::{KafkaOptions, Reset},
 };
 
 /// How long one question to a broker may take.

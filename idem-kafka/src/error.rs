@@ -3,7 +3,7 @@
 use idem_core::SourceError;
 use rdkafka::{error::KafkaError, types::RDKafkaErrorCode as Code};
 
-use crate::config::KafkaOptions;
+use crate::options::KafkaOptions;
 
 /// What the client library says, in words for a person.
 #[derive(Debug, thiserror::Error)]

@@ -2,17 +2,17 @@
 
 mod attach;
 mod commit;
-mod config;
 mod context;
-mod dead_letter;
 mod error;
+mod message;
 #[cfg(feature = "msk-iam")]
 mod msk_iam;
 mod offsets;
+mod options;
 mod poll;
+mod publisher;
 mod quiet;
 mod rebalance;
-mod record;
 mod source;
 mod state;
 mod tokens;
@@ -24,8 +24,8 @@ pub use idem_core as core;
 #[cfg(feature = "msk-iam")]
 pub use self::msk_iam::MskIam;
 pub use self::{
-    config::{KafkaOptions, LaneBy, Reset},
-    dead_letter::KafkaPublisher,
+    options::{KafkaOptions, LaneBy, Reset},
+    publisher::KafkaPublisher,
     source::KafkaSource,
     state::KafkaHandle,
     tokens::{Token, TokenSource},

@@ -15,12 +15,12 @@ use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 use crate::{
     attach::{self, attach, list},
     commit::Commits,
-    config::{KafkaOptions, Reset},
     context::Context,
     error::{classify, cure, in_trouble, is_authentication, refusal, refused, said, unreachable},
+    message,
+    options::{KafkaOptions, Reset},
     quiet,
     rebalance::Rebalance,
-    record,
     state::{Ending, Progress, Shared},
     tokens::Login,
     troubles::Troubles,
@@ -142,7 +142,7 @@ impl Poller {
         for _ in 0..BURST {
             let error = match self.consumer.poll(waits) {
                 Some(Ok(record)) => {
-                    let message = record::message(&record, self.options.lane_by);
+                    let message = message::message(&record, self.options.lane_by);
                     bytes += message.bytes();
                     records.push((record.partition(), record.offset(), message));
                     if bytes >= BURST_BYTES {

@@ -16,9 +16,9 @@ use tokio::{
 
 use crate::{
     attach::{self, ANSWER, committed, known, list},
-    config::Reset,
     context::{Step, answer_assign, answer_revoke},
     error::said,
+    options::Reset,
     poll::Poller,
     state::Start,
 };

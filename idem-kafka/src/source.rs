@@ -7,8 +7,8 @@ use rdkafka::{error::KafkaError, types::RDKafkaErrorCode as Code};
 use tokio::sync::{Mutex, oneshot};
 
 use crate::{
-    config::{KafkaOptions, LaneBy},
     error::{refused, unavailable},
+    options::{KafkaOptions, LaneBy},
     poll,
     state::{Ending, KafkaHandle, Shared},
 };

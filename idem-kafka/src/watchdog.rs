@@ -9,8 +9,8 @@ use tokio::time::{Duration, Instant};
 
 use crate::{
     attach,
-    config::Reset,
     context::Context,
+    options::Reset,
     state::{Progress, Shared},
 };
 

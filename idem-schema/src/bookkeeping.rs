@@ -1,6 +1,6 @@
 //! What is done outside of units of work, each as a few short statements: written once for every SQL store.
 
-mod letters;
+mod dead_letters;
 mod register;
 pub(crate) mod start;
 mod statements;
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use idem_core::{
     AuditEntry, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, IdempotencyKey,
-    ParkedDeadLetter, PayloadHash, REPLAY_TAKEN_FOR, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId,
-    StoreError, StoreIdentity, Tenant,
+    PayloadHash, REPLAY_TAKEN_FOR, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, StoreError,
+    StoreIdentity, StoredDeadLetter, Tenant,
 };
 
 pub use self::statements::BookkeepingStatements;
@@ -74,8 +74,8 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
         register::scope(&*self.driver, consumer, tenant).await
     }
 
-    async fn park(&self, dead_letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
-        letters::park(&*self.driver, dead_letter).await
+    async fn store_dead_letter(&self, dead_letter: &DeadLetter) -> Result<StoredDeadLetter, StoreError> {
+        dead_letters::store(&*self.driver, dead_letter).await
     }
 
     async fn count_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<u32, StoreError> {
@@ -113,13 +113,13 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
             .map(|_| ())
     }
 
-    async fn dead_letters(&self, consumer: &ConsumerName, max: u32) -> Result<Vec<ParkedDeadLetter>, StoreError> {
+    async fn dead_letters(&self, consumer: &ConsumerName, max: u32) -> Result<Vec<StoredDeadLetter>, StoreError> {
         let driver = &*self.driver;
         let parameters = [consumer.as_str().into(), i64::from(max).into()];
         let rows = driver
             .rows("reading dead letters", &driver.bookkeeping_statements().list_dead_letters, &parameters)
             .await?;
-        rows.iter().map(letters::parked).collect()
+        rows.iter().map(dead_letters::stored).collect()
     }
 
     async fn request_replay(&self, ids: &[DeadLetterId]) -> Result<u64, StoreError> {
@@ -139,7 +139,7 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
         }
         let parameters = [name, run.0.into(), i64::from(max).into(), taken_for];
         let rows = driver.rows(doing, &statements.take_replays, &parameters).await?;
-        let mut replays = rows.iter().map(letters::replay).collect::<Result<Vec<_>, _>>()?;
+        let mut replays = rows.iter().map(dead_letters::replay).collect::<Result<Vec<_>, _>>()?;
         replays.sort_by_key(|replay| replay.id);
         Ok(replays)
     }

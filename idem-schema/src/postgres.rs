@@ -21,11 +21,11 @@ pub struct UnitLimits {
 /// The claim puts `lock` and `statement` back (see [`PostgresStatements::claim`]); the idle limit stays to the end. All
 /// are `SET LOCAL`, so nothing outlives the transaction behind a pooler.
 ///
-/// It asks for READ WRITE, so that a lane may have `default_transaction_read_only` on: whatever runs after a handler has
+/// It asks for READ WRITE, so that a session may have `default_transaction_read_only` on: whatever runs after a handler has
 /// ended the transaction itself is then refused, instead of being committed statement by statement. A standby
 /// refuses the BEGIN as a missing feature (`0A000`), which is to be taken as read only. Because READ WRITE also
 /// overrules an old primary that is fenced by that setting alone, a store looks at the server's own value when it opens a
-/// lane.
+/// session.
 ///
 /// ```
 /// use std::time::Duration;
@@ -196,7 +196,7 @@ SELECT pg_catalog.set_config('idem.sealed', $1::text, true),
 SELECT 1 / coalesce(pg_catalog.current_setting('idle_in_transaction_session_timeout')::interval
     = $1::int8::float8 * interval '1 millisecond', false)::int4 AS guarded";
 
-    /// What a lane has to know of its server, read before its first unit and after each reconnect.
+    /// What a session has to know of its server, read before its first unit and after each reconnect.
     ///
     /// No parameters. Result, one row: `version_num int4` (150018), `server_now` in µs since the Unix epoch, `backend_pid
     /// int4` and `backend_start`, when that process began, in µs since the Unix epoch; `in_recovery bool`, `read_only bool`,

@@ -9,38 +9,38 @@ use crate::{driver::PostgresDriver, row::Row};
 /// PostgreSQL 14: TID range scans, `pg_current_xact_id`, `client_connection_check_interval`.
 const VERSION_MIN: i32 = 140_000;
 
-/// What a lane's session begins with, where no pooler stands in between.
+/// What a session begins with, where no pooler stands in between.
 ///
 /// Only idem's own BEGIN may write. A server whose client has died ends a running statement, and with it the
 /// transaction that holds keys, within seconds instead of at the statement's end or after hours.
-pub const LANE_SETTINGS: [(&str, &str); 3] =
+pub const SESSION_SETTINGS: [(&str, &str); 3] =
     [("default_transaction_read_only", "on"), ("client_connection_check_interval", "2s"), ("tcp_user_timeout", "30s")];
 
-/// The setting among [`LANE_SETTINGS`] that keeps what follows a handler's own ROLLBACK from being committed.
-const FENCE: &str = LANE_SETTINGS[0].0;
+/// The setting among [`SESSION_SETTINGS`] that keeps what follows a handler's own ROLLBACK from being committed.
+const FENCE: &str = SESSION_SETTINGS[0].0;
 
-/// Which of [`LANE_SETTINGS`] a server, or the pooler before it, takes at the start of a connection.
+/// Which of [`SESSION_SETTINGS`] a server, or the pooler before it, takes at the start of a connection.
 #[derive(Debug)]
-pub struct LaneSettings(AtomicU8);
+pub struct SessionSettings(AtomicU8);
 
-impl Default for LaneSettings {
+impl Default for SessionSettings {
     fn default() -> Self {
-        Self(AtomicU8::new((1 << LANE_SETTINGS.len()) - 1))
+        Self(AtomicU8::new((1 << SESSION_SETTINGS.len()) - 1))
     }
 }
 
-impl LaneSettings {
+impl SessionSettings {
     /// Those that were not refused yet.
     #[must_use]
     pub fn taken(&self) -> Vec<(&'static str, &'static str)> {
         let bits = self.0.load(Ordering::Relaxed);
         let is_taken = |place: &usize| bits & (1 << place) != 0;
-        (0..LANE_SETTINGS.len()).filter(is_taken).map(|place| LANE_SETTINGS[place]).collect()
+        (0..SESSION_SETTINGS.len()).filter(is_taken).map(|place| SESSION_SETTINGS[place]).collect()
     }
 
     /// One of them was refused: connections begin without it from now on.
     pub fn refused(&self, name: &str) {
-        if let Some(place) = LANE_SETTINGS.iter().position(|(known, _)| *known == name) {
+        if let Some(place) = SESSION_SETTINGS.iter().position(|(known, _)| *known == name) {
             self.0.fetch_and(!(1 << place), Ordering::Relaxed);
         }
     }
@@ -96,7 +96,7 @@ impl RoleDefault {
 /// # Errors
 /// [`StoreError::Unavailable`] where it is fenced, or cannot be asked.
 pub async fn refuse_fenced(driver: &impl PostgresDriver) -> Result<(), StoreError> {
-    if driver.role_default().look(driver).await? { Err(crate::read_only("opening a lane")) } else { Ok(()) }
+    if driver.role_default().look(driver).await? { Err(crate::read_only("opening a session")) } else { Ok(()) }
 }
 
 /// What keeps a handler that has ended its unit from writing on.
@@ -110,9 +110,9 @@ pub enum Fence {
     Missing,
 }
 
-/// What a new lane has to know of its session.
+/// What a new session has to know of its server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LaneFacts {
+pub struct SessionFacts {
     /// The session's own limits, which a claim puts back.
     pub lock_timeout: String,
     /// See `lock_timeout`.
@@ -124,14 +124,14 @@ pub struct LaneFacts {
     role: String,
 }
 
-impl LaneFacts {
+impl SessionFacts {
     /// Reads them from the texts of [`server_facts`](crate::PostgresStatements::server_facts), by their columns.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] on a standby, and where an answer cannot be read.
     pub fn read(text: impl Fn(&str) -> Result<String, StoreError>) -> Result<Self, StoreError> {
         if text("in_recovery")? == "t" {
-            return Err(crate::read_only("opening a lane"));
+            return Err(crate::read_only("opening a session"));
         }
         let number = |column: &str| text(column)?.parse::<i64>().map_err(crate::unreadable);
         let fence = match (text(FENCE)?.as_str(), is_by_role(&text("read_only_source")?)) {
@@ -266,7 +266,7 @@ mod tests {
 
     use super::*;
 
-    fn facts(read_only: &str, source: &str) -> Result<LaneFacts, StoreError> {
+    fn facts(read_only: &str, source: &str) -> Result<SessionFacts, StoreError> {
         let texts: HashMap<&str, &str> = [
             ("in_recovery", "f"),
             ("default_transaction_read_only", read_only),
@@ -278,13 +278,13 @@ mod tests {
             ("role", "o\"brien"),
         ]
         .into();
-        LaneFacts::read(|column| Ok(texts[column].to_owned()))
+        SessionFacts::read(|column| Ok(texts[column].to_owned()))
     }
 
     /// A44: a server that refuses one setting keeps the others, above all the fence.
     #[test]
     fn a44_a_setting_that_is_refused_leaves_the_others() {
-        let settings = LaneSettings::default();
+        let settings = SessionSettings::default();
         settings.refused("client_connection_check_interval");
         let names: Vec<&str> = settings.taken().iter().map(|(name, _)| *name).collect();
         assert_eq!(names, ["default_transaction_read_only", "tcp_user_timeout"]);

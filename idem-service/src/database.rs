@@ -3,7 +3,7 @@
 use std::{error::Error, future::Future, time::Duration};
 
 use idem_core::{BoxError, CancellationToken, ErrorClass, RetryPolicy, Store, StoreError, chain};
-use idem_sqlx::{Postgres, PostgresOptions, Sqlite, SqliteOptions};
+use idem_sqlx::{PostgresOptions, PostgresStore, SqliteOptions, SqliteStore};
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, SqliteConnection, postgres::PgConnectOptions,
     raw_sql, sqlite::SqliteConnectOptions,
@@ -35,7 +35,7 @@ pub(crate) trait Database: Store {
     fn prepare(&self, settings: &Settings, tables: &str) -> impl Future<Output = Result<(), BoxError>> + Send;
 }
 
-impl Database for Postgres {
+impl Database for PostgresStore {
     const NAME: &'static str = "PostgreSQL through sqlx";
 
     fn handlers(service: Service) -> Option<Handlers<Self>> {
@@ -65,7 +65,7 @@ impl Database for Postgres {
     }
 }
 
-impl Database for idem_tokio_postgres::Postgres {
+impl Database for idem_tokio_postgres::PostgresStore {
     const NAME: &'static str = "PostgreSQL through tokio-postgres";
 
     fn handlers(service: Service) -> Option<Handlers<Self>> {
@@ -106,7 +106,7 @@ async fn create_postgres_tables(settings: &Settings, tables: &str) -> Result<(),
     Ok(())
 }
 
-impl Database for Sqlite {
+impl Database for SqliteStore {
     const NAME: &'static str = "SQLite";
 
     fn handlers(service: Service) -> Option<Handlers<Self>> {

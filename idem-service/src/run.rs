@@ -6,7 +6,7 @@ use idem_core::{
     BoxError, CancellationToken, ConfigError, DedupConsumer, DedupConsumerBuilder, RetryPolicy, Store, Worker,
     WorkerSettings, chain,
 };
-use idem_sqlx::{Postgres, Sqlite};
+use idem_sqlx::{PostgresStore, SqliteStore};
 
 use crate::{
     admin,
@@ -83,11 +83,11 @@ async fn serve<B: Broker>(service: Service, line: CommandLine<B>, status: Arc<St
     let texts = |error: BoxError| chain(&*error).map(ToString::to_string).collect::<Vec<_>>().join(": ");
     let built = broker.build().await.map_err(|error| Failure::refused(texts(error)))?;
     match database {
-        DatabaseKind::Postgres => consume::<Postgres, B>(service, &settings, built, status).await,
+        DatabaseKind::Postgres => consume::<PostgresStore, B>(service, &settings, built, status).await,
         DatabaseKind::TokioPostgres => {
-            consume::<idem_tokio_postgres::Postgres, B>(service, &settings, built, status).await
+            consume::<idem_tokio_postgres::PostgresStore, B>(service, &settings, built, status).await
         }
-        DatabaseKind::Sqlite => consume::<Sqlite, B>(service, &settings, built, status).await,
+        DatabaseKind::Sqlite => consume::<SqliteStore, B>(service, &settings, built, status).await,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{ffi::OsString, fmt, process::ExitCode};
 
 use idem_core::{BatchHandler, DedupConsumerBuilder, Effects, Handler, Store};
-use idem_sqlx::{Postgres, Sqlite};
+use idem_sqlx::{PostgresStore, SqliteStore};
 
 use crate::{broker::Broker, exit::Exit, run};
 
@@ -16,9 +16,9 @@ pub struct Service {
     pub(crate) name: &'static str,
     pub(crate) version: &'static str,
     pub(crate) effects: Effects,
-    pub(crate) postgres: Option<Handlers<Postgres>>,
-    pub(crate) tokio_postgres: Option<Handlers<idem_tokio_postgres::Postgres>>,
-    pub(crate) sqlite: Option<Handlers<Sqlite>>,
+    pub(crate) postgres: Option<Handlers<PostgresStore>>,
+    pub(crate) tokio_postgres: Option<Handlers<idem_tokio_postgres::PostgresStore>>,
+    pub(crate) sqlite: Option<Handlers<SqliteStore>>,
 }
 
 impl Service {
@@ -36,20 +36,20 @@ impl Service {
     }
 
     /// The handlers on PostgreSQL.
-    pub fn postgres(mut self, handlers: Handlers<Postgres>) -> Self {
+    pub fn postgres(mut self, handlers: Handlers<PostgresStore>) -> Self {
         self.postgres = Some(handlers);
         self
     }
 
     /// The handlers on PostgreSQL through tokio-postgres, for `--store tokio-postgres`; they may run at once, with
     /// `--handlers pipelined`.
-    pub fn tokio_postgres(mut self, handlers: Handlers<idem_tokio_postgres::Postgres>) -> Self {
+    pub fn tokio_postgres(mut self, handlers: Handlers<idem_tokio_postgres::PostgresStore>) -> Self {
         self.tokio_postgres = Some(handlers);
         self
     }
 
     /// The handlers on SQLite.
-    pub fn sqlite(mut self, handlers: Handlers<Sqlite>) -> Self {
+    pub fn sqlite(mut self, handlers: Handlers<SqliteStore>) -> Self {
         self.sqlite = Some(handlers);
         self
     }

@@ -4,8 +4,8 @@ use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::{ArgAction, ValueEnum};
 use idem_core::{
-    ConfigError, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, Handlers, KeySource, OlderThanRetention, OnConflict,
-    OnUnkeepable, Retention,
+    Concurrency, ConfigError, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, KeySource, OlderThanRetention,
+    OnConflict, OnUnkeepable, Retention,
 };
 use idem_schema::{PostgresSettings, RECORD_BYTES, SchemaName};
 
@@ -249,10 +249,10 @@ impl Settings {
         self.dead_letter_payload_max.unwrap_or(DEAD_LETTER_PAYLOAD_BYTES_MAX.max(self.payload_max))
     }
 
-    pub(crate) fn handlers(&self) -> Handlers {
+    pub(crate) fn handlers(&self) -> Concurrency {
         match self.handlers {
-            HandlersFlag::InOrder => Handlers::InOrder,
-            HandlersFlag::Pipelined => Handlers::pipelined(),
+            HandlersFlag::InOrder => Concurrency::InOrder,
+            HandlersFlag::Pipelined => Concurrency::pipelined(),
         }
     }
 

@@ -3,8 +3,8 @@
 //!
 //! | feature | store | for |
 //! |---|---|---|
-//! | `postgres` | `Postgres` | any number of workers on one server |
-//! | `sqlite` | `Sqlite` | one process on one machine, nothing to install: one writer, in a file |
+//! | `postgres` | `PostgresStore` | any number of workers on one server |
+//! | `sqlite` | `SqliteStore` | one process on one machine, nothing to install: one writer, in a file |
 //!
 //! No feature is on by default. A handler is given the connection of its unit of work, `&mut PgConnection` or
 //! `&mut SqliteConnection`, and runs its statements on that; sqlx's own nested transactions work on it.
@@ -21,6 +21,6 @@ mod postgres;
 mod sqlite;
 
 #[cfg(feature = "postgres")]
-pub use self::postgres::{Postgres, PostgresLane, PostgresOptions, PostgresUnit, Statements};
+pub use self::postgres::{PostgresOptions, PostgresSession, PostgresStore, PostgresUnit, Statements};
 #[cfg(feature = "sqlite")]
-pub use self::sqlite::{Sqlite, SqliteLane, SqliteOptions, SqliteUnit, Synchronous};
+pub use self::sqlite::{SqliteOptions, SqliteSession, SqliteStore, SqliteUnit, Synchronous};

@@ -6,8 +6,8 @@ use aws_sdk_sqs::types::QueueAttributeName as Name;
 use idem_core::{Attached, SourceError};
 
 use crate::{
-    config::{VISIBILITY_MAX, queue_name},
     error::{classify, is_denied, refused},
+    options::{VISIBILITY_MAX, queue_name},
     queue::Queue,
 };
 

@@ -6,7 +6,7 @@ use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_sqs::error::{ProvideErrorMetadata, SdkError};
 use idem_core::SourceError;
 
-use crate::config::queue_name;
+use crate::options::queue_name;
 
 /// By which SQS says that this client is not who it says, or that nobody knows it.
 const NOT_LET_IN: [&str; 10] = [

@@ -1,13 +1,13 @@
 #![doc = include_str!("lib.md")]
 
 mod attach;
-mod config;
-mod dead_letter;
 mod envelope;
 mod error;
 mod fifo;
 mod keeper;
 mod message;
+mod options;
+mod publisher;
 mod queue;
 mod receiver;
 mod settle;
@@ -18,10 +18,10 @@ pub use aws_sdk_sqs;
 pub use idem_core as core;
 
 pub use self::{
-    config::SqsOptions,
-    dead_letter::SqsPublisher,
     envelope::Envelope,
     fifo::{deduplicated, deduplication_id},
+    options::SqsOptions,
+    publisher::SqsPublisher,
     source::SqsSource,
     state::SqsHandle,
 };

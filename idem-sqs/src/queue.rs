@@ -16,8 +16,8 @@ use idem_core::SourceError;
 
 use crate::{
     attach::Attributes,
-    config::{SqsOptions, is_fifo, queue_name},
     error::classify,
+    options::{SqsOptions, is_fifo, queue_name},
 };
 
 /// How many messages a request may be about.

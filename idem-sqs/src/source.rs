@@ -7,9 +7,9 @@ use tokio::{sync::Mutex, task::JoinSet, time::Instant};
 
 use crate::{
     attach,
-    config::SqsOptions,
     error::refused,
     keeper,
+    options::SqsOptions,
     queue::{AT_ONCE, Queue, seconds},
     receiver, settle,
     state::{Shared, SqsHandle},

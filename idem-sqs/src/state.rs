@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use crate::{
-    config::VISIBILITY_MAX,
+    options::VISIBILITY_MAX,
     queue::{AT_ONCE, Answer, Change, seconds},
 };
 

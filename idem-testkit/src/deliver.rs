@@ -91,10 +91,10 @@ pub async fn deliver<S: Store>(
 /// A dropped call lets the delivery finish, and the lane is closed after it.
 pub async fn deliver_on<S: Store, H: Handler<S>>(
     store: &Arc<S>,
-    lane: S::Lane,
+    lane: S::Session,
     handler: &Arc<H>,
     message: Message,
-) -> Result<(Option<S::Lane>, Decision), StoreError> {
+) -> Result<(Option<S::Session>, Decision), StoreError> {
     let refused = |error: idem_core::ConfigError| StoreError::Refused {
         problem: error.to_string(),
         cure: "This is a bug of idem_testkit::deliver".to_owned(),

@@ -5,10 +5,10 @@
 //! It belongs under `[dev-dependencies]`. Nothing here keeps a message when the process ends.
 
 pub mod conformance;
+mod dead_letter;
 mod deliver;
 #[cfg(feature = "failpoints")]
 pub mod failpoints;
-mod letter;
 pub mod memory;
 mod memory_store;
 mod proof;
@@ -17,4 +17,4 @@ pub mod sqs;
 
 pub use idem_core;
 
-pub use self::{deliver::*, letter::dead_letter, memory_store::*, proof::durables};
+pub use self::{dead_letter::dead_letter, deliver::*, memory_store::*, proof::durables};

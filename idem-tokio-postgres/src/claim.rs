@@ -4,7 +4,7 @@ use idem_core::{UnitOptions, Uuid};
 use idem_schema::ClaimColumns;
 use tokio_postgres::types::Type;
 
-use crate::{PostgresLane, session::Parameter};
+use crate::{PostgresSession, link::Parameter};
 
 /// All ten, for many keys.
 pub(crate) fn of_many<'p>(
@@ -12,9 +12,9 @@ pub(crate) fn of_many<'p>(
     key_ids: &'p Vec<Uuid>,
     columns: &'p ClaimColumns<'_>,
     options: &'p UnitOptions,
-    lane: &'p PostgresLane,
+    session: &'p PostgresSession,
 ) -> [Parameter<'p>; 10] {
-    let [run, number, lock_timeout, statement_timeout] = of_unit(options, lane);
+    let [run, number, lock_timeout, statement_timeout] = of_unit(options, session);
     [
         (scopes, Type::INT4_ARRAY),
         (key_ids, Type::UUID_ARRAY),
@@ -30,11 +30,11 @@ pub(crate) fn of_many<'p>(
 }
 
 /// The last four, which are the same for one key.
-pub(crate) fn of_unit<'p>(options: &'p UnitOptions, lane: &'p PostgresLane) -> [Parameter<'p>; 4] {
+pub(crate) fn of_unit<'p>(options: &'p UnitOptions, session: &'p PostgresSession) -> [Parameter<'p>; 4] {
     [
         (&options.run.0, Type::INT4),
         (&options.lane, Type::INT4),
-        (&lane.lock_timeout, Type::TEXT),
-        (&lane.statement_timeout, Type::TEXT),
+        (&session.lock_timeout, Type::TEXT),
+        (&session.statement_timeout, Type::TEXT),
     ]
 }

@@ -15,7 +15,7 @@ use tokio_postgres::{
     types::{ToSql, Type},
 };
 
-use crate::{Statements, session::Session, text};
+use crate::{Statements, link::Link, text};
 
 /// Why a statement of a handler's did not run, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -24,9 +24,9 @@ pub enum RunStatementError {
     /// The server or the driver says so.
     #[error("a statement failed")]
     Postgres(#[from] Error),
-    /// The text controls the transaction or the session, which all handlers of a batch share under
-    /// [`Handlers::Pipelined`](idem_core::Handlers::Pipelined). Nothing was sent.
-    #[error("{keyword} is refused, because the handlers of a batch share the transaction: use Handlers::InOrder")]
+    /// The text controls the transaction or the link, which all handlers of a batch share under
+    /// [`Concurrency::Pipelined`](idem_core::Concurrency::Pipelined). Nothing was sent.
+    #[error("{keyword} is refused, because the handlers of a batch share the transaction: use Concurrency::InOrder")]
     SessionControl {
         /// What the text begins with.
         keyword: String,
@@ -38,7 +38,7 @@ pub enum RunStatementError {
     #[error("copy_in takes a COPY … FROM STDIN only")]
     NoCopy,
     /// Only one handler at a time may do this. Nothing was sent.
-    #[error("{what} needs the transaction for itself: use Handlers::InOrder")]
+    #[error("{what} needs the transaction for itself: use Concurrency::InOrder")]
     NotInOrder {
         /// What was asked for.
         what: &'static str,
@@ -64,18 +64,18 @@ impl RunStatementError {
 
 /// The open transaction of a unit, as a handler uses it.
 ///
-/// Under [`Handlers::InOrder`](idem_core::Handlers::InOrder) it is the handler's alone: it nests transactions by
+/// Under [`Concurrency::InOrder`](idem_core::Concurrency::InOrder) it is the handler's alone: it nests transactions by
 /// [`transaction`](Self::transaction), and [`client`](Self::client) gives all of tokio-postgres.
 ///
-/// Under [`Handlers::Pipelined`](idem_core::Handlers::Pipelined) the handlers of a batch share it, and their statements
+/// Under [`Concurrency::Pipelined`](idem_core::Concurrency::Pipelined) the handlers of a batch share it, and their statements
 /// travel together. There it offers `query…`, `execute…` and `copy_in` only. Anything that belongs to the transaction or
-/// the session is refused before it is sent: a savepoint would be the session's, and one handler's `ROLLBACK TO` would
+/// the link is refused before it is sent: a savepoint would be the link's, and one handler's `ROLLBACK TO` would
 /// undo its neighbours' writes without a word.
 ///
 /// Texts are prepared once a connection and kept, so that the plain call is the fast one. A statement whose future is
 /// dropped has been sent all the same.
 pub struct PostgresConnection<'t> {
-    session: &'t Session,
+    link: &'t Link,
     statements: Statements,
     sharing: Sharing<'t>,
 }
@@ -94,16 +94,16 @@ impl fmt::Debug for PostgresConnection<'_> {
 }
 
 impl<'t> PostgresConnection<'t> {
-    pub(crate) fn in_order(session: &'t Session, statements: Statements, nested: &'t AtomicUsize) -> Self {
-        Self { session, statements, sharing: Sharing::InOrder(nested) }
+    pub(crate) fn in_order(link: &'t Link, statements: Statements, nested: &'t AtomicUsize) -> Self {
+        Self { link, statements, sharing: Sharing::InOrder(nested) }
     }
 
-    pub(crate) fn shared(session: &'t Session, statements: Statements) -> Self {
-        Self { session, statements, sharing: Sharing::Shared }
+    pub(crate) fn shared(link: &'t Link, statements: Statements) -> Self {
+        Self { link, statements, sharing: Sharing::Shared }
     }
 
     pub(crate) fn reborrow(&mut self) -> PostgresConnection<'_> {
-        PostgresConnection { session: self.session, statements: self.statements, sharing: self.sharing }
+        PostgresConnection { link: self.link, statements: self.statements, sharing: self.sharing }
     }
 
     /// Runs a statement and answers its rows.
@@ -120,7 +120,7 @@ impl<'t> PostgresConnection<'t> {
     ) -> Result<Vec<Row>, RunStatementError> {
         self.check(statement)?;
         let prepared = self.prepared(statement).await?;
-        Ok(self.session.client.query(&prepared, parameters).await?)
+        Ok(self.link.client.query(&prepared, parameters).await?)
     }
 
     /// Runs a statement and answers its only row; any other number is an error.
@@ -137,7 +137,7 @@ impl<'t> PostgresConnection<'t> {
     ) -> Result<Row, RunStatementError> {
         self.check(statement)?;
         let prepared = self.prepared(statement).await?;
-        Ok(self.session.client.query_one(&prepared, parameters).await?)
+        Ok(self.link.client.query_one(&prepared, parameters).await?)
     }
 
     /// Runs a statement and answers its row, if there is one; more than one is an error.
@@ -154,7 +154,7 @@ impl<'t> PostgresConnection<'t> {
     ) -> Result<Option<Row>, RunStatementError> {
         self.check(statement)?;
         let prepared = self.prepared(statement).await?;
-        Ok(self.session.client.query_opt(&prepared, parameters).await?)
+        Ok(self.link.client.query_opt(&prepared, parameters).await?)
     }
 
     /// Runs a statement and answers how many rows it has changed.
@@ -167,7 +167,7 @@ impl<'t> PostgresConnection<'t> {
     pub async fn execute(&self, statement: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<u64, RunStatementError> {
         self.check(statement)?;
         let prepared = self.prepared(statement).await?;
-        Ok(self.session.client.execute(&prepared, parameters).await?)
+        Ok(self.link.client.execute(&prepared, parameters).await?)
     }
 
     /// The same as [`query`](Self::query) in one round trip with nothing prepared, because the types of the parameters
@@ -184,7 +184,7 @@ impl<'t> PostgresConnection<'t> {
         parameters: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>, RunStatementError> {
         self.check(statement)?;
-        Ok(self.session.client.query_typed(statement, parameters).await?)
+        Ok(self.link.client.query_typed(statement, parameters).await?)
     }
 
     /// The same as [`execute`](Self::execute) in one round trip with nothing prepared.
@@ -200,7 +200,7 @@ impl<'t> PostgresConnection<'t> {
         parameters: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<u64, RunStatementError> {
         self.check(statement)?;
-        Ok(self.session.client.execute_typed(statement, parameters).await?)
+        Ok(self.link.client.execute_typed(statement, parameters).await?)
     }
 
     /// Runs a `COPY … FROM STDIN` with these rows, and answers how many there were. The rows come whole, because nobody
@@ -216,7 +216,7 @@ impl<'t> PostgresConnection<'t> {
             return Err(RunStatementError::NoCopy);
         }
         let prepared = self.prepared(statement).await?;
-        let mut sink = pin!(self.session.client.copy_in(&prepared).await?);
+        let mut sink = pin!(self.link.client.copy_in(&prepared).await?);
         sink.send(rows).await?;
         Ok(sink.finish().await?)
     }
@@ -235,7 +235,7 @@ impl<'t> PostgresConnection<'t> {
         let number = nested.fetch_add(1, Ordering::Relaxed) + 1;
         // From here on its destructor takes the savepoint back.
         let transaction = PostgresTransaction { connection: self.reborrow(), nested, number, is_open: true };
-        transaction.session.client.batch_execute(&format!("SAVEPOINT idem_{number}")).await?;
+        transaction.link.client.batch_execute(&format!("SAVEPOINT idem_{number}")).await?;
         Ok(transaction)
     }
 
@@ -245,7 +245,7 @@ impl<'t> PostgresConnection<'t> {
     /// [`RunStatementError::NotInOrder`] where handlers share the transaction.
     pub fn client(&self) -> Result<&Client, RunStatementError> {
         match self.sharing {
-            Sharing::InOrder(_) => Ok(&self.session.client),
+            Sharing::InOrder(_) => Ok(&self.link.client),
             Sharing::Shared => Err(RunStatementError::NotInOrder { what: "the client" }),
         }
     }
@@ -263,9 +263,9 @@ impl<'t> PostgresConnection<'t> {
 
     async fn prepared(&self, statement: &str) -> Result<Statement, Error> {
         match self.statements {
-            Statements::Named => self.session.cache.get(&self.session.client, statement).await,
+            Statements::Named => self.link.cache.get(&self.link.client, statement).await,
             // Taken back as soon as it is used, still in this transaction, so that no pooler sees it.
-            Statements::Unnamed => self.session.client.prepare(statement).await,
+            Statements::Unnamed => self.link.client.prepare(statement).await,
         }
     }
 }
@@ -290,7 +290,7 @@ impl PostgresTransaction<'_> {
     /// Once polled, the nested transaction ends even where the call is dropped.
     pub async fn commit(mut self) -> Result<(), RunStatementError> {
         let text = format!("RELEASE SAVEPOINT idem_{}", self.end());
-        Ok(self.session.client.batch_execute(&text).await?)
+        Ok(self.link.client.batch_execute(&text).await?)
     }
 
     /// Takes back what was written since its begin.
@@ -302,7 +302,7 @@ impl PostgresTransaction<'_> {
     /// As for [`commit`](Self::commit).
     pub async fn rollback(mut self) -> Result<(), RunStatementError> {
         let text = rollback_to(self.end());
-        Ok(self.session.client.batch_execute(&text).await?)
+        Ok(self.link.client.batch_execute(&text).await?)
     }
 
     /// Notes that it ends here, and answers its number.
@@ -323,7 +323,7 @@ impl Drop for PostgresTransaction<'_> {
         if self.is_open {
             let text = rollback_to(self.end());
             // The first poll puts it on the wire, before anything that is sent later; nobody waits for the answer.
-            let _ = self.session.client.simple_query_raw(&text).now_or_never();
+            let _ = self.link.client.simple_query_raw(&text).now_or_never();
         }
     }
 }

@@ -4,7 +4,7 @@ use std::{error::Error as StdError, fmt, future::Future, sync::Arc, time::Durati
 
 use idem_core::StoreError;
 use idem_schema::{
-    Fence, LaneSettings, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids, Value,
+    Fence, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids, SessionSettings, Value,
     refuse_fenced,
 };
 use tokio::sync::OnceCell;
@@ -12,9 +12,9 @@ use tokio_postgres::{Client, Error, config::Config, error::Severity, types::Type
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::{
-    PostgresLane, PostgresOptions, Statements, error,
+    PostgresOptions, PostgresSession, Statements, error,
+    link::{Link, Parameter, Parameters},
     pool::Pool,
-    session::{Parameter, Parameters, Session},
     tls,
 };
 
@@ -28,8 +28,8 @@ pub struct Driver {
     pub(crate) cleaner: Pool,
     tls: MakeRustlsConnect,
     /// What the server, or the pooler before it, takes at the start of a connection.
-    lane_settings: LaneSettings,
-    /// Whether the way to the server lets a session have settings of its own, which is looked at once.
+    session_settings: SessionSettings,
+    /// Whether the way to the server lets a link have settings of its own, which is looked at once.
     is_direct: OnceCell<bool>,
     role_default: RoleDefault,
     /// Whether prepared statements stay with the connection, which is looked at once.
@@ -91,7 +91,7 @@ impl PostgresDriver for Driver {
     }
 
     async fn refuse_unfenced(&self) -> Result<(), StoreError> {
-        self.open_lane().await?.session.close(self.options.settings.connect_timeout).await;
+        self.open_session().await?.link.close(self.options.settings.connect_timeout).await;
         Ok(())
     }
 
@@ -113,7 +113,7 @@ impl Driver {
             cleaner: Pool::new(cleanup, 1),
             tls: tls::connector(options.tls.clone())?,
             options,
-            lane_settings: LaneSettings::default(),
+            session_settings: SessionSettings::default(),
             is_direct: OnceCell::new(),
             role_default: RoleDefault::default(),
             pooler: OnceCell::new(),
@@ -121,8 +121,8 @@ impl Driver {
     }
 
     pub(crate) async fn close_idle(&self, pool: &Pool) {
-        for session in pool.take_idle() {
-            session.close(self.options.settings.connect_timeout).await;
+        for link in pool.take_idle() {
+            link.close(self.options.settings.connect_timeout).await;
         }
     }
 
@@ -131,14 +131,14 @@ impl Driver {
     }
 
     /// Opens a connection within the time for it.
-    pub(crate) async fn connect_with(&self, config: &Config) -> Result<Session, StoreError> {
+    pub(crate) async fn connect_with(&self, config: &Config) -> Result<Link, StoreError> {
         let options = &self.options;
-        Session::connect(config, self.tls.clone(), options.settings.connect_timeout, options.statements_max).await
+        Link::connect(config, self.tls.clone(), options.settings.connect_timeout, options.statements_max).await
     }
 
-    /// The same with the settings of a lane, as far as they are taken.
-    async fn connect_lane(&self) -> Result<Session, StoreError> {
-        let (plain, known) = (&self.options.connection, &self.lane_settings);
+    /// The same with the settings of a session, as far as they are taken.
+    async fn connect_lane(&self) -> Result<Link, StoreError> {
+        let (plain, known) = (&self.options.connection, &self.session_settings);
         let settings = known.taken();
         match self.connect_with(&with_settings(plain, &settings)).await {
             Err(StoreError::Refused { .. }) if !settings.is_empty() => {}
@@ -161,25 +161,25 @@ impl Driver {
         // Only now is it known that nothing else was wrong.
         for (name, error) in refused {
             known.refused(name);
-            tracing::warn!(setting = name, %error, "a setting of a lane's session is refused");
+            tracing::warn!(setting = name, %error, "a setting of a session's link is refused");
         }
         Ok(connected)
     }
 
-    pub(crate) async fn open_lane(&self) -> Result<PostgresLane, StoreError> {
-        let session = self.connect_lane().await?;
+    pub(crate) async fn open_session(&self) -> Result<PostgresSession, StoreError> {
+        let link = self.connect_lane().await?;
         refuse_fenced(self).await?;
-        let facts = self.lane_facts(&session).await?;
+        let facts = self.session_facts(&link).await?;
         facts.refuse_unfenced()?;
-        Ok(PostgresLane::new(session, facts))
+        Ok(PostgresSession::new(link, facts))
     }
 
-    /// Whether a session can have settings of its own on the way to this server: a lane that the store opens shows it.
+    /// Whether a session can have settings of its own on the way to this server: a session that the store opens shows it.
     pub(crate) async fn is_direct(&self) -> Result<bool, StoreError> {
         let look = || async {
-            let session = self.connect_lane().await?;
-            let facts = self.lane_facts(&session).await?;
-            session.close(self.options.settings.connect_timeout).await;
+            let link = self.connect_lane().await?;
+            let facts = self.session_facts(&link).await?;
+            link.close(self.options.settings.connect_timeout).await;
             Ok(facts.fence == Fence::Session)
         };
         self.is_direct.get_or_try_init(look).await.copied()
@@ -230,19 +230,19 @@ impl Driver {
         parameters: &Parameters<'_>,
     ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
         let (_permit, idle) = pool.turn().await;
-        let session = match idle {
-            Some(session) => session,
+        let link = match idle {
+            Some(link) => link,
             None => self.connect_with(&pool.config).await?,
         };
         let begin = begin.or_else(|| self.role_default.is_read_only().then(|| self.role_default.begin()));
-        let rows = run(&session.client, begin, text, parameters).await;
+        let rows = run(&link.client, begin, text, parameters).await;
         // After an error of the server's the connection is sound, unless that ended it; after any other it is closed.
         let is_sound = match &rows {
             Ok(_) => true,
             Err(error) => error.as_db_error().is_some_and(|report| report.parsed_severity() == Some(Severity::Error)),
         };
         if is_sound {
-            pool.keep(session);
+            pool.keep(link);
         }
         rows.map_err(|source| error::store(doing, source))
     }

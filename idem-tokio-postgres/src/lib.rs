@@ -9,7 +9,7 @@ mod claim;
 mod connection;
 mod driver;
 mod error;
-mod lane;
+mod link;
 mod migrate;
 mod options;
 mod pool;
@@ -23,8 +23,8 @@ mod unit;
 
 pub use self::{
     connection::{PostgresConnection, PostgresTransaction, RunStatementError},
-    lane::PostgresLane,
     options::PostgresOptions,
-    store::Postgres,
+    session::PostgresSession,
+    store::PostgresStore,
     unit::PostgresUnit,
 };

@@ -5,13 +5,13 @@ use idem_schema::{Dialect, MigrateError, MigrationConnection, Migrator, Paramete
 use tokio_postgres::Error;
 
 use crate::{
-    Postgres,
+    PostgresStore,
     driver::{decode, typed},
     error,
-    session::Session,
+    link::Link,
 };
 
-impl Postgres {
+impl PostgresStore {
     /// Brings the schema to this build's version, and answers the versions that it applied: none where there was nothing
     /// to do. Several may run at once; each migration is applied by one of them.
     ///
@@ -34,10 +34,10 @@ impl Postgres {
     /// back while `processed_messages` holds a record.
     ///
     /// # Errors
-    /// As [`Postgres::migrate`].
+    /// As [`PostgresStore::migrate`].
     ///
     /// # Cancel safety
-    /// Cancel safe, as [`Postgres::migrate`].
+    /// Cancel safe, as [`PostgresStore::migrate`].
     pub async fn migrate_down(&self) -> Result<Option<u32>, MigrateError> {
         let options = &self.driver().options;
         let mut connection = Migrating(self.driver().connect_with(&options.connection).await?);
@@ -47,7 +47,7 @@ impl Postgres {
     }
 }
 
-struct Migrating(Session);
+struct Migrating(Link);
 
 impl MigrationConnection for Migrating {
     type Error = Error;

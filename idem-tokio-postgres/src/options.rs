@@ -7,9 +7,9 @@ use idem_schema::{PostgresSettings, check_number, is_this_machine, unreadable_ur
 use rustls::ClientConfig;
 use tokio_postgres::config::{Config, Host, SslMode};
 
-use crate::{Postgres, tls};
+use crate::{PostgresStore, tls};
 
-/// The settings of a [`Postgres`] store.
+/// The settings of a [`PostgresStore`].
 ///
 /// `Debug` prints no password. With [`Statements::Unnamed`](crate::Statements::Unnamed), a handler's text costs a round trip more unless it names the
 /// types of its parameters ([`PostgresConnection::execute_typed`](crate::PostgresConnection::execute_typed)).
@@ -104,10 +104,10 @@ impl PostgresOptions {
     ///
     /// # Errors
     /// [`StoreError::Refused`] names the setting, its value and the rule.
-    pub fn build(self) -> Result<Postgres, StoreError> {
+    pub fn build(self) -> Result<PostgresStore, StoreError> {
         self.settings.check()?;
         check_number("statements_max", self.statements_max, 10, 10_000, "it must be from 10 to 10,000")?;
-        Postgres::from_options(self)
+        PostgresStore::from_options(self)
     }
 
     /// Whether somebody between here and the server could read along.

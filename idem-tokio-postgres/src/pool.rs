@@ -8,12 +8,12 @@ use std::{
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_postgres::config::Config;
 
-use crate::session::Session;
+use crate::link::Link;
 
 /// Connections that are opened when they are needed, and kept.
 pub(crate) struct Pool {
     pub(crate) config: Config,
-    idle: Mutex<Vec<Session>>,
+    idle: Mutex<Vec<Link>>,
     permits: Semaphore,
 }
 
@@ -29,20 +29,20 @@ impl Pool {
     }
 
     /// Waits for a turn; the connection is there already if one is idle and still open.
-    pub(crate) async fn turn(&self) -> (Option<SemaphorePermit<'_>>, Option<Session>) {
+    pub(crate) async fn turn(&self) -> (Option<SemaphorePermit<'_>>, Option<Link>) {
         // The semaphore is never closed.
         let permit = self.permits.acquire().await.ok();
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|session| !session.client.is_closed());
+        idle.retain(|link| !link.client.is_closed());
         (permit, idle.pop())
     }
 
     /// Takes back a connection whose work is done. What a dropped call leaves does not come here, and is closed (A15).
-    pub(crate) fn keep(&self, session: Session) {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(session);
+    pub(crate) fn keep(&self, link: Link) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(link);
     }
 
-    pub(crate) fn take_idle(&self) -> Vec<Session> {
+    pub(crate) fn take_idle(&self) -> Vec<Link> {
         std::mem::take(&mut self.idle.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -1,122 +1,92 @@
-//! One connection to the server: its client, the task that drives it, and what is prepared on it.
+//! A session: one connection, owned by whoever runs units on it.
 
-use std::{future::poll_fn, time::Duration};
+use std::fmt;
 
 use idem_core::StoreError;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    sync::oneshot,
-    task::JoinHandle,
-};
-use tokio_postgres::{
-    AsyncMessage, Client, Connection, Error, Row, Socket, Statement,
-    config::Config,
-    types::{ToSql, Type},
-};
-use tokio_postgres_rustls::MakeRustlsConnect;
+use idem_schema::{Fence, SessionFacts};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_postgres::{Client, Connection, SimpleQueryMessage, Socket};
 
-use crate::{Statements, error, statements::StatementCache};
+use crate::{PostgresStore, driver::Driver, link::Link};
 
-/// The parameters of one of idem's own statements, with the types that its text casts them to.
-pub(crate) type Parameters<'p> = [Parameter<'p>];
-pub(crate) type Parameter<'p> = (&'p (dyn ToSql + Sync), Type);
-
-/// A connection. Dropping it closes its socket at once, whatever is under way on it.
-pub(crate) struct Session {
-    pub(crate) client: Client,
-    pub(crate) cache: StatementCache,
-    driver: Driver,
+/// A connection for units of work, with what has to be known of its link. Dropping it closes it.
+pub struct PostgresSession {
+    pub(crate) link: Link,
+    /// The link's own limits, which a claim puts back when it is done with idem's.
+    pub(crate) lock_timeout: String,
+    pub(crate) statement_timeout: String,
+    /// The server process and when it began, where it serves this link alone: behind a pooler it may be another in each
+    /// transaction.
+    pub(crate) backend: Option<(i32, i64)>,
+    /// How many units were rolled back here after handlers ran, to tell the answers to them apart.
+    pub(crate) rollbacks: u64,
+    /// Whether nobody knows any more what the connection's state is. The next unit opens another.
+    pub(crate) is_spent: bool,
 }
 
-/// The task that reads and writes the socket. tokio-postgres's own would go on after the client is gone until the server
-/// has answered what was sent, which may take as long as a handler's statement does.
-struct Driver {
-    task: JoinHandle<()>,
-    // Dropped with the session, which is what ends the task.
-    _alive: oneshot::Sender<()>,
-}
-
-impl Session {
-    pub(crate) async fn connect(
-        config: &Config,
-        tls: MakeRustlsConnect,
-        limit: Duration,
-        statements_max: usize,
-    ) -> Result<Self, StoreError> {
-        let (client, connection) = match tokio::time::timeout(limit, config.connect(tls)).await {
-            Ok(connected) => connected.map_err(error::connecting)?,
-            Err(elapsed) => return Err(StoreError::Unavailable { doing: "connecting", source: Box::new(elapsed) }),
-        };
-        Ok(Self::of(client, connection, statements_max))
+impl fmt::Debug for PostgresSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresSession").field("backend", &self.backend).finish_non_exhaustive()
     }
+}
 
-    /// Takes over a connection that is there, and drives it from now on.
-    pub(crate) fn of<T>(client: Client, connection: Connection<Socket, T>, statements_max: usize) -> Self
+impl PostgresSession {
+    pub(crate) fn new(link: Link, facts: SessionFacts) -> Self {
+        let backend = facts.own_backend();
+        let SessionFacts { lock_timeout, statement_timeout, .. } = facts;
+        Self { link, lock_timeout, statement_timeout, backend, rollbacks: 0, is_spent: false }
+    }
+}
+
+impl PostgresStore {
+    /// Makes a session of a connection of one's own, for [`DedupConsumer::process_on`](idem_core::DedupConsumer::process_on),
+    /// and drives it from now on. Both halves are given, because a session that is dropped has to close its connection.
+    ///
+    /// It must be in no transaction, and connected as the store is, to the database that holds idem's schema. From now on it
+    /// has `default_transaction_read_only` on, so that nothing is committed that a handler writes after a ROLLBACK of its
+    /// own: see [`PostgresStore`].
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] where the connection is broken or its server is a standby, [`StoreError::Refused`]
+    /// behind a pooler with a role that is not read only by default.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the connection is closed with a dropped call.
+    pub async fn session_from<T>(
+        &self,
+        client: Client,
+        connection: Connection<Socket, T>,
+    ) -> Result<PostgresSession, StoreError>
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let (alive, dropped) = oneshot::channel::<()>();
-        let task = tokio::spawn(async move {
-            tokio::select! {
-                () = drive(connection) => {}
-                _ = dropped => {}
-            }
-        });
-        Self { client, cache: StatementCache::new(statements_max), driver: Driver { task, _alive: alive } }
-    }
-
-    /// Tells the server, and waits for the end at most this long.
-    pub(crate) async fn close(self, limit: Duration) {
-        let Self { client, cache, driver } = self;
-        drop((client, cache));
-        let Driver { task, _alive } = driver;
-        let _ = tokio::time::timeout(limit, task).await;
-    }
-
-    /// Makes one of idem's own statements ready.
-    pub(crate) async fn ready<'s>(&'s self, statements: Statements, text: &'s str) -> Result<Ready<'s>, Error> {
-        let prepared = match statements {
-            Statements::Named => Some(self.cache.get(&self.client, text).await?),
-            Statements::Unnamed => None,
-        };
-        Ok(Ready { client: &self.client, text, prepared })
-    }
-}
-
-/// A statement that is sent by the first poll of [`Ready::rows`].
-pub(crate) struct Ready<'s> {
-    client: &'s Client,
-    text: &'s str,
-    prepared: Option<Statement>,
-}
-
-impl Ready<'_> {
-    pub(crate) async fn rows(&self, parameters: &Parameters<'_>) -> Result<Vec<Row>, Error> {
-        match &self.prepared {
-            Some(statement) => {
-                let values: Vec<_> = parameters.iter().map(|(value, _)| *value).collect();
-                self.client.query(statement, &values).await
-            }
-            // Parsed, bound and run in one go, which a pooler gives to one server connection.
-            None => self.client.query_typed(self.text, parameters).await,
+        let link = Link::of(client, connection, self.driver().options.statements_max);
+        let mut facts = self.driver().session_facts(&link).await?;
+        // Through a pooler, SET would be the next client's.
+        if facts.fence == Fence::Missing && self.driver().is_direct().await? {
+            let fence = link.client.batch_execute("SET default_transaction_read_only = on");
+            self.driver().within("opening a session", fence).await?;
+            facts.fence = Fence::Session;
         }
+        facts.refuse_unfenced()?;
+        Ok(PostgresSession::new(link, facts))
     }
 }
 
-async fn drive<T>(mut connection: Connection<Socket, T>)
-where
-    T: AsyncRead + AsyncWrite + Unpin,
-{
-    // Errors are told to whoever waits for an answer.
-    while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
-        if let AsyncMessage::Notice(notice) = message
-            && notice.routine() == Some("SyncRepWaitForLSN")
-        {
-            // Failure A8: the answer to the COMMIT itself is the same as ever.
-            tracing::warn!(
-                "a commit's wait for a synchronous standby was cancelled on the server: it is durable there, and a \
-                 failover may lose it"
-            );
-        }
+impl Driver {
+    /// Looks at the server of a new session.
+    pub(crate) async fn session_facts(&self, link: &Link) -> Result<SessionFacts, StoreError> {
+        // Not prepared: it runs once a connection, and a pooler may hand the next statement to another server process.
+        let answer = self.within("opening a session", link.client.simple_query(&self.statements.server_facts)).await?;
+        let row =
+            answer.iter().find_map(|message| if let SimpleQueryMessage::Row(row) = message { Some(row) } else { None });
+        SessionFacts::read(|column| {
+            // The simple protocol answers in texts.
+            let text = row
+                .ok_or_else(|| idem_schema::unreadable("no row"))?
+                .try_get(column)
+                .map_err(idem_schema::unreadable)?;
+            text.map(str::to_owned).ok_or_else(|| idem_schema::unreadable("a value is missing"))
+        })
     }
 }

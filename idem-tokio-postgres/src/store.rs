@@ -6,12 +6,12 @@ use idem_core::{Cleaner, ErrorClass, Store, StoreCapabilities, StoreError, UnitO
 use idem_schema::{SchemaName, SqlBookkeeping, UnitLimits, begin_unit, refused_login};
 use tokio_postgres::config::Config;
 
-use crate::{PostgresConnection, PostgresLane, PostgresOptions, PostgresUnit, driver::Driver, error};
+use crate::{PostgresConnection, PostgresOptions, PostgresSession, PostgresUnit, driver::Driver, error};
 
 /// The store on PostgreSQL 14 and later: the record of the keys and what handlers write are one transaction.
 ///
 /// Handlers get a [`PostgresConnection`] inside the open transaction, and never end it. Where one does, by a COMMIT or
-/// ROLLBACK as text, the server refuses the COMMIT, and every write that follows too: lanes that this store opens have
+/// ROLLBACK as text, the server refuses the COMMIT, and every write that follows too: sessions that this store opens have
 /// `default_transaction_read_only` on, and only idem's own BEGIN asks for more. A pooler in transaction mode takes no
 /// such setting; there the role has to be read only by default (`ALTER ROLE orders SET default_transaction_read_only =
 /// on`), or the start is refused.
@@ -25,23 +25,23 @@ use crate::{PostgresConnection, PostgresLane, PostgresOptions, PostgresUnit, dri
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// let url = "postgres://orders@db.internal/orders?sslmode=verify-full";
-/// let store = idem_tokio_postgres::Postgres::connect(url).await?;
+/// let store = idem_tokio_postgres::PostgresStore::connect(url).await?;
 /// store.migrate().await?;
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct Postgres {
+pub struct PostgresStore {
     bookkeeping: SqlBookkeeping<Driver>,
 }
 
-impl fmt::Debug for Postgres {
+impl fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Postgres").field(&self.driver().options).finish()
+        f.debug_tuple("PostgresStore").field(&self.driver().options).finish()
     }
 }
 
-impl Postgres {
+impl PostgresStore {
     /// Connects with the default settings. The URL is that of libpq: `postgres://user:password@host:port/database`, with
     /// `sslmode` and `sslrootcert` as parameters; ask for `sslmode=verify-full` beyond this machine.
     ///
@@ -54,8 +54,8 @@ impl Postgres {
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         let store = PostgresOptions::parse(url)?.build()?;
         let connected = store.driver().connect_with(&store.driver().options.connection).await;
-        let session = connected.map_err(|error| refused_login::<Driver>(&error).unwrap_or(error))?;
-        session.close(store.driver().options.settings.connect_timeout).await;
+        let link = connected.map_err(|error| refused_login::<Driver>(&error).unwrap_or(error))?;
+        link.close(store.driver().options.settings.connect_timeout).await;
         Ok(store)
     }
 
@@ -70,7 +70,7 @@ impl Postgres {
         &self.driver().options.settings.schema
     }
 
-    /// Closes the connections that are used outside of units of work and idle now. Lanes are closed by their owners.
+    /// Closes the connections that are used outside of units of work and idle now. Sessions are closed by their owners.
     ///
     /// # Cancel safety
     /// Cancel safe: what is not closed in good order is closed when the store is dropped.
@@ -89,9 +89,9 @@ impl Postgres {
     }
 }
 
-impl Store for Postgres {
+impl Store for PostgresStore {
     type Bookkeeping = SqlBookkeeping<Driver>;
-    type Lane = PostgresLane;
+    type Session = PostgresSession;
     type Connection<'t> = PostgresConnection<'t>;
     type Unit<'l> = PostgresUnit<'l>;
 
@@ -109,22 +109,22 @@ impl Store for Postgres {
         Box::new(self.bookkeeping.cleaner())
     }
 
-    async fn open(&self) -> Result<PostgresLane, StoreError> {
-        self.driver().open_lane().await
+    async fn open(&self) -> Result<PostgresSession, StoreError> {
+        self.driver().open_session().await
     }
 
-    async fn close(&self, lane: PostgresLane) {
+    async fn close(&self, session: PostgresSession) {
         // A server that does not answer must not hold up a shutdown.
-        lane.session.close(self.driver().options.settings.connect_timeout).await;
+        session.link.close(self.driver().options.settings.connect_timeout).await;
     }
 
     async fn begin<'l>(
         &'l self,
-        lane: &'l mut PostgresLane,
+        session: &'l mut PostgresSession,
         options: UnitOptions,
     ) -> Result<PostgresUnit<'l>, StoreError> {
-        if lane.is_spent || lane.session.client.is_closed() {
-            *lane = self.driver().open_lane().await?;
+        if session.is_spent || session.link.client.is_closed() {
+            *session = self.driver().open_session().await?;
         }
         let text = begin_unit(UnitLimits {
             lock: options.busy_timeout,
@@ -132,8 +132,8 @@ impl Store for Postgres {
             idle_in_transaction: options.idle_timeout,
         });
         // On the wire with what follows; its answer is read with the claim's.
-        let begun = lane.session.client.simple_query_raw(&text).await.map_err(error::beginning)?;
-        Ok(PostgresUnit::new(self.driver(), lane, options, begun))
+        let begun = session.link.client.simple_query_raw(&text).await.map_err(error::beginning)?;
+        Ok(PostgresUnit::new(self.driver(), session, options, begun))
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut PostgresConnection<'t>) -> PostgresConnection<'a> {

@@ -1,4 +1,4 @@
-//! One transaction on a lane.
+//! One transaction on a session.
 
 use std::{
     fmt,
@@ -14,16 +14,16 @@ use idem_schema::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
 
 use crate::{
-    Postgres, PostgresConnection, PostgresLane, claim,
+    PostgresConnection, PostgresSession, PostgresStore, claim,
     driver::{self, Driver},
     error::{self, get},
-    session::{Parameter, Parameters},
+    link::{Parameter, Parameters},
 };
 
-/// A unit of work: one open transaction on a [`PostgresLane`].
+/// A unit of work: one open transaction on a [`PostgresSession`].
 pub struct PostgresUnit<'l> {
     driver: &'l Driver,
-    lane: &'l mut PostgresLane,
+    session: &'l mut PostgresSession,
     options: UnitOptions,
     /// The answer to BEGIN, which is read with that of the first statement.
     begun: Option<Begun>,
@@ -31,7 +31,7 @@ pub struct PostgresUnit<'l> {
     xid: Option<String>,
     /// The server process that runs this transaction.
     backend_pid: Option<i32>,
-    /// Whether a claim has put the session's own limits back.
+    /// Whether a claim has put the link's own limits back.
     limits_are_back: bool,
     /// Whether handlers had the connection.
     is_lent: AtomicBool,
@@ -50,14 +50,14 @@ impl fmt::Debug for PostgresUnit<'_> {
 impl<'l> PostgresUnit<'l> {
     pub(crate) fn new(
         driver: &'l Driver,
-        lane: &'l mut PostgresLane,
+        session: &'l mut PostgresSession,
         options: UnitOptions,
         begun: SimpleQueryStream,
     ) -> Self {
         Self {
-            backend_pid: lane.backend.map(|(pid, _)| pid),
+            backend_pid: session.backend.map(|(pid, _)| pid),
             driver,
-            lane,
+            session,
             options,
             begun: Some(Box::pin(begun)),
             xid: None,
@@ -74,8 +74,8 @@ impl<'l> PostgresUnit<'l> {
         text: &str,
         parameters: &Parameters<'_>,
     ) -> Result<Result<Vec<Row>, Error>, StoreError> {
-        let session = &self.lane.session;
-        let statement = async { session.ready(self.driver.naming(), text).await?.rows(parameters).await };
+        let link = &self.session.link;
+        let statement = async { link.ready(self.driver.naming(), text).await?.rows(parameters).await };
         let begin = async {
             match begun {
                 Some(begun) => begun.try_for_each(|_| std::future::ready(Ok(()))).await,
@@ -92,14 +92,14 @@ impl<'l> PostgresUnit<'l> {
     /// A second claim in one unit waits under idem's limit too.
     async fn limit_again(&self) -> Result<(), Error> {
         let text = format!("SET LOCAL statement_timeout = {}", milliseconds(self.options.busy_timeout));
-        self.lane.session.client.batch_execute(&text).await
+        self.session.link.client.batch_execute(&text).await
     }
 
     async fn claim_one(&mut self, claim: &Claim) -> Result<Claimed, ClaimError> {
         let begun = self.begun.take();
         let (key, hash, kept) = (claim.key.as_str(), claim.hash.as_bytes().as_slice(), retention(claim.retention));
         let id = key_id(key);
-        let [run, lane, lock_timeout, statement_timeout] = claim::of_unit(&self.options, self.lane);
+        let [run, lane, lock_timeout, statement_timeout] = claim::of_unit(&self.options, self.session);
         let parameters: [Parameter<'_>; 10] = [
             (&claim.scope.0, Type::INT4),
             (&id, Type::UUID),
@@ -122,7 +122,7 @@ impl<'l> PostgresUnit<'l> {
         let begun = self.begun.take();
         let (scopes, key_ids) = claimed_ids(claims);
         let columns = ClaimColumns::of(claims);
-        let parameters = claim::of_many(&scopes, &key_ids, &columns, &self.options, self.lane);
+        let parameters = claim::of_many(&scopes, &key_ids, &columns, &self.options, self.session);
         let rows = self.rows(begun, &self.driver.statements.claim, &parameters).await?;
         let row = self.claimed(rows)?;
         let won_consumers: Vec<i32> = get(&row, "won_consumers")?;
@@ -148,16 +148,16 @@ impl<'l> PostgresUnit<'l> {
     /// an error stands in a stream that was not read to its end (#1334). The seal does: it fails in a transaction that
     /// has failed, and its answer is compared, so that it cannot be another statement's.
     async fn seal_and_commit(&self) -> Result<(), CommitError> {
-        let (session, sql) = (&self.lane.session, &self.driver.statements);
+        let (link, sql) = (&self.session.link, &self.driver.statements);
         let idle = milliseconds(self.options.idle_timeout);
         let (text, parameter): (_, Parameter<'_>) = match &self.xid {
             Some(xid) => (&sql.seal, (xid, Type::TEXT)),
             // Nothing was claimed, so no trigger guards the COMMIT; handlers of unprotected messages may have written.
             None => (&sql.guard, (&idle, Type::INT8)),
         };
-        let ready = session.ready(self.driver.naming(), text).await.map_err(error::sealing)?;
+        let ready = link.ready(self.driver.naming(), text).await.map_err(error::sealing)?;
         let (sealed, committed, passed) =
-            join!(ready.rows(std::slice::from_ref(&parameter)), session.client.batch_execute("COMMIT"), async {
+            join!(ready.rows(std::slice::from_ref(&parameter)), link.client.batch_execute("COMMIT"), async {
                 // Both are on the wire once the connection's task has run.
                 tokio::task::yield_now().await;
                 failpoint!(COMMIT_SENT)
@@ -185,7 +185,7 @@ fn is_sealed(row: &Row, xid: Option<&String>) -> bool {
     }
 }
 
-impl UnitOfWork<Postgres> for PostgresUnit<'_> {
+impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
     async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
         if self.limits_are_back {
             self.limit_again().await.map_err(error::claiming)?;
@@ -205,14 +205,14 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
         in_claim_order(claims, &key_ids, &driver::read(&rows)?)
     }
 
-    fn tx(&mut self) -> Tx<'_, Postgres> {
+    fn tx(&mut self) -> Tx<'_, PostgresStore> {
         self.is_lent.store(true, Ordering::Relaxed);
-        Tx::new(PostgresConnection::in_order(&self.lane.session, self.driver.naming(), &self.nested))
+        Tx::new(PostgresConnection::in_order(&self.session.link, self.driver.naming(), &self.nested))
     }
 
-    fn shared_tx(&self) -> Option<Tx<'_, Postgres>> {
+    fn shared_tx(&self) -> Option<Tx<'_, PostgresStore>> {
         self.is_lent.store(true, Ordering::Relaxed);
-        Some(Tx::new(PostgresConnection::shared(&self.lane.session, self.driver.naming())))
+        Some(Tx::new(PostgresConnection::shared(&self.session.link, self.driver.naming())))
     }
 
     fn check(&self) -> Result<(), StoreError> {
@@ -228,19 +228,19 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
     }
 
     async fn rollback(self) -> Result<(), StoreError> {
-        let Self { lane, begun, is_lent, .. } = self;
+        let Self { session, begun, is_lent, .. } = self;
         // Nobody waits for this answer any more, and it must not hold up the next one.
         drop(begun);
         if !is_lent.into_inner() {
-            let answer = lane.session.client.batch_execute("ROLLBACK").await;
+            let answer = session.link.client.batch_execute("ROLLBACK").await;
             return answer.map_err(|source| error::store("rolling back", source));
         }
         // A handler failed, perhaps because a table was altered under a prepared statement, which then fails each time it
         // runs on this connection (A27).
-        lane.session.cache.clear();
-        lane.rollbacks += 1;
-        let number = lane.rollbacks.to_string();
-        let answer = lane.session.client.simple_query(&format!("ROLLBACK; SELECT {number}")).await;
+        session.link.cache.clear();
+        session.rollbacks += 1;
+        let number = session.rollbacks.to_string();
+        let answer = session.link.client.simple_query(&format!("ROLLBACK; SELECT {number}")).await;
         let answer = match answer.map_err(|source| error::store("rolling back", source)) {
             Err(error) if error.class() == ErrorClass::Infrastructure => return Err(error),
             answer => answer.unwrap_or_default(),
@@ -248,15 +248,15 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
         // A COPY that went wrong, or one by way of `execute`, leaves the driver an answer ahead or behind. Only a
         // connection that answers this very statement may be used again.
         let is_ours = |message: &SimpleQueryMessage| matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some(&number));
-        lane.is_spent = !answer.iter().any(is_ours);
+        session.is_spent = !answer.iter().any(is_ours);
         Ok(())
     }
 
     async fn abandon(self) {
-        self.lane.is_spent = true;
+        self.session.is_spent = true;
         let Some(pid) = self.backend_pid else { return };
         // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
-        let own = self.lane.backend.filter(|(own, _)| *own == pid).map(|(_, start)| start);
+        let own = self.session.backend.filter(|(own, _)| *own == pid).map(|(_, start)| start);
         let parameters: [Parameter<'_>; 3] = [(&pid, Type::INT4), (&own, Type::INT8), (&self.xid, Type::TEXT)];
         let (doing, text) = ("ending an abandoned transaction", &self.driver.statements.terminate_unit);
         if let Err(error) = self.driver.rows(doing, text, &parameters).await {

@@ -40,7 +40,7 @@ pub struct Plan {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StorePlan {
     /// A PostgreSQL database.
-    Postgres {
+    PostgresStore {
         /// Its URL.
         url: String,
     },
@@ -52,7 +52,7 @@ pub enum StorePlan {
         handling: Handling,
     },
     /// A SQLite file.
-    Sqlite {
+    SqliteStore {
         /// Its path.
         path: PathBuf,
     },

@@ -2,7 +2,7 @@
 
 use idem_core::{BatchAnswer, BatchHandler, Handler, HandlerError, Message, Tx};
 use idem_tokio_postgres::{
-    Postgres,
+    PostgresStore,
     tokio_postgres::{Client, Error, Statement},
 };
 use uuid::Uuid;
@@ -33,8 +33,8 @@ impl Work {
     }
 }
 
-impl Handler<Postgres> for Work {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl Handler<PostgresStore> for Work {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
         let tx = tx.connection();
         tx.execute(INSERT, &[&Uuid::new_v4(), &text(message)?]).await?;
         match self {
@@ -48,11 +48,11 @@ impl Handler<Postgres> for Work {
     }
 }
 
-impl BatchHandler<Postgres> for Work {
+impl BatchHandler<PostgresStore> for Work {
     async fn handle_batch(
         &self,
         messages: &[&Message],
-        tx: &mut Tx<'_, Postgres>,
+        tx: &mut Tx<'_, PostgresStore>,
     ) -> Result<BatchAnswer, HandlerError> {
         let tx = tx.connection();
         let ids: Vec<Uuid> = messages.iter().map(|_| Uuid::new_v4()).collect();

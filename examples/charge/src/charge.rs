@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use idem_core::{Handler, HandlerError, Message, Tx};
-use idem_sqlx::Sqlite;
+use idem_sqlx::SqliteStore;
 use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -31,8 +31,8 @@ pub struct Charge {
     pub provider: SocketAddr,
 }
 
-impl Handler<Sqlite> for Charge {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Sqlite>) -> Result<(), HandlerError> {
+impl Handler<SqliteStore> for Charge {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, SqliteStore>) -> Result<(), HandlerError> {
         let order: Order = message.json()?;
         // The same on every attempt and in every process, so a provider that honours it charges once.
         let key = message.derived_key("charge");

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::Path, time::Duration};
 
 use idem_core::{BoxError, CancellationToken, DedupConsumer, Effects, RetryPolicy, Source, Summary, Worker};
-use idem_sqlx::Sqlite;
+use idem_sqlx::SqliteStore;
 use sqlx::{Connection as _, SqliteConnection, sqlite::SqliteConnectOptions};
 
 use crate::Charge;
@@ -23,7 +23,7 @@ pub async fn consume(source: impl Source, provider: SocketAddr, file: &Path) -> 
     let mut database = SqliteConnection::connect_with(&options).await?;
     sqlx::query(TABLE).execute(&mut database).await?;
     database.close().await?;
-    let store = Sqlite::open(file).await?;
+    let store = SqliteStore::open(file).await?;
     store.migrate().await?;
 
     let consumer = DedupConsumer::builder(store, "charges")

@@ -1,7 +1,7 @@
 //! A handler written with diesel-async. What it writes is committed with the record of the message's key, or not at all.
 //!
 //! Diesel takes a connection by value and counts the depth of its transactions itself, so it cannot join a transaction that
-//! somebody else began. [`DieselPostgres`] is therefore a store whose lanes *are* Diesel's connections, begun, sealed and
+//! somebody else began. [`DieselPostgres`] is therefore a store whose sessions *are* Diesel's connections, begun, sealed and
 //! committed through Diesel. Copy `store.rs` and `error.rs`; the limits stand in [`DieselPostgres`].
 
 mod error;
@@ -12,7 +12,7 @@ use diesel_async::RunQueryDsl as _;
 use idem_core::{Handler, HandlerError, Message, Tx};
 use serde::Deserialize;
 
-pub use self::store::{DieselLane, DieselPostgres, DieselUnit};
+pub use self::store::{DieselSession, DieselPostgres, DieselUnit};
 
 diesel::table! {
     /// A purchase.

@@ -1,4 +1,4 @@
-//! A store whose lanes are Diesel's connections.
+//! A store whose sessions are Diesel's connections.
 
 use std::{
     fmt,
@@ -18,10 +18,10 @@ use idem_core::{
     UnitOfWork, UnitOptions,
 };
 use idem_schema::{
-    ClaimColumns, LANE_SETTINGS, Parameter, PostgresDriver, PostgresStatements, Row, UnitLimits, Value, begin_unit,
+    ClaimColumns, SESSION_SETTINGS, Parameter, PostgresDriver, PostgresStatements, Row, UnitLimits, Value, begin_unit,
     claim_answers, claimed_ids, in_claim_order, unreadable,
 };
-use idem_tokio_postgres::Postgres;
+use idem_tokio_postgres::PostgresStore;
 use uuid::Uuid;
 
 use crate::error;
@@ -30,7 +30,7 @@ use crate::error;
 ///
 /// A handler's `tx.connection()` is `&mut AsyncPgConnection`: queries, inserts and nested `transaction`s work. What does not:
 ///
-/// - handlers at once (`Handlers::Pipelined`): Diesel's connection is taken mutably;
+/// - handlers at once (`Concurrency::Pipelined`): Diesel's connection is taken mutably;
 /// - errors by SQLSTATE, which Diesel hides: see `error.rs`;
 /// - a claim costs two round trips instead of one, because Diesel prepares an `sql_query` each time it runs;
 /// - TLS, as written here: `AsyncPgConnection::establish` connects without. Give `try_from_client_and_connection` a
@@ -38,13 +38,13 @@ use crate::error;
 #[derive(Debug, Clone)]
 pub struct DieselPostgres {
     /// For everything outside of units of work, over connections of its own.
-    outside: Postgres,
+    outside: PostgresStore,
     url: String,
 }
 
 impl DieselPostgres {
-    /// `outside` and the lanes must be of one database.
-    pub fn new(outside: Postgres, url: impl Into<String>) -> Self {
+    /// `outside` and the sessions must be of one database.
+    pub fn new(outside: PostgresStore, url: impl Into<String>) -> Self {
         Self { outside, url: url.into() }
     }
 
@@ -58,7 +58,7 @@ impl DieselPostgres {
 }
 
 /// A connection for units of work. Dropping it closes it.
-pub struct DieselLane {
+pub struct DieselSession {
     /// In a lock because [`UnitOfWork::check`] has only `&self`, and Diesel tells its depth only by `&mut`.
     connection: Mutex<AsyncPgConnection>,
     lock_timeout: String,
@@ -66,9 +66,9 @@ pub struct DieselLane {
     is_spent: bool,
 }
 
-impl fmt::Debug for DieselLane {
+impl fmt::Debug for DieselSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("DieselLane")
+        f.write_str("DieselSession")
     }
 }
 
@@ -81,8 +81,8 @@ struct Limits {
 }
 
 impl Store for DieselPostgres {
-    type Bookkeeping = <Postgres as Store>::Bookkeeping;
-    type Lane = DieselLane;
+    type Bookkeeping = <PostgresStore as Store>::Bookkeeping;
+    type Session = DieselSession;
     type Connection<'t> = &'t mut AsyncPgConnection;
     type Unit<'l> = DieselUnit<'l>;
 
@@ -98,32 +98,32 @@ impl Store for DieselPostgres {
         Box::new(self.bookkeeping().cleaner())
     }
 
-    async fn open(&self) -> Result<DieselLane, StoreError> {
+    async fn open(&self) -> Result<DieselSession, StoreError> {
         let mut connection = AsyncPgConnection::establish(&self.url).await.map_err(error::connecting)?;
-        let settings: String = LANE_SETTINGS.iter().map(|(name, value)| format!("SET {name} = '{value}';")).collect();
-        let opening = |source| StoreError::Unavailable { doing: "opening a lane", source: Box::new(source) };
+        let settings: String = SESSION_SETTINGS.iter().map(|(name, value)| format!("SET {name} = '{value}';")).collect();
+        let opening = |source| StoreError::Unavailable { doing: "opening a session", source: Box::new(source) };
         connection.batch_execute(&settings).await.map_err(opening)?;
         let facts = sql_query(&*self.statements().server_facts);
         let Limits { lock_timeout, statement_timeout } = facts.get_result(&mut connection).await.map_err(opening)?;
-        Ok(DieselLane { connection: Mutex::new(connection), lock_timeout, statement_timeout, is_spent: false })
+        Ok(DieselSession { connection: Mutex::new(connection), lock_timeout, statement_timeout, is_spent: false })
     }
 
-    async fn close(&self, lane: DieselLane) {
-        drop(lane);
+    async fn close(&self, session: DieselSession) {
+        drop(session);
     }
 
-    async fn begin<'l>(&'l self, lane: &'l mut DieselLane, options: UnitOptions) -> Result<DieselUnit<'l>, StoreError> {
-        if lane.is_spent {
-            *lane = self.open().await?;
+    async fn begin<'l>(&'l self, session: &'l mut DieselSession, options: UnitOptions) -> Result<DieselUnit<'l>, StoreError> {
+        if session.is_spent {
+            *session = self.open().await?;
         }
         let text = begin_unit(UnitLimits {
             lock: options.busy_timeout,
             statement: options.busy_timeout,
             idle_in_transaction: options.idle_timeout,
         });
-        let begun = Manager::begin_transaction_sql(lane.connection(), &text).await;
+        let begun = Manager::begin_transaction_sql(session.connection(), &text).await;
         begun.map_err(|source| error::of(source).beginning())?;
-        Ok(DieselUnit { store: self, lane, options, xid: None, backend_pid: None })
+        Ok(DieselUnit { store: self, session, options, xid: None, backend_pid: None })
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut &'t mut AsyncPgConnection) -> &'a mut AsyncPgConnection {
@@ -139,7 +139,7 @@ impl Store for DieselPostgres {
     }
 }
 
-impl DieselLane {
+impl DieselSession {
     fn connection(&mut self) -> &mut AsyncPgConnection {
         self.connection.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
@@ -150,10 +150,10 @@ fn depth(connection: &mut AsyncPgConnection) -> Option<u32> {
     status.transaction_depth().ok().map(|depth| depth.map_or(0, u32::from))
 }
 
-/// One transaction on a [`DieselLane`].
+/// One transaction on a [`DieselSession`].
 pub struct DieselUnit<'l> {
     store: &'l DieselPostgres,
-    lane: &'l mut DieselLane,
+    session: &'l mut DieselSession,
     options: UnitOptions,
     /// The transaction's id, where a claim inserted something: only this transaction may be committed.
     xid: Option<String>,
@@ -230,11 +230,11 @@ impl DieselUnit<'_> {
     async fn seal(&mut self) -> Result<(), StoreError> {
         let sql = self.store.statements();
         let sealed = match self.xid.take() {
-            Some(xid) => sql_query(&*sql.seal).bind::<Text, _>(xid).execute(self.lane.connection()).await,
+            Some(xid) => sql_query(&*sql.seal).bind::<Text, _>(xid).execute(self.session.connection()).await,
             None => {
                 let idle = self.options.idle_timeout.as_millis().clamp(1, 2_147_483_647);
                 let idle = i64::try_from(idle).unwrap_or(i64::MAX);
-                sql_query(&*sql.guard).bind::<BigInt, _>(idle).execute(self.lane.connection()).await
+                sql_query(&*sql.guard).bind::<BigInt, _>(idle).execute(self.session.connection()).await
             }
         };
         sealed.map(|_| ()).map_err(|source| error::of(source).sealing())
@@ -248,11 +248,11 @@ impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
             // A second claim in one unit waits under idem's limits too.
             let limit = self.options.busy_timeout.as_millis().clamp(1, 2_147_483_647);
             let text = format!("SET LOCAL lock_timeout = {limit}; SET LOCAL statement_timeout = {limit}");
-            self.lane.connection().batch_execute(&text).await.map_err(claiming)?;
+            self.session.connection().batch_execute(&text).await.map_err(claiming)?;
         }
         let (scopes, key_ids) = claimed_ids(claims);
         let ClaimColumns { keys, hashes, rules, retentions } = ClaimColumns::of(claims);
-        let (lock_timeout, statement_timeout) = (self.lane.lock_timeout.clone(), self.lane.statement_timeout.clone());
+        let (lock_timeout, statement_timeout) = (self.session.lock_timeout.clone(), self.session.statement_timeout.clone());
         let query = sql_query(&*self.store.statements().claim)
             .bind::<Array<Integer>, _>(&scopes)
             .bind::<Array<SqlUuid>, _>(&key_ids)
@@ -264,7 +264,7 @@ impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
             .bind::<Integer, _>(self.options.lane)
             .bind::<Text, _>(lock_timeout)
             .bind::<Text, _>(statement_timeout);
-        let won: Won = query.get_result(self.lane.connection()).await.map_err(claiming)?;
+        let won: Won = query.get_result(self.session.connection()).await.map_err(claiming)?;
         if won.xid.is_some() {
             self.xid = won.xid;
         }
@@ -277,7 +277,7 @@ impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
         let (scopes, key_ids) = claimed_ids(claims);
         let query = sql_query(&*self.store.statements().read);
         let query = query.bind::<Array<Integer>, _>(&scopes).bind::<Array<SqlUuid>, _>(&key_ids);
-        let rows: Result<Vec<Found>, _> = query.load(self.lane.connection()).await;
+        let rows: Result<Vec<Found>, _> = query.load(self.session.connection()).await;
         let rows = rows.map_err(|source| error::of(source).doing("reading who has the keys"))?;
         let columns: Arc<[String]> = Found::COLUMNS.map(str::to_owned).into();
         let found: Vec<Row> = rows.into_iter().map(|found| found.into_row(&columns)).collect();
@@ -285,11 +285,11 @@ impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
     }
 
     fn tx(&mut self) -> Tx<'_, DieselPostgres> {
-        Tx::new(self.lane.connection())
+        Tx::new(self.session.connection())
     }
 
     fn check(&self) -> Result<(), StoreError> {
-        let problem = match depth(&mut self.lane.connection.lock().unwrap_or_else(PoisonError::into_inner)) {
+        let problem = match depth(&mut self.session.connection.lock().unwrap_or_else(PoisonError::into_inner)) {
             Some(1) => return Ok(()),
             Some(0) | None => "a handler has ended the transaction",
             Some(_) => "a handler has left a nested transaction open",
@@ -300,27 +300,27 @@ impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
     async fn commit(mut self) -> Result<(), CommitError> {
         self.check().map_err(CommitError::RolledBack)?;
         self.seal().await.map_err(CommitError::RolledBack)?;
-        Manager::commit_transaction(self.lane.connection()).await.map_err(|source| error::of(source).committing())?;
-        if depth(self.lane.connection()) != Some(0) {
+        Manager::commit_transaction(self.session.connection()).await.map_err(|source| error::of(source).committing())?;
+        if depth(self.session.connection()) != Some(0) {
             return Err(CommitError::Unknown(unreadable("a transaction is still open after COMMIT").into()));
         }
         Ok(())
     }
 
     async fn rollback(self) -> Result<(), StoreError> {
-        let rolled_back = match depth(self.lane.connection()) {
-            Some(1) => Manager::rollback_transaction(self.lane.connection()).await,
+        let rolled_back = match depth(self.session.connection()) {
+            Some(1) => Manager::rollback_transaction(self.session.connection()).await,
             // Nobody knows what a handler has left: the server ends it with the connection, which the next unit replaces.
             _ => {
-                self.lane.is_spent = true;
-                self.lane.connection().batch_execute("ROLLBACK").await
+                self.session.is_spent = true;
+                self.session.connection().batch_execute("ROLLBACK").await
             }
         };
         rolled_back.map_err(|source| error::of(source).doing("rolling back"))
     }
 
     async fn abandon(self) {
-        self.lane.is_spent = true;
+        self.session.is_spent = true;
         let Some(pid) = self.backend_pid else { return };
         // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
         // By its transaction, so that nobody else is ended who has got the process meanwhile.

@@ -1,7 +1,7 @@
 //! The ledger on PostgreSQL: tables and statements, which both client libraries share, and the handlers on sqlx.
 
 use idem_core::{BatchAnswer, BatchHandler, Handler, HandlerError, Message, Tx};
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use sqlx::query;
 
 use crate::{HANDLED_BY, Ledger, Purchase, key};
@@ -66,8 +66,8 @@ impl<'b> Columns<'b> {
     }
 }
 
-impl Handler<Postgres> for Ledger {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl Handler<PostgresStore> for Ledger {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
         let Purchase { customer, day, cds, cents } = Purchase::read(message)?;
         let buy = query(BUY).bind(key(message)).bind(&customer).bind(day).bind(cds).bind(cents).bind(&*HANDLED_BY);
         buy.execute(tx.connection()).await?;
@@ -76,11 +76,11 @@ impl Handler<Postgres> for Ledger {
     }
 }
 
-impl BatchHandler<Postgres> for Ledger {
+impl BatchHandler<PostgresStore> for Ledger {
     async fn handle_batch(
         &self,
         messages: &[&Message],
-        tx: &mut Tx<'_, Postgres>,
+        tx: &mut Tx<'_, PostgresStore>,
     ) -> Result<BatchAnswer, HandlerError> {
         let purchases = match Purchase::read_all(messages) {
             Ok(purchases) => purchases,

@@ -1,7 +1,7 @@
 //! The ledger on SQLite.
 
 use idem_core::{BatchAnswer, BatchHandler, Handler, HandlerError, Message, Tx};
-use idem_sqlx::Sqlite;
+use idem_sqlx::SqliteStore;
 use serde_json::{Value, json};
 use sqlx::query;
 
@@ -25,8 +25,8 @@ pub const SQLITE_TABLES: &str = "
         cents INTEGER NOT NULL
     ) STRICT";
 
-impl Handler<Sqlite> for Ledger {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Sqlite>) -> Result<(), HandlerError> {
+impl Handler<SqliteStore> for Ledger {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, SqliteStore>) -> Result<(), HandlerError> {
         let purchase = Purchase::read(message)?;
         query(
             "INSERT INTO purchases (idempotency_key, customer, day, cds, cents, handled_by)
@@ -52,8 +52,12 @@ impl Handler<Sqlite> for Ledger {
     }
 }
 
-impl BatchHandler<Sqlite> for Ledger {
-    async fn handle_batch(&self, messages: &[&Message], tx: &mut Tx<'_, Sqlite>) -> Result<BatchAnswer, HandlerError> {
+impl BatchHandler<SqliteStore> for Ledger {
+    async fn handle_batch(
+        &self,
+        messages: &[&Message],
+        tx: &mut Tx<'_, SqliteStore>,
+    ) -> Result<BatchAnswer, HandlerError> {
         let purchases = match Purchase::read_all(messages) {
             Ok(purchases) => purchases,
             Err(answer) => return Ok(answer),

@@ -2,15 +2,15 @@
 //! adds up.
 
 use idem_core::{BatchAnswer, BatchHandler, Handler, HandlerError, Message, Tx};
-use idem_tokio_postgres::Postgres;
+use idem_tokio_postgres::PostgresStore;
 
 use crate::{
     HANDLED_BY, Ledger, Purchase, key,
     postgres::{ADD, ADD_ALL, BUY, BUY_ALL, Columns},
 };
 
-impl Handler<Postgres> for Ledger {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl Handler<PostgresStore> for Ledger {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
         let Purchase { customer, day, cds, cents } = &Purchase::read(message)?;
         tx.connection().execute(BUY, &[&key(message), customer, day, cds, cents, &*HANDLED_BY]).await?;
         tx.connection().execute(ADD, &[customer, cents]).await?;
@@ -18,11 +18,11 @@ impl Handler<Postgres> for Ledger {
     }
 }
 
-impl BatchHandler<Postgres> for Ledger {
+impl BatchHandler<PostgresStore> for Ledger {
     async fn handle_batch(
         &self,
         messages: &[&Message],
-        tx: &mut Tx<'_, Postgres>,
+        tx: &mut Tx<'_, PostgresStore>,
     ) -> Result<BatchAnswer, HandlerError> {
         let purchases = match Purchase::read_all(messages) {
             Ok(purchases) => purchases,

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use idem_core::{DedupConsumer, Handler, HandlerError, Message, StoreError, Tx};
-use idem_sqlx::Sqlite;
+use idem_sqlx::SqliteStore;
 
 use crate::event::{BatchItemFailure, BatchResponse, Event};
 
@@ -15,8 +15,8 @@ struct Purchase {
 
 pub(crate) struct Ledger;
 
-impl Handler<Sqlite> for Ledger {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Sqlite>) -> Result<(), HandlerError> {
+impl Handler<SqliteStore> for Ledger {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, SqliteStore>) -> Result<(), HandlerError> {
         let purchase: Purchase = message.json()?;
         sqlx::query("INSERT INTO purchases (customer, cents) VALUES (?, ?)")
             .bind(purchase.customer)
@@ -32,7 +32,7 @@ impl Handler<Sqlite> for Ledger {
 ///
 /// An error makes the whole batch come back. What can never be handled comes back until the queue's redrive policy sets it
 /// aside.
-pub(crate) async fn handle(consumer: &DedupConsumer<Sqlite>, event: &Event) -> Result<BatchResponse, StoreError> {
+pub(crate) async fn handle(consumer: &DedupConsumer<SqliteStore>, event: &Event) -> Result<BatchResponse, StoreError> {
     let messages = event.records.iter().map(|record| record.message()).collect();
     let decisions = consumer.process(messages).await?;
     let (mut response, mut stopped) = (BatchResponse::default(), HashSet::new());

@@ -9,7 +9,7 @@ mod event;
 mod function;
 
 use idem_core::{BoxError, DedupConsumer, Effects};
-use idem_sqlx::Sqlite;
+use idem_sqlx::SqliteStore;
 use serde_json::{Value, json};
 use sqlx::{Connection, SqliteConnection};
 
@@ -36,7 +36,7 @@ async fn play(file: &std::path::Path) -> Result<(), BoxError> {
     let url = format!("sqlite://{}?mode=rwc", file.display());
     let mut database = SqliteConnection::connect(&url).await?;
     sqlx::raw_sql(TABLE).execute(&mut database).await?;
-    let store = Sqlite::open(file).await?;
+    let store = SqliteStore::open(file).await?;
     store.migrate().await?;
     let consumer = DedupConsumer::builder(store, "ledger").handler(Ledger).effects(Effects::InTransaction).build()?;
 
@@ -80,7 +80,12 @@ async fn play(file: &std::path::Path) -> Result<(), BoxError> {
 }
 
 /// Calls the function as the runtime does: with JSON, and for JSON.
-async fn call(consumer: &DedupConsumer<Sqlite>, what: &str, queue: &str, records: &[Value]) -> Result<(), BoxError> {
+async fn call(
+    consumer: &DedupConsumer<SqliteStore>,
+    what: &str,
+    queue: &str,
+    records: &[Value],
+) -> Result<(), BoxError> {
     let mut records = records.to_vec();
     for record in &mut records {
         record["eventSourceARN"] = format!("arn:aws:sqs:eu-central-1:123456789012:{queue}").into();

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use idem_core::{BoxError, CancellationToken, DedupConsumer, Effects, Worker};
-use idem_sqlx::Sqlite;
+use idem_sqlx::SqliteStore;
 use idem_testkit::memory::Queue;
 
 use crate::{
@@ -18,7 +18,7 @@ pub(crate) const CONSUMER: &str = "ledger";
 /// Consumes the queue until it is empty.
 pub(crate) async fn consume(queue: Queue, file: PathBuf, crashes: Arc<Crashes>) -> Result<(), BoxError> {
     ledger::create(&file).await?;
-    let store = Sqlite::open(&file).await?;
+    let store = SqliteStore::open(&file).await?;
     store.migrate().await?;
 
     // Without the crashes this would say `.handler(Ledger)`, and give the worker `queue.source()`.

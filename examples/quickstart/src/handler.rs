@@ -1,7 +1,7 @@
 //! The handler: what a user of idem writes. Copy it.
 
 use idem_core::{Handler, HandlerError, Message, Tx};
-use idem_sqlx::Sqlite;
+use idem_sqlx::SqliteStore;
 
 #[derive(Clone, serde::Deserialize)]
 pub(crate) struct Purchase {
@@ -13,8 +13,8 @@ pub(crate) struct Purchase {
 
 pub(crate) struct Ledger;
 
-impl Handler<Sqlite> for Ledger {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Sqlite>) -> Result<(), HandlerError> {
+impl Handler<SqliteStore> for Ledger {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, SqliteStore>) -> Result<(), HandlerError> {
         let purchase: Purchase = message.json()?; // not JSON, or a member missing: a dead letter that says so
         sqlx::query("INSERT INTO purchases (customer, day, cds, cents) VALUES (?, ?, ?, ?)")
             .bind(purchase.customer)

@@ -20,8 +20,8 @@ use std::{
     thread,
 };
 
-use idem_core::{Bookkeeping, BoxError, ConsumerName, ParkedDeadLetter, Store as _};
-use idem_sqlx::Sqlite;
+use idem_core::{Bookkeeping, BoxError, ConsumerName, Store as _, StoredDeadLetter};
+use idem_sqlx::SqliteStore;
 use idem_testkit::memory::{Broker, Faults, Order, Queue, QueueOptions, Rate};
 use tokio::{runtime, time::Instant};
 
@@ -138,9 +138,9 @@ where
 }
 
 /// What idem set aside, as its table has it.
-fn dead_letters(file: &Path) -> Result<Vec<ParkedDeadLetter>, BoxError> {
+fn dead_letters(file: &Path) -> Result<Vec<StoredDeadLetter>, BoxError> {
     in_a_runtime(async {
-        let store = Sqlite::open(file).await?;
+        let store = SqliteStore::open(file).await?;
         Ok(store.bookkeeping().dead_letters(&ConsumerName::new(consume::CONSUMER)?, 1_000).await?)
     })
 }

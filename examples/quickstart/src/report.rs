@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{ParkedDeadLetter, Reason};
+use idem_core::{Reason, StoredDeadLetter};
 
 use crate::{
     crash::Moment,
@@ -70,9 +70,9 @@ pub(crate) fn reasons(sent: &Sent, (repeated, repeated_cents): (usize, i64)) {
 }
 
 /// What idem set aside, and why.
-pub(crate) fn dead_letters(letters: &[ParkedDeadLetter]) {
+pub(crate) fn dead_letters(letters: &[StoredDeadLetter]) {
     println!("\n{}", bold("Set aside by idem as dead letters, none counted and none lost"));
-    let mut reasons: Vec<(Reason, u64, &ParkedDeadLetter)> = Vec::new();
+    let mut reasons: Vec<(Reason, u64, &StoredDeadLetter)> = Vec::new();
     for letter in letters {
         match reasons.iter_mut().find(|(reason, ..)| *reason == letter.reason) {
             Some((_, count, _)) => *count += letter.copies,

@@ -4,7 +4,7 @@
 mod in_transaction;
 
 use idem_core::{Handler, HandlerError, Message, Tx};
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use sea_orm::{ActiveValue::Set, ExprTrait as _, entity::prelude::*};
 use serde::Deserialize;
 
@@ -63,8 +63,8 @@ struct Bought {
 #[derive(Debug, Clone, Copy)]
 pub struct Ledger;
 
-impl Handler<Postgres> for Ledger {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl Handler<PostgresStore> for Ledger {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
         let Bought { customer, cents } = message.json()?;
         let db = InTransaction::new(tx.connection());
         customer::Entity::update_many()

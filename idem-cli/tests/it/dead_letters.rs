@@ -234,7 +234,7 @@ async fn u36_what_failed_alike_is_counted_listed_replayed_and_dropped_together()
 }
 
 /// A dead letter of an unkept payload, as a worker sets one aside.
-async fn unkept(scene: &Scene, origin: &str, payload: &str) -> idem_core::ParkedDeadLetter {
+async fn unkept(scene: &Scene, origin: &str, payload: &str) -> idem_core::StoredDeadLetter {
     use idem_core::{ErrorClass, FailureKind, Fingerprint, Origin, Reason, Tenant};
 
     let name = idem_core::ConsumerName::new("orders").unwrap();
@@ -251,7 +251,7 @@ async fn unkept(scene: &Scene, origin: &str, payload: &str) -> idem_core::Parked
         keep_payload: false,
         payload_omitted: None,
     };
-    scene.store.bookkeeping().park(&letter).await.unwrap()
+    scene.store.bookkeeping().store_dead_letter(&letter).await.unwrap()
 }
 
 /// A39: a message that can be kept nowhere waits where people look for it, and is given up only by one who says why; the

@@ -6,7 +6,7 @@ use idem_core::{
     CancellationToken, DedupConsumer, Effects, Handler, HandlerError, IncidentKind, Message, RetryPolicy, Tx, Worker,
     WorkerBuilder,
 };
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use idem_testkit::memory::{Broker, MemorySource, Queue, QueueOptions};
 
 use crate::scene::{PATIENCE, Scene};
@@ -15,14 +15,14 @@ use crate::scene::{PATIENCE, Scene};
 #[derive(Clone, Default)]
 struct Keeping(Arc<Mutex<Vec<Message>>>);
 
-impl Handler<Postgres> for Keeping {
-    async fn handle(&self, message: &Message, _: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl Handler<PostgresStore> for Keeping {
+    async fn handle(&self, message: &Message, _: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
         self.0.lock().unwrap().push(message.clone());
         Ok(())
     }
 }
 
-fn worker(scene: &Scene, queue: &Queue, handler: &Keeping, max: usize) -> WorkerBuilder<Postgres, MemorySource> {
+fn worker(scene: &Scene, queue: &Queue, handler: &Keeping, max: usize) -> WorkerBuilder<PostgresStore, MemorySource> {
     let consumer = DedupConsumer::builder(scene.store.clone(), "orders").effects(Effects::InTransaction);
     let consumer = consumer.handler(handler.clone()).lanes(1).payload_bytes_max(max).build().unwrap();
     let retry = RetryPolicy { first: std::time::Duration::from_millis(10), ..RetryPolicy::default() };

@@ -8,7 +8,7 @@ use std::{
 
 use idem_core::{DedupConsumer, Effects, Handler, HandlerError, Message, Store, Tx};
 use idem_schema::SchemaName;
-use idem_sqlx::{Postgres, PostgresOptions};
+use idem_sqlx::{PostgresOptions, PostgresStore};
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, PgPool, Row as _, postgres::PgConnectOptions};
 
@@ -21,7 +21,7 @@ pub(crate) const PASSWORD: &str = "canary-password";
 
 pub(crate) struct Scene {
     pub(crate) schema: String,
-    pub(crate) store: Postgres,
+    pub(crate) store: PostgresStore,
     pub(crate) admin: PgPool,
     pub(crate) url: String,
     /// Messages that the handler refuses for good.
@@ -99,7 +99,7 @@ impl Scene {
     }
 
     /// A consumer whose handler does nothing, or refuses.
-    pub(crate) fn consumer(&self) -> DedupConsumer<Postgres> {
+    pub(crate) fn consumer(&self) -> DedupConsumer<PostgresStore> {
         let builder = DedupConsumer::builder(self.store.clone(), "orders").effects(Effects::InTransaction);
         builder.handler(Accepting(Arc::clone(&self.refused))).version("1.2.3").build().unwrap()
     }

@@ -6,7 +6,7 @@ use idem_core::{
     Bookkeeping as _, ConsumerName, DeadLetter, DedupConsumer, Effects, ErrorClass, FailureKind, Fingerprint, Origin,
     PayloadHash, Reason, ScopeId, Store as _, Tenant,
 };
-use idem_sqlx::Sqlite;
+use idem_sqlx::SqliteStore;
 use sqlx::{AssertSqlSafe, Connection as _, SqliteConnection};
 
 use crate::scene::{Accepting, Answer, PAYLOAD, command, message};
@@ -34,7 +34,7 @@ impl File {
 
     /// Delivers these keys, and answers whether each was processed (P) or skipped (D).
     async fn deliver(&self, keys: &[&str]) -> String {
-        let store = Sqlite::open(&self.path).await.unwrap();
+        let store = SqliteStore::open(&self.path).await.unwrap();
         let builder = DedupConsumer::builder(store, "orders").effects(Effects::InTransaction);
         let consumer = builder.handler(Accepting(Arc::default())).version("1.2.3").build().unwrap();
         let decisions = consumer.process(keys.iter().map(|key| message(key)).collect()).await.unwrap();
@@ -43,7 +43,7 @@ impl File {
 
     /// Sets a message aside, as a worker does.
     async fn set_aside(&self, key: &str) -> i64 {
-        let store = Sqlite::open(&self.path).await.unwrap();
+        let store = SqliteStore::open(&self.path).await.unwrap();
         let name = ConsumerName::new("orders").unwrap();
         let message = message(key).with_origin(Origin::new(&format!("q/{key}")));
         let letter = DeadLetter {
@@ -59,7 +59,7 @@ impl File {
             keep_payload: true,
             payload_omitted: None,
         };
-        store.bookkeeping().park(&letter).await.unwrap().id.0
+        store.bookkeeping().store_dead_letter(&letter).await.unwrap().id.0
     }
 
     /// The first column of what a query answers.
@@ -188,7 +188,7 @@ async fn consumers_are_paused_renamed_and_rebound_on_sqlite() {
     assert_eq!(file.deliver(&["order-1"]).await, "D", "the next start binds it anew");
     assert_eq!(file.idem("workers --json").json()["workers"][0]["version"], "1.2.3");
 
-    let store = Sqlite::open(&file.path).await.unwrap();
+    let store = SqliteStore::open(&file.path).await.unwrap();
     let (scope, key) = (ScopeId(1), idem_core::IdempotencyKey::new("order-7").unwrap());
     store.bookkeeping().count_attempt(scope, &key, PayloadHash::of(b"x")).await.unwrap();
     assert_eq!(file.idem("stuck --json").json()["failing_keys"][0]["key"], "order-7");

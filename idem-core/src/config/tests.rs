@@ -23,8 +23,8 @@ fn defaults_are_those_of_the_design() {
     assert_eq!(consumer.answer_timeout, Duration::from_secs(10));
     assert_eq!(consumer.payload_bytes_max, 1024 * 1024);
     assert!((1..=4).contains(&consumer.lanes), "the cores, at most 4");
-    assert_eq!(consumer.handlers, Handlers::InOrder);
-    assert_eq!(Handlers::pipelined(), Handlers::Pipelined { at_once: 100 });
+    assert_eq!(consumer.handlers, Concurrency::InOrder);
+    assert_eq!(Concurrency::pipelined(), Concurrency::Pipelined { at_once: 100 });
     let worker = WorkerSettings::default();
     assert_eq!(worker.batch, 100);
     assert_eq!((worker.in_flight, worker.in_flight_bytes), (10_000, 64 * 1024 * 1024));
@@ -90,7 +90,7 @@ fn j13_consumer_settings_are_refused_with_field_value_and_rule() {
     let numbers: [(&str, Set<ConsumerSettings, usize>, usize); 3] = [
         ("payload_bytes_max", |s, v| s.payload_bytes_max = v, 256 << 20),
         ("lanes", |s, v| s.lanes = v, 1024),
-        ("handlers.at_once", |s, v| s.handlers = Handlers::Pipelined { at_once: v }, 10_000),
+        ("handlers.at_once", |s, v| s.handlers = Concurrency::Pipelined { at_once: v }, 10_000),
     ];
     for (field, set, max) in numbers {
         let with = |value| {

@@ -12,7 +12,7 @@ use tokio::sync::{OnceCell, Semaphore};
 use super::{DedupConsumer, Inner, Tenants};
 use crate::{
     clock::DatabaseClock,
-    config::{ConsumerSettings, Effects, Handlers},
+    config::{Concurrency, ConsumerSettings, Effects},
     error::ConfigError,
     handler::{BatchHandler, Handler, Work},
     hash::HashRules,
@@ -92,7 +92,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
 
     /// How the handlers of one unit run. Defaults to one after the other.
     #[must_use]
-    pub fn handlers(mut self, handlers: Handlers) -> Self {
+    pub fn handlers(mut self, handlers: Concurrency) -> Self {
         self.settings.handlers = handlers;
         self
     }
@@ -252,7 +252,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
             return Err(ConfigError::new("batch_handler", "set", rule));
         }
         let capabilities = self.store.capabilities();
-        if self.settings.handlers != Handlers::InOrder {
+        if self.settings.handlers != Concurrency::InOrder {
             check_pipelined(effects, &work, capabilities.concurrent_handlers)?;
         }
         self.settings.check(capabilities.lanes_max)?;
@@ -290,13 +290,13 @@ impl<S: Store> DedupConsumerBuilder<S> {
 /// Refuses handlers at once where something stands against it.
 fn check_pipelined<S: Store>(effects: Effects, work: &Work<S>, is_offered: bool) -> Result<(), ConfigError> {
     let rule = if effects == Effects::Outside {
-        "Effects::Outside handles one message a unit: use Handlers::InOrder"
+        "Effects::Outside handles one message a unit: use Concurrency::InOrder"
     } else if matches!(work, Work::Batch(_)) {
-        "a batch handler is called once a unit: use Handlers::InOrder, or .handler(…)"
+        "a batch handler is called once a unit: use Concurrency::InOrder, or .handler(…)"
     } else if !is_offered {
-        "this store does not share its transaction: use Handlers::InOrder, or a store that does (idem-tokio-postgres)"
+        "this store does not share its transaction: use Concurrency::InOrder, or a store that does (idem-tokio-postgres)"
     } else {
         return Ok(());
     };
-    Err(ConfigError::new("handlers", "Handlers::Pipelined", rule))
+    Err(ConfigError::new("handlers", "Concurrency::Pipelined", rule))
 }

@@ -24,9 +24,9 @@ const NO_LANE: i32 = 0;
 /// Decides every message, in order.
 pub(super) async fn process<S: Store>(
     inner: &Inner<S>,
-    mut lane: Option<S::Lane>,
+    mut session: Option<S::Session>,
     messages: Vec<Message>,
-) -> (Option<S::Lane>, Vec<Decision>) {
+) -> (Option<S::Session>, Vec<Decision>) {
     let mut decisions: Vec<Option<Decision>> = messages.iter().map(|_| None).collect();
     let (mut positions, mut items) = (Vec::new(), Vec::new());
     for (position, message) in messages.into_iter().enumerate() {
@@ -40,25 +40,25 @@ pub(super) async fn process<S: Store>(
     }
     // Calls to other systems must not be repeated for a neighbour's sake.
     let together = inner.effects == crate::Effects::InTransaction;
-    let decided = if together && !items.is_empty() { whole(inner, &mut lane, &items).await } else { None };
+    let decided = if together && !items.is_empty() { whole(inner, &mut session, &items).await } else { None };
     let decided = match decided {
         Some(decided) => decided,
-        None => alone(inner, &mut lane, &items).await,
+        None => alone(inner, &mut session, &items).await,
     };
     for (position, decision) in positions.into_iter().zip(decided) {
         decisions[position] = Some(decision);
     }
-    (lane, decisions.into_iter().map(|decision| decision.unwrap_or(Decision::Busy)).collect())
+    (session, decisions.into_iter().map(|decision| decision.unwrap_or(Decision::Busy)).collect())
 }
 
 /// Runs the unit as a whole; `None` where its messages must run alone.
-async fn whole<S: Store>(inner: &Inner<S>, lane: &mut Option<S::Lane>, items: &[Item]) -> Option<Vec<Decision>> {
+async fn whole<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, items: &[Item]) -> Option<Vec<Decision>> {
     // Without a worker nothing is counted or held: what would be ends this call, with its cause as the decision.
     let mut known = Known { attempt: u32::from(items.len() == 1), attempts_max: u32::MAX, ..Known::default() };
     for round in 0..ROUNDS_MAX {
         known.again = round;
-        let (kept, end) = run(inner, lane.take(), NO_LANE, items).await;
-        *lane = kept;
+        let (kept, end) = run(inner, session.take(), NO_LANE, items).await;
+        *session = kept;
         let (seen, error) = match end {
             End::Decided(decisions) => return Some(decisions),
             End::Isolate(_) | End::Held => return None,
@@ -91,7 +91,7 @@ async fn whole<S: Store>(inner: &Inner<S>, lane: &mut Option<S::Lane>, items: &[
     None
 }
 
-async fn alone<S: Store>(inner: &Inner<S>, lane: &mut Option<S::Lane>, items: &[Item]) -> Vec<Decision> {
+async fn alone<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, items: &[Item]) -> Vec<Decision> {
     if items.len() > 1 {
         // Injected errors mean nothing here: nothing is under way.
         let _ = failpoint!(ISOLATE);
@@ -120,7 +120,7 @@ async fn alone<S: Store>(inner: &Inner<S>, lane: &mut Option<S::Lane>, items: &[
             decisions.push(Decision::Failed(failure.clone_text()));
             continue;
         }
-        let decision = one(inner, lane, item).await;
+        let decision = one(inner, session, item).await;
         if let (Decision::Failed(failure), Some(content)) = (&decision, content)
             && failure.class == ErrorClass::Permanent
         {
@@ -146,8 +146,8 @@ async fn alone<S: Store>(inner: &Inner<S>, lane: &mut Option<S::Lane>, items: &[
     decisions
 }
 
-async fn one<S: Store>(inner: &Inner<S>, lane: &mut Option<S::Lane>, item: &Item) -> Decision {
-    let decided = whole(inner, lane, std::slice::from_ref(item)).await;
+async fn one<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, item: &Item) -> Decision {
+    let decided = whole(inner, session, std::slice::from_ref(item)).await;
     // Without an answer after that many rounds, nobody knows: the message goes back and is claimed again.
     decided.and_then(|decisions| decisions.into_iter().next()).unwrap_or(Decision::Busy)
 }

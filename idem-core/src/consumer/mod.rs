@@ -1,14 +1,14 @@
 //! [`DedupConsumer`]: decides for each message whether it is new, and runs the handler where it is.
 
-mod batch;
 mod builder;
 mod claim;
-mod handle;
+mod dedupe;
+mod handlers;
 mod identify;
 mod isolate;
-mod ledger;
-mod look;
-mod open;
+mod lookup;
+mod open_units;
+mod outcomes;
 mod unit;
 
 use std::{
@@ -22,8 +22,8 @@ use tokio::sync::{OnceCell, Semaphore};
 pub use self::builder::DedupConsumerBuilder;
 pub(crate) use self::{
     identify::{Item, Rejected},
-    look::{Alone, alone_with, look, probe},
-    open::OpenUnits,
+    lookup::{Alone, alone_with, look_up, probe},
+    open_units::OpenUnits,
     unit::{End, run},
 };
 use crate::{
@@ -96,8 +96,8 @@ pub(crate) struct Inner<S: Store> {
     pub(crate) source: OnceLock<Destination>,
     registered: OnceCell<Registered>,
     scopes: Mutex<HashMap<Tenant, ScopeId>>,
-    /// Lanes of ours that nobody uses now, and a permit for each that may exist.
-    idle: Mutex<Vec<S::Lane>>,
+    /// Sessions of ours that nobody uses now, and a permit for each that may exist.
+    idle: Mutex<Vec<S::Session>>,
     slots: Arc<Semaphore>,
     /// Units in a row that found no winner; see [`unit`].
     no_winner: AtomicU32,
@@ -150,31 +150,31 @@ impl<S: Store> DedupConsumer<S> {
         // The semaphore is never closed.
         let Ok(slot) = Arc::clone(&self.inner.slots).acquire_owned().await else { return Ok(Vec::new()) };
         let task = tokio::spawn(async move {
-            let lane = inner.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let (lane, decisions) = isolate::process(&inner, lane, messages).await;
-            inner.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(lane);
+            let session = inner.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let (session, decisions) = isolate::process(&inner, session, messages).await;
+            inner.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(session);
             drop(slot);
             decisions
         });
         task.await.map_err(task_died)
     }
 
-    /// The same on a connection that the caller hands over. A lane comes back with the decisions: the caller's, or one
+    /// The same on a connection that the caller hands over. A session comes back with the decisions: the caller's, or one
     /// that was opened in its place because the caller's broke on the way; `None` where the last one broke too.
     ///
     /// # Errors
-    /// As for [`process`](Self::process); the lane is then closed.
+    /// As for [`process`](Self::process); the session is then closed.
     ///
     /// # Cancel safety
-    /// As for [`process`](Self::process); the lane is closed when the work is done.
+    /// As for [`process`](Self::process); the session is closed when the work is done.
     pub async fn process_on(
         &self,
-        lane: S::Lane,
+        session: S::Session,
         messages: Vec<Message>,
-    ) -> Result<(Option<S::Lane>, Vec<Decision>), StoreError> {
+    ) -> Result<(Option<S::Session>, Vec<Decision>), StoreError> {
         self.inner.register(None).await?;
         let inner = Arc::clone(&self.inner);
-        let task = tokio::spawn(async move { isolate::process(&inner, Some(lane), messages).await });
+        let task = tokio::spawn(async move { isolate::process(&inner, Some(session), messages).await });
         task.await.map_err(task_died)
     }
 }

@@ -7,10 +7,11 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::{
-    Inner, Item, batch,
+    Inner, Item,
     claim::claim_all,
-    handle::{Left, Stopped, handle_all},
-    ledger::Ledger,
+    dedupe,
+    handlers::{HandlingError, TransactionState, handle_all},
+    outcomes::Outcomes,
 };
 use crate::{
     config::ConsumerSettings,
@@ -62,36 +63,39 @@ impl End {
 /// Units in a row without a winner that end the consumer: a trigger or policy swallows its rows (B6).
 const NO_WINNER_MAX: u32 = 5;
 
-/// Runs one unit over `items` on `lane`, which is opened where there is none. The lane comes back after a normal end.
+/// Runs one unit over `items` on `session`, which is opened where there is none. The session comes back after a normal end.
 pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
-    lane: Option<S::Lane>,
+    session: Option<S::Session>,
     lane_number: i32,
     items: &[J],
-) -> (Option<S::Lane>, End) {
-    let mut lane = match lane_or_open(inner, lane).await {
-        Ok(lane) => lane,
+) -> (Option<S::Session>, End) {
+    let mut session = match session_or_open(inner, session).await {
+        Ok(session) => session,
         Err(error) => return (None, End::Trouble(error)),
     };
     let span = telemetry::unit(&inner.name, items.len());
-    let (clean, end) = run_on(inner, &mut lane, lane_number, items).instrument(span.clone()).await;
+    let (clean, end) = run_on(inner, &mut session, lane_number, items).instrument(span.clone()).await;
     span.record("idem.unit.end", end.as_str());
     inner.metrics.batch_size.record(u32::try_from(items.len()).unwrap_or(u32::MAX));
     if matches!(end, End::Decided(_)) {
         inner.no_winner.store(0, Ordering::Relaxed);
     }
     // A connection in an unknown state is closed, never used again (A15, A16).
-    (clean.then_some(lane), end)
+    (clean.then_some(session), end)
 }
 
-pub(super) async fn lane_or_open<S: Store>(inner: &Inner<S>, lane: Option<S::Lane>) -> Result<S::Lane, StoreError> {
-    match lane {
-        Some(lane) => Ok(lane),
+pub(super) async fn session_or_open<S: Store>(
+    inner: &Inner<S>,
+    session: Option<S::Session>,
+) -> Result<S::Session, StoreError> {
+    match session {
+        Some(session) => Ok(session),
         None => answered(inner.settings.answer_timeout, "connecting", inner.store.open()).await,
     }
 }
 
-/// Waits for the store's answer at most this long. A server that is gone without a word would otherwise hold the lane
+/// Waits for the store's answer at most this long. A server that is gone without a word would otherwise hold the session
 /// for as long as TCP does, which is hours. The connection must be closed after a time-out.
 pub(super) async fn answered<T>(
     limit: Duration,
@@ -115,7 +119,7 @@ pub(super) fn options(settings: &ConsumerSettings, run: crate::RunId, lane: i32)
 
 async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
-    lane: &mut S::Lane,
+    session: &mut S::Session,
     lane_number: i32,
     items: &[J],
 ) -> (bool, End) {
@@ -124,7 +128,7 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
         Err(error) => return (false, End::Trouble(error)),
     };
     let limit = inner.settings.answer_timeout;
-    let begin = inner.store.begin(lane, options(&inner.settings, registered.run, lane_number));
+    let begin = inner.store.begin(session, options(&inner.settings, registered.run, lane_number));
     let mut unit = match answered(limit, "beginning a transaction", begin).await {
         Ok(unit) => unit,
         Err(error) => return (false, trouble(error)),
@@ -133,7 +137,7 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     if let Err(injected) = failpoint!(BEGIN) {
         return (false, trouble(inject(injected)));
     }
-    let fold = batch::fold(items);
+    let fold = dedupe::fold(items);
     let claims: Vec<Claim> = fold.claims.iter().filter_map(|index| items[*index].borrow().claim.clone()).collect();
     let rehash = |position: usize, rule| {
         let leader: &Item = items[fold.claims[position]].borrow();
@@ -153,7 +157,7 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     if let Err(injected) = failpoint!(CLAIMED) {
         return (false, trouble(inject(injected)));
     }
-    let (mut ledger, mut fresh) = (Ledger::new(items.len()), Vec::new());
+    let (mut ledger, mut fresh) = (Outcomes::new(items.len()), Vec::new());
     for (verdict, index) in verdicts.into_iter().zip(&fold.claims) {
         match verdict {
             Verdict::Fresh(ticket) => fresh.push((*index, ticket)),
@@ -192,15 +196,20 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
 }
 
 /// Ends a unit whose handlers did not all succeed.
-async fn stopped_early<S: Store>(inner: &Inner<S>, unit: S::Unit<'_>, stopped: Stopped, items: usize) -> (bool, End) {
+async fn stopped_early<S: Store>(
+    inner: &Inner<S>,
+    unit: S::Unit<'_>,
+    stopped: HandlingError,
+    items: usize,
+) -> (bool, End) {
     let (failed, keep) = match stopped {
-        Stopped::Store(error) => return (false, trouble(error)),
-        Stopped::Handlers { failed, left: Left::Running } => {
+        HandlingError::Store(error) => return (false, trouble(error)),
+        HandlingError::Handlers { failed, left: TransactionState::Busy } => {
             // The handler may have left a statement running, so the server is told over another connection.
             let _ = tokio::time::timeout(inner.settings.answer_timeout, unit.abandon()).await;
             return (false, alone_or_isolated(failed, items));
         }
-        Stopped::Handlers { failed, left } => (failed, left == Left::Sound),
+        HandlingError::Handlers { failed, left } => (failed, left == TransactionState::Clean),
     };
     // Rolling back probes the connection: if it is broken, that is what failed, whatever the handler made of it.
     match rollback(inner, unit).await {

@@ -94,7 +94,7 @@ struct Purchase {
     pair: Option<(u8, u8)>,
     chatty: Option<Chatty>,
     small: Option<u8>,
-    letter: Option<char>,
+    dead_letter: Option<char>,
 }
 
 /// S4: serde quotes what it could not read; the engine's error names the place and what was expected instead.

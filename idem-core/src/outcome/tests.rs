@@ -117,14 +117,6 @@ fn only_processed_and_duplicate_carry_the_proof() {
 }
 
 #[test]
-fn outcomes_have_the_names_that_telemetry_uses() {
-    use Outcome::{Busy, Conflict, DeadLettered, Duplicate, Infrastructure, Processed, Retry, Unknown};
-    let all = [Processed, Duplicate, Conflict, Busy, Retry, DeadLettered, Unknown, Infrastructure];
-    let names = ["processed", "duplicate", "conflict", "busy", "retry", "dead_lettered", "unknown", "infrastructure"];
-    assert_eq!(all.map(Outcome::as_str), names);
-}
-
-#[test]
 fn a_failure_is_told_with_reason_and_class_and_copied_without_its_error() {
     let mut failure = Failure::new(ErrorClass::Transient, Reason::Deadline, "too slow");
     failure.error = Some(HandlerError::transient("late"));

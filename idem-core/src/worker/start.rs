@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Worker, WorkerError};
 use crate::{
-    config::Handlers,
+    config::Concurrency,
     consumer,
     error::{ErrorClass, SourceError, StoreError},
     retry::RetryPolicy,
@@ -101,12 +101,13 @@ impl<S: Store, B: Source> Worker<S, B> {
 
     /// Handlers of one ordering key run in turn, so with one key a partition nothing would run at once.
     fn check_handlers(&self) -> Result<(), WorkerError> {
-        if self.consumer.inner.settings.handlers == Handlers::InOrder || !self.source.capabilities().ordered_by_part {
+        if self.consumer.inner.settings.handlers == Concurrency::InOrder || !self.source.capabilities().ordered_by_part
+        {
             return Ok(());
         }
         Err(WorkerError::Source(SourceError::Refused {
             problem:
-                "Handlers::Pipelined has nothing to run at once, because everything of a partition has one ordering \
+                "Concurrency::Pipelined has nothing to run at once, because everything of a partition has one ordering \
                       key"
                 .to_owned(),
             cure:

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use idem_core::{BoxError, Effects, Handlers, OlderThanRetention, OnConflict, Retention, WorkerSettings};
+use idem_core::{BoxError, Concurrency, Effects, OlderThanRetention, OnConflict, Retention, WorkerSettings};
 use idem_testkit::memory::{MemoryPublisher, MemorySource};
 
 use super::*;
@@ -86,9 +86,9 @@ fn each_flag_reaches_its_setting() {
         ("--batch-handler", |told| told.batch_handler),
         ("--store sqlx --handlers in-order", |told| told.database() == Ok(DatabaseKind::Postgres)),
         ("--store tokio-postgres", |told| told.database() == Ok(DatabaseKind::TokioPostgres)),
-        ("--handlers in-order --log-format json", |told| told.handlers() == Handlers::InOrder),
+        ("--handlers in-order --log-format json", |told| told.handlers() == Concurrency::InOrder),
         ("--store tokio-postgres --handlers pipelined", |told| {
-            told.handlers() == Handlers::pipelined() && told.database() == Ok(DatabaseKind::TokioPostgres)
+            told.handlers() == Concurrency::pipelined() && told.database() == Ok(DatabaseKind::TokioPostgres)
         }),
     ];
     for (flags, is_set) in flags {

@@ -4,7 +4,7 @@ use std::{error::Error, fmt, future::Future, sync::Arc, time::Duration};
 
 use idem_core::StoreError;
 use idem_schema::{
-    Fence, LaneSettings, Parameter, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids,
+    Fence, Parameter, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids, SessionSettings,
     Statements, Value, refuse_fenced,
 };
 use sqlx::{
@@ -15,7 +15,7 @@ use sqlx::{
 };
 use tokio::sync::OnceCell;
 
-use super::{PostgresLane, PostgresOptions, error};
+use super::{PostgresOptions, PostgresSession, error};
 
 /// A statement with its parameters, built anew for each try.
 pub(super) type Statement<'q> = Query<'q, Db, PgArguments>;
@@ -29,7 +29,7 @@ pub struct Driver {
     /// One connection for cleanup, whose login may be another.
     pub(super) cleaner: PgPool,
     /// What the server, or the pooler before it, takes at the start of a connection.
-    lane_settings: LaneSettings,
+    session_settings: SessionSettings,
     /// Whether the way to the server lets a session have settings of its own, which is looked at once.
     is_direct: OnceCell<bool>,
     role_default: RoleDefault,
@@ -105,8 +105,8 @@ impl PostgresDriver for Driver {
     }
 
     async fn refuse_unfenced(&self) -> Result<(), StoreError> {
-        let lane = self.open_lane().await?;
-        self.close_lane(lane).await;
+        let session = self.open_session().await?;
+        self.close_session(session).await;
         Ok(())
     }
 
@@ -128,7 +128,7 @@ impl Driver {
             options,
             framework,
             cleaner,
-            lane_settings: LaneSettings::default(),
+            session_settings: SessionSettings::default(),
             is_direct: OnceCell::new(),
             role_default: RoleDefault::default(),
             pooler: OnceCell::new(),
@@ -149,9 +149,9 @@ impl Driver {
         }
     }
 
-    /// The same with the settings of a lane, as far as they are taken.
+    /// The same with the settings of a session, as far as they are taken.
     pub(super) async fn connect_lane(&self) -> Result<PgConnection, StoreError> {
-        let (plain, known) = (&self.options.connection, &self.lane_settings);
+        let (plain, known) = (&self.options.connection, &self.session_settings);
         let settings = known.taken();
         match self.connect_with(&with_settings(plain, &settings)).await {
             Err(StoreError::Refused { .. }) if !settings.is_empty() => {}
@@ -174,29 +174,29 @@ impl Driver {
         // Only now is it known that nothing else was wrong.
         for (name, error) in refused {
             known.refused(name);
-            tracing::warn!(setting = name, %error, "a setting of a lane's session is refused");
+            tracing::warn!(setting = name, %error, "a setting of a session's session is refused");
         }
         Ok(connected)
     }
 
-    pub(super) async fn open_lane(&self) -> Result<PostgresLane, StoreError> {
+    pub(super) async fn open_session(&self) -> Result<PostgresSession, StoreError> {
         let mut connection = self.connect_lane().await?;
         refuse_fenced(self).await?;
-        let facts = self.lane_facts(&mut connection).await?;
+        let facts = self.session_facts(&mut connection).await?;
         facts.refuse_unfenced()?;
-        Ok(PostgresLane::new(connection, facts))
+        Ok(PostgresSession::new(connection, facts))
     }
 
-    pub(super) async fn close_lane(&self, lane: PostgresLane) {
+    pub(super) async fn close_session(&self, session: PostgresSession) {
         // A server that does not answer must not hold up a shutdown.
-        let _ = tokio::time::timeout(self.options.settings.connect_timeout, lane.connection.close()).await;
+        let _ = tokio::time::timeout(self.options.settings.connect_timeout, session.connection.close()).await;
     }
 
-    /// Whether a session can have settings of its own on the way to this server: a lane that the store opens shows it.
+    /// Whether a session can have settings of its own on the way to this server: a session that the store opens shows it.
     pub(super) async fn is_direct(&self) -> Result<bool, StoreError> {
         let look = || async {
             let mut connection = self.connect_lane().await?;
-            let facts = self.lane_facts(&mut connection).await?;
+            let facts = self.session_facts(&mut connection).await?;
             let _ = connection.close().await;
             Ok(facts.fence == Fence::Session)
         };

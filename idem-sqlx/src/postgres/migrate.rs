@@ -5,12 +5,12 @@ use idem_schema::{Dialect, MigrateError, MigrationConnection, Migrator, Paramete
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::{
-    Postgres,
+    PostgresStore,
     driver::{bound, decode},
     error,
 };
 
-impl Postgres {
+impl PostgresStore {
     /// Brings the schema to this build's version, and answers the versions that it applied: none where there was nothing
     /// to do. Several may run at once; each migration is applied by one of them.
     ///
@@ -32,10 +32,10 @@ impl Postgres {
     /// back while `processed_messages` holds a record.
     ///
     /// # Errors
-    /// As [`Postgres::migrate`].
+    /// As [`PostgresStore::migrate`].
     ///
     /// # Cancel safety
-    /// Cancel safe, as [`Postgres::migrate`].
+    /// Cancel safe, as [`PostgresStore::migrate`].
     pub async fn migrate_down(&self) -> Result<Option<u32>, MigrateError> {
         let mut connection = Migrating(self.driver().connect_with(&self.driver().options.connection).await?);
         let version = Migrator::new(Dialect::Postgres, self.schema()).down(&mut connection).await;

@@ -2,10 +2,10 @@
 
 mod driver;
 mod error;
-mod lane;
 mod migrate;
 mod options;
 mod pooler;
+mod session;
 mod unit;
 
 use std::{fmt, sync::Arc};
@@ -17,7 +17,7 @@ use sqlx::{AssertSqlSafe, Connection as _, Database, PgConnection, SqlSafeStr as
 use sqlx_core::transaction::TransactionManager as _;
 
 use self::driver::Driver;
-pub use self::{lane::PostgresLane, options::PostgresOptions, unit::PostgresUnit};
+pub use self::{options::PostgresOptions, session::PostgresSession, unit::PostgresUnit};
 
 /// What keeps sqlx's count of nested transactions, through which units begin and end.
 type Manager = <sqlx::Postgres as Database>::TransactionManager;
@@ -26,7 +26,7 @@ type Manager = <sqlx::Postgres as Database>::TransactionManager;
 ///
 /// Handlers get a [`&mut PgConnection`](PgConnection) inside the open transaction. They may nest transactions of sqlx's
 /// own (savepoints), and never end the one they are given. Where one does, by a COMMIT or ROLLBACK as text, the server
-/// refuses the COMMIT, and every write that follows too: lanes that this store opens have `default_transaction_read_only`
+/// refuses the COMMIT, and every write that follows too: sessions that this store opens have `default_transaction_read_only`
 /// on, and only idem's own BEGIN asks for more. A pooler in transaction mode takes no such setting; there the role has to be
 /// read only by default (`ALTER ROLE orders SET default_transaction_read_only = on`), or the start is refused.
 ///
@@ -41,23 +41,23 @@ type Manager = <sqlx::Postgres as Database>::TransactionManager;
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// let store = idem_sqlx::Postgres::connect("postgres://orders@db.internal/orders?sslmode=verify-full").await?;
+/// let store = idem_sqlx::PostgresStore::connect("postgres://orders@db.internal/orders?sslmode=verify-full").await?;
 /// store.migrate().await?;
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct Postgres {
+pub struct PostgresStore {
     bookkeeping: SqlBookkeeping<Driver>,
 }
 
-impl fmt::Debug for Postgres {
+impl fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Postgres").field(&self.driver().options).finish()
+        f.debug_tuple("PostgresStore").field(&self.driver().options).finish()
     }
 }
 
-impl Postgres {
+impl PostgresStore {
     /// Connects with the default settings. The URL is that of libpq: `postgres://user:password@host:port/database`, with
     /// `sslmode`, `sslrootcert` and the like as parameters; ask for `sslmode=verify-full` beyond this machine.
     ///
@@ -87,7 +87,7 @@ impl Postgres {
         &self.driver().options.settings.schema
     }
 
-    /// Closes the connections that are used outside of units of work. Lanes are closed by their owners.
+    /// Closes the connections that are used outside of units of work. Sessions are closed by their owners.
     ///
     /// # Cancel safety
     /// Cancel safe: what is not closed in good order is closed when the store is dropped.
@@ -105,9 +105,9 @@ impl Postgres {
     }
 }
 
-impl Store for Postgres {
+impl Store for PostgresStore {
     type Bookkeeping = SqlBookkeeping<Driver>;
-    type Lane = PostgresLane;
+    type Session = PostgresSession;
     type Connection<'t> = &'t mut PgConnection;
     type Unit<'l> = PostgresUnit<'l>;
 
@@ -123,30 +123,30 @@ impl Store for Postgres {
         Box::new(self.bookkeeping.cleaner())
     }
 
-    async fn open(&self) -> Result<PostgresLane, StoreError> {
-        self.driver().open_lane().await
+    async fn open(&self) -> Result<PostgresSession, StoreError> {
+        self.driver().open_session().await
     }
 
-    async fn close(&self, lane: PostgresLane) {
-        self.driver().close_lane(lane).await;
+    async fn close(&self, session: PostgresSession) {
+        self.driver().close_session(session).await;
     }
 
     async fn begin<'l>(
         &'l self,
-        lane: &'l mut PostgresLane,
+        session: &'l mut PostgresSession,
         options: UnitOptions,
     ) -> Result<PostgresUnit<'l>, StoreError> {
-        if lane.is_spent {
-            *lane = self.driver().open_lane().await?;
+        if session.is_spent {
+            *session = self.driver().open_session().await?;
         }
         let text = begin_unit(UnitLimits {
             lock: options.busy_timeout,
             statement: options.busy_timeout,
             idle_in_transaction: options.idle_timeout,
         });
-        let begin = Manager::begin(&mut lane.connection, Some(AssertSqlSafe(text).into_sql_str()));
+        let begin = Manager::begin(&mut session.connection, Some(AssertSqlSafe(text).into_sql_str()));
         begin.await.map_err(error::beginning)?;
-        Ok(PostgresUnit::new(self.driver(), lane, options))
+        Ok(PostgresUnit::new(self.driver(), session, options))
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut &'t mut PgConnection) -> &'a mut PgConnection {

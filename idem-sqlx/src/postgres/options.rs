@@ -9,9 +9,9 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 
-use super::Postgres;
+use super::PostgresStore;
 
-/// The settings of a [`Postgres`] store.
+/// The settings of a [`PostgresStore`].
 ///
 /// `Debug` prints no password. With [`Statements::Unnamed`](crate::Statements::Unnamed), the handlers' own queries need `persistent(false)` too.
 #[derive(Clone)]
@@ -83,14 +83,14 @@ impl PostgresOptions {
     ///
     /// # Errors
     /// [`StoreError::Refused`] names the setting, its value and the rule.
-    pub fn build(mut self) -> Result<Postgres, StoreError> {
+    pub fn build(mut self) -> Result<PostgresStore, StoreError> {
         self.settings.check()?;
         if self.settings.statements == Statements::Unnamed {
             // Poolers refuse this setting of sqlx's, which only changes how a float is printed.
             self.connection = self.connection.extra_float_digits(None);
             self.cleanup = self.cleanup.map(|options| options.extra_float_digits(None));
         }
-        Ok(Postgres::from_options(self))
+        Ok(PostgresStore::from_options(self))
     }
 
     pub(super) fn pool(&self, connection: &PgConnectOptions, connections: u32) -> PgPool {

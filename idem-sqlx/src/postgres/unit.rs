@@ -1,4 +1,4 @@
-//! One transaction on a lane.
+//! One transaction on a session.
 
 use std::{
     fmt,
@@ -21,15 +21,15 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager as _;
 
-use super::{Driver, Manager, Postgres, PostgresLane, driver, error};
+use super::{Driver, Manager, PostgresSession, PostgresStore, driver, error};
 
 /// Nested transactions that a handler may have left open; beyond that the connection is not worth the round trips.
 const NESTED_MAX: usize = 64;
 
-/// A unit of work: one open transaction on a [`PostgresLane`].
+/// A unit of work: one open transaction on a [`PostgresSession`].
 pub struct PostgresUnit<'l> {
     driver: &'l Driver,
-    lane: &'l mut PostgresLane,
+    session: &'l mut PostgresSession,
     options: UnitOptions,
     /// The transaction's id, where a claim inserted something: only this transaction may be committed.
     xid: Option<String>,
@@ -46,9 +46,9 @@ impl fmt::Debug for PostgresUnit<'_> {
 }
 
 impl<'l> PostgresUnit<'l> {
-    pub(super) fn new(driver: &'l Driver, lane: &'l mut PostgresLane, options: UnitOptions) -> Self {
-        let backend_pid = lane.backend.map(|(pid, _)| pid);
-        Self { driver, lane, options, xid: None, backend_pid, limits_are_back: false }
+    pub(super) fn new(driver: &'l Driver, session: &'l mut PostgresSession, options: UnitOptions) -> Self {
+        let backend_pid = session.backend.map(|(pid, _)| pid);
+        Self { driver, session, options, xid: None, backend_pid, limits_are_back: false }
     }
 
     fn sql(&self) -> &'l PostgresStatements {
@@ -60,14 +60,14 @@ impl<'l> PostgresUnit<'l> {
     }
 
     fn depth(&self) -> usize {
-        Manager::get_transaction_depth(&self.lane.connection)
+        Manager::get_transaction_depth(&self.session.connection)
     }
 
     /// A second claim in one unit waits under idem's limit too.
     async fn limit_again(&mut self) -> Result<(), sqlx::Error> {
         let limit = self.options.busy_timeout.as_millis().clamp(1, 2_147_483_647);
         let text = format!("SET LOCAL statement_timeout = {limit}");
-        sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut self.lane.connection).await.map(|_| ())
+        sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut self.session.connection).await.map(|_| ())
     }
 
     async fn claim_one(&mut self, claim: &Claim) -> Result<Claimed, ClaimError> {
@@ -98,9 +98,9 @@ impl<'l> PostgresUnit<'l> {
         let query = keys
             .bind(self.options.run.0)
             .bind(self.options.lane)
-            .bind(&*self.lane.lock_timeout)
-            .bind(&*self.lane.statement_timeout);
-        let row = query.fetch_one(&mut self.lane.connection).await.map_err(error::claiming)?;
+            .bind(&*self.session.lock_timeout)
+            .bind(&*self.session.statement_timeout);
+        let row = query.fetch_one(&mut self.session.connection).await.map_err(error::claiming)?;
         self.limits_are_back = true;
         if let Some(xid) = error::get::<Option<String>>(&row, "xid")? {
             self.xid = Some(xid);
@@ -120,12 +120,12 @@ impl<'l> PostgresUnit<'l> {
                 self.query(&self.sql().guard).bind(i64::try_from(idle).unwrap_or(i64::MAX))
             }
         };
-        query.execute(&mut self.lane.connection).await.map(|_| ()).map_err(error::sealing)
+        query.execute(&mut self.session.connection).await.map(|_| ()).map_err(error::sealing)
     }
 
     /// Sends COMMIT and waits for the answer.
     async fn send_commit(&mut self) -> Result<(), CommitError> {
-        let mut commit = pin!(Manager::commit(&mut self.lane.connection));
+        let mut commit = pin!(Manager::commit(&mut self.session.connection));
         // The first poll puts COMMIT on the wire, so that the failpoint lies between it and its answer.
         let first = poll_fn(|cx| Poll::Ready(commit.as_mut().poll(cx))).await;
         failpoint!(COMMIT_SENT).map_err(|injected| CommitError::Unknown(Box::new(injected)))?;
@@ -136,7 +136,7 @@ impl<'l> PostgresUnit<'l> {
     }
 }
 
-impl UnitOfWork<Postgres> for PostgresUnit<'_> {
+impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
     async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
         if self.limits_are_back {
             self.limit_again().await.map_err(error::claiming)?;
@@ -150,13 +150,13 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
     async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
         let (scopes, key_ids) = claimed_ids(claims);
         let query = self.query(&self.sql().read).bind(&scopes).bind(&key_ids);
-        let rows = query.fetch_all(&mut self.lane.connection).await;
+        let rows = query.fetch_all(&mut self.session.connection).await;
         let rows = rows.map_err(|source| error::store("reading who has the keys", source))?;
         in_claim_order(claims, &key_ids, &driver::read(&rows)?)
     }
 
-    fn tx(&mut self) -> Tx<'_, Postgres> {
-        Tx::new(&mut self.lane.connection)
+    fn tx(&mut self) -> Tx<'_, PostgresStore> {
+        Tx::new(&mut self.session.connection)
     }
 
     fn check(&self) -> Result<(), StoreError> {
@@ -171,7 +171,7 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
     async fn commit(mut self) -> Result<(), CommitError> {
         self.seal().await.map_err(CommitError::RolledBack)?;
         self.send_commit().await?;
-        if self.lane.connection.is_in_transaction() {
+        if self.session.connection.is_in_transaction() {
             return Err(CommitError::Unknown("a transaction is still open after COMMIT".into()));
         }
         Ok(())
@@ -184,36 +184,36 @@ impl UnitOfWork<Postgres> for PostgresUnit<'_> {
                 break;
             }
             let is_nested = self.depth() > 1;
-            match Manager::rollback(&mut self.lane.connection).await {
+            match Manager::rollback(&mut self.session.connection).await {
                 Ok(()) => {}
                 // A handler has ended the transaction under sqlx's savepoints, which only sqlx could forget.
-                Err(sqlx::Error::Database(_)) if is_nested => self.lane.is_spent = true,
+                Err(sqlx::Error::Database(_)) if is_nested => self.session.is_spent = true,
                 Err(source) => return Err(error::store(doing, source)),
             }
-            if self.lane.is_spent {
+            if self.session.is_spent {
                 // The server's transaction ends with the connection, which the next unit replaces.
                 return sqlx::raw_sql("ROLLBACK")
-                    .execute(&mut self.lane.connection)
+                    .execute(&mut self.session.connection)
                     .await
                     .map(|_| ())
                     .map_err(|source| error::store(doing, source));
             }
         }
-        self.lane.is_spent = self.depth() > 0;
-        if self.xid.is_some() && self.lane.connection.cached_statements_size() > 0 {
+        self.session.is_spent = self.depth() > 0;
+        if self.xid.is_some() && self.session.connection.cached_statements_size() > 0 {
             // A handler failed, perhaps because a table was altered under a prepared statement, which then fails each
             // time it runs on this connection (A27).
-            let clear = self.lane.connection.clear_cached_statements().await;
+            let clear = self.session.connection.clear_cached_statements().await;
             clear.map_err(|source| error::store(doing, source))?;
         }
         Ok(())
     }
 
     async fn abandon(self) {
-        self.lane.is_spent = true;
+        self.session.is_spent = true;
         let Some(pid) = self.backend_pid else { return };
         // The same role may do this. A cancel would not do: the handler's next statement may be on its way.
-        let own = self.lane.backend.filter(|(own, _)| *own == pid).map(|(_, start)| start);
+        let own = self.session.backend.filter(|(own, _)| *own == pid).map(|(_, start)| start);
         let terminate = sqlx::query(AssertSqlSafe(Arc::clone(&self.sql().terminate_unit)));
         let terminate = terminate.bind(pid).bind(own).bind(self.xid.as_deref());
         let terminated = self.driver.once(&self.driver.framework, None, terminate);

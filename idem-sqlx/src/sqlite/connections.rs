@@ -16,12 +16,12 @@ const WAL_ATTEMPTS: u32 = 50;
 const WAL_PAUSE: Duration = Duration::from_millis(100);
 
 /// One connection that reads and one that writes, each opened when it is first needed. Two, so that a look at the
-/// controls never waits behind a write, which waits for the lane.
+/// controls never waits behind a write, which waits for the session.
 pub(super) struct Connections {
     options: SqliteConnectOptions,
     reader: Mutex<Option<SqliteConnection>>,
     writer: Mutex<Option<SqliteConnection>>,
-    /// SQLite's own waiting is a poll without order, in which a busy lane would starve bookkeeping. This queue is fair.
+    /// SQLite's own waiting is a poll without order, in which a busy session would starve bookkeeping. This queue is fair.
     turn: Arc<Semaphore>,
     timeout: Duration,
 }

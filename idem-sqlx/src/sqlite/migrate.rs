@@ -5,13 +5,13 @@ use idem_schema::{Dialect, MigrateError, MigrationConnection, MigrationError, Mi
 use sqlx::AssertSqlSafe;
 
 use super::{
-    Sqlite,
+    SqliteStore,
     connections::Borrowed,
     driver::{bound, decode},
     error,
 };
 
-impl Sqlite {
+impl SqliteStore {
     /// Makes idem's tables, or brings them to this build's version. Answers the versions that were applied, which is none
     /// where nothing was to do. Several processes may run it at once: each migration is applied once.
     ///

@@ -7,10 +7,10 @@ mod codes;
 mod connections;
 mod driver;
 mod error;
-mod lane;
 mod migrate;
 mod options;
 mod seal;
+mod session;
 mod statements;
 mod unit;
 mod verify;
@@ -23,8 +23,8 @@ use sqlx::{Connection as _, SqliteConnection};
 
 use self::{cleanup::SqliteCleaner, driver::Driver, statements::Statements};
 pub use self::{
-    lane::SqliteLane,
     options::{SqliteOptions, Synchronous},
+    session::SqliteSession,
     unit::SqliteUnit,
 };
 
@@ -34,14 +34,14 @@ pub use self::{
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use idem_sqlx::{
-///     Sqlite,
+///     SqliteStore,
 ///     idem_core::{DedupConsumer, Effects, Handler, HandlerError, Message, Tx},
 /// };
 ///
 /// struct Ledger;
 ///
-/// impl Handler<Sqlite> for Ledger {
-///     async fn handle(&self, message: &Message, tx: &mut Tx<'_, Sqlite>) -> Result<(), HandlerError> {
+/// impl Handler<SqliteStore> for Ledger {
+///     async fn handle(&self, message: &Message, tx: &mut Tx<'_, SqliteStore>) -> Result<(), HandlerError> {
 ///         let body = message.payload().map(|payload| payload.to_vec());
 ///         sqlx::query("INSERT INTO purchases (body) VALUES (?)").bind(body).execute(tx.connection()).await?;
 ///         Ok(())
@@ -49,7 +49,7 @@ pub use self::{
 /// }
 ///
 /// # let path = std::env::temp_dir().join(format!("idem-sqlx-doc-{}.db", std::process::id()));
-/// let store = Sqlite::open(&path).await?;
+/// let store = SqliteStore::open(&path).await?;
 /// store.migrate().await?;
 /// # use sqlx::Connection as _;
 /// # let mut connection = sqlx::SqliteConnection::connect(&format!("sqlite://{}", path.display())).await?;
@@ -76,18 +76,18 @@ pub use self::{
 /// - A statement that fails leaves SQLite's transaction as it was before the statement. A handler that goes on after an
 ///   error is therefore committed without that statement, where PostgreSQL would refuse.
 /// - Expiry is by this process's clock, and there are no roles: whoever can open the file can change it.
-pub struct Sqlite {
+pub struct SqliteStore {
     bookkeeping: SqlBookkeeping<Driver>,
     statements: Statements,
 }
 
-impl fmt::Debug for Sqlite {
+impl fmt::Debug for SqliteStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sqlite").field("options", self.options()).finish_non_exhaustive()
+        f.debug_struct("SqliteStore").field("options", self.options()).finish_non_exhaustive()
     }
 }
 
-impl Sqlite {
+impl SqliteStore {
     /// The store in this file with the default [`SqliteOptions`]. A missing file is made; its tables are made by
     /// [`migrate`](Self::migrate).
     ///
@@ -127,9 +127,9 @@ impl Sqlite {
     }
 }
 
-impl Store for Sqlite {
+impl Store for SqliteStore {
     type Bookkeeping = SqlBookkeeping<Driver>;
-    type Lane = SqliteLane;
+    type Session = SqliteSession;
     type Connection<'t> = &'t mut SqliteConnection;
     type Unit<'l> = SqliteUnit<'l>;
 
@@ -145,12 +145,12 @@ impl Store for Sqlite {
         Box::new(SqliteCleaner(Arc::clone(self.bookkeeping.driver())))
     }
 
-    async fn open(&self) -> Result<Self::Lane, StoreError> {
-        self.open_lane().await
+    async fn open(&self) -> Result<Self::Session, StoreError> {
+        self.open_session().await
     }
 
-    async fn close(&self, mut lane: Self::Lane) {
-        if let Some(connection) = lane.connection.take() {
+    async fn close(&self, mut session: Self::Session) {
+        if let Some(connection) = session.connection.take() {
             // Nothing is open on it, so a failure to close in good order loses nothing.
             let _ = connection.close().await;
         }
@@ -158,8 +158,12 @@ impl Store for Sqlite {
 
     /// Takes the write lock of the file where it is free. Where it is not, the claim waits for it, at most
     /// [`UnitOptions::busy_timeout`], and then answers [`ClaimError::Held`](idem_core::ClaimError::Held).
-    async fn begin<'l>(&'l self, lane: &'l mut Self::Lane, options: UnitOptions) -> Result<Self::Unit<'l>, StoreError> {
-        SqliteUnit::begin(self, lane, options).await
+    async fn begin<'l>(
+        &'l self,
+        session: &'l mut Self::Session,
+        options: UnitOptions,
+    ) -> Result<Self::Unit<'l>, StoreError> {
+        SqliteUnit::begin(self, session, options).await
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut Self::Connection<'t>) -> Self::Connection<'a> {

@@ -26,7 +26,7 @@ pub enum Synchronous {
     Normal,
 }
 
-/// Settings of a [`Sqlite`](super::Sqlite) store.
+/// Settings of a [`SqliteStore`](super::SqliteStore).
 ///
 /// ```
 /// use idem_sqlx::{SqliteOptions, Synchronous};

@@ -1,4 +1,4 @@
-//! The seal: SQLite asks us before each commit on a lane, and only the one that idem sent passes.
+//! The seal: SQLite asks us before each commit on a session, and only the one that idem sent passes.
 //!
 //! A handler's raw `COMMIT` in mid-batch would otherwise commit the claims of messages that never ran, and each of their
 //! redeliveries would pass for a duplicate (A12). SQLite turns a refused commit into a rollback.
@@ -24,7 +24,7 @@ const ENDED: u8 = 4;
 /// How many steps of SQLite's machine lie between two looks at [`Guard::stop`]: about a tenth of a millisecond.
 const STEPS_BETWEEN_LOOKS: i32 = 10_000;
 
-/// What SQLite is told about a lane's transaction, and what it told us.
+/// What SQLite is told about a session's transaction, and what it told us.
 #[derive(Debug, Default)]
 pub(super) struct Guard {
     state: AtomicU8,

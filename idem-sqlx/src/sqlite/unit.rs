@@ -16,14 +16,14 @@ use sqlx::{AssertSqlSafe, Database, SqlSafeStr, SqliteConnection};
 use sqlx_core::transaction::TransactionManager;
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
-use super::{Sqlite, claim, codes, error, lane::SqliteLane, seal::Guard};
+use super::{SqliteStore, claim, codes, error, seal::Guard, session::SqliteSession};
 
 /// sqlx's own counter of open transactions, so that a handler's nested `begin()` becomes a savepoint of ours.
 type Manager = <sqlx::Sqlite as Database>::TransactionManager;
 
-/// A running transaction on a [`SqliteLane`]. Dropping it rolls it back.
+/// A running transaction on a [`SqliteSession`]. Dropping it rolls it back.
 pub struct SqliteUnit<'l> {
-    store: &'l Sqlite,
+    store: &'l SqliteStore,
     connection: &'l mut SqliteConnection,
     guard: Arc<Guard>,
     broken: &'l mut bool,
@@ -46,15 +46,15 @@ impl<'l> SqliteUnit<'l> {
     /// Begins with the write lock where nobody has it, which is nearly always. Otherwise as a reader: waiting for the
     /// lock is the claim's part, because the engine gives a claim the time for it.
     pub(super) async fn begin(
-        store: &'l Sqlite,
-        lane: &'l mut SqliteLane,
+        store: &'l SqliteStore,
+        session: &'l mut SqliteSession,
         options: UnitOptions,
     ) -> Result<Self, StoreError> {
         let failed = |error| error::of_unit("beginning a transaction", error);
-        if lane.broken || lane.connection.is_none() {
-            *lane = store.open_lane().await?;
+        if session.broken || session.connection.is_none() {
+            *session = store.open_session().await?;
         }
-        let SqliteLane { connection, guard, broken, busy } = lane;
+        let SqliteSession { connection, guard, broken, busy } = session;
         let Some(connection) = connection.as_mut() else { return Err(failed(sqlx::Error::WorkerCrashed)) };
         let mut unit = Self {
             store,
@@ -148,7 +148,7 @@ impl<'l> SqliteUnit<'l> {
         })
     }
 
-    /// The transaction is certainly not committed, and the lane is done with.
+    /// The transaction is certainly not committed, and the session is done with.
     async fn refused(mut self, error: StoreError) -> CommitError {
         // What rolling back answers changes nothing: closing the connection does the same.
         let _ = self.undo().await;
@@ -157,7 +157,7 @@ impl<'l> SqliteUnit<'l> {
     }
 }
 
-impl UnitOfWork<Sqlite> for SqliteUnit<'_> {
+impl UnitOfWork<SqliteStore> for SqliteUnit<'_> {
     async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
         if self.reader {
             self.become_writer().await?;
@@ -170,7 +170,7 @@ impl UnitOfWork<Sqlite> for SqliteUnit<'_> {
         claim::read(self.connection, &self.store.statements, claims).await
     }
 
-    fn tx(&mut self) -> Tx<'_, Sqlite> {
+    fn tx(&mut self) -> Tx<'_, SqliteStore> {
         Tx::new(&mut *self.connection)
     }
 
@@ -246,7 +246,7 @@ impl Drop for SqliteUnit<'_> {
         if self.over {
             return;
         }
-        // A statement may still be running: it is interrupted, and the rollback queued behind it. The lane opens another
+        // A statement may still be running: it is interrupted, and the rollback queued behind it. The session opens another
         // connection before its next unit.
         *self.broken = true;
         self.guard.stop();

@@ -15,7 +15,7 @@ use super::{
 /// The oldest SQLite that has all that the statements use: JSON built in, `->>`, strict tables, `RETURNING`.
 const VERSION_MIN: (u32, u32) = (3, 38);
 
-const MIGRATE: &str = "Run `idem migrate`, or call Sqlite::migrate";
+const MIGRATE: &str = "Run `idem migrate`, or call SqliteStore::migrate";
 
 /// The parts of a schema, one line each. 1 the prefix of the tables.
 const FACTS: &str = r#"

@@ -65,9 +65,9 @@ async fn armed_points_skip_act_and_then_are_quiet() {
     assert_eq!(answers, [false, true, true, false, false]);
 
     let armed = arm("clean_chunk=1*park").unwrap();
-    let parked = tokio::spawn(failpoint::hit(failpoint::CLEAN_CHUNK));
+    let stored = tokio::spawn(failpoint::hit(failpoint::CLEAN_CHUNK));
     let Action::Park(notify) = &armed[0].action else { panic!("{armed:?}") };
     notify.notify_one();
-    assert!(parked.await.unwrap().is_ok());
+    assert!(stored.await.unwrap().is_ok());
     failpoint::disarm_all();
 }

@@ -10,8 +10,8 @@ use std::{
 use async_trait::async_trait;
 use idem_core::{
     AuditEntry, Binding, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId,
-    DeadLetterIdentity, HashRuleId, IdempotencyKey, Message, ParkedDeadLetter, PayloadHash, REPLAY_TAKEN_FOR,
-    Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, StoreError, StoreIdentity, Tenant,
+    DeadLetterIdentity, HashRuleId, IdempotencyKey, Message, PayloadHash, REPLAY_TAKEN_FOR, Registered, Registration,
+    Replay, ReplayEnd, RunId, ScopeId, StoreError, StoreIdentity, StoredDeadLetter, Tenant,
 };
 
 pub(super) use self::cleanup::MemoryCleaner;
@@ -45,7 +45,7 @@ struct Attempts {
 
 #[derive(Debug)]
 struct Parked {
-    seen: ParkedDeadLetter,
+    seen: StoredDeadLetter,
     consumer: ConsumerName,
     scope: ScopeId,
     identity: DeadLetterIdentity,
@@ -98,40 +98,40 @@ impl Books {
     }
 
     fn find(&mut self, id: DeadLetterId) -> Option<&mut Parked> {
-        self.dead_letters.iter_mut().find(|parked| parked.seen.id == id)
+        self.dead_letters.iter_mut().find(|stored| stored.seen.id == id)
     }
 
-    fn park(&mut self, dead_letter: &DeadLetter, now: SystemTime, folding: Folding) -> ParkedDeadLetter {
+    fn store_dead_letter(&mut self, dead_letter: &DeadLetter, now: SystemTime, folding: Folding) -> StoredDeadLetter {
         let origin = dead_letter.message.origin().as_str();
         let identity = dead_letter.identity();
         let kept = dead_letter.keep_payload || dead_letter.message.payload().is_none();
         let known =
-            self.dead_letters.iter_mut().filter(|parked| parked.scope == dead_letter.scope).find(
-                |parked| match folding {
-                    Folding::ByIdentity => parked.identity == identity,
-                    Folding::ByOrigin => parked.seen.origin == origin || parked.identity == identity,
+            self.dead_letters.iter_mut().filter(|stored| stored.scope == dead_letter.scope).find(
+                |stored| match folding {
+                    Folding::ByIdentity => stored.identity == identity,
+                    Folding::ByOrigin => stored.seen.origin == origin || stored.identity == identity,
                     Folding::Never => false,
                 },
             );
-        if let Some(parked) = known {
-            if parked.seen.origin != origin && parked.last_origin != origin {
-                parked.seen.copies += 1;
-                parked.last_origin = origin.to_owned();
+        if let Some(stored) = known {
+            if stored.seen.origin != origin && stored.last_origin != origin {
+                stored.seen.copies += 1;
+                stored.last_origin = origin.to_owned();
                 // A replay that has ended does not stand for a copy that came after it.
-                parked.seen.replayed = None;
+                stored.seen.replayed = None;
             }
-            if kept && parked.message.is_none() {
-                parked.message = Some(dead_letter.message.clone());
-                parked.seen.payload_kept = true;
+            if kept && stored.message.is_none() {
+                stored.message = Some(dead_letter.message.clone());
+                stored.seen.payload_kept = true;
             }
-            (parked.seen.reason, parked.seen.attempts, parked.last_at) =
+            (stored.seen.reason, stored.seen.attempts, stored.last_at) =
                 (dead_letter.reason, dead_letter.attempts, now);
-            parked.seen.error.clone_from(&dead_letter.error);
-            parked.seen.fingerprint = Some(dead_letter.fingerprint);
-            return parked.seen.clone();
+            stored.seen.error.clone_from(&dead_letter.error);
+            stored.seen.fingerprint = Some(dead_letter.fingerprint);
+            return stored.seen.clone();
         }
         self.dead_letters_ever += 1;
-        let seen = ParkedDeadLetter {
+        let seen = StoredDeadLetter {
             id: DeadLetterId(self.dead_letters_ever),
             key: dead_letter.key.clone(),
             origin: origin.to_owned(),
@@ -243,7 +243,7 @@ impl Bookkeeping for MemoryStore {
         self.book("ending a count of attempts", |state| state.books.end_count(scope, Some(key), hash)).await
     }
 
-    async fn park(&self, dead_letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
+    async fn store_dead_letter(&self, dead_letter: &DeadLetter) -> Result<StoredDeadLetter, StoreError> {
         let folding = if self.shared.has(Defect::ParksEveryCopy) {
             Folding::Never
         } else if self.shared.has(Defect::ParksByOrigin) {
@@ -252,30 +252,30 @@ impl Bookkeeping for MemoryStore {
             Folding::ByIdentity
         };
         let counts_on = self.shared.has(Defect::CountsOnWhenSetAside);
-        let park = |state: &mut State| {
+        let store = |state: &mut State| {
             let now = state.now();
             if !counts_on {
                 state.books.end_count(dead_letter.scope, dead_letter.key.as_ref(), dead_letter.payload_hash().0);
             }
-            state.books.park(dead_letter, now, folding)
+            state.books.store_dead_letter(dead_letter, now, folding)
         };
-        self.book("storing a dead letter", park).await
+        self.book("storing a dead letter", store).await
     }
 
     async fn mark_published(&self, id: DeadLetterId) -> Result<(), StoreError> {
         let mark = |state: &mut State| {
             let now = state.now();
-            if let Some(parked) = state.books.find(id) {
-                parked.seen.published_at = Some(now);
+            if let Some(stored) = state.books.find(id) {
+                stored.seen.published_at = Some(now);
             }
         };
         self.book("marking a dead letter", mark).await
     }
 
-    async fn dead_letters(&self, consumer: &ConsumerName, max: u32) -> Result<Vec<ParkedDeadLetter>, StoreError> {
+    async fn dead_letters(&self, consumer: &ConsumerName, max: u32) -> Result<Vec<StoredDeadLetter>, StoreError> {
         let list = |state: &mut State| {
-            let of_consumer = state.books.dead_letters.iter().rev().filter(|parked| parked.consumer == *consumer);
-            of_consumer.take(max as usize).map(|parked| parked.seen.clone()).collect()
+            let of_consumer = state.books.dead_letters.iter().rev().filter(|stored| stored.consumer == *consumer);
+            of_consumer.take(max as usize).map(|stored| stored.seen.clone()).collect()
         };
         self.book("reading dead letters", list).await
     }
@@ -284,12 +284,12 @@ impl Bookkeeping for MemoryStore {
         let request = |state: &mut State| {
             let mut marked = 0;
             for id in ids {
-                let parked = state.books.find(*id);
-                let Some(parked) = parked.filter(|p| p.replay == ReplayState::Idle && p.message.is_some()) else {
+                let stored = state.books.find(*id);
+                let Some(stored) = stored.filter(|p| p.replay == ReplayState::Idle && p.message.is_some()) else {
                     continue;
                 };
-                (parked.replay, parked.seen.replayed) = (ReplayState::Requested, None);
-                let (scope, key, hash) = (parked.scope, parked.seen.key.clone(), parked.hash);
+                (stored.replay, stored.seen.replayed) = (ReplayState::Requested, None);
+                let (scope, key, hash) = (stored.scope, stored.seen.key.clone(), stored.hash);
                 state.books.end_count(scope, key.as_ref(), hash);
                 *state.books.epochs.entry(scope).or_default() += 1;
                 marked += 1;
@@ -304,17 +304,17 @@ impl Bookkeeping for MemoryStore {
         let take = |state: &mut State| {
             let now = state.now();
             let mut taken = Vec::new();
-            for parked in state.books.dead_letters.iter_mut().filter(|parked| parked.consumer == *consumer) {
-                let free = match parked.replay {
+            for stored in state.books.dead_letters.iter_mut().filter(|stored| stored.consumer == *consumer) {
+                let free = match stored.replay {
                     ReplayState::Idle => false,
                     ReplayState::Requested => true,
                     ReplayState::Taken(at) => twice || now.duration_since(at).is_ok_and(|age| age > REPLAY_TAKEN_FOR),
                 };
-                let Some(message) = parked.message.clone().filter(|_| free && taken.len() < max as usize) else {
+                let Some(message) = stored.message.clone().filter(|_| free && taken.len() < max as usize) else {
                     continue;
                 };
-                parked.replay = ReplayState::Taken(now);
-                taken.push(Replay { id: parked.seen.id, scope: parked.scope, message, key: parked.seen.key.clone() });
+                stored.replay = ReplayState::Taken(now);
+                taken.push(Replay { id: stored.seen.id, scope: stored.scope, message, key: stored.seen.key.clone() });
             }
             taken
         };
@@ -323,10 +323,10 @@ impl Bookkeeping for MemoryStore {
 
     async fn finish_replay(&self, id: DeadLetterId, end: ReplayEnd) -> Result<(), StoreError> {
         let finish = |state: &mut State| {
-            let Some(parked) = state.books.find(id) else { return };
+            let Some(stored) = state.books.find(id) else { return };
             match end.outcome() {
-                Some(outcome) => (parked.replay, parked.seen.replayed) = (ReplayState::Idle, Some(outcome)),
-                None => parked.replay = ReplayState::Requested,
+                Some(outcome) => (stored.replay, stored.seen.replayed) = (ReplayState::Idle, Some(outcome)),
+                None => stored.replay = ReplayState::Requested,
             }
         };
         self.book("finishing a replay", finish).await

@@ -12,7 +12,7 @@ use super::{MemoryError, Shared};
 /// Something that a store is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// A lane is opened.
+    /// A session is opened.
     Open,
     /// A transaction begins.
     Begin,
@@ -41,7 +41,7 @@ pub enum Fault {
     AnswerLost,
     /// It takes this much longer.
     Delay(Duration),
-    /// It never answers. At a commit the transaction stays open, with its keys held, until the lane is dropped.
+    /// It never answers. At a commit the transaction stays open, with its keys held, until the session is dropped.
     Hang,
 }
 

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 pub use self::{
     connection::{MemoryConnection, MemoryError},
     fault::{Defect, Fault, Operation},
-    unit::{MemoryLane, MemoryUnit},
+    unit::{MemorySession, MemoryUnit},
 };
 use self::{fault::Faults, state::State};
 

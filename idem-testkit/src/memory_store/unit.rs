@@ -1,4 +1,4 @@
-//! Lanes and units of work.
+//! Sessions and units of work.
 
 use std::{error::Error, future::Future, sync::Arc};
 
@@ -18,7 +18,7 @@ use super::{
 
 /// A connection to a [`MemoryStore`].
 #[derive(Debug)]
-pub struct MemoryLane {
+pub struct MemorySession {
     lost: bool,
 }
 
@@ -26,7 +26,7 @@ pub struct MemoryLane {
 #[derive(Debug)]
 pub struct MemoryUnit<'l> {
     shared: Arc<Shared>,
-    lane: &'l mut MemoryLane,
+    session: &'l mut MemorySession,
     options: UnitOptions,
     pending: Pending,
     /// The transaction that may be committed.
@@ -35,7 +35,7 @@ pub struct MemoryUnit<'l> {
 
 impl Store for MemoryStore {
     type Bookkeeping = Self;
-    type Lane = MemoryLane;
+    type Session = MemorySession;
     type Connection<'t> = MemoryConnection<'t>;
     type Unit<'l> = MemoryUnit<'l>;
 
@@ -56,24 +56,29 @@ impl Store for MemoryStore {
         Box::new(MemoryCleaner((**self).clone()))
     }
 
-    async fn open(&self) -> Result<MemoryLane, StoreError> {
+    async fn open(&self) -> Result<MemorySession, StoreError> {
         match self.shared.meet(Operation::Open).await {
-            Ok(Met::Nothing) => Ok(MemoryLane { lost: false }),
+            Ok(Met::Nothing) => Ok(MemorySession { lost: false }),
             Ok(Met::AnswerLost) => Err(store_error("connecting", MemoryError::ConnectionLost)),
             Err(error) => Err(store_error("connecting", error)),
         }
     }
 
-    async fn close(&self, _lane: MemoryLane) {}
+    async fn close(&self, _lane: MemorySession) {}
 
-    async fn begin<'l>(&'l self, lane: &'l mut MemoryLane, options: UnitOptions) -> Result<MemoryUnit<'l>, StoreError> {
+    async fn begin<'l>(
+        &'l self,
+        session: &'l mut MemorySession,
+        options: UnitOptions,
+    ) -> Result<MemoryUnit<'l>, StoreError> {
         tokio::task::yield_now().await;
         let doing = "beginning a transaction";
-        let met = if lane.lost { Err(MemoryError::ConnectionLost) } else { self.shared.meet(Operation::Begin).await };
+        let met =
+            if session.lost { Err(MemoryError::ConnectionLost) } else { self.shared.meet(Operation::Begin).await };
         match met {
             Ok(Met::Nothing) => {}
             Ok(Met::AnswerLost) | Err(MemoryError::ConnectionLost) => {
-                lane.lost = true;
+                session.lost = true;
                 return Err(store_error(doing, MemoryError::ConnectionLost));
             }
             Err(error) => return Err(store_error(doing, error)),
@@ -88,7 +93,7 @@ impl Store for MemoryStore {
             breaks_deferred: false,
             lost: false,
         };
-        Ok(MemoryUnit { shared: Arc::clone(&self.shared), lane, options, pending, began_as: id })
+        Ok(MemoryUnit { shared: Arc::clone(&self.shared), session, options, pending, began_as: id })
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut MemoryConnection<'t>) -> MemoryConnection<'a> {
@@ -339,7 +344,7 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
 
 impl Drop for MemoryUnit<'_> {
     fn drop(&mut self) {
-        self.lane.lost |= self.pending.lost;
+        self.session.lost |= self.pending.lost;
         if self.shared.has(Defect::DroppedUnitsHoldKeys) {
             return;
         }

@@ -190,7 +190,7 @@ mod broken {
             dead_letters::a29_a_replayed_dead_letter_is_not_revived_by_another_message,
             dead_letters::a30_without_a_key_other_headers_or_another_record_key_are_another_row,
             dead_letters::a32_a_confirmation_is_for_exactly_one_content;
-        parks_every_copy: ParksEveryCopy by failures::the_same_origin_is_parked_once,
+        parks_every_copy: ParksEveryCopy by failures::the_same_origin_is_stored_once,
             failures::equal_dead_letters_are_one_row_with_a_count, dead_letters::a29_a_copy_from_another_origin_is_counted,
             dead_letters::a30_without_a_key_each_origin_is_a_row_and_a_redelivery_is_none;
         puts_effects_outside: PutsEffectsOutside by batches::a_handlers_error_leaves_nothing,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use idem_core::{DedupConsumer, DedupConsumerBuilder, Handlers};
-use idem_tokio_postgres::Postgres;
+use idem_core::{Concurrency, DedupConsumer, DedupConsumerBuilder};
+use idem_tokio_postgres::PostgresStore;
 
 use crate::{
     consumers::{BOTH, Write, builder, keys, messages, process},
@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// A consumer with one lane behind a proxy.
-fn behind(proxy: &Proxy, fixture: &Fixture, handlers: Handlers) -> DedupConsumer<Postgres> {
+fn behind(proxy: &Proxy, fixture: &Fixture, handlers: Concurrency) -> DedupConsumer<PostgresStore> {
     let store = fixture.options_of(proxy.config(fixture)).build().unwrap();
     builder(store, Write).lanes(1).handlers(handlers).build().unwrap()
 }
@@ -82,11 +82,11 @@ const WAITING: &str = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_even
 /// A server of its own, on which every COMMIT hangs, and a consumer that was started before.
 async fn rig(
     name: &str,
-    limits: impl FnOnce(DedupConsumerBuilder<Postgres>) -> DedupConsumerBuilder<Postgres>,
-) -> (Scratch, Fixture, DedupConsumer<Postgres>) {
+    limits: impl FnOnce(DedupConsumerBuilder<PostgresStore>) -> DedupConsumerBuilder<PostgresStore>,
+) -> (Scratch, Fixture, DedupConsumer<PostgresStore>) {
     let scratch = Scratch::new(name).await;
     let fixture = Fixture::on(&scratch.url).await;
-    let consumer = builder(fixture.another(), Write).lanes(1).handlers(Handlers::pipelined());
+    let consumer = builder(fixture.another(), Write).lanes(1).handlers(Concurrency::pipelined());
     let consumer = limits(consumer).build().unwrap();
     consumer.start().await.unwrap();
     hang_commits(&fixture, "nobody").await;
@@ -94,12 +94,12 @@ async fn rig(
 }
 
 /// So long that nothing but the event that a test waits for ends a COMMIT.
-fn patient(consumer: DedupConsumerBuilder<Postgres>) -> DedupConsumerBuilder<Postgres> {
+fn patient(consumer: DedupConsumerBuilder<PostgresStore>) -> DedupConsumerBuilder<PostgresStore> {
     consumer.commit_timeout(PATIENCE).busy_timeout(PATIENCE)
 }
 
 /// Too short for any COMMIT that hangs.
-fn hasty(consumer: DedupConsumerBuilder<Postgres>) -> DedupConsumerBuilder<Postgres> {
+fn hasty(consumer: DedupConsumerBuilder<PostgresStore>) -> DedupConsumerBuilder<PostgresStore> {
     consumer.commit_timeout(Duration::from_millis(500)).busy_timeout(Duration::from_secs(1))
 }
 

@@ -3,20 +3,20 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::TryStreamExt as _;
-use idem_core::{HandlerError, Handlers, Tx};
+use idem_core::{Concurrency, HandlerError, Tx};
 use idem_testkit::conformance::store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest};
-use idem_tokio_postgres::{Postgres, PostgresConnection, RunStatementError};
+use idem_tokio_postgres::{PostgresConnection, PostgresStore, RunStatementError};
 
 use crate::fixture::Fixture;
 
 struct Subject {
     fixture: Fixture,
-    store: Arc<Postgres>,
-    handlers: Handlers,
+    store: Arc<PostgresStore>,
+    handlers: Concurrency,
 }
 
 impl Subject {
-    async fn new(handlers: Handlers) -> Self {
+    async fn new(handlers: Concurrency) -> Self {
         let fixture = Fixture::new().await;
         let store = Arc::new(fixture.store.clone());
         Self { fixture, store, handlers }
@@ -25,7 +25,7 @@ impl Subject {
 
 mod in_order {
     async fn fresh() -> super::Subject {
-        super::Subject::new(idem_core::Handlers::InOrder).await
+        super::Subject::new(idem_core::Concurrency::InOrder).await
     }
 
     idem_testkit::store_conformance!(fresh);
@@ -33,7 +33,7 @@ mod in_order {
 
 mod pipelined {
     async fn fresh() -> super::Subject {
-        super::Subject::new(idem_core::Handlers::pipelined()).await
+        super::Subject::new(idem_core::Concurrency::pipelined()).await
     }
 
     idem_testkit::store_conformance!(fresh);
@@ -72,17 +72,17 @@ fn age(by: Duration) -> String {
 }
 
 impl StoreUnderTest for Subject {
-    type Store = Postgres;
+    type Store = PostgresStore;
 
-    fn store(&self) -> Arc<Postgres> {
+    fn store(&self) -> Arc<PostgresStore> {
         Arc::clone(&self.store)
     }
 
-    async fn another(&self) -> Arc<Postgres> {
+    async fn another(&self) -> Arc<PostgresStore> {
         Arc::new(self.fixture.another())
     }
 
-    async fn write(tx: &mut Tx<'_, Postgres>, effect: &Effect) -> Result<(), HandlerError> {
+    async fn write(tx: &mut Tx<'_, PostgresStore>, effect: &Effect) -> Result<(), HandlerError> {
         Ok(insert(&tx.connection(), effect).await?)
     }
 
@@ -109,7 +109,7 @@ impl StoreUnderTest for Subject {
             | HandlerAction::UnreadFailure
             | HandlerAction::NestedCommitted
             | HandlerAction::NestedRolledBack
-            | HandlerAction::NestedLeft => self.handlers == Handlers::InOrder,
+            | HandlerAction::NestedLeft => self.handlers == Concurrency::InOrder,
             HandlerAction::FailingStatement
             | HandlerAction::DeferredFailure
             | HandlerAction::KillConnection
@@ -117,7 +117,7 @@ impl StoreUnderTest for Subject {
         }
     }
 
-    async fn act(tx: &mut Tx<'_, Postgres>, action: HandlerAction, effect: &Effect) -> Result<(), HandlerError> {
+    async fn act(tx: &mut Tx<'_, PostgresStore>, action: HandlerAction, effect: &Effect) -> Result<(), HandlerError> {
         let mut connection = tx.connection();
         let text = match action {
             HandlerAction::Commit => "COMMIT",
@@ -193,7 +193,7 @@ impl StoreUnderTest for Subject {
         Ok(())
     }
 
-    fn handlers(&self) -> Handlers {
+    fn handlers(&self) -> Concurrency {
         self.handlers
     }
 

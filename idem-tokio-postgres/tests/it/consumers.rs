@@ -3,8 +3,8 @@
 #[path = "../../../idem-schema/tests/shared/consumers.rs"]
 mod shared;
 
-use idem_core::{Handler, HandlerError, Handlers, Message, Tx};
-use idem_tokio_postgres::{Postgres, PostgresConnection, RunStatementError};
+use idem_core::{Concurrency, Handler, HandlerError, Message, Tx};
+use idem_tokio_postgres::{PostgresConnection, PostgresStore, RunStatementError};
 
 pub(crate) use self::shared::*;
 
@@ -22,8 +22,8 @@ pub(crate) fn key_of(message: &Message) -> &str {
 /// The handler that only writes.
 pub(crate) struct Write;
 
-impl Handler<Postgres> for Write {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl Handler<PostgresStore> for Write {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
         Ok(write(&tx.connection(), message).await?)
     }
 }
@@ -40,11 +40,11 @@ pub(crate) trait Act: Send + Sync + 'static {
 /// A handler that does this.
 pub(crate) struct Acting<A>(pub(crate) A);
 
-impl<A: Act> Handler<Postgres> for Acting<A> {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl<A: Act> Handler<PostgresStore> for Acting<A> {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
         self.0.act(message, tx.connection()).await
     }
 }
 
 /// Both ways to run handlers.
-pub(crate) const BOTH: [Handlers; 2] = [Handlers::InOrder, Handlers::pipelined()];
+pub(crate) const BOTH: [Concurrency; 2] = [Concurrency::InOrder, Concurrency::pipelined()];

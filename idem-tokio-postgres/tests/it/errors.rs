@@ -2,7 +2,7 @@
 
 use idem_core::{ErrorClass, Store as _};
 use idem_schema::SQLSTATES;
-use idem_tokio_postgres::Postgres;
+use idem_tokio_postgres::PostgresStore;
 
 use crate::fixture::Fixture;
 
@@ -24,7 +24,7 @@ async fn j15_every_sqlstate_has_its_class() {
         let text = format!("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '{code}'; END $$");
         let error = client.batch_execute(&text).await.unwrap_err();
         assert_eq!(error.code().map(|code| code.code()), Some(code));
-        let classified = Postgres::classify(&error).map(|class| class.to_string());
+        let classified = PostgresStore::classify(&error).map(|class| class.to_string());
         assert_eq!(classified.as_deref(), Some(class), "{code} {name}");
         seen += 1;
     }
@@ -38,7 +38,7 @@ async fn a23_a_handlers_write_after_its_own_rollback_is_its_own_fault() {
     let client = fixture.connect().await;
     client.batch_execute("BEGIN READ ONLY").await.unwrap();
     let error = client.execute("INSERT INTO taken VALUES ('x')", &[]).await.unwrap_err();
-    assert_eq!(Postgres::classify(&error), Some(ErrorClass::Transient));
+    assert_eq!(PostgresStore::classify(&error), Some(ErrorClass::Transient));
     drop(client);
     fixture.drop().await;
 }
@@ -53,12 +53,12 @@ async fn errors_of_the_drivers_own_are_told_apart() {
     let no_row = client.query_one("SELECT 1 WHERE false", &[]).await.unwrap_err();
     let nul = client.batch_execute("SELECT '\0'").await.unwrap_err();
     for error in [wrong_type, wrong_count, no_row, nul] {
-        assert_eq!(Postgres::classify(&error), Some(ErrorClass::Transient), "{error:?}");
+        assert_eq!(PostgresStore::classify(&error), Some(ErrorClass::Transient), "{error:?}");
     }
     let killed = client.batch_execute("SELECT pg_terminate_backend(pg_backend_pid())").await.unwrap_err();
     let closed = client.batch_execute("SELECT 1").await.unwrap_err();
     for error in [killed, closed] {
-        assert_eq!(Postgres::classify(&error), Some(ErrorClass::Infrastructure), "{error:?}");
+        assert_eq!(PostgresStore::classify(&error), Some(ErrorClass::Infrastructure), "{error:?}");
     }
     fixture.drop().await;
 }
@@ -71,9 +71,9 @@ async fn s4_a_description_names_the_constraint_and_no_value() {
     let client = fixture.connect().await;
     let error = client.execute("INSERT INTO taken VALUES ('canary-4111')", &[]).await.unwrap_err();
     assert!(format!("{error:?}").contains("canary-4111"), "the server quotes it");
-    let text = Postgres::describe(&error).unwrap();
+    let text = PostgresStore::describe(&error).unwrap();
     assert_eq!(text, "SQLSTATE 23505 constraint taken_pkey table taken");
     let source = std::error::Error::source(&error).unwrap();
-    assert_eq!(Postgres::describe(source).unwrap(), text);
+    assert_eq!(PostgresStore::describe(source).unwrap(), text);
     fixture.drop().await;
 }

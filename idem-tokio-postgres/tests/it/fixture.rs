@@ -12,7 +12,7 @@ use std::{
 
 use idem_schema::SchemaName;
 use idem_tokio_postgres::{
-    Postgres, PostgresOptions,
+    PostgresOptions, PostgresStore,
     tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage},
 };
 
@@ -33,7 +33,7 @@ pub(crate) async fn connect(config: &Config) -> Client {
 
 /// A schema with idem's tables and a table of effects, and a way to look into it.
 pub(crate) struct Fixture {
-    pub(crate) store: Postgres,
+    pub(crate) store: PostgresStore,
     pub(crate) schema: SchemaName,
     pub(crate) config: Config,
 }
@@ -59,7 +59,7 @@ impl Fixture {
         let mut config: Config = url.parse().unwrap();
         // So that handlers name their tables as people do, without a schema.
         config.options(format!("-c search_path={schema}"));
-        let store = Postgres::with_options(config.clone()).schema(schema.clone()).build().unwrap();
+        let store = PostgresStore::with_options(config.clone()).schema(schema.clone()).build().unwrap();
         let fixture = Self { store, schema, config };
         fixture.run(format!("CREATE SCHEMA {}", fixture.schema.quoted())).await;
         fixture.store.migrate().await.unwrap();
@@ -79,11 +79,11 @@ impl Fixture {
 
     /// Settings of a store on the same schema with another login.
     pub(crate) fn options_of(&self, config: Config) -> PostgresOptions {
-        Postgres::with_options(config).schema(self.schema.clone())
+        PostgresStore::with_options(config).schema(self.schema.clone())
     }
 
     /// Another store on the same schema, as another process has it.
-    pub(crate) fn another(&self) -> Postgres {
+    pub(crate) fn another(&self) -> PostgresStore {
         self.options().build().unwrap()
     }
 

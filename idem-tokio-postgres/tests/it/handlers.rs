@@ -440,7 +440,7 @@ async fn b2_the_sessions_own_limits_are_put_back() {
     let mut config = fixture.config.clone();
     config.options(format!("-c search_path={} -c lock_timeout=7s -c statement_timeout=9s", fixture.schema));
     let (client, connection) = config.connect(NoTls).await.unwrap();
-    let mut lane = fixture.store.lane_from(client, connection).await.unwrap();
+    let mut lane = fixture.store.session_from(client, connection).await.unwrap();
     let (claim, run) = claim_of(&fixture.store, "a").await;
     let mut unit = fixture.store.begin(&mut lane, options(run, Duration::from_secs(3))).await.unwrap();
     for _ in 0..2 {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use idem_core::{HandlerError, Handlers, Message, OrderingKey};
+use idem_core::{Concurrency, HandlerError, Message, OrderingKey};
 use idem_tokio_postgres::{PostgresConnection, RunStatementError, tokio_postgres::types::Type};
 
 use crate::{
@@ -33,7 +33,7 @@ impl Act for Tries {
 #[tokio::test]
 async fn a12_control_of_the_transaction_is_refused_before_it_is_sent() {
     let fixture = Fixture::new().await;
-    let consumer = builder(fixture.store.clone(), Acting(Tries)).handlers(Handlers::pipelined()).build().unwrap();
+    let consumer = builder(fixture.store.clone(), Acting(Tries)).handlers(Concurrency::pipelined()).build().unwrap();
     assert_eq!(process(&consumer, messages(&keys(5))).await, "PPPPP");
     assert_eq!(fixture.effects().await, keys(5));
     fixture.drop().await;
@@ -56,7 +56,7 @@ impl Act for Hides {
 #[tokio::test]
 async fn a12_several_statements_in_one_text_do_not_pass() {
     let fixture = Fixture::new().await;
-    let consumer = builder(fixture.store.clone(), Acting(Hides)).handlers(Handlers::pipelined()).build().unwrap();
+    let consumer = builder(fixture.store.clone(), Acting(Hides)).handlers(Concurrency::pipelined()).build().unwrap();
     assert_eq!(process(&consumer, messages(&keys(3))).await, "PtP");
     assert_eq!(fixture.effects().await, ["order-000", "order-002"]);
     fixture.drop().await;
@@ -117,7 +117,7 @@ impl Act for Adds {
 }
 
 /// Handles twenty messages that each add 1 in one batch, and answers the sum.
-async fn sum(adds: Adds, handlers: Handlers, of_one_account: bool) -> String {
+async fn sum(adds: Adds, handlers: Concurrency, of_one_account: bool) -> String {
     let fixture = Fixture::new().await;
     fixture.run("CREATE TABLE accounts (id int PRIMARY KEY, cents int); INSERT INTO accounts VALUES (1, 0)").await;
     fixture.run("CREATE TABLE entries (account int, cents int)").await;
@@ -148,12 +148,12 @@ async fn relative_updates_upserts_and_rows_of_ones_own_add_up() {
 async fn reading_before_writing_loses_updates_between_handlers_at_once() {
     for adds in [Adds::ByReading, Adds::ByLocking] {
         assert_ne!(
-            sum(adds, Handlers::pipelined(), false).await,
+            sum(adds, Concurrency::pipelined(), false).await,
             "20",
             "{adds:?}: this limit is gone, so update the docs"
         );
-        assert_eq!(sum(adds, Handlers::InOrder, false).await, "20", "{adds:?}");
-        assert_eq!(sum(adds, Handlers::pipelined(), true).await, "20", "{adds:?}, in turn");
+        assert_eq!(sum(adds, Concurrency::InOrder, false).await, "20", "{adds:?}");
+        assert_eq!(sum(adds, Concurrency::pipelined(), true).await, "20", "{adds:?}, in turn");
     }
 }
 

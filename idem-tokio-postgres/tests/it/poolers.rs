@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use idem_core::{Bookkeeping as _, HandlerError, Handlers, Message, Store as _, StoreError};
+use idem_core::{Bookkeeping as _, Concurrency, HandlerError, Message, Store as _, StoreError};
 use idem_tokio_postgres::{
-    Postgres, PostgresConnection, Statements,
+    PostgresConnection, PostgresStore, Statements,
     tokio_postgres::{Config, NoTls, types::Type},
 };
 
@@ -20,7 +20,7 @@ fn pooler() -> Config {
 }
 
 /// A store behind the pooler, as it is set up there: its role is read only by default.
-async fn pooled(fixture: &Fixture) -> Postgres {
+async fn pooled(fixture: &Fixture) -> PostgresStore {
     let config = fixture.pooled(pooler()).await;
     fixture.options_of(config).statements(Statements::Unnamed).build().unwrap()
 }
@@ -88,7 +88,7 @@ async fn a28_unnamed_statements_work() {
 async fn a28_a_late_handler_is_ended_behind_a_pooler() {
     let fixture = Fixture::new().await;
     let store = pooled(&fixture).await;
-    let consumer = builder(store.clone(), Acting(Sleeps)).handlers(Handlers::pipelined());
+    let consumer = builder(store.clone(), Acting(Sleeps)).handlers(Concurrency::pipelined());
     let consumer = consumer.handler_deadline(Duration::from_millis(300)).build().unwrap();
     assert_eq!(process(&consumer, messages(&keys(1))).await, "t");
     fixture.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(300), 29%'").await;
@@ -153,13 +153,13 @@ async fn a41_a_connection_that_is_handed_over_is_fenced() {
     let fixture = Fixture::new().await;
     let ending = consumer(fixture.store.clone(), Acting(Ends(fixture.schema.quoted())));
     let (client, connection) = fixture.config.connect(NoTls).await.unwrap();
-    let lane = fixture.store.lane_from(client, connection).await.unwrap();
+    let lane = fixture.store.session_from(client, connection).await.unwrap();
     let (_, decisions) = ending.process_on(lane, messages(&keys(3))).await.unwrap();
     assert_eq!(letters(&decisions), "PtP");
     assert_eq!(fixture.effects().await, ["order-000", "order-002"]);
     let behind = fixture.options_of(pooler()).statements(Statements::Unnamed).build().unwrap();
     let (client, connection) = pooler().connect(NoTls).await.unwrap();
-    assert!(matches!(behind.lane_from(client, connection).await, Err(StoreError::Refused { .. })));
+    assert!(matches!(behind.session_from(client, connection).await, Err(StoreError::Refused { .. })));
     behind.disconnect().await;
     fixture.drop().await;
 }

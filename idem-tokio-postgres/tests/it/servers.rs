@@ -12,7 +12,7 @@ use idem_core::{
     Bookkeeping as _, ErrorClass, Expiring, HandlerError, Message, Removal, Removed, Store as _, StoreError,
 };
 use idem_tokio_postgres::{
-    Postgres, PostgresConnection,
+    PostgresConnection, PostgresStore,
     tokio_postgres::{Config, NoTls},
 };
 
@@ -37,7 +37,7 @@ async fn a23_a_standby_is_refused_at_start_and_infrastructure_later() {
     );
     assert_eq!(store.open().await.unwrap_err().class(), ErrorClass::Infrastructure);
     let (client, connection) = config.connect(NoTls).await.unwrap();
-    assert_eq!(store.lane_from(client, connection).await.unwrap_err().class(), ErrorClass::Infrastructure);
+    assert_eq!(store.session_from(client, connection).await.unwrap_err().class(), ErrorClass::Infrastructure);
     standby.down().await;
     fixture.drop().await;
     primary.down().await;
@@ -60,7 +60,7 @@ async fn a23_a_fenced_primary_is_refused() {
 async fn a_lane_is_made_of_a_connection_of_ones_own() {
     let fixture = Fixture::new().await;
     let (client, connection) = fixture.config.connect(NoTls).await.unwrap();
-    let lane = fixture.store.lane_from(client, connection).await.unwrap();
+    let lane = fixture.store.session_from(client, connection).await.unwrap();
     let consumer = consumer(fixture.store.clone(), Write);
     let (lane, decisions) = consumer.process_on(lane, messages(&keys(2))).await.unwrap();
     assert_eq!(letters(&decisions), "PP");
@@ -100,7 +100,7 @@ async fn a25_a_server_that_crashes_under_load() {
 
 #[tokio::test]
 async fn an_unreachable_server_is_unavailable_and_a_wrong_login_is_refused() {
-    let error = Postgres::connect("postgres://u:hunter2@127.0.0.1:1/x").await.unwrap_err();
+    let error = PostgresStore::connect("postgres://u:hunter2@127.0.0.1:1/x").await.unwrap_err();
     assert_eq!(error.class(), ErrorClass::Infrastructure);
     assert!(!format!("{error:?}").contains("hunter2"));
     let fixture = Fixture::new().await;

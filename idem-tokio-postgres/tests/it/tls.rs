@@ -1,7 +1,7 @@
 //! TLS against a server that makes its own certificate.
 
 use idem_core::{Bookkeeping as _, Store as _};
-use idem_tokio_postgres::{Postgres, PostgresOptions};
+use idem_tokio_postgres::{PostgresOptions, PostgresStore};
 
 use crate::{
     consumers::{Write, consumer, keys, messages, process},
@@ -47,9 +47,9 @@ async fn s9_a_certificate_and_its_name_are_checked() {
     assert_eq!(process(&consumer, messages(&keys(3))).await, "PPP");
     assert_eq!(fixture.text(ENCRYPTED).await, "t");
 
-    let of_nobody = Postgres::connect(&url).await.unwrap_err();
+    let of_nobody = PostgresStore::connect(&url).await.unwrap_err();
     assert!(format!("{of_nobody:?}").contains("UnknownIssuer"), "{of_nobody:?}");
-    let of_another_name = Postgres::connect(&format!("{by_address}&sslrootcert={root}")).await.unwrap_err();
+    let of_another_name = PostgresStore::connect(&format!("{by_address}&sslrootcert={root}")).await.unwrap_err();
     assert!(format!("{of_another_name:?}").contains("NotValidForName"), "{of_another_name:?}");
     std::fs::remove_file(root).unwrap();
     store.disconnect().await;
@@ -62,7 +62,7 @@ async fn s9_a_certificate_and_its_name_are_checked() {
 async fn s9_plaintext_is_refused_where_tls_is_required() {
     let fixture = Fixture::new().await;
     let url = crate::fixture::url();
-    Postgres::connect(&format!("{url}?sslmode=prefer")).await.unwrap();
-    assert!(Postgres::connect(&format!("{url}?sslmode=require")).await.is_err());
+    PostgresStore::connect(&format!("{url}?sslmode=prefer")).await.unwrap();
+    assert!(PostgresStore::connect(&format!("{url}?sslmode=require")).await.is_err());
     fixture.drop().await;
 }

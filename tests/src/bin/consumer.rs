@@ -9,11 +9,11 @@ use std::{
 };
 
 use idem_core::{
-    BatchAnswer, BatchHandler, CancellationToken, CleanupSettings, DedupConsumer, Effects, Handler, HandlerError,
-    Handlers, Message, RetryPolicy, Store, Tx, Worker,
+    BatchAnswer, BatchHandler, CancellationToken, CleanupSettings, Concurrency, DedupConsumer, Effects, Handler,
+    HandlerError, Message, RetryPolicy, Store, Tx, Worker,
     failpoint::{self, Action},
 };
-use idem_sqlx::{Postgres, Sqlite};
+use idem_sqlx::{PostgresStore, SqliteStore};
 use idem_testkit::{
     failpoints::{self, Armed},
     memory::{RemotePublisher, RemoteSource},
@@ -64,15 +64,17 @@ fn main() -> ExitCode {
 /// Runs the worker to its end. Answers whether every failpoint was reached.
 async fn consume(plan: Plan, armed: &[Armed]) -> Result<bool, BoxError> {
     match plan.store.clone() {
-        StorePlan::Postgres { url } => {
+        StorePlan::PostgresStore { url } => {
             if plan.newer {
                 // As a release does that knows the migration: it refuses a schema without it.
                 PgConnection::connect(&url).await?.execute("SELECT FROM idem.notes LIMIT 0").await?;
             }
-            run(Postgres::connect(&url).await?, plan).await?;
+            run(PostgresStore::connect(&url).await?, plan).await?;
         }
-        StorePlan::TokioPostgres { url, .. } => run(idem_tokio_postgres::Postgres::connect(&url).await?, plan).await?,
-        StorePlan::Sqlite { path } => run(Sqlite::open(path).await?, plan).await?,
+        StorePlan::TokioPostgres { url, .. } => {
+            run(idem_tokio_postgres::PostgresStore::connect(&url).await?, plan).await?
+        }
+        StorePlan::SqliteStore { path } => run(SqliteStore::open(path).await?, plan).await?,
     }
     let mut reached = true;
     for Armed { point, skip, action, .. } in armed {
@@ -100,13 +102,15 @@ where
     let effects = if plan.outside { Effects::Outside } else { Effects::InTransaction };
     let handling = match plan.store {
         StorePlan::TokioPostgres { handling, .. } if !plan.outside => handling,
-        StorePlan::TokioPostgres { .. } | StorePlan::Postgres { .. } | StorePlan::Sqlite { .. } => Handling::InOrder,
+        StorePlan::TokioPostgres { .. } | StorePlan::PostgresStore { .. } | StorePlan::SqliteStore { .. } => {
+            Handling::InOrder
+        }
     };
     let handler = Payments { plan: plan.clone(), failed: Mutex::default() };
     let consumer = DedupConsumer::builder(store, "payments");
     let (consumer, cache_for) = match handling {
         Handling::InOrder => (consumer.handler(handler), None),
-        Handling::Pipelined => (consumer.handler(handler).handlers(Handlers::pipelined()), None),
+        Handling::Pipelined => (consumer.handler(handler).handlers(Concurrency::pipelined()), None),
         Handling::TogetherWithCache => (consumer.batch_handler(Together(handler)), Some(Duration::from_secs(60))),
     };
     let consumer = consumer
@@ -212,13 +216,13 @@ macro_rules! credits {
         }
     };
 }
-credits!(Postgres);
+credits!(PostgresStore);
 
-impl Handler<idem_tokio_postgres::Postgres> for Payments {
+impl Handler<idem_tokio_postgres::PostgresStore> for Payments {
     async fn handle(
         &self,
         message: &Message,
-        tx: &mut Tx<'_, idem_tokio_postgres::Postgres>,
+        tx: &mut Tx<'_, idem_tokio_postgres::PostgresStore>,
     ) -> Result<(), HandlerError> {
         let payment: Payment = message.json()?;
         let Payment { sequence, account, cents, .. } = &payment;
@@ -227,4 +231,4 @@ impl Handler<idem_tokio_postgres::Postgres> for Payments {
         self.then(&payment).await
     }
 }
-credits!(Sqlite);
+credits!(SqliteStore);

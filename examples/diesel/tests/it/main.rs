@@ -4,7 +4,7 @@ use diesel::{ExpressionMethods as _, QueryDsl as _};
 use diesel_async::{AsyncConnection as _, AsyncPgConnection, RunQueryDsl as _, SimpleAsyncConnection as _};
 use diesel_handler::{DieselPostgres, Ledger, TABLES, customers, purchases};
 use idem_core::{Decision, DedupConsumer, Effects, ErrorClass, HandlerError, Message, Tx, handler_fn};
-use idem_tokio_postgres::Postgres;
+use idem_tokio_postgres::PostgresStore;
 
 /// A database of one test.
 struct Fixture {
@@ -31,7 +31,7 @@ impl Fixture {
     }
 
     async fn store(&self) -> DieselPostgres {
-        let outside = Postgres::connect(&self.url).await.unwrap();
+        let outside = PostgresStore::connect(&self.url).await.unwrap();
         outside.migrate().await.unwrap();
         DieselPostgres::new(outside, &self.url)
     }

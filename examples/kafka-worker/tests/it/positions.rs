@@ -6,7 +6,7 @@ use super::{
 };
 
 with_each_client!(
-    e14_a_poison_message_blocks_its_own_key_until_it_is_parked,
+    e14_a_poison_message_blocks_its_own_key_until_it_is_dead_lettered,
     what_cannot_be_handled_is_set_aside_with_its_reason,
 );
 
@@ -59,7 +59,7 @@ async fn two_groups_both_have_all_effects() {
 }
 
 /// E14, D7: a message that can never be handled blocks its own key until it is set aside, and no other.
-async fn e14_a_poison_message_blocks_its_own_key_until_it_is_parked(client: Client) {
+async fn e14_a_poison_message_blocks_its_own_key_until_it_is_dead_lettered(client: Client) {
     let stage = Stage::new("poison", 1).await.client(client);
     // For its tables.
     stage.drain(&[]).await;

@@ -8,8 +8,8 @@
 
 use std::path::PathBuf;
 
-use idem_core::{Decision, DedupConsumer, Effects, Handlers, Message, Reason, Store};
-use idem_sqlx::{Postgres, PostgresOptions, Sqlite};
+use idem_core::{Concurrency, Decision, DedupConsumer, Effects, Message, Reason, Store};
+use idem_sqlx::{PostgresOptions, PostgresStore, SqliteStore};
 use ledger::{Ledger, POSTGRES_TABLES, SQLITE_TABLES};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection, query_as, query_scalar, raw_sql};
 
@@ -31,7 +31,7 @@ macro_rules! consumer {
         let consumer = DedupConsumer::builder($store, "ledger").effects(Effects::InTransaction);
         match $kind {
             Kind::Each => consumer.handler(Ledger),
-            Kind::EachAtOnce => consumer.handler(Ledger).handlers(Handlers::pipelined()),
+            Kind::EachAtOnce => consumer.handler(Ledger).handlers(Concurrency::pipelined()),
             Kind::Batch => consumer.batch_handler(Ledger),
         }
         .build()
@@ -126,7 +126,7 @@ async fn a_batch_changes_customers_in_sorted_order_on_postgres() {
 async fn each_purchase_counts_once_on_sqlite() {
     for kind in [Kind::Each, Kind::Batch] {
         let path = std::env::temp_dir().join(format!("ledger-{:08x}.db", fastrand::u32(..)));
-        let store = Sqlite::open(&path).await.unwrap();
+        let store = SqliteStore::open(&path).await.unwrap();
         store.migrate().await.unwrap();
         let mut connection = SqliteConnection::connect(&format!("sqlite://{}", path.display())).await.unwrap();
         let create = format!("{SQLITE_TABLES}; {SQLITE_TABLES}");
@@ -161,7 +161,7 @@ async fn fresh_schema() -> (String, String) {
 }
 
 /// A store with its tables beside that schema.
-async fn postgres(url: &str, schema: &str) -> Postgres {
+async fn postgres(url: &str, schema: &str) -> PostgresStore {
     let options = PostgresOptions::parse(url).unwrap().schema(format!("{schema}_idem").parse().unwrap());
     let store = options.build().unwrap();
     store.migrate().await.unwrap();

@@ -1,7 +1,7 @@
 //! What the handler wrote, read back from PostgreSQL through SeaORM's own pool.
 
 use idem_core::{Decision, DedupConsumer, Effects, ErrorClass, Message};
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use sea_orm::{Database, EntityTrait as _, QueryOrder as _};
 use sea_orm_handler::{Ledger, TABLES, customer, purchase};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, raw_sql};
@@ -20,7 +20,7 @@ async fn what_sea_orm_writes_is_committed_once_and_with_the_key() {
     raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name} TEMPLATE template0"))).execute(&mut admin).await.unwrap();
     let url = format!("{}/{name}", server.rsplit_once('/').unwrap().0);
     raw_sql(TABLES).execute(&mut PgConnection::connect(&url).await.unwrap()).await.unwrap();
-    let store = Postgres::connect(&url).await.unwrap();
+    let store = PostgresStore::connect(&url).await.unwrap();
     store.migrate().await.unwrap();
     let consumer = DedupConsumer::builder(store, "ledger").handler(Ledger).effects(Effects::InTransaction).build();
     let consumer = consumer.unwrap();

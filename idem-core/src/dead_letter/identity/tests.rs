@@ -49,8 +49,8 @@ fn identities_match_their_golden_vectors() {
             "78467a9c690757fddace9168282678084c2165b5c0b8349a0eef8980857a80f0",
         ),
     ];
-    for (letter, expected) in golden {
-        assert_eq!(hex(letter.identity()), expected);
+    for (dead_letter, expected) in golden {
+        assert_eq!(hex(dead_letter.identity()), expected);
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Lane, publishing::Secured};
 use crate::{
     config::OnUnkeepable,
-    dead_letter::{DeadLetter, FailureKind, Fingerprint, ParkedDeadLetter, ReplayEnd},
+    dead_letter::{DeadLetter, FailureKind, Fingerprint, ReplayEnd, StoredDeadLetter},
     failpoint,
     outcome::{Durable, Settle},
     policy::WaitCause,
@@ -32,20 +32,20 @@ impl<S: Store, B: Source> Lane<S, B> {
         if dead.counts == Counts::Handler && self.breaker_holds(&job) {
             return self.hold(job, WaitCause::Breaker, BREAKER_HOLD_MAX).await;
         }
-        let letter = self.letter(&job, dead);
-        let parked = match self.shared.consumer.store.bookkeeping().park(&letter).await {
-            Ok(parked) => parked,
+        let dead_letter = self.letter(&job, dead);
+        let stored = match self.shared.consumer.store.bookkeeping().store_dead_letter(&dead_letter).await {
+            Ok(stored) => stored,
             Err(error) => return self.bookkeeping_failed(job, error).await,
         };
         self.succeeded();
-        // Injected errors stand for a process that stops here: the message comes back and is parked once.
+        // Injected errors stand for a process that stops here: the message comes back and is dead-lettered once.
         if failpoint!(DEAD_LETTER_SENT).is_err() {
             return self.hold_uncharged(job, WaitCause::Bookkeeping).await;
         }
-        match self.shared.secure(&letter, &parked).await {
+        match self.shared.secure(&dead_letter, &stored).await {
             Secured::Kept => {}
             Secured::NotYet => return self.hold_uncharged(job, WaitCause::Publisher).await,
-            Secured::Unkeepable(why) => return self.unkeepable(job, &parked, &why).await,
+            Secured::Unkeepable(why) => return self.unkeepable(job, &stored, &why).await,
         }
         if failpoint!(DEAD_LETTER_OK).is_err() {
             return self.hold_uncharged(job, WaitCause::Publisher).await;
@@ -56,15 +56,15 @@ impl<S: Store, B: Source> Lane<S, B> {
         if let Some(left_out) = self.shared.lines.dead_letters.pass() {
             tracing::warn!(
                 idem.consumer = %self.shared.consumer.name, idem.key = dead.key.as_ref().map(tracing::field::display),
-                origin = ?letter.message.origin(), reason = %dead.reason, attempts = letter.attempts, error = dead.text,
+                origin = ?dead_letter.message.origin(), reason = %dead.reason, attempts = dead_letter.attempts, error = dead.text,
                 left_out, "set aside as a dead letter"
             );
-            let (key, origin) = (dead.key.as_ref(), Some(letter.message.origin()));
+            let (key, origin) = (dead.key.as_ref(), Some(dead_letter.message.origin()));
             let text = format!("{}: {}", dead.reason, dead.text);
             self.shared.recent.note(IncidentKind::DeadLetter, key, origin, text);
         }
         if let DeliveredBy::Broker(handle) = job.from {
-            self.shared.settle(handle, Settle::DeadLetter(Durable::parked()), job.permit);
+            self.shared.settle(handle, Settle::DeadLetter(Durable::dead_lettered()), job.permit);
         }
     }
 
@@ -118,7 +118,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     /// Holds a message whose payload is nowhere else, or halts the consumer over it. It is never acknowledged.
-    async fn unkeepable(&mut self, mut job: Job<B::Handle>, parked: &ParkedDeadLetter, why: &str) {
+    async fn unkeepable(&mut self, mut job: Job<B::Handle>, stored: &StoredDeadLetter, why: &str) {
         let origin = job.item.message.origin();
         let told = format!("the message from {origin} cannot be kept: {why}");
         if self.shared.settings.on_unkeepable == OnUnkeepable::Halt {
@@ -131,12 +131,12 @@ impl<S: Store, B: Source> Lane<S, B> {
             && let Some(left_out) = self.shared.lines.unkeepable.pass()
         {
             tracing::error!(
-                idem.consumer = %self.shared.consumer.name, idem.key = parked.key.as_ref().map(tracing::field::display),
-                origin = ?origin, row = parked.id.0, reason = %parked.reason, why, left_out,
+                idem.consumer = %self.shared.consumer.name, idem.key = stored.key.as_ref().map(tracing::field::display),
+                origin = ?origin, row = stored.id.0, reason = %stored.reason, why, left_out,
                 "a message cannot be kept and is held, not acknowledged: raise dead_letter_payload_bytes_max, give a \
                  topic or queue for dead letters that takes it, or give it up with `idem dead-letters accept-loss`"
             );
-            self.shared.recent.note(IncidentKind::Error, parked.key.as_ref(), Some(origin), format!("held: {told}"));
+            self.shared.recent.note(IncidentKind::Error, stored.key.as_ref(), Some(origin), format!("held: {told}"));
         }
         if let Some(permit) = &mut job.permit {
             permit.set_aside();

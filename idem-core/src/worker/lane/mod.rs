@@ -91,7 +91,7 @@ pub(crate) struct Lane<S: Store, B: Source> {
     queue: Queue<Job<B::Handle>>,
     /// Messages of the unit at hand that go back to the queue, in their order, once it is dealt with.
     returned: Vec<Job<B::Handle>>,
-    connection: Connection<S::Lane>,
+    connection: Connection<S::Session>,
     /// Fresh messages that still run alone and counted, after a start or an assignment: whatever killed the last
     /// process may be among them.
     probation: usize,

@@ -2,7 +2,7 @@
 //! nowhere is not acknowledged.
 
 use crate::{
-    dead_letter::{self, DeadLetter, DeadLetterId, ParkedDeadLetter, Publisher},
+    dead_letter::{self, DeadLetter, DeadLetterId, Publisher, StoredDeadLetter},
     error::{ErrorClass, SourceError},
     source::Source,
     store::{Bookkeeping as _, Store},
@@ -21,27 +21,27 @@ pub(super) enum Secured {
 
 impl<S: Store, B: Source> Shared<S, B> {
     /// Publishes a dead letter that has its row, where there is a publisher.
-    pub(super) async fn secure(&self, letter: &DeadLetter, parked: &ParkedDeadLetter) -> Secured {
-        let is_safe = parked.payload_kept || parked.loss_accepted;
+    pub(super) async fn secure(&self, dead_letter: &DeadLetter, stored: &StoredDeadLetter) -> Secured {
+        let is_safe = stored.payload_kept || stored.loss_accepted;
         let Some(publisher) = &self.publisher else {
-            return if is_safe { Secured::Kept } else { Secured::Unkeepable(self.beyond(letter)) };
+            return if is_safe { Secured::Kept } else { Secured::Unkeepable(self.beyond(dead_letter)) };
         };
         // The row stands for exactly this content, so a confirmed copy of it is a confirmation of this one.
-        if parked.published_at.is_some() {
+        if stored.published_at.is_some() {
             return Secured::Kept;
         }
-        match dead_letter::publish(&**publisher, letter).await {
+        match dead_letter::publish(&**publisher, dead_letter).await {
             Ok(()) => {
-                self.mark_published(parked.id).await;
+                self.mark_published(stored.id).await;
                 Secured::Kept
             }
-            Err(error) if error.class() == ErrorClass::Permanent && parked.payload_kept => {
-                self.publish_without_payload(&**publisher, letter, parked.id, &error).await
+            Err(error) if error.class() == ErrorClass::Permanent && stored.payload_kept => {
+                self.publish_without_payload(&**publisher, dead_letter, stored.id, &error).await
             }
             // Whoever accepted the loss does not wait for a broker.
-            Err(_) if parked.loss_accepted && !parked.payload_kept => Secured::Kept,
+            Err(_) if stored.loss_accepted && !stored.payload_kept => Secured::Kept,
             Err(error) if error.class() == ErrorClass::Permanent => {
-                Secured::Unkeepable(format!("{}, and {error}", self.beyond(letter)))
+                Secured::Unkeepable(format!("{}, and {error}", self.beyond(dead_letter)))
             }
             Err(error) => self.not_yet(&error),
         }
@@ -51,15 +51,15 @@ impl<S: Store, B: Source> Shared<S, B> {
     async fn publish_without_payload(
         &self,
         publisher: &dyn Publisher,
-        letter: &DeadLetter,
+        dead_letter: &DeadLetter,
         row: DeadLetterId,
         refused: &SourceError,
     ) -> Secured {
-        match dead_letter::publish(publisher, &letter.without_payload(row)).await {
+        match dead_letter::publish(publisher, &dead_letter.without_payload(row)).await {
             Ok(()) => {
                 if let Some(left_out) = self.lines.unnoted.pass() {
                     tracing::warn!(
-                        idem.consumer = %self.consumer.name, row = row.0, origin = ?letter.message.origin(),
+                        idem.consumer = %self.consumer.name, row = row.0, origin = ?dead_letter.message.origin(),
                         error = %refused, left_out,
                         "a dead letter was published without its payload, which its row has"
                     );
@@ -69,7 +69,7 @@ impl<S: Store, B: Source> Shared<S, B> {
                 self.metrics.unpublished.increment(1);
                 if let Some(left_out) = self.lines.unnoted.pass() {
                     tracing::error!(
-                        idem.consumer = %self.consumer.name, row = row.0, origin = ?letter.message.origin(), %error,
+                        idem.consumer = %self.consumer.name, row = row.0, origin = ?dead_letter.message.origin(), %error,
                         left_out, "a dead letter cannot be published, not even without its payload; its row alone has it"
                     );
                 }
@@ -97,9 +97,9 @@ impl<S: Store, B: Source> Shared<S, B> {
         }
     }
 
-    fn beyond(&self, letter: &DeadLetter) -> String {
+    fn beyond(&self, dead_letter: &DeadLetter) -> String {
         let (bytes, max) =
-            (letter.message.payload().map_or(0, bytes::Bytes::len), self.settings.dead_letter_payload_bytes_max);
+            (dead_letter.message.payload().map_or(0, bytes::Bytes::len), self.settings.dead_letter_payload_bytes_max);
         if bytes > max {
             format!("its payload has {bytes} bytes, and dead_letter_payload_bytes_max is {max}")
         } else {

@@ -30,7 +30,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     async fn look_up(&mut self, jobs: &[Job<B::Handle>]) -> Result<Vec<Option<Decision>>, StoreError> {
         let (shared, connection) = (Arc::clone(&self.shared), self.connection.take());
         let was_open = connection.is_some();
-        let (connection, found) = consumer::look(&shared.consumer, connection, self.number, jobs).await;
+        let (connection, found) = consumer::look_up(&shared.consumer, connection, self.number, jobs).await;
         self.keep(connection, was_open);
         found
     }
@@ -43,7 +43,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         probed
     }
 
-    fn keep(&mut self, connection: Option<S::Lane>, was_open: bool) {
+    fn keep(&mut self, connection: Option<S::Session>, was_open: bool) {
         let Some(connection) = connection else { return };
         if !was_open && let Connection::Lost = self.connection {
             self.shared.metrics.reconnects.increment(1);

@@ -3,7 +3,7 @@
 use super::{BookkeepingStatements, Dialect, SchemaName};
 
 /// What a dead letter is listed by.
-const PARKED: &str = "id, idempotency_key, origin, reason, attempts, error, fingerprint, copies, first_at,
+const STORED: &str = "id, idempotency_key, origin, reason, attempts, error, fingerprint, copies, first_at,
     payload IS NOT NULL OR has_payload = 0 AS payload_kept, published_at, loss_accepted_at IS NOT NULL AS loss_accepted,
     replay_outcome AS replayed";
 
@@ -16,7 +16,7 @@ impl BookkeepingStatements {
     #[must_use]
     pub fn sqlite(schema: &SchemaName) -> Self {
         let text = |template: &str| Dialect::Sqlite.render(template, schema).into();
-        let letter = |template: &str| text(&template.replace("{parked}", PARKED));
+        let dead_letter = |template: &str| text(&template.replace("{stored}", STORED));
         let waiting = |template: &str, now: &str, span: &str| {
             text(&template.replace("{waiting}", &WAITING.replace("{now}", now).replace("{span}", span)))
         };
@@ -34,11 +34,11 @@ impl BookkeepingStatements {
             count_attempt: text(COUNT_ATTEMPT),
             uncount_attempt: text(UNCOUNT_ATTEMPT),
             end_attempts: text(END_ATTEMPTS),
-            insert_dead_letter: letter(INSERT_DEAD_LETTER),
-            update_dead_letter: letter(UPDATE_DEAD_LETTER),
+            insert_dead_letter: dead_letter(INSERT_DEAD_LETTER),
+            update_dead_letter: dead_letter(UPDATE_DEAD_LETTER),
             keep_payload: text(KEEP_PAYLOAD),
             mark_published: text(r#"UPDATE "{schema}_dead_letters" SET published_at = ?2 WHERE id = ?1"#),
-            list_dead_letters: letter(LIST_DEAD_LETTERS),
+            list_dead_letters: dead_letter(LIST_DEAD_LETTERS),
             request_replays: text(REQUEST_REPLAYS),
             replays_waiting: waiting(REPLAYS_WAITING, "?3", "?2"),
             take_replays: waiting(TAKE_REPLAYS, "?5", "?4"),
@@ -95,7 +95,7 @@ INSERT INTO "{schema}_dead_letters" (consumer, origin, last_origin, key_id, idem
     attempts, error, payload, payload_bytes, has_payload, headers, message_id, message_type, record_key,
     ordering_key, identity, fingerprint, first_at, last_at)
 VALUES (?1, ?2, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?20)
-ON CONFLICT DO NOTHING RETURNING {parked};
+ON CONFLICT DO NOTHING RETURNING {stored};
 UPDATE "{schema}_attempts" SET attempts = 0 WHERE consumer = ?1 AND key_id = ?3 AND payload_hash = ?5"#;
 
 const UPDATE_DEAD_LETTER: &str = r#"
@@ -107,13 +107,13 @@ UPDATE "{schema}_dead_letters" SET copies = copies + (?3 NOT IN (origin, last_or
     replay_taken_by = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_taken_by END,
     replay_outcome = CASE WHEN replayed_at IS NULL OR ?3 IN (origin, last_origin) THEN replay_outcome END,
     replayed_at = CASE WHEN ?3 IN (origin, last_origin) THEN replayed_at END
-WHERE consumer = ?1 AND identity = ?2 RETURNING {parked}"#;
+WHERE consumer = ?1 AND identity = ?2 RETURNING {stored}"#;
 
 const KEEP_PAYLOAD: &str = r#"
 UPDATE "{schema}_dead_letters" SET payload = ?2 WHERE id = ?1 AND has_payload AND payload IS NULL RETURNING id"#;
 
 const LIST_DEAD_LETTERS: &str = r#"
-SELECT {parked} FROM "{schema}_dead_letters"
+SELECT {stored} FROM "{schema}_dead_letters"
 WHERE consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1) ORDER BY id DESC LIMIT ?2"#;
 
 /// What the first statement has marked has its instant, as long as the transaction lasts.

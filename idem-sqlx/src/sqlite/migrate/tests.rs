@@ -8,7 +8,7 @@ use crate::SqliteOptions;
 async fn a_migration_that_fails_midway_leaves_nothing() {
     let folder = std::env::temp_dir().join(format!("idem-sqlite-migrate-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let store = Sqlite::connect(SqliteOptions::new(folder.join("test.db"))).await.unwrap();
+    let store = SqliteStore::connect(SqliteOptions::new(folder.join("test.db"))).await.unwrap();
     let first = &SQLITE_MIGRATIONS[0];
     let mut broken = *first;
     broken.version = 2;
@@ -29,7 +29,7 @@ async fn a_migration_that_fails_midway_leaves_nothing() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-async fn migrate(store: &Sqlite, known: &[Migration]) -> Result<Vec<u32>, MigrateError> {
+async fn migrate(store: &SqliteStore, known: &[Migration]) -> Result<Vec<u32>, MigrateError> {
     let mut connection = Migrating(store.driver().connections.write("migrating the schema").await?);
     let versions = Migrator::with(Dialect::Sqlite, &store.options().schema, known).up(&mut connection).await?;
     connection.0.done();

@@ -6,7 +6,7 @@ use idem_core::{
     AuditEntry, Bookkeeping as _, Control, ControlState, DeadLetter, ErrorClass, FailureKind, Fingerprint,
     IdempotencyKey, Message, Origin, PayloadHash, Reason, Store as _, StoreError,
 };
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 
 use super::{
     consumers::claim_of,
@@ -67,7 +67,8 @@ async fn every_call_is_bounded_in_time() {
     let (claim, _) = claim_of(&fixture.store, "a").await;
     let mut blocker = fixture.connect().await;
     sqlx::raw_sql("BEGIN; LOCK TABLE attempts").execute(&mut blocker).await.unwrap();
-    let count = async |store: &Postgres| store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await;
+    let count =
+        async |store: &PostgresStore| store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await;
     let answer = tokio::time::timeout(PATIENCE, count(&hasty)).await.expect("an answer in bounded time");
     assert!(matches!(answer, Err(StoreError::Unavailable { .. })), "{answer:?}");
     sqlx::raw_sql("ROLLBACK").execute(&mut blocker).await.unwrap();
@@ -75,7 +76,7 @@ async fn every_call_is_bounded_in_time() {
     fixture.drop().await;
 }
 
-/// PostgreSQL stores no NUL in a text; a dead letter is parked all the same.
+/// PostgreSQL stores no NUL in a text; a dead letter is stored all the same.
 #[tokio::test]
 async fn b10_texts_with_nul_are_stored() {
     let fixture = Fixture::new().await;
@@ -94,9 +95,9 @@ async fn b10_texts_with_nul_are_stored() {
         keep_payload: true,
         payload_omitted: None,
     };
-    let parked = fixture.store.bookkeeping().park(&letter).await.unwrap();
-    assert_eq!(parked.error, "e\u{fffd}");
-    assert_eq!(fixture.store.bookkeeping().park(&letter).await.unwrap().id, parked.id);
+    let stored = fixture.store.bookkeeping().store_dead_letter(&letter).await.unwrap();
+    assert_eq!(stored.error, "e\u{fffd}");
+    assert_eq!(fixture.store.bookkeeping().store_dead_letter(&letter).await.unwrap().id, stored.id);
     let entry = AuditEntry {
         who: "w\0".to_owned(),
         action: "conflict",

@@ -10,7 +10,7 @@ use std::{
 
 use futures_util::future::join_all;
 use idem_core::{Claimed, Decision, Expiring, HandlerError, Removal, Removed, Store as _, UnitOfWork as _};
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 
 use super::{
     consumers::{
@@ -99,7 +99,7 @@ async fn b2_the_sessions_own_limits_are_put_back() {
     let store = &fixture.store;
     let mut connection = fixture.connect().await;
     sqlx::raw_sql("SET lock_timeout = '7s'; SET statement_timeout = '9s'").execute(&mut connection).await.unwrap();
-    let mut lane = store.lane_from(connection).await.unwrap();
+    let mut lane = store.session_from(connection).await.unwrap();
     let (claim, run) = claim_of(store, "a").await;
     let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(3))).await.unwrap();
     let shown = "SELECT current_setting('lock_timeout') || ' ' || current_setting('statement_timeout')";
@@ -208,7 +208,7 @@ async fn b4_repeatable_read_by_default_gives_an_answer_at_once() {
             let mut connection = fixture.connect().await;
             let text = format!("SET default_transaction_isolation = '{level}'");
             sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(&mut connection).await.unwrap();
-            lanes.push(fixture.store.lane_from(connection).await.unwrap());
+            lanes.push(fixture.store.session_from(connection).await.unwrap());
         }
         let consumer = consumer(fixture.store.clone(), super::consumers::Acting(Isolation));
         let message = || vec![msg(level)];
@@ -305,11 +305,11 @@ async fn a27_a_table_altered_under_prepared_statements() {
 /// Reads by `*`, which is what a changed table breaks.
 struct Reading;
 
-impl idem_core::Handler<Postgres> for Reading {
+impl idem_core::Handler<PostgresStore> for Reading {
     async fn handle(
         &self,
         message: &idem_core::Message,
-        tx: &mut idem_core::Tx<'_, Postgres>,
+        tx: &mut idem_core::Tx<'_, PostgresStore>,
     ) -> Result<(), HandlerError> {
         sqlx::query("SELECT * FROM prices").fetch_all(tx.connection()).await?;
         Ok(super::consumers::write(tx.connection(), message).await?)

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use idem_core::{Cleaner, Cleanup, CleanupSettings, ErrorClass, Expiring, Removal, Removed, Store as _, StoreError};
 use idem_schema::cleanup_script;
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 
 use super::{
     consumers::{Write, consumer, keys, messages, msg, process},
@@ -22,7 +22,7 @@ async fn scene() -> (Fixture, Box<dyn Cleaner>) {
     (fixture, cleaner)
 }
 
-async fn store_of(fixture: &Fixture, group: &str) -> Postgres {
+async fn store_of(fixture: &Fixture, group: &str) -> PostgresStore {
     let connection = login(fixture, group).await;
     fixture.options_of(connection).build().unwrap()
 }

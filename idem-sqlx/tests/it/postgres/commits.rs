@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use idem_core::{Decision, DedupConsumer, DedupConsumerBuilder, ErrorClass};
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 use super::{
@@ -14,7 +14,7 @@ use super::{
 };
 
 /// A consumer with one lane behind a proxy.
-async fn behind(fixture: &Fixture, cut: Cut, times: usize) -> (Proxy, DedupConsumer<Postgres>) {
+async fn behind(fixture: &Fixture, cut: Cut, times: usize) -> (Proxy, DedupConsumer<PostgresStore>) {
     let server: PgConnectOptions = url().parse().unwrap();
     let proxy = Proxy::new(format!("{}:{}", server.get_host(), server.get_port()), cut, times).await;
     let through = server.host("127.0.0.1").port(proxy.port).ssl_mode(PgSslMode::Disable);
@@ -83,8 +83,8 @@ const WAITING: &str = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_even
 /// A server of its own, on which every COMMIT hangs, and a consumer that was started before.
 async fn rig(
     name: &str,
-    limits: impl FnOnce(DedupConsumerBuilder<Postgres>) -> DedupConsumerBuilder<Postgres>,
-) -> (Scratch, Fixture, DedupConsumer<Postgres>) {
+    limits: impl FnOnce(DedupConsumerBuilder<PostgresStore>) -> DedupConsumerBuilder<PostgresStore>,
+) -> (Scratch, Fixture, DedupConsumer<PostgresStore>) {
     let scratch = Scratch::new(name).await;
     let fixture = Fixture::on(&scratch.url).await;
     let consumer = limits(builder(fixture.another(), Write).lanes(1)).build().unwrap();
@@ -94,12 +94,12 @@ async fn rig(
 }
 
 /// So long that nothing but the event that a test waits for ends a COMMIT.
-fn patient(consumer: DedupConsumerBuilder<Postgres>) -> DedupConsumerBuilder<Postgres> {
+fn patient(consumer: DedupConsumerBuilder<PostgresStore>) -> DedupConsumerBuilder<PostgresStore> {
     consumer.commit_timeout(PATIENCE).busy_timeout(PATIENCE)
 }
 
 /// Too short for any COMMIT that hangs.
-fn hasty(consumer: DedupConsumerBuilder<Postgres>) -> DedupConsumerBuilder<Postgres> {
+fn hasty(consumer: DedupConsumerBuilder<PostgresStore>) -> DedupConsumerBuilder<PostgresStore> {
     consumer.commit_timeout(Duration::from_millis(500)).busy_timeout(Duration::from_secs(1))
 }
 

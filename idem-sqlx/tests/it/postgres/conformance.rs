@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::TryStreamExt as _;
 use idem_core::{HandlerError, Tx};
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use idem_testkit::conformance::store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest};
 use sqlx::{Connection as _, PgConnection, Row as _};
 
@@ -12,7 +12,7 @@ use super::fixture::Fixture;
 
 struct Subject {
     fixture: Fixture,
-    store: Arc<Postgres>,
+    store: Arc<PostgresStore>,
 }
 
 async fn fresh() -> Subject {
@@ -30,17 +30,17 @@ async fn insert(connection: &mut PgConnection, effect: &Effect) -> Result<(), sq
 }
 
 impl StoreUnderTest for Subject {
-    type Store = Postgres;
+    type Store = PostgresStore;
 
-    fn store(&self) -> Arc<Postgres> {
+    fn store(&self) -> Arc<PostgresStore> {
         Arc::clone(&self.store)
     }
 
-    async fn another(&self) -> Arc<Postgres> {
+    async fn another(&self) -> Arc<PostgresStore> {
         Arc::new(self.fixture.another())
     }
 
-    async fn write(tx: &mut Tx<'_, Postgres>, effect: &Effect) -> Result<(), HandlerError> {
+    async fn write(tx: &mut Tx<'_, PostgresStore>, effect: &Effect) -> Result<(), HandlerError> {
         Ok(insert(tx.connection(), effect).await?)
     }
 
@@ -75,7 +75,7 @@ impl StoreUnderTest for Subject {
         }
     }
 
-    async fn act(tx: &mut Tx<'_, Postgres>, action: HandlerAction, effect: &Effect) -> Result<(), HandlerError> {
+    async fn act(tx: &mut Tx<'_, PostgresStore>, action: HandlerAction, effect: &Effect) -> Result<(), HandlerError> {
         let connection = tx.connection();
         let text = match action {
             HandlerAction::Commit => "COMMIT",

@@ -4,7 +4,7 @@
 mod shared;
 
 use idem_core::{ClaimError, Handler, HandlerError, Message, Tx};
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use sqlx::PgConnection;
 
 pub(super) use self::shared::*;
@@ -19,8 +19,8 @@ pub(super) async fn write(connection: &mut PgConnection, message: &Message) -> R
 /// The handler that only writes.
 pub(super) struct Write;
 
-impl Handler<Postgres> for Write {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl Handler<PostgresStore> for Write {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
         Ok(write(tx.connection(), message).await?)
     }
 }
@@ -37,8 +37,8 @@ pub(super) trait Act: Send + Sync + 'static {
 /// A handler that does this.
 pub(super) struct Acting<A>(pub(super) A);
 
-impl<A: Act> Handler<Postgres> for Acting<A> {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl<A: Act> Handler<PostgresStore> for Acting<A> {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
         self.0.act(message, tx.connection()).await
     }
 }

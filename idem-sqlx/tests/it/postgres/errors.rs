@@ -2,7 +2,7 @@
 
 use idem_core::{ErrorClass, Store as _};
 use idem_schema::SQLSTATES;
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use sqlx::Connection as _;
 
 use super::fixture::Fixture;
@@ -25,7 +25,7 @@ async fn j15_every_sqlstate_has_its_class() {
         let text = format!("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '{code}'; END $$");
         let error = sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(&mut connection).await.unwrap_err();
         assert_eq!(error.as_database_error().unwrap().code().as_deref(), Some(code));
-        let classified = Postgres::classify(&error).map(|class| class.to_string());
+        let classified = PostgresStore::classify(&error).map(|class| class.to_string());
         assert_eq!(classified.as_deref(), Some(class), "{code} {name}");
         seen += 1;
     }
@@ -39,7 +39,7 @@ async fn a23_a_handlers_write_after_its_own_rollback_is_its_own_fault() {
     let mut connection = fixture.connect().await;
     sqlx::raw_sql("BEGIN READ ONLY").execute(&mut connection).await.unwrap();
     let error = sqlx::query("INSERT INTO taken VALUES ('x')").execute(&mut connection).await.unwrap_err();
-    assert_eq!(Postgres::classify(&error), Some(ErrorClass::Transient));
+    assert_eq!(PostgresStore::classify(&error), Some(ErrorClass::Transient));
     connection.close().await.unwrap();
     fixture.drop().await;
 }
@@ -52,9 +52,9 @@ async fn s4_a_description_names_the_constraint_and_no_value() {
     let query = sqlx::query("INSERT INTO taken VALUES ('canary-4111')");
     let error = query.execute(&fixture.admin).await.unwrap_err();
     assert!(format!("{error:?}").contains("canary-4111"), "the server quotes it");
-    let text = Postgres::describe(&error).unwrap();
+    let text = PostgresStore::describe(&error).unwrap();
     assert_eq!(text, "SQLSTATE 23505 constraint taken_pkey table taken");
     let source = std::error::Error::source(&error).unwrap();
-    assert_eq!(Postgres::describe(source).unwrap(), text);
+    assert_eq!(PostgresStore::describe(source).unwrap(), text);
     fixture.drop().await;
 }

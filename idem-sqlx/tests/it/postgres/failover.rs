@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{CancellationToken, Worker, WorkerBuilder};
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use idem_testkit::{
     memory::{Broker, MemorySource, Queue, QueueOptions},
     proxy::Proxy,
@@ -21,7 +21,7 @@ fn at(server: &Scratch, fixture: &Fixture) -> Fixture {
     let options: PgConnectOptions = server.url.parse().unwrap();
     let connection = fixture.connection.clone().host(options.get_host()).port(options.get_port());
     let admin = PgPoolOptions::new().max_connections(2).connect_lazy_with(connection.clone());
-    let store = Postgres::with_options(connection.clone()).schema(fixture.schema.clone()).build().unwrap();
+    let store = PostgresStore::with_options(connection.clone()).schema(fixture.schema.clone()).build().unwrap();
     Fixture { store, schema: fixture.schema.clone(), admin, connection }
 }
 
@@ -69,7 +69,7 @@ async fn a24_an_asynchronous_failover_loses_records_and_effects_together() {
     standby.down().await;
 }
 
-fn worker(fixture: &Fixture, queue: &Queue) -> WorkerBuilder<Postgres, MemorySource> {
+fn worker(fixture: &Fixture, queue: &Queue) -> WorkerBuilder<PostgresStore, MemorySource> {
     // So long that nothing but the end of the server ends a COMMIT that hangs.
     let consumer = builder(fixture.store.clone(), Write).lanes(1).commit_timeout(PATIENCE).busy_timeout(PATIENCE);
     Worker::builder(consumer.build().unwrap(), queue.source()).cleanup(None).drain(Duration::from_secs(10))
@@ -120,7 +120,7 @@ fn behind(proxy: &Proxy, fixture: &Fixture) -> Fixture {
     let (host, port) = proxy.address().split_once(':').unwrap();
     let connection = fixture.connection.clone().host(host).port(port.parse().unwrap());
     let admin = PgPoolOptions::new().max_connections(2).connect_lazy_with(fixture.connection.clone());
-    let store = Postgres::with_options(connection.clone()).schema(fixture.schema.clone()).build().unwrap();
+    let store = PostgresStore::with_options(connection.clone()).schema(fixture.schema.clone()).build().unwrap();
     Fixture { store, schema: fixture.schema.clone(), admin, connection }
 }
 

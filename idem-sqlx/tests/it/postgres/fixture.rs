@@ -11,7 +11,7 @@ use std::{
 };
 
 use idem_schema::SchemaName;
-use idem_sqlx::{Postgres, PostgresOptions};
+use idem_sqlx::{PostgresOptions, PostgresStore};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection, PgPool, Row as _, postgres::PgConnectOptions};
 
 /// The server that the tests share.
@@ -21,7 +21,7 @@ pub(super) fn url() -> String {
 
 /// A schema with idem's tables and a table of effects, and a way to look into it.
 pub(super) struct Fixture {
-    pub(super) store: Postgres,
+    pub(super) store: PostgresStore,
     pub(super) schema: SchemaName,
     /// For looking and arranging, as an administrator does.
     pub(super) admin: PgPool,
@@ -83,22 +83,22 @@ impl Fixture {
         let pool = sqlx::postgres::PgPoolOptions::new().max_connections(4);
         let admin = pool.connect_with(connection.clone()).await.unwrap();
         sqlx::raw_sql(AssertSqlSafe(format!("CREATE SCHEMA {}", schema.quoted()))).execute(&admin).await.unwrap();
-        let store = Postgres::with_options(connection.clone()).schema(schema.clone()).build().unwrap();
+        let store = PostgresStore::with_options(connection.clone()).schema(schema.clone()).build().unwrap();
         Self { store, schema, admin, connection }
     }
 
     /// Settings of another store on the same schema.
     pub(super) fn options(&self) -> PostgresOptions {
-        Postgres::with_options(self.connection.clone()).schema(self.schema.clone())
+        PostgresStore::with_options(self.connection.clone()).schema(self.schema.clone())
     }
 
     /// Settings of a store on the same schema with another login.
     pub(super) fn options_of(&self, connection: PgConnectOptions) -> PostgresOptions {
-        Postgres::with_options(connection.disable_statement_logging()).schema(self.schema.clone())
+        PostgresStore::with_options(connection.disable_statement_logging()).schema(self.schema.clone())
     }
 
     /// Another store on the same schema, as another process has it.
-    pub(super) fn another(&self) -> Postgres {
+    pub(super) fn another(&self) -> PostgresStore {
         self.options().build().unwrap()
     }
 

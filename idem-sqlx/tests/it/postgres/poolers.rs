@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use idem_core::{Bookkeeping as _, HandlerError, Message, Store as _, StoreError};
-use idem_sqlx::{Postgres, PostgresOptions, Statements};
+use idem_sqlx::{PostgresOptions, PostgresStore, Statements};
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
 use tokio::sync::Notify;
 
@@ -23,7 +23,7 @@ fn through(fixture: &Fixture, options: PgConnectOptions) -> PostgresOptions {
 }
 
 /// A store behind the pooler, as it is set up there: its role is read only by default.
-async fn pooled(fixture: &Fixture) -> Postgres {
+async fn pooled(fixture: &Fixture) -> PostgresStore {
     let options = pooler().username(&fixture.pooled().await);
     through(fixture, options).statements(Statements::Unnamed).build().unwrap()
 }
@@ -185,20 +185,20 @@ async fn a40_behind_a_pooler_a_handler_that_ends_its_unit_doubles_nothing() {
 async fn a41_a_connection_that_is_handed_over_is_fenced() {
     let fixture = Fixture::new().await;
     let consumer = consumer(fixture.store.clone(), Acting(Ends(fixture.schema.quoted())));
-    let mut lane = fixture.store.lane_from(fixture.connect().await).await.unwrap();
+    let mut lane = fixture.store.session_from(fixture.connect().await).await.unwrap();
     for expected in ["PtP", "DtD"] {
         let (back, decisions) = consumer.process_on(lane, messages(&keys(3))).await.unwrap();
         assert_eq!(letters(&decisions), expected);
         lane = back.unwrap();
     }
     assert_eq!(fixture.effects().await, ["order-000", "order-002"]);
-    let lane = fixture.store.lane_from(fixture.connect().await).await.unwrap();
+    let lane = fixture.store.session_from(fixture.connect().await).await.unwrap();
     let mut connection = lane.into_connection().await.unwrap();
     sqlx::raw_sql("INSERT INTO effects VALUES ('own', '', '')").execute(&mut connection).await.unwrap();
     // Through a pooler, a session's setting would be the next client's.
     let foreign = pooler().extra_float_digits(None).connect().await.unwrap();
     let behind = through(&fixture, pooler()).statements(Statements::Unnamed).build().unwrap();
-    assert!(matches!(behind.lane_from(foreign).await, Err(StoreError::Refused { .. })));
+    assert!(matches!(behind.session_from(foreign).await, Err(StoreError::Refused { .. })));
     behind.disconnect().await;
     fixture.drop().await;
 }

@@ -105,13 +105,13 @@ async fn j12_a_worker_of_the_release_before_goes_on_with_its_dead_letters() {
 
     // This release beside it, over the same origins and other ones.
     for failed in [keyed, without_key, Failed { payload: "other", ..without_key }] {
-        let parked = fixture.store.bookkeeping().park(&failed.letter(scope)).await.unwrap();
-        assert!(parked.copies == 1 && parked.id.0 > other, "{parked:?}");
-        assert_eq!(fixture.store.bookkeeping().park(&failed.letter(scope)).await.unwrap().id, parked.id);
-        assert!(parked.fingerprint.is_some() && parked.payload_kept);
+        let stored = fixture.store.bookkeeping().store_dead_letter(&failed.letter(scope)).await.unwrap();
+        assert!(stored.copies == 1 && stored.id.0 > other, "{stored:?}");
+        assert_eq!(fixture.store.bookkeeping().store_dead_letter(&failed.letter(scope)).await.unwrap().id, stored.id);
+        assert!(stored.fingerprint.is_some() && stored.payload_kept);
     }
     let new = Failed { origin: "q/4", key: None, payload: "new" };
-    fixture.store.bookkeeping().park(&new.letter(scope)).await.unwrap();
+    fixture.store.bookkeeping().store_dead_letter(&new.letter(scope)).await.unwrap();
     let (own, copies) = new.by_the_release_before(&fixture, scope).await;
     assert_eq!((new.by_the_release_before(&fixture, scope).await.1, copies), (1, 1));
     let payloads = fixture.texts("SELECT convert_from(payload, 'UTF8') FROM dead_letters ORDER BY id").await;

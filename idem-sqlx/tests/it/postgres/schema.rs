@@ -2,7 +2,7 @@
 
 use idem_core::{Bookkeeping as _, Store as _, StoreError};
 use idem_schema::{KEY_ID_VECTORS, MigrationError, PostgresStatements, SchemaName};
-use idem_sqlx::{MigrateError, Postgres};
+use idem_sqlx::{MigrateError, PostgresStore};
 
 use super::{
     consumers::{Write, consumer, msg, process},
@@ -157,7 +157,7 @@ async fn s6_a_schema_name_that_is_a_keyword_works_and_a_hostile_one_is_refused()
     }
     let fixture = Fixture::new().await;
     let keyword = SchemaName::new("select").unwrap();
-    let store: Postgres = fixture.options().schema(keyword).build().unwrap();
+    let store: PostgresStore = fixture.options().schema(keyword).build().unwrap();
     store.migrate().await.unwrap();
     let consumer = consumer(store, Write);
     assert_eq!(process(&consumer, vec![msg("a'; DROP TABLE effects; --")]).await, "P");

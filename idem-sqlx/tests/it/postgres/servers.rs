@@ -9,7 +9,7 @@ use std::{
 };
 
 use idem_core::{Bookkeeping as _, ErrorClass, Store as _, StoreError};
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use sqlx::ConnectOptions as _;
 
 use super::{
@@ -30,7 +30,7 @@ async fn a23_a_standby_is_refused_at_start_and_infrastructure_later() {
     );
     assert_eq!(store.open().await.unwrap_err().class(), ErrorClass::Infrastructure);
     let connection = options.connect().await.unwrap();
-    assert_eq!(store.lane_from(connection).await.unwrap_err().class(), ErrorClass::Infrastructure);
+    assert_eq!(store.session_from(connection).await.unwrap_err().class(), ErrorClass::Infrastructure);
     standby.down().await;
     fixture.drop().await;
     primary.down().await;
@@ -78,7 +78,7 @@ async fn a25_a_server_that_crashes_under_load() {
 
 #[tokio::test]
 async fn an_unreachable_server_is_unavailable_and_a_wrong_login_is_refused() {
-    let error = Postgres::connect("postgres://u:hunter2@127.0.0.1:1/x").await.unwrap_err();
+    let error = PostgresStore::connect("postgres://u:hunter2@127.0.0.1:1/x").await.unwrap_err();
     assert_eq!(error.class(), ErrorClass::Infrastructure);
     assert!(!format!("{error:?}").contains("hunter2"));
     let fixture = Fixture::new().await;

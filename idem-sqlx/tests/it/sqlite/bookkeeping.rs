@@ -7,7 +7,7 @@ use idem_core::{
     HashRuleId, Headers, IdempotencyKey, Message, Origin, PayloadHash, Reason, Registration, ReplayEnd, RunId, ScopeId,
     Store as _, StoreError, Tenant,
 };
-use idem_sqlx::{Sqlite, SqliteOptions, Synchronous};
+use idem_sqlx::{SqliteOptions, SqliteStore, Synchronous};
 
 use super::{File, fresh, registered, registration};
 
@@ -68,7 +68,7 @@ async fn s2_tenants_and_consumers_have_scopes_of_their_own() {
 async fn a_weak_setting_is_a_warning_of_every_start() {
     let file = File::new();
     for (synchronous, warnings) in [(Synchronous::Full, 0), (Synchronous::Normal, 1)] {
-        let store = Sqlite::connect(SqliteOptions::new(file.path()).synchronous(synchronous)).await.unwrap();
+        let store = SqliteStore::connect(SqliteOptions::new(file.path()).synchronous(synchronous)).await.unwrap();
         store.migrate().await.unwrap();
         assert_eq!(store.bookkeeping().register(&registration()).await.unwrap().warnings.len(), warnings);
     }
@@ -120,17 +120,24 @@ pub(super) fn letter(scope: ScopeId, origin: &str, key_text: Option<&str>, reaso
 async fn a_dead_letter_is_one_row_an_origin_and_counts_its_equals() {
     let (_file, store) = fresh().await;
     let scope = registered(&store).await;
-    let first = store.bookkeeping().park(&letter(scope, "q/1", Some("a"), Reason::Permanent)).await.unwrap();
+    let first =
+        store.bookkeeping().store_dead_letter(&letter(scope, "q/1", Some("a"), Reason::Permanent)).await.unwrap();
     assert_eq!((first.copies, first.attempts, first.reason), (1, 5, Reason::Permanent));
-    assert_eq!(store.bookkeeping().park(&letter(scope, "q/1", Some("a"), Reason::Permanent)).await.unwrap(), first);
-    let copy = store.bookkeeping().park(&letter(scope, "q/2", Some("a"), Reason::Permanent)).await.unwrap();
+    assert_eq!(
+        store.bookkeeping().store_dead_letter(&letter(scope, "q/1", Some("a"), Reason::Permanent)).await.unwrap(),
+        first
+    );
+    let copy =
+        store.bookkeeping().store_dead_letter(&letter(scope, "q/2", Some("a"), Reason::Permanent)).await.unwrap();
     assert_eq!((copy.id, copy.copies, copy.origin.as_str()), (first.id, 2, "q/1"));
-    let again = store.bookkeeping().park(&letter(scope, "q/2", Some("a"), Reason::Permanent)).await.unwrap();
+    let again =
+        store.bookkeeping().store_dead_letter(&letter(scope, "q/2", Some("a"), Reason::Permanent)).await.unwrap();
     assert_eq!((again.id, again.copies), (first.id, 2), "what a crash brings back is not counted");
     // Another reason, and a message without a key, are rows of their own.
-    let conflict = store.bookkeeping().park(&letter(scope, "q/3", Some("a"), Reason::Conflict)).await.unwrap();
-    let keyless = store.bookkeeping().park(&letter(scope, "q/4", None, Reason::MissingKey)).await.unwrap();
-    let other = store.bookkeeping().park(&letter(scope, "q/5", None, Reason::MissingKey)).await.unwrap();
+    let conflict =
+        store.bookkeeping().store_dead_letter(&letter(scope, "q/3", Some("a"), Reason::Conflict)).await.unwrap();
+    let keyless = store.bookkeeping().store_dead_letter(&letter(scope, "q/4", None, Reason::MissingKey)).await.unwrap();
+    let other = store.bookkeeping().store_dead_letter(&letter(scope, "q/5", None, Reason::MissingKey)).await.unwrap();
     assert!(first.id < conflict.id && conflict.id < keyless.id && keyless.id < other.id);
     assert_eq!(keyless.key, None);
     store.bookkeeping().mark_published(conflict.id).await.unwrap();
@@ -148,21 +155,22 @@ async fn a_replay_is_taken_once_and_whole() {
     let (file, store) = fresh().await;
     let scope = registered(&store).await;
     let orders = ConsumerName::new("orders").unwrap();
-    let parked = store.bookkeeping().park(&letter(scope, "q/1", Some("a"), Reason::Permanent)).await.unwrap();
+    let stored =
+        store.bookkeeping().store_dead_letter(&letter(scope, "q/1", Some("a"), Reason::Permanent)).await.unwrap();
     let tombstone = DeadLetter {
         message: Message::tombstone().with_origin(Origin::new("q/2")),
         ..letter(scope, "q/2", Some("b"), Reason::Permanent)
     };
-    let empty = store.bookkeeping().park(&tombstone).await.unwrap();
+    let empty = store.bookkeeping().store_dead_letter(&tombstone).await.unwrap();
     let dropped = DeadLetter { keep_payload: false, ..letter(scope, "q/3", Some("c"), Reason::TooLarge) };
-    let dropped = store.bookkeeping().park(&dropped).await.unwrap();
+    let dropped = store.bookkeeping().store_dead_letter(&dropped).await.unwrap();
     assert!(store.bookkeeping().take_replays(&orders, RunId(1), 10).await.unwrap().is_empty(), "nobody asked");
     assert_eq!(
-        store.bookkeeping().request_replay(&[parked.id, empty.id, dropped.id]).await.unwrap(),
+        store.bookkeeping().request_replay(&[stored.id, empty.id, dropped.id]).await.unwrap(),
         2,
         "one has no payload"
     );
-    assert_eq!(store.bookkeeping().request_replay(&[parked.id]).await.unwrap(), 0, "it is asked for already");
+    assert_eq!(store.bookkeeping().request_replay(&[stored.id]).await.unwrap(), 0, "it is asked for already");
     let (one, two) = tokio::join!(
         store.bookkeeping().take_replays(&orders, RunId(1), 10),
         store.bookkeeping().take_replays(&orders, RunId(2), 10)
@@ -170,19 +178,19 @@ async fn a_replay_is_taken_once_and_whole() {
     let (one, two) = (one.unwrap(), two.unwrap());
     assert_eq!(one.len() + two.len(), 2);
     let taken: Vec<_> = one.into_iter().chain(two).collect();
-    assert_eq!(taken.iter().map(|replay| replay.id).collect::<Vec<_>>(), [parked.id, empty.id]);
+    assert_eq!(taken.iter().map(|replay| replay.id).collect::<Vec<_>>(), [stored.id, empty.id]);
     let original = letter(scope, "q/1", Some("a"), Reason::Permanent);
     assert_eq!(taken[0].message, original.message);
     assert_eq!((taken[0].key.clone(), taken[0].scope), (original.key, scope));
     assert_eq!(taken[1].message.payload(), None);
-    store.bookkeeping().finish_replay(parked.id, ReplayEnd::Released).await.unwrap();
+    store.bookkeeping().finish_replay(stored.id, ReplayEnd::Released).await.unwrap();
     assert_eq!(store.bookkeeping().take_replays(&orders, RunId(3), 10).await.unwrap().len(), 1);
-    store.bookkeeping().finish_replay(parked.id, ReplayEnd::Processed).await.unwrap();
+    store.bookkeeping().finish_replay(stored.id, ReplayEnd::Processed).await.unwrap();
     let failed = ReplayEnd::Failed { reason: Reason::Permanent, error: "again".to_owned() };
     store.bookkeeping().finish_replay(empty.id, failed).await.unwrap();
     let listed = store.bookkeeping().dead_letters(&orders, 10).await.unwrap();
     let replayed = |id| listed.iter().find(|letter| letter.id == id).unwrap().replayed.clone();
-    assert_eq!(replayed(parked.id).as_deref(), Some("processed"));
+    assert_eq!(replayed(stored.id).as_deref(), Some("processed"));
     assert_eq!(replayed(empty.id).as_deref(), Some("failed: permanent: again"));
     assert_eq!(replayed(dropped.id), None);
     // One whose worker died can be taken again after a while.
@@ -231,7 +239,7 @@ async fn dropped_calls_leave_no_lock_behind() {
     for polls in 0..40 {
         let store = Arc::clone(&store);
         let letter = letter(scope, &format!("q/{polls}"), Some("a"), Reason::Permanent);
-        let mut call = Box::pin(async move { store.bookkeeping().park(&letter).await });
+        let mut call = Box::pin(async move { store.bookkeeping().store_dead_letter(&letter).await });
         for _ in 0..polls {
             if poll_once(call.as_mut()).await {
                 break;
@@ -239,7 +247,8 @@ async fn dropped_calls_leave_no_lock_behind() {
             tokio::task::yield_now().await;
         }
     }
-    let last = store.bookkeeping().park(&letter(scope, "q/last", Some("z"), Reason::Permanent)).await.unwrap();
+    let last =
+        store.bookkeeping().store_dead_letter(&letter(scope, "q/last", Some("z"), Reason::Permanent)).await.unwrap();
     assert_eq!(last.copies, 1);
 }
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{HandlerError, Tx};
-use idem_sqlx::Sqlite;
+use idem_sqlx::SqliteStore;
 use idem_testkit::conformance::store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest};
 use sqlx::{Connection, Row, SqliteConnection};
 
@@ -12,7 +12,7 @@ use super::{File, open};
 /// A file of its own for each case.
 struct Fresh {
     file: File,
-    store: Arc<Sqlite>,
+    store: Arc<SqliteStore>,
 }
 
 async fn fresh() -> Fresh {
@@ -63,17 +63,17 @@ const DROP_KEY: &str = "
     ALTER TABLE without_key RENAME TO idem_processed_messages";
 
 impl StoreUnderTest for Fresh {
-    type Store = Sqlite;
+    type Store = SqliteStore;
 
-    fn store(&self) -> Arc<Sqlite> {
+    fn store(&self) -> Arc<SqliteStore> {
         Arc::clone(&self.store)
     }
 
-    async fn another(&self) -> Arc<Sqlite> {
+    async fn another(&self) -> Arc<SqliteStore> {
         open(&self.file).await
     }
 
-    async fn write(tx: &mut Tx<'_, Sqlite>, effect: &Effect) -> Result<(), HandlerError> {
+    async fn write(tx: &mut Tx<'_, SqliteStore>, effect: &Effect) -> Result<(), HandlerError> {
         Ok(write(tx.connection(), effect).await?)
     }
 
@@ -109,7 +109,7 @@ impl StoreUnderTest for Fresh {
         }
     }
 
-    async fn act(tx: &mut Tx<'_, Sqlite>, action: HandlerAction, effect: &Effect) -> Result<(), HandlerError> {
+    async fn act(tx: &mut Tx<'_, SqliteStore>, action: HandlerAction, effect: &Effect) -> Result<(), HandlerError> {
         let connection = tx.connection();
         match action {
             HandlerAction::Commit => run(connection, "COMMIT").await?,

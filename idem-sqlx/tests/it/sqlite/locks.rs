@@ -6,7 +6,7 @@ use idem_core::{
     Bookkeeping, Claim, ClaimError, Decision, ErrorClass, IdempotencyKey, PayloadHash, Retention, Store, StoreError,
     UnitOfWork, UnitOptions,
 };
-use idem_sqlx::{Sqlite, SqliteOptions};
+use idem_sqlx::{SqliteOptions, SqliteStore};
 
 use super::{Scripted, builder, consumer, fresh, message, messages, names, open, registration, soon};
 
@@ -85,7 +85,7 @@ async fn units_of_one_store_take_turns() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bookkeeping_behind_a_unit_waits_at_most_its_timeout() {
     let (file, _store) = fresh().await;
-    let store = Sqlite::connect(SqliteOptions::new(file.path()).bookkeeping_timeout(SHORT)).await.unwrap();
+    let store = SqliteStore::connect(SqliteOptions::new(file.path()).bookkeeping_timeout(SHORT)).await.unwrap();
     let scope = super::registered(&store).await;
     let mut lane = store.open().await.unwrap();
     let unit = store.begin(&mut lane, options(SHORT)).await.unwrap();
@@ -141,7 +141,7 @@ async fn stores_on_one_file_do_everything_exactly_once() {
 }
 
 /// Hands batches of ten in until each is decided, as a broker would.
-async fn everything(store: Arc<Sqlite>, keys: Vec<String>) {
+async fn everything(store: Arc<SqliteStore>, keys: Vec<String>) {
     let consumer = consumer(&store);
     for batch in keys.chunks(10) {
         loop {

@@ -2,7 +2,7 @@
 
 use idem_core::{Bookkeeping, Store as _, StoreError};
 use idem_schema::{MigrateError, SchemaName};
-use idem_sqlx::{Sqlite, SqliteOptions};
+use idem_sqlx::{SqliteOptions, SqliteStore};
 
 use super::{File, consumer, fresh, message, open, registered};
 
@@ -71,7 +71,7 @@ async fn s6_two_prefixes_share_a_file() {
     let file = File::new();
     for name in ["idem", "idem_two", "select"] {
         let schema = SchemaName::new(name).unwrap();
-        let store = Sqlite::connect(SqliteOptions::new(file.path()).schema(schema)).await.unwrap();
+        let store = SqliteStore::connect(SqliteOptions::new(file.path()).schema(schema)).await.unwrap();
         store.migrate().await.unwrap();
         store.bookkeeping().verify().await.unwrap();
     }
@@ -98,8 +98,8 @@ async fn j12_dead_letters_outlive_the_migration_and_its_way_back() {
     file.run("DELETE FROM idem_dead_letters WHERE id = 2").await;
     assert_eq!(store.migrate().await.unwrap(), [2]);
     let letter = super::bookkeeping::letter(scope, "q/1", None, idem_core::Reason::Permanent);
-    let parked = store.bookkeeping().park(&letter).await.unwrap();
-    assert_eq!((parked.id.0, parked.copies), (3, 1), "another message at the origin, and id 2 was given before");
+    let stored = store.bookkeeping().store_dead_letter(&letter).await.unwrap();
+    assert_eq!((stored.id.0, stored.copies), (3, 1), "another message at the origin, and id 2 was given before");
     assert_eq!(file.ask("SELECT CAST(payload AS TEXT) FROM idem_dead_letters WHERE id = 1").await, ["old"]);
     // The release before goes on beside it, and finds its own row.
     file.run(&format!("{OLD} ({}, 'q/9', 'q/9', 'permanent', 1, '', x'78', 1, 1, 1, 1)", scope.0)).await;

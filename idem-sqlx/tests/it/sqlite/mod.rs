@@ -26,7 +26,7 @@ use idem_core::{
     Bookkeeping, ConsumerName, Decision, DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message,
     Registration, Retention, ScopeId, Store as _, Tenant, Tx,
 };
-use idem_sqlx::{Sqlite, SqliteOptions, Synchronous};
+use idem_sqlx::{SqliteOptions, SqliteStore, Synchronous};
 use sqlx::{Connection, Row, SqliteConnection};
 
 /// A file of its own, removed when the test went well.
@@ -83,7 +83,7 @@ impl Drop for File {
 }
 
 /// A migrated file with a table for effects. A test loses no power, so it need not wait for the disk.
-pub(crate) async fn fresh() -> (File, Arc<Sqlite>) {
+pub(crate) async fn fresh() -> (File, Arc<SqliteStore>) {
     let file = File::new();
     let store = open(&file).await;
     store.migrate().await.unwrap();
@@ -98,9 +98,9 @@ pub(crate) async fn fresh() -> (File, Arc<Sqlite>) {
     (file, store)
 }
 
-pub(crate) async fn open(file: &File) -> Arc<Sqlite> {
+pub(crate) async fn open(file: &File) -> Arc<SqliteStore> {
     let options = SqliteOptions::new(file.path()).synchronous(Synchronous::Normal);
-    Arc::new(Sqlite::connect(options.bookkeeping_timeout(Duration::from_secs(20))).await.unwrap())
+    Arc::new(SqliteStore::connect(options.bookkeeping_timeout(Duration::from_secs(20))).await.unwrap())
 }
 
 /// Writes its message, and does what the payload's first word says.
@@ -119,18 +119,18 @@ pub(crate) fn text(message: &Message) -> String {
     String::from_utf8_lossy(message.payload().unwrap()).into_owned()
 }
 
-impl Handler<Sqlite> for Scripted {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Sqlite>) -> Result<(), HandlerError> {
+impl Handler<SqliteStore> for Scripted {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, SqliteStore>) -> Result<(), HandlerError> {
         write(message, tx.connection()).await?;
         seal::act(text(message).split(' ').next().unwrap(), message, tx).await
     }
 }
 
-pub(crate) fn builder(store: &Arc<Sqlite>) -> DedupConsumerBuilder<Sqlite> {
+pub(crate) fn builder(store: &Arc<SqliteStore>) -> DedupConsumerBuilder<SqliteStore> {
     DedupConsumer::builder_shared(Arc::clone(store), "orders").effects(Effects::InTransaction)
 }
 
-pub(crate) fn consumer(store: &Arc<Sqlite>) -> DedupConsumer<Sqlite> {
+pub(crate) fn consumer(store: &Arc<SqliteStore>) -> DedupConsumer<SqliteStore> {
     builder(store).handler(Scripted).build().unwrap()
 }
 
@@ -168,7 +168,7 @@ pub(crate) fn registration() -> Registration {
     }
 }
 
-pub(crate) async fn registered(store: &Sqlite) -> ScopeId {
+pub(crate) async fn registered(store: &SqliteStore) -> ScopeId {
     store.bookkeeping().register(&registration()).await.unwrap().scope
 }
 

@@ -3,7 +3,7 @@
 use std::process::{Command, ExitStatus};
 
 use idem_core::failpoint::{self, Action};
-use idem_sqlx::Sqlite;
+use idem_sqlx::SqliteStore;
 
 use super::{File, consumer, fresh, message, names, open};
 
@@ -27,7 +27,7 @@ fn child() {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let store = std::sync::Arc::new(Sqlite::open(path).await.unwrap());
+        let store = std::sync::Arc::new(SqliteStore::open(path).await.unwrap());
         let consumer = consumer(&store);
         for batch in input() {
             loop {

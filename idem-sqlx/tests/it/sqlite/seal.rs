@@ -1,13 +1,13 @@
 //! What handlers do to their transaction, and what comes of it: only idem's own commit commits.
 
 use idem_core::{Decision, HandlerError, Message, Store, Tx, UnitOfWork, UnitOptions};
-use idem_sqlx::Sqlite;
+use idem_sqlx::SqliteStore;
 use sqlx::{Connection, SqliteConnection};
 
 use super::{consumer, fresh, message, messages, names, registered, soon};
 
 /// What a payload's first word makes [`super::Scripted`] do after its write.
-pub(super) async fn act(word: &str, message: &Message, tx: &mut Tx<'_, Sqlite>) -> Result<(), HandlerError> {
+pub(super) async fn act(word: &str, message: &Message, tx: &mut Tx<'_, SqliteStore>) -> Result<(), HandlerError> {
     let connection = tx.connection();
     match word {
         "commit" => run(connection, "COMMIT").await?,

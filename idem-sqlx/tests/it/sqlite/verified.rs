@@ -1,7 +1,7 @@
 //! What start-up refuses, each with its cure.
 
 use idem_core::{Bookkeeping, Store as _, StoreError};
-use idem_sqlx::{Sqlite, SqliteOptions};
+use idem_sqlx::{SqliteOptions, SqliteStore};
 
 use super::{File, consumer, fresh, message, open};
 
@@ -89,16 +89,16 @@ async fn a_file_that_left_wal_mode_is_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_opened_is_told() {
-    let error = Sqlite::open(":memory:").await.unwrap_err();
+    let error = SqliteStore::open(":memory:").await.unwrap_err();
     assert!(matches!(error, StoreError::Refused { .. }), "{error}");
-    let error = Sqlite::open("/proc/nowhere/x.db").await.unwrap_err();
+    let error = SqliteStore::open("/proc/nowhere/x.db").await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
     let missing = SqliteOptions::new(File::new().path()).create_if_missing(false);
-    let error = Sqlite::connect(missing).await.unwrap_err();
+    let error = SqliteStore::connect(missing).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
     let file = File::new();
     std::fs::write(file.path(), "this is no database, and it is long enough to have a header of its own".repeat(20))
         .unwrap();
-    let error = Sqlite::open(file.path()).await.unwrap_err();
+    let error = SqliteStore::open(file.path()).await.unwrap_err();
     assert_eq!(error.class(), idem_core::ErrorClass::Fatal, "{error}");
 }

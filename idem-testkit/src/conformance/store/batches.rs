@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Decision, DedupConsumer, Effects, ErrorClass, Handlers, Message, OrderingKey, Reason};
+use idem_core::{Concurrency, Decision, DedupConsumer, Effects, ErrorClass, Message, OrderingKey, Reason};
 
 use super::{
     gate::DEADLINE,
@@ -278,7 +278,7 @@ pub async fn overlapping_batches_run_each_key_once<T: StoreUnderTest>(subject: &
 /// Effects::Outside: one message a unit, so that a neighbour's failure repeats nobody's calls.
 pub async fn outside_effects_run_one_message_a_unit<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
-    let builder = scene.builder("orders", fail_bad).effects(Effects::Outside).handlers(Handlers::InOrder);
+    let builder = scene.builder("orders", fail_bad).effects(Effects::Outside).handlers(Concurrency::InOrder);
     let consumer = builder.handler_deadline(Duration::from_secs(10)).build().unwrap();
     let kinds = process(&consumer, [msg("k-1", "p"), msg("k-2", "bad"), msg("k-3", "p")]).await;
     assert_eq!(kinds, [Kind::Processed, TRANSIENT, Kind::Processed]);

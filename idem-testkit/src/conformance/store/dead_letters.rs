@@ -5,11 +5,11 @@ use std::collections::HashSet;
 
 use idem_core::{
     Bookkeeping, Bytes, ConsumerName, ControlState, DeadLetter, DeadLetterId, ErrorClass, FailureKind, Fingerprint,
-    Message, Origin, ParkedDeadLetter, PayloadHash, Reason, Registered, ReplayEnd, Store as _,
+    Message, Origin, PayloadHash, Reason, Registered, ReplayEnd, Store as _, StoredDeadLetter,
 };
 
 use super::{
-    failures::{from, letter, listed, park, take},
+    failures::{from, letter, listed, store_dead_letter, take},
     scene::{Scene, key_from, registration},
     subject::StoreUnderTest,
 };
@@ -18,11 +18,11 @@ use super::{
 async fn payloads<T: StoreUnderTest>(
     scene: &Scene<'_, T>,
     registered: &Registered,
-    parked: &[DeadLetterId],
+    stored: &[DeadLetterId],
 ) -> Vec<Option<String>> {
     assert_eq!(
-        scene.store.bookkeeping().request_replay(parked).await.unwrap(),
-        parked.len() as u64,
+        scene.store.bookkeeping().request_replay(stored).await.unwrap(),
+        stored.len() as u64,
         "all can be replayed"
     );
     let mut replays = take(scene, registered).await;
@@ -49,9 +49,9 @@ pub async fn a29_another_message_at_a_used_origin_is_another_dead_letter<T: Stor
     ];
     let mut ids = Vec::new();
     for letter in &letters {
-        let parked = park(&scene, letter).await;
-        assert_eq!((parked.copies, parked.key.as_ref()), (1, letter.key.as_ref()));
-        ids.push(parked.id);
+        let stored = store_dead_letter(&scene, letter).await;
+        assert_eq!((stored.copies, stored.key.as_ref()), (1, letter.key.as_ref()));
+        ids.push(stored.id);
     }
     assert_eq!(ids.iter().collect::<HashSet<_>>().len(), letters.len());
     let expected = some(&["paid", "shipped", "refunded", "first", "second"]);
@@ -66,12 +66,16 @@ pub async fn a29_a_copy_from_another_origin_is_counted<T: StoreUnderTest>(subjec
         let message = from(origin, "order-1", "p").with_header("trace", trace.to_owned());
         letter(&registered, message, Some("order-1"), Reason::Permanent)
     };
-    let first = park(&scene, &copy("q/1", "one")).await;
+    let first = store_dead_letter(&scene, &copy("q/1", "one")).await;
     // Another message uses the origin of the first in between.
-    park(&scene, &letter(&registered, from("q/1", "order-2", "other"), Some("order-2"), Reason::Permanent)).await;
-    let second = park(&scene, &copy("q/2", "two")).await;
+    store_dead_letter(
+        &scene,
+        &letter(&registered, from("q/1", "order-2", "other"), Some("order-2"), Reason::Permanent),
+    )
+    .await;
+    let second = store_dead_letter(&scene, &copy("q/2", "two")).await;
     assert_eq!((second.id, second.copies, second.origin.as_str()), (first.id, 2, "q/1"));
-    assert_eq!(park(&scene, &copy("q/1", "one")).await.copies, 2, "a crash brings the first one back");
+    assert_eq!(store_dead_letter(&scene, &copy("q/1", "one")).await.copies, 2, "a crash brings the first one back");
     assert_eq!(scene.store.bookkeeping().request_replay(&[first.id]).await.unwrap(), 1);
     assert_eq!(take(&scene, &registered).await[0].message.headers().text("trace"), Some("one"));
 }
@@ -82,7 +86,7 @@ async fn replayed<T: StoreUnderTest>(
     registered: &Registered,
     letter: &DeadLetter,
 ) -> DeadLetterId {
-    let id = park(scene, letter).await.id;
+    let id = store_dead_letter(scene, letter).await.id;
     assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
     assert_eq!(take(scene, registered).await.len(), 1);
     scene.store.bookkeeping().finish_replay(id, ReplayEnd::Processed).await.unwrap();
@@ -96,8 +100,8 @@ pub async fn a29_a_replayed_dead_letter_is_not_revived_by_another_message<T: Sto
     for key in [Some("order-1"), None] {
         let of = |payload: &str| letter(&registered, from(&format!("q/{key:?}"), "", payload), key, Reason::Malformed);
         let over = replayed(&scene, &registered, &of("old")).await;
-        let parked = park(&scene, &of("new")).await;
-        assert!(parked.id != over && parked.replayed.is_none(), "{parked:?}");
+        let stored = store_dead_letter(&scene, &of("new")).await;
+        assert!(stored.id != over && stored.replayed.is_none(), "{stored:?}");
         let row = listed(&scene).await.into_iter().find(|row| row.id == over).unwrap();
         assert!(row.replayed.is_some() && row.copies == 1, "{row:?}");
     }
@@ -110,9 +114,9 @@ pub async fn a29_a_copy_puts_a_replayed_dead_letter_before_the_operator_again<T:
     let registered = scene.register().await;
     let copy = |origin: &str| letter(&registered, from(origin, "order-1", "p"), Some("order-1"), Reason::Permanent);
     let id = replayed(&scene, &registered, &copy("q/1")).await;
-    let again = park(&scene, &copy("q/1")).await;
+    let again = store_dead_letter(&scene, &copy("q/1")).await;
     assert!(again.id == id && again.replayed.is_some(), "a crash brings the first one back: {again:?}");
-    let copy = park(&scene, &copy("q/2")).await;
+    let copy = store_dead_letter(&scene, &copy("q/2")).await;
     assert!(copy.id == id && copy.copies == 2 && copy.replayed.is_none(), "{copy:?}");
     assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
 }
@@ -125,9 +129,9 @@ pub async fn a30_without_a_key_each_origin_is_a_row_and_a_redelivery_is_none<T: 
     let messages = [from("q/1", "", "p"), from("q/2", "", "p"), Message::tombstone().with_origin(Origin::new("q/3"))];
     let mut ids = Vec::new();
     for message in messages.iter().chain(&messages) {
-        let parked = park(&scene, &letter(&registered, message.clone(), None, Reason::MissingKey)).await;
-        assert_eq!((parked.copies, parked.origin.as_str()), (1, message.origin().as_str()));
-        ids.push(parked.id);
+        let stored = store_dead_letter(&scene, &letter(&registered, message.clone(), None, Reason::MissingKey)).await;
+        assert_eq!((stored.copies, stored.origin.as_str()), (1, message.origin().as_str()));
+        ids.push(stored.id);
     }
     assert_eq!(ids[..3], ids[3..]);
     assert_eq!(listed(&scene).await.len(), 3);
@@ -149,7 +153,7 @@ pub async fn a30_without_a_key_other_headers_or_another_record_key_are_another_r
     ];
     let mut ids = HashSet::new();
     for message in messages {
-        ids.insert(park(&scene, &letter(&registered, message, None, Reason::Malformed)).await.id);
+        ids.insert(store_dead_letter(&scene, &letter(&registered, message, None, Reason::Malformed)).await.id);
     }
     assert_eq!((ids.len(), listed(&scene).await.len()), (7, 7));
 }
@@ -162,13 +166,13 @@ pub async fn a31_payloads_that_cannot_be_hashed_do_not_fold<T: StoreUnderTest>(s
         hash: None,
         ..letter(&registered, from(origin, "order-1", payload), Some("order-1"), Reason::Malformed)
     };
-    let first = park(&scene, &unhashed("q/1", "<order>first</order>")).await.id;
-    let second = park(&scene, &unhashed("q/2", "<order>second, quite different</order>")).await.id;
+    let first = store_dead_letter(&scene, &unhashed("q/1", "<order>first</order>")).await.id;
+    let second = store_dead_letter(&scene, &unhashed("q/2", "<order>second, quite different</order>")).await.id;
     let hashed =
         letter(&registered, from("q/3", "order-1", "<order>first</order>"), Some("order-1"), Reason::Malformed);
-    let hashed = park(&scene, &hashed).await.id;
+    let hashed = store_dead_letter(&scene, &hashed).await.id;
     assert_eq!([first, second, hashed].iter().collect::<HashSet<_>>().len(), 3);
-    let copy = park(&scene, &unhashed("q/4", "<order>first</order>")).await;
+    let copy = store_dead_letter(&scene, &unhashed("q/4", "<order>first</order>")).await;
     assert_eq!((copy.id, copy.copies), (first, 2), "the same bytes under the same key are a copy");
     let expected = some(&["<order>first</order>", "<order>second, quite different</order>"]);
     assert_eq!(payloads(&scene, &registered, &[first, second]).await, expected);
@@ -181,18 +185,21 @@ pub async fn a32_a_confirmation_is_for_exactly_one_content<T: StoreUnderTest>(su
     let of = |origin: &str, payload: &str| {
         letter(&registered, from(origin, "order-1", payload), Some("order-1"), Reason::Permanent)
     };
-    let first = park(&scene, &of("q/1", "paid")).await;
+    let first = store_dead_letter(&scene, &of("q/1", "paid")).await;
     scene.store.bookkeeping().mark_published(first.id).await.unwrap();
-    assert!(park(&scene, &of("q/1", "paid")).await.published_at.is_some());
-    assert!(park(&scene, &of("q/2", "paid")).await.published_at.is_some(), "a copy of what was confirmed");
+    assert!(store_dead_letter(&scene, &of("q/1", "paid")).await.published_at.is_some());
+    assert!(store_dead_letter(&scene, &of("q/2", "paid")).await.published_at.is_some(), "a copy of what was confirmed");
     for origin in ["q/1", "q/2"] {
-        assert!(park(&scene, &of(origin, "refunded")).await.published_at.is_none(), "another payload at {origin}");
+        assert!(
+            store_dead_letter(&scene, &of(origin, "refunded")).await.published_at.is_none(),
+            "another payload at {origin}"
+        );
     }
     let without_key = |payload: &str| letter(&registered, from("q/1", "", payload), None, Reason::MissingKey);
-    let parked = park(&scene, &without_key("paid")).await;
-    assert!(parked.published_at.is_none() && parked.id != first.id);
-    scene.store.bookkeeping().mark_published(parked.id).await.unwrap();
-    assert!(park(&scene, &without_key("refunded")).await.published_at.is_none());
+    let stored = store_dead_letter(&scene, &without_key("paid")).await;
+    assert!(stored.published_at.is_none() && stored.id != first.id);
+    scene.store.bookkeeping().mark_published(stored.id).await.unwrap();
+    assert!(store_dead_letter(&scene, &without_key("refunded")).await.published_at.is_none());
 }
 
 /// A row says whether it has the whole payload. One that was over the limit is kept once the limit is raised, because the
@@ -204,19 +211,19 @@ pub async fn a_payload_that_was_over_the_limit_is_kept_by_a_later_copy<T: StoreU
         let message = from(&format!("q/{key:?}"), "order-1", "a long one");
         let whole = letter(&registered, message, key, Reason::TooLarge);
         let small = DeadLetter { keep_payload: false, ..whole.clone() };
-        let state = |parked: &ParkedDeadLetter| (parked.payload_kept, parked.loss_accepted, parked.copies);
-        let first = park(&scene, &small).await;
+        let state = |stored: &StoredDeadLetter| (stored.payload_kept, stored.loss_accepted, stored.copies);
+        let first = store_dead_letter(&scene, &small).await;
         assert_eq!(state(&first), (false, false, 1));
-        assert_eq!(state(&park(&scene, &small).await), (false, false, 1));
-        let kept = park(&scene, &whole).await;
+        assert_eq!(state(&store_dead_letter(&scene, &small).await), (false, false, 1));
+        let kept = store_dead_letter(&scene, &whole).await;
         assert_eq!((state(&kept), kept.id), ((true, false, 1), first.id));
-        assert_eq!(state(&park(&scene, &small).await), (true, false, 1), "what is kept stays");
+        assert_eq!(state(&store_dead_letter(&scene, &small).await), (true, false, 1), "what is kept stays");
         assert_eq!(payloads(&scene, &registered, &[first.id]).await, some(&["a long one"]));
         scene.store.bookkeeping().finish_replay(first.id, ReplayEnd::Processed).await.unwrap();
     }
     let tombstone = Message::tombstone().with_origin(Origin::new("q/t"));
     let nothing = DeadLetter { keep_payload: false, ..letter(&registered, tombstone, None, Reason::MissingKey) };
-    assert!(park(&scene, &nothing).await.payload_kept, "there is nothing to lose");
+    assert!(store_dead_letter(&scene, &nothing).await.payload_kept, "there is nothing to lose");
 }
 
 /// A row tells how its last copy failed.
@@ -234,8 +241,8 @@ pub async fn a_dead_letter_has_the_fingerprint_of_its_last_failure<T: StoreUnder
     };
     for (origin, code) in [("q/1", "23514"), ("q/2", "22003")] {
         let letter = failed(origin, code);
-        let parked = park(&scene, &letter).await;
-        assert_eq!((parked.fingerprint, parked.error), (Some(letter.fingerprint), letter.error));
+        let stored = store_dead_letter(&scene, &letter).await;
+        assert_eq!((stored.fingerprint, stored.error), (Some(letter.fingerprint), letter.error));
     }
     assert_eq!(listed(&scene).await[0].fingerprint, Some(failed("q/2", "22003").fingerprint));
 }
@@ -249,7 +256,7 @@ pub async fn equal_dead_letters_of_two_scopes_are_two_rows<T: StoreUnderTest>(su
         let ours = letter(&registered, from("q/1", "order-1", "p"), key, Reason::Permanent);
         let mut theirs = ours.clone();
         (theirs.consumer, theirs.scope) = (ConsumerName::new("refunds").unwrap(), refunds.scope);
-        let (ours, theirs) = (park(&scene, &ours).await, park(&scene, &theirs).await);
+        let (ours, theirs) = (store_dead_letter(&scene, &ours).await, store_dead_letter(&scene, &theirs).await);
         assert!(ours.id != theirs.id && theirs.copies == 1, "{theirs:?}");
     }
 }
@@ -270,7 +277,7 @@ pub async fn d14_a_message_that_is_set_aside_has_no_attempt_counted<T: StoreUnde
         for attempt in 1..=5 {
             assert_eq!(next_attempt(&scene, &registered, "paid").await, attempt, "{origin}");
         }
-        assert_eq!(park(&scene, &copy(origin)).await.copies, copies);
+        assert_eq!(store_dead_letter(&scene, &copy(origin)).await.copies, copies);
     }
     assert_eq!(listed(&scene).await.len(), 1);
 }
@@ -283,7 +290,7 @@ pub async fn d15_a_dead_letter_ends_no_count_of_another_payload<T: StoreUnderTes
     assert_eq!(next_attempt(&scene, &registered, "paid").await, 1);
     let conflict = |origin| letter(&registered, from(origin, "order-1", "refunded"), Some("order-1"), Reason::Conflict);
     for (origin, attempt) in [("q/1", 2), ("q/2", 3), ("q/3", 4)] {
-        park(&scene, &conflict(origin)).await;
+        store_dead_letter(&scene, &conflict(origin)).await;
         assert_eq!(next_attempt(&scene, &registered, "paid").await, attempt, "{origin}");
     }
 }
@@ -294,7 +301,7 @@ pub async fn c14_a_replay_has_all_its_attempts_and_empties_caches<T: StoreUnderT
     let scene = Scene::new(subject);
     let registered = scene.register().await;
     let paid = letter(&registered, from("q/1", "order-1", "paid"), Some("order-1"), Reason::Permanent);
-    let id = park(&scene, &paid).await.id;
+    let id = store_dead_letter(&scene, &paid).await.id;
     for attempt in 1..=5 {
         assert_eq!(next_attempt(&scene, &registered, "paid").await, attempt);
     }

@@ -335,7 +335,7 @@ impl<T: StoreUnderTest> Scene<'_, T> {
 }
 
 impl<S: idem_core::Store> super::observed::Observed<S> {
-    async fn inner_close(self: &Arc<Self>, lane: S::Lane) {
+    async fn inner_close(self: &Arc<Self>, lane: S::Session) {
         idem_core::Store::close(&*self.inner, lane).await;
     }
 }

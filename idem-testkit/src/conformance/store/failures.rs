@@ -4,8 +4,8 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use idem_core::{
     Bookkeeping, Bytes, ConsumerName, DeadLetter, DeadLetterId, ErrorClass, Expiring, FailureKind, Fingerprint,
-    HashRuleId, Headers, Message, OrderingKey, Origin, ParkedDeadLetter, PayloadHash, REPLAY_TAKEN_FOR, Reason,
-    Registered, Replay, ReplayEnd, Store as _,
+    HashRuleId, Headers, Message, OrderingKey, Origin, PayloadHash, REPLAY_TAKEN_FOR, Reason, Registered, Replay,
+    ReplayEnd, Store as _, StoredDeadLetter,
 };
 
 use super::{
@@ -119,13 +119,16 @@ pub(super) fn from(origin: &str, key: &str, payload: &str) -> Message {
     msg(key, payload).with_origin(Origin::new(origin))
 }
 
-pub(super) async fn park<T: StoreUnderTest>(scene: &Scene<'_, T>, letter: &DeadLetter) -> ParkedDeadLetter {
-    within("parking", scene.store.bookkeeping().park(letter))
+pub(super) async fn store_dead_letter<T: StoreUnderTest>(
+    scene: &Scene<'_, T>,
+    letter: &DeadLetter,
+) -> StoredDeadLetter {
+    within("parking", scene.store.bookkeeping().store_dead_letter(letter))
         .await
-        .unwrap_or_else(|error| panic!("not parked: {error}"))
+        .unwrap_or_else(|error| panic!("not stored: {error}"))
 }
 
-pub(super) async fn listed<T: StoreUnderTest>(scene: &Scene<'_, T>) -> Vec<ParkedDeadLetter> {
+pub(super) async fn listed<T: StoreUnderTest>(scene: &Scene<'_, T>) -> Vec<StoredDeadLetter> {
     let orders = ConsumerName::new("orders").unwrap();
     within("listing dead letters", scene.store.bookkeeping().dead_letters(&orders, 100)).await.unwrap()
 }
@@ -141,30 +144,35 @@ pub async fn a_dead_letter_keeps_its_facts<T: StoreUnderTest>(subject: &T) {
     let registered = scene.register().await;
     for (number, reason) in Reason::ALL.into_iter().enumerate() {
         let key = (number % 2 == 0).then_some("order-1");
-        let parked =
-            park(&scene, &letter(&registered, from(&format!("q/{number}"), "order-1", "p"), key, reason)).await;
-        assert_eq!((parked.reason, parked.copies, parked.attempts), (reason, 1, 5));
-        assert_eq!(parked.key.as_ref().map(|key| key.as_str()), key);
-        assert_eq!((parked.origin.as_str(), parked.error.as_str()), (&*format!("q/{number}"), "out of stock"));
-        assert!(parked.published_at.is_none() && parked.replayed.is_none());
-        let age = parked.first_at.duration_since(registered.now);
-        assert!(age.is_ok() || parked.first_at + Duration::from_secs(2) > registered.now, "{parked:?}");
+        let stored =
+            store_dead_letter(&scene, &letter(&registered, from(&format!("q/{number}"), "order-1", "p"), key, reason))
+                .await;
+        assert_eq!((stored.reason, stored.copies, stored.attempts), (reason, 1, 5));
+        assert_eq!(stored.key.as_ref().map(|key| key.as_str()), key);
+        assert_eq!((stored.origin.as_str(), stored.error.as_str()), (&*format!("q/{number}"), "out of stock"));
+        assert!(stored.published_at.is_none() && stored.replayed.is_none());
+        let age = stored.first_at.duration_since(registered.now);
+        assert!(age.is_ok() || stored.first_at + Duration::from_secs(2) > registered.now, "{stored:?}");
     }
     let listed = listed(&scene).await;
     assert_eq!(listed.len(), Reason::ALL.len());
-    let reasons: Vec<_> = listed.iter().rev().map(|parked| parked.reason).collect();
+    let reasons: Vec<_> = listed.iter().rev().map(|stored| stored.reason).collect();
     assert_eq!(reasons, Reason::ALL, "newest first");
-    assert_eq!(listed.iter().map(|parked| parked.id).collect::<HashSet<_>>().len(), listed.len());
+    assert_eq!(listed.iter().map(|stored| stored.id).collect::<HashSet<_>>().len(), listed.len());
 }
 
-/// After a crash the same message is parked again: the same origin changes nothing.
-pub async fn the_same_origin_is_parked_once<T: StoreUnderTest>(subject: &T) {
+/// After a crash the same message is dead-lettered again: the same origin changes nothing.
+pub async fn the_same_origin_is_stored_once<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let registered = scene.register().await;
     for key in [Some("order-1"), None] {
         let origin = format!("q/{key:?}");
-        let first = park(&scene, &letter(&registered, from(&origin, "order-1", "p"), key, Reason::Permanent)).await;
-        let again = park(&scene, &letter(&registered, from(&origin, "order-1", "p"), key, Reason::Permanent)).await;
+        let first =
+            store_dead_letter(&scene, &letter(&registered, from(&origin, "order-1", "p"), key, Reason::Permanent))
+                .await;
+        let again =
+            store_dead_letter(&scene, &letter(&registered, from(&origin, "order-1", "p"), key, Reason::Permanent))
+                .await;
         assert_eq!((first.id, again.copies), (again.id, 1));
     }
     assert_eq!(listed(&scene).await.len(), 2);
@@ -175,11 +183,11 @@ pub async fn equal_dead_letters_are_one_row_with_a_count<T: StoreUnderTest>(subj
     let scene = Scene::new(subject);
     let registered = scene.register().await;
     let copy = |origin: &str| letter(&registered, from(origin, "order-1", "p"), Some("order-1"), Reason::Permanent);
-    let first = park(&scene, &copy("q/1")).await;
-    assert_eq!(park(&scene, &copy("q/2")).await.copies, 2);
-    let again = park(&scene, &copy("q/2")).await;
+    let first = store_dead_letter(&scene, &copy("q/1")).await;
+    assert_eq!(store_dead_letter(&scene, &copy("q/2")).await.copies, 2);
+    let again = store_dead_letter(&scene, &copy("q/2")).await;
     assert_eq!((again.id, again.copies), (first.id, 2));
-    assert_eq!(park(&scene, &copy("q/3")).await.copies, 3);
+    assert_eq!(store_dead_letter(&scene, &copy("q/3")).await.copies, 3);
     let listed = listed(&scene).await;
     assert_eq!((listed.len(), listed[0].copies, listed[0].origin.as_str()), (1, 3, "q/1"));
 }
@@ -206,28 +214,28 @@ pub async fn different_dead_letters_are_rows_of_their_own<T: StoreUnderTest>(sub
     ];
     let mut ids = HashSet::new();
     for letter in &letters {
-        let parked = park(&scene, letter).await;
-        assert_eq!(parked.copies, 1, "{letter:?}");
-        assert!(ids.insert(parked.id), "{letter:?}");
+        let stored = store_dead_letter(&scene, letter).await;
+        assert_eq!(stored.copies, 1, "{letter:?}");
+        assert!(ids.insert(stored.id), "{letter:?}");
     }
     assert_eq!(listed(&scene).await.len(), 6);
     let refunds = ConsumerName::new("refunds").unwrap();
     assert_eq!(scene.store.bookkeeping().dead_letters(&refunds, 100).await.unwrap().len(), 1);
     let newest = scene.store.bookkeeping().dead_letters(&ConsumerName::new("orders").unwrap(), 2).await.unwrap();
-    assert_eq!(newest.iter().map(|parked| parked.origin.as_str()).collect::<Vec<_>>(), ["q/6", "q/5"]);
+    assert_eq!(newest.iter().map(|stored| stored.origin.as_str()).collect::<Vec<_>>(), ["q/6", "q/5"]);
 }
 
-/// The same dead letter parked by several at once is one row.
-pub async fn a_dead_letter_parked_at_once_is_one_row<T: StoreUnderTest>(subject: &T) {
+/// The same dead letter stored by several at once is one row.
+pub async fn a_dead_letter_stored_at_once_is_one_row<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let registered = scene.register().await;
     let calls: Vec<_> = (0..8)
         .map(|number| {
             let store: Arc<Seen<T>> = Arc::clone(&scene.store);
-            // Two copies, each parked by four.
+            // Two copies, each stored by four.
             let message = from(&format!("q/{}", number % 2), "order-1", "p");
             let letter = letter(&registered, message, Some("order-1"), Reason::Permanent);
-            tokio::spawn(async move { store.bookkeeping().park(&letter).await.map(|parked| parked.id) })
+            tokio::spawn(async move { store.bookkeeping().store_dead_letter(&letter).await.map(|stored| stored.id) })
         })
         .collect();
     let mut ids = HashSet::new();
@@ -258,9 +266,9 @@ pub async fn a_dead_letter_may_hold_anything<T: StoreUnderTest>(subject: &T) {
         .with_type("ty\"pe");
     let mut letter = letter(&registered, message.clone(), Some("'; --"), Reason::Malformed);
     letter.error = "it's \"broken\" {} %s \\".to_owned();
-    let parked = park(&scene, &letter).await;
-    assert_eq!((parked.error.as_str(), parked.origin.as_str()), (letter.error.as_str(), "queue 'one'/\"1\""));
-    assert_eq!(scene.store.bookkeeping().request_replay(&[parked.id]).await.unwrap(), 1);
+    let stored = store_dead_letter(&scene, &letter).await;
+    assert_eq!((stored.error.as_str(), stored.origin.as_str()), (letter.error.as_str(), "queue 'one'/\"1\""));
+    assert_eq!(scene.store.bookkeeping().request_replay(&[stored.id]).await.unwrap(), 1);
     let replays = take(&scene, &registered).await;
     assert_eq!(replays.len(), 1);
     assert_same(&replays[0].message, &message);
@@ -282,15 +290,21 @@ pub async fn a_published_dead_letter_is_marked<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let registered = scene.register().await;
     let of = |origin: &str, key: &str| letter(&registered, from(origin, key, "p"), Some(key), Reason::Permanent);
-    let (first, second) = (park(&scene, &of("q/1", "order-1")).await, park(&scene, &of("q/2", "order-2")).await);
+    let (first, second) = (
+        store_dead_letter(&scene, &of("q/1", "order-1")).await,
+        store_dead_letter(&scene, &of("q/2", "order-2")).await,
+    );
     scene.store.bookkeeping().mark_published(first.id).await.unwrap();
     scene.store.bookkeeping().mark_published(first.id).await.unwrap();
     let listed = listed(&scene).await;
     assert_eq!(
-        listed.iter().map(|parked| (parked.id, parked.published_at.is_some())).collect::<Vec<_>>(),
+        listed.iter().map(|stored| (stored.id, stored.published_at.is_some())).collect::<Vec<_>>(),
         [(second.id, false), (first.id, true)]
     );
-    assert!(park(&scene, &of("q/1", "order-1")).await.published_at.is_some(), "parked again, it is still published");
+    assert!(
+        store_dead_letter(&scene, &of("q/1", "order-1")).await.published_at.is_some(),
+        "stored again, it is still published"
+    );
 }
 
 /// C7: a replay is handed out once it is asked for, as the message that was delivered, under its key and scope.
@@ -302,7 +316,9 @@ pub async fn a_replay_brings_the_message_as_it_was_delivered<T: StoreUnderTest>(
     let mut ids = Vec::new();
     for (number, message) in messages.iter().enumerate() {
         let key = format!("order-{}", number + 1);
-        ids.push(park(&scene, &letter(&registered, message.clone(), Some(&key), Reason::Permanent)).await.id);
+        ids.push(
+            store_dead_letter(&scene, &letter(&registered, message.clone(), Some(&key), Reason::Permanent)).await.id,
+        );
     }
     assert!(take(&scene, &registered).await.is_empty(), "nobody has asked yet");
     assert_eq!(scene.store.bookkeeping().request_replay(&ids).await.unwrap(), 3);
@@ -318,7 +334,7 @@ pub async fn a_replay_brings_the_message_as_it_was_delivered<T: StoreUnderTest>(
 
 async fn one_requested<T: StoreUnderTest>(scene: &Scene<'_, T>, registered: &Registered) -> DeadLetterId {
     let letter = letter(registered, from("q/1", "order-1", "p"), Some("order-1"), Reason::Permanent);
-    let id = park(scene, &letter).await.id;
+    let id = store_dead_letter(scene, &letter).await.id;
     assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
     id
 }
@@ -331,7 +347,7 @@ pub async fn a_replay_goes_to_one_worker<T: StoreUnderTest>(subject: &T) {
     for number in 0..10 {
         let key = format!("order-{number}");
         let letter = letter(&registered, from(&format!("q/{number}"), &key, "p"), Some(&key), Reason::Permanent);
-        ids.push(park(&scene, &letter).await.id);
+        ids.push(store_dead_letter(&scene, &letter).await.id);
     }
     assert_eq!(scene.store.bookkeeping().request_replay(&ids).await.unwrap(), 10);
     let orders = ConsumerName::new("orders").unwrap();
@@ -404,7 +420,7 @@ pub async fn a_dead_letter_without_its_payload_is_not_replayed<T: StoreUnderTest
     let registered = scene.register().await;
     let mut letter = letter(&registered, from("q/1", "order-1", "p"), Some("order-1"), Reason::TooLarge);
     letter.keep_payload = false;
-    let id = park(&scene, &letter).await.id;
+    let id = store_dead_letter(&scene, &letter).await.id;
     assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 0);
     assert!(take(&scene, &registered).await.is_empty());
     assert_eq!(listed(&scene).await.len(), 1);
@@ -424,8 +440,8 @@ pub async fn only_known_and_idle_dead_letters_can_be_replayed<T: StoreUnderTest>
     let park_elsewhere =
         DeadLetter { scope: NO_SCOPE, ..letter(&registered, from("q/9", "k", "p"), Some("k"), Reason::Permanent) };
     // A scope that the store does not know may be refused, but never mixed up with another.
-    drop(scene.store.bookkeeping().park(&park_elsewhere).await);
-    assert!(listed(&scene).await.iter().filter(|parked| parked.id == id).all(|parked| parked.copies == 1));
+    drop(scene.store.bookkeeping().store_dead_letter(&park_elsewhere).await);
+    assert!(listed(&scene).await.iter().filter(|stored| stored.id == id).all(|stored| stored.copies == 1));
 }
 
 /// Old dead letters go with cleanup, those that await a replay stay.
@@ -433,7 +449,8 @@ pub async fn cleanup_keeps_what_awaits_a_replay<T: StoreUnderTest>(subject: &T) 
     let scene = Scene::new(subject);
     let registered = scene.register().await;
     let waiting = one_requested(&scene, &registered).await;
-    park(&scene, &letter(&registered, from("q/2", "order-2", "p"), Some("order-2"), Reason::Permanent)).await;
+    store_dead_letter(&scene, &letter(&registered, from("q/2", "order-2", "p"), Some("order-2"), Reason::Permanent))
+        .await;
     scene
         .store
         .bookkeeping()
@@ -443,11 +460,15 @@ pub async fn cleanup_keeps_what_awaits_a_replay<T: StoreUnderTest>(subject: &T) 
     if !scene.arrange(Arrangement::Age(40 * DAY)).await {
         return;
     }
-    let new = park(&scene, &letter(&registered, from("q/4", "order-4", "p"), Some("order-4"), Reason::Permanent)).await;
+    let new = store_dead_letter(
+        &scene,
+        &letter(&registered, from("q/4", "order-4", "p"), Some("order-4"), Reason::Permanent),
+    )
+    .await;
     for kind in [Expiring::DeadLetters, Expiring::Attempts] {
         assert_eq!(clean(&scene, kind, 30 * DAY, 1000).await, 1, "{kind}");
     }
-    let left: Vec<_> = listed(&scene).await.into_iter().map(|parked| parked.id).collect();
+    let left: Vec<_> = listed(&scene).await.into_iter().map(|stored| stored.id).collect();
     assert_eq!(left, [new.id, waiting]);
     let hash = PayloadHash::of(b"p");
     assert_eq!(scene.store.bookkeeping().count_attempt(registered.scope, &key_from("order-3"), hash).await.unwrap(), 1);

@@ -68,7 +68,7 @@ pub(super) struct ObservedUnit<'l, S: Store> {
 
 impl<S: Store> Store for Observed<S> {
     type Bookkeeping = S::Bookkeeping;
-    type Lane = S::Lane;
+    type Session = S::Session;
     type Connection<'t> = S::Connection<'t>;
     type Unit<'l> = ObservedUnit<'l, S>;
 
@@ -84,18 +84,18 @@ impl<S: Store> Store for Observed<S> {
         self.inner.cleaner()
     }
 
-    async fn open(&self) -> Result<S::Lane, StoreError> {
+    async fn open(&self) -> Result<S::Session, StoreError> {
         self.spy.opened.add();
         self.inner.open().await
     }
 
-    async fn close(&self, lane: S::Lane) {
+    async fn close(&self, lane: S::Session) {
         self.inner.close(lane).await;
     }
 
     async fn begin<'l>(
         &'l self,
-        lane: &'l mut S::Lane,
+        lane: &'l mut S::Session,
         options: UnitOptions,
     ) -> Result<ObservedUnit<'l, S>, StoreError> {
         Ok(ObservedUnit { inner: self.inner.begin(lane, options).await?, spy: &self.spy })

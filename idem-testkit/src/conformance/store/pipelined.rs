@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use idem_core::{
-    ConfigError, Decision, DedupConsumer, Effects, ErrorClass, Handlers, Message, OrderingKey, Reason, Store as _,
+    Concurrency, ConfigError, Decision, DedupConsumer, Effects, ErrorClass, Message, OrderingKey, Reason, Store as _,
 };
 
 use super::{
@@ -23,7 +23,7 @@ fn at_once<T: StoreUnderTest>(
     at_once: usize,
     plan: impl Fn(&Message, usize) -> Vec<Step> + Send + Sync + 'static,
 ) -> Option<Consumer<T>> {
-    let builder = scene.builder("orders", plan).handlers(Handlers::Pipelined { at_once });
+    let builder = scene.builder("orders", plan).handlers(Concurrency::Pipelined { at_once });
     let built = builder.handler_deadline(DEADLINE * 5).build();
     if scene.store.capabilities().concurrent_handlers {
         return Some(built.unwrap());
@@ -53,13 +53,13 @@ fn many() -> Vec<String> {
 /// a store that does not share its transaction.
 pub async fn handlers_at_once_are_refused_where_they_cannot_be<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
-    let builder = || scene.builder("orders", write).handlers(Handlers::pipelined());
+    let builder = || scene.builder("orders", write).handlers(Concurrency::pipelined());
     assert_eq!(refused(builder().effects(Effects::Outside).handler_deadline(DEADLINE).build()), "handlers");
     assert_eq!(refused(builder().batch_handler(scene.probe(write)).build()), "handlers");
     let built = builder().build();
     if scene.store.capabilities().concurrent_handlers {
         assert!(built.is_ok());
-        let nobody = builder().handlers(Handlers::Pipelined { at_once: 0 }).build();
+        let nobody = builder().handlers(Concurrency::Pipelined { at_once: 0 }).build();
         assert_eq!(refused(nobody), "handlers.at_once");
     } else {
         assert_eq!(refused(built), "handlers");

@@ -263,7 +263,7 @@ impl<'s, T: StoreUnderTest> Scene<'s, T> {
         within("registering", self.store.bookkeeping().register(registration)).await
     }
 
-    pub(super) async fn open(&self) -> <T::Store as Store>::Lane {
+    pub(super) async fn open(&self) -> <T::Store as Store>::Session {
         within("opening a lane", self.store.open()).await.unwrap_or_else(|error| panic!("no lane: {error}"))
     }
 

@@ -2,7 +2,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use idem_core::{HandlerError, Handlers, Store, Tx};
+use idem_core::{Concurrency, HandlerError, Store, Tx};
 
 /// A row that a handler wrote through its transaction.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -151,8 +151,8 @@ pub trait StoreUnderTest: Sized + Send + Sync + 'static {
 
     /// How the handlers of the suite's consumers run, so that a store that shares its transaction goes through every case
     /// either way.
-    fn handlers(&self) -> Handlers {
-        Handlers::InOrder
+    fn handlers(&self) -> Concurrency {
+        Concurrency::InOrder
     }
 
     /// How many deadlocks the database has met, where it counts them at once.

@@ -93,7 +93,7 @@ impl Row {
             failpoint::ROLLBACK => 4,
             // The settler takes what there is, so a wave may be few settlements.
             failpoint::ACK_SENT | failpoint::ACK_OK => 3,
-            failpoint::CLEAN_CHUNK if self.kind != Kind::Sqlite => 4,
+            failpoint::CLEAN_CHUNK if self.kind != Kind::SqliteStore => 4,
             failpoint::ISOLATE | failpoint::CLEAN_CHUNK | failpoint::DRAIN => 1,
             _ => units,
         }
@@ -187,23 +187,23 @@ pub(super) async fn matrix(kind: Kind, batch: usize) {
 /// A1, A2, A3, B13, C4, G8, J1, J2, J10: one message a unit.
 #[tokio::test]
 async fn crash_matrix_postgres_single() {
-    matrix(Kind::Postgres, 1).await;
+    matrix(Kind::PostgresStore, 1).await;
 }
 
 /// The same with several messages a unit (B16, D1, D7, D10).
 #[tokio::test]
 async fn crash_matrix_postgres_batch() {
-    matrix(Kind::Postgres, BATCH).await;
+    matrix(Kind::PostgresStore, BATCH).await;
 }
 
 /// As on PostgreSQL, one message a unit.
 #[tokio::test]
 async fn crash_matrix_sqlite_single() {
-    matrix(Kind::Sqlite, 1).await;
+    matrix(Kind::SqliteStore, 1).await;
 }
 
 /// As on PostgreSQL, several messages a unit.
 #[tokio::test]
 async fn crash_matrix_sqlite_batch() {
-    matrix(Kind::Sqlite, BATCH).await;
+    matrix(Kind::SqliteStore, BATCH).await;
 }

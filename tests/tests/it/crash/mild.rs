@@ -72,23 +72,23 @@ pub(super) async fn accidents(kind: Kind, action: &'static str) {
 /// A3, A5, A6 and every other place: an error instead of an answer.
 #[tokio::test]
 async fn an_error_at_any_failpoint_loses_and_doubles_nothing_on_postgres() {
-    accidents(Kind::Postgres, "error").await;
+    accidents(Kind::PostgresStore, "error").await;
 }
 
 /// As on PostgreSQL.
 #[tokio::test]
 async fn an_error_at_any_failpoint_loses_and_doubles_nothing_on_sqlite() {
-    accidents(Kind::Sqlite, "error").await;
+    accidents(Kind::SqliteStore, "error").await;
 }
 
 /// J11: a task that panics stops the worker instead of leaving it standing still.
 #[tokio::test]
 async fn a_panic_at_any_failpoint_loses_and_doubles_nothing_on_postgres() {
-    accidents(Kind::Postgres, "panic").await;
+    accidents(Kind::PostgresStore, "panic").await;
 }
 
 /// As on PostgreSQL.
 #[tokio::test]
 async fn a_panic_at_any_failpoint_loses_and_doubles_nothing_on_sqlite() {
-    accidents(Kind::Sqlite, "panic").await;
+    accidents(Kind::SqliteStore, "panic").await;
 }

@@ -80,11 +80,11 @@ pub(super) async fn poison(kind: Kind) {
 /// D4, on PostgreSQL with two lanes: the neighbours on the other lane die with it each time, and are not charged for it.
 #[tokio::test]
 async fn d4_a_message_that_ends_the_process_is_set_aside_and_harms_no_neighbour_postgres() {
-    poison(Kind::Postgres).await;
+    poison(Kind::PostgresStore).await;
 }
 
 /// The same on SQLite (D4).
 #[tokio::test]
 async fn d4_a_message_that_ends_the_process_is_set_aside_and_harms_no_neighbour_sqlite() {
-    poison(Kind::Sqlite).await;
+    poison(Kind::SqliteStore).await;
 }

@@ -81,11 +81,11 @@ pub(super) async fn replays(kind: Kind) {
 /// On PostgreSQL (C7).
 #[tokio::test]
 async fn c7_a_replay_that_is_killed_midway_takes_effect_once_postgres() {
-    replays(Kind::Postgres).await;
+    replays(Kind::PostgresStore).await;
 }
 
 /// On SQLite (C7).
 #[tokio::test]
 async fn c7_a_replay_that_is_killed_midway_takes_effect_once_sqlite() {
-    replays(Kind::Sqlite).await;
+    replays(Kind::SqliteStore).await;
 }

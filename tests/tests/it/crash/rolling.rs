@@ -51,7 +51,7 @@ struct Schema {
 
 impl Schema {
     async fn of(stage: &Stage) -> Self {
-        let StorePlan::Postgres { url } = &stage.plan.store else { panic!("{:?}", stage.plan.store) };
+        let StorePlan::PostgresStore { url } = &stage.plan.store else { panic!("{:?}", stage.plan.store) };
         Self { connection: PgConnection::connect(url).await.unwrap(), name: SchemaName::default() }
     }
 
@@ -160,7 +160,7 @@ async fn deploy_and_roll_back(stage: &mut Stage) -> Result<(), String> {
 /// J12: two releases, two schemas, both workers killed and started again side by side; then rolled back.
 #[tokio::test]
 async fn j12_a_rolling_deploy_and_its_way_back_keep_the_ledger_exact() {
-    let mut stage = Stage::new("rolling-deploy", Kind::Postgres, BATCH, QueueOptions::default()).await;
+    let mut stage = Stage::new("rolling-deploy", Kind::PostgresStore, BATCH, QueueOptions::default()).await;
     if let Err(wrong) = deploy_and_roll_back(&mut stage).await {
         panic!("{wrong}");
     }
@@ -170,7 +170,7 @@ async fn j12_a_rolling_deploy_and_its_way_back_keep_the_ledger_exact() {
 /// A migration that waits for a lock makes every worker wait behind it; so it gives up, and is run again.
 #[tokio::test]
 async fn j12_a_migration_gives_up_a_lock_that_it_does_not_get() {
-    let stage = Stage::new("migration-lock", Kind::Postgres, BATCH, QueueOptions::default()).await;
+    let stage = Stage::new("migration-lock", Kind::PostgresStore, BATCH, QueueOptions::default()).await;
     let (mut schema, mut reader) = (Schema::of(&stage).await, Schema::of(&stage).await);
     reader.run("BEGIN; SELECT FROM idem.processed_messages").await.unwrap();
     // It only ends a test that hangs.

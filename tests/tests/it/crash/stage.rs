@@ -58,7 +58,7 @@ impl Stage {
             queue: "payments".to_owned(),
             dead_letters: "dead".to_owned(),
             batch,
-            lanes: if kind == Kind::Sqlite { 1 } else { 2 },
+            lanes: if kind == Kind::SqliteStore { 1 } else { 2 },
             outside: false,
             attempts: PLENTY,
             // Long enough for what is on its way through a socket of a busy machine.

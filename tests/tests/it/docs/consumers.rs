@@ -4,7 +4,7 @@ use idem_core::{
     Decision, DedupConsumer, Effects, Handler, HandlerError, Message, Origin, Tx,
     key::{JsonMember, MessageId},
 };
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use serde::Deserialize;
 use sqlx::{Connection as _, PgConnection, query_scalar, raw_sql};
 
@@ -19,8 +19,8 @@ struct PaymentSettled {
 /// Marks an order as paid, and asks for one receipt.
 struct PaymentProcessor;
 
-impl Handler<Postgres> for PaymentProcessor {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl Handler<PostgresStore> for PaymentProcessor {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
         let PaymentSettled { order_id } = message.json()?;
         let paid = sqlx::query("UPDATE orders SET payment_status = 'paid' WHERE id = $1").bind(&order_id);
         if paid.execute(tx.connection()).await?.rows_affected() == 0 {
@@ -39,8 +39,8 @@ struct Order {
 
 struct TakeOrder;
 
-impl Handler<Postgres> for TakeOrder {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl Handler<PostgresStore> for TakeOrder {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
         let Order { order_id, cents } = message.json()?;
         let taken = sqlx::query("INSERT INTO taken (order_id, cents) VALUES ($1, $2)").bind(order_id).bind(cents);
         taken.execute(tx.connection()).await?;
@@ -48,8 +48,8 @@ impl Handler<Postgres> for TakeOrder {
     }
 }
 
-async fn migrated(place: &FreshPostgres, tables: &'static str) -> (Postgres, PgConnection) {
-    let store = Postgres::connect(&place.url()).await.unwrap();
+async fn migrated(place: &FreshPostgres, tables: &'static str) -> (PostgresStore, PgConnection) {
+    let store = PostgresStore::connect(&place.url()).await.unwrap();
     store.migrate().await.unwrap();
     let mut database = PgConnection::connect(&place.url()).await.unwrap();
     raw_sql(tables).execute(&mut database).await.unwrap();

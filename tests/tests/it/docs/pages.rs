@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use idem_core::{DedupConsumer, Effects, Handler, HandlerError, Message, Tx};
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use idem_testkit::message;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, query_scalar, raw_sql};
 use tokio::process::Command;
@@ -18,8 +18,8 @@ const RUN_ELSEWHERE: [&str; 2] = ["getting-started", "operations"];
 
 struct Accepting;
 
-impl Handler<Postgres> for Accepting {
-    async fn handle(&self, _: &Message, _: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl Handler<PostgresStore> for Accepting {
+    async fn handle(&self, _: &Message, _: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
         Ok(())
     }
 }
@@ -37,7 +37,7 @@ fn pages(folder: &str) -> Vec<String> {
 async fn every_command_of_the_pages_does_what_it_says() {
     for page in RUN_HERE {
         let place = FreshPostgres::create("idem_pages").await;
-        let store = Postgres::connect(&place.url()).await.unwrap();
+        let store = PostgresStore::connect(&place.url()).await.unwrap();
         store.migrate().await.unwrap();
         let consumer = DedupConsumer::builder(store.clone(), "orders").handler(Accepting);
         let consumer = consumer.effects(Effects::InTransaction).build().unwrap();

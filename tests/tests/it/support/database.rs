@@ -2,8 +2,8 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use idem_core::{Bookkeeping, ConsumerName, ParkedDeadLetter, Store as _};
-use idem_sqlx::{Postgres, Sqlite};
+use idem_core::{Bookkeeping, ConsumerName, Store as _, StoredDeadLetter};
+use idem_sqlx::{PostgresStore, SqliteStore};
 use idem_tests::plan::{Handling, StorePlan};
 use sqlx::{Connection, PgConnection, SqliteConnection, query, query_as, query_scalar};
 
@@ -12,14 +12,14 @@ use super::postgres::FreshPostgres;
 /// Which store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
-    Postgres,
+    PostgresStore,
     /// PostgreSQL through tokio-postgres, handlers in order.
     TokioPostgres,
     /// The same, handlers at once.
     TokioPostgresPipelined,
     /// The same, one batch handler, with the cache of committed keys: what the benchmark's fastest line uses.
     TokioPostgresTogether,
-    Sqlite,
+    SqliteStore,
 }
 
 /// The tables have no constraint that could hide a second run of the handler.
@@ -45,31 +45,31 @@ pub(crate) struct Database {
 }
 
 enum Place {
-    Postgres(FreshPostgres),
-    Sqlite(PathBuf),
+    PostgresStore(FreshPostgres),
+    SqliteStore(PathBuf),
 }
 
 impl Database {
     /// A new database. A SQLite file is `folder/idem.db`.
     pub(crate) async fn fresh(kind: Kind, folder: &std::path::Path) -> Self {
         match kind {
-            Kind::Postgres | Kind::TokioPostgres | Kind::TokioPostgresPipelined | Kind::TokioPostgresTogether => {
+            Kind::PostgresStore | Kind::TokioPostgres | Kind::TokioPostgresPipelined | Kind::TokioPostgresTogether => {
                 let place = FreshPostgres::create("idem_crash").await.without_waiting_for_the_disk().await;
                 let mut connection = PgConnection::connect(&place.url()).await.unwrap();
                 for table in TABLES {
                     query(table).execute(&mut connection).await.unwrap();
                 }
                 connection.close().await.unwrap();
-                let store = Postgres::connect(&place.url()).await.unwrap();
+                let store = PostgresStore::connect(&place.url()).await.unwrap();
                 store.migrate().await.unwrap();
-                Self { kind, place: Place::Postgres(place), bookkeeping: Arc::new(store.bookkeeping().clone()) }
+                Self { kind, place: Place::PostgresStore(place), bookkeeping: Arc::new(store.bookkeeping().clone()) }
             }
-            Kind::Sqlite => {
+            Kind::SqliteStore => {
                 let path = folder.join("idem.db");
-                let store = Sqlite::open(&path).await.unwrap();
+                let store = SqliteStore::open(&path).await.unwrap();
                 store.migrate().await.unwrap();
                 let database =
-                    Self { kind, place: Place::Sqlite(path), bookkeeping: Arc::new(store.bookkeeping().clone()) };
+                    Self { kind, place: Place::SqliteStore(path), bookkeeping: Arc::new(store.bookkeeping().clone()) };
                 let mut connection = database.sqlite().await;
                 for table in TABLES {
                     let table = table.replace("bigint GENERATED ALWAYS AS IDENTITY", "integer PRIMARY KEY");
@@ -84,16 +84,16 @@ impl Database {
     /// Where the consumer finds it.
     pub(crate) fn plan(&self) -> StorePlan {
         match &self.place {
-            Place::Postgres(place) => {
+            Place::PostgresStore(place) => {
                 let through = |handling| StorePlan::TokioPostgres { url: place.url(), handling };
                 match self.kind {
                     Kind::TokioPostgres => through(Handling::InOrder),
                     Kind::TokioPostgresPipelined => through(Handling::Pipelined),
                     Kind::TokioPostgresTogether => through(Handling::TogetherWithCache),
-                    Kind::Postgres | Kind::Sqlite => StorePlan::Postgres { url: place.url() },
+                    Kind::PostgresStore | Kind::SqliteStore => StorePlan::PostgresStore { url: place.url() },
                 }
             }
-            Place::Sqlite(path) => StorePlan::Sqlite { path: path.clone() },
+            Place::SqliteStore(path) => StorePlan::SqliteStore { path: path.clone() },
         }
     }
 
@@ -104,13 +104,13 @@ impl Database {
 
     async fn postgres(&self) -> Option<PgConnection> {
         match &self.place {
-            Place::Postgres(place) => Some(PgConnection::connect(&place.url()).await.unwrap()),
-            Place::Sqlite(_) => None,
+            Place::PostgresStore(place) => Some(PgConnection::connect(&place.url()).await.unwrap()),
+            Place::SqliteStore(_) => None,
         }
     }
 
     async fn sqlite(&self) -> SqliteConnection {
-        let Place::Sqlite(path) = &self.place else { unreachable!("a PostgreSQL database is no file") };
+        let Place::SqliteStore(path) = &self.place else { unreachable!("a PostgreSQL database is no file") };
         SqliteConnection::connect(&format!("sqlite://{}", path.display())).await.unwrap()
     }
 
@@ -149,7 +149,7 @@ impl Database {
     }
 
     /// The dead letters of the consumer in `src/bin/consumer.rs`.
-    pub(crate) async fn dead_letters(&self) -> Vec<ParkedDeadLetter> {
+    pub(crate) async fn dead_letters(&self) -> Vec<StoredDeadLetter> {
         self.bookkeeping.dead_letters(&ConsumerName::new("payments").unwrap(), 100_000).await.unwrap()
     }
 
@@ -171,8 +171,8 @@ impl Database {
     pub(crate) async fn remove(self) {
         drop(self.bookkeeping);
         match self.place {
-            Place::Postgres(place) => place.remove().await,
-            Place::Sqlite(path) => {
+            Place::PostgresStore(place) => place.remove().await,
+            Place::SqliteStore(path) => {
                 for suffix in ["", "-wal", "-shm"] {
                     // The last connection to close removes the other two itself.
                     let _ = tokio::fs::remove_file(format!("{}{suffix}", path.display())).await;

@@ -4,10 +4,10 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    Bookkeeping as _, CancellationToken, ConsumerName, DedupConsumer, Effects, Handler, HandlerError, Message,
-    ParkedDeadLetter, Reason, RetryPolicy, Store, Tx, Worker,
+    Bookkeeping as _, CancellationToken, ConsumerName, DedupConsumer, Effects, Handler, HandlerError, Message, Reason,
+    RetryPolicy, Store, StoredDeadLetter, Tx, Worker,
 };
-use idem_sqlx::Postgres;
+use idem_sqlx::PostgresStore;
 use idem_testkit::memory::{Broker, QueueOptions};
 use sqlx::{PgPool, query, query_scalar};
 
@@ -25,8 +25,8 @@ enum Poison {
     NoSuchTable,
 }
 
-impl Handler<Postgres> for Poison {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Postgres>) -> Result<(), HandlerError> {
+impl Handler<PostgresStore> for Poison {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
         let key = message.key().map(ToString::to_string).unwrap_or_default();
         if key != "poison" {
             query("INSERT INTO effects VALUES ($1)").bind(key).execute(tx.connection()).await?;
@@ -46,11 +46,11 @@ impl Handler<Postgres> for Poison {
 }
 
 /// Forty good messages around the poison, on two lanes: all are handled, and the poison is set aside.
-async fn ends(poison: Poison, waits: Duration) -> ParkedDeadLetter {
+async fn ends(poison: Poison, waits: Duration) -> StoredDeadLetter {
     let database = FreshPostgres::create("idem_evidence").await.without_waiting_for_the_disk().await;
     let pool = PgPool::connect(&database.url()).await.unwrap();
     sqlx::raw_sql("CREATE TABLE effects (key text PRIMARY KEY)").execute(&pool).await.unwrap();
-    let store = Arc::new(Postgres::connect(&database.url()).await.unwrap());
+    let store = Arc::new(PostgresStore::connect(&database.url()).await.unwrap());
     store.migrate().await.unwrap();
     let queue = Broker::new().create("orders", QueueOptions::default()).unwrap();
     for number in 0..20 {

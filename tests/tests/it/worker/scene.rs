@@ -9,7 +9,7 @@ use std::{
 
 use idem_core::{
     Bookkeeping as _, CancellationToken, DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message,
-    OrderingKey, Origin, ParkedDeadLetter, RetryPolicy, Store as _, Summary, Tx, Worker, WorkerBuilder, WorkerError,
+    OrderingKey, Origin, RetryPolicy, Store as _, StoredDeadLetter, Summary, Tx, Worker, WorkerBuilder, WorkerError,
     WorkerView,
 };
 use idem_testkit::{
@@ -153,7 +153,7 @@ impl Scene {
     }
 
     /// The dead letters, oldest first.
-    pub(crate) async fn dead_letters(&self) -> Vec<ParkedDeadLetter> {
+    pub(crate) async fn dead_letters(&self) -> Vec<StoredDeadLetter> {
         use idem_core::ConsumerName;
         let mut letters =
             self.store.bookkeeping().dead_letters(&ConsumerName::new("ledger").unwrap(), 1_000).await.unwrap();

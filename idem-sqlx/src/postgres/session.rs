@@ -1,15 +1,15 @@
-//! A lane: one connection, owned by whoever runs units on it.
+//! A session: one connection, owned by whoever runs units on it.
 
 use std::fmt;
 
 use idem_core::StoreError;
-use idem_schema::{Fence, LaneFacts};
+use idem_schema::{Fence, SessionFacts};
 use sqlx::PgConnection;
 
-use super::{Driver, Postgres, error};
+use super::{Driver, PostgresStore, error};
 
 /// A connection for units of work, with what has to be known of its session. Dropping it closes it.
-pub struct PostgresLane {
+pub struct PostgresSession {
     pub(super) connection: PgConnection,
     /// The session's own limits, which a claim puts back when it is done with idem's.
     pub(super) lock_timeout: String,
@@ -23,16 +23,16 @@ pub struct PostgresLane {
     is_fenced_here: bool,
 }
 
-impl fmt::Debug for PostgresLane {
+impl fmt::Debug for PostgresSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresLane").field("backend", &self.backend).finish_non_exhaustive()
+        f.debug_struct("PostgresSession").field("backend", &self.backend).finish_non_exhaustive()
     }
 }
 
-impl PostgresLane {
-    pub(super) fn new(connection: PgConnection, facts: LaneFacts) -> Self {
+impl PostgresSession {
+    pub(super) fn new(connection: PgConnection, facts: SessionFacts) -> Self {
         let backend = facts.own_backend();
-        let LaneFacts { lock_timeout, statement_timeout, .. } = facts;
+        let SessionFacts { lock_timeout, statement_timeout, .. } = facts;
         Self { connection, lock_timeout, statement_timeout, backend, is_spent: false, is_fenced_here: false }
     }
 
@@ -53,13 +53,13 @@ impl PostgresLane {
     }
 }
 
-impl Postgres {
-    /// Makes a lane of a connection of one's own, for [`DedupConsumer::process_on`](idem_core::DedupConsumer::process_on).
-    /// [`PostgresLane::into_connection`] gives it back.
+impl PostgresStore {
+    /// Makes a session of a connection of one's own, for [`DedupConsumer::process_on`](idem_core::DedupConsumer::process_on).
+    /// [`PostgresSession::into_connection`] gives it back.
     ///
     /// It must be in no transaction, and connected as the store is, to the database that holds idem's schema. Until it is
     /// given back it has `default_transaction_read_only` on, so that nothing is committed that a handler writes after a
-    /// ROLLBACK of its own: see [`Postgres`].
+    /// ROLLBACK of its own: see [`PostgresStore`].
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] where the connection is broken or its server is a standby, [`StoreError::Refused`]
@@ -67,33 +67,33 @@ impl Postgres {
     ///
     /// # Cancel safety
     /// Cancel safe: the connection is closed with a dropped call.
-    pub async fn lane_from(&self, mut connection: PgConnection) -> Result<PostgresLane, StoreError> {
+    pub async fn session_from(&self, mut connection: PgConnection) -> Result<PostgresSession, StoreError> {
         if sqlx::Connection::is_in_transaction(&connection) {
             return Err(StoreError::Refused {
-                problem: "the connection for a lane is in a transaction".to_owned(),
+                problem: "the connection for a session is in a transaction".to_owned(),
                 cure: "End the transaction before the connection is handed over".to_owned(),
             });
         }
-        let mut facts = self.driver().lane_facts(&mut connection).await?;
+        let mut facts = self.driver().session_facts(&mut connection).await?;
         // Through a pooler, SET would be the next client's.
         let is_fenced_here = facts.fence == Fence::Missing && self.driver().is_direct().await?;
         if is_fenced_here {
             let fence = sqlx::raw_sql("SET default_transaction_read_only = on").execute(&mut connection);
-            self.driver().within("opening a lane", fence).await?;
+            self.driver().within("opening a session", fence).await?;
             facts.fence = Fence::Session;
         }
         facts.refuse_unfenced()?;
-        Ok(PostgresLane { is_fenced_here, ..PostgresLane::new(connection, facts) })
+        Ok(PostgresSession { is_fenced_here, ..PostgresSession::new(connection, facts) })
     }
 }
 
 impl Driver {
-    /// Looks at the session of a new lane.
-    pub(super) async fn lane_facts(&self, connection: &mut PgConnection) -> Result<LaneFacts, StoreError> {
+    /// Looks at the server of a new session.
+    pub(super) async fn session_facts(&self, connection: &mut PgConnection) -> Result<SessionFacts, StoreError> {
         // Not prepared: it runs once a connection, and a pooler may hand the next statement to another server process.
         let facts = sqlx::raw_sql(sqlx::AssertSqlSafe(std::sync::Arc::clone(&self.statements.server_facts)));
-        let row = self.within("opening a lane", facts.fetch_one(connection)).await?;
+        let row = self.within("opening a session", facts.fetch_one(connection)).await?;
         // The simple protocol answers in texts.
-        LaneFacts::read(|column| error::text(&row, column))
+        SessionFacts::read(|column| error::text(&row, column))
     }
 }

@@ -1,18 +1,18 @@
-//! A lane: one connection that is owned, guarded and never shared.
+//! A session: one connection that is owned, guarded and never shared.
 
 use std::{fmt, sync::Arc};
 
 use idem_core::{StoreError, boxed};
 use sqlx::{ConnectOptions, Connection, SqliteConnection};
 
-use super::{Sqlite, error, seal::Guard};
+use super::{SqliteStore, error, seal::Guard};
 
 /// A connection on which units of work run. Dropping it interrupts what runs on it and closes it.
 ///
 /// Its commit and rollback hooks and its progress handler belong to idem: a handler must not replace them. Nor may it
 /// `ATTACH` another database and write there: in WAL mode SQLite commits each file by itself.
-pub struct SqliteLane {
-    /// `None` only after [`SqliteLane::into_connection`] or a close.
+pub struct SqliteSession {
+    /// `None` only after [`SqliteSession::into_connection`] or a close.
     pub(super) connection: Option<SqliteConnection>,
     pub(super) guard: Arc<Guard>,
     /// The busy timeout in force, in milliseconds.
@@ -21,13 +21,16 @@ pub struct SqliteLane {
     pub(super) broken: bool,
 }
 
-impl fmt::Debug for SqliteLane {
+impl fmt::Debug for SqliteSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteLane").field("guard", &self.guard).field("broken", &self.broken).finish_non_exhaustive()
+        f.debug_struct("SqliteSession")
+            .field("guard", &self.guard)
+            .field("broken", &self.broken)
+            .finish_non_exhaustive()
     }
 }
 
-impl SqliteLane {
+impl SqliteSession {
     async fn new(mut connection: SqliteConnection) -> Result<Self, sqlx::Error> {
         let guard = Guard::attach(&mut connection).await?;
         Ok(Self { connection: Some(connection), guard, busy: None, broken: false })
@@ -44,7 +47,7 @@ impl SqliteLane {
     }
 }
 
-impl Drop for SqliteLane {
+impl Drop for SqliteSession {
     fn drop(&mut self) {
         // A dropped connection closes once its thread is done with the statement in hand, which may take long.
         if self.connection.is_some() {
@@ -53,9 +56,9 @@ impl Drop for SqliteLane {
     }
 }
 
-impl Sqlite {
-    /// Makes a lane of a connection of the application's, for [`DedupConsumer::process_on`]. It comes back by
-    /// [`SqliteLane::into_connection`]. Its commit and rollback hooks and its progress handler are replaced, and its busy
+impl SqliteStore {
+    /// Makes a session of a connection of the application's, for [`DedupConsumer::process_on`]. It comes back by
+    /// [`SqliteSession::into_connection`]. Its commit and rollback hooks and its progress handler are replaced, and its busy
     /// timeout changes.
     ///
     /// [`DedupConsumer::process_on`]: idem_core::DedupConsumer::process_on
@@ -65,7 +68,7 @@ impl Sqlite {
     ///
     /// # Cancel safety
     /// Cancel safe: a dropped call closes the connection.
-    pub async fn adopt(&self, mut connection: SqliteConnection) -> Result<SqliteLane, StoreError> {
+    pub async fn adopt(&self, mut connection: SqliteConnection) -> Result<SqliteSession, StoreError> {
         if connection.is_in_transaction() {
             return Err(StoreError::Refused {
                 problem: "the connection is in a transaction".to_owned(),
@@ -86,11 +89,11 @@ impl Sqlite {
                 cure: "Hand over a connection to the file that holds idem's tables".to_owned(),
             });
         }
-        SqliteLane::new(connection).await.map_err(failed)
+        SqliteSession::new(connection).await.map_err(failed)
     }
 
-    pub(super) async fn open_lane(&self) -> Result<SqliteLane, StoreError> {
-        let connect = async { SqliteLane::new(self.driver().connections.options().connect().await?).await };
+    pub(super) async fn open_session(&self) -> Result<SqliteSession, StoreError> {
+        let connect = async { SqliteSession::new(self.driver().connections.options().connect().await?).await };
         connect.await.map_err(|error| error::of_bookkeeping("opening the database", error))
     }
 }

@@ -5,8 +5,8 @@ use std::{borrow::Borrow, future::Future};
 use super::{
     Inner, Item,
     claim::{claim_all, one_answer_each},
-    ledger::decision,
-    unit::{answered, lane_or_open, options},
+    outcomes::decision,
+    unit::{answered, options, session_or_open},
 };
 use crate::{
     error::{ClaimError, ErrorClass, StoreError},
@@ -17,36 +17,36 @@ use crate::{
 };
 
 /// Looks up which of these messages have a record already, in one read-only unit. `None` for those that have none.
-pub(crate) async fn look<S: Store, J: Borrow<Item> + Sync>(
+pub(crate) async fn look_up<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
-    lane: Option<S::Lane>,
+    session: Option<S::Session>,
     lane_number: i32,
     items: &[J],
-) -> (Option<S::Lane>, Result<Vec<Option<Decision>>, StoreError>) {
-    let mut lane = match lane_or_open(inner, lane).await {
-        Ok(lane) => lane,
+) -> (Option<S::Session>, Result<Vec<Option<Decision>>, StoreError>) {
+    let mut session = match session_or_open(inner, session).await {
+        Ok(session) => session,
         Err(error) => return (None, Err(error)),
     };
-    let found = look_on(inner, &mut lane, lane_number, items).await;
-    (found.is_ok().then_some(lane), found)
+    let found = look_up_on(inner, &mut session, lane_number, items).await;
+    (found.is_ok().then_some(session), found)
 }
 
 /// Whether the database can do what a unit needs: claims a key that no message has, and rolls back. Reading alone would
 /// call a database back that takes no writes, or has lost the table.
 pub(crate) async fn probe<S: Store>(
     inner: &Inner<S>,
-    lane: Option<S::Lane>,
+    session: Option<S::Session>,
     lane_number: i32,
-) -> (Option<S::Lane>, Result<(), StoreError>) {
-    let mut lane = match lane_or_open(inner, lane).await {
-        Ok(lane) => lane,
+) -> (Option<S::Session>, Result<(), StoreError>) {
+    let mut session = match session_or_open(inner, session).await {
+        Ok(session) => session,
         Err(error) => return (None, Err(error)),
     };
-    let probed = probe_on(inner, &mut lane, lane_number).await;
-    (probed.is_ok().then_some(lane), probed)
+    let probed = probe_on(inner, &mut session, lane_number).await;
+    (probed.is_ok().then_some(session), probed)
 }
 
-async fn probe_on<S: Store>(inner: &Inner<S>, lane: &mut S::Lane, lane_number: i32) -> Result<(), StoreError> {
+async fn probe_on<S: Store>(inner: &Inner<S>, session: &mut S::Session, lane_number: i32) -> Result<(), StoreError> {
     let registered = inner.register(None).await?;
     // Nobody else's, so that no two probes wait for each other.
     let key = IdempotencyKey::new(&format!("idem:probe:{}:{lane_number}", registered.run));
@@ -56,7 +56,7 @@ async fn probe_on<S: Store>(inner: &Inner<S>, lane: &mut S::Lane, lane_number: i
     };
     let claim = Claim { scope: registered.scope, key, hash, hash_rule, retention: inner.settings.retention };
     let limit = inner.settings.answer_timeout;
-    let begin = inner.store.begin(lane, options(&inner.settings, registered.run, lane_number));
+    let begin = inner.store.begin(session, options(&inner.settings, registered.run, lane_number));
     let mut unit = answered(limit, "beginning a transaction", begin).await?;
     let claimed = async {
         unit.claim(&[claim]).await.or_else(|error| match error {
@@ -86,29 +86,29 @@ pub(crate) enum Alone<T> {
 /// message held the same lock. There it is done directly after.
 pub(crate) async fn alone_with<S: Store, T>(
     inner: &Inner<S>,
-    lane: Option<S::Lane>,
+    session: Option<S::Session>,
     lane_number: i32,
     item: &Item,
     then: impl Future<Output = T> + Send,
-) -> (Option<S::Lane>, Result<Alone<T>, StoreError>) {
-    let mut lane = match lane_or_open(inner, lane).await {
-        Ok(lane) => lane,
+) -> (Option<S::Session>, Result<Alone<T>, StoreError>) {
+    let mut session = match session_or_open(inner, session).await {
+        Ok(session) => session,
         Err(error) => return (None, Err(error)),
     };
-    let done = alone_on(inner, &mut lane, lane_number, item, then).await;
-    (done.is_ok().then_some(lane), done)
+    let done = alone_on(inner, &mut session, lane_number, item, then).await;
+    (done.is_ok().then_some(session), done)
 }
 
 async fn alone_on<S: Store, T>(
     inner: &Inner<S>,
-    lane: &mut S::Lane,
+    session: &mut S::Session,
     lane_number: i32,
     item: &Item,
     then: impl Future<Output = T> + Send,
 ) -> Result<Alone<T>, StoreError> {
     let registered = inner.register(None).await?;
     let limit = inner.settings.answer_timeout;
-    let begin = inner.store.begin(lane, options(&inner.settings, registered.run, lane_number));
+    let begin = inner.store.begin(session, options(&inner.settings, registered.run, lane_number));
     let mut unit = answered(limit, "beginning a transaction", begin).await?;
     let claims: Vec<Claim> = item.claim.iter().cloned().collect();
     let claim = async {
@@ -141,15 +141,15 @@ async fn alone_on<S: Store, T>(
     Ok(Alone::Done(done))
 }
 
-async fn look_on<S: Store, J: Borrow<Item> + Sync>(
+async fn look_up_on<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
-    lane: &mut S::Lane,
+    session: &mut S::Session,
     lane_number: i32,
     items: &[J],
 ) -> Result<Vec<Option<Decision>>, StoreError> {
     let registered = inner.register(None).await?;
     let limit = inner.settings.answer_timeout;
-    let begin = inner.store.begin(lane, options(&inner.settings, registered.run, lane_number));
+    let begin = inner.store.begin(session, options(&inner.settings, registered.run, lane_number));
     let mut unit = answered(limit, "beginning a transaction", begin).await?;
     let positions: Vec<usize> = (0..items.len()).filter(|index| items[*index].borrow().claim.is_some()).collect();
     let claims: Vec<Claim> = positions.iter().filter_map(|index| items[*index].borrow().claim.clone()).collect();

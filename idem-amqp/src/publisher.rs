@@ -10,9 +10,9 @@ use lapin::{
 };
 
 use crate::{
-    config::AmqpOptions,
     confirm::Confirmed,
     message::is_the_brokers_own,
+    options::AmqpOptions,
     properties::{AMONG_HEADERS, carried, size, size_of_value, told},
     retry::Original,
 };

@@ -14,7 +14,7 @@ use tracing::{Instrument as _, Span};
 
 use super::{Inner, Item, unit::inject};
 use crate::{
-    config::Handlers,
+    config::Concurrency,
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     failpoint,
@@ -26,26 +26,26 @@ use crate::{
 };
 
 /// Why the handlers of a unit did not all succeed.
-pub(super) enum Stopped {
+pub(super) enum HandlingError {
     /// These messages' handlers failed, and left the connection like this.
-    Handlers { failed: Vec<(usize, Failure)>, left: Left },
+    Handlers { failed: Vec<(usize, Failure)>, left: TransactionState },
     /// The store did, or a failpoint.
     Store(StoreError),
 }
 
 /// In which state handlers left the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Left {
+pub(super) enum TransactionState {
     /// As they found it, and to be probed.
-    Sound,
+    Clean,
     /// Nobody knows: one panicked, or left a transaction open.
-    Doubtful,
+    Unknown,
     /// A statement may still run on it: one passed its deadline and was dropped in the middle.
-    Running,
+    Busy,
 }
 
-impl Stopped {
-    fn one(index: usize, failure: Failure, left: Left) -> Self {
+impl HandlingError {
+    fn one(index: usize, failure: Failure, left: TransactionState) -> Self {
         Self::Handlers { failed: vec![(index, failure)], left }
     }
 
@@ -67,19 +67,19 @@ pub(super) async fn handle_all<S: Store, J: Borrow<Item> + Sync>(
     unit: &mut S::Unit<'_>,
     items: &[J],
     fresh: Vec<(usize, Ticket)>,
-) -> Result<(), Stopped> {
+) -> Result<(), HandlingError> {
     match (&inner.work, inner.settings.handlers) {
         (Work::Batch(handler), _) => together(inner, &**handler, unit, items, fresh).await,
-        (Work::Each(handler), Handlers::InOrder) => {
+        (Work::Each(handler), Concurrency::InOrder) => {
             for (index, ticket) in fresh {
                 let message = &items[index].borrow().message;
                 one(inner, &*handler.0, index, message, ticket, unit.tx()).await?;
-                let doubtful = |error| Stopped::one(index, unsealed::<S>(&error), Left::Doubtful);
+                let doubtful = |error| HandlingError::one(index, unsealed::<S>(&error), TransactionState::Unknown);
                 and_pass(unit.check().map_err(doubtful)).await?;
             }
             Ok(())
         }
-        (Work::Each(handler), Handlers::Pipelined { at_once }) => {
+        (Work::Each(handler), Concurrency::Pipelined { at_once }) => {
             side_by_side(inner, &*handler.0, unit, items, fresh, at_once).await
         }
     }
@@ -95,7 +95,7 @@ async fn side_by_side<S: Store, J: Borrow<Item> + Sync>(
     items: &[J],
     fresh: Vec<(usize, Ticket)>,
     at_once: usize,
-) -> Result<(), Stopped> {
+) -> Result<(), HandlingError> {
     let stop = AtomicBool::new(false);
     let in_turn = async |group: Vec<(usize, Ticket)>| {
         for (index, ticket) in group {
@@ -105,7 +105,7 @@ async fn side_by_side<S: Store, J: Borrow<Item> + Sync>(
             let message = &items[index].borrow().message;
             let ended = match unit.shared_tx() {
                 Some(tx) => one(inner, handler, index, message, ticket, tx).await,
-                None => Err(Stopped::Store(StoreError::Unsupported { what: "share its transaction" })),
+                None => Err(HandlingError::Store(StoreError::Unsupported { what: "share its transaction" })),
             };
             if let Err(stopped) = and_pass(ended).await {
                 stop.store(true, Ordering::Relaxed);
@@ -149,22 +149,22 @@ async fn one<S: Store>(
     message: &Message,
     ticket: Ticket,
     mut tx: Tx<'_, S>,
-) -> Result<(), Stopped> {
+) -> Result<(), HandlingError> {
     let deadline = inner.settings.handler_deadline;
     let span = telemetry::process(&inner.name, inner.source.get(), &[message]);
     let call = handler.handle_dyn(message, &mut tx).instrument(span.clone());
     match noted(&span, guarded(ticket, deadline, call).await) {
         Handled::Answered(Ok(())) => Ok(()),
-        Handled::Answered(Err(error)) => Err(Stopped::one(index, inner.failure(error), Left::Sound)),
-        Handled::Panicked => Err(Stopped::one(index, panicked(), Left::Doubtful)),
-        Handled::Late => Err(Stopped::one(index, late(deadline), Left::Running)),
+        Handled::Answered(Err(error)) => Err(HandlingError::one(index, inner.failure(error), TransactionState::Clean)),
+        Handled::Panicked => Err(HandlingError::one(index, panicked(), TransactionState::Unknown)),
+        Handled::TimedOut => Err(HandlingError::one(index, late(deadline), TransactionState::Busy)),
     }
 }
 
 /// What is between one handler that succeeded and the next.
-async fn and_pass(ended: Result<(), Stopped>) -> Result<(), Stopped> {
+async fn and_pass(ended: Result<(), HandlingError>) -> Result<(), HandlingError> {
     ended?;
-    failpoint!(HANDLER_MID).map_err(|injected| Stopped::Store(inject(injected)))
+    failpoint!(HANDLER_MID).map_err(|injected| HandlingError::Store(inject(injected)))
 }
 
 /// Runs a batch handler for all of them.
@@ -174,27 +174,27 @@ async fn together<S: Store, J: Borrow<Item> + Sync>(
     unit: &mut S::Unit<'_>,
     items: &[J],
     fresh: Vec<(usize, Ticket)>,
-) -> Result<(), Stopped> {
+) -> Result<(), HandlingError> {
     let indexes: Vec<usize> = fresh.iter().map(|(index, _)| *index).collect();
     let messages: Vec<&Message> = indexes.iter().map(|index| &items[*index].borrow().message).collect();
     let Some((_, ticket)) = fresh.into_iter().next() else { return Ok(()) };
-    let all = |failure, left| Stopped::Handlers { failed: for_all(&indexes, failure), left };
+    let all = |failure, left| HandlingError::Handlers { failed: for_all(&indexes, failure), left };
     let deadline = inner.settings.handler_deadline;
     let mut tx = unit.tx();
     let span = telemetry::process(&inner.name, inner.source.get(), &messages);
     let call = handler.handle_dyn(&messages, &mut tx).instrument(span.clone());
     let answer = match noted(&span, guarded(ticket, deadline, call).await) {
         Handled::Answered(Ok(answer)) => answer,
-        Handled::Answered(Err(error)) => return Err(all(inner.failure(error), Left::Sound)),
-        Handled::Panicked => return Err(all(panicked(), Left::Doubtful)),
-        Handled::Late => return Err(all(late(deadline), Left::Running)),
+        Handled::Answered(Err(error)) => return Err(all(inner.failure(error), TransactionState::Clean)),
+        Handled::Panicked => return Err(all(panicked(), TransactionState::Unknown)),
+        Handled::TimedOut => return Err(all(late(deadline), TransactionState::Busy)),
     };
     drop(tx);
     let named = named(inner, &indexes, answer)?;
     if !named.is_empty() {
-        return Err(Stopped::Handlers { failed: named, left: Left::Sound });
+        return Err(HandlingError::Handlers { failed: named, left: TransactionState::Clean });
     }
-    and_pass(unit.check().map_err(|error| all(unsealed::<S>(&error), Left::Doubtful))).await
+    and_pass(unit.check().map_err(|error| all(unsealed::<S>(&error), TransactionState::Unknown))).await
 }
 
 /// The messages that a batch handler named as culprits.
@@ -202,7 +202,7 @@ fn named<S: Store>(
     inner: &Inner<S>,
     indexes: &[usize],
     answer: crate::BatchAnswer,
-) -> Result<Vec<(usize, Failure)>, Stopped> {
+) -> Result<Vec<(usize, Failure)>, HandlingError> {
     let answers = match answer.0 {
         Answer::All => return Ok(Vec::new()),
         Answer::Each(answers) => answers,
@@ -210,7 +210,7 @@ fn named<S: Store>(
     if answers.len() != indexes.len() {
         let text = format!("the batch handler gave {} answers for {} messages", answers.len(), indexes.len());
         let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text);
-        return Err(Stopped::Handlers { failed: for_all(indexes, failure), left: Left::Sound });
+        return Err(HandlingError::Handlers { failed: for_all(indexes, failure), left: TransactionState::Clean });
     }
     let failed = indexes.iter().zip(answers).filter_map(|(index, answer)| Some((*index, answer.err()?)));
     Ok(failed.map(|(index, error)| (index, inner.failure(error))).collect())
@@ -234,7 +234,7 @@ async fn guarded<T>(
         Ok(Ok(answer)) => Handled::Answered(answer),
         // The panic's text may quote the payload, and the panic hook has printed it for the developer (S4).
         Ok(Err(_panic)) => Handled::Panicked,
-        Err(_elapsed) => Handled::Late,
+        Err(_elapsed) => Handled::TimedOut,
     }
 }
 
@@ -244,7 +244,7 @@ fn noted<T>(span: &Span, handled: Handled<T>) -> Handled<T> {
         Handled::Answered(Ok(_)) => None,
         Handled::Answered(Err(_)) => Some("handler"),
         Handled::Panicked => Some("panic"),
-        Handled::Late => Some("deadline"),
+        Handled::TimedOut => Some("deadline"),
     };
     if let Some(error) = error {
         span.record("error.type", error);
@@ -275,16 +275,22 @@ mod tests {
     /// neighbours ended.
     #[test]
     fn of_what_several_handlers_left_the_worst_counts() {
-        let states = [Left::Sound, Left::Doubtful, Left::Running];
+        let states = [TransactionState::Clean, TransactionState::Unknown, TransactionState::Busy];
         for (worse, first) in states.into_iter().enumerate() {
             for (bad, second) in states.into_iter().enumerate() {
-                let both = Stopped::one(0, panicked(), first).and(Stopped::one(1, panicked(), second));
-                let Stopped::Handlers { failed, left } = both else { panic!("handlers failed") };
+                let both = HandlingError::one(0, panicked(), first).and(HandlingError::one(1, panicked(), second));
+                let HandlingError::Handlers { failed, left } = both else { panic!("handlers failed") };
                 assert_eq!((failed.len(), left), (2, states[worse.max(bad)]));
             }
         }
-        let store = || Stopped::Store(StoreError::Unsupported { what: "do anything" });
-        assert!(matches!(store().and(Stopped::one(0, panicked(), Left::Sound)), Stopped::Store(_)));
-        assert!(matches!(Stopped::one(0, panicked(), Left::Sound).and(store()), Stopped::Store(_)));
+        let store = || HandlingError::Store(StoreError::Unsupported { what: "do anything" });
+        assert!(matches!(
+            store().and(HandlingError::one(0, panicked(), TransactionState::Clean)),
+            HandlingError::Store(_)
+        ));
+        assert!(matches!(
+            HandlingError::one(0, panicked(), TransactionState::Clean).and(store()),
+            HandlingError::Store(_)
+        ));
     }
 }

@@ -19,9 +19,9 @@ use tokio::sync::OnceCell;
 
 use crate::{
     attach::message_bytes_max,
-    config::{check_url, is_fifo, queue_name},
     error::classify,
     fifo::hashed,
+    options::{check_url, is_fifo, queue_name},
     queue::limited,
 };
 

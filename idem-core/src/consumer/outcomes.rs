@@ -2,7 +2,7 @@
 
 use std::{borrow::Borrow, collections::HashMap};
 
-use super::{Inner, Item, batch};
+use super::{Inner, Item, dedupe};
 use crate::{
     dead_letter::Reason,
     error::ErrorClass,
@@ -29,12 +29,12 @@ fn last(verdict: Option<Verdict>) -> Decision {
 }
 
 /// What is known of each message of a unit, until every one has its decision.
-pub(super) struct Ledger {
+pub(super) struct Outcomes {
     verdicts: Vec<Option<Verdict>>,
     committed: Vec<bool>,
 }
 
-impl Ledger {
+impl Outcomes {
     pub(super) fn new(items: usize) -> Self {
         Self { verdicts: (0..items).map(|_| None).collect(), committed: vec![false; items] }
     }
@@ -52,7 +52,7 @@ impl Ledger {
         mut self,
         inner: &Inner<S>,
         items: &[J],
-        fold: &batch::Fold,
+        fold: &dedupe::Fold,
         run: crate::RunId,
     ) -> Vec<Decision> {
         let followers = fold.leader.iter().enumerate();

@@ -8,7 +8,7 @@ use rdkafka::{
     message::{BorrowedMessage, Headers as _, Message as _},
 };
 
-use crate::{config::LaneBy, quiet::quietly};
+use crate::{options::LaneBy, quiet::quietly};
 
 /// Copies the record: a borrowed one pins the buffer of a whole fetch.
 pub(crate) fn message(record: &BorrowedMessage<'_>, lane_by: LaneBy) -> Message {

@@ -18,9 +18,9 @@ use rdkafka::{
 use tokio::runtime::Handle;
 
 use crate::{
-    config::{KafkaOptions, check_topic, refused_by_library},
     context::Log,
     error::{refusal, refused, unavailable, words},
+    options::{KafkaOptions, check_topic, refused_by_library},
     tokens::Login,
 };
 

@@ -6,8 +6,8 @@ use idem_core::{Attached, SourceError};
 use serde_json::Value;
 
 use crate::{
-    config::{DeliveryLimit, Settings},
     error::refused,
+    options::{DeliveryLimit, Settings},
 };
 
 /// The delivery limit of a quorum queue that has none of its own, from RabbitMQ 4.0 on.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use idem_core::{
     Bytes, DeadLetter, DeadLetterId, DeadLetterIdentity, ErrorClass, Fingerprint, IdempotencyKey, Message, OrderingKey,
-    Origin, ParkedDeadLetter, Reason, Replay, ScopeId, StoreError,
+    Origin, Reason, Replay, ScopeId, StoreError, StoredDeadLetter,
 };
 
 use super::storable;
@@ -17,25 +17,28 @@ fn storable_or_as_it_is(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { Cow::Owned(storable(text)) } else { Cow::Borrowed(text) }
 }
 
-pub(super) async fn park(driver: &impl BookkeepingDriver, letter: &DeadLetter) -> Result<ParkedDeadLetter, StoreError> {
-    let identity = letter.identity();
+pub(super) async fn store(
+    driver: &impl BookkeepingDriver,
+    dead_letter: &DeadLetter,
+) -> Result<StoredDeadLetter, StoreError> {
+    let identity = dead_letter.identity();
     for _ in 0..PARK_ROUNDS {
-        if let Some(row) = insert(driver, letter, identity).await? {
-            return parked(&row);
+        if let Some(row) = insert(driver, dead_letter, identity).await? {
+            return stored(&row);
         }
         // Another statement, which sees the row that the first one met.
-        let Some(row) = count_copy(driver, letter, identity).await? else { continue };
-        let mut parked = parked(&row)?;
-        let missing = letter.message.payload().filter(|_| letter.keep_payload && !parked.payload_kept);
+        let Some(row) = count_copy(driver, dead_letter, identity).await? else { continue };
+        let mut stored = stored(&row)?;
+        let missing = dead_letter.message.payload().filter(|_| dead_letter.keep_payload && !stored.payload_kept);
         if let Some(payload) = missing {
-            let parameters = [parked.id.0.into(), Some(payload.as_ref()).into()];
+            let parameters = [stored.id.0.into(), Some(payload.as_ref()).into()];
             let kept = driver.rows(DOING, &driver.bookkeeping_statements().keep_payload, &parameters).await?;
             if kept.is_empty() {
                 continue;
             }
-            parked.payload_kept = true;
+            stored.payload_kept = true;
         }
-        return Ok(parked);
+        return Ok(stored);
     }
     let text = "the row that stands for it vanished each time it was looked at";
     Err(StoreError::Failed { doing: DOING, class: ErrorClass::Transient, source: text.into() })
@@ -45,28 +48,28 @@ const DOING: &str = "storing a dead letter";
 
 async fn insert(
     driver: &impl BookkeepingDriver,
-    letter: &DeadLetter,
+    dead_letter: &DeadLetter,
     identity: DeadLetterIdentity,
 ) -> Result<Option<Row>, StoreError> {
-    let message = &letter.message;
-    let (origin, error) = (storable_or_as_it_is(message.origin().as_str()), storable_or_as_it_is(&letter.error));
+    let message = &dead_letter.message;
+    let (origin, error) = (storable_or_as_it_is(message.origin().as_str()), storable_or_as_it_is(&dead_letter.error));
     let (id, message_type) = (message.id().map(storable), message.message_type().map(storable));
     let headers = encode_headers(message.headers());
-    let key = letter.key.as_ref().map(IdempotencyKey::as_str);
+    let key = dead_letter.key.as_ref().map(IdempotencyKey::as_str);
     let payload: Option<&[u8]> = message.payload().map(|payload| payload.as_ref());
-    let (hash, rule) = letter.payload_hash();
-    let fingerprint = letter.fingerprint.to_string();
+    let (hash, rule) = dead_letter.payload_hash();
+    let fingerprint = dead_letter.fingerprint.to_string();
     let parameters = [
-        letter.scope.0.into(),
+        dead_letter.scope.0.into(),
         (&*origin).into(),
         key.map(key_id).into(),
         key.into(),
         hash.as_bytes().as_slice().into(),
         rule.map(|rule| rule.0).into(),
-        letter.reason.as_str().into(),
-        attempts(letter).into(),
+        dead_letter.reason.as_str().into(),
+        attempts(dead_letter).into(),
         (&*error).into(),
-        payload.filter(|_| letter.keep_payload).into(),
+        payload.filter(|_| dead_letter.keep_payload).into(),
         payload.map_or(0, |payload| i64::try_from(payload.len()).unwrap_or(i64::MAX)).into(),
         payload.is_some().into(),
         headers.as_deref().into(),
@@ -83,17 +86,18 @@ async fn insert(
 
 async fn count_copy(
     driver: &impl BookkeepingDriver,
-    letter: &DeadLetter,
+    dead_letter: &DeadLetter,
     identity: DeadLetterIdentity,
 ) -> Result<Option<Row>, StoreError> {
-    let (origin, error) = (storable_or_as_it_is(letter.message.origin().as_str()), storable_or_as_it_is(&letter.error));
-    let fingerprint = letter.fingerprint.to_string();
+    let (origin, error) =
+        (storable_or_as_it_is(dead_letter.message.origin().as_str()), storable_or_as_it_is(&dead_letter.error));
+    let fingerprint = dead_letter.fingerprint.to_string();
     let parameters = [
-        letter.scope.0.into(),
+        dead_letter.scope.0.into(),
         identity.as_bytes().as_slice().into(),
         (&*origin).into(),
-        letter.reason.as_str().into(),
-        attempts(letter).into(),
+        dead_letter.reason.as_str().into(),
+        attempts(dead_letter).into(),
         (&*error).into(),
         fingerprint.as_str().into(),
     ];
@@ -101,8 +105,8 @@ async fn count_copy(
     Ok(rows.into_iter().next())
 }
 
-fn attempts(letter: &DeadLetter) -> i32 {
-    i32::try_from(letter.attempts).unwrap_or(i32::MAX)
+fn attempts(dead_letter: &DeadLetter) -> i32 {
+    i32::try_from(dead_letter.attempts).unwrap_or(i32::MAX)
 }
 
 fn damaged(what: &str) -> StoreError {
@@ -119,8 +123,8 @@ fn key(row: &Row) -> Result<Option<IdempotencyKey>, StoreError> {
 }
 
 /// A dead letter as people see it.
-pub(super) fn parked(row: &Row) -> Result<ParkedDeadLetter, StoreError> {
-    Ok(ParkedDeadLetter {
+pub(super) fn stored(row: &Row) -> Result<StoredDeadLetter, StoreError> {
+    Ok(StoredDeadLetter {
         id: DeadLetterId(row.get("id")?),
         key: key(row)?,
         origin: row.get("origin")?,

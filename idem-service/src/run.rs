@@ -122,7 +122,7 @@ async fn consume<S: Database, B: Broker>(
     if database::reach::<S, _, _>(settings, &status.stop, prepare).await?.is_none() {
         return Ok(());
     }
-    let ended = worker.run(status.stop.clone()).await;
+    let ended = worker.run(status.stop.clone().cancelled_owned()).await;
     ended.map(|_| ()).map_err(|error| Failure::new(exit::of_worker(&error), database::describe::<S>(&error)))
 }
 

@@ -51,7 +51,7 @@ impl Running {
             .build()
             .unwrap();
         let (view, stop) = (worker.view(), CancellationToken::new());
-        Self { store, view, task: tokio::spawn(worker.run(stop.clone())), stop }
+        Self { store, view, task: tokio::spawn(worker.run(stop.clone().cancelled_owned())), stop }
     }
 
     fn effects(&self) -> usize {

@@ -1,5 +1,6 @@
 //! Consumers and claims for the tests of every PostgreSQL store, which include this file.
 
+use idem_testkit::Decide as _;
 use std::{
     sync::{
         Arc,
@@ -52,7 +53,7 @@ pub(crate) fn letters(decisions: &[Decision]) -> String {
 }
 
 pub(crate) async fn process<S: Store>(consumer: &DedupConsumer<S>, messages: Vec<Message>) -> String {
-    letters(&consumer.process(messages).await.unwrap())
+    letters(&consumer.decisions(messages).await.unwrap())
 }
 
 /// A25: processes all keys in batches, again and again, until the server stays up and everything is decided.
@@ -62,7 +63,7 @@ pub(crate) async fn process_until_done<S: Store>(consumer: DedupConsumer<S>, all
         let mut undecided = 0;
         for batch in all.chunks(10) {
             // A start that cannot reach the server is tried again, as a worker does.
-            let Ok(decisions) = consumer.process(messages(batch)).await else {
+            let Ok(decisions) = consumer.decisions(messages(batch)).await else {
                 undecided += 1;
                 continue;
             };

@@ -6,7 +6,7 @@ use idem_core::{
     Bookkeeping as _, Decision, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, Message, Reason, Store, Tx,
     handler_fn,
 };
-use idem_testkit::{Defect, Fault, MemoryStore, Operation, deliver, deliver_on, message};
+use idem_testkit::{Decide as _, Defect, Fault, MemoryStore, Operation, deliver, deliver_on, message};
 
 struct Ledger;
 
@@ -128,7 +128,7 @@ async fn a_commit_that_hangs_is_resolved() {
         .unwrap();
     store.inject(Operation::Commit, Fault::Hang);
     store.inject(Operation::Begin, Fault::Delay(Duration::from_secs(1)));
-    let decisions = consumer.process(vec![message("order-1", "1")]).await.unwrap();
+    let decisions = consumer.decisions(vec![message("order-1", "1")]).await.unwrap();
     assert!(decisions[0].is_processed(), "{decisions:?}");
     assert_eq!(keys(&store), ["order-1"]);
 }

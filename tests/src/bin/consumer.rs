@@ -144,7 +144,7 @@ where
         terminate.recv().await;
         stop.cancel();
     });
-    let summary = worker.run(shutdown).await?;
+    let summary = worker.run(shutdown.cancelled_owned()).await?;
     tracing::info!(?summary, "done");
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! What handlers do to their transaction, beyond what the suite asks of every store.
 
+use idem_testkit::Decide as _;
 use std::{
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
@@ -214,7 +215,7 @@ impl Act for Naturally {
 async fn b22_a_unique_violation_of_the_handlers_own_is_permanent() {
     let fixture = Fixture::new().await;
     let consumer = consumer(fixture.store.clone(), Acting(Naturally));
-    let decisions = consumer.process(messages(&keys(3))).await.unwrap();
+    let decisions = consumer.decisions(messages(&keys(3))).await.unwrap();
     assert_eq!(letters(&decisions), "PpP");
     let Decision::Failed(failure) = &decisions[1] else { panic!("{decisions:?}") };
     assert!(failure.text.contains("SQLSTATE 23505") && failure.text.contains("taken_pkey"), "{}", failure.text);

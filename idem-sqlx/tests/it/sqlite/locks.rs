@@ -1,5 +1,6 @@
 //! One writer at a time: who waits for whom, how long, and what comes of it.
 
+use idem_testkit::Decide as _;
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
@@ -21,14 +22,14 @@ const SHORT: Duration = Duration::from_millis(50);
 async fn a_unit_is_held_while_another_connection_writes() {
     let (file, store) = fresh().await;
     let consumer = builder(&store).handler(Scripted).busy_timeout(SHORT).build().unwrap();
-    consumer.process(vec![message("old", "1")]).await.unwrap();
+    consumer.decisions(vec![message("old", "1")]).await.unwrap();
     let mut other = file.connect().await;
     sqlx::raw_sql("BEGIN IMMEDIATE; INSERT INTO taken VALUES (2)").execute(&mut other).await.unwrap();
-    let decisions = soon(consumer.process(messages(&[("a", "1"), ("b", "2")]))).await.unwrap();
+    let decisions = soon(consumer.decisions(messages(&[("a", "1"), ("b", "2")]))).await.unwrap();
     assert_eq!(names(&decisions), ["busy", "busy"]);
     assert_eq!(file.effects().await, ["old=1"]);
     sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
-    let decisions = soon(consumer.process(messages(&[("a", "1"), ("b", "2")]))).await.unwrap();
+    let decisions = soon(consumer.decisions(messages(&[("a", "1"), ("b", "2")]))).await.unwrap();
     assert_eq!(names(&decisions), ["processed", "processed"]);
 }
 
@@ -36,7 +37,7 @@ async fn a_unit_is_held_while_another_connection_writes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_held_unit_reads_but_does_not_claim() {
     let (file, store) = fresh().await;
-    consumer(&store).process(vec![message("old", "1")]).await.unwrap();
+    consumer(&store).decisions(vec![message("old", "1")]).await.unwrap();
     let registered = store.bookkeeping().register(&registration_of_builder(&file).await).await.unwrap();
     let claim = Claim {
         scope: registered.scope,
@@ -113,10 +114,10 @@ async fn two_lanes_are_refused_by_build() {
 async fn a18_a_statement_past_the_deadline_is_interrupted() {
     let (file, store) = fresh().await;
     let consumer = builder(&store).handler(Scripted).handler_deadline(Duration::from_millis(200)).build().unwrap();
-    let decisions = soon(consumer.process(vec![message("a", "block")])).await.unwrap();
+    let decisions = soon(consumer.decisions(vec![message("a", "block")])).await.unwrap();
     let Decision::Failed(failure) = &decisions[0] else { panic!("{decisions:?}") };
     assert_eq!((failure.class, failure.reason), (ErrorClass::Transient, idem_core::Reason::Deadline));
-    let decisions = soon(consumer.process(vec![message("a", "1")])).await.unwrap();
+    let decisions = soon(consumer.decisions(vec![message("a", "1")])).await.unwrap();
     assert_eq!(names(&decisions), ["processed"]);
     assert_eq!(file.effects().await, ["a=1"]);
 }
@@ -145,7 +146,7 @@ async fn everything(store: Arc<SqliteStore>, keys: Vec<String>) {
     let consumer = consumer(&store);
     for batch in keys.chunks(10) {
         loop {
-            let decisions = consumer.process(batch.iter().map(|key| message(key, "1")).collect()).await.unwrap();
+            let decisions = consumer.decisions(batch.iter().map(|key| message(key, "1")).collect()).await.unwrap();
             if decisions.into_iter().all(|decision| decision.into_durable().is_some()) {
                 break;
             }

@@ -308,11 +308,12 @@ pub(super) async fn decide<S: Store>(
     messages: impl IntoIterator<Item = Message>,
 ) -> Vec<Decision> {
     let messages: Vec<_> = messages.into_iter().collect();
-    let count = messages.len();
-    let decisions = within("processing messages", consumer.process(messages)).await;
-    let decisions = decisions.unwrap_or_else(|error| panic!("the consumer could not start: {error}"));
-    assert_eq!(decisions.len(), count, "one decision a message");
-    decisions
+    let sent: Vec<_> = messages.iter().map(|message| message.payload().cloned()).collect();
+    let decided = within("processing messages", consumer.process(messages)).await;
+    let decided = decided.unwrap_or_else(|error| panic!("the consumer could not start: {error}"));
+    let back: Vec<_> = decided.iter().map(|(message, _)| message.payload().cloned()).collect();
+    assert_eq!(back, sent, "each message comes back with its decision, in the order given");
+    decided.into_iter().map(|(_, decision)| decision).collect()
 }
 
 /// Redelivers what was not settled, as a broker does, until everything is; at most ten times.

@@ -73,7 +73,7 @@ async fn ends(poison: Poison, waits: Duration) -> StoredDeadLetter {
         .build()
         .unwrap();
     let stop = CancellationToken::new();
-    let task = tokio::spawn(worker.run(stop.clone()));
+    let task = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
     within("draining the queue", queue.drained()).await;
     stop.cancel();
     let summary = within("the worker's end", task).await.unwrap().unwrap();

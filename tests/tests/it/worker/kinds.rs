@@ -12,7 +12,7 @@ use idem_core::{
     BoxHandler, Decision, ErrorClass, Handler, HandlerError, Message, Next, Reason, Router, Tx, WaitCause, WorkerError,
     handler_fn, json_fn,
 };
-use idem_testkit::MemoryStore;
+use idem_testkit::{Decide as _, MemoryStore};
 
 use super::scene::{Running, Scene, drain, message};
 
@@ -75,7 +75,7 @@ async fn a_fallback_takes_what_has_no_route() {
     let other = message("1", "ok").with_type("other");
     let none = message("2", "ok");
     for (message, is_first) in [(other.clone(), true), (none, true), (other, false)] {
-        let decision = consumer.process(vec![message]).await.unwrap().remove(0);
+        let decision = consumer.decisions(vec![message]).await.unwrap().remove(0);
         assert_eq!((decision.is_processed(), decision.is_skipped()), (is_first, !is_first), "{decision:?}");
     }
     assert_eq!(scene.script.runs(), ["1", "2"]);
@@ -90,7 +90,7 @@ async fn boxed_handlers_stand_side_by_side() {
     let router = handlers.iter().fold(Router::new(), |router, (kind, handler)| router.on(kind, handler.clone()));
     let consumer = scene.consumer().handler(router.boxed()).build().unwrap();
     let messages = vec![message("1", r#"{"cents": 7}"#).with_type("purchase"), message("2", "ok").with_type("script")];
-    assert!(consumer.process(messages).await.unwrap().iter().all(Decision::is_processed));
+    assert!(consumer.decisions(messages).await.unwrap().iter().all(Decision::is_processed));
     assert_eq!((scene.store.rows("purchases").len(), scene.effects().len()), (1, 1));
 }
 
@@ -113,8 +113,8 @@ async fn what_runs_around_a_handler_is_of_its_transaction() {
     };
     let handler = scene.script.clone().around(in_its_own_row).around(noted);
     let consumer = scene.consumer().handler(handler).build().unwrap();
-    assert!(consumer.process(vec![message("1", "ok")]).await.unwrap()[0].is_processed());
-    let failed = consumer.process(vec![message("2", "permanent")]).await.unwrap().remove(0);
+    assert!(consumer.decisions(vec![message("1", "ok")]).await.unwrap()[0].is_processed());
+    let failed = consumer.decisions(vec![message("2", "permanent")]).await.unwrap().remove(0);
     assert!(matches!(failed, Decision::Failed(failure) if failure.class == ErrorClass::Permanent));
     assert_eq!(*seen.lock().unwrap(), ["before", "None", "before", "Some(Permanent)"]);
     assert_eq!(scene.store.rows("around").len(), 1, "the failed message's row was rolled back with its effect");
@@ -127,8 +127,8 @@ async fn c12_what_runs_around_a_router_leaves_the_type_in_the_hash() {
     let router = Router::new().on("placed", scene.script.clone()).on("cancelled", scene.script.clone());
     let consumer = scene.consumer().handler(router.around(in_its_own_row).boxed()).build().unwrap();
     let of = |kind: &str| vec![message("order-1", "ok").with_type(kind)];
-    assert!(consumer.process(of("placed")).await.unwrap()[0].is_processed());
-    let decisions = consumer.process(of("cancelled")).await.unwrap();
+    assert!(consumer.decisions(of("placed")).await.unwrap()[0].is_processed());
+    let decisions = consumer.decisions(of("cancelled")).await.unwrap();
     assert!(matches!(decisions[0], Decision::Conflict(..)), "{decisions:?}");
 }
 

@@ -177,7 +177,7 @@ impl Running {
     pub(crate) fn new(worker: WorkerBuilder<MemoryStore, MemorySource>) -> Self {
         let worker = worker.build().unwrap();
         let (view, stop) = (worker.view(), CancellationToken::new());
-        Self { view, stop: stop.clone(), task: tokio::spawn(worker.run(stop)) }
+        Self { view, stop: stop.clone(), task: tokio::spawn(worker.run(stop.cancelled_owned())) }
     }
 
     /// Asks the worker to stop.
@@ -188,6 +188,12 @@ impl Running {
     pub(crate) async fn stop(self) -> Result<Summary, WorkerError> {
         self.cancel();
         self.ended().await
+    }
+
+    /// Drops the call of `run`.
+    pub(crate) async fn drop_run(self) {
+        self.task.abort();
+        assert!(within("the end of the task", self.task).await.unwrap_err().is_cancelled());
     }
 
     pub(crate) async fn ended(self) -> Result<Summary, WorkerError> {

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use idem_core::{Attached, SourceError};
+use idem_core::{Attached, REFUSAL_GRACE, SourceError};
 use rdkafka::{
     consumer::{BaseConsumer, Consumer},
     error::{KafkaError, KafkaResult},
@@ -33,6 +33,10 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// How long it waits while it also looks out for the worker: for room in the buffer, or the end of a drain.
 pub(crate) const ATTENTION: Duration = Duration::from_millis(2);
 
+/// How often, and for how long, a broker is asked whether it is back: nothing comes from a topic that is at its end.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+const PROBE_WAITS: Duration = Duration::from_millis(300);
+
 /// How many records, and how many bytes of them, are taken in before the rest is looked at. One more may exceed the bytes.
 const BURST: usize = 200;
 const BURST_BYTES: usize = 1 << 20;
@@ -49,7 +53,17 @@ pub(crate) struct Poller {
     pub(crate) commits: Commits,
     login: Option<Login>,
     troubles: Troubles,
+    refusal: Option<Refusal>,
+    probe_at: Instant,
     watchdog: Watchdog,
+}
+
+/// The brokers refuse this consumer while it runs.
+struct Refusal {
+    since: Instant,
+    /// Whether a new consumer was made at the end of the grace. The client library reports a refusal once, and only a new
+    /// consumer shows whether it still holds.
+    asked_again: bool,
 }
 
 /// Runs on a thread of its own until the source is closed or dropped.
@@ -118,6 +132,8 @@ impl Poller {
             commits: Commits::new(options.stalled_after / 2),
             login,
             troubles: Troubles::default(),
+            refusal: None,
+            probe_at: Instant::now(),
             watchdog: Watchdog::new(options.stalled_after),
             options,
         };
@@ -130,9 +146,11 @@ impl Poller {
         self.rebalance();
         self.balance();
         self.commit_if_due();
+        self.probe();
+        self.ask_again();
         let rests = self.paused || self.rebalance.is_draining();
         if self.watchdog.is_stalled(&self.consumer, &self.options.topic, &self.shared, rests) {
-            self.replace();
+            self.replace("no record was delivered although there are some");
         }
     }
 
@@ -144,6 +162,7 @@ impl Poller {
                 Some(Ok(record)) => {
                     let message = message::message(&record, self.options.lane_by);
                     bytes += message.bytes();
+                    self.refusal = None;
                     records.push((record.partition(), record.offset(), message));
                     if bytes >= BURST_BYTES {
                         break;
@@ -176,18 +195,50 @@ impl Poller {
                 self.shared.fail(self.created_again());
             }
         } else if code == Code::AllBrokersDown {
+            self.shared.unreachable();
             self.shared.fail(unreachable(&self.options, "consuming", error));
         } else if let Some(problem) = self.consumer.context().no_token().filter(|_| is_authentication(code)) {
             // The one before may be valid for some time, and the next is asked for soon.
             self.shared.fail(in_trouble("asking for a token", problem));
         } else if let Some(refusal) = refusal(&self.options, code) {
-            self.shared.fail(refusal);
+            // A new consumer would only turn the other member out.
+            if code == Code::FencedInstanceId { self.shared.fail(refusal) } else { self.refused(refusal) }
         } else {
             let (reason, cure) = (self.consumer.context().reason(), cure(&self.options, code));
             if self.troubles.is_told(code, cure.is_some(), Instant::now()) {
                 let text = if reason.is_empty() { said(error) } else { reason };
                 self.shared.fail(in_trouble("consuming", cure.map_or(text.clone(), |cure| format!("{text}: {cure}"))));
             }
+        }
+    }
+
+    /// The brokers refuse what they allowed before. For a while that counts as an outage.
+    fn refused(&mut self, refusal: SourceError) {
+        let begins = Refusal { since: Instant::now(), asked_again: false };
+        let holds = self.refusal.get_or_insert(begins).asked_again;
+        let outage = |refusal: SourceError| SourceError::Unavailable { doing: "consuming", source: refusal.into() };
+        self.shared.fail(if holds { refusal } else { outage(refusal) });
+    }
+
+    /// Asks with a new consumer once the grace is over. What that one is not refused within as long is allowed again.
+    fn ask_again(&mut self) {
+        let Some(Refusal { since, asked_again }) = self.refusal else { return };
+        if asked_again && since.elapsed() >= 2 * REFUSAL_GRACE {
+            self.refusal = None;
+        } else if !asked_again && since.elapsed() >= REFUSAL_GRACE {
+            self.refusal = Some(Refusal { since, asked_again: true });
+            self.replace("the brokers refused it, and a new one shows whether they still do");
+        }
+    }
+
+    /// Asks the brokers whether they are back, while none can be reached.
+    fn probe(&mut self) {
+        if self.shared.unreachable_for().is_none() || Instant::now() < self.probe_at {
+            return;
+        }
+        self.probe_at = Instant::now() + PROBE_EVERY;
+        if self.consumer.fetch_metadata(Some(&self.options.topic), PROBE_WAITS).is_ok() {
+            self.shared.reachable();
         }
     }
 
@@ -235,10 +286,10 @@ impl Poller {
         }
     }
 
-    /// Gives up a consumer that delivers nothing although there is something.
-    fn replace(&mut self) {
+    /// Gives up the consumer for a new one.
+    fn replace(&mut self, why: &str) {
         let topic = &self.options.topic;
-        tracing::warn!(%topic, "no record was delivered although there are some; the consumer is replaced by a new one");
+        tracing::warn!(%topic, why, "the consumer is replaced by a new one");
         let fresh = consumer(&self.options, self.login.clone()).and_then(|fresh| {
             fresh.subscribe(&[topic])?;
             Ok(fresh)

@@ -119,6 +119,10 @@ impl Source for KafkaSource {
         self.shared.has_joined()
     }
 
+    fn unreachable_for(&self) -> Option<Duration> {
+        self.shared.unreachable_for()
+    }
+
     fn stop(&self) {
         self.shared.stop();
     }

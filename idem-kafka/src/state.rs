@@ -4,10 +4,14 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use idem_core::{Assignment, Delivery, Message, Received, Revocation, Settle, Settled, SourceError};
-use tokio::sync::{Notify, oneshot};
+use tokio::{
+    sync::{Notify, oneshot},
+    time::Instant,
+};
 
 use crate::offsets::Offsets;
 
@@ -45,6 +49,8 @@ pub(crate) struct State {
     held: HashMap<i32, Held>,
     revocations: VecDeque<Revocation>,
     failure: Option<SourceError>,
+    /// Since when no broker can be reached.
+    unreachable_since: Option<Instant>,
     /// The group has given this member its share, which may be nothing.
     joined: bool,
     assignments: u64,
@@ -212,6 +218,7 @@ impl Shared {
         }
         let mut state = self.lock();
         let state = &mut *state;
+        state.unreachable_since = None;
         for (partition, offset, message) in records {
             let Some(held) = state.held.get_mut(&partition) else { continue };
             if state.stopped || held.draining {
@@ -259,6 +266,20 @@ impl Shared {
     pub(crate) fn fail(&self, failure: SourceError) {
         self.lock().failure = Some(failure);
         self.arrived.notify_one();
+    }
+
+    /// No broker can be reached.
+    pub(crate) fn unreachable(&self) {
+        self.lock().unreachable_since.get_or_insert_with(Instant::now);
+    }
+
+    /// A broker answers.
+    pub(crate) fn reachable(&self) {
+        self.lock().unreachable_since = None;
+    }
+
+    pub(crate) fn unreachable_for(&self) -> Option<Duration> {
+        self.lock().unreachable_since.map(|since| since.elapsed())
     }
 
     /// Whether partitions must be paused, or resumed; `None` in between.
@@ -432,8 +453,6 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use tokio::sync::oneshot::error::TryRecvError;
 
     use super::*;

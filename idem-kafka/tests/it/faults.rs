@@ -135,8 +135,11 @@ async fn j9_brokers_that_go_away_are_reported_and_waited_for() {
         Err(SourceError::Unavailable { .. }) => {}
         other => panic!("instead of a report came {other:?}"),
     }
+    assert!(member.0.unreachable_for().is_some());
     mock.cluster.broker_up(1).unwrap();
     member.settle(held).await;
+    // Nothing comes that would show it.
+    eventually("a broker that answers", || member.0.unreachable_for().is_none()).await;
     mock.put(&["1"]).await;
     work_until(&member, || mock.committed() == Some(2)).await;
 }
@@ -153,14 +156,30 @@ async fn missing_rights_are_refused_with_the_cure() {
     assert!(refused.contains("topic \"purchases\"") && refused.contains("Grant Read and Describe"), "{refused}");
 }
 
+/// A right that is taken away while a worker runs is an outage at first, and then a refusal.
 #[tokio::test(flavor = "multi_thread")]
-async fn rights_that_are_taken_away_are_refused_through_receive() {
+async fn e27_rights_that_are_taken_away_are_refused_after_a_grace() {
     let mock = Mock::new();
     let member = Member::join(mock.options()).await;
     member.idle().await;
-    mock.fails(RDKafkaApiKey::Fetch, RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, 1000);
+    mock.fails(RDKafkaApiKey::Fetch, RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, 100_000);
+    member.trouble("Grant Read and Describe").await;
     let refusal = within("a refusal", member.refusal()).await;
     assert!(refusal.contains("topic \"purchases\""), "{refusal}");
+}
+
+/// A right that comes back within the grace ends nothing, although nothing comes that would show it: a new consumer is not
+/// refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn e27_rights_that_come_back_end_no_worker() {
+    let mock = Mock::new();
+    let member = Member::join(mock.options()).await;
+    member.idle().await;
+    mock.fails(RDKafkaApiKey::Fetch, RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, 2);
+    member.trouble("Grant Read and Describe").await;
+    within("a new consumer", member.revocation()).await;
+    mock.put(&["0"]).await;
+    assert_eq!(payloads(&member.take(1).await), ["0"]);
 }
 
 /// The brokers answer nothing for minutes; without a deadline closing would take as long.

@@ -16,6 +16,7 @@ async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
     let servers = OwnServers::up("amqp-worker-outages", 600, &["postgres", "rabbitmq"]);
     let url = |name| servers.url(name);
     let stage = Stage::on_servers("outages", &url("rabbitmq"), &url("rabbitmq_management"), &url("postgres")).await;
+    servers.restart_in_order("rabbitmq");
     let each = count(10_000, 1_000);
     let mut worker = stage.start(&["--attempts", "2", "--batch", "20"]);
     let mut sent = 0;

@@ -22,6 +22,12 @@ impl OwnServers {
         self.run(&["url", name]).trim().to_owned()
     }
 
+    /// Stops it in good order, and starts it again. RabbitMQ can lose a queue that was declared within the last moments before
+    /// a crash, since its database of queues goes to the disk with a delay; after this it has it for good.
+    pub(crate) fn restart_in_order(&self, name: &str) {
+        self.run(&["restart", name]);
+    }
+
     /// Stops it as after a crash, and starts it again.
     pub(crate) fn restart(&self, name: &str) {
         self.run(&["restart", name, "--immediate"]);

@@ -92,6 +92,17 @@ impl Worker {
     }
 }
 
+/// A test that fails while its worker runs shows what the worker said last.
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.logged();
+            let lines: Vec<_> = log.lines().collect();
+            eprintln!("the worker's log ends with:\n{}", lines[lines.len().saturating_sub(60)..].join("\n"));
+        }
+    }
+}
+
 impl Ended {
     /// The line that a worker prints at its end, which it must have reached.
     pub(crate) fn summary(&self) -> Value {

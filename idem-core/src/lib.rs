@@ -18,6 +18,7 @@ mod outcome;
 mod policy;
 mod retry;
 mod router;
+mod setters;
 mod source;
 mod store;
 pub mod telemetry;

@@ -144,7 +144,7 @@ where
     F: Future<Output = Result<T, BoxError>>,
 {
     let (begun, limit) = (Instant::now(), settings.startup_timeout);
-    let pauses = RetryPolicy { max: Duration::from_secs(5), ..RetryPolicy::default() };
+    let pauses = RetryPolicy::default().max(Duration::from_secs(5));
     let mut tries = 0;
     loop {
         let done = tokio::select! {

@@ -151,7 +151,7 @@ fn worker<S: Store, B: Broker>(
         .in_flight_bytes(WorkerSettings::default().in_flight_bytes.max(settings.payload_max))
         .dead_letter_payload_bytes_max(settings.dead_letter_payload_max())
         .on_unkeepable(settings.on_unkeepable())
-        .retry(RetryPolicy { attempts: settings.attempts, first: settings.backoff_first, max: settings.backoff_max })
+        .retry(RetryPolicy::new(settings.attempts, settings.backoff_first, settings.backoff_max))
         .on_conflict(settings.on_conflict())
         .older_than_retention(settings.older_than_retention())
         .breaker(settings.dead_letter_breaker)

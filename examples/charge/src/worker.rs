@@ -31,7 +31,7 @@ pub async fn consume(source: impl Source, provider: SocketAddr, file: &Path) -> 
         .effects(Effects::Outside)
         .handler_deadline(Duration::from_secs(5))
         .build()?;
-    let retry = RetryPolicy { attempts: 100, first: Duration::from_millis(20), max: Duration::from_secs(1) };
+    let retry = RetryPolicy::new(100, Duration::from_millis(20), Duration::from_secs(1));
     // A service would leave `until_idle` out, and stop by the future that `run` is given.
     let worker = Worker::builder(consumer, source).retry(retry).until_idle(Duration::from_millis(50)).build()?;
     Ok(worker.run(std::future::pending()).await?)

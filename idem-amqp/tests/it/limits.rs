@@ -45,7 +45,7 @@ impl Running {
             .handler_deadline(Duration::from_secs(5))
             .lanes(2);
         let worker = Worker::builder(consumer.build().unwrap(), source)
-            .retry(RetryPolicy { attempts: 1, first: Duration::from_millis(10), max: Duration::from_millis(100) })
+            .retry(RetryPolicy::new(1, Duration::from_millis(10), Duration::from_millis(100)))
             .control_every(Duration::from_millis(20))
             .cleanup(None)
             .build()

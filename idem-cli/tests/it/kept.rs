@@ -25,7 +25,7 @@ impl Handler<PostgresStore> for Keeping {
 fn worker(scene: &Scene, queue: &Queue, handler: &Keeping, max: usize) -> WorkerBuilder<PostgresStore, MemorySource> {
     let consumer = DedupConsumer::builder(scene.store.clone(), "orders").effects(Effects::InTransaction);
     let consumer = consumer.handler(handler.clone()).lanes(1).payload_bytes_max(max).build().unwrap();
-    let retry = RetryPolicy { first: std::time::Duration::from_millis(10), ..RetryPolicy::default() };
+    let retry = RetryPolicy::default().first(std::time::Duration::from_millis(10));
     Worker::builder(consumer, queue.source()).cleanup(None).retry(retry)
 }
 

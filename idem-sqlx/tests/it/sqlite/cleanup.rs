@@ -28,7 +28,7 @@ async fn s7_every_table_has_an_end_and_what_is_still_needed_stays() {
     let mut cleaner = store.cleaner();
     assert!(cleaner.backlog().await.unwrap().lag > Duration::from_secs(3600));
     assert!(cleaner.last().await.unwrap().is_none());
-    let settings = CleanupSettings { rows_max: 1, ..CleanupSettings::default() };
+    let settings = CleanupSettings::default().rows_max(1);
     let report = Cleanup::new(store.cleaner(), settings).unwrap().cycle().await.unwrap();
     assert_eq!(report.to_string(), "1 processed_messages, 1 units, 1 attempts, 1 dead_letters, 1 audit, 1 worker_runs");
     assert_eq!(file.recorded().await, ["live"]);

@@ -12,7 +12,7 @@ use idem_sqlx::{SqliteOptions, SqliteStore};
 use super::{Scripted, builder, consumer, fresh, message, messages, names, open, registration, soon};
 
 fn options(busy: Duration) -> UnitOptions {
-    UnitOptions { run: idem_core::RunId(1), lane: 0, busy_timeout: busy, idle_timeout: Duration::from_secs(30) }
+    UnitOptions::new(idem_core::RunId(1), 0, busy, Duration::from_secs(30))
 }
 
 const SHORT: Duration = Duration::from_millis(50);
@@ -39,13 +39,13 @@ async fn a_held_unit_reads_but_does_not_claim() {
     let (file, store) = fresh().await;
     consumer(&store).decisions(vec![message("old", "1")]).await.unwrap();
     let registered = store.bookkeeping().register(&registration_of_builder(&file).await).await.unwrap();
-    let claim = Claim {
-        scope: registered.scope,
-        key: IdempotencyKey::new("old").unwrap(),
-        hash: PayloadHash::of(b"1"),
-        hash_rule: registered.hash_rules[0],
-        retention: Retention::Forever,
-    };
+    let claim = Claim::new(
+        registered.scope,
+        IdempotencyKey::new("old").unwrap(),
+        PayloadHash::of(b"1"),
+        registered.hash_rules[0],
+        Retention::Forever,
+    );
     let mut other = file.connect().await;
     sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut other).await.unwrap();
     let mut lane = store.open().await.unwrap();
@@ -61,7 +61,7 @@ async fn a_held_unit_reads_but_does_not_claim() {
 async fn registration_of_builder(file: &super::File) -> idem_core::Registration {
     let key_rule = file.ask("SELECT key_rules FROM idem_consumers").await.remove(0);
     let rules = file.ask("SELECT hash_rules FROM idem_consumers").await.remove(0);
-    idem_core::Registration { key_rule, hash_rules: vec![rules], ..registration() }
+    registration().key_rule(key_rule).hash_rules(vec![rules])
 }
 
 /// Two units of one store take turns in the order in which they ask.

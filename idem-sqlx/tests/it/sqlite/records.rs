@@ -13,7 +13,7 @@ use super::{Scripted, builder, consumer, fresh, message, messages, names, regist
 
 fn options() -> UnitOptions {
     let second = Duration::from_secs(1);
-    UnitOptions { run: RunId(7), lane: 3, busy_timeout: second, idle_timeout: 30 * second }
+    UnitOptions::new(RunId(7), 3, second, 30 * second)
 }
 
 /// The golden vectors of every store: a key's id in the file is the one that Rust and PostgreSQL compute.
@@ -23,12 +23,8 @@ async fn key_ids_are_the_golden_vectors() {
     let registered = store.bookkeeping().register(&registration()).await.unwrap();
     let claims: Vec<Claim> = vectors()
         .filter_map(|(key, _)| IdempotencyKey::new(key).ok())
-        .map(|key| Claim {
-            scope: registered.scope,
-            key,
-            hash: PayloadHash::of(b"1"),
-            hash_rule: registered.hash_rules[0],
-            retention: Retention::Forever,
+        .map(|key| {
+            Claim::new(registered.scope, key, PayloadHash::of(b"1"), registered.hash_rules[0], Retention::Forever)
         })
         .collect();
     assert!(claims.len() > 50);

@@ -143,7 +143,7 @@ async fn errors_and_panics_leave_nothing_and_cost_no_neighbour() {
 
 fn options(run: i32) -> UnitOptions {
     let second = std::time::Duration::from_secs(1);
-    UnitOptions { run: idem_core::RunId(run), lane: 0, busy_timeout: second, idle_timeout: 30 * second }
+    UnitOptions::new(idem_core::RunId(run), 0, second, 30 * second)
 }
 
 /// Contract of a store, 3: a unit that is dropped leaves nothing, and its lane can be used again.

@@ -67,7 +67,7 @@ async fn ends(poison: Poison, waits: Duration) -> StoredDeadLetter {
         .build()
         .unwrap();
     let worker = Worker::builder(consumer, queue.source())
-        .retry(RetryPolicy { attempts: 3, first: Duration::from_millis(1), max: Duration::from_millis(5) })
+        .retry(RetryPolicy::new(3, Duration::from_millis(1), Duration::from_millis(5)))
         .database_wait_max(waits)
         .cleanup(None)
         .build()

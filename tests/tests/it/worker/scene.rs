@@ -134,7 +134,7 @@ impl Scene {
 
     pub(crate) fn worker_of(&self, consumer: DedupConsumer<MemoryStore>) -> WorkerBuilder<MemoryStore, MemorySource> {
         Worker::builder(consumer, self.queue.source())
-            .retry(RetryPolicy { attempts: 3, first: Duration::from_millis(1), max: Duration::from_millis(5) })
+            .retry(RetryPolicy::new(3, Duration::from_millis(1), Duration::from_millis(5)))
             .control_every(Duration::from_millis(10))
             .cleanup(None)
     }

@@ -21,12 +21,16 @@ struct Admin {
     recorded: Option<PrometheusHandle>,
 }
 
-/// Serves them on `address` until the runtime ends. Call it before the worker is built, which is when it takes the
-/// handles of its metrics.
+/// Serves them on `address`, and the application's `own`, until the runtime ends.
 ///
 /// # Errors
 /// Where the address cannot be had.
-pub(crate) async fn serve(address: &str, status: Arc<Status>) -> Result<(), Failure> {
+pub(crate) async fn serve(
+    address: &str,
+    status: Arc<Status>,
+    recorded: Option<PrometheusHandle>,
+    own: Router,
+) -> Result<(), Failure> {
     let address = if address.contains(':') { address.to_owned() } else { format!("127.0.0.1:{address}") };
     let refused = |error| Failure::refused(format!("--admin is {address:?}, which cannot be listened on: {error}"));
     let listener = TcpListener::bind(&address).await.map_err(refused)?;
@@ -38,8 +42,7 @@ pub(crate) async fn serve(address: &str, status: Arc<Status>) -> Result<(), Fail
             "--admin is no address of this machine alone: whoever reaches it reads keys and errors, without a password"
         );
     }
-    let recorded = metrics::install(&status);
-    let routes = routes(Admin { status: Arc::clone(&status), recorded });
+    let routes = routes(Admin { status: Arc::clone(&status), recorded }).merge(own);
     status.supervise("admin", async move {
         // It never ends by itself, and a connection that fails is that connection's affair.
         let _ = axum::serve(listener, routes).await;

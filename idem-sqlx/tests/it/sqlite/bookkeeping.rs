@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use idem_core::{
     AuditEntry, Bookkeeping, Bytes, ConsumerName, ControlState, DeadLetter, ErrorClass, FailureKind, Fingerprint,
-    HashRuleId, Headers, IdempotencyKey, Message, Origin, PayloadHash, Reason, Registration, ReplayEnd, RunId, ScopeId,
-    Store as _, StoreError, Tenant,
+    HashRuleId, Headers, IdempotencyKey, Message, Origin, PayloadHash, Reason, ReplayEnd, RunId, ScopeId, Store as _,
+    StoreError, Tenant,
 };
 use idem_sqlx::{SqliteOptions, SqliteStore, Synchronous};
 

@@ -45,13 +45,20 @@ pub(crate) struct IntakeGate {
     leaving: AtomicBool,
     dead: OnceLock<&'static str>,
     state: watch::Sender<State>,
-    breaker: Mutex<Breaker>,
-    /// Of messages that no handler can see.
-    alarm: Mutex<Breaker>,
+    breakers: Mutex<Breakers>,
     /// Raised each time that the breaker closes.
     closed: watch::Sender<u64>,
     broker: Mutex<BrokerState>,
     probe_at: tokio::sync::Mutex<Instant>,
+}
+
+/// Under one lock, since each fresh message that succeeds counts for both.
+#[derive(Debug, Default)]
+struct Breakers {
+    /// Of messages that handlers see.
+    handled: Breaker,
+    /// Of messages that no handler can see, which is an alarm and stops nothing.
+    unreadable: Breaker,
 }
 
 /// What is known of the broker.
@@ -78,8 +85,7 @@ impl IntakeGate {
             leaving: AtomicBool::new(false),
             dead: OnceLock::new(),
             state: watch::Sender::new(state),
-            breaker: Mutex::default(),
-            alarm: Mutex::default(),
+            breakers: Mutex::default(),
             closed: watch::Sender::new(0),
             broker: Mutex::default(),
             probe_at: tokio::sync::Mutex::new(Instant::now()),
@@ -144,8 +150,8 @@ impl IntakeGate {
         self.state.borrow().lanes_down
     }
 
-    fn breaker(&self) -> MutexGuard<'_, Breaker> {
-        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+    fn breakers(&self) -> MutexGuard<'_, Breakers> {
+        self.breakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Why intake waits now; `None` while it is open.
@@ -155,7 +161,7 @@ impl IntakeGate {
             Some(Pause::Control(state.control, state.why.clone()))
         } else if state.lanes_down > 0 {
             Some(Pause::StoreDown(state.lanes_down))
-        } else if self.breaker().is_open() {
+        } else if self.breakers().handled.is_open() {
             Some(Pause::Breaker)
         } else {
             None
@@ -210,24 +216,23 @@ impl IntakeGate {
 
     /// A fresh message became a dead letter. Answers whether this opened the breaker.
     pub(crate) fn fresh_failed(&self) -> bool {
-        self.breaker().note(true)
+        self.breakers().handled.note(true)
     }
 
     /// A fresh message was handled, which closes the breaker. Answers whether it was open.
     pub(crate) fn fresh_succeeded(&self) -> bool {
-        let mut breaker = self.breaker();
-        let was_open = breaker.is_open();
+        let mut breakers = self.breakers();
+        let Breakers { handled, unreadable } = &mut *breakers;
+        let was_open = handled.is_open();
         if was_open {
-            breaker.close();
+            handled.close();
         }
-        breaker.note(false);
-        drop(breaker);
-        let mut alarm = self.alarm.lock().unwrap_or_else(PoisonError::into_inner);
-        alarm.note(false);
-        if alarm.is_quiet() {
-            alarm.close();
+        handled.note(false);
+        unreadable.note(false);
+        if unreadable.is_quiet() {
+            unreadable.close();
         }
-        drop(alarm);
+        drop(breakers);
         if was_open {
             self.closed.send_modify(|times| *times += 1);
         }
@@ -236,7 +241,7 @@ impl IntakeGate {
 
     /// A message became a dead letter that no handler could see. Answers whether that raises the alarm.
     pub(crate) fn unreadable(&self) -> bool {
-        self.alarm.lock().unwrap_or_else(PoisonError::into_inner).note(true)
+        self.breakers().unreadable.note(true)
     }
 
     /// Waits until the breaker is closed.
@@ -247,7 +252,7 @@ impl IntakeGate {
     }
 
     pub(crate) fn breaker_is_open(&self) -> bool {
-        self.breaker().is_open()
+        self.breakers().handled.is_open()
     }
 
     /// Waits for a turn: at once while the breaker is closed, else once a second over all lanes.

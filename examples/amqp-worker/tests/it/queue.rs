@@ -70,7 +70,7 @@ impl Queue {
         self.send_texts(&[text.to_owned()]).await;
     }
 
-    async fn send_texts(&self, texts: &[String]) {
+    pub(crate) async fn send_texts(&self, texts: &[String]) {
         let channel = self.channel().await;
         let mandatory = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let mut confirms = Vec::new();

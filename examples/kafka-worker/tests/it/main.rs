@@ -12,6 +12,9 @@
 #[path = "../../../ledger/tests/shared/database.rs"]
 mod database;
 mod deploys;
+#[path = "../../../ledger/tests/shared/flood.rs"]
+mod flood;
+mod floods;
 mod outages;
 #[path = "../../../ledger/tests/shared/own_servers.rs"]
 mod own_servers;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 
 use super::{
+    database::seed,
     stage::{Client, Ledger, Stage, count, until, with_each_client},
     worker::Worker,
 };
@@ -123,10 +124,4 @@ async fn e10_a_rolling_restart_delivers_nothing_twice(client: Client) {
     assert_eq!((processed, duplicates), (u64::try_from(purchases).expect("a count"), 0));
     assert_eq!(stage.ledger().await, Ledger::of(0..purchases));
     stage.remove().await;
-}
-
-fn seed() -> u64 {
-    let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
-    println!("IDEM_SEED={seed}");
-    seed
 }

@@ -43,7 +43,7 @@ impl Topic {
     }
 
     /// Deletes the topic and creates it again under its name, as an operator does: its offsets begin anew.
-    pub(crate) async fn create_again(self) -> Self {
+    pub(crate) async fn create_again(&self) -> Self {
         let mut config = ClientConfig::new();
         let admin: AdminClient<DefaultClientContext> =
             config.set("bootstrap.servers", &self.brokers).create().expect("a client");

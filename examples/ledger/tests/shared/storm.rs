@@ -4,6 +4,8 @@ use std::{ops::Range, time::Duration};
 
 use idem_testkit::proxy::Proxy;
 
+use super::database::seed;
+
 /// Cuts, freezes and delays both at random for as many seconds, while `send` is handed `each` purchases a second. Answers
 /// how many were sent, of which the first are sent already. The faults of the end last.
 pub(crate) async fn storm(
@@ -28,10 +30,4 @@ pub(crate) async fn storm(
         () = load => {}
     }
     sent
-}
-
-fn seed() -> u64 {
-    let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
-    println!("IDEM_SEED={seed}");
-    seed
 }

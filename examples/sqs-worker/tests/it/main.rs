@@ -12,6 +12,9 @@ mod contract;
 #[path = "../../../ledger/tests/shared/database.rs"]
 mod database;
 mod deaths;
+#[path = "../../../ledger/tests/shared/flood.rs"]
+mod flood;
+mod floods;
 #[path = "../../../ledger/tests/shared/purchase.rs"]
 mod purchase;
 mod queue;

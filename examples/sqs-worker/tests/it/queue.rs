@@ -93,6 +93,13 @@ impl Queue {
         }
     }
 
+    /// Deletes the queue and creates it again under its name.
+    pub(crate) async fn create_again(&self) -> Self {
+        self.client.delete_queue().queue_url(&self.url).send().await.expect("the queue goes");
+        let (_, name) = self.url.rsplit_once('/').expect("a URL with a name");
+        Self::create(name).await
+    }
+
     pub(crate) async fn delete(self) {
         self.client.delete_queue().queue_url(&self.url).send().await.expect("the queue goes");
     }

@@ -119,7 +119,7 @@ pub(crate) async fn consume<S: Store>(
     let worker = worker.build()?;
     let stop = CancellationToken::new();
     let started = Instant::now();
-    let running = tokio::spawn(worker.run(stop.clone()));
+    let running = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
     backlog.drained().await;
     let took = started.elapsed() - *backlog.making.lock().unwrap_or_else(PoisonError::into_inner);
     stop.cancel();
@@ -138,7 +138,7 @@ pub(crate) async fn consume_for<S: Store>(
     let backlog = Arc::new(Backlog::new(usize::MAX, make));
     let worker = Worker::builder_shared(consumer, Arc::clone(&backlog)).batch(batch).cleanup(None).build()?;
     let stop = CancellationToken::new();
-    let running = tokio::spawn(worker.run(stop.clone()));
+    let running = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
     // From the end of one unit to that of another: in between, nothing is known of how far one is.
     let settled_after = async |least: usize| {
         while backlog.settled() < least && !running.is_finished() {

@@ -97,7 +97,7 @@ impl Scene {
     /// One cycle of cleanup, with claims beside it.
     async fn pass(&self, name: &str, alone: Duration) -> Result<(), Box<dyn Error>> {
         let steps_max = u32::try_from(self.rows / 1_000)?.clamp(1_000, 1_000_000);
-        let settings = CleanupSettings { steps_max, ..CleanupSettings::default() };
+        let settings = CleanupSettings::default().steps_max(steps_max);
         let mut cleanup = Cleanup::new(self.store.cleaner(), settings)?;
         let (done, begun) = (CancellationToken::new(), Instant::now());
         let cleaning = async {

@@ -23,7 +23,7 @@ pub(crate) async fn drain<S: Store, B: Source>(
     }
     let worker = worker.build()?;
     let (view, stop) = (worker.view(), CancellationToken::new());
-    let running = tokio::spawn(worker.run(stop.clone()));
+    let running = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
     let (mut started, mut resident, all) = (None, Vec::new(), u64::try_from(messages)?);
     loop {
         let summary = view.summary();

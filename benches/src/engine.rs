@@ -127,7 +127,7 @@ pub(crate) async fn memory(messages: usize) -> Result<Value, Box<dyn Error>> {
     let worker =
         Worker::builder_shared(consumer(NullStore::EverythingIsNew)?, Arc::clone(&backlog)).cleanup(None).build()?;
     let (stop, started) = (CancellationToken::new(), Instant::now());
-    let running = tokio::spawn(worker.run(stop.clone()));
+    let running = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
     for step in 1..=10 {
         while backlog.settled() < step * tenth {
             tokio::time::sleep(Duration::from_millis(2)).await;

@@ -139,8 +139,12 @@ where
     let consumer = DedupConsumer::builder(store, "bench").handler(Work::Insert);
     let consumer = consumer.effects(Effects::InTransaction).lanes(1).build()?;
     let stop = CancellationToken::new();
-    let running =
-        tokio::spawn(Worker::builder_shared(consumer, Arc::clone(&source)).cleanup(None).build()?.run(stop.clone()));
+    let running = tokio::spawn(
+        Worker::builder_shared(consumer, Arc::clone(&source))
+            .cleanup(None)
+            .build()?
+            .run(stop.clone().cancelled_owned()),
+    );
     stopped.cancelled().await;
     stop.cancel();
     running.await??;

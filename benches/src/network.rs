@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use idem_core::{Concurrency, Decision, DedupConsumer, DedupConsumerBuilder, Effects, Message, Store};
+use idem_core::{Concurrency, DedupConsumer, DedupConsumerBuilder, Effects, Message, Store};
 use idem_tokio_postgres::{
     PostgresOptions,
     tokio_postgres::{self, Client, Config, NoTls},
@@ -132,7 +132,7 @@ async fn idem<S: Store>(
                 while Instant::now() < end {
                     let messages: Vec<Message> = (0..batch).map(|_| message(work, customer())).collect();
                     let decisions = consumer.process(messages).await?;
-                    let processed = decisions.iter().filter(|one| matches!(one, Decision::Processed(_))).count();
+                    let processed = decisions.iter().filter(|(_, decision)| decision.is_processed()).count();
                     done.fetch_add(processed, Ordering::Relaxed);
                 }
                 Ok::<_, idem_core::StoreError>(())

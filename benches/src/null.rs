@@ -99,14 +99,7 @@ impl UnitOfWork<NullStore> for NullUnit {
 }
 
 fn recorded(claim: &Claim) -> Recorded {
-    Recorded {
-        key: claim.key.clone(),
-        hash: claim.hash,
-        hash_rule: claim.hash_rule,
-        processed_at: SystemTime::UNIX_EPOCH,
-        processed_by: RunId(1),
-        expires_at: None,
-    }
+    Recorded::new(claim.key.clone(), claim.hash, claim.hash_rule, SystemTime::UNIX_EPOCH, RunId(1), None)
 }
 
 fn nothing<T>() -> Result<T, StoreError> {
@@ -122,7 +115,7 @@ impl Bookkeeping for NullStore {
     async fn register(&self, registration: &Registration) -> Result<Registered, StoreError> {
         let hash_rules = (1..).map(HashRuleId).take(registration.hash_rules.len()).collect();
         let (scope, run, now) = (ScopeId(1), RunId(1), SystemTime::UNIX_EPOCH);
-        Ok(Registered { scope, hash_rules, run, now, warnings: Vec::new() })
+        Ok(Registered::new(scope, hash_rules, run, now))
     }
 
     async fn scope(&self, _: &ConsumerName, _: &Tenant) -> Result<ScopeId, StoreError> {
@@ -167,14 +160,7 @@ impl Bookkeeping for NullStore {
 
     async fn control(&self, _: ScopeId) -> Result<Control, StoreError> {
         let (by, reason) = (String::new(), String::new());
-        Ok(Control {
-            state: ControlState::Running,
-            by,
-            reason,
-            epoch: 0,
-            identity: StoreIdentity::default(),
-            now: SystemTime::UNIX_EPOCH,
-        })
+        Ok(Control::new(ControlState::Running, by, reason, 0, StoreIdentity::default(), SystemTime::UNIX_EPOCH))
     }
 
     async fn set_control(&self, _: ScopeId, _: ControlState, _: &str, _: &str) -> Result<(), StoreError> {

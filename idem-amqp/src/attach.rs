@@ -6,10 +6,7 @@ use idem_core::{Attached, SourceError};
 use lapin::uri::AMQPScheme;
 use serde_json::Value;
 
-use crate::{
-    error::refused,
-    options::{DeliveryLimit, Settings},
-};
+use crate::options::{DeliveryLimit, Settings};
 
 /// The delivery limit of a quorum queue that has none of its own, from RabbitMQ 4.0 on.
 const DELIVERY_LIMIT: u32 = 20;
@@ -42,7 +39,7 @@ pub(crate) enum Keeps {
 
 /// A stream is refused: acknowledging means nothing to it, and each subscription begins where it likes.
 pub(crate) fn stream(queue: &str) -> SourceError {
-    refused(
+    SourceError::refused(
         format!("queue {queue:?} is a stream, from which nothing is acknowledged one by one"),
         "Consume a quorum or classic queue",
     )
@@ -144,13 +141,13 @@ impl Facts {
     fn judge_retry(&self, retry: &str, queue: &str) -> Result<Vec<String>, SourceError> {
         let back = (self.dead_letter_exchange.as_deref(), self.dead_letter_routing_key.as_deref());
         if back != (Some(""), Some(queue)) {
-            return Err(refused(
+            return Err(SourceError::refused(
                 format!("what expires in the retry queue {retry:?} does not come back to queue {queue:?}"),
                 format!("Declare it with x-dead-letter-exchange \"\" and x-dead-letter-routing-key {queue:?}"),
             ));
         }
         if self.expires {
-            return Err(refused(
+            return Err(SourceError::refused(
                 format!(
                     "the retry queue {retry:?} is deleted with its messages when nobody consumes it: it has x-expires"
                 ),
@@ -178,7 +175,7 @@ impl Facts {
         }
         let limit = self.delivery_limit.map_or(DeliveryLimit::Unlimited, DeliveryLimit::Of);
         if let Some(told) = told.filter(|told| *told != limit) {
-            return Err(refused(
+            return Err(SourceError::refused(
                 format!(
                     "queue {queue:?} has the delivery limit {}, and delivery_limit says {}",
                     shown(limit),
@@ -188,7 +185,7 @@ impl Facts {
             ));
         }
         if let (Some(limit), false, None) = (self.delivery_limit, self.dead_letter_exchange.is_some(), told) {
-            return Err(refused(
+            return Err(SourceError::refused(
                 format!("queue {queue:?} drops a message after {limit} deliveries: it has no dead-letter exchange"),
                 format!(
                     "Give it one, or set the policy delivery-limit=-1: idem counts attempts itself; or accept it with \
@@ -197,7 +194,7 @@ impl Facts {
             ));
         }
         if self.drops_overflow && self.dead_letter_exchange.is_none() {
-            return Err(refused(
+            return Err(SourceError::refused(
                 format!("queue {queue:?} drops its oldest messages when it is full: its overflow is drop-head"),
                 "Set overflow=reject-publish, with which producers wait, or give it a dead-letter exchange",
             ));

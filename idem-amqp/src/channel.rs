@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use crate::{
-    error::{classify, cure, is_refused, unavailable},
+    error::{classify, cure, is_refused},
     guard,
     options::Settings,
     state::{Shared, Wish},
@@ -36,8 +36,7 @@ const OPENED: Duration = Duration::from_secs(10);
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
 
 /// How long to wait between two attempts to connect.
-const RECONNECT: RetryPolicy =
-    RetryPolicy { attempts: u32::MAX, first: Duration::from_millis(100), max: Duration::from_secs(10) };
+const RECONNECT: RetryPolicy = RetryPolicy::new(u32::MAX, Duration::from_millis(100), Duration::from_secs(10));
 
 /// The prefetch of a subscription that is careful: what is in hand when a process dies counts against each message of it,
 /// and while nothing has gone well, one message at a time runs in this process anyway.
@@ -135,7 +134,7 @@ impl Session {
         needed: &[ShortString],
     ) -> Result<Self, SourceError> {
         let opened = timeout(OPENED, Self::open_now(settings, shared, needed)).await;
-        opened.unwrap_or_else(|late| Err(unavailable("connecting", late)))
+        opened.unwrap_or_else(|late| Err(SourceError::unavailable("connecting", late)))
     }
 
     async fn open_now(settings: &Settings, shared: &Shared, needed: &[ShortString]) -> Result<Self, SourceError> {
@@ -323,7 +322,7 @@ async fn reconnect(settings: &Settings, shared: &Shared) -> Session {
         let is_final = error.class() == ErrorClass::Fatal && begun.elapsed() >= REFUSAL_GRACE;
         if is_final || !std::mem::replace(&mut reported, true) {
             let passes = error.class() == ErrorClass::Fatal && !is_final;
-            shared.fail(if passes { unavailable("receiving", error) } else { error });
+            shared.fail(if passes { SourceError::unavailable("receiving", error) } else { error });
         }
     }
 }

@@ -12,7 +12,7 @@ use tokio::{sync::Mutex, time::timeout};
 
 use crate::{
     channel::{connect, ready},
-    error::{classify, is_too_large, refused, unavailable},
+    error::{classify, is_too_large},
     options::Settings,
 };
 
@@ -69,11 +69,11 @@ impl Confirmed {
             }
             confirmed
         });
-        published.await.unwrap_or_else(|late| Err(unavailable(self.doing, late)))
+        published.await.unwrap_or_else(|late| Err(SourceError::unavailable(self.doing, late)))
     }
 
     fn blocked(&self) -> SourceError {
-        unavailable(self.doing, "the broker has blocked the connection: it is out of memory or disk space")
+        SourceError::unavailable(self.doing, "the broker has blocked the connection: it is out of memory or disk space")
     }
 
     async fn connected(&self, open: Option<Open>) -> Result<Open, SourceError> {
@@ -125,12 +125,14 @@ impl Confirmed {
     fn stored(&self, confirmation: Confirmation) -> Result<(), SourceError> {
         match confirmation {
             Confirmation::Ack(None) => Ok(()),
-            Confirmation::Ack(Some(_)) => Err(refused(
+            Confirmation::Ack(Some(_)) => Err(SourceError::refused(
                 format!("queue \"{}\" does not exist any more", self.settings.queue),
                 "Declare it, or correct the name; idem declares no queues",
             )),
-            Confirmation::Nack(_) => Err(unavailable(self.doing, "the broker refused it: the queue may be full")),
-            Confirmation::NotRequested => Err(unavailable(self.doing, "the channel confirms nothing")),
+            Confirmation::Nack(_) => {
+                Err(SourceError::unavailable(self.doing, "the broker refused it: the queue may be full"))
+            }
+            Confirmation::NotRequested => Err(SourceError::unavailable(self.doing, "the channel confirms nothing")),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 
-use idem_core::{BoxError, SourceError};
+use idem_core::SourceError;
 use lapin::{Error, ErrorKind};
 
 use crate::options::Settings;
@@ -14,17 +14,9 @@ const RESOURCE_LOCKED: u16 = 405;
 const PRECONDITION_FAILED: u16 = 406;
 const NOT_ALLOWED: u16 = 530;
 
-pub(crate) fn refused(problem: impl Into<String>, cure: impl Into<String>) -> SourceError {
-    SourceError::Refused { problem: problem.into(), cure: cure.into() }
-}
-
-pub(crate) fn unavailable(doing: &'static str, source: impl Into<BoxError>) -> SourceError {
-    SourceError::Unavailable { doing, source: source.into() }
-}
-
 /// Refused where only a person can help, else unavailable.
 pub(crate) fn classify(settings: &Settings, doing: &'static str, error: Error) -> SourceError {
-    refusal(settings, &error).unwrap_or_else(|| unavailable(doing, error))
+    refusal(settings, &error).unwrap_or_else(|| SourceError::unavailable(doing, error))
 }
 
 /// Whether that is what the broker says, rather than that it cannot be reached.
@@ -34,13 +26,13 @@ pub(crate) fn is_refused(settings: &Settings, error: &Error) -> bool {
 
 fn refusal(settings: &Settings, error: &Error) -> Option<SourceError> {
     if let Some(why) = untrusted(error) {
-        return Some(refused(
+        return Some(SourceError::refused(
             format!("the certificate of {} is not trusted: {why}", settings.uri.authority.host),
             "Name the authority that signed it in `authorities`, or the host by the name in its certificate",
         ));
     }
     if wants_certificate(error) {
-        return Some(refused(
+        return Some(SourceError::refused(
             format!(
                 "the broker at {} does not let this client in without a certificate that it knows",
                 settings.uri.authority.host
@@ -55,26 +47,26 @@ fn refusal(settings: &Settings, error: &Error) -> Option<SourceError> {
         // Somebody else's exclusive consumer, or a node that is restarting, goes away by itself.
         ACCESS_REFUSED if text.contains("exclusive use") => None,
         NOT_FOUND if text.contains("down or inaccessible") => None,
-        NOT_FOUND => Some(refused(
+        NOT_FOUND => Some(SourceError::refused(
             format!("queue \"{queue}\" does not exist in vhost {vhost:?}"),
             "Declare it, or correct the name; idem declares no queues",
         )),
-        ACCESS_REFUSED if text.contains("Login was refused") => Some(refused(
+        ACCESS_REFUSED if text.contains("Login was refused") => Some(SourceError::refused(
             format!("the broker does not let user {:?} in", uri.authority.userinfo.username),
             "Check user and password of the URL",
         )),
-        ACCESS_REFUSED => Some(refused(
+        ACCESS_REFUSED => Some(SourceError::refused(
             format!("queue \"{queue}\" may not be used: {text}"),
             format!(
                 "Grant user {:?} the right to read it: rabbitmqctl set_permissions",
                 uri.authority.userinfo.username
             ),
         )),
-        NOT_ALLOWED => Some(refused(
+        NOT_ALLOWED => Some(SourceError::refused(
             format!("vhost {vhost:?} may not be used: {text}"),
             "Correct the end of the URL, or grant the user access to the vhost",
         )),
-        RESOURCE_LOCKED => Some(refused(
+        RESOURCE_LOCKED => Some(SourceError::refused(
             format!("queue \"{queue}\" is exclusive to another connection"),
             "Declare it without `exclusive`: several workers share a queue",
         )),

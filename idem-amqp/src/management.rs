@@ -7,8 +7,6 @@ use lapin::uri::AMQPUri;
 use reqwest::{Client, StatusCode, Url};
 use serde_json::Value;
 
-use crate::options::refuse;
-
 /// How long one answer may take.
 const ANSWER: Duration = Duration::from_secs(5);
 
@@ -28,13 +26,17 @@ impl Management {
     pub(crate) fn new(url: &str, broker: &AMQPUri, authorities: Option<String>) -> Result<Self, ConfigError> {
         // The URL is left out of the error: it may hold a password.
         let rule = "it must be http:// or https://host:port, with user:password@ where they differ from the broker's";
-        let wrong = || refuse("management_url", "no such URL", rule);
+        let wrong = || ConfigError::new("management_url", "no such URL", rule);
         let mut base: Url = url.parse().map_err(|_| wrong())?;
         if !matches!(base.scheme(), "http" | "https") || !base.has_host() {
             return Err(wrong());
         }
         if base.scheme() == "https" && cfg!(not(feature = "tls")) {
-            return Err(refuse("management_url", "https://", "this build lacks the feature `tls` of idem-amqp"));
+            return Err(ConfigError::new(
+                "management_url",
+                "https://",
+                "this build lacks the feature `tls` of idem-amqp",
+            ));
         }
         let theirs = &broker.authority.userinfo;
         let decoded = |text: &str| percent_decoded(text).ok_or_else(wrong);

@@ -192,14 +192,18 @@ impl AmqpOptions {
     fn check(&self) -> Result<Settings, ConfigError> {
         let uri = check_url(&self.url)?;
         if self.prefetch == 0 {
-            return Err(refuse("prefetch", "0", "that would be no limit: the whole queue would be taken into memory"));
+            return Err(ConfigError::new(
+                "prefetch",
+                "0",
+                "that would be no limit: the whole queue would be taken into memory",
+            ));
         }
         if self.consumer_timeout < Duration::from_secs(1) {
             let rule = "it must be at least 1 s, and what the broker has";
-            return Err(refuse("consumer_timeout", format!("{:?}", self.consumer_timeout), rule));
+            return Err(ConfigError::new("consumer_timeout", format!("{:?}", self.consumer_timeout), rule));
         }
         if self.delivery_limit == Some(DeliveryLimit::Of(0)) {
-            return Err(refuse("delivery_limit", "0", "it must be at least 1, or unlimited"));
+            return Err(ConfigError::new("delivery_limit", "0", "it must be at least 1, or unlimited"));
         }
         if let Some(pem) = &self.authorities {
             check_authorities(pem)?;
@@ -208,7 +212,7 @@ impl AmqpOptions {
             check_identity(identity)?;
         }
         if !(1..=200).contains(&self.connection_name.len()) {
-            return Err(refuse(
+            return Err(ConfigError::new(
                 "connection_name",
                 format!("{:?}", self.connection_name),
                 "it must have 1 to 200 bytes",
@@ -219,7 +223,11 @@ impl AmqpOptions {
         let management = |url: &String| Management::new(url, &uri, self.authorities.clone());
         let retry_queue = self.retry_queue.as_ref().map(|queue| check_queue("retry_queue", queue)).transpose()?;
         if retry_queue.as_ref().is_some_and(|retry| retry.as_str() == self.queue) {
-            return Err(refuse("retry_queue", format!("{:?}", self.queue), "it must be another than the queue"));
+            return Err(ConfigError::new(
+                "retry_queue",
+                format!("{:?}", self.queue),
+                "it must be another than the queue",
+            ));
         }
         let needed = self.needed.iter().map(|queue| check_queue("needs", queue));
         Ok(Settings {
@@ -275,19 +283,15 @@ impl fmt::Debug for Settings {
     }
 }
 
-pub(crate) fn refuse(field: &'static str, value: impl Into<String>, rule: &'static str) -> ConfigError {
-    ConfigError { field, value: value.into(), rule }
-}
-
 fn check_url(url: &str) -> Result<AMQPUri, ConfigError> {
     // The URL is left out of the error: it may hold a password.
     let rule = "it must be amqp:// or amqps://user:password@host:port/vhost, in which the vhost / is written %2f";
-    let mut uri: AMQPUri = url.parse().map_err(|_| refuse("url", "no such URL", rule))?;
+    let mut uri: AMQPUri = url.parse().map_err(|_| ConfigError::new("url", "no such URL", rule))?;
     if uri.authority.host.is_empty() {
-        return Err(refuse("url", "without a host", rule));
+        return Err(ConfigError::new("url", "without a host", rule));
     }
     if uri.scheme == AMQPScheme::AMQPS && cfg!(not(feature = "tls")) {
-        return Err(refuse("url", "amqps://", "this build lacks the feature `tls` of idem-amqp"));
+        return Err(ConfigError::new("url", "amqps://", "this build lacks the feature `tls` of idem-amqp"));
     }
     uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
     Ok(uri)
@@ -295,7 +299,7 @@ fn check_url(url: &str) -> Result<AMQPUri, ConfigError> {
 
 /// The URL for another host.
 fn check_host(uri: &AMQPUri, host: &str) -> Result<AMQPUri, ConfigError> {
-    let wrong = || refuse("host", format!("{host:?}"), "it must be host or host:port");
+    let wrong = || ConfigError::new("host", format!("{host:?}"), "it must be host or host:port");
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) => (name, port.parse().map_err(|_| wrong())?),
         None => (host, uri.authority.port),
@@ -316,13 +320,13 @@ fn check_identity(identity: &Identity) -> Result<(), ConfigError> {
     check_certificates(field, &identity.certificate)?;
     match PrivateKeyDer::from_pem_slice(identity.key.as_bytes()) {
         Ok(_) => Ok(()),
-        Err(_) => Err(refuse(field, "without a key", "its key must be PEM: -----BEGIN PRIVATE KEY-----")),
+        Err(_) => Err(ConfigError::new(field, "without a key", "its key must be PEM: -----BEGIN PRIVATE KEY-----")),
     }
 }
 
 #[cfg(not(feature = "tls"))]
 fn check_identity(_identity: &Identity) -> Result<(), ConfigError> {
-    Err(refuse("client_certificate", "some", "this build lacks the feature `tls` of idem-amqp"))
+    Err(ConfigError::new("client_certificate", "some", "this build lacks the feature `tls` of idem-amqp"))
 }
 
 #[cfg(feature = "tls")]
@@ -337,20 +341,22 @@ fn check_certificates(field: &'static str, pem: &str) -> Result<(), ConfigError>
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     match certificates {
         Ok(certificates) if !certificates.is_empty() => Ok(()),
-        Ok(_) | Err(_) => Err(refuse(field, "no PEM", "it must hold certificates: -----BEGIN CERTIFICATE-----")),
+        Ok(_) | Err(_) => {
+            Err(ConfigError::new(field, "no PEM", "it must hold certificates: -----BEGIN CERTIFICATE-----"))
+        }
     }
 }
 
 #[cfg(not(feature = "tls"))]
 fn check_authorities(_pem: &str) -> Result<(), ConfigError> {
-    Err(refuse("authorities", "some", "this build lacks the feature `tls` of idem-amqp"))
+    Err(ConfigError::new("authorities", "some", "this build lacks the feature `tls` of idem-amqp"))
 }
 
 fn check_queue(field: &'static str, queue: &str) -> Result<ShortString, ConfigError> {
     let rule = "it must have 1 to 255 bytes";
     match ShortString::try_new(queue) {
         Ok(name) if !queue.trim().is_empty() => Ok(name),
-        Ok(_) | Err(_) => Err(refuse(field, format!("{queue:?}"), rule)),
+        Ok(_) | Err(_) => Err(ConfigError::new(field, format!("{queue:?}"), rule)),
     }
 }
 

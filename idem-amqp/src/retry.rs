@@ -10,7 +10,6 @@ use lapin::{
 
 use crate::{
     confirm::Confirmed,
-    error::refused,
     message::{EXCHANGE, ROUTING_KEY, is_the_brokers_own},
     options::Settings,
     properties::carried,
@@ -53,7 +52,10 @@ impl RetryQueue {
     /// Returns once the broker has the message there; the original may then be acknowledged.
     pub(crate) async fn put(&self, original: &Original, after: Duration) -> Result<(), SourceError> {
         let Some(content) = &original.content else {
-            return Err(refused("a message was not kept for the retry queue", "This is a bug of idem-amqp: report it"));
+            return Err(SourceError::refused(
+                "a message was not kept for the retry queue",
+                "This is a bug of idem-amqp: report it",
+            ));
         };
         self.0.publish(&content.payload, properties(&original.properties, content, after), CONFIRMED_WITHIN).await
     }

@@ -13,7 +13,6 @@ use tokio::{
 use crate::{
     attach,
     channel::{self, ANSWER, Question, Session},
-    error::refused,
     options::Settings,
     retry::RetryQueue,
     state::{AmqpHandle, Shared},
@@ -71,7 +70,7 @@ impl Source for AmqpSource {
             return Ok(running.attached.clone());
         }
         if self.shared.stopping.is_cancelled() {
-            return Err(refused("the source is closed", "Make a new one"));
+            return Err(SourceError::refused("the source is closed", "Make a new one"));
         }
         let (attached, keeps) = attach::attached(&self.settings).await?;
         if keeps == attach::Keeps::NotSurely {

@@ -7,6 +7,7 @@ use std::{fmt, time::Duration};
 use async_trait::async_trait;
 
 use crate::error::{ConfigError, StoreError};
+use crate::setters::setters;
 
 pub use self::runner::{Cleanup, CleanupReport, CleanupState, CleanupView};
 
@@ -63,6 +64,7 @@ impl fmt::Display for Expiring {
 
 /// When [`Cleanup`] runs, in steps of what size, and how long rows without an expiry of their own are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CleanupSettings {
     /// The time between two cycles, spread by a quarter. Defaults to an hour; at least 1 s.
     pub every: Duration,
@@ -101,6 +103,25 @@ impl Default for CleanupSettings {
 }
 
 impl CleanupSettings {
+    setters! {
+        /// Sets the time between two cycles.
+        every: Duration,
+        /// Sets the rows of a step.
+        rows_max: u32,
+        /// Sets the steps of one table a cycle.
+        steps_max: u32,
+        /// Sets how long one step may take.
+        step_timeout: Duration,
+        /// Sets how long rows of `units` are kept.
+        units_kept: Duration,
+        /// Sets how long counts of attempts are kept.
+        attempts_kept: Duration,
+        /// Sets how long dead letters are kept.
+        dead_letters_kept: Duration,
+        /// Sets how long the audit trail is kept.
+        audit_kept: Duration,
+    }
+
     /// How long rows of this kind are kept; `None` where each has its own expiry.
     #[must_use]
     pub const fn kept(&self, kind: Expiring) -> Option<Duration> {

@@ -79,6 +79,7 @@ pub enum OlderThanRetention {
 
 /// The settings of a [`DedupConsumer`](crate::DedupConsumer).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ConsumerSettings {
     /// How long records are kept. Defaults to 7 days; from 1 minute to 10 years, or for ever.
     pub retention: Retention,
@@ -179,6 +180,7 @@ impl ConsumerSettings {
 
 /// The settings of a [`Worker`](crate::Worker).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct WorkerSettings {
     /// How many messages one unit holds at most. Defaults to 100; from 1 to 10,000. Always 1 with
     /// [`Effects::Outside`].

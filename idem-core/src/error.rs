@@ -117,6 +117,31 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// [`Unavailable`](Self::Unavailable) while `doing`, a gerund.
+    pub fn unavailable(doing: &'static str, source: impl Into<BoxError>) -> Self {
+        Self::Unavailable { doing, source: source.into() }
+    }
+
+    /// [`Contended`](Self::Contended) while `doing`, a gerund.
+    pub fn contended(doing: &'static str, source: impl Into<BoxError>) -> Self {
+        Self::Contended { doing, source: source.into() }
+    }
+
+    /// [`Schema`](Self::Schema), with the cure as a command or a statement.
+    pub fn schema(problem: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self::Schema { problem: problem.into(), cure: cure.into() }
+    }
+
+    /// [`Refused`](Self::Refused), with the cure as a whole sentence without its full stop.
+    pub fn refused(problem: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self::Refused { problem: problem.into(), cure: cure.into() }
+    }
+
+    /// [`Failed`](Self::Failed) while `doing`, a gerund.
+    pub fn failed(doing: &'static str, class: ErrorClass, source: impl Into<BoxError>) -> Self {
+        Self::Failed { doing, class, source: source.into() }
+    }
+
     /// What the engine does next. There is no `_` arm: whoever adds a variant decides here.
     #[must_use]
     pub fn class(&self) -> ErrorClass {
@@ -200,6 +225,21 @@ pub enum SourceError {
 }
 
 impl SourceError {
+    /// [`Unavailable`](Self::Unavailable) while `doing`, a gerund.
+    pub fn unavailable(doing: &'static str, source: impl Into<BoxError>) -> Self {
+        Self::Unavailable { doing, source: source.into() }
+    }
+
+    /// [`Refused`](Self::Refused), with the cure as a whole sentence without its full stop.
+    pub fn refused(problem: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self::Refused { problem: problem.into(), cure: cure.into() }
+    }
+
+    /// [`DoesNotFit`](Self::DoesNotFit), with the cure as a whole sentence without its full stop.
+    pub fn does_not_fit(problem: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self::DoesNotFit { problem: problem.into(), cure: cure.into() }
+    }
+
     /// What the engine does next.
     #[must_use]
     pub fn class(&self) -> ErrorClass {
@@ -224,7 +264,8 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    pub(crate) fn new(field: &'static str, value: impl fmt::Display, rule: &'static str) -> Self {
+    /// The field `field` has this value, but `rule`.
+    pub fn new(field: &'static str, value: impl fmt::Display, rule: &'static str) -> Self {
         Self { field, value: value.to_string(), rule }
     }
 

@@ -1,108 +1,22 @@
-//! The traits that users write, and the error they may answer with.
+//! The traits that users write.
 
-use std::{collections::HashMap, error::Error, fmt, future::Future, sync::Arc, time::Duration};
+mod around;
+mod error;
+mod function;
+
+use std::{fmt, future::Future, sync::Arc};
 
 use async_trait::async_trait;
 
+pub use self::{
+    around::{Around, AroundFn, Next},
+    error::{HandlerError, chain},
+    function::{FnHandler, HandlerFn, JsonFn, JsonHandler, handler_fn, json_fn},
+};
 use crate::{
-    error::{BoxError, ErrorClass},
     message::Message,
     store::{Store, Tx},
 };
-
-/// What a handler answers when a message could not be handled.
-///
-/// `?` turns any error into one, also `anyhow::Error` and texts. The class is then found from the chain of sources:
-/// errors of the database by their code, a [`DecodePayloadError`](crate::DecodePayloadError) as permanent, everything
-/// unknown as transient with bounded attempts. [`HandlerError::permanent`] and [`HandlerError::transient`] decide it
-/// by hand. Whatever a handler answers, a broken connection is never its fault: the engine probes the connection first.
-///
-/// It does not implement [`Error`] itself, which is what lets `?` take everything that does.
-pub struct HandlerError {
-    mark: Option<Mark>,
-    retry_after: Option<Duration>,
-    source: BoxError,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mark {
-    Permanent,
-    Transient,
-}
-
-/// The longest wait that a handler may ask for.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(3_600);
-
-impl HandlerError {
-    /// The message can never succeed: dead-letter it at once.
-    pub fn permanent(error: impl Into<BoxError>) -> Self {
-        Self { mark: Some(Mark::Permanent), ..Self::from(error) }
-    }
-
-    /// The message may succeed later: hold it for a back-off and try again, up to the configured attempts.
-    pub fn transient(error: impl Into<BoxError>) -> Self {
-        Self { mark: Some(Mark::Transient), ..Self::from(error) }
-    }
-
-    /// The message may succeed after this long, as a provider says that answers `Retry-After`: it is held for that time in
-    /// place of the back-off, and the attempt counts. At most an hour; where the broker does not leave it in hand for so
-    /// long, it is given back, with the delay where the broker knows one.
-    pub fn retry_after(error: impl Into<BoxError>, after: Duration) -> Self {
-        let retry_after = Some(after.min(RETRY_AFTER_MAX));
-        Self { mark: Some(Mark::Transient), retry_after, ..Self::from(error) }
-    }
-
-    /// When the next attempt is wanted, where that was said.
-    pub(crate) fn wanted_after(&self) -> Option<Duration> {
-        self.retry_after
-    }
-
-    /// The error that the handler answered with.
-    #[must_use]
-    pub fn source(&self) -> &(dyn Error + Send + Sync + 'static) {
-        &*self.source
-    }
-
-    /// The class that was set by hand, or that one of `classify` and core's own errors gives.
-    pub(crate) fn class(&self, classify: impl Fn(&(dyn Error + 'static)) -> Option<ErrorClass>) -> ErrorClass {
-        match self.mark {
-            Some(Mark::Permanent) => ErrorClass::Permanent,
-            Some(Mark::Transient) => ErrorClass::Transient,
-            None if self.find::<crate::DecodePayloadError>().is_some() || self.find::<UnknownTypeError>().is_some() => {
-                ErrorClass::Permanent
-            }
-            None => classify(&*self.source).unwrap_or(ErrorClass::Transient),
-        }
-    }
-
-    /// The first error of type `E` in the chain.
-    pub(crate) fn find<E: Error + 'static>(&self) -> Option<&E> {
-        chain(&*self.source).find_map(|error| error.downcast_ref())
-    }
-}
-
-/// An error and its sources, outermost first.
-pub fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())
-}
-
-impl<E: Into<BoxError>> From<E> for HandlerError {
-    fn from(error: E) -> Self {
-        Self { mark: None, retry_after: None, source: error.into() }
-    }
-}
-
-impl fmt::Debug for HandlerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HandlerError").field("mark", &self.mark).field("source", &self.source).finish()
-    }
-}
-
-impl fmt::Display for HandlerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.source, f)
-    }
-}
 
 /// Handles one message inside the transaction that also records its key.
 ///
@@ -152,6 +66,96 @@ pub trait Handler<S: Store>: Send + Sync + 'static {
     /// handler around a [`Router`] answers what the router does.
     fn dispatches_by(&self) -> Option<TypePlace> {
         None
+    }
+
+    /// Runs `function` around each call of this handler, as layers do it in tower: an
+    /// `async fn(Next<'_, S>, &Message, &mut Tx<'_, S>) -> Result<(), HandlerError>`, or an async closure of that form, which
+    /// calls [`Next::run`]. What it writes through `tx` is of the same transaction. Several are run outermost last.
+    ///
+    /// ```
+    /// use idem_core::{Handler, HandlerError, Message, Next, Router, Store, Tx, handler_fn};
+    /// use tracing::Instrument as _;
+    ///
+    /// async fn in_a_span<S: Store>(
+    ///     next: Next<'_, S>,
+    ///     message: &Message,
+    ///     tx: &mut Tx<'_, S>,
+    /// ) -> Result<(), HandlerError> {
+    ///     let span = tracing::info_span!("handle", message_type = message.message_type());
+    ///     next.run(message, tx).instrument(span).await
+    /// }
+    ///
+    /// async fn counted<S: Store>(
+    ///     next: Next<'_, S>,
+    ///     message: &Message,
+    ///     tx: &mut Tx<'_, S>,
+    /// ) -> Result<(), HandlerError> {
+    ///     let answer = next.run(message, tx).await;
+    ///     let (kind, ok) = (message.message_type().unwrap_or("none").to_owned(), answer.is_ok().to_string());
+    ///     metrics::counter!("orders_handled_total", "type" => kind, "ok" => ok).increment(1);
+    ///     answer
+    /// }
+    ///
+    /// # async fn place<S: Store>(_: &Message, _: &mut Tx<'_, S>) -> Result<(), HandlerError> { Ok(()) }
+    /// fn handler<S: Store>() -> impl Handler<S> {
+    ///     Router::new().on("order-placed", handler_fn(place)).around(counted).around(in_a_span)
+    /// }
+    /// ```
+    fn around<F>(self, function: F) -> Around<S, Self, F>
+    where
+        Self: Sized,
+    {
+        Around::new(self, function)
+    }
+
+    /// The same handler in a box, for where handlers of several types stand side by side.
+    ///
+    /// ```
+    /// use std::collections::HashMap;
+    ///
+    /// use idem_core::{BoxHandler, Handler, HandlerError, Message, Store, Tx, handler_fn};
+    ///
+    /// # async fn place<S: Store>(_: &Message, _: &mut Tx<'_, S>) -> Result<(), HandlerError> { Ok(()) }
+    /// # async fn cancel<S: Store>(_: &Message, _: &mut Tx<'_, S>) -> Result<(), HandlerError> { Ok(()) }
+    /// fn handlers<S: Store>() -> HashMap<&'static str, BoxHandler<S>> {
+    ///     [("placed", handler_fn(place).boxed()), ("cancelled", handler_fn(cancel).boxed())].into()
+    /// }
+    /// ```
+    fn boxed(self) -> BoxHandler<S>
+    where
+        Self: Sized,
+    {
+        BoxHandler(Arc::new(self))
+    }
+}
+
+/// A [`Handler`] of any type, behind a pointer: [`Handler::boxed`] makes it. Cloning is cheap, and clones are one handler.
+pub struct BoxHandler<S: Store>(pub(crate) Arc<dyn DynHandler<S>>);
+
+impl<S: Store> Clone for BoxHandler<S> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<S: Store> fmt::Debug for BoxHandler<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BoxHandler")
+    }
+}
+
+impl<S: Store> Handler<S> for BoxHandler<S> {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
+        self.0.handle_dyn(message, tx).await
+    }
+
+    fn dispatches_by(&self) -> Option<TypePlace> {
+        self.0.type_place()
+    }
+
+    // Not a box in a box: each costs an allocation a message.
+    fn boxed(self) -> BoxHandler<S> {
+        self
     }
 }
 
@@ -256,14 +260,14 @@ pub(crate) enum Handled<T> {
 
 /// What a consumer runs: one of the two kinds of handler.
 pub(crate) enum Work<S: Store> {
-    Each(Arc<dyn DynHandler<S>>),
+    Each(BoxHandler<S>),
     Batch(Arc<dyn DynBatchHandler<S>>),
 }
 
 impl<S: Store> Work<S> {
     pub(crate) fn dispatches_by(&self) -> Option<TypePlace> {
         match self {
-            Self::Each(handler) => handler.type_place(),
+            Self::Each(handler) => handler.dispatches_by(),
             Self::Batch(_) => None,
         }
     }
@@ -276,170 +280,5 @@ impl<S: Store, H: Handler<S>> Handler<S> for Arc<H> {
 
     fn dispatches_by(&self) -> Option<TypePlace> {
         (**self).dispatches_by()
-    }
-}
-
-/// A function that can be a handler. Its parameters are the argument types, because a bound on a plain `async fn` is
-/// otherwise not general enough over their lifetimes.
-pub trait HandlerFn<M, T>: Send + Sync + 'static {
-    /// The future of the call.
-    type Future: Future<Output = Result<(), HandlerError>> + Send;
-
-    /// Calls the function.
-    fn call(&self, message: M, tx: T) -> Self::Future;
-}
-
-impl<F, M, T, R> HandlerFn<M, T> for F
-where
-    F: Fn(M, T) -> R + Send + Sync + 'static,
-    R: Future<Output = Result<(), HandlerError>> + Send,
-{
-    type Future = R;
-
-    fn call(&self, message: M, tx: T) -> R {
-        self(message, tx)
-    }
-}
-
-/// A function with state that can be a handler.
-pub trait StatefulHandlerFn<C, M, T>: Send + Sync + 'static {
-    /// The future of the call.
-    type Future: Future<Output = Result<(), HandlerError>> + Send;
-
-    /// Calls the function.
-    fn call(&self, state: C, message: M, tx: T) -> Self::Future;
-}
-
-impl<F, C, M, T, R> StatefulHandlerFn<C, M, T> for F
-where
-    F: Fn(C, M, T) -> R + Send + Sync + 'static,
-    R: Future<Output = Result<(), HandlerError>> + Send,
-{
-    type Future = R;
-
-    fn call(&self, state: C, message: M, tx: T) -> R {
-        self(state, message, tx)
-    }
-}
-
-/// See [`handler_fn`].
-#[derive(Clone, Copy)]
-pub struct FnHandler<F>(F);
-
-/// See [`handler_fn_with`].
-#[derive(Clone, Copy)]
-pub struct StatefulFnHandler<C, F>(C, F);
-
-impl<F> fmt::Debug for FnHandler<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FnHandler")
-    }
-}
-
-impl<C, F> fmt::Debug for StatefulFnHandler<C, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("StatefulFnHandler")
-    }
-}
-
-/// A handler from a plain `async fn(&Message, &mut Tx<'_, S>) -> Result<(), HandlerError>`. Closures that capture
-/// cannot be used: put what they capture into [`handler_fn_with`]'s state.
-pub fn handler_fn<F>(function: F) -> FnHandler<F> {
-    FnHandler(function)
-}
-
-/// A handler from a plain `async fn(&State, &Message, &mut Tx<'_, S>) -> Result<(), HandlerError>` and its state.
-pub fn handler_fn_with<C, F>(state: C, function: F) -> StatefulFnHandler<C, F> {
-    StatefulFnHandler(state, function)
-}
-
-impl<S, F> Handler<S> for FnHandler<F>
-where
-    S: Store,
-    F: for<'m, 'a, 't> HandlerFn<&'m Message, &'a mut Tx<'t, S>>,
-{
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
-        self.0.call(message, tx).await
-    }
-}
-
-impl<S, C, F> Handler<S> for StatefulFnHandler<C, F>
-where
-    S: Store,
-    C: Send + Sync + 'static,
-    F: for<'c, 'm, 'a, 't> StatefulHandlerFn<&'c C, &'m Message, &'a mut Tx<'t, S>>,
-{
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
-        self.1.call(&self.0, message, tx).await
-    }
-}
-
-/// A message of a type for which a [`Router`] has no handler. It is permanent: dead-lettered as `unknown-type`, never
-/// dropped.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown message type {}: add a handler for it with Router::on", .0.as_deref().map_or("(none)".to_owned(), |t| format!("{t:?}")))]
-pub struct UnknownTypeError(pub Option<String>);
-
-/// Picks a handler by the message's type.
-///
-/// The type is [`Message::message_type`] unless [`Router::by_header`] names a header that carries it.
-///
-/// # The type and the key
-/// The type belongs to what is hashed (rule `raw+type/1`, see [`WithType`](crate::WithType)): a message of another type
-/// under a key that was used before is a conflict, set aside and never taken for a duplicate. Where one key names several
-/// operations that are all to run, such as an order that is placed and later cancelled, the type belongs to the *key*:
-/// [`Join`](crate::key::Join) of [`MessageType`](crate::key::MessageType) and the key, `--key join(type,…)` in a worker.
-///
-/// A consumer that gets a router later starts as before. What it recorded without the type is compared without it.
-pub struct Router<S: Store> {
-    place: TypePlace,
-    routes: HashMap<String, Arc<dyn DynHandler<S>>>,
-}
-
-impl<S: Store> Default for Router<S> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl<S: Store> Router<S> {
-    /// A router without routes.
-    #[must_use]
-    pub fn new() -> Self {
-        Self { place: TypePlace::Message, routes: HashMap::new() }
-    }
-
-    /// Takes the type from this header or attribute, such as `EventType`.
-    #[must_use]
-    pub fn by_header(mut self, name: &str) -> Self {
-        self.place = TypePlace::Header(name.to_owned());
-        self
-    }
-
-    /// Handles messages of `message_type` by `handler`; a second call for the same type replaces the first.
-    #[must_use]
-    pub fn on(mut self, message_type: &str, handler: impl Handler<S>) -> Self {
-        self.routes.insert(message_type.to_owned(), Arc::new(handler));
-        self
-    }
-}
-
-impl<S: Store> fmt::Debug for Router<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Router").field("types", &self.routes.keys()).finish_non_exhaustive()
-    }
-}
-
-impl<S: Store> Handler<S> for Router<S> {
-    async fn handle(&self, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
-        let message_type = self.place.of(message);
-        match message_type.and_then(|name| self.routes.get(name)) {
-            Some(handler) => handler.handle_dyn(message, tx).await,
-            None => Err(UnknownTypeError(message_type.map(str::to_owned)).into()),
-        }
-    }
-
-    fn dispatches_by(&self) -> Option<TypePlace> {
-        Some(self.place.clone())
     }
 }

@@ -23,6 +23,8 @@ mod message;
 mod outcome;
 mod policy;
 mod retry;
+mod router;
+mod setters;
 mod source;
 mod spawn;
 mod store;
@@ -49,8 +51,8 @@ pub use self::{
     },
     error::{BoxError, ClaimError, CommitError, ConfigError, ErrorClass, SourceError, StoreError},
     handler::{
-        BatchAnswer, BatchHandler, FnHandler, Handler, HandlerError, HandlerFn, Router, StatefulFnHandler,
-        StatefulHandlerFn, TypePlace, UnknownTypeError, chain, handler_fn, handler_fn_with,
+        Around, AroundFn, BatchAnswer, BatchHandler, BoxHandler, FnHandler, Handler, HandlerError, HandlerFn, JsonFn,
+        JsonHandler, Next, TypePlace, chain, handler_fn, json_fn,
     },
     hash::{
         HashFn, HashPayloadError, HashRules, JsonMembers, PayloadHash, PayloadHasher, RawPayload, Unhashed, WithType,
@@ -64,6 +66,7 @@ pub use self::{
     outcome::{ConflictKind, Decision, Durable, Failure, Settle, Ticket, Verdict},
     policy::WaitCause,
     retry::RetryPolicy,
+    router::{Router, UnknownTypeError},
     source::{
         Assignment, Attached, Delivery, REFUSAL_GRACE, Received, Revocation, Settled, Source, SourceCapabilities,
     },

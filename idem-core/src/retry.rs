@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
+use crate::setters::setters;
+
 /// The attempts of a message, and the waits between them: each is longer than the one before by the same factor, from
 /// `first` after the first attempt to `max` before the last, and at least doubles up to `max`. Each is spread by jitter, so
 /// that messages that failed together do not come back together.
 ///
 /// With the defaults the waits are 0.2 s, 1.1 s, 5.6 s and 30 s: 37 s in all, and at least 31 s with jitter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RetryPolicy {
     /// How many attempts a message gets. Defaults to 5; at least 1.
     pub attempts: u32,
@@ -27,6 +30,22 @@ impl Default for RetryPolicy {
 const SPREAD_FROM: f64 = 5.0 / 6.0;
 
 impl RetryPolicy {
+    /// A policy of so many attempts, with waits from `first` to `max`. [`WorkerBuilder::build`](crate::WorkerBuilder::build)
+    /// checks it.
+    #[must_use]
+    pub const fn new(attempts: u32, first: Duration, max: Duration) -> Self {
+        Self { attempts, first, max }
+    }
+
+    setters! {
+        /// Sets how many attempts a message gets.
+        attempts: u32,
+        /// Sets the wait after the first attempt.
+        first: Duration,
+        /// Sets the longest wait.
+        max: Duration,
+    }
+
     /// The wait after attempt number `attempt` (from 1). `spread` in `0.0..1.0` picks a point between five sixths of the
     /// wait and the whole.
     #[must_use]

@@ -3,7 +3,7 @@
 
 use std::future::Future;
 
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio_util::task::TaskTracker;
 
 #[cfg(feature = "failpoints")]
@@ -19,7 +19,7 @@ pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 
     tokio::spawn(mortal(future))
 }
 
-/// Spawns a task that is waited for with the others of `tasks`.
-pub(crate) fn spawn_on(tasks: &TaskTracker, future: impl Future<Output = ()> + Send + 'static) {
-    tasks.spawn(mortal(future));
+/// Spawns a task that is waited for with the others of `tasks`, and can be ended from outside.
+pub(crate) fn spawn_on(tasks: &TaskTracker, future: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+    tasks.spawn(mortal(future)).abort_handle()
 }

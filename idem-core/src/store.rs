@@ -16,6 +16,7 @@ use crate::{
     hash::PayloadHash,
     key::IdempotencyKey,
     message::{ConsumerName, Tenant},
+    setters::setters,
 };
 
 macro_rules! interned_id {
@@ -51,6 +52,7 @@ pub enum Retention {
 
 /// One key to claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Claim {
     /// The scope in which the key is unique.
     pub scope: ScopeId,
@@ -62,6 +64,31 @@ pub struct Claim {
     pub hash_rule: HashRuleId,
     /// How long the record is kept.
     pub retention: Retention,
+}
+
+impl Claim {
+    /// A claim of `key`.
+    #[must_use]
+    pub fn new(
+        scope: ScopeId,
+        key: IdempotencyKey,
+        hash: PayloadHash,
+        hash_rule: HashRuleId,
+        retention: Retention,
+    ) -> Self {
+        Self { scope, key, hash, hash_rule, retention }
+    }
+
+    setters! {
+        /// Sets the key.
+        key: IdempotencyKey,
+        /// Sets the payload's hash.
+        hash: PayloadHash,
+        /// Sets the rule of the hash.
+        hash_rule: HashRuleId,
+        /// Sets how long the record is kept.
+        retention: Retention,
+    }
 }
 
 /// What a store saw of one claim.
@@ -78,6 +105,7 @@ pub enum Claimed {
 
 /// A committed record of a key: who handled it, when, and under which hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Recorded {
     /// The key's text, which differs from the claimed one only when two keys collide in their id. Where the text was
     /// erased, for privacy, it is the claimed one: the id alone decides then.
@@ -92,6 +120,21 @@ pub struct Recorded {
     pub processed_by: RunId,
     /// Until when the record is kept at least; `None` for ever.
     pub expires_at: Option<SystemTime>,
+}
+
+impl Recorded {
+    /// A record as it was read.
+    #[must_use]
+    pub fn new(
+        key: IdempotencyKey,
+        hash: PayloadHash,
+        hash_rule: HashRuleId,
+        processed_at: SystemTime,
+        processed_by: RunId,
+        expires_at: Option<SystemTime>,
+    ) -> Self {
+        Self { key, hash, hash_rule, processed_at, processed_by, expires_at }
+    }
 }
 
 /// What a store can and cannot do. A capability that is off is refused where somebody asks for it, never ignored.
@@ -133,6 +176,7 @@ impl StoreCapabilities {
 
 /// The limits of one unit of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct UnitOptions {
     /// The worker's run, which goes into each record.
     pub run: RunId,
@@ -142,6 +186,19 @@ pub struct UnitOptions {
     pub busy_timeout: Duration,
     /// How long the transaction may sit idle before the server ends it: the handler's deadline and a margin.
     pub idle_timeout: Duration,
+}
+
+impl UnitOptions {
+    /// The limits of a unit.
+    #[must_use]
+    pub const fn new(run: RunId, lane: i32, busy_timeout: Duration, idle_timeout: Duration) -> Self {
+        Self { run, lane, busy_timeout, idle_timeout }
+    }
+
+    setters! {
+        /// Sets how long the whole claim may wait.
+        busy_timeout: Duration,
+    }
 }
 
 /// A transactional store: where the record of the keys and the handlers' effects are committed together.
@@ -316,6 +373,7 @@ impl<S: Store> fmt::Debug for Tx<'_, S> {
 
 /// What a consumer tells the store at its start.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Registration {
     /// The consumer's name.
     pub consumer: ConsumerName,
@@ -336,8 +394,43 @@ pub struct Registration {
     pub version: String,
 }
 
+impl Registration {
+    /// A consumer with this key rule and these hash rules, the current one first. Bound to no source and no handler.
+    #[must_use]
+    pub fn new(
+        consumer: ConsumerName,
+        tenant: Tenant,
+        key_rule: String,
+        hash_rules: Vec<String>,
+        retention: Retention,
+    ) -> Self {
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Self { consumer, tenant, bound_to: None, handler: None, key_rule, hash_rules, retention, version }
+    }
+
+    setters! {
+        /// Sets the consumer.
+        consumer: ConsumerName,
+        /// Sets the tenant of the first scope.
+        tenant: Tenant,
+        /// Sets the source.
+        bound_to: Option<String>,
+        /// Sets the handler's name.
+        handler: Option<String>,
+        /// Sets the key rule.
+        key_rule: String,
+        /// Sets the hash rules, the current one first.
+        hash_rules: Vec<String>,
+        /// Sets the retention.
+        retention: Retention,
+        /// Sets the worker's version. Defaults to idem's.
+        version: String,
+    }
+}
+
 /// What the store answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Registered {
     /// The scope of (tenant, consumer).
     pub scope: ScopeId,
@@ -351,8 +444,22 @@ pub struct Registered {
     pub warnings: Vec<String>,
 }
 
+impl Registered {
+    /// What was interned, without a warning.
+    #[must_use]
+    pub fn new(scope: ScopeId, hash_rules: Vec<HashRuleId>, run: RunId, now: SystemTime) -> Self {
+        Self { scope, hash_rules, run, now, warnings: Vec::new() }
+    }
+
+    setters! {
+        /// Sets what a person should know.
+        warnings: Vec<String>,
+    }
+}
+
 /// What operators want of a consumer, as its workers read it every few seconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Control {
     /// Running, paused or halted.
     pub state: ControlState,
@@ -366,6 +473,21 @@ pub struct Control {
     pub identity: StoreIdentity,
     /// The database's clock.
     pub now: SystemTime,
+}
+
+impl Control {
+    /// What a store read.
+    #[must_use]
+    pub fn new(
+        state: ControlState,
+        by: String,
+        reason: String,
+        epoch: i64,
+        identity: StoreIdentity,
+        now: SystemTime,
+    ) -> Self {
+        Self { state, by, reason, epoch, identity, now }
+    }
 }
 
 /// Which server, and which life of it, holds the records, as far as the store can tell.
@@ -400,6 +522,7 @@ pub const HORIZON_HEARD: &str = "the broker may deliver again for ";
 
 /// One line of the audit trail.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AuditEntry {
     /// Who did it: a worker's run, an operator.
     pub who: String,
@@ -411,6 +534,21 @@ pub struct AuditEntry {
     pub key: Option<IdempotencyKey>,
     /// Both hashes, or whatever else is needed to understand it; never a payload.
     pub details: String,
+}
+
+impl AuditEntry {
+    /// A line without a key.
+    #[must_use]
+    pub fn new(who: String, action: &'static str, scope: ScopeId, details: String) -> Self {
+        Self { who, action, scope, key: None, details }
+    }
+
+    setters! {
+        /// Sets what was done.
+        action: &'static str,
+        /// Sets the key.
+        key: Option<IdempotencyKey>,
+    }
 }
 
 /// What a store does outside of units of work, on connections of its own: start-up, attempts, dead letters, controls. None

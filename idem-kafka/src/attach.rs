@@ -16,7 +16,7 @@ use tokio::{runtime::Handle, time::Instant};
 
 use crate::{
     context::Context,
-    error::{classify, in_trouble, refusal, refused, said, unauthenticated, unavailable, words},
+    error::{classify, in_trouble, refusal, said, unauthenticated, unavailable, words},
     options::{KafkaOptions, Reset},
 };
 
@@ -187,7 +187,7 @@ fn start(consumer: &BaseConsumer<Context>, options: &KafkaOptions, partitions: &
 
 fn unknown_group(options: &KafkaOptions) -> SourceError {
     let KafkaOptions { topic, group, .. } = options;
-    refused(
+    SourceError::refused(
         format!("group {group:?} has no position in topic {topic:?}"),
         "Correct the names, or say where a new group starts: reset earliest handles what the topic still has, reset \
          latest only what is produced from now on",

@@ -23,10 +23,6 @@ pub(crate) fn words(code: Code) -> String {
     inner.map_or_else(|| text.clone(), str::to_owned)
 }
 
-pub(crate) fn refused(problem: impl Into<String>, cure: impl Into<String>) -> SourceError {
-    SourceError::Refused { problem: problem.into(), cure: cure.into() }
-}
-
 pub(crate) fn unavailable(doing: &'static str, error: &KafkaError) -> SourceError {
     in_trouble(doing, said(error))
 }
@@ -45,7 +41,7 @@ pub(crate) fn unreachable(options: &KafkaOptions, doing: &'static str, error: &K
 pub(crate) fn classify(options: &KafkaOptions, doing: &'static str, error: KafkaError) -> SourceError {
     if let KafkaError::ClientCreation(reason) = error {
         // Nothing was asked of a broker yet: it is a file that cannot be read, or settings that contradict each other.
-        return refused(
+        return SourceError::refused(
             format!("librdkafka cannot work with its settings: {reason}"),
             "Correct the setting, or make the file readable for this process",
         );
@@ -66,19 +62,19 @@ pub(crate) fn refusal(options: &KafkaOptions, code: Code) -> Option<SourceError>
         return Some(unknown_topic(topic));
     }
     match code {
-        Code::TopicAuthorizationFailed => Some(refused(
+        Code::TopicAuthorizationFailed => Some(SourceError::refused(
             format!("topic {topic:?} may not be used: {words}"),
             "Grant Read and Describe on the topic to this principal",
         )),
-        Code::GroupAuthorizationFailed => Some(refused(
+        Code::GroupAuthorizationFailed => Some(SourceError::refused(
             format!("group {group:?} may not be used: {words}"),
             "Grant Read on the group to this principal",
         )),
-        Code::ClusterAuthorizationFailed => Some(refused(
+        Code::ClusterAuthorizationFailed => Some(SourceError::refused(
             format!("the cluster may not be used: {words}"),
             "Grant the right that the broker's authorizer log names to this principal",
         )),
-        Code::FencedInstanceId => Some(refused(
+        Code::FencedInstanceId => Some(SourceError::refused(
             format!("another member of group {group:?} has the same group.instance.id"),
             "Give each worker a group.instance.id of its own, or none",
         )),
@@ -116,7 +112,10 @@ pub(crate) fn cure(options: &KafkaOptions, code: Code) -> Option<String> {
 }
 
 pub(crate) fn unknown_topic(topic: &str) -> SourceError {
-    refused(format!("topic {topic:?} does not exist"), "Create it, or correct the name; idem creates no topics")
+    SourceError::refused(
+        format!("topic {topic:?} does not exist"),
+        "Create it, or correct the name; idem creates no topics",
+    )
 }
 
 /// The codes under which librdkafka reports that it was not let in. It then goes on trying.
@@ -125,7 +124,7 @@ pub(crate) fn is_authentication(code: Code) -> bool {
 }
 
 pub(crate) fn unauthenticated(reason: &str) -> SourceError {
-    refused(
+    SourceError::refused(
         format!("the brokers do not let this client in: {reason}"),
         "Check security.protocol and the sasl. and ssl. settings",
     )

@@ -194,7 +194,7 @@ impl KafkaOptions {
     fn check(&self) -> Result<(), ConfigError> {
         let filled = |field, value: &String| {
             if value.trim().is_empty() {
-                Err(refuse(field, format!("{value:?}"), "it must not be empty"))
+                Err(ConfigError::new(field, format!("{value:?}"), "it must not be empty"))
             } else {
                 Ok(())
             }
@@ -208,7 +208,7 @@ impl KafkaOptions {
         self.consumer_config().create_native_config().map_err(refused_by_library)?;
         self.publisher_config().create_native_config().map_err(refused_by_library)?;
         let span = |field, value: Duration, min, max, rule| {
-            if (min..=max).contains(&value) { Ok(()) } else { Err(refuse(field, format!("{value:?}"), rule)) }
+            if (min..=max).contains(&value) { Ok(()) } else { Err(ConfigError::new(field, format!("{value:?}"), rule)) }
         };
         let (ms, s) = (Duration::from_millis, Duration::from_secs);
         span("commit_every", self.commit_every, ms(10), s(300), "it must be from 10 ms to 5 minutes")?;
@@ -320,26 +320,24 @@ impl fmt::Debug for KafkaOptions {
     }
 }
 
-pub(crate) fn refuse(field: &'static str, value: impl Into<String>, rule: &'static str) -> ConfigError {
-    ConfigError { field, value: value.into(), rule }
-}
-
 /// A name that begins with `^` would be a pattern, and others no broker takes.
 pub(crate) fn check_topic(field: &'static str, topic: &str) -> Result<(), ConfigError> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if (1..=249).contains(&topic.len()) && topic.bytes().all(legal) && topic != "." && topic != ".." {
         Ok(())
     } else {
-        Err(refuse(field, format!("{topic:?}"), TOPIC_RULE))
+        Err(ConfigError::new(field, format!("{topic:?}"), TOPIC_RULE))
     }
 }
 
 fn check_setting(name: &str, value: &str) -> Result<(), ConfigError> {
     if ARGUMENTS.contains(&name) {
-        return Err(refuse("set", name, "it is an argument of KafkaOptions::new"));
+        return Err(ConfigError::new("set", name, "it is an argument of KafkaOptions::new"));
     }
     match DECIDED.iter().find(|(decided, ..)| *decided == name) {
-        Some((_, decided, rule)) if *decided != value => Err(refuse("set", format!("{name} = {value:?}"), rule)),
+        Some((_, decided, rule)) if *decided != value => {
+            Err(ConfigError::new("set", format!("{name} = {value:?}"), rule))
+        }
         Some(_) | None => Ok(()),
     }
 }
@@ -349,9 +347,9 @@ pub(crate) fn refused_by_library(error: KafkaError) -> ConfigError {
     let rule =
         "librdkafka refuses it: its CONFIGURATION.md lists names and values, and some need a feature of this crate";
     if let KafkaError::ClientConfig(_, _, name, _) = error {
-        return refuse("set", name, rule);
+        return ConfigError::new("set", name, rule);
     }
-    refuse("set", error.to_string(), rule)
+    ConfigError::new("set", error.to_string(), rule)
 }
 
 #[cfg(test)]

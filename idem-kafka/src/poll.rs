@@ -16,7 +16,7 @@ use crate::{
     attach::{self, attach, list},
     commit::Commits,
     context::Context,
-    error::{classify, cure, in_trouble, is_authentication, refusal, refused, said, unreachable},
+    error::{classify, cure, in_trouble, is_authentication, refusal, said, unreachable},
     message,
     options::{KafkaOptions, Reset},
     quiet,
@@ -103,7 +103,7 @@ struct OverGuard(Arc<Shared>);
 impl Drop for OverGuard {
     fn drop(&mut self) {
         let failure = std::thread::panicking().then(|| {
-            refused(
+            SourceError::refused(
                 "the thread that polls Kafka has panicked",
                 "Start the worker again, and report the panic; nothing was lost",
             )
@@ -255,7 +255,7 @@ impl Poller {
             (!inside).then(|| format!("{topic}/{partition}/{next} (it has {low} to {high})"))
         });
         let outside: Vec<_> = outside.collect();
-        refused(
+        SourceError::refused(
             format!("topic {topic:?} has no record at the group's position {}", outside.join(", ")),
             format!(
                 "Records expired before they were handled, or the topic was truncated or created again. Find out which, then move \
@@ -267,7 +267,7 @@ impl Poller {
 
     pub(crate) fn created_again(&self) -> SourceError {
         let KafkaOptions { topic, group, .. } = &*self.options;
-        refused(
+        SourceError::refused(
             format!("topic {topic:?} was deleted, and maybe created again, while group {group:?} consumed it"),
             "Start again once it is there: the group knows nothing of the new topic, so say where it starts; reset earliest \
              loses nothing",

@@ -19,7 +19,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     context::Log,
-    error::{refusal, refused, unavailable, words},
+    error::{refusal, unavailable, words},
     options::{KafkaOptions, check_topic, refused_by_library},
     tokens::Login,
 };
@@ -118,7 +118,7 @@ impl KafkaPublisher {
     fn classify(&self, error: KafkaError) -> SourceError {
         let topic = &self.options.topic;
         match error.rdkafka_error_code() {
-            Some(Code::TopicAuthorizationFailed) => refused(
+            Some(Code::TopicAuthorizationFailed) => SourceError::refused(
                 format!("dead letters may not be published to topic {topic:?}"),
                 "Grant Write and Describe on the topic to this principal",
             ),

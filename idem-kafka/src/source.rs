@@ -7,7 +7,7 @@ use rdkafka::{error::KafkaError, types::RDKafkaErrorCode as Code};
 use tokio::sync::{Mutex, oneshot};
 
 use crate::{
-    error::{refused, unavailable},
+    error::unavailable,
     options::{KafkaOptions, LaneBy},
     poll,
     state::{Ending, KafkaHandle, Shared},
@@ -83,7 +83,7 @@ impl Source for KafkaSource {
         let late = || unavailable("attaching", &KafkaError::MetadataFetch(Code::OperationTimedOut));
         let facts = match tokio::time::timeout(ATTACH, answered).await {
             Ok(Ok(facts)) => facts?,
-            Ok(Err(_)) => return Err(refused("the source is closed", "Make a new one")),
+            Ok(Err(_)) => return Err(SourceError::refused("the source is closed", "Make a new one")),
             Err(_) => return Err(late()),
         };
         *attached = Some(facts.clone());

@@ -159,19 +159,19 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
         let driver = &*self.driver;
         let row = row(driver, "reading the controls", &driver.bookkeeping_statements().read_control, &[scope.0.into()])
             .await?;
-        Ok(Control {
-            // The table's check lets no other text in; what is not understood is better halted than overrun.
-            state: match row.get("state")? {
+        Ok(Control::new(
+            match row.get("state")? {
                 "running" => ControlState::Running,
                 "paused" => ControlState::Paused,
+                // The table's check lets no other text in; what is not understood is better halted than overrun.
                 _ => ControlState::Halted,
             },
-            by: row.get("by")?,
-            reason: row.get("reason")?,
-            epoch: row.get("epoch")?,
-            identity: StoreIdentity::new(row.get::<String>("identity")?),
-            now: row.instant("server_now")?,
-        })
+            row.get("by")?,
+            row.get("reason")?,
+            row.get("epoch")?,
+            StoreIdentity::new(row.get::<String>("identity")?),
+            row.instant("server_now")?,
+        ))
     }
 
     async fn set_control(&self, scope: ScopeId, state: ControlState, by: &str, reason: &str) -> Result<(), StoreError> {

@@ -52,18 +52,18 @@ fn recorded(row: &Row, claim: &Claim) -> Result<Recorded, StoreError> {
         cure: "Restore the table from a backup: somebody else has written to it".to_owned(),
     };
     let (key, hash): (&str, &[u8]) = (row.get("idempotency_key")?, row.get("payload_hash")?);
-    Ok(Recorded {
-        key: match key {
+    Ok(Recorded::new(
+        match key {
             // It was erased.
             "" => claim.key.clone(),
             key => IdempotencyKey::new(key).map_err(|_| damaged("idempotency_key"))?,
         },
-        hash: PayloadHash::from_bytes(hash.try_into().map_err(|_| damaged("payload_hash"))?),
-        hash_rule: HashRuleId(row.get("hash_id")?),
-        processed_at: row.instant("processed_at")?,
-        processed_by: RunId(row.get("processed_by")?),
-        expires_at: row.optional_instant("expires_at")?,
-    })
+        PayloadHash::from_bytes(hash.try_into().map_err(|_| damaged("payload_hash"))?),
+        HashRuleId(row.get("hash_id")?),
+        row.instant("processed_at")?,
+        RunId(row.get("processed_by")?),
+        row.optional_instant("expires_at")?,
+    ))
 }
 
 /// One answer a claim, from the keys that the statement inserted.

@@ -166,12 +166,12 @@ impl SessionFacts {
             return Ok(());
         }
         let role = self.role.replace('"', "\"\"");
-        Err(refused(
+        Err(StoreError::refused(
             format!(
                 "{FENCE} is off and cannot be set for the session alone, because a pooler hands it to others: what a \
                  handler writes after a ROLLBACK, its own or its driver's, would be committed without its record"
             ),
-            &format!(
+            format!(
                 "Run ALTER ROLE \"{role}\" SET {FENCE} = on, and have the pooler connect anew (RECONNECT in PgBouncer's \
                  console): idem's own transactions say READ WRITE. Or connect past the pooler"
             ),
@@ -202,10 +202,6 @@ pub struct ServerFacts {
     pub isolation: String,
 }
 
-fn refused(problem: String, cure: &str) -> StoreError {
-    StoreError::Refused { problem, cure: cure.to_owned() }
-}
-
 impl ServerFacts {
     /// Decides whether a worker may start on this server.
     ///
@@ -214,20 +210,23 @@ impl ServerFacts {
     pub fn verify(&self) -> Result<(), StoreError> {
         if self.version < VERSION_MIN {
             let found = format!("{}.{}", self.version / 10_000, self.version % 10_000);
-            return Err(refused(format!("the server is PostgreSQL {found}"), "Use PostgreSQL 14 or later"));
+            return Err(StoreError::refused(format!("the server is PostgreSQL {found}"), "Use PostgreSQL 14 or later"));
         }
         if self.in_recovery {
-            return Err(refused("the server is a standby (in recovery)".to_owned(), "Connect to the primary"));
+            return Err(StoreError::refused(
+                "the server is a standby (in recovery)".to_owned(),
+                "Connect to the primary",
+            ));
         }
         if self.read_only && !is_by_role(&self.read_only_source) {
-            return Err(refused(
+            return Err(StoreError::refused(
                 format!("default_transaction_read_only is on (by {})", self.read_only_source),
                 "Connect to the primary; if this is it, turn the setting off for the server. For the role or the database \
                  alone it may be on",
             ));
         }
         if self.encoding != "UTF8" {
-            return Err(refused(
+            return Err(StoreError::refused(
                 format!("server_encoding is {}", self.encoding),
                 "Keep idem's schema in a database with the encoding UTF8, because keys are compared as bytes of UTF-8",
             ));

@@ -79,7 +79,7 @@ pub fn check_number(
 
 fn refused(field: &'static str, value: String, rule: &'static str) -> StoreError {
     StoreError::Refused {
-        problem: ConfigError { field, value, rule }.to_string(),
+        problem: ConfigError::new(field, value, rule).to_string(),
         cure: "Change the setting of PostgresOptions".to_owned(),
     }
 }

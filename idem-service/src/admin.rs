@@ -24,12 +24,18 @@ struct Admin {
     recorded: Option<PrometheusHandle>,
 }
 
-/// Serves them on `address` until the runtime ends. Call it before the worker is built, which is when it takes the
-/// handles of its metrics. `hosts` are the names by which it may be asked for, beside addresses and `localhost`.
+/// Serves them on `address`, and the application's `own`, until the runtime ends. `hosts` are the names by which it may be
+/// asked for, beside addresses and `localhost`.
 ///
 /// # Errors
 /// Where the address cannot be had.
-pub(crate) async fn serve(address: &str, hosts: &[String], status: Arc<Status>) -> Result<(), Failure> {
+pub(crate) async fn serve(
+    address: &str,
+    hosts: &[String],
+    status: Arc<Status>,
+    recorded: Option<PrometheusHandle>,
+    own: Router,
+) -> Result<(), Failure> {
     let address = if address.contains(':') { address.to_owned() } else { format!("127.0.0.1:{address}") };
     let refused = |error| Failure::refused(format!("--admin is {address:?}, which cannot be listened on: {error}"));
     let listener = TcpListener::bind(&address).await.map_err(refused)?;
@@ -41,8 +47,8 @@ pub(crate) async fn serve(address: &str, hosts: &[String], status: Arc<Status>) 
             "--admin is no address of this machine alone: whoever reaches it reads keys and errors, without a password"
         );
     }
-    let recorded = metrics::install(&status);
-    let routes = server::guarded(routes(Admin { status: Arc::clone(&status), recorded }), Hosts(hosts.into()));
+    let routes = routes(Admin { status: Arc::clone(&status), recorded }).merge(own);
+    let routes = server::guarded(routes, Hosts(hosts.into()));
     status.supervise("admin", server::serve(listener, routes));
     Ok(())
 }

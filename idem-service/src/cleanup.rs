@@ -37,7 +37,7 @@ impl CleanupFlags {
     pub(crate) fn settings(&self) -> Option<CleanupSettings> {
         match self.cleanup_every {
             Every::Off => None,
-            Every::After(every) => Some(CleanupSettings { every, ..CleanupSettings::default() }),
+            Every::After(every) => Some(CleanupSettings::default().every(every)),
         }
     }
 }

@@ -2,15 +2,20 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
-use clap::{ArgMatches, Args as _, Command, FromArgMatches as _, error::ErrorKind, parser::ValueSource};
+use clap::{
+    ArgMatches, Args as _, Command, FromArgMatches as _, builder::PossibleValuesParser, error::ErrorKind,
+    parser::ValueSource,
+};
 
-use crate::{broker::Broker, config, refusal, service::Service, settings::Settings, variables};
+use crate::{broker::Broker, config, refusal, settings::Settings, stores::Kind, variables};
 
 /// What a worker was told.
 #[derive(Debug)]
-pub(crate) struct CommandLine<B> {
+pub(crate) struct CommandLine<B, A> {
     pub(crate) settings: Settings,
     pub(crate) broker: B,
+    /// The application's own.
+    pub(crate) own: A,
     /// Everything that was given, without secrets, for the log.
     pub(crate) given: String,
     /// The files with secrets that were read, each with its flag.
@@ -28,12 +33,14 @@ pub(crate) enum Stop {
 
 /// Reads `arguments`, whose first is the program's name, the variables that flags have, and the file that one of them
 /// names. `variables` are the names of all that are set.
-pub(crate) fn read<B: Broker>(
-    service: &Service,
+pub(crate) fn read<B: Broker, A: clap::Args>(
+    name: &'static str,
+    version: &'static str,
+    kinds: &[Kind],
     arguments: Vec<OsString>,
     variables: impl IntoIterator<Item = String>,
-) -> Result<CommandLine<B>, Stop> {
-    let mut command = command::<B>(service);
+) -> Result<CommandLine<B, A>, Stop> {
+    let mut command = command::<B, A>(name, version, kinds);
     let arguments = config::with_file(&command, arguments).map_err(Stop::Refused)?;
     let matches = match command.try_get_matches_from_mut(arguments) {
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
@@ -52,13 +59,19 @@ pub(crate) fn read<B: Broker>(
     let config = config::with_secrets(&command, &matches).map(|file| (file, "--config"));
     let key_secret = settings.key_secret_file.clone().map(|file| (file, "--key-secret-file"));
     let secrets = config.into_iter().chain(key_secret).collect();
-    Ok(CommandLine { settings, broker, given: given(&command, &matches), secrets })
+    let own = A::from_arg_matches(&matches).map_err(refused)?;
+    Ok(CommandLine { settings, broker, own, given: given(&command, &matches), secrets })
 }
 
-fn command<B: Broker>(service: &Service) -> Command {
-    let own = B::augment_args(Command::new(service.name).version(service.version));
-    // The broker's flags first: they are what somebody looks for.
+fn command<B: Broker, A: clap::Args>(name: &'static str, version: &'static str, kinds: &[Kind]) -> Command {
+    // The broker's flags and the application's first: they are what somebody looks for.
+    let brokers = B::augment_args(Command::new(name).version(version));
+    let own = A::augment_args(brokers.next_help_heading("Application"));
     let command = Settings::augment_args(own.next_help_heading("Worker").arg(config::flag()));
+    let mut clients: Vec<&'static str> = kinds.iter().map(|kind| kind.client).collect();
+    clients.sort_unstable();
+    clients.dedup();
+    let command = command.mut_arg("store", |flag| flag.value_parser(PossibleValuesParser::new(clients)));
     // Not what clap takes for it: the documentation of the structs that hold the flags.
     command.about("Consumes messages; what their handlers write is committed exactly once").long_about(None)
 }

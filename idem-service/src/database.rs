@@ -1,136 +1,148 @@
-//! Opens the store that the settings name, and prepares its tables where that is asked for.
+//! The stores that a worker runs on: opens the one that the settings name, and prepares its tables where that is asked for.
 
 use std::{error::Error, future::Future, time::Duration};
 
 use idem_core::{BoxError, CancellationToken, ErrorClass, RetryPolicy, Store, StoreError, chain};
-use idem_sqlx::{PostgresOptions, PostgresStore, SqliteOptions, SqliteStore};
-use sqlx::{
-    AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, SqliteConnection, postgres::PgConnectOptions,
-    raw_sql, sqlite::SqliteConnectOptions,
-};
 use tokio::time::Instant;
 
 use crate::{
     exit::{Exit, Failure},
-    service::{Handlers, Service},
     settings::Settings,
 };
 
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+#[cfg(feature = "tokio-postgres")]
+mod tokio_postgres;
+
+#[cfg(feature = "postgres")]
+pub use self::postgres::Postgres;
+#[cfg(feature = "sqlite")]
+pub use self::sqlite::Sqlite;
+#[cfg(feature = "tokio-postgres")]
+pub use self::tokio_postgres::TokioPostgres;
+
+/// A store that workers run on, made of the settings that all of them have. A store of your own is one function more than
+/// [`Store`] asks for:
+///
+/// ```
+/// use idem_service::{Broker, Effects, Handlers, Service, database::{Database, DatabaseSettings}, idem_core::{BoxError, Handler}};
+/// use idem_testkit::MemoryStore;
+///
+/// /// For `--database-url memory:`; what it holds ends with the process.
+/// #[derive(Debug)]
+/// struct Memory;
+///
+/// impl Database for Memory {
+///     type Store = MemoryStore;
+///
+///     const DATABASE: &'static str = "the memory";
+///     const CLIENT: &'static str = "memory";
+///     const SCHEMES: &'static [&'static str] = &["memory"];
+///
+///     async fn open(_: DatabaseSettings<'_>) -> Result<MemoryStore, BoxError> {
+///         Ok(MemoryStore::new())
+///     }
+/// }
+///
+/// fn run<Kafka: Broker>(handler: impl Handler<MemoryStore>) -> std::process::ExitCode {
+///     Service::new("ledger", Effects::InTransaction).store::<Memory>(Handlers::new(handler)).run::<Kafka>()
+/// }
+/// ```
+pub trait Database: Send + Sync + 'static {
+    /// The store.
+    type Store: Store;
+
+    /// What people call the database, such as `PostgreSQL`.
+    const DATABASE: &'static str;
+
+    /// The word of `--store` for it, which tells two clients of one database apart.
+    const CLIENT: &'static str;
+
+    /// What its URLs begin with, before the colon; the one to name first.
+    const SCHEMES: &'static [&'static str];
+
+    /// Whether the handlers of a unit may run at once on its transaction, as
+    /// [`StoreCapabilities::concurrent_handlers`](idem_core::StoreCapabilities) says of the store itself: `--handlers
+    /// pipelined` is refused before anything is connected.
+    const SHARES_TRANSACTION: bool = false;
+
+    /// Makes the store. It need not be reached yet; where it is, and cannot be, this is tried again until the start-up
+    /// time-out.
+    ///
+    /// # Errors
+    /// Whatever the store answers. An error that is no [`StoreError`] and none of its driver's is a wrong setting, and ends
+    /// the worker with status 2. No text may hold the URL.
+    fn open(settings: DatabaseSettings<'_>) -> impl Future<Output = Result<Self::Store, BoxError>> + Send;
+
+    /// Reaches the database, brings idem's tables up to date with `--migrate`, and runs `tables`, the application's
+    /// statements, with `--create-tables`. It is tried again as `open` is. By default it does nothing.
+    ///
+    /// # Errors
+    /// As for `open`.
+    fn prepare(
+        store: &Self::Store,
+        settings: DatabaseSettings<'_>,
+        tables: &str,
+    ) -> impl Future<Output = Result<(), BoxError>> + Send {
+        let _ = (store, settings, tables);
+        std::future::ready(Ok(()))
+    }
+}
+
+/// What the settings say of the database.
+#[derive(Debug, Clone, Copy)]
+pub struct DatabaseSettings<'s>(pub(crate) &'s Settings);
+
+impl<'s> DatabaseSettings<'s> {
+    /// `--database-url`, which may hold a password.
+    #[must_use]
+    pub fn url(&self) -> &'s str {
+        self.0.database_url.as_str()
+    }
+
+    /// `--schema`: where idem's tables are.
+    #[must_use]
+    pub fn schema(&self) -> &'s str {
+        self.0.schema.as_str()
+    }
+
+    /// `--cleanup-database-url`: the login that may delete, where it is another.
+    #[must_use]
+    pub fn cleanup_url(&self) -> Option<&'s str> {
+        self.0.cleanup.cleanup_database_url.as_ref().map(crate::settings::DatabaseUrl::as_str)
+    }
+
+    /// The name of the connections in the database's list, unless the URL or `PGAPPNAME` has one.
+    #[must_use]
+    pub fn application_name(&self) -> Option<&'s str> {
+        self.0.application_name()
+    }
+
+    /// `--migrate`: whether idem's tables are to be created or updated.
+    #[must_use]
+    pub fn migrate(&self) -> bool {
+        self.0.migrate
+    }
+
+    /// `--create-tables`: whether the application's tables are to be created.
+    #[must_use]
+    pub fn create_tables(&self) -> bool {
+        self.0.create_tables
+    }
+}
+
 /// What creating tables is serialized by: two `CREATE TABLE IF NOT EXISTS` of one table at once fail, one of them with a
 /// unique violation in a catalogue. The bytes of `idem_svc`.
+#[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
 const TABLES_LOCK: i64 = 0x6964_656d_5f73_7663;
 
-/// A store that workers run on.
-pub(crate) trait Database: Store {
-    /// What people call it.
-    const NAME: &'static str;
-
-    /// What the application does on it.
-    fn handlers(service: Service) -> Option<Handlers<Self>>;
-
-    /// The store. It need not be reached yet.
-    fn of(settings: &Settings) -> impl Future<Output = Result<Self, BoxError>> + Send;
-
-    /// Reaches it, and brings its tables to what the settings ask for.
-    fn prepare(&self, settings: &Settings, tables: &str) -> impl Future<Output = Result<(), BoxError>> + Send;
-}
-
-impl Database for PostgresStore {
-    const NAME: &'static str = "PostgreSQL through sqlx";
-
-    fn handlers(service: Service) -> Option<Handlers<Self>> {
-        service.postgres
-    }
-
-    async fn of(settings: &Settings) -> Result<Self, BoxError> {
-        let mut options = PostgresOptions::parse(settings.database_url.as_str())?.schema(settings.schema.clone());
-        if let Some(url) = &settings.cleanup.cleanup_database_url {
-            options = options.cleanup_url(url.as_str())?;
-        }
-        if let Some(name) = settings.application_name() {
-            options = options.application_name(name);
-        }
-        Ok(options.build()?)
-    }
-
-    async fn prepare(&self, settings: &Settings, tables: &str) -> Result<(), BoxError> {
-        let url = settings.database_url.as_str();
-        // The store itself connects when it is used, through a pool that cannot tell a login that is refused from a
-        // server that is not there.
-        Self::connect(url).await?.disconnect().await;
-        if settings.migrate {
-            self.migrate().await?;
-        }
-        create_postgres_tables(settings, tables).await
-    }
-}
-
-impl Database for idem_tokio_postgres::PostgresStore {
-    const NAME: &'static str = "PostgreSQL through tokio-postgres";
-
-    fn handlers(service: Service) -> Option<Handlers<Self>> {
-        service.tokio_postgres
-    }
-
-    async fn of(settings: &Settings) -> Result<Self, BoxError> {
-        let mut options = idem_tokio_postgres::PostgresOptions::parse(settings.database_url.as_str())?;
-        if let Some(url) = &settings.cleanup.cleanup_database_url {
-            options = options.cleanup_url(url.as_str())?;
-        }
-        if let Some(name) = settings.application_name() {
-            options = options.application_name(name);
-        }
-        Ok(options.schema(settings.schema.clone()).build()?)
-    }
-
-    async fn prepare(&self, settings: &Settings, tables: &str) -> Result<(), BoxError> {
-        // As above.
-        Self::connect(settings.database_url.as_str()).await?.disconnect().await;
-        if settings.migrate {
-            self.migrate().await?;
-        }
-        create_postgres_tables(settings, tables).await
-    }
-}
-
-/// Creates the application's tables where that is asked for.
-async fn create_postgres_tables(settings: &Settings, tables: &str) -> Result<(), BoxError> {
-    if settings.create_tables {
-        let options: PgConnectOptions = settings.database_url.as_str().parse()?;
-        let mut connection = PgConnection::connect_with(&options.disable_statement_logging()).await?;
-        let statements =
-            format!("BEGIN READ WRITE; SELECT pg_catalog.pg_advisory_xact_lock({TABLES_LOCK}); {tables}; COMMIT");
-        raw_sql(AssertSqlSafe(statements)).execute(&mut connection).await?;
-        connection.close().await?;
-    }
-    Ok(())
-}
-
-impl Database for SqliteStore {
-    const NAME: &'static str = "SQLite";
-
-    fn handlers(service: Service) -> Option<Handlers<Self>> {
-        service.sqlite
-    }
-
-    async fn of(settings: &Settings) -> Result<Self, BoxError> {
-        let options: SqliteOptions = settings.database_url.as_str().parse()?;
-        Ok(Self::connect(options.schema(settings.schema.clone())).await?)
-    }
-
-    async fn prepare(&self, settings: &Settings, tables: &str) -> Result<(), BoxError> {
-        if settings.migrate {
-            self.migrate().await?;
-        }
-        if settings.create_tables {
-            let options: SqliteConnectOptions = settings.database_url.as_str().parse()?;
-            let options = options.busy_timeout(SqliteOptions::BOOKKEEPING_TIMEOUT).disable_statement_logging();
-            let mut connection = SqliteConnection::connect_with(&options).await?;
-            raw_sql(AssertSqlSafe(format!("BEGIN IMMEDIATE; {tables}; COMMIT"))).execute(&mut connection).await?;
-            connection.close().await?;
-        }
-        Ok(())
-    }
+/// The statements that create an application's tables on PostgreSQL.
+#[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
+fn postgres_tables(tables: &str) -> String {
+    format!("BEGIN READ WRITE; SELECT pg_catalog.pg_advisory_xact_lock({TABLES_LOCK}); {tables}; COMMIT")
 }
 
 /// Tries something with a database again and again while it cannot be reached, until the start-up time-out. `None`
@@ -144,7 +156,7 @@ where
     F: Future<Output = Result<T, BoxError>>,
 {
     let (begun, limit) = (Instant::now(), settings.startup_timeout);
-    let pauses = RetryPolicy { max: Duration::from_secs(5), ..RetryPolicy::default() };
+    let pauses = RetryPolicy::default().max(Duration::from_secs(5));
     let mut tries = 0;
     loop {
         let done = tokio::select! {

@@ -7,7 +7,7 @@ mod broker;
 mod cleanup;
 mod command_line;
 mod config;
-mod database;
+pub mod database;
 mod exit;
 #[cfg(feature = "kafka")]
 pub mod kafka;
@@ -28,15 +28,19 @@ mod spans;
 pub mod sqs;
 mod stack;
 mod status;
+mod stores;
 #[cfg(any(feature = "amqp", feature = "sqs"))]
 mod told;
 mod variables;
 
+pub use axum;
+pub use clap;
 pub use idem_core::{self, Effects};
 
 pub use self::{
     broker::{Broker, Built},
     exit::Exit,
     keys::key as key_rule,
-    service::{Handlers, Service},
+    service::{Build, Configured, Handlers, Service},
+    stores::{On, Stores},
 };

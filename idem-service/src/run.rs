@@ -1,33 +1,44 @@
 //! From the command line to the exit status.
 
-use std::{ffi::OsString, sync::Arc, time::Duration};
+use std::{ffi::OsString, future::Future, sync::Arc, time::Duration};
 
 use idem_core::{
     BoxError, CancellationToken, ConfigError, DedupConsumer, DedupConsumerBuilder, RetryPolicy, Store, Worker,
     WorkerSettings, chain,
 };
-use idem_sqlx::{PostgresStore, SqliteStore};
 
 use crate::{
     admin,
     broker::{Broker, Built},
     command_line::{self, CommandLine, Stop},
-    database::{self, Database},
+    database::{self, Database, DatabaseSettings},
     exit::{self, Exit, Failure},
-    key_secret, keys, logs, private,
-    service::Service,
-    settings::{self, DatabaseKind, Settings},
+    key_secret, keys, logs, metrics, private,
+    service::{Handlers, Parts, Service},
+    settings::{self, Settings},
     signals, stack,
     status::Status,
+    stores::{Started, Stores},
 };
 
 /// How long a worker remembers the keys that it knows committed.
 const COMMITTED_FOR: Duration = Duration::from_secs(300);
 
-/// Runs a worker to its end.
-pub(crate) fn run<B: Broker>(service: Service, arguments: Vec<OsString>) -> Exit {
+/// Runs a worker to its end. `build` makes the service of its own settings.
+pub(crate) fn run<B, A, R, L>(
+    name: &'static str,
+    version: &'static str,
+    arguments: Vec<OsString>,
+    build: impl FnOnce(A) -> R + Send + 'static,
+) -> Exit
+where
+    B: Broker,
+    A: clap::Args + Send + 'static,
+    R: Future<Output = Result<Service<L>, BoxError>> + Send + 'static,
+    L: Stores,
+{
     let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let line = match command_line::read::<B>(&service, arguments, variables) {
+    let line = match command_line::read::<B, A>(name, version, &L::kinds(), arguments, variables) {
         Ok(line) => line,
         Err(Stop::Answered) => return Exit::Done,
         Err(Stop::Refused(text)) => {
@@ -38,7 +49,7 @@ pub(crate) fn run<B: Broker>(service: Service, arguments: Vec<OsString>) -> Exit
     let format = line.settings.log_format;
     let secret = line.settings.key_secret_file.as_deref();
     let prepared = logs::start(format).and_then(|()| secret.map_or(Ok(()), key_secret::hide_keys));
-    let ended = prepared.map_err(Failure::refused).and_then(|()| start(service, line));
+    let ended = prepared.map_err(Failure::refused).and_then(|()| start(name, version, line, build));
     match ended {
         Ok(()) => Exit::Done,
         Err(Failure { exit, line }) => {
@@ -49,7 +60,18 @@ pub(crate) fn run<B: Broker>(service: Service, arguments: Vec<OsString>) -> Exit
 }
 
 /// Starts the runtime, and prints the summary once the worker has ended.
-fn start<B: Broker>(service: Service, line: CommandLine<B>) -> Result<(), Failure> {
+fn start<B, A, R, L>(
+    name: &'static str,
+    version: &'static str,
+    line: CommandLine<B, A>,
+    build: impl FnOnce(A) -> R + Send + 'static,
+) -> Result<(), Failure>
+where
+    B: Broker,
+    A: Send + 'static,
+    R: Future<Output = Result<Service<L>, BoxError>> + Send + 'static,
+    L: Stores,
+{
     let stop = CancellationToken::new();
     let system = |error| Failure::new(Exit::Bug, format!("the system gives no thread or signal handler: {error}"));
     signals::listen(stop.clone()).map_err(system)?;
@@ -57,20 +79,31 @@ fn start<B: Broker>(service: Service, line: CommandLine<B>) -> Result<(), Failur
     let ended = runtime.block_on(async {
         let status = Arc::new(Status::new(&line.settings.consumer, stop));
         // In a task, whose panic is an answer.
-        let ended = tokio::spawn(serve(service, line, Arc::clone(&status))).await;
+        let ended = tokio::spawn(serve(name, version, line, build, Arc::clone(&status))).await;
         exit::print_summary(&status.summary());
         ended.unwrap_or_else(|_| Err(Failure::new(Exit::Bug, "the worker panicked, which is a bug in idem")))
     });
-    // A handler that passed the drain deadline goes on until the process ends: it may block its thread, and is not
-    // waited for. Ending the runtime under it would make the worker's tasks report that they died.
+    // A handler that passed the drain deadline may block its thread, and is not waited for.
     std::mem::forget(runtime);
     ended
 }
 
-async fn serve<B: Broker>(service: Service, line: CommandLine<B>, status: Arc<Status>) -> Result<(), Failure> {
-    let CommandLine { settings, broker, given, secrets } = line;
+async fn serve<B, A, R, L>(
+    name: &'static str,
+    version: &'static str,
+    line: CommandLine<B, A>,
+    build: impl FnOnce(A) -> R + Send,
+    status: Arc<Status>,
+) -> Result<(), Failure>
+where
+    B: Broker,
+    A: Send,
+    R: Future<Output = Result<Service<L>, BoxError>> + Send + 'static,
+    L: Stores,
+{
+    let CommandLine { settings, broker, own, given, secrets } = line;
     tracing::info!(
-        version = service.version,
+        version,
         settings = given,
         connections = settings.connections(),
         forecast = settings.forecast(),
@@ -79,32 +112,29 @@ async fn serve<B: Broker>(service: Service, line: CommandLine<B>, status: Arc<St
     for (file, flag) in &secrets {
         private::warn_if_others_may(file, flag);
     }
-    let database = settings.database().map_err(Failure::refused)?;
-    if let Some(address) = &settings.admin {
-        admin::serve(address, &settings.admin_host, Arc::clone(&status)).await?;
+    let database = settings.database(&L::kinds()).map_err(Failure::refused)?;
+    // Before anything takes the handle of a metric.
+    let recorded = settings.admin.as_ref().map(|_| metrics::install(&status));
+    let Service { stores, mut parts, .. } = build(own).await.map_err(|error| Failure::refused(texts(&error)))?;
+    if let Some((address, recorded)) = settings.admin.as_ref().zip(recorded) {
+        admin::serve(address, &settings.admin_host, Arc::clone(&status), recorded, std::mem::take(&mut parts.routes))
+            .await?;
     }
-    let texts = |error: BoxError| chain(&*error).map(ToString::to_string).collect::<Vec<_>>().join(": ");
-    let built = broker.build().await.map_err(|error| Failure::refused(texts(error)))?;
-    match database {
-        DatabaseKind::Postgres => consume::<PostgresStore, B>(service, &settings, built, status).await,
-        DatabaseKind::TokioPostgres => {
-            consume::<idem_tokio_postgres::PostgresStore, B>(service, &settings, built, status).await
-        }
-        DatabaseKind::Sqlite => consume::<SqliteStore, B>(service, &settings, built, status).await,
-    }
+    let built = broker.build().await.map_err(|error| Failure::refused(texts(&error)))?;
+    stores.consume(database, Started::<B> { name, version, parts, settings, built, status }).await
+}
+
+/// An error and its sources in one line.
+fn texts(error: &BoxError) -> String {
+    chain(&**error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// Opens the store, puts consumer and worker together, and runs them.
-async fn consume<S: Database, B: Broker>(
-    service: Service,
-    settings: &Settings,
-    built: Built<B::Source, B::Publisher>,
-    status: Arc<Status>,
+pub(crate) async fn consume<D: Database, B: Broker>(
+    handlers: Handlers<D::Store>,
+    started: Started<B>,
 ) -> Result<(), Failure> {
-    let (name, version, effects) = (service.name, service.version, service.effects);
-    let handlers = S::handlers(service).ok_or_else(|| {
-        Failure::refused(format!("this worker has no handlers for {}: give another --database-url or --store", S::NAME))
-    })?;
+    let Started { name, version, mut parts, settings, built, status } = started;
     let attach = match (settings.batch_handler, handlers.batch) {
         (false, _) => handlers.each,
         (true, Some(batch)) => batch,
@@ -112,31 +142,35 @@ async fn consume<S: Database, B: Broker>(
             return Err(Failure::refused("--batch-handler is given, and this worker has none: leave it out"));
         }
     };
-    let opened = database::reach::<S, _, _>(settings, &status.stop, || S::of(settings)).await?;
+    let open = || D::open(DatabaseSettings(&settings));
+    let opened = database::reach::<D::Store, _, _>(&settings, &status.stop, open).await?;
     let Some(store) = opened.map(Arc::new) else { return Ok(()) };
     let consumer = attach(DedupConsumer::builder_shared(Arc::clone(&store), &settings.consumer))
         .handler_name(name)
         .version(version)
-        .effects(effects);
+        .effects(parts.effects);
+    let (on_start, on_stop) = (std::mem::take(&mut parts.on_start), std::mem::take(&mut parts.on_stop));
     // Before the database is waited for, so that a wrong setting is told at once.
-    let worker = worker::<S, B>(consumer, built, settings, &status)
+    let consumer = (handlers.consumer)(with_settings(consumer, &settings));
+    let worker = worker::<D::Store, B>(consumer, built, &settings, parts, &status)
         .map_err(|error| Failure::refused(settings::refused(&error)))?;
-    let prepare = || store.prepare(settings, handlers.tables);
-    if database::reach::<S, _, _>(settings, &status.stop, prepare).await?.is_none() {
+    let prepare = || D::prepare(&store, DatabaseSettings(&settings), handlers.tables);
+    if database::reach::<D::Store, _, _>(&settings, &status.stop, prepare).await?.is_none() {
         return Ok(());
     }
-    let ended = worker.run(status.stop.clone()).await;
-    ended.map(|_| ()).map_err(|error| Failure::new(exit::of_worker(&error), database::describe::<S>(&error)))
+    for hook in on_start {
+        hook().await.map_err(|error| Failure::refused(database::describe::<D::Store>(&*error)))?;
+    }
+    let ended = worker.run(status.stop.clone().cancelled_owned()).await;
+    for hook in on_stop {
+        hook().await;
+    }
+    ended.map(|_| ()).map_err(|error| Failure::new(exit::of_worker(&error), database::describe::<D::Store>(&error)))
 }
 
-/// Hands the settings to core, which checks them.
-fn worker<S: Store, B: Broker>(
-    consumer: DedupConsumerBuilder<S>,
-    built: Built<B::Source, B::Publisher>,
-    settings: &Settings,
-    status: &Arc<Status>,
-) -> Result<Worker<S, B::Source>, ConfigError> {
-    let mut consumer = consumer
+/// Hands the settings of a consumer to its builder.
+fn with_settings<S: Store>(consumer: DedupConsumerBuilder<S>, settings: &Settings) -> DedupConsumerBuilder<S> {
+    let consumer = consumer
         .key_source(keys::chain(settings.key.clone()))
         .key_policy(settings.key_policy())
         .retention(settings.retention)
@@ -146,9 +180,20 @@ fn worker<S: Store, B: Broker>(
         .headers_bytes_max(settings.headers_bytes_max)
         .busy_timeout(settings.busy_timeout)
         .handler_deadline(settings.handler_deadline);
-    if let Some(lanes) = settings.lanes {
-        consumer = consumer.lanes(lanes);
+    match settings.lanes {
+        Some(lanes) => consumer.lanes(lanes),
+        None => consumer,
     }
+}
+
+/// Hands the settings to core, which checks them.
+fn worker<S: Store, B: Broker>(
+    consumer: DedupConsumerBuilder<S>,
+    built: Built<B::Source, B::Publisher>,
+    settings: &Settings,
+    parts: Parts,
+    status: &Arc<Status>,
+) -> Result<Worker<S, B::Source>, ConfigError> {
     let source = Arc::new(built.source);
     let mut worker = Worker::builder_shared(consumer.build()?, Arc::clone(&source))
         .batch(settings.batch)
@@ -157,7 +202,7 @@ fn worker<S: Store, B: Broker>(
         .in_flight_bytes(WorkerSettings::default().in_flight_bytes.max(settings.payload_max))
         .dead_letter_payload_bytes_max(settings.dead_letter_payload_max())
         .on_unkeepable(settings.on_unkeepable())
-        .retry(RetryPolicy { attempts: settings.attempts, first: settings.backoff_first, max: settings.backoff_max })
+        .retry(RetryPolicy::new(settings.attempts, settings.backoff_first, settings.backoff_max))
         .on_conflict(settings.on_conflict())
         .older_than_retention(settings.older_than_retention())
         .strict_retention(settings.strict_retention)
@@ -171,6 +216,9 @@ fn worker<S: Store, B: Broker>(
     }
     if let Some(publisher) = built.publisher {
         worker = worker.publisher(publisher);
+    }
+    for set in parts.worker {
+        worker = worker.settings(set);
     }
     let worker = worker.build()?;
     status.built(worker.view(), move || B::partitions(&source));

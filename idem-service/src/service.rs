@@ -1,57 +1,190 @@
-//! What an application hands over: its handlers and tables for each store, and what they do.
+//! What an application hands over: its handlers and tables for each store, what they do, and what runs beside them.
 
-use std::{ffi::OsString, fmt, process::ExitCode};
+use std::{ffi::OsString, fmt, future::Future, marker::PhantomData, pin::Pin, process::ExitCode};
 
-use idem_core::{BatchHandler, DedupConsumerBuilder, Effects, Handler, Store};
-use idem_sqlx::{PostgresStore, SqliteStore};
+use idem_core::{BatchHandler, BoxError, DedupConsumerBuilder, Effects, Handler, Store, WorkerSettings};
 
-use crate::{broker::Broker, exit::Exit, run};
+#[cfg(feature = "postgres")]
+use crate::database::Postgres;
+#[cfg(feature = "sqlite")]
+use crate::database::Sqlite;
+#[cfg(feature = "tokio-postgres")]
+use crate::database::TokioPostgres;
+use crate::{
+    broker::Broker,
+    database::Database,
+    exit::Exit,
+    run,
+    stores::{On, Stores},
+};
 
-/// A worker, short of its settings: the handlers for each store that it supports.
+/// A worker, short of its settings: the handlers for each store that it supports, and what runs beside them.
 ///
 /// Which store is used is said by `--database-url` and `--store`; one without handlers is refused.
-#[derive(Debug)]
 #[must_use]
-pub struct Service {
+pub struct Service<L = ()> {
     pub(crate) name: &'static str,
     pub(crate) version: &'static str,
-    pub(crate) effects: Effects,
-    pub(crate) postgres: Option<Handlers<PostgresStore>>,
-    pub(crate) tokio_postgres: Option<Handlers<idem_tokio_postgres::PostgresStore>>,
-    pub(crate) sqlite: Option<Handlers<SqliteStore>>,
+    pub(crate) stores: L,
+    pub(crate) parts: Parts,
 }
+
+/// Changes the settings of the worker.
+type WorkerHook = Box<dyn FnOnce(&mut WorkerSettings) + Send>;
+
+/// What does not depend on the store.
+pub(crate) struct Parts {
+    pub(crate) effects: Effects,
+    pub(crate) worker: Vec<WorkerHook>,
+    pub(crate) routes: axum::Router,
+    pub(crate) on_start: Vec<Hook<Result<(), BoxError>>>,
+    pub(crate) on_stop: Vec<Hook<()>>,
+}
+
+/// A future that is made when it is wanted.
+pub(crate) type Hook<T> = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = T> + Send>> + Send>;
 
 impl Service {
     /// A worker whose handlers have this name, to which a consumer is
     /// [bound](idem_core::DedupConsumerBuilder::handler_name) at its first start: keep it over versions of one handler.
     pub fn new(name: &'static str, effects: Effects) -> Self {
-        let version = env!("CARGO_PKG_VERSION");
-        Self { name, version, effects, postgres: None, tokio_postgres: None, sqlite: None }
+        let parts = Parts {
+            effects,
+            worker: Vec::new(),
+            routes: axum::Router::new(),
+            on_start: Vec::new(),
+            on_stop: Vec::new(),
+        };
+        Self { name, version: env!("CARGO_PKG_VERSION"), stores: (), parts }
     }
 
-    /// The application's version, which is noted with each record. Defaults to idem's.
+    /// A worker with settings of its own, `A`, which `--help`, variables and the file know as they know idem's.
+    /// `build` is called once they are read and the log is written, and adds what is made of them: it may connect to other
+    /// systems, and what it makes goes into handlers, hooks and routes by capturing. Its error ends the worker with status 2,
+    /// and the text stands in the log.
+    ///
+    /// ```no_run
+    /// use std::{process::ExitCode, sync::Arc};
+    ///
+    /// use idem_service::{Broker, Effects, Handlers, Service, axum, idem_core::handler_fn};
+    /// # use idem_service::idem_core::{BoxError, Handler, HandlerError, Message, Tx};
+    /// # use idem_sqlx::PostgresStore;
+    /// # struct Provider;
+    /// # impl Provider {
+    /// #     async fn connect(url: &str) -> Result<Self, BoxError> { Ok(Self) }
+    /// #     async fn charge(&self, message: &Message) -> Result<(), BoxError> { Ok(()) }
+    /// #     async fn say_goodbye(&self) {}
+    /// #     fn is_well(&self) -> bool { true }
+    /// # }
+    ///
+    /// #[derive(Debug, clap::Args)]
+    /// struct Charging {
+    ///     /// Where the provider of payments is
+    ///     #[arg(long, env = "CHARGE_PROVIDER", value_name = "URL")]
+    ///     provider: String,
+    /// }
+    ///
+    /// fn run<Kafka: Broker>() -> ExitCode {
+    ///     Service::new("charge", Effects::Outside)
+    ///         .configured(async |service: Service, own: Charging| {
+    ///             let provider = Arc::new(Provider::connect(&own.provider).await?);
+    ///             let (leaving, asked) = (Arc::clone(&provider), Arc::clone(&provider));
+    ///             let charge = handler_fn(async move |message: &Message, tx: &mut Tx<'_, PostgresStore>| {
+    ///                 provider.charge(message).await?;
+    ///                 // … and what is to be written through `tx`
+    ///                 Ok(())
+    ///             });
+    ///             Ok(service
+    ///                 .postgres(Handlers::new(charge))
+    ///                 .worker(|settings| settings.strict_retention = true)
+    ///                 .routes(axum::Router::new().route(
+    ///                     "/provider",
+    ///                     axum::routing::get(async move || if asked.is_well() { "well" } else { "ill" }),
+    ///                 ))
+    ///                 .on_stop(async move || leaving.say_goodbye().await))
+    ///         })
+    ///         .run::<Kafka>()
+    /// }
+    /// ```
+    pub fn configured<A, F>(self, build: F) -> Configured<A, F>
+    where
+        A: clap::Args + Send + 'static,
+        F: Build<A>,
+    {
+        Configured { service: self, build, settings: PhantomData }
+    }
+}
+
+impl<L> Service<L> {
+    /// The application's version, which is noted with each record. Defaults to idem's. Under
+    /// [`configured`](Service::configured) it is set before.
     pub fn version(mut self, version: &'static str) -> Self {
         self.version = version;
         self
     }
 
-    /// The handlers on PostgreSQL.
-    pub fn postgres(mut self, handlers: Handlers<PostgresStore>) -> Self {
-        self.postgres = Some(handlers);
+    /// Sets what no flag can, after the flags; see [`WorkerSettings`]. May be called several times.
+    pub fn worker(mut self, set: impl FnOnce(&mut WorkerSettings) + Send + 'static) -> Self {
+        self.parts.worker.push(Box::new(set));
         self
+    }
+
+    /// Serves these on the admin port beside idem's own, where `--admin` is given. A path that idem has too, such as
+    /// `/metrics`, ends the worker with a panic: it is a mistake in the program.
+    pub fn routes(mut self, routes: axum::Router) -> Self {
+        self.parts.routes = self.parts.routes.merge(routes);
+        self
+    }
+
+    /// Runs this once the database is reached and its tables are as asked for, before anything is received. Its error ends
+    /// the worker with status 2. Several run one after the other, in the order given.
+    pub fn on_start<F, R>(mut self, hook: F) -> Self
+    where
+        F: FnOnce() -> R + Send + 'static,
+        R: Future<Output = Result<(), BoxError>> + Send + 'static,
+    {
+        self.parts.on_start.push(Box::new(|| Box::pin(hook())));
+        self
+    }
+
+    /// Runs this once the worker has drained or failed, before the process ends. It is not run where the worker never began.
+    pub fn on_stop<F, R>(mut self, hook: F) -> Self
+    where
+        F: FnOnce() -> R + Send + 'static,
+        R: Future<Output = ()> + Send + 'static,
+    {
+        self.parts.on_stop.push(Box::new(|| Box::pin(hook())));
+        self
+    }
+}
+
+impl<L: Stores> Service<L> {
+    /// The handlers on the store of a [`Database`], your own or somebody else's.
+    pub fn store<D: Database>(self, handlers: Handlers<D::Store>) -> Service<(L, On<D>)> {
+        let Self { name, version, stores, parts } = self;
+        Service { name, version, stores: (stores, On::new(handlers)), parts }
+    }
+
+    /// The handlers on PostgreSQL.
+    #[cfg(feature = "postgres")]
+    pub fn postgres(self, handlers: Handlers<idem_sqlx::PostgresStore>) -> Service<(L, On<Postgres>)> {
+        self.store(handlers)
     }
 
     /// The handlers on PostgreSQL through tokio-postgres, for `--store tokio-postgres`; they may run at once, with
     /// `--handlers pipelined`.
-    pub fn tokio_postgres(mut self, handlers: Handlers<idem_tokio_postgres::PostgresStore>) -> Self {
-        self.tokio_postgres = Some(handlers);
-        self
+    #[cfg(feature = "tokio-postgres")]
+    pub fn tokio_postgres(
+        self,
+        handlers: Handlers<idem_tokio_postgres::PostgresStore>,
+    ) -> Service<(L, On<TokioPostgres>)> {
+        self.store(handlers)
     }
 
     /// The handlers on SQLite.
-    pub fn sqlite(mut self, handlers: Handlers<SqliteStore>) -> Self {
-        self.sqlite = Some(handlers);
-        self
+    #[cfg(feature = "sqlite")]
+    pub fn sqlite(self, handlers: Handlers<idem_sqlx::SqliteStore>) -> Service<(L, On<Sqlite>)> {
+        self.store(handlers)
     }
 
     /// Runs the worker on the broker `B`, with the settings of the command line and the environment, until it is
@@ -62,9 +195,74 @@ impl Service {
     }
 
     /// The same with a command line of the caller's, whose first element is the program's name. The process is to end
-    /// with this status: what passed the drain deadline still runs.
+    /// with this status: what passed the drain deadline may still hold a thread.
     pub fn run_with<B: Broker>(self, arguments: impl IntoIterator<Item = OsString>) -> Exit {
-        run::run::<B>(self, arguments.into_iter().collect())
+        let (name, version, arguments) = (self.name, self.version, arguments.into_iter().collect());
+        run::run::<B, NoSettings, _, _>(name, version, arguments, |_| std::future::ready(Ok(self)))
+    }
+}
+
+impl<L> fmt::Debug for Service<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").field("name", &self.name).field("version", &self.version).finish_non_exhaustive()
+    }
+}
+
+/// Of an application without settings of its own.
+#[derive(Debug, clap::Args)]
+pub(crate) struct NoSettings {}
+
+/// A [`Service`] that is made once its own settings are read; see [`Service::configured`].
+#[must_use]
+pub struct Configured<A, F> {
+    service: Service,
+    build: F,
+    settings: PhantomData<fn() -> A>,
+}
+
+impl<A, F> fmt::Debug for Configured<A, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Configured").field("service", &self.service).finish_non_exhaustive()
+    }
+}
+
+/// A function that makes a service of its settings; see [`Service::configured`].
+pub trait Build<A>: Send + 'static {
+    /// The stores that it has handlers for.
+    type Stores: Stores;
+    /// The future of the call.
+    type Future: Future<Output = Result<Service<Self::Stores>, BoxError>> + Send + 'static;
+
+    /// Makes it.
+    fn build(self, service: Service, settings: A) -> Self::Future;
+}
+
+impl<A, F, R, L> Build<A> for F
+where
+    F: FnOnce(Service, A) -> R + Send + 'static,
+    R: Future<Output = Result<Service<L>, BoxError>> + Send + 'static,
+    L: Stores,
+{
+    type Stores = L;
+    type Future = R;
+
+    fn build(self, service: Service, settings: A) -> R {
+        self(service, settings)
+    }
+}
+
+impl<A: clap::Args + Send + 'static, F: Build<A>> Configured<A, F> {
+    /// As [`Service::run`].
+    #[must_use]
+    pub fn run<B: Broker>(self) -> ExitCode {
+        self.run_with::<B>(std::env::args_os()).into()
+    }
+
+    /// As [`Service::run_with`].
+    pub fn run_with<B: Broker>(self, arguments: impl IntoIterator<Item = OsString>) -> Exit {
+        let Self { service, build, .. } = self;
+        let (name, version, arguments) = (service.name, service.version, arguments.into_iter().collect());
+        run::run::<B, A, _, _>(name, version, arguments, |own| build.build(service, own))
     }
 }
 
@@ -76,18 +274,44 @@ type Attach<S> = Box<dyn FnOnce(DedupConsumerBuilder<S>) -> DedupConsumerBuilder
 pub struct Handlers<S: Store> {
     pub(crate) each: Attach<S>,
     pub(crate) batch: Option<Attach<S>>,
+    pub(crate) consumer: Attach<S>,
     pub(crate) tables: &'static str,
 }
 
 impl<S: Store> Handlers<S> {
     /// A handler that is called for each message.
     pub fn new(handler: impl Handler<S>) -> Self {
-        Self { each: Box::new(|consumer| consumer.handler(handler)), batch: None, tables: "" }
+        let each = Box::new(|consumer: DedupConsumerBuilder<S>| consumer.handler(handler));
+        Self { each, batch: None, consumer: Box::new(|consumer| consumer), tables: "" }
     }
 
     /// The same effect with set-based statements, for `--batch-handler`.
     pub fn batch(mut self, handler: impl BatchHandler<S>) -> Self {
         self.batch = Some(Box::new(|consumer| consumer.batch_handler(handler)));
+        self
+    }
+
+    /// Sets what no flag can, after the flags: tenants, a policy for keys, rules of hashing, types without protection.
+    ///
+    /// ```
+    /// use idem_service::{
+    ///     Handlers,
+    ///     idem_core::{Handler, HashRules, JsonMembers, Store, Tenant},
+    /// };
+    ///
+    /// fn handlers<S: Store>(handler: impl Handler<S>, rules: HashRules) -> Handlers<S> {
+    ///     Handlers::new(handler).consumer(|consumer| {
+    ///         consumer
+    ///             .tenant_of(|message| Tenant::new(message.headers().text("tenant")?).ok())
+    ///             .hash_rules(rules)
+    ///     })
+    /// }
+    /// ```
+    pub fn consumer(
+        mut self,
+        set: impl FnOnce(DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S> + Send + 'static,
+    ) -> Self {
+        self.consumer = Box::new(set);
         self
     }
 

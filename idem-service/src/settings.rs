@@ -9,7 +9,7 @@ use idem_core::{
 };
 use idem_schema::{PostgresSettings, RECORD_BYTES, SchemaName};
 
-use crate::{cleanup::CleanupFlags, keys, logs::LogFormat, sizes, spans};
+use crate::{cleanup::CleanupFlags, keys, logs::LogFormat, sizes, spans, stores::Kind};
 
 /// What a worker is told. Texts and defaults stand in `--help`.
 #[derive(Debug, clap::Args)]
@@ -149,9 +149,9 @@ pub(crate) struct Settings {
     #[arg(long)]
     pub(crate) batch_handler: bool,
 
-    /// The client library of the database; tokio-postgres is for PostgreSQL only
-    #[arg(long, value_name = "NAME", default_value = "sqlx")]
-    store: StoreFlag,
+    /// The client library of the database; tokio-postgres is for PostgreSQL only [default: sqlx, where the worker has it]
+    #[arg(long, value_name = "NAME")]
+    store: Option<String>,
 
     /// How the handlers of one unit run; pipelined, at once on one transaction, needs --store tokio-postgres
     #[arg(long, value_name = "POLICY", default_value = "in-order")]
@@ -165,18 +165,9 @@ pub(crate) struct Settings {
     pub(crate) cleanup: CleanupFlags,
 }
 
-/// The database's URL, which may hold a password: `Debug` prints its scheme only.
+/// The database's URL, which may hold a password: `Debug` prints nothing of it.
 #[derive(Clone)]
 pub(crate) struct DatabaseUrl(String);
-
-/// The kinds of database, and of clients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DatabaseKind {
-    Postgres,
-    /// PostgreSQL through tokio-postgres.
-    TokioPostgres,
-    Sqlite,
-}
 
 impl From<String> for DatabaseUrl {
     fn from(url: String) -> Self {
@@ -189,19 +180,15 @@ impl DatabaseUrl {
         &self.0
     }
 
-    /// The kind of database, through the client that is used unless another is asked for.
-    fn kind(&self) -> Option<DatabaseKind> {
-        match self.0.split_once(':')?.0 {
-            "postgres" | "postgresql" => Some(DatabaseKind::Postgres),
-            "sqlite" => Some(DatabaseKind::Sqlite),
-            _ => None,
-        }
+    /// What stands before the colon.
+    fn scheme(&self) -> &str {
+        self.0.split_once(':').map_or("", |(scheme, _)| scheme)
     }
 }
 
 impl fmt::Debug for DatabaseUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DatabaseUrl({:?})", self.kind())
+        f.write_str("DatabaseUrl")
     }
 }
 
@@ -234,12 +221,6 @@ enum OnConflictFlag {
 enum OnUnkeepableFlag {
     Hold,
     Halt,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum StoreFlag {
-    Sqlx,
-    TokioPostgres,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -307,9 +288,10 @@ impl Settings {
         Some(format!("{rows} records and {megabytes} MB for each message a second"))
     }
 
-    /// How many connections the worker keeps to a PostgreSQL, for whoever plans its `max_connections`; `None` on SQLite.
+    /// How many connections the worker keeps to a PostgreSQL, for whoever plans its `max_connections`; `None` on another
+    /// database.
     pub(crate) fn connections(&self) -> Option<String> {
-        if self.database_url.kind() == Some(DatabaseKind::Sqlite) {
+        if !["postgres", "postgresql"].contains(&self.database_url.scheme()) {
             return None;
         }
         let lanes = self.lanes.unwrap_or_else(ConsumerSettings::lanes_by_default);
@@ -319,31 +301,68 @@ impl Settings {
         Some(format!("{all} (lanes {lanes}, control and bookkeeping {others}, cleanup {cleanup})"))
     }
 
-    /// The store that the flags ask for, where they agree.
+    /// The index of the store that the flags ask for, where they agree.
     ///
     /// # Errors
     /// One line that names the flags and the cure.
-    pub(crate) fn database(&self) -> Result<DatabaseKind, String> {
-        let is_pipelined = self.handlers == HandlersFlag::Pipelined;
-        let refused = match (self.database_url.kind(), self.store) {
-            (None, _) => "--database-url must begin with postgres:// or sqlite:// (its value is not shown)",
-            (Some(DatabaseKind::Sqlite), StoreFlag::TokioPostgres) => {
-                "--store tokio-postgres needs a --database-url of PostgreSQL: leave it out"
+    pub(crate) fn database(&self, kinds: &[Kind]) -> Result<usize, String> {
+        let scheme = self.database_url.scheme();
+        let of_url = |kind: &&Kind| kind.schemes.contains(&scheme);
+        let fitting: Vec<&Kind> = kinds.iter().filter(of_url).collect();
+        let wanted = self.store.as_deref();
+        // What most workers are on, wherever they have it.
+        let is_usual = |kind: &&&Kind| kind.client == wanted.unwrap_or("sqlx");
+        let usual = fitting.iter().find(is_usual);
+        let Some(kind) = usual.or(fitting.first().filter(|_| wanted.is_none())) else {
+            return Err(self.unfitting(kinds, fitting.is_empty()));
+        };
+        if self.handlers == HandlersFlag::Pipelined {
+            self.check_pipelined(kind, kinds)?;
+        }
+        kinds.iter().position(|other| other == *kind).ok_or_else(|| "there is no such store".to_owned())
+    }
+
+    /// No store goes with the URL, or none of those with `--store`.
+    fn unfitting(&self, kinds: &[Kind], no_scheme: bool) -> String {
+        if kinds.is_empty() {
+            return "this worker has no handlers for any database: give its Service some".to_owned();
+        }
+        let wanted = self.store.as_deref().unwrap_or_default();
+        if !no_scheme && let Some(other) = kinds.iter().find(|kind| kind.client == wanted) {
+            return format!("--store {wanted} needs a --database-url of {}: leave it out", other.database);
+        }
+        let mut schemes: Vec<String> = Vec::new();
+        for scheme in kinds.iter().filter_map(|kind| kind.schemes.first()).map(|scheme| format!("{scheme}://")) {
+            if !schemes.contains(&scheme) {
+                schemes.push(scheme);
             }
-            (Some(DatabaseKind::Sqlite), StoreFlag::Sqlx) if is_pipelined => {
-                "--handlers pipelined needs PostgreSQL and --store tokio-postgres: leave it out"
-            }
-            (Some(_), StoreFlag::Sqlx) if is_pipelined => {
-                "--handlers pipelined needs --store tokio-postgres, because sqlx cannot pipeline"
-            }
-            (Some(_), StoreFlag::TokioPostgres) if is_pipelined && self.batch_handler => {
+        }
+        format!("--database-url must begin with {} (its value is not shown)", schemes.join(" or "))
+    }
+
+    fn check_pipelined(&self, kind: &Kind, kinds: &[Kind]) -> Result<(), String> {
+        let sharing: Vec<&Kind> = kinds.iter().filter(|kind| kind.shares_transaction).collect();
+        let same_database = sharing.iter().find(|other| other.database == kind.database);
+        Err(match (kind.shares_transaction, same_database, sharing.first()) {
+            (true, ..) if self.batch_handler => {
                 "--batch-handler is called once a batch, so --handlers pipelined has nothing to run at once: give one of \
                  them"
+                    .to_owned()
             }
-            (Some(_), StoreFlag::TokioPostgres) => return Ok(DatabaseKind::TokioPostgres),
-            (Some(kind), StoreFlag::Sqlx) => return Ok(kind),
-        };
-        Err(refused.to_owned())
+            (true, ..) => return Ok(()),
+            (false, Some(other), _) => {
+                let (other, this) = (other.client, kind.client);
+                format!("--handlers pipelined needs --store {other}, because {this} cannot pipeline")
+            }
+            (false, None, Some(other)) => {
+                let (database, client) = (other.database, other.client);
+                format!("--handlers pipelined needs {database} and --store {client}: leave it out")
+            }
+            (false, None, None) => {
+                "--handlers pipelined needs a store that shares its transaction, and this worker has none: leave it out"
+                    .to_owned()
+            }
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use aws_sdk_sqs::types::QueueAttributeName as Name;
 use idem_core::{Attached, SourceError};
 
 use crate::{
-    error::{classify, is_denied, refused},
+    error::{classify, is_denied},
     options::{VISIBILITY_MAX, queue_name},
     queue::Queue,
 };
@@ -41,7 +41,7 @@ pub(crate) async fn attach(queue: &Queue, needed: &[String]) -> Result<Attached,
 
 fn facts(name: &str, attributes: &Attributes) -> Result<Attached, SourceError> {
     let Some(arn) = attributes.get(&Name::QueueArn) else {
-        return Err(refused(
+        return Err(SourceError::refused(
             format!("the server does not tell the ARN of queue {name:?}"),
             "Use one that speaks as SQS does",
         ));

@@ -25,10 +25,6 @@ const NOT_LET_IN: [&str; 10] = [
 const UNKNOWN_QUEUE: [&str; 4] =
     ["AWS.SimpleQueueService.NonExistentQueue", "InvalidAddress", "NonExistentQueue", "QueueDoesNotExist"];
 
-pub(crate) fn refused(problem: impl Into<String>, cure: impl Into<String>) -> SourceError {
-    SourceError::Refused { problem: problem.into(), cure: cure.into() }
-}
-
 /// Refused where only a person can help, else unavailable.
 pub(crate) fn classify<E>(url: &str, doing: &'static str, error: SdkError<E>) -> SourceError
 where
@@ -37,39 +33,39 @@ where
     let queue = queue_name(url);
     let code = error.code().unwrap_or_default();
     if UNKNOWN_QUEUE.contains(&code) {
-        return refused(
+        return SourceError::refused(
             format!("queue {queue:?} does not exist at {url}"),
             "Create it, or correct the URL, the region or the account; idem creates no queues",
         );
     }
     if NOT_LET_IN.contains(&code) {
-        return refused(
+        return SourceError::refused(
             format!("SQS does not let this client in to queue {queue:?}: {code}"),
             "Check the credentials, the region and this machine's clock",
         );
     }
     if is_denied(&error) {
-        return refused(
+        return SourceError::refused(
             format!("queue {queue:?} may not be used while {doing}: {code}"),
             "Grant sqs:ReceiveMessage, sqs:DeleteMessage, sqs:ChangeMessageVisibility and sqs:GetQueueAttributes on the \
              queue, sqs:SendMessage on one for dead letters, and the use of their keys",
         );
     }
     if has_no_credentials(&error) {
-        return refused(
+        return SourceError::refused(
             format!("there are no credentials for queue {queue:?}"),
             "Give the client credentials, such as a role or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         );
     }
     if has_no_region(&error) {
-        return refused(
+        return SourceError::refused(
             format!("there is no region to sign requests to queue {queue:?} for"),
             "Give the client a region: AWS_REGION, or the region of a profile",
         );
     }
     if let SdkError::ConstructionFailure(_) = error {
         let problem = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-        return refused(
+        return SourceError::refused(
             format!("no request to queue {queue:?} can be made: {problem}"),
             "Give the client a region and an endpoint",
         );

@@ -97,7 +97,7 @@ impl SqsOptions {
     pub fn build(&self) -> Result<SqsSource, ConfigError> {
         check_url("queue_url", &self.queue_url)?;
         let span = |field, value: Duration, min, max, rule| {
-            if (min..=max).contains(&value) { Ok(()) } else { Err(refuse(field, format!("{value:?}"), rule)) }
+            if (min..=max).contains(&value) { Ok(()) } else { Err(ConfigError::new(field, format!("{value:?}"), rule)) }
         };
         for url in &self.needed {
             check_url("needs", url)?;
@@ -108,10 +108,10 @@ impl SqsOptions {
         if self.visibility <= self.handler_deadline {
             let value = format!("{:?} with a handler_deadline of {:?}", self.visibility, self.handler_deadline);
             let rule = "it must be longer than the handler_deadline, or others get a message that still runs here";
-            return Err(refuse("visibility", value, rule));
+            return Err(ConfigError::new("visibility", value, rule));
         }
         if !(1..=64).contains(&self.receivers) {
-            return Err(refuse("receivers", self.receivers.to_string(), "it must be from 1 to 64"));
+            return Err(ConfigError::new("receivers", self.receivers.to_string(), "it must be from 1 to 64"));
         }
         Ok(SqsSource::new(self.clone()))
     }
@@ -131,10 +131,6 @@ impl fmt::Debug for SqsOptions {
     }
 }
 
-fn refuse(field: &'static str, value: String, rule: &'static str) -> ConfigError {
-    ConfigError { field, value, rule }
-}
-
 /// A name or an ARN in its place would only be refused by SQS, and less clearly.
 pub(crate) fn check_url(field: &'static str, url: &str) -> Result<(), ConfigError> {
     let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
@@ -146,7 +142,7 @@ pub(crate) fn check_url(field: &'static str, url: &str) -> Result<(), ConfigErro
         Ok(())
     } else {
         let rule = "it must be a queue's URL, such as https://sqs.eu-central-1.amazonaws.com/123456789012/orders";
-        Err(refuse(field, format!("{url:?}"), rule))
+        Err(ConfigError::new(field, format!("{url:?}"), rule))
     }
 }
 

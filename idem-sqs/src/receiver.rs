@@ -33,7 +33,7 @@ pub(crate) async fn run(shared: Arc<Shared>, queue: Arc<Queue>, envelope: Option
 /// be on their way: their groups would wait until their visibility has passed.
 async fn receive(shared: &Shared, queue: &Queue, count: usize) -> (u64, Vec<Message>) {
     let (attempt, mut failures) = (attempt_id(), 0);
-    let retry = RetryPolicy { max: Duration::from_secs(10), ..RetryPolicy::default() };
+    let retry = RetryPolicy::default().max(Duration::from_secs(10));
     loop {
         let changes = shared.changes();
         match queue.receive(&attempt, count).await {

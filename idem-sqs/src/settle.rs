@@ -29,7 +29,7 @@ pub(crate) async fn send(queue: &Queue, items: &[Item]) -> HashMap<u64, Settled>
 
 async fn until_answered(queue: &Queue, batch: &[Item]) -> Vec<(u64, Settled)> {
     let until = Instant::now() + PATIENCE;
-    let retry = RetryPolicy { max: Duration::from_secs(2), ..RetryPolicy::default() };
+    let retry = RetryPolicy::default().max(Duration::from_secs(2));
     let (mut open, mut answered, mut tries) = (batch.iter().collect::<Vec<_>>(), Vec::new(), 0);
     while let Some(first) = open.first() {
         let receipts: Vec<&str> = open.iter().map(|item| &*item.receipt).collect();

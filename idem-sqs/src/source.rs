@@ -6,9 +6,7 @@ use idem_core::{Attached, Received, Settle, Settled, Source, SourceCapabilities,
 use tokio::{sync::Mutex, task::JoinSet, time::Instant};
 
 use crate::{
-    attach,
-    error::refused,
-    keeper,
+    attach, keeper,
     options::SqsOptions,
     queue::{AT_ONCE, Queue, seconds},
     receiver, settle,
@@ -96,7 +94,7 @@ impl Source for SqsSource {
             return Ok(attached.clone());
         }
         if self.shared.stopped.is_cancelled() {
-            return Err(refused("the source is closed", "Make a new one"));
+            return Err(SourceError::refused("the source is closed", "Make a new one"));
         }
         let attached = attach::attach(&self.queue, &self.options.needed).await?;
         for _ in 0..self.options.receivers {

@@ -104,9 +104,9 @@ pub async fn deliver_on<S: Store, H: Handler<S>>(
         .effects(Effects::InTransaction)
         .build()
         .map_err(refused)?;
-    let (lane, decisions) = consumer.process_on(lane, vec![message]).await?;
+    let (lane, decided) = consumer.process_on(lane, [message]).await?;
     // One message, one decision; without one, nothing is known, and the message would go back to the broker.
-    Ok((lane, decisions.into_iter().next().unwrap_or(Decision::Busy)))
+    Ok((lane, decided.into_iter().next().map_or(Decision::Busy, |(_, decision)| decision)))
 }
 
 /// The end of a type's name, which is what tells two types apart.

@@ -6,6 +6,7 @@
 
 pub mod conformance;
 mod dead_letter;
+mod decide;
 mod deliver;
 #[cfg(feature = "failpoints")]
 pub mod failpoints;
@@ -17,4 +18,4 @@ pub mod sqs;
 
 pub use idem_core;
 
-pub use self::{dead_letter::dead_letter, deliver::*, memory_store::*, proof::durables};
+pub use self::{dead_letter::dead_letter, decide::Decide, deliver::*, memory_store::*, proof::durables};

@@ -1,7 +1,7 @@
 //! Proofs for tests of sources. Only the engine makes a [`Durable`], so they are earned: an engine of its own handles
 //! messages against a store that is thrown away.
 
-use idem_core::{Decision, DedupConsumer, Durable, Effects, HandlerError, Message, Tx, handler_fn};
+use idem_core::{DedupConsumer, Durable, Effects, HandlerError, Message, Tx, handler_fn};
 
 use crate::MemoryStore;
 
@@ -29,9 +29,9 @@ pub async fn durables(count: usize) -> Vec<Durable> {
     while proofs.len() < count {
         let messages = (0..(count - proofs.len()).min(UNIT))
             .map(|number| Message::new("").with_header(idem_core::key::KEY_FIELD, number.to_string()))
-            .collect();
-        let decisions = consumer.process(messages).await.unwrap_or_else(|error| panic!("{error}"));
-        let earned = decisions.into_iter().filter_map(Decision::into_durable);
+            .collect::<Vec<_>>();
+        let decided = consumer.process(messages).await.unwrap_or_else(|error| panic!("{error}"));
+        let earned = decided.into_iter().filter_map(|(_, decision)| decision.into_durable());
         let before = proofs.len();
         proofs.extend(earned);
         assert!(proofs.len() > before, "the engine must earn a proof from a store in memory");

@@ -30,6 +30,23 @@ impl PostgresStore {
         versions
     }
 
+    /// Runs statements that answer no rows, separated by semicolons, on a connection of its own: those that create an
+    /// application's tables.
+    ///
+    /// # Errors
+    /// [`StoreError`](idem_core::StoreError) where the server cannot be reached, or the driver's error. What stands outside
+    /// of a transaction in `statements` may have been done.
+    ///
+    /// # Cancel safety
+    /// A dropped call closes the connection; the server may still do what it was sent.
+    pub async fn run_script(&self, statements: &str) -> Result<(), idem_core::BoxError> {
+        let options = &self.driver().options;
+        let link = self.driver().connect_with(&options.connection).await?;
+        let done = link.client.batch_execute(statements).await;
+        link.close(options.settings.connect_timeout).await;
+        Ok(done?)
+    }
+
     /// Takes the newest migration back, and answers its version; `None` where there is none. The first one is never taken
     /// back while `processed_messages` holds a record.
     ///

@@ -68,7 +68,7 @@ fn settings(theme: Theme, seed: u64, calm: bool, rng: &mut Rng) -> Scenario {
         lease: (!positions && one_in(rng, 4)).then(|| deadline + millis(rng, 5_000, 30_000)),
         marks_redelivery: !one_in(rng, 4),
         effects: if one_in(rng, 4) { Effects::Outside } else { Effects::InTransaction },
-        retry: RetryPolicy { attempts: rng.u32(1..=5), first, max: first + millis(rng, 0, 2_000) },
+        retry: RetryPolicy::new(rng.u32(1..=5), first, first + millis(rng, 0, 2_000)),
         deadline,
         busy_timeout: millis(rng, 50, 1_000),
         answer_timeout: millis(rng, 1_000, 3_000),

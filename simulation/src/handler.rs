@@ -28,7 +28,7 @@ impl Handler<MemoryStore> for SimulatedHandler {
         let (how, own_failure) = match &done {
             Ok(()) => ("is done", false),
             // The store's own failures are not the handler's doing.
-            Err(error) => ("fails", error.source().downcast_ref::<idem_testkit::MemoryError>().is_none()),
+            Err(error) => ("fails", error.downcast_ref::<idem_testkit::MemoryError>().is_none()),
         };
         self.world.returned(run, how, own_failure);
         done

@@ -82,7 +82,7 @@ fn begin_life(world: &Arc<World>, process: usize) -> Life {
 /// Ends well, or with what the worker died of.
 async fn run(world: Arc<World>, process: usize, stop: CancellationToken) -> Result<&'static str, String> {
     let worker = worker(&world, process).map_err(|error| error.to_string())?;
-    match worker.run(stop.clone()).await {
+    match worker.run(stop.clone().cancelled_owned()).await {
         Ok(_) if stop.is_cancelled() => Ok("stopped"),
         Ok(_) => Err("it ended by itself".to_owned()),
         // Handlers that hang outlast a stop, and a store that is down outlasts a start.
@@ -119,7 +119,7 @@ fn worker(world: &Arc<World>, process: usize) -> Result<Worker<MemoryStore, Chec
         .breaker(scenario.breaker)
         .control_every(scenario.control_every)
         .drain(scenario.drain)
-        .cleanup(scenario.cleanup_every.map(|every| CleanupSettings { every, ..CleanupSettings::default() }));
+        .cleanup(scenario.cleanup_every.map(|every| CleanupSettings::default().every(every)));
     if let Some(time) = scenario.cache_for {
         worker = worker.cache_for(time);
     }

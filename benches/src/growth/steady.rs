@@ -184,7 +184,7 @@ async fn round(
     let backlog = Arc::new(Backlog::new(usize::MAX, Box::new(move |n| feed.message(n))));
     let worker = Worker::builder_shared(consumer, Arc::clone(&backlog)).batch(batch).cleanup(None).build()?;
     let stop = CancellationToken::new();
-    let running = tokio::spawn(worker.run(stop.clone()));
+    let running = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
     while backlog.settled() < Feed::KEYS && !running.is_finished() {
         sleep(Duration::from_millis(1)).await;
     }

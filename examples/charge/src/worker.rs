@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
-use idem_core::{BoxError, CancellationToken, DedupConsumer, Effects, RetryPolicy, Source, Summary, Worker};
+use idem_core::{BoxError, DedupConsumer, Effects, RetryPolicy, Source, Summary, Worker};
 use idem_sqlx::SqliteStore;
 use sqlx::{Connection as _, SqliteConnection, sqlite::SqliteConnectOptions};
 
@@ -31,8 +31,8 @@ pub async fn consume(source: impl Source, provider: SocketAddr, file: &Path) -> 
         .effects(Effects::Outside)
         .handler_deadline(Duration::from_secs(5))
         .build()?;
-    let retry = RetryPolicy { attempts: 100, first: Duration::from_millis(20), max: Duration::from_secs(1) };
-    // A service would leave `until_idle` out, and stop by cancelling the token.
+    let retry = RetryPolicy::new(100, Duration::from_millis(20), Duration::from_secs(1));
+    // A service would leave `until_idle` out, and stop by the future that `run` is given.
     let worker = Worker::builder(consumer, source).retry(retry).until_idle(Duration::from_millis(50)).build()?;
-    Ok(worker.run(CancellationToken::new()).await?)
+    Ok(worker.run(std::future::pending()).await?)
 }

@@ -15,7 +15,7 @@ pub(crate) struct Event {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Record {
-    pub(crate) message_id: String,
+    message_id: String,
     body: String,
     #[serde(default)]
     attributes: HashMap<String, String>,
@@ -45,23 +45,18 @@ pub(crate) struct BatchItemFailure {
     pub(crate) item_identifier: String,
 }
 
-impl Record {
-    /// The group whose messages stay in order. Groups of a standard queue order nothing.
-    pub(crate) fn group(&self) -> Option<&str> {
-        let group = self.attributes.get("MessageGroupId").filter(|_| self.queue_arn.ends_with(".fifo"))?;
-        Some(group)
-    }
-
-    pub(crate) fn message(&self) -> Message {
-        let mut message = Message::new(self.body.clone()).with_id(&self.message_id);
-        message = message.with_origin(Origin::new(&format!("{}/{}", self.queue_arn, self.message_id)));
-        for (name, attribute) in &self.message_attributes {
-            if let Some(value) = &attribute.string_value {
-                message = message.with_header(name, value.clone());
+impl From<Record> for Message {
+    fn from(mut record: Record) -> Self {
+        let mut message = Self::new(record.body).with_id(&record.message_id);
+        message = message.with_origin(Origin::new(&format!("{}/{}", record.queue_arn, record.message_id)));
+        for (name, attribute) in record.message_attributes {
+            if let Some(value) = attribute.string_value {
+                message = message.with_header(&name, value);
             }
         }
-        match self.group() {
-            Some(group) => message.with_ordering_key(OrderingKey::new(group.to_owned())),
+        // Groups of a standard queue order nothing.
+        match record.attributes.remove("MessageGroupId").filter(|_| record.queue_arn.ends_with(".fifo")) {
+            Some(group) => message.with_ordering_key(OrderingKey::new(group)),
             None => message,
         }
     }

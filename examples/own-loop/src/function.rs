@@ -32,18 +32,17 @@ impl Handler<SqliteStore> for Ledger {
 ///
 /// An error makes the whole batch come back. What can never be handled comes back until the queue's redrive policy sets it
 /// aside.
-pub(crate) async fn handle(consumer: &DedupConsumer<SqliteStore>, event: &Event) -> Result<BatchResponse, StoreError> {
-    let messages = event.records.iter().map(|record| record.message()).collect();
-    let decisions = consumer.process(messages).await?;
+pub(crate) async fn handle(consumer: &DedupConsumer<SqliteStore>, event: Event) -> Result<BatchResponse, StoreError> {
+    let messages = event.records.into_iter().map(Message::from);
     let (mut response, mut stopped) = (BatchResponse::default(), HashSet::new());
-    for (record, decision) in event.records.iter().zip(decisions) {
-        let is_durable = decision.into_durable().is_some();
-        let is_behind = record.group().is_some_and(|group| stopped.contains(group));
-        if is_durable && !is_behind {
-            continue;
+    for (message, decision) in consumer.process(messages).await? {
+        let group = message.ordering_key();
+        let is_behind = group.is_some_and(|group| stopped.contains(group));
+        if is_behind || decision.into_durable().is_none() {
+            stopped.extend(group.cloned());
+            let item_identifier = message.id().unwrap_or_default().to_owned();
+            response.batch_item_failures.push(BatchItemFailure { item_identifier });
         }
-        stopped.extend(record.group());
-        response.batch_item_failures.push(BatchItemFailure { item_identifier: record.message_id.clone() });
     }
     Ok(response)
 }

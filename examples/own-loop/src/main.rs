@@ -91,7 +91,7 @@ async fn call(
         record["eventSourceARN"] = format!("arn:aws:sqs:eu-central-1:123456789012:{queue}").into();
     }
     let event: Event = serde_json::from_value(json!({ "Records": records }))?;
-    let response = function::handle(consumer, &event).await?;
+    let response = function::handle(consumer, event).await?;
     println!("{what}\n  {}", serde_json::to_string(&response)?);
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use idem_core::{BoxError, CancellationToken, DedupConsumer, Effects, Worker};
+use idem_core::{BoxError, DedupConsumer, Effects, Worker};
 use idem_sqlx::SqliteStore;
 use idem_testkit::memory::Queue;
 
@@ -32,6 +32,6 @@ pub(crate) async fn consume(queue: Queue, file: PathBuf, crashes: Arc<Crashes>) 
         // A service would leave this out, and stop by cancelling the token.
         .until_idle(Duration::from_millis(50))
         .build()?;
-    worker.run(CancellationToken::new()).await?;
+    worker.run(std::future::pending()).await?;
     Ok(())
 }

@@ -45,13 +45,13 @@ impl Running {
             .handler_deadline(Duration::from_secs(5))
             .lanes(2);
         let worker = Worker::builder(consumer.build().unwrap(), source)
-            .retry(RetryPolicy { attempts: 1, first: Duration::from_millis(10), max: Duration::from_millis(100) })
+            .retry(RetryPolicy::new(1, Duration::from_millis(10), Duration::from_millis(100)))
             .control_every(Duration::from_millis(20))
             .cleanup(None)
             .build()
             .unwrap();
         let (view, stop) = (worker.view(), CancellationToken::new());
-        Self { store, view, task: tokio::spawn(worker.run(stop.clone())), stop }
+        Self { store, view, task: tokio::spawn(worker.run(stop.clone().cancelled_owned())), stop }
     }
 
     fn effects(&self) -> usize {

@@ -26,13 +26,11 @@ pub(crate) async fn run(target: &Target, clean: &Clean) -> Result<Report, Failur
 }
 
 pub(crate) fn settings(clean: &Clean) -> Result<CleanupSettings, Failure> {
-    let settings = CleanupSettings {
-        rows_max: clean.rows_max,
-        attempts_kept: clean.attempts_kept,
-        dead_letters_kept: clean.dead_letters_kept,
-        audit_kept: clean.audit_kept,
-        ..CleanupSettings::default()
-    };
+    let settings = CleanupSettings::default()
+        .rows_max(clean.rows_max)
+        .attempts_kept(clean.attempts_kept)
+        .dead_letters_kept(clean.dead_letters_kept)
+        .audit_kept(clean.audit_kept);
     settings.check().map_err(refused)?;
     Ok(settings)
 }

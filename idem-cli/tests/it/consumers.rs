@@ -1,6 +1,7 @@
 //! `idem consumers`.
 
 use idem_core::{Bookkeeping as _, ControlState, ScopeId, Store as _};
+use idem_testkit::Decide as _;
 
 use crate::scene::Scene;
 
@@ -39,7 +40,7 @@ async fn a_renamed_consumer_keeps_its_records() {
     let builder = idem_core::DedupConsumer::builder(scene.store.clone(), "purchases");
     let consumer =
         builder.effects(idem_core::Effects::InTransaction).handler(crate::scene::Accepting(Default::default()));
-    let decisions = consumer.build().unwrap().process(vec![crate::scene::message("order-1")]).await.unwrap();
+    let decisions = consumer.build().unwrap().decisions(vec![crate::scene::message("order-1")]).await.unwrap();
     assert!(decisions[0].is_skipped());
     assert_eq!(scene.trail().await, ["ada rename orders to purchases"]);
     scene.drop().await;
@@ -53,7 +54,7 @@ async fn a_consumer_that_was_rebound_keeps_its_records_and_takes_another_handler
     let consumer =
         builder.effects(idem_core::Effects::InTransaction).handler(crate::scene::Accepting(Default::default()));
     let consumer = consumer.build().unwrap();
-    let again = || consumer.process(vec![crate::scene::message("order-1")]);
+    let again = || consumer.decisions(vec![crate::scene::message("order-1")]);
     scene.run("UPDATE consumers SET handler = 'orders'").await;
     let refused = again().await.unwrap_err().to_string();
     assert!(refused.contains("idem consumers rebind"), "{refused}");

@@ -37,7 +37,7 @@ async fn work(scene: &Scene, queue: &idem_testkit::memory::Queue, until: impl Fu
     let consumer = consumer.handler(Accepting(Arc::clone(&scene.refused))).lanes(1).build().unwrap();
     let worker = Worker::builder(consumer, queue.source()).cleanup(None).breaker(false).build().unwrap();
     let stop = CancellationToken::new();
-    let running = tokio::spawn(worker.run(stop.clone()));
+    let running = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
     tokio::time::timeout(PATIENCE, until).await.unwrap();
     stop.cancel();
     running.await.unwrap().unwrap();

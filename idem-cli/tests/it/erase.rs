@@ -1,6 +1,7 @@
 //! `idem erase`.
 
 use crate::scene::{Scene, command};
+use idem_testkit::Decide as _;
 
 /// S4: after an erasure nothing that idem keeps holds the key or a payload, and a redelivery is still a duplicate, another
 /// payload still a conflict.
@@ -29,7 +30,7 @@ async fn s4_an_erased_key_is_nowhere_and_its_redelivery_is_still_a_duplicate() {
     assert_eq!(scene.texts(payloads).await, ["1"], "that of order-2");
     assert_eq!(scene.deliver(&["order-3"]).await, "D");
     let other = idem_core::Message::new("other").with_header("idempotencykey", "order-3");
-    let decisions = scene.consumer().process(vec![other]).await.unwrap();
+    let decisions = scene.consumer().decisions(vec![other]).await.unwrap();
     assert!(matches!(decisions[0], idem_core::Decision::Conflict(..)), "{decisions:?}");
     let shown = scene.idem("show order-3 --json").json();
     assert_eq!(shown["records"][0]["erased"], true, "{shown}");

@@ -1,6 +1,7 @@
 //! `idem import`: a hand-written table's rows.
 
 use crate::scene::{Scene, message};
+use idem_testkit::Decide as _;
 
 const ROWS: usize = 100_000;
 
@@ -45,13 +46,13 @@ async fn a_hundred_thousand_rows_are_brought_over_and_are_duplicates() {
     assert_eq!(scene.deliver(&["order-1", "order-77777", "order-0"]).await, "DDP");
     assert!(scene.idem("show order-2").ok().contains("whatever its payload"));
     let other = idem_core::Message::new("another payload").with_header("idempotencykey", "order-2");
-    let decisions = scene.consumer().process(vec![other]).await.unwrap();
+    let decisions = scene.consumer().decisions(vec![other]).await.unwrap();
     assert!(decisions[0].is_skipped(), "never a conflict: {decisions:?}");
     let trail = scene.trail().await;
     assert_eq!(trail.iter().filter(|line| line.starts_with("ada import from")).count(), 2, "{trail:?}");
     // What was processed here has a hash, so another payload is a conflict as ever.
     let conflict = idem_core::Message::new("another payload").with_header("idempotencykey", "order-0");
-    let decisions = scene.consumer().process(vec![message("order-0"), conflict]).await.unwrap();
+    let decisions = scene.consumer().decisions(vec![message("order-0"), conflict]).await.unwrap();
     assert!(matches!(decisions[1], idem_core::Decision::Conflict(..)), "{decisions:?}");
     scene.drop().await;
 }

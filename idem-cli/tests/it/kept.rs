@@ -25,7 +25,7 @@ impl Handler<PostgresStore> for Keeping {
 fn worker(scene: &Scene, queue: &Queue, handler: &Keeping, max: usize) -> WorkerBuilder<PostgresStore, MemorySource> {
     let consumer = DedupConsumer::builder(scene.store.clone(), "orders").effects(Effects::InTransaction);
     let consumer = consumer.handler(handler.clone()).lanes(1).payload_bytes_max(max).build().unwrap();
-    let retry = RetryPolicy { first: std::time::Duration::from_millis(10), ..RetryPolicy::default() };
+    let retry = RetryPolicy::default().first(std::time::Duration::from_millis(10));
     Worker::builder(consumer, queue.source()).cleanup(None).retry(retry)
 }
 
@@ -38,7 +38,8 @@ async fn a33_twenty_mebibytes_are_kept_whole_and_replayed() {
     let payload: Vec<u8> = (0..20_u32 << 20).map(|n| (n % 251) as u8).collect();
     queue.publish(Message::new(payload.clone()).with_header("idempotencykey", "large")).unwrap();
     let (handler, stop) = (Keeping::default(), CancellationToken::new());
-    let running = tokio::spawn(worker(&scene, &queue, &handler, 1 << 20).build().unwrap().run(stop.clone()));
+    let running =
+        tokio::spawn(worker(&scene, &queue, &handler, 1 << 20).build().unwrap().run(stop.clone().cancelled_owned()));
     tokio::time::timeout(PATIENCE, queue.drained()).await.unwrap();
     stop.cancel();
     assert_eq!(running.await.unwrap().unwrap().dead_lettered, 1);
@@ -49,7 +50,8 @@ async fn a33_twenty_mebibytes_are_kept_whole_and_replayed() {
     assert!(scene.idem("show large").ok().contains("too-large"), "it is found under its key");
     assert!(scene.idem("dead-letters replay 1 --yes").ok().contains("1 asked for"));
     let stop = CancellationToken::new();
-    let running = tokio::spawn(worker(&scene, &queue, &handler, 32 << 20).build().unwrap().run(stop.clone()));
+    let running =
+        tokio::spawn(worker(&scene, &queue, &handler, 32 << 20).build().unwrap().run(stop.clone().cancelled_owned()));
     scene.until("SELECT replay_outcome FROM dead_letters", "processed").await;
     stop.cancel();
     running.await.unwrap().unwrap();
@@ -66,7 +68,7 @@ async fn a35_a_held_message_is_settled_once_its_loss_is_accepted() {
     let (handler, stop) = (Keeping::default(), CancellationToken::new());
     let worker = worker(&scene, &queue, &handler, 1_000).dead_letter_payload_bytes_max(1_000).build().unwrap();
     let view = worker.view();
-    let running = tokio::spawn(worker.run(stop.clone()));
+    let running = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
     scene.until("SELECT count(*)::text FROM dead_letters", "1").await;
     let good = queue.publish(Message::new("{}").with_header("idempotencykey", "good")).unwrap();
     let others = async {

@@ -1,5 +1,6 @@
 //! A schema of its own for each test, a consumer in it, and the command.
 
+use idem_testkit::Decide as _;
 use std::{
     process::{Command, Stdio},
     sync::{Arc, Mutex},
@@ -107,7 +108,7 @@ impl Scene {
     /// Delivers these keys, and answers whether each was processed (P) or skipped (D).
     pub(crate) async fn deliver(&self, keys: &[&str]) -> String {
         let messages = keys.iter().map(|key| message(key)).collect();
-        let decisions = self.consumer().process(messages).await.unwrap();
+        let decisions = self.consumer().decisions(messages).await.unwrap();
         decisions.iter().map(|decision| if decision.is_processed() { 'P' } else { 'D' }).collect()
     }
 

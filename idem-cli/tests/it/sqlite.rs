@@ -1,5 +1,6 @@
 //! The commands on SQLite.
 
+use idem_testkit::Decide as _;
 use std::{path::PathBuf, sync::Arc};
 
 use idem_core::{
@@ -37,7 +38,7 @@ impl File {
         let store = SqliteStore::open(&self.path).await.unwrap();
         let builder = DedupConsumer::builder(store, "orders").effects(Effects::InTransaction);
         let consumer = builder.handler(Accepting(Arc::default())).version("1.2.3").build().unwrap();
-        let decisions = consumer.process(keys.iter().map(|key| message(key)).collect()).await.unwrap();
+        let decisions = consumer.decisions(keys.iter().map(|key| message(key)).collect()).await.unwrap();
         decisions.iter().map(|decision| if decision.is_processed() { 'P' } else { 'D' }).collect()
     }
 

@@ -6,8 +6,6 @@ use std::{
     time::Duration,
 };
 
-use tokio_util::sync::CancellationToken;
-
 use super::{Backlog, Cleaner, CleanupSettings, Expiring, Removal, Removed};
 use crate::{
     error::{ConfigError, ErrorClass, StoreError},
@@ -126,17 +124,17 @@ impl Cleanup {
         self.view.clone()
     }
 
-    /// Runs until `stop` is cancelled, unless it is known that this role may not delete: then it says who cleans, and
+    /// Runs until `stop` is ready, unless it is known that this role may not delete: then it says who cleans, and
     /// ends. No error ends it: what failed is tried again in the next cycle, and ten failed cycles in a row are an alarm.
     ///
     /// # Cancel safety
     /// Cancel safe: a step is done whole or not at all.
-    pub async fn run(mut self, stop: CancellationToken) {
+    pub async fn run(mut self, stop: impl Future<Output = ()>) {
         // A step that is dropped costs its connection, and the server rolls it back or has committed it: both are right,
         // so a stop need not wait for it.
         tokio::select! {
             () = self.run_cycles() => {}
-            () = stop.cancelled() => {}
+            () = stop => {}
         }
     }
 

@@ -158,7 +158,7 @@ async fn cleanup_survives_every_error_and_ten_failed_cycles_are_an_alarm() {
     }
     assert!(view.state().is_alarming());
     let stop = CancellationToken::new();
-    let running = tokio::spawn(cleanup.run(stop.clone()));
+    let running = tokio::spawn(cleanup.run(stop.clone().cancelled_owned()));
     let done = async {
         let mut pace = tokio::time::interval(Duration::from_millis(5));
         while view.state().removed < 5 || view.state().is_alarming() {
@@ -195,6 +195,6 @@ async fn s8_cleanup_ends_where_the_role_may_not_delete() {
     let cleaner = Scripted { expired: 5, is_worker: true, ..Scripted::default() };
     let sizes = Arc::clone(&cleaner.sizes);
     let cleanup = cleanup(cleaner, 1_000, 10);
-    tokio::time::timeout(60 * SECOND, cleanup.run(CancellationToken::new())).await.unwrap();
+    tokio::time::timeout(60 * SECOND, cleanup.run(std::future::pending())).await.unwrap();
     assert!(sizes.lock().unwrap().is_empty());
 }

@@ -72,7 +72,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
     /// The handler, called for each fresh message. This or [`batch_handler`](Self::batch_handler) is required.
     #[must_use]
     pub fn handler(mut self, handler: impl Handler<S>) -> Self {
-        self.work = Some(Work::Each(Arc::new(handler)));
+        self.work = Some(Work::Each(handler.boxed()));
         self
     }
 

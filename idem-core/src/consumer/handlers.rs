@@ -73,14 +73,14 @@ pub(super) async fn handle_all<S: Store, J: Borrow<Item> + Sync>(
         (Work::Each(handler), Concurrency::InOrder) => {
             for (index, ticket) in fresh {
                 let message = &items[index].borrow().message;
-                one(inner, &**handler, index, message, ticket, unit.tx()).await?;
+                one(inner, &*handler.0, index, message, ticket, unit.tx()).await?;
                 let doubtful = |error| HandlingError::one(index, unsealed::<S>(&error), TransactionState::Unknown);
                 and_pass(unit.check().map_err(doubtful)).await?;
             }
             Ok(())
         }
         (Work::Each(handler), Concurrency::Pipelined { at_once }) => {
-            side_by_side(inner, &**handler, unit, items, fresh, at_once).await
+            side_by_side(inner, &*handler.0, unit, items, fresh, at_once).await
         }
     }
 }

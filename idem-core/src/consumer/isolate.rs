@@ -21,13 +21,13 @@ const ROUNDS_MAX: u32 = 3;
 /// The lane number of units outside of a worker.
 pub(super) const NO_LANE: i32 = -1;
 
-/// Decides every message, in order.
+/// Decides every message, in order, and gives it back.
 pub(super) async fn process<S: Store>(
     inner: &Inner<S>,
     mut session: Option<S::Session>,
     messages: Vec<Message>,
-) -> (Option<S::Session>, Vec<Decision>) {
-    let mut decisions: Vec<Option<Decision>> = messages.iter().map(|_| None).collect();
+) -> (Option<S::Session>, Vec<(Message, Decision)>) {
+    let mut decided: Vec<Option<(Message, Decision)>> = messages.iter().map(|_| None).collect();
     let (mut positions, mut items) = (Vec::new(), Vec::new());
     for (position, message) in messages.into_iter().enumerate() {
         match inner.identify(message, None).await {
@@ -35,19 +35,21 @@ pub(super) async fn process<S: Store>(
                 positions.push(position);
                 items.push(item);
             }
-            Err(rejected) => decisions[position] = Some(Decision::Failed(rejected.failure)),
+            Err(rejected) => decided[position] = Some((rejected.message, Decision::Failed(rejected.failure))),
         }
     }
-    let decided =
+    let decisions =
         if inner.shares_units() && !items.is_empty() { whole(inner, &mut session, &items).await } else { None };
-    let decided = match decided {
-        Some(decided) => decided,
+    let decisions = match decisions {
+        Some(decisions) => decisions,
         None => alone(inner, &mut session, &items).await,
     };
-    for (position, decision) in positions.into_iter().zip(decided) {
-        decisions[position] = Some(decision);
+    // A message without a decision would go back to the broker.
+    let decisions = decisions.into_iter().chain(std::iter::repeat_with(|| Decision::Busy));
+    for ((position, item), decision) in positions.into_iter().zip(items).zip(decisions) {
+        decided[position] = Some((item.message, decision));
     }
-    (session, decisions.into_iter().map(|decision| decision.unwrap_or(Decision::Busy)).collect())
+    (session, decided.into_iter().flatten().collect())
 }
 
 /// Runs the unit as a whole; `None` where its messages must run alone.

@@ -142,34 +142,54 @@ impl<S: Store> DedupConsumer<S> {
     }
 
     /// Decides for each of `messages`, in order, and handles those that are new, on a connection of the consumer's
-    /// own. One decision a message, in the order given.
+    /// own. Gives each message back with its decision, in the order given, so that what has no proof can be handed back to
+    /// the broker or kept.
     ///
     /// Equal keys within one call are folded: the first leads, and the others are decided by its outcome. A message
     /// whose leader failed for now is [`Decision::Busy`].
     ///
     /// # Errors
-    /// Only where the consumer could not be registered; what happens to single messages stands in their decisions.
+    /// Only where the consumer could not be registered, which [`start`](Self::start) does before; what happens to single
+    /// messages stands in their decisions. A database that is down is the [failure](crate::Failure) of every message that
+    /// it could not serve, of class [`Infrastructure`](ErrorClass::Infrastructure).
     ///
     /// # Cancel safety
     /// The work runs in a task of its own, which a dropped call lets finish. The messages may then have been handled;
     /// hand them in again to learn it.
-    pub async fn process(&self, messages: Vec<Message>) -> Result<Vec<Decision>, StoreError> {
+    pub async fn process(
+        &self,
+        messages: impl IntoIterator<Item = Message>,
+    ) -> Result<Vec<(Message, Decision)>, StoreError> {
+        let messages = messages.into_iter().collect();
         self.inner.register(None).await?;
         let inner = Arc::clone(&self.inner);
         // The semaphore is never closed.
         let Ok(slot) = Arc::clone(&self.inner.slots).acquire_owned().await else { return Ok(Vec::new()) };
         let task = spawn::spawn(async move {
             let session = inner.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let (session, decisions) = isolate::process(&inner, session, messages).await;
+            let (session, decided) = isolate::process(&inner, session, messages).await;
             inner.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(session);
             drop(slot);
-            decisions
+            decided
         });
         task.await.map_err(task_died)
     }
 
-    /// The same on a connection that the caller hands over. A session comes back with the decisions: the caller's, or one
-    /// that was opened in its place because the caller's broke on the way; `None` where the last one broke too.
+    /// The same for one message.
+    ///
+    /// # Errors
+    /// As for [`process`](Self::process).
+    ///
+    /// # Cancel safety
+    /// As for [`process`](Self::process).
+    pub async fn process_one(&self, message: Message) -> Result<(Message, Decision), StoreError> {
+        let decided = self.process([message]).await?;
+        decided.into_iter().next().ok_or(StoreError::Unsupported { what: "decide a message: this is a bug in idem" })
+    }
+
+    /// The same as [`process`](Self::process) on a connection that the caller hands over. A session comes back with the
+    /// messages: the caller's, or one that was opened in its place because the caller's broke on the way; `None` where the
+    /// last one broke too.
     ///
     /// # Errors
     /// As for [`process`](Self::process); the session is then closed.
@@ -179,8 +199,9 @@ impl<S: Store> DedupConsumer<S> {
     pub async fn process_on(
         &self,
         session: S::Session,
-        messages: Vec<Message>,
-    ) -> Result<(Option<S::Session>, Vec<Decision>), StoreError> {
+        messages: impl IntoIterator<Item = Message>,
+    ) -> Result<(Option<S::Session>, Vec<(Message, Decision)>), StoreError> {
+        let messages = messages.into_iter().collect();
         self.inner.register(None).await?;
         let inner = Arc::clone(&self.inner);
         let task = spawn::spawn(async move { isolate::process(&inner, Some(session), messages).await });
@@ -265,20 +286,20 @@ impl<S: Store> Inner<S> {
     pub(crate) fn failure(&self, error: crate::HandlerError) -> Failure {
         // The error is the user's code too: its texts and sources are asked for outside of the handler's run.
         let judged = caught(|| {
-            let class = error.class(S::classify);
-            let reason = if error.find::<crate::DecodePayloadError>().is_some() {
+            let class = error.class_by(S::classify);
+            let reason = if error.downcast_ref::<crate::DecodePayloadError>().is_some() {
                 Reason::Malformed
-            } else if error.find::<crate::UnknownTypeError>().is_some() {
+            } else if error.downcast_ref::<crate::UnknownTypeError>().is_some() {
                 Reason::UnknownType
             } else if class == ErrorClass::Permanent {
                 Reason::Permanent
             } else {
                 Reason::AttemptsExhausted
             };
-            (class, reason, code::<S>(error.source()))
+            (class, reason, code::<S>(error.inner()))
         });
         let (class, reason, code) = judged.unwrap_or((ErrorClass::Transient, Reason::AttemptsExhausted, None));
-        let text = caught(|| describe::<S>(error.source()))
+        let text = caught(|| describe::<S>(error.inner()))
             .unwrap_or_else(|| "the handler's error could not be printed: it panicked".to_owned());
         Failure { class, reason, text, code, retry_after: error.wanted_after(), error: Some(error) }
     }

@@ -81,6 +81,13 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
         cache_bytes_max: usize,
     }
 
+    /// Sets any of the settings at once, for whoever hands a closure through.
+    #[must_use]
+    pub fn settings(mut self, set: impl FnOnce(&mut WorkerSettings)) -> Self {
+        set(&mut self.settings);
+        self
+    }
+
     /// Ends the run once the source is at its end and nothing is unsettled for this long.
     #[must_use]
     pub fn until_idle(mut self, idle_for: Duration) -> Self {

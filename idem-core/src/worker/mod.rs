@@ -19,7 +19,7 @@ use std::{
     future::Future,
     sync::{
         Arc, Mutex, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU32},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -74,7 +74,7 @@ pub enum WorkerError {
         #[source]
         source: crate::BoxError,
     },
-    /// What was running when the stop came did not end in time. It goes on until the process ends; its messages come
+    /// What was running when the stop came did not end in time, and was given up with its transaction; its messages come
     /// back to the broker.
     #[error(
         "the drain deadline of {drain:?} passed with {in_flight} messages in flight; the broker delivers them again"
@@ -174,18 +174,32 @@ impl<S: Store, B: Source> Worker<S, B> {
         }
     }
 
-    /// Runs until `shutdown` is cancelled, something is fatal, or, where so set, the source is idle. Then intake
-    /// stops, what is running is finished, and everything else is given back to the broker.
+    /// Runs until `shutdown` is ready, something is fatal, or, where so set, the source is idle. Then intake stops, what is
+    /// running is finished, and everything else is given back to the broker. None of the worker's tasks outlives the call.
+    ///
+    /// `shutdown` is any future: a signal, [`std::future::pending`] for none, or
+    /// [`CancellationToken::cancelled_owned`](tokio_util::sync::CancellationToken::cancelled_owned).
     ///
     /// # Errors
     /// [`WorkerError`]. Nothing is lost by any of them: what was not acknowledged comes back.
     ///
     /// # Cancel safety
-    /// A dropped call stops the worker as `shutdown` does; its tasks go on until they have drained.
-    pub async fn run(self, shutdown: CancellationToken) -> Result<Summary, WorkerError> {
+    /// A dropped call stops receiving and drops whatever runs, without a drain. Handlers end at their next `.await`, and
+    /// their transactions are rolled back as their connections close; a commit that is under way may still take place.
+    /// Nothing is acknowledged that is not committed: the broker delivers the messages in hand again, and those that were
+    /// committed are duplicates then.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<Summary, WorkerError> {
+        let stop = CancellationToken::new();
+        let mut run = Box::pin(self.run_until(stop.clone()));
+        tokio::select! {
+            ended = &mut run => return ended,
+            () = shutdown => stop.cancel(),
+        }
+        run.await
+    }
+
+    async fn run_until(self, shutdown: CancellationToken) -> Result<Summary, WorkerError> {
         let started = Instant::now();
-        let shutdown = shutdown.child_token();
-        let _stop_when_dropped = shutdown.clone().drop_guard();
         let (attached, registered) = match self.start(&shutdown).await {
             Ok(Some(started)) => started,
             stopped_or_failed => {
@@ -194,6 +208,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             }
         };
         let (shared, settlements) = self.share(&attached, &registered, shutdown.clone());
+        let _no_task_is_left = GiveUp(Arc::clone(&shared));
         let (senders, receivers): (Vec<_>, Vec<_>) =
             (0..self.consumer.inner.settings.lanes).map(|_| mpsc::unbounded_channel()).unzip();
         self.obey_control(&shared).await;
@@ -267,6 +282,8 @@ impl<S: Store, B: Source> Worker<S, B> {
             one_at_a_time: tokio::sync::Mutex::new(()),
             dead_letter_settled: AtomicBool::new(false),
             shutdown,
+            given_up: AtomicBool::new(false),
+            running: Mutex::default(),
             failure: Mutex::new(None),
             hold_max: attached.hold_max,
             replays: AtomicU32::new(0),
@@ -291,6 +308,20 @@ impl<S: Store, B: Source> Worker<S, B> {
     }
 }
 
+/// Ends every task that is still there when `run` returns or is dropped.
+struct GiveUp<S: Store, B: Source>(Arc<Shared<S, B>>);
+
+impl<S: Store, B: Source> Drop for GiveUp<S, B> {
+    fn drop(&mut self) {
+        // Somebody else may look at the source, who keeps it from being dropped.
+        self.0.source.stop();
+        self.0.given_up.store(true, Ordering::Relaxed);
+        for task in self.0.running.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            task.abort();
+        }
+    }
+}
+
 /// Waits for lanes and intake to end, and for everything they settled to be handed over.
 async fn drain<S: Store, B: Source>(tasks: &TaskTracker, shared: &Shared<S, B>) {
     tasks.wait().await;
@@ -309,7 +340,8 @@ fn supervise<S: Store, B: Source>(
     struct Died<S: Store, B: Source>(Weak<Shared<S, B>>, &'static str);
     impl<S: Store, B: Source> Drop for Died<S, B> {
         fn drop(&mut self) {
-            if let Some(shared) = self.0.upgrade() {
+            // Given up, it leaves what a killed process leaves.
+            if let Some(shared) = self.0.upgrade().filter(|shared| !shared.given_up.load(Ordering::Relaxed)) {
                 tracing::error!(idem.consumer = %shared.consumer.name, task = self.1, "a task of the worker died");
                 shared.gate.set_dead(self.1);
                 shared.fatal(WorkerError::TaskDied { task: self.1 });
@@ -317,9 +349,10 @@ fn supervise<S: Store, B: Source>(
         }
     }
     let guard = Died(Arc::downgrade(shared), task);
-    spawn::spawn_on(tasks, async move {
+    let running = spawn::spawn_on(tasks, async move {
         let mut guard = guard;
         future.await;
         guard.0 = Weak::new();
     });
+    shared.running.lock().unwrap_or_else(PoisonError::into_inner).push(running);
 }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::AbortHandle};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -51,6 +51,9 @@ pub(crate) struct Shared<S: Store, B: Source> {
     pub(super) cache: Option<CommittedKeys>,
     pub(super) flight: Arc<InFlight>,
     pub(super) shutdown: CancellationToken,
+    /// Whether `run` is over, which ends every task that is left.
+    pub(super) given_up: AtomicBool,
+    pub(super) running: Mutex<Vec<AbortHandle>>,
     pub(super) failure: Mutex<Option<WorkerError>>,
     pub(super) hold_max: Option<Duration>,
     /// Replays that were taken and have not ended.

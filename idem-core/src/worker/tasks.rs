@@ -90,7 +90,7 @@ pub(super) async fn cleanup<S: Store, B: Source>(shared: Arc<Shared<S, B>>, sett
         Ok(cleanup) => {
             let (stats, stop) = (Arc::clone(&shared.stats), shared.shutdown.clone());
             let _ = stats.cleanup.set(cleanup.view());
-            cleanup.counted_by(move |rows| stats.cleaned.add(rows)).run(stop).await;
+            cleanup.counted_by(move |rows| stats.cleaned.add(rows)).run(stop.cancelled_owned()).await;
         }
         Err(error) => tracing::error!(%error, "these settings of cleanup should have been refused before the start"),
     }

@@ -40,7 +40,7 @@ pub(super) async fn register(
     let (host, process) = (host_name(), i32::try_from(std::process::id()).unwrap_or(0));
     let parameters = [host.as_str().into(), process.into(), registration.version.as_str().into()];
     let row = row(driver, "noting the start", &driver.bookkeeping_statements().insert_run, &parameters).await?;
-    Ok(Registered { scope, hash_rules, run: RunId(row.get("id")?), now: row.instant("server_now")?, warnings })
+    Ok(Registered::new(scope, hash_rules, RunId(row.get("id")?), row.instant("server_now")?).warnings(warnings))
 }
 
 async fn bind(driver: &impl BookkeepingDriver, registration: &Registration) -> Result<ScopeId, StoreError> {

@@ -1,5 +1,6 @@
 //! Consumers and claims for the tests of every PostgreSQL store, which include this file.
 
+use idem_testkit::Decide as _;
 use std::{
     sync::{
         Arc,
@@ -52,7 +53,7 @@ pub(crate) fn letters(decisions: &[Decision]) -> String {
 }
 
 pub(crate) async fn process<S: Store>(consumer: &DedupConsumer<S>, messages: Vec<Message>) -> String {
-    letters(&consumer.process(messages).await.unwrap())
+    letters(&consumer.decisions(messages).await.unwrap())
 }
 
 /// A25: processes all keys in batches, again and again, until the server stays up and everything is decided.
@@ -62,7 +63,7 @@ pub(crate) async fn process_until_done<S: Store>(consumer: DedupConsumer<S>, all
         let mut undecided = 0;
         for batch in all.chunks(10) {
             // A start that cannot reach the server is tried again, as a worker does.
-            let Ok(decisions) = consumer.process(messages(batch)).await else {
+            let Ok(decisions) = consumer.decisions(messages(batch)).await else {
                 undecided += 1;
                 continue;
             };
@@ -78,44 +79,42 @@ pub(crate) async fn process_until_done<S: Store>(consumer: DedupConsumer<S>, all
 
 /// The start of the consumer whose keys are claimed by hand.
 pub(crate) fn registration() -> Registration {
-    Registration {
-        consumer: ConsumerName::new("by-hand").unwrap(),
-        tenant: Tenant::default(),
-        bound_to: None,
-        handler: None,
-        key_rule: "k".to_owned(),
-        hash_rules: vec!["h".to_owned()],
-        retention: Retention::For(Duration::from_secs(3600)),
-        version: "1".to_owned(),
-    }
+    Registration::new(
+        ConsumerName::new("by-hand").unwrap(),
+        Tenant::default(),
+        "k".to_owned(),
+        vec!["h".to_owned()],
+        Retention::For(Duration::from_secs(3600)),
+    )
+    .version("1".to_owned())
 }
 
 /// A claim of this key in the scope of a consumer that is registered for it.
 pub(crate) async fn claim_of(store: &impl Store, key: &str) -> (Claim, RunId) {
     let registered = store.bookkeeping().register(&registration()).await.unwrap();
-    let claim = Claim {
-        scope: registered.scope,
-        key: IdempotencyKey::new(key).unwrap(),
-        hash: PayloadHash::of(key.as_bytes()),
-        hash_rule: registered.hash_rules[0],
-        retention: Retention::For(Duration::from_secs(3600)),
-    };
+    let claim = Claim::new(
+        registered.scope,
+        IdempotencyKey::new(key).unwrap(),
+        PayloadHash::of(key.as_bytes()),
+        registered.hash_rules[0],
+        Retention::For(Duration::from_secs(3600)),
+    );
     (claim, registered.run)
 }
 
 /// Limits of a unit by hand.
 pub(crate) fn options(run: RunId, busy: Duration) -> UnitOptions {
-    UnitOptions { run, lane: 0, busy_timeout: busy, idle_timeout: Duration::from_secs(120) }
+    UnitOptions::new(run, 0, busy, Duration::from_secs(120))
 }
 
 /// A key that is claimed alone is another statement, which must leave the same record.
 pub(crate) async fn one_and_many_leave_equal_records(store: &impl Store) {
     // Numbers that differ, so that none can stand in another's place.
     let (claim, run) = (claim_of(store, "claimed").await.0, RunId(7));
-    let claim = Claim { hash_rule: HashRuleId(9), ..claim };
+    let claim = claim.hash_rule(HashRuleId(9));
     for retention in [claim.retention, Retention::Forever] {
         let key = |number: i32| IdempotencyKey::new(&format!("{retention:?}/{number}")).unwrap();
-        let claims = [1, 2, 3].map(|number| Claim { key: key(number), retention, ..claim.clone() });
+        let claims = [1, 2, 3].map(|number| claim.clone().key(key(number)).retention(retention));
         let mut lane = store.open().await.unwrap();
         let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(5))).await.unwrap();
         assert_eq!(unit.claim(&claims[..1]).await.unwrap(), [Claimed::Inserted]);

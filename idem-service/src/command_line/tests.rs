@@ -1,10 +1,14 @@
 use std::time::Duration;
 
-use idem_core::{BoxError, Concurrency, Effects, KeyPolicy, OlderThanRetention, OnConflict, Retention, WorkerSettings};
+use idem_core::{BoxError, Concurrency, KeyPolicy, OlderThanRetention, OnConflict, Retention, WorkerSettings};
 use idem_testkit::memory::{MemoryPublisher, MemorySource};
 
 use super::*;
-use crate::{broker::Built, settings::DatabaseKind};
+use crate::{
+    broker::Built,
+    database::{Postgres, Sqlite, TokioPostgres},
+    service::NoSettings,
+};
 
 /// A broker without flags.
 #[derive(Debug, clap::Args)]
@@ -21,14 +25,14 @@ impl Broker for Nothing {
     }
 }
 
-fn service() -> Service {
-    Service::new("test", Effects::InTransaction)
+fn kinds() -> [Kind; 3] {
+    [Kind::of::<Postgres>(), Kind::of::<TokioPostgres>(), Kind::of::<Sqlite>()]
 }
 
-fn read_line(arguments: &str) -> CommandLine<Nothing> {
+fn read_line(arguments: &str) -> CommandLine<Nothing, NoSettings> {
     let required = ["test", "--database-url=postgres://u:hunter2@h/d", "--consumer=c"];
     let arguments = required.into_iter().chain(arguments.split_whitespace()).map(OsString::from).collect();
-    read(&service(), arguments, []).unwrap_or_else(|stop| panic!("{stop:?}"))
+    read("test", "1", &kinds(), arguments, []).unwrap_or_else(|stop| panic!("{stop:?}"))
 }
 
 fn settings(arguments: &str) -> Settings {
@@ -49,7 +53,7 @@ fn the_defaults_are_those_of_the_contract_and_of_core() {
     assert_eq!((told.backoff_first, told.backoff_max), (core.retry.first, core.retry.max));
     assert_eq!(told.on_conflict(), core.on_conflict);
     assert_eq!(told.older_than_retention(), core.older_than_retention);
-    assert_eq!(told.database(), Ok(DatabaseKind::Postgres));
+    assert_eq!(told.database(&kinds()), Ok(0));
 }
 
 #[test]
@@ -90,11 +94,11 @@ fn each_flag_reaches_its_setting() {
         ("--lanes 3", |told| told.lanes == Some(3)),
         ("--batch 9", |told| told.batch == 9),
         ("--batch-handler", |told| told.batch_handler),
-        ("--store sqlx --handlers in-order", |told| told.database() == Ok(DatabaseKind::Postgres)),
-        ("--store tokio-postgres", |told| told.database() == Ok(DatabaseKind::TokioPostgres)),
+        ("--store sqlx --handlers in-order", |told| told.database(&kinds()) == Ok(0)),
+        ("--store tokio-postgres", |told| told.database(&kinds()) == Ok(1)),
         ("--handlers in-order --log-format json", |told| told.handlers() == Concurrency::InOrder),
         ("--store tokio-postgres --handlers pipelined", |told| {
-            told.handlers() == Concurrency::pipelined() && told.database() == Ok(DatabaseKind::TokioPostgres)
+            told.handlers() == Concurrency::pipelined() && told.database(&kinds()) == Ok(1)
         }),
     ];
     for (flags, is_set) in flags {
@@ -113,15 +117,15 @@ fn what_was_given_is_told_without_secrets_and_without_defaults() {
 #[test]
 fn the_database_is_that_of_the_url() {
     for (url, kind) in [
-        ("postgres://h/d", Some(DatabaseKind::Postgres)),
-        ("postgresql://h/d", Some(DatabaseKind::Postgres)),
-        ("sqlite://x", Some(DatabaseKind::Sqlite)),
-        ("sqlite:x", Some(DatabaseKind::Sqlite)),
+        ("postgres://h/d", Some(0)),
+        ("postgresql://h/d", Some(0)),
+        ("sqlite://x", Some(2)),
+        ("sqlite:x", Some(2)),
         ("mysql://h/d", None),
         ("h", None),
     ] {
         let arguments = ["test", "--consumer=c", "--database-url", url].map(OsString::from).to_vec();
-        let line: CommandLine<Nothing> = read(&service(), arguments, []).unwrap();
-        assert_eq!(line.settings.database().ok(), kind, "{url}");
+        let line: CommandLine<Nothing, NoSettings> = read("test", "1", &kinds(), arguments, []).unwrap();
+        assert_eq!(line.settings.database(&kinds()).ok(), kind, "{url}");
     }
 }

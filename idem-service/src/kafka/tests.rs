@@ -1,17 +1,17 @@
 use std::ffi::OsString;
 
-use idem_core::Effects;
-
 use super::*;
 use crate::{
     command_line::{self, CommandLine, Stop},
-    service::Service,
+    database::Sqlite,
+    service::NoSettings,
+    stores::Kind,
 };
 
-fn read(arguments: &str) -> Result<CommandLine<Kafka>, Stop> {
+fn read(arguments: &str) -> Result<CommandLine<Kafka, NoSettings>, Stop> {
     let required = "test --database-url=sqlite://x --consumer=c --brokers=b:9092 --topic=t --group=g";
     let arguments = required.split(' ').chain(arguments.split_whitespace()).map(OsString::from).collect();
-    command_line::read(&Service::new("test", Effects::InTransaction), arguments, [])
+    command_line::read("test", "1", &[Kind::of::<Sqlite>()], arguments, [])
 }
 
 fn kafka(arguments: &str) -> Kafka {

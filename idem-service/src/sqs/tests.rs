@@ -1,20 +1,21 @@
 use std::ffi::OsString;
 
-use idem_core::Effects;
 use idem_sqs::aws_sdk_sqs::Config;
 
 use super::*;
 use crate::{
     command_line::{self, CommandLine, Stop},
-    service::Service,
+    database::Sqlite,
+    service::NoSettings,
+    stores::Kind,
 };
 
 const URL: &str = "http://localhost:9324/000000000000/orders";
 
-fn read(arguments: &str) -> Result<CommandLine<Sqs>, Stop> {
+fn read(arguments: &str) -> Result<CommandLine<Sqs, NoSettings>, Stop> {
     let required = format!("test --database-url=sqlite://x --consumer=c --queue-url={URL}");
     let arguments = required.split(' ').chain(arguments.split_whitespace()).map(OsString::from).collect();
-    command_line::read(&Service::new("test", Effects::InTransaction), arguments, [])
+    command_line::read("test", "1", &[Kind::of::<Sqlite>()], arguments, [])
 }
 
 fn sqs(arguments: &str) -> Sqs {

@@ -13,6 +13,7 @@ mod cleanup;
 mod config;
 mod endings;
 mod hidden_keys;
+mod open;
 mod page;
 mod place;
 mod postgres;

@@ -16,6 +16,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) struct Worker {
     arguments: Vec<String>,
     variables: Vec<(String, String)>,
+    process: &'static str,
 }
 
 pub(crate) struct Running {
@@ -38,7 +39,7 @@ impl Worker {
     /// One with these arguments, separated by blanks, and nothing else.
     pub(crate) fn bare(arguments: &str) -> Self {
         let arguments = arguments.split_whitespace().map(str::to_owned).collect();
-        Self { arguments, variables: Vec::new() }
+        Self { arguments, variables: Vec::new(), process: "worker::worker_process" }
     }
 
     /// One that can start at this place; these arguments come on top.
@@ -47,6 +48,12 @@ impl Worker {
         Self::bare(&format!(
             "--database-url {url} --socket {socket} --consumer ledger --migrate --create-tables {arguments}"
         ))
+    }
+
+    /// Another worker than the usual one: the test of this name is it.
+    pub(crate) fn of(mut self, process: &'static str) -> Self {
+        self.process = process;
+        self
     }
 
     pub(crate) fn argument(mut self, argument: &str) -> Self {
@@ -63,7 +70,7 @@ impl Worker {
         let arguments: Vec<String> = [vec!["worker".to_owned()], self.arguments].concat();
         // It ends its process, so that no line of the harness follows the worker's own.
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["worker::worker_process", "--exact", "--nocapture", "--quiet"])
+            .args([self.process, "--exact", "--nocapture", "--quiet"])
             .env_clear()
             .env(worker::ARGUMENTS, serde_json::to_string(&arguments).unwrap())
             .envs(self.variables)

@@ -100,18 +100,18 @@ pub(super) async fn read(
 /// The record that answers this claim.
 fn record(row: &SqliteRow, claim: &Claim) -> Result<Recorded, sqlx::Error> {
     let expires_at: i64 = row.try_get("expires_at")?;
-    Ok(Recorded {
-        key: match row.try_get("idempotency_key")? {
+    Ok(Recorded::new(
+        match row.try_get("idempotency_key")? {
             // It was erased.
             "" => claim.key.clone(),
             text => key(text)?,
         },
-        hash: hash(row.try_get("payload_hash")?)?,
-        hash_rule: HashRuleId(row.try_get("hash_id")?),
-        processed_at: clock::instant(row.try_get("processed_at")?),
-        processed_by: RunId(row.try_get("processed_by")?),
-        expires_at: (expires_at != clock::FOREVER).then(|| clock::instant(expires_at)),
-    })
+        hash(row.try_get("payload_hash")?)?,
+        HashRuleId(row.try_get("hash_id")?),
+        clock::instant(row.try_get("processed_at")?),
+        RunId(row.try_get("processed_by")?),
+        (expires_at != clock::FOREVER).then(|| clock::instant(expires_at)),
+    ))
 }
 
 /// A key from its column; an error where somebody else wrote what no key can be.

@@ -13,7 +13,7 @@ use idem_sqs::{
         config::{BehaviorVersion, Region},
     },
 };
-use idem_testkit::{MemoryStore, sqs::QueueOptions};
+use idem_testkit::{Decide as _, MemoryStore, sqs::QueueOptions};
 
 use crate::{
     member::{Deliveries, Member, payloads, within},
@@ -35,7 +35,7 @@ impl Engine {
 
     pub(crate) async fn process(&self, deliveries: &Deliveries) -> Vec<Decision> {
         let messages = deliveries.iter().map(|delivery| delivery.message.clone()).collect();
-        within("handling", self.0.process(messages)).await.unwrap()
+        within("handling", self.0.decisions(messages)).await.unwrap()
     }
 }
 

@@ -121,7 +121,7 @@ impl<L: Link> Client<L> {
 
     async fn open(&self) -> Result<Facts, SourceError> {
         let opening = tokio::time::timeout(ANSWER_TIMEOUT, self.link.open()).await;
-        let (seat, facts) = opening.map_err(|elapsed| unavailable("attaching", elapsed))??;
+        let (seat, facts) = opening.map_err(|elapsed| SourceError::unavailable("attaching", elapsed))??;
         let connection = self.connections.fetch_add(1, Ordering::SeqCst) + 1;
         let current = Current {
             seat,
@@ -359,8 +359,4 @@ fn answer(settle: &Settle) -> Answer {
         Settle::Release { after } => Answer::Release { after: *after },
         Settle::DeadLetter(_) => Answer::DeadLetter,
     }
-}
-
-pub(super) fn unavailable(doing: &'static str, source: impl std::error::Error + Send + Sync + 'static) -> SourceError {
-    SourceError::Unavailable { doing, source: Box::new(source) }
 }

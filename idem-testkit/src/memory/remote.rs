@@ -16,7 +16,7 @@ use tokio::sync::{Mutex as AsyncMutex, oneshot};
 
 use super::{
     broker::Revoke,
-    client::{Client, Link, LinkSeat, MemoryHandle, unavailable},
+    client::{Client, Link, LinkSeat, MemoryHandle},
     connection::Connection,
     options::{Faults, QueueOptions},
     publisher::published,
@@ -133,8 +133,11 @@ impl Link for Remote {
 
     async fn open(&self) -> Result<(RemoteSeat, Facts), SourceError> {
         const DOING: &str = "attaching";
-        let connection = Connection::open(&self.path).await.map_err(|error| unavailable(DOING, error))?;
-        let told = connection.ask(Ask::Attach(self.queue.clone())).await.map_err(|error| unavailable(DOING, error))?;
+        let connection = Connection::open(&self.path).await.map_err(|error| SourceError::unavailable(DOING, error))?;
+        let told = connection
+            .ask(Ask::Attach(self.queue.clone()))
+            .await
+            .map_err(|error| SourceError::unavailable(DOING, error))?;
         let Tell::Attached(facts) = told.ok(DOING)? else { return Err(confused(DOING)) };
         *self.facts.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(facts.clone());
         Ok((RemoteSeat { connection, receiving: AsyncMutex::default() }, facts))
@@ -170,7 +173,7 @@ impl LinkSeat for RemoteSeat {
                 Ok(Tell::Deliveries(deliveries)) => {
                     match deliveries.into_iter().map(TryInto::try_into).collect::<Result<Vec<_>, _>>() {
                         Ok(handed) => receiving.surplus.extend(handed),
-                        Err(error) => return Got::Failed(unavailable("receiving", error)),
+                        Err(error) => return Got::Failed(SourceError::unavailable("receiving", error)),
                     }
                 }
                 Ok(Tell::Revoked(assignment, how)) => {
@@ -312,7 +315,7 @@ impl RemoteBroker {
     }
 
     async fn ask(&self, doing: &'static str, ask: Ask) -> Result<Tell, SourceError> {
-        let unavailable = |error| unavailable(doing, error);
+        let unavailable = |error| SourceError::unavailable(doing, error);
         let answer = {
             let mut connection = self.connection.lock().await;
             if connection.as_ref().is_none_or(Connection::is_gone) {
@@ -343,7 +346,7 @@ impl Publisher for RemotePublisher {
 }
 
 fn unavailable_recv(doing: &'static str) -> impl Fn(oneshot::error::RecvError) -> SourceError {
-    move |error| unavailable(doing, error)
+    move |error| SourceError::unavailable(doing, error)
 }
 
 /// Broker and client are of one build, so this would be a bug of the test kit.

@@ -287,7 +287,7 @@ async fn of_queue(queue: &Queue, ask: QueueAsk) -> Tell {
 fn publish(queue: &Queue, messages: Vec<wire::WireMessage>) -> Result<Tell, SourceError> {
     let mut origins = Vec::with_capacity(messages.len());
     for message in messages {
-        let message = Message::try_from(message).map_err(|error| super::client::unavailable("publishing", error))?;
+        let message = Message::try_from(message).map_err(|error| SourceError::unavailable("publishing", error))?;
         origins.push(queue.publish(message)?.as_str().to_owned());
     }
     Ok(Tell::Published(origins))

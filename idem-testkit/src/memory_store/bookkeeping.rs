@@ -233,7 +233,7 @@ impl Bookkeeping for MemoryStore {
             let rules = &registration.hash_rules;
             let hash_rules = rules.iter().map(|rule| if shares { HashRuleId(1) } else { books.rule(rule) }).collect();
             let warnings = vec!["MemoryStore is for tests: a restart forgets every key".to_owned()];
-            Ok(Registered { scope, hash_rules, run: RunId(books.runs), now, warnings })
+            Ok(Registered::new(scope, hash_rules, RunId(books.runs), now).warnings(warnings))
         };
         self.book("registering the consumer", register).await?
     }
@@ -366,7 +366,7 @@ impl Bookkeeping for MemoryStore {
             let running = (ControlState::Running, String::new(), String::new());
             let (control, by, reason) = state.books.controls.get(&scope).cloned().unwrap_or(running);
             let epoch = state.books.epochs.get(&scope).copied().unwrap_or_default();
-            Control { state: control, by, reason, epoch, identity: StoreIdentity::default(), now: state.now() }
+            Control::new(control, by, reason, epoch, StoreIdentity::default(), state.now())
         };
         self.book("reading the controls", read).await
     }

@@ -57,9 +57,9 @@ use self::{fault::Faults, state::State};
 ///     .handler(Ledger)
 ///     .effects(Effects::InTransaction)
 ///     .build()?;
-/// let twice = vec![message("order-1", "250"), message("order-1", "250")];
-/// let decisions = consumer.process(twice).await?;
-/// assert!(decisions[0].is_processed() && decisions[1].is_skipped());
+/// let (_, first) = consumer.process_one(message("order-1", "250")).await?;
+/// let (_, again) = consumer.process_one(message("order-1", "250")).await?;
+/// assert!(first.is_processed() && again.is_skipped());
 /// assert_eq!(store.rows("purchases").len(), 1);
 /// # Ok(())
 /// # }

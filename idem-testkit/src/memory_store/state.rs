@@ -127,5 +127,5 @@ pub(super) fn record(claim: &Claim, run: idem_core::RunId, now: SystemTime) -> R
         Retention::Forever => None,
     };
     let key = claim.key.clone();
-    Recorded { key, hash: claim.hash, hash_rule: claim.hash_rule, processed_at: now, processed_by: run, expires_at }
+    Recorded::new(key, claim.hash, claim.hash_rule, now, run, expires_at)
 }

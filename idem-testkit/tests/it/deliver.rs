@@ -6,7 +6,7 @@ use idem_core::{
     Bookkeeping as _, Decision, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, Message, Reason, Store, Tx,
     handler_fn,
 };
-use idem_testkit::{Defect, Fault, MemoryStore, Operation, deliver, deliver_on, message};
+use idem_testkit::{Decide as _, Defect, Fault, MemoryStore, Operation, deliver, deliver_on, message};
 
 struct Ledger;
 
@@ -128,7 +128,7 @@ async fn a_commit_that_hangs_is_resolved() {
         .unwrap();
     store.inject(Operation::Commit, Fault::Hang);
     store.inject(Operation::Begin, Fault::Delay(Duration::from_secs(1)));
-    let decisions = consumer.process(vec![message("order-1", "1")]).await.unwrap();
+    let decisions = consumer.decisions(vec![message("order-1", "1")]).await.unwrap();
     assert!(decisions[0].is_processed(), "{decisions:?}");
     assert_eq!(keys(&store), ["order-1"]);
 }
@@ -138,26 +138,26 @@ async fn a_commit_that_hangs_is_resolved() {
 async fn a_deadlock_is_found() {
     use idem_core::{Claim, ClaimError, Claimed, PayloadHash, Registration, Retention, UnitOfWork, UnitOptions};
     let store = MemoryStore::new();
-    let registration = Registration {
-        consumer: idem_core::ConsumerName::new("orders").unwrap(),
-        tenant: idem_core::Tenant::default(),
-        bound_to: None,
-        handler: None,
-        key_rule: String::new(),
-        hash_rules: vec!["raw/1".to_owned()],
-        retention: Retention::Forever,
-        version: String::new(),
-    };
+    let registration = Registration::new(
+        idem_core::ConsumerName::new("orders").unwrap(),
+        idem_core::Tenant::default(),
+        String::new(),
+        vec!["raw/1".to_owned()],
+        Retention::Forever,
+    )
+    .version(String::new());
     let registered = store.bookkeeping().register(&registration).await.unwrap();
-    let claim = |key: &str| Claim {
-        scope: registered.scope,
-        key: idem_core::IdempotencyKey::new(key).unwrap(),
-        hash: PayloadHash::of(b""),
-        hash_rule: registered.hash_rules[0],
-        retention: Retention::Forever,
+    let claim = |key: &str| {
+        Claim::new(
+            registered.scope,
+            idem_core::IdempotencyKey::new(key).unwrap(),
+            PayloadHash::of(b""),
+            registered.hash_rules[0],
+            Retention::Forever,
+        )
     };
     let minute = Duration::from_secs(60);
-    let limits = UnitOptions { run: registered.run, lane: 0, busy_timeout: minute, idle_timeout: minute };
+    let limits = UnitOptions::new(registered.run, 0, minute, minute);
     let (mut one_lane, mut other_lane) = (store.open().await.unwrap(), store.open().await.unwrap());
     let mut one = store.begin(&mut one_lane, limits).await.unwrap();
     let mut other = store.begin(&mut other_lane, limits).await.unwrap();

@@ -1,5 +1,6 @@
 //! What handlers do to their transaction, beyond what the suite asks of every store.
 
+use idem_testkit::Decide as _;
 use std::{pin::pin, time::Duration};
 
 use bytes::Bytes;
@@ -229,7 +230,7 @@ async fn b22_a_unique_violation_of_the_handlers_own_is_permanent() {
     for handlers in BOTH {
         let fixture = Fixture::new().await;
         let consumer = builder(fixture.store.clone(), Acting(Naturally)).handlers(handlers).build().unwrap();
-        let decisions = consumer.process(messages(&keys(3))).await.unwrap();
+        let decisions = consumer.decisions(messages(&keys(3))).await.unwrap();
         assert_eq!(letters(&decisions), "PpP", "{handlers:?}");
         let Decision::Failed(failure) = &decisions[1] else { panic!("{decisions:?}") };
         assert!(failure.text.contains("SQLSTATE 23505") && failure.text.contains("taken_pkey"), "{}", failure.text);

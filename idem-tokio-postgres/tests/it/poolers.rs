@@ -1,5 +1,6 @@
 //! A28: PgBouncer in transaction mode, `IDEM_PGBOUNCER_URL`.
 
+use idem_testkit::Decide as _;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -113,7 +114,7 @@ async fn a40_behind_a_pooler_a_role_that_may_write_by_default_is_refused() {
     let error = store.bookkeeping().verify().await.unwrap_err();
     let command = "ALTER ROLE \"idem\" SET default_transaction_read_only = on";
     assert!(matches!(&error, StoreError::Refused { cure, .. } if cure.contains(command)), "{error:?}");
-    consumer(store.clone(), Acting(Ends(fixture.schema.quoted()))).process(messages(&keys(3))).await.unwrap_err();
+    consumer(store.clone(), Acting(Ends(fixture.schema.quoted()))).decisions(messages(&keys(3))).await.unwrap_err();
     assert!(fixture.effects().await.is_empty());
     store.disconnect().await;
     fixture.drop().await;
@@ -154,7 +155,7 @@ async fn a41_a_connection_that_is_handed_over_is_fenced() {
     let ending = consumer(fixture.store.clone(), Acting(Ends(fixture.schema.quoted())));
     let (client, connection) = fixture.config.connect(NoTls).await.unwrap();
     let lane = fixture.store.session_from(client, connection).await.unwrap();
-    let (_, decisions) = ending.process_on(lane, messages(&keys(3))).await.unwrap();
+    let (_, decisions) = ending.decisions_on(lane, messages(&keys(3))).await.unwrap();
     assert_eq!(letters(&decisions), "PtP");
     assert_eq!(fixture.effects().await, ["order-000", "order-002"]);
     let behind = fixture.options_of(pooler()).statements(Statements::Unnamed).build().unwrap();

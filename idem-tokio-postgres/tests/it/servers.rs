@@ -1,5 +1,6 @@
 //! Servers that restart, stand by or refuse.
 
+use idem_testkit::Decide as _;
 use std::{
     sync::{
         Arc,
@@ -62,9 +63,9 @@ async fn a_lane_is_made_of_a_connection_of_ones_own() {
     let (client, connection) = fixture.config.connect(NoTls).await.unwrap();
     let lane = fixture.store.session_from(client, connection).await.unwrap();
     let consumer = consumer(fixture.store.clone(), Write);
-    let (lane, decisions) = consumer.process_on(lane, messages(&keys(2))).await.unwrap();
+    let (lane, decisions) = consumer.decisions_on(lane, messages(&keys(2))).await.unwrap();
     assert_eq!(letters(&decisions), "PP");
-    let (lane, decisions) = consumer.process_on(lane.unwrap(), messages(&keys(2))).await.unwrap();
+    let (lane, decisions) = consumer.decisions_on(lane.unwrap(), messages(&keys(2))).await.unwrap();
     assert_eq!(letters(&decisions), "DD");
     fixture.store.close(lane.unwrap()).await;
     assert_eq!(fixture.effects().await, keys(2));

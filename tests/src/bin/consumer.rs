@@ -119,11 +119,8 @@ where
         .busy_timeout(Duration::from_secs(2))
         .lanes(plan.lanes)
         .build()?;
-    let cleanup = plan.cleanup_rows.map(|rows_max| CleanupSettings {
-        every: Duration::from_secs(1),
-        rows_max,
-        units_kept: Duration::from_secs(60),
-        ..CleanupSettings::default()
+    let cleanup = plan.cleanup_rows.map(|rows_max| {
+        CleanupSettings::default().every(Duration::from_secs(1)).rows_max(rows_max).units_kept(Duration::from_secs(60))
     });
     let mut worker = Worker::builder(consumer, source);
     if let Some(time) = cache_for {
@@ -131,7 +128,7 @@ where
     }
     let worker = worker
         .batch(plan.batch)
-        .retry(RetryPolicy { attempts: plan.attempts, first: Duration::from_millis(5), max: Duration::from_millis(50) })
+        .retry(RetryPolicy::new(plan.attempts, Duration::from_millis(5), Duration::from_millis(50)))
         .publisher(publisher)
         .cleanup(cleanup)
         .control_every(Duration::from_millis(50))
@@ -144,7 +141,7 @@ where
         terminate.recv().await;
         stop.cancel();
     });
-    let summary = worker.run(shutdown).await?;
+    let summary = worker.run(shutdown.cancelled_owned()).await?;
     tracing::info!(?summary, "done");
     Ok(())
 }

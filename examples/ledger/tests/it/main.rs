@@ -6,6 +6,7 @@
     reason = "a test that cannot go on fails, and says why"
 )]
 
+use idem_testkit::Decide as _;
 use std::path::PathBuf;
 
 use idem_core::{Concurrency, Decision, DedupConsumer, Effects, Message, Reason, Store};
@@ -49,7 +50,7 @@ async fn handle<S: Store>(consumer: &DedupConsumer<S>) {
         purchase("bad", "1", -5),
         purchase("quote", "O'Neill \\\" €", i64::MAX),
     ];
-    let decisions = consumer.process(messages.clone()).await.unwrap();
+    let decisions = consumer.decisions(messages.clone()).await.unwrap();
     for (number, decision) in decisions.iter().enumerate() {
         match number {
             3 => assert!(decision.is_skipped(), "{decision:?}"),
@@ -57,13 +58,13 @@ async fn handle<S: Store>(consumer: &DedupConsumer<S>) {
             _ => assert!(decision.is_processed(), "{number}: {decision:?}"),
         }
     }
-    for (number, decision) in consumer.process(messages).await.unwrap().iter().enumerate() {
+    for (number, decision) in consumer.decisions(messages).await.unwrap().iter().enumerate() {
         assert!(number == 4 || decision.is_skipped(), "{number}: {decision:?}");
     }
     // A total that no longer fits is an error, and leaves nothing behind.
-    let decisions = consumer.process(vec![purchase("more", "O'Neill \\\" €", 1)]).await.unwrap();
+    let decisions = consumer.decisions(vec![purchase("more", "O'Neill \\\" €", 1)]).await.unwrap();
     assert!(matches!(&decisions[0], Decision::Failed(_)), "{decisions:?}");
-    let decisions = consumer.process(vec![purchase("d", "2", 0)]).await.unwrap();
+    let decisions = consumer.decisions(vec![purchase("d", "2", 0)]).await.unwrap();
     assert!(decisions[0].is_processed());
 }
 
@@ -114,8 +115,9 @@ async fn a_batch_changes_customers_in_sorted_order_on_postgres() {
     let (url, schema) = fresh_schema().await;
     let mut connection = PgConnection::connect(&url).await.unwrap();
     let consumer = consumer!(postgres(&url, &schema).await, Kind::Batch);
-    let messages = (0..100).map(|n| purchase(&format!("key-{n}"), &format!("{:03}", n * 37 % 100), 1)).collect();
-    consumer.process(messages).await.unwrap();
+    let messages =
+        (0..100).map(|n| purchase(&format!("key-{n}"), &format!("{:03}", n * 37 % 100), 1)).collect::<Vec<_>>();
+    consumer.decisions(messages).await.unwrap();
     let customers: Vec<String> =
         query_scalar("SELECT customer FROM customers ORDER BY ctid").fetch_all(&mut connection).await.unwrap();
     assert_eq!(customers, (0..100).map(|n| format!("{n:03}")).collect::<Vec<_>>(), "as they lie on the disk");

@@ -98,7 +98,7 @@ impl Drop for Worker {
         if std::thread::panicking() {
             let log = self.logged();
             let lines: Vec<_> = log.lines().collect();
-            eprintln!("the worker's log ends with:\n{}", lines[lines.len().saturating_sub(60)..].join("\n"));
+            println!("the worker's log ends with:\n{}", lines[lines.len().saturating_sub(60)..].join("\n"));
         }
     }
 }

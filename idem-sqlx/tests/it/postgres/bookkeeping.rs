@@ -98,13 +98,7 @@ async fn b10_texts_with_nul_are_stored() {
     let stored = fixture.store.bookkeeping().store_dead_letter(&letter).await.unwrap();
     assert_eq!(stored.error, "e\u{fffd}");
     assert_eq!(fixture.store.bookkeeping().store_dead_letter(&letter).await.unwrap().id, stored.id);
-    let entry = AuditEntry {
-        who: "w\0".to_owned(),
-        action: "conflict",
-        scope: claim.scope,
-        key: None,
-        details: "d\0".to_owned(),
-    };
+    let entry = AuditEntry::new("w\0".to_owned(), "conflict", claim.scope, "d\0".to_owned());
     fixture.store.bookkeeping().audit(&entry).await.unwrap();
     fixture.store.bookkeeping().set_control(claim.scope, ControlState::Paused, "b\0", "r\0").await.unwrap();
     assert_eq!(fixture.store.bookkeeping().control(claim.scope).await.unwrap().by, "b\u{fffd}");

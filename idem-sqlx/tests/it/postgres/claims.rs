@@ -1,5 +1,6 @@
 //! Competing claims, seen from SQL.
 
+use idem_testkit::Decide as _;
 use std::{
     sync::{
         Arc,
@@ -150,7 +151,7 @@ async fn b3_c3_a_cleaner_between_claim_and_read_makes_no_false_duplicate() {
         let rounds = (0..4).map(|_| async {
             let mut processed = 0;
             for _ in 0..calls {
-                for decision in consumer.process(messages(&keys)).await.unwrap() {
+                for decision in consumer.decisions(messages(&keys)).await.unwrap() {
                     match decision {
                         Decision::Processed(_) => processed += 1,
                         Decision::Duplicate(..) | Decision::Busy => {}
@@ -213,7 +214,8 @@ async fn b4_repeatable_read_by_default_gives_an_answer_at_once() {
         let consumer = consumer(fixture.store.clone(), super::consumers::Acting(Isolation));
         let message = || vec![msg(level)];
         let (second, first) = (lanes.pop().unwrap(), lanes.pop().unwrap());
-        let (one, two) = tokio::join!(consumer.process_on(first, message()), consumer.process_on(second, message()));
+        let (one, two) =
+            tokio::join!(consumer.decisions_on(first, message()), consumer.decisions_on(second, message()));
         let mut seen = [one, two].map(|answer| super::consumers::letters(&answer.unwrap().1)).concat();
         if seen == "DP" {
             seen = "PD".to_owned();
@@ -339,7 +341,7 @@ async fn b1_consumers_that_race_for_many_keys_run_each_once() {
             for chunk in mine.chunks(50) {
                 let mut left = chunk.to_vec();
                 while !left.is_empty() {
-                    let decisions = consumer.process(messages(&left)).await.unwrap();
+                    let decisions = consumer.decisions(messages(&left)).await.unwrap();
                     processed += decisions.iter().filter(|decision| decision.is_processed()).count();
                     // A key that somebody else holds comes back.
                     let back = left.iter().zip(&decisions).filter(|(_, decision)| matches!(decision, Decision::Busy));

@@ -29,7 +29,7 @@ async fn store_of(fixture: &Fixture, group: &str) -> PostgresStore {
 
 fn cleanup(cleaner: Box<dyn Cleaner>, rows_max: u32) -> Cleanup {
     let limit = Duration::from_secs(30);
-    let settings = CleanupSettings { rows_max, step_timeout: limit, ..CleanupSettings::default() };
+    let settings = CleanupSettings::default().rows_max(rows_max).step_timeout(limit);
     Cleanup::new(cleaner, settings).unwrap()
 }
 
@@ -226,7 +226,7 @@ async fn s7_every_table_has_an_end_and_what_is_still_needed_stays() {
 async fn s7_the_script_removes_the_same() {
     let (fixture, _) = scene().await;
     age(&fixture).await;
-    let settings = CleanupSettings { rows_max: 2, ..CleanupSettings::default() };
+    let settings = CleanupSettings::default().rows_max(2);
     let role = format!("SET ROLE {}_idem_cleanup", fixture.schema);
     let mut connection = fixture.connect().await;
     sqlx::raw_sql(sqlx::AssertSqlSafe(role)).execute(&mut connection).await.unwrap();

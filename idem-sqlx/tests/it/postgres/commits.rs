@@ -1,5 +1,6 @@
 //! Commits whose answer is lost, late or wrong.
 
+use idem_testkit::Decide as _;
 use std::time::Duration;
 
 use idem_core::{Decision, DedupConsumer, DedupConsumerBuilder, ErrorClass};
@@ -196,7 +197,7 @@ async fn j6_a_full_disk_is_no_fault_of_the_message() {
              CREATE TRIGGER no_room BEFORE INSERT ON effects FOR EACH ROW EXECUTE FUNCTION no_room()",
         )
         .await;
-    for decision in consumer.process(messages(&keys(2))).await.unwrap() {
+    for decision in consumer.decisions(messages(&keys(2))).await.unwrap() {
         assert!(
             matches!(&decision, Decision::Failed(failure) if failure.class == ErrorClass::Infrastructure),
             "{decision:?}"

@@ -90,7 +90,7 @@ async fn a24_a_synchronous_failover_loses_nothing_that_was_acknowledged() {
     before.until("SELECT sync_state = 'sync' FROM pg_stat_replication").await;
     let queue = Arc::new(Broker::new()).create("orders", QueueOptions::default()).unwrap();
     let (stop, first) = (CancellationToken::new(), worker(&before, &queue).build().unwrap());
-    let first = tokio::spawn(first.run(stop.clone()));
+    let first = tokio::spawn(first.run(stop.clone().cancelled_owned()));
     queue.publish(msg("kept")).unwrap();
     drained(&queue).await;
     part(&before, &after).await;
@@ -105,7 +105,7 @@ async fn a24_a_synchronous_failover_loses_nothing_that_was_acknowledged() {
     assert_eq!((after.recorded().await, after.effects().await), (vec!["kept".to_owned()], vec!["kept".to_owned()]));
     assert_eq!(queue.unsettled().len(), 1, "what is lost was not acknowledged");
     let stop = CancellationToken::new();
-    let second = tokio::spawn(worker(&after, &queue).build().unwrap().run(stop.clone()));
+    let second = tokio::spawn(worker(&after, &queue).build().unwrap().run(stop.clone().cancelled_owned()));
     drained(&queue).await;
     stop.cancel();
     second.await.unwrap().unwrap();
@@ -142,7 +142,7 @@ async fn a43_a_failover_empties_what_a_running_worker_remembers() {
     let queue = Arc::new(Broker::new()).create("orders", QueueOptions::default()).unwrap();
     let (all, stop) = (keys(40), CancellationToken::new());
     let worker = worker(&through, &queue).cache_for(Duration::from_secs(300)).build().unwrap();
-    let running = tokio::spawn(worker.run(stop.clone()));
+    let running = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
     let send = |keys: &[String]| {
         for key in keys {
             queue.publish(msg(key)).unwrap();

@@ -1,5 +1,6 @@
 //! What handlers do to their transaction, beyond what the suite asks of every store.
 
+use idem_testkit::Decide as _;
 use std::{
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
@@ -214,7 +215,7 @@ impl Act for Naturally {
 async fn b22_a_unique_violation_of_the_handlers_own_is_permanent() {
     let fixture = Fixture::new().await;
     let consumer = consumer(fixture.store.clone(), Acting(Naturally));
-    let decisions = consumer.process(messages(&keys(3))).await.unwrap();
+    let decisions = consumer.decisions(messages(&keys(3))).await.unwrap();
     assert_eq!(letters(&decisions), "PpP");
     let Decision::Failed(failure) = &decisions[1] else { panic!("{decisions:?}") };
     assert!(failure.text.contains("SQLSTATE 23505") && failure.text.contains("taken_pkey"), "{}", failure.text);
@@ -320,7 +321,7 @@ async fn a46_a_commit_that_a_handler_has_weakened_is_refused() {
         let sets = consumer(fixture.store.clone(), Acting(Sets(text)));
         assert_eq!(process(&sets, messages(&keys(3))).await, seen, "{text}");
         assert_eq!(fixture.effects().await.len(), seen.matches('P').count(), "{text}");
-        let refused = sets.process(messages(&keys(2)[1..])).await.unwrap();
+        let refused = sets.decisions(messages(&keys(2)[1..])).await.unwrap();
         if let Decision::Failed(failure) = &refused[0] {
             assert!(failure.text.contains("synchronous_commit"), "{failure}");
         }

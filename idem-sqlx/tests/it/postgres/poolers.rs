@@ -1,5 +1,6 @@
 //! A28: PgBouncer in transaction mode, `IDEM_PGBOUNCER_URL`.
 
+use idem_testkit::Decide as _;
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
@@ -112,7 +113,7 @@ async fn a40_behind_a_pooler_a_role_that_may_write_by_default_is_refused() {
     let command = "ALTER ROLE \"idem\" SET default_transaction_read_only = on";
     assert!(matches!(&error, StoreError::Refused { cure, .. } if cure.contains(command)), "{error:?}");
     let consumer = consumer(store.clone(), Acting(Ends(fixture.schema.quoted())));
-    consumer.process(messages(&keys(3))).await.unwrap_err();
+    consumer.decisions(messages(&keys(3))).await.unwrap_err();
     assert!(fixture.effects().await.is_empty());
     store.disconnect().await;
     fixture.drop().await;
@@ -187,7 +188,7 @@ async fn a41_a_connection_that_is_handed_over_is_fenced() {
     let consumer = consumer(fixture.store.clone(), Acting(Ends(fixture.schema.quoted())));
     let mut lane = fixture.store.session_from(fixture.connect().await).await.unwrap();
     for expected in ["PtP", "DtD"] {
-        let (back, decisions) = consumer.process_on(lane, messages(&keys(3))).await.unwrap();
+        let (back, decisions) = consumer.decisions_on(lane, messages(&keys(3))).await.unwrap();
         assert_eq!(letters(&decisions), expected);
         lane = back.unwrap();
     }

@@ -192,7 +192,7 @@ async fn s8_a_worker_sets_aside_and_replays_under_its_role() {
     let consumer = builder(store.clone(), Acting(Refusing(Arc::clone(&refusing)))).build().unwrap();
     let worker = Worker::builder(consumer, queue.source()).cleanup(None).control_every(Duration::from_millis(50));
     let stop = CancellationToken::new();
-    let running = tokio::spawn(worker.build().unwrap().run(stop.clone()));
+    let running = tokio::spawn(worker.build().unwrap().run(stop.clone().cancelled_owned()));
     queue.publish(msg("a")).unwrap();
     fixture.until("SELECT count(*) = 1 FROM dead_letters").await;
     refusing.store(false, Ordering::SeqCst);

@@ -100,8 +100,7 @@ async fn live(fixture: &Fixture) {
     assert!(store.bookkeeping().take_replays(&name, run, 5).await.unwrap().is_empty());
     store.bookkeeping().set_control(claim.scope, ControlState::Paused, "ada", "a look").await.unwrap();
     assert_eq!(store.bookkeeping().control(claim.scope).await.unwrap().state, ControlState::Paused);
-    let entry =
-        AuditEntry { who: "ada".to_owned(), action: "start", scope: claim.scope, key: None, details: String::new() };
+    let entry = AuditEntry::new("ada".to_owned(), "start", claim.scope, String::new());
     store.bookkeeping().audit(&entry).await.unwrap();
     let mut cleaner = Arc::new(store.clone()).cleaner();
     assert!(cleaner.may_delete().await.unwrap());

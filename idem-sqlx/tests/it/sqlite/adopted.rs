@@ -1,5 +1,6 @@
 //! Units on a connection that the application hands over and gets back.
 
+use idem_testkit::Decide as _;
 use sqlx::Connection;
 
 use super::{File, consumer, fresh, message, names};
@@ -8,7 +9,7 @@ use super::{File, consumer, fresh, message, names};
 async fn a_connection_comes_back_as_it_was() {
     let (file, store) = fresh().await;
     let lane = store.adopt(file.connect().await).await.unwrap();
-    let (lane, decisions) = consumer(&store).process_on(lane, vec![message("a", "1")]).await.unwrap();
+    let (lane, decisions) = consumer(&store).decisions_on(lane, vec![message("a", "1")]).await.unwrap();
     assert_eq!(names(&decisions), ["processed"]);
     let mut connection = lane.unwrap().into_connection().await.unwrap();
     // Without the hooks the application commits as it likes.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use idem_core::{
     AuditEntry, Bookkeeping, Bytes, ConsumerName, ControlState, DeadLetter, ErrorClass, FailureKind, Fingerprint,
-    HashRuleId, Headers, IdempotencyKey, Message, Origin, PayloadHash, Reason, Registration, ReplayEnd, RunId, ScopeId,
-    Store as _, StoreError, Tenant,
+    HashRuleId, Headers, IdempotencyKey, Message, Origin, PayloadHash, Reason, ReplayEnd, RunId, ScopeId, Store as _,
+    StoreError, Tenant,
 };
 use idem_sqlx::{SqliteOptions, SqliteStore, Synchronous};
 
@@ -19,23 +19,21 @@ fn key(text: &str) -> IdempotencyKey {
 async fn a_name_is_bound_by_what_its_starts_say() {
     let (_file, store) = fresh().await;
     let first = store.bookkeeping().register(&registration()).await.unwrap();
-    let bound = Registration {
-        bound_to: Some("memory/q1".to_owned()),
-        handler: Some("ledger".to_owned()),
-        hash_rules: vec!["json/1".to_owned(), "raw/1".to_owned()],
-        ..registration()
-    };
+    let bound = registration()
+        .bound_to(Some("memory/q1".to_owned()))
+        .handler(Some("ledger".to_owned()))
+        .hash_rules(vec!["json/1".to_owned(), "raw/1".to_owned()]);
     // What was left open is bound by the first that says it; another current rule is fine while the former is known.
     let second = store.bookkeeping().register(&bound).await.unwrap();
     assert_eq!((first.scope, first.hash_rules[0]), (second.scope, second.hash_rules[1]));
     assert!(second.run > first.run);
-    let unbound = Registration { hash_rules: bound.hash_rules.clone(), ..registration() };
+    let unbound = registration().hash_rules(bound.hash_rules.clone());
     store.bookkeeping().register(&unbound).await.unwrap();
     for (change, what, recorded, found) in [
-        (Registration { bound_to: Some("memory/q2".to_owned()), ..bound.clone() }, "source", "memory/q1", "memory/q2"),
-        (Registration { handler: Some("other".to_owned()), ..bound.clone() }, "handler", "ledger", "other"),
-        (Registration { key_rule: "body".to_owned(), ..bound.clone() }, "key rules", "header", "body"),
-        (Registration { hash_rules: vec!["raw/1".to_owned()], ..bound.clone() }, "hash rules", "json/1", "raw/1"),
+        (bound.clone().bound_to(Some("memory/q2".to_owned())), "source", "memory/q1", "memory/q2"),
+        (bound.clone().handler(Some("other".to_owned())), "handler", "ledger", "other"),
+        (bound.clone().key_rule("body".to_owned()), "key rules", "header", "body"),
+        (bound.clone().hash_rules(vec!["raw/1".to_owned()]), "hash rules", "json/1", "raw/1"),
     ] {
         let error = store.bookkeeping().register(&change).await.unwrap_err();
         let StoreError::Bound { what: part, .. } = &error else { panic!("{error}") };
@@ -55,7 +53,7 @@ async fn s2_tenants_and_consumers_have_scopes_of_their_own() {
     assert_ne!(acme, scope);
     assert_eq!(store.bookkeeping().scope(&orders, &tenant).await.unwrap(), acme);
     assert_eq!(store.bookkeeping().scope(&orders, &Tenant::default()).await.unwrap(), scope);
-    let other = Registration { consumer: ConsumerName::new("other").unwrap(), ..registration() };
+    let other = registration().consumer(ConsumerName::new("other").unwrap());
     assert_ne!(store.bookkeeping().register(&other).await.unwrap().scope, scope);
     let error = store.bookkeeping().scope(&ConsumerName::new("nobody").unwrap(), &tenant).await.unwrap_err();
     assert!(matches!(error, StoreError::Refused { .. }), "{error}");
@@ -218,15 +216,9 @@ async fn controls_and_the_audit_trail_are_kept() {
     store.bookkeeping().set_control(scope, ControlState::Running, "ann", "done").await.unwrap();
     let control = store.bookkeeping().control(scope).await.unwrap();
     assert_eq!((control.state, control.by.as_str()), (ControlState::Running, ""));
-    let entry = AuditEntry {
-        who: "run 1".to_owned(),
-        action: "conflict",
-        scope,
-        key: Some(key("a")),
-        details: "both hashes".to_owned(),
-    };
+    let entry = AuditEntry::new("run 1".to_owned(), "conflict", scope, "both hashes".to_owned()).key(Some(key("a")));
     store.bookkeeping().audit(&entry).await.unwrap();
-    store.bookkeeping().audit(&AuditEntry { key: None, action: "halt", ..entry }).await.unwrap();
+    store.bookkeeping().audit(&entry.key(None).action("halt")).await.unwrap();
     let lines = file.ask("SELECT action || ' ' || ifnull(idempotency_key, '-') FROM idem_audit ORDER BY id").await;
     assert_eq!(lines, ["conflict a", "halt -"]);
 }

@@ -1,5 +1,6 @@
 //! Cleanup of a file.
 
+use idem_testkit::Decide as _;
 use std::time::Duration;
 
 use idem_core::{Cleanup, CleanupSettings, Store as _};
@@ -11,7 +12,7 @@ use super::{consumer, fresh, messages, names};
 async fn s7_every_table_has_an_end_and_what_is_still_needed_stays() {
     let (file, store) = fresh().await;
     let consumer = consumer(&store);
-    consumer.process(messages(&[("old", "1"), ("live", "1")])).await.unwrap();
+    consumer.decisions(messages(&[("old", "1"), ("live", "1")])).await.unwrap();
     file.run(
         "UPDATE idem_processed_messages SET expires_at = 1 WHERE idempotency_key = 'old';
          UPDATE idem_units SET at = 1;
@@ -27,7 +28,7 @@ async fn s7_every_table_has_an_end_and_what_is_still_needed_stays() {
     let mut cleaner = store.cleaner();
     assert!(cleaner.backlog().await.unwrap().lag > Duration::from_secs(3600));
     assert!(cleaner.last().await.unwrap().is_none());
-    let settings = CleanupSettings { rows_max: 1, ..CleanupSettings::default() };
+    let settings = CleanupSettings::default().rows_max(1);
     let report = Cleanup::new(store.cleaner(), settings).unwrap().cycle().await.unwrap();
     assert_eq!(
         report.to_string(),
@@ -39,7 +40,7 @@ async fn s7_every_table_has_an_end_and_what_is_still_needed_stays() {
     let last = cleaner.last().await.unwrap().unwrap();
     assert!(last.ago < Duration::from_secs(60) && cleaner.backlog().await.unwrap().lag.is_zero());
     assert_eq!(
-        names(&consumer.process(messages(&[("old", "1"), ("live", "1")])).await.unwrap()),
+        names(&consumer.decisions(messages(&[("old", "1"), ("live", "1")])).await.unwrap()),
         ["processed", "duplicate"]
     );
 }

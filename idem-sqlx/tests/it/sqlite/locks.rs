@@ -1,5 +1,6 @@
 //! One writer at a time: who waits for whom, how long, and what comes of it.
 
+use idem_testkit::Decide as _;
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
@@ -11,7 +12,7 @@ use idem_sqlx::{SqliteOptions, SqliteStore};
 use super::{Scripted, builder, consumer, fresh, message, messages, names, open, registration, soon};
 
 fn options(busy: Duration) -> UnitOptions {
-    UnitOptions { run: idem_core::RunId(1), lane: 0, busy_timeout: busy, idle_timeout: Duration::from_secs(30) }
+    UnitOptions::new(idem_core::RunId(1), 0, busy, Duration::from_secs(30))
 }
 
 const SHORT: Duration = Duration::from_millis(50);
@@ -21,14 +22,14 @@ const SHORT: Duration = Duration::from_millis(50);
 async fn a_unit_is_held_while_another_connection_writes() {
     let (file, store) = fresh().await;
     let consumer = builder(&store).handler(Scripted).busy_timeout(SHORT).build().unwrap();
-    consumer.process(vec![message("old", "1")]).await.unwrap();
+    consumer.decisions(vec![message("old", "1")]).await.unwrap();
     let mut other = file.connect().await;
     sqlx::raw_sql("BEGIN IMMEDIATE; INSERT INTO taken VALUES (2)").execute(&mut other).await.unwrap();
-    let decisions = soon(consumer.process(messages(&[("a", "1"), ("b", "2")]))).await.unwrap();
+    let decisions = soon(consumer.decisions(messages(&[("a", "1"), ("b", "2")]))).await.unwrap();
     assert_eq!(names(&decisions), ["busy", "busy"]);
     assert_eq!(file.effects().await, ["old=1"]);
     sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
-    let decisions = soon(consumer.process(messages(&[("a", "1"), ("b", "2")]))).await.unwrap();
+    let decisions = soon(consumer.decisions(messages(&[("a", "1"), ("b", "2")]))).await.unwrap();
     assert_eq!(names(&decisions), ["processed", "processed"]);
 }
 
@@ -36,15 +37,15 @@ async fn a_unit_is_held_while_another_connection_writes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_held_unit_reads_but_does_not_claim() {
     let (file, store) = fresh().await;
-    consumer(&store).process(vec![message("old", "1")]).await.unwrap();
+    consumer(&store).decisions(vec![message("old", "1")]).await.unwrap();
     let registered = store.bookkeeping().register(&registration_of_builder(&file).await).await.unwrap();
-    let claim = Claim {
-        scope: registered.scope,
-        key: IdempotencyKey::new("old").unwrap(),
-        hash: PayloadHash::of(b"1"),
-        hash_rule: registered.hash_rules[0],
-        retention: Retention::Forever,
-    };
+    let claim = Claim::new(
+        registered.scope,
+        IdempotencyKey::new("old").unwrap(),
+        PayloadHash::of(b"1"),
+        registered.hash_rules[0],
+        Retention::Forever,
+    );
     let mut other = file.connect().await;
     sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut other).await.unwrap();
     let mut lane = store.open().await.unwrap();
@@ -60,7 +61,7 @@ async fn a_held_unit_reads_but_does_not_claim() {
 async fn registration_of_builder(file: &super::File) -> idem_core::Registration {
     let key_rule = file.ask("SELECT key_rules FROM idem_consumers").await.remove(0);
     let rules = file.ask("SELECT hash_rules FROM idem_consumers").await.remove(0);
-    idem_core::Registration { key_rule, hash_rules: vec![rules], ..registration() }
+    registration().key_rule(key_rule).hash_rules(vec![rules])
 }
 
 /// Two units of one store take turns in the order in which they ask.
@@ -113,10 +114,10 @@ async fn two_lanes_are_refused_by_build() {
 async fn a18_a_statement_past_the_deadline_is_interrupted() {
     let (file, store) = fresh().await;
     let consumer = builder(&store).handler(Scripted).handler_deadline(Duration::from_millis(200)).build().unwrap();
-    let decisions = soon(consumer.process(vec![message("a", "block")])).await.unwrap();
+    let decisions = soon(consumer.decisions(vec![message("a", "block")])).await.unwrap();
     let Decision::Failed(failure) = &decisions[0] else { panic!("{decisions:?}") };
     assert_eq!((failure.class, failure.reason), (ErrorClass::Transient, idem_core::Reason::Deadline));
-    let decisions = soon(consumer.process(vec![message("a", "1")])).await.unwrap();
+    let decisions = soon(consumer.decisions(vec![message("a", "1")])).await.unwrap();
     assert_eq!(names(&decisions), ["processed"]);
     assert_eq!(file.effects().await, ["a=1"]);
 }
@@ -145,7 +146,7 @@ async fn everything(store: Arc<SqliteStore>, keys: Vec<String>) {
     let consumer = consumer(&store);
     for batch in keys.chunks(10) {
         loop {
-            let decisions = consumer.process(batch.iter().map(|key| message(key, "1")).collect()).await.unwrap();
+            let decisions = consumer.decisions(batch.iter().map(|key| message(key, "1")).collect()).await.unwrap();
             if decisions.into_iter().all(|decision| decision.into_durable().is_some()) {
                 break;
             }

@@ -3,6 +3,7 @@
 use idem_core::{Bookkeeping, Store as _, StoreError};
 use idem_schema::{MigrateError, SchemaName};
 use idem_sqlx::{SqliteOptions, SqliteStore};
+use idem_testkit::Decide as _;
 
 use super::{File, consumer, fresh, message, open, registered};
 
@@ -27,7 +28,7 @@ async fn up_twice_and_down_beside_the_applications_tables() {
 #[tokio::test(flavor = "multi_thread")]
 async fn down_is_refused_while_there_are_records_and_leaves_everything() {
     let (file, store) = fresh().await;
-    consumer(&store).process(vec![message("a", "1")]).await.unwrap();
+    consumer(&store).decisions(vec![message("a", "1")]).await.unwrap();
     assert_eq!(store.migrate_down().await.unwrap(), Some(3));
     assert_eq!(store.migrate_down().await.unwrap(), Some(2));
     let error = store.migrate_down().await.unwrap_err();

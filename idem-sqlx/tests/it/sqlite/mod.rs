@@ -156,16 +156,14 @@ pub(crate) fn names(decisions: &[Decision]) -> Vec<&'static str> {
 }
 
 pub(crate) fn registration() -> Registration {
-    Registration {
-        consumer: ConsumerName::new("orders").unwrap(),
-        tenant: Tenant::default(),
-        bound_to: None,
-        handler: None,
-        key_rule: "header".to_owned(),
-        hash_rules: vec!["raw/1".to_owned()],
-        retention: Retention::For(Duration::from_secs(3600)),
-        version: "1".to_owned(),
-    }
+    Registration::new(
+        ConsumerName::new("orders").unwrap(),
+        Tenant::default(),
+        "header".to_owned(),
+        vec!["raw/1".to_owned()],
+        Retention::For(Duration::from_secs(3600)),
+    )
+    .version("1".to_owned())
 }
 
 pub(crate) async fn registered(store: &SqliteStore) -> ScopeId {

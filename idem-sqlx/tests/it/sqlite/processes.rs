@@ -1,5 +1,6 @@
 //! Several processes on one file, and processes that die in the middle.
 
+use idem_testkit::Decide as _;
 use std::process::{Command, ExitStatus};
 
 use idem_core::failpoint::{self, Action};
@@ -31,7 +32,7 @@ fn child() {
         let consumer = consumer(&store);
         for batch in input() {
             loop {
-                let decisions = consumer.process(batch.clone()).await.unwrap();
+                let decisions = consumer.decisions(batch.clone()).await.unwrap();
                 if decisions.into_iter().all(|decision| decision.into_durable().is_some()) {
                     break;
                 }
@@ -80,6 +81,6 @@ async fn processes_on_one_file_do_everything_exactly_once() {
     assert!(ends.0.success() && ends.1.success() && ends.2.success());
     everything_is_there_once(&file).await;
     let store = open(&file).await;
-    let decisions = consumer(&store).process(vec![message("k000", "1")]).await.unwrap();
+    let decisions = consumer(&store).decisions(vec![message("k000", "1")]).await.unwrap();
     assert_eq!(names(&decisions), ["duplicate"]);
 }

@@ -1,5 +1,6 @@
 //! What the file holds of a message, and what it makes of keys, payloads and clocks.
 
+use idem_testkit::Decide as _;
 use std::time::{Duration, SystemTime};
 
 use idem_core::{
@@ -12,7 +13,7 @@ use super::{Scripted, builder, consumer, fresh, message, messages, names, regist
 
 fn options() -> UnitOptions {
     let second = Duration::from_secs(1);
-    UnitOptions { run: RunId(7), lane: 3, busy_timeout: second, idle_timeout: 30 * second }
+    UnitOptions::new(RunId(7), 3, second, 30 * second)
 }
 
 /// The golden vectors of every store: a key's id in the file is the one that Rust and PostgreSQL compute.
@@ -22,12 +23,8 @@ async fn key_ids_are_the_golden_vectors() {
     let registered = store.bookkeeping().register(&registration()).await.unwrap();
     let claims: Vec<Claim> = vectors()
         .filter_map(|(key, _)| IdempotencyKey::new(key).ok())
-        .map(|key| Claim {
-            scope: registered.scope,
-            key,
-            hash: PayloadHash::of(b"1"),
-            hash_rule: registered.hash_rules[0],
-            retention: Retention::Forever,
+        .map(|key| {
+            Claim::new(registered.scope, key, PayloadHash::of(b"1"), registered.hash_rules[0], Retention::Forever)
         })
         .collect();
     assert!(claims.len() > 50);
@@ -80,7 +77,7 @@ async fn s6_hostile_keys_are_data() {
         &"k".repeat(255),
     ];
     let batch: Vec<Message> = keys.iter().chain(&keys).map(|key| message(key, "1")).collect();
-    let decisions = consumer.process(batch).await.unwrap();
+    let decisions = consumer.decisions(batch).await.unwrap();
     assert_eq!(names(&decisions[..keys.len()]), vec!["processed"; keys.len()]);
     assert_eq!(names(&decisions[keys.len()..]), vec!["duplicate"; keys.len()]);
     let mut expected: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
@@ -96,9 +93,9 @@ async fn another_payload_is_a_conflict() {
     let (file, store) = fresh().await;
     let consumer = consumer(&store);
     let before = SystemTime::UNIX_EPOCH + Duration::from_micros(now_of(&file).await);
-    let decisions = consumer.process(messages(&[("a", "paid"), ("a", "refunded"), ("b", "1")])).await.unwrap();
+    let decisions = consumer.decisions(messages(&[("a", "paid"), ("a", "refunded"), ("b", "1")])).await.unwrap();
     assert_eq!(names(&decisions), ["processed", "conflict", "processed"]);
-    let decisions = consumer.process(messages(&[("a", "refunded"), ("a", "paid")])).await.unwrap();
+    let decisions = consumer.decisions(messages(&[("a", "refunded"), ("a", "paid")])).await.unwrap();
     assert_eq!(names(&decisions), ["conflict", "duplicate"]);
     let Decision::Conflict(recorded, _) = &decisions[0] else { panic!("{decisions:?}") };
     assert_eq!(recorded.hash, PayloadHash::of(b"paid"));
@@ -115,12 +112,12 @@ async fn large_batches_are_one_claim() {
     let (file, store) = fresh().await;
     let consumer = consumer(&store);
     let batch = || (0..500).map(|number| message(&format!("k{number}"), "1")).collect::<Vec<_>>();
-    assert!(consumer.process(batch()).await.unwrap().iter().all(Decision::is_processed));
-    assert!(consumer.process(batch()).await.unwrap().iter().all(Decision::is_skipped));
+    assert!(consumer.decisions(batch()).await.unwrap().iter().all(Decision::is_processed));
+    assert!(consumer.decisions(batch()).await.unwrap().iter().all(Decision::is_skipped));
     assert_eq!(file.ask("SELECT CAST(count(*) AS TEXT) FROM idem_units").await, ["1"]);
     // Old and new mixed: only the old ones are duplicates.
     let mixed = (480..520).map(|number| message(&format!("k{number}"), "1")).collect();
-    let decisions = consumer.process(mixed).await.unwrap();
+    let decisions = consumer.decisions(mixed).await.unwrap();
     assert!(decisions[..20].iter().all(Decision::is_skipped) && decisions[20..].iter().all(Decision::is_processed));
     assert_eq!(file.effects().await.len(), 520);
 }
@@ -130,18 +127,18 @@ async fn large_batches_are_one_claim() {
 async fn cleanup_removes_only_what_has_expired() {
     let (file, store) = fresh().await;
     let short = builder(&store).handler(Scripted).retention(Retention::For(Duration::from_secs(60))).build().unwrap();
-    short.process(messages(&[("old", "1"), ("fresh", "1")])).await.unwrap();
+    short.decisions(messages(&[("old", "1"), ("fresh", "1")])).await.unwrap();
     let forever = builder(&store).handler(Scripted).retention(Retention::Forever).build().unwrap();
-    forever.process(vec![message("kept", "1")]).await.unwrap();
+    forever.decisions(vec![message("kept", "1")]).await.unwrap();
     file.run(
         "UPDATE idem_processed_messages SET expires_at = 1 WHERE idempotency_key = 'old'; UPDATE idem_units SET at = 1",
     )
     .await;
-    assert_eq!(names(&short.process(vec![message("old", "1")]).await.unwrap()), ["duplicate"]);
+    assert_eq!(names(&short.decisions(vec![message("old", "1")]).await.unwrap()), ["duplicate"]);
     let report = Cleanup::new(store.cleaner(), CleanupSettings::default()).unwrap().cycle().await.unwrap();
     assert_eq!(report.to_string(), "1 processed_messages, 2 units");
     assert_eq!(file.recorded().await, ["fresh", "kept"]);
-    assert_eq!(names(&short.process(vec![message("old", "1")]).await.unwrap()), ["processed"]);
+    assert_eq!(names(&short.decisions(vec![message("old", "1")]).await.unwrap()), ["processed"]);
 }
 
 /// A success forgets its attempts, in its own transaction: a failure after the claim keeps them, and so does another payload.
@@ -158,10 +155,10 @@ async fn attempts_are_forgotten_with_the_success() {
     for number in 1..=2 {
         assert_eq!(store.bookkeeping().count_attempt(scope, &key, PayloadHash::of(b"1")).await.unwrap(), number);
     }
-    consumer.process(vec![message("a", "fail")]).await.unwrap();
+    consumer.decisions(vec![message("a", "fail")]).await.unwrap();
     let counts = "SELECT CAST(attempts AS TEXT) FROM idem_message_attempts ORDER BY attempts";
     assert_eq!(file.ask(counts).await, ["2", "3"]);
-    consumer.process(vec![message("a", "1")]).await.unwrap();
+    consumer.decisions(vec![message("a", "1")]).await.unwrap();
     assert_eq!(file.ask(counts).await, ["3"]);
 }
 
@@ -172,12 +169,12 @@ async fn a27_a_table_that_is_gone_and_comes_back() {
     let consumer = consumer(&store);
     consumer.start().await.unwrap();
     file.run("ALTER TABLE idem_processed_messages RENAME TO hidden").await;
-    let decisions = consumer.process(messages(&[("a", "1"), ("b", "1")])).await.unwrap();
+    let decisions = consumer.decisions(messages(&[("a", "1"), ("b", "1")])).await.unwrap();
     for decision in &decisions {
         let Decision::Failed(failure) = decision else { panic!("{decisions:?}") };
         assert_eq!(failure.class, idem_core::ErrorClass::Infrastructure, "{failure}");
     }
     file.run("ALTER TABLE hidden RENAME TO idem_processed_messages").await;
-    let decisions = consumer.process(messages(&[("a", "1"), ("b", "1")])).await.unwrap();
+    let decisions = consumer.decisions(messages(&[("a", "1"), ("b", "1")])).await.unwrap();
     assert_eq!(names(&decisions), ["processed", "processed"]);
 }

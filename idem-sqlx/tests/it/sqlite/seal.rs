@@ -2,6 +2,7 @@
 
 use idem_core::{Decision, HandlerError, Message, Store, Tx, UnitOfWork, UnitOptions};
 use idem_sqlx::SqliteStore;
+use idem_testkit::Decide as _;
 use sqlx::{Connection, SqliteConnection};
 
 use super::{consumer, fresh, message, messages, names, registered, soon};
@@ -63,11 +64,11 @@ async fn a12_a_raw_commit_in_mid_batch_commits_nothing() {
     for word in ["commit", "swallowed-commit", "rollback", "commit-begin", "rollback-write", "swallowed-rollback"] {
         let (file, store) = fresh().await;
         let consumer = consumer(&store);
-        let decisions = soon(consumer.process(messages(&[("a", "1"), ("b", word), ("c", "3")]))).await.unwrap();
+        let decisions = soon(consumer.decisions(messages(&[("a", "1"), ("b", word), ("c", "3")]))).await.unwrap();
         assert_eq!(names(&decisions), ["processed", "failed", "processed"], "{word}");
         assert_eq!(file.effects().await, ["a=1", "c=3"], "{word}");
         assert_eq!(file.recorded().await, ["a", "c"], "{word}");
-        let again = soon(consumer.process(messages(&[("a", "1"), ("b", "2"), ("c", "3")]))).await.unwrap();
+        let again = soon(consumer.decisions(messages(&[("a", "1"), ("b", "2"), ("c", "3")]))).await.unwrap();
         assert_eq!(names(&again), ["duplicate", "processed", "duplicate"], "{word}");
         assert_eq!(file.effects().await, ["a=1", "b=2", "c=3"], "{word}");
     }
@@ -78,7 +79,7 @@ async fn a12_a_raw_commit_in_mid_batch_commits_nothing() {
 async fn a12_a_raw_commit_alone_commits_nothing() {
     let (file, store) = fresh().await;
     let consumer = consumer(&store);
-    let decisions = consumer.process(vec![message("a", "commit")]).await.unwrap();
+    let decisions = consumer.decisions(vec![message("a", "commit")]).await.unwrap();
     let Decision::Failed(failure) = &decisions[0] else { panic!("{decisions:?}") };
     assert!(failure.text.contains("idem refused a COMMIT that it did not send"), "{}", failure.text);
     assert_eq!(file.effects().await, Vec::<String>::new());
@@ -90,7 +91,7 @@ async fn a12_a_raw_commit_alone_commits_nothing() {
 async fn a14_a_nested_transaction_left_open_is_its_handlers_failure() {
     let (file, store) = fresh().await;
     let batch = messages(&[("a", "1"), ("b", "nested-left"), ("c", "3")]);
-    let decisions = soon(consumer(&store).process(batch)).await.unwrap();
+    let decisions = soon(consumer(&store).decisions(batch)).await.unwrap();
     assert_eq!(names(&decisions), ["processed", "failed", "processed"]);
     let Decision::Failed(failure) = &decisions[1] else { panic!("{decisions:?}") };
     assert!(failure.text.contains("left 1 nested transactions open"), "{}", failure.text);
@@ -101,7 +102,7 @@ async fn a14_a_nested_transaction_left_open_is_its_handlers_failure() {
 async fn nested_transactions_work() {
     let (file, store) = fresh().await;
     let batch = messages(&[("a", "nested-committed"), ("b", "nested-rolled-back")]);
-    let decisions = soon(consumer(&store).process(batch)).await.unwrap();
+    let decisions = soon(consumer(&store).decisions(batch)).await.unwrap();
     assert_eq!(names(&decisions), ["processed", "processed"]);
     assert_eq!(file.effects().await, ["a=nested-committed", "a=nested-committed", "b=nested-rolled-back"]);
 }
@@ -111,7 +112,7 @@ async fn nested_transactions_work() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a9_a_swallowed_error_costs_only_its_statement() {
     let (file, store) = fresh().await;
-    let decisions = consumer(&store).process(vec![message("a", "swallowed-error")]).await.unwrap();
+    let decisions = consumer(&store).decisions(vec![message("a", "swallowed-error")]).await.unwrap();
     assert_eq!(names(&decisions), ["processed"]);
     assert_eq!(file.effects().await, ["a=swallowed-error"]);
     assert_eq!(file.recorded().await, ["a"]);
@@ -122,10 +123,10 @@ async fn a9_a_swallowed_error_costs_only_its_statement() {
 async fn a10_a_deferred_constraint_fails_its_message_only() {
     let (file, store) = fresh().await;
     let consumer = consumer(&store);
-    let decisions = soon(consumer.process(messages(&[("a", "1"), ("b", "deferred")]))).await.unwrap();
+    let decisions = soon(consumer.decisions(messages(&[("a", "1"), ("b", "deferred")]))).await.unwrap();
     assert_eq!(names(&decisions), ["processed", "failed"]);
     assert_eq!(file.effects().await, ["a=1"]);
-    assert_eq!(names(&consumer.process(vec![message("b", "2")]).await.unwrap()), ["processed"]);
+    assert_eq!(names(&consumer.decisions(vec![message("b", "2")]).await.unwrap()), ["processed"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -134,7 +135,7 @@ async fn errors_and_panics_leave_nothing_and_cost_no_neighbour() {
     let consumer = consumer(&store);
     for word in ["fail", "fail-permanent", "panic"] {
         let batch = messages(&[(&format!("a-{word}"), "1"), (word, word)]);
-        let decisions = soon(consumer.process(batch)).await.unwrap();
+        let decisions = soon(consumer.decisions(batch)).await.unwrap();
         assert_eq!(names(&decisions), ["processed", "failed"], "{word}");
     }
     assert_eq!(file.effects().await, ["a-fail-permanent=1", "a-fail=1", "a-panic=1"]);
@@ -142,7 +143,7 @@ async fn errors_and_panics_leave_nothing_and_cost_no_neighbour() {
 
 fn options(run: i32) -> UnitOptions {
     let second = std::time::Duration::from_secs(1);
-    UnitOptions { run: idem_core::RunId(run), lane: 0, busy_timeout: second, idle_timeout: 30 * second }
+    UnitOptions::new(idem_core::RunId(run), 0, second, 30 * second)
 }
 
 /// Contract of a store, 3: a unit that is dropped leaves nothing, and its lane can be used again.

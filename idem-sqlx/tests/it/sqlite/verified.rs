@@ -2,6 +2,7 @@
 
 use idem_core::{Bookkeeping, Store as _, StoreError};
 use idem_sqlx::{SqliteOptions, SqliteStore};
+use idem_testkit::Decide as _;
 
 use super::{File, consumer, fresh, message, open};
 
@@ -11,7 +12,7 @@ async fn a_file_without_schema_names_the_command() {
     let store = open(&file).await;
     let error = store.bookkeeping().verify().await.unwrap_err().to_string();
     assert!(error.contains("no table idem_migrations") && error.contains("idem migrate"), "{error}");
-    let error = consumer(&store).process(vec![message("a", "1")]).await.unwrap_err();
+    let error = consumer(&store).decisions(vec![message("a", "1")]).await.unwrap_err();
     assert!(matches!(error, StoreError::Schema { .. }), "{error}");
 }
 

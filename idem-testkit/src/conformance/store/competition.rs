@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use idem_core::{ClaimError, Claimed, CommitError, DedupConsumer, Registered, Store, UnitOfWork, UnitOptions};
+use idem_core::{ClaimError, Claimed, CommitError, DedupConsumer, Registered, Store, UnitOfWork};
 
 use super::{
     gate::{Counter, PATIENCE, within},
@@ -145,7 +145,7 @@ pub async fn a_claim_waits_for_twins_only<T: StoreUnderTest>(subject: &T) {
     let registered = scene.register().await;
     while_held(&scene, &registered, &["order-1"], End::RollsBack, async |told| {
         let mut lane = scene.open().await;
-        let limits = UnitOptions { busy_timeout: Duration::from_secs(1), ..options(registered.run) };
+        let limits = options(registered.run).busy_timeout(Duration::from_secs(1));
         let mut unit = within("beginning", scene.store.begin(&mut lane, limits)).await.unwrap();
         let answer = within("claiming another key", unit.claim(&[claim(&registered, "order-2", "paid")])).await;
         if scene.waits_per_key() {
@@ -166,7 +166,7 @@ pub async fn an_uncommitted_twin_is_never_found<T: StoreUnderTest>(subject: &T) 
     let claims = [claim(&registered, "order-1", "paid")];
     while_held(&scene, &registered, &["order-1"], End::RollsBack, async |told| {
         let mut lane = scene.open().await;
-        let limits = UnitOptions { busy_timeout: Duration::from_millis(500), ..options(registered.run) };
+        let limits = options(registered.run).busy_timeout(Duration::from_millis(500));
         let mut unit = within("beginning", scene.store.begin(&mut lane, limits)).await.unwrap();
         assert_eq!(within("reading", unit.read(&claims)).await.unwrap(), [None]);
         let answer = within("claiming", unit.claim(&claims)).await;

@@ -3,7 +3,7 @@
 use std::{collections::HashSet, sync::Arc};
 
 use idem_core::{
-    AuditEntry, Bookkeeping, Claim, Claimed, ConflictKind, ConsumerName, ControlState, Decision, ErrorClass, HashRules,
+    AuditEntry, Bookkeeping, Claimed, ConflictKind, ConsumerName, ControlState, Decision, ErrorClass, HashRules,
     JsonMembers, RawPayload, Registration, Store, StoreError, Tenant, UnitOfWork,
 };
 
@@ -81,35 +81,32 @@ async fn is_bound<T: StoreUnderTest>(
 
 /// A name is bound to its source: another queue under the same name is refused with both.
 pub async fn another_source_is_refused_with_both_values<T: StoreUnderTest>(subject: &T) {
-    let of = |source: &str| Registration { bound_to: Some(source.to_owned()), ..registration("orders") };
+    let of = |source: &str| registration("orders").bound_to(Some(source.to_owned()));
     is_bound(subject, "source", of("kafka/a/orders"), of("kafka/b/orders"), ["kafka/a/orders", "kafka/b/orders"]).await;
 }
 
 /// B11: a name is bound to its handler, where that has a name.
 pub async fn another_handler_is_refused_with_both_values<T: StoreUnderTest>(subject: &T) {
-    let of = |handler: &str| Registration { handler: Some(handler.to_owned()), ..registration("orders") };
+    let of = |handler: &str| registration("orders").handler(Some(handler.to_owned()));
     is_bound(subject, "handler", of("ledger"), of("mailer"), ["ledger", "mailer"]).await;
 }
 
 /// A name is bound to its key rules.
 pub async fn another_key_rule_is_refused_with_both_values<T: StoreUnderTest>(subject: &T) {
-    let of = |rule: &str| Registration { key_rule: rule.to_owned(), ..registration("orders") };
+    let of = |rule: &str| registration("orders").key_rule(rule.to_owned());
     is_bound(subject, "key rules", of("header:a;token"), of("header:b;token"), ["header:a", "header:b"]).await;
 }
 
 /// B15, J12: a name is bound to its hash rule; a start that cannot compare with the old records is refused.
 pub async fn another_hash_rule_is_refused_with_both_values<T: StoreUnderTest>(subject: &T) {
-    let of = |rule: &str| Registration { hash_rules: vec![rule.to_owned()], ..registration("orders") };
+    let of = |rule: &str| registration("orders").hash_rules(vec![rule.to_owned()]);
     is_bound(subject, "hash rules", of("raw/1"), of("fn:mine"), ["raw/1", "fn:mine"]).await;
 }
 
 /// A consumer that went over to another hash rule may drop the old one once no record of it is left; then the new rule binds.
 pub async fn a_hash_rule_is_left_behind_by_way_of_a_former_one<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
-    let of = |rules: &[&str]| Registration {
-        hash_rules: rules.iter().map(|rule| (*rule).to_owned()).collect(),
-        ..registration("orders")
-    };
+    let of = |rules: &[&str]| registration("orders").hash_rules(rules.iter().map(|rule| (*rule).to_owned()).collect());
     for rules in [&["raw/1"][..], &["fn:mine", "raw/1"], &["fn:mine"]] {
         scene.register_as(&of(rules)).await.unwrap_or_else(|error| panic!("{rules:?}: {error}"));
     }
@@ -121,10 +118,8 @@ pub async fn a_hash_rule_is_left_behind_by_way_of_a_former_one<T: StoreUnderTest
 /// A name is bound to one source whatever the tenant.
 pub async fn another_tenant_is_bound_like_the_first<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
-    let of = |source: &str, tenant: &str| Registration {
-        bound_to: Some(source.to_owned()),
-        tenant: Tenant::new(tenant).unwrap(),
-        ..registration("orders")
+    let of = |source: &str, tenant: &str| {
+        registration("orders").bound_to(Some(source.to_owned())).tenant(Tenant::new(tenant).unwrap())
     };
     let first = scene.register_as(&of("queue-a", "acme")).await.unwrap();
     let second = scene.register_as(&of("queue-a", "globex")).await.unwrap();
@@ -137,21 +132,19 @@ pub async fn another_tenant_is_bound_like_the_first<T: StoreUnderTest>(subject: 
 pub async fn what_a_start_does_not_say_binds_nothing<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let unbound = registration("orders");
-    let bound =
-        Registration { bound_to: Some("queue-a".to_owned()), handler: Some("ledger".to_owned()), ..unbound.clone() };
+    let bound = unbound.clone().bound_to(Some("queue-a".to_owned())).handler(Some("ledger".to_owned()));
     for start in [&unbound, &bound, &unbound, &bound] {
         scene.register_as(start).await.unwrap_or_else(|error| panic!("{start:?}: {error}"));
     }
-    let other = Registration { bound_to: Some("queue-b".to_owned()), ..bound };
+    let other = bound.bound_to(Some("queue-b".to_owned()));
     assert!(matches!(scene.register_as(&other).await, Err(StoreError::Bound { what: "source", .. })));
 }
 
 /// The hash rules are numbered once for the whole database: stable over starts, different for different rules.
 pub async fn hash_rule_ids_are_stable_and_distinct<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
-    let with = |name: &str, rules: &[&str]| Registration {
-        hash_rules: rules.iter().map(|rule| (*rule).to_owned()).collect(),
-        ..registration(name)
+    let with = |name: &str, rules: &[&str]| {
+        registration(name).hash_rules(rules.iter().map(|rule| (*rule).to_owned()).collect())
     };
     let rules = ["raw/1", "json-only/1:[\"/a\"]", "json-only/1:[\"/A\"]", "fn:it's", "fn:é"];
     let first = scene.register_as(&with("orders", &rules)).await.unwrap().hash_rules;
@@ -193,12 +186,12 @@ pub async fn a_former_hash_rule_is_hashed_again<T: StoreUnderTest>(subject: &T) 
 pub async fn an_unknown_hash_rule_is_a_conflict_of_its_own_kind<T: StoreUnderTest>(subject: &T) {
     let scene = Scene::new(subject);
     let registered = scene.register().await;
-    let later = Registration { hash_rules: vec!["fn:of-a-later-build".to_owned()], ..registration("later") };
+    let later = registration("later").hash_rules(vec!["fn:of-a-later-build".to_owned()]);
     let unknown = scene.register_as(&later).await.unwrap().hash_rules[0];
     assert_ne!(unknown, registered.hash_rules[0]);
     let mut lane = scene.open().await;
     let mut unit = within("beginning", scene.store.begin(&mut lane, options(registered.run))).await.unwrap();
-    let claims = [Claim { hash_rule: unknown, ..claim(&registered, "order-1", "paid") }];
+    let claims = [claim(&registered, "order-1", "paid").hash_rule(unknown)];
     assert_eq!(within("claiming", unit.claim(&claims)).await.unwrap(), [Claimed::Inserted]);
     within("committing", unit.commit()).await.unwrap();
     let decisions = decide(&scene.consumer(write), [msg("order-1", "paid")]).await;
@@ -259,13 +252,8 @@ pub async fn the_audit_trail_keeps_every_line<T: StoreUnderTest>(subject: &T) {
     let lines =
         [("conflict", Some("order-1")), ("halt", None), ("replay", Some("'; --")), ("conflict", Some("order-1"))];
     for (action, key) in lines {
-        let entry = AuditEntry {
-            who: "run 'one'".to_owned(),
-            action,
-            scope,
-            key: key.map(key_from),
-            details: "hash \"a\" \\ {}".to_owned(),
-        };
+        let entry = AuditEntry::new("run 'one'".to_owned(), action, scope, "hash \"a\" \\ {}".to_owned())
+            .key(key.map(key_from));
         scene.store.bookkeeping().audit(&entry).await.unwrap();
     }
     let audited = subject.audited().await.split_off(before);

@@ -308,11 +308,12 @@ pub(super) async fn decide<S: Store>(
     messages: impl IntoIterator<Item = Message>,
 ) -> Vec<Decision> {
     let messages: Vec<_> = messages.into_iter().collect();
-    let count = messages.len();
-    let decisions = within("processing messages", consumer.process(messages)).await;
-    let decisions = decisions.unwrap_or_else(|error| panic!("the consumer could not start: {error}"));
-    assert_eq!(decisions.len(), count, "one decision a message");
-    decisions
+    let sent: Vec<_> = messages.iter().map(|message| message.payload().cloned()).collect();
+    let decided = within("processing messages", consumer.process(messages)).await;
+    let decided = decided.unwrap_or_else(|error| panic!("the consumer could not start: {error}"));
+    let back: Vec<_> = decided.iter().map(|(message, _)| message.payload().cloned()).collect();
+    assert_eq!(back, sent, "each message comes back with its decision, in the order given");
+    decided.into_iter().map(|(_, decision)| decision).collect()
 }
 
 /// Redelivers what was not settled, as a broker does, until everything is; at most ten times.
@@ -330,18 +331,18 @@ pub(super) async fn redeliver<S: Store>(consumer: &DedupConsumer<S>, mut message
 
 /// The limits of units that the suite runs by hand.
 pub(super) fn options(run: RunId) -> UnitOptions {
-    UnitOptions { run, lane: 0, busy_timeout: Duration::from_secs(5), idle_timeout: Duration::from_secs(60) }
+    UnitOptions::new(run, 0, Duration::from_secs(5), Duration::from_secs(60))
 }
 
 /// The claim of a message with this payload, as the engine makes it.
 pub(super) fn claim(registered: &Registered, key: &str, payload: &str) -> Claim {
-    Claim {
-        scope: registered.scope,
-        key: key_from(key),
-        hash: PayloadHash::of(payload.as_bytes()),
-        hash_rule: registered.hash_rules.first().copied().unwrap_or(HashRuleId(0)),
-        retention: Retention::For(Duration::from_secs(3600)),
-    }
+    Claim::new(
+        registered.scope,
+        key_from(key),
+        PayloadHash::of(payload.as_bytes()),
+        registered.hash_rules.first().copied().unwrap_or(HashRuleId(0)),
+        Retention::For(Duration::from_secs(3600)),
+    )
 }
 
 pub(super) fn key_from(text: &str) -> IdempotencyKey {
@@ -350,16 +351,14 @@ pub(super) fn key_from(text: &str) -> IdempotencyKey {
 
 /// What the engine's consumer of this name tells the store, where nothing is configured.
 pub(super) fn registration(name: &str) -> Registration {
-    Registration {
-        consumer: idem_core::ConsumerName::new(name).unwrap(),
-        tenant: Tenant::default(),
-        bound_to: None,
-        handler: None,
-        key_rule: format!("{};token", idem_core::key::default_key_source().rule()),
-        hash_rules: vec!["raw/1".to_owned()],
-        retention: Retention::For(Duration::from_secs(3600)),
-        version: "1".to_owned(),
-    }
+    Registration::new(
+        idem_core::ConsumerName::new(name).unwrap(),
+        Tenant::default(),
+        format!("{};token", idem_core::key::default_key_source().rule()),
+        vec!["raw/1".to_owned()],
+        Retention::For(Duration::from_secs(3600)),
+    )
+    .version("1".to_owned())
 }
 
 /// A scope that nobody uses.

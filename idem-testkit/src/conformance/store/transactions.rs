@@ -258,6 +258,6 @@ pub async fn errors_of_others_are_not_classified<T: StoreUnderTest>(subject: &T)
     let consumer = scene.consumer(|_, _| vec![Step::Act(HandlerAction::FailingStatement)]);
     let decisions = decide(&consumer, [msg("order-1", "paid")]).await;
     let Decision::Failed(failure) = &decisions[0] else { panic!("{decisions:?}") };
-    let error = failure.error.as_ref().map(|error| error.source()).unwrap_or_else(|| panic!("{failure:?}"));
+    let error = failure.error.as_ref().map(|error| error.inner()).unwrap_or_else(|| panic!("{failure:?}"));
     assert_eq!(T::Store::classify(error), Some(failure.class), "the driver's error is in the chain of {error:?}");
 }

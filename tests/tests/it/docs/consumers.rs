@@ -5,6 +5,7 @@ use idem_core::{
     key::{JsonMember, MessageId},
 };
 use idem_sqlx::PostgresStore;
+use idem_testkit::Decide as _;
 use serde::Deserialize;
 use sqlx::{Connection as _, PgConnection, query_scalar, raw_sql};
 
@@ -76,11 +77,11 @@ async fn an_order_is_paid_once_and_has_one_receipt() {
         let payload = format!(r#"{{"idempotencykey":"payment-of-{order_id}","order_id":"{order_id}"}}"#);
         Message::new(payload).with_id(message_id).with_origin(Origin::new(&format!("payments/{message_id}")))
     };
-    assert!(consumer.process(vec![payment("m-1", "order-1")]).await.unwrap()[0].is_processed());
+    assert!(consumer.decisions(vec![payment("m-1", "order-1")]).await.unwrap()[0].is_processed());
     for again in ["m-1", "m-2"] {
-        assert!(consumer.process(vec![payment(again, "order-1")]).await.unwrap()[0].is_skipped(), "{again}");
+        assert!(consumer.decisions(vec![payment(again, "order-1")]).await.unwrap()[0].is_skipped(), "{again}");
     }
-    let unknown = consumer.process(vec![payment("m-3", "order-9")]).await.unwrap();
+    let unknown = consumer.decisions(vec![payment("m-3", "order-9")]).await.unwrap();
     assert!(matches!(unknown[0], Decision::Failed(_)), "{unknown:?}");
     assert_eq!(count(&mut database, "SELECT count(*) FROM orders WHERE payment_status = 'paid'").await, 1);
     assert_eq!(count(&mut database, "SELECT count(*) FROM receipts").await, 1);
@@ -115,7 +116,7 @@ async fn a_place_in_a_topic_misses_what_the_producer_sends_again_and_the_orders_
         .unwrap();
     for (consumer, taken) in [(by_place, 2), (by_order, 1)] {
         for delivery in &deliveries {
-            consumer.process(vec![delivery.clone()]).await.unwrap();
+            consumer.decisions(vec![delivery.clone()]).await.unwrap();
         }
         assert_eq!(count(&mut database, "SELECT count(*) FROM taken").await, taken);
         raw_sql("TRUNCATE taken").execute(&mut database).await.unwrap();

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use idem_core::{DedupConsumer, Effects, Handler, HandlerError, Message, Tx};
 use idem_sqlx::PostgresStore;
-use idem_testkit::message;
+use idem_testkit::{Decide as _, message};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, query_scalar, raw_sql};
 use tokio::process::Command;
 
@@ -41,7 +41,7 @@ async fn every_command_of_the_pages_does_what_it_says() {
         store.migrate().await.unwrap();
         let consumer = DedupConsumer::builder(store.clone(), "orders").handler(Accepting);
         let consumer = consumer.effects(Effects::InTransaction).build().unwrap();
-        assert!(consumer.process(vec![message("order-1", "250")]).await.unwrap()[0].is_processed());
+        assert!(consumer.decisions(vec![message("order-1", "250")]).await.unwrap()[0].is_processed());
         let text = programs::read(&format!("docs/guide/{page}.md"));
         let setup = AssertSqlSafe(programs::blocks(&text, "sql").concat());
         let mut database = PgConnection::connect(&place.url()).await.unwrap();

@@ -23,7 +23,7 @@ async fn e10_a_revocation_is_answered_while_there_is_no_room() {
     let scene = Scene::new();
     let (waits, next) = (scene.publish("1", "fail"), scene.publish("2", "ok"));
     let hour = Duration::from_secs(3_600);
-    let worker = scene.worker().batch(1).in_flight(1).retry(RetryPolicy { attempts: 5, first: hour, max: hour });
+    let worker = scene.worker().batch(1).in_flight(1).retry(RetryPolicy::new(5, hour, hour));
     let running = Running::new(worker);
     running.until("the first message to wait", |running| running.view.summary().retries == 1).await;
     assert_eq!(scene.queue.history(&next).deliveries, 0, "there is room for one message");

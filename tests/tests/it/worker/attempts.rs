@@ -9,7 +9,7 @@ use idem_testkit::{Fault, Operation};
 use super::scene::{Running, Scene, drain, within};
 
 fn attempts(attempts: u32) -> RetryPolicy {
-    RetryPolicy { attempts, first: Duration::from_millis(1), max: Duration::from_millis(5) }
+    RetryPolicy::new(attempts, Duration::from_millis(1), Duration::from_millis(5))
 }
 
 /// D28: a message that went well has no attempts behind it: its key may be used again once the record is gone, and runs.

@@ -1,5 +1,6 @@
 //! Duplicates that are told from memory, and what makes it forget.
 
+use idem_testkit::Decide as _;
 use std::time::Duration;
 
 use idem_core::{Bookkeeping, Retention, Store as _};
@@ -77,7 +78,7 @@ async fn another_epoch_empties_the_memory_of_a_running_worker() {
 async fn a_record_that_expires_soon_is_not_remembered() {
     let scene = Scene::new();
     let short = scene.consumer().retention(Retention::For(MINUTE)).build().unwrap();
-    assert!(short.process(vec![message("1", "ok")]).await.unwrap()[0].is_processed());
+    assert!(short.decisions(vec![message("1", "ok")]).await.unwrap()[0].is_processed());
     // The same consumer, which keeps new records for longer than the old one stays.
     let running = Running::new(scene.worker().cache_for(5 * MINUTE));
     for _ in 0..3 {

@@ -116,7 +116,7 @@ async fn g15_a_long_pause_gives_back_what_was_not_begun() {
 #[tokio::test(flavor = "multi_thread")]
 async fn g15_a_long_outage_gives_back_what_was_not_begun_and_charges_nobody() {
     let scene = Scene::new();
-    let retry = RetryPolicy { attempts: 1, first: Duration::from_millis(1), max: Duration::from_millis(5) };
+    let retry = RetryPolicy::new(1, Duration::from_millis(1), Duration::from_millis(5));
     let running = Running::new(scene.worker().retry(retry).give_back_after(Duration::from_millis(20)));
     running.until("the start", |_| scene.queue.stats().consumers == 1).await;
     // The claim comes after the attempt was counted, and then the count cannot be taken back.

@@ -147,7 +147,7 @@ async fn a32_a_confirmed_dead_letter_is_not_published_again() {
     scene.queue.misbehave(Faults { settles_lost: Rate::Always, ..Faults::default() });
     let origin = scene.publish("1", "permanent");
     // However often it is delivered, it is set aside for the same reason.
-    let retry = RetryPolicy { attempts: 1_000, first: Duration::from_millis(1), max: Duration::from_millis(5) };
+    let retry = RetryPolicy::new(1_000, Duration::from_millis(1), Duration::from_millis(5));
     let running = Running::new(scene.worker().retry(retry).publisher(aside.publisher()));
     within("two more deliveries", scene.queue.until(|stats| stats.delivered > 2)).await;
     scene.queue.misbehave(Faults::default());

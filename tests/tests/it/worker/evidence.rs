@@ -67,13 +67,13 @@ async fn ends(poison: Poison, waits: Duration) -> StoredDeadLetter {
         .build()
         .unwrap();
     let worker = Worker::builder(consumer, queue.source())
-        .retry(RetryPolicy { attempts: 3, first: Duration::from_millis(1), max: Duration::from_millis(5) })
+        .retry(RetryPolicy::new(3, Duration::from_millis(1), Duration::from_millis(5)))
         .database_wait_max(waits)
         .cleanup(None)
         .build()
         .unwrap();
     let stop = CancellationToken::new();
-    let task = tokio::spawn(worker.run(stop.clone()));
+    let task = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
     within("draining the queue", queue.drained()).await;
     stop.cancel();
     let summary = within("the worker's end", task).await.unwrap().unwrap();

@@ -8,7 +8,7 @@ use std::{
 use idem_core::{
     BatchAnswer, BatchHandler, DedupConsumer, Effects, Handler, HandlerError, Message, Reason, Tx, Uuid, handler_fn,
 };
-use idem_testkit::MemoryStore;
+use idem_testkit::{Decide as _, MemoryStore};
 
 use super::scene::{Scene, Script, drain};
 
@@ -201,7 +201,7 @@ impl Handler<MemoryStore> for WritesElsewhere {
             .effects(Effects::InTransaction)
             .unprotected_type("note")
             .build()?;
-        other.process(vec![Message::new("ok").with_type("note")]).await?;
+        other.decisions(vec![Message::new("ok").with_type("note")]).await?;
         script.handle(message, tx).await
     }
 }

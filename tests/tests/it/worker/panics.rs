@@ -16,7 +16,7 @@ use idem_core::{
     key::{Header, key_fn},
 };
 use idem_testkit::{
-    MemoryStore,
+    Decide as _, MemoryStore,
     memory::{MemoryPublisher, QueueOptions},
 };
 
@@ -98,7 +98,7 @@ async fn d11_an_own_loop_learns_of_the_good_ones_beside_a_panic() {
         let scene = Scene::new();
         let consumer = configure(scene.consumer()).build().unwrap();
         let batch = vec![message("1", "ok"), message("bad", "poison"), message("2", "ok")];
-        let decisions = consumer.process(batch).await.unwrap();
+        let decisions = consumer.decisions(batch).await.unwrap();
         assert!(decisions[0].is_processed() && decisions[2].is_processed(), "{word}: {decisions:?}");
         let Decision::Failed(failure) = &decisions[1] else { panic!("{word}: {decisions:?}") };
         assert_eq!((failure.class, failure.reason), (ErrorClass::Permanent, Reason::Malformed));
@@ -110,7 +110,7 @@ async fn d11_an_own_loop_learns_of_the_good_ones_beside_a_panic() {
 async fn d11_a_panic_in_a_former_hash_rule_is_no_duplicate() {
     let scene = Scene::new();
     let good = scene.consumer().hash_rules(HashRules::new(hash_fn("old", |message| Ok(payload(message)))));
-    assert!(good.build().unwrap().process(vec![message("1", "poison")]).await.unwrap()[0].is_processed());
+    assert!(good.build().unwrap().decisions(vec![message("1", "poison")]).await.unwrap()[0].is_processed());
     let panics = hash_fn("old", |message| {
         panic_at_poison(message);
         Ok(payload(message))

@@ -7,7 +7,7 @@ use std::{
 };
 
 use idem_core::{HashRules, JsonMembers, Message, OlderThanRetention, RawPayload, Reason, Router, WorkerBuilder};
-use idem_testkit::{Defect, MemoryStore, memory::MemorySource};
+use idem_testkit::{Decide as _, Defect, MemoryStore, memory::MemorySource};
 
 use super::scene::{Scene, drain, message};
 
@@ -52,7 +52,7 @@ async fn reasons_of_a_forgotten_hash() -> Vec<Reason> {
     let releases = [HashRules::new(first()), HashRules::new(RawPayload).and_formerly(first())];
     for (number, rules) in releases.into_iter().enumerate() {
         let release = scene.consumer().hash_rules(rules).build().unwrap();
-        release.process(vec![message(&format!("of-release-{number}"), r#"{"a":1}"#)]).await.unwrap();
+        release.decisions(vec![message(&format!("of-release-{number}"), r#"{"a":1}"#)]).await.unwrap();
     }
     scene.publish("of-release-0", r#"{"a":1}"#);
     reasons(&scene, scene.worker()).await

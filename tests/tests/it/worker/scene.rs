@@ -134,7 +134,7 @@ impl Scene {
 
     pub(crate) fn worker_of(&self, consumer: DedupConsumer<MemoryStore>) -> WorkerBuilder<MemoryStore, MemorySource> {
         Worker::builder(consumer, self.queue.source())
-            .retry(RetryPolicy { attempts: 3, first: Duration::from_millis(1), max: Duration::from_millis(5) })
+            .retry(RetryPolicy::new(3, Duration::from_millis(1), Duration::from_millis(5)))
             .control_every(Duration::from_millis(10))
             .cleanup(None)
     }
@@ -177,7 +177,7 @@ impl Running {
     pub(crate) fn new(worker: WorkerBuilder<MemoryStore, MemorySource>) -> Self {
         let worker = worker.build().unwrap();
         let (view, stop) = (worker.view(), CancellationToken::new());
-        Self { view, stop: stop.clone(), task: tokio::spawn(worker.run(stop)) }
+        Self { view, stop: stop.clone(), task: tokio::spawn(worker.run(stop.cancelled_owned())) }
     }
 
     /// Asks the worker to stop.
@@ -188,6 +188,13 @@ impl Running {
     pub(crate) async fn stop(self) -> Result<Summary, WorkerError> {
         self.cancel();
         self.ended().await
+    }
+
+    /// Drops the call of `run`.
+    #[allow(clippy::disallowed_methods, reason = "what becomes of the units is what the test asks")]
+    pub(crate) async fn drop_run(self) {
+        self.task.abort();
+        assert!(within("the end of the task", self.task).await.unwrap_err().is_cancelled());
     }
 
     pub(crate) async fn ended(self) -> Result<Summary, WorkerError> {

@@ -1,14 +1,21 @@
 //! How a worker stops.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use idem_core::{
-    Attached, CancellationToken, Received, Settle, Settled, Source, SourceCapabilities, SourceError, Worker,
-    WorkerError,
+    Attached, Handler, Message, Received, Settle, Settled, Source, SourceCapabilities, SourceError, Tx, Worker,
+    WorkerError, handler_fn,
 };
-use idem_testkit::memory::MemorySource;
+use idem_testkit::{MemoryStore, memory::MemorySource};
+use tokio::sync::Semaphore;
 
-use super::scene::{Running, Scene, within};
+use super::scene::{Running, Scene, drain, within};
 
 /// J1: a stop finishes what is running, gives the rest back, and nothing is lost or doubled.
 #[tokio::test(flavor = "multi_thread")]
@@ -60,6 +67,69 @@ async fn a_drain_deadline_that_passes_is_reported() {
     scene.script.blocked().await;
     let error = running.stop().await.unwrap_err();
     assert!(matches!(error, WorkerError::DrainDeadline { in_flight: 1, .. }), "{error:?}");
+}
+
+/// Tells when it is dropped.
+struct Told(Arc<Semaphore>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.add_permits(1);
+    }
+}
+
+/// Handles a message whose first run hangs, and tells of its begin and of its end.
+fn hangs_once(runs: &Arc<AtomicUsize>, begun: &Arc<Semaphore>, ended: &Arc<Semaphore>) -> impl Handler<MemoryStore> {
+    let (runs, begun, ended) = (Arc::clone(runs), Arc::clone(begun), Arc::clone(ended));
+    handler_fn(async move |message: &Message, tx: &mut Tx<'_, MemoryStore>| {
+        let _told = Told(Arc::clone(&ended));
+        let key = message.key().map(ToString::to_string).unwrap_or_default();
+        tx.connection().append("effects", &key, "written").await?;
+        if runs.fetch_add(1, Ordering::Relaxed) == 0 {
+            begun.add_permits(1);
+            std::future::pending::<()>().await;
+        }
+        Ok(())
+    })
+}
+
+/// G46: a call of `run` that is dropped leaves no task behind: what runs ends without a commit, nothing is acknowledged, and
+/// the next worker handles everything once.
+#[tokio::test(flavor = "multi_thread")]
+async fn g46_a_dropped_run_ends_its_tasks_and_acknowledges_nothing() {
+    let scene = Scene::new();
+    let (runs, begun, ended) =
+        (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let origins = ["1", "2", "3"].map(|key| scene.publish(key, "ok"));
+    let worker = || {
+        let consumer = scene.consumer().handler(hangs_once(&runs, &begun, &ended)).build().unwrap();
+        scene.worker_of(consumer).batch(1)
+    };
+    let running = Running::new(worker());
+    within("the first run", begun.acquire()).await.unwrap().forget();
+    running.drop_run().await;
+    within("the end of the handler", ended.acquire()).await.unwrap().forget();
+    assert_eq!(scene.effects(), []);
+    assert!(origins.iter().all(|origin| scene.queue.history(origin).acknowledged == 0));
+    drain(&scene, worker()).await;
+    assert_eq!(scene.counted(), ["1", "2", "3"].map(|key| (key.to_owned(), 1)).into());
+    assert_eq!(runs.load(Ordering::Relaxed), 4, "nothing of the first worker ran on");
+}
+
+/// G46: what passed the drain deadline does not go on behind the caller's back.
+#[tokio::test(flavor = "multi_thread")]
+async fn g46_what_passed_the_drain_deadline_does_not_go_on() {
+    let scene = Scene::new();
+    let (runs, begun, ended) =
+        (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let origin = scene.publish("1", "ok");
+    let consumer = scene.consumer().handler(hangs_once(&runs, &begun, &ended)).build().unwrap();
+    let running = Running::new(scene.worker_of(consumer).drain(Duration::from_millis(20)));
+    within("the first run", begun.acquire()).await.unwrap().forget();
+    let error = running.stop().await.unwrap_err();
+    assert!(matches!(error, WorkerError::DrainDeadline { .. }), "{error:?}");
+    within("the end of the handler", ended.acquire()).await.unwrap().forget();
+    assert_eq!((scene.effects(), scene.queue.history(&origin).acknowledged), (vec![], 0));
 }
 
 /// The run ends by itself once everything is settled.
@@ -114,7 +184,7 @@ async fn j11_a_task_that_dies_stops_the_worker() {
     scene.publish("1", "ok");
     let consumer = scene.consumer().build().unwrap();
     let worker = Worker::builder(consumer, Broken(scene.queue.source())).build().unwrap();
-    let ended = within("the worker's end", worker.run(CancellationToken::new())).await;
+    let ended = within("the worker's end", worker.run(std::future::pending())).await;
     assert!(matches!(ended, Err(WorkerError::TaskDied { task: "settler" })), "{ended:?}");
     assert_eq!(scene.counted(), [("1".to_owned(), 1)].into());
 }

@@ -92,7 +92,7 @@ async fn a26_a_transaction_that_stays_open_is_measured_warned_of_and_ended() {
     scene.publish("1", "block");
     let worker = metrics::with_local_recorder(&recorder, || {
         let consumer = scene.consumer().handler_deadline(Duration::from_secs(300)).build().unwrap();
-        Running::new(scene.worker_of(consumer).retry(RetryPolicy { attempts: 1, ..RetryPolicy::default() }))
+        Running::new(scene.worker_of(consumer).retry(RetryPolicy::default().attempts(1)))
     });
     scene.script.blocked().await;
     let open_for = || {

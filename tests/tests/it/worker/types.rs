@@ -1,7 +1,7 @@
 //! C12, C13: under a `Router` the type belongs to what is hashed.
 
 use idem_core::{Decision, DedupConsumer, Reason, Router};
-use idem_testkit::MemoryStore;
+use idem_testkit::{Decide as _, MemoryStore};
 
 use super::scene::{Scene, drain, message};
 
@@ -32,7 +32,7 @@ async fn c12_the_type_is_the_one_that_the_router_picks_by() {
     let router = Router::new().by_header("EventType").on("a", scene.script.clone()).on("b", scene.script.clone());
     let consumer = scene.consumer().handler(router).build().unwrap();
     let of = |kind: &str, other: &str| message("1", "ok").with_header("EventType", kind.to_owned()).with_type(other);
-    let decisions = consumer.process(vec![of("a", "x"), of("a", "y"), of("b", "x")]).await.unwrap();
+    let decisions = consumer.decisions(vec![of("a", "x"), of("a", "y"), of("b", "x")]).await.unwrap();
     assert!(decisions[0].is_processed() && decisions[1].is_skipped(), "{decisions:?}");
     assert!(matches!(decisions[2], Decision::Conflict(..)), "{decisions:?}");
 }
@@ -44,12 +44,12 @@ async fn c13_records_of_the_rule_without_the_type_are_compared_by_it() {
     let before = scene.consumer().build().unwrap();
     let placed = |key: &str| message(key, "ok").with_type("OrderPlaced");
     let cancelled = |key: &str| message(key, "ok").with_type("OrderCancelled");
-    assert!(before.process(vec![placed("old")]).await.unwrap()[0].is_processed());
+    assert!(before.decisions(vec![placed("old")]).await.unwrap()[0].is_processed());
     let consumer = routed(&scene);
-    let decisions = consumer.process(vec![placed("old"), cancelled("old"), placed("new")]).await.unwrap();
+    let decisions = consumer.decisions(vec![placed("old"), cancelled("old"), placed("new")]).await.unwrap();
     assert!(decisions[0].is_skipped() && decisions[1].is_skipped() && decisions[2].is_processed(), "{decisions:?}");
-    let decisions = consumer.process(vec![placed("new"), cancelled("new")]).await.unwrap();
+    let decisions = consumer.decisions(vec![placed("new"), cancelled("new")]).await.unwrap();
     assert!(decisions[0].is_skipped() && matches!(decisions[1], Decision::Conflict(..)), "{decisions:?}");
     let other = message("old", "another payload").with_type("OrderPlaced");
-    assert!(matches!(consumer.process(vec![other]).await.unwrap()[0], Decision::Conflict(..)));
+    assert!(matches!(consumer.decisions(vec![other]).await.unwrap()[0], Decision::Conflict(..)));
 }

@@ -1,0 +1,119 @@
+//! [`Router`]: picks a handler by the message's type.
+
+use std::{collections::HashMap, fmt};
+
+use crate::{
+    handler::{BoxHandler, Handler, HandlerError, TypePlace},
+    message::Message,
+    store::{Store, Tx},
+};
+
+/// A message of a type for which a [`Router`] has no handler. It is permanent: dead-lettered as `unknown-type`, never
+/// dropped.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown message type {}: add a handler for it with Router::on", .0.as_deref().map_or("(none)".to_owned(), |t| format!("{t:?}")))]
+pub struct UnknownTypeError(pub Option<String>);
+
+/// Picks a handler by the message's type.
+///
+/// The type is [`Message::message_type`] unless [`Router::by_header`] names a header that carries it. A message whose type
+/// has no handler goes to the [fallback](Self::fallback), and without one it is dead-lettered as `unknown-type`.
+///
+/// ```
+/// use idem_core::{HandlerError, Message, Router, Store, Tx, handler_fn, json_fn};
+///
+/// # #[derive(serde::Deserialize)]
+/// # struct Purchase {}
+/// # #[derive(serde::Deserialize)]
+/// # struct Refund {}
+/// async fn purchase<S: Store>(purchase: Purchase, _: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
+///     // …
+/// #   Ok(())
+/// }
+/// async fn refund<S: Store>(refund: Refund, _: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
+///     // …
+/// #   Ok(())
+/// }
+/// // Of no concern to this consumer: the key is recorded, and nothing is written.
+/// async fn pass_over<S: Store>(message: &Message, _: &mut Tx<'_, S>) -> Result<(), HandlerError> {
+///     println!("passing over a message of type {:?}", message.message_type());
+///     Ok(())
+/// }
+///
+/// fn routes<S: Store>() -> Router<S> {
+///     Router::new()
+///         .on("purchase", json_fn(purchase))
+///         .on("refund", json_fn(refund))
+///         .fallback(handler_fn(pass_over))
+/// }
+/// ```
+///
+/// # The type and the key
+/// The type belongs to what is hashed (rule `raw+type/1`, see [`WithType`](crate::WithType)): a message of another type
+/// under a key that was used before is a conflict, set aside and never taken for a duplicate. Where one key names several
+/// operations that are all to run, such as an order that is placed and later cancelled, the type belongs to the *key*:
+/// [`Join`](crate::key::Join) of [`MessageType`](crate::key::MessageType) and the key, `--key join(type,…)` in a worker.
+///
+/// A consumer that gets a router later starts as before. What it recorded without the type is compared without it.
+///
+/// A router among the handlers of another one goes by the place that the outer one goes by: only that place is hashed.
+pub struct Router<S: Store> {
+    place: TypePlace,
+    routes: HashMap<String, BoxHandler<S>>,
+    fallback: Option<BoxHandler<S>>,
+}
+
+impl<S: Store> Default for Router<S> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<S: Store> Router<S> {
+    /// A router without routes.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { place: TypePlace::Message, routes: HashMap::new(), fallback: None }
+    }
+
+    /// Takes the type from this header or attribute, such as `EventType`.
+    #[must_use]
+    pub fn by_header(mut self, name: &str) -> Self {
+        self.place = TypePlace::Header(name.to_owned());
+        self
+    }
+
+    /// Handles messages of `message_type` by `handler`; a second call for the same type replaces the first.
+    #[must_use]
+    pub fn on(mut self, message_type: &str, handler: impl Handler<S>) -> Self {
+        self.routes.insert(message_type.to_owned(), handler.boxed());
+        self
+    }
+
+    /// Handles messages of every other type, and of none, by `handler`.
+    #[must_use]
+    pub fn fallback(mut self, handler: impl Handler<S>) -> Self {
+        self.fallback = Some(handler.boxed());
+        self
+    }
+}
+
+impl<S: Store> fmt::Debug for Router<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Router").field("types", &self.routes.keys()).finish_non_exhaustive()
+    }
+}
+
+impl<S: Store> Handler<S> for Router<S> {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
+        let message_type = self.place.of(message);
+        match message_type.and_then(|name| self.routes.get(name)).or(self.fallback.as_ref()) {
+            Some(handler) => handler.0.handle_dyn(message, tx).await,
+            None => Err(UnknownTypeError(message_type.map(str::to_owned)).into()),
+        }
+    }
+
+    fn dispatches_by(&self) -> Option<TypePlace> {
+        Some(self.place.clone())
+    }
+}

@@ -1,0 +1,46 @@
+//! PostgreSQL through sqlx.
+
+use idem_core::BoxError;
+use idem_sqlx::{PostgresOptions, PostgresStore};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions, raw_sql};
+
+use super::{Database, DatabaseSettings};
+
+/// PostgreSQL through sqlx.
+#[derive(Debug, Clone, Copy)]
+pub struct Postgres;
+
+impl Database for Postgres {
+    type Store = PostgresStore;
+
+    const DATABASE: &'static str = "PostgreSQL";
+    const CLIENT: &'static str = "sqlx";
+    const SCHEMES: &'static [&'static str] = &["postgres", "postgresql"];
+
+    async fn open(settings: DatabaseSettings<'_>) -> Result<PostgresStore, BoxError> {
+        let mut options = PostgresOptions::parse(settings.url())?.schema(settings.0.schema.clone());
+        if let Some(url) = settings.cleanup_url() {
+            options = options.cleanup_url(url)?;
+        }
+        if let Some(name) = settings.application_name() {
+            options = options.application_name(name);
+        }
+        Ok(options.build()?)
+    }
+
+    async fn prepare(store: &PostgresStore, settings: DatabaseSettings<'_>, tables: &str) -> Result<(), BoxError> {
+        // The store itself connects when it is used, through a pool that cannot tell a login that is refused from a
+        // server that is not there.
+        PostgresStore::connect(settings.url()).await?.disconnect().await;
+        if settings.migrate() {
+            store.migrate().await?;
+        }
+        if settings.create_tables() {
+            let options: PgConnectOptions = settings.url().parse()?;
+            let mut connection = PgConnection::connect_with(&options.disable_statement_logging()).await?;
+            raw_sql(AssertSqlSafe(super::postgres_tables(tables))).execute(&mut connection).await?;
+            connection.close().await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,40 @@
+//! SQLite.
+
+use idem_core::BoxError;
+use idem_sqlx::{SqliteOptions, SqliteStore};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions as _, Connection as _, SqliteConnection, raw_sql, sqlite::SqliteConnectOptions,
+};
+
+use super::{Database, DatabaseSettings};
+
+/// SQLite, through sqlx.
+#[derive(Debug, Clone, Copy)]
+pub struct Sqlite;
+
+impl Database for Sqlite {
+    type Store = SqliteStore;
+
+    const DATABASE: &'static str = "SQLite";
+    const CLIENT: &'static str = "sqlx";
+    const SCHEMES: &'static [&'static str] = &["sqlite"];
+
+    async fn open(settings: DatabaseSettings<'_>) -> Result<SqliteStore, BoxError> {
+        let options: SqliteOptions = settings.url().parse()?;
+        Ok(SqliteStore::connect(options.schema(settings.0.schema.clone())).await?)
+    }
+
+    async fn prepare(store: &SqliteStore, settings: DatabaseSettings<'_>, tables: &str) -> Result<(), BoxError> {
+        if settings.migrate() {
+            store.migrate().await?;
+        }
+        if settings.create_tables() {
+            let options: SqliteConnectOptions = settings.url().parse()?;
+            let options = options.busy_timeout(SqliteOptions::BOOKKEEPING_TIMEOUT).disable_statement_logging();
+            let mut connection = SqliteConnection::connect_with(&options).await?;
+            raw_sql(AssertSqlSafe(format!("BEGIN IMMEDIATE; {tables}; COMMIT"))).execute(&mut connection).await?;
+            connection.close().await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,42 @@
+//! PostgreSQL through tokio-postgres.
+
+use idem_core::BoxError;
+use idem_tokio_postgres::{PostgresOptions, PostgresStore};
+
+use super::{Database, DatabaseSettings};
+
+/// PostgreSQL through tokio-postgres, whose handlers may run at once.
+#[derive(Debug, Clone, Copy)]
+pub struct TokioPostgres;
+
+impl Database for TokioPostgres {
+    type Store = PostgresStore;
+
+    const DATABASE: &'static str = "PostgreSQL";
+    const CLIENT: &'static str = "tokio-postgres";
+    const SCHEMES: &'static [&'static str] = &["postgres", "postgresql"];
+    const SHARES_TRANSACTION: bool = true;
+
+    async fn open(settings: DatabaseSettings<'_>) -> Result<PostgresStore, BoxError> {
+        let mut options = PostgresOptions::parse(settings.url())?;
+        if let Some(url) = settings.cleanup_url() {
+            options = options.cleanup_url(url)?;
+        }
+        if let Some(name) = settings.application_name() {
+            options = options.application_name(name);
+        }
+        Ok(options.schema(settings.0.schema.clone()).build()?)
+    }
+
+    async fn prepare(store: &PostgresStore, settings: DatabaseSettings<'_>, tables: &str) -> Result<(), BoxError> {
+        // The store itself connects when it is used.
+        PostgresStore::connect(settings.url()).await?.disconnect().await;
+        if settings.migrate() {
+            store.migrate().await?;
+        }
+        if settings.create_tables() {
+            store.run_script(&super::postgres_tables(tables)).await?;
+        }
+        Ok(())
+    }
+}

@@ -34,6 +34,10 @@ pub(crate) fn rest(scenario: &Scenario) -> Duration {
     let messages: Duration =
         scenario.messages.iter().map(|(_, content)| of(scenario.contents[*content].behaviour)).sum();
     let probes = Duration::from_secs(2) * u32::try_from(scenario.messages.len()).unwrap_or(u32::MAX);
-    let replays = if scenario.events.is_empty() { Duration::ZERO } else { REPLAY_TAKEN_FOR * 2 + messages };
+    // A replay whose process died is taken over later, and each that kills may take the others' with it.
+    let kills = |behaviour: Behaviour| matches!(behaviour, Behaviour::KillsAlways | Behaviour::KillsFor(_));
+    let killers = scenario.contents.iter().filter(|content| kills(content.behaviour)).count();
+    let taken_over = REPLAY_TAKEN_FOR * attempts * (1 + u32::try_from(killers).unwrap_or(u32::MAX));
+    let replays = if scenario.events.is_empty() { Duration::ZERO } else { taken_over + messages };
     messages + replays + BREAKER_HOLD + probes + scenario.lease.unwrap_or_default() * 3 + Duration::from_secs(120)
 }

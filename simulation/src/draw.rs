@@ -144,7 +144,7 @@ fn contents(scenario: &mut Scenario, theme: Theme, rng: &mut Rng) {
         let tenant = scenario.tenants.then(|| format!("t{}", rng.u32(0..3)));
         for payload in 0..payloads {
             let misbehaves = bad && theme != Theme::Junk && one_in(rng, 4);
-            let order = one_in(rng, 8).then(|| rng.usize(..orders)).unwrap_or(key % orders);
+            let order = if one_in(rng, 8) { rng.usize(..orders) } else { key % orders };
             scenario.contents.push(Content {
                 key: Some(format!("k{}", if one_in(rng, 20) { rng.usize(0..=key) } else { key })),
                 tenant: tenant.clone(),

@@ -54,6 +54,7 @@ impl SimulatedHandler {
             Behaviour::Permanent => return Err(HandlerError::permanent("cannot succeed")),
             Behaviour::PanicsFor(times) if before < times => {
                 self.world.returned(run, "panics", true);
+                #[allow(clippy::panic, reason = "handlers panic")]
                 std::panic::panic_any(HandlersOwn);
             }
             Behaviour::HangsFor(times) if before < times => {

@@ -143,7 +143,13 @@ impl Judge<'_> {
                 }),
                 Reason::Permanent => about.behaviour == Behaviour::Permanent,
                 Reason::AttemptsExhausted | Reason::Deadline => self.is_exhausted(content),
-                _ => false,
+                // Nothing in a life leads to any of these.
+                Reason::KeyCollision
+                | Reason::HashUnknown
+                | Reason::UnknownType
+                | Reason::OlderThanRetention
+                | Reason::TooLarge
+                | _ => false,
             };
             if !earned {
                 self.breach(

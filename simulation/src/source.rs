@@ -109,8 +109,7 @@ impl Source for CheckedSource {
                 Received::Deliveries(checked.collect())
             }
             Received::Revoked(revocation) => Received::Revoked(revocation),
-            // The only one that is left.
-            _ => Received::End,
+            Received::End | _ => Received::End,
         })
     }
 

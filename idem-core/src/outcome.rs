@@ -14,7 +14,7 @@ use crate::{
 /// Permission to run a handler: made by a claim that was won, and used up by the run.
 #[must_use]
 #[derive(Debug)]
-pub struct Ticket(());
+pub(crate) struct Ticket(());
 
 /// Proof that an outcome is durable: a commit, a committed row that was read, a stored dead letter. Not `Clone`, and
 /// only the engine makes one, so acknowledging without proof does not compile:
@@ -45,8 +45,7 @@ impl Durable {
 
 /// What core makes of a claim.
 #[derive(Debug)]
-#[non_exhaustive]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// The key is new: the handler runs.
     Fresh(Ticket),
     /// The same message was handled before.

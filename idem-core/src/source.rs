@@ -1,10 +1,16 @@
-//! The edge to the broker: a source of deliveries, and where they are settled.
+//! For those who write a source: the edge to the broker, which delivers messages and is told what became of them. Users of a
+//! source need [`Source`] alone, which the crate's root has too.
 
 use std::{fmt, future::Future, time::Duration};
 
 use tokio::sync::oneshot;
 
-use crate::{error::SourceError, message::Message, outcome::Settle};
+use crate::message::Message;
+pub use crate::{
+    dead_letter::Publisher,
+    error::SourceError,
+    outcome::{Durable, Settle},
+};
 
 /// One hand-over of a message by the broker.
 #[derive(Debug)]

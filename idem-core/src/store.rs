@@ -1,4 +1,7 @@
-//! The edge to the database: a store that holds the record of the keys in the handlers' own transaction.
+//! For those who write a store: the edge to the database, which holds the record of the keys in the handlers' own
+//! transaction. Users of a store need [`Store`], [`Tx`] and [`Retention`], which the crate's root has too.
+
+mod claim;
 
 use std::{
     fmt,
@@ -9,10 +12,15 @@ use std::{
 
 use async_trait::async_trait;
 
-use crate::{
-    cleanup::Cleaner,
+pub use self::claim::{Claim, Claimed, Recorded};
+pub use crate::{
+    binding::Binding,
+    cleanup::{Backlog, Cleaner, Expiring, Removal, Removed},
     dead_letter::{DeadLetter, DeadLetterId, Replay, ReplayEnd, StoredDeadLetter},
-    error::{BoxError, ClaimError, CommitError, ErrorClass, StoreError},
+    error::{ClaimError, CommitError, StoreError},
+};
+use crate::{
+    error::{BoxError, ErrorClass},
     hash::PayloadHash,
     key::IdempotencyKey,
     message::{ConsumerName, Tenant},
@@ -48,93 +56,6 @@ pub enum Retention {
     For(Duration),
     /// For ever.
     Forever,
-}
-
-/// One key to claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Claim {
-    /// The scope in which the key is unique.
-    pub scope: ScopeId,
-    /// The key.
-    pub key: IdempotencyKey,
-    /// The payload's hash.
-    pub hash: PayloadHash,
-    /// The rule of that hash.
-    pub hash_rule: HashRuleId,
-    /// How long the record is kept.
-    pub retention: Retention,
-}
-
-impl Claim {
-    /// A claim of `key`.
-    #[must_use]
-    pub fn new(
-        scope: ScopeId,
-        key: IdempotencyKey,
-        hash: PayloadHash,
-        hash_rule: HashRuleId,
-        retention: Retention,
-    ) -> Self {
-        Self { scope, key, hash, hash_rule, retention }
-    }
-
-    setters! {
-        /// Sets the key.
-        key: IdempotencyKey,
-        /// Sets the payload's hash.
-        hash: PayloadHash,
-        /// Sets the rule of the hash.
-        hash_rule: HashRuleId,
-        /// Sets how long the record is kept.
-        retention: Retention,
-    }
-}
-
-/// What a store saw of one claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Claimed {
-    /// The record was inserted by this transaction.
-    Inserted,
-    /// A committed record was read in the same step.
-    Found(Recorded),
-    /// The record was not inserted. That proves nothing yet: core reads who has it, by [`UnitOfWork::read`].
-    NotInserted,
-}
-
-/// A committed record of a key: who handled it, when, and under which hash.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Recorded {
-    /// The key's text, which differs from the claimed one only when two keys collide in their id. Where the text was
-    /// erased, for privacy, it is the claimed one: the id alone decides then.
-    pub key: IdempotencyKey,
-    /// The hash of the payload that was handled.
-    pub hash: PayloadHash,
-    /// The rule of that hash.
-    pub hash_rule: HashRuleId,
-    /// When it was handled, by the database's clock.
-    pub processed_at: SystemTime,
-    /// The run of the worker that handled it.
-    pub processed_by: RunId,
-    /// Until when the record is kept at least; `None` for ever.
-    pub expires_at: Option<SystemTime>,
-}
-
-impl Recorded {
-    /// A record as it was read.
-    #[must_use]
-    pub fn new(
-        key: IdempotencyKey,
-        hash: PayloadHash,
-        hash_rule: HashRuleId,
-        processed_at: SystemTime,
-        processed_by: RunId,
-        expires_at: Option<SystemTime>,
-    ) -> Self {
-        Self { key, hash, hash_rule, processed_at, processed_by, expires_at }
-    }
 }
 
 /// What a store can and cannot do. A capability that is off is refused where somebody asks for it, never ignored.

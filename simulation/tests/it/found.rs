@@ -54,7 +54,7 @@ fn d36_a_lost_count_sets_nothing_aside() {
     found("LostCountsCount", 0..50, |seed| {
         let mut scenario = plain(seed);
         scenario.calm = false;
-        scenario.retry = RetryPolicy { attempts: 1, ..scenario.retry };
+        scenario.retry = RetryPolicy::new(1, scenario.retry.first, scenario.retry.max);
         scenario.effects = Effects::Outside;
         scenario.weather = Weather { seed, answers_lost: Rate::OneIn(4), ..Weather::default() };
         scenario.contents = (0..5).map(|number| content(number, Behaviour::Good(0))).collect();
@@ -84,7 +84,7 @@ fn j19_a_resting_lane_waits() {
         // of its lane, which would run alone in the process.
         (scenario.lanes, scenario.batch, scenario.effects) = (2, 1, Effects::InTransaction);
         (scenario.deadline, scenario.drain) = (at(3_000), at(5_000));
-        scenario.retry = RetryPolicy { attempts: 5, first: at(300), max: at(300) };
+        scenario.retry = RetryPolicy::new(5, at(300), at(300));
         let mut next = |behaviour| {
             // Other keys with each seed are on other lanes.
             let number = seed as usize * 100 + scenario.contents.len();

@@ -9,7 +9,7 @@ use idem_testkit::Defect;
 use crate::{life::Way, lives::Lives, lives::Until, scenario::Theme};
 
 /// The most lives that are given to one bug.
-const LIVES_MAX: u64 = 50_000;
+const LIVES_MAX: u64 = 6_000;
 
 /// Where a bug is planted.
 #[derive(Debug, Clone, Copy)]
@@ -64,6 +64,11 @@ fn in_the_store() -> Vec<Planted> {
             Defect::ParksByOrigin,
             Theme::Any,
             "another message at a used origin is taken for the dead letter there (E1)",
+        ),
+        planted(
+            Defect::CountsAttemptsByKey,
+            Theme::Any,
+            "two failing payloads of one key begin each other's attempts anew (A-M3)",
         ),
         planted(Defect::CommitsUnsealed, Theme::Small, "a handler's own COMMIT commits the claims (A12)"),
         planted(

@@ -168,7 +168,7 @@ impl SessionFacts {
                 "{FENCE} is off and cannot be set for the session alone, because a pooler hands it to others: what a \
                  handler writes after a ROLLBACK, its own or its driver's, would be committed without its record"
             ),
-            &format!(
+            format!(
                 "Run ALTER ROLE \"{role}\" SET {FENCE} = on, and have the pooler connect anew (RECONNECT in PgBouncer's \
                  console): idem's own transactions say READ WRITE. Or connect past the pooler"
             ),

@@ -32,11 +32,14 @@ pub struct Service<L = ()> {
 /// What does not depend on the store.
 pub(crate) struct Parts {
     pub(crate) effects: Effects,
-    pub(crate) worker: Vec<Box<dyn FnOnce(&mut WorkerSettings) + Send>>,
+    pub(crate) worker: Vec<SetWorker>,
     pub(crate) routes: axum::Router,
     pub(crate) on_start: Vec<Hook<Result<(), BoxError>>>,
     pub(crate) on_stop: Vec<Hook<()>>,
 }
+
+/// Sets what no flag can.
+type SetWorker = Box<dyn FnOnce(&mut WorkerSettings) + Send>;
 
 /// A future that is made when it is wanted.
 pub(crate) type Hook<T> = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = T> + Send>> + Send>;

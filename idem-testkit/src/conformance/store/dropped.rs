@@ -2,7 +2,7 @@
 
 use std::{future::Future, pin::Pin, task::Poll, time::Duration};
 
-use idem_core::{Claimed, Decision, Message, Registered, Store, StoreError, Tx, UnitOfWork};
+use idem_core::{Claimed, Registered, Store, StoreError, Tx, UnitOfWork};
 
 use super::{
     gate::within,
@@ -65,7 +65,7 @@ pub async fn process_on_dropped_at_every_poll<T: StoreUnderTest>(subject: &T) {
         let consumer = scene.consumer(write);
         let key = format!("order-{polls:03}");
         let lane = scene.open().await;
-        let done: Option<Result<(_, Vec<(Message, Decision)>), StoreError>> = {
+        let done: Option<Result<_, StoreError>> = {
             let call = consumer.process_on(lane, vec![msg(&key, "paid")]);
             tokio::pin!(call);
             polled(call, polls).await

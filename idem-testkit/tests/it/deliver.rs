@@ -81,6 +81,10 @@ async fn an_unreachable_store_is_an_error_or_infrastructure() {
     for operation in [Operation::Begin, Operation::Claim, Operation::Statement] {
         for fault in [Fault::ConnectionLost, Fault::AnswerLost] {
             store.inject(operation, fault);
+            if operation != Operation::Statement {
+                // A session that is lost before anything ran on it is replaced once.
+                store.inject(operation, fault);
+            }
             let failed = deliver(&store, &ledger, message("order-1", "1")).await.unwrap();
             let class = match &failed {
                 Decision::Failed(failure) => failure.class,

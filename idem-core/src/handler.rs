@@ -33,8 +33,8 @@ use crate::{
 ///    refused at the seal.
 ///
 /// # Cancel safety
-/// The future is dropped only when the handler's deadline passes. The connection is then closed, so nothing of the
-/// attempt remains.
+/// The future is dropped when the handler's deadline passes, when the worker's drain deadline passes, and when
+/// [`Worker::run`](crate::Worker::run) itself is dropped. The connection is then closed, so nothing of the attempt remains.
 ///
 /// # Example
 /// ```
@@ -63,7 +63,7 @@ pub trait Handler<S: Store>: Send + Sync + 'static {
 
     /// Where the type stands by which this handler decides what to do, which then belongs to what is hashed: the same key
     /// and payload of another type is a conflict. `None`, the default, for a handler that goes by the payload alone. A
-    /// handler around a [`Router`] answers what the router does.
+    /// handler around a [`Router`](crate::Router) answers what the router does.
     fn dispatches_by(&self) -> Option<TypePlace> {
         None
     }
@@ -92,7 +92,7 @@ pub trait Handler<S: Store>: Send + Sync + 'static {
     /// ) -> Result<(), HandlerError> {
     ///     let answer = next.run(message, tx).await;
     ///     let (kind, ok) = (message.message_type().unwrap_or("none").to_owned(), answer.is_ok().to_string());
-    ///     metrics::counter!("orders_handled_total", "type" => kind, "ok" => ok).increment(1);
+    ///     metrics::counter!("orders_attempts_total", "type" => kind, "ok" => ok).increment(1);
     ///     answer
     /// }
     ///

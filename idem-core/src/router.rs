@@ -90,7 +90,8 @@ impl<S: Store> Router<S> {
         self
     }
 
-    /// Handles messages of every other type, and of none, by `handler`.
+    /// Handles messages of every other type by `handler`, and those without one, which includes a
+    /// [`by_header`](Self::by_header) header that is repeated or no text. A second call replaces the first.
     #[must_use]
     pub fn fallback(mut self, handler: impl Handler<S>) -> Self {
         self.fallback = Some(handler.boxed());

@@ -262,7 +262,7 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     fn rollback(self) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Ends the transaction on the server after a handler's future was dropped while a statement may be running, over
-    /// another connection where that is needed. The lane is dropped afterwards.
+    /// another connection where that is needed. The session is dropped afterwards.
     fn abandon(self) -> impl Future<Output = ()> + Send;
 }
 

@@ -94,7 +94,7 @@ impl DriverError {
             "22012" => "a handler has ended the transaction that claimed the keys",
             "25P02" => "a handler has swallowed the error of a statement",
             WEAKER_COMMIT => {
-                "a handler has set synchronous_commit to a weaker value than its session began with: leave it to the role, the \
+                "a handler has set synchronous_commit to a weaker value than RESET would give: leave it to the role, the \
                  database or the server, because a unit commits the effects of several messages"
             }
             _ => "a statement of a handler failed after the handler had stopped reading its answer",

@@ -181,14 +181,19 @@ FROM {schema}.read_records($1::int4[], $2::uuid[])";
 
     /// Permits this transaction to commit, if it is the one that claimed; the last statement before COMMIT.
     ///
-    /// Parameters: 1 the claim's xid `text`, 2 `synchronous_commit` when the session began `text`. Result: one row, not
-    /// interesting. It *raises* `22012` where the transaction is another or has no id, `25P02` where it has already failed,
-    /// and [`WEAKER_COMMIT`](crate::WEAKER_COMMIT) where a handler has weakened `synchronous_commit`: returning a flag would
-    /// let the COMMIT that is pipelined behind it go on.
+    /// Parameters: 1 the claim's xid `text`, 2 `synchronous_commit` when the session began `text`. Result: one row, to be
+    /// ignored. It *raises* `22012` where the transaction is another or has no id, `25P02` where it has already failed,
+    /// and [`WEAKER_COMMIT`](crate::WEAKER_COMMIT) where a handler has weakened `synchronous_commit`, by a name that is no
+    /// number: returning a flag would let the COMMIT that is pipelined behind it go on. A value that RESET would give is the
+    /// operator's word, and not refused. It needs no right of its own, since a handler may have set another role.
     seal: "\
 SELECT pg_catalog.set_config('idem.sealed', $1::text, true),
     1 / coalesce(pg_catalog.pg_current_xact_id_if_assigned()::text = $1::text, false)::int4 AS sealed,
-    CASE WHEN pg_catalog.current_setting('synchronous_commit') <> $2::text THEN {schema}.refuse_weaker_commit() END AS weaker";
+    CASE WHEN pg_catalog.current_setting('synchronous_commit') <> $2::text AND pg_catalog.array_position(
+            ARRAY['off', 'local', 'remote_write', 'on', 'remote_apply']::text[], pg_catalog.current_setting('synchronous_commit'))
+        < pg_catalog.array_position(ARRAY['off', 'local', 'remote_write', 'on', 'remote_apply']::text[],
+            (SELECT s.reset_val FROM pg_catalog.pg_settings AS s WHERE s.name = 'synchronous_commit'))
+        THEN pg_catalog.current_setting('synchronous_commit')::int4 END AS weaker";
 
     /// The seal of a unit that claimed nothing, whose handlers ran unprotected: it raises where the transaction has failed
     /// (`25P02`, A9) or is not the one that was begun (`22012`), which has lost its own idle limit.
@@ -198,7 +203,11 @@ SELECT pg_catalog.set_config('idem.sealed', $1::text, true),
     guard: "\
 SELECT 1 / coalesce(pg_catalog.current_setting('idle_in_transaction_session_timeout')::interval
     = $1::int8::float8 * interval '1 millisecond', false)::int4 AS guarded,
-    CASE WHEN pg_catalog.current_setting('synchronous_commit') <> $2::text THEN {schema}.refuse_weaker_commit() END AS weaker";
+    CASE WHEN pg_catalog.current_setting('synchronous_commit') <> $2::text AND pg_catalog.array_position(
+            ARRAY['off', 'local', 'remote_write', 'on', 'remote_apply']::text[], pg_catalog.current_setting('synchronous_commit'))
+        < pg_catalog.array_position(ARRAY['off', 'local', 'remote_write', 'on', 'remote_apply']::text[],
+            (SELECT s.reset_val FROM pg_catalog.pg_settings AS s WHERE s.name = 'synchronous_commit'))
+        THEN pg_catalog.current_setting('synchronous_commit')::int4 END AS weaker";
 
     /// What a session has to know of its server, read before its first unit and after each reconnect.
     ///

@@ -10,7 +10,7 @@ pub const SQLSTATES: &str = include_str!("../golden/sqlstates.tsv");
 pub const UNSEALED_COMMIT: &str = "ID001";
 
 /// The code with which the seal refuses a COMMIT that a handler has made worth less.
-pub const WEAKER_COMMIT: &str = "ID002";
+pub const WEAKER_COMMIT: &str = "22P02";
 
 /// What the engine does about an error of PostgreSQL, by its SQLSTATE.
 ///
@@ -189,8 +189,7 @@ fn class_from_26(code: &str) -> Option<ErrorClass> {
         | "HV00D" | "HV00J" | "HV00K" | "HV00L" | "HV00M" | "HV00P" | "HV00Q" | "HV00R" | "HV010" | "HV014" |
         "HV021" | "HV024" | "HV090" | "HV091" => ErrorClass::Transient,
         // Idem's own: the server refused a commit that was not sealed (A12).
-        // And one that a handler has weakened (A46).
-        "ID001" | "ID002" => ErrorClass::Transient,
+        "ID001" => ErrorClass::Transient,
         // RAISE in a function says nothing about why.
         "P0000" | "P0001" | "P0002" | "P0003" | "P0004" => ErrorClass::Transient,
         // Corrupted data or a corrupted index: stop before more is written.

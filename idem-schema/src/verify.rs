@@ -72,12 +72,11 @@ const COLUMNS: [&str; 8] = [
 ];
 const KEY_COLUMNS: &str = "unique (consumer, key_id)";
 const EXPIRY_COLUMNS: &str = "index (expires_at)";
-const FUNCTIONS: [&str; 7] = [
+const FUNCTIONS: [&str; 6] = [
     "keep_payload(bigint, bytea)",
     "key_id(text)",
     "read_records(integer[], uuid[])",
     "refuse_unsealed_commit()",
-    "refuse_weaker_commit()",
     "remove_expired(text, bigint, bigint)",
     "server_identity()",
 ];

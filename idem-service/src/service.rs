@@ -129,8 +129,9 @@ impl<L> Service<L> {
         self
     }
 
-    /// Serves these on the admin port beside idem's own, where `--admin` is given. A path that idem has too, such as
-    /// `/metrics`, ends the worker with a panic: it is a mistake in the program.
+    /// Serves these on the admin port beside idem's own, where `--admin` is given, and under its limits: one request a
+    /// connection, 30 s in all, the hosts of `--admin-host`, no password. A path that idem has too (`/`, `/metrics`,
+    /// `/healthz`, `/readyz`) panics when a worker starts with `--admin`, and one that is given twice panics here.
     pub fn routes(mut self, routes: axum::Router) -> Self {
         self.parts.routes = self.parts.routes.merge(routes);
         self
@@ -147,7 +148,9 @@ impl<L> Service<L> {
         self
     }
 
-    /// Runs this once the worker has drained or failed, before the process ends. It is not run where the worker never began.
+    /// Runs this once the worker has drained or failed, also where the broker was never reached, before the process ends. It is
+    /// not run where the database was not reached, where an [`on_start`](Self::on_start) failed, or after a second signal.
+    /// Nothing bounds it in time.
     pub fn on_stop<F, R>(mut self, hook: F) -> Self
     where
         F: FnOnce() -> R + Send + 'static,

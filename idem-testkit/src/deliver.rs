@@ -77,18 +77,18 @@ pub async fn deliver<S: Store>(
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let (store, handler) = (Arc::new(MemoryStore::new()), Arc::new(handler_fn(notes)));
-/// let lane = store.open().await?;
-/// let (lane, decision) = deliver_on(&store, lane, &handler, message("note-1", "milk")).await?;
-/// assert!(decision.is_processed() && lane.is_some());
+/// let session = store.open().await?;
+/// let (session, decision) = deliver_on(&store, session, &handler, message("note-1", "milk")).await?;
+/// assert!(decision.is_processed() && session.is_some());
 /// # Ok(())
 /// # }
 /// ```
 ///
 /// # Errors
-/// As for [`deliver`]; the lane is then closed.
+/// As for [`deliver`]; the session is then closed.
 ///
 /// # Cancel safety
-/// A dropped call lets the delivery finish, and the lane is closed after it.
+/// A dropped call lets the delivery finish, and the session is closed after it.
 pub async fn deliver_on<S: Store, H: Handler<S>>(
     store: &Arc<S>,
     lane: S::Session,

@@ -9,8 +9,6 @@ WHERE a.last_at <= excluded.last_at;
 
 DROP TABLE {schema}.message_attempts;
 
-DROP FUNCTION {schema}.refuse_weaker_commit();
-
 -- Removes rows of a table that have expired, and no others, with the rights of its owner: a login for cleanup may run it,
 -- and delete nothing by itself. Rows without an expiry of their own are kept for as long as is asked, in microseconds, and
 -- at least for as long as stands here.

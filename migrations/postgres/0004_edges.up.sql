@@ -1,4 +1,4 @@
--- What a count of attempts is of, and what a COMMIT is worth. Never edited once released: a change is a new migration.
+-- What a count of attempts is of. Never edited once released: a change is a new migration.
 
 -- Attempts
 --
@@ -25,48 +25,18 @@ CREATE TABLE {schema}.message_attempts (
 INSERT INTO {schema}.message_attempts (key_id, first_at, last_at, consumer, attempts, idempotency_key, payload_hash)
 SELECT key_id, first_at, last_at, consumer, attempts, idempotency_key, payload_hash FROM {schema}.attempts;
 
--- Where the group roles are there already, their members go on before the script of the roles is run again.
+-- Where the group roles are there already, their members go on before the script of the roles is run again. The table's owner
+-- is that of the other tables, as whom cleanup and erasure run.
 DO $idem$
 BEGIN
+    EXECUTE (SELECT pg_catalog.format('ALTER TABLE {schema}.message_attempts OWNER TO %I', r.rolname)
+        FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_roles AS r ON r.oid = c.relowner
+        WHERE c.oid = '{schema}.attempts'::pg_catalog.regclass);
     IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_worker') THEN
         GRANT SELECT, INSERT, UPDATE ON {schema}.message_attempts TO idem_worker;
     END IF;
     IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_cleanup') THEN
         GRANT SELECT (last_at) ON {schema}.message_attempts TO idem_cleanup;
-    END IF;
-END
-$idem$;
-
--- The seal
---
--- The seal asks this where synchronous_commit is another than when its session began. It refuses a COMMIT that a SET or SET
--- LOCAL of a handler has weakened, because the whole unit would be acknowledged on it. What an operator has changed for the
--- server since then is the operator's word: a value that RESET would give is never refused.
-CREATE FUNCTION {schema}.refuse_weaker_commit() RETURNS boolean
-    LANGUAGE plpgsql STABLE
-    SET search_path = pg_catalog, pg_temp
-    AS $idem$
-DECLARE
-    weakest_first CONSTANT text[] := ARRAY['off', 'local', 'remote_write', 'on', 'remote_apply'];
-    found CONSTANT text := current_setting('synchronous_commit');
-    meant CONSTANT text := (SELECT s.reset_val FROM pg_settings AS s WHERE s.name = 'synchronous_commit');
-BEGIN
-    IF array_position(weakest_first, found) < array_position(weakest_first, meant) THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'ID002',
-            MESSAGE = format('a handler has set synchronous_commit to %s, which is weaker than %s', found, meant),
-            HINT = 'Leave the setting to the role, the database or the server: one unit commits the effects of several messages.';
-    END IF;
-    RETURN true;
-END
-$idem$;
-
-REVOKE ALL ON FUNCTION {schema}.refuse_weaker_commit() FROM PUBLIC;
-
-DO $idem$
-BEGIN
-    IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_worker') THEN
-        GRANT EXECUTE ON FUNCTION {schema}.refuse_weaker_commit() TO idem_worker;
     END IF;
 END
 $idem$;

@@ -48,7 +48,6 @@ ALTER FUNCTION {schema}.refuse_unsealed_commit() OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.server_identity() OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.remove_expired(text, bigint, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.keep_payload(bigint, bytea) OWNER TO idem_migrator;
-ALTER FUNCTION {schema}.refuse_weaker_commit() OWNER TO idem_migrator;
 
 GRANT USAGE ON SCHEMA {schema} TO idem_worker, idem_cleanup, idem_auditor;
 
@@ -66,7 +65,7 @@ GRANT SELECT, INSERT, UPDATE (last_origin, reason, attempts, error, fingerprint,
     replay_requested_at, replay_taken_at, replay_taken_by, replayed_at, replay_outcome) ON {schema}.dead_letters TO idem_worker;
 GRANT SELECT ON {schema}.migrations TO idem_worker;
 GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]), {schema}.server_identity(),
-    {schema}.keep_payload(bigint, bytea), {schema}.refuse_weaker_commit() TO idem_worker;
+    {schema}.keep_payload(bigint, bytea) TO idem_worker;
 
 -- Cleanup. It may run what deletes the expired and nothing else, count it beforehand, and write that it did.
 GRANT EXECUTE ON FUNCTION {schema}.remove_expired(text, bigint, bigint) TO idem_cleanup;

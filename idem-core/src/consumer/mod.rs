@@ -151,7 +151,8 @@ impl<S: Store> DedupConsumer<S> {
     /// # Errors
     /// Only where the consumer could not be registered, which [`start`](Self::start) does before; what happens to single
     /// messages stands in their decisions. A database that is down is the [failure](crate::Failure) of every message that
-    /// it could not serve, of class [`Infrastructure`](ErrorClass::Infrastructure).
+    /// it could not serve, of class [`Infrastructure`](ErrorClass::Infrastructure). On an error the messages are not given
+    /// back: they come again from the broker.
     ///
     /// # Cancel safety
     /// The work runs in a task of its own, which a dropped call lets finish. The messages may then have been handled;

@@ -76,7 +76,7 @@ SELECT
         UNION ALL
         SELECT pg_catalog.format('EXECUTE on %s', f.described) FROM functions AS f
         WHERE f.described IN ('key_id(text)', 'read_records(integer[], uuid[])', 'server_identity()',
-                'keep_payload(bigint, bytea)', 'refuse_weaker_commit()')
+                'keep_payload(bigint, bytea)')
             AND NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')
     ) AS missing_privileges,
     pg_catalog.current_setting('session_replication_role') <> 'replica' AS triggers_fire

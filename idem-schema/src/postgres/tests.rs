@@ -3,7 +3,7 @@ use super::*;
 #[test]
 fn s6_every_statement_names_the_schema_quoted_and_no_other() {
     let statements = PostgresStatements::new(&SchemaName::new("select").unwrap());
-    let without_tables = ["server_facts", "schema_facts", "read_only_default", "terminate_unit"];
+    let without_tables = ["seal", "guard", "server_facts", "schema_facts", "read_only_default", "terminate_unit"];
     for (name, text) in statements.all() {
         assert!(!text.contains("{schema}"), "{name}");
         assert_eq!(text.contains("\"select\"."), !without_tables.contains(&name), "{name}");

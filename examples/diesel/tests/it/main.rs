@@ -1,6 +1,5 @@
 //! What the handler wrote, read back from PostgreSQL over a connection that idem has no part in.
 
-use idem_testkit::Decide as _;
 use diesel::{ExpressionMethods as _, QueryDsl as _};
 use diesel_async::{AsyncConnection as _, AsyncPgConnection, RunQueryDsl as _, SimpleAsyncConnection as _};
 use diesel_handler::{DieselPostgres, Ledger, TABLES, customers, purchases};
@@ -64,13 +63,13 @@ async fn what_diesel_writes_is_committed_once_and_with_the_key() {
 
     // The third breaks a rule of the table after the customer's total was changed.
     let messages = || vec![bought("a", "1", 100), bought("b", "2", 10), bought("c", "1", -5), bought("d", "1", 1)];
-    let first = consumer.decisions(messages()).await.unwrap();
-    assert!([0, 1, 3].iter().all(|n| first[*n].is_processed()), "{first:?}");
-    assert!(matches!(&first[2], Decision::Failed(failure) if failure.class == ErrorClass::Permanent), "{first:?}");
-    let again = consumer.decisions(messages()).await.unwrap();
-    assert!([0, 1, 3].iter().all(|n| again[*n].is_skipped()), "{again:?}");
-    let other = consumer.decisions(vec![bought("a", "1", 101)]).await.unwrap();
-    assert!(matches!(other[0], Decision::Conflict(..)), "{other:?}");
+    let first = consumer.process(messages()).await.unwrap();
+    assert!([0, 1, 3].iter().all(|n| first[*n].1.is_processed()), "{first:?}");
+    assert!(matches!(&first[2].1, Decision::Failed(failure) if failure.class == ErrorClass::Permanent), "{first:?}");
+    let again = consumer.process(messages()).await.unwrap();
+    assert!([0, 1, 3].iter().all(|n| again[*n].1.is_skipped()), "{again:?}");
+    let (_, other) = consumer.process_one(bought("a", "1", 101)).await.unwrap();
+    assert!(matches!(other, Decision::Conflict(..)), "{other:?}");
     assert_eq!(fixture.written().await, (vec![1, 10, 100], vec![101, 10]));
     fixture.drop().await;
 }
@@ -102,13 +101,13 @@ async fn a12_a_handler_that_commits_or_swallows_an_error_writes_nothing_and_a_ne
     let consumer = consumer.effects(Effects::InTransaction).build().unwrap();
     for misdeed in ["commits", "swallows"] {
         let message = Message::new(misdeed).with_header("idempotencykey", misdeed.to_owned());
-        let decision = consumer.decisions(vec![message]).await.unwrap();
-        assert!(matches!(decision[0], Decision::Failed(_)), "{misdeed}: {decision:?}");
+        let (_, decision) = consumer.process_one(message).await.unwrap();
+        assert!(matches!(decision, Decision::Failed(_)), "{misdeed}: {decision:?}");
         assert!(fixture.written().await.0.is_empty(), "{misdeed}");
     }
     let nests = Message::new("nests").with_header("idempotencykey", "nests".to_owned());
-    let decision = consumer.decisions(vec![nests]).await.unwrap();
-    assert!(decision[0].is_processed(), "{decision:?}");
+    let (_, decision) = consumer.process_one(nests).await.unwrap();
+    assert!(decision.is_processed(), "{decision:?}");
     assert_eq!(fixture.written().await.0, [7]);
     fixture.drop().await;
 }

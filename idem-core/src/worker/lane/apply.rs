@@ -73,11 +73,13 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// The claim of a message that went well or has done so before, where its count would soon keep it from running when its key is used again:
-    /// after the retention, or under the next payload. A first attempt of several needs no statement for that.
+    /// The claim of a message that went well or has done so before, where its count would soon keep it from running when it
+    /// comes again after the retention. A first attempt of several needs no statement for that.
     fn count_to_end(&self, job: &Job<B::Handle>) -> Option<Claim> {
         let enough = self.shared.settings.retry.attempts.min(2);
-        if job.attempt.number() < enough { None } else { job.item.claim.clone() }
+        // The store may have counted more than it answered.
+        let counted = job.attempt.number().saturating_add(job.counts_unanswered);
+        if counted < enough { None } else { job.item.claim.clone() }
     }
 
     pub(super) async fn busy(&mut self, mut job: Job<B::Handle>) {

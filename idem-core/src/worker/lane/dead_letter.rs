@@ -74,8 +74,9 @@ impl<S: Store, B: Source> Lane<S, B> {
             self.shared.recent.note(IncidentKind::DeadLetter, key, origin, text);
         }
         if let DeliveredBy::Broker(handle) = job.from {
-            self.shared.dead_letter_settled.store(true, Ordering::Relaxed);
             self.shared.settle(handle, Settle::DeadLetter(Durable::dead_lettered()), job.permit);
+            // Behind it, so that a lane that clears this has waited for it.
+            self.shared.dead_letter_settled.store(true, Ordering::Relaxed);
         }
     }
 

@@ -195,6 +195,7 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     /// Waits until the broker was told what is settled, before a message runs that may kill the process: a dead letter whose
     /// settlement is lost comes again with all of its attempts, and two that kill could bring each other back for ever (D38).
+    /// On Kafka a position goes out up to `commit_every` later, so there it only becomes less likely.
     async fn hand_settlements_over(&mut self) {
         if !bugs::planted(Bug::KillersLoseSettlements) {
             self.shared.dead_letter_settled.store(false, Ordering::Relaxed);

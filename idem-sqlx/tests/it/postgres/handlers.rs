@@ -334,6 +334,22 @@ async fn a46_a_commit_that_a_handler_has_weakened_is_refused() {
     }
 }
 
+/// A47: a role that a handler sets for its transaction, as for row-level security, needs no right of idem's for the seal.
+#[tokio::test]
+async fn a47_a_handler_may_set_a_role_for_its_transaction() {
+    for (text, seen) in [
+        ("SET LOCAL ROLE pg_write_all_data", "PPP"),
+        ("SET LOCAL ROLE pg_write_all_data; SET LOCAL synchronous_commit = off", "PtP"),
+    ] {
+        let fixture = Fixture::new().await;
+        let sets = consumer(fixture.store.clone(), Acting(Sets(text)));
+        assert_eq!(process(&sets, messages(&keys(3))).await, seen, "{text}");
+        assert_eq!(fixture.effects().await.len(), seen.matches('P').count(), "{text}");
+        drop(sets);
+        fixture.drop().await;
+    }
+}
+
 /// A46: what an operator makes of the setting while workers run is the operator's word, not a handler's.
 #[tokio::test]
 async fn a46_a_weaker_default_of_the_session_is_no_handlers_doing() {

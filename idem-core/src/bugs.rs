@@ -3,7 +3,7 @@
 
 /// A planted bug.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(feature = "bugs"), allow(dead_code, reason = "only asked about"))]
+#[cfg_attr(not(feature = "bugs"), allow(dead_code, unreachable_pub, reason = "only asked about"))]
 #[non_exhaustive]
 pub enum Bug {
     /// A batch is acknowledged before it is committed (A4).

@@ -7,7 +7,7 @@ use idem_core::Concurrency;
 use crate::{
     by_hand::ByHand::{Autocommit, InboxOnce, Textbook, TextbookOnPool, Transaction},
     feed::{Feed, Keys, Redelivered},
-    pgbench::PgBench,
+    pgbench::{Claims, PgBench},
     postgres::{Idem, Shape, Way, compare},
     report::Table,
     work::Work,
@@ -52,9 +52,10 @@ pub(crate) async fn work(work: Work, at: At<'_>) -> Result<Table, Box<dyn Error>
     lines.push(by_hand("(b) textbook, on a connection that it keeps", Textbook));
     lines.push(by_hand("(d) inbox::once of backbone-outbox, its statement; pool with its defaults", InboxOnce));
     let pgbench = |clients, claims| Way::PgBench(PgBench { clients, claims });
-    lines.push(("(c) pgbench: begin, handler, commit; 1 client".to_owned(), pgbench(1, false)));
-    lines.push((PGBENCH_16.to_owned(), pgbench(16, false)));
-    lines.push(("(c) pgbench: begin, claim, handler, commit; 16 clients".to_owned(), pgbench(16, true)));
+    let (nothing, as_the_textbook) = (Claims::Nothing, Claims::AsTheTextbook);
+    lines.push(("(c) pgbench: begin, handler, commit; 1 client".to_owned(), pgbench(1, nothing)));
+    lines.push((PGBENCH_16.to_owned(), pgbench(16, nothing)));
+    lines.push(("(c) pgbench: begin, claim, handler, commit; 16 clients".to_owned(), pgbench(16, as_the_textbook)));
     let one_by_one = Idem { batch: 1, ..Idem::base(work) };
     lines.push(idem(ONE_BY_ONE, one_by_one));
     lines.push((ONE_BY_ONE_TOKIO.to_owned(), Way::OnTokioPostgres(one_by_one)));

@@ -5,6 +5,7 @@ mod alone;
 mod amqp;
 mod backlog;
 mod by_hand;
+mod calls;
 mod cases;
 mod cleanup;
 mod drain;
@@ -80,6 +81,7 @@ async fn measure(case: &str, options: &Options) -> Result<Vec<Table>, Box<dyn Er
         "lanes" => vec![cases::by_lanes(at).await?],
         "duplicates" => vec![cases::duplicates(at).await?],
         "keys" => vec![cases::keys(at).await?],
+        "alone" => calls::all(at).await?,
         "sqlite" => vec![sqlite::insert(at).await?],
         "latency" => latency::single(&url, rounds, size.latency).await?,
         "hot-row" => hot::row(at).await?,

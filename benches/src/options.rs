@@ -59,12 +59,13 @@ enum When {
 }
 
 /// Every case: its name, when it is measured, and what it is.
-const CASES: [(&str, When, &str); 18] = [
+const CASES: [(&str, When, &str); 19] = [
     ("engine", When::Always, "the engine alone on one thread: time and allocations a message"),
     ("memory", When::Always, "resident memory over millions of messages through the engine"),
     ("insert", When::Always, "PostgreSQL, a row of JSON: idem beside five loops by hand and pgbench"),
     ("purchase", When::Always, "PostgreSQL, a row and a balance: the same"),
     ("latency", When::Always, "single messages at low load: p50 and p99"),
+    ("alone", When::Full, "one message a call, at 1, 16 and 64 callers: idem beside the textbook and pgbench"),
     ("network-1ms", When::Always, "both works with 1 ms added to each round trip"),
     ("batch", When::Full, "insert by batch: 1, 10, 100, 500"),
     ("lanes", When::Full, "purchase by lanes: 1, 2, 4, 8"),

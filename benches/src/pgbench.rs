@@ -4,25 +4,70 @@ use std::{error::Error, process::Stdio, time::Duration};
 
 use tokio::process::Command;
 
-use crate::{postgres::Round, work::Work};
+use idem_schema::{PostgresStatements, UnitLimits, begin_unit};
+
+use crate::{
+    postgres::{RECORDS, Round, store},
+    work::Work,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PgBench {
     pub(crate) clients: usize,
-    /// Whether each transaction also claims a key, as the textbook does.
-    pub(crate) claims: bool,
+    pub(crate) claims: Claims,
+}
+
+/// How each transaction claims a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claims {
+    Nothing,
+    AsTheTextbook,
+    /// With the statements of a unit of one message.
+    AsIdem,
+}
+
+impl Claims {
+    /// What begins a transaction, and what ends it.
+    fn around(self) -> (String, String) {
+        let textbook = "INSERT INTO idem_bench.seen (consumer, message_id) VALUES ('bench', gen_random_uuid()::text) ON \
+                        CONFLICT DO NOTHING;\n";
+        match self {
+            Self::Nothing => ("BEGIN;\n".to_owned(), "COMMIT;\n".to_owned()),
+            Self::AsTheTextbook => (format!("BEGIN;\n{textbook}"), "COMMIT;\n".to_owned()),
+            Self::AsIdem => {
+                let second = Duration::from_secs(1);
+                let limits = UnitLimits { lock: 5 * second, statement: 5 * second, idle_in_transaction: 35 * second };
+                // Each is a message of its own to pgbench, as no client has them.
+                let begin = begin_unit(limits, None).replace("; ", ";\n");
+                let sql = PostgresStatements::new(&RECORDS.parse().unwrap_or_default());
+                let values = [
+                    ("$1", "1"),
+                    ("$2", "gen_random_uuid()"),
+                    ("$3", "gen_random_uuid()"),
+                    ("$4", "decode(repeat('00', 32), 'hex')"),
+                    ("$5", "1"),
+                    ("$6", "604800000000"),
+                    ("$7", "1"),
+                    ("$8", "'0'"),
+                    ("$9", "'0'"),
+                ];
+                let claim =
+                    values.iter().fold(sql.claim_one.to_string(), |text, (place, value)| text.replace(place, value));
+                let seal = sql.seal.replace("$1", ":xid").replace("$2", "'{on,remote_apply}'");
+                (format!("{begin};\n{claim} \\gset\n"), format!("{seal} \\gset\nCOMMIT;\n"))
+            }
+        }
+    }
 }
 
 impl PgBench {
     /// Runs pgbench for the time, in whole seconds, with prepared statements and no transaction left out.
     pub(crate) async fn round(self, work: Work, url: &str, time: Duration) -> Result<Round, Box<dyn Error>> {
-        let claim = match self.claims {
-            true => {
-                "INSERT INTO idem_bench.seen (consumer, message_id) VALUES ('bench', gen_random_uuid()::text) ON CONFLICT DO NOTHING;\n"
-            }
-            false => "",
-        };
-        let script = format!("\\set customer random(0, 9999)\nBEGIN;\n{claim}{}COMMIT;\n", work.script());
+        if self.claims == Claims::AsIdem {
+            store(url).await?;
+        }
+        let (begin, end) = self.claims.around();
+        let script = format!("\\set customer random(0, 9999)\n{begin}{}{end}", work.script());
         let file = std::env::temp_dir().join(format!("idem-pgbench-{}.sql", std::process::id()));
         std::fs::write(&file, script)?;
         let (program, seconds) = (std::env::var("IDEM_PGBENCH").unwrap_or("pgbench".to_owned()), time.as_secs().max(1));

@@ -144,7 +144,7 @@ pub(crate) async fn remove(connection: &mut PgConnection) -> Result<(), sqlx::Er
 }
 
 /// Where the records of what is measured stand.
-const RECORDS: &str = "idem_bench_records";
+pub(crate) const RECORDS: &str = "idem_bench_records";
 
 /// The store on a schema without a row.
 pub(crate) async fn store(url: &str) -> Result<PostgresStore, Box<dyn Error>> {

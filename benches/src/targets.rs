@@ -5,6 +5,7 @@ use std::fmt;
 use serde_json::{Value, json};
 
 use crate::{
+    calls,
     cases::{
         ALL_COPIES, AUTOCOMMIT, EACH, ONE_BY_ONE, ONE_BY_ONE_TOKIO, PGBENCH_16, PIPELINED, SET, TEXTBOOK, TRANSACTION,
         lanes,
@@ -105,6 +106,18 @@ fn targets() -> Vec<Target> {
         let of = |what, line, must| Target::new(what, "network-1ms", table, line, must).over(network::BY_HAND);
         targets.push(of("1 ms of round trip, in order, one lane, over (a)", network::IN_ORDER, BeAtLeast(each)));
         targets.push(of("1 ms of round trip, set-based, one lane, over (a)", network::SET, BeAtLeast(set)));
+    }
+    for (what, callers, line, over, least) in [
+        ("one caller, over (b) on a connection that is kept", 1, calls::IDEM, calls::KEPT, 1.0),
+        ("the same on tokio-postgres", 1, calls::ON_TOKIO_POSTGRES, calls::KEPT, 1.0),
+        ("16 callers, over (b) on a pool", 16, calls::IDEM, calls::POOL, 1.0),
+        ("the same on tokio-postgres", 16, calls::ON_TOKIO_POSTGRES, calls::POOL, 1.0),
+        ("16 callers, over (c) with a claim", 16, calls::IDEM, calls::PGBENCH, 0.85),
+        ("the same on tokio-postgres", 16, calls::ON_TOKIO_POSTGRES, calls::PGBENCH, 0.85),
+        ("64 callers, units shared, over not", 64, calls::SHARED, calls::IDEM, 2.0),
+        ("the same on tokio-postgres", 64, calls::SHARED_ON_TOKIO_POSTGRES, calls::ON_TOKIO_POSTGRES, 2.0),
+    ] {
+        targets.push(Target::new(what, "alone", &calls::table(callers), line, BeAtLeast(least)).over(over));
     }
     targets.extend(others());
     targets

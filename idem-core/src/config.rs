@@ -108,6 +108,9 @@ pub struct ConsumerSettings {
     /// Whether each unit holds one message, for handlers that set things for their transaction. Defaults to no, but with
     /// [`Effects::Outside`] it is always so.
     pub units_of_one: bool,
+    /// How many messages of calls that come together share a unit at most; from 2 to 1,000. `None`, the default: each call has
+    /// its own. It is for programs with receive loops of their own: a worker batches what it receives.
+    pub shared_unit_max: Option<usize>,
 }
 
 /// The default of [`ConsumerSettings::payload_bytes_max`]: 1 MiB, as much as Kafka and SQS take unless they are told
@@ -141,6 +144,7 @@ impl ConsumerSettings {
             lanes: Self::lanes_by_default().min(lanes_max.unwrap_or(usize::MAX)),
             handlers: Concurrency::default(),
             units_of_one: false,
+            shared_unit_max: None,
         }
     }
 
@@ -166,6 +170,9 @@ impl ConsumerSettings {
         number("headers_max", self.headers_max, 1, 100_000, "it must be from 1 to 100,000")?;
         number("headers_bytes_max", self.headers_bytes_max, 1, 1 << 30, "it must be from 1 byte to 1 GiB")?;
         number("lanes", self.lanes, 1, 1024, "it must be from 1 to 1024")?;
+        if let Some(max) = self.shared_unit_max {
+            number("shares_units", max, 2, 1_000, "it must be from 2 to 1,000")?;
+        }
         if let Concurrency::Pipelined { at_once } = self.handlers {
             number("handlers.at_once", at_once, 1, 10_000, "it must be from 1 to 10,000")?;
         }

@@ -1,9 +1,15 @@
 //! The one place where the engine spawns tasks, so that a test can have all tasks of a process die between two polls: see
 //! [`failpoint::Life`](crate::failpoint). Without the feature `failpoints` a task is spawned as it is.
 
-use std::future::Future;
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+};
 
-use tokio::task::{AbortHandle, JoinHandle};
+#[cfg(test)]
+use tokio::task::JoinHandle;
+use tokio::{runtime::Handle, task::AbortHandle};
 use tokio_util::task::TaskTracker;
 
 #[cfg(feature = "failpoints")]
@@ -14,7 +20,41 @@ fn mortal<F: Future>(future: F) -> F {
     future
 }
 
+/// Runs in whoever waits for it, and in a task of its own from where that is dropped: what was begun on a connection comes to
+/// its end. A call then costs no task, and no way to another thread and back.
+pub(crate) fn finished<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Finished<T> {
+    Finished { rest: Some(Box::pin(mortal(future))), runtime: Handle::current() }
+}
+
+pub(crate) struct Finished<T: Send + 'static> {
+    rest: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
+    runtime: Handle,
+}
+
+impl<T: Send + 'static> Future for Finished<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        // Taken out meanwhile, because what has panicked must not be polled again.
+        let Some(mut rest) = self.rest.take() else { return Poll::Pending };
+        let polled = rest.as_mut().poll(context);
+        if polled.is_pending() {
+            self.rest = Some(rest);
+        }
+        polled
+    }
+}
+
+impl<T: Send + 'static> Drop for Finished<T> {
+    fn drop(&mut self) {
+        if let Some(rest) = self.rest.take() {
+            drop(self.runtime.spawn(rest));
+        }
+    }
+}
+
 /// Spawns a task that somebody waits for.
+#[cfg(test)]
 pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     tokio::spawn(mortal(future))
 }

@@ -107,16 +107,20 @@ pub struct UnitOptions {
     pub busy_timeout: Duration,
     /// How long the transaction may sit idle before the server ends it: the handler's deadline and a margin.
     pub idle_timeout: Duration,
+    /// Whether the unit is of one message, so that no handler runs where its key was not inserted. A store may write less then.
+    pub alone: bool,
 }
 
 impl UnitOptions {
     /// The limits of a unit.
     #[must_use]
     pub const fn new(run: RunId, lane: i32, busy_timeout: Duration, idle_timeout: Duration) -> Self {
-        Self { run, lane, busy_timeout, idle_timeout }
+        Self { run, lane, busy_timeout, idle_timeout, alone: false }
     }
 
     setters! {
+        /// Sets whether the unit is of one message.
+        alone: bool,
         /// Sets how long the whole claim may wait.
         busy_timeout: Duration,
     }

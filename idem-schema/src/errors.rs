@@ -93,18 +93,19 @@ impl DriverError {
         let problem = match self.code.as_str() {
             "22012" => "a handler has ended the transaction that claimed the keys",
             "25P02" => "a handler has swallowed the error of a statement",
+            FORGOTTEN => "a handler has deallocated what the session had prepared",
             WEAKER_COMMIT => {
-                "a handler has set synchronous_commit to a weaker value than RESET would give: leave it to the role, the \
+                "a handler has set synchronous_commit to a weaker value than its session began with: leave it to the role, the \
                  database or the server, because a unit commits the effects of several messages"
             }
             _ => "a statement of a handler failed after the handler had stopped reading its answer",
         };
-        let error = self.doing("sealing the transaction");
-        if let StoreError::Failed { source, .. } = error {
-            StoreError::Unsealed { problem: problem.to_owned(), source: Some(source) }
-        } else {
-            error
+        let unsealed = |source| StoreError::Unsealed { problem: problem.to_owned(), source: Some(source) };
+        if self.code == FORGOTTEN {
+            return unsealed(self.source);
         }
+        let error = self.doing("sealing the transaction");
+        if let StoreError::Failed { source, .. } = error { unsealed(source) } else { error }
     }
 
     /// Of a seal behind which a COMMIT was sent. Where the server refused the seal, it took the COMMIT for a ROLLBACK;
@@ -132,6 +133,9 @@ impl DriverError {
         }
     }
 }
+
+/// A prepared statement does not exist. Elsewhere it is a pooler's doing; the claim of the same transaction was there.
+const FORGOTTEN: &str = "26000";
 
 /// What a driver saw through two connections at once: see [`is_pooled`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -54,7 +54,9 @@ pub use crate::{
     name::{SchemaName, SchemaNameError},
     postgres::{PostgresStatements, UnitLimits, begin_unit},
     row::{FromValue, Row, Value, microseconds, retention, unreadable},
-    server::{Fence, RoleDefault, SESSION_SETTINGS, ServerFacts, SessionFacts, SessionSettings, refuse_fenced},
+    server::{
+        Durability, Fence, RoleDefault, SESSION_SETTINGS, ServerFacts, SessionFacts, SessionSettings, refuse_fenced,
+    },
     settings::{PostgresSettings, RECORD_BYTES, Statements, check_number, is_this_machine, unreadable_url},
     sqlstate::{CommitOutcome, SQLSTATES, UNSEALED_COMMIT, WEAKER_COMMIT, class_of, commit_outcome},
     verify::{SchemaFacts, SchemaProblem, verify_schema},

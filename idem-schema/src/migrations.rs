@@ -126,6 +126,14 @@ pub const POSTGRES_MIGRATIONS: &[Migration] = &[
         up_template: include_str!("../migrations/postgres/0004_edges.up.sql"),
         down_template: include_str!("../migrations/postgres/0004_edges.down.sql"),
     },
+    Migration {
+        dialect: Dialect::Postgres,
+        version: 5,
+        name: "units_of_one",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/postgres/0005_units_of_one.up.sql"),
+        down_template: include_str!("../migrations/postgres/0005_units_of_one.down.sql"),
+    },
 ];
 
 /// The migrations for SQLite, oldest first.

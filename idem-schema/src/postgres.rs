@@ -27,16 +27,19 @@ pub struct UnitLimits {
 /// overrules an old primary that is fenced by that setting alone, a store looks at the server's own value when it opens a
 /// session.
 ///
+/// `durability` is what `synchronous_commit` is to be, where the session is not the store's alone: see
+/// [`SessionFacts::shared_durability`](crate::SessionFacts::shared_durability).
+///
 /// ```
 /// use std::time::Duration;
 /// use idem_schema::{UnitLimits, begin_unit};
 ///
 /// let second = Duration::from_secs(1);
-/// let text = begin_unit(UnitLimits { lock: second, statement: second, idle_in_transaction: 35 * second });
+/// let text = begin_unit(UnitLimits { lock: second, statement: second, idle_in_transaction: 35 * second }, None);
 /// assert!(text.starts_with("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL statement_timeout = 1000; "));
 /// ```
 #[must_use]
-pub fn begin_unit(limits: UnitLimits) -> String {
+pub fn begin_unit(limits: UnitLimits, durability: Option<&str>) -> String {
     let mut text = String::from("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE");
     let settings = [
         ("lock_timeout", Some(limits.lock).filter(|lock| *lock < limits.statement)),
@@ -48,6 +51,9 @@ pub fn begin_unit(limits: UnitLimits) -> String {
         let milliseconds = limit.as_millis().clamp(1, 2_147_483_647);
         // Writing to a String cannot fail.
         let _ = write!(text, "; SET LOCAL {name} = {milliseconds}");
+    }
+    if let Some(durability) = durability {
+        let _ = write!(text, "; SET LOCAL synchronous_commit = {durability}");
     }
     text
 }
@@ -138,33 +144,25 @@ SELECT won_consumers, won_key_ids,
     pg_catalog.set_config('statement_timeout', $10::text, true) AS statement_timeout
 FROM answer";
 
-    /// Claims one key, as [`claim`](Self::claim) does: for a unit of one message the arrays would cost more than the insert.
+    /// Claims the key of a unit of one message, which writes the record and nothing else: the record carries the seal's trigger.
     ///
     /// Parameters: 1 consumer `int4`, 2 key id `uuid`, 3 key `text`, 4 payload hash `bytea`, 5 hash id `int4`, 6 retention
-    /// in µs `int8`, then 7 to 10 as for many keys.
+    /// in µs `int8`, 7 run `int4`, 8 and 9 the settings as 9 and 10 for many keys.
     ///
-    /// Result, always one row: `xid text`, the transaction to seal, NULL if the key was not inserted; `backend_pid int4`;
-    /// and the two settings, which are put back when the insert has had its wait.
+    /// Result: no row where the key was not inserted, and then no handler runs and the unit's limits stay. Otherwise `xid
+    /// text`, the transaction to seal; `backend_pid int4`; and the two settings, which are put back when the insert has had its
+    /// wait.
     claim_one: "\
-WITH won AS (
-    INSERT INTO {schema}.processed_messages
-        (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by, expires_at)
-    VALUES ($1::int4, $2::uuid, $3::text, $4::bytea, $5::int4, $7::int4,
-        CASE WHEN $6::int8 <= 3155760000000000 THEN
-            pg_catalog.date_trunc('minute',
-                pg_catalog.now() + ($6::int8 + 59999999)::float8 * interval '1 microsecond', 'UTC')
-        ELSE 'infinity' END)
-    ON CONFLICT (consumer, key_id) DO NOTHING
-    RETURNING consumer
-), unit AS (
-    INSERT INTO {schema}.units (xid, run, lane)
-    SELECT pg_catalog.pg_current_xact_id()::text::int8, $7::int4, $8::int4 FROM won
-)
-SELECT CASE WHEN answer.won > 0 THEN pg_catalog.pg_current_xact_id()::text END AS xid,
-    pg_catalog.pg_backend_pid() AS backend_pid,
-    pg_catalog.set_config('lock_timeout', $9::text, true) AS lock_timeout,
-    pg_catalog.set_config('statement_timeout', $10::text, true) AS statement_timeout
-FROM (SELECT pg_catalog.count(*) AS won FROM won) AS answer";
+INSERT INTO {schema}.processed_messages
+    (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by, expires_at, alone)
+VALUES ($1::int4, $2::uuid, $3::text, $4::bytea, $5::int4, $7::int4,
+    CASE WHEN $6::int8 <= 3155760000000000 THEN
+        pg_catalog.date_trunc('minute', pg_catalog.now() + ($6::int8 + 59999999)::float8 * interval '1 microsecond', 'UTC')
+    ELSE 'infinity' END, true)
+ON CONFLICT (consumer, key_id) DO NOTHING
+RETURNING pg_catalog.pg_current_xact_id()::text AS xid, pg_catalog.pg_backend_pid() AS backend_pid,
+    pg_catalog.set_config('lock_timeout', $8::text, true) AS lock_timeout,
+    pg_catalog.set_config('statement_timeout', $9::text, true) AS statement_timeout";
 
     /// Reads the records of keys that a claim did not win, as a statement of its own, so that it sees what was committed
     /// while the claim waited. What this very transaction has inserted is not among them: where a claim denies its own
@@ -181,18 +179,15 @@ FROM {schema}.read_records($1::int4[], $2::uuid[])";
 
     /// Permits this transaction to commit, if it is the one that claimed; the last statement before COMMIT.
     ///
-    /// Parameters: 1 the claim's xid `text`, 2 `synchronous_commit` when the session began `text`. Result: one row, to be
-    /// ignored. It *raises* `22012` where the transaction is another or has no id, `25P02` where it has already failed,
-    /// and [`WEAKER_COMMIT`](crate::WEAKER_COMMIT) where a handler has weakened `synchronous_commit`, by a name that is no
-    /// number: returning a flag would let the COMMIT that is pipelined behind it go on. A value that RESET would give is the
-    /// operator's word, and not refused. It needs no right of its own, since a handler may have set another role.
+    /// Parameters: 1 the claim's xid `text`, 2 the values of `synchronous_commit` that are no weaker than the session's own
+    /// `text[]`. Result: one row, to be ignored. It *raises* `22012` where the transaction is another or has no id, `25P02`
+    /// where it has already failed, and [`WEAKER_COMMIT`](crate::WEAKER_COMMIT) where a handler has weakened
+    /// `synchronous_commit`, by a name that is no number: returning a flag would let the COMMIT that is pipelined behind it go
+    /// on. It needs no right of its own, since a handler may have set another role.
     seal: "\
 SELECT pg_catalog.set_config('idem.sealed', $1::text, true),
     1 / coalesce(pg_catalog.pg_current_xact_id_if_assigned()::text = $1::text, false)::int4 AS sealed,
-    CASE WHEN pg_catalog.current_setting('synchronous_commit') <> $2::text AND pg_catalog.array_position(
-            ARRAY['off', 'local', 'remote_write', 'on', 'remote_apply']::text[], pg_catalog.current_setting('synchronous_commit'))
-        < pg_catalog.array_position(ARRAY['off', 'local', 'remote_write', 'on', 'remote_apply']::text[],
-            (SELECT s.reset_val FROM pg_catalog.pg_settings AS s WHERE s.name = 'synchronous_commit'))
+    CASE WHEN pg_catalog.current_setting('synchronous_commit') <> ALL ($2::text[])
         THEN pg_catalog.current_setting('synchronous_commit')::int4 END AS weaker";
 
     /// The seal of a unit that claimed nothing, whose handlers ran unprotected: it raises where the transaction has failed
@@ -203,10 +198,7 @@ SELECT pg_catalog.set_config('idem.sealed', $1::text, true),
     guard: "\
 SELECT 1 / coalesce(pg_catalog.current_setting('idle_in_transaction_session_timeout')::interval
     = $1::int8::float8 * interval '1 millisecond', false)::int4 AS guarded,
-    CASE WHEN pg_catalog.current_setting('synchronous_commit') <> $2::text AND pg_catalog.array_position(
-            ARRAY['off', 'local', 'remote_write', 'on', 'remote_apply']::text[], pg_catalog.current_setting('synchronous_commit'))
-        < pg_catalog.array_position(ARRAY['off', 'local', 'remote_write', 'on', 'remote_apply']::text[],
-            (SELECT s.reset_val FROM pg_catalog.pg_settings AS s WHERE s.name = 'synchronous_commit'))
+    CASE WHEN pg_catalog.current_setting('synchronous_commit') <> ALL ($2::text[])
         THEN pg_catalog.current_setting('synchronous_commit')::int4 END AS weaker";
 
     /// What a session has to know of its server, read before its first unit and after each reconnect.
@@ -216,7 +208,8 @@ SELECT 1 / coalesce(pg_catalog.current_setting('idle_in_transaction_session_time
     /// `encoding text`, `database text`, `role text`, and as `text` the settings in force `lock_timeout`,
     /// `statement_timeout`, `idle_in_transaction_session_timeout`, `client_connection_check_interval`,
     /// `synchronous_commit`, `default_transaction_isolation`, `session_replication_role`, `default_transaction_read_only`;
-    /// and `read_only_source text`, by whose word the last is what it is, as `pg_settings` has it.
+    /// `synchronous_commit_default text`, what RESET would make of it; and `read_only_source text`, by whose word the last is
+    /// what it is, as `pg_settings` has it.
     server_facts: "\
 SELECT pg_catalog.current_setting('server_version_num')::int4 AS version_num,
     (extract(epoch FROM pg_catalog.now()) * 1000000::numeric)::int8 AS server_now, pg_catalog.pg_backend_pid() AS backend_pid,
@@ -234,6 +227,7 @@ SELECT pg_catalog.current_setting('server_version_num')::int4 AS version_num,
     (SELECT (extract(epoch FROM a.backend_start) * 1000000::numeric)::int8
         FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) AS a) AS backend_start,
     pg_catalog.current_setting('default_transaction_read_only') AS default_transaction_read_only,
+    (SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'synchronous_commit') AS synchronous_commit_default,
     (SELECT source FROM pg_catalog.pg_settings WHERE name = 'default_transaction_read_only') AS read_only_source";
 
     /// Whether transactions of this session are read only unless they say otherwise, and by whose word. No parameters.
@@ -259,7 +253,7 @@ WHERE pid = $1::int4 AND ((extract(epoch FROM backend_start) * 1000000::numeric)
     /// the columns' names.
     ///
     /// Parameter: 1 the schema's plain name `text`. Result, one row: `migrations_table bool`, `table_kind text` or NULL,
-    /// `columns text[]`, `indexes text[]`, `seal_trigger text` or NULL, `suppressors text[]`, `functions text[]`,
+    /// `columns text[]`, `indexes text[]`, `seal_triggers text[]`, `suppressors text[]`, `functions text[]`,
     /// `missing_privileges text[]`, `triggers_fire bool`.
     schema_facts: include_str!("postgres/schema_facts.sql");
 }

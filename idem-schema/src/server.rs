@@ -110,6 +110,31 @@ pub enum Fence {
     Missing,
 }
 
+/// A value of `synchronous_commit`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Durability(usize);
+
+/// From the weakest to the strongest.
+const DURABILITIES: [&str; 5] = ["off", "local", "remote_write", "on", "remote_apply"];
+
+impl Durability {
+    /// Reads the setting. A value that no release of PostgreSQL has yet counts as the weakest, so that nothing is refused.
+    #[must_use]
+    pub fn of(name: &str) -> Self {
+        Self(DURABILITIES.iter().position(|known| *known == name).unwrap_or_default())
+    }
+
+    fn name(self) -> Option<&'static str> {
+        DURABILITIES.get(self.0).copied()
+    }
+
+    /// The values that are no weaker: what a [seal](crate::PostgresStatements::seal) lets pass.
+    #[must_use]
+    pub fn no_weaker(self) -> &'static [&'static str] {
+        DURABILITIES.get(self.0..).unwrap_or_default()
+    }
+}
+
 /// What a new session has to know of its server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionFacts {
@@ -117,13 +142,13 @@ pub struct SessionFacts {
     pub lock_timeout: String,
     /// See `lock_timeout`.
     pub statement_timeout: String,
-    /// `synchronous_commit` before any handler: a seal compares it.
-    pub synchronous_commit: String,
     /// The server process and when it began, in µs since the Unix epoch.
     pub backend: (i32, i64),
     /// See [`Fence`].
     pub fence: Fence,
     role: String,
+    synchronous_commit: Durability,
+    synchronous_commit_default: Durability,
 }
 
 impl SessionFacts {
@@ -144,10 +169,11 @@ impl SessionFacts {
         Ok(Self {
             lock_timeout: text("lock_timeout")?,
             statement_timeout: text("statement_timeout")?,
-            synchronous_commit: text("synchronous_commit")?,
             backend: (i32::try_from(number("backend_pid")?).map_err(crate::unreadable)?, number("backend_start")?),
             fence,
             role: text("role")?,
+            synchronous_commit: Durability::of(&text("synchronous_commit")?),
+            synchronous_commit_default: Durability::of(&text("synchronous_commit_default")?),
         })
     }
 
@@ -155,6 +181,19 @@ impl SessionFacts {
     #[must_use]
     pub fn own_backend(&self) -> Option<(i32, i64)> {
         (self.fence == Fence::Session).then_some(self.backend)
+    }
+
+    /// What a commit of this session waits for before any handler sets something else. Behind a pooler that is what RESET
+    /// would make of it: another client may have set it for everybody who is given this server process.
+    #[must_use]
+    pub fn durability(&self) -> Durability {
+        if self.own_backend().is_some() { self.synchronous_commit } else { self.synchronous_commit_default }
+    }
+
+    /// What each BEGIN has to set `synchronous_commit` to, where the session is not this client's alone.
+    #[must_use]
+    pub fn shared_durability(&self) -> Option<&'static str> {
+        if self.own_backend().is_some() { None } else { self.durability().name() }
     }
 
     /// Refuses a session without a fence.
@@ -275,7 +314,8 @@ mod tests {
             ("read_only_source", source),
             ("lock_timeout", "0"),
             ("statement_timeout", "0"),
-            ("synchronous_commit", "on"),
+            ("synchronous_commit", "local"),
+            ("synchronous_commit_default", "on"),
             ("backend_pid", "7"),
             ("backend_start", "1"),
             ("role", "o\"brien"),
@@ -308,6 +348,9 @@ mod tests {
         ] {
             let facts = facts(read_only, source).expect("it can be read");
             assert_eq!((facts.fence, facts.own_backend()), (fence, own), "{read_only} {source}");
+            // What another client of a pooler has set is not the session's.
+            let (durability, shared) = if own.is_some() { ("local", None) } else { ("on", Some("on")) };
+            assert_eq!((facts.durability(), facts.shared_durability()), (Durability::of(durability), shared));
             assert_eq!(facts.refuse_unfenced().is_err(), fence == Fence::Missing, "{read_only} {source}");
         }
         let refused = facts("off", "default").and_then(|facts| facts.refuse_unfenced()).expect_err("it has no fence");

@@ -22,8 +22,8 @@ pub struct SchemaFacts {
     pub columns: Vec<String>,
     /// Its indexes: `unique (consumer, key_id) valid`.
     pub indexes: Vec<String>,
-    /// The state of the seal's trigger: `enabled`, `disabled`, `not deferred`, `altered`; `None` if it is missing.
-    pub seal_trigger: Option<String>,
+    /// The seal's triggers, as the table and the state: `units enabled`, `disabled`, `not deferred`, `altered`.
+    pub seal_triggers: Vec<String>,
     /// Triggers, rules and row level security that may swallow rows of `processed_messages` or `units`.
     pub suppressors: Vec<String>,
     /// The schema's functions, with the types of their arguments.
@@ -60,7 +60,7 @@ impl SchemaProblem {
     }
 }
 
-const COLUMNS: [&str; 8] = [
+const COLUMNS: [&str; 9] = [
     "key_id uuid not null",
     "processed_at timestamp with time zone not null",
     "expires_at timestamp with time zone not null",
@@ -69,7 +69,10 @@ const COLUMNS: [&str; 8] = [
     "processed_by integer not null",
     "idempotency_key text collate C not null",
     "payload_hash bytea not null",
+    "alone boolean not null",
 ];
+/// The tables whose rows refuse a COMMIT that idem did not send, and which of them do.
+const SEALED: [(&str, &str); 2] = [("units", ""), ("processed_messages", "WHEN (NEW.alone) ")];
 const KEY_COLUMNS: &str = "unique (consumer, key_id)";
 const EXPIRY_COLUMNS: &str = "index (expires_at)";
 const FUNCTIONS: [&str; 6] = [
@@ -212,15 +215,19 @@ fn check_indexes(facts: &SchemaFacts, problems: &mut Vec<SchemaProblem>) {
 
 fn check_seal(facts: &SchemaFacts, problems: &mut Vec<SchemaProblem>) {
     let quoted = facts.schema.quoted();
-    if facts.seal_trigger.as_deref() != Some("enabled") {
-        let state = facts.seal_trigger.as_deref().unwrap_or("missing");
+    for (table, which) in SEALED {
+        let state = facts.seal_triggers.iter().find_map(|trigger| trigger.strip_prefix(table)?.strip_prefix(' '));
+        if state == Some("enabled") {
+            continue;
+        }
+        let (state, table) = (state.unwrap_or("missing"), format!("{quoted}.{table}"));
         add(
             problems,
-            format!("the trigger refuse_unsealed_commit on {quoted}.units is {state}"),
+            format!("the trigger refuse_unsealed_commit on {table} is {state}"),
             format!(
-                "Run ALTER TABLE {quoted}.units ENABLE TRIGGER refuse_unsealed_commit if it is disabled; otherwise run \
-                 DROP TRIGGER IF EXISTS refuse_unsealed_commit ON {quoted}.units; CREATE CONSTRAINT TRIGGER \
-                 refuse_unsealed_commit AFTER INSERT ON {quoted}.units DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE \
+                "Run ALTER TABLE {table} ENABLE TRIGGER refuse_unsealed_commit if it is disabled; otherwise run \
+                 DROP TRIGGER IF EXISTS refuse_unsealed_commit ON {table}; CREATE CONSTRAINT TRIGGER \
+                 refuse_unsealed_commit AFTER INSERT ON {table} DEFERRABLE INITIALLY DEFERRED FOR EACH ROW {which}EXECUTE \
                  FUNCTION {quoted}.refuse_unsealed_commit()"
             ),
         );

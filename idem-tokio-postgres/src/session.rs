@@ -3,7 +3,7 @@
 use std::fmt;
 
 use idem_core::StoreError;
-use idem_schema::{Fence, SessionFacts};
+use idem_schema::{Durability, Fence, SessionFacts};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::{Client, Connection, SimpleQueryMessage, Socket};
 
@@ -15,8 +15,9 @@ pub struct PostgresSession {
     /// The link's own limits, which a claim puts back when it is done with idem's.
     pub(crate) lock_timeout: String,
     pub(crate) statement_timeout: String,
-    /// `synchronous_commit` before any handler, which the seal compares.
-    pub(crate) synchronous_commit: String,
+    /// `synchronous_commit` before any handler, which the seal compares, and each BEGIN sets where others share the session.
+    pub(crate) durability: Durability,
+    pub(crate) shared_durability: Option<&'static str>,
     /// The server process and when it began, where it serves this link alone: behind a pooler it may be another in each
     /// transaction.
     pub(crate) backend: Option<(i32, i64)>,
@@ -34,9 +35,19 @@ impl fmt::Debug for PostgresSession {
 
 impl PostgresSession {
     pub(crate) fn new(link: Link, facts: SessionFacts) -> Self {
-        let backend = facts.own_backend();
-        let SessionFacts { lock_timeout, statement_timeout, synchronous_commit, .. } = facts;
-        Self { link, lock_timeout, statement_timeout, synchronous_commit, backend, rollbacks: 0, is_spent: false }
+        let (backend, durability, shared_durability) =
+            (facts.own_backend(), facts.durability(), facts.shared_durability());
+        let SessionFacts { lock_timeout, statement_timeout, .. } = facts;
+        Self {
+            link,
+            lock_timeout,
+            statement_timeout,
+            durability,
+            shared_durability,
+            backend,
+            rollbacks: 0,
+            is_spent: false,
+        }
     }
 }
 

@@ -126,11 +126,12 @@ impl Store for PostgresStore {
         if session.is_spent || session.link.client.is_closed() {
             *session = self.driver().open_session().await?;
         }
-        let text = begin_unit(UnitLimits {
+        let limits = UnitLimits {
             lock: options.busy_timeout,
             statement: options.busy_timeout,
             idle_in_transaction: options.idle_timeout,
-        });
+        };
+        let text = begin_unit(limits, session.shared_durability);
         // On the wire with what follows; its answer is read with the claim's.
         let begun = session.link.client.simple_query_raw(&text).await.map_err(error::beginning)?;
         Ok(PostgresUnit::new(self.driver(), session, options, begun))

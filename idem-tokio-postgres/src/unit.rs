@@ -31,7 +31,7 @@ pub struct PostgresUnit<'l> {
     xid: Option<String>,
     /// The server process that runs this transaction.
     backend_pid: Option<i32>,
-    /// Whether a claim has put the link's own limits back.
+    /// Whether a claim has put the session's own limits back.
     limits_are_back: bool,
     /// Whether handlers had the connection.
     is_lent: AtomicBool,
@@ -99,8 +99,8 @@ impl<'l> PostgresUnit<'l> {
         let begun = self.begun.take();
         let (key, hash, kept) = (claim.key.as_str(), claim.hash.as_bytes().as_slice(), retention(claim.retention));
         let id = key_id(key);
-        let [run, lane, lock_timeout, statement_timeout] = claim::of_unit(&self.options, self.session);
-        let parameters: [Parameter<'_>; 10] = [
+        let [run, _, lock_timeout, statement_timeout] = claim::of_unit(&self.options, self.session);
+        let parameters: [Parameter<'_>; 9] = [
             (&claim.scope.0, Type::INT4),
             (&id, Type::UUID),
             (&key, Type::TEXT),
@@ -108,14 +108,11 @@ impl<'l> PostgresUnit<'l> {
             (&claim.hash_rule.0, Type::INT4),
             (&kept, Type::INT8),
             run,
-            lane,
             lock_timeout,
             statement_timeout,
         ];
         let rows = self.rows(begun, &self.driver.statements.claim_one, &parameters).await?;
-        let row = self.claimed(rows)?;
-        let xid: Option<&str> = get(&row, "xid")?;
-        Ok(if xid.is_some() { Claimed::Inserted } else { Claimed::NotInserted })
+        Ok(if self.claimed(rows)?.is_some() { Claimed::Inserted } else { Claimed::NotInserted })
     }
 
     async fn claim_many(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
@@ -124,21 +121,23 @@ impl<'l> PostgresUnit<'l> {
         let columns = ClaimColumns::of(claims);
         let parameters = claim::of_many(&scopes, &key_ids, &columns, &self.options, self.session);
         let rows = self.rows(begun, &self.driver.statements.claim, &parameters).await?;
-        let row = self.claimed(rows)?;
+        let row = self.claimed(rows)?.ok_or_else(|| unreadable("the claim answered no row"))?;
         let won_consumers: Vec<i32> = get(&row, "won_consumers")?;
         let won_key_ids: Vec<_> = get(&row, "won_key_ids")?;
         let won: Vec<ClaimedId> = won_consumers.into_iter().zip(won_key_ids).collect();
         Ok(claim_answers(&scopes, &key_ids, &won))
     }
 
-    /// The row that a claim has answered, and what it says of the transaction.
-    fn claimed(&mut self, rows: Result<Vec<Row>, Error>) -> Result<Row, ClaimError> {
-        let row = rows.map_err(error::claiming)?.pop().ok_or_else(|| unreadable("the claim answered no row"))?;
-        if let Some(xid) = get::<Option<String>>(&row, "xid")? {
-            self.xid = Some(xid);
+    /// The row that a claim has answered, noting what it says of the transaction.
+    fn claimed(&mut self, rows: Result<Vec<Row>, Error>) -> Result<Option<Row>, ClaimError> {
+        let row = rows.map_err(error::claiming)?.pop();
+        if let Some(row) = &row {
+            if let Some(xid) = get::<Option<String>>(row, "xid")? {
+                self.xid = Some(xid);
+            }
+            self.backend_pid = Some(get(row, "backend_pid")?);
+            self.limits_are_back = true;
         }
-        self.backend_pid = Some(get(&row, "backend_pid")?);
-        self.limits_are_back = true;
         Ok(row)
     }
 
@@ -155,7 +154,8 @@ impl<'l> PostgresUnit<'l> {
             // Nothing was claimed, so no trigger guards the COMMIT; handlers of unprotected messages may have written.
             None => (&sql.guard, (&idle, Type::INT8)),
         };
-        let parameters = [parameter, (&self.session.synchronous_commit, Type::TEXT)];
+        let durable = self.session.durability.no_weaker();
+        let parameters = [parameter, (&durable, Type::TEXT_ARRAY)];
         let ready = link.ready(self.driver.naming(), text).await.map_err(error::sealing)?;
         let (sealed, committed, passed) = join!(ready.rows(&parameters), link.client.batch_execute("COMMIT"), async {
             // Both are on the wire once the connection's task has run.
@@ -191,7 +191,7 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
             self.limit_again().await.map_err(error::claiming)?;
         }
         match claims {
-            [claim] => Ok(vec![self.claim_one(claim).await?]),
+            [claim] if self.options.alone => Ok(vec![self.claim_one(claim).await?]),
             _ => self.claim_many(claims).await,
         }
     }

@@ -18,7 +18,7 @@ use idem_core::{
     UnitOfWork, UnitOptions,
 };
 use idem_schema::{
-    ClaimColumns, SESSION_SETTINGS, Parameter, PostgresDriver, PostgresStatements, Row, UnitLimits, Value, begin_unit,
+    ClaimColumns, Durability, SESSION_SETTINGS, Parameter, PostgresDriver, PostgresStatements, Row, UnitLimits, Value, begin_unit,
     claim_answers, claimed_ids, in_claim_order, unreadable,
 };
 use idem_tokio_postgres::PostgresStore;
@@ -63,7 +63,7 @@ pub struct DieselSession {
     connection: Mutex<AsyncPgConnection>,
     lock_timeout: String,
     statement_timeout: String,
-    synchronous_commit: String,
+    durability: Durability,
     is_spent: bool,
 }
 
@@ -109,8 +109,8 @@ impl Store for DieselPostgres {
         let facts = sql_query(&*self.statements().server_facts);
         let limits: Limits = facts.get_result(&mut connection).await.map_err(opening)?;
         let Limits { lock_timeout, statement_timeout, synchronous_commit } = limits;
-        let connection = Mutex::new(connection);
-        Ok(DieselSession { connection, lock_timeout, statement_timeout, synchronous_commit, is_spent: false })
+        let (connection, durability) = (Mutex::new(connection), Durability::of(&synchronous_commit));
+        Ok(DieselSession { connection, lock_timeout, statement_timeout, durability, is_spent: false })
     }
 
     async fn close(&self, session: DieselSession) {
@@ -121,11 +121,12 @@ impl Store for DieselPostgres {
         if session.is_spent {
             *session = self.open().await?;
         }
-        let text = begin_unit(UnitLimits {
+        let limits = UnitLimits {
             lock: options.busy_timeout,
             statement: options.busy_timeout,
             idle_in_transaction: options.idle_timeout,
-        });
+        };
+        let text = begin_unit(limits, None);
         let begun = Manager::begin_transaction_sql(session.connection(), &text).await;
         begun.map_err(|source| error::of(source).beginning())?;
         Ok(DieselUnit { store: self, session, options, xid: None, backend_pid: None })
@@ -234,16 +235,16 @@ impl DieselUnit<'_> {
     /// Permits the COMMIT, or fails where it would be a lie.
     async fn seal(&mut self) -> Result<(), StoreError> {
         let sql = self.store.statements();
-        let meant = self.session.synchronous_commit.clone();
+        let durable = self.session.durability.no_weaker();
         let sealed = match self.xid.take() {
             Some(xid) => {
-                let query = sql_query(&*sql.seal).bind::<Text, _>(xid).bind::<Text, _>(meant);
+                let query = sql_query(&*sql.seal).bind::<Text, _>(xid).bind::<Array<Text>, _>(durable);
                 query.execute(self.session.connection()).await
             }
             None => {
                 let idle = self.options.idle_timeout.as_millis().clamp(1, 2_147_483_647);
                 let idle = i64::try_from(idle).unwrap_or(i64::MAX);
-                let query = sql_query(&*sql.guard).bind::<BigInt, _>(idle).bind::<Text, _>(meant);
+                let query = sql_query(&*sql.guard).bind::<BigInt, _>(idle).bind::<Array<Text>, _>(durable);
                 query.execute(self.session.connection()).await
             }
         };

@@ -9,7 +9,7 @@ use std::{
 
 use tokio::sync::{OnceCell, Semaphore};
 
-use super::{DedupConsumer, Inner, Tenants};
+use super::{DedupConsumer, Inner, Tenants, shared_units::SharedUnits};
 use crate::{
     clock::DatabaseClock,
     config::{Concurrency, ConsumerSettings, Effects},
@@ -103,6 +103,19 @@ impl<S: Store> DedupConsumerBuilder<S> {
     #[must_use]
     pub fn units_of_one(mut self) -> Self {
         self.settings.units_of_one = true;
+        self
+    }
+
+    /// Lets calls of [`process_one`](DedupConsumer::process_one) that come together share a unit of at most this many messages,
+    /// from 2 to 1,000: many callers at once then have the price of a batch. Nobody waits for company: a call runs at once,
+    /// alone, unless some units are running already, and then it is in the next one with whoever else has come. Messages of
+    /// different tenants share no unit, and where anything fails, each message of the unit runs alone.
+    ///
+    /// What shares a unit is committed together, so a call ends when the slowest handler of its unit has. Refused with
+    /// [`Effects::Outside`] and [`units_of_one`](Self::units_of_one).
+    #[must_use]
+    pub fn shares_units(mut self, messages_max: usize) -> Self {
+        self.settings.shared_unit_max = Some(messages_max);
         self
     }
 
@@ -260,6 +273,10 @@ impl<S: Store> DedupConsumerBuilder<S> {
             let rule = "Effects::Outside handles one message a unit: use .handler(…)";
             return Err(ConfigError::new("batch_handler", "set", rule));
         }
+        if self.settings.shared_unit_max.is_some() && (effects == Effects::Outside || self.settings.units_of_one) {
+            let rule = "Effects::Outside and .units_of_one() handle one message a unit: leave .shares_units(…) out";
+            return Err(ConfigError::new("shares_units", "set", rule));
+        }
         let capabilities = self.store.capabilities();
         if self.settings.handlers != Concurrency::InOrder {
             check_pipelined(effects, &work, capabilities.concurrent_handlers)?;
@@ -290,6 +307,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
             scopes: Mutex::new(HashMap::new()),
             idle: Mutex::new(Vec::new()),
             slots: Arc::new(Semaphore::new(self.settings.lanes)),
+            shared_units: self.settings.shared_unit_max.map(|max| SharedUnits::new(max, self.settings.lanes)),
             no_winner: AtomicU32::new(0),
         };
         Ok(DedupConsumer { inner: Arc::new(inner) })

@@ -24,9 +24,9 @@ pub(super) const NO_LANE: i32 = -1;
 /// Decides every message, in order, and gives it back.
 pub(super) async fn process<S: Store>(
     inner: &Inner<S>,
-    mut session: Option<S::Session>,
+    session: &mut Option<S::Session>,
     messages: Vec<Message>,
-) -> (Option<S::Session>, Vec<(Message, Decision)>) {
+) -> Vec<(Message, Decision)> {
     let mut decided: Vec<Option<(Message, Decision)>> = messages.iter().map(|_| None).collect();
     let (mut positions, mut items) = (Vec::new(), Vec::new());
     for (position, message) in messages.into_iter().enumerate() {
@@ -38,22 +38,25 @@ pub(super) async fn process<S: Store>(
             Err(rejected) => decided[position] = Some((rejected.message, Decision::Failed(rejected.failure))),
         }
     }
-    let decisions =
-        if inner.shares_units() && !items.is_empty() { whole(inner, &mut session, &items).await } else { None };
+    let decisions = if inner.shares_units() && !items.is_empty() { whole(inner, session, &items).await } else { None };
     let decisions = match decisions {
         Some(decisions) => decisions,
-        None => alone(inner, &mut session, &items).await,
+        None => alone(inner, session, &items).await,
     };
     // A message without a decision would go back to the broker.
     let decisions = decisions.into_iter().chain(std::iter::repeat_with(|| Decision::Busy));
     for ((position, item), decision) in positions.into_iter().zip(items).zip(decisions) {
         decided[position] = Some((item.message, decision));
     }
-    (session, decided.into_iter().flatten().collect())
+    decided.into_iter().flatten().collect()
 }
 
 /// Runs the unit as a whole; `None` where its messages must run alone.
-async fn whole<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, items: &[Item]) -> Option<Vec<Decision>> {
+pub(super) async fn whole<S: Store>(
+    inner: &Inner<S>,
+    session: &mut Option<S::Session>,
+    items: &[Item],
+) -> Option<Vec<Decision>> {
     // Without a worker nothing is counted or held: what would be ends this call, with its cause as the decision.
     let mut known = Known { attempt: u32::from(items.len() == 1), attempts_max: u32::MAX, ..Known::default() };
     for round in 0..ROUNDS_MAX {
@@ -147,7 +150,8 @@ async fn alone<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, ite
     decisions
 }
 
-async fn one<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, item: &Item) -> Decision {
+/// Decides one message in a unit of its own.
+pub(super) async fn one<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, item: &Item) -> Decision {
     let decided = whole(inner, session, std::slice::from_ref(item)).await;
     // Without an answer after that many rounds, nobody knows: the message goes back and is claimed again.
     decided.and_then(|decisions| decisions.into_iter().next()).unwrap_or(Decision::Busy)

@@ -9,6 +9,7 @@ mod isolate;
 mod lookup;
 mod open_units;
 mod outcomes;
+mod shared_units;
 mod unit;
 
 use std::{
@@ -17,9 +18,10 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicU32},
 };
 
-use tokio::sync::{OnceCell, Semaphore};
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 
 pub use self::builder::DedupConsumerBuilder;
+use self::shared_units::SharedUnits;
 pub(crate) use self::{
     identify::{Item, Rejected},
     lookup::{Alone, alone_with, look_up, probe},
@@ -100,6 +102,7 @@ pub(crate) struct Inner<S: Store> {
     /// Sessions of ours that nobody uses now, and a permit for each that may exist.
     idle: Mutex<Vec<S::Session>>,
     slots: Arc<Semaphore>,
+    shared_units: Option<SharedUnits>,
     /// Units in a row that found no winner; see [`unit`].
     no_winner: AtomicU32,
 }
@@ -155,28 +158,19 @@ impl<S: Store> DedupConsumer<S> {
     /// back: they come again from the broker.
     ///
     /// # Cancel safety
-    /// The work runs in a task of its own, which a dropped call lets finish. The messages may then have been handled;
-    /// hand them in again to learn it.
+    /// What a dropped call has begun is finished by a task. The messages may then have been handled; hand them in again to
+    /// learn it.
     pub async fn process(
         &self,
         messages: impl IntoIterator<Item = Message>,
     ) -> Result<Vec<(Message, Decision)>, StoreError> {
         let messages = messages.into_iter().collect();
         self.inner.register(None).await?;
-        let inner = Arc::clone(&self.inner);
-        // The semaphore is never closed.
-        let Ok(slot) = Arc::clone(&self.inner.slots).acquire_owned().await else { return Ok(Vec::new()) };
-        let task = spawn::spawn(async move {
-            let session = inner.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let (session, decided) = isolate::process(&inner, session, messages).await;
-            inner.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(session);
-            drop(slot);
-            decided
-        });
-        task.await.map_err(task_died)
+        let mut own = OwnSession::of(&self.inner).await;
+        Ok(spawn::finished(async move { isolate::process(&own.inner, &mut own.session, messages).await }).await)
     }
 
-    /// The same for one message.
+    /// The same for one message, which may [share its unit](DedupConsumerBuilder::shares_units).
     ///
     /// # Errors
     /// As for [`process`](Self::process).
@@ -184,8 +178,24 @@ impl<S: Store> DedupConsumer<S> {
     /// # Cancel safety
     /// As for [`process`](Self::process).
     pub async fn process_one(&self, message: Message) -> Result<(Message, Decision), StoreError> {
-        let decided = self.process([message]).await?;
-        decided.into_iter().next().ok_or(StoreError::Unsupported { what: "decide a message: this is a bug in idem" })
+        self.inner.register(None).await?;
+        let item = match self.inner.identify(message, None).await {
+            Ok(item) => item,
+            Err(rejected) => return Ok((rejected.message, Decision::Failed(rejected.failure))),
+        };
+        let item = match &self.inner.shared_units {
+            Some(shared) => match shared_units::process(&self.inner, shared, item).await? {
+                Ok(decided) => return Ok(decided),
+                Err(item) => item,
+            },
+            None => item,
+        };
+        let mut own = OwnSession::of(&self.inner).await;
+        Ok(spawn::finished(async move {
+            let decision = isolate::one(&own.inner, &mut own.session, &item).await;
+            (item.message, decision)
+        })
+        .await)
     }
 
     /// The same as [`process`](Self::process) on a connection that the caller hands over. A session comes back with the
@@ -205,14 +215,35 @@ impl<S: Store> DedupConsumer<S> {
         let messages = messages.into_iter().collect();
         self.inner.register(None).await?;
         let inner = Arc::clone(&self.inner);
-        let task = spawn::spawn(async move { isolate::process(&inner, Some(session), messages).await });
-        task.await.map_err(task_died)
+        Ok(spawn::finished(async move {
+            let mut session = Some(session);
+            let decided = isolate::process(&inner, &mut session, messages).await;
+            (session, decided)
+        })
+        .await)
     }
 }
 
-/// The task of a unit died, which only a bug of ours can do: handlers' panics are caught inside.
-fn task_died(error: tokio::task::JoinError) -> StoreError {
-    StoreError::Failed { doing: "running a unit of work", class: ErrorClass::Transient, source: Box::new(error) }
+/// A session of the consumer's own, or the right to open one. What is left of it is kept for the next.
+struct OwnSession<S: Store> {
+    inner: Arc<Inner<S>>,
+    session: Option<S::Session>,
+    _slot: Option<OwnedSemaphorePermit>,
+}
+
+impl<S: Store> OwnSession<S> {
+    async fn of(inner: &Arc<Inner<S>>) -> Self {
+        // The semaphore is never closed.
+        let slot = Arc::clone(&inner.slots).acquire_owned().await.ok();
+        let session = inner.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Self { inner: Arc::clone(inner), session, _slot: slot }
+    }
+}
+
+impl<S: Store> Drop for OwnSession<S> {
+    fn drop(&mut self) {
+        self.inner.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(self.session.take());
+    }
 }
 
 impl<S: Store> Inner<S> {

@@ -3,7 +3,7 @@
 
 use std::{borrow::Borrow, future::Future, sync::atomic::Ordering, time::Duration};
 
-use tokio::time::Instant;
+use tokio::time::{Instant, error::Elapsed};
 use tracing::Instrument as _;
 
 use super::{
@@ -82,7 +82,8 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
     let mut ended = run_on(inner, &mut session, lane_number, items, &mut claimed).instrument(span.clone()).await;
     // A session that was idle in somebody's own loop may have lost its server since, which its first statement tells. A
     // worker's lane has the database asked in such a case; here the caller would hear of an outage that is over.
-    if was_idle && !claimed && matches!(&ended.1, End::Trouble(error) if error.class() == ErrorClass::Infrastructure) {
+    // One that does not answer in time has no second chance: the caller would wait twice as long as was set.
+    if was_idle && !claimed && matches!(&ended.1, End::Trouble(error) if is_lost(error)) {
         session = match session_or_open(inner, None).await {
             Ok(session) => session,
             Err(error) => return (None, End::Trouble(error)),
@@ -97,6 +98,11 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
     }
     // A connection in an unknown state is closed, never used again (A15, A16).
     (clean.then_some(session), end)
+}
+
+fn is_lost(error: &StoreError) -> bool {
+    let timed_out = matches!(error, StoreError::Unavailable { source, .. } if source.is::<Elapsed>());
+    error.class() == ErrorClass::Infrastructure && !timed_out
 }
 
 pub(super) async fn session_or_open<S: Store>(
@@ -128,6 +134,7 @@ pub(super) fn options(settings: &ConsumerSettings, run: crate::RunId, lane: i32)
         lane,
         busy_timeout: settings.busy_timeout,
         idle_timeout: settings.handler_deadline + Duration::from_secs(5),
+        alone: false,
     }
 }
 
@@ -143,7 +150,8 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
         Err(error) => return (false, End::Trouble(error)),
     };
     let limit = inner.settings.answer_timeout;
-    let begin = inner.store.begin(session, options(&inner.settings, registered.run, lane_number));
+    let begin =
+        inner.store.begin(session, options(&inner.settings, registered.run, lane_number).alone(items.len() == 1));
     let mut unit = match answered(limit, "beginning a transaction", begin).await {
         Ok(unit) => unit,
         Err(error) => return (false, trouble(error)),

@@ -46,7 +46,7 @@ async fn schema_facts(driver: &impl PostgresDriver) -> Result<SchemaFacts, Store
         table_kind: row.get("table_kind")?,
         columns: row.get("columns")?,
         indexes: row.get("indexes")?,
-        seal_trigger: row.get("seal_trigger")?,
+        seal_triggers: row.get("seal_triggers")?,
         suppressors: row.get("suppressors")?,
         functions: row.get("functions")?,
         missing_privileges: row.get("missing_privileges")?,

@@ -16,7 +16,10 @@ WITH relations AS MATERIALIZED (
     FROM pg_catalog.pg_index AS i JOIN records ON records.oid = i.indrelid
 ), triggers AS (
     SELECT relations.name AS table_name, t.tgname::text AS name, t.tgenabled, t.tgdeferrable, t.tginitdeferred, t.tgtype,
-        t.tgqual, f.proname::text AS function
+        CASE WHEN t.tgqual IS NULL THEN 'always'
+            WHEN pg_catalog.strpos(pg_catalog.pg_get_triggerdef(t.oid, true), ' WHEN (new.alone) ') > 0 THEN 'alone'
+            ELSE 'altered' END AS fires,
+        f.proname::text AS function
     FROM pg_catalog.pg_trigger AS t
     JOIN relations ON relations.oid = t.tgrelid
     JOIN pg_catalog.pg_proc AS f ON f.oid = t.tgfoid
@@ -38,14 +41,15 @@ SELECT
         WHERE a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum) AS columns,
     ARRAY(SELECT described FROM indexes ORDER BY described) AS indexes,
     -- A trigger is a bit field: 1 a row, 2 before, 4 insert, 64 instead.
-    (SELECT CASE WHEN t.tgenabled NOT IN ('O', 'A') THEN 'disabled'
+    ARRAY(SELECT t.table_name || ' ' || CASE WHEN t.tgenabled NOT IN ('O', 'A') THEN 'disabled'
             WHEN NOT (t.tgdeferrable AND t.tginitdeferred) THEN 'not deferred'
-            WHEN t.tgtype::int4 & 71 <> 5 OR t.tgqual IS NOT NULL OR t.function <> 'refuse_unsealed_commit' THEN 'altered'
+            WHEN t.tgtype::int4 & 71 <> 5 OR t.function <> 'refuse_unsealed_commit'
+                OR t.fires <> CASE t.table_name WHEN 'units' THEN 'always' ELSE 'alone' END THEN 'altered'
             ELSE 'enabled' END
-        FROM triggers AS t WHERE t.table_name = 'units' AND t.name = 'refuse_unsealed_commit') AS seal_trigger,
+        FROM triggers AS t WHERE t.name = 'refuse_unsealed_commit' ORDER BY t.table_name) AS seal_triggers,
     ARRAY(
         SELECT pg_catalog.format('trigger %s on %s', t.name, t.table_name) FROM triggers AS t
-        WHERE NOT (t.table_name = 'units' AND t.name = 'refuse_unsealed_commit')
+        WHERE t.name <> 'refuse_unsealed_commit'
         UNION ALL
         SELECT pg_catalog.format('rule %s on %s', w.rulename, r.name)
         FROM pg_catalog.pg_rewrite AS w JOIN relations AS r ON r.oid = w.ev_class

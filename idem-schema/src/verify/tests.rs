@@ -4,12 +4,12 @@ fn sound() -> SchemaFacts {
     SchemaFacts {
         schema: SchemaName::default(),
         migrations_table: true,
-        version: Some(4),
+        version: POSTGRES_MIGRATIONS.last().map(|newest| newest.version),
         oldest_worker: Some("0.1.0".to_owned()),
         table_kind: Some("table".to_owned()),
         columns: COLUMNS.map(str::to_owned).to_vec(),
         indexes: vec!["index (expires_at) valid".to_owned(), "unique (consumer, key_id) valid".to_owned()],
-        seal_trigger: Some("enabled".to_owned()),
+        seal_triggers: SEALED.iter().map(|(table, _)| format!("{table} enabled")).collect(),
         suppressors: Vec::new(),
         functions: FUNCTIONS.map(str::to_owned).to_vec(),
         missing_privileges: Vec::new(),
@@ -42,7 +42,10 @@ fn a_sound_schema_is_taken() {
 #[test]
 fn a_missing_or_old_schema_names_the_migration() {
     one_problem(|facts| *facts = SchemaFacts::default(), &["holds no migration", "idem migrate"]);
-    one_problem(|facts| facts.version = Some(0), &["version 0", "needs 4", "idem migrate"]);
+    one_problem(
+        |facts| facts.version = Some(0),
+        &["version 0", &format!("needs {}", POSTGRES_MIGRATIONS.len()), "idem migrate"],
+    );
     one_problem(|facts| facts.table_kind = None, &["missing although", "backup"]);
 }
 
@@ -55,7 +58,10 @@ fn j12_a_newer_schema_is_taken_only_if_it_takes_this_release() {
     let mut facts = sound();
     newer(Some(env!("CARGO_PKG_VERSION")))(&mut facts);
     assert_eq!(verify_schema(&facts), Ok(()));
-    one_problem(newer(Some("999.0.0")), &["version 9", "up to 4", "999.0.0", env!("CARGO_PKG_VERSION")]);
+    one_problem(
+        newer(Some("999.0.0")),
+        &["version 9", &format!("up to {}", POSTGRES_MIGRATIONS.len()), "999.0.0", env!("CARGO_PKG_VERSION")],
+    );
     for unreadable in [None, Some(""), Some("x"), Some("0.1"), Some("0.1.0.0")] {
         one_problem(newer(unreadable), &["version 9"]);
     }
@@ -117,10 +123,15 @@ fn b6_what_swallows_rows_is_refused() {
 
 #[test]
 fn a12_the_seal_must_be_armed() {
-    for state in ["disabled", "not deferred", "altered"] {
-        one_problem(|facts| facts.seal_trigger = Some(state.to_owned()), &[state, "refuse_unsealed_commit"]);
+    for (at, (table, which)) in SEALED.into_iter().enumerate() {
+        for state in ["disabled", "not deferred", "altered"] {
+            one_problem(|facts| facts.seal_triggers[at] = format!("{table} {state}"), &[state, table]);
+        }
+        one_problem(
+            |facts| drop(facts.seal_triggers.remove(at)),
+            &["missing", table, &format!("FOR EACH ROW {which}EXECUTE")],
+        );
     }
-    one_problem(|facts| facts.seal_trigger = None, &["missing", "CREATE CONSTRAINT TRIGGER"]);
     one_problem(|facts| facts.triggers_fire = false, &["session_replication_role"]);
 }
 
@@ -138,7 +149,7 @@ fn functions_and_privileges_are_named() {
 #[test]
 fn every_problem_is_reported_at_once() {
     let mut facts = sound();
-    facts.seal_trigger = None;
+    facts.seal_triggers.pop();
     facts.suppressors.push("rule r on units".to_owned());
     assert_eq!(verify_schema(&facts).unwrap_err().len(), 2);
 }

@@ -184,7 +184,7 @@ impl Driver {
         refuse_fenced(self).await?;
         let facts = self.session_facts(&mut connection).await?;
         facts.refuse_unfenced()?;
-        Ok(PostgresSession::new(connection, facts))
+        self.within("opening a session", PostgresSession::prepare(connection, facts, &self.statements)).await
     }
 
     pub(super) async fn close_session(&self, session: PostgresSession) {

@@ -141,9 +141,9 @@ pub(super) fn claiming(source: sqlx::Error) -> ClaimError {
     of(source).claiming()
 }
 
-/// An error of the seal: the transaction is certainly not committed, because no COMMIT was sent.
-pub(super) fn sealing(source: sqlx::Error) -> StoreError {
-    of(source).sealing()
+/// An error of the seal, behind which a COMMIT was sent.
+pub(super) fn sealing(source: sqlx::Error) -> CommitError {
+    of(source).sealing_with_commit()
 }
 
 /// An error while COMMIT was outstanding.

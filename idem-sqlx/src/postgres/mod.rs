@@ -13,8 +13,7 @@ use std::{fmt, sync::Arc};
 use idem_core::{Cleaner, ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
 pub use idem_schema::Statements;
 use idem_schema::{SchemaName, SqlBookkeeping, UnitLimits, begin_unit, refused_login};
-use sqlx::{AssertSqlSafe, Connection as _, Database, PgConnection, SqlSafeStr as _, postgres::PgConnectOptions};
-use sqlx_core::transaction::TransactionManager as _;
+use sqlx::{Connection as _, Database, PgConnection, postgres::PgConnectOptions};
 
 use self::driver::Driver;
 pub use self::{options::PostgresOptions, session::PostgresSession, unit::PostgresUnit};
@@ -139,13 +138,12 @@ impl Store for PostgresStore {
         if session.is_spent {
             *session = self.driver().open_session().await?;
         }
-        let text = begin_unit(UnitLimits {
+        let limits = UnitLimits {
             lock: options.busy_timeout,
             statement: options.busy_timeout,
             idle_in_transaction: options.idle_timeout,
-        });
-        let begin = Manager::begin(&mut session.connection, Some(AssertSqlSafe(text).into_sql_str()));
-        begin.await.map_err(error::beginning)?;
+        };
+        session.begin(&begin_unit(limits, session.shared_durability)).await.map_err(error::beginning)?;
         Ok(PostgresUnit::new(self.driver(), session, options))
     }
 

@@ -3,19 +3,24 @@
 use std::fmt;
 
 use idem_core::StoreError;
-use idem_schema::{Fence, SessionFacts};
-use sqlx::PgConnection;
+use idem_schema::{Durability, Fence, PostgresStatements, SessionFacts};
+use sqlx::{AssertSqlSafe, PgConnection};
+use sqlx_core::transaction::TransactionManager as _;
 
-use super::{Driver, PostgresStore, error};
+use super::{Driver, Manager, PostgresStore, error};
 
 /// A connection for units of work, with what has to be known of its session. Dropping it closes it.
+///
+/// For sqlx it is in a transaction as long as it lives, so that nested ones are savepoints: the seal goes out together with
+/// COMMIT, in one text that sqlx's own commit could not send, and BEGIN with its limits is a text too.
 pub struct PostgresSession {
     pub(super) connection: PgConnection,
     /// The session's own limits, which a claim puts back when it is done with idem's.
     pub(super) lock_timeout: String,
     pub(super) statement_timeout: String,
-    /// `synchronous_commit` before any handler, which the seal compares.
-    pub(super) synchronous_commit: String,
+    /// `synchronous_commit` before any handler, which the seal compares, and each BEGIN sets where others share the session.
+    pub(super) durability: Durability,
+    pub(super) shared_durability: Option<&'static str>,
     /// The server process and when it began, where it serves this session alone: behind a pooler it may be another in each
     /// transaction.
     pub(super) backend: Option<(i32, i64)>,
@@ -32,14 +37,33 @@ impl fmt::Debug for PostgresSession {
 }
 
 impl PostgresSession {
-    pub(super) fn new(connection: PgConnection, facts: SessionFacts) -> Self {
-        let backend = facts.own_backend();
-        let SessionFacts { lock_timeout, statement_timeout, synchronous_commit, .. } = facts;
+    /// Makes the connection ready for units.
+    pub(super) async fn prepare(
+        mut connection: PgConnection,
+        facts: SessionFacts,
+        statements: &PostgresStatements,
+    ) -> Result<Self, sqlx::Error> {
+        Manager::begin(&mut connection, None).await?;
+        // Where the session is another client's after each transaction, nothing can stay prepared.
+        let seal = if facts.own_backend().is_some() { prepare_seal(statements) } else { String::new() };
+        sqlx::raw_sql(AssertSqlSafe(format!("ROLLBACK; {seal}"))).execute(&mut connection).await?;
+        Ok(Self::new(connection, facts))
+    }
+
+    pub(super) async fn begin(&mut self, text: &str) -> Result<(), sqlx::Error> {
+        sqlx::raw_sql(AssertSqlSafe(text.to_owned())).execute(&mut self.connection).await.map(|_| ())
+    }
+
+    fn new(connection: PgConnection, facts: SessionFacts) -> Self {
+        let (backend, durability, shared_durability) =
+            (facts.own_backend(), facts.durability(), facts.shared_durability());
+        let SessionFacts { lock_timeout, statement_timeout, .. } = facts;
         Self {
             connection,
             lock_timeout,
             statement_timeout,
-            synchronous_commit,
+            durability,
+            shared_durability,
             backend,
             is_spent: false,
             is_fenced_here: false,
@@ -55,12 +79,23 @@ impl PostgresSession {
     /// # Cancel safety
     /// Cancel safe: the connection is closed with a dropped call.
     pub async fn into_connection(mut self) -> Result<PgConnection, StoreError> {
-        if self.is_fenced_here {
-            let reset = sqlx::raw_sql("RESET default_transaction_read_only").execute(&mut self.connection).await;
-            reset.map_err(|source| error::store("giving a connection back", source))?;
-        }
+        let leave = async {
+            self.begin("BEGIN").await?;
+            Manager::rollback(&mut self.connection).await?;
+            let forget = if self.backend.is_some() { FORGET_SEAL } else { "" };
+            let reset = if self.is_fenced_here { "RESET default_transaction_read_only" } else { "" };
+            sqlx::raw_sql(AssertSqlSafe(format!("{forget}{reset}"))).execute(&mut self.connection).await
+        };
+        leave.await.map_err(|source| error::store("giving a connection back", source))?;
         Ok(self.connection)
     }
+}
+
+/// The name under which the seal is prepared, in SQL: sqlx has no way to send one of its own statements with a COMMIT.
+const FORGET_SEAL: &str = "DEALLOCATE idem_seal; ";
+
+fn prepare_seal(statements: &PostgresStatements) -> String {
+    format!("PREPARE idem_seal (text, text[]) AS {}", statements.seal)
 }
 
 impl PostgresStore {
@@ -93,7 +128,8 @@ impl PostgresStore {
             facts.fence = Fence::Session;
         }
         facts.refuse_unfenced()?;
-        Ok(PostgresSession { is_fenced_here, ..PostgresSession::new(connection, facts) })
+        let prepare = PostgresSession::prepare(connection, facts, &self.driver().statements);
+        Ok(PostgresSession { is_fenced_here, ..self.driver().within("opening a session", prepare).await? })
     }
 }
 

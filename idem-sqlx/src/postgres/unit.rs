@@ -1,27 +1,33 @@
 //! One transaction on a session.
 
-use std::{
-    fmt,
-    future::{Future as _, poll_fn},
-    pin::pin,
-    sync::Arc,
-    task::Poll,
-};
+use std::{fmt, future::poll_fn, sync::Arc, task::Poll};
 
+use futures_util::StreamExt as _;
 use idem_core::{
     Claim, ClaimError, Claimed, CommitError, Recorded, StoreError, Tx, UnitOfWork, UnitOptions, failpoint,
 };
 use idem_schema::{
     ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, in_claim_order, key_id, retention,
+    unreadable,
 };
 use sqlx::{
-    AssertSqlSafe, Connection as _, Postgres as Db,
+    AssertSqlSafe, Connection as _, Either, Postgres as Db, Row as _,
     postgres::{PgArguments, PgRow},
     query::Query,
 };
 use sqlx_core::transaction::TransactionManager as _;
 
 use super::{Driver, Manager, PostgresSession, PostgresStore, driver, error};
+
+/// Whether this is the answer to the seal of that transaction, or to the guard where there is none.
+fn is_answer(row: &PgRow, xid: Option<&str>) -> bool {
+    row.try_get_unchecked::<&str, _>(0).is_ok_and(|sealed| sealed == xid.unwrap_or("1"))
+}
+
+/// A statement of idem's own with literals in place of its two parameters, and the COMMIT behind it.
+fn literal(statement: &str, first: &str, second: &str) -> String {
+    format!("{}; COMMIT", statement.replace("$1", first).replace("$2", second))
+}
 
 /// Nested transactions that a handler may have left open; beyond that the connection is not worth the round trips.
 const NESTED_MAX: usize = 64;
@@ -76,63 +82,75 @@ impl<'l> PostgresUnit<'l> {
             .bind(claim.key.as_str())
             .bind(claim.hash.as_bytes().as_slice())
             .bind(claim.hash_rule.0)
-            .bind(retention(claim.retention));
-        let row = self.run_claim(query).await?;
-        let xid: Option<&str> = error::get(&row, "xid")?;
-        Ok(if xid.is_some() { Claimed::Inserted } else { Claimed::NotInserted })
+            .bind(retention(claim.retention))
+            .bind(self.options.run.0);
+        Ok(if self.run_claim(query).await?.is_some() { Claimed::Inserted } else { Claimed::NotInserted })
     }
 
     async fn claim_many(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
         let (scopes, key_ids) = claimed_ids(claims);
         let ClaimColumns { keys, hashes, rules, retentions } = ClaimColumns::of(claims);
         let query = self.query(&self.sql().claim).bind(&scopes).bind(&key_ids);
-        let row = self.run_claim(query.bind(keys).bind(hashes).bind(rules).bind(retentions)).await?;
+        let query = query.bind(keys).bind(hashes).bind(rules).bind(retentions);
+        let row = self.run_claim(query.bind(self.options.run.0).bind(self.options.lane)).await?;
+        let row = row.ok_or_else(|| unreadable("the claim answered no row"))?;
         let won_consumers: Vec<i32> = error::get(&row, "won_consumers")?;
         let won_key_ids: Vec<_> = error::get(&row, "won_key_ids")?;
         let won: Vec<ClaimedId> = won_consumers.into_iter().zip(won_key_ids).collect();
         Ok(claim_answers(&scopes, &key_ids, &won))
     }
 
-    /// Runs a claim that has its keys, and notes what its row says of the transaction.
-    async fn run_claim(&mut self, keys: Query<'_, Db, PgArguments>) -> Result<PgRow, ClaimError> {
-        let query = keys
-            .bind(self.options.run.0)
-            .bind(self.options.lane)
-            .bind(&*self.session.lock_timeout)
-            .bind(&*self.session.statement_timeout);
-        let row = query.fetch_one(&mut self.session.connection).await.map_err(error::claiming)?;
-        self.limits_are_back = true;
-        if let Some(xid) = error::get::<Option<String>>(&row, "xid")? {
-            self.xid = Some(xid);
+    /// Runs a claim that lacks the session's limits, and notes what its row says of the transaction.
+    async fn run_claim(&mut self, query: Query<'_, Db, PgArguments>) -> Result<Option<PgRow>, ClaimError> {
+        let query = query.bind(&*self.session.lock_timeout).bind(&*self.session.statement_timeout);
+        let row = query.fetch_optional(&mut self.session.connection).await.map_err(error::claiming)?;
+        if let Some(row) = &row {
+            self.limits_are_back = true;
+            if let Some(xid) = error::get::<Option<String>>(row, "xid")? {
+                self.xid = Some(xid);
+            }
+            self.backend_pid = Some(error::get(row, "backend_pid")?);
         }
-        self.backend_pid = Some(error::get(&row, "backend_pid")?);
         Ok(row)
     }
 
-    /// Permits the COMMIT, or fails where it would be a lie.
-    async fn seal(&mut self) -> Result<(), StoreError> {
-        self.check()?;
-        let query = match self.xid.take() {
-            Some(xid) => self.query(&self.sql().seal).bind(xid),
+    /// What permits the COMMIT, or fails where it would be a lie, and the COMMIT behind it. Its values come from the server and
+    /// from idem.
+    fn seal_and_commit(&self) -> String {
+        let durable = format!("'{{{}}}'", self.session.durability.no_weaker().join(","));
+        match &self.xid {
+            Some(xid) if self.session.backend.is_some() => format!("EXECUTE idem_seal('{xid}', {durable}); COMMIT"),
+            Some(xid) => literal(&self.sql().seal, &format!("'{xid}'"), &durable),
             None => {
                 // Nothing was claimed, so no trigger guards the COMMIT; handlers of unprotected messages may have written.
                 let idle = self.options.idle_timeout.as_millis().clamp(1, 2_147_483_647);
-                self.query(&self.sql().guard).bind(i64::try_from(idle).unwrap_or(i64::MAX))
+                literal(&self.sql().guard, &idle.to_string(), &durable)
             }
-        };
-        let query = query.bind(&*self.session.synchronous_commit);
-        query.execute(&mut self.session.connection).await.map(|_| ()).map_err(error::sealing)
+        }
     }
 
-    /// Sends COMMIT and waits for the answer.
+    /// Sends the seal with COMMIT and waits for the answer. Where the seal fails, the server does not come to the COMMIT.
     async fn send_commit(&mut self) -> Result<(), CommitError> {
-        let mut commit = pin!(Manager::commit(&mut self.session.connection));
-        // The first poll puts COMMIT on the wire, so that the failpoint lies between it and its answer.
-        let first = poll_fn(|cx| Poll::Ready(commit.as_mut().poll(cx))).await;
+        let (text, expected) = (AssertSqlSafe(self.seal_and_commit()), self.xid.clone());
+        let mut answers = sqlx::raw_sql(text).fetch_many(&mut self.session.connection);
+        // The first poll puts both on the wire, so that the failpoint lies between them and their answers.
+        let mut next = poll_fn(|cx| Poll::Ready(answers.as_mut().poll_next(cx))).await;
         failpoint!(COMMIT_SENT).map_err(|injected| CommitError::Unknown(Box::new(injected)))?;
-        match first {
-            Poll::Ready(answer) => answer.map_err(error::committing),
-            Poll::Pending => commit.await.map_err(error::committing),
+        let mut is_sealed = false;
+        loop {
+            let answer = match next {
+                Poll::Ready(answer) => answer,
+                Poll::Pending => answers.next().await,
+            };
+            match answer {
+                None if is_sealed => return Ok(()),
+                None => return Err(CommitError::Unknown("the answer to the seal was another statement's".into())),
+                Some(Ok(Either::Left(_))) => {}
+                Some(Ok(Either::Right(row))) => is_sealed = is_answer(&row, expected.as_deref()),
+                Some(Err(source)) if is_sealed => return Err(error::committing(source)),
+                Some(Err(source)) => return Err(error::sealing(source)),
+            }
+            next = Poll::Pending;
         }
     }
 }
@@ -143,7 +161,7 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
             self.limit_again().await.map_err(error::claiming)?;
         }
         match claims {
-            [claim] => Ok(vec![self.claim_one(claim).await?]),
+            [claim] if self.options.alone => Ok(vec![self.claim_one(claim).await?]),
             _ => self.claim_many(claims).await,
         }
     }
@@ -170,7 +188,7 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
     }
 
     async fn commit(mut self) -> Result<(), CommitError> {
-        self.seal().await.map_err(CommitError::RolledBack)?;
+        self.check().map_err(CommitError::RolledBack)?;
         // Nothing is asked of the connection afterwards: its own count of transactions tells nothing of the server, and the
         // seal has refused whatever this COMMIT must not commit.
         self.send_commit().await
@@ -179,26 +197,23 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
     async fn rollback(self) -> Result<(), StoreError> {
         let doing = "rolling back";
         for _ in 0..NESTED_MAX {
-            if self.depth() == 0 {
+            if self.depth() <= 1 {
                 break;
             }
-            let is_nested = self.depth() > 1;
             match Manager::rollback(&mut self.session.connection).await {
                 Ok(()) => {}
                 // A handler has ended the transaction under sqlx's savepoints, which only sqlx could forget.
-                Err(sqlx::Error::Database(_)) if is_nested => self.session.is_spent = true,
+                Err(sqlx::Error::Database(_)) => break,
                 Err(source) => return Err(error::store(doing, source)),
             }
-            if self.session.is_spent {
-                // The server's transaction ends with the connection, which the next unit replaces.
-                return sqlx::raw_sql("ROLLBACK")
-                    .execute(&mut self.session.connection)
-                    .await
-                    .map(|_| ())
-                    .map_err(|source| error::store(doing, source));
-            }
         }
-        self.session.is_spent = self.depth() > 0;
+        // What sqlx counts of a handler's own doing is forgotten with the connection, which the next unit replaces.
+        self.session.is_spent = self.depth() != 1;
+        let rollback = sqlx::raw_sql("ROLLBACK").execute(&mut self.session.connection).await;
+        rollback.map_err(|source| error::store(doing, source))?;
+        if self.session.is_spent {
+            return Ok(());
+        }
         if self.xid.is_some() && self.session.connection.cached_statements_size() > 0 {
             // A handler failed, perhaps because a table was altered under a prepared statement, which then fails each
             // time it runs on this connection (A27).

@@ -169,7 +169,8 @@ async fn forward(
             let mut parsed = plan.parsed.lock().unwrap_or_else(PoisonError::into_inner);
             parsed.push(String::from_utf8_lossy(text).into_owned());
         }
-        let is_commit = kind == Some(b'Q') && body.starts_with(b"COMMIT");
+        // Alone or behind the seal: the text ends with a zero.
+        let is_commit = kind == Some(b'Q') && (body.starts_with(b"COMMIT") || body.ends_with(b"COMMIT\0"));
         let take = |left: usize| left.checked_sub(1);
         if is_commit && plan.cuts_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok() {
             match (plan.cut, mute.take()) {

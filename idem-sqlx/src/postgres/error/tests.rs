@@ -41,7 +41,7 @@ fn only_the_connections_own_protocol_errors_are_infrastructure() {
 fn a10_without_a_code_of_the_server_a_commit_is_unknown() {
     assert!(matches!(committing(cut()), CommitError::Unknown(_)));
     assert!(matches!(committing(sqlx::Error::Protocol(String::new())), CommitError::Unknown(_)));
-    assert!(matches!(sealing(cut()), StoreError::Unavailable { .. }));
+    assert!(matches!(sealing(cut()), CommitError::Unknown(_)));
 }
 
 #[test]

@@ -56,6 +56,25 @@ async fn a12_raw_commit_in_mid_batch_with_every_error_swallowed() {
     }
 }
 
+/// A12: the seal is prepared under a name in SQL, which a handler can take away or give to something else.
+#[tokio::test]
+async fn a12_a_seal_that_a_handler_has_put_another_in_place_of() {
+    for (text, seen) in [
+        ("DEALLOCATE ALL", "t"),
+        ("DEALLOCATE idem_seal; PREPARE idem_seal (text, text[]) AS SELECT 1", "t"),
+        // What was answered is not the seal, so nobody knows how the COMMIT behind it ended, and the key is claimed anew.
+        ("DEALLOCATE idem_seal; PREPARE idem_seal (text, text[]) AS SELECT 1; COMMIT", "B"),
+    ] {
+        let fixture = Fixture::new().await;
+        let broken = consumer(fixture.store.clone(), Acting(EndsIt(text)));
+        assert_eq!(process(&broken, messages(&keys(3))).await, format!("P{seen}P"), "{text}");
+        assert_eq!(process(&broken, messages(&keys(3))).await, format!("D{seen}D"), "{text}");
+        assert_eq!(fixture.effects().await, ["order-000", "order-002"], "{text}");
+        drop(broken);
+        fixture.drop().await;
+    }
+}
+
 /// A14: nested transactions that were forgotten, with the transaction ended under them.
 struct Tangles {
     answers: Result<(), &'static str>,

@@ -259,3 +259,45 @@ async fn a42_another_client_of_the_pooler_is_not_terminated() {
     store.disconnect().await;
     fixture.drop_pooled().await;
 }
+
+/// Notes how durable its commit would be.
+struct TellsDurability(String);
+
+impl Act for TellsDurability {
+    async fn act(&self, message: &Message, connection: &mut PgConnection) -> Result<(), HandlerError> {
+        let text = format!("INSERT INTO {}.effects SELECT $1, '', current_setting('synchronous_commit')", self.0);
+        let query = sqlx::query(sqlx::AssertSqlSafe(text)).persistent(false);
+        query.bind(message.key().map(|key| key.as_str())).execute(connection).await?;
+        Ok(())
+    }
+}
+
+/// A53: another client of the pooler weakens the commits of the server process that a unit is given next. The unit is no less
+/// durable, and nobody's message is charged for it.
+#[tokio::test]
+async fn a53_what_another_client_of_the_pooler_has_set_weakens_no_commit() {
+    let fixture = Fixture::new().await;
+    let role = fixture.pooled().await;
+    let options = pooler().username(&role);
+    let store = through(&fixture, options.clone()).statements(Statements::Unnamed).build().unwrap();
+    let consumer = builder(store.clone(), Acting(TellsDurability(fixture.schema.quoted()))).lanes(1).build().unwrap();
+    assert_eq!(process(&consumer, messages(&keys(2))).await, "PP");
+    let mut other = options.extra_float_digits(None).connect().await.unwrap();
+    sqlx::raw_sql("SET synchronous_commit = off").execute(&mut other).await.unwrap();
+    let seen = sqlx::raw_sql("SHOW synchronous_commit").fetch_one(&mut other).await.unwrap();
+    assert_eq!(
+        sqlx::Row::get_unchecked::<String, _>(&seen, 0),
+        "off",
+        "the server process is given to the next client"
+    );
+    assert_eq!(process(&consumer, messages(&keys(4))).await, "DDPP");
+    assert_eq!(process(&consumer, messages(&keys(5)[4..])).await, "P");
+    // Also for a session that begins on such a process.
+    let later = builder(store.clone(), Acting(TellsDurability(fixture.schema.quoted()))).lanes(1).build().unwrap();
+    assert_eq!(process(&later, messages(&keys(6)[5..])).await, "P");
+    assert_eq!(fixture.texts("SELECT DISTINCT note FROM effects").await, ["on"]);
+    drop((consumer, later));
+    other.close().await.unwrap();
+    store.disconnect().await;
+    fixture.drop_pooled().await;
+}

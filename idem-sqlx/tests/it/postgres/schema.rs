@@ -1,7 +1,7 @@
 //! Migrations, the SQL function that maps keys, and what start-up refuses.
 
 use idem_core::{Bookkeeping as _, Store as _, StoreError};
-use idem_schema::{KEY_ID_VECTORS, MigrationError, PostgresStatements, SchemaName};
+use idem_schema::{KEY_ID_VECTORS, MigrationError, POSTGRES_MIGRATIONS, PostgresStatements, SchemaName};
 use idem_sqlx::{MigrateError, PostgresStore};
 
 use super::{
@@ -43,16 +43,18 @@ async fn migrations_go_up_and_down_and_are_applied_once() {
     let (first, second, third) = tokio::join!(store.migrate(), store.migrate(), store.migrate());
     let mut applied = [first.unwrap(), second.unwrap(), third.unwrap()].concat();
     applied.sort_unstable();
-    assert_eq!(applied, [1, 2, 3, 4], "three at once apply each migration once");
+    let all: Vec<u32> = POSTGRES_MIGRATIONS.iter().map(|migration| migration.version).collect();
+    assert_eq!(applied, all, "three at once apply each migration once");
     assert!(store.migrate().await.unwrap().is_empty());
     store.bookkeeping().verify().await.unwrap();
-    for version in [Some(4), Some(3), Some(2), Some(1), None] {
-        assert_eq!(store.migrate_down().await.unwrap(), version);
+    for version in all.iter().rev() {
+        assert_eq!(store.migrate_down().await.unwrap(), Some(*version));
     }
+    assert_eq!(store.migrate_down().await.unwrap(), None);
     assert!(
         matches!(store.bookkeeping().verify().await, Err(StoreError::Schema { cure, .. }) if cure.contains("idem migrate up"))
     );
-    assert_eq!(store.migrate().await.unwrap(), [1, 2, 3, 4]);
+    assert_eq!(store.migrate().await.unwrap(), all);
     fixture.drop().await;
 }
 
@@ -64,8 +66,7 @@ async fn records_are_never_dropped_by_a_migration() {
     fixture
         .run("INSERT INTO forgotten SELECT key_id, now(), now(), now(), 1, 1, 1, 1, 'b', '' FROM processed_messages")
         .await;
-    assert_eq!(fixture.store.migrate_down().await.unwrap(), Some(4));
-    assert_eq!(fixture.store.migrate_down().await.unwrap(), Some(3));
+    fixture.down_to(2).await;
     assert!(matches!(fixture.store.migrate_down().await, Err(MigrateError::Failed { version: 2, .. })));
     fixture.run("TRUNCATE forgotten").await;
     assert_eq!(fixture.store.migrate_down().await.unwrap(), Some(2));
@@ -149,6 +150,11 @@ async fn b21_a_missing_or_deferrable_key_is_refused() {
 async fn a12_a_seal_that_does_not_guard_is_refused() {
     refused("DROP TRIGGER refuse_unsealed_commit ON units", &["missing", "CREATE CONSTRAINT TRIGGER"]).await;
     refused("ALTER TABLE units DISABLE TRIGGER refuse_unsealed_commit", &["disabled", "ENABLE TRIGGER"]).await;
+    let drop = "DROP TRIGGER refuse_unsealed_commit ON processed_messages";
+    refused(drop, &["processed_messages is missing", "WHEN (NEW.alone)"]).await;
+    let other = "CREATE CONSTRAINT TRIGGER refuse_unsealed_commit AFTER INSERT ON processed_messages DEFERRABLE \
+                 INITIALLY DEFERRED FOR EACH ROW WHEN (NOT NEW.alone) EXECUTE FUNCTION refuse_unsealed_commit()";
+    refused(&format!("{drop}; {other}"), &["processed_messages is altered", "WHEN (NEW.alone)"]).await;
 }
 
 #[tokio::test]

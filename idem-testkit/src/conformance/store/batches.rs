@@ -22,7 +22,7 @@ fn fail_bad(message: &Message, _: usize) -> Vec<Step> {
     }
 }
 
-const TRANSIENT: Kind = Kind::Failed(ErrorClass::Transient);
+pub(super) const TRANSIENT: Kind = Kind::Failed(ErrorClass::Transient);
 const PERMANENT: Kind = Kind::Failed(ErrorClass::Permanent);
 
 async fn batch_of<T: StoreUnderTest>(subject: &T, size: usize) {

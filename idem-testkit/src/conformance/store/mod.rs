@@ -64,6 +64,7 @@ mod observed;
 pub mod pipelined;
 pub mod records;
 mod scene;
+pub mod shared_units;
 mod subject;
 pub mod transactions;
 
@@ -150,6 +151,12 @@ macro_rules! store_conformance {
                 a47_units_of_one_hold_one_message,
                 a_batch_handler_gets_what_is_fresh,
                 a_batch_handlers_culprit_is_the_only_one_that_fails,
+            }
+            shared_units {
+                calls_that_come_together_share_a_unit,
+                a_failure_in_a_shared_unit_is_its_own,
+                tenants_share_no_unit,
+                a16_a_call_that_is_dropped_takes_nobody_with_it,
             }
             competition {
                 one_waiter_runs_when_the_winner_rolls_back,

@@ -1,0 +1,120 @@
+//! Calls for one message each that run in units together: see
+//! [`shares_units`](crate::DedupConsumerBuilder::shares_units).
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio::sync::{Semaphore, oneshot};
+
+use super::{Inner, Item, OwnSession, isolate};
+use crate::{
+    error::{ErrorClass, StoreError},
+    message::Message,
+    outcome::Decision,
+    spawn,
+    store::{ScopeId, Store},
+};
+
+/// So many shared units run at once. A call that comes while they do is in the next one's company; with more of them, each
+/// would have less.
+const UNITS_MAX: usize = 4;
+
+/// The calls that wait for a unit.
+pub(super) struct SharedUnits {
+    messages_max: usize,
+    waiting: Mutex<VecDeque<Waiting>>,
+    /// A permit for each unit that may run.
+    units: Arc<Semaphore>,
+}
+
+struct Waiting {
+    item: Item,
+    scope: ScopeId,
+    answer: oneshot::Sender<Answer>,
+}
+
+enum Answer {
+    Decided(Message, Decision),
+    /// The unit came to nothing: the message runs alone.
+    Alone(Item),
+}
+
+impl SharedUnits {
+    pub(super) fn new(messages_max: usize, lanes: usize) -> Self {
+        let units = Arc::new(Semaphore::new(lanes.min(UNITS_MAX)));
+        Self { messages_max, waiting: Mutex::default(), units }
+    }
+
+    /// Those that have waited longest, of one tenant. Whoever has given up is left out: its message was not begun.
+    fn next(&self) -> Vec<Waiting> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut next, mut others) = (Vec::<Waiting>::new(), VecDeque::new());
+        while next.len() < self.messages_max
+            && let Some(call) = waiting.pop_front()
+        {
+            if next.first().is_some_and(|first| first.scope != call.scope) {
+                others.push_back(call);
+            } else if !call.answer.is_closed() {
+                next.push(call);
+            }
+        }
+        others.append(&mut waiting);
+        *waiting = others;
+        next
+    }
+}
+
+/// Decides a message in a unit with others that came meanwhile. `Err` gives it back where it has to run alone.
+pub(super) async fn process<S: Store>(
+    inner: &Arc<Inner<S>>,
+    shared: &SharedUnits,
+    item: Item,
+) -> Result<Result<(Message, Decision), Item>, StoreError> {
+    let Some(scope) = item.claim.as_ref().map(|claim| claim.scope) else { return Ok(Err(item)) };
+    let (answer, mut answered) = oneshot::channel();
+    let call = Waiting { item, scope, answer };
+    shared.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(call);
+    loop {
+        let unit = tokio::select! {
+            biased;
+            answer = &mut answered => return match answer {
+                Ok(Answer::Decided(message, decision)) => Ok(Ok((message, decision))),
+                Ok(Answer::Alone(item)) => Ok(Err(item)),
+                // Whoever led the unit has panicked in idem's own code.
+                Err(gone) => Err(StoreError::Failed {
+                    doing: "running a unit of work",
+                    class: ErrorClass::Transient,
+                    source: Box::new(gone),
+                }),
+            },
+            unit = Arc::clone(&shared.units).acquire_owned() => unit,
+        };
+        let own = OwnSession::of(inner).await;
+        let calls = shared.next();
+        spawn::finished(async move {
+            run(own, calls).await;
+            drop(unit);
+        })
+        .await;
+    }
+}
+
+async fn run<S: Store>(mut own: OwnSession<S>, calls: Vec<Waiting>) {
+    let (items, answers): (Vec<_>, Vec<_>) = calls.into_iter().map(|call| (call.item, call.answer)).unzip();
+    let decisions = match items.as_slice() {
+        [] => return,
+        [item] => Some(vec![isolate::one(&own.inner, &mut own.session, item).await]),
+        items => isolate::whole(&own.inner, &mut own.session, items).await,
+    };
+    let mut decisions = decisions.map(Vec::into_iter);
+    for (item, answer) in items.into_iter().zip(answers) {
+        let decision = decisions.as_mut().and_then(Iterator::next);
+        // Whoever asked may have given up; the message was handled all the same.
+        let _ = answer.send(match decision {
+            Some(decision) => Answer::Decided(item.message, decision),
+            None => Answer::Alone(item),
+        });
+    }
+}

@@ -1,0 +1,135 @@
+//! Calls for one message each that share units.
+
+use std::{pin::Pin, task::Poll};
+
+use idem_core::{Decision, DedupConsumer, Message, StoreError, Tenant};
+
+use super::{
+    batches::TRANSIENT,
+    gate::{Gate, within},
+    scene::{Kind, Scene, Seen, Step, msg, process, redeliver},
+    subject::StoreUnderTest,
+};
+
+type Call<'c> = Pin<Box<dyn Future<Output = Result<(Message, Decision), StoreError>> + Send + 'c>>;
+
+/// Calls that wait while the first message's handler is held, one unit at a time.
+struct Held<'c> {
+    calls: Vec<Call<'c>>,
+    gate: Gate,
+}
+
+impl<'c> Held<'c> {
+    /// The first message runs alone, and the others come while it does.
+    async fn begin<T: StoreUnderTest>(
+        consumer: &'c DedupConsumer<Seen<T>>,
+        gate: Gate,
+        first: Message,
+        others: impl IntoIterator<Item = Message>,
+    ) -> Self {
+        within("starting", consumer.start()).await.unwrap();
+        let mut held = Self { calls: vec![Box::pin(consumer.process_one(first))], gate };
+        let arrived = held.gate.clone();
+        tokio::select! {
+            done = &mut held.calls[0] => panic!("a handler was not held: {done:?}"),
+            () = arrived.arrived(1) => {}
+        }
+        for message in others {
+            let mut call: Call<'c> = Box::pin(consumer.process_one(message));
+            let polled = std::future::poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
+            assert!(polled.is_pending(), "it waits for a unit");
+            held.calls.push(call);
+        }
+        held
+    }
+
+    async fn decided(self) -> Vec<Kind> {
+        self.gate.open();
+        let mut decided = Vec::with_capacity(self.calls.len());
+        for call in self.calls {
+            decided.push(Kind::of(&within("a shared unit", call).await.unwrap().1));
+        }
+        decided
+    }
+}
+
+fn keys() -> Vec<String> {
+    (0..12).map(|number| format!("order-{number:02}")).collect()
+}
+
+/// One unit at a time, of at most ten messages, whose first handler is held.
+fn consumer<T: StoreUnderTest>(scene: &Scene<'_, T>, gate: &Gate) -> DedupConsumer<Seen<T>> {
+    let gate = gate.clone();
+    let builder = scene.builder("orders", move |message: &Message, run| match message.payload().map(|it| &**it) {
+        Some(b"held") if run == 1 => vec![Step::Pass(gate.clone()), Step::Write("")],
+        Some(b"bad") => vec![Step::Write("half"), Step::Fail],
+        _ => vec![Step::Write("")],
+    });
+    let tenant_of = |message: &Message| match message.headers().text("tenant") {
+        Some(tenant) => Tenant::new(tenant).ok(),
+        None => Some(Tenant::default()),
+    };
+    builder.lanes(1).shares_units(10).tenant_of(tenant_of).build().unwrap()
+}
+
+/// Nobody waits for company: the first runs at once, and what came meanwhile shares the next units.
+pub async fn calls_that_come_together_share_a_unit<T: StoreUnderTest>(subject: &T) {
+    let (scene, gate) = (Scene::new(subject), Gate::new());
+    let (consumer, keys) = (consumer(&scene, &gate), keys());
+    let others = keys.iter().map(|key| msg(key, "paid"));
+    let held = Held::begin::<T>(&consumer, gate, msg("first", "held"), others).await;
+    assert_eq!(held.decided().await, [Kind::Processed; 13]);
+    assert_eq!(scene.spy.claimed().iter().map(Vec::len).collect::<Vec<_>>(), [1, 10, 2]);
+    let mut expected: Vec<_> = keys.iter().map(|key| (key.as_str(), "paid")).collect();
+    expected.push(("first", "held"));
+    scene.assert_effects(expected).await;
+    redeliver(&consumer, keys.iter().map(|key| msg(key, "paid")).collect()).await;
+    assert_eq!(scene.runs.all().len(), 13);
+}
+
+/// Where one fails, each of its unit runs alone; copies and conflicts among them are what they are in a batch.
+pub async fn a_failure_in_a_shared_unit_is_its_own<T: StoreUnderTest>(subject: &T) {
+    let (scene, gate) = (Scene::new(subject), Gate::new());
+    let consumer = consumer(&scene, &gate);
+    let others = [msg("a", "paid"), msg("b", "bad"), msg("a", "paid"), msg("c", "paid"), msg("c", "refunded")];
+    let held = Held::begin::<T>(&consumer, gate, msg("first", "held"), others).await;
+    let decided = held.decided().await;
+    assert_eq!(decided[..1], [Kind::Processed]);
+    // Alone they run side by side, so either of two payloads of a key may come first.
+    let (a, c) = (&mut [decided[1], decided[3]], &mut [decided[4], decided[5]]);
+    a.sort_by_key(|kind| *kind != Kind::Processed);
+    c.sort_by_key(|kind| *kind != Kind::Processed);
+    assert_eq!((&*a, &*c), (&[Kind::Processed, Kind::Duplicate], &[Kind::Processed, Kind::Conflict]));
+    assert_eq!(decided[2], TRANSIENT);
+    assert!(["a", "c"].into_iter().all(|key| scene.runs.of(key) <= 2), "{:?}", scene.runs);
+    let effects = scene.effects().await;
+    let keys: Vec<&str> = effects.iter().map(|(key, _)| key.as_str()).collect();
+    assert_eq!(keys, ["a", "c", "first"]);
+}
+
+/// What belongs to one tenant is not committed or rolled back with another's.
+pub async fn tenants_share_no_unit<T: StoreUnderTest>(subject: &T) {
+    let (scene, gate) = (Scene::new(subject), Gate::new());
+    let consumer = consumer(&scene, &gate);
+    let others = ["red", "blue", "red", "blue"].into_iter().zip(["a", "b", "c", "d"]);
+    let others = others.map(|(tenant, key)| msg(key, "paid").with_header("tenant", tenant));
+    let held = Held::begin::<T>(&consumer, gate, msg("first", "held"), others).await;
+    assert_eq!(held.decided().await, [Kind::Processed; 5]);
+    let units: Vec<Vec<String>> =
+        scene.spy.claimed().iter().map(|unit| unit.iter().map(|(_, key)| key.to_string()).collect()).collect();
+    assert_eq!(units, [vec!["first"], vec!["a", "c"], vec!["b", "d"]]);
+}
+
+/// A16: a call that is dropped before its message was begun has no effect; one that leads a unit has the unit finished.
+pub async fn a16_a_call_that_is_dropped_takes_nobody_with_it<T: StoreUnderTest>(subject: &T) {
+    let (scene, gate) = (Scene::new(subject), Gate::new());
+    let consumer = consumer(&scene, &gate);
+    let others = ["a", "b", "c"].map(|key| msg(key, "paid"));
+    let mut held = Held::begin::<T>(&consumer, gate, msg("first", "held"), others).await;
+    drop(held.calls.remove(2));
+    // The one that leads; a task finishes its unit.
+    drop(held.calls.remove(0));
+    assert_eq!(held.decided().await, [Kind::Processed; 2]);
+    assert_eq!(process(&consumer, [msg("first", "held")]).await, [Kind::Duplicate]);
+    scene.assert_effects([("first", "held"), ("a", "paid"), ("c", "paid")]).await;
+}

@@ -63,7 +63,7 @@ async fn whole<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, ite
         let (seen, error) = match end {
             End::Decided(decisions) => return Some(decisions),
             End::Isolate(_) | End::Held => return None,
-            End::Unknown(error) => {
+            End::Unknown { error, .. } => {
                 (Seen::CommitUnanswered, StoreError::Unavailable { doing: "committing", source: error })
             }
             End::Again(error) => (Seen::Contended, error),

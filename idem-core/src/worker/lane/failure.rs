@@ -203,6 +203,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 | WaitCause::KeyHeld
                 | WaitCause::Bookkeeping
                 | WaitCause::Unkeepable
+                | WaitCause::DeadLetterQuota
                 | WaitCause::Breaker => "a message waits for its bookkeeping",
             };
             tracing::warn!(

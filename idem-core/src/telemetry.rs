@@ -155,7 +155,7 @@ metrics! {
         "dead letters there are, of all consumers, by the database's estimate; 0 where it has none";
     DEAD_LETTER_BYTES = "idem.dead_letter_bytes", Kind::Gauge, Bytes,
         "what the table of dead letters takes with its indexes, of all consumers; on SQLite the whole file";
-    DEAD_LETTER_QUOTA = "idem.dead_letter_quota", Kind::Gauge, Bytes,
+    DEAD_LETTER_QUOTA = "idem.dead_letter_quota_bytes", Kind::Gauge, Bytes,
         "what the consumer's dead letters may take; 0 for no limit";
 }
 

@@ -48,10 +48,10 @@ struct Measured {
 }
 
 impl Measured {
-    fn is_due(&self, max: u64, every: Duration) -> bool {
+    fn is_due(&self, now: Instant, max: u64, every: Duration) -> bool {
         let Some((at, took)) = self.last else { return true };
-        let may_again = at.elapsed() >= took * TIME_PART;
-        may_again && (at.elapsed() >= every || self.added > max / UNSEEN_PART)
+        let ago = now.duration_since(at);
+        ago >= took * TIME_PART && (ago >= every || self.added > max / UNSEEN_PART)
     }
 
     /// Takes room for a dead letter, as far as there is some.
@@ -73,8 +73,8 @@ impl<S: Store, B: Source> Shared<S, B> {
         let Some(max) = self.settings.dead_letters_bytes_max else { return Room::Whole };
         // Lanes wait for each other here, so that one of them measures.
         let mut measured = self.quota.0.lock().await;
-        if measured.is_due(max, self.settings.control_every) {
-            let begun = Instant::now();
+        let begun = Instant::now();
+        if measured.is_due(begun, max, self.settings.control_every) {
             match self.consumer.store.bookkeeping().dead_letter_bytes(&self.consumer.name, max / LITTLE_PART).await {
                 Ok(bytes) => (measured.bytes, measured.added) = (bytes, 0),
                 // What cannot be measured holds nobody up. Where the database is down, the row tells next.
@@ -112,20 +112,19 @@ mod tests {
     }
 
     /// It is looked at again after a while, or after much was written, and never so often that it takes a worker's time.
-    #[tokio::test(start_paused = true)]
-    async fn s23_the_bytes_are_measured_again_in_time() {
-        let (max, every) = (6_400, Duration::from_secs(2));
+    #[test]
+    fn s23_the_bytes_are_measured_again_in_time() {
+        let (max, every, start) = (6_400, Duration::from_secs(2), Instant::now());
+        let after = |milliseconds| start + Duration::from_millis(milliseconds);
         let mut measured = Measured::default();
-        assert!(measured.is_due(max, every), "nothing is known yet");
-        measured.last = Some((Instant::now(), Duration::from_millis(10)));
-        tokio::time::advance(Duration::from_millis(500)).await;
-        assert!(!measured.is_due(max, every));
+        assert!(measured.is_due(start, max, every), "nothing is known yet");
+        measured.last = Some((start, Duration::from_millis(10)));
+        assert!(!measured.is_due(after(500), max, every) && measured.is_due(after(2_000), max, every));
         measured.added = 101;
-        assert!(measured.is_due(max, every), "much was written");
-        measured.last = Some((Instant::now(), Duration::from_secs(1)));
-        tokio::time::advance(Duration::from_secs(19)).await;
-        assert!(!measured.is_due(max, every), "it takes long");
-        tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(measured.is_due(max, every));
+        assert!(measured.is_due(after(500), max, every), "much was written");
+        assert!(!measured.is_due(after(100), max, every), "however much was written");
+        measured.last = Some((start, Duration::from_secs(1)));
+        assert!(!measured.is_due(after(19_000), max, every), "it takes long");
+        assert!(measured.is_due(after(20_000), max, every));
     }
 }

@@ -13,6 +13,7 @@ use idem_core::{
     ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, ErrorClass, Expiring, HashRuleId, IdempotencyKey,
     LastCleanup, PayloadHash, Recorded, Registered, Registration, Removal, Removed, Replay, ReplayEnd, RunId, ScopeId,
     Store, StoreCapabilities, StoreError, StoreIdentity, StoredDeadLetter, Tenant, Tx, UnitOfWork, UnitOptions,
+    store::Usage,
 };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -136,6 +137,14 @@ impl Bookkeeping for NullStore {
 
     async fn store_dead_letter(&self, _: &DeadLetter) -> Result<StoredDeadLetter, StoreError> {
         nothing()
+    }
+
+    async fn dead_letter_bytes(&self, _: &ConsumerName, _: u64) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+
+    async fn usage(&self, _: &ConsumerName) -> Result<Usage, StoreError> {
+        Ok(Usage::default())
     }
 
     async fn mark_published(&self, _: DeadLetterId) -> Result<(), StoreError> {

@@ -206,8 +206,6 @@ pub enum Removed {
 pub struct Backlog {
     /// For how long the oldest expired record has been waiting; zero where none waits.
     pub lag: Duration,
-    /// How many records there are, where the database has an estimate.
-    pub records: Option<u64>,
 }
 
 /// Who has finished a cycle last.

@@ -122,6 +122,11 @@ pub const PAYLOAD_BYTES_MAX: usize = 1 << 20;
 /// raise the setting, and with it the memory of the process.
 pub const DEAD_LETTER_PAYLOAD_BYTES_MAX: usize = 32 << 20;
 
+/// The default of [`WorkerSettings::dead_letters_bytes_max`]: 4 GiB. It is on by default, because a disk that is full stops
+/// every consumer and whatever else is in the database, while a quota that is used up makes one consumer's bad messages wait.
+/// It is far above what people look through: four thousand dead letters of 1 MiB, or two million of 1 KiB.
+pub const DEAD_LETTERS_BYTES_MAX: u64 = 4 << 30;
+
 /// The largest payload that any setting allows, to be handled or to be kept: 256 MiB. A value of PostgreSQL's ends at
 /// 1 GB, and tools such as `pg_dump` write bytes as hexadecimal text of twice the length, beside a copy of their own; what
 /// is kept must also be got out again. Storing a payload takes about three times its length in memory for a moment.
@@ -228,6 +233,11 @@ pub struct WorkerSettings {
     /// from 0 to [`PAYLOAD_BYTES_CAP`]. A message with a larger one is acknowledged only once a publisher has confirmed it,
     /// see [`on_unkeepable`](Self::on_unkeepable).
     pub dead_letter_payload_bytes_max: usize,
+    /// How many bytes the dead letters of the consumer take at most, over all its tenants and workers; `None` for no limit.
+    /// Defaults to [`DEAD_LETTERS_BYTES_MAX`]; at least 1 KiB. Beyond it no further payload is kept, and beyond a quarter more
+    /// no further row: the messages are held, see [`on_unkeepable`](Self::on_unkeepable), until letters are dropped or
+    /// replayed. Each worker may go beyond it by a 64th before it measures again.
+    pub dead_letters_bytes_max: Option<u64>,
     /// What happens to a message that cannot be kept. Defaults to hold.
     pub on_unkeepable: OnUnkeepable,
     /// How long a key that is known committed is remembered, so that its duplicates are acknowledged without asking the
@@ -257,6 +267,7 @@ impl Default for WorkerSettings {
             until_idle: None,
             strict_retention: false,
             dead_letter_payload_bytes_max: DEAD_LETTER_PAYLOAD_BYTES_MAX,
+            dead_letters_bytes_max: Some(DEAD_LETTERS_BYTES_MAX),
             on_unkeepable: OnUnkeepable::default(),
             cache_for: None,
             cache_bytes_max: 64 << 20,
@@ -272,6 +283,9 @@ impl WorkerSettings {
         number("in_flight_bytes", self.in_flight_bytes, consumer.payload_bytes_max, u32::MAX as usize, rule)?;
         let (rule, kept) = ("it must be from 0 bytes to 256 MiB", self.dead_letter_payload_bytes_max);
         number("dead_letter_payload_bytes_max", kept, 0, PAYLOAD_BYTES_CAP, rule)?;
+        if let Some(max) = self.dead_letters_bytes_max.filter(|max| *max < 1 << 10) {
+            return Err(ConfigError::new("dead_letters_bytes_max", max, "it must be at least 1 KiB"));
+        }
         number("retry.attempts", self.retry.attempts as usize, 1, 1_000, "it must be from 1 to 1,000")?;
         let rule = "it must be from 1 ms to retry.max";
         span("retry.first", self.retry.first, MILLISECOND, self.retry.max, rule)?;

@@ -124,7 +124,17 @@ pub struct DeadLetter {
     pub payload_omitted: Option<DeadLetterId>,
 }
 
+/// What a row of dead letters takes beside its payload, headers and texts, about: its other columns and its place in the
+/// indexes.
+pub const DEAD_LETTER_ROW_BYTES: u64 = 512;
+
 impl DeadLetter {
+    /// The bytes of its row without the payload, about.
+    pub(crate) fn bytes_without_payload(&self) -> u64 {
+        let headers = self.message.headers().bytes();
+        DEAD_LETTER_ROW_BYTES + (headers + self.error.len() + self.message.origin().as_str().len()) as u64
+    }
+
     /// The copy that is published where the payload does not fit: it says which row has it.
     pub(crate) fn without_payload(&self, row: DeadLetterId) -> Self {
         let message = self.message.without_payload();

@@ -37,8 +37,8 @@ pub use uuid::Uuid;
 pub use self::{
     cleanup::{Cleanup, CleanupReport, CleanupSettings, CleanupState, CleanupView, LastCleanup},
     config::{
-        Concurrency, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, Effects, OlderThanRetention, OnConflict,
-        OnUnkeepable, PAYLOAD_BYTES_CAP, PAYLOAD_BYTES_MAX, WorkerSettings,
+        Concurrency, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, DEAD_LETTERS_BYTES_MAX, Effects,
+        OlderThanRetention, OnConflict, OnUnkeepable, PAYLOAD_BYTES_CAP, PAYLOAD_BYTES_MAX, WorkerSettings,
     },
     consumer::{DedupConsumer, DedupConsumerBuilder},
     dead_letter::{DeadLetter, DeadLetterId, Publisher, Reason, StoredDeadLetter},
@@ -75,7 +75,7 @@ pub use self::{
     store::{
         AuditEntry, Backlog, Binding, Bookkeeping, Claim, ClaimError, Claimed, Cleaner, CommitError, Control, Expiring,
         HORIZON_HEARD, HashRuleId, Registered, Registration, Removal, Removed, Replay, ReplayEnd, RunId, ScopeId,
-        StoreCapabilities, StoreIdentity, UnitOfWork, UnitOptions, boxed,
+        StoreCapabilities, StoreIdentity, UnitOfWork, UnitOptions, Usage, boxed,
     },
 };
 pub use tokio_util::sync::CancellationToken;

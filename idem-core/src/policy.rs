@@ -91,18 +91,21 @@ pub enum WaitCause {
     Publisher,
     /// A person, because neither the database nor a publisher can keep it.
     Unkeepable,
+    /// Room among the dead letters of its consumer, whose quota is used up.
+    DeadLetterQuota,
     /// The breaker: it failed for good, and is set aside once the breaker closes, or after a while.
     Breaker,
 }
 
 impl WaitCause {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Retry,
         Self::KeyHeld,
         Self::Database,
         Self::Bookkeeping,
         Self::Publisher,
         Self::Unkeepable,
+        Self::DeadLetterQuota,
         Self::Breaker,
     ];
 
@@ -116,6 +119,7 @@ impl WaitCause {
             Self::Bookkeeping => "bookkeeping",
             Self::Publisher => "publisher",
             Self::Unkeepable => "unkeepable",
+            Self::DeadLetterQuota => "dead-letter-quota",
             Self::Breaker => "breaker",
         }
     }

@@ -16,7 +16,7 @@ pub use self::claim::{Claim, Claimed, Recorded};
 pub use crate::{
     binding::Binding,
     cleanup::{Backlog, Cleaner, Expiring, Removal, Removed},
-    dead_letter::{DeadLetter, DeadLetterId, Replay, ReplayEnd, StoredDeadLetter},
+    dead_letter::{DEAD_LETTER_ROW_BYTES, DeadLetter, DeadLetterId, Replay, ReplayEnd, StoredDeadLetter},
     error::{ClaimError, CommitError, StoreError},
 };
 use crate::{
@@ -430,6 +430,37 @@ impl StoreIdentity {
     }
 }
 
+/// How much room a store's tables take, all consumers together; each `None` where the database has no cheap answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Usage {
+    /// How many records there are, by the database's estimate.
+    pub records: Option<u64>,
+    /// The bytes that they take, with their indexes. Where all tables share one file, those of the file.
+    pub record_bytes: Option<u64>,
+    /// How many dead letters there are, by the database's estimate.
+    pub dead_letters: Option<u64>,
+    /// The bytes that they take, with their indexes. Where all tables share one file, those of the file.
+    pub dead_letter_bytes: Option<u64>,
+    /// How many records the tenant of the consumer has that has the most, by the database's estimate.
+    pub records_of_largest_tenant: Option<u64>,
+}
+
+impl Usage {
+    setters! {
+        /// Sets the number of records.
+        records: Option<u64>,
+        /// Sets the bytes of records.
+        record_bytes: Option<u64>,
+        /// Sets the number of dead letters.
+        dead_letters: Option<u64>,
+        /// Sets the bytes of dead letters.
+        dead_letter_bytes: Option<u64>,
+        /// Sets the records of the largest tenant.
+        records_of_largest_tenant: Option<u64>,
+    }
+}
+
 /// Whether a consumer takes messages in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ControlState {
@@ -521,6 +552,14 @@ pub trait Bookkeeping: Send + Sync + 'static {
     /// payload that was not kept is kept now, where this letter says so. A copy from another origin puts a row whose replay
     /// has ended before the operator again.
     async fn store_dead_letter(&self, dead_letter: &DeadLetter) -> Result<StoredDeadLetter, StoreError>;
+
+    /// How many bytes the dead letters of a consumer hold, over all its tenants: payloads that are kept, headers and errors, and
+    /// about [`DEAD_LETTER_ROW_BYTES`] for the rest of each row. Those that a replay has handled do not count. Where all that
+    /// the store keeps takes no more than `enough`, it may answer that instead, which is cheap.
+    async fn dead_letter_bytes(&self, consumer: &ConsumerName, enough: u64) -> Result<u64, StoreError>;
+
+    /// How much room the tables take, as far as the database says so without reading them. For whoever watches them grow.
+    async fn usage(&self, consumer: &ConsumerName) -> Result<Usage, StoreError>;
 
     /// Notes that the dead letter was also published, and its broker has confirmed it.
     async fn mark_published(&self, id: DeadLetterId) -> Result<(), StoreError>;

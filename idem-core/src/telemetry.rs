@@ -147,6 +147,16 @@ metrics! {
     CLEANUP_FAILED_CYCLES = "idem.cleanup_failed_cycles", Kind::Gauge, Count,
         "cycles of cleanup that failed in a row; ten are an alarm";
     RECORDS = "idem.records", Kind::Gauge, Count, "records there are, by the database's estimate; 0 where it has none";
+    RECORD_BYTES = "idem.record_bytes", Kind::Gauge, Bytes,
+        "what the table of records takes with its indexes, of all consumers; on SQLite the whole file";
+    RECORDS_OF_LARGEST_TENANT = "idem.records_of_largest_tenant", Kind::Gauge, Count,
+        "records of the tenant that has the most, by the database's estimate; 0 where it has none";
+    DEAD_LETTER_ROWS = "idem.dead_letter_rows", Kind::Gauge, Count,
+        "dead letters there are, of all consumers, by the database's estimate; 0 where it has none";
+    DEAD_LETTER_BYTES = "idem.dead_letter_bytes", Kind::Gauge, Bytes,
+        "what the table of dead letters takes with its indexes, of all consumers; on SQLite the whole file";
+    DEAD_LETTER_QUOTA = "idem.dead_letter_quota_bytes", Kind::Gauge, Bytes,
+        "what the consumer's dead letters may take; 0 for no limit";
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use idem_core::{
     AuditEntry, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, IdempotencyKey,
     PayloadHash, REPLAY_TAKEN_FOR, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, StoreError,
     StoreIdentity, StoredDeadLetter, Tenant,
+    store::{DEAD_LETTER_ROW_BYTES, Usage},
 };
 
 pub use self::statements::BookkeepingStatements;
@@ -103,6 +104,31 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
             .rows("ending a count of attempts", &driver.bookkeeping_statements().end_attempts, &parameters)
             .await
             .map(|_| ())
+    }
+
+    async fn dead_letter_bytes(&self, consumer: &ConsumerName, enough: u64) -> Result<u64, StoreError> {
+        let driver = &*self.driver;
+        let (enough, of_a_row) = (i64::try_from(enough).unwrap_or(i64::MAX), DEAD_LETTER_ROW_BYTES.cast_signed());
+        let parameters = [consumer.as_str().into(), enough.into(), of_a_row.into()];
+        let text = &driver.bookkeeping_statements().dead_letter_bytes;
+        let bytes: i64 = row(driver, "measuring dead letters", text, &parameters).await?.get("bytes")?;
+        Ok(u64::try_from(bytes).unwrap_or(0))
+    }
+
+    async fn usage(&self, consumer: &ConsumerName) -> Result<Usage, StoreError> {
+        let driver = &*self.driver;
+        let parameters = [consumer.as_str().into()];
+        let row =
+            row(driver, "looking at the tables' sizes", &driver.bookkeeping_statements().usage, &parameters).await?;
+        // What is not known is -1 or NULL.
+        let number =
+            |column: &str| row.get::<Option<i64>>(column).map(|number| number.and_then(|n| u64::try_from(n).ok()));
+        Ok(Usage::default()
+            .records(number("records")?)
+            .record_bytes(number("record_bytes")?)
+            .dead_letters(number("dead_letters")?)
+            .dead_letter_bytes(number("dead_letter_bytes")?)
+            .records_of_largest_tenant(number("records_of_largest_tenant")?))
     }
 
     async fn mark_published(&self, id: DeadLetterId) -> Result<(), StoreError> {

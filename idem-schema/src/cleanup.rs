@@ -77,8 +77,7 @@ impl<D: PostgresDriver + 'static> Cleaner for PostgresCleaner<D> {
 
     async fn backlog(&mut self) -> Result<Backlog, StoreError> {
         let row = self.row(LOOK, &self.statements.backlog, &[]).await?;
-        let records: i64 = row.get("records")?;
-        Ok(Backlog { lag: Duration::from_micros(number(&row, "lag")?), records: u64::try_from(records).ok() })
+        Ok(Backlog { lag: Duration::from_micros(number(&row, "lag")?) })
     }
 
     async fn last(&mut self) -> Result<Option<LastCleanup>, StoreError> {

@@ -205,7 +205,8 @@ SELECT 1 / coalesce(pg_catalog.current_setting('idle_in_transaction_session_time
     ///
     /// No parameters. Result, one row: `version_num int4` (150018), `server_now` in µs since the Unix epoch, `backend_pid
     /// int4` and `backend_start`, when that process began, in µs since the Unix epoch; `in_recovery bool`, `read_only bool`,
-    /// `encoding text`, `database text`, `role text`, and as `text` the settings in force `lock_timeout`,
+    /// `encoding text`, `database text`, `role text`, `current_schema text`, where a table without a schema's name would be made,
+    /// and as `text` the settings in force `lock_timeout`,
     /// `statement_timeout`, `idle_in_transaction_session_timeout`, `client_connection_check_interval`,
     /// `synchronous_commit`, `default_transaction_isolation`, `session_replication_role`, `default_transaction_read_only`;
     /// `synchronous_commit_default text`, what RESET would make of it; and `read_only_source text`, by whose word the last is
@@ -216,7 +217,7 @@ SELECT pg_catalog.current_setting('server_version_num')::int4 AS version_num,
     pg_catalog.pg_is_in_recovery() AS in_recovery,
     pg_catalog.current_setting('transaction_read_only')::bool AS read_only,
     pg_catalog.current_setting('server_encoding') AS encoding, pg_catalog.current_database()::text AS database,
-    current_user::text AS role,
+    current_user::text AS role, coalesce(pg_catalog.current_schema()::text, '') AS current_schema,
     pg_catalog.current_setting('lock_timeout') AS lock_timeout,
     pg_catalog.current_setting('statement_timeout') AS statement_timeout,
     pg_catalog.current_setting('idle_in_transaction_session_timeout') AS idle_in_transaction_session_timeout,

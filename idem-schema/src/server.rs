@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use idem_core::StoreError;
 
-use crate::{driver::PostgresDriver, row::Row};
+use crate::{driver::PostgresDriver, name::SchemaName, row::Row};
 
 /// PostgreSQL 14: TID range scans, `pg_current_xact_id`, `client_connection_check_interval`.
 const VERSION_MIN: i32 = 140_000;
@@ -239,6 +239,8 @@ pub struct ServerFacts {
     pub idle_timeout: String,
     /// `default_transaction_isolation`.
     pub isolation: String,
+    /// Where tables come that are made without a schema's name; empty where they cannot be made.
+    pub current_schema: String,
 }
 
 impl ServerFacts {
@@ -275,8 +277,16 @@ impl ServerFacts {
 
     /// What a person should know, each with its cure.
     #[must_use]
-    pub fn warnings(&self) -> Vec<String> {
+    pub fn warnings(&self, schema: &SchemaName) -> Vec<String> {
         let mut warnings = Vec::new();
+        if self.current_schema == schema.as_str() {
+            warnings.push(format!(
+                "tables that a handler or --create-tables makes and names without a schema come into idem's own schema \
+                 {schema}, where a worker with another login does not find them: name the schema in your statements, or run \
+                 ALTER ROLE {} SET search_path = public",
+                self.role
+            ));
+        }
         if let weak @ ("off" | "local") = self.synchronous_commit.as_str() {
             warnings.push(format!(
                 "synchronous_commit is {weak}: a crash or failover can lose a commit whose message is already acknowledged; \

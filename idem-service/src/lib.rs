@@ -33,6 +33,15 @@ mod stores;
 mod told;
 mod variables;
 
+/// What the guide shows of a program compiles.
+#[cfg(doctest)]
+mod guide {
+    #[doc = include_str!("../../docs/guide/keys-and-retention.md")]
+    struct KeysAndRetention;
+    #[doc = include_str!("../../docs/guide/situations.md")]
+    struct Situations;
+}
+
 pub use axum;
 pub use clap;
 pub use idem_core::{self, Effects};

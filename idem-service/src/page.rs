@@ -78,6 +78,7 @@ fn waiting(page: &mut Page, waits: &[Wait]) {
                 WaitCause::Bookkeeping => "what is written about them",
                 WaitCause::Publisher => "a publisher of dead letters",
                 WaitCause::Unkeepable => "a person: nothing can keep them",
+                WaitCause::DeadLetterQuota => "room among the dead letters",
                 WaitCause::Breaker => "the breaker, having failed for good",
                 _ => wait.cause.as_str(),
             };

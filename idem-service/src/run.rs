@@ -201,6 +201,7 @@ fn worker<S: Store, B: Broker>(
         // One message of the largest size fits, whatever was asked for.
         .in_flight_bytes(WorkerSettings::default().in_flight_bytes.max(settings.payload_max))
         .dead_letter_payload_bytes_max(settings.dead_letter_payload_max())
+        .dead_letters_bytes_max(settings.dead_letters_bytes_max.0)
         .on_unkeepable(settings.on_unkeepable())
         .retry(RetryPolicy::new(settings.attempts, settings.backoff_first, settings.backoff_max))
         .on_conflict(settings.on_conflict())

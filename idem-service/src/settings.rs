@@ -110,6 +110,10 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "BYTES", value_parser = sizes::size)]
     dead_letter_payload_max: Option<usize>,
 
+    /// How many bytes the dead letters of the consumer take at most, or off; a message for which there is no room cannot be kept
+    #[arg(long, value_name = "BYTES", default_value = "4GiB", value_parser = quota)]
+    pub(crate) dead_letters_bytes_max: Quota,
+
     /// What happens to a message that is to be set aside and cannot be kept; it is not acknowledged either way
     #[arg(long, value_name = "POLICY", default_value = "hold")]
     on_unkeepable: OnUnkeepableFlag,
@@ -379,6 +383,17 @@ pub(crate) fn refused(error: &ConfigError) -> String {
 
 fn schema(text: &str) -> Result<SchemaName, String> {
     SchemaName::new(text).map_err(|error| error.to_string())
+}
+
+/// A size, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Quota(pub(crate) Option<u64>);
+
+fn quota(text: &str) -> Result<Quota, String> {
+    match text {
+        "off" => Ok(Quota(None)),
+        _ => sizes::size(text).map(|bytes| Quota(Some(bytes as u64))).map_err(|error| format!("{error}, or off")),
+    }
 }
 
 fn on_or_off(text: &str) -> Result<bool, String> {

@@ -118,6 +118,11 @@ FROM pg_catalog.pg_namespace AS n
 WHERE n.nspname = ANY (pg_catalog.current_schemas(false)) AND EXISTS (
     SELECT FROM pg_catalog.aclexplode(n.nspacl) AS a WHERE a.grantee = 0::oid AND a.privilege_type = 'CREATE')
 UNION ALL
+SELECT 'warning', pg_catalog.format('the table of dead letters takes %s', pg_catalog.pg_size_pretty(size.bytes)),
+    '`idem dead-letters groups` counts them by failure: replay or drop them. Workers keep no more of each consumer than '
+        '--dead-letters-bytes-max, and hold what comes after'
+FROM (SELECT pg_catalog.pg_total_relation_size('{schema}.dead_letters'::regclass) AS bytes) AS size WHERE size.bytes > 1073741824::int8
+UNION ALL
 SELECT 'notice', pg_catalog.format('tables that a handler or --create-tables makes without naming a schema come into idem''s own schema, '
         'because the login has its name'),
     'Name the schema in statements, or set search_path for the login'

@@ -6,7 +6,8 @@ use crate::{database::Database, exit::Failure, report::Report};
 const STATS: &str = "\
 SELECT c.name AS consumer, c.tenant, coalesce(p.records, 0) AS records, p.last_hour, p.oldest, p.newest, p.next_expiry,
     coalesce(p.expired, 0) AS expired, coalesce(a.failing, 0) AS failing, coalesce(d.dead_letters, 0) AS dead_letters,
-    coalesce(d.copies, 0) AS dead_letter_copies, coalesce(d.awaiting_replay, 0) AS awaiting_replay
+    coalesce(d.bytes, 0) AS dead_letter_bytes, coalesce(d.copies, 0) AS dead_letter_copies,
+    coalesce(d.awaiting_replay, 0) AS awaiting_replay
 FROM {schema}.consumers AS c
 LEFT JOIN (
     SELECT consumer, pg_catalog.count(*) AS records, pg_catalog.count(*) FILTER (WHERE processed_at > pg_catalog.now() - interval '1 hour') AS last_hour,
@@ -23,11 +24,20 @@ LEFT JOIN (
 ) AS a ON a.consumer = c.id
 LEFT JOIN (
     SELECT consumer, pg_catalog.count(*) AS dead_letters, pg_catalog.sum(copies) AS copies,
+        pg_catalog.sum(CASE WHEN payload IS NULL THEN 0::int8 ELSE payload_bytes END)::int8 AS bytes,
         pg_catalog.count(*) FILTER (WHERE replay_requested_at IS NOT NULL AND replayed_at IS NULL) AS awaiting_replay
     FROM {schema}.dead_letters GROUP BY consumer
 ) AS d ON d.consumer = c.id
 ORDER BY c.name, c.tenant";
 
+/// What the disk holds of each table, indexes included, by the server's own books.
+const TABLES: &str = "\
+SELECT t.relname AS \"table\", CASE WHEN t.reltuples >= 0::float4 THEN t.reltuples::int8 END AS rows_about, size.bytes,
+    pg_catalog.pg_size_pretty(size.bytes) AS size
+FROM pg_catalog.pg_class AS t CROSS JOIN LATERAL (SELECT pg_catalog.pg_total_relation_size(t.oid::regclass) AS bytes) AS size
+WHERE t.relnamespace = '{schema}'::regnamespace::oid AND t.relkind = 'r' ORDER BY size.bytes DESC, t.relname";
+
 pub(crate) async fn run(mut database: Database) -> Result<Report, Failure> {
-    Ok(Report::new().table("consumers", database.table(STATS, &[]).await?))
+    let consumers = database.table(STATS, &[]).await?;
+    Ok(Report::new().table("consumers", consumers).table("tables", database.table(TABLES, &[]).await?))
 }

@@ -57,7 +57,8 @@ pub(crate) async fn run(mut database: Database, limit: &Limit) -> Result<Report,
     Ok(if is_held {
         report.line(
             "Held messages are in no row whole: raise --dead-letter-payload-max of the workers, give them a dead-letter topic \
-             or queue that takes them, or give them up with idem dead-letters accept-loss",
+             or queue that takes them, or give them up with idem dead-letters accept-loss. Where it is the room for all that \
+             is used up (idem stats has the bytes), replay or drop others, or raise --dead-letters-bytes-max",
         )
     } else {
         report

@@ -21,7 +21,8 @@ SELECT c.name AS consumer, c.tenant, ifnull(p.records, 0) AS records, p.last_hou
     {at}p.newest{} AS newest, {at}p.next_expiry{} AS next_expiry, ifnull(p.expired, 0) AS expired,
     (SELECT count(*) FROM "{schema}_message_attempts" AS a WHERE a.consumer = c.id AND a.attempts > 0 AND NOT EXISTS (
         SELECT 1 FROM "{schema}_processed_messages" AS r WHERE r.consumer = a.consumer AND r.key_id = a.key_id)) AS failing,
-    ifnull(d.dead_letters, 0) AS dead_letters, ifnull(d.copies, 0) AS dead_letter_copies,
+    ifnull(d.dead_letters, 0) AS dead_letters, ifnull(d.bytes, 0) AS dead_letter_bytes,
+    ifnull(d.copies, 0) AS dead_letter_copies,
     ifnull(d.awaiting_replay, 0) AS awaiting_replay
 FROM "{schema}_consumers" AS c
 LEFT JOIN (
@@ -33,6 +34,7 @@ LEFT JOIN (
 ) AS p ON p.consumer = c.id
 LEFT JOIN (
     SELECT consumer, count(*) AS dead_letters, sum(copies) AS copies,
+        sum(CASE WHEN payload IS NULL THEN 0 ELSE payload_bytes END) AS bytes,
         count(*) FILTER (WHERE replay_requested_at IS NOT NULL AND replayed_at IS NULL) AS awaiting_replay
     FROM "{schema}_dead_letters" GROUP BY consumer
 ) AS d ON d.consumer = c.id

@@ -44,6 +44,27 @@ async fn stats_and_workers_count_what_there_is() {
     scene.drop().await;
 }
 
+/// S24: what fills the disk.
+#[tokio::test]
+async fn s24_stats_tells_what_the_tables_take() {
+    let scene = Scene::new().await;
+    scene.deliver(&["order-1"]).await;
+    scene
+        .run("INSERT INTO dead_letters (consumer, origin, last_origin, reason, attempts, error, payload, payload_bytes, has_payload)
+              SELECT id, 'q/1', 'q/1', 'malformed', 1, 'no JSON', decode(repeat('00', 1000), 'hex'), 1000, true FROM consumers
+              UNION ALL SELECT id, 'q/2', 'q/2', 'too-large', 1, 'large', NULL, 5000, true FROM consumers")
+        .await;
+    let stats = scene.idem("stats --json").json();
+    assert_eq!(
+        (&stats["consumers"][0]["dead_letters"], &stats["consumers"][0]["dead_letter_bytes"]),
+        (&2.into(), &1_000.into())
+    );
+    let tables = stats["tables"].as_array().unwrap();
+    let bytes = |name: &str| tables.iter().find(|row| row["table"] == name).unwrap()["bytes"].as_u64().unwrap();
+    assert!(bytes("dead_letters") > 8_192 && bytes("processed_messages") > 8_192, "{tables:?}");
+    scene.drop().await;
+}
+
 #[tokio::test]
 async fn stuck_names_the_failing_key_and_the_session_that_blocks() {
     let scene = Scene::new().await;

@@ -90,7 +90,7 @@ impl Cleaner for Scripted {
     }
 
     async fn backlog(&mut self) -> Result<Backlog, StoreError> {
-        Ok(Backlog { lag: Duration::from_secs(self.expired), records: None })
+        Ok(Backlog { lag: Duration::from_secs(self.expired) })
     }
 
     async fn last(&mut self) -> Result<Option<LastCleanup>, StoreError> {

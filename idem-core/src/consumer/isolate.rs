@@ -66,7 +66,7 @@ pub(super) async fn whole<S: Store>(
         let (seen, error) = match end {
             End::Decided(decisions) => return Some(decisions),
             End::Isolate(_) | End::Held => return None,
-            End::Unknown(error) => {
+            End::Unknown { error, .. } => {
                 (Seen::CommitUnanswered, StoreError::Unavailable { doing: "committing", source: error })
             }
             End::Again(error) => (Seen::Contended, error),

@@ -38,8 +38,9 @@ pub(crate) enum End {
     NoWinner(StoreError),
     /// The unit was rolled back because another got in the way; it may run again as it is.
     Again(StoreError),
-    /// The answer to the commit was lost: claim again on a new connection.
-    Unknown(BoxError),
+    /// The answer to the commit was lost: claim again on a new connection. It was the commit of the messages at these places;
+    /// the others of the unit had been committed before, or are copies.
+    Unknown { error: BoxError, of: Vec<usize> },
     /// The connection was lost while handlers ran.
     Lost(StoreError),
     /// The store failed; its class says what to do.
@@ -55,7 +56,7 @@ impl End {
             Self::Held => "held",
             Self::NoWinner(_) => "no_winner",
             Self::Again(_) => "again",
-            Self::Unknown(_) => "unknown",
+            Self::Unknown { .. } => "unknown",
             Self::Lost(_) => "lost",
             Self::Trouble(_) => "trouble",
         }
@@ -212,7 +213,7 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
             indexes.iter().for_each(|index| ledger.committed(*index));
             (true, End::Decided(ledger.decide(inner, items, &fold, registered.run)))
         }
-        Err(CommitError::Unknown(error)) => (false, End::Unknown(error)),
+        Err(CommitError::Unknown(error)) => (false, End::Unknown { error, of: indexes }),
         Err(CommitError::RolledBack(error)) => (false, commit_refused::<S>(error, &indexes, items.len())),
     }
 }

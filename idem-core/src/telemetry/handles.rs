@@ -4,9 +4,10 @@ use metrics::{Counter, Gauge, Histogram};
 
 use super::{
     BATCH_SIZE, BREAKER_OPEN, BROKER_CONNECTED, BROKER_FAILURES, CAUSE, CLAIM_WAIT, CLEANUP_FAILED_CYCLES, CLEANUP_LAG,
-    COMMIT_TIME, CONSUMER, DEAD_LETTER_REASONS, DUPLICATE_AGE, DUPLICATE_SKIPPED, HALTED, HANDLER_TIME, IN_FLIGHT,
-    IN_FLIGHT_BYTES, LANES_DOWN, Metric, OLDEST_TRANSACTION, OLDEST_UNSETTLED, PAUSED, READY, REASON, RECEIVED,
-    RECONNECTS, RECORDS, UNKEEPABLE, UNPUBLISHED, WAITING, WAITING_LONGEST,
+    COMMIT_TIME, CONSUMER, DEAD_LETTER_BYTES, DEAD_LETTER_QUOTA, DEAD_LETTER_REASONS, DEAD_LETTER_ROWS, DUPLICATE_AGE,
+    DUPLICATE_SKIPPED, HALTED, HANDLER_TIME, IN_FLIGHT, IN_FLIGHT_BYTES, LANES_DOWN, Metric, OLDEST_TRANSACTION,
+    OLDEST_UNSETTLED, PAUSED, READY, REASON, RECEIVED, RECONNECTS, RECORD_BYTES, RECORDS, RECORDS_OF_LARGEST_TENANT,
+    UNKEEPABLE, UNPUBLISHED, WAITING, WAITING_LONGEST,
 };
 use crate::{dead_letter::Reason, message::ConsumerName, policy::WaitCause};
 
@@ -97,6 +98,11 @@ pub(crate) struct WorkerMetrics {
     pub(crate) cleanup_lag: Gauge,
     pub(crate) cleanup_failed_cycles: Gauge,
     pub(crate) records: Gauge,
+    pub(crate) record_bytes: Gauge,
+    pub(crate) records_of_largest_tenant: Gauge,
+    pub(crate) dead_letter_rows: Gauge,
+    pub(crate) dead_letter_bytes: Gauge,
+    pub(crate) dead_letter_quota: Gauge,
 }
 
 impl WorkerMetrics {
@@ -129,6 +135,11 @@ impl WorkerMetrics {
             cleanup_lag: gauge(CLEANUP_LAG, consumer),
             cleanup_failed_cycles: gauge(CLEANUP_FAILED_CYCLES, consumer),
             records: gauge(RECORDS, consumer),
+            record_bytes: gauge(RECORD_BYTES, consumer),
+            records_of_largest_tenant: gauge(RECORDS_OF_LARGEST_TENANT, consumer),
+            dead_letter_rows: gauge(DEAD_LETTER_ROWS, consumer),
+            dead_letter_bytes: gauge(DEAD_LETTER_BYTES, consumer),
+            dead_letter_quota: gauge(DEAD_LETTER_QUOTA, consumer),
         }
     }
 

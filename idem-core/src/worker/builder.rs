@@ -75,6 +75,8 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
         strict_retention: bool,
         /// The largest payload that a row of `dead_letters` keeps, in bytes.
         dead_letter_payload_bytes_max: usize,
+        /// How many bytes the dead letters of the consumer take at most; `None` for no limit.
+        dead_letters_bytes_max: Option<u64>,
         /// What happens to a message whose payload neither a row nor a publisher has.
         on_unkeepable: OnUnkeepable,
         /// How many bytes the keys take that [`cache_for`](Self::cache_for) remembers, at most.

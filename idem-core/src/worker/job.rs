@@ -121,7 +121,8 @@ pub(crate) struct Job<H> {
     pub(crate) isolation: Isolation,
     /// It is known that no record of its key existed a moment ago.
     pub(crate) looked_up: bool,
-    /// The answer to its commit was lost.
+    /// The answer to the commit of what its handler wrote was lost. A copy in the same unit is not marked, nor is what had its
+    /// record before.
     pub(crate) unresolved: bool,
     pub(crate) attempt: Attempt,
     /// Counts of an attempt whose answer was lost, so that nobody knows whether they were done.

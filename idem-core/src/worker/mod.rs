@@ -8,6 +8,7 @@ mod job;
 mod lane;
 mod pace;
 mod pause;
+mod quota;
 mod settler;
 mod shared;
 mod start;
@@ -37,6 +38,7 @@ use self::{
     in_flight::InFlight,
     lane::{Lane, LaneCount},
     pause::IntakeGate,
+    quota::Quota,
     settler::Settlement,
     shared::Shared,
     view::{Incidents, LogLimiter, Stats, Waits},
@@ -235,6 +237,7 @@ impl<S: Store, B: Source> Worker<S, B> {
         supervise(&background, &shared, "observer", view::run(Arc::clone(&shared), self.view()));
         supervise(&background, &shared, "control", tasks::control(Arc::clone(&shared), senders));
         supervise(&background, &shared, "watchdog", tasks::watchdog(Arc::clone(&shared)));
+        supervise(&background, &shared, "usage", tasks::usage(Arc::clone(&shared)));
         if let Some(settings) = self.settings.cleanup {
             supervise(&background, &shared, "cleanup", tasks::cleanup(Arc::clone(&shared), settings));
         }
@@ -288,6 +291,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             hold_max: attached.hold_max,
             replays: AtomicU32::new(0),
             waits: Arc::clone(&self.waits),
+            quota: Quota::default(),
             lines: LogLimiter::default(),
             scope: registered.scope,
             run: registered.run,

@@ -18,6 +18,7 @@ use super::{
     job::{DeliveredBy, Job},
     lane::LaneCount,
     pause::IntakeGate,
+    quota::Quota,
     settler::{Answers, Settlement},
     view::{Incidents, LogLimiter, Stats, Summary, Waits},
 };
@@ -59,6 +60,7 @@ pub(crate) struct Shared<S: Store, B: Source> {
     /// Replays that were taken and have not ended.
     pub(super) replays: AtomicU32,
     pub(super) waits: Arc<Waits>,
+    pub(super) quota: Quota,
     pub(super) lines: LogLimiter,
     pub(super) scope: ScopeId,
     pub(super) run: RunId,

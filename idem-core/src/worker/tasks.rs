@@ -15,7 +15,7 @@ use super::{
 use crate::{
     cleanup::{Cleanup, CleanupSettings},
     source::{Assignment, Source},
-    store::{Bookkeeping as _, ControlState, Store},
+    store::{Bookkeeping as _, ControlState, Store, Usage},
 };
 
 /// Replays that are taken at a time.
@@ -93,6 +93,34 @@ pub(super) async fn cleanup<S: Store, B: Source>(shared: Arc<Shared<S, B>>, sett
             cleanup.counted_by(move |rows| stats.cleaned.add(rows)).run(stop.cancelled_owned()).await;
         }
         Err(error) => tracing::error!(%error, "these settings of cleanup should have been refused before the start"),
+    }
+}
+
+/// How often the tables' sizes are looked at. It is one statement on the catalogue.
+const USAGE_EVERY: Duration = Duration::from_secs(60);
+
+/// Tells whoever records metrics how much room the tables take: a flood fills a disk faster than cleanup comes round, and a
+/// worker may have none.
+#[allow(clippy::cast_precision_loss, reason = "gauges are floating")]
+pub(super) async fn usage<S: Store, B: Source>(shared: Arc<Shared<S, B>>) {
+    let metrics = &shared.metrics;
+    metrics.dead_letter_quota.set(shared.settings.dead_letters_bytes_max.unwrap_or(0) as f64);
+    while !shared.shutdown.is_cancelled() {
+        match shared.consumer.store.bookkeeping().usage(&shared.consumer.name).await {
+            Ok(usage) => {
+                let Usage { records, record_bytes, dead_letters, dead_letter_bytes, records_of_largest_tenant } = usage;
+                let known = |number: Option<u64>| number.unwrap_or(0) as f64;
+                metrics.records.set(known(records));
+                metrics.record_bytes.set(known(record_bytes));
+                metrics.records_of_largest_tenant.set(known(records_of_largest_tenant));
+                metrics.dead_letter_rows.set(known(dead_letters));
+                metrics.dead_letter_bytes.set(known(dead_letter_bytes));
+            }
+            Err(error) => {
+                tracing::debug!(idem.consumer = %shared.consumer.name, %error, "the tables' sizes cannot be read");
+            }
+        }
+        sleep(&shared, USAGE_EVERY).await;
     }
 }
 

@@ -32,6 +32,7 @@ async fn server_facts(driver: &impl PostgresDriver) -> Result<ServerFacts, Store
         synchronous_commit: row.get("synchronous_commit")?,
         idle_timeout: row.get("idle_in_transaction_session_timeout")?,
         isolation: row.get("default_transaction_isolation")?,
+        current_schema: row.get("current_schema")?,
     })
 }
 
@@ -71,7 +72,8 @@ async fn schema_facts(driver: &impl PostgresDriver) -> Result<SchemaFacts, Store
 
 /// What a person should know, each with its cure.
 pub(crate) async fn warnings(driver: &impl PostgresDriver) -> Result<Vec<String>, StoreError> {
-    let mut warnings = server_facts(driver).await?.warnings();
+    let facts = server_facts(driver).await?;
+    let mut warnings = facts.warnings(driver.schema());
     if driver.is_plaintext_abroad() {
         warnings.push(
             "the connection to the database may be in plaintext: set sslmode=verify-full and sslrootcert".to_owned(),

@@ -149,6 +149,38 @@ RETURNING d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.fi
     keep_payload: "\
 SELECT kept AS id FROM {schema}.keep_payload($1::int8, $2::bytea) AS kept WHERE kept IS NOT NULL";
 
+    /// What the dead letters of a consumer hold, over all its tenants, except those that a replay has handled. It reads their
+    /// rows, without the payloads, only where the whole table takes more than the second parameter.
+    ///
+    /// Parameters: 1 name `text`, 2 bytes that need no closer look `int8`, 3 bytes of a row beside its texts `int8`. Result,
+    /// one row: `bytes int8`.
+    dead_letter_bytes: "\
+SELECT CASE WHEN taken.bytes <= $2::int8 THEN taken.bytes ELSE (
+    SELECT coalesce(pg_catalog.sum($3::int8 + CASE WHEN d.payload IS NULL THEN 0::int8 ELSE d.payload_bytes END
+        + coalesce(pg_catalog.pg_column_size(d.headers), 0)::int8 + pg_catalog.pg_column_size(d.error)::int8), 0::numeric)::int8
+    FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
+    WHERE c.name = $1::text AND coalesce(d.replay_outcome, '') NOT IN ('processed', 'duplicate')
+) END AS bytes
+FROM (SELECT pg_catalog.pg_total_relation_size('{schema}.dead_letters'::regclass) AS bytes) AS taken";
+
+    /// How much room the tables take, by the catalogue. The planner's statistics know what share of the records a tenant's
+    /// scope has.
+    ///
+    /// Parameter: 1 name `text`. Result, one row: `records int8`, `dead_letters int8`, each -1 where there is no estimate,
+    /// `record_bytes int8`, `dead_letter_bytes int8`, and `records_of_largest_tenant int8`, NULL where there is no estimate.
+    usage: "\
+SELECT records.reltuples::int8 AS records, pg_catalog.pg_total_relation_size(records.oid::regclass) AS record_bytes,
+    letters.reltuples::int8 AS dead_letters, pg_catalog.pg_total_relation_size(letters.oid::regclass) AS dead_letter_bytes,
+    (SELECT (pg_catalog.max(share.frequency) * records.reltuples)::int8
+        FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_stats AS s ON s.schemaname = n.nspname
+        CROSS JOIN LATERAL ROWS FROM (pg_catalog.unnest(s.most_common_vals::text::int4[]), pg_catalog.unnest(s.most_common_freqs))
+            AS share (consumer, frequency)
+        JOIN {schema}.consumers AS c ON c.id = share.consumer
+        WHERE n.oid = records.relnamespace AND s.tablename = records.relname AND s.attname = 'consumer'
+            AND c.name = $1::text) AS records_of_largest_tenant
+FROM pg_catalog.pg_class AS records, pg_catalog.pg_class AS letters
+WHERE records.oid = '{schema}.processed_messages'::regclass::oid AND letters.oid = '{schema}.dead_letters'::regclass::oid";
+
     /// Notes that the broker confirmed the dead letter. Parameter: 1 id `int8`. No result.
     mark_published: "UPDATE {schema}.dead_letters SET published_at = pg_catalog.now() WHERE id = $1::int8";
 

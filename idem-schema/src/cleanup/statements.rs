@@ -11,8 +11,7 @@ use crate::{migrations::Dialect, name::SchemaName};
 pub(super) struct CleanupStatements {
     remove: [Arc<str>; Expiring::ALL.len()],
     count: [Arc<str>; Expiring::ALL.len()],
-    /// How far behind cleanup is. No parameters. Result, one row: `lag` in µs, zero where nothing has expired, and the
-    /// server's estimate `records int8`, -1 where it has none yet.
+    /// How far behind cleanup is. No parameters. Result, one row: `lag` in µs, zero where nothing has expired.
     pub(super) backlog: Arc<str>,
     /// Who has finished a cycle last. No parameters. Result, no row where nobody has: `who text`, `ago` in µs.
     pub(super) last: Arc<str>,
@@ -113,8 +112,7 @@ const UNNAMED: &str = "
             AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.processed_by = t.id)";
 
 const BACKLOG: &str = "\
-SELECT coalesce(greatest(extract(epoch FROM pg_catalog.now() - nullif(oldest, 'infinity')) * 1000000::numeric, 0), 0)::int8 AS lag,
-    (SELECT reltuples::int8 FROM pg_catalog.pg_class WHERE oid = '{schema}.processed_messages'::regclass::oid) AS records
+SELECT coalesce(greatest(extract(epoch FROM pg_catalog.now() - nullif(oldest, 'infinity')) * 1000000::numeric, 0), 0)::int8 AS lag
 FROM (SELECT pg_catalog.min(expires_at) AS oldest FROM {schema}.processed_messages) AS expiry";
 
 const LAST: &str = "\

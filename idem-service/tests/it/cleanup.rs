@@ -84,6 +84,30 @@ async fn a_worker_removes_what_has_expired_and_tells_how_far_it_is() {
     scene.remove().await;
 }
 
+/// S24: the tables' sizes are a worker's to tell, whether it cleans or not, and whatever its login may do.
+#[tokio::test]
+async fn s24_a_worker_without_cleanup_tells_the_tables_sizes() {
+    let scene = Scene::new().await;
+    let mut running = scene.worker(&scene.url, "--cleanup-every off --dead-letters-bytes-max 1GiB --admin 0").start();
+    let line = running.line("serving /metrics").await;
+    let address = line.rsplit_once("address=").unwrap().1.trim().to_owned();
+    let told = async |sample: &str| loop {
+        let metrics = metrics(&address).await;
+        let start = format!("{sample}{{consumer=\"ledger\"}} ");
+        match metrics.lines().find_map(|line| line.strip_prefix(&start)) {
+            Some(value) if value != "0" => break value.parse::<f64>().unwrap(),
+            Some(_) | None => tokio::task::yield_now().await,
+        }
+    };
+    let all = async { (told("idem_record_bytes").await, told("idem_dead_letter_bytes").await) };
+    let (records, letters) = tokio::time::timeout(std::time::Duration::from_secs(30), all).await.unwrap();
+    assert!(records >= 8_192.0 && letters >= 8_192.0, "{records} {letters}");
+    assert!((told("idem_dead_letter_quota_bytes").await - 1_073_741_824.0).abs() < 1.0);
+    running.signal("TERM").await;
+    running.ended().await.with(0);
+    scene.remove().await;
+}
+
 /// S8, S9: a worker's own login may not delete. Then cleanup is off and says who cleans, or it runs on another login, whose
 /// password nobody sees.
 #[tokio::test]

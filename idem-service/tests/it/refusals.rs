@@ -37,6 +37,8 @@ async fn a_wrong_setting_is_one_line_that_names_it_and_the_cure() {
             "--dead-letter-payload-max 1GiB",
             "--dead-letter-payload-max is 1073741824, but it must be from 0 bytes to 256 MiB",
         ),
+        ("--dead-letters-bytes-max 1", "--dead-letters-bytes-max is 1, but it must be at least 1 KiB"),
+        ("--dead-letters-bytes-max none", "--dead-letters-bytes-max is \"none\", but it must be a number of bytes"),
         ("--on-unkeepable lose", "--on-unkeepable is \"lose\", but it must be one of hold, halt"),
         ("--batch 0", "--batch is 0, but it must be from 1 to 10,000"),
         ("--busy-timeout 1h", "--busy-timeout is 3600s, but it must be from 1 ms to 5 minutes"),

@@ -110,7 +110,7 @@ impl Cleaner for SqliteCleaner {
         let oldest: Option<i64> = row.try_get(0).map_err(failed)?;
         connection.done();
         let lag = oldest.map_or(0, |oldest| clock::now().saturating_sub(oldest));
-        Ok(Backlog { lag: Duration::from_micros(u64::try_from(lag).unwrap_or(0)), records: None })
+        Ok(Backlog { lag: Duration::from_micros(u64::try_from(lag).unwrap_or(0)) })
     }
 
     async fn last(&mut self) -> Result<Option<LastCleanup>, StoreError> {

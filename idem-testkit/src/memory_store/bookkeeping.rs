@@ -12,6 +12,7 @@ use idem_core::{
     AuditEntry, Binding, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId,
     DeadLetterIdentity, HashRuleId, IdempotencyKey, Message, PayloadHash, REPLAY_TAKEN_FOR, Registered, Registration,
     Replay, ReplayEnd, RunId, ScopeId, StoreError, StoreIdentity, StoredDeadLetter, Tenant,
+    store::{DEAD_LETTER_ROW_BYTES, Usage},
 };
 
 pub(super) use self::cleanup::MemoryCleaner;
@@ -57,6 +58,21 @@ struct Parked {
     replay: ReplayState,
 }
 
+impl Parked {
+    /// What its row would take.
+    fn bytes(&self) -> u64 {
+        let message = self.message.as_ref();
+        let payload = message.and_then(Message::payload).map_or(0, idem_core::Bytes::len);
+        let headers = message.map_or(0, |message| message.headers().bytes());
+        DEAD_LETTER_ROW_BYTES + (payload + headers + self.seen.error.len()) as u64
+    }
+
+    /// Whether a replay has handled it.
+    fn is_handled(&self) -> bool {
+        self.seen.replayed.as_deref().is_some_and(|outcome| ["processed", "duplicate"].contains(&outcome))
+    }
+}
+
 /// Which dead letters are one row.
 #[derive(Debug, Clone, Copy)]
 enum Folding {
@@ -88,6 +104,10 @@ pub struct KeptDeadLetter {
 }
 
 impl Books {
+    pub(super) fn drop_dead_letters(&mut self, ids: &[DeadLetterId]) {
+        self.dead_letters.retain(|stored| !ids.contains(&stored.seen.id));
+    }
+
     pub(super) fn kept(&self) -> Vec<KeptDeadLetter> {
         let kept = |parked: &Parked| KeptDeadLetter {
             row: parked.seen.clone(),
@@ -289,6 +309,32 @@ impl Bookkeeping for MemoryStore {
             state.books.store_dead_letter(dead_letter, now, folding)
         };
         self.book("storing a dead letter", store).await
+    }
+
+    async fn dead_letter_bytes(&self, consumer: &ConsumerName, enough: u64) -> Result<u64, StoreError> {
+        let counts_all = self.shared.has(Defect::MeasuresEverybodysDeadLetters);
+        let sum = |state: &mut State| {
+            let all: u64 = state.books.dead_letters.iter().map(Parked::bytes).sum();
+            let own = |stored: &&Parked| stored.consumer == *consumer && !stored.is_handled();
+            let own = state.books.dead_letters.iter().filter(own).map(Parked::bytes).sum();
+            if all <= enough || counts_all { all } else { own }
+        };
+        self.book("measuring dead letters", sum).await
+    }
+
+    async fn usage(&self, consumer: &ConsumerName) -> Result<Usage, StoreError> {
+        let look = |state: &mut State| {
+            let mut by_scope = BTreeMap::<ScopeId, u64>::new();
+            state.records.keys().for_each(|(scope, _)| *by_scope.entry(*scope).or_default() += 1);
+            let own = state.books.scopes.iter().filter(|((name, _), _)| name == consumer).map(|(_, scope)| scope);
+            let largest = own.filter_map(|scope| by_scope.get(scope)).max();
+            Usage::default()
+                .records(u64::try_from(state.records.len()).ok())
+                .dead_letters(u64::try_from(state.books.dead_letters.len()).ok())
+                .dead_letter_bytes(Some(state.books.dead_letters.iter().map(Parked::bytes).sum()))
+                .records_of_largest_tenant(largest.copied())
+        };
+        self.book("looking at the tables' sizes", look).await
     }
 
     async fn mark_published(&self, id: DeadLetterId) -> Result<(), StoreError> {

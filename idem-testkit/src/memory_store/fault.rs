@@ -85,6 +85,8 @@ pub enum Defect {
     IgnoresScopes,
     /// A commit keeps the records and loses the effects.
     LosesEffects,
+    /// The dead letters of all consumers count for the quota of each (S23).
+    MeasuresEverybodysDeadLetters,
     /// Another message at the origin of a dead letter is taken for that one (A29).
     ParksByOrigin,
     /// Every dead letter is a row of its own.

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use idem_core::{Bytes, Recorded, ScopeId};
+use idem_core::{Bytes, DeadLetterId, Recorded, ScopeId};
 use tokio::sync::Notify;
 
 pub use self::{
@@ -149,6 +149,11 @@ impl MemoryStore {
     #[must_use]
     pub fn kept_dead_letters(&self) -> Vec<KeptDeadLetter> {
         self.shared.state().books.kept()
+    }
+
+    /// Drops dead letters, as an operator does.
+    pub fn drop_dead_letters(&self, ids: &[DeadLetterId]) {
+        self.shared.state().books.drop_dead_letters(ids);
     }
 
     /// Action and key of every line of the audit trail, oldest first.

@@ -3,11 +3,14 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use super::{Lane, publishing::Secured};
+use super::{
+    Lane,
+    publishing::{Secured, Unkeepable},
+};
 use crate::{
     bugs::{self, Bug},
     config::OnUnkeepable,
-    dead_letter::{DeadLetter, FailureKind, Fingerprint, ReplayEnd, StoredDeadLetter},
+    dead_letter::{DeadLetter, DeadLetterId, FailureKind, Fingerprint, ReplayEnd},
     failpoint,
     outcome::{Durable, Settle},
     policy::WaitCause,
@@ -15,6 +18,7 @@ use crate::{
     store::{Bookkeeping as _, Store},
     worker::{
         job::{Counts, DeadLetterCause, DeliveredBy, Job},
+        quota::Room,
         view::IncidentKind,
     },
 };
@@ -36,7 +40,12 @@ impl<S: Store, B: Source> Lane<S, B> {
             }
             return self.hold(job, WaitCause::Breaker, BREAKER_HOLD_MAX).await;
         }
-        let dead_letter = self.letter(&job, dead);
+        let mut dead_letter = self.letter(&job, dead);
+        match self.shared.room_for(&dead_letter).await {
+            Room::Whole => {}
+            Room::Facts => dead_letter.keep_payload = false,
+            Room::Nothing => return self.unkeepable(job, None, &self.shared.no_room()).await,
+        }
         let stored = match self.shared.consumer.store.bookkeeping().store_dead_letter(&dead_letter).await {
             Ok(stored) => stored,
             Err(_) if bugs::planted(Bug::DeadLetterWithoutRow) => {
@@ -55,7 +64,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         match self.shared.secure(&dead_letter, &stored).await {
             Secured::Kept => {}
             Secured::NotYet => return self.hold_uncharged(job, WaitCause::Publisher).await,
-            Secured::Unkeepable(why) => return self.unkeepable(job, &stored, &why).await,
+            Secured::Unkeepable(why) => return self.unkeepable(job, Some(stored.id), &why).await,
         }
         if failpoint!(DEAD_LETTER_OK).is_err() {
             return self.hold_uncharged(job, WaitCause::Publisher).await;
@@ -142,9 +151,9 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     /// Holds a message whose payload is nowhere else, or halts the consumer over it. It is never acknowledged.
-    async fn unkeepable(&mut self, mut job: Job<B::Handle>, stored: &StoredDeadLetter, why: &str) {
+    async fn unkeepable(&mut self, mut job: Job<B::Handle>, row: Option<DeadLetterId>, why: &Unkeepable) {
         let origin = job.item.message.origin();
-        let told = format!("the message from {origin} cannot be kept: {why}");
+        let told = format!("the message from {origin} cannot be kept: {}", why.problem);
         if self.shared.settings.on_unkeepable == OnUnkeepable::Halt {
             let who = format!("run {}", self.shared.run);
             self.shared.halt(&who, &told).await;
@@ -154,17 +163,17 @@ impl<S: Store, B: Source> Lane<S, B> {
         if job.waits.saturating_add(1).is_power_of_two()
             && let Some(left_out) = self.shared.lines.unkeepable.pass()
         {
+            let (key, reason) = job.dead.as_ref().map_or((None, None), |dead| (dead.key.as_ref(), Some(dead.reason)));
             tracing::error!(
-                idem.consumer = %self.shared.consumer.name, idem.key = stored.key.as_ref().map(tracing::field::display),
-                origin = ?origin, row = stored.id.0, reason = %stored.reason, why, left_out,
-                "a message cannot be kept and is held, not acknowledged: raise dead_letter_payload_bytes_max, give a \
-                 topic or queue for dead letters that takes it, or give it up with `idem dead-letters accept-loss`"
+                idem.consumer = %self.shared.consumer.name, idem.key = key.map(tracing::field::display), origin = ?origin,
+                row = row.map(|row| row.0), reason = reason.map(tracing::field::display), why = why.problem, left_out,
+                "a message cannot be kept and is held, not acknowledged: {}", why.cure()
             );
-            self.shared.recent.note(IncidentKind::Error, stored.key.as_ref(), Some(origin), format!("held: {told}"));
+            self.shared.recent.note(IncidentKind::Error, key, Some(origin), format!("held: {told}"));
         }
         if let Some(permit) = &mut job.permit {
             permit.set_aside();
         }
-        self.hold_uncharged(job, WaitCause::Unkeepable).await;
+        self.hold_uncharged(job, why.cause).await;
     }
 }

@@ -72,7 +72,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         match action {
             Action::RunAgain => self.run_again(jobs, &failed.text::<S>()),
             Action::RunAlone => self.run_alone(jobs, |_| true, false),
-            Action::ClaimAgain => self.put_back(jobs, |_, job| job.unresolved = true),
+            Action::ClaimAgain => self.returned.extend(jobs),
             Action::AskTheDatabase | Action::AwaitTheDatabase => self.await_the_database(jobs, &failed).await,
             Action::Wait(cause) => {
                 let text = failed.text::<S>();
@@ -203,6 +203,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 | WaitCause::KeyHeld
                 | WaitCause::Bookkeeping
                 | WaitCause::Unkeepable
+                | WaitCause::DeadLetterQuota
                 | WaitCause::Breaker => "a message waits for its bookkeeping",
             };
             tracing::warn!(

@@ -4,6 +4,7 @@
 use crate::{
     dead_letter::{self, DeadLetter, DeadLetterId, Publisher, StoredDeadLetter},
     error::{ErrorClass, SourceError},
+    policy::WaitCause,
     source::Source,
     store::{Bookkeeping as _, Store},
     worker::Shared,
@@ -15,8 +16,26 @@ pub(super) enum Secured {
     Kept,
     /// The publication was not confirmed, and is tried again later.
     NotYet,
-    /// Neither the row nor a publisher can take it whole; why.
-    Unkeepable(String),
+    /// Neither the row nor a publisher can take it whole.
+    Unkeepable(Unkeepable),
+}
+
+/// Why a message cannot be kept.
+pub(super) struct Unkeepable {
+    pub(super) cause: WaitCause,
+    pub(super) problem: String,
+}
+
+impl Unkeepable {
+    pub(super) fn cure(&self) -> &'static str {
+        if self.cause == WaitCause::DeadLetterQuota {
+            "drop or replay dead letters (`idem dead-letters groups` counts them), raise dead_letters_bytes_max, or give a \
+             topic or queue for dead letters"
+        } else {
+            "raise dead_letter_payload_bytes_max, give a topic or queue for dead letters that takes it, or give it up with \
+             `idem dead-letters accept-loss`"
+        }
+    }
 }
 
 impl<S: Store, B: Source> Shared<S, B> {
@@ -41,7 +60,9 @@ impl<S: Store, B: Source> Shared<S, B> {
             // Whoever accepted the loss does not wait for a broker.
             Err(_) if stored.loss_accepted && !stored.payload_kept => Secured::Kept,
             Err(error) if error.class() == ErrorClass::Permanent => {
-                Secured::Unkeepable(format!("{}, and {error}", self.beyond(dead_letter)))
+                let mut why = self.beyond(dead_letter);
+                why.problem = format!("{}, and {error}", why.problem);
+                Secured::Unkeepable(why)
             }
             Err(error) => self.not_yet(&error),
         }
@@ -97,13 +118,24 @@ impl<S: Store, B: Source> Shared<S, B> {
         }
     }
 
-    fn beyond(&self, dead_letter: &DeadLetter) -> String {
+    fn beyond(&self, dead_letter: &DeadLetter) -> Unkeepable {
         let (bytes, max) =
             (dead_letter.message.payload().map_or(0, bytes::Bytes::len), self.settings.dead_letter_payload_bytes_max);
         if bytes > max {
-            format!("its payload has {bytes} bytes, and dead_letter_payload_bytes_max is {max}")
+            let problem = format!("its payload has {bytes} bytes, and dead_letter_payload_bytes_max is {max}");
+            Unkeepable { cause: WaitCause::Unkeepable, problem }
+        } else if dead_letter.keep_payload {
+            let problem = "its row was written without the payload".to_owned();
+            Unkeepable { cause: WaitCause::Unkeepable, problem }
         } else {
-            "its row was written without the payload".to_owned()
+            self.no_room()
         }
+    }
+
+    pub(super) fn no_room(&self) -> Unkeepable {
+        let max = self.settings.dead_letters_bytes_max.unwrap_or_default();
+        let problem =
+            format!("the dead letters of {} take the {max} bytes of dead_letters_bytes_max", self.consumer.name);
+        Unkeepable { cause: WaitCause::DeadLetterQuota, problem }
     }
 }

@@ -77,9 +77,12 @@ impl<S: Store, B: Source> Lane<S, B> {
                 let everybody = matches!(self.shared.consumer.work, Work::Each(_)) || culprits.is_empty();
                 self.run_alone(jobs, |index| everybody || culprits.contains(&index), true);
             }
-            end @ (End::Held | End::NoWinner(_) | End::Again(_) | End::Unknown(_) | End::Lost(_) | End::Trouble(_)) => {
-                self.did_not_end_well(jobs, end).await
-            }
+            end @ (End::Held
+            | End::NoWinner(_)
+            | End::Again(_)
+            | End::Unknown { .. }
+            | End::Lost(_)
+            | End::Trouble(_)) => self.did_not_end_well(jobs, end).await,
         }
     }
 
@@ -92,7 +95,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     /// A unit that came to no decision, whether of one message or of several.
-    async fn did_not_end_well(&mut self, jobs: Vec<Job<B::Handle>>, end: End) {
+    async fn did_not_end_well(&mut self, mut jobs: Vec<Job<B::Handle>>, end: End) {
         let (seen, error) = match end {
             End::Decided(_) | End::Isolate(_) => return self.returned.extend(jobs),
             End::Held => return self.run_alone(jobs, |_| true, false),
@@ -103,7 +106,8 @@ impl<S: Store, B: Source> Lane<S, B> {
                 (Seen::NoWinner, error)
             }
             End::Again(error) => (Seen::Contended, error),
-            End::Unknown(error) => {
+            End::Unknown { error, of } => {
+                of.into_iter().for_each(|index| jobs[index].unresolved = true);
                 if let Some(left_out) = self.shared.lines.again.pass() {
                     tracing::warn!(
                         idem.consumer = %self.shared.consumer.name, error, left_out,
@@ -187,7 +191,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             | End::Held
             | End::NoWinner(_)
             | End::Again(_)
-            | End::Unknown(_)
+            | End::Unknown { .. }
             | End::Lost(_)
             | End::Trouble(_)) => self.did_not_end_well(vec![job], end).await,
         }

@@ -158,15 +158,13 @@ impl WorkerView {
             let wait = waits.iter().find(|wait| wait.cause == cause);
             messages.set(wait.map_or(0.0, |wait| wait.messages as f64));
             longest.set(wait.map_or(0.0, |wait| wait.longest.as_secs_f64()));
-            if cause == WaitCause::Unkeepable {
-                self.metrics.unkeepable.set(wait.map_or(0.0, |wait| wait.messages as f64));
-            }
         }
+        let cannot_be_kept = |wait: &&Wait| matches!(wait.cause, WaitCause::Unkeepable | WaitCause::DeadLetterQuota);
+        let unkeepable: usize = waits.iter().filter(cannot_be_kept).map(|wait| wait.messages).sum();
+        self.metrics.unkeepable.set(unkeepable as f64);
         let cleanup = self.cleanup().unwrap_or_default();
         self.metrics.cleanup_failed_cycles.set(cleanup.failed_cycles);
         self.metrics.cleanup_lag.set(cleanup.backlog.map_or(0.0, |backlog| backlog.lag.as_secs_f64()));
-        let records = cleanup.backlog.and_then(|backlog| backlog.records).unwrap_or(0);
-        self.metrics.records.set(records as f64);
     }
 }
 

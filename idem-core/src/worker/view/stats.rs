@@ -48,7 +48,8 @@ macro_rules! counters {
     };
 }
 counters! {
-    /// Messages whose effects were committed.
+    /// Messages whose effects this worker committed, each once; one whose commit's answer was lost counts once its record is
+    /// found. Where such a message went back to the broker before that, the delivery that finds the record is a duplicate.
     processed: PROCESSED,
     /// Duplicates that were skipped.
     duplicates: DUPLICATES,
@@ -63,8 +64,8 @@ counters! {
     retries: RETRIES,
     /// Deliveries that waited because somebody else held their key.
     busy: BUSY,
-    /// Messages whose commit's answer was lost, and whose outcome was then found; they count as processed or duplicate
-    /// too.
+    /// Messages whose commit's answer was lost, and whose outcome was then found; they count as processed too, or as
+    /// duplicates where another worker's record was found.
     unknown_resolved: UNKNOWN_RESOLVED,
     /// Messages handled without a record, because their type opted out; they count as processed too.
     unprotected: UNPROTECTED,

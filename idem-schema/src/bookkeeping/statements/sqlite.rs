@@ -37,6 +37,8 @@ impl BookkeepingStatements {
             insert_dead_letter: dead_letter(INSERT_DEAD_LETTER),
             update_dead_letter: dead_letter(UPDATE_DEAD_LETTER),
             keep_payload: text(KEEP_PAYLOAD),
+            dead_letter_bytes: text(&DEAD_LETTER_BYTES.replace("{file}", FILE_BYTES)),
+            usage: text(&USAGE.replace("{file}", FILE_BYTES)),
             mark_published: text(r#"UPDATE "{schema}_dead_letters" SET published_at = ?2 WHERE id = ?1"#),
             list_dead_letters: dead_letter(LIST_DEAD_LETTERS),
             request_replays: text(REQUEST_REPLAYS),
@@ -50,6 +52,26 @@ impl BookkeepingStatements {
         }
     }
 }
+
+/// What the file takes, without pages that are free again.
+const FILE_BYTES: &str = "\
+SELECT (pages.page_count - free.freelist_count) * size.page_size AS bytes
+    FROM pragma_page_count() AS pages, pragma_freelist_count() AS free, pragma_page_size() AS size";
+
+const DEAD_LETTER_BYTES: &str = r#"
+SELECT CASE WHEN file.bytes <= ?2 THEN file.bytes ELSE (
+    SELECT ifnull(sum(?3 + CASE WHEN d.payload IS NULL THEN 0 ELSE d.payload_bytes END
+        + ifnull(length(d.headers), 0) + length(d.error)), 0)
+    FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer
+    WHERE c.name = ?1 AND ifnull(d.replay_outcome, '') NOT IN ('processed', 'duplicate')
+) END AS bytes
+FROM ({file}) AS file"#;
+
+/// All tables share one file, and nothing knows what part each takes without reading it.
+const USAGE: &str = r#"
+SELECT -1 AS records, file.bytes AS record_bytes, (SELECT count(*) FROM "{schema}_dead_letters") AS dead_letters,
+    file.bytes AS dead_letter_bytes, NULL AS records_of_largest_tenant
+FROM ({file}) AS file"#;
 
 const SELECT_CONSUMER: &str = r#"
 SELECT oldest.id AS binding, wanted.id, oldest.bound_to, oldest.handler, oldest.key_rules, oldest.hash_rules

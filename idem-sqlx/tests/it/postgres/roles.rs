@@ -9,8 +9,8 @@ use std::{
 };
 
 use idem_core::{
-    Bookkeeping as _, CancellationToken, DeadLetterId, Expiring, HandlerError, Message, Removal, Removed, Store as _,
-    StoreError, Worker,
+    Bookkeeping as _, CancellationToken, ConsumerName, DeadLetterId, Expiring, HandlerError, Message, Removal, Removed,
+    Store as _, StoreError, Worker,
 };
 use idem_schema::postgres_roles;
 use idem_testkit::memory::{Broker, QueueOptions};
@@ -42,6 +42,31 @@ pub(super) async fn give_up(fixture: Fixture, groups: &[&str]) {
         fixture.run(format!("DROP OWNED BY {0}_{group}; DROP ROLE {0}_{group}", fixture.schema)).await;
     }
     fixture.drop().await;
+}
+
+/// S25: whose unique keys fill the table, by the server's own statistics, which a worker may read.
+#[tokio::test]
+async fn s25_the_largest_tenant_is_told() {
+    let fixture = Fixture::new().await;
+    arrange(&fixture).await;
+    let store = fixture.options_of(login(&fixture, "idem_worker").await).build().unwrap();
+    let name = |name: &str| ConsumerName::new(name).unwrap();
+    let usage = async |of: &str| store.bookkeeping().usage(&name(of)).await.unwrap();
+    assert_eq!(usage("orders").await.records_of_largest_tenant, None, "nothing was counted yet");
+    fixture
+        .run("INSERT INTO consumers (tenant, name, bound_to, handler, key_rules, hash_rules, retention)
+                SELECT tenant, name, '', '', '', '', interval '7 days'
+                FROM (VALUES ('small', 'orders'), ('large', 'orders'), ('', 'other')) AS v (tenant, name);
+            INSERT INTO processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
+                SELECT key_id(c.id || '-' || n), now() + interval '1 day', c.id, 1, 1, c.id || '-' || n, ''
+                FROM consumers AS c, generate_series(1, CASE c.tenant WHEN 'small' THEN 10 WHEN 'large' THEN 300 ELSE 600 END) AS n;
+            ANALYZE processed_messages;")
+        .await;
+    let orders = usage("orders").await;
+    assert_eq!((orders.records, orders.records_of_largest_tenant), (Some(910), Some(300)), "{orders:?}");
+    assert_eq!(usage("other").await.records_of_largest_tenant, Some(600));
+    assert_eq!(usage("nobody").await.records_of_largest_tenant, None);
+    give_up(fixture, &["idem_worker"]).await;
 }
 
 #[tokio::test]

@@ -116,6 +116,22 @@ async fn s9_plaintext_beyond_this_machine_is_warned_about() {
     fixture.drop().await;
 }
 
+/// S26: with a login of the schema's name, what a handler makes without a schema comes into idem's own, which only that login
+/// finds.
+#[tokio::test]
+async fn s26_a_login_whose_tables_come_into_idems_own_schema_is_told() {
+    let fixture = Fixture::new().await;
+    let registration = super::consumers::registration();
+    for (path, is_told) in [(fixture.schema.as_str(), true), ("public", false)] {
+        let options: sqlx::postgres::PgConnectOptions = url().parse().unwrap();
+        let store = fixture.options_of(options.options([("search_path", path)])).build().unwrap();
+        let warnings = store.bookkeeping().register(&registration).await.unwrap().warnings.join("\n");
+        assert_eq!(warnings.contains("come into idem's own schema"), is_told, "{path}: {warnings}");
+        assert_eq!(warnings.contains("SET search_path = public"), is_told, "{path}: {warnings}");
+    }
+    fixture.drop().await;
+}
+
 /// Weak settings are told with their cure.
 #[tokio::test]
 async fn weak_settings_are_warned_about() {
@@ -128,6 +144,7 @@ async fn weak_settings_are_warned_about() {
     for word in ["synchronous_commit is off", "default_transaction_isolation", "\"serializable\""] {
         assert!(warnings.contains(word), "{word}: {warnings}");
     }
-    assert!(fixture.store.bookkeeping().register(&registration).await.unwrap().warnings.is_empty());
+    let warnings = fixture.store.bookkeeping().register(&registration).await.unwrap().warnings;
+    assert!(warnings.iter().all(|warning| warning.contains("idem's own schema")), "{warnings:?}");
     fixture.drop().await;
 }

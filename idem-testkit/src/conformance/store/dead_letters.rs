@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use idem_core::{
     Bookkeeping, Bytes, ConsumerName, ControlState, DeadLetter, DeadLetterId, ErrorClass, FailureKind, Fingerprint,
-    Message, Origin, PayloadHash, Reason, Registered, ReplayEnd, Store as _, StoredDeadLetter,
+    Message, Origin, PayloadHash, Reason, Registered, ReplayEnd, Store as _, StoredDeadLetter, Tenant,
 };
 
 use super::{
@@ -314,4 +314,55 @@ pub async fn c14_a_replay_has_all_its_attempts_and_empties_caches<T: StoreUnderT
     scene.store.bookkeeping().finish_replay(id, ReplayEnd::Processed).await.unwrap();
     assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
     assert_eq!(scene.store.bookkeeping().control(registered.scope).await.unwrap().state, ControlState::Paused);
+}
+
+/// S23: what a quota goes by: the dead letters of one consumer, over all its tenants, payloads that are kept above all, and
+/// without those that a replay has handled.
+pub async fn s23_the_bytes_of_a_consumers_dead_letters_are_its_own<T: StoreUnderTest>(subject: &T) {
+    const PAYLOAD: u64 = 100_000;
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    let (orders, other) =
+        (ConsumerName::new("orders").unwrap(), scene.register_as(&registration("other")).await.unwrap());
+    let bytes = async |name: &ConsumerName| scene.store.bookkeeping().dead_letter_bytes(name, 0).await.unwrap();
+    let of = |scope: &Registered, consumer: &str, origin: &str| DeadLetter {
+        consumer: ConsumerName::new(consumer).unwrap(),
+        ..letter(scope, from(origin, "", &"x".repeat(PAYLOAD as usize)), None, Reason::Malformed)
+    };
+    assert_eq!(bytes(&orders).await, 0);
+    let first = store_dead_letter(&scene, &of(&registered, "orders", "q/1")).await;
+    store_dead_letter(&scene, &of(&other, "other", "q/1")).await;
+    let one = bytes(&orders).await;
+    assert!((PAYLOAD..PAYLOAD + 2_000).contains(&one), "{one}");
+    let tenant = Tenant::new("acme").unwrap();
+    let scope = scene.store.bookkeeping().scope(&orders, &tenant).await.unwrap();
+    store_dead_letter(&scene, &DeadLetter { scope, ..of(&registered, "orders", "q/2") }).await;
+    store_dead_letter(&scene, &DeadLetter { keep_payload: false, ..of(&registered, "orders", "q/3") }).await;
+    let three = bytes(&orders).await;
+    assert!(
+        (2 * PAYLOAD..2 * PAYLOAD + 6_000).contains(&three) && three > 2 * one,
+        "a row without a payload counts too: {three}"
+    );
+    // What a replay has handled waits for cleanup alone.
+    assert_eq!(scene.store.bookkeeping().request_replay(&[first.id]).await.unwrap(), 1);
+    assert_eq!(bytes(&orders).await, three);
+    assert_eq!(take(&scene, &registered).await.len(), 1);
+    scene.store.bookkeeping().finish_replay(first.id, ReplayEnd::Processed).await.unwrap();
+    assert_eq!(bytes(&orders).await, three - one);
+    // Where all of it is little, that is answer enough, and no less than what is asked for.
+    let all = scene.store.bookkeeping().dead_letter_bytes(&orders, u64::MAX).await.unwrap();
+    assert!(all > 0, "{all}");
+}
+
+/// S24: whoever watches the tables grow is told of their sizes.
+pub async fn s24_the_tables_sizes_are_told<T: StoreUnderTest>(subject: &T) {
+    let scene = Scene::new(subject);
+    let registered = scene.register().await;
+    // Nothing that a database could compress away.
+    let payload: String = (0..300_000).map(|_| fastrand::alphanumeric()).collect();
+    let orders = ConsumerName::new("orders").unwrap();
+    let before = scene.store.bookkeeping().usage(&orders).await.unwrap().dead_letter_bytes.unwrap();
+    store_dead_letter(&scene, &letter(&registered, from("q/1", "", &payload), None, Reason::Malformed)).await;
+    let after = scene.store.bookkeeping().usage(&orders).await.unwrap();
+    assert!(after.dead_letter_bytes.unwrap() >= before + 200_000, "{before}, then {after:?}");
 }

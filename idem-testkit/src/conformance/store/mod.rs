@@ -289,6 +289,8 @@ macro_rules! store_conformance {
                 d14_a_message_that_is_set_aside_has_no_attempt_counted,
                 d15_a_dead_letter_ends_no_count_of_another_payload,
                 c14_a_replay_has_all_its_attempts_and_empties_caches,
+                s23_the_bytes_of_a_consumers_dead_letters_are_its_own,
+                s24_the_tables_sizes_are_told,
             }
             consumers {
                 registering_twice_gives_the_same_scope,

@@ -31,8 +31,7 @@ impl Cleaner for MemoryCleaner {
     async fn backlog(&mut self) -> Result<Backlog, StoreError> {
         let look = |state: &mut State| {
             let oldest = state.records.values().filter_map(|recorded| recorded.expires_at).min();
-            let lag = oldest.and_then(|at| state.now().duration_since(at).ok()).unwrap_or_default();
-            Backlog { lag, records: u64::try_from(state.records.len()).ok() }
+            Backlog { lag: oldest.and_then(|at| state.now().duration_since(at).ok()).unwrap_or_default() }
         };
         self.0.book("cleaning up", look).await
     }

@@ -62,6 +62,30 @@ async fn a5_a6_d6_a_lost_answer_to_a_commit_is_resolved_by_claiming_again() {
     }
 }
 
+/// A50: of a unit whose commit's answer was lost, what was committed before and copies are duplicates, as in any other unit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a50_a_lost_answer_makes_no_duplicate_processed() {
+    let scene = Scene::new();
+    // Batches begin small.
+    (0..100).for_each(|n| drop(scene.publish(&format!("warm-{n}"), "ok")));
+    let running = Running::new(scene.worker());
+    within("the warm-up", scene.queue.drained()).await;
+    scene.publish("gate", "block");
+    scene.script.blocked().await;
+    for (key, payload) in [("warm-0", "ok"), ("new", "block"), ("new", "block"), ("new", "block")] {
+        scene.publish(key, payload);
+    }
+    running.until("all in hand", |running| running.view.load().messages == 5).await;
+    scene.script.unblock();
+    scene.script.blocked().await;
+    scene.store.inject(Operation::Commit, Fault::AnswerLost);
+    scene.script.unblock();
+    within("draining the queue", scene.queue.drained()).await;
+    let summary = running.stop().await.unwrap();
+    assert_eq!((summary.processed, summary.duplicates, summary.unknown_resolved), (102, 3, 1));
+    assert!(scene.counted().len() == 102 && scene.counted().values().all(|count| *count == 1));
+}
+
 /// A7: a commit that hangs is unknown after its time-out, and the connection is closed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a7_a_commit_that_hangs_is_resolved_after_its_timeout() {

@@ -7,10 +7,13 @@ use std::sync::{
 
 use async_trait::async_trait;
 use idem_core::{
-    Bookkeeping, ControlState, DeadLetter, IncidentKind, Message, OnUnkeepable, OrderingKey, Pause, Publisher, Reason,
-    SourceError, Store as _, Tenant, dead_letter::PAYLOAD_OMITTED, key,
+    Bookkeeping, ControlState, DeadLetter, IncidentKind, Message, OnUnkeepable, OrderingKey, Origin, Pause, Publisher,
+    Reason, ReplayEnd, SourceError, Store as _, Tenant, WaitCause, WorkerBuilder, dead_letter::PAYLOAD_OMITTED, key,
 };
-use idem_testkit::memory::{Order, QueueOptions};
+use idem_testkit::{
+    MemoryStore,
+    memory::{MemorySource, Order, QueueOptions},
+};
 
 use super::scene::{Running, Scene, drain, message, within};
 
@@ -204,4 +207,83 @@ async fn a38_a_dead_letter_that_can_never_be_published_is_its_row() {
     assert_eq!((summary.dead_lettered, narrow.refused()), (1, 2));
     let row = scene.dead_letters().await.remove(0);
     assert!(row.payload_kept && row.published_at.is_none(), "{row:?}");
+}
+
+/// Too large to be handled, and each about 2,600 bytes as a dead letter.
+fn publish_large(scene: &Scene, count: usize) -> Vec<Origin> {
+    (0..count).map(|n| scene.publish(&format!("large-{n}"), &"x".repeat(2_000))).collect()
+}
+
+fn with_quota(scene: &Scene, max: u64) -> WorkerBuilder<MemoryStore, MemorySource> {
+    let consumer = scene.consumer().payload_bytes_max(1_000).build().unwrap();
+    scene.worker_of(consumer).dead_letters_bytes_max(Some(max))
+}
+
+fn held_by_quota(running: &Running) -> usize {
+    let waits = running.view.waits();
+    waits.iter().find(|wait| wait.cause == WaitCause::DeadLetterQuota).map_or(0, |wait| wait.messages)
+}
+
+/// S23: a flood of bad messages fills no disk: beyond the quota they wait, visibly, nothing that was kept makes room for them,
+/// and the others go on. They are set aside once there is room.
+#[tokio::test(flavor = "multi_thread")]
+async fn s23_beyond_their_quota_bad_messages_wait_until_letters_are_dropped_or_replayed() {
+    let scene = Scene::new();
+    let large = publish_large(&scene, 6);
+    let running = Running::new(with_quota(&scene, 10_000));
+    running.until("three held", |running| held_by_quota(running) == 3).await;
+    (0..50).for_each(|n| drop(scene.publish(&format!("good-{n}"), "ok")));
+    running.until("the others", |running| running.view.summary().processed == 50).await;
+    let letters = scene.dead_letters().await;
+    let kept: Vec<_> = letters.iter().filter(|letter| letter.payload_kept).map(|letter| letter.id).collect();
+    assert_eq!((kept.len(), letters.len(), running.view.summary().dead_lettered), (3, 6, 3));
+    let is_settled = |origin| scene.queue.history(origin).dead_lettered == 1;
+    assert_eq!(large.iter().filter(|origin| is_settled(origin)).count(), 3);
+    let told: Vec<_> = running.view.recent(IncidentKind::Error).into_iter().map(|incident| incident.text).collect();
+    assert!(told.iter().any(|text| text.contains("the 10000 bytes of dead_letters_bytes_max")), "{told:?}");
+    scene.store.drop_dead_letters(&kept[..1]);
+    running.until("room by one that was dropped", |running| running.view.summary().dead_lettered == 4).await;
+    // One that a replay has handled counts no more, although its row stays until cleanup.
+    scene.store.bookkeeping().finish_replay(kept[1], ReplayEnd::Processed).await.unwrap();
+    running.until("room by one that was replayed", |running| running.view.summary().dead_lettered == 5).await;
+    running.until("one still held", |running| held_by_quota(running) == 1).await;
+    scene.store.drop_dead_letters(&kept[2..]);
+    within("draining the queue", scene.queue.drained()).await;
+    running.stop().await.unwrap();
+    assert!(scene.dead_letters().await.iter().all(|letter| letter.payload_kept && letter.copies == 1));
+}
+
+/// S23: rows without their payloads are bounded too.
+#[tokio::test(flavor = "multi_thread")]
+async fn s23_far_beyond_the_quota_not_even_rows_are_written() {
+    let scene = Scene::new();
+    publish_large(&scene, 20);
+    let running = Running::new(with_quota(&scene, 4_096));
+    running.until("most held", |running| held_by_quota(running) == 19).await;
+    let rows = scene.dead_letters().await.len();
+    assert!((2..8).contains(&rows), "{rows}");
+    running.stop().await.unwrap();
+    // They were given back, and a worker with more room sets them aside.
+    let summary = drain(&scene, with_quota(&scene, 1 << 20)).await;
+    let letters = scene.dead_letters().await;
+    assert!(summary.dead_lettered >= 19 && letters.len() == 20, "{summary:?}");
+    assert!(letters.iter().all(|letter| letter.payload_kept));
+}
+
+/// S23: a topic or queue for dead letters keeps what finds no room in the table, and a policy may stop the consumer.
+#[tokio::test(flavor = "multi_thread")]
+async fn s23_beyond_the_quota_a_publisher_keeps_the_message_and_a_policy_may_halt() {
+    let scene = Scene::new();
+    publish_large(&scene, 4);
+    let narrow = Narrow::of(usize::MAX);
+    let summary = drain(&scene, with_quota(&scene, 6_000).publisher(narrow.clone())).await;
+    assert_eq!(summary.dead_lettered, 4);
+    assert!(narrow.taken().iter().all(|letter| letter.message.payload().unwrap().len() == 2_000));
+    assert_eq!(scene.dead_letters().await.iter().filter(|letter| letter.payload_kept).count(), 2);
+
+    let scene = Scene::new();
+    publish_large(&scene, 4);
+    let running = Running::new(with_quota(&scene, 6_000).on_unkeepable(OnUnkeepable::Halt));
+    running.until("the halt", |running| matches!(running.view.pause(), Some(Pause::Control(..)))).await;
+    assert_eq!(running.stop().await.unwrap().dead_lettered, 2);
 }

@@ -89,6 +89,8 @@ pub enum WaitCause {
     Bookkeeping,
     /// A topic or queue that has not confirmed its dead letter yet.
     Publisher,
+    /// The broker, which has not taken yet what is settled: the message may kill the process, and that would come back with it.
+    Broker,
     /// A person, because neither the database nor a publisher can keep it.
     Unkeepable,
     /// The breaker: it failed for good, and is set aside once the breaker closes, or after a while.
@@ -96,12 +98,13 @@ pub enum WaitCause {
 }
 
 impl WaitCause {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Retry,
         Self::KeyHeld,
         Self::Database,
         Self::Bookkeeping,
         Self::Publisher,
+        Self::Broker,
         Self::Unkeepable,
         Self::Breaker,
     ];
@@ -115,6 +118,7 @@ impl WaitCause {
             Self::Database => "database",
             Self::Bookkeeping => "bookkeeping",
             Self::Publisher => "publisher",
+            Self::Broker => "broker",
             Self::Unkeepable => "unkeepable",
             Self::Breaker => "breaker",
         }

@@ -141,7 +141,8 @@ impl Poller {
     }
 
     fn turn(&mut self) {
-        let waits = if self.paused || self.rebalance.is_draining() { ATTENTION } else { PATIENCE };
+        let attends = self.paused || self.rebalance.is_draining() || self.commits.is_awaited();
+        let waits = if attends { ATTENTION } else { PATIENCE };
         self.poll(waits);
         self.rebalance();
         self.balance();

@@ -112,6 +112,27 @@ async fn e9_the_last_commit_of_a_close_is_sent_again() {
     assert_eq!(mock.committed(), Some(2));
 }
 
+/// D38: a group that does not take positions is not waited for without end, and has them once it does.
+#[tokio::test(flavor = "multi_thread")]
+async fn d38_a_flush_that_the_group_does_not_take_is_told_of() {
+    let mock = Mock::new();
+    mock.put(&["0", "1"]).await;
+    let member = Member::join(mock.options().commit_every(Duration::from_secs(300))).await;
+    let held = member.take(2).await;
+    member.acknowledge(held).await;
+    mock.fails(RDKafkaApiKey::OffsetCommit, RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_COMMIT_OFFSET_SIZE, 100_000);
+    let refused = within("flushing", member.0.flush()).await.unwrap_err();
+    assert!(matches!(refused, SourceError::Unavailable { doing: "committing positions", .. }), "{refused:?}");
+    mock.cluster.clear_request_errors(RDKafkaApiKey::OffsetCommit);
+    mock.cluster.broker_down(1).unwrap();
+    assert!(within("flushing", member.0.flush()).await.is_err());
+    mock.cluster.broker_up(1).unwrap();
+    member.flush().await;
+    assert_eq!(mock.committed(), Some(2));
+    within("closing", member.0.close(PATIENCE)).await;
+    assert!(within("flushing", member.0.flush()).await.is_err(), "it is closed");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn brokers_that_cannot_be_reached_are_unavailable_and_may_come_later() {
     let mock = Mock::new();

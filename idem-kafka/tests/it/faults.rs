@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Received, Source, SourceError};
+use idem_core::{REFUSAL_GRACE, Received, Source, SourceError};
 use idem_kafka::{KafkaOptions, Reset};
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
@@ -189,16 +189,20 @@ async fn e27_rights_that_are_taken_away_are_refused_after_a_grace() {
     assert!(refusal.contains("topic \"purchases\""), "{refusal}");
 }
 
-/// A right that comes back within the grace ends nothing, although nothing comes that would show it: a new consumer is not
-/// refused.
+/// E31, E32: a right that comes back within the grace ends nothing, although no record comes that would show it; the consumer
+/// stays, and with it its partitions. When the right is taken away again, that has a grace of its own.
 #[tokio::test(flavor = "multi_thread")]
-async fn e27_rights_that_come_back_end_no_worker() {
+async fn e31_e32_rights_that_come_back_disturb_nobody_and_may_go_again() {
     let mock = Mock::new();
     let member = Member::join(mock.options()).await;
     member.idle().await;
-    mock.fails(RDKafkaApiKey::Fetch, RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, 2);
+    let refuse = || mock.fails(RDKafkaApiKey::Fetch, RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, 2);
+    refuse();
     member.trouble("Grant Read and Describe").await;
-    within("a new consumer", member.revocation()).await;
+    let replaced = tokio::time::timeout(REFUSAL_GRACE + Duration::from_secs(12), member.0.receive(0)).await;
+    assert!(replaced.is_err(), "{replaced:?}");
+    refuse();
+    member.trouble("Grant Read and Describe").await;
     mock.put(&["0"]).await;
     assert_eq!(payloads(&member.take(1).await), ["0"]);
 }

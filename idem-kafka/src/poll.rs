@@ -218,12 +218,14 @@ impl Poller {
     fn ask_again(&mut self) {
         match self.refusals.due(Instant::now()) {
             Some(Ask::Fetch) => self.fetch_again(),
-            Some(Ask::Anew) => {
-                if self.replace("the brokers refused it, and a new one shows whether they still do") {
-                    self.refusals.begun_anew(Instant::now());
-                }
-            }
+            Some(Ask::Anew) => self.ask_anew(),
             None => {}
+        }
+    }
+
+    fn ask_anew(&mut self) {
+        if self.replace("the brokers refused it, and a new one shows whether they still do") {
+            self.refusals.begun_anew(Instant::now());
         }
     }
 

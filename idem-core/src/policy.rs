@@ -89,6 +89,8 @@ pub enum WaitCause {
     Bookkeeping,
     /// A topic or queue that has not confirmed its dead letter yet.
     Publisher,
+    /// The broker, which has not taken yet what is settled: the message may kill the process, and that would come back with it.
+    Broker,
     /// A person, because neither the database nor a publisher can keep it.
     Unkeepable,
     /// Room among the dead letters of its consumer, whose quota is used up.
@@ -104,6 +106,7 @@ impl WaitCause {
         Self::Database,
         Self::Bookkeeping,
         Self::Publisher,
+        Self::Broker,
         Self::Unkeepable,
         Self::DeadLetterQuota,
         Self::Breaker,
@@ -118,6 +121,7 @@ impl WaitCause {
             Self::Database => "database",
             Self::Bookkeeping => "bookkeeping",
             Self::Publisher => "publisher",
+            Self::Broker => "broker",
             Self::Unkeepable => "unkeepable",
             Self::DeadLetterQuota => "dead-letter-quota",
             Self::Breaker => "breaker",

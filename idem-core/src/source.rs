@@ -229,6 +229,9 @@ pub const REFUSAL_GRACE: Duration = Duration::from_secs(30);
 /// 7. A source that [pauses](SourceCapabilities::pauses) gives back what it has not handed over when [`Source::pause`] is
 ///    called, and hands over no message until [`Source::resume`]. Revocations and the end come as ever, what was handed over
 ///    can still be settled, and connections that break are made anew. To other sources both calls mean nothing.
+/// 8. Where `settle` only notes what the broker is told later, as with positions, [`Source::flush`] answers `Ok` once the
+///    broker has it: where the process dies right after it, nothing comes back that was settled for good before the call,
+///    but for what the broker cannot tell from an earlier message that is not finished.
 pub trait Source: Send + Sync + 'static {
     /// What identifies one delivery to the broker, its epoch included.
     type Handle: Send + Sync + fmt::Debug + 'static;
@@ -253,6 +256,20 @@ pub trait Source: Send + Sync + 'static {
 
     /// Tells the broker what became of deliveries, in this order. One answer each.
     fn settle(&self, settlements: Vec<(Self::Handle, Settle)>) -> impl Future<Output = Vec<Settled>> + Send;
+
+    /// Waits until the broker has what was settled so far; see the contract, number 8. Core asks before it runs a message that
+    /// may kill the process. A source whose [`settle`](Source::settle) tells the broker leaves it as it is. Ends within
+    /// seconds, also where the broker answers nothing.
+    ///
+    /// # Errors
+    /// [`SourceError::Unavailable`] where the broker did not take it in time, or cannot take it now. It is told later all
+    /// the same.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a dropped call loses nothing.
+    fn flush(&self) -> impl Future<Output = Result<(), SourceError>> + Send {
+        async { Ok(()) }
+    }
 
     /// Whether messages that are settled would be delivered again because this one is not: where the broker keeps
     /// positions, one that was delivered before them. At a stop, and at the end of an assignment that is still held, core

@@ -9,7 +9,10 @@ use rdkafka::{
     consumer::{CommitMode, Consumer},
     error::KafkaResult,
 };
-use tokio::time::{Duration, Instant};
+use tokio::{
+    sync::oneshot,
+    time::{Duration, Instant},
+};
 
 use crate::{
     attach::{ANSWER, committed, known},
@@ -42,11 +45,18 @@ pub(crate) struct Commits {
     /// After which time that is told.
     told_after: Duration,
     told: Option<Instant>,
+    /// Who waits until the group has every position.
+    flushes: Vec<oneshot::Sender<()>>,
 }
 
 impl Commits {
     pub(crate) fn new(told_after: Duration) -> Self {
-        Self { patience: GLANCE, untaken: None, told_after, told: None }
+        Self { patience: GLANCE, untaken: None, told_after, told: None, flushes: Vec::new() }
+    }
+
+    /// Whether somebody waits for a commit.
+    pub(crate) fn is_awaited(&self) -> bool {
+        !self.flushes.is_empty()
     }
 
     /// The coordinator answered after `took`. One that is far away, or throttles this client, needs as long again.
@@ -76,16 +86,28 @@ impl Commits {
 
 impl Poller {
     pub(crate) fn commit_if_due(&mut self) {
+        self.commits.flushes.extend(self.shared.take_flushes());
+        self.commits.flushes.retain(|flush| !flush.is_closed());
         // Until a rebalance is answered, a commit may be refused, or start the next one.
-        if Instant::now() < self.commit_at || self.rebalance.is_draining() {
+        if self.rebalance.is_draining() {
+            return self.commits.flushes.clear();
+        }
+        if Instant::now() < self.commit_at && !self.commits.is_awaited() {
             return;
         }
         let (rest, why) = match self.commit(&|_| true) {
-            Ok(_) => {
+            Ok(has_all) => {
+                if has_all {
+                    for flush in self.commits.flushes.drain(..) {
+                        // Whoever asked may have given up.
+                        let _ = flush.send(());
+                    }
+                }
                 (self.options.commit_every, "each of them is sent, and the group goes on with an older one".to_owned())
             }
             Err(error) => {
                 self.commits.unanswered();
+                self.commits.flushes.clear();
                 let error = said(&error);
                 tracing::debug!(error, "positions could not be committed; they are sent again");
                 (self.options.commit_every.max(REST), error)

@@ -13,6 +13,7 @@ mod poll;
 mod publisher;
 mod quiet;
 mod rebalance;
+mod refusal;
 mod source;
 mod state;
 mod tokens;

@@ -3,8 +3,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use idem_core::{Attached, REFUSAL_GRACE, SourceError};
+use idem_core::{Attached, SourceError};
 use rdkafka::{
+    Offset,
     consumer::{BaseConsumer, Consumer},
     error::{KafkaError, KafkaResult},
     message::Message as _,
@@ -21,6 +22,7 @@ use crate::{
     options::{KafkaOptions, Reset},
     quiet,
     rebalance::Rebalance,
+    refusal::{Ask, Refusals},
     state::{Ending, Progress, Shared},
     tokens::Login,
     troubles::Troubles,
@@ -53,17 +55,9 @@ pub(crate) struct Poller {
     pub(crate) commits: Commits,
     login: Option<Login>,
     troubles: Troubles,
-    refusal: Option<Refusal>,
+    refusals: Refusals,
     probe_at: Instant,
     watchdog: Watchdog,
-}
-
-/// The brokers refuse this consumer while it runs.
-struct Refusal {
-    since: Instant,
-    /// Whether a new consumer was made at the end of the grace. The client library reports a refusal once, and only a new
-    /// consumer shows whether it still holds.
-    asked_again: bool,
 }
 
 /// Runs on a thread of its own until the source is closed or dropped.
@@ -132,7 +126,7 @@ impl Poller {
             commits: Commits::new(options.stalled_after / 2),
             login,
             troubles: Troubles::default(),
-            refusal: None,
+            refusals: Refusals::default(),
             probe_at: Instant::now(),
             watchdog: Watchdog::new(options.stalled_after),
             options,
@@ -141,7 +135,8 @@ impl Poller {
     }
 
     fn turn(&mut self) {
-        let waits = if self.paused || self.rebalance.is_draining() { ATTENTION } else { PATIENCE };
+        let attends = self.paused || self.rebalance.is_draining() || self.commits.is_awaited();
+        let waits = if attends { ATTENTION } else { PATIENCE };
         self.poll(waits);
         self.rebalance();
         self.balance();
@@ -162,7 +157,7 @@ impl Poller {
                 Some(Ok(record)) => {
                     let message = message::message(&record, self.options.lane_by);
                     bytes += message.bytes();
-                    self.refusal = None;
+                    self.refusals.answered(Instant::now());
                     records.push((record.partition(), record.offset(), message));
                     if bytes >= BURST_BYTES {
                         break;
@@ -185,6 +180,7 @@ impl Poller {
     /// What the client library mends by itself is only logged, by the context; what it reports again and again is told.
     fn note(&mut self, error: &KafkaError) {
         if let KafkaError::PartitionEOF(partition) = error {
+            self.refusals.answered(Instant::now());
             return self.shared.reached_end(*partition);
         }
         let Some(code) = error.rdkafka_error_code() else { return };
@@ -214,20 +210,34 @@ impl Poller {
 
     /// The brokers refuse what they allowed before. For a while that counts as an outage.
     fn refused(&mut self, refusal: SourceError) {
-        let begins = Refusal { since: Instant::now(), asked_again: false };
-        let holds = self.refusal.get_or_insert(begins).asked_again;
-        let outage = |refusal: SourceError| SourceError::Unavailable { doing: "consuming", source: refusal.into() };
-        self.shared.fail(if holds { refusal } else { outage(refusal) });
+        let holds = self.refusals.refused(Instant::now());
+        self.shared.fail(if holds { refusal } else { SourceError::unavailable("consuming", refusal) });
     }
 
-    /// Asks with a new consumer once the grace is over. What that one is not refused within as long is allowed again.
+    /// Asks whether a refusal still holds, once its grace is over.
     fn ask_again(&mut self) {
-        let Some(Refusal { since, asked_again }) = self.refusal else { return };
-        if asked_again && since.elapsed() >= 2 * REFUSAL_GRACE {
-            self.refusal = None;
-        } else if !asked_again && since.elapsed() >= REFUSAL_GRACE {
-            self.refusal = Some(Refusal { since, asked_again: true });
-            self.replace("the brokers refused it, and a new one shows whether they still do");
+        match self.refusals.due(Instant::now()) {
+            Some(Ask::Fetch) => self.fetch_again(),
+            Some(Ask::Anew) => self.ask_anew(),
+            None => {}
+        }
+    }
+
+    fn ask_anew(&mut self) {
+        if self.replace("the brokers refused it, and a new one shows whether they still do") {
+            self.refusals.begun_anew(Instant::now());
+        }
+    }
+
+    /// Fetches once more where each partition is. The client library tells of a partition's end again after that, and drops
+    /// what it had fetched ahead.
+    fn fetch_again(&self) {
+        for Progress { partition, next, .. } in self.shared.progress() {
+            if let Err(error) = self.consumer.seek(&self.options.topic, partition, Offset::Offset(next), Duration::ZERO)
+            {
+                // It may have been lost just now; a new consumer is the next that is asked.
+                tracing::debug!(error = said(&error), partition, "a partition could not be fetched again");
+            }
         }
     }
 
@@ -286,14 +296,15 @@ impl Poller {
         }
     }
 
-    /// Gives up the consumer for a new one.
-    fn replace(&mut self, why: &str) {
+    /// Gives up the consumer for a new one. False where there is none.
+    fn replace(&mut self, why: &str) -> bool {
         let topic = &self.options.topic;
         tracing::warn!(%topic, why, "the consumer is replaced by a new one");
         let fresh = consumer(&self.options, self.login.clone()).and_then(|fresh| {
             fresh.subscribe(&[topic])?;
             Ok(fresh)
         });
+        let is_fresh = fresh.is_ok();
         match fresh {
             Ok(fresh) => {
                 self.shared.forget(&self.shared.partitions());
@@ -307,8 +318,13 @@ impl Poller {
                     tracing::warn!(%error, "the old consumer was dropped on the polling thread");
                 }
             }
-            Err(error) => self.shared.fail(classify(&self.options, "replacing the consumer", error)),
+            // Such as a certificate that is being exchanged; the consumer that there is may still be let in.
+            Err(error) => {
+                let doing = "replacing the consumer";
+                self.shared.fail(SourceError::unavailable(doing, classify(&self.options, doing, error)));
+            }
         }
+        is_fresh
     }
 
     fn close(mut self) {

@@ -7,7 +7,7 @@ use rdkafka::{error::KafkaError, types::RDKafkaErrorCode as Code};
 use tokio::sync::{Mutex, oneshot};
 
 use crate::{
-    error::unavailable,
+    error::{in_trouble, unavailable},
     options::{KafkaOptions, LaneBy},
     poll,
     state::{Ending, KafkaHandle, Shared},
@@ -15,6 +15,9 @@ use crate::{
 
 /// How long attaching may take, all questions to the brokers together.
 const ATTACH: Duration = Duration::from_secs(30);
+
+/// How long the group is waited for with what is flushed.
+const FLUSH: Duration = Duration::from_secs(5);
 
 /// One topic, consumed as a member of one group. [`KafkaOptions`] makes one.
 ///
@@ -104,6 +107,22 @@ impl Source for KafkaSource {
     /// It does not wait.
     async fn settle(&self, settlements: Vec<(KafkaHandle, Settle)>) -> Vec<Settled> {
         self.shared.settle(settlements)
+    }
+
+    /// Commits positions, and reads back that the group has them. While assignments end it commits those alone, so nothing is
+    /// flushed then.
+    ///
+    /// # Errors
+    /// [`SourceError::Unavailable`] where the group did not take them within 5 seconds.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: positions are committed later all the same.
+    async fn flush(&self) -> Result<(), SourceError> {
+        if let Ok(Ok(())) = tokio::time::timeout(FLUSH, self.shared.flush()).await {
+            return Ok(());
+        }
+        let text = format!("group {:?} of topic {:?} has not taken them yet", self.options.group, self.options.topic);
+        Err(in_trouble("committing positions", text))
     }
 
     fn holds_back(&self, handle: &KafkaHandle) -> bool {

@@ -9,7 +9,10 @@ use std::{
 
 use idem_core::{Assignment, Delivery, Message, Received, Revocation, Settle, Settled, SourceError};
 use tokio::{
-    sync::{Notify, oneshot},
+    sync::{
+        Notify,
+        oneshot::{self, error::RecvError},
+    },
     time::Instant,
 };
 
@@ -51,6 +54,8 @@ pub(crate) struct State {
     failure: Option<SourceError>,
     /// Since when no broker can be reached.
     unreachable_since: Option<Instant>,
+    /// Who waits until the group has the positions of this moment. One that is dropped did not get them.
+    flushes: Vec<oneshot::Sender<()>>,
     /// The group has given this member its share, which may be nothing.
     joined: bool,
     assignments: u64,
@@ -141,6 +146,18 @@ impl Shared {
         settlements.into_iter().map(|(handle, settle)| state.settle(&handle, settle)).collect()
     }
 
+    /// Waits until the group has the positions of this moment; an error where it was not told.
+    pub(crate) async fn flush(&self) -> Result<(), RecvError> {
+        let (done, flushed) = oneshot::channel();
+        self.lock().await_flush(done);
+        flushed.await
+    }
+
+    /// Those who wait for a commit since this was last asked.
+    pub(crate) fn take_flushes(&self) -> Vec<oneshot::Sender<()>> {
+        std::mem::take(&mut self.lock().flushes)
+    }
+
     pub(crate) fn holds_back(&self, handle: &KafkaHandle) -> bool {
         let state = self.lock();
         let held = state.held.get(&handle.partition).filter(|held| held.assignment == handle.assignment);
@@ -205,6 +222,7 @@ impl Shared {
         state.held.clear();
         state.empty_buffer(|_| true);
         state.revocations.clear();
+        state.flushes.clear();
         state.failure = state.failure.take().or(failure);
         drop(state);
         self.arrived.notify_one();
@@ -388,6 +406,13 @@ impl Shared {
 }
 
 impl State {
+    fn await_flush(&mut self, done: oneshot::Sender<()>) {
+        // A thread that has ended would never answer.
+        if self.running {
+            self.flushes.push(done);
+        }
+    }
+
     fn next(&mut self, max: usize) -> Option<Result<Received<KafkaHandle>, SourceError>> {
         if let Some(failure) = self.failure.take() {
             return Some(Err(failure));

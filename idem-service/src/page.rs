@@ -77,6 +77,7 @@ fn waiting(page: &mut Page, waits: &[Wait]) {
                 WaitCause::Database => "what the database cannot serve now",
                 WaitCause::Bookkeeping => "what is written about them",
                 WaitCause::Publisher => "a publisher of dead letters",
+                WaitCause::Broker => "the broker to take what is settled",
                 WaitCause::Unkeepable => "a person: nothing can keep them",
                 WaitCause::DeadLetterQuota => "room among the dead letters",
                 WaitCause::Breaker => "the breaker, having failed for good",

@@ -133,6 +133,10 @@ impl Source for CheckedSource {
         answers
     }
 
+    async fn flush(&self) -> Result<(), SourceError> {
+        self.inner.flush().await
+    }
+
     fn holds_back(&self, handle: &CheckedHandle) -> bool {
         self.inner.holds_back(&handle.inner)
     }

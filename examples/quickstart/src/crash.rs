@@ -160,6 +160,10 @@ impl<B: Source> Source for CrashingSource<B> {
         self.0.settle(settlements).await
     }
 
+    async fn flush(&self) -> Result<(), SourceError> {
+        self.0.flush().await
+    }
+
     fn holds_back(&self, handle: &B::Handle) -> bool {
         self.0.holds_back(handle)
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Received, Source, SourceError};
+use idem_core::{REFUSAL_GRACE, Received, Source, SourceError};
 use idem_kafka::{KafkaOptions, Reset};
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
@@ -112,6 +112,27 @@ async fn e9_the_last_commit_of_a_close_is_sent_again() {
     assert_eq!(mock.committed(), Some(2));
 }
 
+/// D38: a group that does not take positions is not waited for without end, and has them once it does.
+#[tokio::test(flavor = "multi_thread")]
+async fn d38_a_flush_that_the_group_does_not_take_is_told_of() {
+    let mock = Mock::new();
+    mock.put(&["0", "1"]).await;
+    let member = Member::join(mock.options().commit_every(Duration::from_secs(300))).await;
+    let held = member.take(2).await;
+    member.acknowledge(held).await;
+    mock.fails(RDKafkaApiKey::OffsetCommit, RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_COMMIT_OFFSET_SIZE, 100_000);
+    let refused = within("flushing", member.0.flush()).await.unwrap_err();
+    assert!(matches!(refused, SourceError::Unavailable { doing: "committing positions", .. }), "{refused:?}");
+    mock.cluster.clear_request_errors(RDKafkaApiKey::OffsetCommit);
+    mock.cluster.broker_down(1).unwrap();
+    assert!(within("flushing", member.0.flush()).await.is_err());
+    mock.cluster.broker_up(1).unwrap();
+    member.flush().await;
+    assert_eq!(mock.committed(), Some(2));
+    within("closing", member.0.close(PATIENCE)).await;
+    assert!(within("flushing", member.0.flush()).await.is_err(), "it is closed");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn brokers_that_cannot_be_reached_are_unavailable_and_may_come_later() {
     let mock = Mock::new();
@@ -168,16 +189,20 @@ async fn e27_rights_that_are_taken_away_are_refused_after_a_grace() {
     assert!(refusal.contains("topic \"purchases\""), "{refusal}");
 }
 
-/// A right that comes back within the grace ends nothing, although nothing comes that would show it: a new consumer is not
-/// refused.
+/// E31, E32: a right that comes back within the grace ends nothing, although no record comes that would show it; the consumer
+/// stays, and with it its partitions. When the right is taken away again, that has a grace of its own.
 #[tokio::test(flavor = "multi_thread")]
-async fn e27_rights_that_come_back_end_no_worker() {
+async fn e31_e32_rights_that_come_back_disturb_nobody_and_may_go_again() {
     let mock = Mock::new();
     let member = Member::join(mock.options()).await;
     member.idle().await;
-    mock.fails(RDKafkaApiKey::Fetch, RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, 2);
+    let refuse = || mock.fails(RDKafkaApiKey::Fetch, RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, 2);
+    refuse();
     member.trouble("Grant Read and Describe").await;
-    within("a new consumer", member.revocation()).await;
+    let replaced = tokio::time::timeout(REFUSAL_GRACE + Duration::from_secs(12), member.0.receive(0)).await;
+    assert!(replaced.is_err(), "{replaced:?}");
+    refuse();
+    member.trouble("Grant Read and Describe").await;
     mock.put(&["0"]).await;
     assert_eq!(payloads(&member.take(1).await), ["0"]);
 }

@@ -106,6 +106,12 @@ impl Member {
         assert!(answers.iter().all(|answer| *answer == Settled::Settled), "acknowledging answered {answers:?}");
     }
 
+    /// As a worker does: a group that has not taken the positions in time is asked again.
+    pub(crate) async fn flush(&self) {
+        let flushed = async { while self.0.flush().await.is_err() {} };
+        within("flushing", flushed).await;
+    }
+
     pub(crate) async fn idle(&self) {
         let idle = async {
             while !self.0.is_idle().await {

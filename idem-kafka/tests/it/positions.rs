@@ -12,7 +12,7 @@ use rdkafka::{
 
 use crate::{
     cluster::{BROKERS, PATIENCE, Topic, config, eventually, fast, unique},
-    member::{Member, payloads, places},
+    member::{Member, payloads, places, split},
 };
 
 async fn committed(topic: &Topic, expected: &[Option<i64>]) {
@@ -92,6 +92,33 @@ async fn e4_e12_aborted_transactions_have_no_effect_and_their_gaps_are_not_waite
     assert_eq!(places(&held), [(0, 13)]);
     member.acknowledge(held).await;
     committed(&topic, &[Some(15)]).await;
+}
+
+/// D38: a process that dies right after a flush takes nothing back that it covers, whenever positions are due.
+#[tokio::test(flavor = "multi_thread")]
+async fn d38_what_is_flushed_is_committed_at_once() {
+    let topic = Topic::new(2).await;
+    for number in 0..6 {
+        topic.put(number % 2, &number.to_string()).await;
+    }
+    let member = Member::join(topic.options().commit_every(Duration::from_secs(300))).await;
+    let (mut first, mut second) = split(member.take(6).await, 0);
+    let rest = first.split_off(2);
+    let now = || tokio::task::block_in_place(|| topic.committed());
+    member.acknowledge(first).await;
+    member.flush().await;
+    assert_eq!(now(), [Some(2), Some(0)]);
+    // What stands before holds the position.
+    let held = second.remove(0);
+    member.acknowledge(second).await;
+    member.flush().await;
+    assert_eq!(now(), [Some(2), Some(0)]);
+    member.acknowledge(vec![held]).await;
+    member.acknowledge(rest).await;
+    member.flush().await;
+    assert_eq!(now(), [Some(3), Some(3)]);
+    // Nothing is new.
+    member.flush().await;
 }
 
 /// B-M9: what a transactional producer leaves behind its last record is no lag, and when it has expired nothing was lost.

@@ -47,6 +47,10 @@ impl SourceUnderTest for Fixture {
         self.build(self.topic.options())
     }
 
+    async fn source_that_tells_late(&self) -> KafkaSource {
+        self.build(self.topic.options().commit_every(Duration::from_secs(300)))
+    }
+
     async fn source_of_another_queue(&self) -> KafkaSource {
         self.build(self.another.options())
     }

@@ -163,10 +163,18 @@ impl TestQueue {
 
 impl Drop for TestQueue {
     fn drop(&mut self) {
-        if let (Server::Elastic(client), Ok(runtime)) = (&self.server, tokio::runtime::Handle::try_current()) {
-            let delete = client.delete_queue().queue_url(&self.url).send();
-            runtime.spawn(delete);
+        if let Server::Fake(..) = self.server {
+            return;
         }
+        let url = self.url.clone();
+        // On a thread, because a runtime may not be blocked, and with a client of its own, because a connection of the
+        // test's needs the test's runtime. What a server that is away keeps is gone with it.
+        let _ = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let deleted = async { Server::elastic().client().delete_queue().queue_url(url).send().await };
+            runtime.block_on(async { tokio::time::timeout(Duration::from_secs(10), deleted).await })
+        })
+        .join();
     }
 }
 

@@ -106,16 +106,16 @@ impl<S: Store, B: Source> Lane<S, B> {
             Known { attempts_max: self.shared.settings.retry.attempts, again: self.contended, ..Known::default() };
         // Of a unit of several, nothing is known that is said of one message.
         let [job] = jobs else { return known };
-        let waits_since = job.waiting.as_ref().filter(|waiting| waiting.cause == WaitCause::Database);
-        let waited_long = waits_since.is_some_and(|waiting| waiting.since.elapsed() >= self.wait_max());
+        let waited_long = self.has_waited_long(job, WaitCause::Database);
         Known { attempt: job.attempt.number(), lost: job.lost, waited_long, ..known }
     }
 
-    /// How long a message waits, uncharged, for what the database cannot serve. A broker that takes messages back sooner
-    /// would begin anew each time, so there it is shorter.
-    fn wait_max(&self) -> Duration {
+    /// Whether a message has waited, uncharged, for as long as it may. A broker that takes messages back sooner would begin
+    /// anew each time, so there it is shorter.
+    pub(super) fn has_waited_long(&self, job: &Job<B::Handle>, cause: WaitCause) -> bool {
         let max = self.shared.settings.database_wait_max;
-        self.shared.hold_max.map_or(max, |hold_max| max.min(hold_max / 2))
+        let max = self.shared.hold_max.map_or(max, |hold_max| max.min(hold_max / 2));
+        job.waiting.as_ref().is_some_and(|waiting| waiting.cause == cause && waiting.since.elapsed() >= max)
     }
 
     fn run_again(&mut self, jobs: Vec<Job<B::Handle>>, error: &str) {
@@ -199,6 +199,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             let what = match cause {
                 WaitCause::Database => "a message waits for the database",
                 WaitCause::Publisher => "a dead letter waits to be confirmed by its publisher",
+                WaitCause::Broker => "a message that may end the process waits until the broker has what is settled",
                 WaitCause::Retry
                 | WaitCause::KeyHeld
                 | WaitCause::Bookkeeping

@@ -16,8 +16,8 @@ use crate::{
     failpoint,
     handler::Work,
     outcome::{Decision, Durable, Failure, Settle},
-    policy::Seen,
-    source::Source,
+    policy::{Seen, WaitCause},
+    source::{Source, SourceError},
     store::{Bookkeeping as _, Store},
     worker::job::{Attempt, DeliveredBy, Isolation, Job},
 };
@@ -179,8 +179,15 @@ impl<S: Store, B: Source> Lane<S, B> {
             }
             return self.exhausted(job).await;
         }
-        if may_kill && (job.attempt.number() > 1 || shared.dead_letter_settled.load(Ordering::Relaxed)) {
-            self.hand_settlements_over().await;
+        if may_kill
+            && (job.attempt.number() > 1 || shared.dead_letter_settled.load(Ordering::Relaxed))
+            && let Err(error) = self.hand_settlements_over().await
+            && !self.has_waited_long(&job, WaitCause::Broker)
+        {
+            job.isolation = Isolation::Process;
+            // It did not run, and the next message may end the process while this one waits.
+            self.uncount(&mut job).await;
+            return self.wait_for(job, WaitCause::Broker, &consumer::describe::<S>(&error)).await;
         }
         match self.unit(std::slice::from_ref(&job)).await {
             End::Decided(decisions) => {
@@ -197,14 +204,21 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// Waits until the broker was told what is settled, before a message runs that may kill the process: a dead letter whose
+    /// Waits until the broker has what is settled, before a message runs that may kill the process: a dead letter whose
     /// settlement is lost comes again with all of its attempts, and two that kill could bring each other back for ever (D38).
-    /// On Kafka a position goes out up to `commit_every` later, so there it only becomes less likely.
-    async fn hand_settlements_over(&mut self) {
-        if !bugs::planted(Bug::KillersLoseSettlements) {
-            self.shared.dead_letter_settled.store(false, Ordering::Relaxed);
-            self.shared.flush().await;
+    async fn hand_settlements_over(&mut self) -> Result<(), SourceError> {
+        if bugs::planted(Bug::KillersLoseSettlements) {
+            return Ok(());
         }
+        let shared = &self.shared;
+        // Cleared first: a dead letter that is settled meanwhile may not be among what is handed over.
+        shared.dead_letter_settled.store(false, Ordering::Relaxed);
+        shared.flush().await;
+        let handed_over = shared.source.flush().await;
+        if handed_over.is_err() {
+            shared.dead_letter_settled.store(true, Ordering::Relaxed);
+        }
+        handed_over
     }
 
     /// The number of an attempt that the store counted as `number`. Counts whose answer was lost may be among them, of attempts

@@ -143,6 +143,7 @@ macro_rules! source_conformance {
 
             acknowledging_one_leaves_the_others
             acknowledging_out_of_order_loses_nothing
+            what_is_flushed_does_not_come_back_after_a_crash
             only_what_stands_before_a_settled_message_holds_it_back
             settle_answers_one_per_entry
             settling_nothing_answers_nothing

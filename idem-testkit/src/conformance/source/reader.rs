@@ -124,6 +124,16 @@ impl<S: Source> Reader<S> {
         assert!(answers.iter().all(|answer| *answer == Settled::Settled), "releasing answered {answers:?}");
     }
 
+    /// A broker that is slow to take it is asked again, as a worker does it.
+    pub(super) async fn flush(&self) {
+        let flushed = async {
+            while let Err(error) = self.source.flush().await {
+                assert!(matches!(error, SourceError::Unavailable { .. }), "flushing answered {error:?}");
+            }
+        };
+        within("flush", flushed).await;
+    }
+
     pub(super) async fn close(self) {
         within("close", self.source.close(CLOSED_WITHIN)).await;
     }

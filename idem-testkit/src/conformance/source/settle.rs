@@ -23,6 +23,27 @@ pub async fn acknowledging_one_leaves_the_others<T: SourceUnderTest>(subject: &T
     assert_eq!(sorted(&reader.take(4).await), rest);
 }
 
+/// D38, contract 8: what is flushed does not come back with a process that dies right after it.
+pub async fn what_is_flushed_does_not_come_back_after_a_crash<T: SourceUnderTest>(subject: &T) {
+    publish(subject, 3).await;
+    let open = || async { Reader::on(subject.source_that_tells_late().await).await };
+    let reader = open().await;
+    let mut deliveries = reader.take(3).await;
+    let last = deliveries.split_off(2);
+    reader.acknowledge(deliveries).await;
+    reader.flush().await;
+    subject.crash(reader.source).await;
+    let reader = open().await;
+    let again = reader.take(1).await;
+    assert_eq!(sorted(&again), sorted(&last));
+    reader.acknowledge(again).await;
+    reader.flush().await;
+    subject.crash(reader.source).await;
+    let reader = open().await;
+    put(subject, Message::new("next")).await;
+    assert_eq!(payloads(&reader.take(1).await), ["next"]);
+}
+
 /// E3, E4: units of several lanes end in any order. A broker that keeps positions gives back more than was left, never
 /// less.
 pub async fn acknowledging_out_of_order_loses_nothing<T: SourceUnderTest>(subject: &T) {

@@ -113,6 +113,12 @@ pub trait SourceUnderTest: Send + Sync {
     /// A source on the queue, in the group, not attached.
     fn source(&self) -> impl Future<Output = Self::Source> + Send;
 
+    /// The same as [`source`](Self::source), where settlements that are told to the broker later go out as late as settings
+    /// allow, so that only [`Source::flush`] tells it in time. Needed for sources that have such settings.
+    fn source_that_tells_late(&self) -> impl Future<Output = Self::Source> + Send {
+        self.source()
+    }
+
     /// A source on another queue that exists.
     fn source_of_another_queue(&self) -> impl Future<Output = Self::Source> + Send;
 

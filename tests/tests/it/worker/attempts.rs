@@ -114,7 +114,7 @@ async fn d36_a_count_whose_answer_was_lost_costs_no_attempt() {
 }
 
 /// The number that the next attempt of this message would get.
-async fn next_attempt(scene: &Scene, key: &str, payload: &str) -> u32 {
+pub(super) async fn next_attempt(scene: &Scene, key: &str, payload: &str) -> u32 {
     let books = scene.store.bookkeeping();
     let scope = books.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
     let key = idem_core::IdempotencyKey::new(key).unwrap();

@@ -112,6 +112,28 @@ async fn g15_a_long_pause_gives_back_what_was_not_begun() {
     assert!(scene.counted().values().all(|count| *count == 1));
 }
 
+/// G15: what is held goes back too, whether it was held before or failed only then: it would stay in hand for as long as the
+/// pause lasts, and the broker counts that.
+#[tokio::test(flavor = "multi_thread")]
+async fn g15_what_is_held_goes_back_in_a_long_pause() {
+    let scene = Scene::new();
+    scene.publish("held", "fail");
+    scene.publish("running", "block, then fail");
+    let hour = Duration::from_secs(3_600);
+    let worker = scene.worker().retry(RetryPolicy::new(3, hour, hour)).give_back_after(Duration::from_millis(20));
+    let running = Running::new(worker);
+    scene.script.blocked().await;
+    assert_eq!(scene.script.runs(), ["held", "running"]);
+    paused(&scene, &running).await;
+    scene.script.unblock();
+    within("giving back", scene.queue.until(|stats| stats.in_flight == 0)).await;
+    scene.script.mend();
+    set(&scene, ControlState::Running).await;
+    within("draining the queue", scene.queue.drained()).await;
+    running.stop().await.unwrap();
+    assert_eq!(scene.counted(), [("held".to_owned(), 1), ("running".to_owned(), 1)].into());
+}
+
 /// G15: so does an outage of the database, which charges nobody for it: with one attempt each, nothing is set aside.
 #[tokio::test(flavor = "multi_thread")]
 async fn g15_a_long_outage_gives_back_what_was_not_begun_and_charges_nobody() {

@@ -11,6 +11,7 @@ mod control;
 mod dead_letters;
 mod evidence;
 mod failures;
+mod flushing;
 mod kinds;
 mod limits;
 mod order;

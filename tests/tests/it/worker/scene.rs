@@ -9,8 +9,8 @@ use std::{
 
 use idem_core::{
     Bookkeeping as _, CancellationToken, DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message,
-    OrderingKey, Origin, RetryPolicy, Store as _, StoredDeadLetter, Summary, Tx, Worker, WorkerBuilder, WorkerError,
-    WorkerView,
+    OrderingKey, Origin, RetryPolicy, Source, Store as _, StoredDeadLetter, Summary, Tx, Worker, WorkerBuilder,
+    WorkerError, WorkerView,
 };
 use idem_testkit::{
     MemoryStore,
@@ -85,10 +85,10 @@ impl Handler<MemoryStore> for Script {
             "permanent" => Err(HandlerError::permanent("it can never work")),
             "in an hour" => Err(HandlerError::retry_after("ask later", Duration::from_secs(3_600))),
             "panic" => panic!("the handler of {key} panics, as it should in this test"),
-            "block" => {
+            block @ ("block" | "block, then fail") => {
                 self.0.started.0.add_permits(1);
                 self.0.go.0.acquire().await?.forget();
-                Ok(())
+                if block == "block" { Ok(()) } else { Err("it does not work today".into()) }
             }
             _ => Ok(()),
         }
@@ -133,7 +133,15 @@ impl Scene {
     }
 
     pub(crate) fn worker_of(&self, consumer: DedupConsumer<MemoryStore>) -> WorkerBuilder<MemoryStore, MemorySource> {
-        Worker::builder(consumer, self.queue.source())
+        self.worker_on(self.queue.source(), consumer)
+    }
+
+    pub(crate) fn worker_on<B: Source>(
+        &self,
+        source: B,
+        consumer: DedupConsumer<MemoryStore>,
+    ) -> WorkerBuilder<MemoryStore, B> {
+        Worker::builder(consumer, source)
             .retry(RetryPolicy::new(3, Duration::from_millis(1), Duration::from_millis(5)))
             .control_every(Duration::from_millis(10))
             .cleanup(None)
@@ -174,7 +182,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn new(worker: WorkerBuilder<MemoryStore, MemorySource>) -> Self {
+    pub(crate) fn new(worker: WorkerBuilder<MemoryStore, impl Source>) -> Self {
         let worker = worker.build().unwrap();
         let (view, stop) = (worker.view(), CancellationToken::new());
         Self { view, stop: stop.clone(), task: tokio::spawn(worker.run(stop.cancelled_owned())) }

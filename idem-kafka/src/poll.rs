@@ -3,7 +3,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use idem_core::{Attached, REFUSAL_GRACE, SourceError};
+use idem_core::{
+    SourceError,
+    source::{Attached, REFUSAL_GRACE},
+};
 use rdkafka::{
     consumer::{BaseConsumer, Consumer},
     error::{KafkaError, KafkaResult},

@@ -9,9 +9,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use idem_core::{
-    AuditEntry, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, IdempotencyKey,
-    PayloadHash, REPLAY_TAKEN_FOR, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, StoreError,
-    StoreIdentity, StoredDeadLetter, Tenant,
+    ConsumerName, ControlState, DeadLetter, DeadLetterId, IdempotencyKey, PayloadHash, StoreError, StoredDeadLetter,
+    Tenant,
+    dead_letter::REPLAY_TAKEN_FOR,
+    store::{
+        AuditEntry, Bookkeeping, Control, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, StoreIdentity,
+    },
 };
 
 pub use self::statements::BookkeepingStatements;

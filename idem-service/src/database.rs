@@ -65,7 +65,7 @@ pub trait Database: Send + Sync + 'static {
     const SCHEMES: &'static [&'static str];
 
     /// Whether the handlers of a unit may run at once on its transaction, as
-    /// [`StoreCapabilities::concurrent_handlers`](idem_core::StoreCapabilities) says of the store itself: `--handlers
+    /// [`StoreCapabilities::concurrent_handlers`](idem_core::store::StoreCapabilities) says of the store itself: `--handlers
     /// pipelined` is refused before anything is connected.
     const SHARES_TRANSACTION: bool = false;
 

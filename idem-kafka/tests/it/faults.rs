@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Received, Source, SourceError};
+use idem_core::{Source, SourceError, source::Received};
 use idem_kafka::{KafkaOptions, Reset};
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,

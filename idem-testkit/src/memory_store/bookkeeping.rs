@@ -9,9 +9,13 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    AuditEntry, Binding, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId,
-    DeadLetterIdentity, HashRuleId, IdempotencyKey, Message, PayloadHash, REPLAY_TAKEN_FOR, Registered, Registration,
-    Replay, ReplayEnd, RunId, ScopeId, StoreError, StoreIdentity, StoredDeadLetter, Tenant,
+    ConsumerName, ControlState, DeadLetter, DeadLetterId, IdempotencyKey, Message, PayloadHash, StoreError,
+    StoredDeadLetter, Tenant,
+    dead_letter::{DeadLetterIdentity, REPLAY_TAKEN_FOR},
+    store::{
+        AuditEntry, Binding, Bookkeeping, Control, HashRuleId, Registered, Registration, Replay, ReplayEnd, RunId,
+        ScopeId, StoreIdentity,
+    },
 };
 
 pub(super) use self::cleanup::MemoryCleaner;

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{ErrorClass, StoreError, boxed};
+use idem_core::{ErrorClass, StoreError, store::boxed};
 
 use super::{
     MemoryError, Shared, Weather,

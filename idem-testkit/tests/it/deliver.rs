@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    Bookkeeping as _, Decision, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, Message, Reason, Store, Tx,
-    handler_fn,
+    Decision, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, Message, Reason, Store, Tx, handler_fn,
+    store::Bookkeeping as _,
 };
 use idem_testkit::{Decide as _, Defect, Fault, MemoryStore, Operation, deliver, deliver_on, message};
 
@@ -140,7 +140,10 @@ async fn a_commit_that_hangs_is_resolved() {
 /// Two units that claim in opposite orders, which the engine never does: one is told, neither waits for ever.
 #[tokio::test(start_paused = true)]
 async fn a_deadlock_is_found() {
-    use idem_core::{Claim, ClaimError, Claimed, PayloadHash, Registration, Retention, UnitOfWork, UnitOptions};
+    use idem_core::{
+        PayloadHash, Retention,
+        store::{Claim, ClaimError, Claimed, Registration, UnitOfWork, UnitOptions},
+    };
     let store = MemoryStore::new();
     let registration = Registration::new(
         idem_core::ConsumerName::new("orders").unwrap(),

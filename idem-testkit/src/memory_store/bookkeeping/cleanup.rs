@@ -4,7 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use idem_core::{
-    Backlog, Cleaner, CleanupReport, CleanupSettings, Expiring, LastCleanup, Removal, Removed, StoreError,
+    CleanupReport, CleanupSettings, LastCleanup, StoreError,
+    store::{Backlog, Cleaner, Expiring, Removal, Removed},
 };
 
 use super::{Books, Defect, MemoryStore, Parked, ReplayState, State};

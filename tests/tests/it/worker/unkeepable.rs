@@ -7,8 +7,8 @@ use std::sync::{
 
 use async_trait::async_trait;
 use idem_core::{
-    Bookkeeping, ControlState, DeadLetter, IncidentKind, Message, OnUnkeepable, OrderingKey, Pause, Publisher, Reason,
-    SourceError, Store as _, Tenant, dead_letter::PAYLOAD_OMITTED, key,
+    ControlState, DeadLetter, IncidentKind, Message, OnUnkeepable, OrderingKey, Pause, Publisher, Reason, SourceError,
+    Store as _, Tenant, dead_letter::PAYLOAD_OMITTED, key, store::Bookkeeping,
 };
 use idem_testkit::memory::{Order, QueueOptions};
 

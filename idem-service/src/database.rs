@@ -78,7 +78,8 @@ pub trait Database: Send + Sync + 'static {
     fn open(settings: DatabaseSettings<'_>) -> impl Future<Output = Result<Self::Store, BoxError>> + Send;
 
     /// Reaches the database, brings idem's tables up to date with `--migrate`, and runs `tables`, the application's
-    /// statements, with `--create-tables`. It is tried again as `open` is. By default it does nothing.
+    /// statements, with `--create-tables`. It is tried again as `open` is. By default it does nothing: both flags are then
+    /// accepted without any effect, so a store that can make its tables overrides it.
     ///
     /// # Errors
     /// As for `open`.

@@ -32,7 +32,7 @@ pub struct PostgresUnit<'l> {
     xid: Option<String>,
     /// The server process that runs this transaction.
     backend_pid: Option<i32>,
-    /// Whether a claim has put the link's own limits back.
+    /// Whether a claim has put the session's own limits back.
     limits_are_back: bool,
     /// Whether handlers had the connection.
     is_lent: AtomicBool,

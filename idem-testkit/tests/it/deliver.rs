@@ -8,6 +8,12 @@ use idem_core::{
 };
 use idem_testkit::{Decide as _, Defect, Fault, MemoryStore, Operation, deliver, deliver_on, message};
 
+/// The program of the README's "Test your handler" is `readme.rs`, which is compiled and runs here.
+#[test]
+fn the_readme_shows_the_test_that_runs() {
+    assert!(include_str!("../../../README.md").contains(include_str!("readme.rs")), "README.md and readme.rs differ");
+}
+
 struct Ledger;
 
 impl Handler<MemoryStore> for Ledger {

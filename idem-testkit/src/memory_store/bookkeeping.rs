@@ -33,7 +33,7 @@ pub(super) struct Books {
     runs: i32,
     /// A count belongs to a key and a payload.
     attempts: BTreeMap<(ScopeId, IdempotencyKey, PayloadHash), Attempts>,
-    dead_letters: Vec<Parked>,
+    dead_letters: Vec<DeadLetterRow>,
     dead_letters_ever: i64,
     controls: BTreeMap<ScopeId, (ControlState, String, String)>,
     epochs: BTreeMap<ScopeId, i64>,
@@ -48,7 +48,7 @@ struct Attempts {
 }
 
 #[derive(Debug)]
-struct Parked {
+struct DeadLetterRow {
     seen: StoredDeadLetter,
     consumer: ConsumerName,
     scope: ScopeId,
@@ -93,11 +93,11 @@ pub struct KeptDeadLetter {
 
 impl Books {
     pub(super) fn kept(&self) -> Vec<KeptDeadLetter> {
-        let kept = |parked: &Parked| KeptDeadLetter {
-            row: parked.seen.clone(),
-            scope: parked.scope,
-            message: parked.message.clone(),
-            replaying: parked.replay != ReplayState::Idle,
+        let kept = |row: &DeadLetterRow| KeptDeadLetter {
+            row: row.seen.clone(),
+            scope: row.scope,
+            message: row.message.clone(),
+            replaying: row.replay != ReplayState::Idle,
         };
         self.dead_letters.iter().map(kept).collect()
     }
@@ -124,7 +124,7 @@ impl Books {
         }
     }
 
-    fn find(&mut self, id: DeadLetterId) -> Option<&mut Parked> {
+    fn find(&mut self, id: DeadLetterId) -> Option<&mut DeadLetterRow> {
         self.dead_letters.iter_mut().find(|stored| stored.seen.id == id)
     }
 
@@ -173,7 +173,7 @@ impl Books {
             loss_accepted: false,
             replayed: None,
         };
-        self.dead_letters.push(Parked {
+        self.dead_letters.push(DeadLetterRow {
             seen: seen.clone(),
             consumer: dead_letter.consumer.clone(),
             scope: dead_letter.scope,
@@ -279,7 +279,7 @@ impl Bookkeeping for MemoryStore {
     async fn store_dead_letter(&self, dead_letter: &DeadLetter) -> Result<StoredDeadLetter, StoreError> {
         let folding = if self.shared.has(Defect::ParksEveryCopy) {
             Folding::Never
-        } else if self.shared.has(Defect::ParksByOrigin) {
+        } else if self.shared.has(Defect::StoresByOrigin) {
             Folding::ByOrigin
         } else {
             Folding::ByIdentity

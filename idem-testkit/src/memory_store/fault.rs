@@ -86,7 +86,7 @@ pub enum Defect {
     /// A commit keeps the records and loses the effects.
     LosesEffects,
     /// Another message at the origin of a dead letter is taken for that one (A29).
-    ParksByOrigin,
+    StoresByOrigin,
     /// Every dead letter is a row of its own.
     ParksEveryCopy,
     /// Handlers write outside of their transaction.

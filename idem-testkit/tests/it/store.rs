@@ -188,7 +188,7 @@ mod broken {
         ignores_scopes: IgnoresScopes by deliveries::two_consumers_with_the_same_key_both_run,
             deliveries::two_tenants_with_the_same_key_both_run;
         loses_effects: LosesEffects by deliveries::processes_exactly_once_on_first_delivery;
-        parks_by_origin: ParksByOrigin by dead_letters::a29_another_message_at_a_used_origin_is_another_dead_letter,
+        stores_by_origin: StoresByOrigin by dead_letters::a29_another_message_at_a_used_origin_is_another_dead_letter,
             dead_letters::a29_a_replayed_dead_letter_is_not_revived_by_another_message,
             dead_letters::a30_without_a_key_other_headers_or_another_record_key_are_another_row,
             dead_letters::a32_a_confirmation_is_for_exactly_one_content;

@@ -8,7 +8,7 @@ use idem_core::{
     store::{Backlog, Cleaner, Expiring, Removal, Removed},
 };
 
-use super::{Books, Defect, MemoryStore, Parked, ReplayState, State};
+use super::{Books, DeadLetterRow, Defect, MemoryStore, ReplayState, State};
 
 /// Cleanup of a [`MemoryStore`].
 pub(in crate::memory_store) struct MemoryCleaner(pub(in crate::memory_store) MemoryStore);
@@ -89,7 +89,7 @@ impl State {
     }
 }
 
-impl Parked {
+impl DeadLetterRow {
     /// What awaits a replay stays, however old.
     fn is_done(&self, kept: Duration, now: SystemTime) -> bool {
         self.replay == ReplayState::Idle && is_old(self.last_at, kept, now)

@@ -10,8 +10,8 @@ use std::{
 };
 
 use idem_core::{
-    Assignment, Attached, CancellationToken, DedupConsumer, Delivery, Message, Received, Settle, Settled, Source,
-    SourceCapabilities, SourceError, Store, Worker,
+    CancellationToken, DedupConsumer, Message, Source, SourceError, Store, Worker,
+    source::{Assignment, Attached, Delivery, Received, Settle, Settled, SourceCapabilities},
 };
 use tokio::{sync::watch, time::Instant};
 

@@ -11,8 +11,8 @@ use std::{
 };
 
 use idem_core::{
-    Assignment, Attached, CancellationToken, DedupConsumer, Delivery, Effects, Handler, Received, Settle, Settled,
-    Source, SourceCapabilities, SourceError, Store, Worker,
+    CancellationToken, DedupConsumer, Effects, Handler, Source, SourceError, Store, Worker,
+    source::{Assignment, Attached, Delivery, Received, Settle, Settled, SourceCapabilities},
 };
 use sqlx::{Connection, PgConnection, PgPool};
 use tokio::{sync::OnceCell, time::Instant};

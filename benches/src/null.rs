@@ -9,11 +9,13 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    AuditEntry, Backlog, Bookkeeping, Claim, ClaimError, Claimed, Cleaner, CleanupReport, CleanupSettings, CommitError,
-    ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, ErrorClass, Expiring, HashRuleId, IdempotencyKey,
-    LastCleanup, PayloadHash, Recorded, Registered, Registration, Removal, Removed, Replay, ReplayEnd, RunId, ScopeId,
-    Store, StoreCapabilities, StoreError, StoreIdentity, StoredDeadLetter, Tenant, Tx, UnitOfWork, UnitOptions,
-    store::Usage,
+    CleanupReport, CleanupSettings, ConsumerName, ControlState, DeadLetter, DeadLetterId, ErrorClass, IdempotencyKey,
+    LastCleanup, PayloadHash, Recorded, Store, StoreError, StoredDeadLetter, Tenant, Tx,
+    store::{
+        AuditEntry, Backlog, Bookkeeping, Claim, ClaimError, Claimed, Cleaner, CommitError, Control, Expiring,
+        HashRuleId, Registered, Registration, Removal, Removed, Replay, ReplayEnd, RunId, ScopeId, StoreCapabilities,
+        StoreIdentity, UnitOfWork, UnitOptions, Usage,
+    },
 };
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Attached, SourceError};
+use idem_core::{SourceError, source::Attached};
 use lapin::uri::AMQPScheme;
 use serde_json::Value;
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use futures_util::{FutureExt, StreamExt, future::join_all};
-use idem_core::{BoxError, ErrorClass, REFUSAL_GRACE, RetryPolicy, SourceError};
+use idem_core::{BoxError, ErrorClass, RetryPolicy, SourceError, source::REFUSAL_GRACE};
 use lapin::{
     Channel, Connection, ConnectionProperties, Consumer,
     message::Delivery,

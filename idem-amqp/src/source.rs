@@ -3,7 +3,10 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use idem_core::{Attached, Received, Settle, Settled, Source, SourceCapabilities, SourceError};
+use idem_core::{
+    Source, SourceError,
+    source::{Attached, Received, Settle, Settled, SourceCapabilities},
+};
 use tokio::{
     sync::{Mutex, mpsc, oneshot},
     task::JoinHandle,

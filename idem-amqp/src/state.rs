@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{Assignment, CancellationToken, Delivery, Received, Revocation, Settle, Settled, SourceError};
+use idem_core::{
+    CancellationToken, SourceError,
+    source::{Assignment, Delivery, Received, Revocation, Settle, Settled},
+};
 use lapin::{
     Channel,
     options::{BasicAckOptions, BasicNackOptions},

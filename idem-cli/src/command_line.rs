@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
-use idem_core::{Fingerprint, Reason};
+use idem_core::{Reason, dead_letter::Fingerprint};
 use idem_schema::SchemaName;
 
 use crate::spans;

@@ -7,7 +7,7 @@ mod keys;
 
 use std::sync::Arc;
 
-use idem_core::{Bookkeeping as _, Cleanup, Store as _, StoreError};
+use idem_core::{Cleanup, Store as _, StoreError, store::Bookkeeping as _};
 use idem_sqlx::{SqliteOptions, SqliteStore};
 
 use self::file::File;

@@ -223,7 +223,7 @@ pub struct WorkerSettings {
     /// How often the controls that operators set are read. Defaults to 2 s; at most 5 s.
     pub control_every: Duration,
     /// After how long with intake closed (a pause, a database that is down, an open breaker) the subscription ends and
-    /// what was not begun goes back, where the [source](crate::SourceCapabilities::pauses) asks for that. Defaults to 5 s;
+    /// what was not begun goes back, where the [source](crate::source::SourceCapabilities::pauses) asks for that. Defaults to 5 s;
     /// from 1 ms to 12 hours.
     pub give_back_after: Duration,
     /// Ends the run once the source is at its end and nothing is unsettled for this long. Defaults to never.

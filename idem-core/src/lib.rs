@@ -64,18 +64,4 @@ pub use self::{
     store::{ControlState, Recorded, Retention, Store, Tx},
     worker::{Incident, IncidentKind, Load, Pause, Summary, Wait, Worker, WorkerBuilder, WorkerError, WorkerView},
 };
-// What only stores, sources and their tests need stands in `store` and `source`; here it is for code that was written before
-// there were such modules.
-#[doc(hidden)]
-pub use self::{
-    dead_letter::{DeadLetterIdentity, FailureKind, Fingerprint, REPLAY_TAKEN_FOR},
-    source::{
-        Assignment, Attached, Delivery, REFUSAL_GRACE, Received, Revocation, Settle, Settled, SourceCapabilities,
-    },
-    store::{
-        AuditEntry, Backlog, Binding, Bookkeeping, Claim, ClaimError, Claimed, Cleaner, CommitError, Control, Expiring,
-        HORIZON_HEARD, HashRuleId, Registered, Registration, Removal, Removed, Replay, ReplayEnd, RunId, ScopeId,
-        StoreCapabilities, StoreIdentity, UnitOfWork, UnitOptions, Usage, boxed,
-    },
-};
 pub use tokio_util::sync::CancellationToken;

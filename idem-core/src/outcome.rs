@@ -20,7 +20,7 @@ pub(crate) struct Ticket(());
 /// only the engine makes one, so acknowledging without proof does not compile:
 ///
 /// ```compile_fail
-/// let settle = idem_core::Settle::Acknowledge(idem_core::Durable(()));
+/// let settle = idem_core::source::Settle::Acknowledge(idem_core::Durable(()));
 /// ```
 #[must_use]
 #[derive(Debug)]
@@ -101,7 +101,7 @@ pub(crate) fn verdict(
         Claimed::Found(recorded) => compare(claim, recorded, rehash),
         Claimed::NotInserted if bugs::planted(Bug::ZeroRowsAreADuplicate) => {
             let Claim { key, hash, hash_rule, .. } = claim.clone();
-            let (processed_at, processed_by) = (std::time::SystemTime::UNIX_EPOCH, crate::RunId(0));
+            let (processed_at, processed_by) = (std::time::SystemTime::UNIX_EPOCH, crate::store::RunId(0));
             let recorded = Recorded { key, hash, hash_rule, processed_at, processed_by, expires_at: None };
             Verdict::Duplicate(recorded, Durable::read_back())
         }

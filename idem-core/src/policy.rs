@@ -100,7 +100,7 @@ pub enum WaitCause {
 }
 
 impl WaitCause {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Retry,
         Self::KeyHeld,
         Self::Database,

@@ -243,6 +243,10 @@ pub trait Source: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`SourceError::Unavailable`] to be retried until the start-up time-out, [`SourceError::Refused`] at once.
+    ///
+    /// # Cancel safety
+    /// Core drops a call when the worker is stopped while it starts. What it leaves behind, [`Source::close`] or dropping the
+    /// source lets go of.
     fn attach(&self) -> impl Future<Output = Result<Attached, SourceError>> + Send;
 
     /// The next messages, at most `max`, or what else happened; see the contract, number 1.
@@ -255,6 +259,10 @@ pub trait Source: Send + Sync + 'static {
     fn receive(&self, max: usize) -> impl Future<Output = Result<Received<Self::Handle>, SourceError>> + Send;
 
     /// Tells the broker what became of deliveries, in this order. One answer each.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: whether the broker took any of a dropped call's settlements is not known. Core drops one only where
+    /// the worker itself is dropped or passes its drain deadline.
     fn settle(&self, settlements: Vec<(Self::Handle, Settle)>) -> impl Future<Output = Vec<Settled>> + Send;
 
     /// Waits until the broker has what was settled so far; see the contract, number 8. Core asks before it runs a message that

@@ -472,6 +472,18 @@ pub enum ControlState {
     Halted,
 }
 
+impl ControlState {
+    /// The word for it in logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Halted => "halted",
+        }
+    }
+}
+
 /// Begins the line, in the details of an [`AuditEntry`] `start`, that goes on with the broker's redelivery horizon in
 /// seconds: `idem doctor` reads what workers wrote.
 pub const HORIZON_HEARD: &str = "the broker may deliver again for ";
@@ -513,6 +525,8 @@ impl AuditEntry {
 /// # Contract
 /// 1. Each call is one short transaction, or several that can be repeated. None uses a session.
 /// 2. Each call is bounded in time by the store, and may be repeated after any error.
+/// 3. Each call may be dropped at any point. Whether it took effect is then not known, and no later call meets what it left
+///    of its connection.
 #[async_trait]
 pub trait Bookkeeping: Send + Sync + 'static {
     /// Checks that the schema is the one this build needs, with its indexes and triggers, and that the server is one

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use idem_core::{Attached, SourceError};
+use idem_core::{SourceError, source::Attached};
 use rdkafka::{
     Offset, TopicPartitionList,
     admin::{AdminClient, AdminOptions, ResourceSpecifier},

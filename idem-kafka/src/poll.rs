@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use idem_core::{Attached, SourceError};
+use idem_core::{SourceError, source::Attached};
 use rdkafka::{
     Offset,
     consumer::{BaseConsumer, Consumer},

@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{Assignment, Delivery, Message, Received, Revocation, Settle, Settled, SourceError};
+use idem_core::{
+    Message, SourceError,
+    source::{Assignment, Delivery, Received, Revocation, Settle, Settled},
+};
 use tokio::{
     sync::{
         Notify,

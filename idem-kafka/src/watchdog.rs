@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use idem_core::Assignment;
+use idem_core::source::Assignment;
 use rdkafka::consumer::BaseConsumer;
 use tokio::time::{Duration, Instant};
 

@@ -9,10 +9,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use idem_core::{
-    AuditEntry, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId, IdempotencyKey,
-    PayloadHash, REPLAY_TAKEN_FOR, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, StoreError,
-    StoreIdentity, StoredDeadLetter, Tenant,
-    store::{DEAD_LETTER_ROW_BYTES, Usage},
+    ConsumerName, ControlState, DeadLetter, DeadLetterId, IdempotencyKey, PayloadHash, StoreError, StoredDeadLetter,
+    Tenant,
+    dead_letter::REPLAY_TAKEN_FOR,
+    store::{
+        AuditEntry, Bookkeeping, Control, DEAD_LETTER_ROW_BYTES, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, StoreIdentity, Usage,
+    },
 };
 
 pub use self::statements::BookkeepingStatements;

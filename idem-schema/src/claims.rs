@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use idem_core::{Claim, Claimed, HashRuleId, IdempotencyKey, PayloadHash, Recorded, RunId, StoreError};
+use idem_core::{
+    IdempotencyKey, PayloadHash, Recorded, StoreError,
+    store::{Claim, Claimed, HashRuleId, RunId},
+};
 use uuid::Uuid;
 
 use crate::{

@@ -6,7 +6,8 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use idem_core::{
-    Backlog, Cleaner, CleanupReport, CleanupSettings, Expiring, LastCleanup, Removal, Removed, StoreError, chain,
+    CleanupReport, CleanupSettings, LastCleanup, StoreError, chain,
+    store::{Backlog, Cleaner, Expiring, Removal, Removed},
 };
 
 use self::statements::CleanupStatements;

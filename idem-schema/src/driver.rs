@@ -75,7 +75,7 @@ pub trait BookkeepingDriver: Send + Sync {
         parameters: &[Parameter<'_>],
     ) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
 
-    /// Checks whether the database and its schema can keep the promise: see [`idem_core::Bookkeeping::verify`].
+    /// Checks whether the database and its schema can keep the promise: see [`idem_core::store::Bookkeeping::verify`].
     fn verify(&self) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// What a person should know: weak settings, each with its cure.

@@ -2,7 +2,10 @@
 
 use std::error::Error;
 
-use idem_core::{BoxError, ClaimError, CommitError, ErrorClass, StoreError};
+use idem_core::{
+    BoxError, ErrorClass, StoreError,
+    store::{ClaimError, CommitError},
+};
 
 use crate::{CommitOutcome, UNSEALED_COMMIT, WEAKER_COMMIT, commit_outcome, driver::PostgresDriver};
 

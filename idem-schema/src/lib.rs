@@ -12,7 +12,7 @@
 //! | turn a claim's rows into answers in order | [`claim_answers`], [`in_claim_order`] |
 //! | do the bookkeeping: starts, attempts, dead letters, controls | [`PostgresDriver`] or [`BookkeepingDriver`], [`SqlBookkeeping`] |
 //! | say what a driver's error means where it happened | [`DriverError`] |
-//! | compare a start with what its name is bound to | [`Binding`](idem_core::Binding) |
+//! | compare a start with what its name is bound to | [`Binding`](idem_core::store::Binding) |
 //! | keep a message's headers in a column | [`encode_headers`], [`decode_headers`] |
 //! | remove what has expired | [`PostgresCleaner`], or [`cleanup_script`] in the database itself |
 //! | make and change the schema | [`Migrator`], [`Migration`] and its contract, [`postgres_roles`] |

@@ -65,7 +65,7 @@ pub trait Database: Send + Sync + 'static {
     const SCHEMES: &'static [&'static str];
 
     /// Whether the handlers of a unit may run at once on its transaction, as
-    /// [`StoreCapabilities::concurrent_handlers`](idem_core::StoreCapabilities) says of the store itself: `--handlers
+    /// [`StoreCapabilities::concurrent_handlers`](idem_core::store::StoreCapabilities) says of the store itself: `--handlers
     /// pipelined` is refused before anything is connected.
     const SHARES_TRANSACTION: bool = false;
 
@@ -78,7 +78,8 @@ pub trait Database: Send + Sync + 'static {
     fn open(settings: DatabaseSettings<'_>) -> impl Future<Output = Result<Self::Store, BoxError>> + Send;
 
     /// Reaches the database, brings idem's tables up to date with `--migrate`, and runs `tables`, the application's
-    /// statements, with `--create-tables`. It is tried again as `open` is. By default it does nothing.
+    /// statements, with `--create-tables`. It is tried again as `open` is. By default it does nothing: both flags are then
+    /// accepted without any effect, so a store that can make its tables overrides it.
     ///
     /// # Errors
     /// As for `open`.

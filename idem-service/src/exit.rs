@@ -21,7 +21,7 @@ pub enum Exit {
     DrainDeadline,
     /// The consumer was halted, and the run was to end when idle.
     Halted,
-    /// A bug of idem's.
+    /// A panic: a bug of idem's, or of the application's own functions and hooks.
     Bug,
 }
 

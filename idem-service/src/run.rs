@@ -81,7 +81,11 @@ where
         // In a task, whose panic is an answer.
         let ended = tokio::spawn(serve(name, version, line, build, Arc::clone(&status))).await;
         exit::print_summary(&status.summary());
-        ended.unwrap_or_else(|_| Err(Failure::new(Exit::Bug, "the worker panicked, which is a bug in idem")))
+        ended.unwrap_or_else(|_| {
+            let why = "the worker panicked; the place is on standard error. Outside of the application's own functions and \
+                       hooks that is a bug in idem: report it, with the log";
+            Err(Failure::new(Exit::Bug, why))
+        })
     });
     // A handler that passed the drain deadline may block its thread, and is not waited for.
     std::mem::forget(runtime);

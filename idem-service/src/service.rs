@@ -138,7 +138,8 @@ impl<L> Service<L> {
     }
 
     /// Runs this once the database is reached and its tables are as asked for, before anything is received. Its error ends
-    /// the worker with status 2. Several run one after the other, in the order given.
+    /// the worker with status 2. Several run one after the other, in the order given. Nothing bounds a hook in time, and none is
+    /// dropped: a signal to stop is heeded once it has ended, and a second one ends the process.
     pub fn on_start<F, R>(mut self, hook: F) -> Self
     where
         F: FnOnce() -> R + Send + 'static,

@@ -7,9 +7,7 @@ use std::{
     thread,
 };
 
-use idem_core::{
-    CancellationToken, CleanupState, ControlState, Incident, IncidentKind, Load, Pause, Summary, Wait, WorkerView,
-};
+use idem_core::{CancellationToken, CleanupState, Incident, IncidentKind, Load, Pause, Summary, Wait, WorkerView};
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -145,12 +143,7 @@ impl Status {
                 Some(Pause::Control(..) | Pause::Breaker) | None => "up",
             },
             breaker: if pause == Some(Pause::Breaker) { "open" } else { "closed" },
-            pause: pause.map(|pause| match pause {
-                Pause::Control(ControlState::Halted, why) => format!("halted by {why}"),
-                Pause::Control(ControlState::Paused | ControlState::Running, why) => format!("paused by {why}"),
-                Pause::StoreDown(lanes) => format!("{lanes} lanes cannot reach the database"),
-                Pause::Breaker => "more than half of the last 50 fresh messages became dead letters".to_owned(),
-            }),
+            pause: pause.map(|pause| pause.to_string()),
         }
     }
 }

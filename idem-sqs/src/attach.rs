@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use aws_sdk_sqs::types::QueueAttributeName as Name;
-use idem_core::{Attached, SourceError};
+use idem_core::{SourceError, source::Attached};
 
 use crate::{
     error::{classify, is_denied},

@@ -8,7 +8,8 @@ use std::{
 };
 
 use idem_core::{
-    Assignment, CancellationToken, Delivery, Message, OrderingKey, REFUSAL_GRACE, Received, Revocation, SourceError,
+    CancellationToken, Message, OrderingKey, SourceError,
+    source::{Assignment, Delivery, REFUSAL_GRACE, Received, Revocation},
 };
 use tokio::{
     sync::{Mutex as AsyncMutex, Notify},

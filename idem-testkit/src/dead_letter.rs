@@ -1,7 +1,9 @@
 //! A dead letter for tests of publishers.
 
 use idem_core::{
-    ConsumerName, DeadLetter, ErrorClass, FailureKind, Fingerprint, IdempotencyKey, Message, Origin, Reason, ScopeId,
+    ConsumerName, DeadLetter, ErrorClass, IdempotencyKey, Message, Origin, Reason,
+    dead_letter::{FailureKind, Fingerprint},
+    store::ScopeId,
 };
 
 /// A dead letter of this message, as a worker would hand it to a [`Publisher`](idem_core::Publisher): a conflict over the

@@ -1,6 +1,6 @@
 //! The parameters of a claim.
 
-use idem_core::{UnitOptions, Uuid};
+use idem_core::{Uuid, store::UnitOptions};
 use idem_schema::ClaimColumns;
 use tokio_postgres::types::Type;
 

@@ -24,7 +24,7 @@ pub enum RunStatementError {
     /// The server or the driver says so.
     #[error("a statement failed")]
     Postgres(#[from] Error),
-    /// The text controls the transaction or the link, which all handlers of a batch share under
+    /// The text controls the transaction or the session, which all handlers of a batch share under
     /// [`Concurrency::Pipelined`](idem_core::Concurrency::Pipelined). Nothing was sent.
     #[error("{keyword} is refused, because the handlers of a batch share the transaction: use Concurrency::InOrder")]
     SessionControl {
@@ -69,7 +69,7 @@ impl RunStatementError {
 ///
 /// Under [`Concurrency::Pipelined`](idem_core::Concurrency::Pipelined) the handlers of a batch share it, and their statements
 /// travel together. There it offers `query…`, `execute…` and `copy_in` only. Anything that belongs to the transaction or
-/// the link is refused before it is sent: a savepoint would be the link's, and one handler's `ROLLBACK TO` would
+/// the session is refused before it is sent: a savepoint would be the session's, and one handler's `ROLLBACK TO` would
 /// undo its neighbours' writes without a word.
 ///
 /// Texts are prepared once a connection and kept, so that the plain call is the fast one. A statement whose future is

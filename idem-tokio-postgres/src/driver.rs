@@ -29,7 +29,7 @@ pub struct Driver {
     tls: MakeRustlsConnect,
     /// What the server, or the pooler before it, takes at the start of a connection.
     session_settings: SessionSettings,
-    /// Whether the way to the server lets a link have settings of its own, which is looked at once.
+    /// Whether the way to the server lets a session have settings of its own, which is looked at once.
     is_direct: OnceCell<bool>,
     role_default: RoleDefault,
     /// Whether prepared statements stay with the connection, which is looked at once.
@@ -161,7 +161,7 @@ impl Driver {
         // Only now is it known that nothing else was wrong.
         for (name, error) in refused {
             known.refused(name);
-            tracing::warn!(setting = name, %error, "a setting of a session's link is refused");
+            tracing::warn!(setting = name, %error, "the server refuses a setting of a session");
         }
         Ok(connected)
     }

@@ -2,7 +2,10 @@
 
 use std::{error::Error as StdError, fmt::Write as _, io};
 
-use idem_core::{ClaimError, CommitError, ErrorClass, StoreError, chain};
+use idem_core::{
+    ErrorClass, StoreError, chain,
+    store::{ClaimError, CommitError},
+};
 use idem_schema::{DriverError, class_of, unreadable};
 use tokio_postgres::{
     Error, Row,

@@ -9,16 +9,16 @@ use tokio_postgres::{Client, Connection, SimpleQueryMessage, Socket};
 
 use crate::{PostgresStore, driver::Driver, link::Link};
 
-/// A connection for units of work, with what has to be known of its link. Dropping it closes it.
+/// A connection for units of work, with what has to be known of it. Dropping it closes it.
 pub struct PostgresSession {
     pub(crate) link: Link,
-    /// The link's own limits, which a claim puts back when it is done with idem's.
+    /// The session's own limits, which a claim puts back when it is done with idem's.
     pub(crate) lock_timeout: String,
     pub(crate) statement_timeout: String,
     /// `synchronous_commit` before any handler, which the seal compares, and each BEGIN sets where others share the session.
     pub(crate) durability: Durability,
     pub(crate) shared_durability: Option<&'static str>,
-    /// The server process and when it began, where it serves this link alone: behind a pooler it may be another in each
+    /// The server process and when it began, where it serves this session alone: behind a pooler it may be another in each
     /// transaction.
     pub(crate) backend: Option<(i32, i64)>,
     /// How many units were rolled back here after handlers ran, to tell the answers to them apart.

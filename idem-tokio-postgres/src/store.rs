@@ -2,7 +2,10 @@
 
 use std::{fmt, sync::Arc};
 
-use idem_core::{Cleaner, ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
+use idem_core::{
+    ErrorClass, Store, StoreError,
+    store::{Cleaner, StoreCapabilities, UnitOptions},
+};
 use idem_schema::{SchemaName, SqlBookkeeping, UnitLimits, begin_unit, refused_login};
 use tokio_postgres::config::Config;
 

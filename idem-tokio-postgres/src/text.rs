@@ -1,6 +1,6 @@
 //! What a statement's text begins with: as much of SQL as it takes to refuse what would harm the neighbours.
 
-/// What belongs to the transaction or the link, and so to every handler of a batch.
+/// What belongs to the transaction or the session, and so to every handler of a batch.
 const SESSION_CONTROL: [&str; 13] = [
     "ABORT",
     "BEGIN",
@@ -17,7 +17,7 @@ const SESSION_CONTROL: [&str; 13] = [
     "START",
 ];
 
-/// The keyword of a text that controls the transaction or the link.
+/// The keyword of a text that controls the transaction or the session.
 pub(crate) fn session_control(text: &str) -> Option<&'static str> {
     let keyword = keyword(text);
     SESSION_CONTROL.into_iter().find(|control| control.eq_ignore_ascii_case(keyword))

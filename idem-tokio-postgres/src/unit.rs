@@ -8,7 +8,8 @@ use std::{
 
 use futures_util::{TryStreamExt as _, join};
 use idem_core::{
-    Claim, ClaimError, Claimed, CommitError, ErrorClass, Recorded, StoreError, Tx, UnitOfWork, UnitOptions, failpoint,
+    ErrorClass, Recorded, StoreError, Tx, failpoint,
+    store::{Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions},
 };
 use idem_schema::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order, key_id, retention, unreadable};
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::REPLAY_TAKEN_FOR;
+use idem_core::dead_letter::REPLAY_TAKEN_FOR;
 
 use crate::scenario::{Behaviour, Scenario};
 

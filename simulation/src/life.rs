@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{Bookkeeping as _, ConsumerName, ControlState, ScopeId, Tenant};
+use idem_core::{
+    ConsumerName, ControlState, Tenant,
+    store::{Bookkeeping as _, ScopeId},
+};
 use idem_testkit::{Weather, memory::Faults};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 

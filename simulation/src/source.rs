@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{Attached, Delivery, OnConflict, Received, Settle, Settled, Source, SourceCapabilities, SourceError};
+use idem_core::{
+    OnConflict, Source, SourceError,
+    source::{Attached, Delivery, Received, Settle, Settled, SourceCapabilities},
+};
 use idem_testkit::memory::{MemoryHandle, MemorySource};
 
 use crate::{

@@ -61,7 +61,7 @@ fn in_the_store() -> Vec<Planted> {
     let planted = |defect, theme, about| Planted { place: Place::Store(defect), theme, about };
     vec![
         planted(
-            Defect::ParksByOrigin,
+            Defect::StoresByOrigin,
             Theme::Any,
             "another message at a used origin is taken for the dead letter there (E1)",
         ),

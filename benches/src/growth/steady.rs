@@ -4,8 +4,8 @@
 use std::{cell::Cell, convert::Infallible, error::Error, sync::Arc, time::Duration};
 
 use idem_core::{
-    CancellationToken, Cleaner, CleanupSettings, DedupConsumer, Effects, Expiring, Removal, Removed, Retention,
-    Store as _, Worker,
+    CancellationToken, CleanupSettings, DedupConsumer, Effects, Retention, Store as _, Worker,
+    store::{Cleaner, Expiring, Removal, Removed},
 };
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tokio::time::{Instant, sleep};

@@ -14,11 +14,11 @@ use diesel_async::{
     SimpleAsyncConnection as _, TransactionManager as _,
 };
 use idem_core::{
-    Claim, ClaimError, Claimed, Cleaner, CommitError, ErrorClass, Recorded, Store, StoreCapabilities, StoreError, Tx,
-    UnitOfWork, UnitOptions,
+    ErrorClass, Recorded, Store, StoreError, Tx,
+    store::{Claim, ClaimError, Claimed, Cleaner, CommitError, StoreCapabilities, UnitOfWork, UnitOptions},
 };
 use idem_schema::{
-    ClaimColumns, Durability, SESSION_SETTINGS, Parameter, PostgresDriver, PostgresStatements, Row, UnitLimits, Value, begin_unit,
+    ClaimColumns, Durability, Parameter, PostgresDriver, PostgresStatements, Row, SESSION_SETTINGS, UnitLimits, Value, begin_unit,
     claim_answers, claimed_ids, in_claim_order, unreadable,
 };
 use idem_tokio_postgres::PostgresStore;
@@ -103,7 +103,8 @@ impl Store for DieselPostgres {
 
     async fn open(&self) -> Result<DieselSession, StoreError> {
         let mut connection = AsyncPgConnection::establish(&self.url).await.map_err(error::connecting)?;
-        let settings: String = SESSION_SETTINGS.iter().map(|(name, value)| format!("SET {name} = '{value}';")).collect();
+        let settings: String =
+            SESSION_SETTINGS.iter().map(|(name, value)| format!("SET {name} = '{value}';")).collect();
         let opening = |source| StoreError::Unavailable { doing: "opening a session", source: Box::new(source) };
         connection.batch_execute(&settings).await.map_err(opening)?;
         let facts = sql_query(&*self.statements().server_facts);
@@ -117,7 +118,11 @@ impl Store for DieselPostgres {
         drop(session);
     }
 
-    async fn begin<'l>(&'l self, session: &'l mut DieselSession, options: UnitOptions) -> Result<DieselUnit<'l>, StoreError> {
+    async fn begin<'l>(
+        &'l self,
+        session: &'l mut DieselSession,
+        options: UnitOptions,
+    ) -> Result<DieselUnit<'l>, StoreError> {
         if session.is_spent {
             *session = self.open().await?;
         }
@@ -263,7 +268,8 @@ impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
         }
         let (scopes, key_ids) = claimed_ids(claims);
         let ClaimColumns { keys, hashes, rules, retentions } = ClaimColumns::of(claims);
-        let (lock_timeout, statement_timeout) = (self.session.lock_timeout.clone(), self.session.statement_timeout.clone());
+        let (lock_timeout, statement_timeout) =
+            (self.session.lock_timeout.clone(), self.session.statement_timeout.clone());
         let query = sql_query(&*self.store.statements().claim)
             .bind::<Array<Integer>, _>(&scopes)
             .bind::<Array<SqlUuid>, _>(&key_ids)
@@ -311,7 +317,9 @@ impl UnitOfWork<DieselPostgres> for DieselUnit<'_> {
     async fn commit(mut self) -> Result<(), CommitError> {
         self.check().map_err(CommitError::RolledBack)?;
         self.seal().await.map_err(CommitError::RolledBack)?;
-        Manager::commit_transaction(self.session.connection()).await.map_err(|source| error::of(source).committing())?;
+        Manager::commit_transaction(self.session.connection())
+            .await
+            .map_err(|source| error::of(source).committing())?;
         if depth(self.session.connection()) != Some(0) {
             return Err(CommitError::Unknown(unreadable("a transaction is still open after COMMIT").into()));
         }

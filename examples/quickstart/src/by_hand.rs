@@ -2,7 +2,11 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use idem_core::{BoxError, Message, Received, Settle, Source, key::KEY_FIELD};
+use idem_core::{
+    BoxError, Message, Source,
+    key::KEY_FIELD,
+    source::{Received, Settle},
+};
 use idem_testkit::memory::Queue;
 use sqlx::{Connection, SqliteConnection};
 

@@ -12,8 +12,8 @@ use std::{
 };
 
 use idem_core::{
-    Attached, BoxError, Handler, HandlerError, Message, Received, Settle, Settled, Source, SourceCapabilities,
-    SourceError, Store, Tx,
+    BoxError, Handler, HandlerError, Message, Source, SourceError, Store, Tx,
+    source::{Attached, Received, Settle, Settled, SourceCapabilities},
 };
 use tokio::{runtime, sync::Notify};
 

@@ -20,7 +20,7 @@ use std::{
     thread,
 };
 
-use idem_core::{Bookkeeping, BoxError, ConsumerName, Store as _, StoredDeadLetter};
+use idem_core::{BoxError, ConsumerName, Store as _, StoredDeadLetter, store::Bookkeeping};
 use idem_sqlx::SqliteStore;
 use idem_testkit::memory::{Broker, Faults, Order, Queue, QueueOptions, Rate};
 use tokio::{runtime, time::Instant};

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use idem_amqp::{AmqpOptions, DeliveryLimit};
-use idem_core::{Attached, Message, Settle, Source, SourceError};
+use idem_core::{
+    Message, Source, SourceError,
+    source::{Attached, Settle},
+};
 use idem_testkit::{durables, proxy::Proxy};
 use lapin::types::{AMQPValue, LongString};
 use reqwest::Method;

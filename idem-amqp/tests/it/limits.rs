@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use idem_amqp::{AmqpOptions, AmqpSource, DeliveryLimit};
 use idem_core::{
-    Bookkeeping, CancellationToken, ConsumerName, ControlState, DedupConsumer, Effects, Handler, HandlerError, Message,
-    Pause, Received, RetryPolicy, Source, SourceError, Store as _, Summary, Tenant, Tx, Worker, WorkerError,
-    WorkerView,
+    CancellationToken, ConsumerName, ControlState, DedupConsumer, Effects, Handler, HandlerError, Message, Pause,
+    RetryPolicy, Source, SourceError, Store as _, Summary, Tenant, Tx, Worker, WorkerError, WorkerView,
+    source::Received, store::Bookkeeping,
 };
 use idem_testkit::MemoryStore;
 use lapin::types::AMQPValue;

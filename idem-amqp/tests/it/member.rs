@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use idem_amqp::{AmqpHandle, AmqpOptions, AmqpSource};
-use idem_core::{Delivery, Received, Settle, Settled, Source, SourceError};
+use idem_core::{
+    Source, SourceError,
+    source::{Delivery, Received, Settle, Settled},
+};
 use idem_testkit::durables;
 
 use crate::broker::{PATIENCE, Queue};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Message, Settled, Source, SourceError};
+use idem_core::{Message, Source, SourceError, source::Settled};
 use lapin::{
     BasicProperties,
     types::{AMQPValue, FieldTable, LongString},

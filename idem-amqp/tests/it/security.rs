@@ -1,7 +1,7 @@
 //! A broker that wants TLS, on a server of its own.
 
 use idem_amqp::AmqpOptions;
-use idem_core::{Attached, Message, Source, SourceError};
+use idem_core::{Message, Source, SourceError, source::Attached};
 
 use crate::{
     broker::{Kind, PATIENCE, Queue},

@@ -1,6 +1,6 @@
 //! A broker that takes messages back (G4), and one that has no room (G9).
 
-use idem_core::{Message, Publisher, Settled, Source, SourceError};
+use idem_core::{Message, Publisher, Source, SourceError, source::Settled};
 
 use crate::{
     broker::{Kind, Queue, eventually},

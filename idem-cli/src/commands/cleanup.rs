@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use idem_core::{Cleanup, CleanupReport, CleanupSettings, Expiring, Store as _};
+use idem_core::{Cleanup, CleanupReport, CleanupSettings, Store as _, store::Expiring};
 use idem_schema::cleanup_script;
 
 use crate::{

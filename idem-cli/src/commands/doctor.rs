@@ -1,6 +1,9 @@
 //! `idem doctor`.
 
-use idem_core::{Bookkeeping as _, HORIZON_HEARD, Store as _, StoreError};
+use idem_core::{
+    Store as _, StoreError,
+    store::{Bookkeeping as _, HORIZON_HEARD},
+};
 use idem_schema::RECORD_BYTES;
 
 use crate::{

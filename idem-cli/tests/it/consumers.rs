@@ -1,6 +1,9 @@
 //! `idem consumers`.
 
-use idem_core::{Bookkeeping as _, ControlState, ScopeId, Store as _};
+use idem_core::{
+    ControlState, Store as _,
+    store::{Bookkeeping as _, ScopeId},
+};
 use idem_testkit::Decide as _;
 
 use crate::scene::Scene;

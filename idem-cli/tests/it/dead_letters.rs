@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use idem_core::{Bookkeeping as _, CancellationToken, Effects, Store as _, Worker};
+use idem_core::{CancellationToken, Effects, Store as _, Worker, store::Bookkeeping as _};
 use idem_testkit::memory::{Broker, QueueOptions};
 
 use crate::scene::{Accepting, PATIENCE, PAYLOAD, Scene, message};
@@ -235,7 +235,10 @@ async fn u36_what_failed_alike_is_counted_listed_replayed_and_dropped_together()
 
 /// A dead letter of an unkept payload, as a worker sets one aside.
 async fn unkept(scene: &Scene, origin: &str, payload: &str) -> idem_core::StoredDeadLetter {
-    use idem_core::{ErrorClass, FailureKind, Fingerprint, Origin, Reason, Tenant};
+    use idem_core::{
+        ErrorClass, Origin, Reason, Tenant,
+        dead_letter::{FailureKind, Fingerprint},
+    };
 
     let name = idem_core::ConsumerName::new("orders").unwrap();
     let letter = idem_core::DeadLetter {

@@ -1,6 +1,9 @@
 //! `idem show`, `stats`, `workers`, `stuck`, `doctor`, `completions`.
 
-use idem_core::{Bookkeeping as _, IdempotencyKey, PayloadHash, ScopeId, Store as _};
+use idem_core::{
+    IdempotencyKey, PayloadHash, Store as _,
+    store::{Bookkeeping as _, ScopeId},
+};
 use sqlx::Connection as _;
 
 use crate::scene::{Scene, command};

@@ -4,8 +4,9 @@ use idem_testkit::Decide as _;
 use std::{path::PathBuf, sync::Arc};
 
 use idem_core::{
-    Bookkeeping as _, ConsumerName, DeadLetter, DedupConsumer, Effects, ErrorClass, FailureKind, Fingerprint, Origin,
-    PayloadHash, Reason, ScopeId, Store as _, Tenant,
+    ConsumerName, DeadLetter, DedupConsumer, Effects, ErrorClass, Origin, PayloadHash, Reason, Store as _, Tenant,
+    dead_letter::{FailureKind, Fingerprint},
+    store::{Bookkeeping as _, ScopeId},
 };
 use idem_sqlx::SqliteStore;
 use sqlx::{AssertSqlSafe, Connection as _, SqliteConnection};

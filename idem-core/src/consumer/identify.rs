@@ -127,7 +127,10 @@ impl<S: Store> Inner<S> {
         })?
     }
 
-    async fn interned(&self, tenant: &crate::Tenant) -> Result<(crate::ScopeId, crate::HashRuleId), crate::StoreError> {
+    async fn interned(
+        &self,
+        tenant: &crate::Tenant,
+    ) -> Result<(crate::store::ScopeId, crate::store::HashRuleId), crate::StoreError> {
         let registered = self.register(None).await?;
         let scope = match &self.tenants {
             Tenants::One(_) => registered.scope,

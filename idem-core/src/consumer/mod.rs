@@ -151,6 +151,9 @@ impl<S: Store> DedupConsumer<S> {
     /// Equal keys within one call are folded: the first leads, and the others are decided by its outcome. A message
     /// whose leader failed for now is [`Decision::Busy`].
     ///
+    /// What is new of one call is one transaction where the handler allows that, so its size is the caller's batch size. At most
+    /// `lanes` calls run at once; the others wait their turn, for as long as it takes.
+    ///
     /// # Errors
     /// Only where the consumer could not be registered, which [`start`](Self::start) does before; what happens to single
     /// messages stands in their decisions. A database that is down is the [failure](crate::Failure) of every message that

@@ -53,7 +53,7 @@ impl Outcomes {
         inner: &Inner<S>,
         items: &[J],
         fold: &dedupe::Fold,
-        run: crate::RunId,
+        run: crate::store::RunId,
     ) -> Vec<Decision> {
         let followers = fold.leader.iter().enumerate();
         let followed = followers.filter_map(|(index, leader)| leader.filter(|leader| *leader != index));
@@ -78,7 +78,13 @@ impl Outcomes {
     }
 
     /// The record that a leader left or met.
-    fn record<S: Store>(&self, inner: &Inner<S>, item: &Item, index: usize, run: crate::RunId) -> Option<Recorded> {
+    fn record<S: Store>(
+        &self,
+        inner: &Inner<S>,
+        item: &Item,
+        index: usize,
+        run: crate::store::RunId,
+    ) -> Option<Recorded> {
         if self.committed[index] {
             let claim = item.claim.as_ref()?;
             let processed_at = inner.clock.now();

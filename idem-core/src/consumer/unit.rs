@@ -129,7 +129,7 @@ pub(super) async fn answered<T>(
     }
 }
 
-pub(super) fn options(settings: &ConsumerSettings, run: crate::RunId, lane: i32) -> UnitOptions {
+pub(super) fn options(settings: &ConsumerSettings, run: crate::store::RunId, lane: i32) -> UnitOptions {
     UnitOptions {
         run,
         lane,
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn a20_the_servers_idle_limit_is_five_seconds_behind_the_handlers_deadline() {
         let settings = ConsumerSettings { handler_deadline: Duration::from_secs(30), ..ConsumerSettings::new(None) };
-        let options = options(&settings, crate::RunId(1), 2);
+        let options = options(&settings, crate::store::RunId(1), 2);
         assert_eq!(options.idle_timeout, Duration::from_secs(35));
         assert_eq!((options.lane, options.busy_timeout), (2, settings.busy_timeout));
     }

@@ -63,7 +63,7 @@ pub(crate) enum Cause {
 impl Cause {
     const ALL: [Self; 3] = [Self::Redelivery, Self::Producer, Self::Replay];
 
-    const fn as_str(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Redelivery => "redelivery",
             Self::Producer => "producer",

@@ -43,7 +43,7 @@ pub(crate) struct Destination {
 }
 
 impl Destination {
-    /// Reads it from what a source is [attached](crate::Attached::bound_to) to: `kafka:cluster/topic/group`,
+    /// Reads it from what a source is [attached](crate::source::Attached::bound_to) to: `kafka:cluster/topic/group`,
     /// `rabbitmq:vhost/queue`, `sqs:arn`. Of another source the whole text is the name.
     pub(crate) fn of(bound_to: &str) -> Self {
         let (scheme, rest) = bound_to.split_once(':').unwrap_or_default();

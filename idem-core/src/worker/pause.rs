@@ -1,6 +1,7 @@
 //! Why intake waits: an operator, a database that is down, or the breaker.
 
 use std::{
+    fmt,
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -24,6 +25,17 @@ pub enum Pause {
     StoreDown(usize),
     /// More than half of the last 50 fresh messages became dead letters.
     Breaker,
+}
+
+impl fmt::Display for Pause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Control(ControlState::Halted, why) => write!(f, "halted by {why}"),
+            Self::Control(ControlState::Paused | ControlState::Running, why) => write!(f, "paused by {why}"),
+            Self::StoreDown(lanes) => write!(f, "{lanes} lanes cannot reach the database"),
+            Self::Breaker => f.write_str("more than half of the last 50 fresh messages became dead letters"),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

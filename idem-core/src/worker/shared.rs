@@ -131,7 +131,7 @@ impl<S: Store, B: Source> Shared<S, B> {
         self.metrics.skipped(cause);
         let age = self.consumer.clock.now().duration_since(recorded.processed_at).unwrap_or_default();
         self.metrics.duplicate_age.record(age);
-        tracing::debug!(?cause, ?age, "[{}] Skipping duplicate: {}", self.consumer.name, recorded.key);
+        tracing::debug!(cause = cause.as_str(), ?age, "[{}] Skipping duplicate: {}", self.consumer.name, recorded.key);
     }
 
     /// A number that changes whenever something is settled.

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use idem_core::{REFUSAL_GRACE, Received, Source, SourceError};
+use idem_core::{
+    Source, SourceError,
+    source::{REFUSAL_GRACE, Received},
+};
 use idem_kafka::{KafkaOptions, Reset};
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use idem_core::{Attached, Delivery, Received, Revocation, Settle, Settled, Source, SourceError, chain};
+use idem_core::{
+    Source, SourceError, chain,
+    source::{Attached, Delivery, Received, Revocation, Settle, Settled},
+};
 use idem_kafka::{KafkaHandle, KafkaOptions, KafkaSource};
 use idem_testkit::durables;
 

@@ -300,11 +300,11 @@ async fn e13_a_topic_created_again_under_a_running_member_is_refused_and_nothing
     let handles = async {
         loop {
             match member.receive(1000).await {
-                Ok(idem_core::Received::Deliveries(held)) => {
+                Ok(idem_core::source::Received::Deliveries(held)) => {
                     handled.extend(payloads(&held));
                     member.settle(held).await;
                 }
-                Ok(idem_core::Received::Revoked(_)) | Err(SourceError::Unavailable { .. }) => {}
+                Ok(idem_core::source::Received::Revoked(_)) | Err(SourceError::Unavailable { .. }) => {}
                 Ok(other) => panic!("{other:?}"),
                 Err(error) => return error.to_string(),
             }

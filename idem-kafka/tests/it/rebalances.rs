@@ -2,7 +2,10 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use idem_core::{Received, Settled, Source};
+use idem_core::{
+    Source,
+    source::{Received, Settled},
+};
 use idem_kafka::KafkaOptions;
 use rdkafka::{
     Offset, TopicPartitionList,
@@ -71,7 +74,7 @@ async fn e2_what_is_settled_after_a_revocation_is_stale_and_moves_no_position() 
 }
 
 /// The partition whose deliveries belong to the one assignment that ends.
-fn moved_partition(held: &Deliveries, ending: &[idem_core::Assignment]) -> i32 {
+fn moved_partition(held: &Deliveries, ending: &[idem_core::source::Assignment]) -> i32 {
     assert_eq!(ending.len(), 1, "only one of two partitions moves");
     let moved = held.iter().position(|delivery| delivery.assignment == ending[0]).unwrap();
     places(held)[moved].0

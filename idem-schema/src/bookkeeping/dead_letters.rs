@@ -3,8 +3,10 @@
 use std::borrow::Cow;
 
 use idem_core::{
-    Bytes, DeadLetter, DeadLetterId, DeadLetterIdentity, ErrorClass, Fingerprint, IdempotencyKey, Message, OrderingKey,
-    Origin, Reason, Replay, ScopeId, StoreError, StoredDeadLetter,
+    Bytes, DeadLetter, DeadLetterId, ErrorClass, IdempotencyKey, Message, OrderingKey, Origin, Reason, StoreError,
+    StoredDeadLetter,
+    dead_letter::{DeadLetterIdentity, Fingerprint},
+    store::{Replay, ScopeId},
 };
 
 use super::storable;

@@ -1,7 +1,8 @@
 //! The start of a consumer: its scope, what its name is bound to, its hash rules, its run.
 
 use idem_core::{
-    Binding, ConsumerName, ErrorClass, HashRuleId, Registered, Registration, RunId, ScopeId, StoreError, Tenant,
+    ConsumerName, ErrorClass, StoreError, Tenant,
+    store::{Binding, HashRuleId, Registered, Registration, RunId, ScopeId},
 };
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use idem_core::{CleanupSettings, Expiring};
+use idem_core::{CleanupSettings, store::Expiring};
 
 use crate::{migrations::Dialect, name::SchemaName};
 

@@ -10,9 +10,9 @@ use std::{
 };
 
 use idem_core::{
-    Bookkeeping as _, Claim, Claimed, ConsumerName, Decision, DedupConsumer, DedupConsumerBuilder, Effects, Handler,
-    HashRuleId, IdempotencyKey, Message, PayloadHash, Registration, Retention, RunId, Store, Tenant, UnitOfWork as _,
-    UnitOptions,
+    ConsumerName, Decision, DedupConsumer, DedupConsumerBuilder, Effects, Handler, IdempotencyKey, Message,
+    PayloadHash, Retention, Store, Tenant,
+    store::{Bookkeeping as _, Claim, Claimed, HashRuleId, Registration, RunId, UnitOfWork as _, UnitOptions},
 };
 
 /// A consumer with limits that suit tests.

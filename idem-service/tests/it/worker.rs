@@ -8,8 +8,8 @@ use std::{
 };
 
 use idem_core::{
-    Attached, BatchAnswer, BatchHandler, BoxError, Handler, HandlerError, Message, Received, Settle, Settled, Source,
-    SourceCapabilities, SourceError, Store, Tx,
+    BatchAnswer, BatchHandler, BoxError, Handler, HandlerError, Message, Source, SourceError, Store, Tx,
+    source::{Attached, Received, Settle, Settled, SourceCapabilities},
 };
 use idem_service::{Broker, Built, Effects, Handlers, Service};
 use idem_testkit::memory::{MemoryHandle, RemotePublisher, RemoteSource};

@@ -174,7 +174,7 @@ impl Driver {
         // Only now is it known that nothing else was wrong.
         for (name, error) in refused {
             known.refused(name);
-            tracing::warn!(setting = name, %error, "a setting of a session's session is refused");
+            tracing::warn!(setting = name, %error, "the server refuses a setting of a session");
         }
         Ok(connected)
     }

@@ -10,7 +10,10 @@ mod unit;
 
 use std::{fmt, sync::Arc};
 
-use idem_core::{Cleaner, ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
+use idem_core::{
+    ErrorClass, Store, StoreError,
+    store::{Cleaner, StoreCapabilities, UnitOptions},
+};
 pub use idem_schema::Statements;
 use idem_schema::{SchemaName, SqlBookkeeping, UnitLimits, begin_unit, refused_login};
 use sqlx::{Connection as _, Database, PgConnection, postgres::PgConnectOptions};

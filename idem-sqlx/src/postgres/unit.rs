@@ -4,7 +4,8 @@ use std::{fmt, future::poll_fn, sync::Arc, task::Poll};
 
 use futures_util::StreamExt as _;
 use idem_core::{
-    Claim, ClaimError, Claimed, CommitError, Recorded, StoreError, Tx, UnitOfWork, UnitOptions, failpoint,
+    Recorded, StoreError, Tx, failpoint,
+    store::{Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions},
 };
 use idem_schema::{
     ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, in_claim_order, key_id, retention,

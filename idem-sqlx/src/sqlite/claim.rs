@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 
 use idem_core::{
-    Claim, Claimed, ErrorClass, HashRuleId, IdempotencyKey, PayloadHash, Recorded, Retention, RunId, StoreError, boxed,
+    ErrorClass, IdempotencyKey, PayloadHash, Recorded, Retention, StoreError,
+    store::{Claim, Claimed, HashRuleId, RunId, boxed},
 };
 use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
 

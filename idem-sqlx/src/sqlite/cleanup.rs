@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use idem_core::{
-    Backlog, Cleaner, CleanupReport, CleanupSettings, Expiring, LastCleanup, Removal, Removed, StoreError,
+    CleanupReport, CleanupSettings, LastCleanup, StoreError,
+    store::{Backlog, Cleaner, Expiring, Removal, Removed},
 };
 use idem_schema::Dialect;
 use sqlx::{AssertSqlSafe, Row as _};

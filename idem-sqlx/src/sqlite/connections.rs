@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use idem_core::{StoreError, boxed};
+use idem_core::{StoreError, store::boxed};
 use sqlx::{ConnectOptions, Database, SqlSafeStr, SqliteConnection, sqlite::SqliteConnectOptions};
 use sqlx_core::transaction::TransactionManager;
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit, Semaphore};

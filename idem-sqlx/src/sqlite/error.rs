@@ -4,7 +4,7 @@
 
 use std::error::Error as StdError;
 
-use idem_core::{ErrorClass, StoreError, boxed};
+use idem_core::{ErrorClass, StoreError, store::boxed};
 use sqlx::{
     error::{DatabaseError, Error},
     sqlite::SqliteError,

@@ -17,7 +17,10 @@ mod verify;
 
 use std::{error::Error as StdError, fmt, path::Path, sync::Arc};
 
-use idem_core::{Cleaner, ErrorClass, Store, StoreCapabilities, StoreError, UnitOptions};
+use idem_core::{
+    ErrorClass, Store, StoreError,
+    store::{Cleaner, StoreCapabilities, UnitOptions},
+};
 use idem_schema::SqlBookkeeping;
 use sqlx::{Connection as _, SqliteConnection};
 
@@ -67,7 +70,7 @@ pub use self::{
 ///
 /// # What to know
 /// - **One writer.** A unit begins with `BEGIN IMMEDIATE`, so it holds SQLite's only write lock until it ends. There is
-///   one lane, and `build()` refuses more. Units and [bookkeeping](idem_core::Bookkeeping) of one store take turns in the
+///   one lane, and `build()` refuses more. Units and [bookkeeping](idem_core::store::Bookkeeping) of one store take turns in the
 ///   order in which they ask; another store, process or tool that writes is waited for at most the busy timeout, and then
 ///   the unit is *held* and its messages are Busy.
 /// - A handler writes through its transaction only. If it writes to the same file over a connection of its own, that
@@ -161,7 +164,7 @@ impl Store for SqliteStore {
     }
 
     /// Takes the write lock of the file where it is free. Where it is not, the claim waits for it, at most
-    /// [`UnitOptions::busy_timeout`], and then answers [`ClaimError::Held`](idem_core::ClaimError::Held).
+    /// [`UnitOptions::busy_timeout`], and then answers [`ClaimError::Held`](idem_core::store::ClaimError::Held).
     async fn begin<'l>(
         &'l self,
         session: &'l mut Self::Session,

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use idem_core::{StoreError, boxed};
+use idem_core::{StoreError, store::boxed};
 use sqlx::{ConnectOptions, Connection, SqliteConnection};
 
 use super::{SqliteStore, error, seal::Guard};

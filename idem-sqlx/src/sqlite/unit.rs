@@ -10,7 +10,8 @@ use std::{
 };
 
 use idem_core::{
-    Claim, ClaimError, Claimed, CommitError, Recorded, StoreError, Tx, UnitOfWork, UnitOptions, boxed, failpoint,
+    Recorded, StoreError, Tx, failpoint,
+    store::{Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions, boxed},
 };
 use sqlx::{AssertSqlSafe, Database, SqlSafeStr, SqliteConnection};
 use sqlx_core::transaction::TransactionManager;

@@ -1,6 +1,7 @@
 use idem_core::{
-    Bytes, ConsumerName, DeadLetterId, ErrorClass, FailureKind, Fingerprint, Headers, IdempotencyKey, Message,
-    OrderingKey, Origin, Reason, ScopeId,
+    Bytes, ConsumerName, DeadLetterId, ErrorClass, Headers, IdempotencyKey, Message, OrderingKey, Origin, Reason,
+    dead_letter::{FailureKind, Fingerprint},
+    store::ScopeId,
 };
 
 use super::*;

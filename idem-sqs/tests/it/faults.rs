@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use aws_credential_types::Credentials;
 use idem_core::{
-    Decision, DedupConsumer, Effects, HandlerError, Message, Received, Settled, Source, SourceError, Tx, handler_fn,
+    Decision, DedupConsumer, Effects, HandlerError, Message, Source, SourceError, Tx, handler_fn,
+    source::{Received, Settled},
 };
 use idem_sqs::{
     SqsOptions,

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use idem_core::{Decision, IdempotencyKey, Settled, Source, SourceError};
+use idem_core::{Decision, IdempotencyKey, Source, SourceError, source::Settled};
 use idem_sqs::deduplicated;
 
 use crate::{

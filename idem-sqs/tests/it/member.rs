@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use idem_core::{Attached, Delivery, Received, Revocation, Settle, Settled, Source, SourceError};
+use idem_core::{
+    Source, SourceError,
+    source::{Attached, Delivery, Received, Revocation, Settle, Settled},
+};
 use idem_sqs::{SqsHandle, SqsOptions, SqsSource};
 use idem_testkit::durables;
 

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use idem_core::{Attached, Delivery, Message, Received, Settle, Settled, Source, SourceCapabilities, SourceError};
+use idem_core::{
+    Message, Source, SourceError,
+    source::{Attached, Delivery, Received, Settle, Settled, SourceCapabilities},
+};
 use idem_sqs::{
     SqsHandle, SqsOptions, SqsSource,
     aws_sdk_sqs::{primitives::Blob, types::MessageAttributeValue as Value},

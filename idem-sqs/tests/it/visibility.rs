@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Settled, Source};
+use idem_core::{Source, source::Settled};
 use idem_testkit::sqs::QueueOptions;
 
 use crate::{

@@ -25,7 +25,7 @@ use super::{
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-/// use idem_core::{Message, Received, Source};
+/// use idem_core::{Message, Source, source::Received};
 /// use idem_testkit::memory::{Broker, QueueOptions};
 ///
 /// let orders = Broker::new().create("orders", QueueOptions::default())?;

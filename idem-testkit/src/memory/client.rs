@@ -12,7 +12,8 @@ use std::{
 };
 
 use idem_core::{
-    Assignment, Attached, Delivery, Received, Revocation, Settle, Settled, SourceCapabilities, SourceError,
+    SourceError,
+    source::{Assignment, Attached, Delivery, Received, Revocation, Settle, Settled, SourceCapabilities},
 };
 use tokio::sync::{oneshot, watch};
 

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use idem_core::{Attached, Received, Settle, Settled, Source, SourceCapabilities, SourceError};
+use idem_core::{
+    Source, SourceError,
+    source::{Attached, Received, Settle, Settled, SourceCapabilities},
+};
 
 use super::{
     broker::Broker,

@@ -150,14 +150,14 @@ impl Rate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Faults {
-    /// An acknowledgement is answered with [`Settled::Settled`](idem_core::Settled) and was lost: the message returns.
+    /// An acknowledgement is answered with [`Settled::Settled`](idem_core::source::Settled) and was lost: the message returns.
     pub acks_lost: Rate,
-    /// A settlement is answered with [`Settled::Unknown`](idem_core::Settled) and was not done: the message returns.
+    /// A settlement is answered with [`Settled::Unknown`](idem_core::source::Settled) and was not done: the message returns.
     /// Drawn for each entry, so that a batch is answered in parts.
     pub settles_lost: Rate,
-    /// A settlement is answered with [`Settled::Unknown`](idem_core::Settled) and was done.
+    /// A settlement is answered with [`Settled::Unknown`](idem_core::source::Settled) and was done.
     pub answers_lost: Rate,
-    /// A settlement is answered with [`Settled::Stale`](idem_core::Settled) and was not done, as if its lease had
+    /// A settlement is answered with [`Settled::Stale`](idem_core::source::Settled) and was not done, as if its lease had
     /// just passed: the message returns.
     pub receipts_stale: Rate,
     /// A message that was acknowledged is delivered once more, at most once for each message.

@@ -9,8 +9,8 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    Attached, DeadLetter, Message, Origin, Publisher, Received, Settle, Settled, Source, SourceCapabilities,
-    SourceError,
+    DeadLetter, Message, Origin, Publisher, Source, SourceError,
+    source::{Attached, Received, Settle, Settled, SourceCapabilities},
 };
 use tokio::sync::{Mutex as AsyncMutex, oneshot};
 

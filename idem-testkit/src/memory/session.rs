@@ -3,7 +3,10 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use idem_core::{Attached, Settled, SourceCapabilities, SourceError};
+use idem_core::{
+    SourceError,
+    source::{Attached, Settled, SourceCapabilities},
+};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{Message, Origin, Settled, SourceError};
+use idem_core::{Message, Origin, SourceError, source::Settled};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 

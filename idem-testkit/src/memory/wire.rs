@@ -8,7 +8,7 @@
 
 use std::{io, time::SystemTime};
 
-use idem_core::{Bytes, Headers, Message, OrderingKey, Origin, Settled, SourceError};
+use idem_core::{Bytes, Headers, Message, OrderingKey, Origin, SourceError, source::Settled};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 

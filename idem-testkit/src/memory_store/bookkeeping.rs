@@ -9,10 +9,13 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    AuditEntry, Binding, Bookkeeping, ConsumerName, Control, ControlState, DeadLetter, DeadLetterId,
-    DeadLetterIdentity, HashRuleId, IdempotencyKey, Message, PayloadHash, REPLAY_TAKEN_FOR, Registered, Registration,
-    Replay, ReplayEnd, RunId, ScopeId, StoreError, StoreIdentity, StoredDeadLetter, Tenant,
-    store::{DEAD_LETTER_ROW_BYTES, Usage},
+    ConsumerName, ControlState, DeadLetter, DeadLetterId, IdempotencyKey, Message, PayloadHash, StoreError,
+    StoredDeadLetter, Tenant,
+    dead_letter::{DeadLetterIdentity, REPLAY_TAKEN_FOR},
+    store::{
+        AuditEntry, Binding, Bookkeeping, Control, DEAD_LETTER_ROW_BYTES, HashRuleId, Registered, Registration, Replay, ReplayEnd, RunId,
+        ScopeId, StoreIdentity, Usage,
+    },
 };
 
 pub(super) use self::cleanup::MemoryCleaner;
@@ -30,7 +33,7 @@ pub(super) struct Books {
     runs: i32,
     /// A count belongs to a key and a payload.
     attempts: BTreeMap<(ScopeId, IdempotencyKey, PayloadHash), Attempts>,
-    dead_letters: Vec<Parked>,
+    dead_letters: Vec<DeadLetterRow>,
     dead_letters_ever: i64,
     controls: BTreeMap<ScopeId, (ControlState, String, String)>,
     epochs: BTreeMap<ScopeId, i64>,
@@ -45,7 +48,7 @@ struct Attempts {
 }
 
 #[derive(Debug)]
-struct Parked {
+struct DeadLetterRow {
     seen: StoredDeadLetter,
     consumer: ConsumerName,
     scope: ScopeId,
@@ -109,11 +112,11 @@ impl Books {
     }
 
     pub(super) fn kept(&self) -> Vec<KeptDeadLetter> {
-        let kept = |parked: &Parked| KeptDeadLetter {
-            row: parked.seen.clone(),
-            scope: parked.scope,
-            message: parked.message.clone(),
-            replaying: parked.replay != ReplayState::Idle,
+        let kept = |row: &DeadLetterRow| KeptDeadLetter {
+            row: row.seen.clone(),
+            scope: row.scope,
+            message: row.message.clone(),
+            replaying: row.replay != ReplayState::Idle,
         };
         self.dead_letters.iter().map(kept).collect()
     }
@@ -140,7 +143,7 @@ impl Books {
         }
     }
 
-    fn find(&mut self, id: DeadLetterId) -> Option<&mut Parked> {
+    fn find(&mut self, id: DeadLetterId) -> Option<&mut DeadLetterRow> {
         self.dead_letters.iter_mut().find(|stored| stored.seen.id == id)
     }
 
@@ -189,7 +192,7 @@ impl Books {
             loss_accepted: false,
             replayed: None,
         };
-        self.dead_letters.push(Parked {
+        self.dead_letters.push(DeadLetterRow {
             seen: seen.clone(),
             consumer: dead_letter.consumer.clone(),
             scope: dead_letter.scope,
@@ -295,7 +298,7 @@ impl Bookkeeping for MemoryStore {
     async fn store_dead_letter(&self, dead_letter: &DeadLetter) -> Result<StoredDeadLetter, StoreError> {
         let folding = if self.shared.has(Defect::ParksEveryCopy) {
             Folding::Never
-        } else if self.shared.has(Defect::ParksByOrigin) {
+        } else if self.shared.has(Defect::StoresByOrigin) {
             Folding::ByOrigin
         } else {
             Folding::ByIdentity

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{ErrorClass, StoreError, boxed};
+use idem_core::{ErrorClass, StoreError, store::boxed};
 
 use super::{
     MemoryError, Shared, Weather,
@@ -88,7 +88,7 @@ pub enum Defect {
     /// The dead letters of all consumers count for the quota of each (S23).
     MeasuresEverybodysDeadLetters,
     /// Another message at the origin of a dead letter is taken for that one (A29).
-    ParksByOrigin,
+    StoresByOrigin,
     /// Every dead letter is a row of its own.
     ParksEveryCopy,
     /// Handlers write outside of their transaction.

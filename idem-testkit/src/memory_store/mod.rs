@@ -13,7 +13,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use idem_core::{Bytes, DeadLetterId, Recorded, ScopeId};
+use idem_core::{Bytes, DeadLetterId, Recorded, store::ScopeId};
 use tokio::sync::Notify;
 
 pub use self::{
@@ -159,7 +159,7 @@ impl MemoryStore {
     /// Action and key of every line of the audit trail, oldest first.
     #[must_use]
     pub fn audited(&self) -> Vec<(String, Option<String>)> {
-        let line = |entry: &idem_core::AuditEntry| {
+        let line = |entry: &idem_core::store::AuditEntry| {
             (entry.action.to_owned(), entry.key.as_ref().map(|key| key.as_str().to_owned()))
         };
         self.shared.state().books.audit.iter().map(line).collect()

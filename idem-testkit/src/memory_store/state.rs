@@ -5,7 +5,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use idem_core::{Bytes, Claim, IdempotencyKey, Recorded, Retention, ScopeId};
+use idem_core::{
+    Bytes, IdempotencyKey, Recorded, Retention,
+    store::{Claim, ScopeId},
+};
 use tokio::time::Instant;
 
 use super::{Defect, bookkeeping::Books};
@@ -121,7 +124,7 @@ pub(super) fn record_key(claim: &Claim, defect: Option<Defect>) -> RecordKey {
 }
 
 /// The record that a claim leaves.
-pub(super) fn record(claim: &Claim, run: idem_core::RunId, now: SystemTime) -> Recorded {
+pub(super) fn record(claim: &Claim, run: idem_core::store::RunId, now: SystemTime) -> Recorded {
     let expires_at = match claim.retention {
         Retention::For(time) => now.checked_add(time),
         Retention::Forever => None,

@@ -3,8 +3,8 @@
 use std::{error::Error, future::Future, sync::Arc};
 
 use idem_core::{
-    Claim, ClaimError, Claimed, Cleaner, CommitError, ErrorClass, Recorded, Store, StoreCapabilities, StoreError, Tx,
-    UnitOfWork, UnitOptions, boxed, chain,
+    ErrorClass, Recorded, Store, StoreError, Tx, chain,
+    store::{Claim, ClaimError, Claimed, Cleaner, CommitError, StoreCapabilities, UnitOfWork, UnitOptions, boxed},
 };
 use tokio::time::{Instant, timeout_at};
 

@@ -3,10 +3,16 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    Bookkeeping as _, Decision, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, Message, Reason, Store, Tx,
-    handler_fn,
+    Decision, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, Message, Reason, Store, Tx, handler_fn,
+    store::Bookkeeping as _,
 };
 use idem_testkit::{Decide as _, Defect, Fault, MemoryStore, Operation, deliver, deliver_on, message};
+
+/// The program of the README's "Test your handler" is `readme.rs`, which is compiled and runs here.
+#[test]
+fn the_readme_shows_the_test_that_runs() {
+    assert!(include_str!("../../../README.md").contains(include_str!("readme.rs")), "README.md and readme.rs differ");
+}
 
 struct Ledger;
 
@@ -140,7 +146,10 @@ async fn a_commit_that_hangs_is_resolved() {
 /// Two units that claim in opposite orders, which the engine never does: one is told, neither waits for ever.
 #[tokio::test(start_paused = true)]
 async fn a_deadlock_is_found() {
-    use idem_core::{Claim, ClaimError, Claimed, PayloadHash, Registration, Retention, UnitOfWork, UnitOptions};
+    use idem_core::{
+        PayloadHash, Retention,
+        store::{Claim, ClaimError, Claimed, Registration, UnitOfWork, UnitOptions},
+    };
     let store = MemoryStore::new();
     let registration = Registration::new(
         idem_core::ConsumerName::new("orders").unwrap(),

@@ -10,6 +10,7 @@
 
 mod deliver;
 mod memory;
+mod readme;
 mod remote;
 mod source;
 mod store;

@@ -3,8 +3,10 @@
 use std::{collections::HashMap, time::Duration};
 
 use idem_core::{
-    ConsumerName, DeadLetter, Delivery, ErrorClass, FailureKind, Fingerprint, IdempotencyKey, Message, Publisher,
-    Reason, Received, ScopeId, Settle, Settled, Source, SourceError,
+    ConsumerName, DeadLetter, ErrorClass, IdempotencyKey, Message, Publisher, Reason, Source, SourceError,
+    dead_letter::{FailureKind, Fingerprint},
+    source::{Delivery, Received, Settle, Settled},
+    store::ScopeId,
 };
 use idem_testkit::{
     durables,

@@ -3,8 +3,10 @@
 use std::{process::Stdio, time::Duration};
 
 use idem_core::{
-    ConsumerName, DeadLetter, ErrorClass, FailureKind, Fingerprint, Message, Publisher, Reason, Received, ScopeId,
-    Settled, Source, SourceError,
+    ConsumerName, DeadLetter, ErrorClass, Message, Publisher, Reason, Source, SourceError,
+    dead_letter::{FailureKind, Fingerprint},
+    source::{Received, Settled},
+    store::ScopeId,
 };
 use idem_testkit::memory::{Broker, Faults, QueueOptions, Rate, RemoteBroker, RemotePublisher, RemoteSource, Revoke};
 use tokio::{

@@ -190,7 +190,7 @@ mod broken {
         loses_effects: LosesEffects by deliveries::processes_exactly_once_on_first_delivery;
         measures_everybodys_dead_letters: MeasuresEverybodysDeadLetters by
             dead_letters::s23_the_bytes_of_a_consumers_dead_letters_are_its_own;
-        parks_by_origin: ParksByOrigin by dead_letters::a29_another_message_at_a_used_origin_is_another_dead_letter,
+        stores_by_origin: StoresByOrigin by dead_letters::a29_another_message_at_a_used_origin_is_another_dead_letter,
             dead_letters::a29_a_replayed_dead_letter_is_not_revived_by_another_message,
             dead_letters::a30_without_a_key_other_headers_or_another_record_key_are_another_row,
             dead_letters::a32_a_confirmation_is_for_exactly_one_content;

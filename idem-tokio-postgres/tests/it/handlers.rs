@@ -5,7 +5,10 @@ use std::{pin::pin, time::Duration};
 
 use bytes::Bytes;
 use futures_util::SinkExt as _;
-use idem_core::{ClaimError, Claimed, Decision, HandlerError, Message, Store as _, UnitOfWork as _};
+use idem_core::{
+    Decision, HandlerError, Message, Store as _,
+    store::{ClaimError, Claimed, UnitOfWork as _},
+};
 use idem_tokio_postgres::{PostgresConnection, RunStatementError, tokio_postgres::NoTls};
 
 use crate::{

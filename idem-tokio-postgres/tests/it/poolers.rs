@@ -4,7 +4,7 @@ use idem_testkit::Decide as _;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use idem_core::{Bookkeeping as _, Concurrency, HandlerError, Message, Store as _, StoreError};
+use idem_core::{Concurrency, HandlerError, Message, Store as _, StoreError, store::Bookkeeping as _};
 use idem_tokio_postgres::{
     PostgresConnection, PostgresStore, Statements,
     tokio_postgres::{Config, NoTls, types::Type},

@@ -10,7 +10,8 @@ use std::{
 };
 
 use idem_core::{
-    Bookkeeping as _, ErrorClass, Expiring, HandlerError, Message, Removal, Removed, Store as _, StoreError,
+    ErrorClass, HandlerError, Message, Store as _, StoreError,
+    store::{Bookkeeping as _, Expiring, Removal, Removed},
 };
 use idem_tokio_postgres::{
     PostgresConnection, PostgresStore,

@@ -1,6 +1,6 @@
 //! TLS against a server that makes its own certificate.
 
-use idem_core::{Bookkeeping as _, Store as _};
+use idem_core::{Store as _, store::Bookkeeping as _};
 use idem_tokio_postgres::{PostgresOptions, PostgresStore};
 
 use crate::{

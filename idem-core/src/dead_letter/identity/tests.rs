@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 
 use super::*;
-use crate::{Bytes, ConsumerName, Headers, IdempotencyKey, Origin, ScopeId};
+use crate::{Bytes, ConsumerName, Headers, IdempotencyKey, Origin, store::ScopeId};
 
 fn letter(message: Message, key: Option<&str>, hash: Option<PayloadHash>, reason: Reason) -> DeadLetter {
     DeadLetter {

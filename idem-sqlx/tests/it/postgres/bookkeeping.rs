@@ -3,8 +3,9 @@
 use std::{future::Future, pin::pin, task::Poll, time::Duration};
 
 use idem_core::{
-    AuditEntry, Bookkeeping as _, Control, ControlState, DeadLetter, ErrorClass, FailureKind, Fingerprint,
-    IdempotencyKey, Message, Origin, PayloadHash, Reason, Store as _, StoreError,
+    ControlState, DeadLetter, ErrorClass, IdempotencyKey, Message, Origin, PayloadHash, Reason, Store as _, StoreError,
+    dead_letter::{FailureKind, Fingerprint},
+    store::{AuditEntry, Bookkeeping as _, Control},
 };
 use idem_sqlx::PostgresStore;
 

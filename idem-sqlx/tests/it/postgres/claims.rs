@@ -10,7 +10,10 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use idem_core::{Claimed, Decision, Expiring, HandlerError, Removal, Removed, Store as _, UnitOfWork as _};
+use idem_core::{
+    Decision, HandlerError, Store as _,
+    store::{Claimed, Expiring, Removal, Removed, UnitOfWork as _},
+};
 use idem_sqlx::PostgresStore;
 
 use super::{

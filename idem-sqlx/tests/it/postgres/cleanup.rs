@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use idem_core::{Cleaner, Cleanup, CleanupSettings, ErrorClass, Expiring, Removal, Removed, Store as _, StoreError};
+use idem_core::{
+    Cleanup, CleanupSettings, ErrorClass, Store as _, StoreError,
+    store::{Cleaner, Expiring, Removal, Removed},
+};
 use idem_schema::cleanup_script;
 use idem_sqlx::PostgresStore;
 

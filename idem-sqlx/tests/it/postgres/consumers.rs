@@ -3,7 +3,7 @@
 #[path = "../../../../idem-schema/tests/shared/consumers.rs"]
 mod shared;
 
-use idem_core::{ClaimError, Handler, HandlerError, Message, Tx};
+use idem_core::{Handler, HandlerError, Message, Tx, store::ClaimError};
 use idem_sqlx::PostgresStore;
 use sqlx::PgConnection;
 

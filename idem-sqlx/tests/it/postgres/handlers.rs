@@ -132,7 +132,7 @@ async fn a20_an_idle_timeout_is_infrastructure() {
 /// J5: a client that dies in the middle of a long statement holds its keys for seconds, not for the statement's time.
 #[tokio::test]
 async fn j5_a_dropped_lane_with_a_running_statement_frees_its_keys() {
-    use idem_core::{Store as _, UnitOfWork as _};
+    use idem_core::{Store as _, store::UnitOfWork as _};
     let fixture = Fixture::new().await;
     let store = &fixture.store;
     let (claim, run) = super::consumers::claim_of(store, "a").await;
@@ -151,7 +151,7 @@ async fn j5_a_dropped_lane_with_a_running_statement_frees_its_keys() {
     }
     let mut lane = store.open().await.unwrap();
     let mut unit = store.begin(&mut lane, options).await.unwrap();
-    assert_eq!(unit.claim(&claims).await.unwrap(), [idem_core::Claimed::Inserted]);
+    assert_eq!(unit.claim(&claims).await.unwrap(), [idem_core::store::Claimed::Inserted]);
     unit.rollback().await.unwrap();
     fixture.drop().await;
 }

@@ -4,7 +4,7 @@ use idem_testkit::Decide as _;
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use idem_core::{Bookkeeping as _, HandlerError, Message, Store as _, StoreError};
+use idem_core::{HandlerError, Message, Store as _, StoreError, store::Bookkeeping as _};
 use idem_sqlx::{PostgresOptions, PostgresStore, Statements};
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
 use tokio::sync::Notify;

@@ -1,8 +1,9 @@
 //! Workers of the release before on the newest schema.
 
 use idem_core::{
-    Bookkeeping as _, ConsumerName, DeadLetter, ErrorClass, FailureKind, Fingerprint, Message, Origin, Reason, ScopeId,
-    Store as _, Tenant,
+    ConsumerName, DeadLetter, ErrorClass, Message, Origin, Reason, Store as _, Tenant,
+    dead_letter::{FailureKind, Fingerprint},
+    store::{Bookkeeping as _, ScopeId},
 };
 use idem_sqlx::MigrateError;
 use sqlx::Row as _;
@@ -169,14 +170,14 @@ async fn j12_a_worker_of_the_release_before_goes_on_counting() {
     fixture.run("UPDATE attempts SET last_at = now() - interval '8 d'").await;
     fixture.run("UPDATE message_attempts SET last_at = now() - interval '8 d'").await;
     let mut cleaner = std::sync::Arc::new(fixture.store.clone()).cleaner();
-    let removal = idem_core::Removal {
-        kind: idem_core::Expiring::Attempts,
+    let removal = idem_core::store::Removal {
+        kind: idem_core::store::Expiring::Attempts,
         kept: std::time::Duration::from_secs(7 * 24 * 3600),
         rows_max: 2,
         timeout: std::time::Duration::from_secs(5),
     };
     for (removed, left) in [(2, "1"), (1, "0")] {
-        assert_eq!(cleaner.remove(&removal).await.unwrap(), idem_core::Removed::Rows(removed));
+        assert_eq!(cleaner.remove(&removal).await.unwrap(), idem_core::store::Removed::Rows(removed));
         let both = "SELECT ((SELECT count(*) FROM attempts) + (SELECT count(*) FROM message_attempts))::text";
         assert_eq!(fixture.texts(both).await, [left]);
     }

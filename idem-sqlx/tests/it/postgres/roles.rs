@@ -9,8 +9,8 @@ use std::{
 };
 
 use idem_core::{
-    Bookkeeping as _, CancellationToken, ConsumerName, DeadLetterId, Expiring, HandlerError, Message, Removal, Removed,
-    Store as _, StoreError, Worker,
+    CancellationToken, ConsumerName, DeadLetterId, HandlerError, Message, Store as _, StoreError, Worker,
+    store::{Bookkeeping as _, Expiring, Removal, Removed},
 };
 use idem_schema::postgres_roles;
 use idem_testkit::memory::{Broker, QueueOptions};

@@ -1,6 +1,6 @@
 //! Migrations, the SQL function that maps keys, and what start-up refuses.
 
-use idem_core::{Bookkeeping as _, Store as _, StoreError};
+use idem_core::{Store as _, StoreError, store::Bookkeeping as _};
 use idem_schema::{KEY_ID_VECTORS, MigrationError, POSTGRES_MIGRATIONS, PostgresStatements, SchemaName};
 use idem_sqlx::{MigrateError, PostgresStore};
 

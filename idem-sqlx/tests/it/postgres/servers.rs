@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{Bookkeeping as _, ErrorClass, Store as _, StoreError};
+use idem_core::{ErrorClass, Store as _, StoreError, store::Bookkeeping as _};
 use idem_sqlx::PostgresStore;
 use sqlx::ConnectOptions as _;
 

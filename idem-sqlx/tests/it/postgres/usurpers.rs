@@ -6,8 +6,8 @@ mod shared;
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    AuditEntry, Bookkeeping as _, Claimed, Cleanup, CleanupSettings, ControlState, DeadLetterId, Expiring, Removal,
-    Store as _, UnitOfWork as _,
+    Cleanup, CleanupSettings, ControlState, DeadLetterId, Store as _,
+    store::{AuditEntry, Bookkeeping as _, Claimed, Expiring, Removal, UnitOfWork as _},
 };
 use idem_schema::PostgresStatements;
 use sqlx::AssertSqlSafe;

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use idem_core::{
-    AuditEntry, Bookkeeping, Bytes, ConsumerName, ControlState, DeadLetter, ErrorClass, FailureKind, Fingerprint,
-    HashRuleId, Headers, IdempotencyKey, Message, Origin, PayloadHash, Reason, ReplayEnd, RunId, ScopeId, Store as _,
-    StoreError, Tenant,
+    Bytes, ConsumerName, ControlState, DeadLetter, ErrorClass, Headers, IdempotencyKey, Message, Origin, PayloadHash,
+    Reason, Store as _, StoreError, Tenant,
+    dead_letter::{FailureKind, Fingerprint},
+    store::{AuditEntry, Bookkeeping, HashRuleId, ReplayEnd, RunId, ScopeId},
 };
 use idem_sqlx::{SqliteOptions, SqliteStore, Synchronous};
 

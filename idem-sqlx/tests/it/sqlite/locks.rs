@@ -4,15 +4,15 @@ use idem_testkit::Decide as _;
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    Bookkeeping, Claim, ClaimError, Decision, ErrorClass, IdempotencyKey, PayloadHash, Retention, Store, StoreError,
-    UnitOfWork, UnitOptions,
+    Decision, ErrorClass, IdempotencyKey, PayloadHash, Retention, Store, StoreError,
+    store::{Bookkeeping, Claim, ClaimError, UnitOfWork, UnitOptions},
 };
 use idem_sqlx::{SqliteOptions, SqliteStore};
 
 use super::{Scripted, builder, consumer, fresh, message, messages, names, open, registration, soon};
 
 fn options(busy: Duration) -> UnitOptions {
-    UnitOptions::new(idem_core::RunId(1), 0, busy, Duration::from_secs(30))
+    UnitOptions::new(idem_core::store::RunId(1), 0, busy, Duration::from_secs(30))
 }
 
 const SHORT: Duration = Duration::from_millis(50);
@@ -58,7 +58,7 @@ async fn a_held_unit_reads_but_does_not_claim() {
 }
 
 /// The registration that the consumer of [`super::builder`] made, as the file has it.
-async fn registration_of_builder(file: &super::File) -> idem_core::Registration {
+async fn registration_of_builder(file: &super::File) -> idem_core::store::Registration {
     let key_rule = file.ask("SELECT key_rules FROM idem_consumers").await.remove(0);
     let rules = file.ask("SELECT hash_rules FROM idem_consumers").await.remove(0);
     registration().key_rule(key_rule).hash_rules(vec![rules])

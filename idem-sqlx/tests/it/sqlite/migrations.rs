@@ -1,6 +1,6 @@
 //! The schema: up, down, and what stops either.
 
-use idem_core::{Bookkeeping, Store as _, StoreError};
+use idem_core::{Store as _, StoreError, store::Bookkeeping};
 use idem_schema::{MigrateError, SchemaName};
 use idem_sqlx::{SqliteOptions, SqliteStore};
 use idem_testkit::Decide as _;

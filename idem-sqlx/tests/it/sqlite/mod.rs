@@ -23,8 +23,9 @@ use std::{
 };
 
 use idem_core::{
-    Bookkeeping, ConsumerName, Decision, DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message,
-    Registration, Retention, ScopeId, Store as _, Tenant, Tx,
+    ConsumerName, Decision, DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message, Retention,
+    Store as _, Tenant, Tx,
+    store::{Bookkeeping, Registration, ScopeId},
 };
 use idem_sqlx::{SqliteOptions, SqliteStore, Synchronous};
 use sqlx::{Connection, Row, SqliteConnection};

@@ -4,8 +4,8 @@ use idem_testkit::Decide as _;
 use std::time::{Duration, SystemTime};
 
 use idem_core::{
-    Bookkeeping, Claim, Claimed, Cleanup, CleanupSettings, Decision, IdempotencyKey, Message, PayloadHash, Retention,
-    RunId, Store, UnitOfWork, UnitOptions,
+    Cleanup, CleanupSettings, Decision, IdempotencyKey, Message, PayloadHash, Retention, Store,
+    store::{Bookkeeping, Claim, Claimed, RunId, UnitOfWork, UnitOptions},
 };
 use idem_schema::KEY_ID_VECTORS;
 
@@ -147,7 +147,7 @@ async fn attempts_are_forgotten_with_the_success() {
     let (file, store) = fresh().await;
     let consumer = consumer(&store);
     consumer.start().await.unwrap();
-    let scope = idem_core::ScopeId(1);
+    let scope = idem_core::store::ScopeId(1);
     let key = IdempotencyKey::new("a").unwrap();
     for number in 1..=3 {
         assert_eq!(store.bookkeeping().count_attempt(scope, &key, PayloadHash::of(b"fail")).await.unwrap(), number);

@@ -1,6 +1,9 @@
 //! What handlers do to their transaction, and what comes of it: only idem's own commit commits.
 
-use idem_core::{Decision, HandlerError, Message, Store, Tx, UnitOfWork, UnitOptions};
+use idem_core::{
+    Decision, HandlerError, Message, Store, Tx,
+    store::{UnitOfWork, UnitOptions},
+};
 use idem_sqlx::SqliteStore;
 use idem_testkit::Decide as _;
 use sqlx::{Connection, SqliteConnection};
@@ -143,7 +146,7 @@ async fn errors_and_panics_leave_nothing_and_cost_no_neighbour() {
 
 fn options(run: i32) -> UnitOptions {
     let second = std::time::Duration::from_secs(1);
-    UnitOptions::new(idem_core::RunId(run), 0, second, 30 * second)
+    UnitOptions::new(idem_core::store::RunId(run), 0, second, 30 * second)
 }
 
 /// Contract of a store, 3: a unit that is dropped leaves nothing, and its lane can be used again.

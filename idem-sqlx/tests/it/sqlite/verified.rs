@@ -1,6 +1,6 @@
 //! What start-up refuses, each with its cure.
 
-use idem_core::{Bookkeeping, Store as _, StoreError};
+use idem_core::{Store as _, StoreError, store::Bookkeeping};
 use idem_sqlx::{SqliteOptions, SqliteStore};
 use idem_testkit::Decide as _;
 

@@ -1,7 +1,7 @@
 //! Cases: a message arrives as it was published. What the broker cannot carry is refused when it is published, and
 //! never changed.
 
-use idem_core::{Bytes, Delivery, Headers, Message, Source};
+use idem_core::{Bytes, Headers, Message, Source, source::Delivery};
 
 use super::{
     reader::{Reader, left, put},

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use idem_core::{Message, Received, Source};
+use idem_core::{Message, Source, source::Received};
 use tokio::sync::mpsc;
 
 use super::{
@@ -204,7 +204,7 @@ pub async fn crash_of_one_source_returns_its_messages_to_the_other<T: SourceUnde
 pub async fn an_origin_is_stable_over_redelivery<T: SourceUnderTest>(subject: &T) {
     publish(subject, 3).await;
     let reader = Reader::open(subject).await;
-    let named = |deliveries: &[idem_core::Delivery<_>]| {
+    let named = |deliveries: &[idem_core::source::Delivery<_>]| {
         let mut named: Vec<_> = deliveries
             .iter()
             .map(|delivery| (payloads(std::slice::from_ref(delivery)), delivery.message.origin().as_str().to_owned()))

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use idem_core::{Message, Received, Settled, Source, SourceError};
+use idem_core::{
+    Message, Source, SourceError,
+    source::{Received, Settled},
+};
 use tokio::time::Instant;
 
 use super::{

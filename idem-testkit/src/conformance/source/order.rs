@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use idem_core::{Message, Received, Source};
+use idem_core::{Message, Source, source::Received};
 
 use super::{
     reader::{Reader, left, payloads, put},

@@ -2,7 +2,10 @@
 
 use std::{future::Future, time::Duration};
 
-use idem_core::{Attached, Delivery, Message, Received, Revocation, Settle, Settled, Source, SourceError};
+use idem_core::{
+    Message, Source, SourceError,
+    source::{Attached, Delivery, Received, Revocation, Settle, Settled},
+};
 
 use super::subject::SourceUnderTest;
 use crate::proof::durables;

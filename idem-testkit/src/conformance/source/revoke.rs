@@ -1,6 +1,9 @@
 //! Cases: assignments that end, and connections that break (contract 3, 4 and 6; E1, E2, E8, E9, G1, G2).
 
-use idem_core::{Assignment, Message, Received, Settled, Source};
+use idem_core::{
+    Message, Source,
+    source::{Assignment, Received, Settled},
+};
 
 use super::{
     reader::{Deliveries, Reader, left, numbers, payloads, publish, put, sorted, within},

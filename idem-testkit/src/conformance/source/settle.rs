@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use idem_core::{Message, Received, Settle, Settled, Source};
+use idem_core::{
+    Message, Source,
+    source::{Received, Settle, Settled},
+};
 
 use super::{
     reader::{Deliveries, Reader, left, numbers, payloads, publish, put, sorted, within},

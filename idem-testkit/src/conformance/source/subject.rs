@@ -13,7 +13,7 @@ pub struct Unsupported;
 /// What the broker carries, and what the fixture can make it do. Everything that [`SourceCapabilities`] says is not
 /// repeated here.
 ///
-/// [`SourceCapabilities`]: idem_core::SourceCapabilities
+/// [`SourceCapabilities`]: idem_core::source::SourceCapabilities
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Features {

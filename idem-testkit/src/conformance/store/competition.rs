@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use idem_core::{ClaimError, Claimed, CommitError, DedupConsumer, Registered, Store, UnitOfWork};
+use idem_core::{
+    DedupConsumer, Store,
+    store::{ClaimError, Claimed, CommitError, Registered, UnitOfWork},
+};
 
 use super::{
     gate::{Counter, PATIENCE, within},

@@ -3,8 +3,9 @@
 use std::{collections::HashSet, sync::Arc};
 
 use idem_core::{
-    AuditEntry, Bookkeeping, Claimed, ConflictKind, ConsumerName, ControlState, Decision, ErrorClass, HashRules,
-    JsonMembers, RawPayload, Registration, Store, StoreError, Tenant, UnitOfWork,
+    ConflictKind, ConsumerName, ControlState, Decision, ErrorClass, HashRules, JsonMembers, RawPayload, Store,
+    StoreError, Tenant,
+    store::{AuditEntry, Bookkeeping, Claimed, Registration, UnitOfWork},
 };
 
 use super::{

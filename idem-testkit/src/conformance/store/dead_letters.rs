@@ -4,8 +4,10 @@
 use std::collections::HashSet;
 
 use idem_core::{
-    Bookkeeping, Bytes, ConsumerName, ControlState, DeadLetter, DeadLetterId, ErrorClass, FailureKind, Fingerprint,
-    Message, Origin, PayloadHash, Reason, Registered, ReplayEnd, Store as _, StoredDeadLetter, Tenant,
+    Bytes, ConsumerName, ControlState, DeadLetter, DeadLetterId, ErrorClass, Message, Origin, PayloadHash, Reason,
+    Store as _, StoredDeadLetter, Tenant,
+    dead_letter::{FailureKind, Fingerprint},
+    store::{Bookkeeping, Registered, ReplayEnd},
 };
 
 use super::{

@@ -2,7 +2,10 @@
 
 use std::{future::Future, pin::Pin, task::Poll, time::Duration};
 
-use idem_core::{Claimed, Registered, Store, Tx, UnitOfWork};
+use idem_core::{
+    Store, Tx,
+    store::{Claimed, Registered, UnitOfWork},
+};
 
 use super::{
     gate::within,

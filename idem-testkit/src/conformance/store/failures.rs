@@ -3,9 +3,10 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use idem_core::{
-    Bookkeeping, Bytes, ConsumerName, DeadLetter, DeadLetterId, ErrorClass, Expiring, FailureKind, Fingerprint,
-    HashRuleId, Headers, Message, OrderingKey, Origin, PayloadHash, REPLAY_TAKEN_FOR, Reason, Registered, Replay,
-    ReplayEnd, Store as _, StoredDeadLetter,
+    Bytes, ConsumerName, DeadLetter, DeadLetterId, ErrorClass, Headers, Message, OrderingKey, Origin, PayloadHash,
+    Reason, Store as _, StoredDeadLetter,
+    dead_letter::{FailureKind, Fingerprint, REPLAY_TAKEN_FOR},
+    store::{Bookkeeping, Expiring, HashRuleId, Registered, Replay, ReplayEnd},
 };
 
 use super::{

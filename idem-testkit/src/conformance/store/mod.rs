@@ -1,5 +1,5 @@
-//! The suite for stores: every promise of [`Store`](idem_core::Store), [`UnitOfWork`](idem_core::UnitOfWork) and
-//! [`Bookkeeping`](idem_core::Bookkeeping), as a case that a store passes or not.
+//! The suite for stores: every promise of [`Store`](idem_core::Store), [`UnitOfWork`](idem_core::store::UnitOfWork) and
+//! [`Bookkeeping`](idem_core::store::Bookkeeping), as a case that a store passes or not.
 //!
 //! A store implements [`StoreUnderTest`] beside its tests and names a function that makes one:
 //!

@@ -7,8 +7,8 @@ use std::{
 };
 
 use idem_core::{
-    Claim, ClaimError, Claimed, Cleaner, CommitError, ErrorClass, IdempotencyKey, Recorded, ScopeId, Store,
-    StoreCapabilities, StoreError, Tx, UnitOfWork, UnitOptions,
+    ErrorClass, IdempotencyKey, Recorded, Store, StoreError, Tx,
+    store::{Claim, ClaimError, Claimed, Cleaner, CommitError, ScopeId, StoreCapabilities, UnitOfWork, UnitOptions},
 };
 
 use super::gate::{Counter, Gate};

@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use idem_core::{
-    Bookkeeping, Claimed, CleanupReport, CleanupSettings, Decision, ErrorClass, Expiring, Recorded, Removal, Removed,
-    Retention, Store, UnitOfWork,
+    CleanupReport, CleanupSettings, Decision, ErrorClass, Recorded, Retention, Store,
+    store::{Bookkeeping, Claimed, Expiring, Removal, Removed, UnitOfWork},
 };
 
 use super::{

@@ -8,9 +8,9 @@ use std::{
 };
 
 use idem_core::{
-    BatchAnswer, BatchHandler, Bookkeeping as _, Claim, Decision, DedupConsumer, DedupConsumerBuilder, Effects,
-    ErrorClass, Handler, HandlerError, HashRuleId, IdempotencyKey, Message, PayloadHash, Registered, Registration,
-    Retention, RunId, ScopeId, Store, Tenant, Tx, UnitOptions,
+    BatchAnswer, BatchHandler, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Handler,
+    HandlerError, IdempotencyKey, Message, PayloadHash, Retention, Store, Tenant, Tx,
+    store::{Bookkeeping as _, Claim, HashRuleId, Registered, Registration, RunId, ScopeId, UnitOptions},
 };
 
 use super::{

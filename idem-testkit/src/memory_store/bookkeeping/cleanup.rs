@@ -4,10 +4,11 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use idem_core::{
-    Backlog, Cleaner, CleanupReport, CleanupSettings, Expiring, LastCleanup, Removal, Removed, StoreError,
+    CleanupReport, CleanupSettings, LastCleanup, StoreError,
+    store::{Backlog, Cleaner, Expiring, Removal, Removed},
 };
 
-use super::{Books, Defect, MemoryStore, Parked, ReplayState, State};
+use super::{Books, DeadLetterRow, Defect, MemoryStore, ReplayState, State};
 
 /// Cleanup of a [`MemoryStore`].
 pub(in crate::memory_store) struct MemoryCleaner(pub(in crate::memory_store) MemoryStore);
@@ -87,7 +88,7 @@ impl State {
     }
 }
 
-impl Parked {
+impl DeadLetterRow {
     /// What awaits a replay stays, however old.
     fn is_done(&self, kept: Duration, now: SystemTime) -> bool {
         self.replay == ReplayState::Idle && is_old(self.last_at, kept, now)

@@ -49,7 +49,7 @@ enum Fate {
 }
 
 /// A row of `dead_letters`, as far as it is expected exactly.
-type Parked = (Option<String>, &'static str, u64);
+type DeadLetterCount = (Option<String>, &'static str, u64);
 
 impl Sent {
     /// The message. The account is the record key, by which a queue may keep the order.
@@ -177,11 +177,11 @@ impl Ledger {
                 *copies.entry(content(origin, sent, *reason)).or_default() += 1;
             }
         }
-        let mut expected: Vec<Parked> =
+        let mut expected: Vec<DeadLetterCount> =
             copies.into_iter().map(|((key, reason, _), count)| (key.map(str::to_owned), reason, count)).collect();
         let rows = database.dead_letters().await;
         let key = |key: &idem_core::IdempotencyKey| key.as_str().to_owned();
-        let mut found: Vec<Parked> =
+        let mut found: Vec<DeadLetterCount> =
             rows.iter().map(|row| (row.key.as_ref().map(key), row.reason.as_str(), row.copies)).collect();
         expected.sort();
         found.sort();

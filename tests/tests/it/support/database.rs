@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use idem_core::{Bookkeeping, ConsumerName, Store as _, StoredDeadLetter};
+use idem_core::{ConsumerName, Store as _, StoredDeadLetter, store::Bookkeeping};
 use idem_sqlx::{PostgresStore, SqliteStore};
 use idem_tests::plan::{Handling, StorePlan};
 use sqlx::{Connection, PgConnection, SqliteConnection, query, query_as, query_scalar};

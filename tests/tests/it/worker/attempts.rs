@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Bookkeeping as _, ConsumerName, Effects, PayloadHash, RetryPolicy, Store as _, Tenant};
+use idem_core::{ConsumerName, Effects, PayloadHash, RetryPolicy, Store as _, Tenant, store::Bookkeeping as _};
 
 use idem_testkit::{Fault, Operation};
 

@@ -3,7 +3,7 @@
 use idem_testkit::Decide as _;
 use std::time::Duration;
 
-use idem_core::{Bookkeeping, Retention, Store as _};
+use idem_core::{Retention, Store as _, store::Bookkeeping};
 use idem_testkit::memory::QueueOptions;
 
 use super::scene::{Running, Scene, message, within};

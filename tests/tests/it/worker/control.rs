@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Bookkeeping, ConsumerName, ControlState, ErrorClass, Pause, RetryPolicy, Store as _, Tenant};
+use idem_core::{ConsumerName, ControlState, ErrorClass, Pause, RetryPolicy, Store as _, Tenant, store::Bookkeeping};
 use idem_testkit::{Fault, Operation};
 use tokio::time::Instant;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Bookkeeping, Message, OnConflict, Pause, Reason, RetryPolicy, Store as _};
+use idem_core::{Message, OnConflict, Pause, Reason, RetryPolicy, Store as _, store::Bookkeeping};
 use idem_testkit::memory::{Faults, QueueOptions, Rate};
 
 use super::scene::{Running, Scene, drain, message, within};

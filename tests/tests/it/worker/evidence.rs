@@ -4,8 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    Bookkeeping as _, CancellationToken, ConsumerName, DedupConsumer, Effects, Handler, HandlerError, Message, Reason,
-    RetryPolicy, Store, StoredDeadLetter, Tx, Worker,
+    CancellationToken, ConsumerName, DedupConsumer, Effects, Handler, HandlerError, Message, Reason, RetryPolicy,
+    Store, StoredDeadLetter, Tx, Worker, store::Bookkeeping as _,
 };
 use idem_sqlx::PostgresStore;
 use idem_testkit::memory::{Broker, QueueOptions};

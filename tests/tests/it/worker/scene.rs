@@ -8,9 +8,9 @@ use std::{
 };
 
 use idem_core::{
-    Bookkeeping as _, CancellationToken, DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message,
-    OrderingKey, Origin, RetryPolicy, Source, Store as _, StoredDeadLetter, Summary, Tx, Worker, WorkerBuilder,
-    WorkerError, WorkerView,
+    CancellationToken, DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message, OrderingKey,
+    Origin, RetryPolicy, Source, Store as _, StoredDeadLetter, Summary, Tx, Worker, WorkerBuilder, WorkerError, WorkerView,
+    store::Bookkeeping as _,
 };
 use idem_testkit::{
     MemoryStore,

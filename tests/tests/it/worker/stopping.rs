@@ -9,8 +9,8 @@ use std::{
 };
 
 use idem_core::{
-    Attached, Handler, Message, Received, Settle, Settled, Source, SourceCapabilities, SourceError, Tx, Worker,
-    WorkerError, handler_fn,
+    Handler, Message, Source, SourceError, Tx, Worker, WorkerError, handler_fn,
+    source::{Attached, Received, Settle, Settled, SourceCapabilities},
 };
 use idem_testkit::{MemoryStore, memory::MemorySource};
 use tokio::sync::Semaphore;

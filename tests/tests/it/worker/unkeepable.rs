@@ -7,8 +7,11 @@ use std::sync::{
 
 use async_trait::async_trait;
 use idem_core::{
-    Bookkeeping, ControlState, DeadLetter, IncidentKind, Message, OnUnkeepable, OrderingKey, Origin, Pause, Publisher,
-    Reason, ReplayEnd, SourceError, Store as _, Tenant, WaitCause, WorkerBuilder, dead_letter::PAYLOAD_OMITTED, key,
+    ControlState, DeadLetter, IncidentKind, Message, OnUnkeepable, OrderingKey, Origin, Pause, Publisher, Reason,
+    SourceError, Store as _, Tenant, WaitCause, WorkerBuilder,
+    dead_letter::PAYLOAD_OMITTED,
+    key,
+    store::{Bookkeeping, ReplayEnd},
 };
 use idem_testkit::{
     MemoryStore,

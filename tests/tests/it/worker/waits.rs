@@ -1,7 +1,7 @@
 //! What waits is visible, and one message's failure is no other's wait.
 
 use idem_core::{
-    Bookkeeping as _, ConsumerName, ControlState, IncidentKind, OnConflict, Pause, Store as _, Tenant, WaitCause,
+    ConsumerName, ControlState, IncidentKind, OnConflict, Pause, Store as _, Tenant, WaitCause, store::Bookkeeping as _,
 };
 
 use super::scene::{Running, Scene, drain, message, within};

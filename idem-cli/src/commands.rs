@@ -3,7 +3,7 @@
 pub(crate) mod cleanup;
 mod completions;
 pub(crate) mod consumers;
-mod dead_letters;
+pub(crate) mod dead_letters;
 mod doctor;
 pub(crate) mod erase;
 pub(crate) mod forget;

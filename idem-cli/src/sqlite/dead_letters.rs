@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     command_line::{DeadLetters, Limit, Replay, Which},
+    commands::{dead_letters, show},
     confirm::confirm,
     exit::Failure,
     report::Report,
@@ -29,7 +30,6 @@ SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.reason, d
         WHEN d.replay_requested_at IS NOT NULL THEN 'awaited' END AS replay
 {chosen} ORDER BY d.id DESC LIMIT ?7"#;
 
-/// As on PostgreSQL without the payload, which any client of SQLite's can read.
 const SHOW: &str = r#"
 SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.payload_hash, d.reason, d.fingerprint AS "group",
     d.attempts, d.copies, d.error, d.origin, d.last_origin, d.message_id, d.message_type, d.payload_bytes,
@@ -37,6 +37,13 @@ SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.payload_h
     {at}d.published_at{} AS published_at, {at}d.replay_requested_at{} AS replay_requested_at,
     {at}d.replayed_at{} AS replayed_at, d.replay_outcome
 FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer WHERE d.id = ?1"#;
+
+const PAYLOAD: &str = r#"SELECT payload, headers FROM "{schema}_dead_letters" WHERE id = ?1"#;
+
+/// The trail is written before anything is shown. Parameters: 1 id, 2 who, 3 what the trail calls it.
+const NOTE_READ: &str = r#"
+INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
+SELECT {now}, ?2, ?3, consumer, idempotency_key, 'dead letter ' || id FROM "{schema}_dead_letters" WHERE id = ?1"#;
 
 /// What the statement before it has marked. Parameters: 1 ids, 2 now, 3 who.
 const NOTE_REPLAY: &str = r#"
@@ -84,10 +91,10 @@ impl<'a> Chosen<'a> {
 pub(super) async fn run(file: File, command: DeadLetters) -> Result<Report, Failure> {
     match command {
         DeadLetters::List { which, limit } => list(file, &which, &limit).await,
-        DeadLetters::Show { id, payload: false } => show(file, id).await,
+        DeadLetters::Show { id, payload } => show(file, id, payload).await,
         DeadLetters::Replay(asked) if !asked.is_changed() => replay(file, &asked).await,
         DeadLetters::Drop { which, because, dry_run, yes } => drop_them(file, &which, &because, dry_run, yes.yes).await,
-        DeadLetters::Show { .. } | DeadLetters::Replay(_) | DeadLetters::Groups(_) | DeadLetters::AcceptLoss(_) => {
+        DeadLetters::Replay(_) | DeadLetters::Groups(_) | DeadLetters::AcceptLoss(_) => {
             Err(only_on_postgres("dead-letters"))
         }
     }
@@ -109,12 +116,18 @@ async fn list(mut file: File, which: &Which, limit: &Limit) -> Result<Report, Fa
     Ok(if is_all { report } else { report.line(format!("the newest {max}; --limit N shows more")) })
 }
 
-async fn show(mut file: File, id: i64) -> Result<Report, Failure> {
-    let letter = file.table(SHOW, &[id.into()]).await?;
-    if letter.is_empty() {
+async fn show(mut file: File, id: i64, with_payload: bool) -> Result<Report, Failure> {
+    let by = file.by.clone();
+    let noting = [id.into(), by.as_str().into(), dead_letters::read(with_payload).into()];
+    let [noted] = file.act([NOTE_READ], &noting).await.map_err(|failure| failure.so(show::UNNOTED))?;
+    if noted == 0 {
         return Err(Failure::refused(format!("there is no dead letter {id}")));
     }
-    Ok(Report::new().table("dead letter", letter))
+    let report = Report::new().table("dead letter", file.table(SHOW, &[id.into()]).await?);
+    if !with_payload {
+        return Ok(report);
+    }
+    Ok(dead_letters::with_content(report, &file.table(PAYLOAD, &[id.into()]).await?))
 }
 
 /// Marks those that can be replayed as a worker's own bookkeeping does, and notes each in the trail.

@@ -36,15 +36,31 @@ WHERE d.key_id = ?1 AND (?2 IS NULL OR c.name = ?2) ORDER BY d.id"#;
 const AUDIT: &str = r#"
 SELECT {at}a.at{} AS at, a.who, a.action, c.name AS consumer, a.details
 FROM "{schema}_audit" AS a LEFT JOIN "{schema}_consumers" AS c ON c.id = a.consumer
-WHERE a.idempotency_key = ?3 AND (?2 IS NULL OR c.name = ?2) ORDER BY a.id DESC LIMIT 20"#;
+WHERE a.idempotency_key = ?3 AND (?2 IS NULL OR c.name = ?2) AND a.action <> 'read-key' ORDER BY a.id DESC LIMIT 20"#;
+
+/// What is noted is the same as on PostgreSQL. Further parameters: 4 who, 5 what the trail says.
+const NOTE_READ: &str = r#"
+WITH held AS (
+    SELECT consumer, idempotency_key FROM "{schema}_processed_messages" WHERE {hold}
+    UNION ALL SELECT consumer, idempotency_key FROM "{schema}_message_attempts" WHERE {hold} AND attempts > 0
+    UNION ALL SELECT consumer, idempotency_key FROM "{schema}_dead_letters" WHERE {hold}
+), asked AS (SELECT consumer, max(nullif(idempotency_key, '')) AS idempotency_key FROM held GROUP BY consumer)
+INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
+SELECT {now}, ?4, 'read-key', consumer, idempotency_key, ?5 FROM asked
+UNION ALL SELECT {now}, ?4, 'read-key', NULL, NULL, ?5 WHERE NOT EXISTS (SELECT 1 FROM asked)"#;
 
 pub(super) async fn show(mut file: File, show: &Show) -> Result<Report, Failure> {
     show::check_key(&show.key)?;
     if let Some(consumer) = &show.consumer {
         file.known(consumer).await?;
     }
-    let id = *idem_schema::key_id(&show.key).as_bytes();
-    let binds = [Bind::Bytes(Some(&id)), Bind::Text(show.consumer.as_deref()), show.key.as_str().into()];
+    let key_id = idem_schema::key_id(&show.key);
+    let (id, by, details) = (*key_id.as_bytes(), file.by.clone(), format!("key id {key_id}"));
+    let consumer = Bind::Text(show.consumer.as_deref());
+    let noting =
+        [show.key.as_str().into(), consumer, Bind::Bytes(Some(&id)), by.as_str().into(), details.as_str().into()];
+    file.act([&*NOTE_READ.replace("{hold}", HOLD)], &noting).await.map_err(|failure| failure.so(show::UNNOTED))?;
+    let binds = [Bind::Bytes(Some(&id)), consumer, show.key.as_str().into()];
     let records = file.table(RECORDS, &binds).await?;
     let attempts = file.table(ATTEMPTS, &binds).await?;
     let dead_letters = file.table(DEAD_LETTERS, &binds).await?;

@@ -111,8 +111,9 @@ fn on_sqlite_what_makes_no_sense_is_refused_by_name() {
     }
 }
 
+/// S30: whoever reads a key stands in the trail, as on PostgreSQL.
 #[tokio::test]
-async fn a_key_is_shown_forgotten_and_erased_on_sqlite() {
+async fn s30_a_key_is_shown_forgotten_and_erased_on_sqlite() {
     let file = File::new();
     file.idem("migrate up").ok();
     assert_eq!(file.deliver(&["order-1", "order-2", "order-1"]).await, "PPD");
@@ -159,10 +160,17 @@ async fn a_key_is_shown_forgotten_and_erased_on_sqlite() {
     file.idem(&format!("dead-letters replay {id} --yes")).refused("none of them can be replayed");
     let rest = "SELECT ifnull(payload, '') || error || ifnull(headers, '') || ifnull(idempotency_key, '') FROM idem_dead_letters";
     assert_eq!(file.texts(rest).await, [""]);
-    let uuid = idem_schema::key_id("order-2");
+    let id = |key: &str| format!("key id {}", idem_schema::key_id(key));
     assert_eq!(
         file.trail().await,
-        ["ada forget order-1 ticket-7".to_owned(), format!("ada erase - key id {uuid}: request-4711")]
+        [
+            format!("ada read-key order-1 {}", id("order-1")),
+            format!("ada read-key - {}", id("order-9")),
+            "ada forget order-1 ticket-7".to_owned(),
+            format!("ada erase - {}: request-4711", id("order-2")),
+            format!("ada read-key - {}", id("order-2")),
+        ],
+        "what was erased does not come back because somebody asks for it"
     );
 }
 
@@ -209,7 +217,9 @@ async fn a_replay_on_sqlite_stands_in_the_trail() {
     assert_eq!((&listed["dead_letters"][0]["id"], &listed["dead_letters"][1]["key"]), (&two.into(), &"order-7".into()));
     let shown = file.idem(&format!("dead-letters show {one}")).ok();
     assert!(shown.contains("q/order-7") && !shown.contains(PAYLOAD), "{shown}");
-    file.idem(&format!("dead-letters show {one} --payload")).refused("is for PostgreSQL");
+    let shown = file.idem(&format!("dead-letters show {one} --payload --json")).json();
+    assert!(shown["payload"][0]["payload"].as_str().unwrap().contains(PAYLOAD), "{shown}");
+    file.idem("dead-letters show 99").refused("no dead letter 99");
     file.idem("dead-letters replay --yes").refused("say which");
     assert!(file.idem("dead-letters replay --consumer orders --dry-run").ok().contains("2 would be replayed"));
     assert!(file.idem(&format!("dead-letters replay {one} --yes")).ok().contains("1 asked for"));
@@ -222,6 +232,11 @@ async fn a_replay_on_sqlite_stands_in_the_trail() {
     );
     assert_eq!(
         file.trail().await,
-        [format!("ada replay order-7 dead letter {one}"), format!("ada drop order-8 dead letter {two}: spam")]
+        [
+            format!("ada read-dead-letter order-7 dead letter {one}"),
+            format!("ada read-payload order-7 dead letter {one}"),
+            format!("ada replay order-7 dead letter {one}"),
+            format!("ada drop order-8 dead letter {two}: spam")
+        ]
     );
 }

@@ -7,13 +7,13 @@ pub(crate) mod dead_letters;
 mod doctor;
 pub(crate) mod erase;
 pub(crate) mod forget;
-mod forgotten;
+pub(crate) mod forgotten;
 mod import;
 mod migrate;
-mod retention;
+pub(crate) mod retention;
 pub(crate) mod show;
 mod stats;
-mod stuck;
+pub(crate) mod stuck;
 mod workers;
 
 use crate::{

@@ -1,7 +1,7 @@
 //! `idem dead-letters`.
 
-pub(super) mod accept_loss;
-mod groups;
+pub(crate) mod accept_loss;
+pub(crate) mod groups;
 
 use idem_core::Reason;
 

@@ -41,6 +41,6 @@ pub(crate) fn tell(line: Line<'_>) {
     tracing::info!(
         target: AUDIT,
         { idem.consumer = consumer, idem.key = key, who, action, details },
-        "an operator has changed something"
+        "an operator has changed or read something"
     );
 }

@@ -124,7 +124,7 @@ pub(crate) enum Command {
     /// See, pause, resume, rename and rebind consumers
     #[command(subcommand)]
     Consumers(Consumers),
-    /// All that is known of a key, and what would become of a redelivery
+    /// All that is known of a key, and what would become of a redelivery; the audit trail notes that you have read it
     Show(Show),
     /// Remove the records of keys, so that their messages take effect once more when they come again
     Forget(Forget),
@@ -323,11 +323,11 @@ pub(crate) enum DeadLetters {
         #[command(flatten)]
         limit: Limit,
     },
-    /// One dead letter
+    /// One dead letter; the audit trail notes that you have read it
     Show {
         /// Its id
         id: i64,
-        /// With its payload and headers; the audit trail notes that you have read them
+        /// With its payload and headers, which the trail notes too
         #[arg(long)]
         payload: bool,
     },

@@ -3,17 +3,17 @@
 pub(crate) mod cleanup;
 mod completions;
 pub(crate) mod consumers;
-mod dead_letters;
+pub(crate) mod dead_letters;
 mod doctor;
 pub(crate) mod erase;
 pub(crate) mod forget;
-mod forgotten;
+pub(crate) mod forgotten;
 mod import;
 mod migrate;
-mod retention;
+pub(crate) mod retention;
 pub(crate) mod show;
 mod stats;
-mod stuck;
+pub(crate) mod stuck;
 mod workers;
 
 use crate::{

@@ -48,6 +48,12 @@ impl Failure {
         Self::new(Exit::Refused, text)
     }
 
+    /// The same after what it kept from being done.
+    pub(crate) fn so(mut self, consequence: &str) -> Self {
+        self.text = format!("{consequence}: {}", self.text);
+        self
+    }
+
     /// Writes the reason to standard error. Whatever was mistyped, no password is in it.
     pub(crate) fn tell(self) -> Exit {
         eprintln!("{}", without_passwords(self.text.trim_end()));

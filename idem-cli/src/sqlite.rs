@@ -3,7 +3,9 @@
 mod consumers;
 mod dead_letters;
 mod file;
+mod forgotten;
 mod keys;
+mod retention;
 
 use std::sync::Arc;
 
@@ -37,17 +39,16 @@ pub(crate) async fn run(target: &Target, command: Command) -> Result<Report, Fai
         Command::Show(show) => keys::show(File::open(target).await?, &show).await,
         Command::Forget(forget) => keys::forget(File::open(target).await?, &forget).await,
         Command::Erase(erase) => keys::erase(File::open(target).await?, &erase).await,
+        Command::Forgotten(command) => forgotten::run(File::open(target).await?, command).await,
+        Command::Retention(command) => retention::run(File::open(target).await?, command).await,
         Command::Stats => consumers::stats(File::open(target).await?).await,
         Command::Workers(limit) => consumers::workers(File::open(target).await?, &limit).await,
         Command::Stuck(limit) => consumers::stuck(File::open(target).await?, &limit).await,
         Command::Consumers(command) => consumers::run(File::open(target).await?, command).await,
         Command::DeadLetters(command) => dead_letters::run(File::open(target).await?, command).await,
-        other @ (Command::Migrate(_)
-        | Command::Forgotten(_)
-        | Command::Import(_)
-        | Command::Cleanup(_)
-        | Command::Retention(_)
-        | Command::Completions { .. }) => Err(only_on_postgres(other.name())),
+        other @ (Command::Migrate(_) | Command::Import(_) | Command::Cleanup(_) | Command::Completions { .. }) => {
+            Err(only_on_postgres(other.name()))
+        }
     }
 }
 

@@ -58,6 +58,6 @@ pub use crate::{
         Durability, Fence, RoleDefault, SESSION_SETTINGS, ServerFacts, SessionFacts, SessionSettings, refuse_fenced,
     },
     settings::{PostgresSettings, RECORD_BYTES, Statements, check_number, is_this_machine, unreadable_url},
-    sqlstate::{CommitOutcome, SQLSTATES, UNSEALED_COMMIT, WEAKER_COMMIT, class_of, commit_outcome},
+    sqlstate::{CommitOutcome, SQLSTATES, UNSEALED_COMMIT, WEAKER_COMMIT, class_of, commit_outcome, describe_report},
     verify::{SchemaFacts, SchemaProblem, verify_schema},
 };

@@ -162,6 +162,14 @@ pub const SQLITE_MIGRATIONS: &[Migration] = &[
         up_template: include_str!("../migrations/sqlite/0003_message_attempts.up.sql"),
         down_template: include_str!("../migrations/sqlite/0003_message_attempts.down.sql"),
     },
+    Migration {
+        dialect: Dialect::Sqlite,
+        version: 5,
+        name: "forgotten",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/sqlite/0005_forgotten.up.sql"),
+        down_template: include_str!("../migrations/sqlite/0005_forgotten.down.sql"),
+    },
 ];
 
 /// The script that makes PostgreSQL's group roles and grants them their rights, for this schema.

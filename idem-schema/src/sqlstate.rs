@@ -37,6 +37,21 @@ pub fn class_of(code: &str, message: &str, routine: Option<&str>) -> ErrorClass 
     class_of_table(code).unwrap_or_else(|| class_of_unknown(code))
 }
 
+/// A server's error report as a text without any value: the code, for an operator's codes in words, and the constraint, table
+/// and column that it names. The server quotes rows in its message and detail (S4).
+#[must_use]
+pub fn describe_report(code: &str, constraint: Option<&str>, table: Option<&str>, column: Option<&str>) -> String {
+    let meaning = match code {
+        "53100" => ", the database's disk is full",
+        "53200" => ", the database has no memory left",
+        "53300" => ", the database has no connection left",
+        _ => "",
+    };
+    let parts = [("constraint", constraint), ("table", table), ("column", column)];
+    let parts = parts.into_iter().filter_map(|(name, value)| Some(format!(" {name} {}", value?)));
+    format!("SQLSTATE {code}{meaning}{}", parts.collect::<String>())
+}
+
 /// What is known after an error came back while COMMIT was outstanding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CommitOutcome {

@@ -41,7 +41,7 @@ pub(crate) struct Settings {
     #[arg(long, env = "IDEM_KEY_SECRET_FILE", value_name = "FILE")]
     pub(crate) key_secret_file: Option<PathBuf>,
 
-    /// How long records are kept, or forever
+    /// How long records are kept: 2h, 24h, 7d or any other time, or forever
     #[arg(long, env = "IDEM_RETENTION", value_name = "TIME", default_value = "7d", value_parser = spans::retention)]
     pub(crate) retention: Retention,
 

@@ -1,12 +1,12 @@
 //! What PostgreSQL's and tokio-postgres's errors mean, and reading of rows without a panic.
 
-use std::{error::Error as StdError, fmt::Write as _, io};
+use std::{error::Error as StdError, io};
 
 use idem_core::{
     ErrorClass, StoreError, chain,
     store::{ClaimError, CommitError},
 };
-use idem_schema::{DriverError, class_of, unreadable};
+use idem_schema::{DriverError, class_of, describe_report, unreadable};
 use tokio_postgres::{
     Error, Row,
     error::{DbError, SqlState},
@@ -78,23 +78,15 @@ pub(crate) fn sqlstate(error: &(dyn StdError + 'static)) -> Option<String> {
 /// The text of a driver's error without any value: the server quotes rows in its message and detail (S4).
 pub(crate) fn describe(error: &(dyn StdError + 'static)) -> Option<String> {
     if let Some(error) = error.downcast_ref::<DbError>() {
-        return Some(describe_report(error));
+        return Some(describe_database(error));
     }
     let error = error.downcast_ref::<Error>()?;
     // The driver's own texts hold indexes and the names of columns, and leave their sources out.
-    Some(error.as_db_error().map_or_else(|| error.to_string(), describe_report))
+    Some(error.as_db_error().map_or_else(|| error.to_string(), describe_database))
 }
 
-fn describe_report(error: &DbError) -> String {
-    let mut text = format!("SQLSTATE {}", error.code().code());
-    let parts = [("constraint", error.constraint()), ("table", error.table()), ("column", error.column())];
-    for (name, value) in parts {
-        if let Some(value) = value {
-            // Writing to a String cannot fail.
-            let _ = write!(text, " {name} {value}");
-        }
-    }
-    text
+fn describe_database(error: &DbError) -> String {
+    describe_report(error.code().code(), error.constraint(), error.table(), error.column())
 }
 
 fn code(error: &Error) -> &str {

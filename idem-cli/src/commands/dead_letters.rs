@@ -1,7 +1,7 @@
 //! `idem dead-letters`.
 
-pub(super) mod accept_loss;
-mod groups;
+pub(crate) mod accept_loss;
+pub(crate) mod groups;
 
 use idem_core::Reason;
 
@@ -14,7 +14,7 @@ use crate::{
     confirm::confirm,
     database::{Bind, Database},
     exit::Failure,
-    report::{Report, Row},
+    report::{Report, Row, Table},
 };
 
 /// Parameters: 1 ids or NULL, 2 consumer or NULL, 3 reason or NULL, 4 from or NULL, 5 to or NULL, 6 group or NULL.
@@ -50,11 +50,11 @@ FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consume
 const PAYLOAD: &str = "\
 SELECT pg_catalog.encode(d.payload, 'hex') AS payload, d.headers FROM {schema}.dead_letters AS d WHERE d.id = $1::int8";
 
-/// The trail is written before anything is shown.
+/// The trail is written before anything is shown. Parameters: 1 id, 2 who, 3 what the trail calls it.
 const NOTE_READ: &str = "\
 WITH noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
-    SELECT $2::text, 'read-payload', consumer, idempotency_key, pg_catalog.format('dead letter %s', id)
+    SELECT $2::text, $3::text, consumer, idempotency_key, pg_catalog.format('dead letter %s', id)
     FROM {schema}.dead_letters WHERE id = $1::int8 RETURNING id
 )
 SELECT pg_catalog.count(*) FROM noted";
@@ -226,20 +226,29 @@ fn thousands(count: i64) -> String {
 }
 
 async fn show(database: &mut Database, id: i64, with_payload: bool) -> Result<Report, Failure> {
-    let letter = database.table(SHOW, &[Bind::Number(id)]).await?;
-    if letter.is_empty() {
+    let by = database.by.clone();
+    let noting = [Bind::Number(id), Bind::Text(&by), Bind::Text(read(with_payload))];
+    if database.act(NOTE_READ, &noting).await.map_err(|failure| failure.so(show::UNNOTED))? == 0 {
         return Err(Failure::refused(format!("there is no dead letter {id}")));
     }
-    let report = Report::new().table("dead letter", letter);
+    let report = Report::new().table("dead letter", database.table(SHOW, &[Bind::Number(id)]).await?);
     if !with_payload {
         return Ok(report);
     }
-    let by = database.by.clone();
-    database.act(NOTE_READ, &[Bind::Number(id), Bind::Text(&by)]).await?;
     let payload = database.table(PAYLOAD, &[Bind::Number(id)]).await?;
-    let row =
-        |row: &Row| Row::new([("payload", text(row.text("payload")).into()), ("headers", row.get("headers").clone())]);
-    Ok(report.table("payload", payload.rows().iter().map(row).collect()))
+    Ok(with_content(report, &payload))
+}
+
+/// What the trail calls the reading of a dead letter.
+pub(crate) fn read(with_payload: bool) -> &'static str {
+    if with_payload { "read-payload" } else { "read-dead-letter" }
+}
+
+/// The report with payload and headers, which SQLite has as a text.
+pub(crate) fn with_content(report: Report, payload: &Table) -> Report {
+    let headers = |row: &Row| serde_json::from_str(row.text("headers")).unwrap_or_else(|_| row.get("headers").clone());
+    let row = |row: &Row| Row::new([("payload", text(row.text("payload")).into()), ("headers", headers(row))]);
+    report.table("payload", payload.rows().iter().map(row).collect())
 }
 
 /// The payload as text where it is one, else its hexadecimal digits.

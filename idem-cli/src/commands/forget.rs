@@ -67,16 +67,20 @@ pub(crate) async fn run(mut database: Database, forget: &Forget) -> Result<Repor
     if count == 0 || forget.dry_run {
         return Ok(Report::said(format!("{records} of {} would be forgotten", forget.consumer)));
     }
-    let what = format!(
-        "This forgets {records} of {}: if their messages come again, they take effect once more",
-        forget.consumer
-    );
-    confirm(&what, forget.yes.yes)?;
+    confirm(&warning(&records, &forget.consumer), forget.yes.yes)?;
     let (forgotten, batch) = forget_chosen(&mut database, &chosen, count, &forget.reason).await?;
-    Ok(Report::said(format!(
+    Ok(done(forgotten, batch))
+}
+
+pub(crate) fn warning(records: &str, consumer: &str) -> String {
+    format!("This forgets {records} of {consumer}: if their messages come again, they take effect once more")
+}
+
+pub(crate) fn done(forgotten: i64, batch: i64) -> Report {
+    Report::said(format!(
         "{forgotten} forgotten. Running workers may still answer from memory for up to 2 seconds. Until cleanup takes them, \
          this takes it back: idem forgotten restore {batch}"
-    )))
+    ))
 }
 
 /// Forgets some keys of a consumer, and answers how many, and as which batch.

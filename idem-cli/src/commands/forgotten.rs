@@ -48,13 +48,7 @@ pub(crate) async fn run(mut database: Database, command: Forgotten) -> Result<Re
 async fn restore(database: &mut Database, batch: i64, is_yes: bool) -> Result<Report, Failure> {
     let count = "SELECT pg_catalog.count(*) FROM {schema}.forgotten WHERE batch = $1::int8";
     let count = database.number(count, &[Bind::Number(batch)]).await?;
-    if count == 0 {
-        return Err(Failure::refused(format!("nothing waits that was forgotten as {batch}: idem forgotten list")));
-    }
-    confirm(
-        &format!("This makes {count} forgotten keys records again, so that their messages are duplicates"),
-        is_yes,
-    )?;
+    confirm(&warning(count, batch)?, is_yes)?;
     let by = database.by.clone();
     let (mut taken, mut back) = (0, 0);
     while taken < count {
@@ -66,6 +60,19 @@ async fn restore(database: &mut Database, batch: i64, is_yes: bool) -> Result<Re
         taken += chunk;
         back += restored;
     }
+    Ok(restored(taken, back))
+}
+
+/// What restoring does. Refuses a batch of which nothing waits.
+pub(crate) fn warning(count: i64, batch: i64) -> Result<String, Failure> {
+    if count == 0 {
+        return Err(Failure::refused(format!("nothing waits that was forgotten as {batch}: idem forgotten list")));
+    }
+    Ok(format!("This makes {count} forgotten keys records again, so that their messages are duplicates"))
+}
+
+/// So many waited, and so many of them are records again.
+pub(crate) fn restored(taken: i64, back: i64) -> Report {
     let again = taken - back;
-    Ok(Report::said(format!("{back} are records again; {again} have run again meanwhile and keep their new record")))
+    Report::said(format!("{back} are records again; {again} have run again meanwhile and keep their new record"))
 }

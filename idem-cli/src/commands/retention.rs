@@ -1,5 +1,7 @@
 //! `idem retention set`.
 
+use std::time::Duration;
+
 use crate::{
     command_line::Retention,
     confirm::confirm,
@@ -40,18 +42,11 @@ SELECT pg_catalog.count(*) FROM changed";
 pub(crate) async fn run(mut database: Database, command: Retention) -> Result<Report, Failure> {
     let Retention::Set { consumer, time, existing: _, yes } = command;
     database.known(&consumer).await?;
-    let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
-    if !BOUNDS.contains(&seconds) {
-        return Err(Failure::refused("the retention must be from 1 minute to 10 years"));
-    }
+    let seconds = seconds(time)?;
     let counted = "SELECT pg_catalog.count(*) FROM {schema}.processed_messages AS p
         JOIN {schema}.consumers AS c ON c.id = p.consumer WHERE c.name = $1::text";
     let count = database.number(counted, &[Bind::Text(&consumer)]).await?;
-    let what = format!(
-        "This rewrites until when {count} records of {consumer} are kept. Those that expire by it are removed by the next \
-         cleanup, and if their messages come again, they take effect once more"
-    );
-    confirm(&what, yes.yes)?;
+    confirm(&warning(count, &consumer), yes.yes)?;
     let by = database.by.clone();
     database.act(NOTE, &[Bind::Text(&consumer), Bind::Number(seconds), Bind::Text(&by)]).await?;
     let scopes = "SELECT id FROM {schema}.consumers WHERE name = $1::text ORDER BY id";
@@ -60,7 +55,27 @@ pub(crate) async fn run(mut database: Database, command: Retention) -> Result<Re
     for scope in scopes.rows() {
         rewritten += rewrite(&mut database, scope.number("id"), seconds).await?;
     }
-    Ok(Report::said(format!("{rewritten} rewritten. New records are kept for what --retention of the workers says.")))
+    Ok(self::rewritten(rewritten))
+}
+
+/// A retention within the bounds that workers have.
+pub(crate) fn seconds(time: Duration) -> Result<i64, Failure> {
+    let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    if BOUNDS.contains(&seconds) {
+        return Ok(seconds);
+    }
+    Err(Failure::refused("the retention must be from 1 minute to 10 years"))
+}
+
+pub(crate) fn warning(count: i64, consumer: &str) -> String {
+    format!(
+        "This rewrites until when {count} records of {consumer} are kept. Those that expire by it are removed by the next \
+         cleanup, and if their messages come again, they take effect once more"
+    )
+}
+
+pub(crate) fn rewritten(rewritten: i64) -> Report {
+    Report::said(format!("{rewritten} rewritten. New records are kept for what --retention of the workers says."))
 }
 
 async fn rewrite(database: &mut Database, scope: i64, seconds: i64) -> Result<i64, Failure> {

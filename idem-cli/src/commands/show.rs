@@ -34,11 +34,41 @@ SELECT d.id, c.name AS consumer, c.tenant, d.reason, d.attempts, d.copies, d.err
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
 WHERE d.key_id = {schema}.key_id($1::text) AND ($2::text IS NULL OR c.name = $2::text) ORDER BY d.id";
 
+/// Who has read the key is in the table; here it would hide who changed something.
 const AUDIT: &str = "\
 SELECT a.at, a.who, a.login, a.action, c.name AS consumer, a.details
 FROM {schema}.audit AS a LEFT JOIN {schema}.consumers AS c ON c.id = a.consumer
-WHERE a.idempotency_key = $1::text AND ($2::text IS NULL OR c.name = $2::text) ORDER BY a.id DESC LIMIT 20";
+WHERE a.idempotency_key = $1::text AND ($2::text IS NULL OR c.name = $2::text) AND a.action <> 'read-key'
+ORDER BY a.id DESC LIMIT 20";
 
+/// Written before anything is shown: one line for each scope that holds something of the key, or one without a scope. The
+/// text of a key goes where idem holds it already and nowhere else, so that looking up what was erased does not bring it
+/// back; the key id stands in each line. Further parameter: 3 who.
+const NOTE_READ: &str = "\
+WITH held AS (
+    SELECT p.consumer, p.idempotency_key FROM {schema}.processed_messages AS p
+    WHERE p.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers)) AND p.key_id = {schema}.key_id($1::text)
+    UNION ALL SELECT a.consumer, a.idempotency_key FROM {schema}.message_attempts AS a
+    WHERE a.key_id = {schema}.key_id($1::text) AND a.attempts > 0
+    UNION ALL SELECT d.consumer, d.idempotency_key FROM {schema}.dead_letters AS d
+    WHERE d.key_id = {schema}.key_id($1::text)
+), asked AS (
+    SELECT held.consumer, pg_catalog.max(held.idempotency_key) AS idempotency_key
+    FROM held JOIN {schema}.consumers AS c ON c.id = held.consumer
+    WHERE $2::text IS NULL OR c.name = $2::text GROUP BY held.consumer
+), noted AS (
+    INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
+    SELECT $3::text, 'read-key', consumer, CASE WHEN idempotency_key <> '' THEN idempotency_key END,
+        pg_catalog.format('key id %s', {schema}.key_id($1::text))
+    FROM (SELECT consumer, idempotency_key FROM asked
+        UNION ALL SELECT NULL::int, NULL::text WHERE NOT EXISTS (SELECT FROM asked)) AS scopes
+    RETURNING id
+)
+SELECT pg_catalog.count(*) FROM noted";
+
+/// Why nothing is shown where reading could not be noted.
+pub(crate) const UNNOTED: &str = "nothing is shown, because who reads keys and payloads is noted in the audit trail first, and \
+    that failed";
 pub(crate) async fn run(mut database: Database, show: &Show) -> Result<Report, Failure> {
     check_key(&show.key)?;
     let consumer = show.consumer.as_deref();
@@ -46,6 +76,9 @@ pub(crate) async fn run(mut database: Database, show: &Show) -> Result<Report, F
         database.known(consumer).await?;
     }
     let binds = [Bind::Text(&show.key), Bind::TextOr(consumer)];
+    let by = database.by.clone();
+    let noting = [Bind::Text(&show.key), Bind::TextOr(consumer), Bind::Text(&by)];
+    database.act(NOTE_READ, &noting).await.map_err(|failure| failure.so(UNNOTED))?;
     let records = database.table(RECORDS, &binds).await?;
     let attempts = database.table(ATTEMPTS, &binds).await?;
     let dead_letters = database.table(DEAD_LETTERS, &binds).await?;

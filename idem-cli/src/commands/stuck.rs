@@ -5,7 +5,7 @@ use crate::{
     commands::dead_letters::accept_loss::HELD,
     database::{Bind, Database},
     exit::Failure,
-    report::Report,
+    report::{Report, Table},
 };
 
 /// Keys that have failed, and are neither processed nor set aside: their lanes wait for them. No table knows which session
@@ -51,10 +51,15 @@ pub(crate) async fn run(mut database: Database, limit: &Limit) -> Result<Report,
     let keys = database.table(KEYS, &binds).await?;
     let unkept = database.table(&UNKEPT.replace("{held}", HELD), &binds).await?;
     let sessions = database.table(SESSIONS, &binds).await?;
+    let report = Report::new().table("failing keys", keys);
+    Ok(held(report, unkept).table("waiting sessions", sessions))
+}
+
+/// The report with the dead letters that are held, and what to do.
+pub(crate) fn held(report: Report, unkept: Table) -> Report {
     let is_held = !unkept.is_empty();
-    let report = Report::new().table("failing keys", keys).table("held dead letters", unkept);
-    let report = report.table("waiting sessions", sessions);
-    Ok(if is_held {
+    let report = report.table("held dead letters", unkept);
+    if is_held {
         report.line(
             "Held messages are in no row whole: raise --dead-letter-payload-max of the workers, give them a dead-letter topic \
              or queue that takes them, or give them up with idem dead-letters accept-loss. Where it is the room for all that \
@@ -62,5 +67,5 @@ pub(crate) async fn run(mut database: Database, limit: &Limit) -> Result<Report,
         )
     } else {
         report
-    })
+    }
 }

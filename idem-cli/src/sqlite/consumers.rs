@@ -3,7 +3,7 @@
 use super::file::{Bind, File};
 use crate::{
     command_line::{Consumers, Limit},
-    commands::consumers,
+    commands::{consumers, dead_letters::accept_loss::HELD, stuck},
     confirm::confirm,
     exit::Failure,
     report::Report,
@@ -53,6 +53,12 @@ FROM "{schema}_message_attempts" AS a JOIN "{schema}_consumers" AS c ON c.id = a
 WHERE a.attempts > 0
     AND NOT EXISTS (SELECT 1 FROM "{schema}_processed_messages" AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
 ORDER BY a.first_at LIMIT ?1"#;
+
+const UNKEPT: &str = r#"
+SELECT d.id, c.name AS consumer, c.tenant, d.origin, d.idempotency_key AS key, d.reason, d.payload_bytes AS bytes,
+    {at}d.first_at{} AS since, {at}d.last_at{} AS last_at
+FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer
+WHERE {held} ORDER BY d.first_at LIMIT ?1"#;
 
 /// Every tenant's scope. Parameters: 1 consumer, 2 state, 3 who, 4 why, 5 what the trail calls it.
 const SET: [&str; 2] = [
@@ -104,7 +110,10 @@ pub(super) async fn workers(mut file: File, limit: &Limit) -> Result<Report, Fai
 }
 
 pub(super) async fn stuck(mut file: File, limit: &Limit) -> Result<Report, Failure> {
-    Ok(Report::new().table("failing keys", file.table(FAILING, &[limit.limit.into()]).await?))
+    let binds = [limit.limit.into()];
+    let failing = file.table(FAILING, &binds).await?;
+    let unkept = file.table(&UNKEPT.replace("{held}", HELD), &binds).await?;
+    Ok(stuck::held(Report::new().table("failing keys", failing), unkept))
 }
 
 /// `reason` is given where the consumer is paused.

@@ -8,7 +8,11 @@ use super::{
     only_on_postgres,
 };
 use crate::{
-    command_line::{DeadLetters, Limit, Replay, Which},
+    command_line::{AcceptLoss, DeadLetters, Groups, Limit, Replay, Which},
+    commands::{
+        dead_letters::{self, accept_loss},
+        show,
+    },
     confirm::confirm,
     exit::Failure,
     report::Report,
@@ -29,7 +33,6 @@ SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.reason, d
         WHEN d.replay_requested_at IS NOT NULL THEN 'awaited' END AS replay
 {chosen} ORDER BY d.id DESC LIMIT ?7"#;
 
-/// As on PostgreSQL without the payload, which any client of SQLite's can read.
 const SHOW: &str = r#"
 SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.payload_hash, d.reason, d.fingerprint AS "group",
     d.attempts, d.copies, d.error, d.origin, d.last_origin, d.message_id, d.message_type, d.payload_bytes,
@@ -38,11 +41,48 @@ SELECT d.id, c.name AS consumer, c.tenant, d.idempotency_key AS key, d.payload_h
     {at}d.replayed_at{} AS replayed_at, d.replay_outcome
 FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer WHERE d.id = ?1"#;
 
+const PAYLOAD: &str = r#"SELECT payload, headers FROM "{schema}_dead_letters" WHERE id = ?1"#;
+
+/// The trail is written before anything is shown. Parameters: 1 id, 2 who, 3 what the trail calls it.
+const NOTE_READ: &str = r#"
+INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
+SELECT {now}, ?2, ?3, consumer, idempotency_key, 'dead letter ' || id FROM "{schema}_dead_letters" WHERE id = ?1"#;
+
 /// What the statement before it has marked. Parameters: 1 ids, 2 now, 3 who.
 const NOTE_REPLAY: &str = r#"
 INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
 SELECT ?2, ?3, 'replay', consumer, idempotency_key, 'dead letter ' || id FROM "{schema}_dead_letters"
 WHERE id IN (SELECT value FROM json_each(?1)) AND replay_requested_at = ?2"#;
+
+/// As on PostgreSQL: one error stands for all of the group, the newest. Parameters: 1 consumer or NULL, 2 how many at most.
+const GROUPS: &str = r#"
+SELECT d.fingerprint AS "group", c.name AS consumer, d.reason, count(*) AS dead_letters,
+    count(*) FILTER (WHERE d.replayed_at IS NULL OR substr(d.replay_outcome, 1, 6) = 'failed') AS open, sum(d.copies) AS copies,
+    {at}min(d.first_at){} AS first_at, {at}max(d.last_at){} AS last_at,
+    substr(max(printf('%020d', d.last_at) || d.error), 21) AS error
+FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer
+WHERE ?1 IS NULL OR c.name = ?1
+GROUP BY d.fingerprint, c.name, d.reason ORDER BY {order} LIMIT ?2"#;
+
+/// Parameter: 1 ids as a JSON array.
+const BY_ID: &str = r#"
+SELECT asked.value AS id, d.id IS NOT NULL AS known, d.id IS NOT NULL AND {held} AS held
+FROM json_each(?1) AS asked LEFT JOIN "{schema}_dead_letters" AS d ON d.id = asked.value ORDER BY asked.value"#;
+
+/// Parameter: 1 origin.
+const BY_ORIGIN: &str =
+    r#"SELECT d.id FROM "{schema}_dead_letters" AS d WHERE ?1 IN (d.origin, d.last_origin) AND {held} ORDER BY d.id"#;
+
+/// The trail says what is lost, as on PostgreSQL. Parameters: 1 ids as a JSON array, 2 who, 3 why.
+const ACCEPT: [&str; 2] = [
+    r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
+SELECT {now}, ?2, 'accept-loss', d.consumer, d.idempotency_key, printf('dead letter %s from %s, %s bytes with the hash %s (%s): %s',
+    d.id, d.origin, d.payload_bytes, lower(hex(d.payload_hash)), ifnull(h.rule, 'raw/1'), ?3)
+FROM "{schema}_dead_letters" AS d LEFT JOIN "{schema}_payload_hashes" AS h ON h.id = d.hash_id
+WHERE d.id IN (SELECT value FROM json_each(?1)) AND {held}"#,
+    r#"UPDATE "{schema}_dead_letters" AS d SET loss_accepted_at = {now}, loss_accepted_by = ?2
+WHERE d.id IN (SELECT value FROM json_each(?1)) AND {held}"#,
+];
 
 /// Further parameters: 7 who, 8 why.
 const DROP: [&str; 2] = [
@@ -84,12 +124,12 @@ impl<'a> Chosen<'a> {
 pub(super) async fn run(file: File, command: DeadLetters) -> Result<Report, Failure> {
     match command {
         DeadLetters::List { which, limit } => list(file, &which, &limit).await,
-        DeadLetters::Show { id, payload: false } => show(file, id).await,
+        DeadLetters::Show { id, payload } => show(file, id, payload).await,
         DeadLetters::Replay(asked) if !asked.is_changed() => replay(file, &asked).await,
         DeadLetters::Drop { which, because, dry_run, yes } => drop_them(file, &which, &because, dry_run, yes.yes).await,
-        DeadLetters::Show { .. } | DeadLetters::Replay(_) | DeadLetters::Groups(_) | DeadLetters::AcceptLoss(_) => {
-            Err(only_on_postgres("dead-letters"))
-        }
+        DeadLetters::Groups(asked) => groups(file, &asked).await,
+        DeadLetters::AcceptLoss(asked) => accept_loss(file, &asked).await,
+        DeadLetters::Replay(_) => Err(only_on_postgres("dead-letters replay")),
     }
 }
 
@@ -109,12 +149,18 @@ async fn list(mut file: File, which: &Which, limit: &Limit) -> Result<Report, Fa
     Ok(if is_all { report } else { report.line(format!("the newest {max}; --limit N shows more")) })
 }
 
-async fn show(mut file: File, id: i64) -> Result<Report, Failure> {
-    let letter = file.table(SHOW, &[id.into()]).await?;
-    if letter.is_empty() {
+async fn show(mut file: File, id: i64, with_payload: bool) -> Result<Report, Failure> {
+    let by = file.by.clone();
+    let noting = [id.into(), by.as_str().into(), dead_letters::read(with_payload).into()];
+    let [noted] = file.act([NOTE_READ], &noting).await.map_err(|failure| failure.so(show::UNNOTED))?;
+    if noted == 0 {
         return Err(Failure::refused(format!("there is no dead letter {id}")));
     }
-    Ok(Report::new().table("dead letter", letter))
+    let report = Report::new().table("dead letter", file.table(SHOW, &[id.into()]).await?);
+    if !with_payload {
+        return Ok(report);
+    }
+    Ok(dead_letters::with_content(report, &file.table(PAYLOAD, &[id.into()]).await?))
 }
 
 /// Marks those that can be replayed as a worker's own bookkeeping does, and notes each in the trail.
@@ -144,6 +190,36 @@ async fn replay(mut file: File, asked: &Replay) -> Result<Report, Failure> {
         ));
     }
     Ok(Report::said(format!("{asked} asked for")))
+}
+
+async fn groups(mut file: File, asked: &Groups) -> Result<Report, Failure> {
+    if let Some(consumer) = &asked.consumer {
+        file.known(consumer).await?;
+    }
+    let query = GROUPS
+        .replace("{order}", if asked.newest { "max(d.last_at) DESC" } else { "count(*) DESC, max(d.last_at) DESC" });
+    let groups = file.table(&query, &[Bind::Text(asked.consumer.as_deref()), asked.limit.limit.into()]).await?;
+    Ok(dead_letters::groups::report(groups))
+}
+
+async fn accept_loss(mut file: File, asked: &AcceptLoss) -> Result<Report, Failure> {
+    let statement = |text: &str| text.replace("{held}", accept_loss::HELD);
+    let ids = match accept_loss::ids(&asked.which) {
+        Some(ids) => {
+            let found = file.table(&statement(BY_ID), &[format!("{ids:?}").as_str().into()]).await?;
+            accept_loss::all_held(&found).map(|()| ids)?
+        }
+        None => {
+            let origin = accept_loss::origin(&asked.which)?;
+            accept_loss::one_from(origin, &file.table(&statement(BY_ORIGIN), &[origin.into()]).await?)?
+        }
+    };
+    confirm(&accept_loss::warning(&ids), asked.yes.yes)?;
+    let (by, ids) = (file.by.clone(), format!("{ids:?}"));
+    let [noted, accepted] = ACCEPT.map(statement);
+    let binds = [&ids, &by, &asked.reason].map(|text| Bind::from(text.as_str()));
+    let [_, accepted] = file.act([&*noted, &*accepted], &binds).await?;
+    Ok(accept_loss::accepted(accepted))
 }
 
 async fn drop_them(

@@ -36,15 +36,31 @@ WHERE d.key_id = ?1 AND (?2 IS NULL OR c.name = ?2) ORDER BY d.id"#;
 const AUDIT: &str = r#"
 SELECT {at}a.at{} AS at, a.who, a.action, c.name AS consumer, a.details
 FROM "{schema}_audit" AS a LEFT JOIN "{schema}_consumers" AS c ON c.id = a.consumer
-WHERE a.idempotency_key = ?3 AND (?2 IS NULL OR c.name = ?2) ORDER BY a.id DESC LIMIT 20"#;
+WHERE a.idempotency_key = ?3 AND (?2 IS NULL OR c.name = ?2) AND a.action <> 'read-key' ORDER BY a.id DESC LIMIT 20"#;
+
+/// What is noted is the same as on PostgreSQL. Further parameters: 4 who, 5 what the trail says.
+const NOTE_READ: &str = r#"
+WITH held AS (
+    SELECT consumer, idempotency_key FROM "{schema}_processed_messages" WHERE {hold}
+    UNION ALL SELECT consumer, idempotency_key FROM "{schema}_message_attempts" WHERE {hold} AND attempts > 0
+    UNION ALL SELECT consumer, idempotency_key FROM "{schema}_dead_letters" WHERE {hold}
+), asked AS (SELECT consumer, max(nullif(idempotency_key, '')) AS idempotency_key FROM held GROUP BY consumer)
+INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
+SELECT {now}, ?4, 'read-key', consumer, idempotency_key, ?5 FROM asked
+UNION ALL SELECT {now}, ?4, 'read-key', NULL, NULL, ?5 WHERE NOT EXISTS (SELECT 1 FROM asked)"#;
 
 pub(super) async fn show(mut file: File, show: &Show) -> Result<Report, Failure> {
     show::check_key(&show.key)?;
     if let Some(consumer) = &show.consumer {
         file.known(consumer).await?;
     }
-    let id = *idem_schema::key_id(&show.key).as_bytes();
-    let binds = [Bind::Bytes(Some(&id)), Bind::Text(show.consumer.as_deref()), show.key.as_str().into()];
+    let key_id = idem_schema::key_id(&show.key);
+    let (id, by, details) = (*key_id.as_bytes(), file.by.clone(), format!("key id {key_id}"));
+    let consumer = Bind::Text(show.consumer.as_deref());
+    let noting =
+        [show.key.as_str().into(), consumer, Bind::Bytes(Some(&id)), by.as_str().into(), details.as_str().into()];
+    file.act([&*NOTE_READ.replace("{hold}", HOLD)], &noting).await.map_err(|failure| failure.so(show::UNNOTED))?;
+    let binds = [Bind::Bytes(Some(&id)), consumer, show.key.as_str().into()];
     let records = file.table(RECORDS, &binds).await?;
     let attempts = file.table(ATTEMPTS, &binds).await?;
     let dead_letters = file.table(DEAD_LETTERS, &binds).await?;
@@ -61,9 +77,9 @@ WHERE p.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1)
     AND (?6 IS NULL OR p.processed_by = ?6)
     AND (?7 IS NULL OR p.processed_by IN (SELECT id FROM "{schema}_worker_runs" WHERE version = ?7))"#;
 
-/// Further parameters: 8 how many, 9 who, 10 why. As many as were counted and confirmed: what is processed in the meantime
-/// stays.
-const FORGET: [&str; 6] = [
+/// Further parameters: 8 how many, 9 who, 10 why, 11 batch. As many as were counted and confirmed: what is processed in the
+/// meantime stays. What is gone waits for being taken back.
+const FORGET: [&str; 7] = [
     "CREATE TEMP TABLE gone (id INTEGER, consumer INTEGER, key_id BLOB, idempotency_key TEXT)",
     "INSERT INTO temp.gone SELECT p.rowid, p.consumer, p.key_id, p.idempotency_key {chosen} LIMIT ?8",
     r#"DELETE FROM "{schema}_message_attempts" WHERE (consumer, key_id) IN (SELECT consumer, key_id FROM temp.gone)"#,
@@ -71,8 +87,15 @@ const FORGET: [&str; 6] = [
 SELECT {now}, ?9, 'forget', consumer, nullif(idempotency_key, ''), ?10 FROM temp.gone"#,
     r#"INSERT INTO "{schema}_controls" AS c (consumer, at, epoch) SELECT DISTINCT consumer, {now}, 1 FROM temp.gone WHERE true
 ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1"#,
+    r#"INSERT INTO "{schema}_forgotten" (batch, consumer, key_id, idempotency_key, payload_hash, hash_id, processed_at,
+    processed_by, expires_at, forgotten_at)
+SELECT ?11, consumer, key_id, idempotency_key, payload_hash, hash_id, processed_at, processed_by, expires_at, {now}
+FROM "{schema}_processed_messages" WHERE rowid IN (SELECT id FROM temp.gone)"#,
     r#"DELETE FROM "{schema}_processed_messages" WHERE rowid IN (SELECT id FROM temp.gone)"#,
 ];
+
+/// A number that no other act of forgetting has.
+const BATCH: &str = r#"SELECT max({now}, ifnull(max(batch), 0) + 1) FROM "{schema}_forgotten""#;
 
 pub(super) async fn forget(mut file: File, forget: &Forget) -> Result<Report, Failure> {
     file.known(&forget.consumer).await?;
@@ -93,20 +116,13 @@ pub(super) async fn forget(mut file: File, forget: &Forget) -> Result<Report, Fa
     if count == 0 || forget.dry_run {
         return Ok(Report::said(format!("{records} of {} would be forgotten", forget.consumer)));
     }
-    let what = format!(
-        "This forgets {records} of {}: if their messages come again, they take effect once more. On SQLite it cannot be taken \
-         back",
-        forget.consumer
-    );
-    confirm(&what, forget.yes.yes)?;
-    let by = file.by.clone();
-    binds.extend::<[Bind<'_>; 3]>([count.into(), by.as_str().into(), forget.reason.as_str().into()]);
+    confirm(&forget::warning(&records, &forget.consumer), forget.yes.yes)?;
+    let (by, batch) = (file.by.clone(), file.number(BATCH, &[]).await?);
+    binds.extend::<[Bind<'_>; 4]>([count.into(), by.as_str().into(), forget.reason.as_str().into(), batch.into()]);
     let chosen = FORGET[1].replace("{chosen}", CHOSEN);
-    let [create, _, counts, noted, emptied, records] = FORGET;
-    let [.., forgotten] = file.act([create, &chosen, counts, noted, emptied, records], &binds).await?;
-    Ok(Report::said(format!(
-        "{forgotten} forgotten. Running workers may still answer from memory for up to 2 seconds."
-    )))
+    let [create, _, counts, noted, emptied, kept, records] = FORGET;
+    let [.., forgotten] = file.act([create, &chosen, counts, noted, emptied, kept, records], &binds).await?;
+    Ok(forget::done(forgotten, batch))
 }
 
 /// The rows of a table that hold the key. Parameters: 1 key, 2 consumer or NULL, 3 key id.
@@ -117,16 +133,18 @@ SELECT (SELECT count(*) FROM "{schema}_processed_messages" WHERE {hold})
     + (SELECT count(*) FROM "{schema}_message_attempts" WHERE {hold})
     + (SELECT count(*) FROM "{schema}_attempts" WHERE {hold})
     + (SELECT count(*) FROM "{schema}_dead_letters" WHERE {hold})
+    + (SELECT count(*) FROM "{schema}_forgotten" WHERE {hold})
     + (SELECT count(*) FROM "{schema}_audit" WHERE idempotency_key = ?1)"#;
 
 /// An empty text cannot be a key, so it means that one was erased; the rest is as on PostgreSQL. Further parameters: 4 who,
 /// 5 what the trail says.
-const ERASE: [&str; 7] = [
+const ERASE: [&str; 8] = [
     r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, details) SELECT {now}, ?4, 'erase', consumer, ?5 FROM (
     SELECT consumer FROM "{schema}_processed_messages" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_message_attempts" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_attempts" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_dead_letters" WHERE {hold}
+    UNION SELECT consumer FROM "{schema}_forgotten" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_audit" WHERE idempotency_key = ?1)"#,
     r#"INSERT INTO "{schema}_controls" AS c (consumer, at, epoch)
 SELECT consumer, {now}, 1 FROM "{schema}_processed_messages" WHERE {hold}
@@ -139,6 +157,7 @@ ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1"#,
     replay_taken_by = NULL, replayed_at = NULL, replay_outcome = NULL, identity = randomblob(32), loss_accepted_at = {now},
     loss_accepted_by = ?4
 WHERE {hold}"#,
+    r#"UPDATE "{schema}_forgotten" SET idempotency_key = '' WHERE {hold}"#,
     r#"UPDATE "{schema}_audit" SET idempotency_key = NULL WHERE idempotency_key = ?1"#,
 ];
 
@@ -163,7 +182,6 @@ pub(super) async fn erase(mut file: File, asked: &Erase) -> Result<Report, Failu
     }
     confirm(&erase::warning(count), asked.yes.yes)?;
     let statements = ERASE.map(|text| text.replace("{hold}", HOLD));
-    let [noted, emptied, records, counts, former, letters, trail] = &statements;
-    let [_, _, changed @ ..] = file.act([noted, emptied, records, counts, former, letters, trail], &binds).await?;
+    let [_, _, changed @ ..] = file.act(statements.each_ref().map(String::as_str), &binds).await?;
     Ok(erase::report(changed.iter().sum()))
 }

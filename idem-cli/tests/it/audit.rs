@@ -42,6 +42,8 @@ async fn every_act_is_told_on_the_target_as_the_table_has_it() {
     };
     act("consumers pause orders --reason ledger-is-down");
     act("consumers resume orders");
+    act("show order-3");
+    act("dead-letters show 1");
     act("dead-letters show 1 --payload");
     act("dead-letters replay 1 --yes");
     act("dead-letters replay 3 --new-key order-3b --yes");
@@ -79,7 +81,7 @@ async fn s12_the_trail_names_the_login_and_nobody_is_no_name() {
 async fn nothing_is_told_of_what_was_not_done_or_to_who_does_not_ask() {
     let scene = Scene::new().await;
     scene.deliver(&["order-1"]).await;
-    for arguments in ["consumers list", "show order-1", "forget order-1 --consumer orders --reason x --dry-run"] {
+    for arguments in ["consumers list", "dead-letters list", "forget order-1 --consumer orders --reason x --dry-run"] {
         let answer = heard(&scene, "idem::audit=info", &arguments.split_whitespace().collect::<Vec<_>>());
         assert_eq!((answer.status, answer.err.as_str()), (0, ""), "{arguments}");
     }
@@ -102,5 +104,57 @@ async fn s5_the_log_shows_no_secret_and_no_forged_line() {
         assert!(answer.status == 0, "{answer:?}");
         assert!(!answer.err.contains(PASSWORD) && !answer.err.contains(PAYLOAD), "{arguments}: {}", answer.err);
     }
+    scene.drop().await;
+}
+
+/// S30: whoever reads what is known of a key stands in the trail, by the login and the time of the server; and what was
+/// erased does not come back because somebody asks for it.
+#[tokio::test]
+async fn s30_who_reads_a_key_stands_in_the_trail() {
+    let scene = crate::dead_letters::scene().await;
+    scene.idem("show order-1 --consumer orders").ok();
+    scene.idem("dead-letters show 1").ok();
+    scene.idem("dead-letters show 1 --payload --by eve").ok();
+    let read = "\
+        SELECT concat_ws(' ', who, login, action, c.name, idempotency_key, (at > now() - interval '1 hour' AND at <= now())::text)
+        FROM audit AS a LEFT JOIN consumers AS c ON c.id = a.consumer WHERE action LIKE 'read-%' ORDER BY a.id";
+    let read = scene.texts(read).await;
+    let of = |who_what: &str| format!("{who_what} orders order-1 true");
+    assert_eq!(
+        read,
+        [of("ada idem read-key"), of("ada idem read-dead-letter"), of("eve idem read-payload")],
+        "who, login, action, consumer, key, whether at the server's time"
+    );
+    let shown = scene.idem("show order-1 --json").json();
+    let actions: Vec<_> =
+        shown["audit"].as_array().unwrap().iter().map(|line| line["action"].as_str().unwrap()).collect();
+    assert_eq!(actions, ["read-payload", "read-dead-letter"], "looks at the key do not hide what was done");
+
+    scene.idem("show order-9").ok();
+    scene.idem("erase order-1 --reason art-17 --yes").ok();
+    scene.idem("show order-1").ok();
+    assert_eq!(scene.texts("SELECT count(*) FROM audit WHERE idempotency_key IN ('order-1', 'order-9')").await, ["0"]);
+    let last = "SELECT (details = 'key id ' || key_id('order-1'))::text FROM audit ORDER BY id DESC LIMIT 1";
+    assert_eq!(scene.texts(last).await, ["true"], "the id is enough for who has to find it");
+    scene.drop().await;
+}
+
+/// S31: what cannot be noted is not shown, and the refusal names the cure.
+#[tokio::test]
+async fn s31_what_cannot_be_noted_is_not_shown() {
+    let scene = crate::dead_letters::scene().await;
+    let login = format!("{}_reader", scene.schema);
+    scene.run(&format!("CREATE ROLE {login} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {login};
+        GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {login}; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {login}",
+        schema = scene.schema)).await;
+    let reader = scene.url.replace("idem:", &format!("{login}:"));
+    for arguments in ["show order-1", "dead-letters show 1", "dead-letters show 1 --payload"] {
+        let variables = [("DATABASE_URL", reader.as_str()), ("IDEM_SCHEMA", &scene.schema)];
+        let answer = command(&variables, &arguments.split_whitespace().collect::<Vec<_>>());
+        assert!(answer.err.contains("nothing is shown"), "{answer:?}");
+        answer.refused("lacks a right on idem's tables: use one in idem_migrator");
+    }
+    assert_eq!(scene.texts("SELECT count(*) FROM audit WHERE action LIKE 'read-%'").await, ["0"]);
+    scene.run(&format!("DROP OWNED BY {login}; DROP ROLE {login}")).await;
     scene.drop().await;
 }

@@ -100,20 +100,15 @@ fn on_sqlite_what_makes_no_sense_is_refused_by_name() {
     assert!(file.idem("cleanup").ok().contains("audit"));
     file.idem("dead-letters list --consumer orders").refused("there is no consumer \"orders\"");
     file.idem("dead-letters replay 99 --yes").refused("there is no such dead letter");
-    for refused in [
-        "import --from t --consumer orders",
-        "forgotten list",
-        "migrate status",
-        "dead-letters groups",
-        "cleanup --print-sql",
-    ] {
+    for refused in ["import --from t --consumer orders", "migrate status", "cleanup --print-sql"] {
         let name = refused.split_once(' ').map_or(refused, |(name, _)| name);
         file.idem(refused).refused(&format!("`idem {name}` in this form is for PostgreSQL"));
     }
 }
 
+/// S30: whoever reads a key stands in the trail, as on PostgreSQL.
 #[tokio::test]
-async fn a_key_is_shown_forgotten_and_erased_on_sqlite() {
+async fn s30_a_key_is_shown_forgotten_and_erased_on_sqlite() {
     let file = File::new();
     file.idem("migrate up").ok();
     assert_eq!(file.deliver(&["order-1", "order-2", "order-1"]).await, "PPD");
@@ -160,10 +155,17 @@ async fn a_key_is_shown_forgotten_and_erased_on_sqlite() {
     file.idem(&format!("dead-letters replay {id} --yes")).refused("none of them can be replayed");
     let rest = "SELECT ifnull(payload, '') || error || ifnull(headers, '') || ifnull(idempotency_key, '') FROM idem_dead_letters";
     assert_eq!(file.texts(rest).await, [""]);
-    let uuid = idem_schema::key_id("order-2");
+    let id = |key: &str| format!("key id {}", idem_schema::key_id(key));
     assert_eq!(
         file.trail().await,
-        ["ada forget order-1 ticket-7".to_owned(), format!("ada erase - key id {uuid}: request-4711")]
+        [
+            format!("ada read-key order-1 {}", id("order-1")),
+            format!("ada read-key - {}", id("order-9")),
+            "ada forget order-1 ticket-7".to_owned(),
+            format!("ada erase - {}: request-4711", id("order-2")),
+            format!("ada read-key - {}", id("order-2")),
+        ],
+        "what was erased does not come back because somebody asks for it"
     );
 }
 
@@ -210,7 +212,9 @@ async fn a_replay_on_sqlite_stands_in_the_trail() {
     assert_eq!((&listed["dead_letters"][0]["id"], &listed["dead_letters"][1]["key"]), (&two.into(), &"order-7".into()));
     let shown = file.idem(&format!("dead-letters show {one}")).ok();
     assert!(shown.contains("q/order-7") && !shown.contains(PAYLOAD), "{shown}");
-    file.idem(&format!("dead-letters show {one} --payload")).refused("is for PostgreSQL");
+    let shown = file.idem(&format!("dead-letters show {one} --payload --json")).json();
+    assert!(shown["payload"][0]["payload"].as_str().unwrap().contains(PAYLOAD), "{shown}");
+    file.idem("dead-letters show 99").refused("no dead letter 99");
     file.idem("dead-letters replay --yes").refused("say which");
     assert!(file.idem("dead-letters replay --consumer orders --dry-run").ok().contains("2 would be replayed"));
     assert!(file.idem(&format!("dead-letters replay {one} --yes")).ok().contains("1 asked for"));
@@ -223,6 +227,93 @@ async fn a_replay_on_sqlite_stands_in_the_trail() {
     );
     assert_eq!(
         file.trail().await,
-        [format!("ada replay order-7 dead letter {one}"), format!("ada drop order-8 dead letter {two}: spam")]
+        [
+            format!("ada read-dead-letter order-7 dead letter {one}"),
+            format!("ada read-payload order-7 dead letter {one}"),
+            format!("ada replay order-7 dead letter {one}"),
+            format!("ada drop order-8 dead letter {two}: spam")
+        ]
     );
+}
+
+/// What was forgotten waits, and is taken back, except where it has run again meanwhile; erasing reaches it too.
+#[tokio::test]
+async fn what_was_forgotten_is_taken_back_on_sqlite() {
+    let file = File::new();
+    file.idem("migrate up").ok();
+    assert_eq!(file.deliver(&["order-1", "order-2", "order-3"]).await, "PPP");
+    let records = "SELECT idempotency_key || hex(payload_hash) || expires_at FROM idem_processed_messages ORDER BY 1";
+    let before = file.texts(records).await;
+    let forgotten = file.idem("forget order-1 order-2 --consumer orders --reason bad-deploy --yes --json").json();
+    let said = forgotten["messages"][0].as_str().unwrap().to_owned();
+    let batch = said.rsplit(' ').next().unwrap();
+    assert_eq!(file.deliver(&["order-1"]).await, "P", "it takes effect once more");
+    let listed = file.idem("forgotten list --json").json();
+    let waiting = &listed["forgotten"][0];
+    assert_eq!((&waiting["records"], &waiting["run_again"]), (&2.into(), &1.into()), "{listed}");
+    file.idem("forgotten restore 1 --yes").refused("nothing waits that was forgotten as 1");
+    file.idem(&format!("forgotten restore {batch}")).refused("--yes");
+    let restored = file.idem(&format!("forgotten restore {batch} --yes")).ok();
+    assert!(restored.contains("1 are records again; 1 have run again"), "{restored}");
+    assert_eq!(file.deliver(&["order-1", "order-2", "order-3"]).await, "DDD");
+    assert_eq!(file.texts(records).await[1..], before[1..], "as they were");
+    assert_eq!(file.texts("SELECT count(*) || '' FROM idem_forgotten").await, ["0"]);
+    assert_eq!(file.trail().await[2..], [format!("ada restore order-2 forgotten as {batch}")]);
+
+    file.idem("forget order-3 --consumer orders --reason x --yes").ok();
+    file.idem("erase order-3 --reason art-17 --yes").ok();
+    assert_eq!(file.texts("SELECT idempotency_key FROM idem_forgotten").await, [""]);
+    let old = "UPDATE idem_forgotten SET forgotten_at = forgotten_at - 31 * 86400000000";
+    let mut connection = SqliteConnection::connect(&file.url).await.unwrap();
+    sqlx::raw_sql(old).execute(&mut connection).await.unwrap();
+    file.idem("cleanup").ok();
+    assert_eq!(file.texts("SELECT count(*) || '' FROM idem_forgotten").await, ["0"], "cleanup takes them in the end");
+}
+
+#[tokio::test]
+async fn retention_is_rewritten_on_sqlite() {
+    let file = File::new();
+    file.idem("migrate up").ok();
+    file.deliver(&["order-1"]).await;
+    file.idem("retention set orders 1s --existing --yes").refused("from 1 minute to 10 years");
+    assert!(file.idem("retention set orders 24h --existing --yes").ok().contains("1 rewritten"));
+    let left = "SELECT (expires_at - processed_at - 86400000000 BETWEEN 0 AND 59999999 AND expires_at % 60000000 = 0) || '' \
+                FROM idem_processed_messages";
+    assert_eq!(file.texts(left).await, ["1"]);
+    assert_eq!(file.texts("SELECT retention || '' FROM idem_consumers").await, ["86400000000"]);
+    assert_eq!(file.trail().await, ["ada retention - 86400 s for records that are there"]);
+}
+
+#[tokio::test]
+async fn groups_are_counted_and_losses_accepted_on_sqlite() {
+    let file = File::new();
+    file.idem("migrate up").ok();
+    file.deliver(&["order-1"]).await;
+    let (one, two) = (file.set_aside("order-7").await, file.set_aside("order-8").await);
+    let groups = file.idem("dead-letters groups --consumer orders --json").json();
+    let group = &groups["groups_of_dead_letters"][0];
+    assert_eq!(
+        (&group["dead_letters"], &group["open"], &group["reason"]),
+        (&2.into(), &2.into(), &"permanent".into()),
+        "{groups}"
+    );
+    let name = group["group"].as_str().unwrap();
+    assert!(file.idem(&format!("dead-letters replay --group {name} --dry-run")).ok().contains("2 would be replayed"));
+
+    file.idem(&format!("dead-letters accept-loss {one} --reason junk --yes")).refused("is not held");
+    file.idem("dead-letters accept-loss 99 --reason junk --yes").refused("no dead letter 99");
+    file.idem("dead-letters accept-loss q/order-9 --reason junk --yes")
+        .refused("no dead letter from \"q/order-9\" is held");
+    // As a payload that no row can keep is set aside.
+    let held = format!("UPDATE idem_dead_letters SET payload = NULL WHERE id IN ({one}, {two})");
+    let mut connection = SqliteConnection::connect(&file.url).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(held)).execute(&mut connection).await.unwrap();
+    assert_eq!(file.idem("stuck --json").json()["held_dead_letters"].as_array().unwrap().len(), 2);
+    assert!(file.idem(&format!("dead-letters accept-loss {one} --reason junk --yes")).ok().contains("1 accepted"));
+    assert!(file.idem("dead-letters accept-loss q/order-8 --reason junk --yes").ok().contains("1 accepted"));
+    let lost = "SELECT loss_accepted_by FROM idem_dead_letters WHERE loss_accepted_at IS NOT NULL";
+    assert_eq!(file.texts(lost).await, ["ada", "ada"]);
+    let trail = file.trail().await;
+    assert!(trail[0].starts_with(&format!("ada accept-loss order-7 dead letter {one} from q/order-7, ")), "{trail:?}");
+    assert!(trail[0].contains("(raw/1): junk"), "{trail:?}");
 }

@@ -14,8 +14,8 @@ pub(crate) struct Scratch {
 async fn servers(arguments: &[&str]) -> String {
     let crate_folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).canonicalize().unwrap();
     let mut command = Command::new(crate_folder.parent().unwrap().join("servers"));
-    // What the script starts must not hold our pipe open, so only the answer of `url` is read.
-    let answers = arguments[0] == "url";
+    // What the script starts must not hold our pipe open, so only the answers of `url` and `disk` are read.
+    let answers = matches!(arguments[0], "url" | "disk");
     command.args(arguments).stdin(Stdio::null()).stderr(Stdio::inherit());
     if answers {
         let output = command.output().await.unwrap();
@@ -44,6 +44,12 @@ impl Scratch {
         servers(&[&["scratch", &name], more].concat()).await;
         let url = servers(&["url", &name]).await;
         Self { name, url }
+    }
+
+    /// The folder of a disk of this size that the cluster may have for a tablespace. It needs root, and goes with the cluster.
+    #[allow(dead_code, reason = "tests of one store use it")]
+    pub(crate) async fn disk(&self, size: &str) -> PathBuf {
+        servers(&["disk", &self.name, size]).await.into()
     }
 
     /// Restarts the cluster as after a crash.

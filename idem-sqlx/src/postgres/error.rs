@@ -1,12 +1,12 @@
 //! What PostgreSQL's and sqlx's errors mean, and reading of rows without a panic.
 
-use std::{error::Error, fmt::Write as _};
+use std::error::Error;
 
 use idem_core::{
     ErrorClass, StoreError, chain,
     store::{ClaimError, CommitError},
 };
-use idem_schema::{DriverError, class_of, unreadable};
+use idem_schema::{DriverError, class_of, describe_report, unreadable};
 use sqlx::{
     Row as _,
     error::DatabaseError,
@@ -110,16 +110,9 @@ pub(super) fn describe(error: &(dyn Error + 'static)) -> Option<String> {
 }
 
 fn describe_database(error: &(dyn DatabaseError + 'static)) -> String {
-    let mut text = format!("SQLSTATE {}", code_of(error));
-    let Some(error) = error.try_downcast_ref::<PgDatabaseError>() else { return text };
-    let parts = [("constraint", error.constraint()), ("table", error.table()), ("column", error.column())];
-    for (name, value) in parts {
-        if let Some(value) = value {
-            // Writing to a String cannot fail.
-            let _ = write!(text, " {name} {value}");
-        }
-    }
-    text
+    let report = error.try_downcast_ref::<PgDatabaseError>();
+    let [constraint, table, column] = report.map_or([None; 3], |e| [e.constraint(), e.table(), e.column()]);
+    describe_report(&code_of(error), constraint, table, column)
 }
 
 fn code(error: &sqlx::Error) -> String {

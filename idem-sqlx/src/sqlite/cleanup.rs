@@ -21,8 +21,8 @@ SELECT who, at FROM "{schema}_audit" WHERE action = 'cleanup' ORDER BY id DESC L
 
 const NOTE: &str = r#"INSERT INTO "{schema}_audit" (at, who, action, details) VALUES (?1, ?2, 'cleanup', ?3)"#;
 
-/// The rows of a kind that are older than ?1, as the end of a SELECT. `None` where the file has no such table.
-fn older(kind: Expiring) -> Option<String> {
+/// The rows of a kind that are older than ?1, as the end of a SELECT.
+fn older(kind: Expiring) -> String {
     let (column, and) = match kind {
         Expiring::Records => ("expires_at", ""),
         Expiring::Units | Expiring::Audit => ("at", ""),
@@ -30,11 +30,10 @@ fn older(kind: Expiring) -> Option<String> {
         // What awaits a replay stays, however old.
         Expiring::DeadLetters => ("last_at", "AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)"),
         Expiring::Runs => ("started_at", UNNAMED),
-        // The command forgets records on PostgreSQL only.
-        Expiring::Forgotten => return None,
+        Expiring::Forgotten => ("forgotten_at", ""),
     };
     let table = kind.table();
-    Some(format!(r#"FROM "{{schema}}_{table}" AS t WHERE {column} < ?1 {and} ORDER BY {column}"#))
+    format!(r#"FROM "{{schema}}_{table}" AS t WHERE {column} < ?1 {and} ORDER BY {column}"#)
 }
 
 /// As on PostgreSQL: nothing is looked for where a consumer keeps its records beyond the age of the run.
@@ -75,7 +74,7 @@ impl SqliteCleaner {
 impl Cleaner for SqliteCleaner {
     async fn remove(&mut self, removal: &Removal) -> Result<Removed, StoreError> {
         let kind = removal.kind;
-        let Some(older) = older(kind) else { return Ok(Removed::Rows(0)) };
+        let older = older(kind);
         // The one table without a rowid.
         let id = if kind == Expiring::Attempts { "(consumer, key_id, payload_hash)" } else { "rowid" };
         let (ids, table) = (id.trim_matches(['(', ')']), kind.table());
@@ -92,7 +91,7 @@ impl Cleaner for SqliteCleaner {
         let mut connection = self.0.connections.read(DOING).await?;
         let mut counts = Vec::with_capacity(Expiring::ALL.len());
         for kind in Expiring::ALL {
-            let Some(older) = older(kind) else { continue };
+            let older = older(kind);
             let failed = connection.failed();
             let query = sqlx::query_scalar(self.text(&format!("SELECT count(*) {older}")));
             let query = query.bind(before(kind, settings.kept(kind).unwrap_or_default()));

@@ -1,6 +1,7 @@
 //! Wrong settings: one clear line, and at once.
 
 use super::{
+    purchase::Purchase,
     stage::{PIPELINED, Stage},
     worker::{Ended, Worker},
 };
@@ -83,5 +84,41 @@ async fn settings_that_break_the_guarantee_are_refused_by_name() {
         let ended = refused(&stage, &[], &["--reset", "earliest", "--kafka", setting]).await;
         assert_refused(&ended, 2, &[setting.split('=').next().expect("a name")]);
     }
+    stage.remove().await;
+}
+
+/// C1: a topic with Kafka's own defaults delivers again for two weeks. The shorter presets are warned of, and refused where
+/// that is strict; nothing is handled before.
+#[tokio::test(flavor = "multi_thread")]
+async fn c1_a_retention_that_the_broker_outlasts_is_warned_of_or_refused() {
+    let stage = Stage::new("retention", 1).await;
+    stage.send(0..3).await;
+    for short in ["2h", "24h", "7d"] {
+        let more = ["--reset", "earliest", "--until-idle", "1s", "--retention", short, "--strict-retention"];
+        let ended = refused(&stage, &[], &more).await;
+        assert_refused(&ended, 2, &["handled twice", "Set the retention to more than"]);
+    }
+    assert_eq!(stage.purchases().await, 0);
+    let ended = stage.drain(&["--retention", "2h"]).await;
+    assert!(ended.status.success() && ended.log.contains("handled twice"), "{}", ended.log);
+    assert_eq!(stage.purchases().await, 3);
+    let ended = stage.drain(&["--retention", "15d", "--strict-retention"]).await;
+    assert!(ended.status.success() && !ended.log.contains("handled twice"), "{}", ended.log);
+    stage.remove().await;
+}
+
+/// B10: where keys are to be UUIDs, another one is set aside, whole, and has no effect.
+#[tokio::test(flavor = "multi_thread")]
+async fn b10_a_key_that_is_no_uuid_is_set_aside_where_keys_are_uuids() {
+    let stage = Stage::new("uuids", 1).await;
+    stage.send(0..2).await;
+    let uuid = "0199a0c4-7d1e-7c3a-8f00-0123456789ab";
+    stage.topic.send([Purchase { key: uuid.to_owned(), ..Purchase::number(2) }]).await;
+    let ended = stage.drain(&["--key-policy", "uuid-strict"]).await;
+    assert!(ended.status.success(), "{}", ended.log);
+    let recorded = "SELECT string_agg(idempotency_key, ' ') FROM idem.processed_messages";
+    let recorded: Option<String> = sqlx::query_scalar(recorded).fetch_one(stage.pool()).await.expect("an answer");
+    assert_eq!((recorded.as_deref(), stage.purchases().await), (Some(uuid), 1));
+    assert_eq!(stage.dead_letters().await.into_iter().collect::<Vec<_>>(), [("malformed".to_owned(), 2)]);
     stage.remove().await;
 }

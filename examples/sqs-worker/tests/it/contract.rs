@@ -2,15 +2,21 @@
 
 use super::{
     purchase::Purchase,
-    queue::Queue,
+    queue::{Queue, Server, on_both_servers},
     stage::{Ledger, Stage, count},
 };
 
+on_both_servers!(
+    every_purchase_is_in_the_ledger_once,
+    what_cannot_be_handled_is_set_aside_with_its_reason,
+    f6_a_group_keeps_its_order_through_failures,
+    envelopes_are_opened_on_request,
+);
+
 /// Every purchase once, whichever handler writes it, and a second send changes nothing.
-#[tokio::test(flavor = "multi_thread")]
-async fn every_purchase_is_in_the_ledger_once() {
+async fn every_purchase_is_in_the_ledger_once(server: Server) {
     let purchases = count(5_000, 500);
-    let stage = Stage::new("once", "").await;
+    let stage = Stage::on(&server, "once", "").await;
     stage.send(0..purchases).await;
     let first = stage.drain(&[]).await;
     assert_eq!(first.count("processed"), u64::try_from(purchases).expect("a count"));
@@ -26,10 +32,9 @@ async fn every_purchase_is_in_the_ledger_once() {
 
 /// X, R-malformed: conflicts and malformed messages are set aside with their reasons, published too where asked for, and
 /// harm no neighbour.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_handled_is_set_aside_with_its_reason() {
-    let stage = Stage::new("aside", "").await;
-    let aside = Queue::create(&format!("{}-aside", stage.name)).await;
+async fn what_cannot_be_handled_is_set_aside_with_its_reason(server: Server) {
+    let stage = Stage::on(&server, "aside", "").await;
+    let aside = Queue::create(&server, &format!("{}-aside", stage.name)).await;
     stage.send(0..50).await;
     assert_eq!(stage.drain(&[]).await.count("processed"), 50);
     stage.queue.send([Purchase { cents: 999_999, ..Purchase::number(7) }]).await;
@@ -56,9 +61,8 @@ async fn what_cannot_be_handled_is_set_aside_with_its_reason() {
 }
 
 /// F6: a message that fails holds up its own group, which goes on in its order once it can be handled.
-#[tokio::test(flavor = "multi_thread")]
-async fn f6_a_group_keeps_its_order_through_failures() {
-    let stage = Stage::new("groups", ".fifo").await;
+async fn f6_a_group_keeps_its_order_through_failures(server: Server) {
+    let stage = Stage::on(&server, "groups", ".fifo").await;
     // For its tables.
     stage.drain(&[]).await;
     let refusal = "CREATE TABLE refused (customer text); INSERT INTO refused VALUES ('00003'); \
@@ -88,8 +92,7 @@ async fn f6_a_group_keeps_its_order_through_failures() {
 }
 
 /// What SNS and EventBridge wrap a purchase in is not what is handled.
-#[tokio::test(flavor = "multi_thread")]
-async fn envelopes_are_opened_on_request() {
+async fn envelopes_are_opened_on_request(server: Server) {
     for (flag, wrap) in [
         (
             "sns",
@@ -100,7 +103,7 @@ async fn envelopes_are_opened_on_request() {
             serde_json::json!({ "id": "1", "detail-type": "purchase", "source": "shop", "detail": detail })
         }),
     ] {
-        let stage = Stage::new(flag, "").await;
+        let stage = Stage::on(&server, flag, "").await;
         let wrapped: Vec<_> =
             (0..20).map(|number| (wrap(Purchase::number(number).json()).to_string(), String::new())).collect();
         stage.queue.send_texts(wrapped).await;

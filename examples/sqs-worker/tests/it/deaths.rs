@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use super::stage::{Ledger, Stage, count, until};
+use super::{
+    queue::{Server, on_both_servers},
+    stage::{Ledger, Stage, count, until},
+};
+
+on_both_servers!(f1_f2_j3_a_zombie_changes_nothing);
 
 /// J2: workers are killed while they run, one after the other.
 #[tokio::test(flavor = "multi_thread")]
@@ -25,10 +30,9 @@ async fn j2_killed_workers_leave_an_exact_ledger() {
 }
 
 /// F1, F2, J3: a worker that stands still for longer than the visibility, and then goes on as if nothing had happened.
-#[tokio::test(flavor = "multi_thread")]
-async fn f1_f2_j3_a_zombie_changes_nothing() {
+async fn f1_f2_j3_a_zombie_changes_nothing(server: Server) {
     let purchases = count(5_000, 1_000);
-    let stage = Stage::new("zombie", "").await;
+    let stage = Stage::on(&server, "zombie", "").await;
     stage.send(0..purchases).await;
     let settings = ["--attempts", "100", "--batch", "20", "--in-flight", "200"];
     let zombie = stage.start(&settings);

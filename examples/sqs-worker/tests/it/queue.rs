@@ -1,5 +1,7 @@
 //! A queue, its producer, and what the server knows of it.
 
+use std::sync::Arc;
+
 use aws_sdk_sqs::{
     Client, Config,
     config::{BehaviorVersion, Credentials, Region},
@@ -7,30 +9,75 @@ use aws_sdk_sqs::{
 };
 use futures_util::{StreamExt, stream};
 
+use idem_testkit::sqs::{FakeSqs, QueueOptions};
+
 use super::purchase::Purchase;
 
-/// Where the server is: `IDEM_SQS_URL`, else what `./servers up sqs` starts.
-pub(crate) fn endpoint() -> String {
-    std::env::var("IDEM_SQS_URL").unwrap_or_else(|_| "http://127.0.0.1:29324".to_owned())
+/// Where queues are.
+#[derive(Clone)]
+pub(crate) enum Server {
+    /// An emulator, which is lenient where SQS is not: `IDEM_SQS_URL`, else what `./servers up sqs` starts.
+    ElasticMq,
+    /// One that is strict as SQS's documentation is.
+    Strict(Arc<FakeSqs>),
 }
 
+impl Server {
+    pub(crate) async fn strict() -> Self {
+        Self::Strict(Arc::new(FakeSqs::start().await.expect("a port")))
+    }
+
+    pub(crate) fn endpoint(&self) -> String {
+        match self {
+            Self::ElasticMq => std::env::var("IDEM_SQS_URL").unwrap_or_else(|_| "http://127.0.0.1:29324".to_owned()),
+            Self::Strict(fake) => fake.endpoint().to_owned(),
+        }
+    }
+}
+
+/// Tests on both servers (F11) with the function of this name, which takes the server.
+macro_rules! on_both_servers {
+    ($($name:ident),* $(,)?) => {$(
+        mod $name {
+            use crate::queue::Server;
+
+            #[tokio::test(flavor = "multi_thread")]
+            async fn f11_on_elasticmq() {
+                super::$name(Server::ElasticMq).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread")]
+            async fn f11_on_the_strict_server() {
+                super::$name(Server::strict().await).await;
+            }
+        }
+    )*};
+}
+pub(crate) use on_both_servers;
+
 pub(crate) struct Queue {
+    pub(crate) server: Server,
     client: Client,
     pub(crate) url: String,
 }
 
 impl Queue {
-    pub(crate) async fn create(name: &str) -> Self {
+    pub(crate) async fn create(server: &Server, name: &str) -> Self {
         let credentials = Credentials::new("test", "test", None, None, "test");
         let config = Config::builder().behavior_version(BehaviorVersion::latest()).credentials_provider(credentials);
         let config = config.http_client(aws_smithy_http_client::Builder::new().build_http());
-        let client = Client::from_conf(config.region(Region::new("eu-central-1")).endpoint_url(endpoint()).build());
+        let client =
+            Client::from_conf(config.region(Region::new("eu-central-1")).endpoint_url(server.endpoint()).build());
+        let server = server.clone();
+        if let Server::Strict(fake) = &server {
+            return Self { url: fake.create(name, QueueOptions::default()).url(), server, client };
+        }
         let mut create = client.create_queue().queue_name(name);
         if name.ends_with(".fifo") {
             create = create.attributes(QueueAttributeName::FifoQueue, "true");
         }
         let created = create.send().await.expect("the server answers: ./servers up sqs");
-        Self { url: created.queue_url.expect("its URL"), client }
+        Self { url: created.queue_url.expect("its URL"), server, client }
     }
 
     /// Sends purchases; on a FIFO queue those of one customer are a group.
@@ -97,10 +144,14 @@ impl Queue {
     pub(crate) async fn create_again(&self) -> Self {
         self.client.delete_queue().queue_url(&self.url).send().await.expect("the queue goes");
         let (_, name) = self.url.rsplit_once('/').expect("a URL with a name");
-        Self::create(name).await
+        Self::create(&self.server, name).await
     }
 
+    /// The strict server goes with its queues.
     pub(crate) async fn delete(self) {
+        if let Server::Strict(_) = self.server {
+            return;
+        }
         self.client.delete_queue().queue_url(&self.url).send().await.expect("the queue goes");
     }
 }

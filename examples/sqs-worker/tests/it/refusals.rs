@@ -94,7 +94,7 @@ async fn a_consumer_that_is_bound_elsewhere_is_refused_with_both_names() {
     let stage = Stage::new("bound", "").await;
     stage.drain(&[]).await;
     let name = format!("{}-other", stage.name);
-    let other = Queue::create(&name).await;
+    let other = Queue::create(&stage.queue.server, &name).await;
     let ended = refused(&stage, &[("--queue-url", &other.url)], &[]).await;
     assert_refused(&ended, 2, &[&stage.name, &name]);
     other.delete().await;

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use super::{
     database,
     purchase::Purchase,
-    queue::{Queue, endpoint},
+    queue::{Queue, Server},
     worker::{Ended, Worker},
 };
 
@@ -28,8 +28,13 @@ impl Stage {
     /// A new queue, whose name ends so, and a new database. `label` is for those who look for what a failed test left
     /// behind.
     pub(crate) async fn new(label: &str, ending: &str) -> Self {
+        Self::on(&Server::ElasticMq, label, ending).await
+    }
+
+    /// The same on this server.
+    pub(crate) async fn on(server: &Server, label: &str, ending: &str) -> Self {
         let database = Database::create(label, &database::server()).await;
-        Self { queue: Queue::create(&format!("{}{ending}", database.name)).await, database }
+        Self { queue: Queue::create(server, &format!("{}{ending}", database.name)).await, database }
     }
 
     /// The arguments of a worker, which further ones may follow.
@@ -48,7 +53,7 @@ impl Stage {
 
     /// The same with these arguments and, beside those of the AWS SDK, these variables.
     pub(crate) fn start_with(&self, arguments: &[String], variables: &[(&str, &str)]) -> Worker {
-        let endpoint = endpoint();
+        let endpoint = self.queue.server.endpoint();
         let sdk = [
             ("AWS_ENDPOINT_URL", endpoint.as_str()),
             ("AWS_REGION", "eu-central-1"),

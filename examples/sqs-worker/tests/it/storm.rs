@@ -3,7 +3,6 @@
 use idem_testkit::proxy::Proxy;
 
 use super::{
-    queue::endpoint,
     shared_storm::storm,
     stage::{Ledger, Stage, count, until},
 };
@@ -14,7 +13,7 @@ use super::{
 async fn a_storm_of_broken_connections_leaves_an_exact_ledger() {
     let (each, seconds) = (count(150, 50), count(60, 6));
     let stage = Stage::new("storm", "").await;
-    let sqs = Proxy::to(endpoint().trim_start_matches("http://")).await.expect("a proxy");
+    let sqs = Proxy::to(stage.queue.server.endpoint().trim_start_matches("http://")).await.expect("a proxy");
     let database = Proxy::to(stage.host()).await.expect("a proxy");
     // What a broken connection interrupts is counted while it runs. Few are in flight, because the emulator is slow, and
     // more could not be extended every two seconds.

@@ -6,12 +6,13 @@ use crate::{
     confirm::confirm,
     database::{Bind, Database},
     exit::Failure,
-    report::Report,
+    report::{Report, Row, Table},
 };
 
 /// A dead letter that is held, because acknowledging its message would lose it: the row has no payload, no broker has
-/// confirmed a copy, and nobody has accepted that. An older release did not hold messages; its rows have no identity.
-pub(in crate::commands) const HELD: &str = "\
+/// confirmed a copy, and nobody has accepted that. An older release did not hold messages; its rows have no identity. SQLite
+/// reads it alike.
+pub(crate) const HELD: &str = "\
 d.payload IS NULL AND d.has_payload AND d.published_at IS NULL AND d.loss_accepted_at IS NULL AND d.identity IS NOT NULL";
 
 /// Parameters: 1 ids.
@@ -40,8 +41,69 @@ WITH accepted AS (
 SELECT pg_catalog.count(*) FROM accepted";
 
 pub(super) async fn run(database: &mut Database, asked: &AcceptLoss) -> Result<Report, Failure> {
-    let ids = held(database, &asked.which).await?;
-    let what = match ids.as_slice() {
+    let ids = match ids(&asked.which) {
+        Some(ids) => {
+            let found = database.table(&BY_ID.replace("{held}", HELD), &[Bind::Numbers(&ids)]).await?;
+            all_held(&found).map(|()| ids)?
+        }
+        None => {
+            let origin = origin(&asked.which)?;
+            one_from(origin, &database.table(&BY_ORIGIN.replace("{held}", HELD), &[Bind::Text(origin)]).await?)?
+        }
+    };
+    confirm(&warning(&ids), asked.yes.yes)?;
+    let by = database.by.clone();
+    let binds = [Bind::Numbers(&ids), Bind::Text(&by), Bind::Text(&asked.reason)];
+    Ok(accepted(database.act(&ACCEPT.replace("{held}", HELD), &binds).await?))
+}
+
+/// What was asked for, where that is ids.
+pub(crate) fn ids(which: &[String]) -> Option<Vec<i64>> {
+    which.iter().map(|text| text.parse().ok()).collect()
+}
+
+/// What was asked for, where that is where one came from.
+pub(crate) fn origin(which: &[String]) -> Result<&str, Failure> {
+    match which {
+        [origin] => Ok(origin),
+        _ => Err(Failure::refused("give ids, or one origin")),
+    }
+}
+
+/// Refuses dead letters that are not there, or not held: SQLite has 1 for true.
+pub(crate) fn all_held(found: &Table) -> Result<(), Failure> {
+    let is = |row: &Row, column| *row.get(column) == true || *row.get(column) == 1;
+    for row in found.rows() {
+        let id = row.number("id");
+        if !is(row, "known") {
+            return Err(Failure::refused(format!("there is no dead letter {id}")));
+        }
+        if !is(row, "held") {
+            return Err(Failure::refused(format!(
+                "dead letter {id} is not held: its payload is kept or was published, or its loss was accepted before. `idem \
+                 stuck` lists those that are"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The one dead letter from this origin that is held.
+pub(crate) fn one_from(origin: &str, found: &Table) -> Result<Vec<i64>, Failure> {
+    let ids: Vec<i64> = found.rows().iter().map(|row| row.number("id")).collect();
+    match ids.as_slice() {
+        [] => {
+            Err(Failure::refused(format!("no dead letter from {origin:?} is held; `idem stuck` lists those that are")))
+        }
+        [_] => Ok(ids),
+        several => Err(Failure::refused(format!(
+            "several dead letters from {origin:?} are held: say which by id, of {several:?}"
+        ))),
+    }
+}
+
+pub(crate) fn warning(ids: &[i64]) -> String {
+    match ids {
         [id] => format!(
             "This gives the payload of dead letter {id} up for good: it is kept nowhere, and its message is acknowledged"
         ),
@@ -49,47 +111,9 @@ pub(super) async fn run(database: &mut Database, asked: &AcceptLoss) -> Result<R
             "This gives the payloads of {} dead letters up for good: they are kept nowhere, and their messages are acknowledged",
             ids.len()
         ),
-    };
-    confirm(&what, asked.yes.yes)?;
-    let by = database.by.clone();
-    let binds = [Bind::Numbers(&ids), Bind::Text(&by), Bind::Text(&asked.reason)];
-    let accepted = database.act(&ACCEPT.replace("{held}", HELD), &binds).await?;
-    Ok(Report::said(format!("{accepted} accepted. The worker that holds them acknowledges them at its next try.")))
+    }
 }
 
-/// The dead letters that were asked for, by their ids or by where one came from, if each of them is held.
-async fn held(database: &mut Database, which: &[String]) -> Result<Vec<i64>, Failure> {
-    let ids: Option<Vec<i64>> = which.iter().map(|text| text.parse().ok()).collect();
-    match (ids, which) {
-        (Some(ids), _) => {
-            let found = database.table(&BY_ID.replace("{held}", HELD), &[Bind::Numbers(&ids)]).await?;
-            for row in found.rows() {
-                let id = row.number("id");
-                if row.get("known") != true {
-                    return Err(Failure::refused(format!("there is no dead letter {id}")));
-                }
-                if row.get("held") != true {
-                    return Err(Failure::refused(format!(
-                        "dead letter {id} is not held: its payload is kept or was published, or its loss was accepted \
-                         before. `idem stuck` lists those that are"
-                    )));
-                }
-            }
-            Ok(ids)
-        }
-        (None, [origin]) => {
-            let found = database.table(&BY_ORIGIN.replace("{held}", HELD), &[Bind::Text(origin)]).await?;
-            let ids: Vec<i64> = found.rows().iter().map(|row| row.number("id")).collect();
-            match ids.as_slice() {
-                [] => Err(Failure::refused(format!(
-                    "no dead letter from {origin:?} is held; `idem stuck` lists those that are"
-                ))),
-                [_] => Ok(ids),
-                several => Err(Failure::refused(format!(
-                    "several dead letters from {origin:?} are held: say which by id, of {several:?}"
-                ))),
-            }
-        }
-        (None, _) => Err(Failure::refused("give ids, or one origin")),
-    }
+pub(crate) fn accepted(accepted: i64) -> Report {
+    Report::said(format!("{accepted} accepted. The worker that holds them acknowledges them at its next try."))
 }

@@ -4,7 +4,7 @@ use crate::{
     command_line::Groups,
     database::{Bind, Database},
     exit::Failure,
-    report::Report,
+    report::{Report, Table},
 };
 
 /// Parameters: 1 consumer or NULL, 2 how many at most. A group is open where its failure may still matter: a dead letter
@@ -27,13 +27,16 @@ pub(super) async fn run(database: &mut Database, asked: &Groups) -> Result<Repor
     }
     let query = GROUPS.replace("{order}", if asked.newest { NEWEST } else { LARGEST });
     let binds = [Bind::TextOr(asked.consumer.as_deref()), Bind::Number(asked.limit.limit)];
-    let groups = database.table(&query, &binds).await?;
+    Ok(report(database.table(&query, &binds).await?))
+}
+
+pub(crate) fn report(groups: Table) -> Report {
     let some = groups.rows().iter().find_map(|row| row.get("group").as_str()).map(str::to_owned);
     let report = Report::new().table("groups of dead letters", groups);
-    Ok(match some {
+    match some {
         Some(group) => {
             report.line(format!("One of them: idem dead-letters list --group {group}; so with replay and drop."))
         }
         None => report,
-    })
+    }
 }

@@ -18,6 +18,7 @@ mod consumers;
 mod errors;
 mod failover;
 mod fixture;
+mod full_disk;
 mod handlers;
 mod poolers;
 mod releases;

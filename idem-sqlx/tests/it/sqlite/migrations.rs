@@ -9,28 +9,39 @@ use super::{File, consumer, fresh, message, open, registered};
 
 const TABLES: &str = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY 1";
 
+/// Of all migrations, oldest first.
+fn versions() -> Vec<u32> {
+    idem_schema::SQLITE_MIGRATIONS.iter().map(|migration| migration.version).collect()
+}
+
+/// Takes those after this one back.
+async fn down_to(store: &SqliteStore, last: u32) {
+    for version in versions().into_iter().filter(|version| *version > last).rev() {
+        assert_eq!(store.migrate_down().await.unwrap(), Some(version));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn up_twice_and_down_beside_the_applications_tables() {
     let file = File::new();
     let store = open(&file).await;
     file.run("CREATE TABLE processed_messages (theirs TEXT); CREATE TABLE migrations (theirs TEXT)").await;
-    assert_eq!(store.migrate().await.unwrap(), [1, 2, 3]);
+    assert_eq!(store.migrate().await.unwrap(), versions());
     assert_eq!(store.migrate().await.unwrap(), Vec::<u32>::new());
     store.bookkeeping().verify().await.unwrap();
     assert!(file.ask(TABLES).await.contains(&"idem_processed_messages".to_owned()));
-    for version in [Some(3), Some(2), Some(1), None] {
+    for version in versions().into_iter().rev().map(Some).chain([None]) {
         assert_eq!(store.migrate_down().await.unwrap(), version);
     }
     assert_eq!(file.ask(TABLES).await, ["idem_migrations", "migrations", "processed_messages"]);
-    assert_eq!(store.migrate().await.unwrap(), [1, 2, 3]);
+    assert_eq!(store.migrate().await.unwrap(), versions());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn down_is_refused_while_there_are_records_and_leaves_everything() {
     let (file, store) = fresh().await;
     consumer(&store).decisions(vec![message("a", "1")]).await.unwrap();
-    assert_eq!(store.migrate_down().await.unwrap(), Some(3));
-    assert_eq!(store.migrate_down().await.unwrap(), Some(2));
+    down_to(&store, 1).await;
     let error = store.migrate_down().await.unwrap_err();
     let MigrateError::Failed { version: 1, source, .. } = &error else { panic!("{error}") };
     assert!(source.to_string().contains("still holds records"), "{source}");
@@ -44,7 +55,7 @@ async fn down_is_refused_while_there_are_records_and_leaves_everything() {
 async fn an_edited_and_a_newer_schema_are_refused() {
     for (change, words) in [
         ("UPDATE idem_migrations SET checksum = 'x'", "applied with checksum x"),
-        ("INSERT INTO idem_migrations VALUES (4, 'later', 'x', 0, '9.9.9')", "version 4"),
+        ("INSERT INTO idem_migrations VALUES (99, 'later', 'x', 0, '9.9.9')", "version 99"),
     ] {
         let (file, store) = fresh().await;
         file.run(change).await;
@@ -64,7 +75,7 @@ async fn two_runners_at_once_apply_each_migration_once() {
     let mut applied = first.unwrap();
     applied.extend(second.unwrap());
     applied.sort_unstable();
-    assert_eq!(applied, [1, 2, 3]);
+    assert_eq!(applied, versions());
 }
 
 /// S6: another prefix gives another schema in the same file.
@@ -89,8 +100,7 @@ const OLD: &str =
 async fn j12_dead_letters_outlive_the_migration_and_its_way_back() {
     let (file, store) = fresh().await;
     let scope = registered(&store).await;
-    assert_eq!(store.migrate_down().await.unwrap(), Some(3));
-    assert_eq!(store.migrate_down().await.unwrap(), Some(2));
+    down_to(&store, 1).await;
     let rows = [
         "'q/1', 'q/1', 'permanent', 1, '', x'6f6c64', 3, 1, 1, 1)",
         "'q/2', 'q/2', 'permanent', 1, '', x'62', 1, 1, 1, 1)",
@@ -99,7 +109,7 @@ async fn j12_dead_letters_outlive_the_migration_and_its_way_back() {
         file.run(&format!("{OLD} ({}, {row}", scope.0)).await;
     }
     file.run("DELETE FROM idem_dead_letters WHERE id = 2").await;
-    assert_eq!(store.migrate().await.unwrap(), [2, 3]);
+    assert_eq!(store.migrate().await.unwrap(), versions()[1..]);
     let letter = super::bookkeeping::letter(scope, "q/1", None, idem_core::Reason::Permanent);
     let stored = store.bookkeeping().store_dead_letter(&letter).await.unwrap();
     assert_eq!((stored.id.0, stored.copies), (3, 1), "another message at the origin, and id 2 was given before");
@@ -107,7 +117,7 @@ async fn j12_dead_letters_outlive_the_migration_and_its_way_back() {
     // The release before goes on beside it, and finds its own row.
     file.run(&format!("{OLD} ({}, 'q/9', 'q/9', 'permanent', 1, '', x'78', 1, 1, 1, 1)", scope.0)).await;
 
-    assert_eq!(store.migrate_down().await.unwrap(), Some(3));
+    down_to(&store, 2).await;
     let error = store.migrate_down().await.unwrap_err();
     let MigrateError::Failed { source, .. } = &error else { panic!("{error}") };
     assert!(source.to_string().contains("takes for one"), "{source}");
@@ -130,10 +140,22 @@ async fn j12_counts_of_attempts_outlive_the_migration_and_its_way_back() {
         store.bookkeeping().count_attempt(scope, &key, paid).await.unwrap();
     }
     store.bookkeeping().count_attempt(scope, &key, refunded).await.unwrap();
-    assert_eq!(store.migrate_down().await.unwrap(), Some(3));
+    down_to(&store, 2).await;
     assert_eq!(file.ask(OLD_COUNTS).await, ["2"]);
     file.run("UPDATE idem_attempts SET attempts = 3").await;
-    assert_eq!(store.migrate().await.unwrap(), [3]);
+    assert_eq!(store.migrate().await.unwrap(), versions()[2..]);
     assert_eq!(store.bookkeeping().count_attempt(scope, &key, paid).await.unwrap(), 4);
     assert_eq!(file.ask(OLD_COUNTS).await, Vec::<String>::new());
+}
+
+/// What waits for being taken back stays: the way back of the migration refuses to lose it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_forgotten_is_not_dropped() {
+    let (file, store) = fresh().await;
+    down_to(&store, 5).await;
+    let forgotten = "INSERT INTO idem_forgotten VALUES (1, 1, x'00', 'a', x'00', 1, 1, 1, 1, 1)";
+    file.run(forgotten).await;
+    let error = store.migrate_down().await.unwrap_err();
+    let MigrateError::Failed { version: 5, source, .. } = &error else { panic!("{error}") };
+    assert!(source.to_string().contains("idem forgotten restore"), "{source}");
 }

@@ -16,7 +16,9 @@ use idem_sqlx::{
 };
 use ledger::POSTGRES_TABLES;
 use sqlx::{
-    AssertSqlSafe, Connection, PgConnection, PgPool, postgres::PgPoolOptions, query, query_as, query_scalar, raw_sql,
+    AssertSqlSafe, Connection, PgConnection, PgPool,
+    postgres::{PgConnectOptions, PgPoolOptions},
+    query, query_as, query_scalar, raw_sql,
 };
 
 /// How long anything may take before a test says that it hangs.
@@ -81,9 +83,8 @@ impl Database {
         store.disconnect().await;
         let roles = postgres_roles(&SchemaName::default());
         let Self { name, .. } = &database;
-        // The owner is called as idem's schema is, which would come first in its search path.
         let script = format!(
-            "BEGIN; {roles}; SET LOCAL search_path = public; {POSTGRES_TABLES};
+            "BEGIN; {roles}; {POSTGRES_TABLES};
              GRANT SELECT, INSERT ON purchases TO idem_worker;
              GRANT SELECT, INSERT, UPDATE ON customers TO idem_worker;
              CREATE ROLE {name} LOGIN IN ROLE idem_worker;
@@ -105,7 +106,9 @@ impl Database {
         connection.close().await.expect("the connection closes");
         let (head, _) = server.rsplit_once('/').expect("a URL with a database");
         let url = format!("{head}/{name}");
-        let pool = PgPoolOptions::new().max_connections(2).connect_lazy(&url).expect("a URL");
+        // The owner is called as idem's schema is, which would come first: what a test creates would be hidden from its workers.
+        let options = url.parse::<PgConnectOptions>().expect("a URL").options([("search_path", "public,idem")]);
+        let pool = PgPoolOptions::new().max_connections(2).connect_lazy_with(options);
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(&name);
         std::fs::create_dir_all(&folder).expect("a folder for logs");
         let workers = AtomicU32::new(0);

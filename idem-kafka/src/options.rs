@@ -100,6 +100,38 @@ const CONNECTION: [&str; 13] = [
 /// Settings that only producers know. The consumer does not get them, because librdkafka would warn of each.
 const PRODUCER: [&str; 1] = ["compression."];
 
+/// Those that only producers know and that idem decides, so that to accept them would be to ignore them; the publisher of
+/// dead letters waits for each confirmation. All of them stand in librdkafka's `CONFIGURATION.md`, marked with a P.
+const OF_PRODUCERS: [&str; 27] = [
+    "acks",
+    "batch.num.messages",
+    "batch.size",
+    "delivery.report.only.error",
+    "delivery.timeout.ms",
+    "dr_cb",
+    "dr_msg_cb",
+    "enable.gapless.guarantee",
+    "enable.idempotence",
+    "linger.ms",
+    "message.send.max.retries",
+    "message.timeout.ms",
+    "msg_order_cmp",
+    "partitioner",
+    "partitioner_cb",
+    "produce.offset.report",
+    "queue.buffering.backpressure.threshold",
+    "queue.buffering.max.kbytes",
+    "queue.buffering.max.messages",
+    "queue.buffering.max.ms",
+    "queuing.strategy",
+    "request.required.acks",
+    "request.timeout.ms",
+    "retries",
+    "sticky.partitioning.linger.ms",
+    "transaction.timeout.ms",
+    "transactional.id",
+];
+
 /// What a publisher has unless [`KafkaOptions::set`] says otherwise. Dead letters were consumed as they are, so they are
 /// compressed as most records are, and the broker decides what is too large, rather than librdkafka by the size before
 /// compression. A broker closes the connection of a request of more than 100 MiB (`socket.request.max.bytes`) without an
@@ -333,6 +365,11 @@ pub(crate) fn check_topic(field: &'static str, topic: &str) -> Result<(), Config
 fn check_setting(name: &str, value: &str) -> Result<(), ConfigError> {
     if ARGUMENTS.contains(&name) {
         return Err(ConfigError::new("set", name, "it is an argument of KafkaOptions::new"));
+    }
+    if OF_PRODUCERS.contains(&name) {
+        let rule = "only producers know it, and the one of dead letters has its own: of a producer's settings those of \
+                    compression can be set";
+        return Err(ConfigError::new("set", name, rule));
     }
     match DECIDED.iter().find(|(decided, ..)| *decided == name) {
         Some((_, decided, rule)) if *decided != value => {

@@ -41,7 +41,8 @@ pub trait Broker: clap::Args + Send + 'static {
     /// What dead letters are published with, where the flags say so.
     type Publisher: Publisher;
 
-    /// How the names of the broker's variables begin, such as `KAFKA_`. Others that begin so are refused.
+    /// How the names of the broker's variables begin, such as `KAFKA_`. Others that begin so are refused where they
+    /// resemble a setting, and else warned of.
     const VARIABLES: &'static str;
 
     /// Checks the flags and builds what they ask for. It waits for no broker: that is [`Source::attach`], which is

@@ -20,6 +20,8 @@ pub(crate) struct CommandLine<B, A> {
     pub(crate) given: String,
     /// The files with secrets that were read, each with its flag.
     pub(crate) secrets: Vec<(PathBuf, &'static str)>,
+    /// Variables that begin like the broker's and that nothing reads.
+    pub(crate) foreign: Vec<String>,
 }
 
 /// What to do with a command line that starts no worker.
@@ -51,7 +53,7 @@ pub(crate) fn read<B: Broker, A: clap::Args>(
         matches => matches,
     };
     // First, because a misspelt variable is why a required one is missing.
-    variables::refuse_unknown(&command, B::VARIABLES, variables).map_err(Stop::Refused)?;
+    let foreign = variables::foreign(&command, B::VARIABLES, variables).map_err(Stop::Refused)?;
     let refused = |error| Stop::Refused(refusal::line(&error, &command));
     let matches = matches.map_err(refused)?;
     let settings = Settings::from_arg_matches(&matches).map_err(refused)?;
@@ -60,7 +62,7 @@ pub(crate) fn read<B: Broker, A: clap::Args>(
     let key_secret = settings.key_secret_file.clone().map(|file| (file, "--key-secret-file"));
     let secrets = config.into_iter().chain(key_secret).collect();
     let own = A::from_arg_matches(&matches).map_err(refused)?;
-    Ok(CommandLine { settings, broker, own, given: given(&command, &matches), secrets })
+    Ok(CommandLine { settings, broker, own, given: given(&command, &matches), secrets, foreign })
 }
 
 fn command<B: Broker, A: clap::Args>(name: &'static str, version: &'static str, kinds: &[Kind]) -> Command {

@@ -1,6 +1,6 @@
 //! Workers on Kafka: its flags, and the source that they make.
 
-use std::fmt;
+use std::{fmt, path::Path, time::Duration};
 
 use clap::ValueEnum;
 use idem_core::{BoxError, ConfigError};
@@ -8,7 +8,8 @@ use idem_kafka::{KafkaOptions, KafkaPublisher, KafkaSource};
 
 use crate::{
     broker::{Broker, Built},
-    settings,
+    private, settings,
+    told::Told,
 };
 
 /// Kafka, as its flags: `Service::run::<Kafka>()`.
@@ -44,11 +45,18 @@ pub struct Kafka {
     #[arg(long, env = "KAFKA_MSK_IAM", value_name = "REGION")]
     msk_iam: Option<String>,
 
-    /// A setting of librdkafka, such as security.protocol=sasl_ssl; repeatable
+    /// A setting of librdkafka, such as security.protocol=sasl_ssl; repeatable. NAME=@FILE takes the value from a file, such
+    /// as sasl.password=@/run/secrets/kafka
     // It may be a password, so it is marked as a secret.
     #[arg(long = "kafka", value_name = "NAME=VALUE", hide_env_values = true, value_parser = name_and_value)]
     settings: Vec<(String, String)>,
+
+    #[command(flatten)]
+    told: Told,
 }
+
+/// How much longer partitions that move are kept than the worker takes to finish: what it settled last is committed.
+const LET_GO: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum LaneBy {
@@ -90,10 +98,27 @@ impl Broker for Kafka {
     }
 
     async fn build(self) -> Result<Built<KafkaSource, KafkaPublisher>, BoxError> {
-        let mut options = KafkaOptions::new(&self.brokers, &self.topic, &self.group).lane_by(match self.lane_by {
-            LaneBy::Partition => idem_kafka::LaneBy::Partition,
-            LaneBy::Key => idem_kafka::LaneBy::Key,
-        });
+        let options = self.options()?;
+        #[cfg(feature = "msk-iam")]
+        let options = match self.msk_iam {
+            Some(region) => options.tokens(msk_iam(region).await?),
+            None => options,
+        };
+        let source = options.build().map_err(|error| refused(error, self.told.drain))?;
+        let publisher = self.dead_letter_topic.map(|topic| KafkaPublisher::new(&options, &topic));
+        let publisher = publisher.transpose().map_err(|error| refused(error, self.told.drain))?;
+        Ok(Built::new(source).publisher(publisher))
+    }
+}
+
+impl Kafka {
+    fn options(&self) -> Result<KafkaOptions, BoxError> {
+        let mut options = KafkaOptions::new(&self.brokers, &self.topic, &self.group)
+            .lane_by(match self.lane_by {
+                LaneBy::Partition => idem_kafka::LaneBy::Partition,
+                LaneBy::Key => idem_kafka::LaneBy::Key,
+            })
+            .drain(self.told.drain + LET_GO);
         if let Some(reset) = self.reset {
             options = options.reset(match reset {
                 Reset::Earliest => idem_kafka::Reset::Earliest,
@@ -101,16 +126,22 @@ impl Broker for Kafka {
             });
         }
         for (name, value) in &self.settings {
-            options = options.set(name, value);
+            options = match value.strip_prefix('@') {
+                Some(file) => options.set(name, secret(name, Path::new(file))?),
+                None => options.set(name, value),
+            };
         }
-        #[cfg(feature = "msk-iam")]
-        if let Some(region) = self.msk_iam {
-            options = options.tokens(msk_iam(region).await?);
-        }
-        let source = options.build().map_err(refused)?;
-        let publisher = self.dead_letter_topic.map(|topic| KafkaPublisher::new(&options, &topic));
-        Ok(Built::new(source).publisher(publisher.transpose().map_err(refused)?))
+        Ok(options)
     }
+}
+
+/// The text of a file without the end of its last line. What follows the `@` is not told: it may be a password that begins so.
+fn secret(name: &str, file: &Path) -> Result<String, BoxError> {
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        format!("--kafka {name}=@… names a file (it is not shown) that cannot be read: {error}; a value that begins with @ itself has to stand in a file")
+    })?;
+    private::warn_if_others_may(file, &format!("--kafka {name}"));
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
 /// Credentials come from where the AWS SDK looks for them: variables, profiles, roles.
@@ -126,9 +157,18 @@ async fn msk_iam(region: String) -> Result<idem_kafka::MskIam, BoxError> {
 }
 
 /// What the adapter says of a setting that it refuses, under the name of the flag.
-fn refused(error: ConfigError) -> BoxError {
-    let field = if error.field == "set" { "kafka" } else { error.field };
-    settings::refused(&ConfigError { field, ..error }).into()
+fn refused(error: ConfigError, drain: Duration) -> BoxError {
+    let error = match error.field {
+        "set" => ConfigError { field: "kafka", ..error },
+        "drain" => ConfigError::new(
+            "drain",
+            format!("{drain:?}"),
+            "with 5s more to let go of partitions it must be at most half of --kafka max.poll.interval.ms (5 minutes where \
+             that is not set), after which the group goes on without this member",
+        ),
+        _ => error,
+    };
+    settings::refused(&error).into()
 }
 
 #[cfg(test)]

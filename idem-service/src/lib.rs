@@ -29,7 +29,7 @@ pub mod sqs;
 mod stack;
 mod status;
 mod stores;
-#[cfg(any(feature = "amqp", feature = "sqs"))]
+#[cfg(any(feature = "amqp", feature = "kafka", feature = "sqs"))]
 mod told;
 mod variables;
 

@@ -105,7 +105,7 @@ where
     R: Future<Output = Result<Service<L>, BoxError>> + Send + 'static,
     L: Stores,
 {
-    let CommandLine { settings, broker, own, given, secrets } = line;
+    let CommandLine { settings, broker, own, given, secrets, foreign } = line;
     tracing::info!(
         version,
         settings = given,
@@ -113,6 +113,13 @@ where
         forecast = settings.forecast(),
         "starting"
     );
+    if !foreign.is_empty() {
+        let variables = foreign.join(" ");
+        tracing::warn!(
+            variables,
+            "variables that begin like the broker's are no settings of this worker, and are not read"
+        );
+    }
     for (file, flag) in &secrets {
         private::warn_if_others_may(file, flag);
     }

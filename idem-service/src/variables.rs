@@ -1,16 +1,20 @@
 //! Variables that begin like one of ours and are none: a misspelt setting that is ignored is found out in production.
 
-use clap::Command;
+use clap::{Arg, Command};
 
 /// How idem's own variables begin.
 const OURS: &str = "IDEM_";
 
-/// One line about the first of `names` that begins like ours or the broker's and that no flag reads.
-pub(crate) fn refuse_unknown(
+/// Which of `names` begin like the broker's and are read by no flag, for a warning: another program's, such as
+/// `KAFKA_HEAP_OPTS`.
+///
+/// # Errors
+/// One line about the first that begins like ours and is none, or like the broker's and resembles a setting.
+pub(crate) fn foreign(
     command: &Command,
     broker: &str,
     names: impl IntoIterator<Item = String>,
-) -> Result<(), String> {
+) -> Result<Vec<String>, String> {
     let known: Vec<&str> = command.get_arguments().filter_map(|flag| flag.get_env()?.to_str()).collect();
     let mut unknown: Vec<String> = names
         .into_iter()
@@ -19,24 +23,45 @@ pub(crate) fn refuse_unknown(
         .collect();
     // The environment has no order, and the line should not change from start to start.
     unknown.sort();
-    let Some(name) = unknown.first() else { return Ok(()) };
-    let words = name.trim_start_matches(OURS).trim_start_matches(broker).to_lowercase().replace('_', "-");
-    let hint = match nearest(name, &known) {
-        Some(variable) => format!("did you mean {variable}?"),
-        None if command.get_arguments().any(|flag| flag.get_long() == Some(&words)) => {
+    for name in &unknown {
+        let words = name.trim_start_matches(OURS).trim_start_matches(broker).to_lowercase().replace('_', "-");
+        let is_flag =
+            |flag: &Arg| flag.get_long() == Some(&words) && !["help", "version"].contains(&flag.get_id().as_str());
+        let hint = if let Some(variable) = meant(name, broker, &known) {
+            format!("did you mean {variable}?")
+        } else if command.get_arguments().any(is_flag) {
             format!("this setting has no variable, use the flag --{words}")
-        }
-        None => format!("those that there are: {}", known.join(", ")),
-    };
-    Err(format!("the variable {name} is unknown; {hint}"))
+        } else if name.starts_with(OURS) {
+            format!("those that there are: {}", known.join(", "))
+        } else {
+            continue;
+        };
+        return Err(format!("the variable {name} is unknown; {hint}"));
+    }
+    Ok(unknown)
+}
+
+/// What a misspelt variable should have been. One that begins like the broker's may well be another program's, so it has to
+/// be more like one of the settings, and those of other names do not count.
+fn meant<'a>(name: &str, broker: &str, known: &[&'a str]) -> Option<&'a str> {
+    if name.starts_with(OURS) {
+        return nearest(name, known);
+    }
+    let settings: Vec<&str> =
+        known.iter().filter(|known| known.starts_with(OURS) || known.starts_with(broker)).copied().collect();
+    nearest(name, &settings).filter(|variable| similarity(name, variable) > 0.8)
 }
 
 /// The most similar of `known`, by the measure and the threshold that clap has for flags.
 pub(crate) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+    let similar = known.iter().map(|variable| (similarity(name, variable), *variable));
+    similar.filter(|(similarity, _)| *similarity > 0.7).max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, v)| v)
+}
+
+fn similarity(one: &str, other: &str) -> f64 {
     // What they all begin with says nothing.
     let tail = |name: &str| name.split_once('_').map_or(name.to_owned(), |(_, tail)| tail.to_owned());
-    let similar = known.iter().map(|variable| (strsim::jaro(&tail(name), &tail(variable)), *variable));
-    similar.filter(|(similarity, _)| *similarity > 0.7).max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, v)| v)
+    strsim::jaro(&tail(one), &tail(other))
 }
 
 /// Whether Kubernetes sets this variable by itself, in each pod beside a service of that name: a service called `kafka`
@@ -52,18 +77,25 @@ fn is_of_kubernetes(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use clap::Arg;
-
     use super::*;
 
-    fn refused(name: &str) -> Option<String> {
+    fn foreign_of(name: &str) -> Result<Vec<String>, String> {
         let flag = |name: &'static str| Arg::new(name).long(name);
         let command = Command::new("worker")
             .arg(flag("consumer").env("IDEM_CONSUMER"))
             .arg(flag("retention").env("IDEM_RETENTION"))
             .arg(flag("topic").env("KAFKA_TOPIC"))
-            .arg(flag("lanes"));
-        refuse_unknown(&command, "KAFKA_", [name.to_owned(), "PATH".to_owned()]).err()
+            .arg(flag("database-url").env("DATABASE_URL"))
+            .arg(flag("brokers").env("KAFKA_BROKERS"))
+            .arg(flag("group").env("KAFKA_GROUP"))
+            .arg(flag("schema").env("IDEM_SCHEMA"))
+            .arg(flag("lanes"))
+            .arg(flag("version"));
+        foreign(&command, "KAFKA_", [name.to_owned(), "PATH".to_owned()])
+    }
+
+    fn refused(name: &str) -> Option<String> {
+        foreign_of(name).err()
     }
 
     #[test]
@@ -73,7 +105,10 @@ mod tests {
             ("IDEM_RETENTON", "did you mean IDEM_RETENTION?"),
             ("KAFKA_TOPICS", "did you mean KAFKA_TOPIC?"),
             ("IDEM_LANES", "use the flag --lanes"),
-            ("IDEM_XYZ", "those that there are: IDEM_CONSUMER, IDEM_RETENTION, KAFKA_TOPIC"),
+            ("KAFKA_GROUP_ID", "did you mean KAFKA_GROUP?"),
+            ("KAFKA_RETENTION", "did you mean IDEM_RETENTION?"),
+            ("KAFKA_LANES", "use the flag --lanes"),
+            ("IDEM_SASL_PASSWORD", "those that there are: IDEM_CONSUMER, IDEM_RETENTION, KAFKA_TOPIC"),
         ] {
             let line = refused(name).unwrap_or_else(|| panic!("{name} is let through"));
             assert!(line.contains(name) && line.contains(hint), "{line}");
@@ -97,8 +132,26 @@ mod tests {
             "KAFKA_PORT_9092_TCP_PORT",
             "KAFKA_BROKER_0_PORT_9092_TCP_PROTO",
         ] {
-            assert_eq!(refused(name), None);
+            assert_eq!(foreign_of(name), Ok(Vec::new()));
         }
-        assert!(refused("KAFKA_PORT_NUMBER").is_some());
+    }
+
+    /// Images and charts set them for other programs, and no flag reads them.
+    #[test]
+    fn j35_another_programs_variables_of_the_broker_are_let_through_and_named() {
+        for name in [
+            "KAFKA_SASL_PASSWORD",
+            "KAFKA_SASL_MECHANISM",
+            "KAFKA_HEAP_OPTS",
+            "KAFKA_OPTS",
+            "KAFKA_HOME",
+            "KAFKA_VERSION",
+            "KAFKA_URL",
+            "KAFKA_SCHEMA_REGISTRY_URL",
+            "KAFKA_BOOTSTRAP_SERVERS",
+            "KAFKA_PORT_NUMBER",
+        ] {
+            assert_eq!(foreign_of(name), Ok(vec![name.to_owned()]));
+        }
     }
 }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{DECIDED, KafkaOptions};
+use super::{DECIDED, KafkaOptions, OF_PRODUCERS};
 
 fn options() -> KafkaOptions {
     KafkaOptions::new("broker:9092", "purchases", "ledger")
@@ -21,6 +21,7 @@ fn j13_settings_that_break_the_guarantee_are_refused_by_name() {
         ("enable.partition.eof", "false"),
         ("allow.auto.create.topics", "true"),
         ("group.protocol", "consumer"),
+        ("statistics.interval.ms", "1000"),
         ("group.remote.assignor", "uniform"),
     ] {
         let text = refused(&options().set(name, value));
@@ -28,6 +29,18 @@ fn j13_settings_that_break_the_guarantee_are_refused_by_name() {
     }
     for name in ["bootstrap.servers", "metadata.broker.list", "group.id"] {
         assert!(refused(&options().set(name, "x")).contains("an argument of KafkaOptions::new"));
+    }
+}
+
+/// J36: they were accepted and did nothing.
+#[test]
+fn j36_settings_of_producers_are_refused_by_name_except_for_compression() {
+    for name in OF_PRODUCERS {
+        let text = refused(&options().set(name, "1"));
+        assert!(text.starts_with(&format!("set is {name}, but only producers know it")), "{text}");
+    }
+    for (name, value) in [("compression.type", "zstd"), ("compression.codec", "gzip"), ("compression.level", "3")] {
+        assert!(options().set(name, value).build().is_ok(), "{name}");
     }
 }
 

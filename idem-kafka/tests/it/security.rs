@@ -72,27 +72,23 @@ async fn a_certificate_that_nobody_vouches_for_is_refused_at_once() {
     assert_refused(attach(trusting_others).await, "do not let this client in");
 }
 
-/// The reason stands behind whatever else the client library has to say, here a warning for each setting that is a producer's.
+/// The reason stands behind whatever else the client library has to say, here a warning for each setting that is out of date.
 /// It was heard after a second for each of these lines, and therefore mostly not at all.
 #[tokio::test(flavor = "multi_thread")]
 async fn e29_a_refusal_behind_many_warnings_is_heard_at_the_first_try() {
     let topic = Topic::new(1).await;
     let mut options = options(&topic, "idem", "guessed");
     for (name, value) in [
-        ("linger.ms", "7"),
-        ("batch.num.messages", "7"),
-        ("batch.size", "70000"),
-        ("queue.buffering.max.messages", "7"),
-        ("queue.buffering.max.kbytes", "7"),
-        ("message.send.max.retries", "7"),
-        ("acks", "1"),
-        ("request.timeout.ms", "7000"),
-        ("message.timeout.ms", "7000"),
-        ("partitioner", "random"),
-        ("sticky.partitioning.linger.ms", "7"),
-        ("queue.buffering.backpressure.threshold", "7"),
-        ("transaction.timeout.ms", "7000"),
-        ("delivery.report.only.error", "true"),
+        ("topic.metadata.refresh.fast.cnt", "7"),
+        ("socket.blocking.max.ms", "7"),
+        ("reconnect.backoff.jitter.ms", "7"),
+        ("api.version.request", "true"),
+        ("api.version.fallback.ms", "7"),
+        ("broker.version.fallback", "0.11.0"),
+        ("offset.store.method", "broker"),
+        ("offset.store.path", "/nowhere"),
+        ("offset.store.sync.interval.ms", "7"),
+        ("consume.callback.max.messages", "7"),
     ] {
         options = options.set(name, value);
     }

@@ -57,6 +57,45 @@ fn s9_what_is_given_to_librdkafka_is_shown_by_name_only() {
     }
 }
 
+/// What stands in a file that can be read, as one password of this text.
+fn in_a_file(text: &str) -> String {
+    let file = std::env::temp_dir().join(format!("idem-kafka-{}-{:08x}", std::process::id(), fastrand::u32(..)));
+    std::fs::write(&file, text).expect("a file");
+    file.display().to_string()
+}
+
+/// S37: a password need not stand in the list of processes.
+#[tokio::test]
+async fn s37_a_setting_may_stand_in_a_file_and_is_shown_nowhere() {
+    let file = in_a_file("hunter2\n");
+    let told = kafka(&format!("--kafka sasl.password=@{file}"));
+    assert_eq!(secret("sasl.password", Path::new(&file)).expect("it can be read"), "hunter2");
+    let options = told.options().expect("the file can be read");
+    assert!(!format!("{told:?}{options:?}").contains("hunter2"));
+    // What is set is the file's text: librdkafka takes this one.
+    std::fs::write(&file, "10000").expect("a file");
+    assert!(kafka(&format!("--kafka session.timeout.ms=@{file}")).build().await.is_ok());
+    std::fs::remove_file(&file).expect("the file goes");
+    let error = kafka("--kafka sasl.password=@hunter2").build().await.expect_err("there is no such file").to_string();
+    assert!(error.starts_with("--kafka sasl.password") && error.contains("No such file"), "{error}");
+    assert!(!error.contains("hunter2"), "it may be a password: {error}");
+}
+
+/// E40: the partitions of a worker that may take a minute to finish were let go after 25 s.
+#[tokio::test]
+async fn e40_partitions_that_move_are_kept_for_as_long_as_the_worker_may_drain() {
+    for (flags, drain) in [("", "25s"), ("--drain 60s", "65s"), ("--drain 145s", "150s")] {
+        let told = kafka(flags);
+        let options = format!("{:?}", told.options().expect("settings"));
+        assert!(options.contains(&format!("drain: {drain}")), "{flags}: {options}");
+        assert!(told.build().await.is_ok(), "{flags}");
+    }
+    for flags in ["--drain 146s", "--drain 60s --kafka max.poll.interval.ms=60000"] {
+        let error = kafka(flags).build().await.expect_err(flags).to_string();
+        assert!(error.starts_with("--drain is ") && error.contains("max.poll.interval.ms"), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn what_the_adapter_refuses_is_told_by_the_names_of_the_flags() {
     for (flags, start) in [

@@ -109,6 +109,10 @@ async fn an_unknown_variable_is_refused_and_a_known_one_is_not() {
     }
     let ended = Worker::bare(GOOD).variable("MEMORY_SERVICE_HOST", "x").argument("--store=tokio-postgres").run().await;
     assert!(ended.with(2).why().contains("--store"));
+    // J35: another program's.
+    let foreign = Worker::bare(GOOD).variable("MEMORY_HEAP_OPTS", "canary").argument("--store=tokio-postgres");
+    let log = foreign.run().await.with(2).log;
+    assert!(log.contains("WARN") && log.contains("MEMORY_HEAP_OPTS") && !log.contains("canary"), "{log}");
 }
 
 #[tokio::test]

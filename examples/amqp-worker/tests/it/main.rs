@@ -25,6 +25,7 @@ mod refusals;
 #[path = "../../../ledger/tests/shared/storm.rs"]
 mod shared_storm;
 mod stage;
+mod start;
 mod storm;
 #[path = "../../../ledger/tests/shared/worker.rs"]
 mod worker;

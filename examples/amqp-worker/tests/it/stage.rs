@@ -59,8 +59,8 @@ impl Stage {
         let own = ["--amqp-url", broker, "--queue", &self.queue.name, "--consumer", &self.name].into_iter().chain([
             "--database-url",
             database,
-            "--migrate",
-            "--create-tables",
+            "--cleanup-database-url",
+            &self.cleanup_url,
             "--lanes",
             "2",
         ]);

@@ -63,7 +63,15 @@ impl Stage {
 
     /// The same on servers of the caller's.
     pub(crate) async fn on(label: &str, partitions: i32, brokers: &str, server: &str) -> Self {
-        let database = Database::create(label, server).await;
+        Self::of(Database::create(label, server).await, partitions, brokers).await
+    }
+
+    /// The same with nothing in the database, of which workers are the owner.
+    pub(crate) async fn empty(label: &str) -> Self {
+        Self::of(Database::empty(label, &super::database::server()).await, 1, &brokers()).await
+    }
+
+    async fn of(database: Database, partitions: i32, brokers: &str) -> Self {
         let topic = Topic::create(brokers, &database.name, partitions).await;
         Self { topic, database, client: SQLX }
     }
@@ -83,7 +91,7 @@ impl Stage {
         let Topic { name: topic, brokers, .. } = &self.topic;
         let own = ["--brokers", brokers, "--topic", topic, "--group", name, "--consumer", name]
             .into_iter()
-            .chain(["--database-url", &self.url, "--migrate", "--create-tables", "--lanes", "2"])
+            .chain(["--database-url", &self.url, "--cleanup-database-url", &self.cleanup_url, "--lanes", "2"])
             // So that a member that dies is missed after seconds.
             .chain(["--kafka", "session.timeout.ms=6000", "--kafka", "heartbeat.interval.ms=1000"]);
         own.chain(self.client.iter().chain(more).copied()).map(str::to_owned).collect()

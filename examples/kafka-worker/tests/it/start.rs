@@ -17,6 +17,10 @@ use super::{
     worker::Worker,
 };
 
+async fn number(stage: &Stage, text: &'static str) -> i64 {
+    sqlx::query_scalar(text).fetch_one(stage.pool()).await.expect("a number")
+}
+
 /// Status and JSON of `/readyz`; nothing where the worker does not serve it yet.
 async fn readyz(worker: &Worker) -> Option<(bool, Value)> {
     let log = worker.logged();
@@ -112,4 +116,38 @@ fn e21_tls_and_zstd_are_built_in() {
     for feature in ["ssl", "zstd"] {
         assert!(tree.contains(&format!("rdkafka-sys feature \"{feature}\"")), "{feature} is not in:\n{tree}");
     }
+}
+
+/// S8: the workers of these suites have a login that owns nothing and may remove no record, so that a right which
+/// `roles.sql` forgets fails here first.
+#[tokio::test(flavor = "multi_thread")]
+async fn s8_workers_and_their_cleanup_run_with_the_rights_of_their_roles() {
+    let stage = Stage::new("roles", 1).await;
+    stage.send(0..10).await;
+    let worker = stage.start(&["--reset", "earliest", "--cleanup-every", "1s"]);
+    stage.until_purchases(10).await;
+    let expire = "UPDATE idem.processed_messages SET expires_at = now() - interval '1 hour'";
+    sqlx::query(expire).execute(stage.pool()).await.expect("the records expire");
+    until("cleanup", async || number(&stage, "SELECT count(*) FROM idem.processed_messages").await == 0).await;
+    let strangers = "SELECT count(*) FROM pg_stat_activity
+         WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name LIKE 'idem%'
+           AND NOT usename = ANY (ARRAY[current_database(), current_database() || '_cleanup'])";
+    assert_eq!(number(&stage, strangers).await, 0, "a connection of the worker is another login's");
+    let may = "SELECT has_table_privilege(current_database()::name, 'idem.processed_messages', 'DELETE')::int::bigint";
+    assert_eq!(number(&stage, may).await, 0, "the worker's login may remove a record");
+    worker.stop().await.summary();
+    stage.remove().await;
+}
+
+/// What the README's first command asks for, on a database with nothing in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_makes_the_tables_at_the_first_start() {
+    let stage = Stage::empty("owner").await;
+    stage.send(0..1).await;
+    for expected in [1, 0] {
+        let ended = stage.drain(&["--migrate", "--create-tables"]).await;
+        assert_eq!(ended.count("processed"), expected, "{}", ended.log);
+    }
+    assert_eq!(stage.purchases().await, 1);
+    stage.remove().await;
 }

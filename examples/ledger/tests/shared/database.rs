@@ -10,7 +10,16 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{Connection, PgConnection, PgPool, postgres::PgPoolOptions, query, query_as, query_scalar};
+use idem_sqlx::{
+    PostgresStore,
+    idem_schema::{SchemaName, postgres_roles},
+};
+use ledger::POSTGRES_TABLES;
+use sqlx::{
+    AssertSqlSafe, Connection, PgConnection, PgPool,
+    postgres::{PgConnectOptions, PgPoolOptions},
+    query, query_as, query_scalar, raw_sql,
+};
 
 /// How long anything may take before a test says that it hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -48,7 +57,12 @@ impl Ledger {
 pub(crate) struct Database {
     /// Of the database, and of whatever else the test has at a broker.
     pub(crate) name: String,
+    /// As the login of its workers.
     pub(crate) url: String,
+    /// As the login of their cleanup.
+    pub(crate) cleanup_url: String,
+    /// As the owner of everything in it.
+    pub(crate) owner_url: String,
     pool: PgPool,
     folder: PathBuf,
     workers: AtomicU32,
@@ -60,19 +74,45 @@ pub(crate) fn server() -> String {
 }
 
 impl Database {
-    /// A new one. `label` is for those who look for what a failed test left behind.
+    /// A new one with the tables of idem and the ledger, whose workers and their cleanup log in as production's should: with
+    /// the rights of `idem_worker` and `idem_cleanup` (S8). `label` is for those who look for what a failed test left behind.
     pub(crate) async fn create(label: &str, server: &str) -> Self {
+        let database = Self::empty(label, server).await;
+        let store = PostgresStore::connect(&database.owner_url).await.expect("the database answers");
+        store.migrate().await.expect("idem's tables");
+        store.disconnect().await;
+        let roles = postgres_roles(&SchemaName::default());
+        let Self { name, .. } = &database;
+        let script = format!(
+            "BEGIN; {roles}; {POSTGRES_TABLES};
+             GRANT SELECT, INSERT ON purchases TO idem_worker;
+             GRANT SELECT, INSERT, UPDATE ON customers TO idem_worker;
+             CREATE ROLE {name} LOGIN IN ROLE idem_worker;
+             CREATE ROLE {name}_cleanup LOGIN IN ROLE idem_cleanup;
+             COMMIT"
+        );
+        raw_sql(AssertSqlSafe(script)).execute(&database.pool).await.expect("roles, the ledger's tables and logins");
+        let (_, rest) = database.owner_url.split_once('@').expect("a URL with a login");
+        let of = |login: &str| format!("postgres://{login}@{rest}");
+        Self { url: of(name), cleanup_url: of(&format!("{name}_cleanup")), ..database }
+    }
+
+    /// A new one with nothing in it, whose workers log in as its owner.
+    pub(crate) async fn empty(label: &str, server: &str) -> Self {
         let name = format!("idem_{label}_{:08x}", fastrand::u32(..));
         let mut connection = PgConnection::connect(server).await.expect("PostgreSQL answers: ./servers up postgres");
-        let statement = sqlx::AssertSqlSafe(format!("CREATE DATABASE {name} TEMPLATE template0"));
+        let statement = AssertSqlSafe(format!("CREATE DATABASE {name} TEMPLATE template0"));
         query(statement).execute(&mut connection).await.expect("a new database");
         connection.close().await.expect("the connection closes");
         let (head, _) = server.rsplit_once('/').expect("a URL with a database");
         let url = format!("{head}/{name}");
-        let pool = PgPoolOptions::new().max_connections(2).connect_lazy(&url).expect("a URL");
+        // The owner is called as idem's schema is, which would come first: what a test creates would be hidden from its workers.
+        let options = url.parse::<PgConnectOptions>().expect("a URL").options([("search_path", "public,idem")]);
+        let pool = PgPoolOptions::new().max_connections(2).connect_lazy_with(options);
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(&name);
         std::fs::create_dir_all(&folder).expect("a folder for logs");
-        Self { name, url, pool, folder, workers: AtomicU32::new(0) }
+        let workers = AtomicU32::new(0);
+        Self { name, cleanup_url: url.clone(), owner_url: url.clone(), url, pool, folder, workers }
     }
 
     /// `host:port` of its server.
@@ -120,13 +160,17 @@ impl Database {
         &self.pool
     }
 
-    /// Drops the database, whoever is still connected; one of a test that fails stays.
+    /// Drops the database, whoever is still connected, and its logins; those of a test that fails stay.
     pub(crate) async fn remove(&self) {
         self.pool.close().await;
-        let (head, _) = self.url.rsplit_once('/').expect("a URL");
+        let (head, _) = self.owner_url.rsplit_once('/').expect("a URL");
         let mut server = PgConnection::connect(&format!("{head}/idem")).await.expect("PostgreSQL answers");
-        let statement = sqlx::AssertSqlSafe(format!("DROP DATABASE {} WITH (FORCE)", self.name));
-        query(statement).execute(&mut server).await.expect("the database goes");
+        let Self { name, .. } = self;
+        for statement in
+            [format!("DROP DATABASE {name} WITH (FORCE)"), format!("DROP ROLE IF EXISTS {name}, {name}_cleanup")]
+        {
+            query(AssertSqlSafe(statement)).execute(&mut server).await.expect("the database and its logins go");
+        }
         std::fs::remove_dir_all(&self.folder).expect("its logs go");
     }
 }

@@ -8,6 +8,7 @@
     reason = "a test that cannot go on fails, and says why"
 )]
 
+mod breaker;
 mod contract;
 #[path = "../../../ledger/tests/shared/database.rs"]
 mod database;

@@ -41,7 +41,7 @@ impl Stage {
     pub(crate) fn arguments(&self, more: &[&str]) -> Vec<String> {
         let own = ["--queue-url", &self.queue.url, "--consumer", &self.name, "--database-url", &self.url]
             .into_iter()
-            .chain(["--migrate", "--create-tables", "--lanes", "2", "--wait", "1s"])
+            .chain(["--cleanup-database-url", &self.cleanup_url, "--lanes", "2", "--wait", "1s"])
             // So that what a worker had that died is missed for seconds only.
             .chain(["--handler-deadline", "10s", "--visibility", "20s"]);
         own.chain(more.iter().copied()).map(str::to_owned).collect()

@@ -437,6 +437,18 @@ pub enum ControlState {
     Halted,
 }
 
+impl ControlState {
+    /// The word for it in logs, such as `paused`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Halted => "halted",
+        }
+    }
+}
+
 /// Begins the line, in the details of an [`AuditEntry`] `start`, that goes on with the broker's redelivery horizon in
 /// seconds: `idem doctor` reads what workers wrote.
 pub const HORIZON_HEARD: &str = "the broker may deliver again for ";

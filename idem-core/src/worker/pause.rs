@@ -1,6 +1,7 @@
 //! Why intake waits: an operator, a database that is down, or the breaker.
 
 use std::{
+    fmt,
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -24,6 +25,16 @@ pub enum Pause {
     StoreDown(usize),
     /// More than half of the last 50 fresh messages became dead letters.
     Breaker,
+}
+
+impl fmt::Display for Pause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Control(state, why) => write!(f, "{} by {why}", state.as_str()),
+            Self::StoreDown(lanes) => write!(f, "the database cannot be used on {lanes} lanes"),
+            Self::Breaker => f.write_str("the breaker is open"),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -42,7 +42,7 @@ pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lane
                 }
                 let why = format!("{}: {}", control.by, control.reason);
                 if shared.gate.set_control(control.state, &why) {
-                    tracing::warn!(idem.consumer = %shared.consumer.name, state = ?control.state, why, "the consumer's control changed");
+                    tracing::warn!(idem.consumer = %shared.consumer.name, state = control.state.as_str(), why, "the consumer's control changed");
                 }
                 if control.state == ControlState::Running {
                     take_replays(&shared, &lanes).await;

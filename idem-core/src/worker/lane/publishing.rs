@@ -4,6 +4,7 @@
 use crate::{
     dead_letter::{self, DeadLetter, DeadLetterId, Publisher, StoredDeadLetter},
     error::{ErrorClass, SourceError},
+    handler::with_causes,
     source::Source,
     store::{Bookkeeping as _, Store},
     worker::Shared,
@@ -41,7 +42,7 @@ impl<S: Store, B: Source> Shared<S, B> {
             // Whoever accepted the loss does not wait for a broker.
             Err(_) if stored.loss_accepted && !stored.payload_kept => Secured::Kept,
             Err(error) if error.class() == ErrorClass::Permanent => {
-                Secured::Unkeepable(format!("{}, and {error}", self.beyond(dead_letter)))
+                Secured::Unkeepable(format!("{}, and {}", self.beyond(dead_letter), with_causes(&error)))
             }
             Err(error) => self.not_yet(&error),
         }
@@ -60,7 +61,7 @@ impl<S: Store, B: Source> Shared<S, B> {
                 if let Some(left_out) = self.lines.unnoted.pass() {
                     tracing::warn!(
                         idem.consumer = %self.consumer.name, row = row.0, origin = ?dead_letter.message.origin(),
-                        error = %refused, left_out,
+                        error = with_causes(refused), left_out,
                         "a dead letter was published without its payload, which its row has"
                     );
                 }
@@ -69,8 +70,9 @@ impl<S: Store, B: Source> Shared<S, B> {
                 self.metrics.unpublished.increment(1);
                 if let Some(left_out) = self.lines.unnoted.pass() {
                     tracing::error!(
-                        idem.consumer = %self.consumer.name, row = row.0, origin = ?dead_letter.message.origin(), %error,
-                        left_out, "a dead letter cannot be published, not even without its payload; its row alone has it"
+                        idem.consumer = %self.consumer.name, row = row.0, origin = ?dead_letter.message.origin(),
+                        error = with_causes(&error), left_out,
+                        "a dead letter cannot be published, not even without its payload; its row alone has it"
                     );
                 }
                 return Secured::Kept;
@@ -84,7 +86,7 @@ impl<S: Store, B: Source> Shared<S, B> {
     fn not_yet(&self, error: &SourceError) -> Secured {
         if let Some(left_out) = self.lines.unnoted.pass() {
             tracing::warn!(
-                idem.consumer = %self.consumer.name, %error, left_out,
+                idem.consumer = %self.consumer.name, error = with_causes(error), left_out,
                 "a dead letter was not confirmed; it is published again later"
             );
         }

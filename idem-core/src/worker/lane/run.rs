@@ -98,7 +98,8 @@ impl<S: Store, B: Source> Lane<S, B> {
             End::Held => return self.run_alone(jobs, |_| true, false),
             End::NoWinner(error) => {
                 if let Some(left_out) = self.shared.lines.again.pass() {
-                    tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, left_out, "the unit waits and claims again");
+                    let error = consumer::describe::<S>(&error);
+                    tracing::warn!(idem.consumer = %self.shared.consumer.name, error, left_out, "the unit waits and claims again");
                 }
                 (Seen::NoWinner, error)
             }

@@ -8,6 +8,7 @@ use std::{fmt, future::Future, sync::Arc};
 
 use async_trait::async_trait;
 
+pub(crate) use self::error::with_causes;
 pub use self::{
     around::{Around, AroundFn, Next},
     error::{HandlerError, chain},

@@ -11,6 +11,10 @@ use crate::{
     error::ErrorClass,
 };
 
+/// Connections that were lost under a message in a row, with the whole database, before the next one charges it: two may be
+/// a server that is moved or updated.
+const OUTAGES_MAX: u32 = 2;
+
 /// How often a unit runs again as it is, because another transaction was in its way, before its messages run alone.
 const AGAIN_MAX: u32 = 3;
 
@@ -23,7 +27,7 @@ pub(crate) struct Known {
     pub(crate) attempts_max: u32,
     /// How often in a row it ran again because another transaction was in its way.
     pub(crate) again: u32,
-    /// Connections in a row that were lost under its handler, although the database answered over another one.
+    /// Connections that were lost under its handler when it ran alone.
     pub(crate) lost: u32,
     /// It has waited, uncharged, for as long as the database's own faults are waited for.
     pub(crate) waited_long: bool,
@@ -40,6 +44,8 @@ pub(crate) enum Seen {
     ConnectionLost,
     /// After that the database was asked over another connection, and answered.
     DatabaseAnswers,
+    /// After that the database was asked over another connection, and did not answer.
+    DatabaseDown,
     /// Another transaction was in the way, and the unit was rolled back.
     Contended,
     /// Somebody else holds the message's key.
@@ -157,6 +163,9 @@ pub(crate) fn after(known: &Known, seen: Seen) -> Action {
         // Once may be an operator, a pooler or a restart; twice in a row is the message's own statement.
         Seen::DatabaseAnswers if known.lost == 0 => Action::Wait(WaitCause::Database),
         Seen::DatabaseAnswers => charge(known),
+        // An outage charges nobody, but what comes with one message again and again is that message's doing (D42).
+        Seen::DatabaseDown if known.lost < OUTAGES_MAX => Action::AwaitTheDatabase,
+        Seen::DatabaseDown => charge(known),
 
         Seen::BookkeepingFailed(RunUnitAgain) => Action::RunAgain,
         Seen::BookkeepingFailed(Transient | Permanent) => Action::Wait(WaitCause::Bookkeeping),

@@ -473,7 +473,7 @@ pub enum ControlState {
 }
 
 impl ControlState {
-    /// The word for it in logs.
+    /// The word for it in logs, such as `paused`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -1,6 +1,6 @@
 //! Refusals while the consumer runs: for how long one counts as an outage, and how it is found out whether it still holds.
 
-use idem_core::REFUSAL_GRACE;
+use idem_core::source::REFUSAL_GRACE;
 use tokio::time::{Duration, Instant};
 
 /// How long a fetch that was asked for may take to be answered, and after which time without a refusal an answer counts: what

@@ -13,7 +13,8 @@ use idem_core::{
     Tenant,
     dead_letter::REPLAY_TAKEN_FOR,
     store::{
-        AuditEntry, Bookkeeping, Control, DEAD_LETTER_ROW_BYTES, Registered, Registration, Replay, ReplayEnd, RunId, ScopeId, StoreIdentity, Usage,
+        AuditEntry, Bookkeeping, Control, DEAD_LETTER_ROW_BYTES, Registered, Registration, Replay, ReplayEnd, RunId,
+        ScopeId, StoreIdentity, Usage,
     },
 };
 

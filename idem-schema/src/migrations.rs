@@ -164,11 +164,11 @@ pub const SQLITE_MIGRATIONS: &[Migration] = &[
     },
     Migration {
         dialect: Dialect::Sqlite,
-        version: 5,
+        version: 4,
         name: "forgotten",
         oldest_worker: "0.1.0",
-        up_template: include_str!("../migrations/sqlite/0005_forgotten.up.sql"),
-        down_template: include_str!("../migrations/sqlite/0005_forgotten.down.sql"),
+        up_template: include_str!("../migrations/sqlite/0004_forgotten.up.sql"),
+        down_template: include_str!("../migrations/sqlite/0004_forgotten.down.sql"),
     },
 ];
 

@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt, time::Duration};
 
-use crate::error::{BoxError, ErrorClass};
+use crate::error::{BoxError, ErrorClass, SourceError};
 
 /// What a handler answers when a message could not be handled.
 ///
@@ -131,6 +131,12 @@ impl HandlerError {
 /// An error and its sources, outermost first.
 pub fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())
+}
+
+/// A broker's error with its causes, in one line: DNS, TLS, a throttled account and a full disk are one text otherwise. A
+/// store's is told by `consumer::describe`, since its causes may quote values.
+pub(crate) fn with_causes(error: &SourceError) -> String {
+    chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 impl<E: Into<BoxError>> From<E> for HandlerError {

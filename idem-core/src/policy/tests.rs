@@ -12,6 +12,7 @@ fn everything_seen() -> Vec<Seen> {
     let plain = [
         Seen::ConnectionLost,
         Seen::DatabaseAnswers,
+        Seen::DatabaseDown,
         Seen::Contended,
         Seen::Held,
         Seen::NoWinner,
@@ -25,7 +26,7 @@ fn everything_known() -> Vec<Known> {
     let mut all = Vec::new();
     for attempt in [0, 1, 5] {
         for again in [0, AGAIN_MAX] {
-            for lost in [0, 1] {
+            for lost in 0..=OUTAGES_MAX {
                 for waited_long in [false, true] {
                     all.push(Known { attempt, attempts_max: 5, again, lost, waited_long });
                 }
@@ -45,7 +46,11 @@ fn parts(known: &Known) -> [&'static str; 4] {
     [
         attempt,
         if known.again < AGAIN_MAX { "first time" } else { "again and again" },
-        if known.lost == 0 { "first loss" } else { "lost before" },
+        match known.lost {
+            0 => "first loss",
+            1 => "lost before",
+            _ => "lost twice before",
+        },
         if known.waited_long { "waited long" } else { "waits" },
     ]
 }
@@ -93,12 +98,8 @@ fn d20_a_message_that_is_charged_ends() {
             match after(&known, seen) {
                 Action::RunAgain => known.again += 1,
                 Action::RunAlone | Action::Retry => (known.attempt, known.again) = (known.attempt + 1, 0),
-                Action::ClaimAgain
-                | Action::AskTheDatabase
-                | Action::AwaitTheDatabase
-                | Action::Wait(_)
-                | Action::DeadLetter
-                | Action::Stop => {}
+                Action::AwaitTheDatabase | Action::Wait(_) => known.lost += 1,
+                Action::ClaimAgain | Action::AskTheDatabase | Action::DeadLetter | Action::Stop => {}
             }
         }
         let last = after(&known, seen);

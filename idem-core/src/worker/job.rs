@@ -127,7 +127,7 @@ pub(crate) struct Job<H> {
     pub(crate) attempt: Attempt,
     /// Counts of an attempt whose answer was lost, so that nobody knows whether they were done.
     pub(crate) counts_unanswered: u32,
-    /// Connections in a row that were lost under its handler, although the database answers.
+    /// Connections that were lost under its handler when it ran alone.
     pub(crate) lost: u32,
     /// Waits in a row that are nobody's fault and charge nothing.
     pub(crate) waits: u32,
@@ -181,6 +181,12 @@ impl<H> Job<H> {
     /// Whether it has failed for good, and is held because the breaker is open.
     pub(crate) fn is_held_by_breaker(&self) -> bool {
         self.waiting.as_ref().is_some_and(|waiting| waiting.cause == WaitCause::Breaker)
+    }
+
+    /// Whether nothing is lost where it goes back to the broker and comes again: it was not found to fail for good, and no
+    /// connection was lost under it, which is counted in memory only.
+    pub(crate) fn may_go_back(&self) -> bool {
+        !self.is_replay() && self.dead.is_none() && self.lost == 0
     }
 
     pub(crate) fn is_replay(&self) -> bool {

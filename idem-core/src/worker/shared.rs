@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     config::WorkerSettings,
-    consumer::Inner,
+    consumer::{self, Inner},
     dead_letter::Publisher,
     outcome::Settle,
     source::Source,
@@ -81,7 +81,8 @@ impl<S: Store, B: Source> Shared<S, B> {
     pub(super) async fn halt(&self, who: &str, reason: &str) {
         let (name, store) = (&self.consumer.name, &self.consumer.store);
         if let Err(error) = store.bookkeeping().set_control(self.scope, ControlState::Halted, who, reason).await {
-            tracing::error!(idem.consumer = %name, %error, "the halt could not be recorded");
+            let error = consumer::describe::<S>(&error);
+            tracing::error!(idem.consumer = %name, error, "the halt could not be recorded");
         }
         self.gate.set_control(ControlState::Halted, &format!("{who}: {reason}"));
         tracing::error!(idem.consumer = %name, reason, "halted; `idem consumers resume` goes on");

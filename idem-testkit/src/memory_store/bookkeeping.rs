@@ -13,8 +13,8 @@ use idem_core::{
     StoredDeadLetter, Tenant,
     dead_letter::{DeadLetterIdentity, REPLAY_TAKEN_FOR},
     store::{
-        AuditEntry, Binding, Bookkeeping, Control, DEAD_LETTER_ROW_BYTES, HashRuleId, Registered, Registration, Replay, ReplayEnd, RunId,
-        ScopeId, StoreIdentity, Usage,
+        AuditEntry, Binding, Bookkeeping, Control, DEAD_LETTER_ROW_BYTES, HashRuleId, Registered, Registration, Replay,
+        ReplayEnd, RunId, ScopeId, StoreIdentity, Usage,
     },
 };
 
@@ -61,7 +61,7 @@ struct DeadLetterRow {
     replay: ReplayState,
 }
 
-impl Parked {
+impl DeadLetterRow {
     /// What its row would take.
     fn bytes(&self) -> u64 {
         let message = self.message.as_ref();
@@ -317,9 +317,9 @@ impl Bookkeeping for MemoryStore {
     async fn dead_letter_bytes(&self, consumer: &ConsumerName, enough: u64) -> Result<u64, StoreError> {
         let counts_all = self.shared.has(Defect::MeasuresEverybodysDeadLetters);
         let sum = |state: &mut State| {
-            let all: u64 = state.books.dead_letters.iter().map(Parked::bytes).sum();
-            let own = |stored: &&Parked| stored.consumer == *consumer && !stored.is_handled();
-            let own = state.books.dead_letters.iter().filter(own).map(Parked::bytes).sum();
+            let all: u64 = state.books.dead_letters.iter().map(DeadLetterRow::bytes).sum();
+            let own = |stored: &&DeadLetterRow| stored.consumer == *consumer && !stored.is_handled();
+            let own = state.books.dead_letters.iter().filter(own).map(DeadLetterRow::bytes).sum();
             if all <= enough || counts_all { all } else { own }
         };
         self.book("measuring dead letters", sum).await
@@ -334,7 +334,7 @@ impl Bookkeeping for MemoryStore {
             Usage::default()
                 .records(u64::try_from(state.records.len()).ok())
                 .dead_letters(u64::try_from(state.books.dead_letters.len()).ok())
-                .dead_letter_bytes(Some(state.books.dead_letters.iter().map(Parked::bytes).sum()))
+                .dead_letter_bytes(Some(state.books.dead_letters.iter().map(DeadLetterRow::bytes).sum()))
                 .records_of_largest_tenant(largest.copied())
         };
         self.book("looking at the tables' sizes", look).await

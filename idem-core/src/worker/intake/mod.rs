@@ -25,7 +25,7 @@ use crate::{
     dead_letter::Reason,
     error::{ErrorClass, SourceError, StoreError},
     failpoint,
-    handler::chain,
+    handler::with_causes,
     key::IdempotencyKey,
     message::Message,
     outcome::{Durable, Failure, Settle},
@@ -118,10 +118,9 @@ pub(crate) async fn run<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: L
     }
 }
 
-/// Told with its causes, because the first of them says the least.
 fn broker_failed<S: Store, B: Source>(shared: &Shared<S, B>, error: &SourceError) {
     shared.metrics.broker_failures.increment(1);
-    let error = chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    let error = with_causes(error);
     tracing::warn!(idem.consumer = %shared.consumer.name, error, "the broker cannot be used; intake tries again");
     shared.recent.note(IncidentKind::Error, None, None, format!("the broker cannot be used: {error}"));
     shared.gate.broker_failed(error);
@@ -164,7 +163,6 @@ async fn receive<S: Store, B: Source>(shared: &Shared<S, B>, max: usize) -> Resu
     received
 }
 
-/// With its causes: DNS, TLS, a throttled account and a full disk are one line otherwise.
 async fn pause<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
     tokio::select! {
         () = tokio::time::sleep(time) => {}

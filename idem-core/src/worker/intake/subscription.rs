@@ -84,7 +84,8 @@ impl Subscription {
         // A lane that stopped has handed everything back.
         lanes.iter().for_each(|lane| drop(lane.send(Command::GiveBack)));
         tracing::info!(
-            idem.consumer = %shared.consumer.name, cause = cause.as_ref().map(tracing::field::display), closed_for = ?self.after,
+            idem.consumer = %shared.consumer.name, cause = cause.as_ref().map(tracing::field::display),
+            closed_for = ?self.after,
             "intake is closed for long: what was not begun goes back to the broker, which counts what is held"
         );
         true

@@ -6,6 +6,7 @@ use super::{Lane, failure::Failed};
 use crate::{
     bugs::{self, Bug},
     config::OnConflict,
+    consumer,
     dead_letter::{Reason, ReplayEnd},
     error::ErrorClass,
     outcome::{ConflictKind, Decision, Durable, Failure, Settle},
@@ -143,7 +144,8 @@ impl<S: Store, B: Source> Lane<S, B> {
         if let Err(error) = self.shared.consumer.store.bookkeeping().finish_replay(id, end).await
             && let Some(left_out) = self.shared.lines.unnoted.pass()
         {
-            tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, left_out, "the end of a replay could not be noted");
+            let error = consumer::describe::<S>(&error);
+            tracing::warn!(idem.consumer = %self.shared.consumer.name, error, left_out, "the end of a replay could not be noted");
         }
     }
 

@@ -38,7 +38,8 @@ impl<S: Store, B: Source> Lane<S, B> {
             if bugs::planted(Bug::OpenBreakerRetries) {
                 return self.run_for_ever(job).await;
             }
-            return self.hold(job, WaitCause::Breaker, BREAKER_HOLD_MAX).await;
+            let wait = self.breaker_hold_max();
+            return self.hold(job, WaitCause::Breaker, wait).await;
         }
         let mut dead_letter = self.letter(&job, dead);
         match self.shared.room_for(&dead_letter).await {
@@ -99,10 +100,17 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     /// Whether a message that failed for good is kept in hand, because so many failed that the cause may lie elsewhere. It
-    /// never runs again; where the breaker stays open, it is set aside all the same, and those who wait for room get some.
+    /// never runs again; where the breaker stays open, or the broker would take the message back, it is set aside all the same,
+    /// and those who wait for room get some.
     fn breaker_holds(&self, job: &Job<B::Handle>) -> bool {
-        let waits = job.waiting.as_ref().filter(|waiting| waiting.cause == WaitCause::Breaker);
-        self.shared.gate.breaker_is_open() && waits.is_none_or(|waiting| waiting.since.elapsed() < BREAKER_HOLD_MAX)
+        let (waits, wait) = (job.waiting.as_ref().filter(|_| job.is_held_by_breaker()), self.breaker_hold_max());
+        self.shared.gate.breaker_is_open()
+            && waits.is_none_or(|waiting| waiting.since.elapsed() < wait)
+            && self.shared.hold_max.is_none_or(|max| job.received_at.elapsed() + wait < max)
+    }
+
+    fn breaker_hold_max(&self) -> Duration {
+        self.shared.hold_max.map_or(BREAKER_HOLD_MAX, |max| BREAKER_HOLD_MAX.min(max / 2))
     }
 
     /// Counts a dead letter for the breaker, or for the alarm about messages that no handler can see.

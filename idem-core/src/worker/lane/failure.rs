@@ -8,7 +8,7 @@ use super::Lane;
 use crate::{
     consumer,
     dead_letter::Reason,
-    error::StoreError,
+    error::{ErrorClass, StoreError},
     outcome::Failure,
     policy::{self, Action, Known, Seen, WaitCause},
     source::Source,
@@ -59,15 +59,17 @@ impl Failed {
 
 impl<S: Store, B: Source> Lane<S, B> {
     /// Something happened to these messages, and nothing of them was committed.
-    pub(super) async fn after(&mut self, jobs: Vec<Job<B::Handle>>, mut seen: Seen, failed: Failed) {
+    pub(super) async fn after(&mut self, mut jobs: Vec<Job<B::Handle>>, mut seen: Seen, failed: Failed) {
         let known = self.known(&jobs);
         let mut action = policy::after(&known, seen);
         if action == Action::AskTheDatabase {
             seen = match self.shared.consumer.store.bookkeeping().control(self.shared.scope).await {
                 Ok(_) => Seen::DatabaseAnswers,
+                Err(error) if error.class() == ErrorClass::Infrastructure => Seen::DatabaseDown,
                 Err(error) => Seen::StoreFailed(error.class()),
             };
             action = policy::after(&known, seen);
+            jobs.iter_mut().for_each(|job| job.lost = job.lost.saturating_add(1));
         }
         match action {
             Action::RunAgain => self.run_again(jobs, &failed.text::<S>()),
@@ -77,7 +79,6 @@ impl<S: Store, B: Source> Lane<S, B> {
             Action::Wait(cause) => {
                 let text = failed.text::<S>();
                 for mut job in jobs {
-                    job.lost += u32::from(seen == Seen::DatabaseAnswers);
                     self.uncount(&mut job).await;
                     self.wait_for(job, cause, &text).await;
                 }
@@ -85,7 +86,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             Action::Retry => {
                 let failure = failed.into_failure::<S>();
                 for job in jobs {
-                    self.retry(job, seen, &failure).await;
+                    self.retry(job, &failure).await;
                 }
             }
             Action::DeadLetter => {
@@ -177,14 +178,13 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     /// An attempt failed, and there are more.
-    async fn retry(&mut self, mut job: Job<B::Handle>, seen: Seen, failure: &Failure) {
+    async fn retry(&mut self, mut job: Job<B::Handle>, failure: &Failure) {
         let attempt = job.attempt.number();
         tracing::debug!(
             idem.consumer = %self.shared.consumer.name, attempt, error = failure.text, "the message is tried again later"
         );
         self.shared.stats.retries.add(1);
         job.attempt = job.attempt.ended();
-        job.lost += u32::from(seen == Seen::DatabaseAnswers);
         let wait = failure.retry_after.unwrap_or_else(|| self.shared.settings.retry.between_attempts(attempt));
         self.hold(job, WaitCause::Retry, wait).await;
     }
@@ -238,9 +238,10 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// Intake is closed for long, and the broker counts what is held: everything that was not begun goes back.
+    /// Intake is closed for long, and the broker counts what is held: everything that was not begun goes back, but for what
+    /// its next delivery would not tell.
     pub(super) async fn give_back(&mut self) {
-        for mut job in self.queue.remove(|job| !job.is_replay()) {
+        for mut job in self.queue.remove(Job::may_go_back) {
             self.uncount(&mut job).await;
             if let Attempt::Open(_) = job.attempt {
                 self.owed.extend(job.item.claim.clone());

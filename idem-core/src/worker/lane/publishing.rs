@@ -4,6 +4,7 @@
 use crate::{
     dead_letter::{self, DeadLetter, DeadLetterId, Publisher, StoredDeadLetter},
     error::{ErrorClass, SourceError},
+    handler::with_causes,
     policy::WaitCause,
     source::Source,
     store::{Bookkeeping as _, Store},
@@ -61,7 +62,7 @@ impl<S: Store, B: Source> Shared<S, B> {
             Err(_) if stored.loss_accepted && !stored.payload_kept => Secured::Kept,
             Err(error) if error.class() == ErrorClass::Permanent => {
                 let mut why = self.beyond(dead_letter);
-                why.problem = format!("{}, and {error}", why.problem);
+                why.problem = format!("{}, and {}", why.problem, with_causes(&error));
                 Secured::Unkeepable(why)
             }
             Err(error) => self.not_yet(&error),
@@ -81,7 +82,7 @@ impl<S: Store, B: Source> Shared<S, B> {
                 if let Some(left_out) = self.lines.unnoted.pass() {
                     tracing::warn!(
                         idem.consumer = %self.consumer.name, row = row.0, origin = ?dead_letter.message.origin(),
-                        error = %refused, left_out,
+                        error = with_causes(refused), left_out,
                         "a dead letter was published without its payload, which its row has"
                     );
                 }
@@ -90,8 +91,9 @@ impl<S: Store, B: Source> Shared<S, B> {
                 self.metrics.unpublished.increment(1);
                 if let Some(left_out) = self.lines.unnoted.pass() {
                     tracing::error!(
-                        idem.consumer = %self.consumer.name, row = row.0, origin = ?dead_letter.message.origin(), %error,
-                        left_out, "a dead letter cannot be published, not even without its payload; its row alone has it"
+                        idem.consumer = %self.consumer.name, row = row.0, origin = ?dead_letter.message.origin(),
+                        error = with_causes(&error), left_out,
+                        "a dead letter cannot be published, not even without its payload; its row alone has it"
                     );
                 }
                 return Secured::Kept;
@@ -105,7 +107,7 @@ impl<S: Store, B: Source> Shared<S, B> {
     fn not_yet(&self, error: &SourceError) -> Secured {
         if let Some(left_out) = self.lines.unnoted.pass() {
             tracing::warn!(
-                idem.consumer = %self.consumer.name, %error, left_out,
+                idem.consumer = %self.consumer.name, error = with_causes(error), left_out,
                 "a dead letter was not confirmed; it is published again later"
             );
         }

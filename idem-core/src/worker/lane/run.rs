@@ -101,7 +101,8 @@ impl<S: Store, B: Source> Lane<S, B> {
             End::Held => return self.run_alone(jobs, |_| true, false),
             End::NoWinner(error) => {
                 if let Some(left_out) = self.shared.lines.again.pass() {
-                    tracing::warn!(idem.consumer = %self.shared.consumer.name, %error, left_out, "the unit waits and claims again");
+                    let error = consumer::describe::<S>(&error);
+                    tracing::warn!(idem.consumer = %self.shared.consumer.name, error, left_out, "the unit waits and claims again");
                 }
                 (Seen::NoWinner, error)
             }
@@ -154,8 +155,10 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
         // Taken before the attempt is counted, so that whoever waits for it is not charged.
         let shared = Arc::clone(&self.shared);
-        let may_kill =
-            std::mem::replace(&mut job.isolation, Isolation::Unit) == Isolation::Process || self.probation > 0;
+        // What costs its connection may cost everybody's, and whoever runs beside it would be charged too (D42).
+        let may_kill = std::mem::replace(&mut job.isolation, Isolation::Unit) == Isolation::Process
+            || self.probation > 0
+            || job.lost > 0;
         let _alone_in_the_process = if may_kill { Some(shared.one_at_a_time.lock().await) } else { None };
         job.attempt = match (&job.item.claim, job.attempt) {
             // An attempt that came to no verdict is not counted again.
@@ -242,7 +245,10 @@ impl<S: Store, B: Source> Lane<S, B> {
         let mut slot = Some(job);
         let set_aside = async {
             if let Some(mut job) = slot.take() {
-                let text = "each of its attempts was counted and none came to a verdict: they ended with their process";
+                let text = format!(
+                    "all of its {attempts} attempts were counted before this delivery, and no verdict is known: each failed, or \
+                     its process or its connection ended; the logs of the workers that ran it may say which"
+                );
                 job.attempt = Attempt::Ended(attempts);
                 self.set_aside(job, Failure::new(ErrorClass::Permanent, Reason::AttemptsExhausted, text)).await;
             }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{ConsumerName, Effects, PayloadHash, RetryPolicy, Store as _, Tenant, store::Bookkeeping as _};
+use idem_core::{ConsumerName, Effects, PayloadHash, Reason, RetryPolicy, Store as _, Tenant, store::Bookkeeping as _};
 
 use idem_testkit::{Fault, Operation};
 
@@ -95,6 +95,27 @@ async fn d37_a_duplicate_that_ran_alone_leaves_no_count() {
     within("the copy", second.queue.drained()).await;
     assert_eq!((running.stop().await.unwrap().processed, other.stop().await.unwrap().duplicates), (1, 1));
     assert!(next_attempt(&first, "nightly", "block").await <= 2, "the next use of the key has no attempt left");
+}
+
+/// D44: attempts that are used up when a message comes say nothing of how they ended, and neither does its dead letter.
+#[tokio::test(flavor = "multi_thread")]
+async fn d44_used_up_attempts_claim_no_cause() {
+    let scene = Scene::new();
+    for _ in 0..3 {
+        next_attempt(&scene, "nightly", "ok").await;
+    }
+    scene.publish("nightly", "ok");
+    let summary = drain(&scene, scene.worker().retry(attempts(3))).await;
+    assert_eq!((summary.processed, summary.dead_lettered), (0, 1));
+    let letter = scene.dead_letters().await.remove(0);
+    assert_eq!(letter.reason, Reason::AttemptsExhausted);
+    for said in [
+        "its 3 attempts were counted before",
+        "each failed, or its process or its connection ended",
+        "the logs of the workers",
+    ] {
+        assert!(letter.error.contains(said), "{}", letter.error);
+    }
 }
 
 /// D36: an attempt that was counted although the answer was lost is not counted twice.

@@ -2,10 +2,16 @@
 
 use std::time::Duration;
 
-use idem_core::{Message, OnConflict, Pause, Reason, RetryPolicy, Store as _, store::Bookkeeping};
+use async_trait::async_trait;
+use idem_core::{
+    DeadLetter, Message, OnConflict, Pause, Publisher, Reason, RetryPolicy, SourceError, Store as _, store::Bookkeeping,
+};
 use idem_testkit::memory::{Faults, QueueOptions, Rate};
 
-use super::scene::{Running, Scene, drain, message, within};
+use super::{
+    captured::Captured,
+    scene::{Running, Scene, drain, message, within},
+};
 
 /// Bad input: each is set aside with its reason, and its neighbours are unharmed (J10, S1, S10).
 #[tokio::test(flavor = "multi_thread")]
@@ -82,6 +88,33 @@ async fn a_handler_that_always_fails_meets_the_breaker_and_goes_on_when_it_is_me
     assert!(summary.dead_lettered <= 50, "{} dead letters", summary.dead_lettered);
     assert_eq!(summary.processed + summary.dead_lettered, 10_000);
     assert!(scene.counted().values().all(|count| *count == 1));
+}
+
+/// Cannot be reached, for a cause that only the client's error has.
+struct Unreachable;
+
+#[async_trait]
+impl Publisher for Unreachable {
+    async fn publish(&self, _: &DeadLetter) -> Result<(), SourceError> {
+        Err(SourceError::Unavailable {
+            doing: "publishing a dead letter",
+            source: "the certificate has expired".into(),
+        })
+    }
+}
+
+/// J30: the log says why a dead letter is not confirmed: the cause, which the client's error has, and not its cover alone.
+#[tokio::test]
+async fn j30_the_log_says_why_a_dead_letter_is_not_confirmed() {
+    let (captured, _guard) = Captured::log(tracing::Level::WARN);
+    let scene = Scene::new();
+    scene.publish("1", "permanent");
+    let running = Running::new(scene.worker().publisher(Unreachable));
+    let line = || captured.lines().into_iter().find(|line| line.contains("a dead letter was not confirmed"));
+    running.until("the line", |_| line().is_some()).await;
+    let line = line().unwrap();
+    assert!(line.contains("publishing a dead letter") && line.contains("the certificate has expired"), "{line}");
+    running.stop().await.unwrap();
 }
 
 /// G8, G9: a dead letter is published and confirmed before its original is settled.

@@ -9,8 +9,8 @@ use std::{
 };
 
 use idem_core::{
-    Attached, IncidentKind, Received, RetryPolicy, Settle, Settled, Source, SourceCapabilities, SourceError, WaitCause,
-    WorkerBuilder,
+    IncidentKind, RetryPolicy, Source, SourceError, WaitCause, WorkerBuilder,
+    source::{Attached, Received, Settle, Settled, SourceCapabilities},
 };
 use idem_testkit::{MemoryStore, memory::MemorySource};
 

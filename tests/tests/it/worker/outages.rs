@@ -1,8 +1,16 @@
 //! Databases that go away, commits whose answer is lost, brokers that misbehave.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use idem_core::{ErrorClass, WorkerBuilder};
+use idem_core::{
+    DedupConsumer, Effects, ErrorClass, Handler, HandlerError, Message, Reason, RetryPolicy, Tx, Worker, WorkerBuilder,
+};
 use idem_testkit::{
     Fault, MemoryStore, Operation,
     memory::{Faults, MemorySource, Order, QueueOptions, Rate, Revoke},
@@ -237,4 +245,65 @@ async fn a27_a_statement_that_cannot_be_served_charges_no_attempt() {
     let summary = running.stop().await.unwrap();
     assert_eq!((summary.processed, summary.dead_lettered, summary.retries), (2, 0, 0));
     assert_eq!(scene.script.runs_of("1"), 9, "it waited and ran again, and nothing gave up");
+}
+
+/// Takes the whole server down with the message of key `poison`: its connection is lost, and nothing of the server answers
+/// for a while. Writes the others' keys.
+#[derive(Clone)]
+struct TakesTheServerDown {
+    store: MemoryStore,
+    runs: Arc<AtomicUsize>,
+}
+
+impl Handler<MemoryStore> for TakesTheServerDown {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        let key = message.key().map(ToString::to_string).unwrap_or_default();
+        if key == "poison" {
+            self.runs.fetch_add(1, Ordering::Relaxed);
+            self.store.inject(Operation::Statement, Fault::ConnectionLost);
+            for operation in [Operation::Open, Operation::Bookkeeping, Operation::Bookkeeping, Operation::Bookkeeping] {
+                self.store.inject(operation, Fault::Error(ErrorClass::Infrastructure));
+            }
+        }
+        Ok(tx.connection().append("effects", &key, "x").await?)
+    }
+}
+
+/// D42: a message whose statement takes the whole server down ends as a dead letter, although nobody can ask the server
+/// whose doing it was; and it is not forgotten where what waits goes back to a broker meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn d42_a_message_that_takes_the_server_down_ends() {
+    for give_back_after in [Duration::from_secs(3_600), Duration::from_millis(1)] {
+        let scene = Scene::new();
+        let runs = Arc::new(AtomicUsize::new(0));
+        let consumer = DedupConsumer::builder(scene.store.clone(), "ledger")
+            .handler(TakesTheServerDown { store: scene.store.clone(), runs: Arc::clone(&runs) })
+            .effects(Effects::InTransaction)
+            .lanes(1)
+            .build()
+            .unwrap();
+        (0..20).for_each(|n| drop(scene.publish(&format!("a{n}"), "x")));
+        scene.publish("poison", "x");
+        (0..20).for_each(|n| drop(scene.publish(&format!("b{n}"), "x")));
+        // Hardly anybody else asks the server meanwhile, so the faults meet the lane.
+        let worker = Worker::builder(consumer, scene.queue.source())
+            .retry(RetryPolicy::new(3, Duration::from_millis(1), Duration::from_millis(20)))
+            .give_back_after(give_back_after)
+            .control_every(Duration::from_secs(5))
+            .cleanup(None);
+        let running = Running::new(worker);
+        running
+            .until("the poison's end", |_| {
+                let runs = runs.load(Ordering::Relaxed);
+                assert!(runs < 20, "it has run {runs} times, with 3 attempts");
+                scene.queue.stats().is_drained()
+            })
+            .await;
+        let summary = running.stop().await.unwrap();
+        assert_eq!((summary.processed, summary.dead_lettered), (40, 1));
+        assert!(scene.counted().values().all(|count| *count == 1));
+        assert_eq!(scene.dead_letters().await[0].reason, Reason::AttemptsExhausted);
+        // Two that charge nothing, and three attempts.
+        assert_eq!(runs.load(Ordering::Relaxed), 5);
+    }
 }

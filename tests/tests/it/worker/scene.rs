@@ -9,8 +9,8 @@ use std::{
 
 use idem_core::{
     CancellationToken, DedupConsumer, DedupConsumerBuilder, Effects, Handler, HandlerError, Message, OrderingKey,
-    Origin, RetryPolicy, Source, Store as _, StoredDeadLetter, Summary, Tx, Worker, WorkerBuilder, WorkerError, WorkerView,
-    store::Bookkeeping as _,
+    Origin, RetryPolicy, Source, Store as _, StoredDeadLetter, Summary, Tx, Worker, WorkerBuilder, WorkerError,
+    WorkerView, store::Bookkeeping as _,
 };
 use idem_testkit::{
     MemoryStore,

@@ -1,8 +1,12 @@
 //! What waits is visible, and one message's failure is no other's wait.
 
+use std::time::Duration;
+
 use idem_core::{
-    ConsumerName, ControlState, IncidentKind, OnConflict, Pause, Store as _, Tenant, WaitCause, store::Bookkeeping as _,
+    ConsumerName, ControlState, IncidentKind, OnConflict, Pause, Reason, RetryPolicy, Store as _, Tenant, WaitCause,
+    WorkerBuilder, store::Bookkeeping as _,
 };
+use idem_testkit::{MemoryStore, memory::MemorySource};
 
 use super::scene::{Running, Scene, drain, message, within};
 
@@ -26,10 +30,27 @@ async fn d22_junk_does_not_open_the_breaker() {
 #[tokio::test(flavor = "multi_thread")]
 async fn d23_an_open_breaker_runs_no_permanent_failure_again() {
     let scene = Scene::new();
+    let given_back = runs_no_permanent_failure_again(&scene, scene.worker()).await;
+    assert_eq!(given_back, 0);
+}
+
+/// D43: nor where what was not begun goes back meanwhile to a broker that counts what is held: what has failed for good
+/// stays, and keeps its reason, even with one attempt.
+#[tokio::test(flavor = "multi_thread")]
+async fn d43_what_failed_for_good_is_not_given_back() {
+    let scene = Scene::new();
+    let retry = RetryPolicy::new(1, Duration::from_millis(1), Duration::from_millis(5));
+    let worker = scene.worker().retry(retry).in_flight(150).give_back_after(Duration::from_millis(200));
+    let given_back = runs_no_permanent_failure_again(&scene, worker).await;
+    assert!(given_back > 0, "nothing went back, so nothing was seen");
+}
+
+/// Thirty that fail for good, and a good one. Answers how many were given back.
+async fn runs_no_permanent_failure_again(scene: &Scene, worker: WorkerBuilder<MemoryStore, MemorySource>) -> u64 {
     for number in 0..30 {
         scene.publish(&format!("bad{number}"), "permanent");
     }
-    let running = Running::new(scene.worker());
+    let running = Running::new(worker);
     let kept = |running: &Running| {
         let waits = running.view.waits();
         waits.iter().find(|wait| wait.cause == WaitCause::Breaker).map_or(0, |wait| wait.messages)
@@ -45,6 +66,9 @@ async fn d23_an_open_breaker_runs_no_permanent_failure_again() {
         let key = format!("bad{number}");
         assert_eq!(scene.script.runs_of(&key), 1, "{key}");
     }
+    let letters = scene.dead_letters().await;
+    assert!(letters.iter().all(|letter| letter.reason == Reason::Permanent), "{letters:?}");
+    summary.released
 }
 
 /// D27: the wait that a handler asks for stands in place of the back-off, and is seen while it lasts.

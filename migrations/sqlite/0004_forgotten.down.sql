@@ -1,4 +1,4 @@
--- Removes what 0005 made, but no record that could still be taken back. SQLite raises only from triggers and constraints, so
+-- Removes what 0004 made, but no record that could still be taken back. SQLite raises only from triggers and constraints, so
 -- a constraint's name carries the text.
 CREATE TEMP TABLE "{schema}_refusal" (
     records INTEGER NOT NULL

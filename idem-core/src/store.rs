@@ -2,6 +2,7 @@
 //! transaction. Users of a store need [`Store`], [`Tx`] and [`Retention`], which the crate's root has too.
 
 mod claim;
+mod usage;
 
 use std::{
     fmt,
@@ -12,7 +13,10 @@ use std::{
 
 use async_trait::async_trait;
 
-pub use self::claim::{Claim, Claimed, Recorded};
+pub use self::{
+    claim::{Claim, Claimed, Recorded},
+    usage::Usage,
+};
 pub use crate::{
     binding::Binding,
     cleanup::{Backlog, Cleaner, Expiring, Removal, Removed},
@@ -427,37 +431,6 @@ impl StoreIdentity {
     /// One that is told apart from others by this text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
-    }
-}
-
-/// How much room a store's tables take, all consumers together; each `None` where the database has no cheap answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct Usage {
-    /// How many records there are, by the database's estimate.
-    pub records: Option<u64>,
-    /// The bytes that they take, with their indexes. Where all tables share one file, those of the file.
-    pub record_bytes: Option<u64>,
-    /// How many dead letters there are, by the database's estimate.
-    pub dead_letters: Option<u64>,
-    /// The bytes that they take, with their indexes. Where all tables share one file, those of the file.
-    pub dead_letter_bytes: Option<u64>,
-    /// How many records the tenant of the consumer has that has the most, by the database's estimate.
-    pub records_of_largest_tenant: Option<u64>,
-}
-
-impl Usage {
-    setters! {
-        /// Sets the number of records.
-        records: Option<u64>,
-        /// Sets the bytes of records.
-        record_bytes: Option<u64>,
-        /// Sets the number of dead letters.
-        dead_letters: Option<u64>,
-        /// Sets the bytes of dead letters.
-        dead_letter_bytes: Option<u64>,
-        /// Sets the records of the largest tenant.
-        records_of_largest_tenant: Option<u64>,
     }
 }
 

@@ -9,6 +9,7 @@ use rdkafka::{
     client::DefaultClientContext,
     consumer::{BaseConsumer, CommitMode, Consumer},
     error::{KafkaError, KafkaResult},
+    metadata::Metadata,
     topic_partition_list::TopicPartitionListElem,
     types::{RDKafkaErrorCode as Code, RDKafkaRespErr},
 };
@@ -29,6 +30,8 @@ const REACHED: Duration = Duration::from_secs(10);
 /// How long each of the questions within it may take, and what is reported meanwhile is listened to after each.
 const ASKED: Duration = Duration::from_secs(1);
 const LISTENED: Duration = Duration::from_millis(100);
+/// How long a topic may be unknown to the broker that is asked, once another has made it.
+const KNOWN: Duration = Duration::from_secs(3);
 
 /// How often the start of a group is tried again when another member was faster.
 const ROUNDS: usize = 5;
@@ -68,8 +71,10 @@ fn partitions(consumer: &BaseConsumer<Context>, options: &KafkaOptions) -> Resul
         // The client library asks for its first token from within a poll, and connects nowhere before.
         drop(consumer.poll(LISTENED));
     }
+    let known = Instant::now() + KNOWN;
     let metadata = loop {
         match consumer.fetch_metadata(Some(&options.topic), ASKED) {
+            Ok(metadata) if Instant::now() < known && is_unknown(&metadata) => drop(consumer.poll(LISTENED)),
             Ok(metadata) => break metadata,
             Err(error) => {
                 // Nobody is subscribed, so this only serves what was reported meanwhile. A poll that does not wait ends
@@ -99,6 +104,10 @@ fn partitions(consumer: &BaseConsumer<Context>, options: &KafkaOptions) -> Resul
         return Err(classify(options, "asking for the topic", KafkaError::MetadataFetch(code.into())));
     }
     Ok(topic.partitions().iter().map(rdkafka::metadata::MetadataPartition::id).collect())
+}
+
+fn is_unknown(metadata: &Metadata) -> bool {
+    metadata.topics().iter().any(|topic| topic.error() == Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART))
 }
 
 pub(crate) fn list(topic: &str, partitions: &[i32]) -> TopicPartitionList {

@@ -66,9 +66,11 @@ fn bare_calls(statement: &str) -> Vec<String> {
     let calls = code.match_indices('(').filter_map(|(at, _)| {
         let name = code[..at].rsplit(|c| !is_name(c)).next().unwrap_or_default();
         let before = code[..at - name.len()].chars().next_back();
+        // A prepared statement is the session's own.
+        let is_prepared = code[..at - name.len()].ends_with("EXECUTE ");
         let is_bare =
             !name.is_empty() && !before.is_some_and(|c| c == '.' || c == ':' || c == '}' || c.is_ascii_uppercase());
-        (is_bare && !GRAMMAR.contains(&name)).then(|| name.to_owned())
+        (is_bare && !is_prepared && !GRAMMAR.contains(&name)).then(|| name.to_owned())
     });
     calls.collect()
 }

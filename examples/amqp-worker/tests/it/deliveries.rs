@@ -68,7 +68,7 @@ async fn g8_a_dead_letter_that_cannot_be_published_keeps_its_message() {
     stage.until_purchases(1).await;
     aside.delete().await;
     stage.queue.send_text("not json").await;
-    let missing = format!("\"{}\" does not exist", aside.name);
+    let missing = format!("{}\\\" does not exist", aside.name);
     until("the worker to say so", async || worker.logged().contains(&missing)).await;
     let ended = worker.stop().await;
     assert_eq!(ended.count("dead_lettered"), 0);

@@ -65,6 +65,7 @@ async fn f6_a_group_keeps_its_order_through_failures(server: Server) {
     // For its tables.
     stage.drain(&[]).await;
     let refusal = "CREATE TABLE refused (customer text); INSERT INTO refused VALUES ('00003'); \
+                   GRANT SELECT ON refused TO idem_worker; \
                    CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
                        IF new.cents % 1000 = 103 AND EXISTS (SELECT FROM refused) THEN RAISE EXCEPTION 'not today'; END IF; \
                        RETURN new; END $$; \

@@ -57,7 +57,7 @@ impl Source for AmqpSource {
 
     fn capabilities(&self) -> SourceCapabilities {
         // A quorum queue with a delivery limit drops what it has to take back too often.
-        SourceCapabilities::minimal().marks_redelivery(true).delayed_release(self.retry.is_some()).pauses(true)
+        SourceCapabilities::minimal().marks_redelivery(true).pauses(true)
     }
 
     /// # Errors

@@ -116,18 +116,12 @@ fn is_this_machine(host: &str) -> bool {
     name == "localhost" || name.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }
 
-/// What a source can and cannot do.
+/// What the engine must know of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SourceCapabilities {
-    /// Whether messages carry an ordering key and arrive in its order.
-    pub ordered: bool,
-    /// Whether a released message can be delayed by the broker. Without it `Release { after }` counts as zero.
-    pub delayed_release: bool,
     /// Whether the broker marks redeliveries.
     pub marks_redelivery: bool,
-    /// Whether single messages are acknowledged, rather than positions.
-    pub individual_settle: bool,
     /// Whether everything of one part, such as a partition, has one ordering key, so that handlers have nothing to run at
     /// once. Refused with [`Concurrency::Pipelined`](crate::Concurrency::Pipelined).
     pub ordered_by_part: bool,
@@ -141,45 +135,16 @@ pub struct SourceCapabilities {
 }
 
 impl SourceCapabilities {
-    /// Nothing beyond delivering and settling single messages.
+    /// Nothing beyond delivering and settling messages.
     #[must_use]
     pub const fn minimal() -> Self {
-        Self {
-            ordered: false,
-            delayed_release: false,
-            marks_redelivery: false,
-            individual_settle: true,
-            ordered_by_part: false,
-            pauses: false,
-            settled_within: None,
-        }
-    }
-
-    /// Sets `ordered`.
-    #[must_use]
-    pub const fn ordered(mut self, yes: bool) -> Self {
-        self.ordered = yes;
-        self
-    }
-
-    /// Sets `delayed_release`.
-    #[must_use]
-    pub const fn delayed_release(mut self, yes: bool) -> Self {
-        self.delayed_release = yes;
-        self
+        Self { marks_redelivery: false, ordered_by_part: false, pauses: false, settled_within: None }
     }
 
     /// Sets `marks_redelivery`.
     #[must_use]
     pub const fn marks_redelivery(mut self, yes: bool) -> Self {
         self.marks_redelivery = yes;
-        self
-    }
-
-    /// Sets `individual_settle`.
-    #[must_use]
-    pub const fn individual_settle(mut self, yes: bool) -> Self {
-        self.individual_settle = yes;
         self
     }
 

@@ -73,29 +73,19 @@ pub struct StoreCapabilities {
     /// Whether a claim waits for an uncommitted twin of the same key, and only for that. A store without it answers
     /// [`ClaimError::Held`] when any other unit is writing.
     pub waits_per_key: bool,
-    /// Whether expiry is decided by the database's clock rather than by this process's.
-    pub database_clock: bool,
-    /// Whether the database can keep workers from removing records (roles, S8).
-    pub roles: bool,
 }
 
 impl StoreCapabilities {
     /// What a full SQL server offers.
     #[must_use]
     pub const fn server() -> Self {
-        Self { lanes_max: None, concurrent_handlers: false, waits_per_key: true, database_clock: true, roles: true }
+        Self { lanes_max: None, concurrent_handlers: false, waits_per_key: true }
     }
 
-    /// What a database inside the process offers: one writer, the process's clock, no roles.
+    /// What a database inside the process offers: one writer.
     #[must_use]
     pub const fn embedded() -> Self {
-        Self {
-            lanes_max: Some(1),
-            concurrent_handlers: false,
-            waits_per_key: false,
-            database_clock: false,
-            roles: false,
-        }
+        Self { lanes_max: Some(1), concurrent_handlers: false, waits_per_key: false }
     }
 }
 

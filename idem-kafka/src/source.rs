@@ -65,7 +65,7 @@ impl Source for KafkaSource {
 
     fn capabilities(&self) -> SourceCapabilities {
         let by_partition = self.options.lane_by == LaneBy::Partition;
-        SourceCapabilities::minimal().ordered(true).individual_settle(false).ordered_by_part(by_partition)
+        SourceCapabilities::minimal().ordered_by_part(by_partition)
     }
 
     /// # Errors

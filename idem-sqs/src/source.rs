@@ -77,9 +77,9 @@ impl Source for SqsSource {
     type Handle = SqsHandle;
 
     fn capabilities(&self) -> SourceCapabilities {
-        let can = SourceCapabilities::minimal().ordered(self.queue.fifo).delayed_release(true).marks_redelivery(true);
         // So that nothing is extended that could have run elsewhere meanwhile.
-        can.settled_within(Some(SETTLED_WITHIN.min(self.options.visibility / 4)))
+        let time = SETTLED_WITHIN.min(self.options.visibility / 4);
+        SourceCapabilities::minimal().marks_redelivery(true).settled_within(Some(time))
     }
 
     fn unreachable_for(&self) -> Option<Duration> {

@@ -24,6 +24,7 @@ impl SourceUnderTest for Fixture {
 
     fn features(&self) -> Features {
         Features::default()
+            .delayed_release(false)
             .repeated_headers(false)
             .tombstones(false)
             .record_keys(false)

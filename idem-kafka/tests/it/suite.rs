@@ -36,7 +36,14 @@ impl SourceUnderTest for Fixture {
     type Source = KafkaSource;
 
     fn features(&self) -> Features {
-        Features::default().message_ids(false).counts_attempts(false).shares_messages(false).revokes(self.is_eager())
+        Features::default()
+            .ordered(true)
+            .individual_settle(false)
+            .delayed_release(false)
+            .message_ids(false)
+            .counts_attempts(false)
+            .shares_messages(false)
+            .revokes(self.is_eager())
     }
 
     async fn publish(&self, message: Message) -> Result<(), SourceError> {

@@ -34,7 +34,6 @@ async fn a_failing_group(server: Server) {
     let queue = server.queue(".fifo").await;
     groups_of_three(&queue).await;
     let member = Member::join(&queue.options()).await;
-    assert!(member.0.capabilities().ordered);
     let mut groups = by_group(member.take(9).await);
     for group in GROUPS {
         let expected: Vec<_> = (0..3).map(|number| format!("{group}{number}")).collect();
@@ -160,6 +159,5 @@ async fn a_group_on_a_standard_queue_is_no_order() {
     let queue = Server::fake().await.queue("").await;
     queue.send_in_order("tenant-1", ["a", "b"]).await;
     let member = Member::join(&queue.options()).await;
-    assert!(!member.0.capabilities().ordered);
     assert!(member.take(2).await.iter().all(|delivery| delivery.message.ordering_key().is_none()));
 }

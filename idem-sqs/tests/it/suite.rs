@@ -89,6 +89,7 @@ impl SourceUnderTest for Fixture {
 
     fn features(&self) -> Features {
         Features::default()
+            .ordered(self.is_fifo())
             .repeated_headers(false)
             .null_headers(false)
             .tombstones(false)

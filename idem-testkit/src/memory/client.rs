@@ -106,6 +106,10 @@ impl<L: Link> Client<L> {
         self.link.facts().map_or(SourceCapabilities::minimal(), |facts| facts.capabilities())
     }
 
+    pub(super) fn keeps_positions(&self) -> bool {
+        self.link.facts().is_some_and(|facts| facts.positions)
+    }
+
     pub(super) async fn attach(&self) -> Result<Attached, SourceError> {
         if self.closed.load(Ordering::SeqCst) {
             let problem = "the source was closed".to_owned();

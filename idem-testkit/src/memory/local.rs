@@ -38,9 +38,8 @@ impl Source for MemorySource {
     type Handle = MemoryHandle;
 
     fn capabilities(&self) -> SourceCapabilities {
-        let capabilities = self.0.capabilities();
         // Where the broker keeps positions, nothing can be given back.
-        capabilities.pauses(capabilities.individual_settle)
+        self.0.capabilities().pauses(!self.0.keeps_positions())
     }
 
     async fn attach(&self) -> Result<Attached, SourceError> {

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     broker::{Broker, Inner, Queue, Revoke, Seat, wait},
-    options::{Order, QueueOptions},
+    options::QueueOptions,
     state::{Answer, Handed, Receipt},
 };
 
@@ -32,9 +32,7 @@ pub(super) enum Got {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Facts {
     pub(super) seat: u64,
-    pub(super) order: Order,
     pub(super) positions: bool,
-    pub(super) delayed_release: bool,
     pub(super) marks_redelivery: bool,
     pub(super) lease: Option<Duration>,
     pub(super) delivery_limit: Option<u32>,
@@ -51,9 +49,7 @@ impl Facts {
     fn of(options: &QueueOptions) -> Self {
         Self {
             seat: 0,
-            order: options.order,
             positions: options.positions,
-            delayed_release: options.delayed_release && !options.positions,
             marks_redelivery: options.marks_redelivery && !options.positions,
             lease: options.lease,
             delivery_limit: options.delivery_limit,
@@ -75,11 +71,7 @@ impl Facts {
     }
 
     pub(super) fn capabilities(&self) -> SourceCapabilities {
-        SourceCapabilities::minimal()
-            .ordered(self.order != Order::None)
-            .delayed_release(self.delayed_release)
-            .marks_redelivery(self.marks_redelivery)
-            .individual_settle(!self.positions)
+        SourceCapabilities::minimal().marks_redelivery(self.marks_redelivery)
     }
 }
 

@@ -40,12 +40,10 @@ impl Store for MemoryStore {
     type Unit<'l> = MemoryUnit<'l>;
 
     fn capabilities(&self) -> StoreCapabilities {
-        let mut capabilities = match self.shared.writers {
+        match self.shared.writers {
             Writers::PerKey => StoreCapabilities::server(),
             Writers::One => StoreCapabilities::embedded(),
-        };
-        capabilities.roles = false;
-        capabilities
+        }
     }
 
     fn bookkeeping(&self) -> &Self {

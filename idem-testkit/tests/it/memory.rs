@@ -163,7 +163,6 @@ async fn without_a_dead_letter_queue_the_limit_drops_and_attach_warns() {
 async fn positions_move_without_a_gap_and_an_ended_assignment_repeats_what_is_behind_it() {
     let queue = queue(QueueOptions::default().order(Order::ByKey).positions(true));
     let (one, other) = (attached(&queue).await, attached(&queue).await);
-    assert!(!one.capabilities().individual_settle && !one.capabilities().delayed_release);
     publish(&queue, 5);
     let mut held = take(&one, 5).await;
     let last = held.split_off(3);

@@ -30,9 +30,13 @@ struct Bare(Local);
 fn local(options: QueueOptions) -> Local {
     let broker = Broker::new();
     let (positions, marks) = (options.positions, options.marks_redelivery);
+    let (ordered, delays) = (options.order != Order::None, options.delayed_release);
     let queue = broker.create("orders", options).unwrap();
     broker.create("another", QueueOptions::default()).unwrap();
     let features = Features::default()
+        .ordered(ordered)
+        .individual_settle(!positions)
+        .delayed_release(delays && !positions)
         .revokes(true)
         .disconnects(true)
         .hangs(true)
@@ -155,6 +159,7 @@ impl SourceUnderTest for Bare {
 
     fn features(&self) -> Features {
         Features::default()
+            .delayed_release(false)
             .repeated_headers(false)
             .null_headers(false)
             .binary_headers(false)

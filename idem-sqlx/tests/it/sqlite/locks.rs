@@ -106,7 +106,7 @@ async fn two_lanes_are_refused_by_build() {
     assert_eq!((error.field, error.value.as_str()), ("lanes", "2"));
     let capabilities = store.capabilities();
     assert_eq!(capabilities.lanes_max, Some(1));
-    assert!(!capabilities.waits_per_key && !capabilities.database_clock && !capabilities.roles);
+    assert!(!capabilities.waits_per_key);
 }
 
 /// A18: a statement that never ends is interrupted at the handler's deadline, and the lock is free for the next unit.

@@ -248,11 +248,11 @@ pub async fn a_message_that_is_handled_while_others_arrive_stays_unsettled<T: So
     for _ in 0..30 {
         let next = reader.take(1).await;
         assert_ne!(payloads(&next), ["slow"], "it was delivered again while it was held");
-        if reader.source.capabilities().individual_settle {
+        if subject.features().individual_settle {
             reader.acknowledge(next).await;
         }
     }
-    if reader.source.capabilities().individual_settle {
+    if subject.features().individual_settle {
         left(subject, 1).await;
         reader.acknowledge(slow).await;
         left(subject, 0).await;

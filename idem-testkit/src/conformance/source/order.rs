@@ -41,7 +41,7 @@ pub async fn messages_of_one_key_arrive_in_order<T: SourceUnderTest>(subject: &T
     publish_in_turns(subject, &["a"], 9).await;
     let reader = Reader::open(subject).await;
     let mut taken = take_by_key(&reader, 9).await.remove("a").unwrap();
-    if !reader.source.capabilities().ordered {
+    if !subject.features().ordered {
         taken.sort_unstable();
     }
     assert_eq!(taken, in_order("a", 9));
@@ -54,7 +54,7 @@ pub async fn messages_of_several_keys_are_each_in_order<T: SourceUnderTest>(subj
     let mut by_key = take_by_key(&reader, 15).await;
     for key in ["a", "b", "c"] {
         let mut taken = by_key.remove(key).unwrap();
-        if !reader.source.capabilities().ordered {
+        if !subject.features().ordered {
             taken.sort_unstable();
         }
         assert_eq!(taken, in_order(key, 5));
@@ -76,10 +76,10 @@ pub async fn ordering_keys_are_equal_within_a_key_and_differ_between_keys<T: Sou
     }
     let (a, b) = (&keys["a"], &keys["b"]);
     assert!(a.iter().all(|key| *key == a[0]) && b.iter().all(|key| *key == b[0]));
-    if reader.source.capabilities().ordered {
+    if subject.features().ordered {
         assert!(a[0].is_some() && b[0].is_some());
     }
-    if reader.source.capabilities().ordered && subject.features().record_keys {
+    if subject.features().ordered && subject.features().record_keys {
         assert_ne!(a[0], b[0]);
     }
 }
@@ -93,7 +93,7 @@ pub async fn without_order_no_message_has_an_ordering_key<T: SourceUnderTest>(su
         let has = next[0].message.ordering_key().is_some();
         assert_eq!(
             has,
-            reader.source.capabilities().ordered,
+            subject.features().ordered,
             "an ordering key where order is declared, and only there"
         );
         reader.acknowledge(next).await;
@@ -109,7 +109,7 @@ pub async fn the_order_of_a_key_survives_a_crash<T: SourceUnderTest>(subject: &T
     drop(reader.take(1).await);
     let reader = reader.restart(subject).await;
     let mut taken = take_by_key(&reader, 5).await.remove("a").unwrap();
-    let promised = reader.source.capabilities().ordered;
+    let promised = subject.features().ordered;
     if promised {
         assert_eq!(taken, in_order("a", 6)[1..]);
     }
@@ -129,7 +129,7 @@ pub async fn the_order_of_a_key_survives_releasing_all_of_it<T: SourceUnderTest>
     };
     reader.release(held, Duration::ZERO).await;
     let reader = reader.after_release(subject).await;
-    let promised = reader.source.capabilities().ordered;
+    let promised = subject.features().ordered;
     let mut again = Vec::new();
     for _ in 0..4 {
         let next = reader.take(1).await;

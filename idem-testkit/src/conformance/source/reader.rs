@@ -144,7 +144,7 @@ impl<S: Source> Reader<S> {
     /// What was released is delivered again: to this reader, or to its successor where the broker keeps positions and
     /// so gives nothing back before the assignment ends.
     pub(super) async fn after_release(self, subject: &impl SourceUnderTest<Source = S>) -> Self {
-        if self.source.capabilities().individual_settle { self } else { self.restart(subject).await }
+        if subject.features().individual_settle { self } else { self.restart(subject).await }
     }
 
     /// Crashes, and starts again.

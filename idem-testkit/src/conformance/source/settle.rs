@@ -61,7 +61,7 @@ pub async fn acknowledging_out_of_order_loses_nothing<T: SourceUnderTest>(subjec
         reader.acknowledge(vec![delivery]).await;
     }
     drop(left_out);
-    let individual = reader.source.capabilities().individual_settle;
+    let individual = subject.features().individual_settle;
     let reader = reader.restart(subject).await;
     if individual {
         left(subject, 1).await;
@@ -117,7 +117,7 @@ pub async fn a_mixed_batch_settles_each_entry_as_it_says<T: SourceUnderTest>(sub
 /// E10: what would bring settled messages back is known, so that a clean stop can finish it.
 pub async fn only_what_stands_before_a_settled_message_holds_it_back<T: SourceUnderTest>(subject: &T) {
     let reader = Reader::open(subject).await;
-    let positions = !reader.source.capabilities().individual_settle;
+    let positions = !subject.features().individual_settle;
     for number in 0..3 {
         let message = Message::new(number.to_string());
         // Positions are those of one partition, to which messages of one key go.
@@ -168,13 +168,13 @@ pub async fn a_release_without_delay_comes_back_at_once<T: SourceUnderTest>(subj
     assert_eq!(sorted(&second.take(3).await), numbers(3));
 }
 
-/// `SourceCapabilities::delayed_release`. Where it is off an hour counts as zero; where it is on, a message that is
+/// `Features::delayed_release`. Where it is off an hour counts as zero; where it is on, a message that is
 /// published later overtakes.
 pub async fn a_delayed_release_waits_or_counts_as_zero<T: SourceUnderTest>(subject: &T) {
     publish(subject, 1).await;
     let reader = Reader::open(subject).await;
     let deliveries = reader.take(1).await;
-    if reader.source.capabilities().delayed_release {
+    if subject.features().delayed_release {
         let begun = tokio::time::Instant::now();
         let after = Duration::from_secs(2);
         reader.release(deliveries, after).await;

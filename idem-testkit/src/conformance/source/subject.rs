@@ -10,13 +10,19 @@ use crate::memory::Revoke;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unsupported;
 
-/// What the broker carries, and what the fixture can make it do. Everything that [`SourceCapabilities`] says is not
+/// What the broker promises and carries, and what the fixture can make it do. Everything that [`SourceCapabilities`] says is not
 /// repeated here.
 ///
 /// [`SourceCapabilities`]: idem_core::source::SourceCapabilities
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Features {
+    /// Messages carry an ordering key and arrive in its order.
+    pub ordered: bool,
+    /// Single messages are acknowledged, rather than positions.
+    pub individual_settle: bool,
+    /// A released message can be delayed by the broker. Without it the delay counts as zero.
+    pub delayed_release: bool,
     /// A header name may repeat, and the order among all headers is kept.
     pub repeated_headers: bool,
     /// A header may be without a value.
@@ -52,9 +58,13 @@ pub struct Features {
 }
 
 impl Default for Features {
-    /// A broker that carries everything and counts deliveries, and a fixture that can make it do nothing.
+    /// A queue without order that carries everything, delays what is released and counts deliveries, and a fixture that can
+    /// make it do nothing.
     fn default() -> Self {
         Self {
+            ordered: false,
+            individual_settle: true,
+            delayed_release: true,
             repeated_headers: true,
             null_headers: true,
             binary_headers: true,
@@ -88,7 +98,7 @@ macro_rules! features {
 
 impl Features {
     features! {
-        repeated_headers null_headers binary_headers tombstones empty_payloads binary_payloads payloads_of_one_mebibyte
+        ordered individual_settle delayed_release repeated_headers null_headers binary_headers tombstones empty_payloads binary_payloads payloads_of_one_mebibyte
         record_keys message_ids counts_attempts shares_messages sees_others revokes disconnects hangs expires
     }
 }

@@ -1,6 +1,6 @@
 //! What users of idem test with: a [broker in the process](memory) that redelivers and misbehaves on request, a store
-//! in memory, [`deliver`] for a handler's own tests, and [conformance suites](conformance) for people's own stores and
-//! sources. The suites' cases cite [failure modes](https://github.com/idem-rs/idem/blob/main/docs/failure-modes.md).
+//! in memory, [`deliver`] for a handler's own tests, [conformance suites](conformance) for people's own stores and
+//! sources, and a [driver](source_driver) for a source's other tests. The suites' cases cite [failure modes](https://github.com/idem-rs/idem/blob/main/docs/failure-modes.md).
 //!
 //! It belongs under `[dev-dependencies]`. Nothing here keeps a message when the process ends.
 
@@ -14,6 +14,7 @@ pub mod memory;
 mod memory_store;
 mod proof;
 pub mod proxy;
+pub mod source_driver;
 pub mod sqs;
 
 pub use idem_core;

@@ -3,28 +3,18 @@
 use std::time::Duration;
 
 use idem_amqp::{AmqpOptions, DeliveryLimit};
-use idem_core::{
-    Message, Source, SourceError,
-    source::{Attached, Settle},
-};
+use idem_core::{Message, Source, SourceError, source::Settle};
 use idem_testkit::{durables, proxy::Proxy};
 use lapin::types::{AMQPValue, LongString};
 use reqwest::Method;
 
 use crate::{
-    broker::{Kind, PATIENCE, Queue, eventually, host, http, management, management_url, unique, url},
-    member::{Member, assert_all_settled, refusal, within},
+    broker::{Kind, Queue, eventually, host, http, management, management_url, unique, url},
+    member::{assert_all_settled, attached, join, refusal, within},
 };
 
 fn text(value: &str) -> AMQPValue {
     AMQPValue::LongString(LongString::from(value))
-}
-
-async fn attached(options: &AmqpOptions) -> Result<Attached, SourceError> {
-    let source = options.build().unwrap();
-    let attached = within("attaching", source.attach()).await;
-    source.close(PATIENCE).await;
-    attached
 }
 
 async fn refused(options: &AmqpOptions, words: &[&str]) {
@@ -50,12 +40,12 @@ async fn g31_another_host_of_the_cluster_is_tried() {
     assert!(matches!(refusal(&nobody).await, SourceError::Unavailable { .. }));
     let (first, second) = (Proxy::to(&host(&url())).await.unwrap(), Proxy::to(&host(&url())).await.unwrap());
     let options = nobody.host(first.address()).host(second.address()).delivery_limit(DeliveryLimit::Unlimited);
-    let member = Member::join(&options).await;
-    drop(member.take(1).await);
+    let member = join(&options).await;
+    drop(member.take_over_revocations(1).await);
     first.refuse(true);
     first.cut().await;
     member.lost().await;
-    let held = member.take(1).await;
+    let held = member.take_over_revocations(1).await;
     member.acknowledge(held).await;
     // Who lets nobody in speaks for all.
     refused(
@@ -70,7 +60,7 @@ async fn g31_another_host_of_the_cluster_is_tried() {
 async fn g35_connections_and_consumers_have_the_name_that_they_are_given() {
     let queue = Queue::new(Kind::Classic).await;
     let name = unique("ledger");
-    let _member = Member::join(&queue.options().connection_name(&name)).await;
+    let _member = join(&queue.options().connection_name(&name)).await;
     let named = async |path: &str| management(Method::GET, path).await.text().await.unwrap().contains(&name);
     eventually("the connection by its name", async || named("connections").await).await;
     eventually("the consumer by its tag", async || named("consumers").await).await;
@@ -142,16 +132,16 @@ async fn g7_nothing_is_rejected_to_the_brokers_dead_letter_exchange() {
     for number in 0..3 {
         queue.publish(Message::new(number.to_string())).await.unwrap();
     }
-    let member = Member::join(&queue.options()).await;
-    let mut held = member.take(3).await;
+    let member = join(&queue.options()).await;
+    let mut held = member.take_over_revocations(3).await;
     let mut proofs = durables(2).await;
     let settlements = vec![
         (held.pop().unwrap().handle, Settle::Acknowledge(proofs.pop().unwrap())),
         (held.pop().unwrap().handle, Settle::DeadLetter(proofs.pop().unwrap())),
         (held.pop().unwrap().handle, Settle::Release { after: Duration::from_secs(60) }),
     ];
-    member.0.settle(settlements).await;
-    let back = member.take(1).await;
+    member.source.settle(settlements).await;
+    let back = member.take_over_revocations(1).await;
     member.acknowledge(back).await;
     assert_all_settled(member, &queue).await;
     assert_eq!(dead.declared().await.message_count(), 0);

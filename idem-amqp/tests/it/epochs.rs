@@ -10,7 +10,7 @@ use reqwest::Method;
 
 use crate::{
     broker::{Kind, PATIENCE, Queue, eventually, management},
-    member::{Member, numbers, payloads, within},
+    member::{join, numbers, sorted, within},
 };
 
 async fn publish(queue: &Queue, names: &[String]) {
@@ -24,8 +24,8 @@ async fn publish(queue: &Queue, names: &[String]) {
 async fn g1_late_acknowledgements_are_dropped_and_leave_the_next_channel_alone() {
     let queue = Queue::new(Kind::Classic).await;
     publish(&queue, &numbers(0..3)).await;
-    let member = Member::join(&queue.options()).await;
-    let held = member.take(3).await;
+    let member = join(&queue.options()).await;
+    let held = member.take_over_revocations(3).await;
     let mut connection = String::new();
     eventually("the connection's name", async || {
         let described = queue.described().await;
@@ -37,14 +37,14 @@ async fn g1_late_acknowledgements_are_dropped_and_leave_the_next_channel_alone()
     let path = format!("connections/{}", connection.replace(' ', "%20").replace('>', "%3E"));
     assert!(management(Method::DELETE, &path).await.status().is_success());
     member.lost().await;
-    let again = member.take(3).await;
-    assert_eq!(member.settle(held).await, [Settled::Stale; 3]);
+    let again = member.take_over_revocations(3).await;
+    assert_eq!(member.try_acknowledge(held).await, [Settled::Stale; 3]);
     assert!(again.iter().all(|delivery| delivery.redelivered));
     member.acknowledge(again).await;
     publish(&queue, &numbers(3..4)).await;
     // On the same channel: nothing has closed it meanwhile.
     match member.receive(1).await.unwrap() {
-        Received::Deliveries(next) => assert_eq!(payloads(&next), ["003"]),
+        Received::Deliveries(next) => assert_eq!(sorted(&next), ["003"]),
         other => panic!("{other:?}"),
     }
 }
@@ -55,22 +55,22 @@ async fn g1_late_acknowledgements_are_dropped_and_leave_the_next_channel_alone()
 async fn g2_old_tags_acknowledge_nothing_on_the_new_channel() {
     let queue = Queue::new(Kind::Classic).await;
     publish(&queue, &numbers(0..100)).await;
-    let member = Member::join(&queue.options()).await;
-    let old = member.take(50).await;
+    let member = join(&queue.options()).await;
+    let old = member.take_over_revocations(50).await;
     queue.proxy.cut().await;
     member.lost().await;
-    let new = member.take(100).await;
-    assert_eq!(payloads(&new), numbers(0..100));
-    assert_eq!(member.settle(old).await, [Settled::Stale; 50]);
+    let new = member.take_over_revocations(100).await;
+    assert_eq!(sorted(&new), numbers(0..100));
+    assert_eq!(member.try_acknowledge(old).await, [Settled::Stale; 50]);
     let (mut mine, mut rest) = (Vec::new(), Vec::new());
     for (place, delivery) in new.into_iter().enumerate() {
         if place % 2 == 0 { mine.push(delivery) } else { rest.push(delivery) }
     }
-    let left = payloads(&rest);
+    let left = sorted(&rest);
     member.acknowledge(mine).await;
     drop((rest, member));
-    let next = Member::join(&queue.options()).await;
-    assert_eq!(payloads(&next.take(50).await), left, "exactly what was not acknowledged");
+    let next = join(&queue.options()).await;
+    assert_eq!(sorted(&next.take_over_revocations(50).await), left, "exactly what was not acknowledged");
 }
 
 /// Whatever a connection needed ends with it, and the rest with the source.
@@ -79,14 +79,14 @@ async fn no_task_outlives_its_connection() {
     let queue = Queue::new(Kind::Classic).await;
     let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let before = alive();
-    let member = Member::join(&queue.options()).await;
+    let member = join(&queue.options()).await;
     publish(&queue, &numbers(0..1)).await;
     for _ in 0..5 {
-        member.take(1).await;
+        member.take_over_revocations(1).await;
         queue.proxy.cut().await;
         member.lost().await;
     }
-    member.0.close(PATIENCE).await;
+    member.source.close(PATIENCE).await;
     eventually("the end of all tasks", async || alive() <= before).await;
 }
 
@@ -94,7 +94,7 @@ async fn no_task_outlives_its_connection() {
 async fn g3_the_prefetch_holds_on_every_channel() {
     let queue = Queue::new(Kind::Classic).await;
     publish(&queue, &numbers(0..100)).await;
-    let member = Member::join(&queue.options().prefetch(7)).await;
+    let member = join(&queue.options().prefetch(7)).await;
     for _ in 0..3 {
         eventually("the prefetch", async || {
             let described = queue.described().await;
@@ -103,8 +103,8 @@ async fn g3_the_prefetch_holds_on_every_channel() {
             unacknowledged == 7 && described["messages_ready"].as_u64() == Some(93)
         })
         .await;
-        let held = member.take(7).await;
-        let more = tokio::time::timeout(Duration::from_millis(100), member.0.receive(100)).await;
+        let held = member.take_over_revocations(7).await;
+        let more = tokio::time::timeout(Duration::from_millis(100), member.source.receive(100)).await;
         assert!(more.is_err(), "more than the prefetch was delivered: {more:?}");
         drop(held);
         queue.proxy.cut().await;
@@ -116,24 +116,24 @@ async fn g3_the_prefetch_holds_on_every_channel() {
 #[tokio::test(flavor = "multi_thread")]
 async fn g12_a_queue_that_comes_back_is_consumed_again() {
     let queue = Queue::new(Kind::Classic).await;
-    let member = Member::join(&queue.options()).await;
+    let member = join(&queue.options()).await;
     queue.delete().await;
     member.lost().await;
     // A queue that is away for a moment is no reason to end: it is told once, as an outage.
     let told = member.receive(1).await;
     assert!(matches!(told, Err(SourceError::Unavailable { .. })), "{told:?}");
-    let silent = tokio::time::timeout(Duration::from_secs(1), member.0.receive(1)).await;
+    let silent = tokio::time::timeout(Duration::from_secs(1), member.source.receive(1)).await;
     assert!(silent.is_err(), "{silent:?}");
     queue.declare().await;
     publish(&queue, &numbers(0..1)).await;
-    let held = member.take(1).await;
+    let held = member.take_over_revocations(1).await;
     member.acknowledge(held).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn g12_a_queue_that_is_gone_for_good_is_refused() {
     let queue = Queue::new(Kind::Classic).await;
-    let member = Member::join(&queue.options()).await;
+    let member = join(&queue.options()).await;
     queue.delete().await;
     member.lost().await;
     // For half a minute a deployment may declare it anew.
@@ -151,18 +151,18 @@ async fn g12_a_queue_that_is_gone_for_good_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn g30_a_broker_that_is_away_is_known_to_be_until_it_is_back() {
     let queue = Queue::new(Kind::Classic).await;
-    let member = Member::join(&queue.options()).await;
-    assert_eq!(member.0.unreachable_for(), None);
+    let member = join(&queue.options()).await;
+    assert_eq!(member.source.unreachable_for(), None);
     queue.proxy.refuse(true);
     queue.proxy.cut().await;
     member.lost().await;
-    let first = member.0.unreachable_for().expect("it is away");
+    let first = member.source.unreachable_for().expect("it is away");
     assert!(matches!(member.receive(1).await, Err(SourceError::Unavailable { .. })), "told once");
-    assert!(member.0.unreachable_for().expect("it is still away") > first);
+    assert!(member.source.unreachable_for().expect("it is still away") > first);
     queue.proxy.refuse(false);
     queue.publish(Message::new("a")).await.unwrap();
-    let held = member.take(1).await;
-    assert_eq!(member.0.unreachable_for(), None);
+    let held = member.take_over_revocations(1).await;
+    assert_eq!(member.source.unreachable_for(), None);
     member.acknowledge(held).await;
 }
 
@@ -174,10 +174,10 @@ async fn g34_a_message_that_a_stop_gave_back_is_not_suspected() {
         queue.publish(Message::new("a")).await.unwrap();
         let mut seen = Vec::new();
         for _ in 0..3 {
-            let member = Member::join(&queue.options()).await;
-            let held = member.take(1).await;
+            let member = join(&queue.options()).await;
+            let held = member.take_over_revocations(1).await;
             seen.push((held[0].redelivered, held[0].suspect));
-            within("closing", member.0.close(PATIENCE)).await;
+            within("closing", member.source.close(PATIENCE)).await;
         }
         let second = kind == Kind::Classic;
         assert_eq!(seen, [(false, false), (true, second), (true, true)], "{kind:?}");
@@ -188,16 +188,16 @@ async fn g34_a_message_that_a_stop_gave_back_is_not_suspected() {
 #[tokio::test(flavor = "multi_thread")]
 async fn j9_a_broker_that_goes_away_is_reported_and_waited_for() {
     let queue = Queue::new(Kind::Classic).await;
-    let member = Member::join(&queue.options()).await;
+    let member = join(&queue.options()).await;
     queue.proxy.refuse(true);
     queue.proxy.cut().await;
     member.lost().await;
     assert!(matches!(member.receive(1).await, Err(SourceError::Unavailable { .. })));
-    let silent = tokio::time::timeout(Duration::from_secs(2), member.0.receive(1)).await;
+    let silent = tokio::time::timeout(Duration::from_secs(2), member.source.receive(1)).await;
     assert!(silent.is_err(), "an outage is told once: {silent:?}");
     queue.proxy.refuse(false);
     publish(&queue, &numbers(0..1)).await;
-    let held = member.take(1).await;
+    let held = member.take_over_revocations(1).await;
     member.acknowledge(held).await;
-    assert!(within("is_idle", member.0.is_idle()).await);
+    assert!(within("is_idle", member.source.is_idle()).await);
 }

@@ -8,7 +8,7 @@ use lapin::{
 
 use crate::{
     broker::{Kind, Queue, unique, url},
-    member::{Member, assert_all_settled},
+    member::{assert_all_settled, join},
     raw,
 };
 
@@ -34,8 +34,8 @@ async fn g14_headers_that_nobody_can_read_end_no_process_and_hold_up_nothing() {
         }
         queue.publish(Message::new("good").with_header("trace", "1")).await.unwrap();
         raw::publish("", key, raw::headers(&raw::nested(63)), b"deep").await;
-        let member = Member::join(&queue.options()).await;
-        let held = member.take(hostile.len() + 2).await;
+        let member = join(&queue.options()).await;
+        let held = member.take_over_revocations(hostile.len() + 2).await;
         for (delivery, properties) in held.iter().zip(&hostile) {
             assert_eq!(delivery.message.payload().unwrap().as_ref(), b"hostile");
             let headers: Vec<_> = delivery.message.headers().iter().collect();
@@ -72,8 +72,8 @@ async fn g14_text_that_is_no_utf8_ends_no_connection() {
     let (name, options, none) = (queue.name.as_str().into(), QueueBindOptions::default(), FieldTable::default());
     channel.queue_bind(name, exchange.as_str().into(), "".into(), options, none).await.unwrap();
     raw::publish(&exchange, b"a\xffb", raw::headers(b""), b"key").await;
-    let member = Member::join(&queue.options()).await;
-    let held = member.take(3).await;
+    let member = join(&queue.options()).await;
+    let held = member.take_over_revocations(3).await;
     let unreadable = |at: usize| held[at].message.headers().iter().any(|(name, _)| name == UNREADABLE_HEADERS);
     assert!(unreadable(0) && unreadable(1) && !unreadable(2));
     assert!(held[2].message.origin().as_str().starts_with(&format!("{exchange}/a\u{fffd}b/")), "{:?}", held[2].message);

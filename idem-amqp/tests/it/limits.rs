@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use crate::{
     broker::{Kind, Queue, eventually, management_url},
-    member::{Member, numbers, payloads, refusal, within},
+    member::{Member, attached, join, numbers, refusal, sorted, within},
     own_server::OwnServer,
 };
 
@@ -121,9 +121,9 @@ async fn a_closed_intake_loses_nothing(closed: Closed) {
     // Another consumer on that server, which holds a message and loses its channel for it, tells the time.
     let clock = Queue::on(&server.url(), Kind::Classic, &[]).await;
     clock.publish(Message::new("tick")).await.unwrap();
-    let member = Member::join(&clock.options()).await;
+    let member = join(&clock.options()).await;
     for _ in 0..3 {
-        member.take(1).await;
+        member.take_over_revocations(1).await;
         member.lost().await;
     }
     assert!(running.view.pause().is_some() && running.effects() == WARM);
@@ -160,7 +160,7 @@ async fn g16_a_prefetch_is_earned_where_the_limit_is_unknown() {
     // A larger prefetch is a new subscription, beside which what the one before had been sent may still come.
     let only = async |member: &Member, of_the_one_before: usize| match tokio::time::timeout(
         Duration::from_millis(300),
-        member.0.receive(100),
+        member.source.receive(100),
     )
     .await
     {
@@ -171,33 +171,33 @@ async fn g16_a_prefetch_is_earned_where_the_limit_is_unknown() {
     for options in
         [queue.options_for(&queue.name), queue.options_for(&queue.name).delivery_limit(DeliveryLimit::Of(20))]
     {
-        let member = Member::join(&options).await;
-        let first = member.take(1).await;
+        let member = join(&options).await;
+        let first = member.take_over_revocations(1).await;
         only(&member, 0).await;
         member.acknowledge(first).await;
         for _ in 1..4 {
-            let next = member.take(1).await;
+            let next = member.take_over_revocations(1).await;
             only(&member, 0).await;
             member.acknowledge(next).await;
         }
         for _ in 0..4 {
-            let mut eight = member.take(8).await;
+            let mut eight = member.take_over_revocations(8).await;
             eight.extend(only(&member, 1).await);
             member.acknowledge(eight).await;
         }
-        let mut many = member.take(64).await;
+        let mut many = member.take_over_revocations(64).await;
         many.extend(only(&member, 8).await);
         // A release earns nothing, and a channel that is made anew has to earn again.
         member.release(many, Duration::ZERO).await;
         queue.proxy.cut().await;
         member.lost().await;
-        let again = member.take(1).await;
+        let again = member.take_over_revocations(1).await;
         only(&member, 0).await;
         drop((again, member));
         queue.proxy.cut().await;
     }
-    let member = Member::join(&queue.options()).await;
-    assert_eq!(member.take(100).await.len(), 100, "a queue without a limit needs no care");
+    let member = join(&queue.options()).await;
+    assert_eq!(member.take_over_revocations(100).await.len(), 100, "a queue without a limit needs no care");
 }
 
 /// G16: so a process that dies at each start, whatever it has done by then, costs the messages behind the first nothing.
@@ -206,23 +206,21 @@ async fn g16_a_crash_loop_counts_for_one_message() {
     let queue = Queue::with(Kind::Quorum, &[limit(5)]).await;
     publish(&queue, 0..100).await;
     for round in 1..=5 {
-        let member = Member::join(&queue.options_for(&queue.name)).await;
-        let held = member.take(1).await;
-        assert_eq!((payloads(&held), held[0].attempt), (numbers(0..1), round));
+        let member = join(&queue.options_for(&queue.name)).await;
+        let held = member.take_over_revocations(1).await;
+        assert_eq!((sorted(&held), held[0].attempt), (numbers(0..1), round));
         drop((held, member));
         eventually("the consumer's end", async || queue.declared().await.consumer_count() == 0).await;
     }
-    let member = Member::join(&queue.options()).await;
-    let all = member.take(100).await;
-    assert_eq!(payloads(&all), numbers(0..100));
+    let member = join(&queue.options()).await;
+    let all = member.take_over_revocations(100).await;
+    assert_eq!(sorted(&all), numbers(0..100));
     let counted: Vec<u32> = all.iter().map(|delivery| delivery.attempt).filter(|attempt| *attempt > 1).collect();
     assert_eq!(counted, [6], "five crashes, of one message");
 }
 
-async fn attached(options: &AmqpOptions) -> Result<(Option<u32>, Vec<String>), SourceError> {
-    let source = options.build().unwrap();
-    let attached = within("attaching", source.attach()).await?;
-    within("closing", source.close(Duration::from_secs(5))).await;
+async fn limit_and_warnings(options: &AmqpOptions) -> Result<(Option<u32>, Vec<String>), SourceError> {
+    let attached = attached(options).await?;
     Ok((attached.delivery_limit, attached.warnings))
 }
 
@@ -231,24 +229,24 @@ async fn attached(options: &AmqpOptions) -> Result<(Option<u32>, Vec<String>), S
 async fn g17_a_delivery_limit_is_told_or_warned_of_and_must_be_true() {
     let (plain, limited) = (Queue::new(Kind::Quorum).await, Queue::with(Kind::Quorum, &[limit(7)]).await);
     let options = |queue: &Queue| queue.options_for(&queue.name);
-    let (known, warnings) = attached(&options(&plain)).await.unwrap();
+    let (known, warnings) = limit_and_warnings(&options(&plain)).await.unwrap();
     assert_eq!((known, warnings.len()), (None, 1));
     assert!(
         warnings[0].contains("--delivery-limit N|none") && warnings[0].contains("--management-url"),
         "{warnings:?}"
     );
     let told = options(&plain).delivery_limit(DeliveryLimit::Unlimited);
-    assert_eq!(attached(&told).await.unwrap(), (None, vec![]));
+    assert_eq!(limit_and_warnings(&told).await.unwrap(), (None, vec![]));
     let told = options(&plain).delivery_limit(DeliveryLimit::Of(7));
-    assert_eq!(attached(&told).await.unwrap(), (Some(7), vec![]));
+    assert_eq!(limit_and_warnings(&told).await.unwrap(), (Some(7), vec![]));
 
     let managed = |queue: &Queue| options(queue).management_url(management_url());
-    assert_eq!(attached(&managed(&plain)).await.unwrap(), (None, vec![]));
+    assert_eq!(limit_and_warnings(&managed(&plain)).await.unwrap(), (None, vec![]));
     let error = refusal(&managed(&limited)).await.to_string();
     assert!(error.contains("7 deliveries") && error.contains("--delivery-limit 7"), "{error}");
     // Told, it is known to whoever runs this, and the attempts are compared with it.
     let told = managed(&limited).delivery_limit(DeliveryLimit::Of(7));
-    assert_eq!(attached(&told).await.unwrap(), (Some(7), vec![]));
+    assert_eq!(limit_and_warnings(&told).await.unwrap(), (Some(7), vec![]));
     for (queue, wrong) in
         [(&limited, DeliveryLimit::Unlimited), (&limited, DeliveryLimit::Of(9)), (&plain, DeliveryLimit::Of(7))]
     {
@@ -265,7 +263,7 @@ async fn g17_a_delivery_limit_is_told_or_warned_of_and_must_be_true() {
 #[tokio::test(flavor = "multi_thread")]
 async fn g18_a_stream_is_refused_at_the_first_delivery() {
     let queue = Queue::new(Kind::Stream).await;
-    let member = Member::join(&queue.options()).await;
+    let member = join(&queue.options()).await;
     for name in numbers(0..3) {
         queue.publish(keyed(&name)).await.unwrap();
     }

@@ -12,7 +12,7 @@ use lapin::{
 
 use crate::{
     broker::{Kind, Queue, url},
-    member::{Member, within},
+    member::{join, within},
     own_server::{MESSAGE_MAX, OwnServer},
     raw,
 };
@@ -34,7 +34,7 @@ async fn a_dead_letter_carries_its_message_and_why_it_was_set_aside() {
     }
     let message = Message::new("{}").with_headers(headers).with_id("m-1");
     within("publishing", publisher(&queue, &queue.name).publish(&dead_letter(message))).await.unwrap();
-    let held = Member::join(&queue.options()).await.take(1).await;
+    let held = join(&queue.options()).await.take_over_revocations(1).await;
     let letter = &held[0].message;
     assert_eq!((letter.payload().unwrap().as_ref(), letter.id()), (&b"{}"[..], Some("m-1")));
     let headers: Vec<_> = letter.headers().iter().map(|(name, value)| (name, value.map(<[u8]>::to_vec))).collect();
@@ -93,8 +93,8 @@ async fn g8_what_the_queue_refuses_is_not_published() {
     within("publishing", publisher.publish(&letter)).await.unwrap();
     let refused = within("publishing", publisher.publish(&letter)).await.unwrap_err();
     assert!(matches!(refused, SourceError::Unavailable { .. }), "{refused:?}");
-    let member = Member::join(&queue.options()).await;
-    let held = member.take(1).await;
+    let member = join(&queue.options()).await;
+    let held = member.take_over_revocations(1).await;
     member.acknowledge(held).await;
     within("publishing", publisher.publish(&letter)).await.unwrap();
 }
@@ -174,8 +174,8 @@ async fn g19_a_dead_letter_keeps_all_of_the_message_and_comes_back_as_it() {
         .with_delivery_mode(2)
         .with_headers(headers.clone());
     queue.put(b"{}", sent.clone()).await;
-    let member = Member::join(&queue.options()).await;
-    let first = member.take(1).await;
+    let member = join(&queue.options()).await;
+    let first = member.take_over_revocations(1).await;
     let (before, letter) = (first[0].message.clone(), dead_letter(first[0].message.clone()));
     within("publishing", publisher(&dead, &dead.name).publish(&letter)).await.unwrap();
     member.acknowledge(first).await;
@@ -196,7 +196,7 @@ async fn g19_a_dead_letter_keeps_all_of_the_message_and_comes_back_as_it() {
 
     // As a shovel does it.
     queue.put(&payload, published).await;
-    let second = member.take(1).await;
+    let second = member.take_over_revocations(1).await;
     let after = &second[0].message;
     assert_eq!(
         (after.payload(), after.id(), after.message_type()),
@@ -220,8 +220,8 @@ async fn g19_a_plain_message_keeps_its_properties_too() {
         .with_delivery_mode(2)
         .with_headers(table(&[("trace", text("1")), ("absent", AMQPValue::Void)]));
     queue.put(b"{}", sent.clone()).await;
-    let member = Member::join(&queue.options()).await;
-    let held = member.take(1).await;
+    let member = join(&queue.options()).await;
+    let held = member.take_over_revocations(1).await;
     let letter = dead_letter(held[0].message.clone());
     within("publishing", publisher(&dead, &dead.name).publish(&letter)).await.unwrap();
     member.acknowledge(held).await;
@@ -237,8 +237,8 @@ async fn g19_a_plain_message_keeps_its_properties_too() {
 async fn g19_headers_that_fill_a_frame_give_way() {
     let (queue, dead) = (Queue::new(Kind::Classic).await, Queue::new(Kind::Classic).await);
     raw::publish("", queue.name.as_bytes(), raw::headers(&raw::nested(26_000)), b"{}").await;
-    let member = Member::join(&queue.options()).await;
-    let held = member.take(1).await;
+    let member = join(&queue.options()).await;
+    let held = member.take_over_revocations(1).await;
     let letter = dead_letter(held[0].message.clone());
     within("publishing", publisher(&dead, &dead.name).publish(&letter)).await.unwrap();
     let (payload, published) = fetched(&dead).await;

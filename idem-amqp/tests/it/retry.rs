@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::{
     broker::{Kind, Queue, management_url},
-    member::{Member, assert_all_settled, payloads, refusal, within},
+    member::{assert_all_settled, join, refusal, sorted, within},
 };
 
 fn text(value: &str) -> AMQPValue {
@@ -37,13 +37,13 @@ async fn comes_back_later(kind: Kind) {
     let properties = BasicProperties::default().with_headers(headers).with_message_id("m-1".into());
     // It comes back through another exchange than it came from.
     queue.put_through("amq.direct", &format!("{}-purchases", queue.name), b"{}", properties).await;
-    let member = Member::join(&queue.options().retry_queue(&retry.name)).await;
-    let mut held = member.take(1).await;
+    let member = join(&queue.options().retry_queue(&retry.name)).await;
+    let mut held = member.take_over_revocations(1).await;
     let first = held[0].message.clone();
     for _ in 0..2 {
         let (released, after) = (Instant::now(), Duration::from_secs(1));
-        assert_eq!(member.release(held, after).await, [Settled::Settled]);
-        held = member.take(1).await;
+        assert_eq!(member.try_release(held, after).await, [Settled::Settled]);
+        held = member.take_over_revocations(1).await;
         assert!(released.elapsed() >= after, "it was back before its time");
         assert_eq!((&held[0].message, held[0].redelivered), (&first, false));
         assert_eq!(held[0].message.origin(), first.origin());
@@ -70,15 +70,15 @@ async fn what_the_retry_queue_does_not_take_is_given_back_at_once() {
     let full = [("x-max-length", AMQPValue::LongInt(0)), ("x-overflow", text("reject-publish"))];
     let retry = back_to(&queue.name, Kind::Classic, &full).await;
     queue.publish(Message::new("a")).await.unwrap();
-    let member = Member::join(&queue.options().retry_queue(&retry.name)).await;
-    let mut held = member.take(1).await;
+    let member = join(&queue.options().retry_queue(&retry.name)).await;
+    let mut held = member.take_over_revocations(1).await;
     for gone in [false, true] {
         if gone {
             retry.delete().await;
         }
-        assert_eq!(member.release(held, Duration::from_secs(3600)).await, [Settled::Settled]);
-        held = member.take(1).await;
-        assert_eq!((payloads(&held), held[0].redelivered), (vec!["a".to_owned()], true));
+        assert_eq!(member.try_release(held, Duration::from_secs(3600)).await, [Settled::Settled]);
+        held = member.take_over_revocations(1).await;
+        assert_eq!((sorted(&held), held[0].redelivered), (vec!["a".to_owned()], true));
     }
     member.acknowledge(held).await;
     assert_all_settled(member, &queue).await;
@@ -89,10 +89,10 @@ async fn what_the_retry_queue_does_not_take_is_given_back_at_once() {
 async fn what_is_released_without_a_delay_is_not_put_off() {
     let (queue, retry) = pair(Kind::Classic).await;
     queue.publish(Message::new("a")).await.unwrap();
-    let member = Member::join(&queue.options().retry_queue(&retry.name)).await;
-    let held = member.take(1).await;
-    assert_eq!(member.release(held, Duration::ZERO).await, [Settled::Settled]);
-    let again = member.take(1).await;
+    let member = join(&queue.options().retry_queue(&retry.name)).await;
+    let held = member.take_over_revocations(1).await;
+    assert_eq!(member.try_release(held, Duration::ZERO).await, [Settled::Settled]);
+    let again = member.take_over_revocations(1).await;
     assert!(again[0].redelivered);
     member.acknowledge(again).await;
 }

@@ -1,11 +1,11 @@
 //! A broker that wants TLS, on a server of its own.
 
 use idem_amqp::AmqpOptions;
-use idem_core::{Message, Source, SourceError, source::Attached};
+use idem_core::{Message, SourceError};
 
 use crate::{
-    broker::{Kind, PATIENCE, Queue},
-    member::{Member, refusal, within},
+    broker::{Kind, Queue},
+    member::{attached, join, refusal},
     own_server::OwnServer,
 };
 
@@ -16,13 +16,6 @@ fn options(queue: &Queue, authority: &str) -> AmqpOptions {
         .authorities(authority)
 }
 
-async fn attached(options: &AmqpOptions) -> Result<Attached, SourceError> {
-    let source = options.build().unwrap();
-    let attached = within("attaching", source.attach()).await;
-    source.close(PATIENCE).await;
-    attached
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_and_management_come_over_tls() {
     let server = OwnServer::up().await;
@@ -31,8 +24,8 @@ async fn messages_and_management_come_over_tls() {
     let options = options(&queue, &server.authority("ca"))
         .client_certificate(server.authority("client"), server.authority("client-key"));
     assert_eq!(attached(&options).await.unwrap().warnings, [""; 0]);
-    let member = Member::join(&options).await;
-    let held = member.take(1).await;
+    let member = join(&options).await;
+    let held = member.take_over_revocations(1).await;
     member.acknowledge(held).await;
 }
 

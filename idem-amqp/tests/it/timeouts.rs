@@ -4,7 +4,7 @@ use idem_core::{Message, Publisher, Source, SourceError, source::Settled};
 
 use crate::{
     broker::{Kind, Queue, eventually},
-    member::{Member, payloads, within},
+    member::{join, sorted, within},
     own_server::OwnServer,
     publisher::{dead_letter, publisher},
 };
@@ -16,14 +16,14 @@ async fn g4_a_channel_that_timed_out_is_opened_anew() {
     let server = OwnServer::up().await;
     let queue = Queue::on(&server.url(), Kind::Classic, &[]).await;
     queue.publish(Message::new("slow")).await.unwrap();
-    let member = Member::join(&queue.options()).await;
-    let late = member.take(1).await;
+    let member = join(&queue.options()).await;
+    let late = member.take_over_revocations(1).await;
     member.lost().await;
-    let again = member.take(1).await;
+    let again = member.take_over_revocations(1).await;
     assert!(again[0].redelivered);
-    assert_eq!(member.settle(late).await, [Settled::Stale]);
+    assert_eq!(member.try_acknowledge(late).await, [Settled::Stale]);
     member.acknowledge(again).await;
-    assert!(within("is_idle", member.0.is_idle()).await);
+    assert!(within("is_idle", member.source.is_idle()).await);
 }
 
 /// Whether the broker said so, as opposed to an answer that did not come in time.
@@ -46,7 +46,7 @@ async fn g9_a_blocked_connection_publishes_nothing_and_consuming_goes_on() {
     }
     let (publisher, letter) = (publisher(&dead, &dead.name), dead_letter(Message::new("{}")));
     within("publishing", publisher.publish(&letter)).await.unwrap();
-    let member = Member::join(&queue.options().prefetch(1)).await;
+    let member = join(&queue.options().prefetch(1)).await;
     server.control(&["set_vm_memory_high_watermark", "absolute", "1MB"]).await;
     let mut published = 1;
     eventually("a refusal", async || match publisher.publish(&letter).await {
@@ -60,8 +60,8 @@ async fn g9_a_blocked_connection_publishes_nothing_and_consuming_goes_on() {
     let stored = dead.declared().await.message_count();
     assert!(stored >= published, "{published} were confirmed, {stored} are there");
     for name in ["a", "b"] {
-        let held = member.take(1).await;
-        assert_eq!(payloads(&held), [name]);
+        let held = member.take_over_revocations(1).await;
+        assert_eq!(sorted(&held), [name]);
         member.acknowledge(held).await;
     }
     let still = publisher.publish(&letter).await.unwrap_err();

@@ -17,7 +17,7 @@ use rdkafka::{
 
 use crate::{
     cluster::{PATIENCE, eventually, fast},
-    member::{Member, payloads, within},
+    member::{Member, attach, join, payloads, within},
 };
 
 const TOPIC: &str = "purchases";
@@ -73,9 +73,9 @@ impl Mock {
 async fn work_until(member: &Member, mut done: impl FnMut() -> bool) {
     let work = async {
         while !tokio::task::block_in_place(&mut done) {
-            let receive = tokio::time::timeout(Duration::from_millis(50), member.0.receive(100));
+            let receive = tokio::time::timeout(Duration::from_millis(50), member.source.receive(100));
             match receive.await {
-                Ok(Ok(Received::Deliveries(held))) => drop(member.settle(held).await),
+                Ok(Ok(Received::Deliveries(held))) => drop(member.try_acknowledge(held).await),
                 Ok(Ok(Received::Revoked(_)) | Err(SourceError::Unavailable { .. })) | Err(_) => {}
                 Ok(other) => panic!("{other:?}"),
             }
@@ -95,10 +95,10 @@ async fn e9_commits_that_are_refused_are_no_errors_and_are_sent_again() {
     for (error, times) in [(REBALANCE_IN_PROGRESS, 3), (ILLEGAL_GENERATION, 1), (UNKNOWN_MEMBER_ID, 1)] {
         let mock = Mock::new();
         mock.put(&["0", "1", "2"]).await;
-        let member = Member::join(mock.options()).await;
+        let member = join(mock.options()).await;
         let held = member.take(3).await;
         mock.fails(RDKafkaApiKey::OffsetCommit, error, times);
-        member.settle(held).await;
+        member.try_acknowledge(held).await;
         work_until(&member, || mock.committed() == Some(3)).await;
     }
 }
@@ -107,7 +107,7 @@ async fn e9_commits_that_are_refused_are_no_errors_and_are_sent_again() {
 async fn e9_the_last_commit_of_a_close_is_sent_again() {
     let mock = Mock::new();
     mock.put(&["0", "1"]).await;
-    let member = Member::join(mock.options().commit_every(Duration::from_secs(300))).await;
+    let member = join(mock.options().commit_every(Duration::from_secs(300))).await;
     let held = member.take(2).await;
     member.acknowledge(held).await;
     mock.fails(RDKafkaApiKey::OffsetCommit, RDKafkaRespErr::RD_KAFKA_RESP_ERR_REBALANCE_IN_PROGRESS, 1);
@@ -120,27 +120,27 @@ async fn e9_the_last_commit_of_a_close_is_sent_again() {
 async fn d38_a_flush_that_the_group_does_not_take_is_told_of() {
     let mock = Mock::new();
     mock.put(&["0", "1"]).await;
-    let member = Member::join(mock.options().commit_every(Duration::from_secs(300))).await;
+    let member = join(mock.options().commit_every(Duration::from_secs(300))).await;
     let held = member.take(2).await;
     member.acknowledge(held).await;
     mock.fails(RDKafkaApiKey::OffsetCommit, RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_COMMIT_OFFSET_SIZE, 100_000);
-    let refused = within("flushing", member.0.flush()).await.unwrap_err();
+    let refused = within("flushing", member.source.flush()).await.unwrap_err();
     assert!(matches!(refused, SourceError::Unavailable { doing: "committing positions", .. }), "{refused:?}");
     mock.cluster.clear_request_errors(RDKafkaApiKey::OffsetCommit);
     mock.cluster.broker_down(1).unwrap();
-    assert!(within("flushing", member.0.flush()).await.is_err());
+    assert!(within("flushing", member.source.flush()).await.is_err());
     mock.cluster.broker_up(1).unwrap();
     member.flush().await;
     assert_eq!(mock.committed(), Some(2));
-    within("closing", member.0.close(PATIENCE)).await;
-    assert!(within("flushing", member.0.flush()).await.is_err(), "it is closed");
+    within("closing", member.source.close(PATIENCE)).await;
+    assert!(within("flushing", member.source.flush()).await.is_err(), "it is closed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn brokers_that_cannot_be_reached_are_unavailable_and_may_come_later() {
     let mock = Mock::new();
     mock.cluster.broker_down(1).unwrap();
-    let refused = Member::attach(mock.options()).await.err().unwrap();
+    let refused = attach(mock.options()).await.err().unwrap();
     assert!(matches!(refused, SourceError::Unavailable { .. }), "{refused:?}");
     let source = mock.options().build().unwrap();
     assert!(within("attaching", source.attach()).await.is_err());
@@ -152,18 +152,18 @@ async fn brokers_that_cannot_be_reached_are_unavailable_and_may_come_later() {
 async fn j9_brokers_that_go_away_are_reported_and_waited_for() {
     let mock = Mock::new();
     mock.put(&["0"]).await;
-    let member = Member::join(mock.options()).await;
+    let member = join(mock.options()).await;
     let held = member.take(1).await;
     mock.cluster.broker_down(1).unwrap();
     match member.receive(1).await {
         Err(SourceError::Unavailable { .. }) => {}
         other => panic!("instead of a report came {other:?}"),
     }
-    assert!(member.0.unreachable_for().is_some());
+    assert!(member.source.unreachable_for().is_some());
     mock.cluster.broker_up(1).unwrap();
-    member.settle(held).await;
+    member.try_acknowledge(held).await;
     // Nothing comes that would show it.
-    eventually("a broker that answers", || member.0.unreachable_for().is_none()).await;
+    eventually("a broker that answers", || member.source.unreachable_for().is_none()).await;
     mock.put(&["1"]).await;
     work_until(&member, || mock.committed() == Some(2)).await;
 }
@@ -172,11 +172,11 @@ async fn j9_brokers_that_go_away_are_reported_and_waited_for() {
 async fn missing_rights_are_refused_with_the_cure() {
     let mock = Mock::new();
     mock.fails(RDKafkaApiKey::OffsetFetch, RDKafkaRespErr::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED, 20);
-    let refused = Member::attach(mock.options()).await.err().unwrap().to_string();
+    let refused = attach(mock.options()).await.err().unwrap().to_string();
     assert!(refused.contains("group \"ledger\"") && refused.contains("Grant Read on the group"), "{refused}");
     let mock = Mock::new();
     mock.cluster.topic_error(TOPIC, RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED).unwrap();
-    let refused = Member::attach(mock.options()).await.err().unwrap().to_string();
+    let refused = attach(mock.options()).await.err().unwrap().to_string();
     assert!(refused.contains("topic \"purchases\"") && refused.contains("Grant Read and Describe"), "{refused}");
 }
 
@@ -184,11 +184,11 @@ async fn missing_rights_are_refused_with_the_cure() {
 #[tokio::test(flavor = "multi_thread")]
 async fn e27_rights_that_are_taken_away_are_refused_after_a_grace() {
     let mock = Mock::new();
-    let member = Member::join(mock.options()).await;
+    let member = join(mock.options()).await;
     member.idle().await;
     mock.fails(RDKafkaApiKey::Fetch, RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, 100_000);
-    member.trouble("Grant Read and Describe").await;
-    let refusal = within("a refusal", member.refusal()).await;
+    member.outage("Grant Read and Describe").await;
+    let refusal = member.refusal().await.to_string();
     assert!(refusal.contains("topic \"purchases\""), "{refusal}");
 }
 
@@ -197,15 +197,15 @@ async fn e27_rights_that_are_taken_away_are_refused_after_a_grace() {
 #[tokio::test(flavor = "multi_thread")]
 async fn e31_e32_rights_that_come_back_disturb_nobody_and_may_go_again() {
     let mock = Mock::new();
-    let member = Member::join(mock.options()).await;
+    let member = join(mock.options()).await;
     member.idle().await;
     let refuse = || mock.fails(RDKafkaApiKey::Fetch, RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, 2);
     refuse();
-    member.trouble("Grant Read and Describe").await;
-    let replaced = tokio::time::timeout(REFUSAL_GRACE + Duration::from_secs(12), member.0.receive(0)).await;
+    member.outage("Grant Read and Describe").await;
+    let replaced = tokio::time::timeout(REFUSAL_GRACE + Duration::from_secs(12), member.source.receive(0)).await;
     assert!(replaced.is_err(), "{replaced:?}");
     refuse();
-    member.trouble("Grant Read and Describe").await;
+    member.outage("Grant Read and Describe").await;
     mock.put(&["0"]).await;
     assert_eq!(payloads(&member.take(1).await), ["0"]);
 }
@@ -215,12 +215,12 @@ async fn e31_e32_rights_that_come_back_disturb_nobody_and_may_go_again() {
 async fn j1_closing_keeps_its_deadline_when_the_brokers_hang() {
     let mock = Mock::new();
     mock.put(&["0"]).await;
-    let member = Member::join(mock.options()).await;
+    let member = join(mock.options()).await;
     let held = member.take(1).await;
     mock.cluster.broker_round_trip_time(1, Duration::from_secs(600)).unwrap();
     member.acknowledge(held).await;
     // Far less than the brokers' answer takes.
-    within("closing", member.0.close(Duration::from_millis(300))).await;
+    within("closing", member.source.close(Duration::from_millis(300))).await;
     assert!(matches!(member.receive(1).await, Ok(Received::End)));
 }
 
@@ -228,7 +228,7 @@ async fn j1_closing_keeps_its_deadline_when_the_brokers_hang() {
 async fn a_consumer_that_delivers_nothing_is_replaced() {
     let mock = Mock::new();
     mock.put(&["0"]).await;
-    let member = Member::join(mock.options().stalled_after(Duration::from_secs(1))).await;
+    let member = join(mock.options().stalled_after(Duration::from_secs(1))).await;
     let held = member.take(1).await;
     member.acknowledge(held).await;
     // Fetches fail in a way that the client keeps to itself.
@@ -267,8 +267,8 @@ async fn e21_records_that_cannot_be_unpacked_are_told_of_with_the_cure() {
     let mock = Mock::new();
     mock.put(&["0"]).await;
     mock.fails(RDKafkaApiKey::Fetch, RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNSUPPORTED_COMPRESSION_TYPE, 100_000);
-    let member = Member::join(mock.options()).await;
-    let told = member.trouble("zstd").await;
+    let member = join(mock.options()).await;
+    let told = member.outage("zstd").await;
     assert!(told.contains("topic \"purchases\"") && told.contains("unpacked"), "{told}");
     mock.cluster.clear_request_errors(RDKafkaApiKey::Fetch);
     assert_eq!(payloads(&member.take(1).await), ["0"]);
@@ -280,8 +280,8 @@ async fn e21_an_unknown_error_that_repeats_is_told_of() {
     let mock = Mock::new();
     mock.put(&["0"]).await;
     mock.fails(RDKafkaApiKey::Fetch, RDKafkaRespErr::RD_KAFKA_RESP_ERR_POLICY_VIOLATION, 100_000);
-    let member = Member::join(mock.options()).await;
-    let told = member.trouble("Policy violation").await;
+    let member = join(mock.options()).await;
+    let told = member.outage("Policy violation").await;
     assert!(told.contains("consuming") && !told.contains("PolicyViolation"), "{told}");
 }
 
@@ -290,11 +290,11 @@ async fn e21_an_unknown_error_that_repeats_is_told_of() {
 async fn e23_commits_that_are_never_taken_are_told_of() {
     let mock = Mock::new();
     mock.put(&["0", "1"]).await;
-    let member = Member::join(mock.options().stalled_after(Duration::from_secs(1))).await;
+    let member = join(mock.options().stalled_after(Duration::from_secs(1))).await;
     let held = member.take(2).await;
     mock.fails(RDKafkaApiKey::OffsetCommit, RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_COMMIT_OFFSET_SIZE, 100_000);
     member.acknowledge(held).await;
-    let told = member.trouble("committing positions").await;
+    let told = member.outage("committing positions").await;
     assert!(told.contains("group \"ledger\"") && told.contains("duplicates"), "{told}");
     mock.cluster.clear_request_errors(RDKafkaApiKey::OffsetCommit);
     work_until(&member, || mock.committed() == Some(2)).await;
@@ -305,7 +305,7 @@ async fn e23_commits_that_are_never_taken_are_told_of() {
 async fn e23_a_slow_coordinator_gets_the_positions_all_the_same() {
     let mock = Mock::new();
     mock.put(&["0", "1"]).await;
-    let member = Member::join(mock.options()).await;
+    let member = join(mock.options()).await;
     let held = member.take(2).await;
     mock.cluster.broker_round_trip_time(1, Duration::from_millis(1200)).unwrap();
     member.acknowledge(held).await;
@@ -317,9 +317,9 @@ async fn e23_a_slow_coordinator_gets_the_positions_all_the_same() {
 async fn e25_a_group_starts_on_hundreds_of_partitions() {
     let mock = Mock::of(600);
     mock.cluster.broker_round_trip_time(1, Duration::from_millis(100)).unwrap();
-    let (member, _) = Member::attach(mock.options()).await.unwrap();
+    let member = join(mock.options()).await;
     mock.cluster.broker_round_trip_time(1, Duration::ZERO).unwrap();
     mock.put(&["0"]).await;
     assert_eq!(payloads(&member.take(1).await), ["0"]);
-    assert_eq!(member.0.partitions(), (0..600).collect::<Vec<_>>());
+    assert_eq!(member.source.partitions(), (0..600).collect::<Vec<_>>());
 }

@@ -12,7 +12,7 @@ use rdkafka::{
 
 use crate::{
     cluster::{BROKERS, PATIENCE, Topic, config, eventually, fast, unique},
-    member::{Member, payloads, places, split},
+    member::{attach, join, payloads, places, split},
 };
 
 async fn committed(topic: &Topic, expected: &[Option<i64>]) {
@@ -25,7 +25,7 @@ async fn d5_finishing_out_of_order_commits_no_further_than_the_lowest_unfinished
     for number in 0..10 {
         topic.put(0, &number.to_string()).await;
     }
-    let member = Member::join(topic.options()).await;
+    let member = join(topic.options()).await;
     let mut held = member.take(10).await;
     let (last, third) = (held.pop().unwrap(), held.remove(3));
     member.acknowledge(held).await;
@@ -41,7 +41,7 @@ async fn e3_members_of_one_group_each_commit_their_own_lowest_unfinished() {
     for number in 0..12 {
         topic.put(number % 2, &number.to_string()).await;
     }
-    let first = Member::join(topic.options()).await;
+    let first = join(topic.options()).await;
     let held = first.take(12).await;
     // Of partition 0 the second message is left, of partition 1 none.
     let (left, done): (Vec<_>, Vec<_>) =
@@ -52,7 +52,7 @@ async fn e3_members_of_one_group_each_commit_their_own_lowest_unfinished() {
     committed(&topic, &[Some(1), Some(6)]).await;
     drop(left);
     drop(first);
-    let second = Member::join(topic.options()).await;
+    let second = join(topic.options()).await;
     assert_eq!(places(&second.take(5).await), [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]);
 }
 
@@ -78,7 +78,7 @@ async fn e4_e12_aborted_transactions_have_no_effect_and_their_gaps_are_not_waite
         transaction(&topic, &transactional, 2, true);
         transaction(&topic, &transactional, 3, false);
     });
-    let member = Member::join(topic.options()).await;
+    let member = join(topic.options()).await;
     let held = member.take(2).await;
     assert_eq!(payloads(&held), ["0 committed", "1 committed"]);
     // Five aborted records and their marker come before, and the same after two records and their marker.
@@ -101,7 +101,7 @@ async fn d38_what_is_flushed_is_committed_at_once() {
     for number in 0..6 {
         topic.put(number % 2, &number.to_string()).await;
     }
-    let member = Member::join(topic.options().commit_every(Duration::from_secs(300))).await;
+    let member = join(topic.options().commit_every(Duration::from_secs(300))).await;
     let (mut first, mut second) = split(member.take(6).await, 0);
     let rest = first.split_off(2);
     let now = || tokio::task::block_in_place(|| topic.committed());
@@ -131,7 +131,7 @@ async fn e22_positions_pass_what_is_behind_the_last_record_and_its_end_is_no_los
         transaction(&topic, &transactional, 2, true);
         transaction(&topic, &transactional, 30, false);
     });
-    let member = Member::join(topic.options()).await;
+    let member = join(topic.options()).await;
     let mut held = member.take(2).await;
     let first = held.remove(0);
     member.acknowledge(held).await;
@@ -143,7 +143,7 @@ async fn e22_positions_pass_what_is_behind_the_last_record_and_its_end_is_no_los
     assert_eq!(topic.lag(), 0);
     member.close().await;
     topic.truncate(0, 34).await;
-    let member = Member::join(topic.options()).await;
+    let member = join(topic.options()).await;
     topic.put(0, "next").await;
     assert_eq!(places(&member.take(1).await), [(0, 34)]);
 }
@@ -168,7 +168,7 @@ async fn e4_the_gaps_of_a_compacted_topic_are_not_waited_for() {
     loop {
         topic.publish(message(number)).await.unwrap();
         number += 1;
-        let first = Member::join(reading.options()).await;
+        let first = join(reading.options()).await;
         let places = places(&first.take(1).await);
         drop(first);
         if places[0].1 > 0 {
@@ -176,9 +176,10 @@ async fn e4_the_gaps_of_a_compacted_topic_are_not_waited_for() {
         }
         assert!(number < 500, "the topic was never compacted");
     }
-    let (member, attached) = Member::attach(topic.options()).await.unwrap();
-    assert_eq!(attached.redelivery_horizon, None);
-    assert!(attached.warnings[0].contains("cleanup.policy=compact"), "{:?}", attached.warnings);
+    let member = join(topic.options()).await;
+    assert_eq!(member.attached.redelivery_horizon, None);
+    let warnings = &member.attached.warnings;
+    assert!(warnings[0].contains("cleanup.policy=compact"), "{warnings:?}");
     let mut seen = Vec::new();
     while seen.last() != Some(&(0, i64::try_from(number).unwrap() - 1)) {
         let held = member.take(1).await;
@@ -196,15 +197,15 @@ async fn e5_a_position_whose_records_are_gone_is_refused_and_nothing_is_skipped(
     for number in 0..10 {
         topic.put(0, &number.to_string()).await;
     }
-    let member = Member::join(topic.options()).await;
+    let member = join(topic.options()).await;
     let mut held = member.take(3).await;
     member.acknowledge(held.split_off(0)).await;
     member.close().await;
     committed(&topic, &[Some(3)]).await;
     topic.truncate(0, 5).await;
     // The reset is for groups that know nothing of the topic; it must not hide this.
-    let member = Member::join(topic.options().reset(Reset::Latest)).await;
-    let refusal = member.refusal().await;
+    let member = join(topic.options().reset(Reset::Latest)).await;
+    let refusal = member.refusal().await.to_string();
     assert!(refusal.contains(&format!("{}/0/3 (it has 5 to 10)", topic.name)), "{refusal}");
     assert!(refusal.contains("--reset-offsets"), "{refusal}");
     member.close().await;
@@ -216,7 +217,7 @@ async fn e5_a_position_beyond_the_end_is_refused() {
     let topic = Topic::new(1).await;
     topic.put(0, "0").await;
     operator_moves_to(&topic, 7);
-    let refusal = Member::join(topic.options()).await.refusal().await;
+    let refusal = join(topic.options()).await.refusal().await.to_string();
     assert!(refusal.contains(&format!("{}/0/7 (it has 0 to 1)", topic.name)), "{refusal}");
 }
 
@@ -233,14 +234,14 @@ async fn e6_a_position_that_an_operator_moved_is_where_it_starts() {
     for number in 0..10 {
         topic.put(0, &number.to_string()).await;
     }
-    let member = Member::join(topic.options()).await;
+    let member = join(topic.options()).await;
     let held = member.take(10).await;
     let before: Vec<_> = held.iter().map(|delivery| delivery.message.id().unwrap().to_owned()).collect();
     member.acknowledge(held).await;
     member.close().await;
     for (offset, count) in [(2, 8), (9, 1)] {
         operator_moves_to(&topic, offset);
-        let member = Member::join(topic.options()).await;
+        let member = join(topic.options()).await;
         let again = member.take(count).await;
         assert_eq!(places(&again)[0], (0, offset));
         let ids: Vec<_> = again.iter().map(|delivery| delivery.message.id().unwrap()).collect();
@@ -254,7 +255,7 @@ async fn e6_a_position_that_an_operator_moved_is_where_it_starts() {
 async fn e13_a_topic_created_again_while_the_group_was_away_is_unknown_to_it() {
     let topic = Topic::new(1).await;
     topic.put(0, "old").await;
-    let member = Member::join(topic.options()).await;
+    let member = join(topic.options()).await;
     let held = member.take(1).await;
     let (origin, id) = identity(&held);
     member.acknowledge(held).await;
@@ -264,9 +265,9 @@ async fn e13_a_topic_created_again_while_the_group_was_away_is_unknown_to_it() {
     topic.create(1, &[]).await;
     topic.put(0, "new").await;
     let without_reset = fast(KafkaOptions::new(&*BROKERS, &topic.name, &topic.group));
-    let refused = Member::attach(without_reset).await.err().unwrap().to_string();
+    let refused = attach(without_reset).await.err().unwrap().to_string();
     assert!(refused.contains("has no position") && refused.contains("reset earliest"), "{refused}");
-    let member = Member::join(topic.options()).await;
+    let member = join(topic.options()).await;
     let held = member.take(1).await;
     assert_eq!(payloads(&held), ["new"]);
     let again = identity(&held);
@@ -284,7 +285,7 @@ async fn e13_a_topic_created_again_under_a_running_member_is_refused_and_nothing
     for number in 0..3 {
         topic.put(0, &number.to_string()).await;
     }
-    let member = Member::join(topic.options()).await;
+    let member = join(topic.options()).await;
     let held = member.take(3).await;
     member.acknowledge(held).await;
     committed(&topic, &[Some(3)]).await;
@@ -302,7 +303,7 @@ async fn e13_a_topic_created_again_under_a_running_member_is_refused_and_nothing
             match member.receive(1000).await {
                 Ok(idem_core::source::Received::Deliveries(held)) => {
                     handled.extend(payloads(&held));
-                    member.settle(held).await;
+                    member.try_acknowledge(held).await;
                 }
                 Ok(idem_core::source::Received::Revoked(_)) | Err(SourceError::Unavailable { .. }) => {}
                 Ok(other) => panic!("{other:?}"),
@@ -328,7 +329,7 @@ async fn e13_a_topic_created_again_under_a_running_member_is_refused_and_nothing
     member.close().await;
     // Usually the group has no position in the new topic. It has one where the member was assigned the new partition before
     // it was refused, and then from its beginning.
-    let member = Member::join(topic.options()).await;
+    let member = join(topic.options()).await;
     let held = member.take(1).await;
     let next: usize = payloads(&held)[0].strip_prefix("new ").unwrap().parse().unwrap();
     assert!((0..next).all(|number| handled.contains(&format!("new {number}"))), "{handled:?}, and then new {next}");
@@ -338,7 +339,7 @@ async fn e13_a_topic_created_again_under_a_running_member_is_refused_and_nothing
 async fn a_group_that_knows_nothing_is_refused_without_a_reset_and_nothing_is_created() {
     let topic = Topic::new(2).await;
     let options = fast(KafkaOptions::new(&*BROKERS, &topic.name, &topic.group));
-    let refused = Member::attach(options).await.err().unwrap();
+    let refused = attach(options).await.err().unwrap();
     let text = refused.to_string();
     assert!(matches!(refused, SourceError::Refused { .. }), "{text}");
     assert!(text.contains(&topic.group) && text.contains(&topic.name) && text.contains("reset latest"), "{text}");
@@ -351,7 +352,7 @@ async fn a_new_group_has_its_start_committed_for_every_partition_before_it_joins
         let topic = Topic::new(2).await;
         topic.put(0, "0").await;
         topic.put(0, "1").await;
-        let member = Member::join(topic.options().reset(reset)).await;
+        let member = join(topic.options().reset(reset)).await;
         assert_eq!(topic.committed(), expected, "{reset:?}");
         topic.put(0, "2").await;
         let first = member.take(1).await;
@@ -363,7 +364,7 @@ async fn a_new_group_has_its_start_committed_for_every_partition_before_it_joins
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_is_added_later_is_taken_from_its_beginning() {
     let topic = Topic::new(1).await;
-    let member = Member::join(topic.options().reset(Reset::Latest)).await;
+    let member = join(topic.options().reset(Reset::Latest)).await;
     member.idle().await;
     topic.add_partition().await;
     // The group has not noticed it yet, or has; either way nothing of it may be lost.
@@ -382,8 +383,8 @@ async fn two_groups_on_one_topic_both_have_everything() {
         topic.put(0, &number.to_string()).await;
     }
     let other = Topic { name: topic.name.clone(), group: unique("idem-group") };
-    let (member, another) = (Member::join(topic.options()).await, Member::join(other.options()).await);
+    let (member, another) = (join(topic.options()).await, join(other.options()).await);
     assert_eq!(payloads(&member.take(3).await), ["0", "1", "2"]);
     assert_eq!(payloads(&another.take(3).await), ["0", "1", "2"]);
-    another.0.stop();
+    another.source.stop();
 }

@@ -17,7 +17,7 @@ use rdkafka::{
 
 use crate::{
     cluster::{BROKERS, Topic, fast},
-    member::{Member, within},
+    member::{join, within},
 };
 
 pub(crate) fn dead_letter(message: Message) -> DeadLetter {
@@ -39,7 +39,7 @@ async fn a_dead_letter_carries_its_message_and_why_it_was_set_aside() {
     let publisher = publisher(&BROKERS, &topic.name);
     within("publishing", publisher.publish(&dead_letter(message))).await.unwrap();
     within("publishing", publisher.publish(&dead_letter(Message::tombstone()))).await.unwrap();
-    let held = Member::join(topic.options()).await.take(2).await;
+    let held = join(topic.options()).await.take(2).await;
     let (letter, tombstone) = (&held[0].message, &held[1].message);
     assert_eq!(letter.payload().unwrap(), "{}");
     assert_eq!(letter.record_key().unwrap(), "customer-1");
@@ -90,7 +90,7 @@ async fn e15_a_dead_letter_counts_as_published_only_once_it_is_confirmed() {
     cluster.request_errors(RDKafkaApiKey::Produce, &[passing, passing]);
     cluster.broker_up(1).unwrap();
     within("publishing", publishing).await.unwrap();
-    let member = Member::join(fast(KafkaOptions::new(&brokers, "dead", "ledger")).reset(Reset::Earliest)).await;
+    let member = join(fast(KafkaOptions::new(&brokers, "dead", "ledger")).reset(Reset::Earliest)).await;
     let held = member.take(2).await;
     member.acknowledge(held).await;
     member.idle().await;
@@ -106,7 +106,7 @@ fn noise(bytes: usize) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread")]
 async fn e17_a_dead_letter_fits_where_its_message_did() {
     let topic = Topic::with(1, &[("max.message.bytes", "1048588")]).await;
-    let (member, attached) = Member::attach(topic.options()).await.unwrap();
+    let member = join(topic.options()).await;
     let options = KafkaOptions::new(&*BROKERS, "purchases", "ledger");
     let publisher = KafkaPublisher::new(&options, &topic.name).unwrap();
     let large = format!(r#"{{"items":"{}"}}"#, "0123456789".repeat(140_000));
@@ -123,7 +123,7 @@ async fn e17_a_dead_letter_fits_where_its_message_did() {
     let plain = KafkaPublisher::new(&options.set("compression.type", "none"), &topic.name).unwrap();
     let refused = within("publishing", plain.publish(&dead_letter(Message::new(large)))).await.unwrap_err();
     assert!(matches!(refused, SourceError::DoesNotFit { .. }), "the setting reached the publisher: {refused:?}");
-    assert_eq!(attached.message_bytes_max, Some(1_048_588 - 61), "so 1 MiB as a limit warns of nothing");
+    assert_eq!(member.attached.message_bytes_max, Some(1_048_588 - 61), "so 1 MiB as a limit warns of nothing");
 }
 
 /// A producer with idempotence that has met a fatal error refuses everything from then on, so another takes its place.
@@ -178,7 +178,7 @@ async fn e18_a_dead_letter_that_is_shovelled_back_is_the_same_message() {
     let record = || Message::new(r#"{"cents":1}"#).with_record_key("customer-1").with_headers(headers.clone());
     topic.publish(record()).await.unwrap();
     topic.publish(Message::tombstone().with_record_key("customer-1").with_headers(headers.clone())).await.unwrap();
-    let (member, reader) = (Member::join(topic.options()).await, Member::join(dead.options()).await);
+    let (member, reader) = (join(topic.options()).await, join(dead.options()).await);
     let publisher = publisher(&BROKERS, &dead.name);
     for first in member.take(2).await {
         let first = first.message;

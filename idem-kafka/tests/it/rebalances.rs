@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     cluster::{PATIENCE, Topic, config, eventually},
-    member::{Deliveries, Member, payloads, places, split, within},
+    member::{Deliveries, Member, join, payloads, places, split, within},
 };
 
 /// Both partitions have `each` messages.
@@ -37,17 +37,17 @@ async fn e1_j3_a_zombie_that_finishes_late_moves_no_position() {
         topic.put(0, &number.to_string()).await;
     }
     // It hears of its end only at its next heartbeat.
-    let zombie = Member::join(topic.options().set("heartbeat.interval.ms", "3000")).await;
+    let zombie = join(topic.options().set("heartbeat.interval.ms", "3000")).await;
     let held = zombie.take(4).await;
     tokio::task::block_in_place(|| topic.expel());
-    let successor = Member::join(topic.options()).await;
+    let successor = join(topic.options()).await;
     let mut again = successor.take(4).await;
     assert_eq!(payloads(&again), payloads(&held));
     let rest = again.split_off(2);
     successor.acknowledge(again).await;
     eventually("the successor's position", || topic.committed() == [Some(2)]).await;
     // The zombie still believes in its assignment, but what it commits is of a membership that is over.
-    let answers = zombie.settle(held).await;
+    let answers = zombie.try_acknowledge(held).await;
     let revocation = zombie.revocation().await;
     assert!(revocation.drained.is_none(), "nobody waits for it");
     assert_eq!(topic.committed(), [Some(2)], "after {answers:?}");
@@ -58,16 +58,16 @@ async fn e1_j3_a_zombie_that_finishes_late_moves_no_position() {
 #[tokio::test(flavor = "multi_thread")]
 async fn e2_what_is_settled_after_a_revocation_is_stale_and_moves_no_position() {
     let topic = topic_of_two(3).await;
-    let first = Member::join(topic.options()).await;
+    let first = join(topic.options()).await;
     let held = first.take(6).await;
-    let second = Member::join(topic.options()).await;
+    let second = join(topic.options()).await;
     let revocation = first.revocation().await;
     let moved = moved_partition(&held, &revocation.assignments);
     revocation.drained.unwrap().send(()).unwrap();
     assert_eq!(places(&second.take(3).await), [(moved, 0), (moved, 1), (moved, 2)]);
     let (gone, kept) = split(held, moved);
-    assert_eq!(first.settle(gone).await, [Settled::Stale; 3]);
-    assert_eq!(first.settle(kept).await, [Settled::Settled; 3]);
+    assert_eq!(first.try_acknowledge(gone).await, [Settled::Stale; 3]);
+    assert_eq!(first.try_acknowledge(kept).await, [Settled::Settled; 3]);
     let mut expected = [Some(3), Some(3)];
     expected[usize::try_from(moved).unwrap()] = Some(0);
     eventually("the kept partition's position", || topic.committed() == expected).await;
@@ -83,9 +83,9 @@ fn moved_partition(held: &Deliveries, ending: &[idem_core::source::Assignment]) 
 #[tokio::test(flavor = "multi_thread")]
 async fn e8_under_the_cooperative_protocol_kept_partitions_are_not_disturbed() {
     let topic = topic_of_two(2).await;
-    let first = Member::join(topic.options()).await;
+    let first = join(topic.options()).await;
     let held = first.take(4).await;
-    let second = Member::join(topic.options()).await;
+    let second = join(topic.options()).await;
     let revocation = first.revocation().await;
     let moved = moved_partition(&held, &revocation.assignments);
     let (gone, kept) = split(held, moved);
@@ -112,9 +112,9 @@ async fn e8_under_the_cooperative_protocol_kept_partitions_are_not_disturbed() {
 async fn e10_positions_are_committed_before_a_partition_is_let_go() {
     let topic = topic_of_two(3).await;
     // Only the revocation commits within this test.
-    let first = Member::join(topic.options().commit_every(Duration::from_secs(300))).await;
+    let first = join(topic.options().commit_every(Duration::from_secs(300))).await;
     let held = first.take(6).await;
-    let second = Member::join(topic.options()).await;
+    let second = join(topic.options()).await;
     let revocation = first.revocation().await;
     let moved = moved_partition(&held, &revocation.assignments);
     let (mut gone, _kept) = split(held, moved);
@@ -123,7 +123,7 @@ async fn e10_positions_are_committed_before_a_partition_is_let_go() {
     first.acknowledge(gone).await;
     revocation.drained.unwrap().send(()).unwrap();
     assert_eq!(places(&second.take(1).await), [(moved, 2)]);
-    assert_eq!(first.settle(vec![left]).await, [Settled::Stale]);
+    assert_eq!(first.try_acknowledge(vec![left]).await, [Settled::Stale]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -131,13 +131,13 @@ async fn e10_a_worker_that_does_not_answer_holds_its_partitions_no_longer_than_t
     for strategy in ["cooperative-sticky", "range"] {
         let topic = topic_of_two(1).await;
         let options = |topic: &Topic| topic.options().set("partition.assignment.strategy", strategy);
-        let first = Member::join(options(&topic).drain(Duration::from_millis(200))).await;
+        let first = join(options(&topic).drain(Duration::from_millis(200))).await;
         let held = first.take(2).await;
-        let second = Member::join(options(&topic)).await;
+        let second = join(options(&topic)).await;
         let revocation = first.revocation().await;
         let again = second.take(1).await;
         let (gone, _) = split(held, places(&again)[0].0);
-        assert_eq!(first.settle(gone).await, [Settled::Stale], "{strategy}");
+        assert_eq!(first.try_acknowledge(gone).await, [Settled::Stale], "{strategy}");
         drop(revocation);
     }
 }
@@ -146,11 +146,11 @@ async fn e10_a_worker_that_does_not_answer_holds_its_partitions_no_longer_than_t
 #[tokio::test(flavor = "multi_thread")]
 async fn j1_a_stopped_member_lets_go_once_what_it_has_in_hand_is_settled() {
     let topic = topic_of_two(1).await;
-    let first = Member::join(topic.options()).await;
+    let first = join(topic.options()).await;
     let held = first.take(2).await;
-    first.0.stop();
+    first.source.stop();
     assert!(matches!(first.receive(1).await, Ok(Received::End)));
-    let second = Member::join(topic.options()).await;
+    let second = join(topic.options()).await;
     eventually("both members", || topic.members().len() == 2).await;
     first.acknowledge(held).await;
     let moved = within("the moved partition", async {
@@ -158,7 +158,7 @@ async fn j1_a_stopped_member_lets_go_once_what_it_has_in_hand_is_settled() {
             for partition in 0..2 {
                 topic.put(partition, "later").await;
             }
-            let receive = second.0.receive(1);
+            let receive = second.source.receive(1);
             if let Ok(received) = tokio::time::timeout(Duration::from_millis(300), receive).await {
                 return received.unwrap();
             }
@@ -172,10 +172,10 @@ async fn j1_a_stopped_member_lets_go_once_what_it_has_in_hand_is_settled() {
 /// Receives and acknowledges until the source is stopped; what it saw goes to `seen`.
 async fn work(member: Arc<Member>, seen: mpsc::UnboundedSender<String>) {
     loop {
-        match member.0.receive(7).await.unwrap() {
+        match member.source.receive(7).await.unwrap() {
             Received::Deliveries(held) => {
                 payloads(&held).into_iter().for_each(|payload| seen.send(payload).unwrap());
-                member.settle(held).await;
+                member.try_acknowledge(held).await;
             }
             // Everything is settled by now.
             Received::Revoked(revocation) => drop(revocation),
@@ -192,7 +192,7 @@ async fn members_come_and_go(strategy: &str) {
     let options = || -> KafkaOptions { topic.options().set("partition.assignment.strategy", strategy) };
     let (seen, mut seeing) = mpsc::unbounded_channel();
     let start = || async {
-        let member = Arc::new(Member::join(options()).await);
+        let member = Arc::new(join(options()).await);
         (Arc::clone(&member), tokio::spawn(work(member, seen.clone())))
     };
     let stays = start().await;
@@ -203,12 +203,12 @@ async fn members_come_and_go(strategy: &str) {
             topic.put(published % 4, &published.to_string()).await;
             published += 1;
         }
-        comes.0.0.stop();
+        comes.0.source.stop();
         within("the end of intake", comes.1).await.unwrap();
-        within("closing", comes.0.0.close(PATIENCE)).await;
+        within("closing", comes.0.source.close(PATIENCE)).await;
     }
     eventually("everything is settled", || topic.lag() == 0).await;
-    stays.0.0.stop();
+    stays.0.source.stop();
     within("the end of intake", stays.1).await.unwrap();
     let mut counts: HashMap<String, usize> = HashMap::new();
     while let Ok(payload) = seeing.try_recv() {
@@ -240,7 +240,7 @@ async fn e7_j7_a_slow_worker_stays_a_member_and_gets_a_backlog_whole_and_in_orde
         .set("session.timeout.ms", "6000")
         .set("max.poll.interval.ms", "6000")
         .drain(Duration::from_secs(2));
-    let member = Member::join(options).await;
+    let member = join(options).await;
     let first = member.take(1).await;
     let before = topic.members();
     // The time itself is what is tested: it must pass the interval, in which librdkafka would give the member up.
@@ -291,12 +291,12 @@ async fn e21_e26_a_group_that_does_not_let_this_member_in_is_told_of_and_it_is_n
         topic.is_stable(1)
     })
     .await;
-    let member = Member::join(topic.options()).await;
-    let told = member.trouble("partition.assignment.strategy").await;
+    let member = join(topic.options()).await;
+    let told = member.outage("partition.assignment.strategy").await;
     assert!(told.contains(&topic.group) && !told.contains("InconsistentGroupProtocol"), "{told}");
-    assert!(!member.0.takes_part() && member.0.partitions().is_empty());
+    assert!(!member.source.takes_part() && member.source.partitions().is_empty());
     drop(other);
     assert_eq!(payloads(&member.take(1).await), ["one"]);
-    assert!(member.0.takes_part());
-    assert_eq!(member.0.partitions(), [0]);
+    assert!(member.source.takes_part());
+    assert_eq!(member.source.partitions(), [0]);
 }

@@ -8,7 +8,7 @@ use rdkafka::producer::{FutureProducer, FutureRecord};
 
 use crate::{
     cluster::{BROKERS, PATIENCE, Topic, fast},
-    member::{Member, payloads},
+    member::{join, payloads},
     wire,
 };
 
@@ -17,7 +17,7 @@ async fn e11_a_tombstone_and_an_empty_payload_are_two_messages() {
     let topic = Topic::new(1).await;
     topic.publish(Message::tombstone().with_record_key("a")).await.unwrap();
     topic.publish(Message::new("").with_record_key("a")).await.unwrap();
-    let held = Member::join(topic.options()).await.take(2).await;
+    let held = join(topic.options()).await.take(2).await;
     assert_eq!((held[0].message.payload(), held[1].message.payload().map(|payload| payload.len())), (None, Some(0)));
 }
 
@@ -30,7 +30,7 @@ async fn ordering_keys(lane_by: LaneBy) -> Vec<OrderingKey> {
     }
     topic.add_partition().await;
     topic.put(1, "without a key").await;
-    let held = Member::join(topic.options().lane_by(lane_by)).await.take(7).await;
+    let held = join(topic.options().lane_by(lane_by)).await.take(7).await;
     let (elsewhere, mut here): (Vec<_>, Vec<_>) =
         held.into_iter().partition(|delivery| delivery.message.payload().unwrap() != "x");
     here.extend(elsewhere);
@@ -72,7 +72,7 @@ async fn e19_header_names_that_are_not_utf8_make_a_message_malformed_and_no_nois
     headers.push((b"idempotencykey", b"order-1"));
     tokio::task::block_in_place(|| wire::produce_with_headers(&topic.name, &headers));
     topic.put(0, "next").await;
-    let member = Member::join(topic.options()).await;
+    let member = join(topic.options()).await;
     let held = member.take(2).await;
     assert_eq!(payloads(&held), ["x", "next"]);
     let (broken, next) = (&held[0].message, &held[1].message);
@@ -102,7 +102,7 @@ async fn a45_a_record_of_a_topic_that_was_created_again_has_another_derived_key(
         for group in ["one", "two"] {
             let group = format!("{}-{group}-{life}", topic.group);
             let options = fast(KafkaOptions::new(&*BROKERS, &topic.name, &group)).reset(Reset::Earliest);
-            let held = Member::join(options).await.take(1).await;
+            let held = join(options).await.take(1).await;
             assert_eq!(payloads(&held), [payload]);
             assert_eq!(held[0].message.origin().as_str(), format!("{}/0/0", topic.name));
             of_life.push(held[0].message.derived_key("charge"));
@@ -131,7 +131,7 @@ async fn e20_hostile_headers_arrive_as_they_were_sent() {
         topic.publish(Message::new("x").with_headers(headers.clone())).await.unwrap();
         sent.push(headers);
     }
-    let held = Member::join(topic.options()).await.take(50).await;
+    let held = join(topic.options()).await.take(50).await;
     let came: Vec<_> = held.into_iter().map(|delivery| delivery.message.headers().clone()).collect();
     assert_eq!(came, sent, "seed {seed}");
 }
@@ -142,7 +142,7 @@ async fn e20_as_many_headers_as_the_client_library_reads_arrive() {
     let topic = Topic::new(1).await;
     let headers: Vec<_> = (0..100_000).map(|_| (&b""[..], &b""[..])).collect();
     tokio::task::block_in_place(|| wire::produce_with_headers(&topic.name, &headers));
-    let held = Member::join(topic.options()).await.take(1).await;
+    let held = join(topic.options()).await.take(1).await;
     let message = &held[0].message;
     assert_eq!((message.headers().len(), message.problem()), (100_000, None));
     assert!(message.bytes() > 100_000 * 48, "they count for what they take: {}", message.bytes());
@@ -160,6 +160,6 @@ async fn e21_records_are_read_however_they_are_compressed() {
         let record = FutureRecord::<str, str>::to(&topic.name).payload(&payload);
         producer.send(record, PATIENCE).await.unwrap();
     }
-    let held = Member::join(topic.options()).await.take(codecs.len()).await;
+    let held = join(topic.options()).await.take(codecs.len()).await;
     assert_eq!(payloads(&held), codecs.map(|codec| codec.repeat(1000)));
 }

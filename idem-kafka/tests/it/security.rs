@@ -1,12 +1,12 @@
 //! Brokers that want TLS and a password: the door of the real one at `IDEM_KAFKA_SSL_BROKERS`, where `idem` may do
 //! everything and `stranger` nothing.
 
-use idem_core::{Message, Publisher, SourceError, source::Attached};
+use idem_core::{Message, Publisher, SourceError};
 use idem_kafka::{KafkaOptions, KafkaPublisher, Reset};
 
 use crate::{
     cluster::{Topic, fast},
-    member::{Member, payloads, within},
+    member::{attach_when_reachable, join, payloads},
     publisher::dead_letter,
 };
 
@@ -29,19 +29,6 @@ fn options(topic: &Topic, user: &str, password: &str) -> KafkaOptions {
         .set("sasl.password", password)
 }
 
-/// As a worker does: what could not be reached is asked again.
-async fn attach(options: KafkaOptions) -> Result<Attached, SourceError> {
-    let answered = async {
-        loop {
-            match Member::attach(options.clone()).await {
-                Err(SourceError::Unavailable { .. }) => {}
-                answered => return answered.map(|(_, attached)| attached),
-            }
-        }
-    };
-    within("an answer of the brokers", answered).await
-}
-
 fn assert_refused<T: std::fmt::Debug>(answer: Result<T, SourceError>, words: &str) {
     match answer {
         Err(SourceError::Refused { problem, .. }) => assert!(problem.contains(words), "{problem}"),
@@ -53,7 +40,7 @@ fn assert_refused<T: std::fmt::Debug>(answer: Result<T, SourceError>, words: &st
 async fn a_client_with_a_password_consumes_over_tls() {
     let topic = Topic::new(1).await;
     topic.put(0, "one").await;
-    let member = Member::join(options(&topic, "idem", "idem")).await;
+    let member = join(options(&topic, "idem", "idem")).await;
     let held = member.take(1).await;
     assert_eq!(payloads(&held), ["one"]);
     member.acknowledge(held).await;
@@ -62,14 +49,14 @@ async fn a_client_with_a_password_consumes_over_tls() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_password_is_refused_at_once() {
     let topic = Topic::new(1).await;
-    assert_refused(attach(options(&topic, "idem", "guessed")).await, "do not let this client in");
+    assert_refused(attach_when_reachable(options(&topic, "idem", "guessed")).await, "do not let this client in");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_that_nobody_vouches_for_is_refused_at_once() {
     let topic = Topic::new(1).await;
     let trusting_others = options(&topic, "idem", "idem").set("ssl.ca.location", "/etc/ssl/certs/ca-certificates.crt");
-    assert_refused(attach(trusting_others).await, "do not let this client in");
+    assert_refused(attach_when_reachable(trusting_others).await, "do not let this client in");
 }
 
 /// The reason stands behind whatever else the client library has to say, here a warning for each setting that is out of date.
@@ -93,20 +80,20 @@ async fn e29_a_refusal_behind_many_warnings_is_heard_at_the_first_try() {
         options = options.set(name, value);
     }
     // The broker answers a wrong password after a moment, so one try is enough, unless the machine stands still.
-    assert_refused(attach(options).await, "do not let this client in");
+    assert_refused(attach_when_reachable(options).await, "do not let this client in");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_file_that_is_not_there_is_refused_by_the_name_of_its_setting() {
     let topic = Topic::new(1).await;
     let nowhere = options(&topic, "idem", "idem").set("ssl.ca.location", "/no/such/file");
-    assert_refused(attach(nowhere).await, "ssl.ca.location");
+    assert_refused(attach_when_reachable(nowhere).await, "ssl.ca.location");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_principal_without_rights_is_refused_by_the_name_of_the_topic() {
     let topic = Topic::new(1).await;
-    assert_refused(attach(options(&topic, "stranger", "stranger")).await, &topic.name);
+    assert_refused(attach_when_reachable(options(&topic, "stranger", "stranger")).await, &topic.name);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -20,7 +20,7 @@ use rdkafka::{
 
 use crate::{
     cluster::{PATIENCE, eventually, fast},
-    member::{Member, payloads, within},
+    member::{attach, attach_when_reachable, join, payloads, within},
     publisher::dead_letter,
 };
 
@@ -106,17 +106,8 @@ fn text(error: &SourceError) -> String {
 async fn e28_tokens_let_a_worker_in_and_are_renewed() {
     let _server = OwnServer::up().await;
     let issuer = Arc::new(Issuer::default());
-    let (member, attached) = {
-        let joined = async {
-            loop {
-                match Member::attach(OwnServer::options(&issuer)).await {
-                    Err(SourceError::Unavailable { .. }) => {}
-                    answer => return answer.unwrap(),
-                }
-            }
-        };
-        within("joining", joined).await
-    };
+    let member = join(OwnServer::options(&issuer)).await;
+    let attached = &member.attached;
     assert!(attached.warnings[0].contains("token") && attached.redelivery_horizon.is_none(), "{attached:?}");
     let dead = KafkaPublisher::new(&OwnServer::options(&issuer), "dead").unwrap();
     within("publishing", dead.publish(&dead_letter(Message::new("one")))).await.unwrap();
@@ -133,20 +124,12 @@ async fn e28_tokens_let_a_worker_in_and_are_renewed() {
 
     // A provider that is away is waited for, and says so.
     let away = Arc::new(Issuer { fails: 1, ..Issuer::default() });
-    let answer = Member::attach(OwnServer::options(&away)).await.err().unwrap();
+    let answer = attach(OwnServer::options(&away)).await.err().unwrap();
     assert!(matches!(answer, SourceError::Unavailable { .. }) && text(&answer).contains("on holiday"), "{answer:?}");
-    Member::join(OwnServer::options(&away)).await.close().await;
+    join(OwnServer::options(&away)).await.close().await;
 
     // A token that the broker does not take is refused, as a password is.
     let expired = Arc::new(Issuer { expired: true, ..Issuer::default() });
-    let refused = async {
-        loop {
-            match Member::attach(OwnServer::options(&expired)).await {
-                Err(SourceError::Unavailable { .. }) => {}
-                answer => return answer.err().unwrap(),
-            }
-        }
-    };
-    let answer = within("a refusal", refused).await;
+    let answer = attach_when_reachable(OwnServer::options(&expired)).await.unwrap_err();
     assert!(matches!(answer, SourceError::Refused { .. }) && text(&answer).contains("do not let this client in"));
 }

@@ -17,7 +17,7 @@ use idem_sqs::{
 use idem_testkit::{Decide as _, MemoryStore, sqs::QueueOptions};
 
 use crate::{
-    member::{Deliveries, Member, payloads, within},
+    member::{Deliveries, attach, join, payloads, within},
     server::{PATIENCE, Server, client, eventually},
 };
 
@@ -51,19 +51,19 @@ async fn f2_a_delete_that_succeeded_may_have_deleted_nothing() {
     queue.send([order(1)]).await;
     let engine = Engine::new();
     let options = queue.options().visibility(Duration::from_secs(60));
-    let late = Member::join(&options.clone().receivers(1).wait(Duration::from_secs(5))).await;
-    let held = late.take(1).await;
+    let late = join(&options.clone().receivers(1).wait(Duration::from_secs(5))).await;
+    let held = late.take_without_outage(1).await;
     assert!(engine.process(&held).await[0].is_processed());
     // It polls no more from here on, so that the rival gets the message.
-    late.0.stop();
+    late.source.stop();
     eventually("no poll of its own", async || queue.server.as_fake().receiving() == 0).await;
     queue.server.as_fake().advance(Duration::from_secs(60));
-    let rival = Member::join(&options).await;
-    let again = rival.take(1).await;
-    assert_eq!(late.acknowledge(held).await, [Settled::Settled], "SQS says so");
+    let rival = join(&options).await;
+    let again = rival.take_without_outage(1).await;
+    assert_eq!(late.try_acknowledge(held).await, [Settled::Settled], "SQS says so");
     assert_eq!(queue.counts().await, [0, 1, 0]);
     assert!(engine.process(&again).await[0].is_skipped(), "it comes back as a duplicate");
-    assert_eq!(rival.acknowledge(again).await, [Settled::Settled]);
+    assert_eq!(rival.try_acknowledge(again).await, [Settled::Settled]);
     queue.until_counts([0, 0, 0]).await;
 }
 
@@ -73,22 +73,22 @@ async fn f2_a_late_delete_is_stale() {
     for ending in ["", ".fifo"] {
         let queue = Server::fake().await.queue(ending).await;
         queue.send([order(1)]).await;
-        let member = Member::join(&queue.options().visibility(Duration::from_secs(60))).await;
-        let held = member.take(1).await;
+        let member = join(&queue.options().visibility(Duration::from_secs(60))).await;
+        let held = member.take_without_outage(1).await;
         queue.server.as_fake().advance(Duration::from_secs(60));
-        let again = member.take(1).await;
-        assert_eq!(member.acknowledge(held).await, [Settled::Stale], "{ending}");
+        let again = member.take_without_outage(1).await;
+        assert_eq!(member.try_acknowledge(held).await, [Settled::Stale], "{ending}");
         assert_eq!(queue.server.as_fake().requests("DeleteMessageBatch"), 0, "{ending}: nothing is sent for it");
-        assert_eq!(member.acknowledge(again).await, [Settled::Settled], "{ending}");
+        assert_eq!(member.try_acknowledge(again).await, [Settled::Settled], "{ending}");
         queue.until_counts([0, 0, 0]).await;
     }
     let queue = Server::fake().await.queue(".fifo").await;
     queue.send([order(1)]).await;
-    let member = Member::join(&queue.options().visibility(Duration::from_secs(60))).await;
-    let held = member.take(1).await;
+    let member = join(&queue.options().visibility(Duration::from_secs(60))).await;
+    let held = member.take_without_outage(1).await;
     queue.server.as_fake().hang_receives(true);
     queue.server.as_fake().advance(Duration::from_secs(60));
-    assert_eq!(member.acknowledge(held).await, [Settled::Stale], "the queue says so");
+    assert_eq!(member.try_acknowledge(held).await, [Settled::Stale], "the queue says so");
     queue.until_counts([1, 0, 0]).await;
 }
 
@@ -96,9 +96,9 @@ async fn f2_a_late_delete_is_stale() {
 async fn f3_a_delete_that_fails_or_whose_answer_is_lost_is_sent_again() {
     let queue = Server::fake().await.queue("").await;
     queue.send([order(1), order(2)]).await;
-    let member = Member::join(&queue.options()).await;
+    let member = join(&queue.options()).await;
     for (number, lost) in [(1, false), (2, true)] {
-        let held = member.take(1).await;
+        let held = member.take_without_outage(1).await;
         let fake = queue.server.as_fake();
         let delete = "DeleteMessageBatch";
         if lost {
@@ -106,7 +106,7 @@ async fn f3_a_delete_that_fails_or_whose_answer_is_lost_is_sent_again() {
         } else {
             fake.fail(delete, 2)
         };
-        assert_eq!(member.acknowledge(held).await, [Settled::Settled], "{number}");
+        assert_eq!(member.try_acknowledge(held).await, [Settled::Settled], "{number}");
     }
     assert_eq!(queue.server.as_fake().requests("DeleteMessageBatch"), 6);
     assert_eq!(queue.counts().await, [0, 0, 0]);
@@ -118,30 +118,30 @@ async fn f3_a_delete_that_never_succeeds_is_unknown_and_its_message_a_duplicate(
     let queue = Server::fake().await.queue("").await;
     queue.send([order(1)]).await;
     let (engine, visibility) = (Engine::new(), Duration::from_secs(60));
-    let member = Member::join(&queue.options().visibility(visibility)).await;
-    let held = member.take(1).await;
+    let member = join(&queue.options().visibility(visibility)).await;
+    let held = member.take_without_outage(1).await;
     assert!(engine.process(&held).await[0].is_processed());
     queue.server.as_fake().fail("DeleteMessageBatch", u32::MAX);
-    assert_eq!(member.acknowledge(held).await, [Settled::Unknown]);
+    assert_eq!(member.try_acknowledge(held).await, [Settled::Unknown]);
     queue.server.as_fake().fail("DeleteMessageBatch", 0);
     queue.server.as_fake().advance(visibility);
-    let again = member.take(1).await;
+    let again = member.take_without_outage(1).await;
     assert!(engine.process(&again).await[0].is_skipped());
-    assert_eq!(member.acknowledge(again).await, [Settled::Settled]);
+    assert_eq!(member.try_acknowledge(again).await, [Settled::Settled]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn f4_a_deleted_message_that_returns_is_a_duplicate() {
     let queue = Server::fake().await.queue("").await;
     queue.send((0..5).map(order)).await;
-    let (engine, member) = (Engine::new(), Member::join(&queue.options()).await);
-    let held = member.take(5).await;
+    let (engine, member) = (Engine::new(), join(&queue.options()).await);
+    let held = member.take_without_outage(5).await;
     assert!(engine.process(&held).await.iter().all(Decision::is_processed));
-    assert_eq!(member.acknowledge(held).await, [Settled::Settled; 5]);
+    assert_eq!(member.try_acknowledge(held).await, [Settled::Settled; 5]);
     assert_eq!(queue.fake().resurrect(), 5);
-    let again = member.take(5).await;
+    let again = member.take_without_outage(5).await;
     assert!(engine.process(&again).await.iter().all(Decision::is_skipped));
-    assert_eq!(member.acknowledge(again).await, [Settled::Settled; 5]);
+    assert_eq!(member.try_acknowledge(again).await, [Settled::Settled; 5]);
     queue.until_counts([0, 0, 0]).await;
 }
 
@@ -149,10 +149,10 @@ async fn f4_a_deleted_message_that_returns_is_a_duplicate() {
 async fn f5_entries_that_fail_in_a_batch_that_succeeds_are_sent_again() {
     let queue = Server::fake().await.queue("").await;
     queue.send((0..25).map(order)).await;
-    let member = Member::join(&queue.options()).await;
-    let held = member.take(25).await;
+    let member = join(&queue.options()).await;
+    let held = member.take_without_outage(25).await;
     queue.fake().fail_entries(4);
-    assert_eq!(member.acknowledge(held).await, [Settled::Settled; 25]);
+    assert_eq!(member.try_acknowledge(held).await, [Settled::Settled; 25]);
     assert_eq!(queue.counts().await, [0, 0, 0]);
     let requests = queue.server.as_fake().requests("DeleteMessageBatch");
     assert!((4..=7).contains(&requests), "ten in each, and what failed once more: {requests}");
@@ -163,10 +163,10 @@ async fn f5_entries_that_fail_in_a_batch_that_succeeds_are_sent_again() {
 async fn f5_entries_that_are_throttled_are_sent_again() {
     let queue = Server::fake().await.queue("").await;
     queue.send((0..5).map(order)).await;
-    let member = Member::join(&queue.options()).await;
-    let held = member.take(5).await;
+    let member = join(&queue.options()).await;
+    let held = member.take_without_outage(5).await;
     queue.fake().throttle_entries(3);
-    assert_eq!(member.acknowledge(held).await, [Settled::Settled; 5]);
+    assert_eq!(member.try_acknowledge(held).await, [Settled::Settled; 5]);
     assert_eq!(queue.counts().await, [0, 0, 0]);
 }
 
@@ -175,8 +175,8 @@ async fn f5_entries_that_are_throttled_are_sent_again() {
 async fn f9_a_queue_at_its_limit_of_messages_in_flight_is_reported() {
     let queue = Server::fake().await.queue_with("", QueueOptions { in_flight_max: 5, ..Default::default() }).await;
     queue.send((0..8).map(order)).await;
-    let member = Member::join(&queue.options()).await;
-    let held = member.take(5).await;
+    let member = join(&queue.options()).await;
+    let held = member.take_without_outage(5).await;
     match member.receive(10).await {
         Err(error @ SourceError::Unavailable { .. }) => {
             let text = std::error::Error::source(&error).unwrap().to_string();
@@ -184,7 +184,7 @@ async fn f9_a_queue_at_its_limit_of_messages_in_flight_is_reported() {
         }
         other => panic!("instead of a report came {other:?}"),
     }
-    assert_eq!(member.acknowledge(held).await, [Settled::Settled; 5]);
+    assert_eq!(member.try_acknowledge(held).await, [Settled::Settled; 5]);
     let mut rest = Vec::new();
     while rest.len() < 3 {
         // Both receivers report.
@@ -199,7 +199,7 @@ async fn f9_a_queue_at_its_limit_of_messages_in_flight_is_reported() {
 #[tokio::test(flavor = "multi_thread")]
 async fn f9_over_limit_is_waited_out() {
     let queue = Server::fake().await.queue("").await;
-    let member = Member::join(&queue.options().receivers(1)).await;
+    let member = join(&queue.options().receivers(1)).await;
     queue.server.as_fake().refuse(Some("OverLimit"));
     let answer = member.receive(1).await;
     assert!(
@@ -213,7 +213,7 @@ async fn f9_over_limit_is_waited_out() {
             break held;
         }
     };
-    assert_eq!(member.acknowledge(held).await, [Settled::Settled]);
+    assert_eq!(member.try_acknowledge(held).await, [Settled::Settled]);
 }
 
 /// Whoever may send there need not have the right to ask.
@@ -221,16 +221,16 @@ async fn f9_over_limit_is_waited_out() {
 async fn a_further_queue_that_does_not_exist_is_refused_on_both_servers() {
     for server in [Server::elastic(), Server::fake().await] {
         let (queue, dead) = (server.queue("").await, server.queue("").await);
-        Member::join(&queue.options().needs(&dead.url)).await.close().await;
+        join(&queue.options().needs(&dead.url)).await.close().await;
         let text = refusal(&queue.options().needs(format!("{}-other", dead.url))).await;
         assert!(text.contains(&format!("{}-other", dead.name)) && text.contains("does not exist"), "{text}");
     }
 }
 
 async fn refusal(options: &SqsOptions) -> String {
-    match Member::attach(options).await {
+    match attach(options).await {
         Err(error @ SourceError::Refused { .. }) => error.to_string(),
-        other => panic!("instead of a refusal came {:?}", other.map(|(_, attached)| attached)),
+        other => panic!("instead of a refusal came {:?}", other),
     }
 }
 
@@ -286,7 +286,7 @@ async fn a_server_that_cannot_be_reached_is_unavailable() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refusal_while_it_runs_ends_receiving_and_an_outage_does_not() {
     let queue = Server::fake().await.queue("").await;
-    let member = Member::join(&queue.options()).await;
+    let member = join(&queue.options()).await;
     queue.server.as_fake().fail("ReceiveMessage", 2);
     let answer = member.receive(1).await;
     assert!(matches!(answer, Err(SourceError::Unavailable { .. })), "{answer:?}");
@@ -296,14 +296,14 @@ async fn a_refusal_while_it_runs_ends_receiving_and_an_outage_does_not() {
             break held;
         }
     };
-    assert_eq!(member.acknowledge(held).await, [Settled::Settled]);
+    assert_eq!(member.try_acknowledge(held).await, [Settled::Settled]);
     // Both receivers may report it.
     let mut reported = false;
     queue.server.as_fake().refuse(Some("AccessDenied"));
     let text = loop {
         match member.receive(1).await {
             Err(SourceError::Unavailable { source, .. }) => {
-                assert!(member.0.unreachable_for().is_some());
+                assert!(member.source.unreachable_for().is_some());
                 reported |= source.to_string().contains("AccessDenied");
             }
             Err(error @ SourceError::Refused { .. }) => break error.to_string(),
@@ -318,7 +318,7 @@ async fn a_refusal_while_it_runs_ends_receiving_and_an_outage_does_not() {
 #[tokio::test(flavor = "multi_thread")]
 async fn f19_a_denied_receive_is_waited_out() {
     let queue = Server::fake().await.queue("").await;
-    let member = Member::join(&queue.options()).await;
+    let member = join(&queue.options()).await;
     queue.server.as_fake().refuse(Some("AccessDenied"));
     let answer = member.receive(1).await;
     assert!(matches!(answer, Err(SourceError::Unavailable { .. })), "{answer:?}");
@@ -331,6 +331,6 @@ async fn f19_a_denied_receive_is_waited_out() {
             other => panic!("instead of a message came {other:?}"),
         }
     };
-    assert_eq!(member.0.unreachable_for(), None);
-    assert_eq!(member.acknowledge(held).await, [Settled::Settled]);
+    assert_eq!(member.source.unreachable_for(), None);
+    assert_eq!(member.try_acknowledge(held).await, [Settled::Settled]);
 }

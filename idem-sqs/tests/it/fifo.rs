@@ -2,12 +2,12 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use idem_core::{Decision, IdempotencyKey, Source, SourceError, source::Settled};
+use idem_core::{Decision, IdempotencyKey, SourceError, source::Settled};
 use idem_sqs::deduplicated;
 
 use crate::{
     faults::{Engine, order},
-    member::{Deliveries, Member, payloads},
+    member::{Deliveries, join, payloads},
     server::{Server, TestQueue},
 };
 
@@ -33,25 +33,25 @@ async fn groups_of_three(queue: &TestQueue) {
 async fn a_failing_group(server: Server) {
     let queue = server.queue(".fifo").await;
     groups_of_three(&queue).await;
-    let member = Member::join(&queue.options()).await;
-    let mut groups = by_group(member.take(9).await);
+    let member = join(&queue.options()).await;
+    let mut groups = by_group(member.take_without_outage(9).await);
     for group in GROUPS {
         let expected: Vec<_> = (0..3).map(|number| format!("{group}{number}")).collect();
         assert_eq!(payloads(&groups[group]), expected);
     }
     let mut failing = groups.remove("a").unwrap();
     let mut rest = failing.split_off(1);
-    assert_eq!(member.acknowledge(failing).await, [Settled::Settled]);
+    assert_eq!(member.try_acknowledge(failing).await, [Settled::Settled]);
     rest.swap(0, 1);
-    assert_eq!(member.release(rest, Duration::ZERO).await, [Settled::Settled; 2]);
+    assert_eq!(member.try_release(rest, Duration::ZERO).await, [Settled::Settled; 2]);
     for group in ["b", "c"] {
-        assert_eq!(member.acknowledge(groups.remove(group).unwrap()).await, [Settled::Settled; 3]);
+        assert_eq!(member.try_acknowledge(groups.remove(group).unwrap()).await, [Settled::Settled; 3]);
     }
     // A poll may get the first as soon as that is given back, and the group then waits for it.
     for expected in ["a1", "a2"] {
-        let again = member.take(1).await;
+        let again = member.take_without_outage(1).await;
         assert_eq!(payloads(&again), [expected]);
-        assert_eq!(member.acknowledge(again).await, [Settled::Settled]);
+        assert_eq!(member.try_acknowledge(again).await, [Settled::Settled]);
     }
     queue.until_counts([0, 0, 0]).await;
 }
@@ -63,12 +63,12 @@ async fn f6_a_receive_whose_answer_is_lost_is_repeated_as_the_same_attempt() {
     let queue = Server::fake().await.queue(".fifo").await;
     queue.send_in_order("a", ["a0", "a1", "a2"]).await;
     queue.server.as_fake().lose_answers("ReceiveMessage", 1);
-    let member = Member::join(&queue.options().receivers(1).visibility(Duration::from_secs(3600))).await;
+    let member = join(&queue.options().receivers(1).visibility(Duration::from_secs(3600))).await;
     assert!(matches!(member.receive(3).await, Err(SourceError::Unavailable { .. })));
-    let held = member.take(3).await;
+    let held = member.take_without_outage(3).await;
     assert_eq!(payloads(&held), ["a0", "a1", "a2"]);
     assert!(held.iter().all(|delivery| delivery.attempt == 1), "it was one receive");
-    assert_eq!(member.acknowledge(held).await, [Settled::Settled; 3]);
+    assert_eq!(member.try_acknowledge(held).await, [Settled::Settled; 3]);
     queue.until_counts([0, 0, 0]).await;
 }
 
@@ -79,17 +79,17 @@ async fn f17_a_message_that_is_lost_takes_its_followers_with_it() {
     let queue = Server::fake().await.queue(".fifo").await;
     queue.send_in_order("a", ["a0", "a1", "a2"]).await;
     queue.send_in_order("b", ["b0"]).await;
-    let member = Member::join(&queue.options().visibility(Duration::from_secs(4))).await;
-    let mut groups = by_group(member.take(4).await);
+    let member = join(&queue.options().visibility(Duration::from_secs(4))).await;
+    let mut groups = by_group(member.take_without_outage(4).await);
     let (lost, other) = (groups.remove("a").unwrap(), groups.remove("b").unwrap());
     assert_eq!(queue.fake().lapse(1), 1);
     let assignments: Vec<_> = lost.iter().map(|delivery| delivery.assignment).collect();
     assert_eq!(member.revocation().await.assignments, assignments);
-    let again = member.take(3).await;
+    let again = member.take_without_outage(3).await;
     assert_eq!(payloads(&again), ["a0", "a1", "a2"], "the whole group, at once and in its order");
-    assert_eq!(member.acknowledge(lost).await, [Settled::Stale; 3]);
-    assert_eq!(member.acknowledge(again).await, [Settled::Settled; 3]);
-    assert_eq!(member.acknowledge(other).await, [Settled::Settled]);
+    assert_eq!(member.try_acknowledge(lost).await, [Settled::Stale; 3]);
+    assert_eq!(member.try_acknowledge(again).await, [Settled::Settled; 3]);
+    assert_eq!(member.try_acknowledge(other).await, [Settled::Settled]);
     queue.until_counts([0, 0, 0]).await;
 }
 
@@ -108,8 +108,8 @@ async fn a_handover(server: Server) {
     let queue = server.queue(".fifo").await;
     groups_of_three(&queue).await;
     for _ in 0..3 {
-        let member = Member::join(&queue.options()).await;
-        let groups = by_group(member.take(9).await);
+        let member = join(&queue.options()).await;
+        let groups = by_group(member.take_without_outage(9).await);
         for group in GROUPS {
             let expected: Vec<_> = (0..3).map(|number| format!("{group}{number}")).collect();
             assert_eq!(payloads(&groups[group]), expected);
@@ -133,7 +133,7 @@ async fn f6_a_stop_gives_groups_back_in_order_on_the_fake() {
 #[tokio::test(flavor = "multi_thread")]
 async fn f10_a_repetition_after_five_minutes_is_a_duplicate() {
     let queue = Server::fake().await.queue(".fifo").await;
-    let (engine, member) = (Engine::new(), Member::join(&queue.options()).await);
+    let (engine, member) = (Engine::new(), join(&queue.options()).await);
     let key = IdempotencyKey::new("order-1").unwrap();
     let send = async || {
         let send = deduplicated(queue.client().send_message(), "customer-1", &key);
@@ -141,16 +141,16 @@ async fn f10_a_repetition_after_five_minutes_is_a_duplicate() {
     };
     send().await;
     send().await;
-    let held = member.take(1).await;
+    let held = member.take_without_outage(1).await;
     assert_eq!(queue.counts().await, [0, 1, 0], "one of the two was dropped");
     assert_eq!(held[0].message.headers().text("idempotencykey"), Some("order-1"));
     assert!(engine.process(&held).await[0].is_processed());
-    assert_eq!(member.acknowledge(held).await, [Settled::Settled]);
+    assert_eq!(member.try_acknowledge(held).await, [Settled::Settled]);
     queue.server.as_fake().advance(Duration::from_secs(360));
     send().await;
-    let again = member.take(1).await;
+    let again = member.take_without_outage(1).await;
     assert!(engine.process(&again).await.iter().all(Decision::is_skipped));
-    assert_eq!(member.acknowledge(again).await, [Settled::Settled]);
+    assert_eq!(member.try_acknowledge(again).await, [Settled::Settled]);
 }
 
 /// There it is about fairness between tenants, and one that fails must not hold up the others.
@@ -158,6 +158,6 @@ async fn f10_a_repetition_after_five_minutes_is_a_duplicate() {
 async fn a_group_on_a_standard_queue_is_no_order() {
     let queue = Server::fake().await.queue("").await;
     queue.send_in_order("tenant-1", ["a", "b"]).await;
-    let member = Member::join(&queue.options()).await;
-    assert!(member.take(2).await.iter().all(|delivery| delivery.message.ordering_key().is_none()));
+    let member = join(&queue.options()).await;
+    assert!(member.take_without_outage(2).await.iter().all(|delivery| delivery.message.ordering_key().is_none()));
 }

@@ -9,12 +9,12 @@ use idem_sqs::{
 };
 
 use crate::{
-    member::Member,
+    member::join,
     server::{Server, TestQueue},
 };
 
 async fn one(queue: &TestQueue) -> Message {
-    Member::join(&queue.options()).await.take(1).await.remove(0).message
+    join(&queue.options()).await.take_without_outage(1).await.remove(0).message
 }
 
 async fn everything_arrives(server: Server) {
@@ -52,8 +52,8 @@ async fn an_envelope_is_opened_where_it_is_asked_for() {
     let queue = Server::fake().await.queue("").await;
     let event = r#"{"id":"e-1","detail-type":"order placed","detail":{"idempotencykey":"order-1"}}"#;
     queue.send([event]).await;
-    let member = Member::join(&queue.options().envelope(Envelope::EventBridge)).await;
-    let opened = member.take(1).await.remove(0).message;
+    let member = join(&queue.options().envelope(Envelope::EventBridge)).await;
+    let opened = member.take_without_outage(1).await.remove(0).message;
     assert_eq!(opened.payload().unwrap(), r#"{"idempotencykey":"order-1"}"#);
     assert_eq!(opened.id(), Some("e-1"));
     assert!(opened.origin().as_str().starts_with(&queue.name), "the origin is the queue's");

@@ -13,7 +13,7 @@ use idem_sqs::{
 use idem_testkit::sqs::QueueOptions;
 
 use crate::{
-    member::{Member, within},
+    member::{join, within},
     server::{Server, TestQueue, unique},
 };
 
@@ -32,7 +32,7 @@ async fn carries_why(server: Server) {
         within("publishing", publisher.publish(&letter)).await.unwrap();
         let expected = if ending.is_empty() { 2 } else { 1 };
         queue.until_counts([expected, 0, 0]).await;
-        let published = Member::join(&queue.options()).await.take(1).await.remove(0).message;
+        let published = join(&queue.options()).await.take_without_outage(1).await.remove(0).message;
         assert_eq!(published.payload().unwrap(), "{}");
         let text = |name| published.headers().text(name);
         assert_eq!((text("idem-reason"), text("idem-error")), (Some("conflict"), Some("it was used before")));
@@ -85,7 +85,7 @@ async fn what_is_not_confirmed_is_not_published() {
 async fn f12_a_dead_letter_has_the_room_that_the_queue_says() {
     let old = QueueOptions { message_bytes_max: 256 << 10, ..QueueOptions::default() };
     let queue = Server::fake().await.queue_with("", old).await;
-    let attached = Member::attach(&queue.options()).await.unwrap().1;
+    let attached = join(&queue.options()).await.attached;
     assert_eq!(attached.message_bytes_max, Some(256 << 10));
     let publisher = SqsPublisher::new(queue.client(), &queue.url).unwrap();
     let of = |bytes: usize| dead_letter(Message::new("x".repeat(bytes)).with_header("trace", "1"));
@@ -102,7 +102,7 @@ async fn f12_a_dead_letter_has_the_room_that_the_queue_says() {
         within("publishing", publisher.publish(&row)).await.unwrap();
     }
     queue.until_counts([6, 0, 0]).await;
-    let held = Member::join(&queue.options()).await.take(6).await;
+    let held = join(&queue.options()).await.take_without_outage(6).await;
     let omitted = held.iter().filter(|delivery| delivery.message.headers().text("idem-payload-omitted") == Some("7"));
     assert_eq!(omitted.count(), 4);
     assert_eq!(held.iter().filter(|delivery| delivery.message.headers().text("trace") == Some("1")).count(), 4);
@@ -148,8 +148,8 @@ async fn comes_back_the_same(server: Server) {
             send = send.message_group_id("customer-1");
         }
         send.send().await.unwrap();
-        let member = Member::join(&queue.options()).await;
-        let first = member.take(1).await.remove(0);
+        let member = join(&queue.options()).await;
+        let first = member.take_without_outage(1).await.remove(0);
         let letter = DeadLetter { message: first.message.clone(), ..dead_letter(first.message.clone()) };
         let publisher = SqsPublisher::new(queue.client(), &dead.url).unwrap();
         within("publishing", publisher.publish(&letter)).await.unwrap();
@@ -169,7 +169,7 @@ async fn comes_back_the_same(server: Server) {
             copy = copy.message_group_id(group).message_deduplication_id(unique("shovel"));
         }
         copy.send().await.unwrap();
-        let back = Member::join(&fresh.options()).await.take(1).await.remove(0).message;
+        let back = join(&fresh.options()).await.take_without_outage(1).await.remove(0).message;
         let seen = |message: &Message| {
             let own = |(name, _): &(&str, Option<&[u8]>)| *name != "idem" && !name.starts_with("idem-");
             let headers: Vec<_> =

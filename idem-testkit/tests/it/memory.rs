@@ -11,6 +11,7 @@ use idem_core::{
 use idem_testkit::{
     durables,
     memory::{Broker, Faults, MemoryHandle, MemorySource, Order, Queue, QueueOptions, Rate, Revoke},
+    source_driver::payloads,
 };
 use tokio::time::Instant;
 
@@ -42,10 +43,6 @@ pub(crate) async fn acknowledge<S: Source>(source: &S, deliveries: Vec<Delivery<
 
 async fn release(source: &MemorySource, deliveries: Deliveries, after: Duration) -> Vec<Settled> {
     source.settle(deliveries.into_iter().map(|d| (d.handle, Settle::Release { after })).collect()).await
-}
-
-fn texts<H>(deliveries: &[Delivery<H>]) -> Vec<String> {
-    deliveries.iter().map(|d| String::from_utf8(d.message.payload().unwrap().to_vec()).unwrap()).collect()
 }
 
 fn publish(queue: &Queue, count: usize) {
@@ -102,12 +99,12 @@ async fn one_key_at_a_time_keeps_a_key_back_and_no_other() {
     }
     queue.publish(Message::new("free")).unwrap();
     let first = take(&source, 10).await;
-    assert_eq!(texts(&first), ["a0", "b0", "free"]);
+    assert_eq!(payloads(&first), ["a0", "b0", "free"]);
     let mut first = first.into_iter();
     release(&source, vec![first.next().unwrap()], Duration::from_secs(5)).await;
     acknowledge(&source, first.collect()).await;
-    assert_eq!(texts(&take(&source, 10).await), ["b1"], "the delay of a0 keeps its key back");
-    assert_eq!(texts(&take(&source, 10).await), ["a0"]);
+    assert_eq!(payloads(&take(&source, 10).await), ["b1"], "the delay of a0 keeps its key back");
+    assert_eq!(payloads(&take(&source, 10).await), ["a0"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -118,10 +115,10 @@ async fn by_key_delivers_on_and_a_delay_keeps_the_followers_back() {
         queue.publish(Message::new(payload).with_record_key("a")).unwrap();
     }
     let first = take(&source, 2).await;
-    assert_eq!(texts(&first), ["a0", "a1"]);
+    assert_eq!(payloads(&first), ["a0", "a1"]);
     release(&source, first, Duration::from_secs(3)).await;
     let begun = Instant::now();
-    assert_eq!(texts(&take(&source, 10).await), ["a0", "a1", "a2", "a3"]);
+    assert_eq!(payloads(&take(&source, 10).await), ["a0", "a1", "a2", "a3"]);
     assert_eq!(begun.elapsed().as_secs(), 3);
 }
 
@@ -142,7 +139,7 @@ async fn at_its_delivery_limit_a_message_goes_to_the_dead_letter_queue() {
     dead.until(|stats| stats.ready == 1).await;
     assert_eq!((queue.stats().expelled, queue.stats().unsettled()), (1, 0));
     assert!(queue.histories()[0].1.expelled);
-    assert_eq!(texts(&take(&attached(&dead).await, 1).await), ["0"]);
+    assert_eq!(payloads(&take(&attached(&dead).await, 1).await), ["0"]);
 }
 
 #[tokio::test]
@@ -175,7 +172,7 @@ async fn positions_move_without_a_gap_and_an_ended_assignment_repeats_what_is_be
     assert_eq!(queue.stats().unsettled(), 2);
     drop(one);
     let rest = take(&other, 5).await;
-    assert_eq!(texts(&rest), ["3", "4"]);
+    assert_eq!(payloads(&rest), ["3", "4"]);
     assert!(rest.iter().all(|delivery| delivery.attempt == 1 && !delivery.redelivered));
     acknowledge(&other, rest).await;
     queue.drained().await;
@@ -310,7 +307,7 @@ async fn reordering_is_only_where_no_order_is_promised() {
         for number in &numbers {
             queue.publish(Message::new(number.clone()).with_record_key("a")).unwrap();
         }
-        let taken = texts(&take(&source, 50).await);
+        let taken = payloads(&take(&source, 50).await);
         assert_eq!(taken == numbers, kept, "{order:?}: {taken:?}");
         let mut sorted = taken;
         sorted.sort_by_key(|number| number.parse::<u32>().unwrap());
@@ -380,7 +377,7 @@ async fn expiring_leases_makes_two_deliveries_of_one_message_at_once() {
     let first = take(&one, 1).await;
     queue.expire_leases();
     let second = take(&other, 1).await;
-    assert_eq!(texts(&first), texts(&second));
+    assert_eq!(payloads(&first), payloads(&second));
     assert_eq!(acknowledge(&one, first).await, [Settled::Stale]);
     assert_eq!(acknowledge(&other, second).await, [Settled::Settled]);
 }

@@ -4,9 +4,10 @@
 use idem_core::{Bytes, Headers, Message, Source, source::Delivery};
 
 use super::{
-    reader::{Reader, left, put},
+    steps::{left, put},
     subject::SourceUnderTest,
 };
+use crate::source_driver::SourceDriver;
 
 /// Publishes one message and takes it; `None` where the broker refuses it, as it must where `carries` is off.
 async fn echo<T: SourceUnderTest>(
@@ -21,7 +22,7 @@ async fn echo<T: SourceUnderTest>(
         return None;
     }
     put(subject, message).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     reader.take(1).await.pop()
 }
 
@@ -151,7 +152,7 @@ pub async fn nothing_is_invented_for_a_plain_message<T: SourceUnderTest>(subject
 /// A redelivery is byte for byte the same, or its hash would make it a conflict.
 pub async fn content_is_the_same_on_redelivery<T: SourceUnderTest>(subject: &T) {
     put(subject, Message::new("{\"a\": 1}").with_header("idempotencykey", "order-1").with_header("b", "2")).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let first = reader.take(1).await.pop().unwrap().message;
     let reader = reader.restart(subject).await;
     let again = reader.take(1).await.pop().unwrap().message;

@@ -6,13 +6,14 @@ use idem_core::{Message, Source, source::Received};
 use tokio::sync::mpsc;
 
 use super::{
-    reader::{Reader, left, numbers, payloads, publish, put, sorted, within},
+    steps::{left, numbers, publish, put},
     subject::SourceUnderTest,
 };
+use crate::source_driver::{SourceDriver, payloads, sorted, within};
 
 /// Contract 1 and 5.
 pub async fn every_published_message_is_delivered_once_when_acknowledged<T: SourceUnderTest>(subject: &T) {
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     publish(subject, 20).await;
     let deliveries = reader.take(20).await;
     assert_eq!(sorted(&deliveries), numbers(20));
@@ -26,12 +27,12 @@ pub async fn every_published_message_is_delivered_once_when_acknowledged<T: Sour
 /// Contract 4: an acknowledgement outlives the source that gave it.
 pub async fn acknowledged_messages_are_gone_for_the_next_consumer<T: SourceUnderTest>(subject: &T) {
     publish(subject, 3).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let deliveries = reader.take(3).await;
     reader.acknowledge(deliveries).await;
     reader.close().await;
     left(subject, 0).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     put(subject, Message::new("new")).await;
     assert_eq!(payloads(&reader.take(1).await), ["new"]);
 }
@@ -39,7 +40,7 @@ pub async fn acknowledged_messages_are_gone_for_the_next_consumer<T: SourceUnder
 /// Contract 5.
 pub async fn unsettled_messages_come_back_after_a_crash<T: SourceUnderTest>(subject: &T) {
     publish(subject, 5).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     assert_eq!(sorted(&reader.take(5).await), numbers(5));
     let reader = reader.restart(subject).await;
     let deliveries = reader.take(5).await;
@@ -52,7 +53,7 @@ pub async fn unsettled_messages_come_back_after_a_crash<T: SourceUnderTest>(subj
 /// that a broker which keeps positions can say it too.
 pub async fn acknowledged_messages_do_not_come_back_after_a_crash<T: SourceUnderTest>(subject: &T) {
     publish(subject, 6).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let mut first = reader.take(6).await;
     let kept = sorted(&first[3..]);
     first.truncate(3);
@@ -65,10 +66,10 @@ pub async fn acknowledged_messages_do_not_come_back_after_a_crash<T: SourceUnder
 /// Contract 1, past every buffer.
 pub async fn a_thousand_messages_arrive_whole<T: SourceUnderTest>(subject: &T) {
     publish(subject, 1000).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let mut seen = Vec::new();
     while seen.len() < 1000 {
-        let deliveries = match reader.receive(150).await {
+        let deliveries = match reader.next(150).await {
             Received::Deliveries(deliveries) => deliveries,
             other => panic!("instead of messages came {other:?}"),
         };
@@ -83,10 +84,10 @@ pub async fn a_thousand_messages_arrive_whole<T: SourceUnderTest>(subject: &T) {
 /// `receive`'s own promise.
 pub async fn receive_hands_over_at_most_max<T: SourceUnderTest>(subject: &T) {
     publish(subject, 10).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let mut taken = 0;
     for max in [1, 3, 2, 1, 2, 1] {
-        match reader.receive(max).await {
+        match reader.next(max).await {
             Received::Deliveries(deliveries) => {
                 assert!(deliveries.len() <= max, "{} deliveries where at most {max} were asked for", deliveries.len());
                 taken += deliveries.len();
@@ -99,7 +100,7 @@ pub async fn receive_hands_over_at_most_max<T: SourceUnderTest>(subject: &T) {
 
 /// Contract 1: receive waits.
 pub async fn receive_waits_for_a_message_that_is_published_later<T: SourceUnderTest>(subject: &T) {
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     reader.idle().await;
     let (deliveries, ()) = tokio::join!(reader.take(1), put(subject, Message::new("late")));
     assert_eq!(payloads(&deliveries), ["late"]);
@@ -107,7 +108,7 @@ pub async fn receive_waits_for_a_message_that_is_published_later<T: SourceUnderT
 
 /// Contract 1: core drops a call when it has something better to do, again and again.
 pub async fn a_dropped_receive_loses_nothing<T: SourceUnderTest>(subject: &T) {
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     publish(subject, 50).await;
     let mut taken = Vec::new();
     within("receiving in pieces", async {
@@ -141,13 +142,13 @@ async fn yields(times: usize) {
 pub async fn messages_published_before_attach_are_delivered<T: SourceUnderTest>(subject: &T) {
     let source = subject.source().await;
     publish(subject, 2).await;
-    let reader = Reader::on(source).await;
+    let reader = SourceDriver::join(source).await;
     assert_eq!(sorted(&reader.take(2).await), numbers(2));
 }
 
 /// Each message goes to one of the sources of a group. Where they do not share, one gets all and the other nothing.
 pub async fn two_sources_share_the_messages<T: SourceUnderTest>(subject: &T) {
-    let readers = [Arc::new(Reader::open(subject).await), Arc::new(Reader::open(subject).await)];
+    let readers = [Arc::new(SourceDriver::open(subject).await), Arc::new(SourceDriver::open(subject).await)];
     let (heard, mut hearing) = mpsc::channel(1);
     let listening: Vec<_> = (0..2)
         .map(|number| {
@@ -188,13 +189,13 @@ pub async fn two_sources_share_the_messages<T: SourceUnderTest>(subject: &T) {
 /// Contract 5, with a survivor.
 pub async fn crash_of_one_source_returns_its_messages_to_the_other<T: SourceUnderTest>(subject: &T) {
     publish(subject, 4).await;
-    let first = Reader::open(subject).await;
+    let first = SourceDriver::open(subject).await;
     let held = first.take(4).await;
-    let second = Reader::open(subject).await;
+    let second = SourceDriver::open(subject).await;
     subject.crash(first.source).await;
     drop(held);
     // The second may have been given all of it before the first one left, and then again.
-    let deliveries = second.take_while_shared_out(4).await;
+    let deliveries = second.take_over_revocations(4).await;
     assert_eq!(sorted(&deliveries), numbers(4));
     second.acknowledge(deliveries).await;
     left(subject, 0).await;
@@ -203,7 +204,7 @@ pub async fn crash_of_one_source_returns_its_messages_to_the_other<T: SourceUnde
 /// `Origin`'s promise: a redelivery has the same one. Dead letters rest on it.
 pub async fn an_origin_is_stable_over_redelivery<T: SourceUnderTest>(subject: &T) {
     publish(subject, 3).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let named = |deliveries: &[idem_core::source::Delivery<_>]| {
         let mut named: Vec<_> = deliveries
             .iter()
@@ -223,7 +224,7 @@ pub async fn a_second_send_has_an_origin_of_its_own<T: SourceUnderTest>(subject:
     for _ in 0..3 {
         put(subject, Message::new("again").with_header("idempotencykey", "order-1")).await;
     }
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let deliveries = reader.take(3).await;
     let origins: HashSet<_> = deliveries.iter().map(|delivery| delivery.message.origin().clone()).collect();
     assert_eq!(origins.len(), 3);
@@ -234,7 +235,7 @@ pub async fn equal_messages_are_not_merged<T: SourceUnderTest>(subject: &T) {
     for _ in 0..5 {
         put(subject, Message::new("equal").with_header("idempotencykey", "order-1")).await;
     }
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     assert_eq!(payloads(&reader.take(5).await), ["equal"; 5]);
     left(subject, 5).await;
 }
@@ -242,7 +243,7 @@ pub async fn equal_messages_are_not_merged<T: SourceUnderTest>(subject: &T) {
 /// Contract 3: a delivery lives on while its source receives and settles others.
 pub async fn a_message_that_is_handled_while_others_arrive_stays_unsettled<T: SourceUnderTest>(subject: &T) {
     put(subject, Message::new("slow")).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let slow = reader.take(1).await;
     publish(subject, 30).await;
     for _ in 0..30 {

@@ -9,13 +9,14 @@ use idem_core::{
 use tokio::time::Instant;
 
 use super::{
-    reader::{Reader, left, numbers, payloads, publish, put, sorted, within},
+    steps::{left, numbers, publish, put},
     subject::{SourceUnderTest, Unsupported},
 };
+use crate::source_driver::{SourceDriver, payloads, sorted, within};
 
 /// Core retries attaching until the start-up time-out, and must not end up with two subscriptions.
 pub async fn attaching_twice_is_attaching_once<T: SourceUnderTest>(subject: &T) {
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let again = within("attach", reader.source.attach()).await.expect("attach");
     assert_eq!(again, reader.attached);
     publish(subject, 10).await;
@@ -38,7 +39,7 @@ pub async fn attaching_to_an_unknown_queue_is_refused_by_name<T: SourceUnderTest
 
 /// The consumer's name is bound to it, so it names nothing that changes with the process.
 pub async fn bound_to_is_stable_over_restarts<T: SourceUnderTest>(subject: &T) {
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let before = reader.attached.bound_to.clone();
     assert!(!before.is_empty());
     let reader = reader.restart(subject).await;
@@ -47,22 +48,22 @@ pub async fn bound_to_is_stable_over_restarts<T: SourceUnderTest>(subject: &T) {
 
 /// Two queues under one consumer's name would see each other's duplicates.
 pub async fn bound_to_differs_between_queues<T: SourceUnderTest>(subject: &T) {
-    let reader = Reader::open(subject).await;
-    let other = Reader::on(subject.source_of_another_queue().await).await;
+    let reader = SourceDriver::open(subject).await;
+    let other = SourceDriver::join(subject.source_of_another_queue().await).await;
     assert_ne!(reader.attached.bound_to, other.attached.bound_to);
 }
 
 /// A source that was only made is no member of its group.
 pub async fn a_source_that_is_not_attached_takes_nothing<T: SourceUnderTest>(subject: &T) {
     let _idle = subject.source().await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     publish(subject, 10).await;
     assert_eq!(sorted(&reader.take(10).await), numbers(10));
 }
 
 /// Contract 1.
 pub async fn stop_ends_a_receive_that_waits<T: SourceUnderTest>(subject: &T) {
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let (received, ()) = tokio::join!(within("receive", reader.source.receive(1)), async {
         reader.idle().await;
         reader.source.stop();
@@ -72,7 +73,7 @@ pub async fn stop_ends_a_receive_that_waits<T: SourceUnderTest>(subject: &T) {
 
 /// Contract 1: also where there is no room for messages.
 pub async fn stop_ends_a_receive_of_none<T: SourceUnderTest>(subject: &T) {
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let (received, ()) = tokio::join!(within("receive", reader.source.receive(0)), async {
         reader.idle().await;
         reader.source.stop();
@@ -83,10 +84,10 @@ pub async fn stop_ends_a_receive_of_none<T: SourceUnderTest>(subject: &T) {
 /// Contract 1 and 5: what was not handed over stays; what was received before the stop is handed over first.
 pub async fn stop_leaves_the_rest_in_the_queue<T: SourceUnderTest>(subject: &T) {
     publish(subject, 20).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let mut taken = reader.take(2).await;
     reader.source.stop();
-    while let Received::Deliveries(more) = reader.receive(100).await {
+    while let Received::Deliveries(more) = reader.next(100).await {
         taken.extend(more);
     }
     left(subject, 20).await;
@@ -94,7 +95,7 @@ pub async fn stop_leaves_the_rest_in_the_queue<T: SourceUnderTest>(subject: &T) 
     reader.acknowledge(taken).await;
     reader.close().await;
     left(subject, 20 - seen.len() as u64).await;
-    let next = Reader::open(subject).await;
+    let next = SourceDriver::open(subject).await;
     let rest = next.take(20 - seen.len()).await;
     let mut all = [seen, sorted(&rest)].concat();
     all.sort_unstable();
@@ -104,10 +105,10 @@ pub async fn stop_leaves_the_rest_in_the_queue<T: SourceUnderTest>(subject: &T) 
 /// Shutdown: intake stops first, and then what runs is finished and acknowledged.
 pub async fn deliveries_in_hand_can_be_settled_after_stop<T: SourceUnderTest>(subject: &T) {
     publish(subject, 3).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let held = reader.take(3).await;
     reader.source.stop();
-    assert!(matches!(reader.receive(1).await, Received::End));
+    assert!(matches!(reader.next(1).await, Received::End));
     reader.acknowledge(held).await;
     left(subject, 0).await;
     reader.close().await;
@@ -116,47 +117,47 @@ pub async fn deliveries_in_hand_can_be_settled_after_stop<T: SourceUnderTest>(su
 
 /// Whoever asks once more gets the same answer, and does not wait. What is published meanwhile is for others.
 pub async fn end_is_answered_again<T: SourceUnderTest>(subject: &T) {
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     reader.source.stop();
     for count in 0..3 {
-        assert!(matches!(reader.receive(1).await, Received::End));
+        assert!(matches!(reader.next(1).await, Received::End));
         publish(subject, 1).await;
         left(subject, count + 1).await;
     }
     reader.close().await;
-    let next = Reader::open(subject).await;
+    let next = SourceDriver::open(subject).await;
     assert_eq!(next.take(3).await.len(), 3);
 }
 
 /// `close`: unsettled deliveries return, without waiting for a lease or a session.
 pub async fn close_returns_what_is_unsettled<T: SourceUnderTest>(subject: &T) {
     publish(subject, 5).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     drop(reader.take(5).await);
     reader.source.stop();
     reader.close().await;
     left(subject, 5).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     assert_eq!(sorted(&reader.take(5).await), numbers(5));
 }
 
 /// A position that is stored and not sent is sent at close (E1).
 pub async fn close_keeps_what_was_acknowledged<T: SourceUnderTest>(subject: &T) {
     publish(subject, 5).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let mut deliveries = reader.take(5).await;
     let rest = sorted(&deliveries.split_off(2));
     reader.acknowledge(deliveries).await;
     reader.close().await;
     left(subject, 3).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     assert_eq!(sorted(&reader.take(3).await), rest);
 }
 
 /// `close` ends within its deadline, whatever the broker does.
 pub async fn close_keeps_its_deadline_when_the_broker_hangs<T: SourceUnderTest>(subject: &T) {
     publish(subject, 2).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     drop(reader.take(2).await);
     if !hang(subject).await {
         return reader.close().await;
@@ -167,16 +168,16 @@ pub async fn close_keeps_its_deadline_when_the_broker_hangs<T: SourceUnderTest>(
     assert!(begun.elapsed() < deadline + Duration::from_secs(2), "close took {:?}", begun.elapsed());
     drop(reader);
     assert_eq!(subject.answer_again().await, Ok(()));
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     assert_eq!(sorted(&reader.take(2).await), numbers(2));
 }
 
 /// Contract 1: a broker that hangs must not keep a worker from shutting down.
 pub async fn stop_ends_receiving_when_the_broker_hangs<T: SourceUnderTest>(subject: &T) {
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     if hang(subject).await {
         reader.source.stop();
-        assert!(matches!(reader.receive(1).await, Received::End));
+        assert!(matches!(reader.next(1).await, Received::End));
         assert_eq!(subject.answer_again().await, Ok(()));
     }
 }
@@ -193,12 +194,12 @@ async fn hang<T: SourceUnderTest>(subject: &T) -> bool {
 /// Shutdown paths meet.
 pub async fn closing_twice_is_closing_once<T: SourceUnderTest>(subject: &T) {
     publish(subject, 1).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     drop(reader.take(1).await);
     within("close", reader.source.close(Duration::from_secs(10))).await;
     within("close", reader.source.close(Duration::from_secs(10))).await;
     left(subject, 1).await;
-    assert!(matches!(reader.receive(1).await, Received::End), "a closed source has nothing to hand over");
+    assert!(matches!(reader.next(1).await, Received::End), "a closed source has nothing to hand over");
 }
 
 /// A start that failed is closed too.
@@ -212,7 +213,7 @@ pub async fn closing_what_was_never_attached_is_harmless<T: SourceUnderTest>(sub
 /// Contract 4: the message belongs to the next consumer now.
 pub async fn a_handle_of_a_closed_source_is_stale<T: SourceUnderTest>(subject: &T) {
     publish(subject, 2).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let held = reader.take(2).await;
     within("close", reader.source.close(Duration::from_secs(10))).await;
     assert_eq!(reader.try_acknowledge(held).await, [Settled::Stale; 2]);
@@ -227,7 +228,7 @@ pub async fn a_source_that_is_not_attached_is_not_idle<T: SourceUnderTest>(subje
 
 /// An empty queue, and one that was emptied.
 pub async fn a_source_at_the_end_of_its_queue_is_idle<T: SourceUnderTest>(subject: &T) {
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     reader.idle().await;
     publish(subject, 3).await;
     let deliveries = reader.take(3).await;
@@ -238,7 +239,7 @@ pub async fn a_source_at_the_end_of_its_queue_is_idle<T: SourceUnderTest>(subjec
 /// The rest of the queue waits.
 pub async fn a_source_with_messages_to_receive_is_not_idle<T: SourceUnderTest>(subject: &T) {
     publish(subject, 5).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let deliveries = reader.take(2).await;
     reader.acknowledge(deliveries).await;
     assert!(!within("is_idle", reader.source.is_idle()).await);
@@ -253,9 +254,9 @@ pub async fn a_source_is_not_idle_while_another_holds_messages<T: SourceUnderTes
         return a_source_at_the_end_of_its_queue_is_idle(subject).await;
     }
     publish(subject, 1).await;
-    let holder = Reader::open(subject).await;
+    let holder = SourceDriver::open(subject).await;
     let held = holder.take(1).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     assert!(!within("is_idle", reader.source.is_idle()).await);
     holder.acknowledge(held).await;
     reader.idle().await;
@@ -266,7 +267,7 @@ pub async fn another_source_continues_where_the_first_closed<T: SourceUnderTest>
     publish(subject, 6).await;
     let mut seen = Vec::new();
     for _ in 0..3 {
-        let reader = Reader::open(subject).await;
+        let reader = SourceDriver::open(subject).await;
         let deliveries = reader.take(2).await;
         seen.extend(payloads(&deliveries));
         reader.acknowledge(deliveries).await;
@@ -276,14 +277,14 @@ pub async fn another_source_continues_where_the_first_closed<T: SourceUnderTest>
     assert_eq!(seen, numbers(6));
     left(subject, 0).await;
     put(subject, Message::new("next")).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     assert_eq!(payloads(&reader.take(1).await), ["next"]);
 }
 
 /// Contract 7: what a paused source has not handed over goes to others, what it has can be settled, and it goes on when it
 /// is resumed. To a source that declares no pausing it means nothing.
 pub async fn a_paused_source_gives_back_what_it_has_not_handed_over<T: SourceUnderTest>(subject: &T) {
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     publish(subject, 10).await;
     if !reader.source.capabilities().pauses {
         reader.source.pause();
@@ -294,7 +295,7 @@ pub async fn a_paused_source_gives_back_what_it_has_not_handed_over<T: SourceUnd
     }
     let held = reader.take(1).await;
     reader.source.pause();
-    let other = Reader::open(subject).await;
+    let other = SourceDriver::open(subject).await;
     let rest = tokio::select! {
         rest = other.take(9) => rest,
         wrong = reader.source.receive(10) => panic!("a paused source handed over {wrong:?}"),
@@ -315,7 +316,7 @@ pub async fn a_paused_source_gives_back_what_it_has_not_handed_over<T: SourceUnd
 
 /// Contract 7: a paused source stops like any other.
 pub async fn a_paused_source_ends_when_it_is_stopped<T: SourceUnderTest>(subject: &T) {
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     reader.source.pause();
     let (received, ()) = tokio::join!(within("receive", reader.source.receive(1)), async { reader.source.stop() });
     assert!(matches!(received, Ok(Received::End)), "a stopped source answered {received:?}");

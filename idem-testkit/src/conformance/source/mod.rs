@@ -71,9 +71,9 @@ mod content;
 mod deliver;
 mod lifecycle;
 mod order;
-mod reader;
 mod revoke;
 mod settle;
+mod steps;
 mod subject;
 
 pub use self::subject::{Features, SourceUnderTest, Unsupported};

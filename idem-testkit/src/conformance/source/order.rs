@@ -5,9 +5,10 @@ use std::{collections::HashMap, time::Duration};
 use idem_core::{Message, Source, source::Received};
 
 use super::{
-    reader::{Reader, left, payloads, put},
+    steps::{left, put},
     subject::SourceUnderTest,
 };
+use crate::source_driver::{SourceDriver, payloads};
 
 /// Publishes `each` messages for each of the keys, in turns. Payloads are `key:number`.
 async fn publish_in_turns<T: SourceUnderTest>(subject: &T, keys: &[&str], each: usize) {
@@ -21,7 +22,7 @@ async fn publish_in_turns<T: SourceUnderTest>(subject: &T, keys: &[&str], each: 
 }
 
 /// Takes and acknowledges `count` messages one after the other, and answers their payloads by key.
-async fn take_by_key<S: Source>(reader: &Reader<S>, count: usize) -> HashMap<String, Vec<String>> {
+async fn take_by_key<S: Source>(reader: &SourceDriver<S>, count: usize) -> HashMap<String, Vec<String>> {
     let mut by_key: HashMap<String, Vec<String>> = HashMap::new();
     for _ in 0..count {
         let next = reader.take(1).await;
@@ -39,7 +40,7 @@ fn in_order(key: &str, count: usize) -> Vec<String> {
 /// Without the capability nothing is promised, and everything arrives all the same.
 pub async fn messages_of_one_key_arrive_in_order<T: SourceUnderTest>(subject: &T) {
     publish_in_turns(subject, &["a"], 9).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let mut taken = take_by_key(&reader, 9).await.remove("a").unwrap();
     if !subject.features().ordered {
         taken.sort_unstable();
@@ -50,7 +51,7 @@ pub async fn messages_of_one_key_arrive_in_order<T: SourceUnderTest>(subject: &T
 /// Each key for itself; nothing is said between keys.
 pub async fn messages_of_several_keys_are_each_in_order<T: SourceUnderTest>(subject: &T) {
     publish_in_turns(subject, &["a", "b", "c"], 5).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let mut by_key = take_by_key(&reader, 15).await;
     for key in ["a", "b", "c"] {
         let mut taken = by_key.remove(key).unwrap();
@@ -66,7 +67,7 @@ pub async fn messages_of_several_keys_are_each_in_order<T: SourceUnderTest>(subj
 /// other keys.
 pub async fn ordering_keys_are_equal_within_a_key_and_differ_between_keys<T: SourceUnderTest>(subject: &T) {
     publish_in_turns(subject, &["a", "b"], 3).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let mut keys: HashMap<String, Vec<_>> = HashMap::new();
     for _ in 0..6 {
         let next = reader.take(1).await;
@@ -87,15 +88,11 @@ pub async fn ordering_keys_are_equal_within_a_key_and_differ_between_keys<T: Sou
 /// The capability that is off does nothing: an ordering key would hold a message behind another without need.
 pub async fn without_order_no_message_has_an_ordering_key<T: SourceUnderTest>(subject: &T) {
     publish_in_turns(subject, &["a", "b"], 2).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     for _ in 0..4 {
         let next = reader.take(1).await;
         let has = next[0].message.ordering_key().is_some();
-        assert_eq!(
-            has,
-            subject.features().ordered,
-            "an ordering key where order is declared, and only there"
-        );
+        assert_eq!(has, subject.features().ordered, "an ordering key where order is declared, and only there");
         reader.acknowledge(next).await;
     }
 }
@@ -103,7 +100,7 @@ pub async fn without_order_no_message_has_an_ordering_key<T: SourceUnderTest>(su
 /// Contract 5 does not undo the order.
 pub async fn the_order_of_a_key_survives_a_crash<T: SourceUnderTest>(subject: &T) {
     publish_in_turns(subject, &["a"], 6).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let first = reader.take(1).await;
     reader.acknowledge(first).await;
     drop(reader.take(1).await);
@@ -121,9 +118,9 @@ pub async fn the_order_of_a_key_survives_a_crash<T: SourceUnderTest>(subject: &T
 /// At shutdown core releases a key's messages all together, the first one first.
 pub async fn the_order_of_a_key_survives_releasing_all_of_it<T: SourceUnderTest>(subject: &T) {
     publish_in_turns(subject, &["a"], 4).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     // A broker that delivers a key one at a time hands over one, others up to four.
-    let held = match reader.receive(4).await {
+    let held = match reader.next(4).await {
         Received::Deliveries(deliveries) => deliveries,
         other => panic!("instead of messages came {other:?}"),
     };

@@ -6,13 +6,16 @@ use idem_core::{
 };
 
 use super::{
-    reader::{Deliveries, Reader, left, numbers, payloads, publish, put, sorted, within},
+    steps::{left, numbers, publish, put},
     subject::{SourceUnderTest, Unsupported},
 };
-use crate::memory::Revoke;
+use crate::{
+    memory::Revoke,
+    source_driver::{Deliveries, SourceDriver, payloads, sorted, within},
+};
 
 /// Revokes; false where the fixture cannot, which is then what the case shows, with a source that goes on undisturbed.
-async fn revoke<T: SourceUnderTest>(subject: &T, reader: &Reader<T::Source>, how: Revoke) -> bool {
+async fn revoke<T: SourceUnderTest>(subject: &T, reader: &SourceDriver<T::Source>, how: Revoke) -> bool {
     if subject.features().revokes {
         assert_eq!(subject.revoke(how).await, Ok(()));
         return true;
@@ -22,7 +25,7 @@ async fn revoke<T: SourceUnderTest>(subject: &T, reader: &Reader<T::Source>, how
     false
 }
 
-async fn disconnect<T: SourceUnderTest>(subject: &T, reader: &Reader<T::Source>) -> bool {
+async fn disconnect<T: SourceUnderTest>(subject: &T, reader: &SourceDriver<T::Source>) -> bool {
     if subject.features().disconnects {
         assert_eq!(subject.disconnect().await, Ok(()));
         return true;
@@ -32,7 +35,7 @@ async fn disconnect<T: SourceUnderTest>(subject: &T, reader: &Reader<T::Source>)
     false
 }
 
-async fn undisturbed<T: SourceUnderTest>(subject: &T, reader: &Reader<T::Source>) {
+async fn undisturbed<T: SourceUnderTest>(subject: &T, reader: &SourceDriver<T::Source>) {
     put(subject, Message::new("undisturbed")).await;
     assert_eq!(payloads(&reader.take(1).await), ["undisturbed"]);
 }
@@ -47,13 +50,13 @@ fn assignments<S: Source>(deliveries: &Deliveries<S>) -> Vec<Assignment> {
 /// E10: what runs is finished and settled while the assignment is still held, and that counts.
 pub async fn a_drained_revocation_waits_for_what_is_in_hand<T: SourceUnderTest>(subject: &T) {
     publish(subject, 3).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let mut held = reader.take(3).await;
     let theirs = assignments::<T::Source>(&held);
     if !revoke(subject, &reader, Revoke::Drained).await {
         return;
     }
-    let revocation = reader.revocation(&mut held).await;
+    let revocation = reader.revocation_after(&mut held).await;
     assert!(theirs.iter().all(|assignment| revocation.assignments.contains(assignment)), "{revocation:?}, {theirs:?}");
     reader.acknowledge(held).await;
     revocation.drained.expect("it waits for us").send(()).expect("it waits for us");
@@ -68,7 +71,7 @@ pub async fn a_drained_revocation_waits_for_what_is_in_hand<T: SourceUnderTest>(
 /// Contract 1: the broker's deadline runs also while there is no room, and what waits for room is no reason to wait.
 pub async fn a_receive_of_none_hands_over_a_revocation_and_no_message<T: SourceUnderTest>(subject: &T) {
     publish(subject, 1).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let held = reader.take(1).await;
     if subject.features().revokes {
         put(subject, Message::new("waiting")).await;
@@ -76,7 +79,7 @@ pub async fn a_receive_of_none_hands_over_a_revocation_and_no_message<T: SourceU
     if !revoke(subject, &reader, Revoke::Drained).await {
         return;
     }
-    let received = reader.receive(0).await;
+    let received = reader.next(0).await;
     let Received::Revoked(revocation) = received else { panic!("instead of a revocation came {received:?}") };
     assert!(revocation.assignments.contains(&held[0].assignment));
     reader.acknowledge(held).await;
@@ -90,12 +93,12 @@ pub async fn a_receive_of_none_hands_over_a_revocation_and_no_message<T: SourceU
 /// Contract 5.
 pub async fn a_drained_revocation_returns_what_was_not_settled<T: SourceUnderTest>(subject: &T) {
     publish(subject, 4).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let mut held = reader.take(4).await;
     if !revoke(subject, &reader, Revoke::Drained).await {
         return;
     }
-    let revocation = reader.revocation(&mut held).await;
+    let revocation = reader.revocation_after(&mut held).await;
     let rest = held.split_off(2);
     let expected = sorted(&rest);
     reader.acknowledge(held).await;
@@ -109,12 +112,12 @@ pub async fn a_drained_revocation_returns_what_was_not_settled<T: SourceUnderTes
 /// A worker that dies inside must not keep the group waiting.
 pub async fn a_drained_revocation_that_is_dropped_counts_as_answered<T: SourceUnderTest>(subject: &T) {
     publish(subject, 1).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let mut held = reader.take(1).await;
     if !revoke(subject, &reader, Revoke::Drained).await {
         return;
     }
-    drop(reader.revocation(&mut held).await);
+    drop(reader.revocation_after(&mut held).await);
     let again = reader.take(1).await;
     assert_eq!(payloads(&again), ["0"]);
     assert_ne!(assignments::<T::Source>(&again), assignments::<T::Source>(&held));
@@ -123,12 +126,12 @@ pub async fn a_drained_revocation_that_is_dropped_counts_as_answered<T: SourceUn
 /// Otherwise draining never ends. What arrives after the answer is of another assignment.
 pub async fn nothing_arrives_under_an_assignment_that_is_being_drained<T: SourceUnderTest>(subject: &T) {
     publish(subject, 2).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let mut held = reader.take(2).await;
     if !revoke(subject, &reader, Revoke::Drained).await {
         return;
     }
-    let revocation = reader.revocation(&mut held).await;
+    let revocation = reader.revocation_after(&mut held).await;
     put(subject, Message::new("later")).await;
     let settle = async {
         reader.acknowledge(held).await;
@@ -147,12 +150,12 @@ pub async fn nothing_arrives_under_an_assignment_that_is_being_drained<T: Source
 /// E2, E9: the worst of all would be that it acknowledges the new delivery.
 pub async fn a_handle_from_before_a_revocation_is_stale_and_acknowledges_nothing<T: SourceUnderTest>(subject: &T) {
     publish(subject, 3).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let mut held = reader.take(3).await;
     if !revoke(subject, &reader, Revoke::Lost).await {
         return;
     }
-    drop(reader.revocation(&mut held).await);
+    drop(reader.revocation_after(&mut held).await);
     let again = reader.take(3).await;
     assert_eq!(reader.try_acknowledge(held).await, [Settled::Stale; 3]);
     left(subject, 3).await;
@@ -163,13 +166,13 @@ pub async fn a_handle_from_before_a_revocation_is_stale_and_acknowledges_nothing
 /// `Revocation::drained` is `None`: nobody waits for what is lost.
 pub async fn a_lost_assignment_is_announced_and_not_waited_for<T: SourceUnderTest>(subject: &T) {
     publish(subject, 1).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let mut held = reader.take(1).await;
     let theirs = assignments::<T::Source>(&held);
     if !revoke(subject, &reader, Revoke::Lost).await {
         return;
     }
-    let revocation = reader.revocation(&mut held).await;
+    let revocation = reader.revocation_after(&mut held).await;
     assert!(revocation.drained.is_none());
     assert!(theirs.iter().all(|assignment| revocation.assignments.contains(assignment)));
 }
@@ -177,13 +180,13 @@ pub async fn a_lost_assignment_is_announced_and_not_waited_for<T: SourceUnderTes
 /// Contract 5, and core tells the two deliveries apart by their assignments.
 pub async fn messages_of_a_lost_assignment_come_back_under_another<T: SourceUnderTest>(subject: &T) {
     publish(subject, 3).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let mut held = reader.take(3).await;
     let before = assignments::<T::Source>(&held);
     if !revoke(subject, &reader, Revoke::Lost).await {
         return;
     }
-    drop(reader.revocation(&mut held).await);
+    drop(reader.revocation_after(&mut held).await);
     let again = reader.take(3).await;
     assert_eq!(sorted(&again), numbers(3));
     assert!(assignments::<T::Source>(&again).iter().all(|assignment| !before.contains(assignment)));
@@ -191,7 +194,7 @@ pub async fn messages_of_a_lost_assignment_come_back_under_another<T: SourceUnde
 
 /// Contract 6: nobody restarts a worker because a connection broke (G12).
 pub async fn a_disconnected_source_connects_again<T: SourceUnderTest>(subject: &T) {
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     for round in 0..3 {
         publish(subject, 1).await;
         let held = after_trouble(&reader, 1).await;
@@ -205,7 +208,7 @@ pub async fn a_disconnected_source_connects_again<T: SourceUnderTest>(subject: &
 }
 
 /// Takes `count`, with revocations and reports of an unreachable broker in between.
-async fn after_trouble<S: Source>(reader: &Reader<S>, count: usize) -> Deliveries<S> {
+async fn after_trouble<S: Source>(reader: &SourceDriver<S>, count: usize) -> Deliveries<S> {
     let mut taken = Vec::new();
     while taken.len() < count {
         match within("receive", reader.source.receive(count - taken.len())).await {
@@ -220,7 +223,7 @@ async fn after_trouble<S: Source>(reader: &Reader<S>, count: usize) -> Deliverie
 /// Contract 5.
 pub async fn a_disconnect_returns_what_was_held<T: SourceUnderTest>(subject: &T) {
     publish(subject, 3).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let held = reader.take(3).await;
     if !disconnect(subject, &reader).await {
         return;
@@ -234,7 +237,7 @@ pub async fn a_disconnect_returns_what_was_held<T: SourceUnderTest>(subject: &T)
 /// G2: an old tag on a new channel acknowledged *another message*. The new deliveries are in hand here.
 pub async fn a_handle_from_before_a_disconnect_is_stale_and_acknowledges_nothing<T: SourceUnderTest>(subject: &T) {
     publish(subject, 3).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let held = reader.take(3).await;
     if !disconnect(subject, &reader).await {
         return;
@@ -249,7 +252,7 @@ pub async fn a_handle_from_before_a_disconnect_is_stale_and_acknowledges_nothing
 /// Contract 4: one answer each, in order, also where some entries never reach the broker.
 pub async fn a_batch_of_old_and_new_handles_is_answered_in_order<T: SourceUnderTest>(subject: &T) {
     publish(subject, 3).await;
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     let old = reader.take(3).await;
     if !disconnect(subject, &reader).await {
         return;
@@ -263,7 +266,7 @@ pub async fn a_batch_of_old_and_new_handles_is_answered_in_order<T: SourceUnderT
 
 /// A revocation out of nothing would make core drop work that is still its own.
 pub async fn an_undisturbed_source_revokes_nothing<T: SourceUnderTest>(subject: &T) {
-    let reader = Reader::open(subject).await;
+    let reader = SourceDriver::open(subject).await;
     for _ in 0..10 {
         publish(subject, 5).await;
         // `take` fails at anything but deliveries.
@@ -271,5 +274,5 @@ pub async fn an_undisturbed_source_revokes_nothing<T: SourceUnderTest>(subject: 
         reader.acknowledge(deliveries).await;
     }
     reader.source.stop();
-    assert!(matches!(reader.receive(1).await, Received::End));
+    assert!(matches!(reader.next(1).await, Received::End));
 }

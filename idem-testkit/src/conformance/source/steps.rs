@@ -1,0 +1,47 @@
+//! Steps that cases share: those that need the fixture.
+
+use idem_core::{Message, Source};
+
+use super::subject::SourceUnderTest;
+use crate::source_driver::{SourceDriver, within};
+
+impl<S: Source> SourceDriver<S> {
+    pub(super) async fn open(subject: &impl SourceUnderTest<Source = S>) -> Self {
+        Self::join(subject.source().await).await
+    }
+
+    /// What was released is delivered again: to this source, or to its successor where the broker keeps positions and
+    /// so gives nothing back before the assignment ends.
+    pub(super) async fn after_release(self, subject: &impl SourceUnderTest<Source = S>) -> Self {
+        if subject.features().individual_settle { self } else { self.restart(subject).await }
+    }
+
+    /// Crashes, and starts again.
+    pub(super) async fn restart(self, subject: &impl SourceUnderTest<Source = S>) -> Self {
+        subject.crash(self.source).await;
+        Self::open(subject).await
+    }
+}
+
+/// Publishes `count` messages with the payloads `0`, `1`, …
+pub(super) async fn publish(subject: &impl SourceUnderTest, count: usize) {
+    for number in 0..count {
+        put(subject, Message::new(number.to_string())).await;
+    }
+}
+
+pub(super) async fn put(subject: &impl SourceUnderTest, message: Message) {
+    within("publishing", subject.publish(message)).await.expect("publishing");
+}
+
+pub(super) async fn left(subject: &impl SourceUnderTest, expected: u64) {
+    let left = within("counting", subject.unsettled(expected)).await;
+    assert_eq!(left, expected, "messages that are not settled for good");
+}
+
+/// `0`, `1`, … as [`publish`] makes them, sorted as text.
+pub(super) fn numbers(count: usize) -> Vec<String> {
+    let mut numbers: Vec<String> = (0..count).map(|number| number.to_string()).collect();
+    numbers.sort_unstable();
+    numbers
+}

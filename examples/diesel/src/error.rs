@@ -4,11 +4,11 @@
 //! server whose `lc_messages` is English. What cannot be told is transient, and after COMMIT unknown: the keys are then
 //! claimed again, which is right and only slower.
 
-use std::{error::Error as StdError, fmt::Write as _};
+use std::error::Error as StdError;
 
 use diesel::result::{ConnectionError, DatabaseErrorKind, Error};
 use idem_core::{ErrorClass, StoreError, chain};
-use idem_schema::{DriverError, class_of};
+use idem_schema::{DriverError, WEAKER_COMMIT, class_of, describe_report};
 
 /// The SQLSTATE that the server must have reported; empty where nobody knows.
 fn sqlstate(error: &Error) -> &'static str {
@@ -28,7 +28,7 @@ fn sqlstate(error: &Error) -> &'static str {
 }
 
 fn sqlstate_of(message: &str) -> &'static str {
-    const TEXTS: [(&str, &str); 9] = [
+    const TEXTS: [(&str, &str); 10] = [
         ("canceling statement due to lock timeout", "55P03"),
         ("canceling statement due to statement timeout", "57014"),
         ("deadlock detected", "40P01"),
@@ -38,7 +38,11 @@ fn sqlstate_of(message: &str) -> &'static str {
         ("terminating connection due to", "57P01"),
         ("the database system is", "57P03"),
         ("cached plan must not change result type", "0A000"),
+        ("invalid input syntax for type integer", WEAKER_COMMIT),
     ];
+    if message.starts_with("relation ") && message.ends_with("does not exist") {
+        return "42P01";
+    }
     TEXTS.iter().find_map(|(text, code)| message.starts_with(text).then_some(*code)).unwrap_or_default()
 }
 
@@ -65,16 +69,11 @@ pub(crate) fn classify(error: &(dyn StdError + 'static)) -> Option<ErrorClass> {
 pub(crate) fn describe(error: &(dyn StdError + 'static)) -> Option<String> {
     let error = error.downcast_ref::<Error>()?;
     let Error::DatabaseError(kind, report) = error else { return Some(error.to_string()) };
-    let mut text = format!("{kind:?}");
-    let parts =
-        [("constraint", report.constraint_name()), ("table", report.table_name()), ("column", report.column_name())];
-    for (name, value) in parts {
-        if let Some(value) = value {
-            // Writing to a String cannot fail.
-            let _ = write!(text, " {name} {value}");
-        }
-    }
-    Some(text)
+    let (constraint, table, column) = (report.constraint_name(), report.table_name(), report.column_name());
+    Some(match sqlstate(error) {
+        "" => format!("{kind:?}"),
+        code => describe_report(code, constraint, table, column),
+    })
 }
 
 /// The error with what a store's errors depend on.

@@ -19,7 +19,7 @@ use idem_core::{
 };
 use idem_schema::{
     ClaimColumns, Durability, Parameter, PostgresDriver, PostgresStatements, Row, SESSION_SETTINGS, UnitLimits, Value, begin_unit,
-    claim_answers, claimed_ids, in_claim_order, unreadable,
+    claim_answers, claimed_ids, in_claim_order, refuse_fenced, unreadable,
 };
 use idem_tokio_postgres::PostgresStore;
 use uuid::Uuid;
@@ -102,6 +102,7 @@ impl Store for DieselPostgres {
     }
 
     async fn open(&self) -> Result<DieselSession, StoreError> {
+        refuse_fenced(self.driver()).await?;
         let mut connection = AsyncPgConnection::establish(&self.url).await.map_err(error::connecting)?;
         let settings: String =
             SESSION_SETTINGS.iter().map(|(name, value)| format!("SET {name} = '{value}';")).collect();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use idem_core::{Concurrency, DedupConsumer, DedupConsumerBuilder};
-use idem_testkit::proxy::postgres::{Cut, PostgresProxy};
+use idem_testkit::proxy::postgres::PostgresProxy;
 use idem_tokio_postgres::PostgresStore;
 
 use crate::{
@@ -14,27 +14,8 @@ use crate::{
 
 /// A consumer with one lane behind a proxy.
 fn behind(proxy: &PostgresProxy, fixture: &Fixture, handlers: Concurrency) -> DedupConsumer<PostgresStore> {
-    let store = fixture.options_of(fixture.through(proxy)).build().unwrap();
+    let store = fixture.options_of(fixture.through(proxy.port())).build().unwrap();
     builder(store, Write).lanes(1).handlers(handlers).build().unwrap()
-}
-
-/// One message, then a batch of a hundred (D6), each with as many cuts in a row as `times`.
-async fn cut(cut: Cut, times: usize, expected: char) {
-    for handlers in BOTH {
-        for count in [1, 100] {
-            let fixture = Fixture::new().await;
-            let proxy = PostgresProxy::cutting(&authority(), cut, times).await.unwrap();
-            let consumer = behind(&proxy, &fixture, handlers);
-            let keys = keys(count);
-            let seen = process(&consumer, messages(&keys)).await;
-            assert_eq!(seen, expected.to_string().repeat(count), "{handlers:?}");
-            assert_eq!(proxy.left(), 0, "every cut has happened");
-            assert_eq!(fixture.effects().await, keys, "each effect once");
-            assert_eq!(process(&consumer, messages(&keys)).await, "D".repeat(count));
-            assert_eq!(fixture.effects().await, keys);
-            fixture.drop().await;
-        }
-    }
 }
 
 /// BEGIN with the claim, the handlers' statements, the seal with COMMIT; for duplicates BEGIN with the claim, read, and
@@ -56,17 +37,6 @@ async fn a_unit_costs_two_round_trips_beside_its_handlers() {
         assert_eq!(proxy.round_trips(), 3, "{handlers:?}");
     }
     fixture.drop().await;
-}
-
-#[tokio::test]
-async fn a5_d6_cut_after_the_server_committed() {
-    cut(Cut::After, 1, 'D').await;
-}
-
-#[tokio::test]
-async fn a6_d6_cut_before_the_server_got_the_commit() {
-    cut(Cut::Before, 1, 'P').await;
-    cut(Cut::Before, 2, 'P').await;
 }
 
 /// With a synchronous standby that does not exist, every COMMIT hangs after it is written.

@@ -1,13 +1,16 @@
-//! The suite that every store runs.
+//! The suite that every store runs, and that of every store on PostgreSQL.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use futures_util::TryStreamExt as _;
 use idem_core::{Concurrency, HandlerError, Tx};
-use idem_testkit::conformance::store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest};
+use idem_testkit::conformance::{
+    postgres::{PostgresUnderTest, arrangement_sql},
+    store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest},
+};
 use idem_tokio_postgres::{PostgresConnection, PostgresStore, RunStatementError};
 
-use crate::fixture::Fixture;
+use crate::fixture::{Fixture, authority};
 
 struct Subject {
     fixture: Fixture,
@@ -50,25 +53,6 @@ async fn send(connection: &PostgresConnection<'_>, text: &str) -> Result<(), Run
         Ok(client) => Ok(client.batch_execute(text).await?),
         Err(_) => connection.execute(text, &[]).await.map(|_| ()),
     }
-}
-
-/// Puts every instant that idem has stored this far into the past.
-fn age(by: Duration) -> String {
-    let columns: [(&str, &[&str]); 5] = [
-        ("processed_messages", &["processed_at", "expires_at"]),
-        ("units", &["at"]),
-        ("message_attempts", &["first_at", "last_at"]),
-        (
-            "dead_letters",
-            &["first_at", "last_at", "published_at", "replay_requested_at", "replay_taken_at", "replayed_at"],
-        ),
-        ("audit", &["at"]),
-    ];
-    let update = |(table, columns): (&str, &[&str])| {
-        let change = |column: &&str| format!("{column} = {column} - {} * interval '1 microsecond'", by.as_micros());
-        format!("UPDATE {table} SET {};", columns.iter().map(change).collect::<Vec<_>>().join(", "))
-    };
-    columns.map(update).concat()
 }
 
 impl StoreUnderTest for Subject {
@@ -172,24 +156,7 @@ impl StoreUnderTest for Subject {
     }
 
     async fn arrange(&self, arrangement: Arrangement) -> Result<(), NotOffered> {
-        let text = match arrangement {
-            Arrangement::Age(by) => age(by),
-            Arrangement::SwallowRecords => "
-                CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
-                CREATE TRIGGER swallow BEFORE INSERT ON processed_messages FOR EACH ROW EXECUTE FUNCTION swallow();"
-                .to_owned(),
-            Arrangement::HideRecords => "ALTER TABLE processed_messages RENAME TO hidden_messages".to_owned(),
-            Arrangement::Restore => "
-                ALTER TABLE IF EXISTS hidden_messages RENAME TO processed_messages;
-                DROP FUNCTION IF EXISTS swallow() CASCADE;"
-                .to_owned(),
-            Arrangement::EraseKeys => "UPDATE processed_messages SET idempotency_key = ''".to_owned(),
-            Arrangement::DropUniqueKey => {
-                "ALTER TABLE processed_messages DROP CONSTRAINT processed_messages_pkey".to_owned()
-            }
-            Arrangement::DropSeal => "DROP TRIGGER refuse_unsealed_commit ON units".to_owned(),
-        };
-        self.fixture.run(text).await;
+        self.fixture.run(arrangement_sql(arrangement)).await;
         Ok(())
     }
 
@@ -200,5 +167,76 @@ impl StoreUnderTest for Subject {
     async fn discard(self) {
         drop(self.store);
         self.fixture.drop().await;
+    }
+}
+
+/// A schema, and how handlers run on it.
+struct Postgres(Fixture, Concurrency);
+
+mod postgres_in_order {
+    async fn fresh() -> super::Postgres {
+        super::Postgres(super::Fixture::new().await, idem_core::Concurrency::InOrder)
+    }
+
+    idem_testkit::postgres_conformance!(fresh);
+}
+
+mod postgres_pipelined {
+    async fn fresh() -> super::Postgres {
+        super::Postgres(super::Fixture::new().await, idem_core::Concurrency::pipelined())
+    }
+
+    idem_testkit::postgres_conformance!(fresh);
+}
+
+impl PostgresUnderTest for Postgres {
+    type Store = PostgresStore;
+    type Error = RunStatementError;
+
+    fn store(&self) -> &PostgresStore {
+        &self.0.store
+    }
+
+    fn another(&self, port: Option<u16>, settings: &[(&str, &str)]) -> PostgresStore {
+        let mut config = match port {
+            Some(port) => self.0.through(port),
+            None => self.0.config.clone(),
+        };
+        let settings = settings.iter().map(|(name, value)| format!(" -c {name}={value}"));
+        config.options(format!("-c search_path={}{}", self.0.schema, settings.collect::<String>()));
+        self.0.options_of(config).build().unwrap()
+    }
+
+    fn server(&self) -> String {
+        authority()
+    }
+
+    async fn write(tx: &mut Tx<'_, PostgresStore>, key: &str) -> Result<(), RunStatementError> {
+        let effect = Effect { key: key.to_owned(), payload: Vec::new(), note: String::new() };
+        insert(&tx.connection(), &effect).await
+    }
+
+    async fn execute(tx: &mut Tx<'_, PostgresStore>, text: &str) -> Result<(), RunStatementError> {
+        tx.connection().execute(text, &[]).await.map(|_| ())
+    }
+
+    async fn send(tx: &mut Tx<'_, PostgresStore>, text: &str) -> Result<(), RunStatementError> {
+        Ok(tx.connection().client()?.batch_execute(text).await?)
+    }
+
+    async fn run(&self, statements: &str) {
+        self.0.run(statements).await;
+    }
+
+    async fn texts(&self, query: &str) -> Vec<String> {
+        self.0.texts(query).await
+    }
+
+    fn concurrency(&self) -> Concurrency {
+        self.1
+    }
+
+    async fn discard(self) {
+        self.0.drop().await;
     }
 }

@@ -1,12 +1,9 @@
 //! Short words for a consumer with a handler that writes the message's key as an effect.
 
-#[path = "../../../idem-schema/tests/shared/consumers.rs"]
-mod shared;
-
 use idem_core::{Concurrency, Handler, HandlerError, Message, Tx};
 use idem_tokio_postgres::{PostgresConnection, PostgresStore, RunStatementError};
 
-pub(crate) use self::shared::*;
+pub(crate) use idem_testkit::conformance::postgres::consumers::*;
 
 /// Writes the key of a message, as every handler here does.
 pub(crate) async fn write(connection: &PostgresConnection<'_>, message: &Message) -> Result<(), RunStatementError> {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use idem_schema::SchemaName;
-use idem_testkit::proxy::postgres::PostgresProxy;
+use idem_testkit::conformance::postgres::EFFECTS;
 use idem_tokio_postgres::{
     PostgresOptions, PostgresStore,
     tokio_postgres::{
@@ -64,11 +64,11 @@ impl Fixture {
         Self::on(&url()).await
     }
 
-    /// How to reach this schema through a proxy in front of the shared server.
-    pub(crate) fn through(&self, proxy: &PostgresProxy) -> Config {
+    /// How to reach this schema by this port, on which a proxy stands in front of the shared server.
+    pub(crate) fn through(&self, port: u16) -> Config {
         let server: Config = url().parse().unwrap();
         let mut config = Config::new();
-        config.host("127.0.0.1").port(proxy.port()).ssl_mode(SslMode::Disable);
+        config.host("127.0.0.1").port(port).ssl_mode(SslMode::Disable);
         config.user(server.get_user().unwrap()).dbname(server.get_dbname().unwrap());
         config.options(format!("-c search_path={}", self.schema));
         config
@@ -84,12 +84,7 @@ impl Fixture {
         let fixture = Self { store, schema, config };
         fixture.run(format!("CREATE SCHEMA {}", fixture.schema.quoted())).await;
         fixture.store.migrate().await.unwrap();
-        let effects = "CREATE TABLE effects (key text NOT NULL, payload bytea NOT NULL, note text NOT NULL);
-            CREATE TABLE taken (name text PRIMARY KEY);
-            INSERT INTO taken VALUES ('taken');
-            CREATE TABLE deferred (name text UNIQUE DEFERRABLE INITIALLY DEFERRED);
-            INSERT INTO deferred VALUES ('taken');";
-        fixture.run(effects).await;
+        fixture.run(EFFECTS).await;
         fixture
     }
 

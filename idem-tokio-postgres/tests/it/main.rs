@@ -21,4 +21,3 @@ mod poolers;
 mod scratch;
 mod servers;
 mod tls;
-mod usurpers;

@@ -68,7 +68,7 @@ async fn first_uses_at_once_share_one_prepared_statement() {
     for handlers in BOTH {
         let fixture = Fixture::new().await;
         let proxy = PostgresProxy::delaying(&authority(), Duration::from_millis(5)).await.unwrap();
-        let store = fixture.options_of(fixture.through(&proxy)).build().unwrap();
+        let store = fixture.options_of(fixture.through(proxy.port())).build().unwrap();
         let consumer = builder(store, Write).lanes(1).handlers(handlers).build().unwrap();
         assert_eq!(process(&consumer, messages(&keys(50))).await, "P".repeat(50));
         assert_eq!(proxy.parsed("INSERT INTO effects"), 1, "{handlers:?}");

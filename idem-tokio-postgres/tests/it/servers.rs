@@ -10,19 +10,16 @@ use std::{
 };
 
 use idem_core::{
-    ErrorClass, HandlerError, Message, Store as _, StoreError,
+    ErrorClass, Store as _, StoreError,
     store::{Bookkeeping as _, Expiring, Removal, Removed},
 };
 use idem_tokio_postgres::{
-    PostgresConnection, PostgresStore,
+    PostgresStore,
     tokio_postgres::{Config, NoTls},
 };
 
 use crate::{
-    consumers::{
-        Act, Acting, BOTH, Write, builder, consumer, keys, letters, messages, msg, process, process_until_done,
-        registration, write,
-    },
+    consumers::{BOTH, Write, builder, consumer, keys, letters, messages, process, process_until_done},
     fixture::{Fixture, PATIENCE, url},
     scratch::Scratch,
 };
@@ -43,18 +40,6 @@ async fn a23_a_standby_is_refused_at_start_and_infrastructure_later() {
     standby.down().await;
     fixture.drop().await;
     primary.down().await;
-}
-
-/// An old primary that is fenced by a setting takes no new lane.
-#[tokio::test]
-async fn a23_a_fenced_primary_is_refused() {
-    let fixture = Fixture::new().await;
-    let mut fenced = fixture.config.clone();
-    fenced.options(format!("-c search_path={} -c default_transaction_read_only=on", fixture.schema));
-    let store = fixture.options_of(fenced).build().unwrap();
-    assert!(matches!(store.bookkeeping().verify().await, Err(StoreError::Refused { .. })));
-    assert_eq!(store.open().await.unwrap_err().class(), ErrorClass::Infrastructure);
-    fixture.drop().await;
 }
 
 /// A connection of one's own becomes a lane, and comes back after the work.
@@ -110,67 +95,6 @@ async fn an_unreachable_server_is_unavailable_and_a_wrong_login_is_refused() {
     config.user("nobody_here");
     let store = fixture.options_of(config).build().unwrap();
     assert!(matches!(store.bookkeeping().verify().await, Err(StoreError::Refused { .. })));
-    fixture.drop().await;
-}
-
-/// A27: the schema is gone for a moment of a deploy.
-#[tokio::test]
-async fn a27_a_table_that_is_gone_and_back() {
-    let fixture = Fixture::new().await;
-    let consumer = consumer(fixture.store.clone(), Write);
-    assert_eq!(process(&consumer, vec![msg("a")]).await, "P");
-    for (table, hidden) in [("processed_messages", "hidden"), ("effects", "hidden")] {
-        fixture.run(format!("ALTER TABLE {table} RENAME TO {hidden}")).await;
-        assert_eq!(process(&consumer, vec![msg(table)]).await, "i", "{table}");
-        fixture.run(format!("ALTER TABLE {hidden} RENAME TO {table}")).await;
-        assert_eq!(process(&consumer, vec![msg(table)]).await, "P", "{table}");
-    }
-    assert_eq!(fixture.effects().await, ["a", "effects", "processed_messages"]);
-    fixture.drop().await;
-}
-
-/// Reads by `*`, which is what a changed table breaks.
-struct Reading;
-
-impl Act for Reading {
-    async fn act(&self, message: &Message, connection: PostgresConnection<'_>) -> Result<(), HandlerError> {
-        connection.query("SELECT * FROM prices", &[]).await?;
-        Ok(write(&connection, message).await?)
-    }
-}
-
-/// A27: a plan that was cached before a table was altered fails once a connection, and is then made anew.
-#[tokio::test]
-async fn a27_a_table_altered_under_prepared_statements() {
-    for handlers in BOTH {
-        let fixture = Fixture::new().await;
-        let consumer = builder(fixture.store.clone(), Acting(Reading)).lanes(1).handlers(handlers).build().unwrap();
-        fixture.run("CREATE TABLE prices (name text); INSERT INTO prices VALUES ('x')").await;
-        assert_eq!(process(&consumer, messages(&keys(3))).await, "PPP");
-        fixture
-            .run("ALTER TABLE prices ADD COLUMN cents int; ALTER TABLE processed_messages ADD COLUMN note text")
-            .await;
-        assert_eq!(process(&consumer, messages(&keys(6))).await, "DDDPPP", "{handlers:?}");
-        fixture.run("ALTER TABLE processed_messages DROP COLUMN note; ALTER TABLE prices DROP COLUMN cents").await;
-        assert_eq!(process(&consumer, messages(&keys(9))).await, "DDDDDDPPP", "{handlers:?}");
-        assert_eq!(fixture.effects().await, keys(9));
-        fixture.drop().await;
-    }
-}
-
-/// Weak settings are told with their cure.
-#[tokio::test]
-async fn weak_settings_are_warned_about() {
-    let fixture = Fixture::new().await;
-    let mut weak: Config = url().parse().unwrap();
-    weak.options("-c synchronous_commit=off -c default_transaction_isolation=serializable");
-    let store = fixture.options_of(weak).build().unwrap();
-    let warnings = store.bookkeeping().register(&registration()).await.unwrap().warnings.join("\n");
-    for word in ["synchronous_commit is off", "default_transaction_isolation", "\"serializable\""] {
-        assert!(warnings.contains(word), "{word}: {warnings}");
-    }
-    let warnings = fixture.store.bookkeeping().register(&registration()).await.unwrap().warnings;
-    assert!(warnings.iter().all(|warning| warning.contains("idem's own schema")), "{warnings:?}");
     fixture.drop().await;
 }
 

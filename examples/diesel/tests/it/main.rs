@@ -1,5 +1,7 @@
 //! What the handler wrote, read back from PostgreSQL over a connection that idem has no part in.
 
+mod conformance;
+
 use diesel::{ExpressionMethods as _, QueryDsl as _};
 use diesel_async::{AsyncConnection as _, AsyncPgConnection, RunQueryDsl as _, SimpleAsyncConnection as _};
 use diesel_handler::{DieselPostgres, Ledger, TABLES, customers, purchases};

@@ -14,13 +14,9 @@ use idem_core::{
     Decision, HandlerError, Store as _,
     store::{Claimed, Expiring, Removal, Removed, UnitOfWork as _},
 };
-use idem_sqlx::PostgresStore;
 
 use super::{
-    consumers::{
-        Write, builder, claim_of, consumer, is_held, keys, messages, msg, one_and_many_leave_equal_records, options,
-        process,
-    },
+    consumers::{Write, builder, claim_of, consumer, is_held, keys, messages, msg, options, process},
     fixture::{Fixture, PATIENCE},
 };
 
@@ -116,27 +112,6 @@ async fn b2_the_sessions_own_limits_are_put_back() {
     let mut connection = lane.into_connection().await.unwrap();
     let limits: String = sqlx::query_scalar(shown).fetch_one(&mut connection).await.unwrap();
     assert_eq!(limits, "7s 9s");
-    fixture.drop().await;
-}
-
-/// A second claim in one unit waits no longer than the first, although the first has put the session's limits back.
-#[tokio::test]
-async fn b2_a_second_claim_is_bounded_too() {
-    let fixture = Fixture::new().await;
-    let store = &fixture.store;
-    let (held, run) = claim_of(store, "held").await;
-    let (free, _) = claim_of(store, "free").await;
-    let mut lane = store.open().await.unwrap();
-    let mut holder = store.begin(&mut lane, options(run, Duration::from_secs(5))).await.unwrap();
-    holder.claim(std::slice::from_ref(&held)).await.unwrap();
-    let mut lane = store.open().await.unwrap();
-    let mut unit = store.begin(&mut lane, options(run, Duration::from_millis(300))).await.unwrap();
-    assert_eq!(unit.claim(&[free]).await.unwrap(), [Claimed::Inserted]);
-    let claims = [held];
-    let second = tokio::time::timeout(PATIENCE, unit.claim(&claims)).await;
-    assert!(is_held(&second.expect("bounded by the server").unwrap_err()));
-    unit.rollback().await.unwrap();
-    holder.rollback().await.unwrap();
     fixture.drop().await;
 }
 
@@ -289,42 +264,6 @@ async fn b17_eight_workers_in_opposite_orders_never_deadlock() {
     });
     tokio::time::timeout(PATIENCE, join_all(workers)).await.expect("no deadlock");
     assert_eq!(fixture.effects().await, all, "each effect once");
-    fixture.drop().await;
-}
-
-/// A plan that was cached before a table was altered fails once a connection, and is then made anew.
-#[tokio::test]
-async fn a27_a_table_altered_under_prepared_statements() {
-    let fixture = Fixture::new().await;
-    let consumer = builder(fixture.store.clone(), Reading).lanes(1).build().unwrap();
-    fixture.run("CREATE TABLE prices (name text); INSERT INTO prices VALUES ('x')").await;
-    assert_eq!(process(&consumer, messages(&keys(3))).await, "PPP");
-    fixture.run("ALTER TABLE prices ADD COLUMN cents int; ALTER TABLE processed_messages ADD COLUMN note text").await;
-    assert_eq!(process(&consumer, messages(&keys(6))).await, "DDDPPP");
-    fixture.run("ALTER TABLE processed_messages DROP COLUMN note; ALTER TABLE prices DROP COLUMN cents").await;
-    assert_eq!(process(&consumer, messages(&keys(9))).await, "DDDDDDPPP");
-    assert_eq!(fixture.effects().await, keys(9));
-    fixture.drop().await;
-}
-
-/// Reads by `*`, which is what a changed table breaks.
-struct Reading;
-
-impl idem_core::Handler<PostgresStore> for Reading {
-    async fn handle(
-        &self,
-        message: &idem_core::Message,
-        tx: &mut idem_core::Tx<'_, PostgresStore>,
-    ) -> Result<(), HandlerError> {
-        sqlx::query("SELECT * FROM prices").fetch_all(tx.connection()).await?;
-        Ok(super::consumers::write(tx.connection(), message).await?)
-    }
-}
-
-#[tokio::test]
-async fn a_key_that_is_claimed_alone_leaves_the_same_record() {
-    let fixture = Fixture::new().await;
-    one_and_many_leave_equal_records(&fixture.store).await;
     fixture.drop().await;
 }
 

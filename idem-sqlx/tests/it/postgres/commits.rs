@@ -25,21 +25,6 @@ async fn behind(fixture: &Fixture, cut: Cut, times: usize) -> (PostgresProxy, De
     (proxy, consumer)
 }
 
-/// One message, then a batch of a hundred (D6), each with as many cuts in a row as `times`.
-async fn cut(cut: Cut, times: usize, expected: char) {
-    for count in [1, 100] {
-        let fixture = Fixture::new().await;
-        let (proxy, consumer) = behind(&fixture, cut, times).await;
-        let keys = keys(count);
-        assert_eq!(process(&consumer, messages(&keys)).await, expected.to_string().repeat(count));
-        assert_eq!(proxy.left(), 0, "every cut has happened");
-        assert_eq!(fixture.effects().await, keys, "each effect once");
-        assert_eq!(process(&consumer, messages(&keys)).await, "D".repeat(count));
-        assert_eq!(fixture.effects().await, keys);
-        fixture.drop().await;
-    }
-}
-
 /// BEGIN, claim, the handlers' statements, and the seal with COMMIT, once the statements are prepared; for duplicates BEGIN,
 /// claim, read and ROLLBACK.
 #[tokio::test]
@@ -58,17 +43,6 @@ async fn a_unit_costs_three_round_trips_beside_its_handlers() {
         assert_eq!(proxy.round_trips(), 4);
     }
     fixture.drop().await;
-}
-
-#[tokio::test]
-async fn a5_d6_cut_after_the_server_committed() {
-    cut(Cut::After, 1, 'D').await;
-}
-
-#[tokio::test]
-async fn a6_d6_cut_before_the_server_got_the_commit() {
-    cut(Cut::Before, 1, 'P').await;
-    cut(Cut::Before, 2, 'P').await;
 }
 
 /// With a synchronous standby that does not exist, every COMMIT hangs after it is written.

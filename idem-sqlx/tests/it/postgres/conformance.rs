@@ -1,12 +1,15 @@
-//! The suite that every store runs.
+//! The suite that every store runs, and that of every store on PostgreSQL.
 
 use std::sync::Arc;
 
 use futures_util::TryStreamExt as _;
 use idem_core::{HandlerError, Tx};
 use idem_sqlx::PostgresStore;
-use idem_testkit::conformance::store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest};
-use sqlx::{Connection as _, PgConnection, Row as _};
+use idem_testkit::conformance::{
+    postgres::{PostgresUnderTest, arrangement_sql},
+    store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest},
+};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, postgres::PgSslMode};
 
 use super::fixture::Fixture;
 
@@ -130,56 +133,66 @@ impl StoreUnderTest for Subject {
     }
 
     async fn arrange(&self, arrangement: Arrangement) -> Result<(), NotOffered> {
-        let text = match arrangement {
-            Arrangement::Age(by) => {
-                let age = |columns: &[&str]| -> String {
-                    let changes: Vec<String> = columns
-                        .iter()
-                        .map(|column| format!("{column} = {column} - {} * interval '1 microsecond'", by.as_micros()))
-                        .collect();
-                    changes.join(", ")
-                };
-                [
-                    ("processed_messages", &["processed_at", "expires_at"] as &[&str]),
-                    ("units", &["at"]),
-                    ("message_attempts", &["first_at", "last_at"]),
-                    (
-                        "dead_letters",
-                        &[
-                            "first_at",
-                            "last_at",
-                            "published_at",
-                            "replay_requested_at",
-                            "replay_taken_at",
-                            "replayed_at",
-                        ],
-                    ),
-                    ("audit", &["at"]),
-                ]
-                .map(|(table, columns)| format!("UPDATE {table} SET {};", age(columns)))
-                .concat()
-            }
-            Arrangement::SwallowRecords => "
-                CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
-                CREATE TRIGGER swallow BEFORE INSERT ON processed_messages FOR EACH ROW EXECUTE FUNCTION swallow();"
-                .to_owned(),
-            Arrangement::HideRecords => "ALTER TABLE processed_messages RENAME TO hidden_messages".to_owned(),
-            Arrangement::Restore => "
-                ALTER TABLE IF EXISTS hidden_messages RENAME TO processed_messages;
-                DROP FUNCTION IF EXISTS swallow() CASCADE;"
-                .to_owned(),
-            Arrangement::EraseKeys => "UPDATE processed_messages SET idempotency_key = ''".to_owned(),
-            Arrangement::DropUniqueKey => {
-                "ALTER TABLE processed_messages DROP CONSTRAINT processed_messages_pkey".to_owned()
-            }
-            Arrangement::DropSeal => "DROP TRIGGER refuse_unsealed_commit ON units".to_owned(),
-        };
-        self.fixture.run(text).await;
+        self.fixture.run(arrangement_sql(arrangement)).await;
         Ok(())
     }
 
     async fn discard(self) {
         drop(self.store);
         self.fixture.drop().await;
+    }
+}
+
+mod postgres {
+    async fn fresh() -> super::Fixture {
+        super::Fixture::new().await
+    }
+
+    idem_testkit::postgres_conformance!(fresh);
+}
+
+impl PostgresUnderTest for Fixture {
+    type Store = PostgresStore;
+    type Error = sqlx::Error;
+
+    fn store(&self) -> &PostgresStore {
+        &self.store
+    }
+
+    fn another(&self, port: Option<u16>, settings: &[(&str, &str)]) -> PostgresStore {
+        let options = self.connection.clone().options(settings.iter().copied());
+        let options = match port {
+            Some(port) => options.host("127.0.0.1").port(port).ssl_mode(PgSslMode::Disable),
+            None => options,
+        };
+        self.options_of(options).build().unwrap()
+    }
+
+    fn server(&self) -> String {
+        format!("{}:{}", self.connection.get_host(), self.connection.get_port())
+    }
+
+    async fn write(tx: &mut Tx<'_, PostgresStore>, key: &str) -> Result<(), sqlx::Error> {
+        insert(tx.connection(), &Effect { key: key.to_owned(), payload: Vec::new(), note: String::new() }).await
+    }
+
+    async fn execute(tx: &mut Tx<'_, PostgresStore>, text: &str) -> Result<(), sqlx::Error> {
+        sqlx::query(AssertSqlSafe(text)).execute(tx.connection()).await.map(|_| ())
+    }
+
+    async fn send(tx: &mut Tx<'_, PostgresStore>, text: &str) -> Result<(), sqlx::Error> {
+        sqlx::raw_sql(AssertSqlSafe(text)).execute(tx.connection()).await.map(|_| ())
+    }
+
+    async fn run(&self, statements: &str) {
+        Fixture::run(self, statements).await;
+    }
+
+    async fn texts(&self, query: &str) -> Vec<String> {
+        Fixture::texts(self, query).await
+    }
+
+    async fn discard(self) {
+        self.drop().await;
     }
 }

@@ -1,13 +1,10 @@
 //! Short words for a consumer with a handler that writes the message's key as an effect.
 
-#[path = "../../../../idem-schema/tests/shared/consumers.rs"]
-mod shared;
-
 use idem_core::{Handler, HandlerError, Message, Tx, store::ClaimError};
 use idem_sqlx::PostgresStore;
 use sqlx::PgConnection;
 
-pub(super) use self::shared::*;
+pub(super) use idem_testkit::conformance::postgres::consumers::*;
 
 /// Writes the key of a message, as every handler here does.
 pub(super) async fn write(connection: &mut PgConnection, message: &Message) -> Result<(), sqlx::Error> {

@@ -12,6 +12,7 @@ use std::{
 
 use idem_schema::{POSTGRES_MIGRATIONS, SchemaName};
 use idem_sqlx::{PostgresOptions, PostgresStore};
+use idem_testkit::conformance::postgres::EFFECTS;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection, PgPool, Row as _, postgres::PgConnectOptions};
 
 /// The server that the tests share.
@@ -65,12 +66,7 @@ impl Fixture {
     pub(super) async fn on(url: &str) -> Self {
         let fixture = Self::empty_on(url).await;
         fixture.store.migrate().await.unwrap();
-        let effects = "CREATE TABLE effects (key text NOT NULL, payload bytea NOT NULL, note text NOT NULL);
-            CREATE TABLE taken (name text PRIMARY KEY);
-            INSERT INTO taken VALUES ('taken');
-            CREATE TABLE deferred (name text UNIQUE DEFERRABLE INITIALLY DEFERRED);
-            INSERT INTO deferred VALUES ('taken');";
-        fixture.run(effects).await;
+        fixture.run(EFFECTS).await;
         fixture
     }
 

@@ -13,7 +13,7 @@ use idem_sqlx::PostgresStore;
 use sqlx::ConnectOptions as _;
 
 use super::{
-    consumers::{Write, builder, consumer, keys, msg, process, process_until_done},
+    consumers::{Write, builder, keys, process_until_done},
     fixture::{Fixture, url},
     scratch::Scratch,
 };
@@ -34,18 +34,6 @@ async fn a23_a_standby_is_refused_at_start_and_infrastructure_later() {
     standby.down().await;
     fixture.drop().await;
     primary.down().await;
-}
-
-/// An old primary that is fenced by a setting takes no new lane.
-#[tokio::test]
-async fn a23_a_fenced_primary_is_refused() {
-    let fixture = Fixture::new().await;
-    let options: sqlx::postgres::PgConnectOptions = url().parse().unwrap();
-    let fenced = options.options([("default_transaction_read_only", "on"), ("search_path", fixture.schema.as_str())]);
-    let store = fixture.options_of(fenced).build().unwrap();
-    assert!(matches!(store.bookkeeping().verify().await, Err(StoreError::Refused { .. })));
-    assert_eq!(store.open().await.unwrap_err().class(), ErrorClass::Infrastructure);
-    fixture.drop().await;
 }
 
 /// A25: the server crashes again and again under load; everything is handled once, and nothing is anybody's fault.
@@ -88,22 +76,6 @@ async fn an_unreachable_server_is_unavailable_and_a_wrong_login_is_refused() {
     fixture.drop().await;
 }
 
-/// A27: the schema is gone for a moment of a deploy.
-#[tokio::test]
-async fn a27_a_table_that_is_gone_and_back() {
-    let fixture = Fixture::new().await;
-    let consumer = consumer(fixture.store.clone(), Write);
-    assert_eq!(process(&consumer, vec![msg("a")]).await, "P");
-    for (table, hidden) in [("processed_messages", "hidden"), ("effects", "hidden")] {
-        fixture.run(format!("ALTER TABLE {table} RENAME TO {hidden}")).await;
-        assert_eq!(process(&consumer, vec![msg(table)]).await, "i", "{table}");
-        fixture.run(format!("ALTER TABLE {hidden} RENAME TO {table}")).await;
-        assert_eq!(process(&consumer, vec![msg(table)]).await, "P", "{table}");
-    }
-    assert_eq!(fixture.effects().await, ["a", "effects", "processed_messages"]);
-    fixture.drop().await;
-}
-
 /// S9: a server that is not plainly this machine is worth a warning, unless TLS is demanded.
 #[tokio::test]
 async fn s9_plaintext_beyond_this_machine_is_warned_about() {
@@ -129,22 +101,5 @@ async fn s26_a_login_whose_tables_come_into_idems_own_schema_is_told() {
         assert_eq!(warnings.contains("come into idem's own schema"), is_told, "{path}: {warnings}");
         assert_eq!(warnings.contains("SET search_path = public"), is_told, "{path}: {warnings}");
     }
-    fixture.drop().await;
-}
-
-/// Weak settings are told with their cure.
-#[tokio::test]
-async fn weak_settings_are_warned_about() {
-    let fixture = Fixture::new().await;
-    let options: sqlx::postgres::PgConnectOptions = url().parse().unwrap();
-    let weak = options.options([("synchronous_commit", "off"), ("default_transaction_isolation", "serializable")]);
-    let store = fixture.options_of(weak).build().unwrap();
-    let registration = super::consumers::registration();
-    let warnings = store.bookkeeping().register(&registration).await.unwrap().warnings.join("\n");
-    for word in ["synchronous_commit is off", "default_transaction_isolation", "\"serializable\""] {
-        assert!(warnings.contains(word), "{word}: {warnings}");
-    }
-    let warnings = fixture.store.bookkeeping().register(&registration).await.unwrap().warnings;
-    assert!(warnings.iter().all(|warning| warning.contains("idem's own schema")), "{warnings:?}");
     fixture.drop().await;
 }

@@ -17,26 +17,6 @@ use super::{
     fixture::Fixture,
 };
 
-/// S11, as it was found: aggregates that fit the claim better than those of the server made 300 of 500 new messages
-/// duplicates, which are acknowledged.
-#[tokio::test]
-async fn s11_new_messages_are_no_duplicates_where_an_aggregate_fits_better() {
-    let fixture = Fixture::new().await;
-    for kind in ["int4", "uuid"] {
-        let aggregate = format!(
-            "CREATE FUNCTION nothing({kind}[], {kind}) RETURNS {kind}[] LANGUAGE sql AS 'SELECT $1';
-             CREATE AGGREGATE array_agg({kind}) (SFUNC = nothing, STYPE = {kind}[], INITCOND = '{{}}')"
-        );
-        fixture.run(aggregate).await;
-    }
-    let (all, consumer) = (keys(500), consumer(fixture.store.clone(), Write));
-    for batch in all.chunks(100) {
-        assert_eq!(process(&consumer, messages(batch)).await, "P".repeat(100));
-    }
-    assert_eq!((fixture.effects().await, fixture.recorded().await), (all.clone(), all));
-    fixture.drop().await;
-}
-
 /// S11: an operator that fits better had the claim write an expiry of yesterday, so that cleanup took fresh records.
 #[tokio::test]
 async fn s11_an_expiry_is_not_another_roles_to_say() {

@@ -1,6 +1,8 @@
-//! Consumers and claims for the tests of every PostgreSQL store, which include this file.
+//! Short words for consumers and claims, for the cases and for the other tests of a store on PostgreSQL.
+//!
+//! # Panics
+//! All of them panic where the store does not answer as a test can go on with.
 
-use idem_testkit::Decide as _;
 use std::{
     sync::{
         Arc,
@@ -12,33 +14,38 @@ use std::{
 use idem_core::{
     ConsumerName, Decision, DedupConsumer, DedupConsumerBuilder, Effects, Handler, IdempotencyKey, Message,
     PayloadHash, Retention, Store, Tenant,
-    store::{Bookkeeping as _, Claim, Claimed, HashRuleId, Registration, RunId, UnitOfWork as _, UnitOptions},
+    store::{Bookkeeping as _, Claim, Registration, RunId, UnitOptions},
 };
 
+use crate::Decide as _;
+
 /// A consumer with limits that suit tests.
-pub(crate) fn builder<S: Store>(store: S, handler: impl Handler<S>) -> DedupConsumerBuilder<S> {
+pub fn builder<S: Store>(store: S, handler: impl Handler<S>) -> DedupConsumerBuilder<S> {
     DedupConsumer::builder(store, "ledger").handler(handler).effects(Effects::InTransaction)
 }
 
-pub(crate) fn consumer<S: Store>(store: S, handler: impl Handler<S>) -> DedupConsumer<S> {
+/// The same, built, with a busy timeout that a slow machine does not meet.
+pub fn consumer<S: Store>(store: S, handler: impl Handler<S>) -> DedupConsumer<S> {
     builder(store, handler).busy_timeout(Duration::from_secs(20)).build().unwrap()
 }
 
 /// A message of this key, whose payload follows from it.
-pub(crate) fn msg(key: &str) -> Message {
+pub fn msg(key: &str) -> Message {
     Message::new(format!("paid {key}")).with_header("idempotencykey", key.to_owned())
 }
 
-pub(crate) fn keys(count: usize) -> Vec<String> {
+/// `order-000`, `order-001`, …
+pub fn keys(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("order-{number:03}")).collect()
 }
 
-pub(crate) fn messages(keys: &[String]) -> Vec<Message> {
+/// [`msg`] of each key.
+pub fn messages(keys: &[String]) -> Vec<Message> {
     keys.iter().map(|key| msg(key)).collect()
 }
 
 /// The decisions in one letter each: Processed, Duplicate, Conflict, Busy, and the first of a failure's class.
-pub(crate) fn letters(decisions: &[Decision]) -> String {
+pub fn letters(decisions: &[Decision]) -> String {
     decisions
         .iter()
         .map(|decision| match decision {
@@ -52,12 +59,13 @@ pub(crate) fn letters(decisions: &[Decision]) -> String {
         .collect()
 }
 
-pub(crate) async fn process<S: Store>(consumer: &DedupConsumer<S>, messages: Vec<Message>) -> String {
+/// Processes messages; the [letters] of their decisions.
+pub async fn process<S: Store>(consumer: &DedupConsumer<S>, messages: Vec<Message>) -> String {
     letters(&consumer.decisions(messages).await.unwrap())
 }
 
 /// A25: processes all keys in batches, again and again, until the server stays up and everything is decided.
-pub(crate) async fn process_until_done<S: Store>(consumer: DedupConsumer<S>, all: Vec<String>, done: Arc<AtomicBool>) {
+pub async fn process_until_done<S: Store>(consumer: DedupConsumer<S>, all: Vec<String>, done: Arc<AtomicBool>) {
     loop {
         let was_done = done.load(Ordering::SeqCst);
         let mut undecided = 0;
@@ -78,7 +86,7 @@ pub(crate) async fn process_until_done<S: Store>(consumer: DedupConsumer<S>, all
 }
 
 /// The start of the consumer whose keys are claimed by hand.
-pub(crate) fn registration() -> Registration {
+pub fn registration() -> Registration {
     Registration::new(
         ConsumerName::new("by-hand").unwrap(),
         Tenant::default(),
@@ -90,7 +98,7 @@ pub(crate) fn registration() -> Registration {
 }
 
 /// A claim of this key in the scope of a consumer that is registered for it.
-pub(crate) async fn claim_of(store: &impl Store, key: &str) -> (Claim, RunId) {
+pub async fn claim_of(store: &impl Store, key: &str) -> (Claim, RunId) {
     let registered = store.bookkeeping().register(&registration()).await.unwrap();
     let claim = Claim::new(
         registered.scope,
@@ -103,38 +111,6 @@ pub(crate) async fn claim_of(store: &impl Store, key: &str) -> (Claim, RunId) {
 }
 
 /// Limits of a unit by hand.
-pub(crate) fn options(run: RunId, busy: Duration) -> UnitOptions {
+pub fn options(run: RunId, busy: Duration) -> UnitOptions {
     UnitOptions::new(run, 0, busy, Duration::from_secs(120))
-}
-
-/// A key that is claimed alone is another statement, which must leave the same record.
-pub(crate) async fn one_and_many_leave_equal_records(store: &impl Store) {
-    // Numbers that differ, so that none can stand in another's place.
-    let (claim, run) = (claim_of(store, "claimed").await.0, RunId(7));
-    let claim = claim.hash_rule(HashRuleId(9));
-    for retention in [claim.retention, Retention::Forever] {
-        let key = |number: i32| IdempotencyKey::new(&format!("{retention:?}/{number}")).unwrap();
-        let claims = [1, 2, 3].map(|number| claim.clone().key(key(number)).retention(retention));
-        let mut lane = store.open().await.unwrap();
-        let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(5))).await.unwrap();
-        assert_eq!(unit.claim(&claims[..1]).await.unwrap(), [Claimed::Inserted]);
-        assert_eq!(unit.claim(&claims[1..]).await.unwrap(), [Claimed::Inserted, Claimed::Inserted]);
-        assert_eq!(unit.claim(&claims[..1]).await.unwrap(), [Claimed::NotInserted]);
-        assert_eq!(
-            unit.read(&claims).await.unwrap(),
-            [None, None, None],
-            "what a unit has inserted itself is no record yet"
-        );
-        unit.commit().await.unwrap();
-        let mut unit = store.begin(&mut lane, options(run, Duration::from_secs(5))).await.unwrap();
-        unit.claim(&[]).await.unwrap();
-        let found = unit.read(&claims).await.unwrap();
-        let records: Vec<_> = found.into_iter().map(Option::unwrap).collect();
-        for (record, claim) in records.iter().zip(&claims) {
-            assert_eq!((&record.key, record.hash, record.hash_rule), (&claim.key, claim.hash, claim.hash_rule));
-            assert_eq!((record.processed_by, record.expires_at), (run, records[0].expires_at));
-        }
-        assert_eq!(records[0].expires_at.is_none(), retention == Retention::Forever);
-        unit.rollback().await.unwrap();
-    }
 }

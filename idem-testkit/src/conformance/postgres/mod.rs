@@ -1,0 +1,128 @@
+//! The suite for stores on PostgreSQL, beside [that of every store](super::store): what only a PostgreSQL server does, asked of
+//! each driver alike.
+//!
+//! A store implements [`PostgresUnderTest`] beside its tests and names a function that makes one:
+//!
+//! ```ignore
+//! async fn fresh() -> Subject { /* a schema of its own on the server that the tests share */ }
+//!
+//! // Makes one test a case, in a module of its own so that their names meet nobody else's.
+//! mod conformance {
+//!     idem_testkit::postgres_conformance!(super::fresh);
+//! }
+//! ```
+//!
+//! `tests/it/conformance.rs` of idem-tokio-postgres and of `examples/diesel` are whole ones.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::wildcard_enum_match_arm,
+    reason = "a case turns red by panicking"
+)]
+
+pub mod claims;
+pub mod commits;
+pub mod consumers;
+pub mod handlers;
+pub mod servers;
+mod subject;
+pub mod usurpers;
+
+use std::{future::Future, time::Duration};
+
+pub use self::subject::{EFFECTS, PostgresUnderTest, arrangement_sql};
+
+/// How long one case may take. None needs more than seconds; this is for a store that hangs.
+const CASE_MAX: Duration = Duration::from_secs(240);
+
+/// Runs one case on a fresh subject, in a runtime of its own. [`postgres_conformance!`](crate::postgres_conformance) calls it.
+///
+/// # Panics
+/// Where the case is red. The subject's schema is then kept.
+pub fn run<T, F, C>(name: &str, factory: impl FnOnce() -> F, case: C)
+where
+    T: PostgresUnderTest,
+    F: Future<Output = T>,
+    C: AsyncFnOnce(&T),
+{
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.unwrap_or_else(|error| panic!("no runtime for {name}: {error}"));
+    runtime.block_on(async {
+        let subject = factory().await;
+        let done = tokio::time::timeout(CASE_MAX, case(&subject)).await;
+        assert!(done.is_ok(), "{name} took longer than {CASE_MAX:?}");
+        subject.discard().await;
+    });
+}
+
+/// Makes one `#[test]` of each case of the [PostgreSQL suite](crate::conformance::postgres), on what an async function without
+/// arguments makes: a fresh [`PostgresUnderTest`](crate::conformance::postgres::PostgresUnderTest).
+#[macro_export]
+macro_rules! postgres_conformance {
+    ($factory:path) => {
+        $crate::__postgres_cases! {
+            $factory =>
+            claims {
+                b2_a_second_claim_is_bounded_too,
+                a_key_that_is_claimed_alone_leaves_the_same_record,
+            }
+            commits {
+                a5_d6_cut_after_the_server_committed,
+                a6_d6_cut_before_the_server_got_the_commit,
+            }
+            handlers {
+                a9_a_swallowed_error_of_an_unprotected_message_is_not_acknowledged,
+                a12_raw_commit_in_mid_batch_with_every_error_swallowed,
+                a20_an_idle_timeout_is_infrastructure,
+                a21_timeouts_in_a_handler_are_transient_even_when_swallowed,
+                a25_a_killed_backend_is_infrastructure_however_the_handler_wraps_it,
+                a46_a_commit_that_a_handler_has_weakened_is_refused,
+                a48_an_idle_connection_that_was_lost_costs_no_call,
+                b22_a_unique_violation_of_the_handlers_own_is_permanent,
+                j5_a_dropped_lane_with_a_running_statement_frees_its_keys,
+            }
+            servers {
+                a23_a_fenced_primary_is_refused,
+                a27_a_table_altered_under_prepared_statements,
+                a27_a_table_that_is_gone_and_back,
+                weak_settings_are_warned_about,
+            }
+            usurpers {
+                s11_new_messages_are_no_duplicates_where_an_aggregate_fits_better,
+            }
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __postgres_cases {
+    ($factory:path => $($module:ident { $($case:ident,)* })*) => { $($(
+        #[test]
+        fn $case() {
+            $crate::conformance::postgres::run(stringify!($case), $factory, $crate::conformance::postgres::$module::$case);
+        }
+    )*)* };
+}
+
+/// A case that is written and not listed would never run.
+#[cfg(test)]
+#[test]
+fn every_case_is_listed_in_the_macro() {
+    let list = include_str!("mod.rs");
+    let modules = [
+        include_str!("claims.rs"),
+        include_str!("commits.rs"),
+        include_str!("handlers.rs"),
+        include_str!("servers.rs"),
+        include_str!("usurpers.rs"),
+    ];
+    let public = modules.iter().flat_map(|text| text.lines()).filter_map(|line| line.strip_prefix("pub async fn "));
+    let cases: Vec<&str> = public.filter_map(|line| line.split('<').next()).collect();
+    assert_eq!(cases.len(), 18);
+    for case in cases {
+        assert!(list.contains(&format!("                {case},\n")), "{case} is not listed");
+    }
+}

@@ -1,0 +1,70 @@
+//! Servers that refuse, and schemas that change.
+
+use idem_core::{ErrorClass, HandlerError, Message, Store as _, StoreError, Tx, store::Bookkeeping as _};
+
+use super::{
+    consumers::{builder, keys, messages, msg, process, registration},
+    handlers::{Act, Write, acting, consumer, write},
+    subject::{PostgresUnderTest, effects},
+};
+
+/// A23: an old primary that is fenced by a setting takes no new lane.
+pub async fn a23_a_fenced_primary_is_refused<T: PostgresUnderTest>(subject: &T) {
+    let store = subject.another(None, &[("default_transaction_read_only", "on")]);
+    assert!(matches!(store.bookkeeping().verify().await, Err(StoreError::Refused { .. })));
+    let Err(error) = store.open().await else { panic!("a lane was taken") };
+    assert_eq!(error.class(), ErrorClass::Infrastructure);
+}
+
+/// A27: the schema is gone for a moment of a deploy.
+pub async fn a27_a_table_that_is_gone_and_back<T: PostgresUnderTest>(subject: &T) {
+    let consumer = consumer(subject, Write::<T>::new());
+    assert_eq!(process(&consumer, vec![msg("a")]).await, "P");
+    for table in ["processed_messages", "effects"] {
+        subject.run(&format!("ALTER TABLE {table} RENAME TO hidden")).await;
+        assert_eq!(process(&consumer, vec![msg(table)]).await, "i", "{table}");
+        subject.run(&format!("ALTER TABLE hidden RENAME TO {table}")).await;
+        assert_eq!(process(&consumer, vec![msg(table)]).await, "P", "{table}");
+    }
+    assert_eq!(effects(subject).await, ["a", "effects", "processed_messages"]);
+}
+
+/// Reads by `*`, which is what a changed table breaks.
+struct Reads;
+
+impl Act for Reads {
+    async fn act<T: PostgresUnderTest>(
+        &self,
+        message: &Message,
+        tx: &mut Tx<'_, T::Store>,
+    ) -> Result<(), HandlerError> {
+        T::execute(tx, "SELECT * FROM prices").await?;
+        Ok(write::<T>(tx, message).await?)
+    }
+}
+
+/// A27: a plan that was cached before a table was altered fails once a connection, and is then made anew.
+pub async fn a27_a_table_altered_under_prepared_statements<T: PostgresUnderTest>(subject: &T) {
+    let consumer = builder(subject.store().clone(), acting::<T, _>(Reads)).lanes(1);
+    let consumer = consumer.handlers(subject.concurrency()).build().unwrap();
+    subject.run("CREATE TABLE prices (name text); INSERT INTO prices VALUES ('x')").await;
+    assert_eq!(process(&consumer, messages(&keys(3))).await, "PPP");
+    subject.run("ALTER TABLE prices ADD COLUMN cents int; ALTER TABLE processed_messages ADD COLUMN note text").await;
+    assert_eq!(process(&consumer, messages(&keys(6))).await, "DDDPPP");
+    subject.run("ALTER TABLE processed_messages DROP COLUMN note; ALTER TABLE prices DROP COLUMN cents").await;
+    assert_eq!(process(&consumer, messages(&keys(9))).await, "DDDDDDPPP");
+    assert_eq!(effects(subject).await, keys(9));
+}
+
+/// Weak settings are told with their cure.
+pub async fn weak_settings_are_warned_about<T: PostgresUnderTest>(subject: &T) {
+    let weak =
+        [("search_path", "public"), ("synchronous_commit", "off"), ("default_transaction_isolation", "serializable")];
+    let store = subject.another(None, &weak);
+    let warnings = store.bookkeeping().register(&registration()).await.unwrap().warnings.join("\n");
+    for word in ["synchronous_commit is off", "default_transaction_isolation", "\"serializable\""] {
+        assert!(warnings.contains(word), "{word}: {warnings}");
+    }
+    let warnings = subject.store().bookkeeping().register(&registration()).await.unwrap().warnings;
+    assert!(warnings.iter().all(|warning| warning.contains("idem's own schema")), "{warnings:?}");
+}

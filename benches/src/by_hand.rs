@@ -2,14 +2,17 @@
 
 use std::{error::Error, time::Duration};
 
+use idem_tokio_postgres::tokio_postgres::{self, Client, NoTls, Statement};
 use sqlx::{Connection, PgConnection, PgPool, Postgres, Transaction};
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::{
     postgres::Round,
-    work::{CUSTOMERS, Work},
+    work::{CUSTOMERS, INSERT, Work, body},
 };
+
+const TEXTBOOK: &str = "INSERT INTO idem_bench.seen (consumer, message_id) VALUES ($1, $2) ON CONFLICT DO NOTHING";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ByHand {
@@ -59,16 +62,39 @@ impl ByHand {
 
     /// Whether the message is new; a loop that does not look says yes.
     async fn claims(self, tx: &mut PgConnection) -> Result<bool, sqlx::Error> {
-        let textbook = "INSERT INTO idem_bench.seen (consumer, message_id) VALUES ($1, $2) ON CONFLICT DO NOTHING";
         let once = "INSERT INTO idem_bench.inbox_consumed (consumer, event_id)
            VALUES ($1,$2) ON CONFLICT (consumer, event_id) DO NOTHING";
         let claimed = match self {
             Self::Transaction | Self::Autocommit => return Ok(true),
             Self::Textbook | Self::TextbookOnPool => {
-                sqlx::query(textbook).bind("bench").bind(Uuid::new_v4().to_string())
+                sqlx::query(TEXTBOOK).bind("bench").bind(Uuid::new_v4().to_string())
             }
             Self::InboxOnce => sqlx::query(once).bind("bench").bind(Uuid::new_v4()),
         };
         Ok(claimed.execute(tx).await?.rows_affected() == 1)
+    }
+}
+
+/// The textbook on a connection of tokio-postgres, with the insert as its work.
+pub(crate) struct OnTokioPostgres {
+    client: Client,
+    claim: Statement,
+    insert: Statement,
+}
+
+impl OnTokioPostgres {
+    pub(crate) async fn connect(url: &str) -> Result<Self, tokio_postgres::Error> {
+        let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
+        tokio::spawn(connection);
+        let (claim, insert) = (client.prepare(TEXTBOOK).await?, client.prepare(INSERT).await?);
+        Ok(Self { client, claim, insert })
+    }
+
+    pub(crate) async fn insert(&mut self, customer: usize) -> Result<(), tokio_postgres::Error> {
+        let tx = self.client.transaction().await?;
+        if tx.execute(&self.claim, &[&"bench", &Uuid::new_v4().to_string()]).await? == 1 {
+            tx.execute(&self.insert, &[&Uuid::new_v4(), &body(customer)]).await?;
+        }
+        tx.commit().await
     }
 }

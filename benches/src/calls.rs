@@ -101,7 +101,10 @@ struct Used {
 struct Meter<'c>(&'c mut PgConnection);
 
 impl Meter<'_> {
-    async fn around<E>(&mut self, round: impl Future<Output = Result<Round, E>>) -> Result<(Round, Used), Box<dyn Error>>
+    async fn around<E>(
+        &mut self,
+        round: impl Future<Output = Result<Round, E>>,
+    ) -> Result<(Round, Used), Box<dyn Error>>
     where
         Box<dyn Error>: From<E>,
     {

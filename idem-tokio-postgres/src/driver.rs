@@ -133,7 +133,9 @@ impl Driver {
     /// Opens a connection within the time for it.
     pub(crate) async fn connect_with(&self, config: &Config) -> Result<Link, StoreError> {
         let options = &self.options;
-        Link::connect(config, self.tls.clone(), options.settings.connect_timeout, options.statements_max).await
+        let connect = Link::connect(config, self.tls.clone(), options.settings.connect_timeout, options.statements_max);
+        // It is rare and its future large: without a box each unit's would be as large.
+        Box::pin(connect).await
     }
 
     /// The same with the settings of a session, as far as they are taken.
@@ -216,7 +218,8 @@ impl Driver {
         text: &str,
         parameters: &Parameters<'_>,
     ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
-        let call = self.once(&self.framework, doing, None, text, parameters);
+        // It is rare and its future large, as above.
+        let call = Box::pin(self.once(&self.framework, doing, None, text, parameters));
         within(self.options.settings.answer_timeout, doing, call).await
     }
 

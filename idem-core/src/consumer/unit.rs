@@ -3,6 +3,7 @@
 
 use std::{borrow::Borrow, future::Future, sync::atomic::Ordering, time::Duration};
 
+use futures_util::FutureExt as _;
 use tokio::time::{Instant, error::Elapsed};
 use tracing::Instrument as _;
 
@@ -118,15 +119,16 @@ pub(super) async fn session_or_open<S: Store>(
 
 /// Waits for the store's answer at most this long. A server that is gone without a word would otherwise hold the session
 /// for as long as TCP does, which is hours. The connection must be closed after a time-out.
-pub(super) async fn answered<T>(
+pub(super) fn answered<T>(
     limit: Duration,
     doing: &'static str,
     call: impl Future<Output = Result<T, StoreError>>,
-) -> Result<T, StoreError> {
-    match tokio::time::timeout(limit, call).await {
+) -> impl Future<Output = Result<T, StoreError>> {
+    // An async function would hold the call twice, as its parameter and as what it waits for.
+    tokio::time::timeout(limit, call).map(move |answer| match answer {
         Ok(answer) => answer,
         Err(elapsed) => Err(StoreError::Unavailable { doing, source: Box::new(elapsed) }),
-    }
+    })
 }
 
 pub(super) fn options(settings: &ConsumerSettings, run: crate::store::RunId, lane: i32) -> UnitOptions {

@@ -2,6 +2,7 @@
 
 use std::{error::Error, fmt, future::Future, sync::Arc, time::Duration};
 
+use futures_util::{FutureExt as _, future::BoxFuture};
 use idem_core::StoreError;
 use idem_schema::{
     Fence, Parameter, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids, SessionSettings,
@@ -141,7 +142,8 @@ impl Driver {
 
     /// Opens a connection within the time for it.
     pub(super) async fn connect_with(&self, options: &PgConnectOptions) -> Result<PgConnection, StoreError> {
-        let connect = PgConnection::connect_with(options);
+        // It is rare and its future large: without a box each unit's would be as large.
+        let connect = Box::pin(PgConnection::connect_with(options));
         match tokio::time::timeout(self.options.settings.connect_timeout, connect).await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(source)) => Err(error::connecting(source)),
@@ -211,55 +213,59 @@ fn with_settings(plain: &PgConnectOptions, settings: &[(&str, &str)]) -> PgConne
 
 impl Driver {
     /// Waits for the server at most as long as was set.
-    pub(super) async fn within<T>(
+    pub(super) fn within<T>(
         &self,
         doing: &'static str,
         call: impl Future<Output = Result<T, sqlx::Error>>,
-    ) -> Result<T, StoreError> {
-        within(self.options.settings.answer_timeout, doing, call).await
+    ) -> impl Future<Output = Result<T, StoreError>> {
+        within(self.options.settings.answer_timeout, doing, call)
     }
 
-    /// Runs one statement, in a transaction that `begin` begins where that is given.
-    pub(super) async fn once(
-        &self,
-        pool: &PgPool,
-        begin: Option<&str>,
-        statement: Statement<'_>,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let mut borrowed = Borrowed(pool.acquire().await?, false);
-        let connection = &mut *borrowed.0;
-        let rows = if begin.is_none() && self.is_named() && !self.role_default.is_read_only() {
-            statement.fetch_all(&mut *connection).await
-        } else {
-            // sqlx prepares and runs in two steps, between which a pooler may change the server connection unless a
-            // transaction holds it. It is no transaction of sqlx's, so nothing is left to a destructor.
-            let begin = begin.unwrap_or(self.role_default.begin()).to_owned();
-            sqlx::raw_sql(AssertSqlSafe(begin)).execute(&mut *connection).await?;
-            let rows = statement.persistent(false).fetch_all(&mut *connection).await;
-            let end = if rows.is_ok() { "COMMIT" } else { "ROLLBACK" };
-            sqlx::raw_sql(end).execute(&mut *connection).await?;
+    /// Runs one statement, in a transaction that `begin` begins where that is given. It is rare and its future large: without
+    /// a box each unit's would be as large.
+    pub(super) fn once<'s>(
+        &'s self,
+        pool: &'s PgPool,
+        begin: Option<&'s str>,
+        statement: Statement<'s>,
+    ) -> BoxFuture<'s, Result<Vec<PgRow>, sqlx::Error>> {
+        async move {
+            let mut borrowed = Borrowed(pool.acquire().await?, false);
+            let connection = &mut *borrowed.0;
+            let rows = if begin.is_none() && self.is_named() && !self.role_default.is_read_only() {
+                statement.fetch_all(&mut *connection).await
+            } else {
+                // sqlx prepares and runs in two steps, between which a pooler may change the server connection unless a
+                // transaction holds it. It is no transaction of sqlx's, so nothing is left to a destructor.
+                let begin = begin.unwrap_or(self.role_default.begin()).to_owned();
+                sqlx::raw_sql(AssertSqlSafe(begin)).execute(&mut *connection).await?;
+                let rows = statement.persistent(false).fetch_all(&mut *connection).await;
+                let end = if rows.is_ok() { "COMMIT" } else { "ROLLBACK" };
+                sqlx::raw_sql(end).execute(&mut *connection).await?;
+                rows
+            };
+            // After an error of the server's the connection is sound; after any other it is closed. A stale plan would fail
+            // again on it.
+            borrowed.1 = match &rows {
+                Ok(_) => true,
+                Err(sqlx::Error::Database(error)) => error.code().as_deref() != Some("0A000"),
+                Err(_) => false,
+            };
             rows
-        };
-        // After an error of the server's the connection is sound; after any other it is closed. A stale plan would fail
-        // again on it.
-        borrowed.1 = match &rows {
-            Ok(_) => true,
-            Err(sqlx::Error::Database(error)) => error.code().as_deref() != Some("0A000"),
-            Err(_) => false,
-        };
-        rows
+        }
+        .boxed()
     }
 }
 
-async fn within<T>(
+fn within<T>(
     limit: Duration,
     doing: &'static str,
     call: impl Future<Output = Result<T, sqlx::Error>>,
-) -> Result<T, StoreError> {
-    match tokio::time::timeout(limit, call).await {
+) -> impl Future<Output = Result<T, StoreError>> {
+    tokio::time::timeout(limit, call).map(move |answer| match answer {
         Ok(answer) => answer.map_err(|source| error::store(doing, source)),
         Err(elapsed) => Err(StoreError::Unavailable { doing, source: Box::new(elapsed) }),
-    }
+    })
 }
 
 pub(super) fn bound<'q>(statement: Statement<'q>, parameters: &[Parameter<'q>]) -> Statement<'q> {

@@ -6,7 +6,7 @@ use std::{error::Error, process::Stdio};
 use serde_json::{Value, json};
 
 use crate::{
-    amqp, engine, kafka,
+    amqp, calls, engine, kafka,
     report::{Line, Table},
 };
 
@@ -18,6 +18,7 @@ pub(crate) fn measure(arguments: &[String]) -> Result<Value, Box<dyn Error>> {
     let runtime = tokio::runtime::Runtime::new()?;
     match arguments {
         [what, kind, messages] if what == "engine-on-one-thread" => engine::on_one_thread(kind, messages.parse()?),
+        [what, line, url] if what == "calls-on-one-thread" => calls::on_one_thread(line, url),
         [what, messages] if what == "engine" => runtime.block_on(engine::memory(messages.parse()?)),
         [what, topic, messages] if what == "kafka" => runtime.block_on(kafka::resident(topic, messages.parse()?)),
         [what, queue, messages] if what == "rabbitmq" => runtime.block_on(amqp::resident(queue, messages.parse()?)),

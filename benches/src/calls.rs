@@ -3,10 +3,12 @@
 use std::{error::Error, future::Future, sync::Arc, time::Duration};
 
 use idem_core::{Decision, DedupConsumer, Effects, Handler, Store};
+use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, PgPool, postgres::PgPoolOptions};
 use tokio::{sync::Mutex, task::JoinSet, time::Instant};
 
 use crate::{
+    alone,
     by_hand::{ByHand, OnTokioPostgres},
     cases::At,
     feed::Feed,
@@ -26,27 +28,34 @@ pub(crate) const ON_TOKIO_POSTGRES: &str = "idem, process_one, on tokio-postgres
 pub(crate) const SHARED: &str = "idem, process_one, units shared";
 pub(crate) const SHARED_ON_TOKIO_POSTGRES: &str = "idem, process_one, units shared, on tokio-postgres";
 
+/// What is measured: pgbench by its own clock, all others by calls.
+#[derive(Clone, Copy)]
+enum Measured {
+    PgBench(Claims),
+    Calls(Caller),
+}
+
 #[derive(Clone, Copy)]
 enum Caller {
     Kept,
     KeptOnTokioPostgres,
     Pool,
-    PgBench(Claims),
     Idem { is_shared: bool },
     OnTokioPostgres { is_shared: bool },
 }
 
-const CALLERS: [(&str, Caller); 10] = [
-    (KEPT, Caller::Kept),
-    (KEPT_ON_TOKIO_POSTGRES, Caller::KeptOnTokioPostgres),
-    (POOL, Caller::Pool),
-    ("(c) pgbench: begin, handler, commit", Caller::PgBench(Claims::Nothing)),
-    (PGBENCH, Caller::PgBench(Claims::AsTheTextbook)),
-    ("(c) pgbench: the statements of idem", Caller::PgBench(Claims::AsIdem)),
-    (IDEM, Caller::Idem { is_shared: false }),
-    (ON_TOKIO_POSTGRES, Caller::OnTokioPostgres { is_shared: false }),
-    (SHARED, Caller::Idem { is_shared: true }),
-    (SHARED_ON_TOKIO_POSTGRES, Caller::OnTokioPostgres { is_shared: true }),
+const LINES: [(&str, Measured); 11] = [
+    (KEPT, Measured::Calls(Caller::Kept)),
+    (KEPT_ON_TOKIO_POSTGRES, Measured::Calls(Caller::KeptOnTokioPostgres)),
+    (POOL, Measured::Calls(Caller::Pool)),
+    ("(c) pgbench: the bare handler's statement", Measured::PgBench(Claims::Bare)),
+    ("(c) pgbench: begin, handler, commit", Measured::PgBench(Claims::Nothing)),
+    (PGBENCH, Measured::PgBench(Claims::AsTheTextbook)),
+    ("(c) pgbench: the statements of idem", Measured::PgBench(Claims::AsIdem)),
+    (IDEM, Measured::Calls(Caller::Idem { is_shared: false })),
+    (ON_TOKIO_POSTGRES, Measured::Calls(Caller::OnTokioPostgres { is_shared: false })),
+    (SHARED, Measured::Calls(Caller::Idem { is_shared: true })),
+    (SHARED_ON_TOKIO_POSTGRES, Measured::Calls(Caller::OnTokioPostgres { is_shared: true })),
 ];
 
 pub(crate) fn table(callers: usize) -> String {
@@ -58,18 +67,19 @@ pub(crate) async fn all(at: At<'_>) -> Result<Vec<Table>, Box<dyn Error>> {
     for callers in [1, 16, 64] {
         tables.extend(compare(callers, at).await?);
     }
+    tables.push(allocations(at.0).await?);
     Ok(tables)
 }
 
 async fn compare(callers: usize, (url, rounds, time): At<'_>) -> Result<[Table; 3], Box<dyn Error>> {
     let mut connection = PgConnection::connect(url).await?;
-    let mut rates: Vec<Line> = CALLERS.iter().map(|(name, _)| Line::new(*name)).collect();
+    let mut rates: Vec<Line> = LINES.iter().map(|(name, _)| Line::new(*name)).collect();
     let (mut wal, mut processor) = (rates.clone(), rates.clone());
     processor.retain(|line| !line.name.contains("pgbench"));
     for _ in 0..rounds {
-        for (place, (name, caller)) in CALLERS.into_iter().enumerate() {
+        for (place, (name, measured)) in LINES.into_iter().enumerate() {
             fresh(&mut connection).await?;
-            let (round, used) = caller.round(callers, url, time, &mut Meter(&mut connection)).await?;
+            let (round, used) = measured.round(callers, url, time, &mut Meter(&mut connection)).await?;
             let effects: i64 = sqlx::query_scalar(Work::Insert.counted()).fetch_one(&mut connection).await?;
             if usize::try_from(effects)? != round.effects {
                 return Err(format!("{name}: {effects} effects of {} messages", round.effects).into());
@@ -127,7 +137,7 @@ fn processor() -> Result<Duration, Box<dyn Error>> {
     Ok(Duration::from_millis(10 * ticks))
 }
 
-impl Caller {
+impl Measured {
     async fn round(
         self,
         callers: usize,
@@ -135,65 +145,87 @@ impl Caller {
         time: Duration,
         meter: &mut Meter<'_>,
     ) -> Result<(Round, Used), Box<dyn Error>> {
-        match self {
+        let caller = match self {
             Self::PgBench(claims) => {
                 if claims == Claims::AsIdem {
                     store(url).await?;
                 }
-                meter.around(PgBench { clients: callers, claims }.round(Work::Insert, url, time)).await
+                return meter.around(PgBench { clients: callers, claims }.round(Work::Insert, url, time)).await;
             }
+            Self::Calls(caller) => caller,
+        };
+        let ready = Arc::new(caller.ready(callers, url).await?);
+        // A third of the time counts for nothing: connections are made in it, statements are prepared, and the server learns what
+        // it keeps of each session.
+        let warmed = side_by_side(callers, WARMING, time / 3, &ready).await?;
+        let (round, used) = meter.around(side_by_side(callers, 0, time, &ready)).await?;
+        Ok((Round { effects: warmed.messages + round.messages, ..round }, used))
+    }
+}
+
+/// What calls are made on, one message each.
+enum Ready {
+    Kept(Vec<Mutex<PgConnection>>),
+    KeptOnTokioPostgres(Vec<Mutex<OnTokioPostgres>>),
+    Pool(PgPool),
+    Idem(DedupConsumer<idem_sqlx::PostgresStore>, Feed),
+    OnTokioPostgres(DedupConsumer<idem_tokio_postgres::PostgresStore>, Feed),
+}
+
+impl Caller {
+    async fn ready(self, callers: usize, url: &str) -> Result<Ready, Box<dyn Error>> {
+        Ok(match self {
             Self::Kept => {
                 let mut held = Vec::new();
                 for _ in 0..callers {
-                    held.push(Arc::new(Mutex::new(PgConnection::connect(url).await?)));
+                    held.push(Mutex::new(PgConnection::connect(url).await?));
                 }
-                let call = move |caller: usize, n| {
-                    let held = Arc::clone(&held[caller]);
-                    async move {
-                        ByHand::Textbook.transaction(held.lock().await.begin().await?, Work::Insert, customer(n)).await
-                    }
-                };
-                calls(callers, time, meter, call).await
+                Ready::Kept(held)
             }
             Self::KeptOnTokioPostgres => {
                 let mut held = Vec::new();
                 for _ in 0..callers {
-                    held.push(Arc::new(Mutex::new(OnTokioPostgres::connect(url).await?)));
+                    held.push(Mutex::new(OnTokioPostgres::connect(url).await?));
                 }
-                let call = move |caller: usize, n| {
-                    let held = Arc::clone(&held[caller]);
-                    async move { held.lock().await.insert(customer(n)).await }
-                };
-                calls(callers, time, meter, call).await
+                Ready::KeptOnTokioPostgres(held)
             }
             Self::Pool => {
-                let pool: PgPool = PgPoolOptions::new().max_connections(u32::try_from(callers)?).connect(url).await?;
-                let own = pool.clone();
-                let call = move |_, n| {
-                    let pool = own.clone();
-                    async move { ByHand::TextbookOnPool.transaction(pool.begin().await?, Work::Insert, customer(n)).await }
-                };
-                let round = calls(callers, time, meter, call).await;
-                pool.close().await;
-                round
+                Ready::Pool(PgPoolOptions::new().max_connections(u32::try_from(callers)?).connect(url).await?)
             }
-            Self::Idem { is_shared } => idem(store(url).await?, callers, is_shared, time, meter).await,
-            Self::OnTokioPostgres { is_shared } => idem(tokio_store(url).await?, callers, is_shared, time, meter).await,
-        }
+            Self::Idem { is_shared } => {
+                Ready::Idem(consumer(store(url).await?, callers, is_shared).await?, Feed::fresh(Work::Insert))
+            }
+            Self::OnTokioPostgres { is_shared } => {
+                let consumer = consumer(tokio_store(url).await?, callers, is_shared).await?;
+                Ready::OnTokioPostgres(consumer, Feed::fresh(Work::Insert))
+            }
+        })
     }
 }
 
-fn customer(n: usize) -> usize {
-    n * 7_919 % CUSTOMERS
+impl Ready {
+    async fn call(&self, caller: usize, n: usize) -> Result<(), Box<dyn Error + Send + Sync>> {
+        let customer = n * 7_919 % CUSTOMERS;
+        match self {
+            Self::Kept(held) => {
+                ByHand::Textbook.transaction(held[caller].lock().await.begin().await?, Work::Insert, customer).await?;
+            }
+            Self::KeptOnTokioPostgres(held) => held[caller].lock().await.insert(customer).await?,
+            Self::Pool(pool) => {
+                ByHand::TextbookOnPool.transaction(pool.begin().await?, Work::Insert, customer).await?;
+            }
+            Self::Idem(consumer, feed) => processed(&consumer.process_one(feed.message(n)).await?.1)?,
+            Self::OnTokioPostgres(consumer, feed) => processed(&consumer.process_one(feed.message(n)).await?.1)?,
+        }
+        Ok(())
+    }
 }
 
-async fn idem<S: Store>(
-    store: S,
-    callers: usize,
-    is_shared: bool,
-    time: Duration,
-    meter: &mut Meter<'_>,
-) -> Result<(Round, Used), Box<dyn Error>>
+fn processed(decision: &Decision) -> Result<(), String> {
+    if matches!(decision, Decision::Processed(_)) { Ok(()) } else { Err(format!("{decision:?}")) }
+}
+
+async fn consumer<S: Store>(store: S, callers: usize, is_shared: bool) -> Result<DedupConsumer<S>, Box<dyn Error>>
 where
     Work: Handler<S>,
 {
@@ -201,58 +233,68 @@ where
     let consumer = if is_shared { consumer.shares_units(64) } else { consumer };
     let consumer = consumer.lanes(callers).build()?;
     consumer.start().await?;
-    let feed = Feed::fresh(Work::Insert);
-    calls(callers, time, meter, move |_, n| {
-        let (consumer, message) = (consumer.clone(), feed.message(n));
-        async move {
-            match consumer.process_one(message).await? {
-                (_, Decision::Processed(_)) => Ok::<_, Box<dyn Error + Send + Sync>>(()),
-                (_, other) => Err(format!("{other:?}").into()),
-            }
-        }
-    })
-    .await
+    Ok(consumer)
 }
 
-/// Calls side by side, each caller one after the other, for the time: after a third of it that nothing counts, in which
-/// connections are made, statements are prepared and the server learns what it keeps of each session.
-async fn calls<C, E>(
-    callers: usize,
-    time: Duration,
-    meter: &mut Meter<'_>,
-    call: impl Fn(usize, usize) -> C + Send + Sync + 'static,
-) -> Result<(Round, Used), Box<dyn Error>>
-where
-    C: Future<Output = Result<(), E>> + Send,
-    E: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
-{
-    let call = Arc::new(call);
-    let warmed = side_by_side(callers, WARMING, time / 3, &call).await?;
-    let (round, used) = meter.around(side_by_side(callers, 0, time, &call)).await?;
-    Ok((Round { effects: warmed.messages + round.messages, ..round }, used))
+/// So many calls are counted for the table of allocations.
+const COUNTED: usize = 2_000;
+
+/// What one caller allocates, in a process of its own on one thread, because allocations are counted by thread.
+async fn allocations(url: &str) -> Result<Table, Box<dyn Error>> {
+    let mut connection = PgConnection::connect(url).await?;
+    let mut lines = Vec::new();
+    for (name, measured) in LINES {
+        if let Measured::Calls(Caller::Idem { is_shared: true } | Caller::OnTokioPostgres { is_shared: true })
+        | Measured::PgBench(_) = measured
+        {
+            continue;
+        }
+        fresh(&mut connection).await?;
+        let measured = alone::run(&["calls-on-one-thread", name, url]).await?;
+        let count = measured["allocations"].as_f64().ok_or("no allocations")?;
+        lines.push(Line { name: name.to_owned(), rounds: vec![count / COUNTED as f64] });
+    }
+    remove(&mut connection).await?;
+    let title = "The same by one caller, what the client allocates, the making of the message included";
+    Ok(Table::print("alone-allocations", title, "allocations a message", lines))
+}
+
+/// Counts what calls allocate on this thread, once they are warm.
+pub(crate) fn on_one_thread(name: &str, url: &str) -> Result<Value, Box<dyn Error>> {
+    let named = LINES.into_iter().find(|(line, _)| *line == name);
+    let Some((_, Measured::Calls(caller))) = named else { return Err(format!("{name} makes no calls").into()) };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let ready = runtime.block_on(caller.ready(1, url))?;
+    let all = async |first| {
+        for n in first..first + COUNTED {
+            ready.call(0, n).await?;
+        }
+        Ok::<_, Box<dyn Error + Send + Sync>>(())
+    };
+    runtime.block_on(all(WARMING)).map_err(|error| error as Box<dyn Error>)?;
+    let mut ended = Ok(());
+    let counted = allocation_counter::measure(|| ended = runtime.block_on(all(0)));
+    ended.map_err(|error| error as Box<dyn Error>)?;
+    Ok(json!({ "allocations": counted.count_total }))
 }
 
 /// The number of the first message that nothing counts: none of those that count comes as far.
 const WARMING: usize = 1 << 32;
 
 /// What the callers get done in the time, with messages of these numbers and up.
-async fn side_by_side<C, E>(
+async fn side_by_side(
     callers: usize,
     first: usize,
     time: Duration,
-    call: &Arc<impl Fn(usize, usize) -> C + Send + Sync + 'static>,
-) -> Result<Round, Box<dyn Error>>
-where
-    C: Future<Output = Result<(), E>> + Send,
-    E: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
-{
+    ready: &Arc<Ready>,
+) -> Result<Round, Box<dyn Error>> {
     let (started, mut running) = (Instant::now(), JoinSet::new());
     for caller in 0..callers {
-        let call = Arc::clone(call);
+        let ready = Arc::clone(ready);
         running.spawn(async move {
             let mut done = 0;
             while started.elapsed() < time {
-                call(caller, first + caller + done * callers).await.map_err(Into::into)?;
+                ready.call(caller, first + caller + done * callers).await?;
                 done += 1;
             }
             Ok::<_, Box<dyn Error + Send + Sync>>(done)

@@ -20,6 +20,8 @@ pub(crate) struct PgBench {
 /// How each transaction claims a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claims {
+    /// Nor is there a transaction around the statement.
+    Bare,
     Nothing,
     AsTheTextbook,
     /// With the statements and the round trips of a unit of one message, on tables that are there.
@@ -32,6 +34,7 @@ impl Claims {
         let textbook = "INSERT INTO idem_bench.seen (consumer, message_id) VALUES ('bench', gen_random_uuid()::text) ON \
                         CONFLICT DO NOTHING;\n";
         match self {
+            Self::Bare => (String::new(), String::new()),
             Self::Nothing => ("BEGIN;\n".to_owned(), "COMMIT;\n".to_owned()),
             Self::AsTheTextbook => (format!("BEGIN;\n{textbook}"), "COMMIT;\n".to_owned()),
             Self::AsIdem => {

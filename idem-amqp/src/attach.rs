@@ -6,7 +6,10 @@ use idem_core::{SourceError, source::Attached};
 use lapin::uri::AMQPScheme;
 use serde_json::Value;
 
-use crate::options::{DeliveryLimit, Settings};
+use crate::{
+    management::Management,
+    options::{DeliveryLimit, Settings},
+};
 
 /// The delivery limit of a quorum queue that has none of its own, from RabbitMQ 4.0 on.
 const DELIVERY_LIMIT: u32 = 20;
@@ -78,14 +81,21 @@ pub(crate) async fn attached(settings: &Settings) -> Result<(Attached, Keeps), S
             }
         },
     }
-    let in_plaintext = settings.uris.iter().filter(|uri| uri.scheme == AMQPScheme::AMQP);
-    attached.warn_of_plaintext(in_plaintext.map(|uri| uri.authority.host.as_str()), "write amqps:// in its URL");
+    warn_of_plaintext(&mut attached, settings);
     if let Some(retry) = &settings.retry_queue {
         attached.warnings.extend(retry_queue(settings, retry.as_str()).await?);
     }
     // The broker looks once a minute; a tenth is for the way there.
     attached.hold_max = Some(consumer_timeout.mul_f64(0.9));
     Ok((attached, keeps))
+}
+
+/// User and password go to the broker and to its management API.
+fn warn_of_plaintext(attached: &mut Attached, settings: &Settings) {
+    let in_plaintext = settings.uris.iter().filter(|uri| uri.scheme == AMQPScheme::AMQP);
+    attached.warn_of_plaintext(in_plaintext.map(|uri| uri.authority.host.as_str()), "write amqps:// in its URL");
+    let host = settings.management.as_ref().and_then(Management::plaintext_host);
+    attached.warn_of_plaintext(host, "write https:// in the management URL");
 }
 
 /// What is known of the retry queue; whether it exists, the protocol tells.

@@ -14,7 +14,7 @@ use lapin::{
     message::Delivery,
     options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions},
     tcp::{OwnedIdentity, OwnedTLSConfig},
-    types::{FieldTable, ShortString},
+    types::{AMQPValue, FieldTable, ShortString},
     uri::AMQPUri,
 };
 use tokio::{
@@ -162,10 +162,13 @@ impl Session {
         limit.map_err(refused("setting the prefetch"))?;
         let left = shared.subscribed((prefetch < settings.prefetch).then(|| earns(prefetch)));
         (self.prefetch, self.allowed) = (prefetch, usize::from(prefetch) + left);
-        let (acknowledging, none) = (BasicConsumeOptions::default(), FieldTable::default());
+        let (acknowledging, mut arguments) = (BasicConsumeOptions::default(), FieldTable::default());
+        if let Some(priority) = settings.consumer_priority {
+            arguments.insert("x-priority".into(), AMQPValue::LongInt(priority));
+        }
         // Another one for each subscription of the channel: the one before may still be known.
         let tag = format!("{} {:08x}", settings.connection_name, fastrand::u32(..));
-        let consumer = self.channel.basic_consume(settings.queue.clone(), tag.into(), acknowledging, none).await;
+        let consumer = self.channel.basic_consume(settings.queue.clone(), tag.into(), acknowledging, arguments).await;
         self.consumer = Some(consumer.map_err(refused("subscribing"))?);
         Ok(())
     }

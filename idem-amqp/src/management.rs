@@ -48,6 +48,11 @@ impl Management {
         Ok(Self { base, user, password, authorities })
     }
 
+    /// The host to which user and password go without TLS.
+    pub(crate) fn plaintext_host(&self) -> Option<&str> {
+        self.base.host_str().filter(|_| self.base.scheme() == "http")
+    }
+
     /// What the API says of a queue.
     pub(crate) async fn queue(&self, vhost: &str, queue: &str) -> Result<Value, BoxError> {
         self.get(&["queues", vhost, queue]).await

@@ -45,6 +45,7 @@ pub struct AmqpOptions {
     hosts: Vec<String>,
     client_certificate: Option<Identity>,
     connection_name: String,
+    consumer_priority: Option<i32>,
 }
 
 /// A client's certificate with those that lead to its authority, and its key, as PEM.
@@ -74,6 +75,7 @@ pub(crate) struct Settings {
     /// What must exist at the start beside the queue, the retry queue among it.
     pub(crate) needed: Vec<ShortString>,
     pub(crate) authorities: Option<String>,
+    pub(crate) consumer_priority: Option<i32>,
 }
 
 impl AmqpOptions {
@@ -95,6 +97,7 @@ impl AmqpOptions {
             hosts: Vec::new(),
             client_certificate: None,
             connection_name: "idem".to_owned(),
+            consumer_priority: None,
         }
     }
 
@@ -181,6 +184,14 @@ impl AmqpOptions {
         self
     }
 
+    /// The priority among the queue's consumers, `x-priority`: while those of the highest have room, nobody else is handed
+    /// messages, so a lower one is a standby. Defaults to none, which is 0. Not the priority of a message.
+    #[must_use]
+    pub fn consumer_priority(mut self, priority: i32) -> Self {
+        self.consumer_priority = Some(priority);
+        self
+    }
+
     /// Checks the settings. Nothing is connected yet.
     ///
     /// # Errors
@@ -189,7 +200,7 @@ impl AmqpOptions {
         Ok(AmqpSource::new(self.check()?))
     }
 
-    fn check(&self) -> Result<Settings, ConfigError> {
+    pub(crate) fn check(&self) -> Result<Settings, ConfigError> {
         let uri = check_url(&self.url)?;
         if self.prefetch == 0 {
             return Err(ConfigError::new(
@@ -241,6 +252,7 @@ impl AmqpOptions {
             authorities: self.authorities.clone(),
             client_certificate: self.client_certificate.clone(),
             connection_name: self.connection_name.clone(),
+            consumer_priority: self.consumer_priority,
             turn: Arc::default(),
             uris,
             uri,
@@ -268,6 +280,7 @@ impl fmt::Debug for AmqpOptions {
             .field("hosts", &self.hosts)
             .field("has_client_certificate", &self.client_certificate.is_some())
             .field("connection_name", &self.connection_name)
+            .field("consumer_priority", &self.consumer_priority)
             .finish_non_exhaustive()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use futures_util::future::join_all;
+use futures_util::{StreamExt, stream::FuturesUnordered};
 use idem_core::{
     Source, SourceError,
     source::{Attached, Received, Settle, Settled, SourceCapabilities},
@@ -10,7 +10,7 @@ use idem_core::{
 use tokio::{
     sync::{Mutex, mpsc, oneshot},
     task::JoinHandle,
-    time::timeout,
+    time::{Instant, timeout, timeout_at},
 };
 
 use crate::{
@@ -110,11 +110,7 @@ impl Source for AmqpSource {
             // A tag of an older channel is another message's tag on this one.
             if *current { handle.settle(settle, &channel, self.retry.as_ref()).await } else { Settled::Stale }
         });
-        // Frames are queued in this order, and none waits for the one before it.
-        timeout(ANSWER, join_all(settle)).await.unwrap_or_else(|_| {
-            let unknown = |current: &bool| if *current { Settled::Unknown } else { Settled::Stale };
-            current.iter().map(unknown).collect()
-        })
+        each(settle).await
     }
 
     /// No message waits in the queue, nor here. What other consumers of the queue hold cannot be seen.
@@ -160,8 +156,48 @@ impl Source for AmqpSource {
     }
 }
 
+/// How long a call waits in all, however many it settles.
+const ANSWERS: Duration = Duration::from_secs(60);
+
+/// Waits for all of them, for as long as one after the other is done: a call may settle thousands, and what of them was
+/// done is known where the rest hangs.
+async fn each(settlements: impl Iterator<Item = impl Future<Output = Settled>>) -> Vec<Settled> {
+    let numbered = settlements.enumerate().map(async |(place, settle)| (place, settle.await));
+    // Frames are queued in this order, and none waits for the one before it.
+    let mut pending: FuturesUnordered<_> = numbered.collect();
+    let mut settled = vec![Settled::Unknown; pending.len()];
+    let end = Instant::now() + ANSWERS;
+    while let Ok(Some((place, done))) = timeout_at(end.min(Instant::now() + ANSWER), pending.next()).await {
+        settled[place] = done;
+    }
+    settled
+}
+
 impl Drop for AmqpSource {
     fn drop(&mut self) {
         self.shared.gone.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn after(time: Duration) -> Settled {
+        tokio::time::sleep(time).await;
+        Settled::Settled
+    }
+
+    /// G50: a call of thousands took no longer than one answer may, and told nothing of those that were done.
+    #[tokio::test(start_paused = true)]
+    async fn g50_settling_many_takes_as_long_as_one_after_the_other_is_done() {
+        let many = each((1..=1_000).map(|number| after(ANSWER / 100 * number))).await;
+        assert!(many.iter().all(|settled| *settled == Settled::Settled));
+        let begun = Instant::now();
+        let endless = each((1..=1_000).map(|number| after((ANSWER / 2 + Duration::from_millis(1)) * number))).await;
+        assert_eq!(begun.elapsed(), ANSWERS);
+        assert_eq!(endless.iter().filter(|settled| **settled == Settled::Settled).count(), 23);
+        let hang = each([ANSWER / 2, ANSWER * 100, ANSWER].into_iter().map(after)).await;
+        assert_eq!(hang, [Settled::Settled, Settled::Unknown, Settled::Settled]);
     }
 }

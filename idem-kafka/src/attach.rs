@@ -47,10 +47,7 @@ pub(crate) fn attach(
     })?;
     start(consumer, options, &partitions)?;
     let mut attached = Attached::new(format!("kafka:{cluster}/{}/{}", options.topic, options.group));
-    if options.is_in_plaintext() {
-        let cure = "set security.protocol=ssl or sasl_ssl";
-        attached.warn_of_plaintext(options.brokers.split(',').map(str::trim), cure);
-    }
+    warn_of_plaintext(&mut attached, options);
     match runtime.block_on(topic_config(options)) {
         Ok(config) => {
             attached.message_bytes_max = config.message_bytes_max;
@@ -62,6 +59,16 @@ pub(crate) fn attach(
         Err(warning) => attached.warnings.push(warning),
     }
     Ok(attached)
+}
+
+fn warn_of_plaintext(attached: &mut Attached, options: &KafkaOptions) {
+    if !options.is_in_plaintext() {
+        return;
+    }
+    // A broker may be named with its protocol, which the client library compares with the setting.
+    let hosts =
+        options.brokers.split(',').map(str::trim).map(|host| host.split_once("://").map_or(host, |(_, host)| host));
+    attached.warn_of_plaintext(hosts, "set security.protocol=ssl or sasl_ssl");
 }
 
 /// The topic's partitions. Waits for brokers that cannot be reached yet, but not for one that lets nobody in.
@@ -279,6 +286,31 @@ pub(crate) fn is_gone(consumer: &BaseConsumer<Context>, topic: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// S9: messages, and with SASL the password too.
+    #[test]
+    fn s9_plaintext_to_another_machine_is_warned_of() {
+        let far = "broker:9092";
+        for (protocol, brokers, is_told) in [
+            (None, far, true),
+            (Some("plaintext"), "localhost:9092, broker:9092", true),
+            (Some("SASL_PLAINTEXT"), far, true),
+            (Some("plaintext"), "PLAINTEXT://broker:9092", true),
+            (Some("sasl_plaintext"), "localhost:9092,127.0.0.1:9093,[::1]:9094", false),
+            (Some("plaintext"), "PLAINTEXT://localhost:9092", false),
+            (Some("ssl"), far, false),
+            (Some("SASL_SSL"), far, false),
+        ] {
+            let options = KafkaOptions::new(brokers, "purchases", "ledger");
+            let options =
+                protocol.into_iter().fold(options, |options, protocol| options.set("security.protocol", protocol));
+            let mut attached = Attached::new("q");
+            warn_of_plaintext(&mut attached, &options);
+            let told =
+                "the connection to the broker at broker:9092 is in plaintext: set security.protocol=ssl or sasl_ssl";
+            assert_eq!(attached.warnings, Vec::from_iter(is_told.then_some(told)), "{protocol:?} {brokers}");
+        }
+    }
 
     /// Kafka's defaults, and the pair that the guide gives for the default retention of 7 days.
     #[test]

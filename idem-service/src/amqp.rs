@@ -69,6 +69,11 @@ pub struct Amqp {
     #[arg(long, env = "AMQP_CLIENT_KEY", value_name = "FILE", requires = "client_certificate")]
     client_key: Option<PathBuf>,
 
+    /// The priority among the queue's consumers (x-priority): those of a lower one get messages only while none of a higher one
+    /// has room [default: 0]
+    #[arg(long, env = "AMQP_CONSUMER_PRIORITY", value_name = "NUMBER", allow_negative_numbers = true)]
+    consumer_priority: Option<i32>,
+
     #[command(flatten)]
     told: Told,
 }
@@ -106,6 +111,9 @@ impl Broker for Amqp {
         }
         if let Some(queue) = &self.retry_queue {
             options = options.retry_queue(queue);
+        }
+        if let Some(priority) = self.consumer_priority {
+            options = options.consumer_priority(priority);
         }
         if let Some(file) = &self.authorities {
             options = options.authorities(read("authorities", file)?);

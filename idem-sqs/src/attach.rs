@@ -22,8 +22,8 @@ pub(crate) type Attributes = HashMap<Name, String>;
 pub(crate) async fn attach(queue: &Queue, needed: &[String]) -> Result<Attached, SourceError> {
     let doing = "asking for the queue's attributes";
     let mut attached = facts(&queue.name, &queue.attributes(doing).await?)?;
-    if let Some(rest) = queue.url().strip_prefix("http://") {
-        attached.warn_of_plaintext(rest.split('/').next(), "use a queue URL and an endpoint with https://");
+    if let Some(host) = queue.asked_in_plaintext() {
+        attached.warn_of_plaintext([&*host], "use an endpoint with https:// (AWS_ENDPOINT_URL)");
     }
     for url in needed {
         match queue.attributes_of(url).await {

@@ -102,4 +102,116 @@ mod tests {
         let unreadable = plain().with_header("EventType", &b"\xff"[..]);
         assert_eq!(with_type(unreadable).message_type(), None);
     }
+
+    fn queue(url: &str) -> Queue {
+        let config = aws_sdk_sqs::Config::builder().behavior_version(aws_sdk_sqs::config::BehaviorVersion::latest());
+        Queue::new(&crate::SqsOptions::new(aws_sdk_sqs::Client::from_conf(config.build()), url))
+    }
+
+    fn any_text(random: &mut fastrand::Rng) -> String {
+        let texts = [
+            "",
+            "EventType",
+            "idempotencykey",
+            "idem",
+            "-1",
+            "18446744073709551615",
+            "99999999999999999999",
+            "é\n",
+            "{}",
+        ];
+        match random.u8(..3) {
+            0 => texts[random.usize(..texts.len())].to_owned(),
+            1 => "n".repeat(random.usize(..70_000)),
+            _ => (0..random.usize(..40)).map(|_| random.char(..)).collect(),
+        }
+    }
+
+    /// Not only what SQS allows: values are missing, are there twice, and are called by types that do not exist.
+    fn any_value(random: &mut fastrand::Rng) -> Value {
+        let types = ["String", "Number", "Binary", "Binary.jpeg", "String.é", ""];
+        let mut value = Value::builder().data_type(types[random.usize(..types.len())]);
+        if random.bool() {
+            value = value.string_value(any_text(random));
+        }
+        if random.bool() {
+            let bytes: Vec<u8> = (0..random.usize(..300)).map(|_| random.u8(..)).collect();
+            value = value.binary_value(aws_sdk_sqs::primitives::Blob::new(bytes));
+        }
+        value.build().unwrap()
+    }
+
+    /// A body that looks like an envelope in some of its parts.
+    fn any_body(random: &mut fastrand::Rng) -> String {
+        let parts = [
+            r#""Type":"Notification""#,
+            r#""MessageId":"m-1""#,
+            r#""Message":"x""#,
+            r#""MessageAttributes":{"a":{"Type":"Binary","Value":"!"}}"#,
+            r#""MessageAttributes":[]"#,
+            r#""id":"e-1""#,
+            r#""detail-type":"paid""#,
+            r#""detail":{"a":[1,{"b":"\ud800"}]}"#,
+            r#""detail":null"#,
+            r#""id":7"#,
+        ];
+        match random.u8(..4) {
+            0 => any_text(random),
+            1 => "[".repeat(random.usize(..50_000)),
+            _ => {
+                let some: Vec<&str> = (0..random.usize(..8)).map(|_| parts[random.usize(..parts.len())]).collect();
+                format!("{{{}}}", some.join(","))
+            }
+        }
+    }
+
+    /// S50: whatever a producer has written, a message comes out; without an envelope it is whole, with its attributes and the
+    /// types that they have.
+    #[test]
+    fn s50_attributes_bodies_and_facts_of_any_kind_make_a_message() {
+        let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok());
+        let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+        let mut random = fastrand::Rng::with_seed(seed);
+        let queues = ["https://h/1/q", "https://h/1/q.fifo"].map(queue);
+        let envelopes = [None, Some(Envelope::Sns), Some(Envelope::EventBridge)];
+        let facts = [
+            Name::SentTimestamp,
+            Name::MessageGroupId,
+            Name::ApproximateReceiveCount,
+            Name::ApproximateFirstReceiveTimestamp,
+        ];
+        for round in 0..if std::env::var_os("IDEM_TEST_ALL").is_some() { 2_000 } else { 200 } {
+            let envelope = envelopes[random.usize(..3)];
+            let mut received =
+                Received::builder().receipt_handle(any_text(&mut random)).message_id(any_text(&mut random));
+            for fact in &facts {
+                if random.bool() {
+                    received = received.attributes(fact.clone(), any_text(&mut random));
+                }
+            }
+            for _ in 0..random.usize(..12) {
+                received = received.message_attributes(any_text(&mut random), any_value(&mut random));
+            }
+            let body = random.bool().then(|| any_body(&mut random));
+            let received = received.set_body(body.clone()).build();
+            let attributes = received.message_attributes.clone().unwrap_or_default();
+            let what = format!("seed {seed}, round {round}, {envelope:?}: {received:?}");
+            let incoming = incoming(&queues[random.usize(..2)], envelope, received).expect(&what);
+            let message = incoming.message;
+            // Found, missing or malformed; never a panic.
+            let _ = idem_core::key::default_key_source().key(&message);
+            if envelope.is_some()
+                && message.payload().is_none_or(|payload| *payload != body.clone().unwrap_or_default())
+            {
+                continue;
+            }
+            assert_eq!(message.payload().unwrap(), &body.unwrap_or_default(), "{what}");
+            assert_eq!(message.headers().len(), attributes.len(), "{what}");
+            for (name, value) in message.headers().iter() {
+                let sent = &attributes[name];
+                let bytes = sent.string_value.as_ref().map(String::as_bytes);
+                assert_eq!(value, bytes.or(sent.binary_value.as_ref().map(AsRef::as_ref)), "{what}");
+            }
+        }
+    }
 }

@@ -1,10 +1,16 @@
 //! The requests to SQS. Retries are made by those who know until when they make sense, so the SDK makes none.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use aws_sdk_sqs::{
     Client,
-    config::{retry::RetryConfig, timeout::TimeoutConfig},
+    config::{
+        ConfigBag, Intercept, RuntimeComponents, interceptors::BeforeTransmitInterceptorContextRef, retry::RetryConfig,
+        timeout::TimeoutConfig,
+    },
     error::{ProvideErrorMetadata, SdkError},
     operation::get_queue_attributes::GetQueueAttributesError,
     types::{
@@ -12,7 +18,7 @@ use aws_sdk_sqs::{
         DeleteMessageBatchRequestEntry as DeleteEntry, Message, MessageSystemAttributeName as Name, QueueAttributeName,
     },
 };
-use idem_core::SourceError;
+use idem_core::{BoxError, SourceError};
 
 use crate::{
     attach::Attributes,
@@ -47,6 +53,27 @@ pub(crate) struct Queue {
     pub(crate) fifo: bool,
     visibility: i32,
     wait: i32,
+    asked: Asked,
+}
+
+/// Where requests go: to the endpoint of the client, whatever the URL of the queue says.
+#[derive(Debug, Clone, Default)]
+struct Asked(Arc<OnceLock<String>>);
+
+impl Intercept for Asked {
+    fn name(&self) -> &'static str {
+        "idem-asked"
+    }
+
+    fn read_before_transmit(
+        &self,
+        context: &BeforeTransmitInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        _: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        self.0.get_or_init(|| context.request().uri().to_owned());
+        Ok(())
+    }
 }
 
 /// What is to become of a message.
@@ -92,10 +119,6 @@ pub(crate) fn limited(client: &Client, limit: Duration) -> Client {
 }
 
 impl Queue {
-    pub(crate) fn url(&self) -> &str {
-        &self.url
-    }
-
     pub(crate) fn new(options: &SqsOptions) -> Self {
         Self {
             client: limited(&options.client, ANSWER.min(options.visibility / 4).max(Duration::from_secs(1))),
@@ -106,6 +129,7 @@ impl Queue {
             fifo: is_fifo(&options.queue_url),
             visibility: seconds(options.visibility),
             wait: seconds(options.wait),
+            asked: Asked::default(),
         }
     }
 
@@ -132,6 +156,11 @@ impl Queue {
         }
     }
 
+    /// The host, maybe with its port, that was asked for attributes without TLS.
+    pub(crate) fn asked_in_plaintext(&self) -> Option<String> {
+        plaintext_host(self.asked.0.get()?).map(str::to_owned)
+    }
+
     pub(crate) async fn attributes(&self, doing: &'static str) -> Result<Attributes, SourceError> {
         self.attributes_of(&self.url).await.map_err(|error| classify(&self.url, doing, error))
     }
@@ -139,7 +168,8 @@ impl Queue {
     /// Those of a queue that the same client may ask for.
     pub(crate) async fn attributes_of(&self, url: &str) -> Result<Attributes, SdkError<GetQueueAttributesError>> {
         let request = self.asking.get_queue_attributes().queue_url(url);
-        let output = request.attribute_names(QueueAttributeName::All).send().await?;
+        let request = request.attribute_names(QueueAttributeName::All).customize();
+        let output = request.interceptor(self.asked.clone()).send().await?;
         Ok(output.attributes.unwrap_or_default())
     }
 
@@ -204,6 +234,10 @@ impl Queue {
     }
 }
 
+fn plaintext_host(uri: &str) -> Option<&str> {
+    uri.strip_prefix("http://")?.split(['/', '?']).next()
+}
+
 /// The answers in the order of the entries, which are numbered. One that was not answered may have been done or not.
 fn answers<'a>(
     count: usize,
@@ -228,6 +262,18 @@ fn answers<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn s9_only_http_is_in_plaintext() {
+        for (uri, host) in [
+            ("http://sqs.example.org:9324/", Some("sqs.example.org:9324")),
+            ("http://[::1]:9324", Some("[::1]:9324")),
+            ("http://localhost/?Action=x", Some("localhost")),
+            ("https://sqs.eu-central-1.amazonaws.com/", None),
+        ] {
+            assert_eq!(plaintext_host(uri), host);
+        }
+    }
 
     #[test]
     fn f5_each_entry_has_its_own_answer_and_a_missing_one_is_asked_again() {

@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::AmqpOptions;
 
 fn facts(answer: &Value, version: &[u32]) -> Facts {
     Facts::read(answer, version)
@@ -111,4 +112,25 @@ fn a_retry_queue_must_lead_back_and_stay() {
 fn g4_a_consumer_timeout_of_the_queue_counts() {
     let answer = json!({ "type": "quorum", "arguments": { "x-consumer-timeout": 60_000 } });
     assert_eq!(facts(&answer, &[4, 3, 0]).consumer_timeout, Some(Duration::from_secs(60)));
+}
+
+/// S9: user and password go to each host of the broker, and to the management API as well.
+#[test]
+fn s9_plaintext_to_another_machine_is_warned_of() {
+    let broker = "is in plaintext: write amqps:// in its URL";
+    let management = "is in plaintext: write https:// in the management URL";
+    for (url, host, api, told) in [
+        ("amqp://localhost", "127.0.0.1:5673", "http://localhost:15672", &[][..]),
+        ("amqp://localhost", "mq-2:5673", "http://[::1]:15672", &[("mq-2", broker)]),
+        ("amqp://mq-1:5672", "mq-2", "https://mq-1:15672", &[("mq-1", broker)]),
+        ("amqps://mq-1", "mq-2", "http://mq-1:15672", &[("mq-1", management)]),
+        ("amqps://mq-1", "mq-2", "https://mq-1:15672", &[]),
+    ] {
+        let options = AmqpOptions::new(url, "purchases").host(host).management_url(api);
+        let mut attached = Attached::new("q");
+        warn_of_plaintext(&mut attached, &options.check().unwrap());
+        let told: Vec<_> =
+            told.iter().map(|(host, what)| format!("the connection to the broker at {host} {what}")).collect();
+        assert_eq!(attached.warnings, told, "{url} {host} {api}");
+    }
 }

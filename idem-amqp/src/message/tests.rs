@@ -1,6 +1,8 @@
 use idem_core::key::{CloudEvent, KeySource, MessageId};
 use lapin::types::{DecimalValue, FieldArray, LongString, ShortString};
 
+use crate::properties::{carried, is_all_told};
+
 use super::*;
 
 fn table(headers: &[(&str, AMQPValue)]) -> FieldTable {
@@ -132,4 +134,112 @@ fn an_origin_is_the_place_the_id_and_the_content() {
     }
     let counted = with(&[("x-delivery-count", AMQPValue::LongLongInt(3))]).0;
     assert_eq!(counted.origin(), with(&[]).0.origin(), "the same on every delivery");
+}
+
+/// Any value of the protocol, nested as deep as is let in.
+fn any_value(random: &mut fastrand::Rng, depth: usize) -> AMQPValue {
+    let length = [0, 1, 7, 300][random.usize(..4)];
+    let bytes: Vec<u8> = (0..length).map(|_| random.u8(..)).collect();
+    match random.u8(..if depth == 0 { 17 } else { 19 }) {
+        0 => AMQPValue::Boolean(random.bool()),
+        1 => AMQPValue::ShortShortInt(random.i8(..)),
+        2 => AMQPValue::ShortShortUInt(random.u8(..)),
+        3 => AMQPValue::ShortInt(random.i16(..)),
+        4 => AMQPValue::ShortUInt(random.u16(..)),
+        5 => AMQPValue::LongInt(random.i32(..)),
+        6 => AMQPValue::LongUInt(random.u32(..)),
+        7 => AMQPValue::LongLongInt(random.i64(..)),
+        8 => AMQPValue::Float(f32::from_bits(random.u32(..))),
+        9 => AMQPValue::Double(f64::from_bits(random.u64(..))),
+        10 => AMQPValue::DecimalValue(DecimalValue { scale: random.u8(..), value: random.u32(..) }),
+        11 => AMQPValue::ShortString(any_text(random)),
+        12 | 13 => AMQPValue::LongString(LongString::from(bytes)),
+        14 => AMQPValue::Timestamp(random.u64(..)),
+        15 => AMQPValue::ByteArray(bytes.into()),
+        16 => AMQPValue::Void,
+        17 => {
+            AMQPValue::FieldArray((0..random.u8(..4)).map(|_| any_value(random, depth - 1)).collect::<Vec<_>>().into())
+        }
+        _ => AMQPValue::FieldTable(any_table(random, depth - 1)),
+    }
+}
+
+/// What somebody else reads, or idem does, beside what means nothing to anybody.
+const NAMES: [&str; 12] = [
+    "",
+    "idempotencykey",
+    "x-delivery-count",
+    "x-acquired-count",
+    "x-death",
+    "content-type",
+    "idem-exchange",
+    "idem-reason",
+    "cloudEvents:id",
+    "traceparent",
+    "a\u{202e}\n",
+    "CC",
+];
+
+fn any_text(random: &mut fastrand::Rng) -> ShortString {
+    let text = match random.u8(..3) {
+        0 => NAMES[random.usize(..NAMES.len())].to_owned(),
+        1 => "\u{fffd}".repeat(85),
+        _ => (0..random.usize(..40)).map(|_| random.char(..)).collect(),
+    };
+    ShortString::try_new(text).unwrap()
+}
+
+fn any_table(random: &mut fastrand::Rng, depth: usize) -> FieldTable {
+    let mut table = FieldTable::default();
+    for _ in 0..random.usize(..8) {
+        table.insert(any_text(random), any_value(random, depth));
+    }
+    table
+}
+
+/// S50: whatever a producer has written into properties and headers, the message comes out, with its payload and with all that
+/// a text can say, and what it cannot say is kept beside it.
+#[test]
+fn s50_properties_of_any_kind_make_a_message_that_is_whole() {
+    let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    let mut random = fastrand::Rng::with_seed(seed);
+    for round in 0..5_000 {
+        let mut properties = BasicProperties::default().with_headers(any_table(&mut random, 6));
+        let with: [fn(BasicProperties, ShortString) -> BasicProperties; 10] = [
+            BasicProperties::with_content_type,
+            BasicProperties::with_content_encoding,
+            BasicProperties::with_correlation_id,
+            BasicProperties::with_reply_to,
+            BasicProperties::with_expiration,
+            BasicProperties::with_message_id,
+            BasicProperties::with_type,
+            BasicProperties::with_user_id,
+            BasicProperties::with_app_id,
+            BasicProperties::with_cluster_id,
+        ];
+        for with in with {
+            if random.bool() {
+                properties = with(properties, any_text(&mut random));
+            }
+        }
+        properties = properties.with_timestamp(random.u64(..)).with_priority(random.u8(..));
+        let payload: Vec<u8> = (0..random.usize(..50)).map(|_| random.u8(..)).collect();
+        let (exchange, key) = (any_text(&mut random), any_text(&mut random));
+        let (message, attempt) = message(exchange.as_str(), key.as_str(), &properties, payload.clone());
+        let what = || format!("seed {seed}, round {round}: {properties:?}");
+        assert_eq!(message.payload().unwrap().as_ref(), payload, "{}", what());
+        assert!(attempt >= 1, "{}", what());
+        // Found, missing or malformed; never a panic.
+        let _ = idem_core::key::default_key_source().key(&message);
+        let headers: Vec<_> = message.headers().iter().collect();
+        for (name, value) in properties.headers().as_ref().unwrap().inner() {
+            let name = name.as_str();
+            let is_hidden = is_the_brokers_own(name) || [EXCHANGE, ROUTING_KEY].contains(&name);
+            let expected = bytes(value).flatten();
+            assert!(is_hidden || headers.contains(&(name, expected.as_deref())), "{name}: {}", what());
+        }
+        // A dead letter is made of these.
+        assert!(!is_all_told(&properties), "a priority is told nowhere else: {}", what());
+        assert_eq!(carried(&properties).message_id(), properties.message_id(), "{}", what());
+    }
 }

@@ -8,7 +8,7 @@ use idem_core::{
     RetryPolicy, Source, SourceError, Store as _, Summary, Tenant, Tx, Worker, WorkerError, WorkerView,
     source::Received, store::Bookkeeping,
 };
-use idem_testkit::MemoryStore;
+use idem_testkit::{MemoryStore, source_driver::payloads};
 use lapin::types::AMQPValue;
 use tokio::task::JoinHandle;
 
@@ -276,4 +276,19 @@ async fn g18_a_stream_is_refused_at_the_first_delivery() {
             other => panic!("instead of a refusal came {other:?}"),
         }
     }
+}
+
+/// G51: a consumer of a lower priority is a standby.
+#[tokio::test(flavor = "multi_thread")]
+async fn g51_while_a_consumer_of_a_higher_priority_has_room_others_get_nothing() {
+    let queue = Queue::new(Kind::Classic).await;
+    let standby = join(&queue.options().consumer_priority(-1)).await;
+    let first = join(&queue.options()).await;
+    publish(&queue, 0..100).await;
+    let held = first.take(100).await;
+    assert_eq!(payloads(&held), numbers(0..100));
+    first.acknowledge(held).await;
+    first.close().await;
+    publish(&queue, 100..101).await;
+    assert_eq!(payloads(&standby.take(1).await), numbers(100..101));
 }

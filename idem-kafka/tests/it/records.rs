@@ -148,6 +148,51 @@ async fn e20_as_many_headers_as_the_client_library_reads_arrive() {
     assert!(message.bytes() > 100_000 * 48, "they count for what they take: {}", message.bytes());
 }
 
+/// S50: whatever bytes a producer has put where names and values of headers are, the record arrives with its payload, the
+/// headers up to the first whose name is no text, and a mark where there is one; and so does the good one behind all of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn s50_headers_of_any_bytes_make_a_message_and_hold_up_nothing() {
+    let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    let mut random = fastrand::Rng::with_seed(seed);
+    let topic = Topic::new(1).await;
+    let mut sent: Vec<Vec<(Vec<u8>, Vec<u8>)>> = Vec::new();
+    for _ in 0..60 {
+        let count = [0, 1, 5, 40, 2_000][random.usize(..5)];
+        let bytes = |random: &mut fastrand::Rng| -> Vec<u8> {
+            let length = [0, 1, 14, 300][random.usize(..4)];
+            let is_text = random.u8(..20) > 0;
+            (0..length).map(|_| if is_text { random.u8(0..0x80) } else { random.u8(..) }).collect()
+        };
+        let headers = (0..count).map(|_| (bytes(&mut random), bytes(&mut random)));
+        sent.push(headers.collect());
+    }
+    let (name, wired) = (topic.name.clone(), sent.clone());
+    tokio::task::block_in_place(|| {
+        for headers in &wired {
+            let headers: Vec<_> = headers.iter().map(|(name, value)| (&**name, &**value)).collect();
+            wire::produce_with_headers(&name, &headers);
+        }
+    });
+    topic.put(0, "next").await;
+    let member = join(topic.options()).await;
+    let held = member.take(sent.len() + 1).await;
+    for (delivery, sent) in held.iter().zip(&sent) {
+        let message = &delivery.message;
+        assert_eq!(message.payload().unwrap(), "x", "seed {seed}");
+        // For the client library a name ends at its first zero byte.
+        let text = |name: &'_ [u8]| String::from_utf8(name.split(|byte| *byte == 0).next()?.to_vec()).ok();
+        let expected: Vec<_> = sent.iter().map_while(|(name, value)| Some((text(name)?, Some(&**value)))).collect();
+        let read: Vec<_> = message.headers().iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        assert_eq!(read, expected, "seed {seed}");
+        let problem = (expected.len() < sent.len()).then_some("it has a header whose name is not UTF-8");
+        assert_eq!(message.problem(), problem, "seed {seed}");
+        let _ = idem_core::key::default_key_source().key(message);
+    }
+    assert_eq!(held[sent.len()].message.payload().unwrap(), "next");
+    member.acknowledge(held).await;
+    member.idle().await;
+}
+
 /// B-M3: each of the codecs that Kafka has, also zstd, which the client library has to be built with.
 #[tokio::test(flavor = "multi_thread")]
 async fn e21_records_are_read_however_they_are_compressed() {

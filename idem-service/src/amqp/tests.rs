@@ -34,6 +34,8 @@ fn each_flag_reaches_its_setting() {
     let told = amqp("--client-certificate c.pem --client-key k.pem");
     assert_eq!((told.client_certificate, told.client_key), (Some("c.pem".into()), Some("k.pem".into())));
     assert!(read("--client-certificate c.pem").is_err() && read("--client-key k.pem").is_err());
+    assert_eq!((amqp("").consumer_priority, amqp("--consumer-priority -3").consumer_priority), (None, Some(-3)));
+    assert!(read("--consumer-priority high").is_err());
     assert_eq!(amqp("").delivery_limit, None);
     assert_eq!(amqp("--delivery-limit none").delivery_limit, Some(DeliveryLimit::Unlimited));
     assert_eq!(amqp("--delivery-limit 20").delivery_limit, Some(DeliveryLimit::Of(20)));

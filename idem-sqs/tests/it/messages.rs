@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use idem_core::Message;
+use idem_core::{Message, Source as _};
 use idem_sqs::{
-    Envelope,
+    Envelope, SqsOptions,
     aws_sdk_sqs::{primitives::Blob, types::MessageAttributeValue as Value},
 };
 
 use crate::{
     member::join,
-    server::{Server, TestQueue},
+    server::{Server, TestQueue, client},
 };
 
 async fn one(queue: &TestQueue) -> Message {
@@ -59,4 +59,24 @@ async fn an_envelope_is_opened_where_it_is_asked_for() {
     assert!(opened.origin().as_str().starts_with(&queue.name), "the origin is the queue's");
     member.close().await;
     assert_eq!(one(&queue).await.payload().unwrap(), event, "raw by default");
+}
+
+/// S9: requests go to the endpoint of the client, so its scheme counts, and not that of the queue's URL. `0.0.0.0` is no
+/// address of this machine alone, and reaches it all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn s9_an_endpoint_without_tls_is_warned_of_whatever_the_queues_url_says() {
+    let queue = Server::fake().await.queue("").await;
+    let here = queue.server.as_fake().endpoint().to_owned();
+    for (endpoint, told) in [(here.replace("127.0.0.1", "0.0.0.0"), true), (here, false)] {
+        for url in [queue.url.clone(), queue.url.replace("http://", "https://")] {
+            let source = SqsOptions::new(client(&endpoint), &url).build().unwrap();
+            let warnings = source.attach().await.unwrap().warnings;
+            let host = endpoint.trim_start_matches("http://");
+            let plaintext = format!(
+                "the connection to the broker at {host} is in plaintext: use an endpoint with https:// (AWS_ENDPOINT_URL)"
+            );
+            assert_eq!(warnings.contains(&plaintext), told, "{endpoint} {url}: {warnings:?}");
+            source.close(Duration::from_secs(1)).await;
+        }
+    }
 }

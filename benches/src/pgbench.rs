@@ -20,7 +20,7 @@ pub(crate) struct PgBench {
 /// How each transaction claims a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claims {
-    /// Nor is there a transaction around the statement.
+    /// There is not even a transaction around the handler's statement.
     Bare,
     Nothing,
     AsTheTextbook,

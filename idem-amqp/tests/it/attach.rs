@@ -113,6 +113,19 @@ async fn g6_g7_queues_that_drop_messages_are_refused_where_the_management_api_te
     assert_eq!((known.warnings.len(), known.hold_max), (0, Some(Duration::from_secs(27 * 60))), "{known:?}");
 }
 
+/// S9: `0.0.0.0` is no address of this machine alone, and reaches it all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn s9_attaching_warns_of_each_way_in_plaintext_to_another_machine() {
+    let queue = Queue::new(Kind::Classic).await;
+    let far = |url: String| url.replace("127.0.0.1", "0.0.0.0");
+    let options = AmqpOptions::new(far(url()), &queue.name).management_url(far(management_url()));
+    let warnings = attached(&options).await.unwrap().warnings;
+    for way in ["amqp", "http"] {
+        let cure = format!("is in plaintext: write {way}s://");
+        assert!(warnings.iter().any(|warning| warning.contains(&cure)), "{warnings:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_management_api_that_does_not_answer_is_a_warning() {
     let queue = Queue::new(Kind::Classic).await;

@@ -388,3 +388,13 @@ async fn two_groups_on_one_topic_both_have_everything() {
     assert_eq!(payloads(&another.take(3).await), ["0", "1", "2"]);
     another.source.stop();
 }
+
+/// S9: `0.0.0.0` is no address of this machine alone, and reaches it all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn s9_attaching_warns_of_plaintext_to_another_machine() {
+    let topic = Topic::new(1).await;
+    let far = BROKERS.replace("127.0.0.1", "0.0.0.0");
+    let member = join(fast(KafkaOptions::new(far, &topic.name, &topic.group)).reset(Reset::Earliest)).await;
+    let warnings = &member.attached.warnings;
+    assert!(warnings.iter().any(|warning| warning.contains("is in plaintext")), "{warnings:?}");
+}

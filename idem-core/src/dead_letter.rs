@@ -237,20 +237,30 @@ pub trait Publisher: Send + Sync + 'static {
     ///
     /// # Errors
     /// Whatever is not a confirmation: refused, returned as unroutable, timed out. The original is then not
-    /// acknowledged, and the dead letter is published again later; receivers may see it more than once.
+    /// acknowledged, and the dead letter is published again later; receivers may see it more than once. Where that goes on for
+    /// [`database_wait_max`](crate::WorkerSettings::database_wait_max), the row alone is the dead letter if it has the payload.
     /// [`SourceError::DoesNotFit`] where the topic or queue can never take this one: where the row has the payload, a copy
     /// without it is published instead, and where that does not fit either the row alone is the dead letter.
+    ///
+    /// # Cancel safety
+    /// A call that has not answered within a minute is dropped, and counts as unconfirmed.
     async fn publish(&self, dead_letter: &DeadLetter) -> Result<(), SourceError>;
 }
 
-/// Publishes. A publisher that panics is one that could not publish now: nothing is settled, and it is asked again.
+/// How long a publisher has for one dead letter. Those of the adapters give up sooner, and say why.
+const PUBLISHED_WITHIN: Duration = Duration::from_secs(60);
+
+/// Publishes. A publisher that panics, or never answers, is one that could not publish now: nothing is settled, and it is
+/// asked again.
 pub(crate) async fn publish(publisher: &dyn Publisher, dead_letter: &DeadLetter) -> Result<(), SourceError> {
     // An own implementation may panic before it has made its future.
-    let call = AssertUnwindSafe(async { publisher.publish(dead_letter).await });
-    call.catch_unwind().await.unwrap_or_else(|_panic| {
-        let source = "the publisher panicked".into();
-        Err(SourceError::Unavailable { doing: "publishing a dead letter", source })
-    })
+    let call = AssertUnwindSafe(async { publisher.publish(dead_letter).await }).catch_unwind();
+    let failed = match tokio::time::timeout(PUBLISHED_WITHIN, call).await {
+        Ok(Ok(answer)) => return answer,
+        Ok(Err(_panic)) => "the publisher panicked".to_owned(),
+        Err(_) => format!("the publisher has not answered for {PUBLISHED_WITHIN:?}"),
+    };
+    Err(SourceError::Unavailable { doing: "publishing a dead letter", source: failed.into() })
 }
 
 /// The header of a published dead letter whose payload did not fit: the number of the row in `dead_letters` that has it.

@@ -108,7 +108,7 @@ metrics! {
         "messages in hand that are held, by what they wait for; those behind them in their keys are not counted";
     WAITING_LONGEST = "idem.waiting_longest", Kind::Gauge, Seconds, "for how long the first of them has waited";
     UNPUBLISHED = "idem.unpublished", Kind::Counter, Count,
-        "dead letters that the topic or queue for them could not take, so that the row alone has them";
+        "dead letters that the topic or queue for them could not take, or has not confirmed for long, so that the row alone has them";
     UNKNOWN_RESOLVED = "idem.unknown_resolved", Kind::Counter, Count,
         "messages whose commit's answer was lost and then found";
     UNPROTECTED = "idem.unprotected", Kind::Counter, Count,

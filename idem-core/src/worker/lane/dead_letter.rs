@@ -62,7 +62,8 @@ impl<S: Store, B: Source> Lane<S, B> {
         if failpoint!(DEAD_LETTER_SENT).is_err() {
             return self.hold_uncharged(job, WaitCause::Bookkeeping).await;
         }
-        match self.shared.secure(&dead_letter, &stored).await {
+        let waited_long = self.has_waited_long(&job, WaitCause::Publisher);
+        match self.shared.secure(&dead_letter, &stored, waited_long).await {
             Secured::Kept => {}
             Secured::NotYet => return self.hold_uncharged(job, WaitCause::Publisher).await,
             Secured::Unkeepable(why) => return self.unkeepable(job, Some(stored.id), &why).await,
@@ -76,7 +77,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         if let Some(left_out) = self.shared.lines.dead_letters.pass() {
             tracing::warn!(
                 idem.consumer = %self.shared.consumer.name, idem.key = dead.key.as_ref().map(tracing::field::display),
-                origin = ?dead_letter.message.origin(), reason = %dead.reason, attempts = dead_letter.attempts, error = dead.text,
+                origin = %dead_letter.message.origin(), reason = %dead.reason, attempts = dead_letter.attempts, error = dead.text,
                 left_out, "set aside as a dead letter"
             );
             let (key, origin) = (dead.key.as_ref(), Some(dead_letter.message.origin()));
@@ -173,7 +174,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         {
             let (key, reason) = job.dead.as_ref().map_or((None, None), |dead| (dead.key.as_ref(), Some(dead.reason)));
             tracing::error!(
-                idem.consumer = %self.shared.consumer.name, idem.key = key.map(tracing::field::display), origin = ?origin,
+                idem.consumer = %self.shared.consumer.name, idem.key = key.map(tracing::field::display), origin = %origin,
                 row = row.map(|row| row.0), reason = reason.map(tracing::field::display), why = why.problem, left_out,
                 "a message cannot be kept and is held, not acknowledged: {}", why.cure()
             );

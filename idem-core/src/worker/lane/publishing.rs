@@ -8,7 +8,7 @@ use crate::{
     policy::WaitCause,
     source::Source,
     store::{Bookkeeping as _, Store},
-    worker::Shared,
+    worker::{Shared, view::IncidentKind},
 };
 
 /// Whether the message of a dead letter may be settled.
@@ -40,8 +40,14 @@ impl Unkeepable {
 }
 
 impl<S: Store, B: Source> Shared<S, B> {
-    /// Publishes a dead letter that has its row, where there is a publisher.
-    pub(super) async fn secure(&self, dead_letter: &DeadLetter, stored: &StoredDeadLetter) -> Secured {
+    /// Publishes a dead letter that has its row, where there is a publisher. One that has `waited_long` for a confirmation
+    /// waits no longer where the row has it whole: whatever the publisher's fault is, it stops no key for ever (J57).
+    pub(super) async fn secure(
+        &self,
+        dead_letter: &DeadLetter,
+        stored: &StoredDeadLetter,
+        waited_long: bool,
+    ) -> Secured {
         let is_safe = stored.payload_kept || stored.loss_accepted;
         let Some(publisher) = &self.publisher else {
             return if is_safe { Secured::Kept } else { Secured::Unkeepable(self.beyond(dead_letter)) };
@@ -50,13 +56,21 @@ impl<S: Store, B: Source> Shared<S, B> {
         if stored.published_at.is_some() {
             return Secured::Kept;
         }
-        match dead_letter::publish(&**publisher, dead_letter).await {
+        let mut published = dead_letter::publish(&**publisher, dead_letter).await;
+        if let Err(error) = &published
+            && error.class() == ErrorClass::Permanent
+            && stored.payload_kept
+        {
+            published = self.publish_without_payload(&**publisher, dead_letter, stored.id, error).await;
+        }
+        match published {
             Ok(()) => {
                 self.mark_published(stored.id).await;
                 Secured::Kept
             }
-            Err(error) if error.class() == ErrorClass::Permanent && stored.payload_kept => {
-                self.publish_without_payload(&**publisher, dead_letter, stored.id, &error).await
+            Err(error) if stored.payload_kept && (waited_long || error.class() == ErrorClass::Permanent) => {
+                self.unpublished(dead_letter, stored.id, &error);
+                Secured::Kept
             }
             // Whoever accepted the loss does not wait for a broker.
             Err(_) if stored.loss_accepted && !stored.payload_kept => Secured::Kept,
@@ -76,32 +90,35 @@ impl<S: Store, B: Source> Shared<S, B> {
         dead_letter: &DeadLetter,
         row: DeadLetterId,
         refused: &SourceError,
-    ) -> Secured {
-        match dead_letter::publish(publisher, &dead_letter.without_payload(row)).await {
-            Ok(()) => {
-                if let Some(left_out) = self.lines.unnoted.pass() {
-                    tracing::warn!(
-                        idem.consumer = %self.consumer.name, row = row.0, origin = ?dead_letter.message.origin(),
-                        error = with_causes(refused), left_out,
-                        "a dead letter was published without its payload, which its row has"
-                    );
-                }
-            }
-            Err(error) if error.class() == ErrorClass::Permanent => {
-                self.metrics.unpublished.increment(1);
-                if let Some(left_out) = self.lines.unnoted.pass() {
-                    tracing::error!(
-                        idem.consumer = %self.consumer.name, row = row.0, origin = ?dead_letter.message.origin(),
-                        error = with_causes(&error), left_out,
-                        "a dead letter cannot be published, not even without its payload; its row alone has it"
-                    );
-                }
-                return Secured::Kept;
-            }
-            Err(error) => return self.not_yet(&error),
+    ) -> Result<(), SourceError> {
+        dead_letter::publish(publisher, &dead_letter.without_payload(row)).await?;
+        if let Some(left_out) = self.lines.unnoted.pass() {
+            tracing::warn!(
+                idem.consumer = %self.consumer.name, row = row.0, origin = %dead_letter.message.origin(),
+                error = with_causes(refused), left_out,
+                "a dead letter was published without its payload, which its row has"
+            );
         }
-        self.mark_published(row).await;
-        Secured::Kept
+        Ok(())
+    }
+
+    /// The row alone is the dead letter.
+    fn unpublished(&self, dead_letter: &DeadLetter, row: DeadLetterId, error: &SourceError) {
+        self.metrics.unpublished.increment(1);
+        let why = if error.class() == ErrorClass::Permanent {
+            "cannot be published, not even without its payload"
+        } else {
+            "was not confirmed by its topic or queue in all the time that a message waits for that"
+        };
+        if let Some(left_out) = self.lines.unpublished.pass() {
+            let origin = dead_letter.message.origin();
+            tracing::error!(
+                idem.consumer = %self.consumer.name, row = row.0, origin = %origin, error = with_causes(error), left_out,
+                "a dead letter {why}; its row alone has it"
+            );
+            let text = format!("its row {} alone has the dead letter, which {why}", row.0);
+            self.recent.note(IncidentKind::Error, dead_letter.key.as_ref(), Some(origin), text);
+        }
     }
 
     fn not_yet(&self, error: &SourceError) -> Secured {

@@ -26,6 +26,8 @@ pub(crate) struct LogLimiter {
     pub(crate) conflicts: Limiter,
     /// Dead letters that could not be published, and replays whose end could not be noted.
     pub(crate) unnoted: Limiter,
+    /// Dead letters that their rows alone have.
+    pub(crate) unpublished: Limiter,
     /// Messages that cannot be kept.
     pub(crate) unkeepable: Limiter,
     /// Units whose keys are claimed again.
@@ -35,12 +37,13 @@ pub(crate) struct LogLimiter {
 impl LogLimiter {
     /// Says how many lines were left out since the last one of their kind, once no more come.
     pub(crate) fn sum_up(&self, consumer: &ConsumerName, now: Instant) {
-        let Self { dead_letters, waiting, conflicts, unnoted, unkeepable, again } = self;
+        let Self { dead_letters, waiting, conflicts, unnoted, unpublished, unkeepable, again } = self;
         for (about, lines) in [
             ("dead letters", dead_letters),
             ("messages that wait", waiting),
             ("conflicts", conflicts),
             ("dead letters and replays that could not be noted", unnoted),
+            ("dead letters that were not published", unpublished),
             ("messages that cannot be kept", unkeepable),
             ("units that claim again", again),
         ] {

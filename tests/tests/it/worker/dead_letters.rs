@@ -1,12 +1,19 @@
 //! What is set aside: bad input, conflicts, the breaker, publishing, replays.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use idem_core::{
-    DeadLetter, Message, OnConflict, Pause, Publisher, Reason, RetryPolicy, SourceError, Store as _, store::Bookkeeping,
+    DeadLetter, Message, OnConflict, Pause, Publisher, Reason, RetryPolicy, SourceError, Store as _, WaitCause,
+    store::Bookkeeping,
 };
-use idem_testkit::memory::{Faults, QueueOptions, Rate};
+use idem_testkit::memory::{Faults, Order, QueueOptions, Rate};
 
 use super::{
     captured::Captured,
@@ -103,6 +110,27 @@ impl Publisher for Unreachable {
     }
 }
 
+/// Never answers.
+struct Silent;
+
+#[async_trait]
+impl Publisher for Silent {
+    async fn publish(&self, _: &DeadLetter) -> Result<(), SourceError> {
+        std::future::pending().await
+    }
+}
+
+/// Counts how often it is asked.
+struct Asked<P>(Arc<AtomicUsize>, P);
+
+#[async_trait]
+impl<P: Publisher> Publisher for Asked<P> {
+    async fn publish(&self, letter: &DeadLetter) -> Result<(), SourceError> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        self.1.publish(letter).await
+    }
+}
+
 /// J30: the log says why a dead letter is not confirmed: the cause, which the client's error has, and not its cover alone.
 #[tokio::test]
 async fn j30_the_log_says_why_a_dead_letter_is_not_confirmed() {
@@ -115,6 +143,55 @@ async fn j30_the_log_says_why_a_dead_letter_is_not_confirmed() {
     let line = line().unwrap();
     assert!(line.contains("publishing a dead letter") && line.contains("the certificate has expired"), "{line}");
     running.stop().await.unwrap();
+}
+
+/// J57: a topic or queue that confirms nothing, for whatever reason, does not stop a key for ever: the row has the message,
+/// and after the time that a message waits uncharged the row alone is the dead letter.
+#[tokio::test]
+async fn j57_a_publisher_that_confirms_nothing_holds_no_key_for_ever() {
+    let (captured, _guard) = Captured::log(tracing::Level::ERROR);
+    let scene = Scene::with(QueueOptions::default().order(Order::ByKey));
+    let poison = scene.publish_ordered("customer-1", "poison", "permanent");
+    scene.publish_ordered("customer-1", "behind it", "ok");
+    let waits = Duration::from_millis(200);
+    let running = Running::new(scene.worker().database_wait_max(waits).publisher(Unreachable));
+    let causes = || running.view.waits().into_iter().map(|wait| wait.cause).collect::<Vec<_>>();
+    running.until("the wait", |_| causes() == [WaitCause::Publisher]).await;
+    within("draining the queue", scene.queue.drained()).await;
+    assert_eq!(running.stop().await.unwrap().dead_lettered, 1);
+    assert_eq!(scene.queue.history(&poison).dead_lettered, 1);
+    assert_eq!(scene.counted(), [("behind it".to_owned(), 1)].into());
+    let letters = scene.dead_letters().await;
+    assert!(letters[0].payload_kept && letters[0].published_at.is_none(), "{letters:?}");
+    let lines = captured.lines();
+    assert!(lines.iter().any(|line| line.contains("its row alone has it") && line.contains("expired")), "{lines:?}");
+}
+
+/// J57: what the row does not have is not acknowledged for that.
+#[tokio::test]
+async fn j57_what_only_a_publisher_could_keep_waits_on() {
+    let scene = Scene::new();
+    let poison = scene.publish("poison", "permanent");
+    let asked = Arc::new(AtomicUsize::new(0));
+    let worker = scene.worker().database_wait_max(Duration::from_millis(1)).dead_letter_payload_bytes_max(1);
+    let running = Running::new(worker.publisher(Asked(Arc::clone(&asked), Unreachable)));
+    // Long past the time after which a row that has the payload is enough: waits grow from 1 ms.
+    running.until("more than ten tries", |_| asked.load(Ordering::Relaxed) > 10).await;
+    running.stop().await.unwrap();
+    let history = scene.queue.history(&poison);
+    assert_eq!((history.acknowledged, history.dead_lettered), (0, 0));
+}
+
+/// J57: a publisher that never answers is one that has not confirmed: its call is dropped, and the worker goes on.
+#[tokio::test(start_paused = true)]
+async fn j57_a_publisher_that_never_answers_stops_nobody() {
+    let scene = Scene::new();
+    scene.publish("poison", "permanent");
+    scene.publish("good", "ok");
+    let running = Running::new(scene.worker().database_wait_max(Duration::ZERO).publisher(Silent));
+    tokio::time::timeout(Duration::from_secs(600), scene.queue.drained()).await.expect("the queue is drained");
+    let summary = running.stop().await.unwrap();
+    assert_eq!((summary.processed, summary.dead_lettered), (1, 1));
 }
 
 /// G8, G9: a dead letter is published and confirmed before its original is settled.

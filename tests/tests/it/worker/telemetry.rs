@@ -11,7 +11,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 use tracing_subscriber::layer::SubscriberExt as _;
 
 use super::{
-    captured::Captured,
+    captured::{Captured, set_default},
     scene::{Running, Scene, drain, message, within},
 };
 
@@ -210,7 +210,7 @@ async fn a_process_span_is_linked_to_the_producers() {
     let exporter = InMemorySpanExporter::default();
     let provider = SdkTracerProvider::builder().with_simple_exporter(exporter.clone()).build();
     let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("idem"));
-    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(layer));
+    let _guard = set_default(tracing_subscriber::registry().with(layer));
     assert!(telemetry::link_spans_with(|span, producer| {
         span.add_link(SpanContext::new(
             TraceId::from(producer.trace_id),

@@ -33,6 +33,14 @@ impl PayloadHash {
     }
 }
 
+impl PayloadHash {
+    /// Enough of it to tell two apart, and too little to find a payload by trying.
+    pub(crate) fn prefix(&self) -> String {
+        let [a, b, c, d, ..] = self.0;
+        format!("{a:02x}{b:02x}{c:02x}{d:02x}…")
+    }
+}
+
 impl fmt::Display for PayloadHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -41,7 +49,7 @@ impl fmt::Display for PayloadHash {
 
 impl fmt::Debug for PayloadHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PayloadHash({:02x}{:02x}{:02x}{:02x}…)", self.0[0], self.0[1], self.0[2], self.0[3])
+        write!(f, "PayloadHash({})", self.prefix())
     }
 }
 

@@ -165,7 +165,8 @@ impl Hash for Origin {
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.shown.as_ref().unwrap_or(&self.text))
+        // Escaped, so that the producer's part of it cannot forge a line of a log.
+        write!(f, "{}", self.shown.as_ref().unwrap_or(&self.text).escape_debug())
     }
 }
 
@@ -476,7 +477,7 @@ impl Message {
     /// An id that is the same on every attempt, to be handed to a provider as *its* idempotency key.
     ///
     /// It is a version-8 UUID from the SHA-256 of the length-prefixed tenant, consumer, key and `label`, so two calls
-    /// of one handler need two labels; those that begin with `idem:` are idem's own. A message of an unprotected type
+    /// of one handler need two labels. Ids that idem itself derives never meet those of a label, whatever it is. A message of an unprotected type
     /// has no key; its origin takes the key's place, which is the same on a redelivery but not when the producer sends
     /// again. Kafka gives an offset to another record when a topic is created again, so there the record's time-stamp
     /// belongs to the origin.
@@ -496,6 +497,10 @@ impl Message {
                 part(b"");
                 part(self.place().as_bytes());
             }
+        }
+        // Labels that begin so are idem's own; a handler's has one more part before it, and never meets them.
+        if label.starts_with("idem:") {
+            part(b"label of a handler");
         }
         part(label.as_bytes());
         let digest: [u8; 32] = hasher.finalize().into();

@@ -19,7 +19,7 @@ pub(crate) fn message(record: &BorrowedMessage<'_>, lane_by: LaneBy) -> Message 
     };
     // An offset is used again when a topic is created again, and a time-stamp tells the two records apart. The origin itself
     // stays `topic/partition/offset`, which the workers' contract says; an id that begins with it takes its place wherever no
-    // key stands: in the identity of dead letters and in derived keys. Pinned by `a40_…` in tests/it/records.rs.
+    // key stands: in the identity of dead letters and in derived keys. Pinned by `a45_…` in tests/it/records.rs.
     message = message.with_id(&match record.timestamp().to_millis() {
         Some(time) => format!("{origin}@{time}"),
         None => origin.clone(),

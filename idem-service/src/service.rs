@@ -295,7 +295,8 @@ impl<S: Store> Handlers<S> {
         self
     }
 
-    /// Sets what no flag can, after the flags: tenants, a policy for keys, rules of hashing, types without protection.
+    /// Sets what no flag can, after the flags: tenants, a policy for keys, rules of hashing, types without protection. Each
+    /// call adds to those before it, and wins where both set the same.
     ///
     /// ```
     /// use idem_service::{
@@ -315,7 +316,8 @@ impl<S: Store> Handlers<S> {
         mut self,
         set: impl FnOnce(DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S> + Send + 'static,
     ) -> Self {
-        self.consumer = Box::new(set);
+        let before = self.consumer;
+        self.consumer = Box::new(move |consumer| set(before(consumer)));
         self
     }
 

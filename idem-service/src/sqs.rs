@@ -92,7 +92,8 @@ impl Sqs {
         if self.wait + GIVE_BACK > self.told.drain {
             let (wait, drain) = (self.wait, self.told.drain);
             return Err(format!(
-                "--wait is {wait:?}, but --drain is {drain:?}: a stop waits for the last receive, and needs 3s more to give                  back what that brings; make --wait shorter, or --drain longer"
+                "--wait is {wait:?}, but --drain is {drain:?}: a stop waits for the last receive, and needs 3s more to give \
+                 back what that brings; make --wait shorter, or --drain longer"
             )
             .into());
         }

@@ -101,6 +101,7 @@ pub async fn deliver_on<S: Store, H: Handler<S>>(
     };
     let consumer = DedupConsumer::builder_shared(Arc::clone(store), consumer_name(type_name::<H>()))
         .handler(Arc::clone(handler))
+        .handler_name(consumer_name(type_name::<H>()))
         .effects(Effects::InTransaction)
         .build()
         .map_err(refused)?;

@@ -88,11 +88,12 @@ WITH changed AS (
 )
 SELECT pg_catalog.count(*) FROM changed";
 
-/// Gives a dead letter another payload. Parameters: 1 id, 2 payload in hexadecimal digits, 3 who.
+/// Gives a dead letter another payload, and with it another identity: a later copy of what it was is another dead letter, because
+/// this one no longer has it. Parameters: 1 id, 2 payload in hexadecimal digits, 3 who.
 const REFILL: &str = "\
 WITH changed AS (
     UPDATE {schema}.dead_letters SET payload = pg_catalog.decode($2::text, 'hex'), has_payload = true,
-        payload_bytes = pg_catalog.length($2::text) / 2
+        payload_bytes = pg_catalog.length($2::text) / 2, identity = pg_catalog.uuid_send(pg_catalog.gen_random_uuid())
     WHERE id = $1::int8 AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)
     RETURNING id, consumer, idempotency_key
 ), noted AS (

@@ -49,7 +49,7 @@ FROM {schema}.consumers WHERE retention IS NULL
 UNION ALL
 SELECT 'error', pg_catalog.format('the records of %s are kept for %s, and the broker may deliver a message again for %s: a late redelivery '
         'takes effect a second time', name, pg_catalog.justify_hours(retention), pg_catalog.justify_hours(horizon::float8 * interval '1 s')),
-    pg_catalog.format('Give its workers a --retention of at least that, and run idem retention set %s TIME --existing', name)
+    pg_catalog.format('Give its workers a --retention of more than that, and run idem retention set %s TIME --existing', name)
 FROM (SELECT name, retention, coalesce($1::int8, {horizon}) AS horizon FROM {schema}.consumers AS c {last_start}) AS kept
 WHERE retention <= horizon::float8 * interval '1 s'
 UNION ALL

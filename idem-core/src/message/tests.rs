@@ -36,6 +36,25 @@ fn derived_keys_match_their_golden_vectors() {
     assert_eq!(unprotected.to_string(), "9c9696a9-373a-899c-b367-0479a1f8b53a", "the origin takes the key's place");
 }
 
+/// S2: what idem derives itself, under labels that begin with `idem:`, is never what a handler's label gives, so that no
+/// handler can take the id of an event that idem is about to send.
+#[test]
+fn s2_a_label_of_a_handler_never_gives_an_id_of_idems_own() {
+    let derived = |label: &str| identified(Message::new(""), "", "ledger", Some("order-1")).derived_key(label);
+    let parts: [&[u8]; 5] = [b"idem:derived-key:v1", b"", b"ledger", b"order-1", b"idem:event:1"];
+    let mut hasher = Sha256::new();
+    for part in parts {
+        hasher.update((part.len() as u64).to_be_bytes());
+        hasher.update(part);
+    }
+    let mut id = [0; 16];
+    id.copy_from_slice(&hasher.finalize()[..16]);
+    let of_idem = uuid::Builder::from_custom_bytes(id).into_uuid();
+    assert_ne!(derived("idem:event:1"), of_idem);
+    assert_ne!(derived("idem:event:1"), derived("idem:event:2"));
+    assert_eq!(derived("idem:event:1").to_string(), "dec2fbb8-03a4-8084-9b7c-0025245ea24c", "handed to providers, so it may never change");
+}
+
 /// The id is the same on every attempt: nothing that a redelivery changes goes into it.
 #[test]
 fn a_derived_key_depends_on_nothing_that_a_redelivery_changes() {
@@ -43,6 +62,12 @@ fn a_derived_key_depends_on_nothing_that_a_redelivery_changes() {
     let first = derived(Message::new("a").with_origin(Origin::new("queue/1")));
     let again = Message::new("b").with_origin(Origin::new("queue/2")).with_id("2").with_header("x", "y");
     assert_eq!(first, derived(again.with_sent_at(SystemTime::UNIX_EPOCH)));
+}
+
+/// S5: what a producer named its message is a part of a RabbitMQ origin, and forges no line of a log.
+#[test]
+fn s5_an_origin_is_shown_in_one_line() {
+    assert_eq!(Origin::new("orders/a\nWARN forged\u{202e}").to_string(), "orders/a\\nWARN forged\\u{202e}");
 }
 
 /// S4: `Debug` prints sizes and a prefix of the hash, never a payload or a header's value.

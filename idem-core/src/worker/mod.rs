@@ -25,6 +25,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future;
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -65,7 +66,7 @@ pub enum WorkerError {
     /// The source refused; the text has the cure.
     #[error("the broker refused")]
     Source(#[source] SourceError),
-    /// The database or the broker could not be reached for the start-up time-out.
+    /// The database or the broker could not be reached, or did not answer as it must, for the start-up time-out.
     #[error("{what} could not be reached for {tried_for:?}")]
     Unreachable {
         /// Which of the two.
@@ -124,6 +125,9 @@ impl<S: Store, B: Source> fmt::Debug for Worker<S, B> {
     }
 }
 
+/// How long aborted tasks have to end: they do so where they next wait for something.
+const ENDED_WITHIN: Duration = Duration::from_secs(1);
+
 type Settlements<B> = mpsc::UnboundedReceiver<Settlement<<B as Source>::Handle>>;
 
 impl<S: Store, B: Source> Worker<S, B> {
@@ -177,7 +181,8 @@ impl<S: Store, B: Source> Worker<S, B> {
     }
 
     /// Runs until `shutdown` is ready, something is fatal, or, where so set, the source is idle. Then intake stops, what is
-    /// running is finished, and everything else is given back to the broker. None of the worker's tasks outlives the call.
+    /// running is finished, and everything else is given back to the broker. None of the worker's tasks outlives the call,
+    /// unless it blocks its thread for more than a second.
     ///
     /// `shutdown` is any future: a signal, [`std::future::pending`] for none, or
     /// [`CancellationToken::cancelled_owned`](tokio_util::sync::CancellationToken::cancelled_owned).
@@ -210,7 +215,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             }
         };
         let (shared, settlements) = self.share(&attached, &registered, shutdown.clone());
-        let _no_task_is_left = GiveUp(Arc::clone(&shared));
+        let give_up = GiveUp(Arc::clone(&shared));
         let (senders, receivers): (Vec<_>, Vec<_>) =
             (0..self.consumer.inner.settings.lanes).map(|_| mpsc::unbounded_channel()).unzip();
         self.obey_control(&shared).await;
@@ -250,6 +255,11 @@ impl<S: Store, B: Source> Worker<S, B> {
         let _ = failpoint!(DRAIN);
         lanes.close();
         let drained = tokio::time::timeout(self.settings.drain, drain(&lanes, &shared)).await.is_ok();
+        let in_flight = self.flight.messages();
+        drop(give_up);
+        background.close();
+        // One that blocks its thread cannot be ended, and is not waited for.
+        let _ = tokio::time::timeout(ENDED_WITHIN, future::join(lanes.wait(), background.wait())).await;
         self.source.close(self.settings.drain).await;
         // Nothing follows that could say it.
         shared.lines.sum_up(&self.consumer.inner.name, Instant::now() + view::LOG_WINDOW);
@@ -257,7 +267,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             return Err(error);
         }
         if !drained {
-            return Err(WorkerError::DrainDeadline { drain: self.settings.drain, in_flight: self.flight.messages() });
+            return Err(WorkerError::DrainDeadline { drain: self.settings.drain, in_flight });
         }
         Ok(self.stats.summary(started.elapsed()))
     }
@@ -288,6 +298,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             given_up: AtomicBool::new(false),
             running: Mutex::default(),
             failure: Mutex::new(None),
+            unrecorded_halt: Mutex::default(),
             hold_max: attached.hold_max,
             replays: AtomicU32::new(0),
             waits: Arc::clone(&self.waits),
@@ -304,10 +315,7 @@ impl<S: Store, B: Source> Worker<S, B> {
     async fn obey_control(&self, shared: &Shared<S, B>) {
         let asked_at = Instant::now();
         if let Ok(control) = shared.consumer.store.bookkeeping().control(shared.scope).await {
-            if let Some(cache) = &shared.cache {
-                cache.confirm(control.epoch, control.identity, asked_at);
-            }
-            shared.gate.set_control(control.state, &format!("{}: {}", control.by, control.reason));
+            shared.obey(control, asked_at);
         }
     }
 }

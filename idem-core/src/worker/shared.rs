@@ -2,13 +2,13 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU32},
     },
     time::Duration,
 };
 
-use tokio::{sync::mpsc, task::AbortHandle};
+use tokio::{sync::mpsc, task::AbortHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -26,9 +26,10 @@ use crate::{
     config::WorkerSettings,
     consumer::{self, Inner},
     dead_letter::Publisher,
+    error::StoreError,
     outcome::Settle,
     source::Source,
-    store::{Bookkeeping as _, Claim, ControlState, Recorded, RunId, ScopeId, Store},
+    store::{Bookkeeping as _, Claim, Control, ControlState, Recorded, RunId, ScopeId, Store},
     telemetry::{Cause, WorkerMetrics},
 };
 
@@ -56,6 +57,8 @@ pub(crate) struct Shared<S: Store, B: Source> {
     pub(super) given_up: AtomicBool,
     pub(super) running: Mutex<Vec<AbortHandle>>,
     pub(super) failure: Mutex<Option<WorkerError>>,
+    /// By whom and why the consumer was halted, where the store does not know it yet.
+    pub(super) unrecorded_halt: Mutex<Option<(String, String)>>,
     pub(super) hold_max: Option<Duration>,
     /// Replays that were taken and have not ended.
     pub(super) replays: AtomicU32,
@@ -79,13 +82,43 @@ impl<S: Store, B: Source> Shared<S, B> {
 
     /// Halts the consumer, with all its tenants, until an operator resumes it.
     pub(super) async fn halt(&self, who: &str, reason: &str) {
-        let (name, store) = (&self.consumer.name, &self.consumer.store);
-        if let Err(error) = store.bookkeeping().set_control(self.scope, ControlState::Halted, who, reason).await {
-            let error = consumer::describe::<S>(&error);
-            tracing::error!(idem.consumer = %name, error, "the halt could not be recorded");
-        }
+        // Before it is recorded: what comes meanwhile must not run.
         self.gate.set_control(ControlState::Halted, &format!("{who}: {reason}"));
-        tracing::error!(idem.consumer = %name, reason, "halted; `idem consumers resume` goes on");
+        *self.unrecorded_halt() = Some((who.to_owned(), reason.to_owned()));
+        if let Err(error) = self.record_halt().await {
+            let error = consumer::describe::<S>(&error);
+            tracing::error!(
+                idem.consumer = %self.consumer.name, error, "the halt could not be recorded yet; this worker stays halted"
+            );
+        }
+        tracing::error!(idem.consumer = %self.consumer.name, reason, "halted; `idem consumers resume` goes on");
+    }
+
+    /// Records a halt that is not recorded yet. Until it is, what the store says of the consumer is not obeyed: it would end
+    /// the halt, and what was halted over would run.
+    pub(super) async fn record_halt(&self) -> Result<(), StoreError> {
+        let Some((who, reason)) = self.unrecorded_halt().clone() else { return Ok(()) };
+        self.consumer.store.bookkeeping().set_control(self.scope, ControlState::Halted, &who, &reason).await?;
+        *self.unrecorded_halt() = None;
+        Ok(())
+    }
+
+    fn unrecorded_halt(&self) -> MutexGuard<'_, Option<(String, String)>> {
+        self.unrecorded_halt.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does what operators have set, which was read after `asked_at`.
+    pub(super) fn obey(&self, control: Control, asked_at: Instant) {
+        self.consumer.clock.set(control.now);
+        if let Some(cache) = &self.cache {
+            cache.confirm(control.epoch, control.identity, asked_at);
+        }
+        let why = format!("{}: {}", control.by, control.reason);
+        if self.gate.set_control(control.state, &why) {
+            tracing::warn!(
+                idem.consumer = %self.consumer.name, state = control.state.as_str(), why, "the consumer's control changed"
+            );
+        }
     }
 
     pub(super) fn settle(&self, handle: B::Handle, settle: Settle, permit: Option<Permit>) {

@@ -9,7 +9,7 @@ use super::{Worker, WorkerError};
 use crate::{
     config::Concurrency,
     consumer,
-    error::{ErrorClass, SourceError, StoreError},
+    error::{BoxError, ErrorClass, SourceError, StoreError},
     retry::RetryPolicy,
     source::{Attached, Source},
     store::{AuditEntry, Bookkeeping as _, HORIZON_HEARD, Registered, Retention, Store},
@@ -29,27 +29,19 @@ impl<S: Store, B: Source> Worker<S, B> {
                 started = self.try_start(&mut attached) => started,
                 () = shutdown.cancelled() => return Ok(None),
             };
-            let error = match started {
+            // Without what wraps it, which says that it refused: it may never have been asked.
+            let (what, error): (_, BoxError) = match started {
                 Ok(started) => return Ok(Some(started)),
-                Err(error) => error,
+                Err(WorkerError::Store(error)) if error.class() != ErrorClass::Fatal => ("the database", error.into()),
+                Err(WorkerError::Source(error)) if error.class() != ErrorClass::Fatal => ("the broker", error.into()),
+                Err(error) => return Err(error),
             };
-            let (class, what) = match &error {
-                WorkerError::Store(error) => (error.class(), "the database"),
-                WorkerError::Source(error) => (error.class(), "the broker"),
-                WorkerError::Unreachable { .. }
-                | WorkerError::DrainDeadline { .. }
-                | WorkerError::Halted
-                | WorkerError::TaskDied { .. } => return Err(error),
-            };
-            if class == ErrorClass::Fatal {
-                return Err(error);
-            }
             let tried_for = self.settings.startup_timeout;
             if begun.elapsed() >= tried_for {
-                return Err(WorkerError::Unreachable { what, tried_for, source: Box::new(error) });
+                return Err(WorkerError::Unreachable { what, tried_for, source: error });
             }
             tries += 1;
-            let text = consumer::describe::<S>(&error);
+            let text = consumer::describe::<S>(&*error);
             tracing::warn!(idem.consumer = %self.consumer.inner.name, error = text, "{what} cannot be reached yet");
             let retry = RetryPolicy { max: Duration::from_secs(5), ..RetryPolicy::default() };
             let wait = retry.backoff_now(tries).min(tried_for.saturating_sub(begun.elapsed()));

@@ -32,19 +32,17 @@ async fn sleep<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
 pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: LaneSenders<B::Handle>) {
     while !shared.shutdown.is_cancelled() {
         let (asked_at, was_halted) = (Instant::now(), shared.gate.is_halted());
-        match shared.consumer.store.bookkeeping().control(shared.scope).await {
+        let read = match shared.record_halt().await {
+            Ok(()) => shared.consumer.store.bookkeeping().control(shared.scope).await,
+            Err(error) => Err(error),
+        };
+        match read {
             // A lane halted the consumer while the controls were read: what was read is out of date.
             Ok(_) if !was_halted && shared.gate.is_halted() => {}
             Ok(control) => {
-                shared.consumer.clock.set(control.now);
-                if let Some(cache) = &shared.cache {
-                    cache.confirm(control.epoch, control.identity, asked_at);
-                }
-                let why = format!("{}: {}", control.by, control.reason);
-                if shared.gate.set_control(control.state, &why) {
-                    tracing::warn!(idem.consumer = %shared.consumer.name, state = control.state.as_str(), why, "the consumer's control changed");
-                }
-                if control.state == ControlState::Running {
+                let state = control.state;
+                shared.obey(control, asked_at);
+                if state == ControlState::Running {
                     take_replays(&shared, &lanes).await;
                 }
             }

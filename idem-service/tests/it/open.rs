@@ -70,9 +70,13 @@ fn open_process() {
                 tx.connection().append("greetings", &tenant, greeting.as_bytes().to_vec()).await?;
                 Ok(())
             });
-            let handlers = Handlers::new(handler).tables("CREATE TABLE greetings").consumer(|consumer| {
-                consumer.tenant_of(|message| Tenant::new(message.headers().text("tenant").unwrap_or("nobody")).ok())
-            });
+            // A second call adds to the first.
+            let handlers = Handlers::new(handler)
+                .tables("CREATE TABLE greetings")
+                .consumer(|consumer| {
+                    consumer.tenant_of(|message| Tenant::new(message.headers().text("tenant").unwrap_or("nobody")).ok())
+                })
+                .consumer(|consumer| consumer.handler_name("greeter"));
             let route = axum::routing::get(async move || shown.to_string());
             Ok(service
                 .store::<InMemory>(handlers)

@@ -173,8 +173,8 @@ impl<S: Store, B: Source> Lane<S, B> {
             tracing::warn!(
                 target: telemetry::AUDIT,
                 {
-                    idem.consumer = %self.shared.consumer.name, idem.key = %claim.key, recorded = ?recorded.hash,
-                    found = ?claim.hash, who, action, left_out
+                    idem.consumer = %self.shared.consumer.name, idem.key = %claim.key, recorded = %recorded.hash.prefix(),
+                    found = %claim.hash.prefix(), who, action, left_out
                 },
                 "the key was used before for another payload; its handler does not run"
             );

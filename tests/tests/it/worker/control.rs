@@ -6,7 +6,10 @@ use idem_core::{ConsumerName, ControlState, ErrorClass, Pause, RetryPolicy, Stor
 use idem_testkit::{Fault, Operation};
 use tokio::time::Instant;
 
-use super::scene::{Running, Scene, within};
+use super::{
+    captured::Captured,
+    scene::{Running, Scene, within},
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_consumer_takes_nothing_in_until_it_is_resumed() {
@@ -27,9 +30,10 @@ async fn a_paused_consumer_takes_nothing_in_until_it_is_resumed() {
     assert_eq!(scene.counted().len(), 2);
 }
 
-/// A pause that was set before the start is obeyed before anything is received.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_consumer_that_is_paused_starts_paused() {
+/// J58: a pause that was set before the start is obeyed before anything is received, and the log says so.
+#[tokio::test]
+async fn j58_a_consumer_that_is_paused_starts_paused_and_says_so() {
+    let (captured, _guard) = Captured::log(tracing::Level::WARN);
     let scene = Scene::new();
     scene.consumer().build().unwrap().start().await.unwrap();
     let scope =
@@ -40,6 +44,8 @@ async fn a_consumer_that_is_paused_starts_paused() {
     running.until("the pause", |running| running.view.pause().is_some()).await;
     running.stop().await.unwrap();
     assert_eq!((scene.queue.stats().delivered, scene.effects().len()), (0, 0));
+    let lines = captured.lines();
+    assert!(lines.iter().any(|line| line.contains("paused") && line.contains("ann: a deploy")), "{lines:?}");
 }
 
 async fn set(scene: &Scene, state: ControlState) {

@@ -118,3 +118,21 @@ async fn s5_a_key_cannot_forge_a_line_of_a_log() {
     let printed = format!("{key} {key:?}");
     assert!(!printed.contains(['\u{2028}', '\u{202e}']), "{printed}");
 }
+
+/// S5: lines of the log are for people: no form of Rust's own stands in them.
+#[tokio::test]
+async fn s5_no_line_of_the_log_has_a_debug_form() {
+    let (captured, _guard) = Captured::log(tracing::Level::WARN);
+    let scene = Scene::new();
+    let origin = scene.publish("order-1", "permanent");
+    for payload in ["paid", "refunded"] {
+        scene.publish("order-2", payload);
+    }
+    drain(&scene, scene.worker()).await;
+    let lines = captured.lines();
+    let has = |what: &str| lines.iter().any(|line| line.contains(what));
+    assert!(has(&format!("origin={origin} ")) && has("another payload"), "{lines:?}");
+    for form in ["Origin(", "PayloadHash(", "Some(", "Err(", "Ok("] {
+        assert!(!has(form), "{form} in {lines:?}");
+    }
+}

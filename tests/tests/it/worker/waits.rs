@@ -1,12 +1,12 @@
 //! What waits is visible, and one message's failure is no other's wait.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use idem_core::{
-    ConsumerName, ControlState, IncidentKind, OnConflict, Pause, Reason, RetryPolicy, Store as _, Tenant, WaitCause,
-    WorkerBuilder, store::Bookkeeping as _,
+    ConsumerName, ControlState, ErrorClass, IncidentKind, OlderThanRetention, OnConflict, Pause, Reason, RetryPolicy,
+    Store as _, Tenant, WaitCause, WorkerBuilder, store::Bookkeeping as _,
 };
-use idem_testkit::{MemoryStore, memory::MemorySource};
+use idem_testkit::{Fault, MemoryStore, Operation, memory::MemorySource};
 
 use super::scene::{Running, Scene, drain, message, within};
 
@@ -111,5 +111,31 @@ async fn j17_a_halt_halts_every_tenant() {
     let books = scene.store.bookkeeping();
     let whole = books.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
     assert_eq!(books.control(whole).await.unwrap().state, ControlState::Halted);
+    running.stop().await.unwrap();
+}
+
+/// J17: a halt over a message that is too old is the consumer's too, and one that the database could not take yet is not ended
+/// by what the database says: what was halted over would run.
+#[tokio::test(start_paused = true)]
+async fn j17_a_halt_that_could_not_be_recorded_yet_holds() {
+    let scene = Scene::new();
+    let tenant =
+        |message: &idem_core::Message| message.headers().text("tenant").and_then(|tenant| Tenant::new(tenant).ok());
+    let of = |key: &str| message(key, "ok").with_header("tenant", "acme");
+    let consumer = scene.consumer().tenant_of(tenant).build().unwrap();
+    let running = Running::new(scene.worker_of(consumer).older_than_retention(OlderThanRetention::Halt));
+    scene.queue.publish(of("young")).unwrap();
+    within("the young one", scene.queue.drained()).await;
+    (0..5).for_each(|_| scene.store.inject(Operation::Bookkeeping, Fault::Error(ErrorClass::Transient)));
+    scene.queue.publish(of("old").with_sent_at(SystemTime::UNIX_EPOCH)).unwrap();
+    // The clock is paused: this goes by once nothing else is left to do, so the controls were read many times.
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(scene.counted().into_keys().collect::<Vec<_>>(), ["young"]);
+    assert!(matches!(running.view.pause(), Some(Pause::Control(ControlState::Halted, _))));
+    let books = scene.store.bookkeeping();
+    let whole = books.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
+    let control = books.control(whole).await.unwrap();
+    assert_eq!(control.state, ControlState::Halted);
+    assert!(control.reason.contains("older than the retention"), "{}", control.reason);
     running.stop().await.unwrap();
 }

@@ -20,6 +20,8 @@ pub(crate) struct CommandLine<B, A> {
     pub(crate) given: String,
     /// The files with secrets that were read, each with its flag.
     pub(crate) secrets: Vec<(PathBuf, &'static str)>,
+    /// The flags whose password stands in the list of processes.
+    pub(crate) exposed: Vec<String>,
     /// Variables that begin like the broker's and that nothing reads.
     pub(crate) foreign: Vec<String>,
 }
@@ -62,7 +64,8 @@ pub(crate) fn read<B: Broker, A: clap::Args>(
     let key_secret = settings.key_secret_file.clone().map(|file| (file, "--key-secret-file"));
     let secrets = config.into_iter().chain(key_secret).collect();
     let own = A::from_arg_matches(&matches).map_err(refused)?;
-    Ok(CommandLine { settings, broker, own, given: given(&command, &matches), secrets, foreign })
+    let (given, exposed) = (given(&command, &matches), exposed(&command, &matches));
+    Ok(CommandLine { settings, broker, own, given, secrets, exposed, foreign })
 }
 
 fn command<B: Broker, A: clap::Args>(name: &'static str, version: &'static str, kinds: &[Kind]) -> Command {
@@ -96,6 +99,25 @@ fn given(command: &Command, matches: &ArgMatches) -> String {
         }
     }
     given.join(" ")
+}
+
+/// The flags that have a password on the command line itself.
+fn exposed(command: &Command, matches: &ArgMatches) -> Vec<String> {
+    let secret = command.get_arguments().filter(|argument| argument.is_hide_env_values_set());
+    let exposed = secret.filter(|argument| {
+        let id = argument.get_id().as_str();
+        matches.value_source(id) == Some(ValueSource::CommandLine)
+            && matches.get_raw(id).into_iter().flatten().any(|value| has_password(&value.to_string_lossy()))
+    });
+    exposed.filter_map(|argument| Some(format!("--{}", argument.get_long()?))).collect()
+}
+
+/// `scheme://user:password@host`, or a setting whose name ends in `password` and whose value names no file.
+fn has_password(value: &str) -> bool {
+    let authority = value.split_once("://").and_then(|(_, rest)| rest.split(['/', '?']).next());
+    let user = authority.and_then(|authority| authority.rsplit_once('@'));
+    user.is_some_and(|(user, _)| user.contains(':'))
+        || value.split("password=").skip(1).any(|rest| !rest.is_empty() && !rest.starts_with('@'))
 }
 
 #[cfg(test)]

@@ -105,7 +105,7 @@ where
     R: Future<Output = Result<Service<L>, BoxError>> + Send + 'static,
     L: Stores,
 {
-    let CommandLine { settings, broker, own, given, secrets, foreign } = line;
+    let CommandLine { settings, broker, own, given, secrets, exposed, foreign } = line;
     tracing::info!(
         version,
         settings = given,
@@ -118,6 +118,12 @@ where
         tracing::warn!(
             variables,
             "variables that begin like the broker's are no settings of this worker, and are not read"
+        );
+    }
+    for flag in &exposed {
+        tracing::warn!(
+            "the password in {flag} stands in the list of processes, where every login of this machine can read it; give it \
+             by a variable or by --config"
         );
     }
     for (file, flag) in &secrets {

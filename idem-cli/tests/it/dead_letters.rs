@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use idem_core::{CancellationToken, Effects, Store as _, Worker, store::Bookkeeping as _};
+use idem_core::{CancellationToken, Effects, Reason, Store as _, Worker, store::Bookkeeping as _};
 use idem_testkit::memory::{Broker, QueueOptions};
 
 use crate::scene::{Accepting, PATIENCE, PAYLOAD, Scene, message};
@@ -151,6 +151,23 @@ async fn a_replay_that_would_fail_again_is_refused_with_the_option_that_helps() 
     scene.drop().await;
 }
 
+/// A29: a dead letter that was given another payload no longer has the message that it was. A copy of that one, from elsewhere,
+/// is another dead letter, or it would be acknowledged and be nowhere.
+#[tokio::test]
+async fn a29_a_dead_letter_with_another_payload_is_another_message() {
+    let scene = scene().await;
+    let first = letter(&scene, "o/8", "as it was", Reason::Permanent).await;
+    let file = std::env::temp_dir().join(format!("{}-other.json", scene.schema));
+    std::fs::write(&file, "mended").unwrap();
+    scene.idem(&format!("dead-letters replay {} --payload {} --yes", first.id.0, file.display())).ok();
+    let again = letter(&scene, "o/8", "as it was", Reason::Permanent).await;
+    assert_ne!(again.id, first.id);
+    let payloads = "SELECT convert_from(payload, 'UTF8') FROM dead_letters WHERE origin = 'o/8' ORDER BY id";
+    assert_eq!(scene.texts(payloads).await, ["mended", "as it was"]);
+    std::fs::remove_file(file).unwrap();
+    scene.drop().await;
+}
+
 /// A conflict that is another message is replayed under a key of its own; the record of the first stays.
 #[tokio::test]
 async fn a_conflict_is_replayed_under_a_new_key() {
@@ -233,10 +250,10 @@ async fn u36_what_failed_alike_is_counted_listed_replayed_and_dropped_together()
     scene.drop().await;
 }
 
-/// A dead letter of an unkept payload, as a worker sets one aside.
-async fn unkept(scene: &Scene, origin: &str, payload: &str) -> idem_core::StoredDeadLetter {
+/// A dead letter without a key, as a worker sets one aside. One that is too large is not kept.
+async fn letter(scene: &Scene, origin: &str, payload: &str, reason: Reason) -> idem_core::StoredDeadLetter {
     use idem_core::{
-        ErrorClass, Origin, Reason, Tenant,
+        ErrorClass, Origin, Tenant,
         dead_letter::{FailureKind, Fingerprint},
     };
 
@@ -247,11 +264,11 @@ async fn unkept(scene: &Scene, origin: &str, payload: &str) -> idem_core::Stored
         message: idem_core::Message::new(payload.to_owned()).with_origin(Origin::new(origin)),
         key: None,
         hash: None,
-        reason: Reason::TooLarge,
+        reason,
         attempts: 1,
-        error: "the payload is too large".to_owned(),
-        fingerprint: Fingerprint::of(&FailureKind::new(Reason::TooLarge, ErrorClass::Permanent)),
-        keep_payload: false,
+        error: format!("it is {reason}"),
+        fingerprint: Fingerprint::of(&FailureKind::new(reason, ErrorClass::Permanent)),
+        keep_payload: reason != Reason::TooLarge,
         payload_omitted: None,
     };
     scene.store.bookkeeping().store_dead_letter(&letter).await.unwrap()
@@ -262,8 +279,8 @@ async fn unkept(scene: &Scene, origin: &str, payload: &str) -> idem_core::Stored
 #[tokio::test]
 async fn a39_a_held_message_is_shown_and_given_up_only_by_name() {
     let scene = scene().await;
-    let (one, two) = (unkept(&scene, "q/7", "first").await, unkept(&scene, "q/8", "second").await);
-    let other = unkept(&scene, "q/8", "third").await;
+    let (one, two) = (letter(&scene, "q/7", "first", Reason::TooLarge).await, letter(&scene, "q/8", "second", Reason::TooLarge).await);
+    let other = letter(&scene, "q/8", "third", Reason::TooLarge).await;
     let stuck = scene.idem("stuck --json").json();
     let held = stuck["held_dead_letters"].as_array().unwrap();
     assert_eq!(
@@ -280,13 +297,13 @@ async fn a39_a_held_message_is_shown_and_given_up_only_by_name() {
     scene.idem("dead-letters accept-loss 99 --reason junk --yes").refused("there is no dead letter 99");
     scene.idem("dead-letters accept-loss q/9 --reason junk --yes").refused("no dead letter from \"q/9\" is held");
     scene.idem("dead-letters accept-loss q/8 --reason junk --yes").refused("say which by id");
-    assert!(!unkept(&scene, "q/7", "first").await.loss_accepted);
+    assert!(!letter(&scene, "q/7", "first", Reason::TooLarge).await.loss_accepted);
 
     assert!(scene.idem("dead-letters accept-loss q/7 --reason junk --yes").ok().contains("1 accepted"));
     scene.idem(&format!("dead-letters accept-loss {} --reason junk --yes", two.id.0)).ok();
-    let accepted = unkept(&scene, "q/7", "first").await;
+    let accepted = letter(&scene, "q/7", "first", Reason::TooLarge).await;
     assert!(accepted.loss_accepted && !accepted.payload_kept && accepted.id == one.id, "{accepted:?}");
-    assert!(!unkept(&scene, "q/8", "third").await.loss_accepted, "nobody gave up the other message of that origin");
+    assert!(!letter(&scene, "q/8", "third", Reason::TooLarge).await.loss_accepted, "nobody gave up the other message of that origin");
     let hash = idem_core::PayloadHash::of(b"first");
     let line = format!("ada accept-loss dead letter {} from q/7, 5 bytes with the hash {hash} (raw/1): junk", one.id.0);
     let trail = scene.trail().await;

@@ -73,6 +73,23 @@ async fn what_is_wrong_in_a_file_is_one_line_without_its_values() {
     place.remove();
 }
 
+/// S22: what stands on the command line, everybody on the machine can read.
+#[tokio::test]
+async fn s22_a_password_on_the_command_line_is_warned_of() {
+    let rest = "--store tokio-postgres --consumer c --socket /s --until-idle 1s";
+    for (url, told) in [
+        ("memory://ann:hunter2@h/d", true),
+        ("memory://h/d?user=ann&password=hunter2", true),
+        ("memory://ann@h/d?password=@file", false),
+    ] {
+        let log = Worker::bare(&format!("--database-url {url} {rest}")).run().await.with(2).log;
+        assert_eq!(log.contains("the password in --database-url"), told, "{log}");
+        assert!(!log.contains("hunter2"), "{log}");
+    }
+    let log = Worker::bare(rest).variable("DATABASE_URL", "memory://ann:hunter2@h/d").run().await.with(2).log;
+    assert!(!log.contains("the password in"), "{log}");
+}
+
 /// S22: a file that holds a password and that everybody may read is warned of, and one without a secret is not.
 #[cfg(unix)]
 #[tokio::test]

@@ -38,7 +38,7 @@ async fn readyz(worker: &Worker) -> Option<(bool, Value)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_is_ready_once_its_group_gave_it_its_share_and_names_it() {
     let stage = Stage::new("share", 3).await;
-    let worker = stage.start(&["--reset", "earliest", "--admin", "0"]);
+    let worker = stage.start(&["--reset", "earliest", "--admin", "0", "--payload-max", "1KiB"]);
     let mut ready = Value::Null;
     until("the worker to be ready", async || match readyz(&worker).await {
         Some((true, json)) => {
@@ -54,6 +54,9 @@ async fn a_worker_is_ready_once_its_group_gave_it_its_share_and_names_it() {
     .await;
     let expected: Vec<String> = (0..3).map(|partition| format!("{}/{partition}", stage.name)).collect();
     assert_eq!(ready["partitions"], serde_json::json!(expected), "{ready}");
+    // A33: what the broker takes and the worker would set aside is told at the start.
+    let log = worker.logged();
+    assert!(log.contains("the broker takes messages of up to"), "{log}");
     worker.stop().await;
     stage.remove().await;
 }

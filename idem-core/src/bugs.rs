@@ -20,8 +20,8 @@ pub enum Bug {
     FoldsOverTenants,
     /// Successes count as attempts (D28).
     SuccessesCount,
-    /// Duplicates that ran alone count as attempts (D37).
-    DuplicatesCount,
+    /// An attempt is counted before its key is claimed (D29).
+    CountsBeforeTheClaim,
     /// A count whose answer was lost is one more attempt (D36).
     LostCountsCount,
     /// An attempt is counted in memory alone, so a message that kills its process is tried for ever (D4).
@@ -57,7 +57,7 @@ impl Bug {
         Self::ConflictIsADuplicate,
         Self::FoldsOverTenants,
         Self::SuccessesCount,
-        Self::DuplicatesCount,
+        Self::CountsBeforeTheClaim,
         Self::LostCountsCount,
         Self::CountsInMemory,
         Self::ExhaustedWithoutClaim,

@@ -98,7 +98,11 @@ fn all() -> Vec<Planted> {
         planted(Bug::ConflictIsADuplicate, Theme::Small, "a used key is a duplicate, whatever the payload"),
         planted(Bug::FoldsOverTenants, Theme::Any, "messages are folded by key, over tenants"),
         planted(Bug::SuccessesCount, Theme::Any, "successes count as attempts (E3)"),
-        planted(Bug::DuplicatesCount, Theme::Any, "duplicates that ran alone count as attempts (found here)"),
+        planted(
+            Bug::CountsBeforeTheClaim,
+            Theme::Calm,
+            "an attempt is counted before its key is claimed, so a copy elsewhere has one less (E4)",
+        ),
         planted(Bug::LostCountsCount, Theme::Small, "a count whose answer was lost is one more attempt (found here)"),
         planted(Bug::CountsInMemory, Theme::Small, "a message that kills its process is tried for ever (D4)"),
         planted(Bug::ExhaustedWithoutClaim, Theme::Small, "a copy of the running last attempt is set aside (E4)"),

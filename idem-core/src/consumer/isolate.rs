@@ -61,11 +61,11 @@ pub(super) async fn whole<S: Store>(
     let mut known = Known { attempt: u32::from(items.len() == 1), attempts_max: u32::MAX, ..Known::default() };
     for round in 0..ROUNDS_MAX {
         known.again = round;
-        let (kept, end) = run(inner, session.take(), NO_LANE, items).await;
+        let (kept, end) = run(inner, session.take(), NO_LANE, items, None).await;
         *session = kept;
         let (seen, error) = match end {
             End::Decided(decisions) => return Some(decisions),
-            End::Isolate(_) | End::Held => return None,
+            End::Isolate(_) | End::Held | End::NotBegun => return None,
             End::Unknown { error, .. } => {
                 (Seen::CommitUnanswered, StoreError::Unavailable { doing: "committing", source: error })
             }

@@ -26,7 +26,7 @@ pub(crate) use self::{
     identify::{Item, Rejected},
     lookup::{Alone, alone_with, look_up, probe},
     open_units::OpenUnits,
-    unit::{End, run},
+    unit::{End, Gate, run},
 };
 use crate::{
     caught::caught,

@@ -1,7 +1,7 @@
 //! One unit of work: begin, claim, handle, seal and commit. Nothing cancels it between begin and commit but the limits
 //! it sets itself, and each of those costs the connection.
 
-use std::{borrow::Borrow, future::Future, sync::atomic::Ordering, time::Duration};
+use std::{borrow::Borrow, future::Future, pin::Pin, sync::atomic::Ordering, time::Duration};
 
 use futures_util::FutureExt as _;
 use tokio::time::{Instant, error::Elapsed};
@@ -31,6 +31,8 @@ use crate::{
 pub(crate) enum End {
     /// Every message has a decision, in order.
     Decided(Vec<Decision>),
+    /// Something was fresh, its keys are claimed no more, and its handler was not to run: see [`Gate`].
+    NotBegun,
     /// A unit of several messages was rolled back. Those named run alone; the others may run as one batch again.
     Isolate(Vec<usize>),
     /// Somebody holds a key of a unit of several messages: claim them one by one.
@@ -53,6 +55,7 @@ impl End {
     fn as_str(&self) -> &'static str {
         match self {
             Self::Decided(_) => "decided",
+            Self::NotBegun => "not_begun",
             Self::Isolate(_) => "isolate",
             Self::Held => "held",
             Self::NoWinner(_) => "no_winner",
@@ -67,12 +70,16 @@ impl End {
 /// Units in a row without a winner that end the consumer: a trigger or policy swallows its rows (B6).
 const NO_WINNER_MAX: u32 = 5;
 
+/// Asked once the keys of a unit are claimed and something of it is fresh: whether its handlers run.
+pub(crate) type Gate<'g> = Pin<&'g mut (dyn Future<Output = bool> + Send + 'g)>;
+
 /// Runs one unit over `items` on `session`, which is opened where there is none. The session comes back after a normal end.
 pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
     session: Option<S::Session>,
     lane_number: i32,
     items: &[J],
+    gate: Option<Gate<'_>>,
 ) -> (Option<S::Session>, End) {
     let was_idle = session.is_some() && lane_number == NO_LANE;
     let mut session = match session_or_open(inner, session).await {
@@ -81,7 +88,7 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
     };
     let span = telemetry::unit(&inner.name, items.len());
     let mut claimed = false;
-    let mut ended = run_on(inner, &mut session, lane_number, items, &mut claimed).instrument(span.clone()).await;
+    let mut ended = run_on(inner, &mut session, lane_number, items, &mut claimed, gate).instrument(span.clone()).await;
     // A session that was idle in somebody's own loop may have lost its server since, which its first statement tells. A
     // worker's lane has the database asked in such a case; here the caller would hear of an outage that is over.
     // One that does not answer in time has no second chance: the caller would wait twice as long as was set.
@@ -90,7 +97,7 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
             Ok(session) => session,
             Err(error) => return (None, End::Trouble(error)),
         };
-        ended = run_on(inner, &mut session, lane_number, items, &mut claimed).instrument(span.clone()).await;
+        ended = run_on(inner, &mut session, lane_number, items, &mut claimed, None).instrument(span.clone()).await;
     }
     let (clean, end) = ended;
     span.record("idem.unit.end", end.as_str());
@@ -147,6 +154,7 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     lane_number: i32,
     items: &[J],
     claimed_any: &mut bool,
+    gate: Option<Gate<'_>>,
 ) -> (bool, End) {
     let registered = match inner.register(None).await {
         Ok(registered) => registered,
@@ -199,6 +207,11 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
         // Nothing was written, so there is nothing to commit: a duplicate consumes no transaction id.
         let clean = rollback(inner, unit).await.is_ok();
         return (clean, End::Decided(ledger.decide(inner, items, &fold, registered.run)));
+    }
+    if let Some(gate) = gate
+        && !gate.await
+    {
+        return (rollback(inner, unit).await.is_ok(), End::NotBegun);
     }
     let indexes: Vec<usize> = fresh.iter().map(|(index, _)| *index).collect();
     let begun = Instant::now();

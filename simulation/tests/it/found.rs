@@ -75,6 +75,20 @@ fn d38_two_that_kill_their_process_do_not_bring_each_other_back() {
     });
 }
 
+/// D29: two copies of a message that has one attempt, in two processes: whichever runs, the other finds its key held or
+/// recorded, and never an attempt that has not run.
+#[test]
+fn d29_a_copy_finds_no_attempt_used_up_that_has_not_run() {
+    found("CountsBeforeTheClaim", 0..50, |seed| {
+        let mut scenario = plain(seed);
+        (scenario.processes, scenario.effects) = (2, Effects::Outside);
+        scenario.retry = RetryPolicy::new(1, scenario.retry.first, scenario.retry.max);
+        scenario.contents = (0..10).map(|number| content(number, Behaviour::Good(0))).collect();
+        scenario.messages = (0..20).map(|number| (at(100 * (number as u64 / 2)), number / 2)).collect();
+        scenario
+    });
+}
+
 /// J19: a lane that rests while an assignment drains waits for the next command, and not for what it holds back.
 #[test]
 fn j19_a_resting_lane_waits() {

@@ -39,8 +39,8 @@ impl<S: Store, B: Source> Lane<S, B> {
                 }
                 Decision::Duplicate(recorded, durable) => {
                     self.note_duplicate(&job, recorded);
-                    // It was counted before it turned out to be a duplicate.
-                    counted.extend(self.count_to_end(&job).filter(|_| !bugs::planted(Bug::DuplicatesCount)));
+                    // It was counted before, and committed by somebody else.
+                    counted.extend(self.count_to_end(&job));
                     (durable, ReplayEnd::Duplicate)
                 }
                 Decision::Conflict(..) | Decision::Busy | Decision::Failed(_) if self.down > 0 => {

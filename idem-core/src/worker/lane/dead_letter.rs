@@ -62,7 +62,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         if failpoint!(DEAD_LETTER_SENT).is_err() {
             return self.hold_uncharged(job, WaitCause::Bookkeeping).await;
         }
-        let waited_long = self.has_waited_long(&job, WaitCause::Publisher);
+        let waited_long = self.shared.has_waited_long(&job, WaitCause::Publisher);
         match self.shared.secure(&dead_letter, &stored, waited_long).await {
             Secured::Kept => {}
             Secured::NotYet => return self.hold_uncharged(job, WaitCause::Publisher).await,

@@ -14,7 +14,7 @@ use crate::{
     source::Source,
     store::{Bookkeeping as _, Store},
     worker::{
-        WorkerError,
+        Shared, WorkerError,
         job::{Attempt, Counts, DeadLetterCause, HoldKey, Job},
         view::IncidentKind,
     },
@@ -107,16 +107,8 @@ impl<S: Store, B: Source> Lane<S, B> {
             Known { attempts_max: self.shared.settings.retry.attempts, again: self.contended, ..Known::default() };
         // Of a unit of several, nothing is known that is said of one message.
         let [job] = jobs else { return known };
-        let waited_long = self.has_waited_long(job, WaitCause::Database);
+        let waited_long = self.shared.has_waited_long(job, WaitCause::Database);
         Known { attempt: job.attempt.number(), lost: job.lost, waited_long, ..known }
-    }
-
-    /// Whether a message has waited, uncharged, for as long as it may. A broker that takes messages back sooner would begin
-    /// anew each time, so there it is shorter.
-    pub(super) fn has_waited_long(&self, job: &Job<B::Handle>, cause: WaitCause) -> bool {
-        let max = self.shared.settings.database_wait_max;
-        let max = self.shared.hold_max.map_or(max, |hold_max| max.min(hold_max / 2));
-        job.waiting.as_ref().is_some_and(|waiting| waiting.cause == cause && waiting.since.elapsed() >= max)
     }
 
     fn run_again(&mut self, jobs: Vec<Job<B::Handle>>, error: &str) {
@@ -282,5 +274,15 @@ impl<S: Store, B: Source> Lane<S, B> {
             self.uncount(&mut job).await;
             self.shared.release(job, wait);
         }
+    }
+}
+
+impl<S: Store, B: Source> Shared<S, B> {
+    /// Whether a message has waited, uncharged, for as long as it may. A broker that takes messages back sooner would begin
+    /// anew each time, so there it is shorter.
+    pub(super) fn has_waited_long(&self, job: &Job<B::Handle>, cause: WaitCause) -> bool {
+        let max = self.settings.database_wait_max;
+        let max = self.hold_max.map_or(max, |hold_max| max.min(hold_max / 2));
+        job.waiting.as_ref().is_some_and(|waiting| waiting.cause == cause && waiting.since.elapsed() >= max)
     }
 }

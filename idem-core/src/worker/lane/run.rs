@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashSet,
+    pin::pin,
     sync::{Arc, atomic::Ordering},
 };
 
@@ -10,7 +11,7 @@ use tokio::time::Instant;
 use super::{Connection, Lane, failure::Failed};
 use crate::{
     bugs::{self, Bug},
-    consumer::{self, Alone, End},
+    consumer::{self, Alone, End, Gate},
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
     failpoint,
@@ -19,14 +20,17 @@ use crate::{
     policy::{Seen, WaitCause},
     source::{Source, SourceError},
     store::{Bookkeeping as _, Store},
-    worker::job::{Attempt, DeliveredBy, Isolation, Job},
+    worker::{
+        Shared,
+        job::{Attempt, DeliveredBy, Isolation, Job},
+    },
 };
 
 impl<S: Store, B: Source> Lane<S, B> {
-    async fn unit(&mut self, jobs: &[Job<B::Handle>]) -> End {
+    async fn unit(&mut self, jobs: &[Job<B::Handle>], gate: Option<Gate<'_>>) -> End {
         let (shared, connection) = (Arc::clone(&self.shared), self.connection.take());
         let was_open = connection.is_some();
-        let (connection, end) = consumer::run(&shared.consumer, connection, self.number, jobs).await;
+        let (connection, end) = consumer::run(&shared.consumer, connection, self.number, jobs, gate).await;
         self.keep(connection, was_open);
         end
     }
@@ -63,7 +67,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         if bugs::planted(Bug::RemembersBeforeCommit) {
             jobs.iter().for_each(|job| self.remember(job, None));
         }
-        match self.unit(&jobs).await {
+        match self.unit(&jobs, None).await {
             End::Decided(decisions) => {
                 self.succeeded();
                 self.batch.took(jobs.len(), begun.elapsed());
@@ -78,6 +82,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 self.run_alone(jobs, |index| everybody || culprits.contains(&index), true);
             }
             end @ (End::Held
+            | End::NotBegun
             | End::NoWinner(_)
             | End::Again(_)
             | End::Unknown { .. }
@@ -97,7 +102,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     /// A unit that came to no decision, whether of one message or of several.
     async fn did_not_end_well(&mut self, mut jobs: Vec<Job<B::Handle>>, end: End) {
         let (seen, error) = match end {
-            End::Decided(_) | End::Isolate(_) => return self.returned.extend(jobs),
+            End::Decided(_) | End::Isolate(_) | End::NotBegun => return self.returned.extend(jobs),
             End::Held => return self.run_alone(jobs, |_| true, false),
             End::NoWinner(error) => {
                 if let Some(left_out) = self.shared.lines.again.pass() {
@@ -148,7 +153,9 @@ impl<S: Store, B: Source> Lane<S, B> {
         self.apply(decided).await;
     }
 
-    /// Runs a message alone, its attempt counted before it runs: if it kills the process, that is remembered.
+    /// Runs a message alone, its attempt counted before its handler runs: if it kills the process, that is remembered. It is
+    /// counted while its key is claimed, so that no copy of it finds the attempts used up before the last one has run (E4). A
+    /// store with one writer could not count meanwhile: there it is counted first.
     pub(super) async fn alone(&mut self, mut job: Job<B::Handle>) {
         if job.dead.is_some() {
             return self.dead_letter(job).await;
@@ -160,44 +167,54 @@ impl<S: Store, B: Source> Lane<S, B> {
             || self.probation > 0
             || job.lost > 0;
         let _alone_in_the_process = if may_kill { Some(shared.one_at_a_time.lock().await) } else { None };
-        job.attempt = match (&job.item.claim, job.attempt) {
-            // An attempt that came to no verdict is not counted again.
-            (_, open @ Attempt::Open(_)) => open,
-            (None, last) => Attempt::Ended(last.number() + 1),
-            (Some(_), last) if bugs::planted(Bug::CountsInMemory) => Attempt::Ended(last.number() + 1),
-            (Some(claim), _) => {
-                match shared.consumer.store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await {
-                    Ok(number) => Attempt::Open(self.attempt_of(&job, number)),
-                    Err(error) => {
-                        job.counts_unanswered = job.counts_unanswered.saturating_add(1);
-                        return self.bookkeeping_failed(job, error).await;
-                    }
-                }
+        let mut attempted = None;
+        let in_the_claim =
+            shared.consumer.store.capabilities().waits_per_key && !bugs::planted(Bug::CountsBeforeTheClaim);
+        let mut end = {
+            let mut begin = pin!(async {
+                let begun = shared.begin_attempt(&job, may_kill).await;
+                attempted.insert(begun).goes()
+            });
+            if in_the_claim {
+                self.unit(std::slice::from_ref(&job), Some(begin)).await
+            } else if begin.as_mut().await {
+                self.unit(std::slice::from_ref(&job), None).await
+            } else {
+                End::NotBegun
             }
         };
-        if job.attempt.number() > shared.settings.retry.attempts {
-            if bugs::planted(Bug::ExhaustedWithoutClaim) {
-                let failure = Failure::new(ErrorClass::Permanent, Reason::AttemptsExhausted, "planted");
-                return self.set_aside(job, failure).await;
+        if attempted.is_none() && is_charged(&end) {
+            // Its claim failed, which is its own doing as far as anybody knows.
+            let begun = shared.begin_attempt(&job, false).await;
+            if !attempted.insert(begun).goes() {
+                end = End::NotBegun;
             }
-            return self.exhausted(job).await;
         }
-        if may_kill
-            && (job.attempt.number() > 1 || shared.dead_letter_settled.load(Ordering::Relaxed))
-            && let Err(error) = self.hand_settlements_over().await
-            && !self.has_waited_long(&job, WaitCause::Broker)
-        {
-            job.isolation = Isolation::Process;
-            // It did not run, and the next message may end the process while this one waits.
-            self.uncount(&mut job).await;
-            return self.wait_for(job, WaitCause::Broker, &consumer::describe::<S>(&error)).await;
+        match attempted {
+            None => {}
+            Some(Attempted::Begins(attempt)) => job.attempt = attempt,
+            Some(Attempted::Exhausted(attempt)) => {
+                job.attempt = attempt;
+                return self.exhausted(job).await;
+            }
+            Some(Attempted::Uncounted(error)) => {
+                job.counts_unanswered = job.counts_unanswered.saturating_add(1);
+                return self.bookkeeping_failed(job, error).await;
+            }
+            Some(Attempted::AwaitsTheBroker(attempt, error)) => {
+                (job.attempt, job.isolation) = (attempt, Isolation::Process);
+                // It did not run, and the next message may end the process while this one waits.
+                self.uncount(&mut job).await;
+                return self.wait_for(job, WaitCause::Broker, &consumer::describe::<S>(&error)).await;
+            }
         }
-        match self.unit(std::slice::from_ref(&job)).await {
+        match end {
             End::Decided(decisions) => {
                 self.succeeded();
                 self.apply(std::iter::once(job).zip(decisions)).await;
             }
-            end @ (End::Isolate(_)
+            end @ (End::NotBegun
+            | End::Isolate(_)
             | End::Held
             | End::NoWinner(_)
             | End::Again(_)
@@ -207,38 +224,13 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// Waits until the broker has what is settled, before a message runs that may kill the process: a dead letter whose
-    /// settlement is lost comes again with all of its attempts, and two that kill could bring each other back for ever (D38).
-    async fn hand_settlements_over(&mut self) -> Result<(), SourceError> {
-        if bugs::planted(Bug::KillersLoseSettlements) {
-            return Ok(());
-        }
-        let shared = &self.shared;
-        // Cleared first: a dead letter that is settled meanwhile may not be among what is handed over.
-        shared.dead_letter_settled.store(false, Ordering::Relaxed);
-        shared.flush().await;
-        let handed_over = shared.source.flush().await;
-        if handed_over.is_err() {
-            shared.dead_letter_settled.store(true, Ordering::Relaxed);
-        }
-        handed_over
-    }
-
-    /// The number of an attempt that the store counted as `number`. Counts whose answer was lost may be among them, of attempts
-    /// that never began. Where the broker says that the message was delivered before, another process may have died of each, so
-    /// all stay counted.
-    fn attempt_of(&self, job: &Job<B::Handle>, number: u32) -> u32 {
-        let before = job.attempt.number();
-        let may_have_run = job.redelivered || job.is_replay();
-        if (before == 0 && may_have_run) || bugs::planted(Bug::LostCountsCount) {
-            return number;
-        }
-        number.saturating_sub(job.counts_unanswered).max(before + 1)
-    }
-
     /// A message whose attempts are used up without a verdict. It is set aside while its key is claimed: it may be running
     /// under another delivery, as the last of its attempts, or have been handled meanwhile.
     async fn exhausted(&mut self, job: Job<B::Handle>) {
+        if bugs::planted(Bug::ExhaustedWithoutClaim) {
+            let failure = Failure::new(ErrorClass::Permanent, Reason::AttemptsExhausted, "planted");
+            return self.set_aside(job, failure).await;
+        }
         let (shared, connection, number) = (Arc::clone(&self.shared), self.connection.take(), self.number);
         let (was_open, item) = (connection.is_some(), job.item.clone());
         let attempts = shared.settings.retry.attempts;
@@ -269,5 +261,95 @@ impl<S: Store, B: Source> Lane<S, B> {
     pub(super) async fn bookkeeping_failed(&mut self, job: Job<B::Handle>, error: StoreError) {
         // Boxed, because what follows may itself be written, and fail.
         Box::pin(self.after(vec![job], Seen::BookkeepingFailed(error.class()), Failed::Store(error))).await;
+    }
+}
+
+/// How far the attempt of a message that runs alone came.
+enum Attempted {
+    /// It was counted, and its handler runs.
+    Begins(Attempt),
+    /// All attempts were counted before.
+    Exhausted(Attempt),
+    /// It could not be counted.
+    Uncounted(StoreError),
+    /// It may kill the process, and the broker does not take what is settled.
+    AwaitsTheBroker(Attempt, SourceError),
+}
+
+impl Attempted {
+    fn goes(&self) -> bool {
+        matches!(self, Self::Begins(_))
+    }
+}
+
+/// Whether a unit that came to no claim is charged to its message, unless it runs again as it is.
+fn is_charged(end: &End) -> bool {
+    match end {
+        End::Again(_) => true,
+        End::Trouble(error) => matches!(error.class(), ErrorClass::Transient | ErrorClass::Permanent),
+        End::Decided(_)
+        | End::NotBegun
+        | End::Isolate(_)
+        | End::Held
+        | End::NoWinner(_)
+        | End::Unknown { .. }
+        | End::Lost(_) => false,
+    }
+}
+
+impl<S: Store, B: Source> Shared<S, B> {
+    /// Counts an attempt of a message that is about to run alone, and says whether it may.
+    async fn begin_attempt(&self, job: &Job<B::Handle>, may_kill: bool) -> Attempted {
+        let attempt = match (&job.item.claim, job.attempt) {
+            // An attempt that came to no verdict is not counted again.
+            (_, open @ Attempt::Open(_)) => open,
+            (None, last) => Attempt::Ended(last.number() + 1),
+            (Some(_), last) if bugs::planted(Bug::CountsInMemory) => Attempt::Ended(last.number() + 1),
+            (Some(claim), _) => {
+                match self.consumer.store.bookkeeping().count_attempt(claim.scope, &claim.key, claim.hash).await {
+                    Ok(number) => Attempt::Open(Self::attempt_of(job, number)),
+                    Err(error) => return Attempted::Uncounted(error),
+                }
+            }
+        };
+        if attempt.number() > self.settings.retry.attempts {
+            return Attempted::Exhausted(attempt);
+        }
+        if may_kill
+            && (attempt.number() > 1 || self.dead_letter_settled.load(Ordering::Relaxed))
+            && let Err(error) = self.hand_settlements_over().await
+            && !self.has_waited_long(job, WaitCause::Broker)
+        {
+            return Attempted::AwaitsTheBroker(attempt, error);
+        }
+        Attempted::Begins(attempt)
+    }
+
+    /// Waits until the broker has what is settled, before a message runs that may kill the process: a dead letter whose
+    /// settlement is lost comes again with all of its attempts, and two that kill could bring each other back for ever (D38).
+    async fn hand_settlements_over(&self) -> Result<(), SourceError> {
+        if bugs::planted(Bug::KillersLoseSettlements) {
+            return Ok(());
+        }
+        // Cleared first: a dead letter that is settled meanwhile may not be among what is handed over.
+        self.dead_letter_settled.store(false, Ordering::Relaxed);
+        self.flush().await;
+        let handed_over = self.source.flush().await;
+        if handed_over.is_err() {
+            self.dead_letter_settled.store(true, Ordering::Relaxed);
+        }
+        handed_over
+    }
+
+    /// The number of an attempt that the store counted as `number`. Counts whose answer was lost may be among them, of attempts
+    /// that never began. Where the broker says that the message was delivered before, another process may have died of each, so
+    /// all stay counted.
+    fn attempt_of(job: &Job<B::Handle>, number: u32) -> u32 {
+        let before = job.attempt.number();
+        let may_have_run = job.redelivered || job.is_replay();
+        if (before == 0 && may_have_run) || bugs::planted(Bug::LostCountsCount) {
+            return number;
+        }
+        number.saturating_sub(job.counts_unanswered).max(before + 1)
     }
 }

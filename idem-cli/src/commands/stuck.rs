@@ -8,6 +8,14 @@ use crate::{
     report::{Report, Table},
 };
 
+/// A count of attempts that `idem stats` counts and `idem stuck` lists as failing: one of a message that was tried and is
+/// neither processed nor set aside since. A release that did not end the count of what it set aside has left such counts.
+pub(crate) const FAILING: &str = "\
+a.attempts > 0
+    AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
+    AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.consumer = a.consumer AND d.key_id = a.key_id
+        AND d.payload_hash = a.payload_hash AND d.last_at >= a.last_at)";
+
 /// Keys that have failed, and are neither processed nor set aside: their lanes wait for them. No table knows which session
 /// works on which key, but a session that was given its consumer's name can be told by it.
 const KEYS: &str = "\
@@ -21,11 +29,7 @@ SELECT c.name AS consumer, c.tenant, a.idempotency_key AS key, a.attempts, a.fir
     w.pids AS consumer_in_transaction, w.blocked_by AS consumer_blocked_by
 FROM {schema}.message_attempts AS a JOIN {schema}.consumers AS c ON c.id = a.consumer
 LEFT JOIN working AS w ON w.program = c.name
-WHERE a.attempts > 0
-    AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
-    AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.consumer = a.consumer AND d.key_id = a.key_id
-        AND d.payload_hash = a.payload_hash AND d.last_at >= a.last_at)
-ORDER BY a.first_at LIMIT $1::int8";
+WHERE {failing} ORDER BY a.first_at LIMIT $1::int8";
 
 /// Sessions in this database that wait for another, and those they wait for. No statement's text: it may hold values.
 const SESSIONS: &str = "\
@@ -48,7 +52,7 @@ WHERE {held} ORDER BY d.first_at LIMIT $1::int8";
 
 pub(crate) async fn run(mut database: Database, limit: &Limit) -> Result<Report, Failure> {
     let binds = [Bind::Number(limit.limit)];
-    let keys = database.table(KEYS, &binds).await?;
+    let keys = database.table(&KEYS.replace("{failing}", FAILING), &binds).await?;
     let unkept = database.table(&UNKEPT.replace("{held}", HELD), &binds).await?;
     let sessions = database.table(SESSIONS, &binds).await?;
     let report = Report::new().table("failing keys", keys);

@@ -64,6 +64,12 @@ SELECT d.id, c.name AS consumer, c.tenant, d.origin, d.idempotency_key AS key, d
 FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer
 WHERE {held} ORDER BY d.first_at LIMIT ?1"#;
 
+const STOPPED: &str = r#"
+SELECT c.name AS consumer, c.tenant, o.state, {at}o.at{} AS since, nullif(o."by", '') AS by, nullif(o.reason, '') AS reason,
+    'idem consumers resume ' || c.name AS goes_on_with
+FROM "{schema}_controls" AS o JOIN "{schema}_consumers" AS c ON c.id = o.consumer
+WHERE o.state <> 'running' ORDER BY o.at, c.name, c.tenant LIMIT ?1"#;
+
 /// Every tenant's scope. Parameters: 1 consumer, 2 state, 3 who, 4 why, 5 what the trail calls it.
 const SET: [&str; 2] = [
     r#"INSERT INTO "{schema}_controls" AS c (consumer, state, "by", reason, at)
@@ -117,7 +123,7 @@ pub(super) async fn stuck(mut file: File, limit: &Limit) -> Result<Report, Failu
     let binds = [limit.limit.into()];
     let failing = file.table(&KEYS.replace("{failing}", FAILING), &binds).await?;
     let unkept = file.table(&UNKEPT.replace("{held}", HELD), &binds).await?;
-    Ok(stuck::held(Report::new().table("failing keys", failing), unkept))
+    Ok(stuck::report(failing, file.table(STOPPED, &binds).await?, unkept))
 }
 
 /// `reason` is given where the consumer is paused.

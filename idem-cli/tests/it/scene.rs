@@ -8,8 +8,8 @@ use std::{
 };
 
 use idem_core::{
-    ConsumerName, DeadLetter, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, IdempotencyKey, Message,
-    Origin, PayloadHash, Reason, Store, Tx,
+    ConsumerName, ControlState, DeadLetter, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, IdempotencyKey,
+    Message, Origin, PayloadHash, Reason, Store, Tenant, Tx,
     dead_letter::{FailureKind, Fingerprint},
     store::{Bookkeeping as _, HashRuleId, ScopeId},
 };
@@ -214,6 +214,35 @@ pub(crate) fn agree_on_what_fails(stats: &Value, stuck: &Value) {
     keys.sort_unstable();
     assert_eq!(keys, ["again", "failing", "other"], "{stuck}");
     assert_eq!(stats["consumers"][0]["failing"], keys.len(), "{stats}");
+}
+
+/// What `stuck` says of consumers that somebody stopped, and that it says where else to look where nothing is stuck.
+pub(crate) async fn see_what_is_stopped(store: &impl Store, idem: impl Fn(&str) -> Answer) {
+    let nothing = || {
+        let stuck = idem("stuck --json").json();
+        assert_eq!(stuck["stopped_consumers"], serde_json::json!([]), "{stuck}");
+        let said = stuck["messages"][0].as_str().unwrap();
+        assert!(said.contains("no consumer is stopped") && said.contains("idem_waiting"), "{said}");
+    };
+    nothing();
+    idem("consumers pause orders --reason ledger-is-down").ok();
+    let (name, acme) = (ConsumerName::new("orders").unwrap(), Tenant::new("acme").unwrap());
+    let scope = store.bookkeeping().scope(&name, &acme).await.unwrap();
+    store.bookkeeping().set_control(scope, ControlState::Halted, "run 1", "a conflict").await.unwrap();
+    let (stuck, listed) = (idem("stuck --json").json(), idem("consumers list --json").json());
+    let expected =
+        ["", "acme"].into_iter().zip(["paused", "halted"]).zip([("ada", "ledger-is-down"), ("run 1", "a conflict")]);
+    for (place, ((tenant, state), (by, reason))) in expected.enumerate() {
+        let row = &stuck["stopped_consumers"][place];
+        let texts = ["consumer", "tenant", "state", "by", "reason"].map(|column| row[column].as_str().unwrap());
+        assert_eq!(texts, ["orders", tenant, state, by, reason], "{stuck}");
+        assert!(row["since"].is_string() && row["since"] == listed["consumers"][place]["since"], "{stuck} {listed}");
+    }
+    assert_eq!(stuck["messages"], serde_json::json!([]), "something is stuck");
+    assert!(idem("stuck").ok().contains("stopped consumers\nCONSUMER"));
+    let goes_on_with = stuck["stopped_consumers"][0]["goes_on_with"].as_str().unwrap();
+    idem(goes_on_with.strip_prefix("idem ").unwrap()).ok();
+    nothing();
 }
 
 pub(crate) struct Accepting(pub(crate) Arc<Mutex<Vec<String>>>);

@@ -11,7 +11,9 @@ use idem_core::{
 use idem_sqlx::SqliteStore;
 use sqlx::{AssertSqlSafe, Connection as _, SqliteConnection};
 
-use crate::scene::{Accepting, Answer, PAYLOAD, agree_on_what_fails, attempt, command, leave_counts, message};
+use crate::scene::{
+    Accepting, Answer, PAYLOAD, agree_on_what_fails, attempt, command, leave_counts, message, see_what_is_stopped,
+};
 
 /// A file with idem's tables and the consumer `orders`.
 struct File {
@@ -204,6 +206,16 @@ async fn consumers_are_paused_renamed_and_rebound_on_sqlite() {
     let acts = trail.iter().map(|line| line.split(' ').nth(1).unwrap()).collect::<Vec<_>>();
     assert_eq!(acts, ["pause", "resume", "rename", "rename", "rebind"]);
     assert!(trail[4].contains("hashes raw/1"), "{trail:?}");
+}
+
+/// J16: as on PostgreSQL.
+#[tokio::test]
+async fn j16_stuck_on_sqlite_names_consumers_that_are_stopped_or_where_else_to_look() {
+    let file = File::new();
+    file.idem("migrate up").ok();
+    file.deliver(&["order-1"]).await;
+    let store = SqliteStore::open(&file.path).await.unwrap();
+    see_what_is_stopped(&store, |arguments| file.idem(arguments)).await;
 }
 
 /// As on PostgreSQL.

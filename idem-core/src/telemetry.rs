@@ -137,6 +137,7 @@ metrics! {
     OLDEST_TRANSACTION = "idem.oldest_transaction", Kind::Gauge, Seconds,
         "for how long the oldest transaction of the worker is open";
     PAUSED = "idem.paused", Kind::Gauge, Count, "whether intake waits, for whatever reason";
+    PAUSED_FOR = "idem.paused_for", Kind::Gauge, Seconds, "for how long intake waits already, for whatever reason";
     HALTED = "idem.halted", Kind::Gauge, Count, "whether the consumer was halted and waits for a person";
     BREAKER_OPEN = "idem.breaker_open", Kind::Gauge, Count,
         "whether more than half of the last 50 fresh messages became dead letters";

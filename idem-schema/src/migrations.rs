@@ -134,6 +134,14 @@ pub const POSTGRES_MIGRATIONS: &[Migration] = &[
         up_template: include_str!("../migrations/postgres/0005_units_of_one.up.sql"),
         down_template: include_str!("../migrations/postgres/0005_units_of_one.down.sql"),
     },
+    Migration {
+        dialect: Dialect::Postgres,
+        version: 6,
+        name: "qualified_seal",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/postgres/0006_qualified_seal.up.sql"),
+        down_template: include_str!("../migrations/postgres/0006_qualified_seal.down.sql"),
+    },
 ];
 
 /// The migrations for SQLite, oldest first.

@@ -57,6 +57,9 @@ fn state(page: &mut Page, status: &Status, readiness: &Readiness) {
         (None, None) if status.stop.is_cancelled() => page.classed("p", "state wait", "stopping"),
         (None, None) => page.classed("p", "state wait", "starting"),
     }
+    if let Some(seconds) = readiness.paused_for {
+        page.classed("p", "more", format_args!("paused for {}", span(Duration::from_secs(seconds))));
+    }
     page.classed("p", "more", format_args!("database {} · breaker {}", readiness.database, readiness.breaker));
     if let Some(partitions) = &readiness.partitions {
         let named: Vec<&str> = partitions.iter().map(String::as_str).take(PARTITIONS_MAX).collect();

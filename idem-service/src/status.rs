@@ -44,6 +44,8 @@ pub(crate) struct Readiness {
     pub(crate) database: &'static str,
     /// Why intake waits, and who says so.
     pub(crate) pause: Option<String>,
+    /// For how many seconds it does.
+    pub(crate) paused_for: Option<u64>,
     pub(crate) breaker: &'static str,
 }
 
@@ -126,6 +128,7 @@ impl Status {
         let worker = self.worker.get();
         let has_joined = worker.is_some_and(|(view, _)| view.has_joined());
         let pause = worker.and_then(|(view, _)| view.pause());
+        let paused_for = worker.and_then(|(view, _)| view.paused_for());
         let unreachable_for = worker.and_then(|(view, _)| view.broker_unreachable_for());
         Readiness {
             broker: match unreachable_for {
@@ -144,6 +147,7 @@ impl Status {
             },
             breaker: if pause == Some(Pause::Breaker) { "open" } else { "closed" },
             pause: pause.map(|pause| pause.to_string()),
+            paused_for: paused_for.map(|time| time.as_secs()),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `idem stats`.
 
-use crate::{database::Database, exit::Failure, report::Report};
+use crate::{commands::stuck::FAILING, database::Database, exit::Failure, report::Report};
 
 /// One pass over the records, whose number no index knows.
 const STATS: &str = "\
@@ -17,10 +17,7 @@ LEFT JOIN (
     FROM {schema}.processed_messages GROUP BY consumer
 ) AS p ON p.consumer = c.id
 LEFT JOIN (
-    SELECT a.consumer, pg_catalog.count(*) AS failing FROM {schema}.message_attempts AS a
-    WHERE a.attempts > 0
-        AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
-    GROUP BY a.consumer
+    SELECT a.consumer, pg_catalog.count(*) AS failing FROM {schema}.message_attempts AS a WHERE {failing} GROUP BY a.consumer
 ) AS a ON a.consumer = c.id
 LEFT JOIN (
     SELECT consumer, pg_catalog.count(*) AS dead_letters, pg_catalog.sum(copies) AS copies,
@@ -38,6 +35,6 @@ FROM pg_catalog.pg_class AS t CROSS JOIN LATERAL (SELECT pg_catalog.pg_total_rel
 WHERE t.relnamespace = '{schema}'::regnamespace::oid AND t.relkind = 'r' ORDER BY size.bytes DESC, t.relname";
 
 pub(crate) async fn run(mut database: Database) -> Result<Report, Failure> {
-    let consumers = database.table(STATS, &[]).await?;
+    let consumers = database.table(&STATS.replace("{failing}", FAILING), &[]).await?;
     Ok(Report::new().table("consumers", consumers).table("tables", database.table(TABLES, &[]).await?))
 }

@@ -8,6 +8,14 @@ use crate::{
     report::{Report, Table},
 };
 
+/// A count of attempts that `idem stats` counts and `idem stuck` lists as failing: one of a message that was tried and is
+/// neither processed nor set aside since. A release that did not end the count of what it set aside has left such counts.
+pub(crate) const FAILING: &str = "\
+a.attempts > 0
+    AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
+    AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.consumer = a.consumer AND d.key_id = a.key_id
+        AND d.payload_hash = a.payload_hash AND d.last_at >= a.last_at)";
+
 /// Keys that have failed, and are neither processed nor set aside: their lanes wait for them. No table knows which session
 /// works on which key, but a session that was given its consumer's name can be told by it.
 const KEYS: &str = "\
@@ -21,11 +29,7 @@ SELECT c.name AS consumer, c.tenant, a.idempotency_key AS key, a.attempts, a.fir
     w.pids AS consumer_in_transaction, w.blocked_by AS consumer_blocked_by
 FROM {schema}.message_attempts AS a JOIN {schema}.consumers AS c ON c.id = a.consumer
 LEFT JOIN working AS w ON w.program = c.name
-WHERE a.attempts > 0
-    AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
-    AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.consumer = a.consumer AND d.key_id = a.key_id
-        AND d.payload_hash = a.payload_hash AND d.last_at >= a.last_at)
-ORDER BY a.first_at LIMIT $1::int8";
+WHERE {failing} ORDER BY a.first_at LIMIT $1::int8";
 
 /// Sessions in this database that wait for another, and those they wait for. No statement's text: it may hold values.
 const SESSIONS: &str = "\
@@ -46,26 +50,43 @@ SELECT d.id, c.name AS consumer, c.tenant, d.origin, d.idempotency_key AS key, d
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
 WHERE {held} ORDER BY d.first_at LIMIT $1::int8";
 
+/// Consumers that take nothing in because a person paused them or a worker halted them: no attempt is counted of what waits
+/// with the broker.
+const STOPPED: &str = "\
+SELECT c.name AS consumer, c.tenant, o.state, o.at AS since, nullif(o.by, '') AS by, nullif(o.reason, '') AS reason,
+    pg_catalog.concat('idem consumers resume ', c.name) AS goes_on_with
+FROM {schema}.controls AS o JOIN {schema}.consumers AS c ON c.id = o.consumer
+WHERE o.state <> 'running' ORDER BY o.at, c.name, c.tenant LIMIT $1::int8";
+
 pub(crate) async fn run(mut database: Database, limit: &Limit) -> Result<Report, Failure> {
     let binds = [Bind::Number(limit.limit)];
-    let keys = database.table(KEYS, &binds).await?;
+    let keys = database.table(&KEYS.replace("{failing}", FAILING), &binds).await?;
+    let stopped = database.table(STOPPED, &binds).await?;
     let unkept = database.table(&UNKEPT.replace("{held}", HELD), &binds).await?;
     let sessions = database.table(SESSIONS, &binds).await?;
-    let report = Report::new().table("failing keys", keys);
-    Ok(held(report, unkept).table("waiting sessions", sessions))
+    Ok(report(keys, stopped, unkept).table("waiting sessions", sessions))
 }
 
-/// The report with the dead letters that are held, and what to do.
-pub(crate) fn held(report: Report, unkept: Table) -> Report {
-    let is_held = !unkept.is_empty();
-    let report = report.table("held dead letters", unkept);
+/// What is stuck by the tables, and what to do, or where else to look.
+pub(crate) fn report(failing: Table, stopped: Table, unkept: Table) -> Report {
+    let (is_held, is_stuck) = (!unkept.is_empty(), [&failing, &stopped, &unkept].iter().any(|table| !table.is_empty()));
+    let report = Report::new()
+        .table("failing keys", failing)
+        .table("stopped consumers", stopped)
+        .table("held dead letters", unkept);
     if is_held {
         report.line(
             "Held messages are in no row whole: raise --dead-letter-payload-max of the workers, give them a dead-letter topic \
              or queue that takes them, or give them up with idem dead-letters accept-loss. Where it is the room for all that \
              is used up (idem stats has the bytes), replay or drop others, or raise --dead-letters-bytes-max",
         )
-    } else {
+    } else if is_stuck {
         report
+    } else {
+        report.line(
+            "No key fails, no consumer is stopped and no message is held. What waits without being charged, such as for the \
+             database or for a key that another unit holds, is in no table: the worker's page (--admin) and the metric \
+             idem_waiting show it by its cause",
+        )
     }
 }

@@ -16,11 +16,17 @@ SELECT c.name AS consumer, c.tenant, ifnull(o.state, 'running') AS state, nullif
     nullif(c.handler, '') AS handler, {at}c.first_started_at{} AS first_started_at
 FROM "{schema}_consumers" AS c LEFT JOIN "{schema}_controls" AS o ON o.consumer = c.id ORDER BY c.name, c.tenant"#;
 
+/// What counts as failing, as on PostgreSQL.
+const FAILING: &str = r#"
+a.attempts > 0
+    AND NOT EXISTS (SELECT 1 FROM "{schema}_processed_messages" AS r WHERE r.consumer = a.consumer AND r.key_id = a.key_id)
+    AND NOT EXISTS (SELECT 1 FROM "{schema}_dead_letters" AS l WHERE l.consumer = a.consumer AND l.key_id = a.key_id
+        AND l.payload_hash = a.payload_hash AND l.last_at >= a.last_at)"#;
+
 const STATS: &str = r#"
 SELECT c.name AS consumer, c.tenant, ifnull(p.records, 0) AS records, p.last_hour, {at}p.oldest{} AS oldest,
     {at}p.newest{} AS newest, {at}p.next_expiry{} AS next_expiry, ifnull(p.expired, 0) AS expired,
-    (SELECT count(*) FROM "{schema}_message_attempts" AS a WHERE a.consumer = c.id AND a.attempts > 0 AND NOT EXISTS (
-        SELECT 1 FROM "{schema}_processed_messages" AS r WHERE r.consumer = a.consumer AND r.key_id = a.key_id)) AS failing,
+    (SELECT count(*) FROM "{schema}_message_attempts" AS a WHERE a.consumer = c.id AND {failing}) AS failing,
     ifnull(d.dead_letters, 0) AS dead_letters, ifnull(d.bytes, 0) AS dead_letter_bytes,
     ifnull(d.copies, 0) AS dead_letter_copies,
     ifnull(d.awaiting_replay, 0) AS awaiting_replay
@@ -46,19 +52,23 @@ FROM "{schema}_worker_runs" AS r
 LEFT JOIN (SELECT run, max(at) AS last_unit FROM "{schema}_units" GROUP BY run) AS u ON u.run = r.id
 ORDER BY r.id DESC LIMIT ?1"#;
 
-const FAILING: &str = r#"
+const KEYS: &str = r#"
 SELECT c.name AS consumer, c.tenant, a.idempotency_key AS key, a.attempts, {at}a.first_at{} AS since,
     {at}a.last_at{} AS last_at
 FROM "{schema}_message_attempts" AS a JOIN "{schema}_consumers" AS c ON c.id = a.consumer
-WHERE a.attempts > 0
-    AND NOT EXISTS (SELECT 1 FROM "{schema}_processed_messages" AS p WHERE p.consumer = a.consumer AND p.key_id = a.key_id)
-ORDER BY a.first_at LIMIT ?1"#;
+WHERE {failing} ORDER BY a.first_at LIMIT ?1"#;
 
 const UNKEPT: &str = r#"
 SELECT d.id, c.name AS consumer, c.tenant, d.origin, d.idempotency_key AS key, d.reason, d.payload_bytes AS bytes,
     {at}d.first_at{} AS since, {at}d.last_at{} AS last_at
 FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer
 WHERE {held} ORDER BY d.first_at LIMIT ?1"#;
+
+const STOPPED: &str = r#"
+SELECT c.name AS consumer, c.tenant, o.state, {at}o.at{} AS since, nullif(o."by", '') AS by, nullif(o.reason, '') AS reason,
+    'idem consumers resume ' || c.name AS goes_on_with
+FROM "{schema}_controls" AS o JOIN "{schema}_consumers" AS c ON c.id = o.consumer
+WHERE o.state <> 'running' ORDER BY o.at, c.name, c.tenant LIMIT ?1"#;
 
 /// Every tenant's scope. Parameters: 1 consumer, 2 state, 3 who, 4 why, 5 what the trail calls it.
 const SET: [&str; 2] = [
@@ -102,7 +112,7 @@ async fn list(mut file: File) -> Result<Report, Failure> {
 }
 
 pub(super) async fn stats(mut file: File) -> Result<Report, Failure> {
-    Ok(Report::new().table("consumers", file.table(STATS, &[]).await?))
+    Ok(Report::new().table("consumers", file.table(&STATS.replace("{failing}", FAILING), &[]).await?))
 }
 
 pub(super) async fn workers(mut file: File, limit: &Limit) -> Result<Report, Failure> {
@@ -111,9 +121,9 @@ pub(super) async fn workers(mut file: File, limit: &Limit) -> Result<Report, Fai
 
 pub(super) async fn stuck(mut file: File, limit: &Limit) -> Result<Report, Failure> {
     let binds = [limit.limit.into()];
-    let failing = file.table(FAILING, &binds).await?;
+    let failing = file.table(&KEYS.replace("{failing}", FAILING), &binds).await?;
     let unkept = file.table(&UNKEPT.replace("{held}", HELD), &binds).await?;
-    Ok(stuck::held(Report::new().table("failing keys", failing), unkept))
+    Ok(stuck::report(failing, file.table(STOPPED, &binds).await?, unkept))
 }
 
 /// `reason` is given where the consumer is paused.

@@ -7,7 +7,12 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{DedupConsumer, Effects, Handler, HandlerError, Message, Store, Tx};
+use idem_core::{
+    ConsumerName, ControlState, DeadLetter, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, IdempotencyKey,
+    Message, Origin, PayloadHash, Reason, Store, Tenant, Tx,
+    dead_letter::{FailureKind, Fingerprint},
+    store::{Bookkeeping as _, HashRuleId, ScopeId},
+};
 use idem_schema::SchemaName;
 use idem_sqlx::{PostgresOptions, PostgresStore};
 use serde_json::Value;
@@ -161,6 +166,83 @@ impl Scene {
 
 pub(crate) fn message(key: &str) -> Message {
     Message::new(format!("{PAYLOAD} {key}")).with_header("idempotencykey", key.to_owned())
+}
+
+/// Counts an attempt of `orders`, as a worker does before it.
+pub(crate) async fn attempt(store: &impl Store, key: &str, payload: &str) {
+    let (key, hash) = (IdempotencyKey::new(key).unwrap(), PayloadHash::of(payload.as_bytes()));
+    store.bookkeeping().count_attempt(ScopeId(1), &key, hash).await.unwrap();
+}
+
+async fn set_aside(store: &impl Store, key: &str, payload: &str) {
+    let letter = DeadLetter {
+        consumer: ConsumerName::new("orders").unwrap(),
+        scope: ScopeId(1),
+        message: Message::new(payload.to_owned()).with_origin(Origin::new(&format!("q/{key}"))),
+        key: Some(IdempotencyKey::new(key).unwrap()),
+        hash: Some((PayloadHash::of(payload.as_bytes()), HashRuleId(1))),
+        reason: Reason::Permanent,
+        attempts: 1,
+        error: "there is no such customer".to_owned(),
+        fingerprint: Fingerprint::of(&FailureKind::new(Reason::Permanent, ErrorClass::Permanent)),
+        keep_payload: true,
+        payload_omitted: None,
+    };
+    store.bookkeeping().store_dead_letter(&letter).await.unwrap();
+}
+
+/// Leaves a count of attempts of each kind, beside one of `succeeded`, which has a record. `left` is to be made one that a
+/// release has left which did not end the counts of what it set aside.
+pub(crate) async fn leave_counts(store: &impl Store) {
+    for key in ["succeeded", "failing", "ended", "aside", "left", "again", "other"] {
+        attempt(store, key, "x").await;
+    }
+    let (ended, hash) = (IdempotencyKey::new("ended").unwrap(), PayloadHash::of(b"x"));
+    store.bookkeeping().end_attempts(ScopeId(1), &ended, hash).await.unwrap();
+    for key in ["aside", "left", "again", "other"] {
+        set_aside(store, key, "x").await;
+    }
+    attempt(store, "again", "x").await;
+    attempt(store, "other", "y").await;
+}
+
+/// What `stats` and `stuck` say is failing: both the same.
+#[track_caller]
+pub(crate) fn agree_on_what_fails(stats: &Value, stuck: &Value) {
+    let mut keys: Vec<&str> =
+        stuck["failing_keys"].as_array().unwrap().iter().map(|row| row["key"].as_str().unwrap()).collect();
+    keys.sort_unstable();
+    assert_eq!(keys, ["again", "failing", "other"], "{stuck}");
+    assert_eq!(stats["consumers"][0]["failing"], keys.len(), "{stats}");
+}
+
+/// What `stuck` says of consumers that somebody stopped, and that it says where else to look where nothing is stuck.
+pub(crate) async fn see_what_is_stopped(store: &impl Store, idem: impl Fn(&str) -> Answer) {
+    let nothing = || {
+        let stuck = idem("stuck --json").json();
+        assert_eq!(stuck["stopped_consumers"], serde_json::json!([]), "{stuck}");
+        let said = stuck["messages"][0].as_str().unwrap();
+        assert!(said.contains("no consumer is stopped") && said.contains("idem_waiting"), "{said}");
+    };
+    nothing();
+    idem("consumers pause orders --reason ledger-is-down").ok();
+    let (name, acme) = (ConsumerName::new("orders").unwrap(), Tenant::new("acme").unwrap());
+    let scope = store.bookkeeping().scope(&name, &acme).await.unwrap();
+    store.bookkeeping().set_control(scope, ControlState::Halted, "run 1", "a conflict").await.unwrap();
+    let (stuck, listed) = (idem("stuck --json").json(), idem("consumers list --json").json());
+    let expected =
+        ["", "acme"].into_iter().zip(["paused", "halted"]).zip([("ada", "ledger-is-down"), ("run 1", "a conflict")]);
+    for (place, ((tenant, state), (by, reason))) in expected.enumerate() {
+        let row = &stuck["stopped_consumers"][place];
+        let texts = ["consumer", "tenant", "state", "by", "reason"].map(|column| row[column].as_str().unwrap());
+        assert_eq!(texts, ["orders", tenant, state, by, reason], "{stuck}");
+        assert!(row["since"].is_string() && row["since"] == listed["consumers"][place]["since"], "{stuck} {listed}");
+    }
+    assert_eq!(stuck["messages"], serde_json::json!([]), "something is stuck");
+    assert!(idem("stuck").ok().contains("stopped consumers\nCONSUMER"));
+    let goes_on_with = stuck["stopped_consumers"][0]["goes_on_with"].as_str().unwrap();
+    idem(goes_on_with.strip_prefix("idem ").unwrap()).ok();
+    nothing();
 }
 
 pub(crate) struct Accepting(pub(crate) Arc<Mutex<Vec<String>>>);

@@ -6,7 +6,7 @@ use idem_core::{
 };
 use sqlx::Connection as _;
 
-use crate::scene::{Scene, command};
+use crate::scene::{Scene, agree_on_what_fails, attempt, command, leave_counts, see_what_is_stopped};
 
 #[tokio::test]
 async fn show_tells_who_when_and_what_a_redelivery_would_meet() {
@@ -109,6 +109,30 @@ async fn stuck_names_the_failing_key_and_the_session_that_blocks() {
     assert_eq!(session["blocked_by"][0], holding, "{stuck}");
     drop(waiter);
     drop(holder);
+    scene.drop().await;
+}
+
+/// J16: what waits because its consumer is stopped is in no count of attempts.
+#[tokio::test]
+async fn j16_stuck_names_consumers_that_are_stopped_or_where_else_to_look() {
+    let scene = Scene::new().await;
+    scene.deliver(&["order-1"]).await;
+    see_what_is_stopped(&scene.store, |arguments| scene.idem(arguments)).await;
+    scene.drop().await;
+}
+
+/// What was set aside is no longer failing, also where a release has left its count; what was tried since is.
+#[tokio::test]
+async fn stats_and_stuck_agree_on_what_fails() {
+    let scene = Scene::new().await;
+    scene.deliver(&["succeeded"]).await;
+    attempt(&scene.store, "expired", "x").await;
+    scene.run("UPDATE message_attempts SET last_at = now() - interval '1 year'").await;
+    scene.idem("cleanup").ok();
+    leave_counts(&scene.store).await;
+    let left = "SET attempts = 3, last_at = first_at WHERE idempotency_key = 'left'";
+    scene.run(&format!("UPDATE message_attempts {left}")).await;
+    agree_on_what_fails(&scene.idem("stats --json").json(), &scene.idem("stuck --json").json());
     scene.drop().await;
 }
 

@@ -4,14 +4,16 @@ use idem_testkit::Decide as _;
 use std::{path::PathBuf, sync::Arc};
 
 use idem_core::{
-    ConsumerName, DeadLetter, DedupConsumer, Effects, ErrorClass, Origin, PayloadHash, Reason, Store as _, Tenant,
+    ConsumerName, DeadLetter, DedupConsumer, Effects, ErrorClass, Origin, Reason, Store as _, Tenant,
     dead_letter::{FailureKind, Fingerprint},
-    store::{Bookkeeping as _, ScopeId},
+    store::Bookkeeping as _,
 };
 use idem_sqlx::SqliteStore;
 use sqlx::{AssertSqlSafe, Connection as _, SqliteConnection};
 
-use crate::scene::{Accepting, Answer, PAYLOAD, command, message};
+use crate::scene::{
+    Accepting, Answer, PAYLOAD, agree_on_what_fails, attempt, command, leave_counts, message, see_what_is_stopped,
+};
 
 /// A file with idem's tables and the consumer `orders`.
 struct File {
@@ -68,6 +70,11 @@ impl File {
     async fn texts(&self, query: &str) -> Vec<String> {
         let mut connection = SqliteConnection::connect(&self.url).await.unwrap();
         sqlx::query_scalar(AssertSqlSafe(query.to_owned())).fetch_all(&mut connection).await.unwrap()
+    }
+
+    async fn run(&self, statements: &'static str) {
+        let mut connection = SqliteConnection::connect(&self.url).await.unwrap();
+        sqlx::raw_sql(statements).execute(&mut connection).await.unwrap();
     }
 
     /// What the trail says: who did what to which key.
@@ -193,13 +200,37 @@ async fn consumers_are_paused_renamed_and_rebound_on_sqlite() {
     assert_eq!(file.idem("workers --json").json()["workers"][0]["version"], "1.2.3");
 
     let store = SqliteStore::open(&file.path).await.unwrap();
-    let (scope, key) = (ScopeId(1), idem_core::IdempotencyKey::new("order-7").unwrap());
-    store.bookkeeping().count_attempt(scope, &key, PayloadHash::of(b"x")).await.unwrap();
+    attempt(&store, "order-7", "x").await;
     assert_eq!(file.idem("stuck --json").json()["failing_keys"][0]["key"], "order-7");
     let trail = file.trail().await;
     let acts = trail.iter().map(|line| line.split(' ').nth(1).unwrap()).collect::<Vec<_>>();
     assert_eq!(acts, ["pause", "resume", "rename", "rename", "rebind"]);
     assert!(trail[4].contains("hashes raw/1"), "{trail:?}");
+}
+
+/// J16: as on PostgreSQL.
+#[tokio::test]
+async fn j16_stuck_on_sqlite_names_consumers_that_are_stopped_or_where_else_to_look() {
+    let file = File::new();
+    file.idem("migrate up").ok();
+    file.deliver(&["order-1"]).await;
+    let store = SqliteStore::open(&file.path).await.unwrap();
+    see_what_is_stopped(&store, |arguments| file.idem(arguments)).await;
+}
+
+/// As on PostgreSQL.
+#[tokio::test]
+async fn on_sqlite_stats_and_stuck_agree_on_what_fails() {
+    let file = File::new();
+    file.idem("migrate up").ok();
+    file.deliver(&["succeeded"]).await;
+    let store = SqliteStore::open(&file.path).await.unwrap();
+    attempt(&store, "expired", "x").await;
+    file.run("UPDATE idem_message_attempts SET last_at = last_at - 365 * 86400000000").await;
+    file.idem("cleanup").ok();
+    leave_counts(&store).await;
+    file.run("UPDATE idem_message_attempts SET attempts = 3, last_at = first_at WHERE idempotency_key = 'left'").await;
+    agree_on_what_fails(&file.idem("stats --json").json(), &file.idem("stuck --json").json());
 }
 
 #[tokio::test]
@@ -263,9 +294,7 @@ async fn what_was_forgotten_is_taken_back_on_sqlite() {
     file.idem("forget order-3 --consumer orders --reason x --yes").ok();
     file.idem("erase order-3 --reason art-17 --yes").ok();
     assert_eq!(file.texts("SELECT idempotency_key FROM idem_forgotten").await, [""]);
-    let old = "UPDATE idem_forgotten SET forgotten_at = forgotten_at - 31 * 86400000000";
-    let mut connection = SqliteConnection::connect(&file.url).await.unwrap();
-    sqlx::raw_sql(old).execute(&mut connection).await.unwrap();
+    file.run("UPDATE idem_forgotten SET forgotten_at = forgotten_at - 31 * 86400000000").await;
     file.idem("cleanup").ok();
     assert_eq!(file.texts("SELECT count(*) || '' FROM idem_forgotten").await, ["0"], "cleanup takes them in the end");
 }

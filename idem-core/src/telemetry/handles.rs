@@ -6,8 +6,8 @@ use super::{
     BATCH_SIZE, BREAKER_OPEN, BROKER_CONNECTED, BROKER_FAILURES, CAUSE, CLAIM_WAIT, CLEANUP_FAILED_CYCLES, CLEANUP_LAG,
     COMMIT_TIME, CONSUMER, DEAD_LETTER_BYTES, DEAD_LETTER_QUOTA, DEAD_LETTER_REASONS, DEAD_LETTER_ROWS, DUPLICATE_AGE,
     DUPLICATE_SKIPPED, HALTED, HANDLER_TIME, IN_FLIGHT, IN_FLIGHT_BYTES, LANES_DOWN, Metric, OLDEST_TRANSACTION,
-    OLDEST_UNSETTLED, PAUSED, READY, REASON, RECEIVED, RECONNECTS, RECORD_BYTES, RECORDS, RECORDS_OF_LARGEST_TENANT,
-    UNKEEPABLE, UNPUBLISHED, WAITING, WAITING_LONGEST,
+    OLDEST_UNSETTLED, PAUSED, PAUSED_FOR, READY, REASON, RECEIVED, RECONNECTS, RECORD_BYTES, RECORDS,
+    RECORDS_OF_LARGEST_TENANT, UNKEEPABLE, UNPUBLISHED, WAITING, WAITING_LONGEST,
 };
 use crate::{dead_letter::Reason, message::ConsumerName, policy::WaitCause};
 
@@ -91,6 +91,7 @@ pub(crate) struct WorkerMetrics {
     pub(crate) oldest_unsettled: Gauge,
     pub(crate) oldest_transaction: Gauge,
     pub(crate) paused: Gauge,
+    pub(crate) paused_for: Gauge,
     pub(crate) halted: Gauge,
     pub(crate) breaker_open: Gauge,
     pub(crate) lanes_down: Gauge,
@@ -128,6 +129,7 @@ impl WorkerMetrics {
             oldest_unsettled: gauge(OLDEST_UNSETTLED, consumer),
             oldest_transaction: gauge(OLDEST_TRANSACTION, consumer),
             paused: gauge(PAUSED, consumer),
+            paused_for: gauge(PAUSED_FOR, consumer),
             halted: gauge(HALTED, consumer),
             breaker_open: gauge(BREAKER_OPEN, consumer),
             lanes_down: gauge(LANES_DOWN, consumer),

@@ -57,6 +57,8 @@ pub(crate) struct IntakeGate {
     leaving: AtomicBool,
     dead: OnceLock<&'static str>,
     state: watch::Sender<State>,
+    /// Since when intake is closed without a break, by whatever cause.
+    paused_since: Mutex<Option<Instant>>,
     breakers: Mutex<Breakers>,
     /// Raised each time that the breaker closes.
     closed: watch::Sender<u64>,
@@ -97,6 +99,7 @@ impl IntakeGate {
             leaving: AtomicBool::new(false),
             dead: OnceLock::new(),
             state: watch::Sender::new(state),
+            paused_since: Mutex::default(),
             breakers: Mutex::default(),
             closed: watch::Sender::new(0),
             broker: Mutex::default(),
@@ -180,6 +183,23 @@ impl IntakeGate {
         }
     }
 
+    /// For how long intake is closed, by whatever cause; `None` while it is open.
+    pub(crate) fn paused_for(&self) -> Option<Duration> {
+        self.paused_since().map(|since| since.elapsed())
+    }
+
+    /// Called after each change of a cause. What is so now is asked for under the lock, so that of two that call at once the
+    /// last one leaves what is true.
+    fn note_pause(&self) {
+        let mut since = self.paused_since();
+        let is_open = self.state.borrow().is_open() && !self.breaker_is_open();
+        *since = if is_open { None } else { since.or_else(|| Some(Instant::now())) };
+    }
+
+    fn paused_since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.paused_since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits while an operator or the database keeps intake closed. The breaker does not: it lets one message a second
     /// through, see [`IntakeGate::turn`].
     pub(crate) async fn open(&self) {
@@ -210,25 +230,33 @@ impl IntakeGate {
 
     /// Answers whether this changed anything.
     pub(crate) fn set_control(&self, control: ControlState, why: &str) -> bool {
-        self.state.send_if_modified(|state| {
+        let changed = self.state.send_if_modified(|state| {
             let changed = state.control != control;
             state.control = control;
             why.clone_into(&mut state.why);
             changed
-        })
+        });
+        self.note_pause();
+        changed
     }
 
     pub(crate) fn lane_down(&self) {
         self.state.send_modify(|state| state.lanes_down += 1);
+        self.note_pause();
     }
 
     pub(crate) fn lane_up(&self) {
         self.state.send_modify(|state| state.lanes_down = state.lanes_down.saturating_sub(1));
+        self.note_pause();
     }
 
     /// A fresh message became a dead letter. Answers whether this opened the breaker.
     pub(crate) fn fresh_failed(&self) -> bool {
-        self.breakers().handled.note(true)
+        let opened = self.breakers().handled.note(true);
+        if opened {
+            self.note_pause();
+        }
+        opened
     }
 
     /// A fresh message was handled, which closes the breaker. Answers whether it was open.
@@ -246,6 +274,7 @@ impl IntakeGate {
         }
         drop(breakers);
         if was_open {
+            self.note_pause();
             self.closed.send_modify(|times| *times += 1);
         }
         was_open
@@ -279,5 +308,75 @@ impl IntakeGate {
         }
         *probe_at = Instant::now() + PROBE_EVERY;
         Turn::Probe
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paused_for(gate: &IntakeGate) -> Option<u64> {
+        gate.paused_for().map(|time| time.as_secs())
+    }
+
+    async fn later() {
+        tokio::time::advance(Duration::from_secs(10)).await;
+    }
+
+    fn open_breaker(gate: &IntakeGate) {
+        assert!((0..50).any(|_| gate.fresh_failed()), "the breaker opens");
+    }
+
+    /// J16: each cause is timed from its first moment on, and no longer than it lasts.
+    #[tokio::test(start_paused = true)]
+    async fn j16_each_cause_of_a_pause_is_timed() {
+        type Act = fn(&IntakeGate);
+        let (paused, halted, running): (Act, Act, Act) = (
+            |gate| assert!(gate.set_control(ControlState::Paused, "ada: a look")),
+            |gate| assert!(gate.set_control(ControlState::Halted, "run 1: a conflict")),
+            |gate| assert!(gate.set_control(ControlState::Running, "")),
+        );
+        let causes: [(Act, Act); 4] = [
+            (paused, running),
+            (halted, running),
+            (IntakeGate::lane_down, IntakeGate::lane_up),
+            (open_breaker, |gate| assert!(gate.fresh_succeeded())),
+        ];
+        for (number, (begins, ends)) in causes.into_iter().enumerate() {
+            let gate = IntakeGate::new();
+            later().await;
+            assert_eq!(paused_for(&gate), None, "cause {number}");
+            begins(&gate);
+            assert_eq!(paused_for(&gate), Some(0), "cause {number}");
+            later().await;
+            // The controls are read every few seconds, and say the same again.
+            let control = gate.state.borrow().clone();
+            gate.set_control(control.control, &control.why);
+            assert_eq!(paused_for(&gate), Some(10), "cause {number}");
+            ends(&gate);
+            assert_eq!((paused_for(&gate), gate.pause()), (None, None), "cause {number}");
+        }
+    }
+
+    /// J16: where one cause takes over from another, intake has been closed since the first.
+    #[tokio::test(start_paused = true)]
+    async fn j16_a_pause_lasts_until_its_last_cause_has_ended() {
+        let gate = IntakeGate::new();
+        gate.lane_down();
+        later().await;
+        gate.lane_down();
+        open_breaker(&gate);
+        gate.lane_up();
+        gate.lane_up();
+        later().await;
+        gate.set_control(ControlState::Paused, "ada: a look");
+        assert!(gate.fresh_succeeded(), "the breaker closes");
+        later().await;
+        assert_eq!(paused_for(&gate), Some(30));
+        gate.set_control(ControlState::Running, "");
+        assert_eq!(paused_for(&gate), None);
+        later().await;
+        gate.lane_down();
+        assert_eq!(paused_for(&gate), Some(0), "a pause of its own");
     }
 }

@@ -71,7 +71,7 @@ async fn a_worker_is_ready_once_it_has_joined_and_not_before() {
     running.line("the broker cannot be reached yet").await;
     let (code, json) = admin.readyz().await;
     let expected = json!({
-        "ready": false, "consumer": "ledger", "partitions": null, "database": "unknown", "pause": null,
+        "ready": false, "consumer": "ledger", "partitions": null, "database": "unknown", "pause": null, "paused_for": null,
         "breaker": "closed", "broker": "unknown", "broker_down_for": null,
     });
     assert_eq!((code, json), (503, expected));
@@ -80,7 +80,7 @@ async fn a_worker_is_ready_once_it_has_joined_and_not_before() {
     place.serve().await;
     let (code, json) = admin.readiness(|json| json["ready"] == true).await;
     let expected = json!({
-        "ready": true, "consumer": "ledger", "partitions": ["orders/0"], "database": "up", "pause": null,
+        "ready": true, "consumer": "ledger", "partitions": ["orders/0"], "database": "up", "pause": null, "paused_for": null,
         "breaker": "closed", "broker": "up", "broker_down_for": null,
     });
     assert_eq!((code, json), (200, expected));
@@ -114,6 +114,35 @@ async fn metrics_say_what_was_done() {
     ] {
         assert!(text.contains(sample), "{sample} is not in\n{text}");
     }
+    running.signal("TERM").await;
+    running.ended().await.with(0);
+    place.remove();
+}
+
+/// J16: a pause says for how long already, wherever it is told.
+#[tokio::test]
+async fn j16_a_pause_tells_for_how_long_already() {
+    let place = Place::new().await;
+    let mut running = Worker::at(&place, "--admin 0").start();
+    let admin = Admin::of(&mut running).await;
+    admin.readiness(|json| json["ready"] == true).await;
+    place.control("paused", "ada", "a look").await;
+    let (_, json) = admin.readiness(|json| json["paused_for"].as_u64() >= Some(1)).await;
+    assert_eq!((&json["pause"], &json["ready"]), (&json!("paused by ada: a look"), &json!(true)), "{json}");
+    let gauge = async || {
+        let (_, text) = admin.get("/metrics").await;
+        let (_, rest) = text.split_once("\nidem_paused_for_seconds{consumer=\"ledger\"} ").expect("it is there");
+        rest.lines().next().unwrap().parse::<f64>().unwrap()
+    };
+    assert!(gauge().await >= 1.0);
+    let (_, page) = admin.get("/").await;
+    assert!(page.contains(">paused by ada: a look</p><p class=\"more\">paused for "), "{page}");
+
+    place.control("running", "", "").await;
+    let (_, json) = admin.readiness(|json| json["pause"].is_null()).await;
+    assert_eq!(json["paused_for"], Value::Null, "{json}");
+    assert!(gauge().await < f64::EPSILON);
+    assert!(!admin.get("/").await.1.contains("paused for"));
     running.signal("TERM").await;
     running.ended().await.with(0);
     place.remove();

@@ -67,6 +67,14 @@ impl Place {
         sqlx::query_scalar(text).fetch_all(&mut connection).await.unwrap()
     }
 
+    /// What an operator asks of the consumer.
+    pub(crate) async fn control(&self, state: &str, by: &str, reason: &str) {
+        let mut connection = SqliteConnection::connect(&self.url()).await.unwrap();
+        let text = "INSERT INTO idem_controls (consumer, state, \"by\", reason, at) SELECT id, ?1, ?2, ?3, 0 FROM \
+                    idem_consumers WHERE true ON CONFLICT (consumer) DO UPDATE SET state = ?1, \"by\" = ?2, reason = ?3";
+        sqlx::query(text).bind(state).bind(by).bind(reason).execute(&mut connection).await.unwrap();
+    }
+
     pub(crate) fn remove(self) {
         drop(self.server);
         std::fs::remove_dir_all(self.folder).unwrap();

@@ -94,6 +94,13 @@ impl WorkerView {
         self.gate.pause()
     }
 
+    /// For how long the worker has taken nothing in, its own start at the earliest; `None` while it does. [`pause`](Self::pause)
+    /// says why now: one cause may have taken over from another meanwhile.
+    #[must_use]
+    pub fn paused_for(&self) -> Option<Duration> {
+        self.gate.paused_for()
+    }
+
     /// For how long the broker cannot be used for receiving; `None` while it can. It is looked at every second.
     #[must_use]
     pub fn broker_unreachable_for(&self) -> Option<Duration> {
@@ -148,6 +155,7 @@ impl WorkerView {
         self.metrics.oldest_transaction.set(load.oldest_transaction.unwrap_or_default().as_secs_f64());
         self.metrics.lanes_down.set(load.lanes_down as f64);
         self.metrics.paused.set(is(pause.is_some()));
+        self.metrics.paused_for.set(self.paused_for().unwrap_or_default().as_secs_f64());
         self.metrics.halted.set(is(matches!(pause, Some(Pause::Control(ControlState::Halted, _)))));
         self.metrics.breaker_open.set(is(self.gate.breaker_is_open()));
         let is_connected = self.gate.has_joined() && self.broker_unreachable_for().is_none();

@@ -53,13 +53,109 @@ async fn s11_no_statement_can_be_taken_over() {
     fixture.drop().await;
 }
 
-/// S11: what idem's own functions call is not the caller's search_path to say.
+/// What a function's text leaves to the caller's search_path. It knows the grammar of the seal's function, and takes every
+/// other word for a name or an operator that is looked up: `IS DISTINCT FROM`, `IN` and `CASE` are.
+fn looked_up(body: &str) -> Vec<String> {
+    const GRAMMAR: [&str; 11] =
+        ["BEGIN", "IF", "true", "THEN", "RETURN", "NULL", "END", "RAISE", "EXCEPTION", "USING", "OPERATOR"];
+    let lines: Vec<&str> = body.lines().map(|line| line.split("--").next().unwrap_or_default()).collect();
+    // What stands between quotes is a value.
+    let mut code = lines.join(" ").split('\'').step_by(2).collect::<Vec<_>>().join(" ");
+    for option in ["ERRCODE", "MESSAGE", "DETAIL", "HINT"] {
+        code = code.replace(&format!(" {option} = "), " ");
+    }
+    let words = code.split(|c: char| c.is_whitespace() || "(),;".contains(c)).flat_map(|word| word.split("::"));
+    let is_name = |c: char| c == '_' || c.is_ascii_alphanumeric();
+    let is_qualified = |word: &str| {
+        let name = word.strip_prefix("pg_catalog.").unwrap_or_default();
+        !name.is_empty() && (name.chars().all(is_name) || !name.contains(is_name))
+    };
+    let bare = words.filter(|word| !word.is_empty() && !GRAMMAR.contains(word) && !is_qualified(word));
+    bare.map(str::to_owned).collect()
+}
+
+#[test]
+fn s11_what_is_looked_up_is_seen() {
+    assert_eq!(looked_up("IF pg_catalog.now() OPERATOR(pg_catalog.=) 'now()'::pg_catalog.text -- now()"), [""; 0]);
+    assert_eq!(looked_up("RAISE EXCEPTION USING MESSAGE = 'a' || now()::text, HINT = 'b';"), ["||", "now", "text"]);
+    let unspaced = "pg_catalog.now()::pg_catalog.text=pg_catalog.version()";
+    assert_eq!(looked_up(unspaced), ["pg_catalog.text=pg_catalog.version"]);
+    assert_eq!(looked_up("IF pg_catalog.now() IS DISTINCT FROM NULL THEN"), ["IS", "DISTINCT", "FROM"]);
+}
+
+/// S11: what idem's own functions call is not the caller's search_path to say. Only that of the seal has none of its own, which
+/// would cost every unit, so everything in it is qualified.
 #[tokio::test]
 async fn s11_every_function_has_a_search_path_of_its_own() {
     let fixture = Fixture::new().await;
-    let without = "SELECT proname FROM pg_proc WHERE pronamespace = current_schema()::regnamespace
+    let without = "FROM pg_proc WHERE pronamespace = current_schema()::regnamespace
         AND coalesce(array_to_string(proconfig, ' '), '') NOT LIKE '%search_path=pg_catalog, pg_temp'";
-    assert!(fixture.texts(without).await.is_empty(), "{:?}", fixture.texts(without).await);
+    assert_eq!(fixture.texts(format!("SELECT proname {without}")).await, ["refuse_unsealed_commit"]);
+    let body = fixture.text(format!("SELECT prosrc {without}")).await;
+    assert!(body.contains("pg_catalog.pg_current_xact_id()"), "{body}");
+    assert_eq!(looked_up(&body), [""; 0], "{body}");
+    fixture.down_to(5).await;
+    assert!(fixture.texts(format!("SELECT proname {without}")).await.is_empty(), "before, it had one too");
+    fixture.drop().await;
+}
+
+/// What another role makes so that an unsealed COMMIT passes: an operator by which all texts are equal, a setting that is always
+/// the transaction's id, and an id that is always the setting.
+const PERMITS: &str = "
+    CREATE ROLE {usurper}; CREATE SCHEMA {usurper} AUTHORIZATION {usurper};
+    BEGIN;
+    SET LOCAL ROLE {usurper};
+    SET LOCAL search_path = {usurper};
+    CREATE FUNCTION equal(text, text) RETURNS bool LANGUAGE sql AS 'SELECT true';
+    CREATE OPERATOR = (LEFTARG = text, RIGHTARG = text, FUNCTION = equal);
+    CREATE FUNCTION unequal(text, text) RETURNS bool LANGUAGE sql AS 'SELECT false';
+    CREATE OPERATOR <> (LEFTARG = text, RIGHTARG = text, FUNCTION = unequal);
+    CREATE FUNCTION current_setting(text, bool) RETURNS text LANGUAGE sql
+        AS 'SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text';
+    CREATE FUNCTION pg_current_xact_id() RETURNS text LANGUAGE sql
+        AS $$ SELECT pg_catalog.current_setting('idem.sealed', true) $$;
+    COMMIT;";
+
+/// Puts the usurper before the server's own names, and a type in pg_temp, which is searched for types before all else. With a
+/// value of that type no COMMIT passes.
+const IN_FRONT: &str = "
+    SET ROLE {usurper};
+    CREATE DOMAIN pg_temp.text AS pg_catalog.text CHECK (false);
+    RESET ROLE;
+    SET search_path = {usurper}, pg_catalog, {schema}";
+
+/// S11: a COMMIT passes by the seal of its own transaction alone, whatever stands before the server's own names in the
+/// search_path. It is so before the migration that qualifies the trigger's function, too.
+#[tokio::test]
+async fn s11_nobody_permits_a_commit_in_the_seals_place() {
+    let fixture = Fixture::new().await;
+    let usurper = format!("{}_usurper", fixture.schema);
+    let of_usurper = |text: &str| text.replace("{usurper}", &usurper).replace("{schema}", fixture.schema.as_str());
+    fixture.run(of_usurper(PERMITS)).await;
+    for version in [6, 5] {
+        fixture.down_to(version).await;
+        for row in [
+            "units (xid, run, lane) VALUES (7, 1, 1)",
+            "processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash, alone)
+                VALUES (pg_catalog.gen_random_uuid(), 'infinity', 1, 1, 1, 'a', '', true)",
+        ] {
+            let mut connection = fixture.connect().await;
+            sqlx::raw_sql(AssertSqlSafe(of_usurper(IN_FRONT))).execute(&mut connection).await.unwrap();
+            let seal = "SELECT pg_catalog.set_config('idem.sealed', pg_catalog.pg_current_xact_id()::pg_catalog.text, true)";
+            // The setting is NULL until its first use, and empty from then on.
+            for (permit, passes) in [("SELECT", false), (seal, true), ("SELECT", false)] {
+                let unit = format!("BEGIN; INSERT INTO {row}; {permit}; COMMIT");
+                let done = sqlx::raw_sql(AssertSqlSafe(unit)).execute(&mut connection).await;
+                let code = done.err().and_then(|error| Some(error.as_database_error()?.code()?.into_owned()));
+                assert_eq!(code.as_deref(), (!passes).then_some("ID001"), "version {version}: {row}: {permit}");
+            }
+            // Or its end would meet that of the role.
+            sqlx::raw_sql("DROP DOMAIN pg_temp.text").execute(&mut connection).await.unwrap();
+        }
+    }
+    let committed = "SELECT (SELECT count(*) FROM units) || ' ' || (SELECT count(*) FROM processed_messages)";
+    assert_eq!(fixture.text(committed).await, "2 2", "only what was sealed");
+    fixture.run(format!("DROP OWNED BY {usurper} CASCADE; DROP ROLE {usurper}")).await;
     fixture.drop().await;
 }
 

@@ -279,7 +279,10 @@ async fn letter(scene: &Scene, origin: &str, payload: &str, reason: Reason) -> i
 #[tokio::test]
 async fn a39_a_held_message_is_shown_and_given_up_only_by_name() {
     let scene = scene().await;
-    let (one, two) = (letter(&scene, "q/7", "first", Reason::TooLarge).await, letter(&scene, "q/8", "second", Reason::TooLarge).await);
+    let (one, two) = (
+        letter(&scene, "q/7", "first", Reason::TooLarge).await,
+        letter(&scene, "q/8", "second", Reason::TooLarge).await,
+    );
     let other = letter(&scene, "q/8", "third", Reason::TooLarge).await;
     let stuck = scene.idem("stuck --json").json();
     let held = stuck["held_dead_letters"].as_array().unwrap();
@@ -303,7 +306,10 @@ async fn a39_a_held_message_is_shown_and_given_up_only_by_name() {
     scene.idem(&format!("dead-letters accept-loss {} --reason junk --yes", two.id.0)).ok();
     let accepted = letter(&scene, "q/7", "first", Reason::TooLarge).await;
     assert!(accepted.loss_accepted && !accepted.payload_kept && accepted.id == one.id, "{accepted:?}");
-    assert!(!letter(&scene, "q/8", "third", Reason::TooLarge).await.loss_accepted, "nobody gave up the other message of that origin");
+    assert!(
+        !letter(&scene, "q/8", "third", Reason::TooLarge).await.loss_accepted,
+        "nobody gave up the other message of that origin"
+    );
     let hash = idem_core::PayloadHash::of(b"first");
     let line = format!("ada accept-loss dead letter {} from q/7, 5 bytes with the hash {hash} (raw/1): junk", one.id.0);
     let trail = scene.trail().await;

@@ -52,7 +52,11 @@ fn s2_a_label_of_a_handler_never_gives_an_id_of_idems_own() {
     let of_idem = uuid::Builder::from_custom_bytes(id).into_uuid();
     assert_ne!(derived("idem:event:1"), of_idem);
     assert_ne!(derived("idem:event:1"), derived("idem:event:2"));
-    assert_eq!(derived("idem:event:1").to_string(), "dec2fbb8-03a4-8084-9b7c-0025245ea24c", "handed to providers, so it may never change");
+    assert_eq!(
+        derived("idem:event:1").to_string(),
+        "dec2fbb8-03a4-8084-9b7c-0025245ea24c",
+        "handed to providers, so it may never change"
+    );
 }
 
 /// The id is the same on every attempt: nothing that a redelivery changes goes into it.

@@ -148,6 +148,35 @@ async fn j16_a_pause_tells_for_how_long_already() {
     place.remove();
 }
 
+/// J16: what waits, for what and for how long already, is a metric and stands on the page.
+#[tokio::test]
+async fn j16_what_waits_is_told_by_its_cause() {
+    let place = Place::new().await;
+    place.publish("a", STUCK);
+    let mut running =
+        Worker::at(&place, "--admin 0 --handler-deadline 100ms --backoff-first 1h --backoff-max 1h").start();
+    let admin = Admin::of(&mut running).await;
+    let waits = tokio::time::timeout(Duration::from_secs(60), async {
+        loop {
+            let (_, text) = admin.get("/metrics").await;
+            let sample = |name: &str| {
+                let (_, rest) = text.split_once(&format!("\n{name}{{consumer=\"ledger\",cause=\"retry\"}} "))?;
+                rest.lines().next()?.parse::<f64>().ok()
+            };
+            if let (Some(1.0), Some(1.0..)) = (sample("idem_waiting"), sample("idem_waiting_longest_seconds")) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    waits.await.expect("the metrics tell of the wait");
+    let (_, page) = admin.get("/").await;
+    assert!(page.contains("Messages that wait for") && page.contains("their next attempt"), "{page}");
+    running.signal("TERM").await;
+    running.ended().await.with(0);
+    place.remove();
+}
+
 /// J11: what runs without its intake is not healthy, and says so for as long as it takes to end.
 #[tokio::test]
 async fn j11_a_worker_of_which_a_task_died_is_not_healthy() {

@@ -75,9 +75,9 @@ impl<S: Store, B: Source> Lane<S, B> {
     }
 
     /// The claim of a message that went well or has done so before, where its count would soon keep it from running when it
-    /// comes again after the retention. A first attempt of several needs no statement for that.
+    /// comes again after the retention. The first of more than two is left: it leaves enough of them, and is worth no statement.
     fn count_to_end(&self, job: &Job<B::Handle>) -> Option<Claim> {
-        let enough = self.shared.settings.retry.attempts.min(2);
+        let enough = if self.shared.settings.retry.attempts > 2 { 2 } else { 1 };
         // The store may have counted more than it answered.
         let counted = job.attempt.number().saturating_add(job.counts_unanswered);
         if counted < enough { None } else { job.item.claim.clone() }

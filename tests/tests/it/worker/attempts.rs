@@ -22,7 +22,8 @@ async fn d28_a_message_that_went_well_leaves_no_count() {
             || scene.consumer().effects(Effects::Outside).handler_deadline(Duration::from_secs(60)).build().unwrap();
         drain(&scene, scene.worker_of(consumer()).retry(attempts(allowed))).await;
         let next = next_attempt(&scene, "nightly", "ok").await;
-        assert!(next <= allowed, "attempt {next} of {allowed}");
+        // Of many, one that is missing is worth no statement.
+        assert_eq!(next, if allowed > 2 { 2 } else { 1 }, "of {allowed}");
     }
 }
 

@@ -1,15 +1,16 @@
-//! Only evidence makes a failure the database's: whatever a message does to its connection or answers, the others go on, and
-//! it ends as a dead letter. On PostgreSQL, where connections can be lost.
+//! Only evidence makes a failure the database's, or uses up an attempt: whatever a message does to its connection or answers, the
+//! others go on, and it ends as a dead letter. On PostgreSQL, where connections can be lost and claims wait for each other.
 
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
     CancellationToken, ConsumerName, DedupConsumer, Effects, Handler, HandlerError, Message, Reason, RetryPolicy,
-    Store, StoredDeadLetter, Tx, Worker, store::Bookkeeping as _,
+    Store, StoredDeadLetter, Tx, Worker, handler_fn, store::Bookkeeping as _,
 };
 use idem_sqlx::PostgresStore;
 use idem_testkit::memory::{Broker, QueueOptions};
 use sqlx::{PgPool, query, query_scalar};
+use tokio::sync::Semaphore;
 
 use super::scene::{message, within};
 use crate::support::postgres::FreshPostgres;
@@ -108,4 +109,77 @@ async fn d26_a_table_that_never_comes_is_charged_after_a_while() {
     let letter = ends(Poison::NoSuchTable, Duration::from_millis(50)).await;
     assert_eq!((letter.reason, letter.attempts), (Reason::AttemptsExhausted, 3));
     assert!(letter.error.contains("42P01"), "{}", letter.error);
+}
+
+/// D29: two workers have a copy each of messages with one attempt, and both stand before the claim, because somebody else has the
+/// keys. Whoever comes to a key then runs its message; none is set aside for an attempt that has not run.
+#[tokio::test(flavor = "multi_thread")]
+async fn d29_no_copy_is_set_aside_for_an_attempt_that_has_not_run() {
+    const LANES: usize = 8;
+    let database = FreshPostgres::create("idem_copies").await.without_waiting_for_the_disk().await;
+    let pool = PgPool::connect(&database.url()).await.unwrap();
+    sqlx::raw_sql("CREATE TABLE effects (key text PRIMARY KEY)").execute(&pool).await.unwrap();
+    let store = Arc::new(PostgresStore::connect(&database.url()).await.unwrap());
+    store.migrate().await.unwrap();
+    let keys: Vec<String> = (0..40).map(|number| format!("key-{number}")).collect();
+    let (begun, go) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let holder = {
+        let (begun, go) = (Arc::clone(&begun), Arc::clone(&go));
+        let holds = handler_fn(async move |_: &Message, _: &mut Tx<'_, PostgresStore>| {
+            begun.add_permits(1);
+            // It is closed in the end, which is an error: nothing of this is committed.
+            go.acquire().await?.forget();
+            Ok(())
+        });
+        let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "ledger").handler(holds);
+        let consumer = consumer.effects(Effects::InTransaction).build().unwrap();
+        let copies: Vec<Message> = keys.iter().map(|key| message(key, "x")).collect();
+        tokio::spawn(async move { consumer.process(copies).await })
+    };
+    within("the keys' holder", begun.acquire()).await.unwrap().forget();
+    let stop = CancellationToken::new();
+    let mut workers = Vec::new();
+    for number in 0..2 {
+        let queue = Broker::new().create("orders", QueueOptions::default()).unwrap();
+        let consumer = DedupConsumer::builder_shared(Arc::clone(&store), "ledger").handler(Poison::IoError);
+        // Each message runs alone, with its attempt counted.
+        let patience = Duration::from_secs(60);
+        let consumer =
+            consumer.effects(Effects::Outside).handler_deadline(patience).lanes(LANES).busy_timeout(patience);
+        let worker = Worker::builder(consumer.build().unwrap(), queue.source())
+            .retry(RetryPolicy::new(1, Duration::from_millis(1), Duration::from_millis(5)))
+            .cleanup(None)
+            .build()
+            .unwrap();
+        // A lane's first one runs beside no other that may end the process.
+        (0..10 * LANES).for_each(|first| drop(queue.publish(message(&format!("first-{number}-{first}"), "x"))));
+        let task = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
+        within("the first ones", queue.drained()).await;
+        keys.iter().for_each(|key| drop(queue.publish(message(key, "x"))));
+        workers.push((queue, task));
+    }
+    within("two workers before their claims", async {
+        let waiting =
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        while query_scalar::<_, i64>(waiting).fetch_one(&pool).await.unwrap() < 2 * LANES as i64 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    go.close();
+    for (queue, _) in &workers {
+        within("draining the queue", queue.drained()).await;
+    }
+    within("the keys' holder", holder).await.unwrap().unwrap();
+    stop.cancel();
+    for (_, task) in workers {
+        let summary = within("the worker's end", task).await.unwrap().unwrap();
+        assert_eq!(summary.dead_lettered, 0);
+    }
+    let effects: i64 =
+        query_scalar("SELECT count(*) FROM effects WHERE key LIKE 'key-%'").fetch_one(&pool).await.unwrap();
+    assert_eq!(effects, 40);
+    pool.close().await;
+    drop(store);
+    database.remove().await;
 }

@@ -17,7 +17,7 @@ use crate::{
     world::{Known, Publication, World},
 };
 
-/// How far apart two handlings of a key may seem to be nearer than their records are: a claim may have waited.
+/// A record may be so much older than its handler's run: its claim may have waited, and the attempt is counted behind it.
 const CLAIM_WAITS: Duration = Duration::from_secs(20);
 
 struct Judge<'w> {
@@ -87,8 +87,8 @@ impl Judge<'_> {
         let (records, now) = (self.world.store.records(), self.world.journal.now());
         let bare = |key: &str| key.split_once('/').map_or(key, |(_, key)| key).to_owned();
         let all: BTreeSet<&str> = self.effects.iter().map(|(key, _)| key.as_str()).collect();
-        let young =
-            |run: usize| self.known.runs.get(run).is_some_and(|run| run.began + self.world.scenario.retention > now);
+        let kept_for = self.world.scenario.retention.saturating_sub(CLAIM_WAITS);
+        let young = |run: usize| self.known.runs.get(run).is_some_and(|run| run.began + kept_for > now);
         let kept: BTreeSet<&str> =
             self.effects.iter().filter(|(_, run)| young(*run)).map(|(key, _)| key.as_str()).collect();
         let count = |of: &BTreeSet<&str>, key: &str| of.iter().filter(|effect| bare(effect) == key).count();

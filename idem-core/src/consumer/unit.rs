@@ -10,7 +10,7 @@ use tracing::Instrument as _;
 use super::{
     Inner, Item,
     claim::claim_all,
-    dedupe,
+    dedupe::{self, Fold},
     handlers::{HandlingError, TransactionState, handle_all},
     isolate::NO_LANE,
     outcomes::Outcomes,
@@ -21,7 +21,7 @@ use crate::{
     dead_letter::Reason,
     error::{BoxError, ClaimError, CommitError, ErrorClass, StoreError},
     failpoint,
-    outcome::{self, Decision, Failure, Verdict},
+    outcome::{self, Decision, Failure, Ticket, Verdict},
     store::{Claim, Store, UnitOfWork, UnitOptions},
     telemetry,
 };
@@ -190,19 +190,8 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     if let Err(injected) = failpoint!(CLAIMED) {
         return (false, trouble(inject(injected)));
     }
-    let (mut ledger, mut fresh) = (Outcomes::new(items.len()), Vec::new());
-    for (verdict, index) in verdicts.into_iter().zip(&fold.claims) {
-        match verdict {
-            Verdict::Fresh(ticket) => fresh.push((*index, ticket)),
-            Verdict::Duplicate(..) | Verdict::Conflict(..) | Verdict::Collision(_) | Verdict::Unanswered => {
-                ledger.note(*index, verdict);
-            }
-        }
-    }
-    let unprotected = fold.leader.iter().enumerate().filter(|(_, leader)| leader.is_none());
-    fresh.extend(unprotected.map(|(index, _)| (index, outcome::unprotected())));
-    // Keys were claimed in their own order; handlers run in the order of delivery.
-    fresh.sort_by_key(|(index, _)| *index);
+    let mut ledger = Outcomes::new(items.len());
+    let fresh = fresh(verdicts, &fold, &mut ledger);
     if fresh.is_empty() {
         // Nothing was written, so there is nothing to commit: a duplicate consumes no transaction id.
         let clean = rollback(inner, unit).await.is_ok();
@@ -231,6 +220,24 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
         Err(CommitError::Unknown(error)) => (false, End::Unknown { error, of: indexes }),
         Err(CommitError::RolledBack(error)) => (false, commit_refused::<S>(error, &indexes, items.len())),
     }
+}
+
+/// Notes what is decided already, and answers the rest in the order of delivery.
+fn fresh(verdicts: Vec<Verdict>, fold: &Fold, ledger: &mut Outcomes) -> Vec<(usize, Ticket)> {
+    let mut fresh = Vec::new();
+    for (verdict, index) in verdicts.into_iter().zip(&fold.claims) {
+        match verdict {
+            Verdict::Fresh(ticket) => fresh.push((*index, ticket)),
+            Verdict::Duplicate(..) | Verdict::Conflict(..) | Verdict::Collision(_) | Verdict::Unanswered => {
+                ledger.note(*index, verdict);
+            }
+        }
+    }
+    let unprotected = fold.leader.iter().enumerate().filter(|(_, leader)| leader.is_none());
+    fresh.extend(unprotected.map(|(index, _)| (index, outcome::unprotected())));
+    // Keys were claimed in their own order.
+    fresh.sort_by_key(|(index, _)| *index);
+    fresh
 }
 
 /// Ends a unit whose handlers did not all succeed.

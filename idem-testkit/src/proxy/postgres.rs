@@ -43,6 +43,8 @@ pub struct PostgresProxy {
 struct Plan {
     cut: Cut,
     cuts_left: AtomicUsize,
+    /// A setting with which no connection may begin.
+    refused: Option<&'static str>,
     delay: Duration,
     round_trips: AtomicUsize,
     /// The texts that clients had the server parse.
@@ -60,7 +62,19 @@ impl PostgresProxy {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn cutting(server: &str, cut: Cut, times: usize) -> io::Result<Self> {
-        Self::new(server, cut, times, Duration::ZERO).await
+        Self::new(server, cut, times, None, Duration::ZERO).await
+    }
+
+    /// In front of `server`, which is `host:port`: refuses each connection that is to begin with this setting, as a server does
+    /// whose system does not offer it.
+    ///
+    /// # Errors
+    /// Where no port can be had.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn refusing(server: &str, setting: &'static str) -> io::Result<Self> {
+        Self::new(server, Cut::Before, 0, Some(setting), Duration::ZERO).await
     }
 
     /// In front of `server`, which is `host:port`: holds every answer back for this long.
@@ -71,15 +85,22 @@ impl PostgresProxy {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn delaying(server: &str, delay: Duration) -> io::Result<Self> {
-        Self::new(server, Cut::Before, 0, delay).await
+        Self::new(server, Cut::Before, 0, None, delay).await
     }
 
-    async fn new(server: &str, cut: Cut, times: usize, delay: Duration) -> io::Result<Self> {
+    async fn new(
+        server: &str,
+        cut: Cut,
+        times: usize,
+        refused: Option<&'static str>,
+        delay: Duration,
+    ) -> io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let port = listener.local_addr()?.port();
         let plan = Arc::new(Plan {
             cut,
             cuts_left: AtomicUsize::new(times),
+            refused,
             delay,
             round_trips: AtomicUsize::new(0),
             parsed: Mutex::default(),
@@ -128,7 +149,15 @@ impl Drop for PostgresProxy {
     }
 }
 
-async fn serve(client: TcpStream, server: &str, plan: &Plan) -> io::Result<()> {
+async fn serve(mut client: TcpStream, server: &str, plan: &Plan) -> io::Result<()> {
+    if let Some(setting) = plan.refused {
+        let mut first = vec![0; 4 << 10];
+        // A message that begins a connection is short and comes in one piece, as far as clients on this machine go.
+        let length = client.peek(&mut first).await?;
+        if first[..length].windows(setting.len()).any(|text| text == setting.as_bytes()) {
+            return client.write_all(&refusal(setting)).await;
+        }
+    }
     let server = TcpStream::connect(server).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
@@ -141,6 +170,13 @@ async fn serve(client: TcpStream, server: &str, plan: &Plan) -> io::Result<()> {
         ended = forward(from_client, to_server, plan, mute) => ended,
         ended = answer(from_server, to_client, plan, muted) => ended,
     }
+}
+
+/// What a server answers to a setting that it cannot take.
+fn refusal(setting: &str) -> Vec<u8> {
+    let fields = format!("SFATAL\0VFATAL\0C22023\0M{setting} cannot be set here\0\0");
+    let length = u32::try_from(fields.len() + 4).unwrap_or(u32::MAX);
+    [b"E".as_slice(), &length.to_be_bytes(), fields.as_bytes()].concat()
 }
 
 /// Passes on what the client sends.

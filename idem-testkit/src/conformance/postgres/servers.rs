@@ -7,6 +7,7 @@ use super::{
     handlers::{Act, Write, acting, consumer, write},
     subject::{PostgresUnderTest, effects},
 };
+use crate::proxy::postgres::PostgresProxy;
 
 /// A23: an old primary that is fenced by a setting takes no new lane.
 pub async fn a23_a_fenced_primary_is_refused<T: PostgresUnderTest>(subject: &T) {
@@ -54,6 +55,29 @@ pub async fn a27_a_table_altered_under_prepared_statements<T: PostgresUnderTest>
     subject.run("ALTER TABLE processed_messages DROP COLUMN note; ALTER TABLE prices DROP COLUMN cents").await;
     assert_eq!(process(&consumer, messages(&keys(9))).await, "DDDDDDPPP");
     assert_eq!(effects(subject).await, keys(9));
+}
+
+/// Writes down how its session began.
+struct Tells;
+
+impl Act for Tells {
+    async fn act<T: PostgresUnderTest>(&self, _: &Message, tx: &mut Tx<'_, T::Store>) -> Result<(), HandlerError> {
+        let told = "INSERT INTO effects SELECT current_setting('default_transaction_read_only') || ' '
+            || current_setting('tcp_user_timeout') || ' ' || current_setting('client_connection_check_interval'), '', ''";
+        Ok(T::execute(tx, told).await?)
+    }
+}
+
+/// A44: a server that cannot take one setting of a session is given the others, the fence above all.
+pub async fn a44_a_setting_that_the_server_refuses_leaves_the_others<T: PostgresUnderTest>(subject: &T) {
+    let proxy = PostgresProxy::refusing(&subject.server(), "client_connection_check_interval").await.unwrap();
+    let store = subject.another(Some(proxy.port()), &[]);
+    let consumer = builder(store, acting::<T, _>(Tells)).lanes(1).handlers(subject.concurrency()).build().unwrap();
+    assert_eq!(process(&consumer, vec![msg("a")]).await, "P");
+    let told = effects(subject).await;
+    let [told] = told.as_slice() else { panic!("one row, not {told:?}") };
+    // How a time is written is the client's business.
+    assert!(told.starts_with("on 30") && told.ends_with(" 0"), "{told}");
 }
 
 /// Weak settings are told with their cure.

@@ -82,7 +82,11 @@ fn d29_a_copy_finds_no_attempt_used_up_that_has_not_run() {
     found("CountsBeforeTheClaim", 0..50, |seed| {
         let mut scenario = plain(seed);
         (scenario.processes, scenario.effects) = (2, Effects::Outside);
+        // Neither takes both copies.
+        (scenario.batch, scenario.in_flight) = (1, 1);
         scenario.retry = RetryPolicy::new(1, scenario.retry.first, scenario.retry.max);
+        // One process is between its count and its claim while the other does both.
+        scenario.weather = Weather { seed, slow: Rate::OneIn(2), slow_max: at(50), ..Weather::default() };
         scenario.contents = (0..10).map(|number| content(number, Behaviour::Good(0))).collect();
         scenario.messages = (0..20).map(|number| (at(100 * (number as u64 / 2)), number / 2)).collect();
         scenario

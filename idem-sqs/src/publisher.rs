@@ -14,7 +14,7 @@ use aws_sdk_sqs::{
     primitives::Blob,
     types::{MessageAttributeValue as Value, QueueAttributeName},
 };
-use idem_core::{ConfigError, DeadLetter, IdempotencyKey, Publisher, SourceError, dead_letter, key::KEY_FIELD};
+use idem_core::{ConfigError, DeadLetter, Publisher, SourceError, dead_letter, key::KEY_FIELD};
 use tokio::sync::OnceCell;
 
 use crate::{
@@ -156,8 +156,9 @@ impl Attributes {
 /// without a payload leaves them out instead.
 fn attributes(dead_letter: &DeadLetter, room: usize) -> Option<Vec<(String, Value)>> {
     let headers = dead_letter::headers(dead_letter);
+    // Without a key there is no such fact, and what has its name is the producer's: a key that is malformed, maybe no text.
     let own_key = dead_letter.message.headers().text(KEY_FIELD);
-    let is_own_key = own_key.is_some() && own_key == dead_letter.key.as_ref().map(IdempotencyKey::as_str);
+    let is_own_key = dead_letter.key.as_ref().is_none_or(|key| own_key == Some(key.as_str()));
     let (facts, theirs): (Vec<_>, Vec<_>) =
         headers.iter().partition(|(name, _)| dead_letter::FACTS.contains(name) && !(is_own_key && *name == KEY_FIELD));
     let facts: Vec<(&str, String)> = facts

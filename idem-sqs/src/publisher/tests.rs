@@ -67,6 +67,16 @@ fn f12_the_messages_own_attributes_come_first_and_then_why_it_was_set_aside() {
     assert_eq!(attributes(&with_attributes(&[]), 0), Some(Vec::new()));
 }
 
+/// F12: a key that is malformed is the producer's attribute like every other, be it bytes.
+#[test]
+fn f12_a_malformed_key_goes_along() {
+    let own = Message::new("{}").with_header(KEY_FIELD, &b"\xff\x00"[..]);
+    let letter = DeadLetter { key: None, reason: Reason::Malformed, ..dead_letter(own) };
+    let sent = attributes(&letter, 10_000).unwrap();
+    assert_eq!(names(&sent), [&["idempotencykey"], &FACTS[..5]].concat());
+    assert_eq!(sent[0].1.binary_value(), Some(&Blob::new(&b"\xff\x00"[..])));
+}
+
 #[test]
 fn f12_a_copy_without_its_payload_has_the_facts_first() {
     let letter = with_attributes(&["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]);

@@ -206,7 +206,8 @@ pub struct WorkerSettings {
     /// How long a message waits, without being charged, for what the database answers that it cannot serve now, such as a
     /// statement on a table that a deploy has yet to bring; after that each failure counts as an attempt. As long a message that
     /// may end the process waits for a broker that does not take what is settled; after that it runs. And as long a dead letter
-    /// whose row has its payload waits to be confirmed by its topic or queue; after that the row alone has it. Defaults to 1 hour, and to half of the time for which the broker leaves a message in hand where that is less; from 0 to 12 hours.
+    /// whose row has its payload waits to be confirmed by its topic or queue; after that the row alone has it. Defaults to 1
+    /// hour, and to half of the time for which the broker leaves a message in hand where that is less; from 0 to 12 hours.
     pub database_wait_max: Duration,
     /// Defaults to dead letter.
     pub on_conflict: OnConflict,

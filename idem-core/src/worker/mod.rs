@@ -293,6 +293,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             lanes: LaneCount::default(),
             cache: CommittedKeys::new(&self.settings, self.consumer.inner.settings.retention),
             one_at_a_time: tokio::sync::Mutex::new(()),
+            scarce_until: Mutex::new(None),
             dead_letter_settled: AtomicBool::new(false),
             shutdown,
             given_up: AtomicBool::new(false),

@@ -47,6 +47,8 @@ pub(crate) struct Shared<S: Store, B: Source> {
     /// Held while a message runs that may be what ended the last process. Two of them side by side on two lanes would
     /// both be charged for each death that one of them causes, until the innocent one is set aside with it (D4).
     pub(super) one_at_a_time: tokio::sync::Mutex<()>,
+    /// Until when lanes are careful not to hold all connections that the database gives them.
+    pub(super) scarce_until: Mutex<Option<Instant>>,
     /// A dead letter was settled, and the broker may not have been told yet.
     pub(super) dead_letter_settled: AtomicBool,
     pub(super) lanes: LaneCount,

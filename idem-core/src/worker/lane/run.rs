@@ -3,7 +3,8 @@
 use std::{
     collections::HashSet,
     pin::pin,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, PoisonError, atomic::Ordering},
+    time::Duration,
 };
 
 use tokio::time::Instant;
@@ -25,6 +26,9 @@ use crate::{
         job::{Attempt, DeliveredBy, Isolation, Job},
     },
 };
+
+/// How long messages that run alone do so one at a time, once their lanes had left no connection to count their attempts on.
+const SCARCE_FOR: Duration = Duration::from_secs(600);
 
 impl<S: Store, B: Source> Lane<S, B> {
     async fn unit(&mut self, jobs: &[Job<B::Handle>], gate: Option<Gate<'_>>) -> End {
@@ -166,7 +170,8 @@ impl<S: Store, B: Source> Lane<S, B> {
         let may_kill = std::mem::replace(&mut job.isolation, Isolation::Unit) == Isolation::Process
             || self.probation > 0
             || job.lost > 0;
-        let _alone_in_the_process = if may_kill { Some(shared.one_at_a_time.lock().await) } else { None };
+        let alone = may_kill || shared.connections_are_scarce();
+        let _alone_in_the_process = if alone { Some(shared.one_at_a_time.lock().await) } else { None };
         let mut attempted = None;
         let in_the_claim =
             shared.consumer.store.capabilities().waits_per_key && !bugs::planted(Bug::CountsBeforeTheClaim);
@@ -199,6 +204,11 @@ impl<S: Store, B: Source> Lane<S, B> {
             }
             Some(Attempted::Uncounted(error)) => {
                 job.counts_unanswered = job.counts_unanswered.saturating_add(1);
+                let answers = in_the_claim && matches!(self.connection, Connection::Open(_));
+                if answers && !alone && error.class() == ErrorClass::Infrastructure {
+                    shared.connections_were_scarce(&error);
+                    return self.returned.push(job);
+                }
                 return self.bookkeeping_failed(job, error).await;
             }
             Some(Attempted::AwaitsTheBroker(attempt, error)) => {
@@ -323,6 +333,25 @@ impl<S: Store, B: Source> Shared<S, B> {
             return Attempted::AwaitsTheBroker(attempt, error);
         }
         Attempted::Begins(attempt)
+    }
+
+    /// An attempt could not be counted while the connection with its claim answered: lanes that each hold one and wait for
+    /// another would go on so (D50).
+    fn connections_were_scarce(&self, error: &StoreError) {
+        if !self.connections_are_scarce() {
+            let (error, minutes) = (consumer::describe::<S>(error), SCARCE_FOR.as_secs() / 60);
+            tracing::warn!(
+                idem.consumer = %self.consumer.name, error,
+                "an attempt could not be counted while its key was claimed: the database, or the pooler before it, has no \
+                 connection left. Give it more than all lanes have; for {minutes} minutes one message at a time runs alone"
+            );
+        }
+        *self.scarce_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + SCARCE_FOR);
+    }
+
+    fn connections_are_scarce(&self) -> bool {
+        let until = *self.scarce_until.lock().unwrap_or_else(PoisonError::into_inner);
+        until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Waits until the broker has what is settled, before a message runs that may kill the process: a dead letter whose

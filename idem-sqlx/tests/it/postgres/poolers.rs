@@ -1,10 +1,15 @@
 //! A28: PgBouncer in transaction mode, `IDEM_PGBOUNCER_URL`.
 
-use idem_testkit::Decide as _;
+use idem_testkit::{
+    Decide as _,
+    memory::{Broker, QueueOptions},
+};
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use idem_core::{HandlerError, Message, Store as _, StoreError, store::Bookkeeping as _};
+use idem_core::{
+    CancellationToken, Effects, HandlerError, Message, Store as _, StoreError, Worker, store::Bookkeeping as _,
+};
 use idem_sqlx::{PostgresOptions, PostgresStore, Statements};
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
 use tokio::sync::Notify;
@@ -77,6 +82,31 @@ async fn a28_unnamed_statements_work() {
         }
     };
     tokio::join!(join_all(consumers), bookkeeping);
+    assert_eq!(fixture.effects().await, all);
+    store.disconnect().await;
+    fixture.drop_pooled().await;
+}
+
+/// D50: four lanes run messages alone over a pooler with two connections to the server. Lanes that hold a claim each, and want a
+/// connection to count their attempt on, see that none is left; no message is given back, none is charged, and all are handled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn d50_lanes_behind_a_small_pool_do_not_wait_for_each_other() {
+    let fixture = Fixture::new().await;
+    let options = pooler().database("narrow").username(&fixture.pooled().await);
+    let store = through(&fixture, options).statements(Statements::Unnamed);
+    let store = store.answer_timeout(Duration::from_secs(1)).build().unwrap();
+    let queue = Broker::new().create("orders", QueueOptions::default()).unwrap();
+    let all = keys(200);
+    messages(&all).into_iter().for_each(|message| drop(queue.publish(message)));
+    let handler = Acting(Qualified(fixture.schema.quoted()));
+    let consumer = builder(store.clone(), handler).effects(Effects::Outside).handler_deadline(Duration::from_secs(60));
+    let worker = Worker::builder(consumer.lanes(4).build().unwrap(), queue.source()).cleanup(None).build().unwrap();
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
+    queue.drained().await;
+    stop.cancel();
+    let summary = running.await.unwrap().unwrap();
+    assert_eq!((summary.processed, summary.dead_lettered, summary.released), (200, 0, 0), "{summary:?}");
     assert_eq!(fixture.effects().await, all);
     store.disconnect().await;
     fixture.drop_pooled().await;

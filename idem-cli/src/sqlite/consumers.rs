@@ -66,7 +66,8 @@ WHERE {held} ORDER BY d.first_at LIMIT ?1"#;
 
 const STOPPED: &str = r#"
 SELECT c.name AS consumer, c.tenant, o.state, {at}o.at{} AS since, nullif(o."by", '') AS by, nullif(o.reason, '') AS reason,
-    'idem consumers resume ' || c.name AS goes_on_with
+    'idem consumers resume ' || CASE WHEN c.name NOT GLOB '*[^A-Za-z0-9_./:@-]*' THEN c.name
+        ELSE '''' || replace(c.name, '''', '''\''''') || '''' END AS goes_on_with
 FROM "{schema}_controls" AS o JOIN "{schema}_consumers" AS c ON c.id = o.consumer
 WHERE o.state <> 'running' ORDER BY o.at, c.name, c.tenant LIMIT ?1"#;
 

@@ -9,9 +9,9 @@ use std::{
 
 use idem_core::{
     ConsumerName, ControlState, DeadLetter, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, IdempotencyKey,
-    Message, Origin, PayloadHash, Reason, Store, Tenant, Tx,
+    Message, Origin, PayloadHash, Reason, Retention, Store, Tenant, Tx,
     dead_letter::{FailureKind, Fingerprint},
-    store::{Bookkeeping as _, HashRuleId, ScopeId},
+    store::{Bookkeeping as _, HashRuleId, Registration, ScopeId},
 };
 use idem_schema::SchemaName;
 use idem_sqlx::{PostgresOptions, PostgresStore};
@@ -243,6 +243,16 @@ pub(crate) async fn see_what_is_stopped(store: &impl Store, idem: impl Fn(&str) 
     let goes_on_with = stuck["stopped_consumers"][0]["goes_on_with"].as_str().unwrap();
     idem(goes_on_with.strip_prefix("idem ").unwrap()).ok();
     nothing();
+    // A name that a shell would take apart stands in quotes.
+    let name = ConsumerName::new("ada's orders").unwrap();
+    let rules = ("k".to_owned(), vec!["h".to_owned()]);
+    let registration = Registration::new(name, Tenant::default(), rules.0, rules.1, Retention::For(PATIENCE));
+    let scope = store.bookkeeping().register(&registration).await.unwrap().scope;
+    store.bookkeeping().set_control(scope, ControlState::Halted, "run 1", "a conflict").await.unwrap();
+    let stuck = idem("stuck --json").json();
+    let goes_on_with = &stuck["stopped_consumers"][0]["goes_on_with"];
+    assert_eq!(goes_on_with, r"idem consumers resume 'ada'\''s orders'", "{stuck}");
+    store.bookkeeping().set_control(scope, ControlState::Running, "ada", "").await.unwrap();
 }
 
 pub(crate) struct Accepting(pub(crate) Arc<Mutex<Vec<String>>>);

@@ -15,6 +15,7 @@ mod cleanup;
 mod commits;
 mod conformance;
 mod consumers;
+mod crashes;
 mod errors;
 mod failover;
 mod fixture;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use lapin::{
     BasicProperties, Channel, Confirmation, Connection, ConnectionProperties,
-    options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions},
+    options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions},
     types::{AMQPValue, FieldTable},
 };
 use serde_json::Value;
@@ -71,19 +71,37 @@ impl Queue {
     }
 
     pub(crate) async fn send_texts(&self, texts: &[String]) {
+        self.send_with_headers(texts.iter().map(|text| (text.as_bytes(), FieldTable::default()))).await;
+    }
+
+    /// Sends payloads, each with its headers.
+    pub(crate) async fn send_with_headers(&self, messages: impl Iterator<Item = (&[u8], FieldTable)>) {
         let channel = self.channel().await;
         let mandatory = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let mut confirms = Vec::new();
-        for text in texts {
+        for (payload, headers) in messages {
             let id = format!("{:016x}", fastrand::u64(..));
-            let persistent = BasicProperties::default().with_delivery_mode(2).with_message_id(id.into());
-            let published =
-                channel.basic_publish("".into(), self.name.as_str().into(), mandatory, text.as_bytes(), persistent);
+            let mut persistent = BasicProperties::default().with_delivery_mode(2).with_message_id(id.into());
+            if !headers.inner().is_empty() {
+                persistent = persistent.with_headers(headers);
+            }
+            let published = channel.basic_publish("".into(), self.name.as_str().into(), mandatory, payload, persistent);
             confirms.push(published.await.expect("the broker takes messages"));
         }
         for confirmed in join_all(confirms).await {
             assert_eq!(confirmed.expect("the broker confirms"), Confirmation::Ack(None));
         }
+    }
+
+    /// Takes everything out of it: payloads, each with its headers.
+    pub(crate) async fn take(&self) -> Vec<(Vec<u8>, FieldTable)> {
+        let (channel, mut taken) = (self.channel().await, Vec::new());
+        let get = || channel.basic_get(self.name.as_str().into(), BasicGetOptions { no_ack: true });
+        while let Some(message) = get().await.expect("the broker answers") {
+            let headers = message.delivery.properties.headers().clone().unwrap_or_default();
+            taken.push((message.delivery.data, headers));
+        }
+        taken
     }
 
     /// A channel, on a new connection where the one before is gone.

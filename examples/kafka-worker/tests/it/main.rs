@@ -15,6 +15,8 @@ mod deploys;
 #[path = "../../../ledger/tests/shared/flood.rs"]
 mod flood;
 mod floods;
+#[path = "../../../ledger/tests/shared/input.rs"]
+mod input;
 mod outages;
 #[path = "../../../ledger/tests/shared/own_servers.rs"]
 mod own_servers;

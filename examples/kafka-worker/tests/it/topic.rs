@@ -7,7 +7,7 @@ use rdkafka::{
     admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication},
     client::DefaultClientContext,
     consumer::{BaseConsumer, CommitMode, Consumer},
-    message::Message as _,
+    message::{Message as _, OwnedMessage, ToBytes},
     producer::{FutureProducer, FutureRecord},
 };
 
@@ -61,18 +61,23 @@ impl Topic {
 
     /// The payloads of all records of the first partition, in order.
     pub(crate) async fn payloads(&self) -> Vec<String> {
+        let text = |record: &OwnedMessage| String::from_utf8_lossy(record.payload().unwrap_or_default()).into_owned();
+        self.records().await.iter().map(text).collect()
+    }
+
+    /// All records of the first partition, in order.
+    pub(crate) async fn records(&self) -> Vec<OwnedMessage> {
         let end = self.ends().await[&0];
         let (consumer, name) = (self.member_less("idem-tests-payloads"), self.name.clone());
         tokio::task::spawn_blocking(move || {
             let mut list = TopicPartitionList::new();
             list.add_partition_offset(&name, 0, Offset::Beginning).expect("an offset");
             consumer.assign(&list).expect("a partition");
-            let mut payloads = Vec::new();
-            while i64::try_from(payloads.len()).expect("a count") < end {
-                let record = consumer.poll(PATIENCE).expect("a record").expect("a record");
-                payloads.push(String::from_utf8_lossy(record.payload().unwrap_or_default()).into_owned());
+            let mut records = Vec::new();
+            while i64::try_from(records.len()).expect("a count") < end {
+                records.push(consumer.poll(PATIENCE).expect("a record").expect("a record").detach());
             }
-            payloads
+            records
         })
         .await
         .expect("no panic")
@@ -88,7 +93,11 @@ impl Topic {
 
     /// Sends any text, without waiting.
     pub(crate) fn send_text(&self, key: &str, text: &str) {
-        let mut record = FutureRecord::to(&self.name).key(key).payload(text);
+        self.send_record(FutureRecord::to(&self.name).key(key).payload(text));
+    }
+
+    /// Sends any record, without waiting.
+    pub(crate) fn send_record<K: ToBytes + ?Sized, P: ToBytes + ?Sized>(&self, mut record: FutureRecord<'_, K, P>) {
         while let Err((error, back)) = self.producer.send_result(record) {
             assert_eq!(error.rdkafka_error_code(), Some(rdkafka::types::RDKafkaErrorCode::QueueFull), "{error}");
             // Its queue is full, so it is given the time to send some.

@@ -16,6 +16,8 @@ mod deaths;
 #[path = "../../../ledger/tests/shared/flood.rs"]
 mod flood;
 mod floods;
+#[path = "../../../ledger/tests/shared/input.rs"]
+mod input;
 #[path = "../../../ledger/tests/shared/purchase.rs"]
 mod purchase;
 mod queue;

@@ -1,17 +1,20 @@
 //! A queue, its producer, and what the server knows of it.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use aws_sdk_sqs::{
     Client, Config,
     config::{BehaviorVersion, Credentials, Region},
-    types::{QueueAttributeName, SendMessageBatchRequestEntry as Entry},
+    types::{MessageAttributeValue, QueueAttributeName, SendMessageBatchRequestEntry as Entry},
 };
 use futures_util::{StreamExt, stream};
 
 use idem_testkit::sqs::{FakeSqs, QueueOptions};
 
 use super::purchase::Purchase;
+
+/// The attributes of a message.
+pub(crate) type Attributes = HashMap<String, MessageAttributeValue>;
 
 /// Where queues are.
 #[derive(Clone)]
@@ -88,17 +91,23 @@ impl Queue {
 
     /// Sends texts, each with its group.
     pub(crate) async fn send_texts(&self, texts: Vec<(String, String)>) {
+        self.send_with_attributes(texts.into_iter().map(|(text, group)| (text, group, HashMap::new())).collect()).await;
+    }
+
+    /// The same with attributes.
+    pub(crate) async fn send_with_attributes(&self, texts: Vec<(String, String, Attributes)>) {
         let is_fifo = self.url.ends_with(".fifo");
         let batches: Vec<_> = texts
             .chunks(10)
             .map(|batch| {
-                let entry = |(number, (text, group)): (usize, &(String, String))| {
+                let entry = |(number, (text, group, attributes)): (usize, &(String, String, Attributes))| {
                     let mut entry = Entry::builder().id(number.to_string()).message_body(text);
                     if is_fifo {
                         let once = format!("{:016x}", fastrand::u64(..));
                         entry = entry.message_group_id(group).message_deduplication_id(once);
                     }
-                    entry.build().expect("an entry")
+                    let attributes = Some(attributes.clone()).filter(|attributes| !attributes.is_empty());
+                    entry.set_message_attributes(attributes).build().expect("an entry")
                 };
                 let entries = batch.iter().enumerate().map(entry).collect();
                 self.client.send_message_batch().queue_url(&self.url).set_entries(Some(entries)).send()
@@ -125,17 +134,22 @@ impl Queue {
 
     /// What is in the queue, by one of its attributes, which is missing where a message has none.
     pub(crate) async fn values(&self, attribute: &str) -> Vec<Option<String>> {
-        let mut values = Vec::new();
+        let value = |(_, attributes): (String, Attributes)| attributes.get(attribute)?.string_value.clone();
+        self.messages().await.into_iter().map(value).collect()
+    }
+
+    /// What is in the queue: texts with their attributes. None of it comes again while the default visibility lasts.
+    pub(crate) async fn messages(&self) -> Vec<(String, Attributes)> {
+        let mut all = Vec::new();
         loop {
             let receive = self.client.receive_message().queue_url(&self.url).max_number_of_messages(10);
             let received = receive.wait_time_seconds(1).message_attribute_names("All").send().await;
             let messages = received.expect("the server answers").messages.unwrap_or_default();
             if messages.is_empty() {
-                return values;
+                return all;
             }
             for message in messages {
-                let attributes = message.message_attributes.unwrap_or_default();
-                values.push(attributes.get(attribute).and_then(|value| value.string_value.clone()));
+                all.push((message.body.unwrap_or_default(), message.message_attributes.unwrap_or_default()));
             }
         }
     }

@@ -3,14 +3,15 @@
 
 use std::{
     io,
+    pin::pin,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
-use futures_util::{FutureExt, StreamExt, future::join_all};
+use futures_util::{FutureExt, StreamExt, future::join_all, stream::FuturesUnordered};
 use idem_core::{BoxError, ErrorClass, RetryPolicy, SourceError, source::REFUSAL_GRACE};
 use lapin::{
-    Channel, Connection, ConnectionProperties, Consumer,
+    Channel, ConnectionProperties, Consumer,
     message::Delivery,
     options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions},
     tcp::{OwnedIdentity, OwnedTLSConfig},
@@ -24,9 +25,10 @@ use tokio::{
 
 use crate::{
     error::{classify, cure, is_refused},
-    guard,
     options::Settings,
-    state::{Shared, Wish},
+    prefetch::IN_HAND_BYTES,
+    state::{Shared, Wish, give_back},
+    wire::Wire,
 };
 
 /// How long connecting and subscribing may take together.
@@ -38,18 +40,6 @@ pub(crate) const ANSWER: Duration = Duration::from_secs(5);
 /// How long to wait between two attempts to connect.
 const RECONNECT: RetryPolicy = RetryPolicy::new(u32::MAX, Duration::from_millis(100), Duration::from_secs(10));
 
-/// The prefetch of a subscription that is careful: what is in hand when a process dies counts against each message of it,
-/// and while nothing has gone well, one message at a time runs in this process anyway.
-const FIRST: u16 = 1;
-
-/// By how much it grows once messages go well.
-const GROWTH: u16 = 8;
-
-/// How many messages must be acknowledged before a subscription with this prefetch is followed by one with a larger.
-fn earns(prefetch: u16) -> u64 {
-    u64::from(prefetch) * 4
-}
-
 /// The next delivery; never where there is no subscription.
 async fn next(consumer: &mut Option<Consumer>) -> Option<Option<lapin::Result<Delivery>>> {
     match consumer {
@@ -60,12 +50,10 @@ async fn next(consumer: &mut Option<Consumer>) -> Option<Option<lapin::Result<De
 
 /// A connection with the channel that consumes.
 pub(crate) struct Session {
-    connection: Connection,
+    wire: Wire,
     channel: Channel,
     /// `None` while the source is paused.
     consumer: Option<Consumer>,
-    /// That of the subscription.
-    prefetch: u16,
     /// How many deliveries may be unsettled: the prefetch, and what is left of the subscription before.
     allowed: usize,
     /// How many pauses were obeyed.
@@ -84,7 +72,7 @@ enum End {
 pub(crate) type Question = oneshot::Sender<bool>;
 
 /// Connects to the first host that answers. One that refuses speaks for all, as they are one cluster.
-pub(crate) async fn connect(settings: &Settings) -> lapin::Result<Connection> {
+pub(crate) async fn connect(settings: &Settings) -> lapin::Result<Wire> {
     let (first, count) = (settings.turn.load(Ordering::Relaxed), settings.uris.len());
     let each = OPENED / u32::try_from(count + 1).unwrap_or(u32::MAX);
     let mut turn = 0;
@@ -109,14 +97,14 @@ pub(crate) async fn connect(settings: &Settings) -> lapin::Result<Connection> {
     }
 }
 
-async fn connect_to(settings: &Settings, uri: &AMQPUri) -> lapin::Result<Connection> {
+async fn connect_to(settings: &Settings, uri: &AMQPUri) -> lapin::Result<Wire> {
     let properties = ConnectionProperties::default().with_connection_name(settings.connection_name.as_str().into());
     let identity = settings.client_certificate.as_ref().map(|identity| OwnedIdentity::PKCS8 {
         pem: identity.certificate.clone().into_bytes(),
         key: identity.key.clone().into_bytes(),
     });
     let tls = OwnedTLSConfig { identity, cert_chain: settings.authorities.clone() };
-    guard::connect(uri.clone(), properties, tls).await
+    Wire::connect(uri.clone(), properties, tls).await
 }
 
 /// How many messages wait in the queue. The queue is never created.
@@ -139,17 +127,15 @@ impl Session {
 
     async fn open_now(settings: &Settings, shared: &Shared, needed: &[ShortString]) -> Result<Self, SourceError> {
         let refused = |doing| move |error| classify(settings, doing, error);
-        let connection = connect(settings).await.map_err(refused("connecting"))?;
-        let channel = connection.create_channel().await.map_err(refused("opening a channel"))?;
+        let wire = connect(settings).await.map_err(refused("connecting"))?;
+        let channel = wire.connection.create_channel().await.map_err(refused("opening a channel"))?;
         for queue in [&settings.queue].into_iter().chain(needed) {
             let of_this = Settings { queue: queue.clone(), ..settings.clone() };
             ready(&channel, queue).await.map_err(|error| classify(&of_this, "asking for the queue", error))?;
         }
-        let mut session =
-            Self { connection, channel, consumer: None, prefetch: 0, allowed: 0, pauses: shared.pauses() };
+        let mut session = Self { wire, channel, consumer: None, allowed: 0, pauses: shared.pauses() };
         if !shared.is_paused() {
-            let first = if shared.is_careful() { FIRST } else { settings.prefetch };
-            session.subscribe(settings, shared, first).await?;
+            session.subscribe(settings, shared, shared.first_prefetch()).await?;
         }
         Ok(session)
     }
@@ -160,8 +146,7 @@ impl Session {
         // Before the first delivery and on every channel: without it the broker sends the whole queue.
         let limit = self.channel.basic_qos(prefetch, BasicQosOptions::default()).await;
         limit.map_err(refused("setting the prefetch"))?;
-        let left = shared.subscribed((prefetch < settings.prefetch).then(|| earns(prefetch)));
-        (self.prefetch, self.allowed) = (prefetch, usize::from(prefetch) + left);
+        self.allowed = usize::from(prefetch) + shared.subscribed(prefetch);
         let (acknowledging, mut arguments) = (BasicConsumeOptions::default(), FieldTable::default());
         if let Some(priority) = settings.consumer_priority {
             arguments.insert("x-priority".into(), AMQPValue::LongInt(priority));
@@ -183,14 +168,23 @@ impl Session {
             tokio::select! {
                 biased;
                 () = shared.stopping.cancelled() => {
-                    self.stop(settings, shared).await;
+                    if let Err(error) = self.stop(settings, shared).await {
+                        let error = &error as &dyn std::error::Error;
+                        tracing::debug!(error, "the subscription could not be cancelled");
+                    }
+                    // What runs may still be settled.
                     shared.closing.cancelled().await;
                     return End::Closing;
                 }
                 Some(question) = questions.recv() => {
-                    // The answer comes behind all deliveries that the count leaves out, on one and the same channel.
-                    let none = matches!(timeout(ANSWER, ready(&self.channel, &settings.queue)).await, Ok(Ok(0)));
-                    if let Err(end) = self.take(None, settings, shared) {
+                    // The answer comes behind all deliveries that the count leaves out, on one and the same channel. One of
+                    // them is an answer too, and what comes behind it may be too much to wait for.
+                    let (none, first) = tokio::select! {
+                        biased;
+                        ready = timeout(ANSWER, ready(&self.channel, &settings.queue)) => (matches!(ready, Ok(Ok(0))), None),
+                        Some(next) = next(&mut self.consumer) => (false, Some(next)),
+                    };
+                    if let Err(end) = self.take(first, settings, shared) {
                         return end;
                     }
                     // Who asked may have given up.
@@ -211,44 +205,58 @@ impl Session {
     }
 
     async fn obey(&mut self, wish: Wish, settings: &Settings, shared: &Shared) -> Result<(), SourceError> {
+        let queue = settings.queue.as_str();
         match wish {
             Wish::End { pauses } => {
-                self.stop(settings, shared).await;
+                self.stop(settings, shared).await?;
                 self.pauses = pauses;
                 Ok(())
             }
             // Whatever closed intake may close it again.
-            Wish::Begin => self.subscribe(settings, shared, FIRST.min(settings.prefetch)).await,
-            Wish::More => {
-                self.unsubscribe(settings, shared).await;
-                let more = self.prefetch.saturating_mul(GROWTH).min(settings.prefetch);
-                tracing::debug!(
-                    queue = settings.queue.as_str(),
-                    prefetch = more,
-                    "messages went well: more are taken in"
-                );
-                self.subscribe(settings, shared, more).await
+            Wish::Begin => self.subscribe_again(settings, shared, shared.first_prefetch()).await,
+            Wish::More(prefetch) => {
+                self.unsubscribe(settings, shared).await?;
+                tracing::debug!(queue, prefetch, "more messages are taken in");
+                self.subscribe_again(settings, shared, prefetch).await
+            }
+            Wish::Less(prefetch) => {
+                self.unsubscribe(settings, shared).await?;
+                tracing::debug!(queue, prefetch, "messages are large: fewer are taken in");
+                self.subscribe_again(settings, shared, prefetch).await
             }
         }
     }
 
-    /// Takes in this delivery and all that are there behind it.
+    async fn subscribe_again(
+        &mut self,
+        settings: &Settings,
+        shared: &Shared,
+        prefetch: u16,
+    ) -> Result<(), SourceError> {
+        let subscribed = timeout(ANSWER, self.subscribe(settings, shared, prefetch)).await;
+        subscribed.unwrap_or_else(|late| Err(SourceError::unavailable("subscribing", late)))
+    }
+
+    /// Takes in this delivery and those that are there behind it, as long as they may not be too large.
     fn take(
         &mut self,
         first: Option<Option<lapin::Result<Delivery>>>,
         settings: &Settings,
         shared: &Shared,
     ) -> Result<(), End> {
-        let (mut deliveries, mut end) = (Vec::new(), None);
+        let (mut deliveries, mut bytes, mut end) = (Vec::new(), 0, None);
         let mut now = || self.consumer.as_mut()?.next().now_or_never();
         let mut next = first.or_else(&mut now);
         while let Some(item) = next {
             match item {
-                Some(Ok(delivery)) => deliveries.push(delivery),
+                Some(Ok(delivery)) => {
+                    bytes += delivery.data.len();
+                    deliveries.push(delivery);
+                }
                 Some(Err(error)) => end = Some(End::Lost(error.into())),
                 None => end = Some(End::Lost("the broker cancelled the subscription".into())),
             }
-            next = if end.is_none() { now() } else { None };
+            next = if end.is_none() && bytes <= IN_HAND_BYTES { now() } else { None };
         }
         let unsettled = shared.deliver(deliveries, settings.queue.as_str());
         if unsettled > self.allowed {
@@ -257,29 +265,54 @@ impl Session {
         end.map_or(Ok(()), Err)
     }
 
-    /// Ends the subscription. What was delivered can still be settled.
-    async fn unsubscribe(&mut self, settings: &Settings, shared: &Shared) {
-        let queue = settings.queue.as_str();
-        let Some(mut consumer) = self.consumer.take() else { return };
-        let cancelled = timeout(ANSWER, self.channel.basic_cancel(consumer.tag(), BasicCancelOptions::default())).await;
-        if let Ok(Err(error)) = cancelled {
-            tracing::debug!(%error, "the subscription could not be cancelled");
+    /// Ends the subscription. What was delivered can still be settled, and what of it is too large to be kept goes back.
+    ///
+    /// # Errors
+    /// The broker has not said that it is over: nobody knows what is handed to this channel from now on.
+    async fn unsubscribe(&mut self, settings: &Settings, shared: &Shared) -> Result<(), SourceError> {
+        let Some(mut consumer) = self.consumer.take() else { return Ok(()) };
+        let doing = "cancelling the subscription";
+        let mut cancelled = pin!(self.channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()));
+        let mut back = FuturesUnordered::new();
+        let (mut is_answered, mut is_over) = (false, false);
+        while !(is_answered && is_over && back.is_empty()) {
+            // The broker may send all of the prefetch before it answers, so each delivery is a sign of life.
+            let delivery = timeout(ANSWER, async {
+                tokio::select! {
+                    // First, because what goes back before the broker knows of the end is delivered anew.
+                    biased;
+                    answer = &mut cancelled, if !is_answered => {
+                        is_answered = true;
+                        answer.map(|()| None)
+                    }
+                    Some(_) = back.next() => Ok(None),
+                    delivery = consumer.next(), if !is_over => {
+                        // It ends behind what was delivered before the answer.
+                        is_over = delivery.is_none();
+                        delivery.transpose()
+                    }
+                }
+            });
+            let delivery = delivery.await.map_err(|late| SourceError::unavailable(doing, late))?;
+            if let Some(delivery) = delivery.map_err(|error| classify(settings, doing, error))? {
+                shared.deliver(vec![delivery], settings.queue.as_str());
+            }
+            back.extend(shared.take_excess().into_iter().map(|tag| give_back(&self.channel, tag)));
         }
-        while let Some(Some(Ok(delivery))) = consumer.next().now_or_never() {
-            shared.deliver(vec![delivery], queue);
-        }
+        Ok(())
     }
 
     /// The same, and gives back what was not handed over.
-    async fn stop(&mut self, settings: &Settings, shared: &Shared) {
-        self.unsubscribe(settings, shared).await;
-        let back = shared.take_buffer().into_iter().map(|handle| handle.give_back(&self.channel));
+    async fn stop(&mut self, settings: &Settings, shared: &Shared) -> Result<(), SourceError> {
+        let ended = self.unsubscribe(settings, shared).await;
+        let back = shared.take_buffer().into_iter().map(|tag| give_back(&self.channel, tag));
         // What is not written comes back with the end of the connection.
         let _ = timeout(ANSWER, join_all(back)).await;
+        ended
     }
 
     async fn close(self) {
-        if let Err(error) = self.connection.close(200, "closing".into()).await {
+        if let Err(error) = self.wire.connection.close(200, "closing".into()).await {
             tracing::debug!(%error, "the connection ended before it was closed");
         }
     }

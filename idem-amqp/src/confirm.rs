@@ -5,7 +5,7 @@ use std::{future::ready as ready_now, pin::pin, time::Duration};
 use futures_util::StreamExt;
 use idem_core::SourceError;
 use lapin::{
-    BasicProperties, Channel, Confirmation, Connection, Event,
+    BasicProperties, Channel, Confirmation, Event,
     options::{BasicPublishOptions, ConfirmSelectOptions},
 };
 use tokio::{sync::Mutex, time::timeout};
@@ -14,6 +14,7 @@ use crate::{
     channel::{connect, ready},
     error::{classify, is_too_large},
     options::Settings,
+    wire::Wire,
 };
 
 /// `delivery_mode` of a message that outlives a restart of the broker.
@@ -31,7 +32,7 @@ pub(crate) struct Confirmed {
 
 /// A channel, and the connection that keeps it.
 struct Open {
-    connection: Connection,
+    wire: Wire,
     channel: Channel,
     /// An answer is owed on it that nobody waits for.
     spoilt: bool,
@@ -39,7 +40,7 @@ struct Open {
 
 impl Open {
     fn is_blocked(&self) -> bool {
-        self.connection.status().blocked()
+        self.wire.connection.status().blocked()
     }
 }
 
@@ -81,15 +82,15 @@ impl Confirmed {
         if let Some(open) = open.filter(|open| open.channel.status().connected() && !open.spoilt) {
             return Ok(open);
         }
-        let connection = connect(&self.settings).await.map_err(refused)?;
-        let channel = connection.create_channel().await.map_err(refused)?;
+        let wire = connect(&self.settings).await.map_err(refused)?;
+        let channel = wire.connection.create_channel().await.map_err(refused)?;
         channel.confirm_select(ConfirmSelectOptions::default()).await.map_err(refused)?;
-        Ok(Open { connection, channel, spoilt: false })
+        Ok(Open { wire, channel, spoilt: false })
     }
 
     async fn confirmed(&self, open: &Open, payload: &[u8], properties: BasicProperties) -> Result<(), SourceError> {
         // The broker says so once it is published to.
-        let mut blocked = pin!(open.connection.events_listener().filter(|event| {
+        let mut blocked = pin!(open.wire.connection.events_listener().filter(|event| {
             let is_blocked = matches!(event, Event::ConnectionBlocked(_));
             ready_now(is_blocked)
         }));

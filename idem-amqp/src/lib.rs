@@ -9,11 +9,13 @@ mod guard;
 mod management;
 mod message;
 mod options;
+mod prefetch;
 mod properties;
 mod publisher;
 mod retry;
 mod source;
 mod state;
+mod wire;
 
 pub use idem_core as core;
 

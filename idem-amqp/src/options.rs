@@ -82,6 +82,10 @@ impl AmqpOptions {
     /// The [prefetch](Self::prefetch) unless told otherwise: the upper end of RabbitMQ's own advice, 100 to 300.
     pub const PREFETCH: u16 = 300;
 
+    /// How many bytes of payloads a subscription is handed before some are settled, whatever the
+    /// [prefetch](Self::prefetch) allows: 64 MiB, or one message that is larger.
+    pub const IN_HAND_BYTES: usize = 64 << 20;
+
     /// One queue of one vhost: `amqp://user:password@host:port/vhost`, in which the vhost `/` is written `%2f`.
     pub fn new(url: impl Into<String>, queue: impl Into<String>) -> Self {
         Self {
@@ -101,8 +105,13 @@ impl AmqpOptions {
         }
     }
 
-    /// How many messages the broker delivers before some are settled. Defaults to 300; from 1 to 65,535. It bounds the
-    /// memory: so many messages, of whatever size, may wait in this process.
+    /// How many messages the broker delivers before some are settled, at most. Defaults to 300; from 1 to 65,535.
+    ///
+    /// A subscription begins with one message, and has 8 and then all of them as soon as so many have shown how large they
+    /// are: together they stay within [`IN_HAND_BYTES`](Self::IN_HAND_BYTES) if none is larger than the largest of the last
+    /// 256 to 512. Where a larger one comes, another subscription with a smaller prefetch takes the place of this one, and
+    /// what is in this process beyond twice as many bytes, and was not handed over, goes back to the queue. So payloads take
+    /// 192 MiB at most. What the subscription before was handed and is not settled comes on top of the count.
     #[must_use]
     pub fn prefetch(mut self, count: u16) -> Self {
         self.prefetch = count;

@@ -41,7 +41,7 @@ struct Running {
 impl AmqpSource {
     pub(crate) fn new(settings: Settings) -> Self {
         let retry = RetryQueue::of(&settings);
-        let shared = Arc::new(Shared::new(retry.is_some()));
+        let shared = Arc::new(Shared::new(retry.is_some(), settings.prefetch));
         Self { settings: Arc::new(settings), shared, retry, running: Mutex::default() }
     }
 }

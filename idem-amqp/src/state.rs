@@ -2,10 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -21,6 +18,7 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     attach, message,
+    prefetch::{Better, Prefetch, UNSETTLED_BYTES_MAX},
     properties::{is_all_told, size},
     retry::{Content, Original, RetryQueue},
 };
@@ -30,6 +28,10 @@ use crate::{
 pub struct AmqpHandle {
     epoch: Assignment,
     tag: u64,
+    /// That of the subscription.
+    subscription: u64,
+    /// Of the payload.
+    bytes: usize,
     /// Where there is a retry queue.
     original: Option<Arc<Original>>,
 }
@@ -42,8 +44,6 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// Whether handles hold what a retry queue needs.
     keeps_originals: bool,
-    /// Whether subscriptions begin with a small prefetch.
-    careful: AtomicBool,
     /// Something is there for `receive`.
     arrived: Notify,
     /// Something is to be done about the subscription.
@@ -58,7 +58,7 @@ pub(crate) struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Bounded by the prefetch.
+    /// Bounded by the prefetch, and by bytes as far as they are known before.
     buffer: VecDeque<AmqpDelivery>,
     revocations: VecDeque<Revocation>,
     failure: Option<SourceError>,
@@ -68,14 +68,15 @@ struct State {
     channel: Option<Channel>,
     /// Since when there is none, once there was one.
     lost_at: Option<Instant>,
-    /// Delivered in this epoch, and not settled.
+    /// Delivered in this epoch, and not settled; and the bytes of their payloads.
     unsettled: usize,
+    unsettled_bytes: usize,
     /// Whether the source is paused, and how often it was.
     paused: bool,
     pauses: u64,
-    /// Acknowledged in this subscription, and how many earn a larger prefetch; `None` where it has it all.
-    acknowledged: u64,
-    earns: Option<u64>,
+    prefetch: Prefetch,
+    /// How many subscriptions there were.
+    subscriptions: u64,
     /// The queue's name where it is a stream, of which nothing is handed over.
     stream: Option<String>,
 }
@@ -87,13 +88,16 @@ pub(crate) enum Wish {
     End { pauses: u64 },
     /// It begins again.
     Begin,
-    /// It has earned a larger prefetch.
-    More,
+    /// It is to have this larger prefetch.
+    More(u16),
+    /// It is to have this smaller one: messages are too large for so many of them.
+    Less(u16),
 }
 
 impl Shared {
-    pub(crate) fn new(keeps_originals: bool) -> Self {
-        Self { keeps_originals, ..Self::default() }
+    pub(crate) fn new(keeps_originals: bool, prefetch_max: u16) -> Self {
+        let state = State { prefetch: Prefetch::new(prefetch_max), ..State::default() };
+        Self { state: Mutex::new(state), keeps_originals, ..Self::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -117,7 +121,7 @@ impl Shared {
         state.lost_at = Some(Instant::now());
         let assignments = vec![state.epoch()];
         state.revocations.push_back(Revocation { assignments, drained: None });
-        state.unsettled = 0;
+        (state.unsettled, state.unsettled_bytes) = (0, 0);
         state.buffer.clear();
         drop(state);
         self.arrived.notify_one();
@@ -128,13 +132,14 @@ impl Shared {
         self.lock().lost_at.map(|at| at.elapsed())
     }
 
-    /// From now on subscriptions begin with a small prefetch, because the queue may drop what is delivered too often.
+    /// From now on a larger prefetch has to be earned, because the queue may drop what is delivered too often.
     pub(crate) fn be_careful(&self) {
-        self.careful.store(true, Ordering::Relaxed);
+        self.lock().prefetch.be_careful();
     }
 
-    pub(crate) fn is_careful(&self) -> bool {
-        self.careful.load(Ordering::Relaxed)
+    /// The prefetch with which a subscription begins.
+    pub(crate) fn first_prefetch(&self) -> u16 {
+        self.lock().prefetch.first()
     }
 
     pub(crate) fn pause(&self) {
@@ -159,12 +164,15 @@ impl Shared {
         self.lock().pauses
     }
 
-    /// A subscription begins, which may grow after so many acknowledgements. Answers how many deliveries of the one before
-    /// are not settled.
-    pub(crate) fn subscribed(&self, earns: Option<u64>) -> usize {
+    /// A subscription begins. Answers how many deliveries of the one before are not settled.
+    pub(crate) fn subscribed(&self, prefetch: u16) -> usize {
         let mut state = self.lock();
-        (state.acknowledged, state.earns) = (0, earns);
-        state.unsettled
+        state.subscriptions += 1;
+        state.prefetch.begin(prefetch);
+        let unsettled = state.unsettled;
+        drop(state);
+        self.arrived.notify_one();
+        unsettled
     }
 
     /// Waits for something to do about the subscription. `pauses` were obeyed.
@@ -188,9 +196,12 @@ impl Shared {
             self.arrived.notify_one();
             return 0;
         }
-        let epoch = state.epoch();
+        let (epoch, subscription) = (state.epoch(), state.subscriptions);
         state.unsettled += deliveries.len();
         for delivery in deliveries {
+            let bytes = delivery.data.len();
+            state.unsettled_bytes += bytes;
+            state.prefetch.delivered(bytes);
             let (message, attempt) = message::message(
                 delivery.exchange.as_str(),
                 delivery.routing_key.as_str(),
@@ -217,7 +228,7 @@ impl Shared {
                 Some(_) | None => message,
             };
             let original = original.filter(|_| self.keeps_originals);
-            let handle = AmqpHandle { epoch, tag: delivery.delivery_tag, original };
+            let handle = AmqpHandle { epoch, tag: delivery.delivery_tag, subscription, bytes, original };
             state.buffer.push_back(Delivery { message, attempt, redelivered, suspect, assignment: epoch, handle });
         }
         let unsettled = state.unsettled;
@@ -244,9 +255,27 @@ impl Shared {
         self.arrived.notify_one();
     }
 
-    /// What was not handed over.
-    pub(crate) fn take_buffer(&self) -> Vec<AmqpHandle> {
-        self.lock().buffer.drain(..).map(|delivery| delivery.handle).collect()
+    /// The tags of what was not handed over, which is to be given back.
+    pub(crate) fn take_buffer(&self) -> Vec<u64> {
+        let mut state = self.lock();
+        let handles: Vec<_> = state.buffer.drain(..).map(|delivery| delivery.handle).collect();
+        state.settled(&handles);
+        handles.into_iter().map(|handle| handle.tag).collect()
+    }
+
+    /// The same of so much of it as is too large to be kept. The youngest go, in their order: what they come behind stays
+    /// before them.
+    pub(crate) fn take_excess(&self) -> Vec<u64> {
+        let mut state = self.lock();
+        let mut tags = Vec::new();
+        // A single message is kept, however large it is.
+        while state.unsettled_bytes > UNSETTLED_BYTES_MAX && state.unsettled > 1 {
+            let Some(delivery) = state.buffer.pop_back() else { break };
+            state.settled([&delivery.handle]);
+            tags.push(delivery.handle.tag);
+        }
+        tags.reverse();
+        tags
     }
 
     /// Whether everything that was delivered was handed over.
@@ -259,15 +288,11 @@ impl Shared {
         let mut state = self.lock();
         let epoch = state.channel.as_ref().filter(|channel| channel.status().connected()).map(|_| state.epoch());
         let current: Vec<bool> = handles.iter().map(|(handle, _)| Some(handle.epoch) == epoch).collect();
-        let settled = handles.iter().zip(&current).filter(|(_, current)| **current);
-        let (mut count, mut acknowledged) = (0, 0);
-        for ((_, settle), _) in settled {
-            count += 1;
-            acknowledged += u64::from(matches!(settle, Settle::Acknowledge(_)));
-        }
-        state.unsettled = state.unsettled.saturating_sub(count);
-        state.acknowledged += acknowledged;
-        if state.has_earned() {
+        let settled = || handles.iter().zip(&current).filter(|(_, current)| **current).map(|(handle, _)| handle);
+        state.settled(settled().map(|(handle, _)| handle));
+        let acknowledged = settled().filter(|(_, settle)| matches!(settle, Settle::Acknowledge(_))).count();
+        state.prefetch.acknowledged(acknowledged as u64);
+        if state.prefetch.better().is_some() {
             self.wished.notify_one();
         }
         (state.channel.clone(), current)
@@ -279,8 +304,15 @@ impl State {
         Assignment(self.epochs)
     }
 
-    fn has_earned(&self) -> bool {
-        self.earns.is_some_and(|earns| self.acknowledged >= earns)
+    /// These are the broker's again, or nobody's.
+    fn settled<'a>(&mut self, handles: impl IntoIterator<Item = &'a AmqpHandle>) {
+        for handle in handles {
+            self.unsettled = self.unsettled.saturating_sub(1);
+            self.unsettled_bytes = self.unsettled_bytes.saturating_sub(handle.bytes);
+            if handle.subscription == self.subscriptions {
+                self.prefetch.settled();
+            }
+        }
     }
 
     fn wish(&self, pauses: u64, is_subscribed: bool) -> Option<Wish> {
@@ -288,10 +320,11 @@ impl State {
             Some(Wish::End { pauses: self.pauses })
         } else if !self.paused && !is_subscribed {
             Some(Wish::Begin)
-        } else if is_subscribed && self.has_earned() {
-            Some(Wish::More)
         } else {
-            None
+            self.prefetch.better().filter(|_| is_subscribed).map(|better| match better {
+                Better::More(prefetch) => Wish::More(prefetch),
+                Better::Less(prefetch) => Wish::Less(prefetch),
+            })
         }
     }
 
@@ -308,7 +341,8 @@ impl State {
         if let Some(revocation) = self.revocations.pop_front() {
             return Some(Ok(Received::Revoked(revocation)));
         }
-        let count = if self.paused { 0 } else { max.min(self.buffer.len()) };
+        let is_shut = self.paused || self.prefetch.holds_back();
+        let count = if is_shut { 0 } else { max.min(self.buffer.len()) };
         (count > 0).then(|| Ok(Received::Deliveries(self.buffer.drain(..count).collect())))
     }
 }
@@ -323,7 +357,7 @@ impl AmqpHandle {
             Settle::Release { after } if self.is_put_off(after, retry).await => {
                 channel.basic_ack(self.tag, BasicAckOptions::default()).await
             }
-            Settle::Release { .. } => self.give_back(channel).await,
+            Settle::Release { .. } => give_back(channel, self.tag).await,
         };
         if sent.is_ok() { Settled::Settled } else { Settled::Unknown }
     }
@@ -338,9 +372,9 @@ impl AmqpHandle {
         }
         put.is_ok()
     }
+}
 
-    /// `nack`, because from RabbitMQ 4.3 on `reject` counts towards the delivery limit, and nothing has failed here.
-    pub(crate) async fn give_back(self, channel: &Channel) -> lapin::Result<()> {
-        channel.basic_nack(self.tag, BasicNackOptions { requeue: true, multiple: false }).await
-    }
+/// `nack`, because from RabbitMQ 4.3 on `reject` counts towards the delivery limit, and nothing has failed here.
+pub(crate) async fn give_back(channel: &Channel, tag: u64) -> lapin::Result<()> {
+    channel.basic_nack(tag, BasicNackOptions { requeue: true, multiple: false }).await
 }

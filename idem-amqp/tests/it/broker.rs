@@ -112,7 +112,7 @@ impl Queue {
         self.channel.queue_delete(self.name.as_str().into(), QueueDeleteOptions::default()).await.unwrap();
     }
 
-    /// Through the proxy, and with all of the prefetch from the beginning: these queues have no limit.
+    /// Through the proxy. These queues have no limit, so nothing has to go well before the prefetch grows.
     pub(crate) fn options(&self) -> AmqpOptions {
         self.options_for(&self.name).delivery_limit(DeliveryLimit::Unlimited)
     }
@@ -172,6 +172,16 @@ impl Queue {
     pub(crate) async fn described(&self) -> Value {
         let answer = management(Method::GET, &format!("queues/%2f/{}", self.name)).await;
         serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap()
+    }
+
+    /// Waits until its only consumer has this prefetch.
+    pub(crate) async fn until_prefetch(&self, prefetch: u64) {
+        eventually("the prefetch", async || {
+            let described = self.described().await;
+            let consumers = described["consumer_details"].as_array();
+            consumers.is_some_and(|all| all.len() == 1 && all[0]["prefetch_count"].as_u64() == Some(prefetch))
+        })
+        .await;
     }
 
     /// How many messages wait or are not settled, a few seconds ago: 0 of a queue that is new.

@@ -197,7 +197,7 @@ async fn g16_a_prefetch_is_earned_where_the_limit_is_unknown() {
         queue.proxy.cut().await;
     }
     let member = join(&queue.options()).await;
-    assert_eq!(member.take_over_revocations(100).await.len(), 100, "a queue without a limit needs no care");
+    assert_eq!(member.take_over_revocations(100).await.len(), 100, "without a limit nothing has to go well first");
 }
 
 /// G16: so a process that dies at each start, whatever it has done by then, costs the messages behind the first nothing.
@@ -282,13 +282,17 @@ async fn g18_a_stream_is_refused_at_the_first_delivery() {
 #[tokio::test(flavor = "multi_thread")]
 async fn g51_while_a_consumer_of_a_higher_priority_has_room_others_get_nothing() {
     let queue = Queue::new(Kind::Classic).await;
-    let standby = join(&queue.options().consumer_priority(-1)).await;
     let first = join(&queue.options()).await;
-    publish(&queue, 0..100).await;
+    publish(&queue, 0..20).await;
+    // Only then it has room for all that come.
+    first.acknowledge(first.take(20).await).await;
+    queue.until_prefetch(300).await;
+    let standby = join(&queue.options().consumer_priority(-1)).await;
+    publish(&queue, 20..120).await;
     let held = first.take(100).await;
-    assert_eq!(payloads(&held), numbers(0..100));
+    assert_eq!(payloads(&held), numbers(20..120));
     first.acknowledge(held).await;
     first.close().await;
-    publish(&queue, 100..101).await;
-    assert_eq!(payloads(&standby.take(1).await), numbers(100..101));
+    publish(&queue, 120..121).await;
+    assert_eq!(payloads(&standby.take(1).await), numbers(120..121));
 }

@@ -10,8 +10,10 @@
 
 mod attach;
 mod broker;
+mod deaf;
 mod epochs;
 mod hostile;
+mod large;
 mod limits;
 mod member;
 mod own_server;

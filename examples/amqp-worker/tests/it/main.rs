@@ -15,6 +15,7 @@ mod deliveries;
 #[path = "../../../ledger/tests/shared/flood.rs"]
 mod flood;
 mod floods;
+mod large;
 mod outages;
 #[path = "../../../ledger/tests/shared/own_servers.rs"]
 mod own_servers;

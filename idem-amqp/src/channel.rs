@@ -26,7 +26,6 @@ use tokio::{
 use crate::{
     error::{classify, cure, is_refused},
     options::Settings,
-    prefetch::IN_HAND_BYTES,
     state::{Shared, Wish, give_back},
     wire::Wire,
 };
@@ -54,6 +53,8 @@ pub(crate) struct Session {
     channel: Channel,
     /// `None` while the source is paused.
     consumer: Option<Consumer>,
+    /// Delivered, and not looked at yet: a smaller prefetch comes first.
+    pending: Vec<Delivery>,
     /// How many deliveries may be unsettled: the prefetch, and what is left of the subscription before.
     allowed: usize,
     /// How many pauses were obeyed.
@@ -133,7 +134,8 @@ impl Session {
             let of_this = Settings { queue: queue.clone(), ..settings.clone() };
             ready(&channel, queue).await.map_err(|error| classify(&of_this, "asking for the queue", error))?;
         }
-        let mut session = Self { wire, channel, consumer: None, allowed: 0, pauses: shared.pauses() };
+        let mut session =
+            Self { wire, channel, consumer: None, pending: Vec::new(), allowed: 0, pauses: shared.pauses() };
         if !shared.is_paused() {
             session.subscribe(settings, shared, shared.first_prefetch()).await?;
         }
@@ -188,7 +190,7 @@ impl Session {
                         return end;
                     }
                     // Who asked may have given up.
-                    let _ = question.send(none && shared.is_empty());
+                    let _ = question.send(none && self.pending.is_empty() && shared.is_empty());
                 }
                 wish = shared.wish(self.pauses, self.consumer.is_some()) => {
                     if let Err(error) = self.obey(wish, settings, shared).await {
@@ -237,32 +239,38 @@ impl Session {
         subscribed.unwrap_or_else(|late| Err(SourceError::unavailable("subscribing", late)))
     }
 
-    /// Takes in this delivery and those that are there behind it, as long as they may not be too large.
+    /// Takes in this delivery and all that are there behind it, as long as they are not too large.
     fn take(
         &mut self,
         first: Option<Option<lapin::Result<Delivery>>>,
         settings: &Settings,
         shared: &Shared,
     ) -> Result<(), End> {
-        let (mut deliveries, mut bytes, mut end) = (Vec::new(), 0, None);
+        let (mut end, mut unsettled) = (None, 0);
         let mut now = || self.consumer.as_mut()?.next().now_or_never();
         let mut next = first.or_else(&mut now);
         while let Some(item) = next {
             match item {
                 Some(Ok(delivery)) => {
-                    bytes += delivery.data.len();
-                    deliveries.push(delivery);
+                    unsettled = shared.note(delivery.data.len());
+                    self.pending.push(delivery);
                 }
                 Some(Err(error)) => end = Some(End::Lost(error.into())),
                 None => end = Some(End::Lost("the broker cancelled the subscription".into())),
             }
-            next = if end.is_none() && bytes <= IN_HAND_BYTES { now() } else { None };
+            next = if end.is_none() && !shared.wants_less() { now() } else { None };
         }
-        let unsettled = shared.deliver(deliveries, settings.queue.as_str());
+        if !shared.wants_less() {
+            self.hand_over(settings, shared);
+        }
         if unsettled > self.allowed {
             end = Some(End::Lost("the broker delivers more than the prefetch allows".into()));
         }
         end.map_or(Ok(()), Err)
+    }
+
+    fn hand_over(&mut self, settings: &Settings, shared: &Shared) {
+        shared.deliver(self.pending.drain(..), settings.queue.as_str());
     }
 
     /// Ends the subscription. What was delivered can still be settled, and what of it is too large to be kept goes back.
@@ -271,10 +279,10 @@ impl Session {
     /// The broker has not said that it is over: nobody knows what is handed to this channel from now on.
     async fn unsubscribe(&mut self, settings: &Settings, shared: &Shared) -> Result<(), SourceError> {
         let Some(mut consumer) = self.consumer.take() else { return Ok(()) };
-        let doing = "cancelling the subscription";
-        let mut cancelled = pin!(self.channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()));
+        let (channel, doing) = (self.channel.clone(), "cancelling the subscription");
+        let mut cancelled = pin!(channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()));
         let mut back = FuturesUnordered::new();
-        let (mut is_answered, mut is_over) = (false, false);
+        let (mut is_answered, mut is_over, mut is_full) = (false, false, false);
         while !(is_answered && is_over && back.is_empty()) {
             // The broker may send all of the prefetch before it answers, so each delivery is a sign of life.
             let delivery = timeout(ANSWER, async {
@@ -294,11 +302,17 @@ impl Session {
                 }
             });
             let delivery = delivery.await.map_err(|late| SourceError::unavailable(doing, late))?;
-            if let Some(delivery) = delivery.map_err(|error| classify(settings, doing, error))? {
-                shared.deliver(vec![delivery], settings.queue.as_str());
+            let Some(delivery) = delivery.map_err(|error| classify(settings, doing, error))? else { continue };
+            // Nothing is kept behind one that goes back, so all come again in their order.
+            is_full |= !shared.has_room(delivery.data.len());
+            if is_full {
+                back.push(give_back(&channel, delivery.delivery_tag));
+            } else {
+                shared.note(delivery.data.len());
+                self.pending.push(delivery);
             }
-            back.extend(shared.take_excess().into_iter().map(|tag| give_back(&self.channel, tag)));
         }
+        self.hand_over(settings, shared);
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 use crate::AmqpOptions;
 
 /// How many bytes of payloads a subscription may be handed before some are settled. One message that is larger is alone.
-pub(crate) const IN_HAND_BYTES: usize = AmqpOptions::IN_HAND_BYTES;
+const IN_HAND_BYTES: usize = AmqpOptions::IN_HAND_BYTES;
 
 /// What of that may be in this process when a smaller prefetch takes effect. What is beyond it goes back.
 pub(crate) const UNSETTLED_BYTES_MAX: usize = 2 * IN_HAND_BYTES;

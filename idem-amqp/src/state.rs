@@ -185,56 +185,75 @@ impl Shared {
         }
     }
 
-    /// Takes in what the channel delivered. Answers how many of its deliveries are not settled.
-    pub(crate) fn deliver(&self, deliveries: Vec<lapin::message::Delivery>, queue: &str) -> usize {
+    /// The channel has delivered a payload of so many bytes, which counts from now on. Answers how many are not settled.
+    pub(crate) fn note(&self, bytes: usize) -> usize {
         let mut state = self.lock();
-        if deliveries.iter().any(|delivery| message::is_of_a_stream(&delivery.properties)) {
-            state.stream = Some(queue.to_owned());
-        }
-        if state.stream.is_some() {
-            drop(state);
-            self.arrived.notify_one();
-            return 0;
-        }
-        let (epoch, subscription) = (state.epoch(), state.subscriptions);
-        state.unsettled += deliveries.len();
+        state.unsettled += 1;
+        state.unsettled_bytes += bytes;
+        state.prefetch.delivered(bytes);
+        state.unsettled
+    }
+
+    /// Whether a payload of so many bytes may be kept where a smaller prefetch is to take effect. A single one may,
+    /// however large it is.
+    pub(crate) fn has_room(&self, bytes: usize) -> bool {
+        let state = self.lock();
+        state.unsettled == 0 || state.unsettled_bytes.saturating_add(bytes) <= UNSETTLED_BYTES_MAX
+    }
+
+    /// Whether messages are too large for so many of them.
+    pub(crate) fn wants_less(&self) -> bool {
+        matches!(self.lock().prefetch.better(), Some(Better::Less(_)))
+    }
+
+    /// Takes in what was noted.
+    pub(crate) fn deliver(&self, deliveries: impl Iterator<Item = lapin::message::Delivery>, queue: &str) {
+        let (epoch, subscription) = {
+            let state = self.lock();
+            (state.epoch(), state.subscriptions)
+        };
         for delivery in deliveries {
-            let bytes = delivery.data.len();
-            state.unsettled_bytes += bytes;
-            state.prefetch.delivered(bytes);
-            let (message, attempt) = message::message(
-                delivery.exchange.as_str(),
-                delivery.routing_key.as_str(),
-                &delivery.properties,
-                delivery.data,
-            );
-            let redelivered = delivery.redelivered;
-            let suspect = redelivered && message::is_suspect(&delivery.properties, attempt);
-            // What the message says itself is not kept twice.
-            let is_all_told = is_all_told(&delivery.properties);
-            let original = (self.keeps_originals || !is_all_told).then(|| {
-                let content = self.keeps_originals.then(|| Content {
-                    exchange: delivery.exchange.to_string(),
-                    routing_key: delivery.routing_key.to_string(),
-                    payload: message.payload().cloned().unwrap_or_default(),
-                });
-                Arc::new(Original { properties: delivery.properties, content })
-            });
-            let message = match &original {
-                Some(original) if !is_all_told => {
-                    let bytes = original.properties.headers().as_ref().map_or(0, size);
-                    message.with_original(Arc::clone(original) as _, bytes)
-                }
-                Some(_) | None => message,
-            };
-            let original = original.filter(|_| self.keeps_originals);
-            let handle = AmqpHandle { epoch, tag: delivery.delivery_tag, subscription, bytes, original };
-            state.buffer.push_back(Delivery { message, attempt, redelivered, suspect, assignment: epoch, handle });
+            if message::is_of_a_stream(&delivery.properties) {
+                self.lock().stream = Some(queue.to_owned());
+                break;
+            }
+            // A large payload takes its time, for which nobody who settles has to wait.
+            let delivery = self.message(delivery, epoch, subscription);
+            self.lock().buffer.push_back(delivery);
         }
-        let unsettled = state.unsettled;
-        drop(state);
         self.arrived.notify_one();
-        unsettled
+    }
+
+    fn message(&self, delivery: lapin::message::Delivery, epoch: Assignment, subscription: u64) -> AmqpDelivery {
+        let bytes = delivery.data.len();
+        let (message, attempt) = message::message(
+            delivery.exchange.as_str(),
+            delivery.routing_key.as_str(),
+            &delivery.properties,
+            delivery.data,
+        );
+        let redelivered = delivery.redelivered;
+        let suspect = redelivered && message::is_suspect(&delivery.properties, attempt);
+        // What the message says itself is not kept twice.
+        let is_all_told = is_all_told(&delivery.properties);
+        let original = (self.keeps_originals || !is_all_told).then(|| {
+            let content = self.keeps_originals.then(|| Content {
+                exchange: delivery.exchange.to_string(),
+                routing_key: delivery.routing_key.to_string(),
+                payload: message.payload().cloned().unwrap_or_default(),
+            });
+            Arc::new(Original { properties: delivery.properties, content })
+        });
+        let message = match &original {
+            Some(original) if !is_all_told => {
+                let bytes = original.properties.headers().as_ref().map_or(0, size);
+                message.with_original(Arc::clone(original) as _, bytes)
+            }
+            Some(_) | None => message,
+        };
+        let original = original.filter(|_| self.keeps_originals);
+        let handle = AmqpHandle { epoch, tag: delivery.delivery_tag, subscription, bytes, original };
+        Delivery { message, attempt, redelivered, suspect, assignment: epoch, handle }
     }
 
     /// The next thing to hand over. Nothing is lost where the caller is dropped: what is taken is returned at once.
@@ -261,21 +280,6 @@ impl Shared {
         let handles: Vec<_> = state.buffer.drain(..).map(|delivery| delivery.handle).collect();
         state.settled(&handles);
         handles.into_iter().map(|handle| handle.tag).collect()
-    }
-
-    /// The same of so much of it as is too large to be kept. The youngest go, in their order: what they come behind stays
-    /// before them.
-    pub(crate) fn take_excess(&self) -> Vec<u64> {
-        let mut state = self.lock();
-        let mut tags = Vec::new();
-        // A single message is kept, however large it is.
-        while state.unsettled_bytes > UNSETTLED_BYTES_MAX && state.unsettled > 1 {
-            let Some(delivery) = state.buffer.pop_back() else { break };
-            state.settled([&delivery.handle]);
-            tags.push(delivery.handle.tag);
-        }
-        tags.reverse();
-        tags
     }
 
     /// Whether everything that was delivered was handed over.

@@ -1,4 +1,4 @@
-//! Large messages: what is in this process is bounded by bytes (J56), and a subscription that does not end.
+//! Large messages: what is in this process is bounded by bytes, and a subscription that does not end is left (J56).
 
 use idem_amqp::{AmqpOptions, DeliveryLimit};
 use idem_core::{Source, source::Delivery};

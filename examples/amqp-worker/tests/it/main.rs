@@ -17,6 +17,7 @@ mod flood;
 mod floods;
 #[path = "../../../ledger/tests/shared/input.rs"]
 mod input;
+mod large;
 mod outages;
 #[path = "../../../ledger/tests/shared/own_servers.rs"]
 mod own_servers;

@@ -86,6 +86,15 @@ impl Worker {
         self.logged().contains("Assign(")
     }
 
+    /// The most memory that it has taken, in bytes.
+    pub(crate) fn memory_max(&self) -> u64 {
+        let status = format!("/proc/{}/status", self.process.id().expect("it runs"));
+        let text = std::fs::read_to_string(status).expect("the system tells");
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its peak");
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+        kib << 10
+    }
+
     /// Whether it still runs.
     pub(crate) fn runs(&mut self) -> bool {
         self.process.try_wait().expect("a child can be asked").is_none()

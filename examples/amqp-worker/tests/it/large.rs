@@ -1,0 +1,41 @@
+//! Large messages, and how much memory a worker takes for them.
+
+use lapin::types::AMQPValue;
+
+use super::{
+    purchase::Purchase,
+    stage::{Ledger, Stage},
+};
+
+const LARGE: usize = 8 << 20;
+
+/// What the Kubernetes example gives a worker.
+const MEMORY_MAX: u64 = 512 << 20;
+
+/// A purchase with a note of so many bytes.
+fn with_note(number: i64, bytes: usize) -> String {
+    let purchase = Purchase::number(number).json();
+    let (members, _) = purchase.rsplit_once('}').expect("an object");
+    format!(r#"{members},"note":"{}"}}"#, "x".repeat(bytes))
+}
+
+/// J56: small messages have earned all of the prefetch when as many large ones come as do not fit into the worker's memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn j56_a_flood_of_large_messages_stays_within_the_memory_of_the_deployment() {
+    const SMALL: i64 = 100;
+    const ALL: i64 = SMALL + 60;
+    let lazy = ("x-queue-mode", AMQPValue::LongString("lazy".into()));
+    let stage = Stage::with("large", &[lazy]).await;
+    stage.send(0..SMALL).await;
+    for number in SMALL..ALL {
+        stage.queue.send_text(&with_note(number, LARGE)).await;
+    }
+    let worker = stage.start(&["--payload-max", "16MiB", "--delivery-limit", "none"]);
+    stage.until_purchases(ALL).await;
+    let memory = worker.memory_max();
+    let ended = worker.stop().await;
+    assert!(ended.status.success(), "{}", ended.log);
+    assert_eq!(stage.ledger().await, Ledger::of(0..ALL));
+    assert!(memory < MEMORY_MAX, "the worker took {} MiB", memory >> 20);
+    stage.remove().await;
+}

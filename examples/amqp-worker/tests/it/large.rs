@@ -36,6 +36,7 @@ async fn j56_a_flood_of_large_messages_stays_within_the_memory_of_the_deployment
     let ended = worker.stop().await;
     assert!(ended.status.success(), "{}", ended.log);
     assert_eq!(stage.ledger().await, Ledger::of(0..ALL));
+    println!("the worker took {} MiB at most", memory >> 20);
     assert!(memory < MEMORY_MAX, "the worker took {} MiB", memory >> 20);
     stage.remove().await;
 }

@@ -11,9 +11,10 @@ use std::{
 use futures_util::{FutureExt, StreamExt, future::join_all, stream::FuturesUnordered};
 use idem_core::{BoxError, ErrorClass, RetryPolicy, SourceError, source::REFUSAL_GRACE};
 use lapin::{
-    Channel, ConnectionProperties, Consumer,
+    Channel, Connection, ConnectionProperties, Consumer, ErrorKind,
     message::Delivery,
-    options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions},
+    options::{BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicQosOptions, QueueDeclareOptions},
+    protocol::{AMQPErrorKind, AMQPHardError},
     tcp::{OwnedIdentity, OwnedTLSConfig},
     types::{AMQPValue, FieldTable, ShortString},
     uri::AMQPUri,
@@ -25,6 +26,7 @@ use tokio::{
 
 use crate::{
     error::{classify, cure, is_refused},
+    message::says_stream,
     options::Settings,
     state::{Shared, Wish, give_back},
     wire::Wire,
@@ -59,6 +61,8 @@ pub(crate) struct Session {
     allowed: usize,
     /// How many pauses were obeyed.
     pauses: u64,
+    /// Whether the broker was asked, and the queue is no stream.
+    is_no_stream: bool,
 }
 
 /// Why a session ended.
@@ -115,6 +119,21 @@ pub(crate) async fn ready(channel: &Channel, queue: &ShortString) -> lapin::Resu
     Ok(queue.message_count())
 }
 
+const ASKING: &str = "asking whether the queue is a stream";
+
+/// Takes one message from the queue and gives it back, which streams refuse.
+async fn is_a_stream(connection: &Connection, queue: &ShortString) -> lapin::Result<bool> {
+    let channel = connection.create_channel().await?;
+    let Err(error) = channel.basic_get(queue.clone(), BasicGetOptions::default()).await else {
+        // With its channel the message goes back.
+        return channel.close(200, "asked".into()).await.map(|()| false);
+    };
+    match error.kind() {
+        ErrorKind::ProtocolError(error) => Ok(*error.kind() == AMQPErrorKind::Hard(AMQPHardError::NOTIMPLEMENTED)),
+        _ => Err(error),
+    }
+}
+
 impl Session {
     /// Connects, and consumes where these queues exist too, unless the source is paused.
     pub(crate) async fn open(
@@ -134,8 +153,8 @@ impl Session {
             let of_this = Settings { queue: queue.clone(), ..settings.clone() };
             ready(&channel, queue).await.map_err(|error| classify(&of_this, "asking for the queue", error))?;
         }
-        let mut session =
-            Self { wire, channel, consumer: None, pending: Vec::new(), allowed: 0, pauses: shared.pauses() };
+        let (consumer, pending, pauses) = (None, Vec::new(), shared.pauses());
+        let mut session = Self { wire, channel, consumer, pending, allowed: 0, pauses, is_no_stream: false };
         if !shared.is_paused() {
             session.subscribe(settings, shared, shared.first_prefetch()).await?;
         }
@@ -186,7 +205,7 @@ impl Session {
                         ready = timeout(ANSWER, ready(&self.channel, &settings.queue)) => (matches!(ready, Ok(Ok(0))), None),
                         Some(next) = next(&mut self.consumer) => (false, Some(next)),
                     };
-                    if let Err(end) = self.take(first, settings, shared) {
+                    if let Err(end) = self.take(first, settings, shared).await {
                         return end;
                     }
                     // Who asked may have given up.
@@ -198,7 +217,7 @@ impl Session {
                     }
                 }
                 Some(next) = next(&mut self.consumer) => {
-                    if let Err(end) = self.take(Some(next), settings, shared) {
+                    if let Err(end) = self.take(Some(next), settings, shared).await {
                         return end;
                     }
                 }
@@ -240,7 +259,7 @@ impl Session {
     }
 
     /// Takes in this delivery and all that are there behind it, as long as they are not too large.
-    fn take(
+    async fn take(
         &mut self,
         first: Option<Option<lapin::Result<Delivery>>>,
         settings: &Settings,
@@ -261,7 +280,7 @@ impl Session {
             next = if end.is_none() && !shared.wants_less() { now() } else { None };
         }
         if !shared.wants_less() {
-            self.hand_over(settings, shared);
+            self.hand_over(settings, shared).await.map_err(|error| End::Lost(error.into()))?;
         }
         if unsettled > self.allowed {
             end = Some(End::Lost("the broker delivers more than the prefetch allows".into()));
@@ -269,8 +288,21 @@ impl Session {
         end.map_or(Ok(()), Err)
     }
 
-    fn hand_over(&mut self, settings: &Settings, shared: &Shared) {
-        shared.deliver(self.pending.drain(..), settings.queue.as_str());
+    /// # Errors
+    /// A delivery says that it comes from a stream, and the broker says whether that is so.
+    async fn hand_over(&mut self, settings: &Settings, shared: &Shared) -> Result<(), SourceError> {
+        if !self.is_no_stream && self.pending.iter().any(|delivery| says_stream(&delivery.properties)) {
+            let asked = timeout(ANSWER, is_a_stream(&self.wire.connection, &settings.queue)).await;
+            let asked = asked.map_err(|late| SourceError::unavailable(ASKING, late))?;
+            if asked.map_err(|error| classify(settings, ASKING, error))? {
+                shared.is_a_stream(settings.queue.as_str());
+                self.pending.clear();
+                return Ok(());
+            }
+            self.is_no_stream = true;
+        }
+        shared.deliver(self.pending.drain(..));
+        Ok(())
     }
 
     /// Ends the subscription. What was delivered can still be settled, and what of it is too large to be kept goes back.
@@ -312,8 +344,7 @@ impl Session {
                 self.pending.push(delivery);
             }
         }
-        self.hand_over(settings, shared);
-        Ok(())
+        self.hand_over(settings, shared).await
     }
 
     /// The same, and gives back what was not handed over.

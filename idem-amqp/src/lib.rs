@@ -17,6 +17,9 @@ mod source;
 mod state;
 mod wire;
 
+#[cfg(fuzzing)]
+pub mod fuzzing;
+
 pub use idem_core as core;
 
 pub use self::{

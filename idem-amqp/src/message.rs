@@ -41,8 +41,8 @@ pub(crate) fn is_the_brokers_own(name: &str) -> bool {
     name == DELIVERY_COUNT || OWN.contains(&name)
 }
 
-/// Whether a delivery comes from a stream, which says so in a header that nothing else has.
-pub(crate) fn is_of_a_stream(properties: &BasicProperties) -> bool {
+/// Whether a delivery says that it comes from a stream. All of a stream's do, and a producer can say so of any other.
+pub(crate) fn says_stream(properties: &BasicProperties) -> bool {
     properties.headers().as_ref().is_some_and(|headers| headers.inner().contains_key(STREAM_OFFSET))
 }
 

@@ -77,7 +77,7 @@ struct State {
     prefetch: Prefetch,
     /// How many subscriptions there were.
     subscriptions: u64,
-    /// The queue's name where it is a stream, of which nothing is handed over.
+    /// The queue's name where it is a stream.
     stream: Option<String>,
 }
 
@@ -207,16 +207,12 @@ impl Shared {
     }
 
     /// Takes in what was noted.
-    pub(crate) fn deliver(&self, deliveries: impl Iterator<Item = lapin::message::Delivery>, queue: &str) {
+    pub(crate) fn deliver(&self, deliveries: impl Iterator<Item = lapin::message::Delivery>) {
         let (epoch, subscription) = {
             let state = self.lock();
             (state.epoch(), state.subscriptions)
         };
         for delivery in deliveries {
-            if message::is_of_a_stream(&delivery.properties) {
-                self.lock().stream = Some(queue.to_owned());
-                break;
-            }
             // A large payload takes its time, for which nobody who settles has to wait.
             let delivery = self.message(delivery, epoch, subscription);
             self.lock().buffer.push_back(delivery);
@@ -267,6 +263,12 @@ impl Shared {
                 () = self.stopping.cancelled() => {}
             }
         }
+    }
+
+    /// The queue of this name is a stream, of which nothing is handed over.
+    pub(crate) fn is_a_stream(&self, queue: &str) {
+        self.lock().stream = Some(queue.to_owned());
+        self.arrived.notify_one();
     }
 
     pub(crate) fn fail(&self, failure: SourceError) {

@@ -1,4 +1,5 @@
-//! Queues that take a message away once it was delivered too often (G15, G16, G17), and streams (G18).
+//! Queues that take a message away once it was delivered too often (G15, G16, G17), and streams (G18,
+//! G52).
 
 use std::time::Duration;
 
@@ -9,7 +10,10 @@ use idem_core::{
     source::Received, store::Bookkeeping,
 };
 use idem_testkit::{MemoryStore, source_driver::payloads};
-use lapin::types::AMQPValue;
+use lapin::{
+    BasicProperties,
+    types::{AMQPValue, FieldTable},
+};
 use tokio::task::JoinHandle;
 
 use crate::{
@@ -275,6 +279,27 @@ async fn g18_a_stream_is_refused_at_the_first_delivery() {
             }
             other => panic!("instead of a refusal came {other:?}"),
         }
+    }
+}
+
+/// G52: what a stream writes at each of its messages a producer can write at any: one message would stop every consumer.
+#[tokio::test(flavor = "multi_thread")]
+async fn g52_a_message_that_claims_to_come_from_a_stream_is_one_of_its_queue() {
+    for kind in [Kind::Classic, Kind::Quorum] {
+        let queue = Queue::new(kind).await;
+        let mut headers = FieldTable::default();
+        headers.insert("x-stream-offset".into(), AMQPValue::LongLongInt(7));
+        for name in numbers(0..3) {
+            let claiming = BasicProperties::default().with_headers(headers.clone()).with_message_id(name.clone().into());
+            queue.put(name.as_bytes(), claiming).await;
+        }
+        let member = join(&queue.options()).await;
+        publish(&queue, 3..6).await;
+        let held = member.take(6).await;
+        assert_eq!(payloads(&held), numbers(0..6), "from a {kind:?} queue");
+        // Asked about again on another channel, and what was taken for it came back.
+        queue.proxy.cut().await;
+        assert_eq!(sorted(&member.take_over_revocations(6).await), numbers(0..6), "once more, from a {kind:?} queue");
     }
 }
 

@@ -1,0 +1,15 @@
+//! A door for fuzz targets.
+
+use std::io;
+
+use crate::frames::Frames;
+
+/// What of these bytes, which come one after the other, the client library sees.
+///
+/// # Errors
+/// A frame is larger than any that a broker sends.
+pub fn pass<'a>(frame_max: usize, bytes: impl IntoIterator<Item = &'a [u8]>) -> io::Result<Vec<u8>> {
+    let (mut frames, mut out) = (Frames::new(frame_max), Vec::new());
+    bytes.into_iter().try_for_each(|bytes| frames.pass(bytes, &mut out))?;
+    Ok(out)
+}

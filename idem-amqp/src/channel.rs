@@ -128,10 +128,10 @@ async fn is_a_stream(connection: &Connection, queue: &ShortString) -> lapin::Res
         // With its channel the message goes back.
         return channel.close(200, "asked".into()).await.map(|()| false);
     };
-    match error.kind() {
-        ErrorKind::ProtocolError(error) => Ok(*error.kind() == AMQPErrorKind::Hard(AMQPHardError::NOTIMPLEMENTED)),
-        _ => Err(error),
+    if let ErrorKind::ProtocolError(error) = error.kind() {
+        return Ok(*error.kind() == AMQPErrorKind::Hard(AMQPHardError::NOTIMPLEMENTED));
     }
+    Err(error)
 }
 
 impl Session {

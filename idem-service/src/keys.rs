@@ -99,7 +99,7 @@ mod tests {
     /// S10: no text makes it panic, and a rule that is read is written as it was. The seed is printed where it fails.
     #[test]
     fn s10_rules_of_any_shape_are_read_as_written_or_refused() {
-        let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand);
+        let seed = idem_testkit::seed();
         let mut state = seed;
         let mut below = |count: usize| {
             // Knuth's MMIX; any mixing does.
@@ -114,10 +114,6 @@ mod tests {
                 let _ = source.key(&Message::new("{}").with_header("a", "k"));
             }
         }
-    }
-
-    fn rand() -> u64 {
-        std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0)
     }
 
     #[test]

@@ -169,8 +169,7 @@ mod tests {
     /// types that they have.
     #[test]
     fn s50_attributes_bodies_and_facts_of_any_kind_make_a_message() {
-        let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok());
-        let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+        let seed = idem_testkit::seed();
         let mut random = fastrand::Rng::with_seed(seed);
         let queues = ["https://h/1/q", "https://h/1/q.fifo"].map(queue);
         let envelopes = [None, Some(Envelope::Sns), Some(Envelope::EventBridge)];

@@ -14,9 +14,17 @@ pub mod memory;
 mod memory_store;
 mod proof;
 pub mod proxy;
+mod seed;
 pub mod source_driver;
 pub mod sqs;
 
 pub use idem_core;
 
-pub use self::{dead_letter::dead_letter, decide::Decide, deliver::*, memory_store::*, proof::durables};
+pub use self::{
+    dead_letter::dead_letter,
+    decide::Decide,
+    deliver::*,
+    memory_store::*,
+    proof::durables,
+    seed::{rng, seed},
+};

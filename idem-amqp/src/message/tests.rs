@@ -201,7 +201,7 @@ fn any_table(random: &mut fastrand::Rng, depth: usize) -> FieldTable {
 /// a text can say, and what it cannot say is kept beside it.
 #[test]
 fn s50_properties_of_any_kind_make_a_message_that_is_whole() {
-    let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    let seed = idem_testkit::seed();
     let mut random = fastrand::Rng::with_seed(seed);
     for round in 0..5_000 {
         let mut properties = BasicProperties::default().with_headers(any_table(&mut random, 6));

@@ -290,7 +290,8 @@ async fn g52_a_message_that_claims_to_come_from_a_stream_is_one_of_its_queue() {
         let mut headers = FieldTable::default();
         headers.insert("x-stream-offset".into(), AMQPValue::LongLongInt(7));
         for name in numbers(0..3) {
-            let claiming = BasicProperties::default().with_headers(headers.clone()).with_message_id(name.clone().into());
+            let claiming =
+                BasicProperties::default().with_headers(headers.clone()).with_message_id(name.clone().into());
             queue.put(name.as_bytes(), claiming).await;
         }
         let member = join(&queue.options()).await;

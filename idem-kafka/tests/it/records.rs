@@ -117,7 +117,7 @@ async fn a45_a_record_of_a_topic_that_was_created_again_has_another_derived_key(
 /// bytes as values. The seed is printed where it fails.
 #[tokio::test(flavor = "multi_thread")]
 async fn e20_hostile_headers_arrive_as_they_were_sent() {
-    let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    let seed = idem_testkit::seed();
     let mut random = fastrand::Rng::with_seed(seed);
     let topic = Topic::new(1).await;
     let names = ["", "idempotencykey", "IdempotencyKey", "é", "\u{202e}x", "a\nb", "idem-reason", &"n".repeat(3_000)];
@@ -152,7 +152,7 @@ async fn e20_as_many_headers_as_the_client_library_reads_arrive() {
 /// headers up to the first whose name is no text, and a mark where there is one; and so does the good one behind all of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn s50_headers_of_any_bytes_make_a_message_and_hold_up_nothing() {
-    let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    let seed = idem_testkit::seed();
     let mut random = fastrand::Rng::with_seed(seed);
     let topic = Topic::new(1).await;
     let mut sent: Vec<Vec<(Vec<u8>, Vec<u8>)>> = Vec::new();

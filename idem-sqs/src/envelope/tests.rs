@@ -108,7 +108,7 @@ fn f14_an_envelope_with_a_repeated_member_is_malformed() {
 /// F14: no body makes it panic, and what comes out is the producer's text or the body. The seed is printed where it fails.
 #[test]
 fn f14_bodies_of_any_shape_are_opened_or_kept() {
-    let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    let seed = idem_testkit::seed();
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..5_000 {
         for (envelope, whole) in [(Envelope::Sns, NOTIFICATION), (Envelope::EventBridge, EVENT)] {

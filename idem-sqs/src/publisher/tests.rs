@@ -114,7 +114,7 @@ fn a_copy_of_a_dead_letter_is_a_repetition_and_its_next_failure_is_none() {
 /// legal name and text, within the room there is. The seed is printed where it fails.
 #[test]
 fn f14_headers_of_any_shape_become_attributes_that_sqs_takes() {
-    let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    let seed = idem_testkit::seed();
     let (mut random, mut fitted) = (fastrand::Rng::with_seed(seed), 0);
     for _ in 0..2_000 {
         let mut headers = Headers::default();

@@ -104,6 +104,9 @@ async fn c1_a_retention_that_the_broker_outlasts_is_warned_of_or_refused() {
     assert_eq!(stage.purchases().await, 3);
     let ended = stage.drain(&["--retention", "15d", "--strict-retention"]).await;
     assert!(ended.status.success() && !ended.log.contains("handled twice"), "{}", ended.log);
+    let horizon = "SELECT redelivery_horizon BETWEEN interval '14 days' AND interval '15 days' FROM idem.consumers";
+    let is_kept: Option<bool> = sqlx::query_scalar(horizon).fetch_one(stage.pool()).await.expect("an answer");
+    assert_eq!(is_kept, Some(true), "for idem doctor");
     stage.remove().await;
 }
 

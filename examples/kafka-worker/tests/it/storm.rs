@@ -5,7 +5,6 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 
 use super::{
-    database::seed,
     stage::{Client, Ledger, Stage, count, until, with_each_client},
     worker::Worker,
 };
@@ -25,7 +24,7 @@ async fn e8_j2_a_storm_of_rebalances_leaves_an_exact_ledger(client: Client) {
     // Attempts are counted for what a killed worker had in hand; more of them than there are kills.
     let settings = ["--reset", "earliest", "--attempts", "100", "--batch", "50", "--in-flight", "300"];
     let mut workers: Vec<Worker> = (0..3).map(|_| stage.start(&settings)).collect();
-    let mut rng = fastrand::Rng::with_seed(seed());
+    let mut rng = fastrand::Rng::with_seed(idem_testkit::seed());
     let (mut rounds, mut kills) = (0, 0);
     let storm = async {
         let mut second_half = Some(stage.send(purchases / 2..purchases));

@@ -29,13 +29,6 @@ pub(crate) fn count(all: i64, otherwise: i64) -> i64 {
     if std::env::var_os("IDEM_TEST_ALL").is_some() { all } else { otherwise }
 }
 
-/// What chance goes by: `IDEM_SEED`, else a new one; it is shown where a test fails.
-pub(crate) fn seed() -> u64 {
-    let seed = std::env::var("IDEM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
-    println!("IDEM_SEED={seed}");
-    seed
-}
-
 /// What stands in the ledger.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Ledger {

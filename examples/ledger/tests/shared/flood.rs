@@ -14,7 +14,7 @@ use sqlx::{query, query_as, query_scalar};
 use tokio::time::timeout;
 
 use super::{
-    database::{Database, seed, until},
+    database::{Database, until},
     input::{Input, KEY, PAYLOAD_MAX, Value, draw},
     worker::Worker,
 };
@@ -80,7 +80,7 @@ const EACH: usize = 3;
 /// in the ledger, or whole in the dead letters, and nothing else is in either. In the life without a hold dead letters are
 /// published too, and there they are whole as well.
 pub(crate) async fn flood(stage: &mut impl Flooded, inputs: i64) {
-    let mut rng = fastrand::Rng::with_seed(seed());
+    let mut rng = fastrand::Rng::with_seed(idem_testkit::seed());
     let mut faults = Fault::ALL;
     rng.shuffle(&mut faults);
     println!("faults: {faults:?}");

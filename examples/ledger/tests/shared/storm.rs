@@ -2,9 +2,7 @@
 
 use std::{ops::Range, time::Duration};
 
-use idem_testkit::proxy::Proxy;
-
-use super::database::seed;
+use idem_testkit::{proxy::Proxy, seed};
 
 /// Cuts, freezes and delays both at random for as many seconds, while `send` is handed `each` purchases a second. Answers
 /// how many were sent, of which the first are sent already. The faults of the end last.

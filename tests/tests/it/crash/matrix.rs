@@ -8,10 +8,11 @@ use idem_testkit::memory::{Order, QueueOptions};
 use idem_tests::plan::Plan;
 
 use super::{
+    kills,
     stage::{Stage, conclude},
     wave,
 };
-use crate::support::{child::Child, database::Kind, seed};
+use crate::support::{child::Child, database::Kind};
 
 /// The batch of batch mode.
 pub(crate) const BATCH: usize = 5;
@@ -48,7 +49,7 @@ impl Row {
     /// The stage on which this death can be had.
     async fn stage(&self) -> Stage {
         let name = self.name();
-        let mut variant = seed::rng(&format!("{name} variant"));
+        let mut variant = idem_testkit::rng(&format!("{name} variant"));
         // Only a batch is isolated, so single mode is taken at its word everywhere else.
         let batch = if self.death == Death::At(failpoint::ISOLATE) { BATCH } else { self.batch };
         let order = if variant.bool() { Order::ByKey } else { Order::None };
@@ -136,7 +137,7 @@ impl Row {
     /// One to three deaths in a row, each among new messages; then a consumer that lives, and everything compared.
     async fn run(self) -> Result<(), String> {
         let mut stage = self.stage().await;
-        let (mut kills, wanted) = (0, seed::kills());
+        let (mut kills, wanted) = (0, kills());
         while kills < wanted {
             for _ in 0..stage.rng.u64(1..=3).min(wanted - kills) {
                 kills += 1;

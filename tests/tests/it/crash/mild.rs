@@ -10,7 +10,7 @@ use super::{
     matrix::BATCH,
     stage::{Stage, conclude},
 };
-use crate::support::{database::Kind, seed};
+use crate::support::database::Kind;
 
 /// The exit status of a Rust program whose main thread panicked.
 const PANICKED: i32 = 101;
@@ -28,7 +28,7 @@ impl Accident {
     }
 
     async fn run(self) -> Result<(), String> {
-        let mut variant = seed::rng(&format!("{} variant", self.name()));
+        let mut variant = idem_testkit::rng(&format!("{} variant", self.name()));
         // A delivery that gets lost at `recv` comes back behind those that followed it, which no source does that keeps
         // an order.
         let ordered = self.point != failpoint::RECV && variant.bool();

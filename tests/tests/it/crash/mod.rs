@@ -32,3 +32,9 @@ mod rolling;
 mod stage;
 mod tokio_postgres;
 mod wave;
+
+/// How often a consumer is killed at each failpoint: `IDEM_CRASH_KILLS`, 3 unless set.
+fn kills() -> u64 {
+    let text = std::env::var("IDEM_CRASH_KILLS").unwrap_or_else(|_| "3".to_owned());
+    text.trim().parse().unwrap_or_else(|_| panic!("IDEM_CRASH_KILLS={text:?} is no whole number"))
+}

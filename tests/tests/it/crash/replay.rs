@@ -7,10 +7,11 @@ use idem_testkit::memory::QueueOptions;
 use idem_tests::plan::{Act, Plan};
 
 use super::{
+    kills,
     matrix::BATCH,
     stage::{Stage, conclude},
 };
-use crate::support::{database::Kind, seed};
+use crate::support::database::Kind;
 
 /// How many dead letters are replayed.
 const LETTERS: usize = 8;
@@ -42,7 +43,7 @@ async fn replay(kind: Kind, point: &str) -> Result<(), String> {
     }
     // The queue is at its end, so it is the replays that have to be waited for.
     stage.plan = Plan { repaired: true, idle_ms: 700, ..stage.plan.clone() };
-    for kill in 1..=seed::kills().min(3) {
+    for kill in 1..=kills().min(3) {
         // At most two replays are done with each kill, so that some are left for the next.
         let skip = stage.rng.u64(0..2);
         let plan = stage.plan.clone();

@@ -11,7 +11,6 @@ use super::{ledger::Ledger, wave::Producer};
 use crate::support::{
     child::{Child, Ended},
     database::{Database, Kind},
-    seed,
 };
 
 /// How many rows run at a time, over all tests: more would only take turns on a small machine.
@@ -42,7 +41,7 @@ impl Stage {
         // What an earlier run left there says nothing about this one.
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).unwrap();
-        let mut rng = seed::rng(name);
+        let mut rng = idem_testkit::rng(name);
         let broker = Broker::new();
         let ledger = Ledger::new(options.order != Order::None);
         let options = options.seed(rng.u64(..)).history_max(1_000_000);
@@ -113,6 +112,6 @@ pub(crate) fn conclude(results: Vec<(String, Result<(), String>)>) {
     let rows = results.len();
     let failed: Vec<String> =
         results.into_iter().filter_map(|(row, result)| Some(format!("=== {row}\n{}", result.err()?))).collect();
-    let again = format!("again with IDEM_SEED={}", seed::seed());
+    let again = format!("again with IDEM_SEED={}", idem_testkit::seed());
     assert!(failed.is_empty(), "{} of {rows} rows failed; {again}\n{}", failed.len(), failed.join("\n"));
 }

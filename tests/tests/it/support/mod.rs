@@ -3,4 +3,3 @@
 pub(crate) mod child;
 pub(crate) mod database;
 pub(crate) mod postgres;
-pub(crate) mod seed;

@@ -309,6 +309,8 @@ pub struct Registration {
     pub hash_rules: Vec<String>,
     /// The retention.
     pub retention: Retention,
+    /// How long after its first delivery the broker may deliver a message again; `None` where it does not say.
+    pub redelivery_horizon: Option<Duration>,
     /// The worker's version, as it wants to be found by.
     pub version: String,
 }
@@ -324,7 +326,17 @@ impl Registration {
         retention: Retention,
     ) -> Self {
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        Self { consumer, tenant, bound_to: None, handler: None, key_rule, hash_rules, retention, version }
+        Self {
+            consumer,
+            tenant,
+            bound_to: None,
+            handler: None,
+            key_rule,
+            hash_rules,
+            retention,
+            redelivery_horizon: None,
+            version,
+        }
     }
 
     setters! {
@@ -342,6 +354,8 @@ impl Registration {
         hash_rules: Vec<String>,
         /// Sets the retention.
         retention: Retention,
+        /// Sets for how long the broker may deliver again.
+        redelivery_horizon: Option<Duration>,
         /// Sets the worker's version. Defaults to idem's.
         version: String,
     }
@@ -446,10 +460,6 @@ impl ControlState {
         }
     }
 }
-
-/// Begins the line, in the details of an [`AuditEntry`] `start`, that goes on with the broker's redelivery horizon in
-/// seconds: `idem doctor` reads what workers wrote.
-pub const HORIZON_HEARD: &str = "the broker may deliver again for ";
 
 /// One line of the audit trail.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -142,6 +142,14 @@ pub const POSTGRES_MIGRATIONS: &[Migration] = &[
         up_template: include_str!("../migrations/postgres/0006_qualified_seal.up.sql"),
         down_template: include_str!("../migrations/postgres/0006_qualified_seal.down.sql"),
     },
+    Migration {
+        dialect: Dialect::Postgres,
+        version: 7,
+        name: "broker_horizon",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/postgres/0007_broker_horizon.up.sql"),
+        down_template: include_str!("../migrations/postgres/0007_broker_horizon.down.sql"),
+    },
 ];
 
 /// The migrations for SQLite, oldest first.
@@ -177,6 +185,14 @@ pub const SQLITE_MIGRATIONS: &[Migration] = &[
         oldest_worker: "0.1.0",
         up_template: include_str!("../migrations/sqlite/0004_forgotten.up.sql"),
         down_template: include_str!("../migrations/sqlite/0004_forgotten.down.sql"),
+    },
+    Migration {
+        dialect: Dialect::Sqlite,
+        version: 5,
+        name: "broker_horizon",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/sqlite/0005_broker_horizon.up.sql"),
+        down_template: include_str!("../migrations/sqlite/0005_broker_horizon.down.sql"),
     },
 ];
 

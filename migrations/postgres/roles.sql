@@ -57,7 +57,7 @@ GRANT SELECT, INSERT ON {schema}.processed_messages, {schema}.units, {schema}.co
 -- Its lines of the trail carry its login and the server's time, which are not its to say.
 GRANT SELECT, INSERT (who, action, consumer, idempotency_key, details) ON {schema}.audit TO idem_worker;
 -- What a start says for the first time, and what it may change; what binds is only ever compared.
-GRANT UPDATE (retention, bound_to, handler, key_rules, hash_rules) ON {schema}.consumers TO idem_worker;
+GRANT UPDATE (retention, redelivery_horizon, bound_to, handler, key_rules, hash_rules) ON {schema}.consumers TO idem_worker;
 -- Workers of the release before still count in attempts.
 GRANT SELECT, INSERT, UPDATE ON {schema}.message_attempts, {schema}.attempts, {schema}.controls TO idem_worker;
 -- What a dead letter is stays as it was inserted, its key and payload above all; how it went on is the worker's to say.

@@ -1,9 +1,6 @@
 //! `idem doctor`.
 
-use idem_core::{
-    Store as _, StoreError,
-    store::{Bookkeeping as _, HORIZON_HEARD},
-};
+use idem_core::{Store as _, StoreError, store::Bookkeeping as _};
 use idem_schema::RECORD_BYTES;
 
 use crate::{
@@ -16,17 +13,10 @@ use crate::{
 
 const FINDINGS: &str = include_str!("doctor.sql");
 
-/// What the last start of the consumer `c` heard from its broker, which this command does not know.
+/// What the last start of the consumer `c` was warned of by its broker, which this command does not know.
 const LAST_START: &str = "\
 LEFT JOIN LATERAL (SELECT at, details FROM {schema}.audit WHERE consumer = c.id AND action = 'start' ORDER BY id DESC LIMIT 1)
     AS start ON true";
-
-/// For how many seconds the broker may deliver again, by the line that a worker leaves.
-const HORIZON: &str = "substring(start.details FROM '{heard}([0-9]+) s')::int8";
-
-fn with_last_start(statement: &str) -> String {
-    statement.replace("{last_start}", LAST_START).replace("{horizon}", HORIZON).replace("{heard}", HORIZON_HEARD)
-}
 
 /// What the tables come to if everything goes on as in the last hour.
 const FORECAST: &str = "\
@@ -46,7 +36,7 @@ WHERE c.retention IS NOT NULL ORDER BY c.name, c.tenant";
 const SOURCES: &str = "\
 SELECT DISTINCT ON (c.name) c.name AS consumer, nullif(c.bound_to, '') AS reads_from,
     coalesce(pg_catalog.justify_hours(c.retention)::text, 'for ever') AS retention,
-    pg_catalog.justify_hours(coalesce($1::int8, {horizon})::float8 * interval '1 s')::text AS broker_horizon,
+    pg_catalog.justify_hours(coalesce($1::int8::float8 * interval '1 s', c.redelivery_horizon))::text AS broker_horizon,
     CASE pg_catalog.split_part(c.bound_to, ':', 1)
         WHEN 'kafka' THEN pg_catalog.format('kafka-configs.sh --describe --all --entity-type topics --entity-name %s',
             pg_catalog.split_part(c.bound_to, '/', 2))
@@ -54,7 +44,7 @@ SELECT DISTINCT ON (c.name) c.name AS consumer, nullif(c.bound_to, '') AS reads_
         WHEN 'sqs' THEN pg_catalog.format('aws sqs get-queue-attributes --attribute-names All --queue-url URL of %s',
             pg_catalog.split_part(c.bound_to, ':', 7))
     END AS shown_by
-FROM {schema}.consumers AS c {last_start} ORDER BY c.name, c.id";
+FROM {schema}.consumers AS c ORDER BY c.name, c.id";
 
 /// What this command cannot see, because it knows no broker.
 const UNSEEN: &str = "Of a broker's settings this knows what the last start of a worker found: start one again after a \
@@ -67,7 +57,7 @@ pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Fail
     let horizon = Bind::NumberOr(doctor.broker_horizon.and_then(|time| i64::try_from(time.as_secs()).ok()));
     let findings: Table = match verified {
         Ok(()) => {
-            let findings = with_last_start(FINDINGS).replace("{plain}", target.schema.as_str());
+            let findings = FINDINGS.replace("{last_start}", LAST_START).replace("{plain}", target.schema.as_str());
             database.table(&findings, &[horizon]).await?
         }
         Err(StoreError::Schema { problem, cure } | StoreError::Refused { problem, cure }) => {
@@ -76,7 +66,7 @@ pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Fail
         }
         Err(error) => return Err(error.into()),
     };
-    let sources = database.table(&with_last_start(SOURCES), &[horizon]).await?;
+    let sources = database.table(SOURCES, &[horizon]).await?;
     let forecast = FORECAST.replace("{last_hour}", LAST_HOUR).replace("{record_bytes}", &RECORD_BYTES.to_string());
     let forecast = database.table(&forecast, &[]).await?;
     let is_well = findings.is_empty();

@@ -48,15 +48,17 @@ SELECT 'notice', pg_catalog.format('the records of %s are kept for ever, so the 
 FROM {schema}.consumers WHERE retention IS NULL
 UNION ALL
 SELECT 'error', pg_catalog.format('the records of %s are kept for %s, and the broker may deliver a message again for %s: a late redelivery '
-        'takes effect a second time', name, pg_catalog.justify_hours(retention), pg_catalog.justify_hours(horizon::float8 * interval '1 s')),
+        'takes effect a second time', name, pg_catalog.justify_hours(retention), pg_catalog.justify_hours(horizon)),
     pg_catalog.format('Give its workers a --retention of more than that, and run idem retention set %s TIME --existing', name)
-FROM (SELECT name, retention, coalesce($1::int8, {horizon}) AS horizon FROM {schema}.consumers AS c {last_start}) AS kept
-WHERE retention <= horizon::float8 * interval '1 s'
+FROM (SELECT name, retention, coalesce($1::int8::float8 * interval '1 s', redelivery_horizon) AS horizon
+    FROM {schema}.consumers) AS kept
+WHERE retention <= horizon
 UNION ALL
 SELECT 'warning', pg_catalog.format('the last start of %s, at %s, said: %s', c.name, start.at, said),
     'Mend it at the broker or in the workers'' settings; their next start says whether it is gone'
 FROM {schema}.consumers AS c {last_start} CROSS JOIN LATERAL pg_catalog.regexp_split_to_table(start.details, E'\n') AS said
-WHERE said <> '' AND said NOT LIKE '{heard}%'
+-- The second is no warning: workers from before 0007_broker_horizon left it here.
+WHERE said <> '' AND said NOT LIKE 'the broker may deliver again for %'
 UNION ALL
 SELECT 'notice', pg_catalog.format('%s is %s since %s by %s: %s', c.name, o.state, o.at, o.by, o.reason),
     pg_catalog.format('Run idem consumers resume %s once the reason is gone', c.name)

@@ -211,11 +211,14 @@ async fn doctor_says_what_the_last_start_found_out_about_its_broker() {
             "INSERT INTO audit (who, action, consumer, details) SELECT 'run 1', 'start', id, E'{details}' FROM consumers"
         )
     };
+    let horizon = |time: &str| format!("UPDATE consumers SET redelivery_horizon = interval '{time}'");
+    scene.run(&horizon("8 days")).await;
     scene.run(&start("the broker may deliver again for 691200 s\\nthe queue orders has no dead-letter queue")).await;
     let answer = scene.idem("doctor --json");
     assert_eq!(finding(&answer.out, "the records of orders are kept for 7 days")["level"], "error");
     assert_eq!(finding(&answer.out, "the queue orders has no dead-letter queue")["level"], "warning");
-    scene.run(&start("the broker may deliver again for 604799 s")).await;
+    scene.run(&horizon("604799 s")).await;
+    scene.run(&start("")).await;
     let answer = scene.idem("doctor --json");
     assert!(
         !answer.out.contains("are kept for 7 days, and") && !answer.out.contains("dead-letter queue"),

@@ -39,6 +39,7 @@ use crate::{
     key::{KeyPolicy, KeySource},
     message::{ConsumerName, Message, Tenant},
     outcome::{Decision, Failure},
+    source::Attached,
     spawn,
     store::{Bookkeeping as _, HashRuleId, Registered, Registration, ScopeId, Store},
     telemetry::{Destination, UnitMetrics},
@@ -250,12 +251,12 @@ impl<S: Store> Drop for OwnSession<S> {
 }
 
 impl<S: Store> Inner<S> {
-    /// Verifies and registers once. `bound_to` is what the worker's source says it is attached to.
-    pub(crate) async fn register(&self, bound_to: Option<String>) -> Result<&Registered, StoreError> {
-        let bound_to_nothing = bound_to.is_none() && self.handler_name.is_none();
+    /// Verifies and registers once. `attached` is what the worker's source says of its broker.
+    pub(crate) async fn register(&self, attached: Option<&Attached>) -> Result<&Registered, StoreError> {
+        let bound_to_nothing = attached.is_none() && self.handler_name.is_none();
         let register = || async {
             self.store.bookkeeping().verify().await?;
-            let registered = self.store.bookkeeping().register(&self.registration(bound_to)).await?;
+            let registered = self.store.bookkeeping().register(&self.registration(attached)).await?;
             self.clock.set(registered.now);
             if bound_to_nothing {
                 tracing::warn!(
@@ -273,27 +274,28 @@ impl<S: Store> Inner<S> {
     }
 
     /// The same for a worker, which binds the name to its source also where the consumer was started before.
-    pub(crate) async fn register_bound(&self, bound_to: String) -> Result<&Registered, StoreError> {
+    pub(crate) async fn register_bound(&self, attached: &Attached) -> Result<&Registered, StoreError> {
         // Told once, as the consumer is bound once.
-        let _ = self.source.set(Destination::of(&bound_to));
+        let _ = self.source.set(Destination::of(&attached.bound_to));
         if self.registered.initialized() {
-            self.store.bookkeeping().register(&self.registration(Some(bound_to.clone()))).await?;
+            self.store.bookkeeping().register(&self.registration(Some(attached))).await?;
         }
-        self.register(Some(bound_to)).await
+        self.register(Some(attached)).await
     }
 
-    fn registration(&self, bound_to: Option<String>) -> Registration {
+    fn registration(&self, attached: Option<&Attached>) -> Registration {
         Registration {
             consumer: self.name.clone(),
             tenant: match &self.tenants {
                 Tenants::One(tenant) => tenant.clone(),
                 Tenants::Of(_) => Tenant::default(),
             },
-            bound_to,
+            bound_to: attached.map(|attached| attached.bound_to.clone()),
             handler: self.handler_name.clone(),
             key_rule: format!("{};{}", self.keys.rule(), self.key_policy.rule()),
             hash_rules: self.hashes.all().map(|rule| rule.rule()).collect(),
             retention: self.settings.retention,
+            redelivery_horizon: attached.and_then(|attached| attached.redelivery_horizon),
             version: self.version.clone(),
         }
     }

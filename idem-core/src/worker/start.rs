@@ -12,7 +12,7 @@ use crate::{
     error::{BoxError, ErrorClass, SourceError, StoreError},
     retry::RetryPolicy,
     source::{Attached, Source},
-    store::{AuditEntry, Bookkeeping as _, HORIZON_HEARD, Registered, Retention, Store},
+    store::{AuditEntry, Bookkeeping as _, Registered, Retention, Store},
 };
 
 impl<S: Store, B: Source> Worker<S, B> {
@@ -71,22 +71,19 @@ impl<S: Store, B: Source> Worker<S, B> {
                 known.insert(attached).clone()
             }
         };
-        let registered =
-            self.consumer.inner.register_bound(attached.bound_to.clone()).await.map_err(WorkerError::Store)?;
+        let registered = self.consumer.inner.register_bound(&attached).await.map_err(WorkerError::Store)?;
         self.note_start(&attached, registered).await.map_err(WorkerError::Store)?;
         Ok((attached, registered.clone()))
     }
 
-    /// Writes down what the broker said of itself, for `idem doctor`, which knows no broker.
+    /// Writes down what a person should know of the broker, for `idem doctor`, which knows none.
     async fn note_start(&self, attached: &Attached, registered: &Registered) -> Result<(), StoreError> {
-        let horizon = attached.redelivery_horizon.map(|time| format!("{HORIZON_HEARD}{} s", time.as_secs()));
-        let lines: Vec<&str> = horizon.iter().chain(&attached.warnings).map(String::as_str).collect();
         let entry = AuditEntry {
             who: format!("run {}", registered.run),
             action: "start",
             scope: registered.scope,
             key: None,
-            details: lines.join("\n"),
+            details: attached.warnings.join("\n"),
         };
         self.consumer.inner.store.bookkeeping().audit(&entry).await
     }

@@ -8,7 +8,7 @@ use idem_core::{
 use crate::{
     driver::{BookkeepingDriver, row},
     host_name,
-    row::{Row, retention},
+    row::{Row, microseconds, retention},
 };
 
 /// Rounds of selecting and inserting, between which another start may be first.
@@ -48,6 +48,7 @@ async fn bind(driver: &impl BookkeepingDriver, registration: &Registration) -> R
     let doing = "registering the consumer";
     let (tenant, name) = (registration.tenant.as_str(), registration.consumer.as_str());
     let retention = retention(registration.retention);
+    let horizon = registration.redelivery_horizon.and_then(microseconds);
     for _ in 0..INTERN_ROUNDS {
         let Some(row) = select(driver, doing, tenant, name).await? else {
             let binding = Binding::of(registration);
@@ -73,7 +74,8 @@ async fn bind(driver: &impl BookkeepingDriver, registration: &Registration) -> R
             Some(id) => ScopeId(id),
             None => scope(driver, &registration.consumer, &registration.tenant).await?,
         };
-        driver.rows(doing, &driver.bookkeeping_statements().update_retention, &[id.0.into(), retention.into()]).await?;
+        let parameters = [id.0.into(), retention.into(), horizon.into()];
+        driver.rows(doing, &driver.bookkeeping_statements().update_horizons, &parameters).await?;
         return Ok(id);
     }
     Err(raced(doing))

@@ -36,8 +36,8 @@ ON CONFLICT (name, tenant) DO NOTHING RETURNING id";
     ///
     /// Parameters: 1 tenant `text`, 2 name `text`. Result: `id int4`, or no row where another was first: select again.
     insert_tenant: "\
-INSERT INTO {schema}.consumers (tenant, name, bound_to, handler, key_rules, hash_rules, retention)
-SELECT $1::text, name, bound_to, handler, key_rules, hash_rules, retention
+INSERT INTO {schema}.consumers (tenant, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon)
+SELECT $1::text, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon
 FROM {schema}.consumers WHERE name = $2::text ORDER BY id LIMIT 1
 ON CONFLICT (name, tenant) DO NOTHING RETURNING id";
 
@@ -51,10 +51,16 @@ UPDATE {schema}.consumers SET bound_to = $2::text, handler = $3::text, hash_rule
 WHERE id = $1::int4 AND key_rules IN ('', $6::text) AND bound_to IN ('', $2::text) AND handler IN ('', $3::text)
     AND hash_rules = $5::text RETURNING id";
 
-    /// Parameters: 1 consumer `int4`, 2 retention in µs or NULL for ever. Result: `id int4` if it was changed.
-    update_retention: "\
-UPDATE {schema}.consumers SET retention = $2::int8::float8 * interval '1 microsecond'
-WHERE id = $1::int4 AND retention IS DISTINCT FROM $2::int8::float8 * interval '1 microsecond' RETURNING id";
+    /// How long records are kept, and for how long the broker may deliver again.
+    ///
+    /// Parameters: 1 consumer `int4`, 2 retention in µs or NULL for ever, 3 redelivery horizon in µs or NULL where the
+    /// broker does not say. Result: `id int4` if one was changed.
+    update_horizons: "\
+UPDATE {schema}.consumers AS c SET retention = asked.retention, redelivery_horizon = asked.redelivery_horizon
+FROM (SELECT $2::int8::float8 * interval '1 microsecond' AS retention,
+    $3::int8::float8 * interval '1 microsecond' AS redelivery_horizon) AS asked
+WHERE c.id = $1::int4 AND (c.retention IS DISTINCT FROM asked.retention
+    OR c.redelivery_horizon IS DISTINCT FROM asked.redelivery_horizon) RETURNING c.id";
 
     /// Parameter: 1 rule `text`. Result: `id int4` or no row.
     select_hash: "SELECT id FROM {schema}.payload_hashes WHERE rule = $1::text";

@@ -25,7 +25,7 @@ impl BookkeepingStatements {
             insert_consumer: text(INSERT_CONSUMER),
             insert_tenant: text(INSERT_TENANT),
             fill_binding: text(FILL_BINDING),
-            update_retention: text(UPDATE_RETENTION),
+            update_horizons: text(UPDATE_HORIZONS),
             select_hash: text(r#"SELECT id FROM "{schema}_payload_hashes" WHERE rule = ?1"#),
             insert_hash: text(
                 r#"INSERT INTO "{schema}_payload_hashes" (rule) VALUES (?1) ON CONFLICT (rule) DO NOTHING RETURNING id"#,
@@ -83,8 +83,9 @@ INSERT INTO "{schema}_consumers" (tenant, name, bound_to, handler, key_rules, ha
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (tenant, name) DO NOTHING RETURNING id"#;
 
 const INSERT_TENANT: &str = r#"
-INSERT INTO "{schema}_consumers" (tenant, name, bound_to, handler, key_rules, hash_rules, retention, first_started_at)
-SELECT ?1, name, bound_to, handler, key_rules, hash_rules, retention, ?3 FROM "{schema}_consumers"
+INSERT INTO "{schema}_consumers" (tenant, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon,
+    first_started_at)
+SELECT ?1, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon, ?3 FROM "{schema}_consumers"
 WHERE name = ?2 ORDER BY id LIMIT 1 ON CONFLICT (tenant, name) DO NOTHING RETURNING id"#;
 
 const FILL_BINDING: &str = r#"
@@ -92,8 +93,9 @@ UPDATE "{schema}_consumers" SET bound_to = ?2, handler = ?3, hash_rules = ?4, ke
 WHERE id = ?1 AND key_rules IN ('', ?6) AND bound_to IN ('', ?2) AND handler IN ('', ?3) AND hash_rules = ?5
 RETURNING id"#;
 
-const UPDATE_RETENTION: &str = r#"
-UPDATE "{schema}_consumers" SET retention = ?2 WHERE id = ?1 AND retention IS NOT ?2 RETURNING id"#;
+const UPDATE_HORIZONS: &str = r#"
+UPDATE "{schema}_consumers" SET retention = ?2, redelivery_horizon = ?3
+WHERE id = ?1 AND (retention IS NOT ?2 OR redelivery_horizon IS NOT ?3) RETURNING id"#;
 
 const INSERT_RUN: &str = r#"
 INSERT INTO "{schema}_worker_runs" (host, process, version, started_at) VALUES (?1, ?2, ?3, ?4)

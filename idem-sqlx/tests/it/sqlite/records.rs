@@ -141,6 +141,17 @@ async fn cleanup_removes_only_what_has_expired() {
     assert_eq!(names(&short.decisions(vec![message("old", "1")]).await.unwrap()), ["processed"]);
 }
 
+/// For how long the broker may deliver again is what the last start heard.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_brokers_horizon_is_kept_beside_the_retention() {
+    let (file, store) = fresh().await;
+    for (horizon, kept) in [(Some(Duration::from_secs(90)), "90000000"), (None, "none")] {
+        store.bookkeeping().register(&registration().redelivery_horizon(horizon)).await.unwrap();
+        let read = "SELECT ifnull(CAST(redelivery_horizon AS TEXT), 'none') FROM idem_consumers";
+        assert_eq!(file.ask(read).await, [kept]);
+    }
+}
+
 /// A success forgets its attempts, in its own transaction: a failure after the claim keeps them, and so does another payload.
 #[tokio::test(flavor = "multi_thread")]
 async fn attempts_are_forgotten_with_the_success() {

@@ -35,7 +35,7 @@ impl Handler<PostgresStore> for Nothing {
     }
 }
 
-struct Scene {
+struct Fixture {
     schema: String,
     admin: PgConnection,
     store: Arc<PostgresStore>,
@@ -48,25 +48,25 @@ struct Scene {
 /// Measures with so many rows, in a schema of its own.
 pub(crate) async fn measure(url: &str, arguments: &[String]) -> Result<(), Box<dyn Error>> {
     let rows = arguments.first().map_or(Ok(ROWS), |rows| rows.replace('_', "").parse())?;
-    let mut scene = Scene::new(url, rows).await?;
+    let mut fixture = Fixture::new(url, rows).await?;
     println!("Cleanup of {rows} records of five retentions");
-    scene.fill(rows, EXPIRED).await?;
-    println!("  the table and its indexes take {}", scene.size().await?);
-    let alone = scene.claims(tokio::time::sleep(ALONE)).await?;
+    fixture.fill(rows, EXPIRED).await?;
+    println!("  the table and its indexes take {}", fixture.size().await?);
+    let alone = fixture.claims(tokio::time::sleep(ALONE)).await?;
     println!("  p99 of a claim with its commit, alone: {alone:?}");
-    scene.pass("a usual pass", alone).await?;
+    fixture.pass("a usual pass", alone).await?;
     for turnover in 1..=TURNOVERS {
-        scene.fill(rows, 1).await?;
-        scene.pass(&format!("turnover {turnover}: every row of it has expired"), alone).await?;
-        println!("  the table and its indexes take {}", scene.size().await?);
+        fixture.fill(rows, 1).await?;
+        fixture.pass(&format!("turnover {turnover}: every row of it has expired"), alone).await?;
+        println!("  the table and its indexes take {}", fixture.size().await?);
     }
-    scene.fill(rows / EXPIRED, 1).await?;
-    scene.pass("a usual pass after the turnovers", alone).await?;
-    sqlx::raw_sql(AssertSqlSafe(format!("DROP SCHEMA {} CASCADE", scene.schema))).execute(&mut scene.admin).await?;
+    fixture.fill(rows / EXPIRED, 1).await?;
+    fixture.pass("a usual pass after the turnovers", alone).await?;
+    sqlx::raw_sql(AssertSqlSafe(format!("DROP SCHEMA {} CASCADE", fixture.schema))).execute(&mut fixture.admin).await?;
     Ok(())
 }
 
-impl Scene {
+impl Fixture {
     async fn new(url: &str, rows: usize) -> Result<Self, Box<dyn Error>> {
         let schema = format!("bench_{}", uuid::Uuid::new_v4().simple());
         let options = PostgresOptions::parse(url)?.schema(idem_sqlx::idem_schema::SchemaName::new(&schema)?);

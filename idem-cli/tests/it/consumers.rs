@@ -6,76 +6,76 @@ use idem_core::{
 };
 use idem_testkit::Decide as _;
 
-use crate::scene::Scene;
+use crate::fixture::Fixture;
 
 #[tokio::test]
 async fn a_pause_is_what_workers_read_until_it_is_resumed() {
-    let scene = Scene::new().await;
-    scene.deliver(&["order-1"]).await;
-    scene.idem("consumers pause orders").refused("--reason");
-    scene.idem("consumers pause ordres --reason x").refused("no consumer \"ordres\"");
-    scene.idem("consumers pause orders --reason ledger-is-down").ok();
-    let control = scene.store.bookkeeping().control(ScopeId(1)).await.unwrap();
+    let fixture = Fixture::new().await;
+    fixture.deliver(&["order-1"]).await;
+    fixture.idem("consumers pause orders").refused("--reason");
+    fixture.idem("consumers pause ordres --reason x").refused("no consumer \"ordres\"");
+    fixture.idem("consumers pause orders --reason ledger-is-down").ok();
+    let control = fixture.store.bookkeeping().control(ScopeId(1)).await.unwrap();
     assert_eq!(
         (control.state, control.by.as_str(), control.reason.as_str()),
         (ControlState::Paused, "ada", "ledger-is-down")
     );
-    let listed = scene.idem("consumers list --json").json();
+    let listed = fixture.idem("consumers list --json").json();
     let consumer = &listed["consumers"][0];
     assert_eq!(
         (&consumer["consumer"], &consumer["state"], &consumer["by"]),
         (&"orders".into(), &"paused".into(), &"ada".into())
     );
-    scene.idem("consumers resume orders").ok();
-    assert_eq!(scene.store.bookkeeping().control(ScopeId(1)).await.unwrap().state, ControlState::Running);
-    assert_eq!(scene.trail().await, ["ada pause ledger-is-down", "ada resume"]);
-    scene.drop().await;
+    fixture.idem("consumers resume orders").ok();
+    assert_eq!(fixture.store.bookkeeping().control(ScopeId(1)).await.unwrap().state, ControlState::Running);
+    assert_eq!(fixture.trail().await, ["ada pause ledger-is-down", "ada resume"]);
+    fixture.drop().await;
 }
 
 #[tokio::test]
 async fn a_renamed_consumer_keeps_its_records() {
-    let scene = Scene::new().await;
-    scene.deliver(&["order-1"]).await;
-    scene.idem("consumers rename orders purchases").refused("give --yes");
-    scene.idem("consumers rename orders orders --yes").refused("already");
-    assert!(scene.idem("consumers rename orders purchases --yes").ok().contains("--consumer purchases"));
-    scene.idem("consumers rename orders other --yes").refused("no consumer \"orders\"");
-    let builder = idem_core::DedupConsumer::builder(scene.store.clone(), "purchases");
+    let fixture = Fixture::new().await;
+    fixture.deliver(&["order-1"]).await;
+    fixture.idem("consumers rename orders purchases").refused("give --yes");
+    fixture.idem("consumers rename orders orders --yes").refused("already");
+    assert!(fixture.idem("consumers rename orders purchases --yes").ok().contains("--consumer purchases"));
+    fixture.idem("consumers rename orders other --yes").refused("no consumer \"orders\"");
+    let builder = idem_core::DedupConsumer::builder(fixture.store.clone(), "purchases");
     let consumer =
-        builder.effects(idem_core::Effects::InTransaction).handler(crate::scene::Accepting(Default::default()));
-    let decisions = consumer.build().unwrap().decisions(vec![crate::scene::message("order-1")]).await.unwrap();
+        builder.effects(idem_core::Effects::InTransaction).handler(crate::fixture::Accepting(Default::default()));
+    let decisions = consumer.build().unwrap().decisions(vec![crate::fixture::message("order-1")]).await.unwrap();
     assert!(decisions[0].is_skipped());
-    assert_eq!(scene.trail().await, ["ada rename orders to purchases"]);
-    scene.drop().await;
+    assert_eq!(fixture.trail().await, ["ada rename orders to purchases"]);
+    fixture.drop().await;
 }
 
 #[tokio::test]
 async fn a_consumer_that_was_rebound_keeps_its_records_and_takes_another_handler() {
-    let scene = Scene::new().await;
-    scene.deliver(&["order-1"]).await;
-    let builder = idem_core::DedupConsumer::builder(scene.store.clone(), "orders").handler_name("refunds");
+    let fixture = Fixture::new().await;
+    fixture.deliver(&["order-1"]).await;
+    let builder = idem_core::DedupConsumer::builder(fixture.store.clone(), "orders").handler_name("refunds");
     let consumer =
-        builder.effects(idem_core::Effects::InTransaction).handler(crate::scene::Accepting(Default::default()));
+        builder.effects(idem_core::Effects::InTransaction).handler(crate::fixture::Accepting(Default::default()));
     let consumer = consumer.build().unwrap();
-    let again = || consumer.decisions(vec![crate::scene::message("order-1")]);
-    scene.run("UPDATE consumers SET handler = 'orders'").await;
+    let again = || consumer.decisions(vec![crate::fixture::message("order-1")]);
+    fixture.run("UPDATE consumers SET handler = 'orders'").await;
     let refused = again().await.unwrap_err().to_string();
     assert!(refused.contains("idem consumers rebind"), "{refused}");
-    scene.idem("consumers rebind orders").refused("give --yes");
-    scene.idem("consumers rebind ordres --yes").refused("no consumer \"ordres\"");
-    scene.idem("consumers rebind orders --yes").ok();
+    fixture.idem("consumers rebind orders").refused("give --yes");
+    fixture.idem("consumers rebind ordres --yes").refused("no consumer \"ordres\"");
+    fixture.idem("consumers rebind orders --yes").ok();
     assert!(again().await.unwrap()[0].is_skipped());
-    let trail = scene.trail().await;
+    let trail = fixture.trail().await;
     assert!(trail.len() == 1 && trail[0].contains("rebind was bound to , handler orders"), "{trail:?}");
-    scene.drop().await;
+    fixture.drop().await;
 }
 
 /// Few records are counted; of many the server's statistics know about how many there are.
 #[tokio::test]
 async fn a_list_says_about_how_many_records_there_are_without_counting_them() {
-    let scene = Scene::new().await;
-    scene.deliver(&["order-1", "order-2"]).await;
-    scene
+    let fixture = Fixture::new().await;
+    fixture.deliver(&["order-1", "order-2"]).await;
+    fixture
         .run(
             "INSERT INTO consumers (name, tenant, bound_to, handler, key_rules, hash_rules, retention)
                  VALUES ('bulk', '', '', '', '', '', interval '7 d'), ('kept', '', '', '', '', '', NULL);
@@ -88,10 +88,10 @@ async fn a_list_says_about_how_many_records_there_are_without_counting_them() {
                  VALUES (3, key_id('kept-1'), 'kept-1', '', 1, 1, '2026-01-02T03:04:05Z', 'infinity')",
         )
         .await;
-    let records = || scene.idem("consumers list --json").json()["records"].as_array().unwrap().clone();
+    let records = || fixture.idem("consumers list --json").json()["records"].as_array().unwrap().clone();
     let about = records()[0]["records_about"].as_i64().unwrap();
     assert!(about > 10_000, "{about}: more than are counted, with and without statistics");
-    scene.run("ANALYZE processed_messages").await;
+    fixture.run("ANALYZE processed_messages").await;
     let [bulk, kept, orders] = records().try_into().unwrap();
     assert_eq!(
         (&bulk["consumer"], &bulk["records_about"], &bulk["last_hour"]),
@@ -103,5 +103,5 @@ async fn a_list_says_about_how_many_records_there_are_without_counting_them() {
     // What is kept for ever never expires, and no index tells its rate.
     assert_eq!((&kept["records_about"], &kept["next_expiry"], &kept["last_hour"]), (&1.into(), &().into(), &().into()));
     assert!(kept["oldest"].as_str().unwrap().starts_with("2026-01-02T"), "{kept}");
-    scene.drop().await;
+    fixture.drop().await;
 }

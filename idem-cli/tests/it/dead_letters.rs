@@ -5,36 +5,36 @@ use std::sync::Arc;
 use idem_core::{CancellationToken, Effects, Reason, Store as _, Worker, store::Bookkeeping as _};
 use idem_testkit::memory::{Broker, QueueOptions};
 
-use crate::scene::{Accepting, PATIENCE, PAYLOAD, Scene, message};
+use crate::fixture::{Accepting, Fixture, PATIENCE, PAYLOAD, message};
 
-/// A scene with dead letters 1 and 2 of the keys order-1 and order-2, which the handler refused, and 3, a conflict with
+/// A fixture with dead letters 1 and 2 of the keys order-1 and order-2, which the handler refused, and 3, a conflict with
 /// order-3.
-pub(crate) async fn scene() -> Scene {
-    let scene = Scene::new().await;
-    scene.refused.lock().unwrap().extend(["order-1".to_owned(), "order-2".to_owned()]);
+pub(crate) async fn fixture() -> Fixture {
+    let fixture = Fixture::new().await;
+    fixture.refused.lock().unwrap().extend(["order-1".to_owned(), "order-2".to_owned()]);
     let broker = Broker::new();
     let queue = broker.create("orders", QueueOptions::default()).unwrap();
     for key in ["order-1", "order-2", "order-3"] {
         queue.publish(message(key)).unwrap();
     }
     let conflict = idem_core::Message::new(format!("{PAYLOAD} other")).with_header("idempotencykey", "order-3");
-    work(&scene, &queue, async {
+    work(&fixture, &queue, async {
         queue.drained().await;
         queue.publish(conflict).unwrap();
         queue.drained().await;
     })
     .await;
     assert_eq!(
-        scene.texts("SELECT reason FROM dead_letters ORDER BY id").await,
+        fixture.texts("SELECT reason FROM dead_letters ORDER BY id").await,
         ["permanent", "permanent", "conflict"]
     );
-    scene
+    fixture
 }
 
 /// A worker that runs until this is done.
-async fn work(scene: &Scene, queue: &idem_testkit::memory::Queue, until: impl Future<Output = ()>) {
-    let consumer = idem_core::DedupConsumer::builder(scene.store.clone(), "orders").effects(Effects::InTransaction);
-    let consumer = consumer.handler(Accepting(Arc::clone(&scene.refused))).lanes(1).build().unwrap();
+async fn work(fixture: &Fixture, queue: &idem_testkit::memory::Queue, until: impl Future<Output = ()>) {
+    let consumer = idem_core::DedupConsumer::builder(fixture.store.clone(), "orders").effects(Effects::InTransaction);
+    let consumer = consumer.handler(Accepting(Arc::clone(&fixture.refused))).lanes(1).build().unwrap();
     let worker = Worker::builder(consumer, queue.source()).cleanup(None).breaker(false).build().unwrap();
     let stop = CancellationToken::new();
     let running = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
@@ -45,80 +45,82 @@ async fn work(scene: &Scene, queue: &idem_testkit::memory::Queue, until: impl Fu
 
 #[tokio::test]
 async fn a_listing_shows_no_payload_and_reading_one_is_written_down() {
-    let scene = scene().await;
-    let listed = scene.idem("dead-letters list --json").json();
+    let fixture = fixture().await;
+    let listed = fixture.idem("dead-letters list --json").json();
     let letters = listed["dead_letters"].as_array().unwrap();
     assert_eq!(
         letters.iter().map(|letter| letter["key"].as_str().unwrap()).collect::<Vec<_>>(),
         ["order-3", "order-2", "order-1"]
     );
-    let listed = scene.idem("dead-letters list --reason conflict --consumer orders").ok();
+    let listed = fixture.idem("dead-letters list --reason conflict --consumer orders").ok();
     assert!(listed.contains("order-3") && !listed.contains("order-1") && !listed.contains(PAYLOAD), "{listed}");
-    assert!(scene.idem("dead-letters list --to 2020-01-01T00:00:00Z").ok().contains("no dead letters"));
-    let shown = scene.idem("dead-letters show 1").ok();
+    assert!(fixture.idem("dead-letters list --to 2020-01-01T00:00:00Z").ok().contains("no dead letters"));
+    let shown = fixture.idem("dead-letters show 1").ok();
     assert!(shown.contains("order-1") && !shown.contains(PAYLOAD), "{shown}");
-    assert!(scene.trail().await.iter().all(|line| !line.contains("read-payload")));
-    assert!(scene.idem("dead-letters show 1 --payload").ok().contains(PAYLOAD));
-    assert!(scene.trail().await.contains(&"ada read-payload order-1 dead letter 1".to_owned()));
-    scene.idem("dead-letters show 99").refused("no dead letter 99");
-    scene.idem("dead-letters list --reason bad").refused("must be one of malformed");
-    scene.drop().await;
+    assert!(fixture.trail().await.iter().all(|line| !line.contains("read-payload")));
+    assert!(fixture.idem("dead-letters show 1 --payload").ok().contains(PAYLOAD));
+    assert!(fixture.trail().await.contains(&"ada read-payload order-1 dead letter 1".to_owned()));
+    fixture.idem("dead-letters show 99").refused("no dead letter 99");
+    fixture.idem("dead-letters list --reason bad").refused("must be one of malformed");
+    fixture.drop().await;
 }
 
 /// C7: what was set aside left no record, so its replay runs, once, in a running worker.
 #[tokio::test]
 async fn c7_a_replay_runs_in_a_running_worker() {
-    let scene = scene().await;
-    scene.idem("dead-letters replay").refused("say which");
-    scene.idem("dead-letters replay --consumer orders --yes").refused("--forget-first");
-    scene.idem("dead-letters replay 1").refused("give --yes");
-    assert!(scene.idem("dead-letters replay 1 2 --dry-run").ok().contains("2 would be replayed"));
-    scene.refused.lock().unwrap().retain(|key| key == "order-2");
-    assert!(scene.idem("dead-letters replay --consumer orders --reason permanent --yes").ok().contains("2 asked for"));
+    let fixture = fixture().await;
+    fixture.idem("dead-letters replay").refused("say which");
+    fixture.idem("dead-letters replay --consumer orders --yes").refused("--forget-first");
+    fixture.idem("dead-letters replay 1").refused("give --yes");
+    assert!(fixture.idem("dead-letters replay 1 2 --dry-run").ok().contains("2 would be replayed"));
+    fixture.refused.lock().unwrap().retain(|key| key == "order-2");
+    assert!(
+        fixture.idem("dead-letters replay --consumer orders --reason permanent --yes").ok().contains("2 asked for")
+    );
     let queue = Broker::new().create("orders", QueueOptions::default()).unwrap();
-    work(&scene, &queue, async {
-        scene.until("SELECT replay_outcome FROM dead_letters WHERE id = 1", "processed").await;
-        scene.until("SELECT replayed_at IS NOT NULL FROM dead_letters WHERE id = 2", "t").await;
+    work(&fixture, &queue, async {
+        fixture.until("SELECT replay_outcome FROM dead_letters WHERE id = 1", "processed").await;
+        fixture.until("SELECT replayed_at IS NOT NULL FROM dead_letters WHERE id = 2", "t").await;
     })
     .await;
-    assert_eq!(scene.deliver(&["order-1"]).await, "D", "it took effect once");
-    let outcome = scene.texts("SELECT replay_outcome FROM dead_letters WHERE id = 2").await;
+    assert_eq!(fixture.deliver(&["order-1"]).await, "D", "it took effect once");
+    let outcome = fixture.texts("SELECT replay_outcome FROM dead_letters WHERE id = 2").await;
     assert!(outcome[0].starts_with("failed: permanent"), "{outcome:?}");
-    let trail = scene.trail().await;
+    let trail = fixture.trail().await;
     assert!(trail.contains(&"ada replay order-1 dead letter 1".to_owned()), "{trail:?}");
-    scene.drop().await;
+    fixture.drop().await;
 }
 
 /// A conflict can be replayed once its key was forgotten: the payload that was refused then takes effect.
 #[tokio::test]
 async fn a_conflict_is_replayed_after_its_key_was_forgotten() {
-    let scene = scene().await;
-    scene.idem("dead-letters replay 3 --yes").refused("another payload");
-    scene.idem("forget order-3 --consumer orders --reason the-other-is-right --yes").ok();
-    scene.idem("dead-letters replay 3 --yes").ok();
+    let fixture = fixture().await;
+    fixture.idem("dead-letters replay 3 --yes").refused("another payload");
+    fixture.idem("forget order-3 --consumer orders --reason the-other-is-right --yes").ok();
+    fixture.idem("dead-letters replay 3 --yes").ok();
     let queue = Broker::new().create("orders", QueueOptions::default()).unwrap();
-    work(&scene, &queue, scene.until("SELECT replay_outcome FROM dead_letters WHERE id = 3", "processed")).await;
-    scene.drop().await;
+    work(&fixture, &queue, fixture.until("SELECT replay_outcome FROM dead_letters WHERE id = 3", "processed")).await;
+    fixture.drop().await;
 }
 
 #[tokio::test]
 async fn dropped_dead_letters_are_gone_and_written_down() {
-    let scene = scene().await;
-    scene.idem("dead-letters drop 1 --yes").refused("--because");
-    scene.idem("dead-letters drop 1 --because test-data").refused("1 dead letters for good");
-    scene.idem("dead-letters drop --because x --yes").refused("say which");
-    assert!(scene.idem("dead-letters drop 1 --because test-data --yes").ok().contains("1 dropped"));
-    assert_eq!(scene.texts("SELECT id FROM dead_letters ORDER BY id").await, ["2", "3"]);
-    assert!(scene.trail().await.contains(&"ada drop order-1 dead letter 1: test-data".to_owned()));
-    scene.drop().await;
+    let fixture = fixture().await;
+    fixture.idem("dead-letters drop 1 --yes").refused("--because");
+    fixture.idem("dead-letters drop 1 --because test-data").refused("1 dead letters for good");
+    fixture.idem("dead-letters drop --because x --yes").refused("say which");
+    assert!(fixture.idem("dead-letters drop 1 --because test-data --yes").ok().contains("1 dropped"));
+    assert_eq!(fixture.texts("SELECT id FROM dead_letters ORDER BY id").await, ["2", "3"]);
+    assert!(fixture.trail().await.contains(&"ada drop order-1 dead letter 1: test-data".to_owned()));
+    fixture.drop().await;
 }
 
 /// A replay that would only fail again is refused by its reason, with the option that changes that.
 #[tokio::test]
 async fn a_replay_that_would_fail_again_is_refused_with_the_option_that_helps() {
-    let scene = scene().await;
+    let fixture = fixture().await;
     let row = "(consumer, origin, last_origin, reason, attempts, error, payload, payload_bytes, has_payload, headers)";
-    scene
+    fixture
         .run(&format!(
             "INSERT INTO dead_letters {row} VALUES (1, 'o/4', 'o/4', 'missing-key', 1, '', 'x', 1, true, NULL),
                  (1, 'o/5', 'o/5', 'malformed', 1, '', '{{', 1, true, '[[\"idempotencykey\", \"order-5\"]]'),
@@ -126,102 +128,102 @@ async fn a_replay_that_would_fail_again_is_refused_with_the_option_that_helps() 
         ))
         .await;
     for (id, option) in [(3, "--forget-first"), (4, "--key KEY"), (5, "--payload FILE"), (6, "too large to keep")] {
-        scene.idem(&format!("dead-letters replay {id} --yes")).refused(option);
+        fixture.idem(&format!("dead-letters replay {id} --yes")).refused(option);
     }
-    scene.idem("dead-letters replay 3 4 --key order-9 --yes").refused("for one dead letter");
-    scene.idem("dead-letters replay --consumer orders --forget-first --yes").refused("by their ids");
-    let file = std::env::temp_dir().join(format!("{}.json", scene.schema));
+    fixture.idem("dead-letters replay 3 4 --key order-9 --yes").refused("for one dead letter");
+    fixture.idem("dead-letters replay --consumer orders --forget-first --yes").refused("by their ids");
+    let file = std::env::temp_dir().join(format!("{}.json", fixture.schema));
     std::fs::write(&file, "{}").unwrap();
-    scene.idem(&format!("dead-letters replay 5 --payload {} --dry-run", file.display())).ok();
-    assert_eq!(scene.texts("SELECT convert_from(payload, 'UTF8') FROM dead_letters WHERE id = 5").await, ["{"]);
-    scene.idem(&format!("dead-letters replay 5 --payload {} --yes", file.display())).ok();
-    scene.idem("dead-letters replay 4 --key order-4 --yes").ok();
-    let answer = scene.idem("dead-letters replay 3 --forget-first --yes").ok();
+    fixture.idem(&format!("dead-letters replay 5 --payload {} --dry-run", file.display())).ok();
+    assert_eq!(fixture.texts("SELECT convert_from(payload, 'UTF8') FROM dead_letters WHERE id = 5").await, ["{"]);
+    fixture.idem(&format!("dead-letters replay 5 --payload {} --yes", file.display())).ok();
+    fixture.idem("dead-letters replay 4 --key order-4 --yes").ok();
+    let answer = fixture.idem("dead-letters replay 3 --forget-first --yes").ok();
     assert!(answer.contains("idem forgotten restore"), "{answer}");
     let queue = Broker::new().create("orders", QueueOptions::default()).unwrap();
-    work(&scene, &queue, async {
+    work(&fixture, &queue, async {
         for id in [3, 4, 5] {
-            scene.until(&format!("SELECT replay_outcome FROM dead_letters WHERE id = {id}"), "processed").await;
+            fixture.until(&format!("SELECT replay_outcome FROM dead_letters WHERE id = {id}"), "processed").await;
         }
     })
     .await;
-    let keys = scene.texts("SELECT idempotency_key FROM processed_messages ORDER BY 1").await;
+    let keys = fixture.texts("SELECT idempotency_key FROM processed_messages ORDER BY 1").await;
     assert_eq!(keys, ["order-3", "order-4", "order-5"]);
     std::fs::remove_file(file).unwrap();
-    scene.drop().await;
+    fixture.drop().await;
 }
 
 /// A29: a dead letter that was given another payload no longer has the message that it was. A copy of that one, from elsewhere,
 /// is another dead letter, or it would be acknowledged and be nowhere.
 #[tokio::test]
 async fn a29_a_dead_letter_with_another_payload_is_another_message() {
-    let scene = scene().await;
-    let first = letter(&scene, "o/8", "as it was", Reason::Permanent).await;
-    let file = std::env::temp_dir().join(format!("{}-other.json", scene.schema));
+    let fixture = fixture().await;
+    let first = letter(&fixture, "o/8", "as it was", Reason::Permanent).await;
+    let file = std::env::temp_dir().join(format!("{}-other.json", fixture.schema));
     std::fs::write(&file, "mended").unwrap();
-    scene.idem(&format!("dead-letters replay {} --payload {} --yes", first.id.0, file.display())).ok();
-    let again = letter(&scene, "o/8", "as it was", Reason::Permanent).await;
+    fixture.idem(&format!("dead-letters replay {} --payload {} --yes", first.id.0, file.display())).ok();
+    let again = letter(&fixture, "o/8", "as it was", Reason::Permanent).await;
     assert_ne!(again.id, first.id);
     let payloads = "SELECT convert_from(payload, 'UTF8') FROM dead_letters WHERE origin = 'o/8' ORDER BY id";
-    assert_eq!(scene.texts(payloads).await, ["mended", "as it was"]);
+    assert_eq!(fixture.texts(payloads).await, ["mended", "as it was"]);
     std::fs::remove_file(file).unwrap();
-    scene.drop().await;
+    fixture.drop().await;
 }
 
 /// A conflict that is another message is replayed under a key of its own; the record of the first stays.
 #[tokio::test]
 async fn a_conflict_is_replayed_under_a_new_key() {
-    let scene = scene().await;
-    scene.idem("dead-letters replay 3 --new-key order-3b --yes").ok();
+    let fixture = fixture().await;
+    fixture.idem("dead-letters replay 3 --new-key order-3b --yes").ok();
     let queue = Broker::new().create("orders", QueueOptions::default()).unwrap();
-    work(&scene, &queue, scene.until("SELECT replay_outcome FROM dead_letters WHERE id = 3", "processed")).await;
-    let keys = scene.texts("SELECT idempotency_key FROM processed_messages ORDER BY 1").await;
+    work(&fixture, &queue, fixture.until("SELECT replay_outcome FROM dead_letters WHERE id = 3", "processed")).await;
+    let keys = fixture.texts("SELECT idempotency_key FROM processed_messages ORDER BY 1").await;
     assert_eq!(keys, ["order-3", "order-3b"]);
-    assert!(scene.trail().await.contains(&"ada change-key order-3b dead letter 3".to_owned()));
-    scene.drop().await;
+    assert!(fixture.trail().await.contains(&"ada change-key order-3b dead letter 3".to_owned()));
+    fixture.drop().await;
 }
 
 /// U6: a mistyped number or group is refused, and does not look like a success that found nothing to do.
 #[tokio::test]
 async fn u6_what_is_not_there_is_refused() {
-    let scene = scene().await;
+    let fixture = fixture().await;
     for command in
         ["replay 99999 --yes", "replay 1 99999 --dry-run", "replay --yes -- -1", "drop 99999 --because x --yes"]
     {
         let missing = if command.contains("-1") { "-1" } else { "99999" };
-        scene.idem(&format!("dead-letters {command}")).refused(&format!("there is no dead letter {missing}"));
+        fixture.idem(&format!("dead-letters {command}")).refused(&format!("there is no dead letter {missing}"));
     }
     let nobody = "--group f1-0123456789abcdef";
-    scene.idem(&format!("dead-letters replay {nobody} --yes")).refused("idem dead-letters groups");
-    scene.idem(&format!("dead-letters drop {nobody} --because x --yes")).refused("idem dead-letters groups");
-    scene.idem("dead-letters list --group small").refused("16 hexadecimal digits");
-    assert_eq!(scene.texts("SELECT count(*) FROM dead_letters WHERE replay_requested_at IS NULL").await, ["3"]);
-    scene.drop().await;
+    fixture.idem(&format!("dead-letters replay {nobody} --yes")).refused("idem dead-letters groups");
+    fixture.idem(&format!("dead-letters drop {nobody} --because x --yes")).refused("idem dead-letters groups");
+    fixture.idem("dead-letters list --group small").refused("16 hexadecimal digits");
+    assert_eq!(fixture.texts("SELECT count(*) FROM dead_letters WHERE replay_requested_at IS NULL").await, ["3"]);
+    fixture.drop().await;
 }
 
 /// Further dead letters of the consumer, each with this error and fingerprint.
-async fn add(scene: &Scene, count: i64, group: &str, error: &str) {
+async fn add(fixture: &Fixture, count: i64, group: &str, error: &str) {
     let text = format!(
         "INSERT INTO dead_letters (consumer, origin, last_origin, reason, attempts, error, fingerprint, payload, payload_bytes,
              has_payload, identity)
          SELECT 1, 'o/{group}/' || n, 'o/{group}/' || n, 'permanent', 1, '{error}', '{group}', 'x', 1, true,
              sha256(('{group}' || n)::bytea) FROM generate_series(1, {count}) AS n"
     );
-    scene.run(&text).await;
+    fixture.run(&text).await;
 }
 
 /// U36: after a bad deploy, thousands of dead letters are a few groups, and a group is replayed or dropped as one.
 #[tokio::test]
 async fn u36_what_failed_alike_is_counted_listed_replayed_and_dropped_together() {
-    let scene = scene().await;
+    let fixture = fixture().await;
     let (small, large) = ("f1-00000000000000aa", "f1-00000000000000bb");
-    add(&scene, 3, small, "SQLSTATE 23514 constraint small").await;
-    add(&scene, 3005, large, "SQLSTATE 22003").await;
-    let listed = scene.idem("dead-letters list").ok();
+    add(&fixture, 3, small, "SQLSTATE 23514 constraint small").await;
+    add(&fixture, 3005, large, "SQLSTATE 22003").await;
+    let listed = fixture.idem("dead-letters list").ok();
     assert!(listed.contains("50 of 3,011; --limit N"), "{listed}");
-    assert!(!scene.idem("dead-letters list --limit 5000").ok().contains(" of 3,011"));
+    assert!(!fixture.idem("dead-letters list --limit 5000").ok().contains(" of 3,011"));
 
-    let groups = scene.idem("dead-letters groups --json").json();
+    let groups = fixture.idem("dead-letters groups --json").json();
     let groups = groups["groups_of_dead_letters"].as_array().unwrap();
     let row = |group: &str| groups.iter().find(|row| row["group"] == group).unwrap();
     assert_eq!((&groups[0]["group"], &groups[0]["dead_letters"]), (&large.into(), &3005.into()));
@@ -235,23 +237,25 @@ async fn u36_what_failed_alike_is_counted_listed_replayed_and_dropped_together()
         groups.iter().map(|row| (row["reason"].as_str().unwrap(), row["dead_letters"].as_i64())).collect();
     assert!(reasons.contains(&("permanent", Some(2))) && reasons.contains(&("conflict", Some(1))), "{reasons:?}");
     assert!(groups.iter().all(|row| row["group"].is_string()), "{groups:?}");
-    scene.idem("dead-letters groups --consumer nobody").refused("no consumer");
-    let newest = scene.idem("dead-letters groups --newest --limit 1 --json").json();
+    fixture.idem("dead-letters groups --consumer nobody").refused("no consumer");
+    let newest = fixture.idem("dead-letters groups --newest --limit 1 --json").json();
     assert_eq!(newest["groups_of_dead_letters"][0]["group"], large);
 
-    let listed = scene.idem(&format!("dead-letters list --group {small}")).ok();
+    let listed = fixture.idem(&format!("dead-letters list --group {small}")).ok();
     assert!(listed.matches("constraint small").count() == 3 && !listed.contains("22003"), "{listed}");
-    let replayed = scene.idem(&format!("dead-letters replay --group {small} --consumer orders --yes")).ok();
+    let replayed = fixture.idem(&format!("dead-letters replay --group {small} --consumer orders --yes")).ok();
     assert!(replayed.contains("3 asked for"), "{replayed}");
-    assert!(scene.idem(&format!("dead-letters drop --group {large} --because x --yes")).ok().contains("3005 dropped"));
-    assert_eq!(scene.texts("SELECT count(*) FROM dead_letters").await, ["6"]);
+    assert!(
+        fixture.idem(&format!("dead-letters drop --group {large} --because x --yes")).ok().contains("3005 dropped")
+    );
+    assert_eq!(fixture.texts("SELECT count(*) FROM dead_letters").await, ["6"]);
     let asked = "SELECT count(*) FROM dead_letters WHERE replay_requested_at IS NOT NULL";
-    assert_eq!(scene.texts(asked).await, ["3"]);
-    scene.drop().await;
+    assert_eq!(fixture.texts(asked).await, ["3"]);
+    fixture.drop().await;
 }
 
 /// A dead letter without a key, as a worker sets one aside. One that is too large is not kept.
-async fn letter(scene: &Scene, origin: &str, payload: &str, reason: Reason) -> idem_core::StoredDeadLetter {
+async fn letter(fixture: &Fixture, origin: &str, payload: &str, reason: Reason) -> idem_core::StoredDeadLetter {
     use idem_core::{
         ErrorClass, Origin, Tenant,
         dead_letter::{FailureKind, Fingerprint},
@@ -259,7 +263,7 @@ async fn letter(scene: &Scene, origin: &str, payload: &str, reason: Reason) -> i
 
     let name = idem_core::ConsumerName::new("orders").unwrap();
     let letter = idem_core::DeadLetter {
-        scope: scene.store.bookkeeping().scope(&name, &Tenant::default()).await.unwrap(),
+        scope: fixture.store.bookkeeping().scope(&name, &Tenant::default()).await.unwrap(),
         consumer: name,
         message: idem_core::Message::new(payload.to_owned()).with_origin(Origin::new(origin)),
         key: None,
@@ -271,20 +275,20 @@ async fn letter(scene: &Scene, origin: &str, payload: &str, reason: Reason) -> i
         keep_payload: reason != Reason::TooLarge,
         payload_omitted: None,
     };
-    scene.store.bookkeeping().store_dead_letter(&letter).await.unwrap()
+    fixture.store.bookkeeping().store_dead_letter(&letter).await.unwrap()
 }
 
 /// A39: a message that can be kept nowhere waits where people look for it, and is given up only by one who says why; the
 /// trail keeps how much it was and its hash.
 #[tokio::test]
 async fn a39_a_held_message_is_shown_and_given_up_only_by_name() {
-    let scene = scene().await;
+    let fixture = fixture().await;
     let (one, two) = (
-        letter(&scene, "q/7", "first", Reason::TooLarge).await,
-        letter(&scene, "q/8", "second", Reason::TooLarge).await,
+        letter(&fixture, "q/7", "first", Reason::TooLarge).await,
+        letter(&fixture, "q/8", "second", Reason::TooLarge).await,
     );
-    let other = letter(&scene, "q/8", "third", Reason::TooLarge).await;
-    let stuck = scene.idem("stuck --json").json();
+    let other = letter(&fixture, "q/8", "third", Reason::TooLarge).await;
+    let stuck = fixture.idem("stuck --json").json();
     let held = stuck["held_dead_letters"].as_array().unwrap();
     assert_eq!(
         held.iter().map(|row| row["id"].as_i64()).collect::<Vec<_>>(),
@@ -292,33 +296,33 @@ async fn a39_a_held_message_is_shown_and_given_up_only_by_name() {
     );
     assert_eq!((&held[0]["origin"], &held[0]["bytes"]), (&"q/7".into(), &5.into()));
     assert!(held[0]["since"].is_string());
-    assert!(scene.idem("stuck").ok().contains("accept-loss"));
+    assert!(fixture.idem("stuck").ok().contains("accept-loss"));
 
-    scene.idem("dead-letters accept-loss q/7 --yes").refused("--reason");
-    scene.idem("dead-letters accept-loss q/7 --reason junk").refused("give --yes");
-    scene.idem("dead-letters accept-loss 1 --reason junk --yes").refused("dead letter 1 is not held");
-    scene.idem("dead-letters accept-loss 99 --reason junk --yes").refused("there is no dead letter 99");
-    scene.idem("dead-letters accept-loss q/9 --reason junk --yes").refused("no dead letter from \"q/9\" is held");
-    scene.idem("dead-letters accept-loss q/8 --reason junk --yes").refused("say which by id");
-    assert!(!letter(&scene, "q/7", "first", Reason::TooLarge).await.loss_accepted);
+    fixture.idem("dead-letters accept-loss q/7 --yes").refused("--reason");
+    fixture.idem("dead-letters accept-loss q/7 --reason junk").refused("give --yes");
+    fixture.idem("dead-letters accept-loss 1 --reason junk --yes").refused("dead letter 1 is not held");
+    fixture.idem("dead-letters accept-loss 99 --reason junk --yes").refused("there is no dead letter 99");
+    fixture.idem("dead-letters accept-loss q/9 --reason junk --yes").refused("no dead letter from \"q/9\" is held");
+    fixture.idem("dead-letters accept-loss q/8 --reason junk --yes").refused("say which by id");
+    assert!(!letter(&fixture, "q/7", "first", Reason::TooLarge).await.loss_accepted);
 
-    assert!(scene.idem("dead-letters accept-loss q/7 --reason junk --yes").ok().contains("1 accepted"));
-    scene.idem(&format!("dead-letters accept-loss {} --reason junk --yes", two.id.0)).ok();
-    let accepted = letter(&scene, "q/7", "first", Reason::TooLarge).await;
+    assert!(fixture.idem("dead-letters accept-loss q/7 --reason junk --yes").ok().contains("1 accepted"));
+    fixture.idem(&format!("dead-letters accept-loss {} --reason junk --yes", two.id.0)).ok();
+    let accepted = letter(&fixture, "q/7", "first", Reason::TooLarge).await;
     assert!(accepted.loss_accepted && !accepted.payload_kept && accepted.id == one.id, "{accepted:?}");
     assert!(
-        !letter(&scene, "q/8", "third", Reason::TooLarge).await.loss_accepted,
+        !letter(&fixture, "q/8", "third", Reason::TooLarge).await.loss_accepted,
         "nobody gave up the other message of that origin"
     );
     let hash = idem_core::PayloadHash::of(b"first");
     let line = format!("ada accept-loss dead letter {} from q/7, 5 bytes with the hash {hash} (raw/1): junk", one.id.0);
-    let trail = scene.trail().await;
+    let trail = fixture.trail().await;
     assert!(trail.contains(&line), "{trail:?}");
-    scene.idem("dead-letters accept-loss q/7 --reason junk --yes").refused("is held");
-    let held = scene.idem("stuck --json").json();
+    fixture.idem("dead-letters accept-loss q/7 --reason junk --yes").refused("is held");
+    let held = fixture.idem("stuck --json").json();
     assert_eq!(held["held_dead_letters"].as_array().unwrap().len(), 1);
     let seen =
-        scene.texts("SELECT loss_accepted_by FROM dead_letters_view WHERE payload_kept IS FALSE ORDER BY id").await;
+        fixture.texts("SELECT loss_accepted_by FROM dead_letters_view WHERE payload_kept IS FALSE ORDER BY id").await;
     assert_eq!(seen, ["ada", "ada", ""]);
-    scene.drop().await;
+    fixture.drop().await;
 }

@@ -1,56 +1,56 @@
 //! `idem erase`.
 
-use crate::scene::{Scene, command};
+use crate::fixture::{Fixture, command};
 use idem_testkit::Decide as _;
 
 /// S4: after an erasure nothing that idem keeps holds the key or a payload, and a redelivery is still a duplicate, another
 /// payload still a conflict.
 #[tokio::test]
 async fn s4_an_erased_key_is_nowhere_and_its_redelivery_is_still_a_duplicate() {
-    let scene = crate::dead_letters::scene().await;
+    let fixture = crate::dead_letters::fixture().await;
     // order-3 has a record, a dead letter of the conflict, and lines in the trail; order-1 a dead letter and attempts.
     // A worker of the release before has counted as well.
     let former = "INSERT INTO attempts SELECT key_id, first_at, last_at, consumer, attempts, idempotency_key, 'order-1', payload_hash
         FROM message_attempts WHERE idempotency_key = 'order-1'";
-    scene.run(former).await;
-    scene.idem("erase order-3").refused("--reason");
-    scene.idem("erase order-3 --reason art-17").refused("give --yes");
-    scene.idem("erase order-9 --reason art-17 --yes").ok();
+    fixture.run(former).await;
+    fixture.idem("erase order-3").refused("--reason");
+    fixture.idem("erase order-3 --reason art-17").refused("give --yes");
+    fixture.idem("erase order-9 --reason art-17 --yes").ok();
     for key in ["order-1", "order-3"] {
-        let answer = scene.idem(&format!("erase {key} --reason art-17 --yes")).ok();
+        let answer = fixture.idem(&format!("erase {key} --reason art-17 --yes")).ok();
         assert!(answer.contains("rows erased"), "{answer}");
     }
     for table in
         ["processed_messages", "message_attempts", "attempts", "dead_letters", "audit", "controls", "forgotten"]
     {
-        let rows = scene.texts(&format!("SELECT t::text FROM {table} AS t")).await.join("\n");
+        let rows = fixture.texts(&format!("SELECT t::text FROM {table} AS t")).await.join("\n");
         assert!(!rows.contains("order-1") && !rows.contains("order-3"), "{table}: {rows}");
     }
     let payloads = "SELECT count(*) FROM dead_letters WHERE payload IS NOT NULL OR headers IS NOT NULL";
-    assert_eq!(scene.texts(payloads).await, ["1"], "that of order-2");
-    assert_eq!(scene.deliver(&["order-3"]).await, "D");
+    assert_eq!(fixture.texts(payloads).await, ["1"], "that of order-2");
+    assert_eq!(fixture.deliver(&["order-3"]).await, "D");
     let other = idem_core::Message::new("other").with_header("idempotencykey", "order-3");
-    let decisions = scene.consumer().decisions(vec![other]).await.unwrap();
+    let decisions = fixture.consumer().decisions(vec![other]).await.unwrap();
     assert!(matches!(decisions[0], idem_core::Decision::Conflict(..)), "{decisions:?}");
-    let shown = scene.idem("show order-3 --json").json();
+    let shown = fixture.idem("show order-3 --json").json();
     assert_eq!(shown["records"][0]["erased"], true, "{shown}");
-    let trail = scene.trail().await;
+    let trail = fixture.trail().await;
     assert!(trail.iter().any(|line| line.starts_with("ada erase key id ") && line.ends_with(": art-17")), "{trail:?}");
     // What was erased can neither be listed with its key nor be replayed.
-    assert!(!scene.idem("dead-letters list").ok().contains("order-1"));
-    scene.idem("dead-letters replay 1 --yes").refused("was erased");
-    scene.drop().await;
+    assert!(!fixture.idem("dead-letters list").ok().contains("order-1"));
+    fixture.idem("dead-letters replay 1 --yes").refused("was erased");
+    fixture.drop().await;
 }
 
 /// S8: a worker's login may not erase.
 #[tokio::test]
 async fn s8_a_workers_login_may_not_erase() {
-    let scene = Scene::new().await;
-    scene.deliver(&["order-1"]).await;
-    let (url, login) = scene.worker_login().await;
-    let variables = [("DATABASE_URL", url.as_str()), ("IDEM_SCHEMA", &scene.schema)];
+    let fixture = Fixture::new().await;
+    fixture.deliver(&["order-1"]).await;
+    let (url, login) = fixture.worker_login().await;
+    let variables = [("DATABASE_URL", url.as_str()), ("IDEM_SCHEMA", &fixture.schema)];
     command(&variables, &["erase", "order-1", "--reason", "x", "--yes"]).refused("lacks a right");
-    assert_eq!(scene.texts("SELECT idempotency_key FROM processed_messages").await, ["order-1"]);
-    scene.run(&format!("DROP OWNED BY {login}; DROP ROLE {login}")).await;
-    scene.drop().await;
+    assert_eq!(fixture.texts("SELECT idempotency_key FROM processed_messages").await, ["order-1"]);
+    fixture.run(&format!("DROP OWNED BY {login}; DROP ROLE {login}")).await;
+    fixture.drop().await;
 }

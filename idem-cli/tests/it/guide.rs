@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command};
 
-use crate::{dead_letters, scene::Scene};
+use crate::{dead_letters, fixture::Fixture};
 
 const GUIDE: &str = include_str!("../../../docs/guide/operations.md");
 
@@ -21,23 +21,23 @@ fn commands() -> Vec<&'static str> {
     commands
 }
 
-fn run(scene: &Scene, folder: &Path, line: &str) -> (Option<i32>, String) {
+fn run(fixture: &Fixture, folder: &Path, line: &str) -> (Option<i32>, String) {
     let program = Path::new(env!("CARGO_BIN_EXE_idem")).parent().unwrap();
     let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
     let mut shell = Command::new("sh");
     shell.args(["-c", line]).current_dir(folder).env("PATH", path);
     // The table that is brought over stands beside idem's.
-    shell.env("DATABASE_URL", format!("{}?options=-c%20search_path%3D{}", scene.url, scene.schema));
-    let output = shell.env("IDEM_SCHEMA", &scene.schema).env("IDEM_OPERATOR", "ada").output().unwrap();
+    shell.env("DATABASE_URL", format!("{}?options=-c%20search_path%3D{}", fixture.url, fixture.schema));
+    let output = shell.env("IDEM_SCHEMA", &fixture.schema).env("IDEM_OPERATOR", "ada").output().unwrap();
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 
 #[tokio::test]
 async fn every_command_of_the_guide_does_what_it_says() {
-    let scene = dead_letters::scene().await;
-    let folder = std::env::temp_dir().join(&scene.schema);
+    let fixture = dead_letters::fixture().await;
+    let folder = std::env::temp_dir().join(&fixture.schema);
     std::fs::create_dir(&folder).unwrap();
-    scene
+    fixture
         .run(
             "CREATE TABLE inbox (message_id text, consumer_name text, processed_at timestamptz, expires_at timestamptz);
              INSERT INTO inbox VALUES ('payment-1', 'payments', now(), now() + interval '1 d')",
@@ -46,7 +46,7 @@ async fn every_command_of_the_guide_does_what_it_says() {
     let commands = commands();
     assert!(commands.len() > 25, "{commands:?}");
     for line in commands {
-        let (status, error) = run(&scene, &folder, line);
+        let (status, error) = run(&fixture, &folder, line);
         // The server that the tests share may have something for the doctor.
         assert!(
             status == Some(0) || (line.starts_with("idem doctor") && status == Some(1)),
@@ -56,7 +56,7 @@ async fn every_command_of_the_guide_does_what_it_says() {
     for file in ["cleanup.sql", "migrations.sql", "roles.sql"] {
         assert!(std::fs::read_to_string(folder.join(file)).unwrap().len() > 1_000, "{file}");
     }
-    assert_eq!(scene.texts("SELECT name FROM consumers ORDER BY id").await, ["purchases", "payments"]);
+    assert_eq!(fixture.texts("SELECT name FROM consumers ORDER BY id").await, ["purchases", "payments"]);
     std::fs::remove_dir_all(folder).unwrap();
-    scene.drop().await;
+    fixture.drop().await;
 }

@@ -1,10 +1,10 @@
 //! S4, S5, S9: what must not be seen is not seen, whatever goes wrong.
 
-use crate::scene::{PASSWORD, PAYLOAD, Scene, command};
+use crate::fixture::{Fixture, PASSWORD, PAYLOAD, command};
 
 #[tokio::test]
 async fn s9_no_command_shows_the_password_and_none_but_one_a_payload() {
-    let scene = crate::dead_letters::scene().await;
+    let fixture = crate::dead_letters::fixture().await;
     for arguments in [
         "consumers list",
         "show order-1",
@@ -31,12 +31,12 @@ async fn s9_no_command_shows_the_password_and_none_but_one_a_payload() {
         "completions bash",
     ] {
         for json in ["", " --json"] {
-            let answer = scene.idem(&format!("{arguments}{json}"));
+            let answer = fixture.idem(&format!("{arguments}{json}"));
             let all = answer.out + &answer.err;
             assert!(!all.contains(PASSWORD) && !all.contains(PAYLOAD), "{arguments}: {all}");
         }
     }
-    scene.drop().await;
+    fixture.drop().await;
 }
 
 #[test]
@@ -63,10 +63,10 @@ fn s9_a_url_that_is_wrong_or_in_the_wrong_place_is_not_repeated() {
 /// S5: what a producer wrote does not steer an operator's terminal.
 #[tokio::test]
 async fn s5_control_characters_are_escaped() {
-    let scene = Scene::new().await;
-    scene.deliver(&["order-1"]).await;
-    scene.run(r"UPDATE worker_runs SET host = E'\x1b[2Jhost\nrow'").await;
-    let shown = scene.idem("workers").ok();
+    let fixture = Fixture::new().await;
+    fixture.deliver(&["order-1"]).await;
+    fixture.run(r"UPDATE worker_runs SET host = E'\x1b[2Jhost\nrow'").await;
+    let shown = fixture.idem("workers").ok();
     assert!(shown.contains(r"\u{1b}[2Jhost\nrow") && !shown.contains('\u{1b}'), "{shown:?}");
-    scene.drop().await;
+    fixture.drop().await;
 }

@@ -6,13 +6,13 @@ use idem_core::{
 };
 use sqlx::Connection as _;
 
-use crate::scene::{Scene, agree_on_what_fails, attempt, command, leave_counts, see_what_is_stopped};
+use crate::fixture::{Fixture, agree_on_what_fails, attempt, command, leave_counts, see_what_is_stopped};
 
 #[tokio::test]
 async fn show_tells_who_when_and_what_a_redelivery_would_meet() {
-    let scene = Scene::new().await;
-    scene.deliver(&["order-1"]).await;
-    let shown = scene.idem("show order-1 --json").json();
+    let fixture = Fixture::new().await;
+    fixture.deliver(&["order-1"]).await;
+    let shown = fixture.idem("show order-1 --json").json();
     let record = &shown["records"][0];
     assert_eq!(
         (&record["consumer"], &record["version"], &record["expired"]),
@@ -20,44 +20,44 @@ async fn show_tells_who_when_and_what_a_redelivery_would_meet() {
     );
     assert_eq!(record["payload_hash"].as_str().unwrap().len(), 64);
     assert!(shown["messages"][0].as_str().unwrap().contains("skipped as a duplicate by orders"), "{shown}");
-    let shown = scene.idem("show order-9").ok();
+    let shown = fixture.idem("show order-9").ok();
     assert!(shown.contains("no records") && shown.contains("A redelivery is handled: there is no record"), "{shown}");
     let key = IdempotencyKey::new("order-2").unwrap();
-    scene.store.bookkeeping().count_attempt(ScopeId(1), &key, PayloadHash::of(b"x")).await.unwrap();
-    let shown = scene.idem("show order-2 --consumer orders --json").json();
+    fixture.store.bookkeeping().count_attempt(ScopeId(1), &key, PayloadHash::of(b"x")).await.unwrap();
+    let shown = fixture.idem("show order-2 --consumer orders --json").json();
     assert_eq!(shown["attempts"][0]["attempts"], 1);
     assert!(shown["messages"][0].as_str().unwrap().contains("attempts go on"), "{shown}");
-    scene.idem("show order-1 --consumer ordres").refused("no consumer");
-    scene.idem_with(&["show", "a\u{1b}[2J"]).refused("that is no key");
-    scene.drop().await;
+    fixture.idem("show order-1 --consumer ordres").refused("no consumer");
+    fixture.idem_with(&["show", "a\u{1b}[2J"]).refused("that is no key");
+    fixture.drop().await;
 }
 
 #[tokio::test]
 async fn stats_and_workers_count_what_there_is() {
-    let scene = Scene::new().await;
-    scene.deliver(&["order-1", "order-2"]).await;
-    let stats = scene.idem("stats --json").json();
+    let fixture = Fixture::new().await;
+    fixture.deliver(&["order-1", "order-2"]).await;
+    let stats = fixture.idem("stats --json").json();
     let orders = &stats["consumers"][0];
     assert_eq!((&orders["records"], &orders["last_hour"], &orders["failing"]), (&2.into(), &2.into(), &0.into()));
-    let workers = scene.idem("workers --json").json();
+    let workers = fixture.idem("workers --json").json();
     assert_eq!(workers["workers"][0]["version"], "1.2.3");
     assert!(workers["workers"][0]["last_unit"].is_string());
-    let people = scene.idem("workers").ok();
+    let people = fixture.idem("workers").ok();
     assert!(people.starts_with("RUN  HOST") && people.contains("1.2.3"), "{people}");
-    scene.drop().await;
+    fixture.drop().await;
 }
 
 /// S24: what fills the disk.
 #[tokio::test]
 async fn s24_stats_tells_what_the_tables_take() {
-    let scene = Scene::new().await;
-    scene.deliver(&["order-1"]).await;
-    scene
+    let fixture = Fixture::new().await;
+    fixture.deliver(&["order-1"]).await;
+    fixture
         .run("INSERT INTO dead_letters (consumer, origin, last_origin, reason, attempts, error, payload, payload_bytes, has_payload)
               SELECT id, 'q/1', 'q/1', 'malformed', 1, 'no JSON', decode(repeat('00', 1000), 'hex'), 1000, true FROM consumers
               UNION ALL SELECT id, 'q/2', 'q/2', 'too-large', 1, 'large', NULL, 5000, true FROM consumers")
         .await;
-    let stats = scene.idem("stats --json").json();
+    let stats = fixture.idem("stats --json").json();
     assert_eq!(
         (&stats["consumers"][0]["dead_letters"], &stats["consumers"][0]["dead_letter_bytes"]),
         (&2.into(), &1_000.into())
@@ -65,34 +65,34 @@ async fn s24_stats_tells_what_the_tables_take() {
     let tables = stats["tables"].as_array().unwrap();
     let bytes = |name: &str| tables.iter().find(|row| row["table"] == name).unwrap()["bytes"].as_u64().unwrap();
     assert!(bytes("dead_letters") > 8_192 && bytes("processed_messages") > 8_192, "{tables:?}");
-    scene.drop().await;
+    fixture.drop().await;
 }
 
 #[tokio::test]
 async fn stuck_names_the_failing_key_and_the_session_that_blocks() {
-    let scene = Scene::new().await;
-    scene.deliver(&["order-1"]).await;
+    let fixture = Fixture::new().await;
+    fixture.deliver(&["order-1"]).await;
     for key in ["order-1", "order-2"] {
         let key = IdempotencyKey::new(key).unwrap();
-        scene.store.bookkeeping().count_attempt(ScopeId(1), &key, PayloadHash::of(b"x")).await.unwrap();
+        fixture.store.bookkeeping().count_attempt(ScopeId(1), &key, PayloadHash::of(b"x")).await.unwrap();
     }
     // One session holds a lock that another waits for.
     let lock = "SELECT pg_advisory_xact_lock(hashtext(current_schema()))";
-    let mut holder = scene.admin.acquire().await.unwrap();
+    let mut holder = fixture.admin.acquire().await.unwrap();
     sqlx::raw_sql(sqlx::AssertSqlSafe(format!("BEGIN; {lock}"))).execute(&mut *holder).await.unwrap();
     let holding: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *holder).await.unwrap();
-    let mut waiter = scene.admin.acquire().await.unwrap();
+    let mut waiter = fixture.admin.acquire().await.unwrap();
     let waiting: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *waiter).await.unwrap();
     // The waiter is told by its consumer's name, which its URL gave it.
     sqlx::raw_sql("SET application_name = 'orders'").execute(&mut *waiter).await.unwrap();
     let waits = async { sqlx::raw_sql(lock).execute(&mut *waiter).await.unwrap() };
     let look = async {
-        let mut other = sqlx::PgConnection::connect(&scene.url).await.unwrap();
+        let mut other = sqlx::PgConnection::connect(&fixture.url).await.unwrap();
         let is_waiting = "SELECT cardinality(pg_blocking_pids($1)) > 0";
         while !sqlx::query_scalar::<_, bool>(is_waiting).bind(waiting).fetch_one(&mut other).await.unwrap() {
             tokio::task::yield_now().await;
         }
-        let stuck = scene.idem("stuck --json").json();
+        let stuck = fixture.idem("stuck --json").json();
         sqlx::raw_sql("ROLLBACK").execute(&mut *holder).await.unwrap();
         stuck
     };
@@ -109,31 +109,31 @@ async fn stuck_names_the_failing_key_and_the_session_that_blocks() {
     assert_eq!(session["blocked_by"][0], holding, "{stuck}");
     drop(waiter);
     drop(holder);
-    scene.drop().await;
+    fixture.drop().await;
 }
 
 /// J16: what waits because its consumer is stopped is in no count of attempts.
 #[tokio::test]
 async fn j16_stuck_names_consumers_that_are_stopped_or_where_else_to_look() {
-    let scene = Scene::new().await;
-    scene.deliver(&["order-1"]).await;
-    see_what_is_stopped(&scene.store, |arguments| scene.idem(arguments)).await;
-    scene.drop().await;
+    let fixture = Fixture::new().await;
+    fixture.deliver(&["order-1"]).await;
+    see_what_is_stopped(&fixture.store, |arguments| fixture.idem(arguments)).await;
+    fixture.drop().await;
 }
 
 /// What was set aside is no longer failing, also where a release has left its count; what was tried since is.
 #[tokio::test]
 async fn stats_and_stuck_agree_on_what_fails() {
-    let scene = Scene::new().await;
-    scene.deliver(&["succeeded"]).await;
-    attempt(&scene.store, "expired", "x").await;
-    scene.run("UPDATE message_attempts SET last_at = now() - interval '1 year'").await;
-    scene.idem("cleanup").ok();
-    leave_counts(&scene.store).await;
+    let fixture = Fixture::new().await;
+    fixture.deliver(&["succeeded"]).await;
+    attempt(&fixture.store, "expired", "x").await;
+    fixture.run("UPDATE message_attempts SET last_at = now() - interval '1 year'").await;
+    fixture.idem("cleanup").ok();
+    leave_counts(&fixture.store).await;
     let left = "SET attempts = 3, last_at = first_at WHERE idempotency_key = 'left'";
-    scene.run(&format!("UPDATE message_attempts {left}")).await;
-    agree_on_what_fails(&scene.idem("stats --json").json(), &scene.idem("stuck --json").json());
-    scene.drop().await;
+    fixture.run(&format!("UPDATE message_attempts {left}")).await;
+    agree_on_what_fails(&fixture.idem("stats --json").json(), &fixture.idem("stuck --json").json());
+    fixture.drop().await;
 }
 
 /// The finding that says this.
@@ -146,22 +146,22 @@ fn finding(answer: &str, part: &str) -> serde_json::Value {
 
 #[tokio::test]
 async fn doctor_names_what_is_wrong_with_its_cure() {
-    let scene = Scene::empty().await;
-    let answer = scene.idem("doctor");
+    let fixture = Fixture::empty().await;
+    let answer = fixture.idem("doctor");
     assert_eq!(answer.status, 1, "{answer:?}");
     assert!(answer.out.contains("idem migrate up"), "{answer:?}");
-    scene.idem("migrate up").ok();
-    scene.deliver(&["order-1"]).await;
-    scene.idem("consumers pause orders --reason ledger-is-down").ok();
-    scene
+    fixture.idem("migrate up").ok();
+    fixture.deliver(&["order-1"]).await;
+    fixture.idem("consumers pause orders --reason ledger-is-down").ok();
+    fixture
         .run("UPDATE processed_messages SET expires_at = now() - interval '1 d'; ALTER TABLE units DISABLE TRIGGER ALL")
         .await;
-    let answer = scene.idem("doctor --json");
+    let answer = fixture.idem("doctor --json");
     assert_eq!(answer.status, 1);
     let trigger = finding(&answer.out, "refuse_unsealed_commit");
     assert!(trigger["cure"].as_str().unwrap().contains("ENABLE TRIGGER"), "{trigger}");
-    scene.run("ALTER TABLE units ENABLE TRIGGER ALL").await;
-    let answer = scene.idem("doctor --json");
+    fixture.run("ALTER TABLE units ENABLE TRIGGER ALL").await;
+    let answer = fixture.idem("doctor --json");
     assert_eq!(answer.status, 1);
     assert_eq!(finding(&answer.out, "cleanup is behind")["level"], "warning");
     let paused = finding(&answer.out, "orders is paused");
@@ -169,12 +169,12 @@ async fn doctor_names_what_is_wrong_with_its_cure() {
         (&paused["level"], &paused["cure"]),
         (&"notice".into(), &"Run idem consumers resume orders once the reason is gone".into())
     );
-    let answer = scene.idem("doctor --broker-horizon 8d --format json");
+    let answer = fixture.idem("doctor --broker-horizon 8d --format json");
     let horizon = finding(&answer.out, "the records of orders are kept for 7 days");
     assert_eq!(horizon["level"], "error");
     assert!(horizon["cure"].as_str().unwrap().contains("idem retention set orders"), "{horizon}");
-    assert!(scene.idem("doctor --broker-horizon 7d").out.contains("are kept for"), "as long is not longer");
-    assert!(!scene.idem("doctor --broker-horizon 6d").out.contains("are kept for"));
+    assert!(fixture.idem("doctor --broker-horizon 7d").out.contains("are kept for"), "as long is not longer");
+    assert!(!fixture.idem("doctor --broker-horizon 6d").out.contains("are kept for"));
     for (bound_to, shown_by) in [
         (
             "kafka:4kL6/orders-v2/group",
@@ -183,56 +183,56 @@ async fn doctor_names_what_is_wrong_with_its_cure() {
         ("rabbitmq:%2f/orders", "rabbitmqctl list_queues"),
         ("sqs:arn:aws:sqs:eu-central-1:123456789012:orders-v3", "URL of orders-v3"),
     ] {
-        scene.run(&format!("UPDATE consumers SET bound_to = '{bound_to}'")).await;
+        fixture.run(&format!("UPDATE consumers SET bound_to = '{bound_to}'")).await;
         let report: serde_json::Value =
-            serde_json::from_str(&scene.idem("doctor --broker-horizon 8d --json").out).unwrap();
+            serde_json::from_str(&fixture.idem("doctor --broker-horizon 8d --json").out).unwrap();
         let source = &report["sources"][0];
         assert!(source["shown_by"].as_str().unwrap().contains(shown_by), "{source}");
         assert_eq!((&source["retention"], &source["broker_horizon"]), (&"7 days".into(), &"8 days".into()), "{source}");
     }
     // Deliberately wrong settings, for this login alone.
-    let url = format!("{}?options=-c%20synchronous_commit%3Doff%20-c%20statement_timeout%3D9s", scene.url);
-    let answer = command(&[("DATABASE_URL", &url), ("IDEM_SCHEMA", &scene.schema)], &["doctor", "--json"]);
+    let url = format!("{}?options=-c%20synchronous_commit%3Doff%20-c%20statement_timeout%3D9s", fixture.url);
+    let answer = command(&[("DATABASE_URL", &url), ("IDEM_SCHEMA", &fixture.schema)], &["doctor", "--json"]);
     assert!(finding(&answer.out, "synchronous_commit is off")["cure"].as_str().unwrap().contains("= on"));
     assert!(
         finding(&answer.out, "statement_timeout is 9000 ms")["cure"].as_str().unwrap().contains("--handler-deadline")
     );
-    scene.drop().await;
+    fixture.drop().await;
 }
 
 /// What a worker's start leaves of its broker; the newest counts.
 #[tokio::test]
 async fn doctor_says_what_the_last_start_found_out_about_its_broker() {
-    let scene = Scene::new().await;
-    scene.grant_roles().await;
-    scene.deliver(&["order-1"]).await;
+    let fixture = Fixture::new().await;
+    fixture.grant_roles().await;
+    fixture.deliver(&["order-1"]).await;
     let start = |details: &str| {
         format!(
             "INSERT INTO audit (who, action, consumer, details) SELECT 'run 1', 'start', id, E'{details}' FROM consumers"
         )
     };
     let horizon = |time: &str| format!("UPDATE consumers SET redelivery_horizon = interval '{time}'");
-    scene.run(&horizon("8 days")).await;
-    scene.run(&start("the broker may deliver again for 691200 s\\nthe queue orders has no dead-letter queue")).await;
-    let answer = scene.idem("doctor --json");
+    fixture.run(&horizon("8 days")).await;
+    fixture.run(&start("the broker may deliver again for 691200 s\\nthe queue orders has no dead-letter queue")).await;
+    let answer = fixture.idem("doctor --json");
     assert_eq!(finding(&answer.out, "the records of orders are kept for 7 days")["level"], "error");
     assert_eq!(finding(&answer.out, "the queue orders has no dead-letter queue")["level"], "warning");
-    scene.run(&horizon("604799 s")).await;
-    scene.run(&start("")).await;
-    let answer = scene.idem("doctor --json");
+    fixture.run(&horizon("604799 s")).await;
+    fixture.run(&start("")).await;
+    let answer = fixture.idem("doctor --json");
     assert!(
         !answer.out.contains("are kept for 7 days, and") && !answer.out.contains("dead-letter queue"),
         "{answer:?}"
     );
-    scene.drop().await;
+    fixture.drop().await;
 }
 
 #[tokio::test]
 async fn doctor_has_nothing_to_say_where_all_is_well() {
-    let scene = Scene::new().await;
-    scene.grant_roles().await;
-    scene.deliver(&["order-1"]).await;
-    let answer = scene.idem("doctor --json");
+    let fixture = Fixture::new().await;
+    fixture.grant_roles().await;
+    fixture.deliver(&["order-1"]).await;
+    let answer = fixture.idem("doctor --json");
     let report: serde_json::Value = serde_json::from_str(&answer.out).unwrap();
     // The server is shared: another test may be in a long transaction.
     let is_ours =
@@ -241,7 +241,7 @@ async fn doctor_has_nothing_to_say_where_all_is_well() {
     assert!(ours.is_empty(), "{ours:?}");
     let forecast = &report["forecast"][0];
     assert_eq!((&forecast["last_hour"], &forecast["records_to_come"]), (&1.into(), &168.into()), "{forecast}");
-    scene.drop().await;
+    fixture.drop().await;
 }
 
 #[test]

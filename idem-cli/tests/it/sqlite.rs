@@ -11,7 +11,7 @@ use idem_core::{
 use idem_sqlx::SqliteStore;
 use sqlx::{AssertSqlSafe, Connection as _, SqliteConnection};
 
-use crate::scene::{
+use crate::fixture::{
     Accepting, Answer, PAYLOAD, agree_on_what_fails, attempt, command, leave_counts, message, see_what_is_stopped,
 };
 

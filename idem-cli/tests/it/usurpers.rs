@@ -3,20 +3,20 @@
 #[path = "../../../idem-schema/tests/shared/usurpers.rs"]
 mod shared;
 
-use crate::scene::{Answer, Scene, command};
+use crate::fixture::{Answer, Fixture, command};
 
 /// The command with the schema of the usurpers in its search_path.
-fn run(scene: &Scene, arguments: &str) -> Answer {
-    let url = format!("{}?options=-c%20search_path%3D{}", scene.url, scene.schema);
-    let variables = [("DATABASE_URL", url.as_str()), ("IDEM_SCHEMA", &scene.schema), ("IDEM_OPERATOR", "ada")];
+fn run(fixture: &Fixture, arguments: &str) -> Answer {
+    let url = format!("{}?options=-c%20search_path%3D{}", fixture.url, fixture.schema);
+    let variables = [("DATABASE_URL", url.as_str()), ("IDEM_SCHEMA", &fixture.schema), ("IDEM_OPERATOR", "ada")];
     command(&variables, &arguments.split_whitespace().collect::<Vec<_>>())
 }
 
 #[tokio::test]
 async fn s11_no_statement_of_the_command_can_be_taken_over() {
-    let scene = Scene::new().await;
-    scene.refused.lock().unwrap().push("order-9".to_owned());
-    scene.deliver(&["order-1", "order-2", "order-3"]).await;
+    let fixture = Fixture::new().await;
+    fixture.refused.lock().unwrap().push("order-9".to_owned());
+    fixture.deliver(&["order-1", "order-2", "order-3"]).await;
     let sources = [
         include_str!("../../src/commands/doctor.sql"),
         include_str!("../../src/commands/doctor.rs"),
@@ -32,11 +32,11 @@ async fn s11_no_statement_of_the_command_can_be_taken_over() {
         SELECT id, 'a', 'a', key_id('order-9'), 'order-9', '', 'permanent', 1, 'no', 'x', 1, true FROM consumers;
         INSERT INTO message_attempts (key_id, consumer, attempts, idempotency_key, payload_hash)
         SELECT key_id('order-8'), id, 2, 'order-8', '' FROM consumers;";
-    scene.run(old).await;
-    let table = format!("{}.old", scene.schema);
-    scene.run(&shared::usurpers(&scene.schema, sources)).await;
+    fixture.run(old).await;
+    let table = format!("{}.old", fixture.schema);
+    fixture.run(&shared::usurpers(&fixture.schema, sources)).await;
     let done = |arguments: &str| {
-        let answer = run(&scene, arguments);
+        let answer = run(&fixture, arguments);
         // The doctor finds the usurpers, which is another matter.
         assert!(answer.status == 0 || arguments.starts_with("doctor"), "{arguments}: {answer:?}");
         assert!(!answer.err.contains("usurper") && !answer.err.contains("point"), "{arguments}: {answer:?}");
@@ -73,10 +73,10 @@ async fn s11_no_statement_of_the_command_can_be_taken_over() {
     ] {
         done(arguments);
     }
-    let batch = scene.texts("SELECT batch FROM forgotten").await.remove(0);
+    let batch = fixture.texts("SELECT batch FROM forgotten").await.remove(0);
     done(&format!("forgotten restore {batch} --yes"));
     let import =
         "--consumer orders-3 --key-column key --processed-column at --consumer-column consumer --named orders --yes";
     done(&format!("import --from {table} {import}"));
-    scene.drop().await;
+    fixture.drop().await;
 }

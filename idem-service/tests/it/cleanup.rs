@@ -12,30 +12,30 @@ use crate::{place::Place, process::Worker};
 const PASSWORD: &str = "canary-password";
 
 /// A schema in which two records have expired.
-struct Scene {
+struct Fixture {
     schema: String,
     url: String,
     connection: PgConnection,
     place: Place,
 }
 
-impl Scene {
+impl Fixture {
     async fn new() -> Self {
         let url = std::env::var("IDEM_POSTGRES_URL");
         let url = url.unwrap_or_else(|_| "postgres://idem@127.0.0.1:25432/idem".to_owned());
         // The server trusts this machine, so that any password will do.
         let url = url.replace("idem@", &format!("idem:{PASSWORD}@"));
         let connection = PgConnection::connect(&url).await.expect("PostgreSQL answers: ./servers up postgres");
-        let mut scene =
+        let mut fixture =
             Self { schema: format!("w_{:016x}", fastrand::u64(..)), url, connection, place: Place::new().await };
-        scene.worker(&scene.url, "--migrate --cleanup-every off --until-idle 10ms").run().await.with(0);
+        fixture.worker(&fixture.url, "--migrate --cleanup-every off --until-idle 10ms").run().await.with(0);
         let insert = format!(
             "INSERT INTO {0}.processed_messages (key_id, expires_at, consumer, hash_id, processed_by, idempotency_key, payload_hash)
              SELECT {0}.key_id('k' || n), now() - interval '1 s', 1, 1, 1, 'k' || n, '' FROM generate_series(1, 2) AS n",
-            scene.schema
+            fixture.schema
         );
-        scene.run(&insert).await;
-        scene
+        fixture.run(&insert).await;
+        fixture
     }
 
     fn worker(&self, url: &str, arguments: &str) -> Worker {
@@ -68,12 +68,12 @@ async fn metrics(address: &str) -> String {
 
 #[tokio::test]
 async fn a_worker_removes_what_has_expired_and_tells_how_far_it_is() {
-    let mut scene = Scene::new().await;
-    let mut running = scene.worker(&scene.url, "--cleanup-every 1s --admin 0").start();
+    let mut fixture = Fixture::new().await;
+    let mut running = fixture.worker(&fixture.url, "--cleanup-every 1s --admin 0").start();
     let line = running.line("serving /metrics").await;
     let address = line.rsplit_once("address=").unwrap().1.trim().to_owned();
     running.line("cleanup is done").await;
-    assert_eq!(scene.records().await, 0);
+    assert_eq!(fixture.records().await, 0);
     let metrics = metrics(&address).await;
     for sample in ["idem_cleaned_total", "idem_cleanup_lag_seconds", "idem_cleanup_failed_cycles", "idem_records"] {
         assert!(metrics.contains(&format!("{sample}{{consumer=\"ledger\"}}")), "{sample}: {metrics}");
@@ -81,14 +81,15 @@ async fn a_worker_removes_what_has_expired_and_tells_how_far_it_is() {
     assert!(metrics.contains("idem_cleaned_total{consumer=\"ledger\"} 2\n"), "{metrics}");
     running.signal("TERM").await;
     running.ended().await.with(0);
-    scene.remove().await;
+    fixture.remove().await;
 }
 
 /// S24: the tables' sizes are a worker's to tell, whether it cleans or not, and whatever its login may do.
 #[tokio::test]
 async fn s24_a_worker_without_cleanup_tells_the_tables_sizes() {
-    let scene = Scene::new().await;
-    let mut running = scene.worker(&scene.url, "--cleanup-every off --dead-letters-bytes-max 1GiB --admin 0").start();
+    let fixture = Fixture::new().await;
+    let mut running =
+        fixture.worker(&fixture.url, "--cleanup-every off --dead-letters-bytes-max 1GiB --admin 0").start();
     let line = running.line("serving /metrics").await;
     let address = line.rsplit_once("address=").unwrap().1.trim().to_owned();
     let told = async |sample: &str| loop {
@@ -105,55 +106,55 @@ async fn s24_a_worker_without_cleanup_tells_the_tables_sizes() {
     assert!((told("idem_dead_letter_quota_bytes").await - 1_073_741_824.0).abs() < 1.0);
     running.signal("TERM").await;
     running.ended().await.with(0);
-    scene.remove().await;
+    fixture.remove().await;
 }
 
 /// S8, S9: a worker's own login may not delete. Then cleanup is off and says who cleans, or it runs on another login, whose
 /// password nobody sees.
 #[tokio::test]
 async fn s8_cleanup_runs_on_a_login_that_may_delete_or_says_that_it_is_off() {
-    let mut scene = Scene::new().await;
-    let roles = postgres_roles(&SchemaName::new(&scene.schema).unwrap());
-    let login = format!("{}_worker", scene.schema);
-    scene.run(&format!("BEGIN; SELECT pg_advisory_xact_lock(4711); {roles}; COMMIT")).await;
-    scene.run(&format!("CREATE ROLE {login} LOGIN IN ROLE idem_worker")).await;
-    let url = scene.url.replace(&format!("idem:{PASSWORD}@"), &format!("{login}@"));
+    let mut fixture = Fixture::new().await;
+    let roles = postgres_roles(&SchemaName::new(&fixture.schema).unwrap());
+    let login = format!("{}_worker", fixture.schema);
+    fixture.run(&format!("BEGIN; SELECT pg_advisory_xact_lock(4711); {roles}; COMMIT")).await;
+    fixture.run(&format!("CREATE ROLE {login} LOGIN IN ROLE idem_worker")).await;
+    let url = fixture.url.replace(&format!("idem:{PASSWORD}@"), &format!("{login}@"));
 
-    let mut running = scene.worker(&url, "--cleanup-every 1s").start();
+    let mut running = fixture.worker(&url, "--cleanup-every 1s").start();
     let line = running.line("cleanup is off in this worker").await;
     assert!(line.contains("nobody has cleaned yet") && line.contains("--cleanup-database-url"), "{line}");
     running.signal("TERM").await;
     running.ended().await.with(0);
-    assert_eq!(scene.records().await, 2);
+    assert_eq!(fixture.records().await, 2);
 
-    let cleaner = format!("--cleanup-every 1s --cleanup-database-url {}", scene.url);
-    let mut running = scene.worker(&url, &cleaner).start();
+    let cleaner = format!("--cleanup-every 1s --cleanup-database-url {}", fixture.url);
+    let mut running = fixture.worker(&url, &cleaner).start();
     running.line("cleanup is done").await;
     running.signal("TERM").await;
     let ended = running.ended().await.with(0);
     assert!(!ended.log.contains(PASSWORD), "{}", ended.log);
-    assert_eq!(scene.records().await, 0);
+    assert_eq!(fixture.records().await, 0);
 
-    let mut running = scene.worker(&url, "").start();
+    let mut running = fixture.worker(&url, "").start();
     let line = running.line("cleanup is off in this worker").await;
     assert!(line.contains("was the last, 0 minutes ago"), "{line}");
     running.signal("TERM").await;
     running.ended().await.with(0);
-    scene.run(&format!("DROP OWNED BY {login}; DROP ROLE {login}")).await;
-    scene.remove().await;
+    fixture.run(&format!("DROP OWNED BY {login}; DROP ROLE {login}")).await;
+    fixture.remove().await;
 }
 
 #[tokio::test]
 async fn what_is_wrong_with_cleanups_flags_is_told_without_the_url() {
-    let scene = Scene::new().await;
+    let fixture = Fixture::new().await;
     for (arguments, why) in [
         ("--cleanup-every 0s", "--cleanup-every is 0ns, but it must be at least 1 s"),
         ("--cleanup-every never", "--cleanup-every is \"never\", but write a number"),
         (&format!("--cleanup-database-url postgres://u:{PASSWORD}@h:port/d"), "cannot be read"),
     ] {
-        let ended = scene.worker(&scene.url, arguments).run().await.with(2);
+        let ended = fixture.worker(&fixture.url, arguments).run().await.with(2);
         assert!(ended.why().contains(why), "{}", ended.log);
         assert!(!ended.log.contains(PASSWORD), "{}", ended.log);
     }
-    scene.remove().await;
+    fixture.remove().await;
 }

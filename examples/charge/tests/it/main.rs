@@ -25,14 +25,14 @@ const SIGABRT: i32 = 6;
 /// Where this worker never comes by: it has no batches, and cleanup has nothing to do for an hour.
 const NOT_REACHED: [&str; 2] = [failpoint::ISOLATE, failpoint::CLEAN_CHUNK];
 
-struct Stage {
+struct Fixture {
     provider: Provider,
     folder: PathBuf,
     queue: Queue,
     _server: Server,
 }
 
-impl Stage {
+impl Fixture {
     /// Four orders, and one that the provider declines.
     async fn new(keys: Keys) -> Self {
         let folder = std::env::temp_dir().join(format!("idem-charge-{:016x}", fastrand::u64(..)));
@@ -68,15 +68,15 @@ impl Stage {
 
 /// Kills the worker at the failpoint, runs it to its end, and checks. Answers whether it was killed.
 async fn one_charge_an_order(point: &'static str) -> (&'static str, bool) {
-    let stage = Stage::new(Keys::Honoured).await;
-    let killed = stage.run(&format!("{point}=1*abort")).await;
+    let fixture = Fixture::new(Keys::Honoured).await;
+    let killed = fixture.run(&format!("{point}=1*abort")).await;
     assert!(killed.success() || killed.signal() == Some(SIGABRT), "{point}: {killed}");
-    assert!(stage.run("").await.success(), "{point}");
+    assert!(fixture.run("").await.success(), "{point}");
     let once = |orders: &[&str]| orders.iter().map(|order| ((*order).to_owned(), 1)).collect::<BTreeMap<_, _>>();
-    assert_eq!(stage.provider.charges(), once(&["1", "2", "4", "5"]), "{point}");
-    assert_eq!(stage.noted().await, ["1", "2", "4", "5"], "{point}");
-    assert_eq!(stage.queue.stats().unsettled(), 0, "{point}");
-    stage.remove();
+    assert_eq!(fixture.provider.charges(), once(&["1", "2", "4", "5"]), "{point}");
+    assert_eq!(fixture.noted().await, ["1", "2", "4", "5"], "{point}");
+    assert_eq!(fixture.queue.stats().unsettled(), 0, "{point}");
+    fixture.remove();
     (point, killed.signal() == Some(SIGABRT))
 }
 
@@ -92,9 +92,9 @@ async fn one_charge_an_order_wherever_the_worker_is_killed() {
 /// The condition: what the key cannot do alone.
 #[tokio::test]
 async fn a_provider_that_ignores_the_key_charges_twice() {
-    let stage = Stage::new(Keys::Ignored).await;
-    assert!(stage.run("").await.success());
-    assert!(stage.provider.charges().values().all(|charges| *charges >= 2), "{:?}", stage.provider.charges());
-    assert_eq!(stage.noted().await, ["1", "2", "4", "5"]);
-    stage.remove();
+    let fixture = Fixture::new(Keys::Ignored).await;
+    assert!(fixture.run("").await.success());
+    assert!(fixture.provider.charges().values().all(|charges| *charges >= 2), "{:?}", fixture.provider.charges());
+    assert_eq!(fixture.noted().await, ["1", "2", "4", "5"]);
+    fixture.remove();
 }

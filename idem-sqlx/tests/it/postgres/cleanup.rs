@@ -18,7 +18,7 @@ use super::{
 const GROUP: &[&str] = &["idem_cleanup"];
 
 /// A schema with the roles, and a cleaner that may do what its role may.
-async fn scene() -> (Fixture, Box<dyn Cleaner>) {
+async fn fixture() -> (Fixture, Box<dyn Cleaner>) {
     let fixture = Fixture::new().await;
     arrange(&fixture).await;
     let cleaner = Arc::new(store_of(&fixture, "idem_cleanup").await).cleaner();
@@ -59,7 +59,7 @@ async fn left(fixture: &Fixture) -> String {
 /// C1, C2: what has not expired by the server's clock stays, and an expired record counts until it is removed.
 #[tokio::test]
 async fn c1_c2_only_what_has_expired_by_the_servers_clock_goes() {
-    let (fixture, cleaner) = scene().await;
+    let (fixture, cleaner) = fixture().await;
     let consumer = consumer(fixture.store.clone(), Write);
     assert_eq!(process(&consumer, vec![msg("a"), msg("b"), msg("c"), msg("d")]).await, "PPPP");
     for (key, expiry) in [("a", "now() - interval '1 s'"), ("b", "now() + interval '1 hour'"), ("c", "'infinity'")] {
@@ -80,7 +80,7 @@ async fn c1_c2_only_what_has_expired_by_the_servers_clock_goes() {
 /// effect, and nothing else does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c3_cleaners_at_work_among_claims_make_no_false_duplicate() {
-    let (fixture, cleaner) = scene().await;
+    let (fixture, cleaner) = fixture().await;
     let consumer = consumer(fixture.store.clone(), Write);
     let keys = keys(5);
     let removed = async {
@@ -118,7 +118,7 @@ async fn c3_cleaners_at_work_among_claims_make_no_false_duplicate() {
 /// C4: no step removes more than it may, the longest expired go first, and the steps come to an end.
 #[tokio::test]
 async fn c4_a_large_backlog_goes_in_bounded_steps() {
-    let (fixture, mut cleaner) = scene().await;
+    let (fixture, mut cleaner) = fixture().await;
     fill(&fixture, 5_500).await;
     assert!(cleaner.backlog().await.unwrap().lag >= Duration::from_secs(5_499));
     let step = cleaner.remove(&records(1_000, Duration::from_secs(30))).await.unwrap();
@@ -136,7 +136,7 @@ async fn c4_a_large_backlog_goes_in_bounded_steps() {
 /// C4: a step that waits for somebody ends at its limit, says that a smaller one may go well, and leaves nothing behind.
 #[tokio::test]
 async fn c4_a_step_ends_at_its_limit() {
-    let (fixture, mut cleaner) = scene().await;
+    let (fixture, mut cleaner) = fixture().await;
     fill(&fixture, 10).await;
     let mut holder = fixture.connect().await;
     let hold = "BEGIN; SELECT FROM processed_messages WHERE idempotency_key = 'old-5' FOR UPDATE";
@@ -153,7 +153,7 @@ async fn c4_a_step_ends_at_its_limit() {
 /// One cleaner of a schema works at a time, for as long as its transaction lasts; other schemas are none of its business.
 #[tokio::test]
 async fn c4_of_two_cleaners_one_is_elected() {
-    let (fixture, cleaner) = scene().await;
+    let (fixture, cleaner) = fixture().await;
     fill(&fixture, 10).await;
     let mut other = fixture.connect().await;
     let elect =
@@ -208,7 +208,7 @@ async fn assert_cleaned(fixture: &Fixture) {
 /// S7: every table has an end of its own. What awaits a replay stays, and so does a run while anything names it.
 #[tokio::test]
 async fn s7_every_table_has_an_end_and_what_is_still_needed_stays() {
-    let (fixture, mut cleaner) = scene().await;
+    let (fixture, mut cleaner) = fixture().await;
     age(&fixture).await;
     let expected = [1, 1, 1, 2, 1];
     let preview = cleaner.preview(&CleanupSettings::default()).await.unwrap();
@@ -227,7 +227,7 @@ async fn s7_every_table_has_an_end_and_what_is_still_needed_stays() {
 /// The same as a script for the database's own scheduler, under the same role.
 #[tokio::test]
 async fn s7_the_script_removes_the_same() {
-    let (fixture, _) = scene().await;
+    let (fixture, _) = fixture().await;
     age(&fixture).await;
     let settings = CleanupSettings::default().rows_max(2);
     let role = format!("SET ROLE {}_idem_cleanup", fixture.schema);
@@ -243,7 +243,7 @@ async fn s7_the_script_removes_the_same() {
 /// S8: a worker's role may not delete, knows it beforehand, and is told the cure; it can read who cleaned last.
 #[tokio::test]
 async fn s8_a_worker_may_not_clean_and_can_tell_who_does() {
-    let (fixture, mut cleaner) = scene().await;
+    let (fixture, mut cleaner) = fixture().await;
     let mut worker = Arc::new(store_of(&fixture, "idem_worker").await).cleaner();
     assert!(cleaner.may_delete().await.unwrap() && !worker.may_delete().await.unwrap());
     assert!(worker.last().await.unwrap().is_none());
@@ -290,7 +290,7 @@ async fn c9_turnovers_leave_no_bloat() {
 /// takes effect a second time. So a retention is longer than the broker may deliver again.
 #[tokio::test]
 async fn c1_a_redelivery_after_its_record_is_gone_takes_effect_again() {
-    let (fixture, cleaner) = scene().await;
+    let (fixture, cleaner) = fixture().await;
     let consumer = super::consumers::consumer(fixture.store.clone(), super::consumers::Write);
     assert_eq!(super::consumers::process(&consumer, vec![super::consumers::msg("c1")]).await, "P");
     fixture.run("UPDATE processed_messages SET expires_at = now() WHERE idempotency_key = 'c1'").await;

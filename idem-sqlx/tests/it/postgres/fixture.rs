@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use idem_schema::{POSTGRES_MIGRATIONS, SchemaName};
+use idem_schema::SchemaName;
 use idem_sqlx::{PostgresOptions, PostgresStore};
 use idem_testkit::conformance::postgres::EFFECTS;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection, PgPool, Row as _, postgres::PgConnectOptions};
@@ -103,15 +103,14 @@ impl Fixture {
         self.connection.connect().await.unwrap()
     }
 
-    /// Runs statements as an administrator.
     /// Takes migrations back until this one is the newest.
     pub(super) async fn down_to(&self, version: u32) {
-        for newest in POSTGRES_MIGRATIONS.iter().rev().map(|migration| migration.version).take_while(|it| *it > version)
-        {
-            assert_eq!(self.store.migrate_down().await.unwrap(), Some(newest));
+        while self.texts("SELECT pg_catalog.max(version)::text FROM migrations").await != [version.to_string()] {
+            self.store.migrate_down().await.unwrap();
         }
     }
 
+    /// Runs statements as an administrator.
     pub(super) async fn run(&self, statements: impl Into<String>) {
         sqlx::raw_sql(AssertSqlSafe(statements.into())).execute(&self.admin).await.unwrap();
     }

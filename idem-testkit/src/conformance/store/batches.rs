@@ -5,8 +5,8 @@ use std::time::Duration;
 use idem_core::{Concurrency, Decision, DedupConsumer, Effects, ErrorClass, Message, OrderingKey, Reason};
 
 use super::{
+    fixture::{Fixture, Kind, Step, decide, msg, process, redeliver, write},
     gate::DEADLINE,
-    scene::{Kind, Scene, Step, decide, msg, process, redeliver, write},
     subject::StoreUnderTest,
 };
 
@@ -26,16 +26,16 @@ pub(super) const TRANSIENT: Kind = Kind::Failed(ErrorClass::Transient);
 const PERMANENT: Kind = Kind::Failed(ErrorClass::Permanent);
 
 async fn batch_of<T: StoreUnderTest>(subject: &T, size: usize) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     let keys: Vec<_> = (0..size).map(|number| format!("order-{number}")).collect();
     let messages = || keys.iter().map(|key| msg(key, "paid"));
     assert_eq!(process(&consumer, messages()).await, vec![Kind::Processed; size]);
     assert_eq!(process(&consumer, messages()).await, vec![Kind::Duplicate; size]);
-    assert_eq!(scene.runs.all().len(), size);
-    let units = scene.spy.claimed();
+    assert_eq!(fixture.runs.all().len(), size);
+    let units = fixture.spy.claimed();
     assert_eq!(units.len(), 2, "one claim a batch, however many messages it has");
-    scene.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
+    fixture.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
 }
 
 /// A batch of one.
@@ -55,69 +55,69 @@ pub async fn batch_of_500<T: StoreUnderTest>(subject: &T) {
 
 /// An empty call decides nothing and opens nothing.
 pub async fn an_empty_batch_is_no_unit<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    assert!(process(&scene.consumer(write), []).await.is_empty());
-    assert!(scene.spy.claimed().is_empty());
+    let fixture = Fixture::new(subject);
+    assert!(process(&fixture.consumer(write), []).await.is_empty());
+    assert!(fixture.spy.claimed().is_empty());
 }
 
 /// B16: equal messages in one batch are one claim; the first leads, the others are duplicates of it.
 pub async fn equal_messages_in_one_batch_run_once<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     let copies = (0..3).map(|_| msg("order-1", "paid"));
     assert_eq!(process(&consumer, copies).await, [Kind::Processed, Kind::Duplicate, Kind::Duplicate]);
-    assert_eq!(scene.runs.all().len(), 1);
-    scene.assert_effects([("order-1", "paid")]).await;
+    assert_eq!(fixture.runs.all().len(), 1);
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// B16: of two payloads under one key in one batch, the first is handled and the second is a conflict.
 pub async fn other_payload_in_one_batch_is_a_conflict<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     let messages = [msg("order-1", "paid"), msg("order-1", "refunded"), msg("order-1", "paid")];
     assert_eq!(process(&consumer, messages).await, [Kind::Processed, Kind::Conflict, Kind::Duplicate]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// A key that is recorded already decides all its copies in a batch by its record, the leader included.
 pub async fn copies_of_a_recorded_key_are_compared_with_its_record<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     process(&consumer, [msg("order-1", "paid")]).await;
     let messages = [msg("order-1", "refunded"), msg("order-1", "paid"), msg("order-1", "refunded")];
     assert_eq!(process(&consumer, messages).await, [Kind::Conflict, Kind::Duplicate, Kind::Conflict]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// In a batch fresh-old-fresh only the old one is a duplicate.
 pub async fn fresh_old_fresh<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     process(&consumer, [msg("old", "p")]).await;
     let messages = [msg("fresh-1", "p"), msg("old", "p"), msg("fresh-2", "p")];
     assert_eq!(process(&consumer, messages).await, [Kind::Processed, Kind::Duplicate, Kind::Processed]);
-    scene.assert_effects([("fresh-1", "p"), ("fresh-2", "p"), ("old", "p")]).await;
+    fixture.assert_effects([("fresh-1", "p"), ("fresh-2", "p"), ("old", "p")]).await;
 }
 
 /// Keys are claimed in their order, but handled and answered in the order of delivery.
 pub async fn handlers_run_and_decisions_stand_in_the_order_of_delivery<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     process(&consumer, [msg("m", "old"), msg("b", "old")]).await;
     let messages = [msg("z", "p"), msg("m", "old"), msg("a", "p"), msg("b", "new"), msg("k", "p")];
     assert_eq!(
         process(&consumer, messages).await,
         [Kind::Processed, Kind::Duplicate, Kind::Processed, Kind::Conflict, Kind::Processed]
     );
-    assert_eq!(scene.runs.all(), ["m", "b", "z", "a", "k"]);
+    assert_eq!(fixture.runs.all(), ["m", "b", "z", "a", "k"]);
 }
 
 /// B17: the engine claims each batch sorted and without repetition, whatever the order of delivery.
 pub async fn claims_arrive_folded_and_sorted<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let keys = ["z", "é", "a", "Z", "m", "a", "10", "9", "m"];
-    process(&scene.consumer(write), keys.map(|key| msg(key, "p"))).await;
-    let claimed = scene.spy.claimed();
+    process(&fixture.consumer(write), keys.map(|key| msg(key, "p"))).await;
+    let claimed = fixture.spy.claimed();
     assert_eq!(claimed.len(), 1);
     assert!(claimed[0].is_sorted_by(|one, next| one < next), "{claimed:?}");
     assert_eq!(claimed[0].len(), 7);
@@ -125,37 +125,37 @@ pub async fn claims_arrive_folded_and_sorted<T: StoreUnderTest>(subject: &T) {
 
 /// Contract of Handler 3, A1: what fails leaves neither effect nor record, and runs again when it comes back.
 pub async fn a_handlers_error_leaves_nothing<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let consumer =
-        scene.consumer(|_, run| if run < 3 { vec![Step::Write("half"), Step::Fail] } else { vec![Step::Write("")] });
+        fixture.consumer(|_, run| if run < 3 { vec![Step::Write("half"), Step::Fail] } else { vec![Step::Write("")] });
     for _ in 0..2 {
         assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [TRANSIENT]);
-        scene.assert_effects([]).await;
+        fixture.assert_effects([]).await;
     }
     assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Processed]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// A17: a panic leaves nothing, spoils no lane, and a hundred of them use nothing up.
 pub async fn a_handlers_panic_leaves_nothing<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer =
-        scene.consumer(|_, run| if run == 1 { vec![Step::Write("half"), Step::Panic] } else { vec![Step::Write("")] });
+    let fixture = Fixture::new(subject);
+    let consumer = fixture
+        .consumer(|_, run| if run == 1 { vec![Step::Write("half"), Step::Panic] } else { vec![Step::Write("")] });
     let keys: Vec<_> = (0..20).map(|number| format!("order-{number}")).collect();
     for key in &keys {
         assert_eq!(process(&consumer, [msg(key, "paid")]).await, [TRANSIENT]);
     }
-    scene.assert_effects([]).await;
+    fixture.assert_effects([]).await;
     let messages = keys.iter().map(|key| msg(key, "paid"));
     assert_eq!(process(&consumer, messages).await, vec![Kind::Processed; 20]);
-    scene.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
+    fixture.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
 }
 
 /// A18: a handler that never answers is ended at its deadline, leaves nothing, and its key is free at once.
 pub async fn a_handler_past_its_deadline_leaves_nothing<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let builder =
-        scene.builder(
+        fixture.builder(
             "orders",
             |_, run| {
                 if run == 1 { vec![Step::Write("half"), Step::Hang] } else { vec![Step::Write("")] }
@@ -164,15 +164,15 @@ pub async fn a_handler_past_its_deadline_leaves_nothing<T: StoreUnderTest>(subje
     let consumer = builder.handler_deadline(DEADLINE).build().unwrap();
     let decisions = decide(&consumer, [msg("order-1", "paid")]).await;
     assert!(matches!(&decisions[0], Decision::Failed(failure) if failure.reason == Reason::Deadline), "{decisions:?}");
-    scene.assert_effects([]).await;
+    fixture.assert_effects([]).await;
     assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Processed]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// A18, D1: a handler that never answers harms no neighbour of its batch.
 pub async fn a_late_handler_in_a_batch_spares_its_neighbours<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let builder = scene.builder("orders", |message, _| {
+    let fixture = Fixture::new(subject);
+    let builder = fixture.builder("orders", |message, _| {
         if message.payload().is_some_and(|payload| payload == "late") {
             vec![Step::Hang]
         } else {
@@ -182,61 +182,61 @@ pub async fn a_late_handler_in_a_batch_spares_its_neighbours<T: StoreUnderTest>(
     let consumer = builder.handler_deadline(DEADLINE).build().unwrap();
     let kinds = process(&consumer, [msg("k-1", "p"), msg("k-2", "late"), msg("k-3", "p")]).await;
     assert_eq!(kinds, [Kind::Processed, TRANSIENT, Kind::Processed]);
-    assert!(scene.runs.of("k-1") <= 2 && scene.runs.of("k-3") <= 2);
-    scene.assert_effects([("k-1", "p"), ("k-3", "p")]).await;
+    assert!(fixture.runs.of("k-1") <= 2 && fixture.runs.of("k-3") <= 2);
+    fixture.assert_effects([("k-1", "p"), ("k-3", "p")]).await;
 }
 
 /// D1, D2, D3: one poison message in a batch is the only one that fails, and an innocent handler runs at most twice. There
 /// are no savepoints to stack.
 pub async fn one_poison_message_spares_its_neighbours<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(fail_bad);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(fail_bad);
     let keys: Vec<_> = (0..50).map(|number| format!("order-{number:02}")).collect();
     let payload = |key: &str| if key == "order-25" { "bad for good" } else { "paid" };
     let kinds = process(&consumer, keys.iter().map(|key| msg(key, payload(key)))).await;
     for (key, kind) in keys.iter().zip(kinds) {
         assert_eq!(kind, if key == "order-25" { PERMANENT } else { Kind::Processed }, "{key}");
-        assert!(scene.runs.of(key) <= 2, "{key} ran {} times", scene.runs.of(key));
+        assert!(fixture.runs.of(key) <= 2, "{key} ran {} times", fixture.runs.of(key));
     }
     let innocent = keys.iter().filter(|key| *key != "order-25");
-    scene.assert_effects(innocent.map(|key| (key.as_str(), "paid"))).await;
+    fixture.assert_effects(innocent.map(|key| (key.as_str(), "paid"))).await;
 }
 
 /// D10: a duplicate of a message that failed in the same batch is not acknowledged; it waits behind it.
 pub async fn a_duplicate_of_a_failed_leader_is_not_settled<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let consumer =
-        scene.consumer(|_, run| if run <= 2 { vec![Step::Write("half"), Step::Fail] } else { vec![Step::Write("")] });
+        fixture.consumer(|_, run| if run <= 2 { vec![Step::Write("half"), Step::Fail] } else { vec![Step::Write("")] });
     let copies = || [msg("order-1", "paid"), msg("order-1", "paid")];
     assert_eq!(process(&consumer, copies()).await, [TRANSIENT, Kind::Busy]);
-    scene.assert_effects([]).await;
+    fixture.assert_effects([]).await;
     assert_eq!(process(&consumer, copies()).await, [Kind::Processed, Kind::Duplicate]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// An equal copy of a message that failed for good follows it, without a run of its own.
 pub async fn an_equal_copy_follows_a_leader_that_failed_for_good<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(fail_bad);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(fail_bad);
     let copies = (0..3).map(|_| msg("order-1", "bad for good")).chain([msg("order-2", "paid")]);
     assert_eq!(process(&consumer, copies).await, [PERMANENT, PERMANENT, PERMANENT, Kind::Processed]);
-    assert!(scene.runs.of("order-1") <= 2, "in the batch and alone, but not once a copy: {:?}", scene.runs);
-    scene.assert_effects([("order-2", "paid")]).await;
+    assert!(fixture.runs.of("order-1") <= 2, "in the batch and alone, but not once a copy: {:?}", fixture.runs);
+    fixture.assert_effects([("order-2", "paid")]).await;
 }
 
 /// Payloads A and B under one key in one batch, and A fails for good: B runs.
 pub async fn another_payload_runs_after_its_leader_failed_for_good<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(fail_bad);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(fail_bad);
     let messages = [msg("order-1", "bad for good"), msg("order-1", "paid"), msg("order-1", "paid")];
     assert_eq!(process(&consumer, messages).await, [PERMANENT, Kind::Processed, Kind::Duplicate]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// Ids 1,2,1,2,1,3, and 2 always fails: 1 and 3 are there once, and no copy of 2 is settled.
 pub async fn ids_1_2_1_2_1_3_with_2_failing<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(fail_bad);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(fail_bad);
     let delivery = || ["1", "2", "1", "2", "1", "3"].map(|id| msg(id, if id == "2" { "bad" } else { "good" }));
     let duplicate = Kind::Duplicate;
     assert_eq!(
@@ -247,84 +247,84 @@ pub async fn ids_1_2_1_2_1_3_with_2_failing<T: StoreUnderTest>(subject: &T) {
         let settled = process(&consumer, [message.clone()]).await[0].is_settled();
         assert_eq!(settled, message.payload().is_some_and(|payload| payload == "good"));
     }
-    scene.assert_effects([("1", "good"), ("3", "good")]).await;
+    fixture.assert_effects([("1", "good"), ("3", "good")]).await;
 }
 
 /// D7: what follows a failed message in its ordering key waits; other ordering keys go on.
 pub async fn what_follows_a_failure_in_its_ordering_key_waits<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(fail_bad);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(fail_bad);
     let of =
         |order: &'static str, key: &str, payload: &str| msg(key, payload).with_ordering_key(OrderingKey::new(order));
     let messages =
         [of("a", "a-1", "p"), of("a", "a-2", "bad"), of("b", "b-1", "p"), of("a", "a-3", "p"), of("b", "b-2", "p")];
     let kinds = process(&consumer, messages).await;
     assert_eq!(kinds, [Kind::Processed, TRANSIENT, Kind::Processed, Kind::Busy, Kind::Processed]);
-    scene.assert_effects([("a-1", "p"), ("b-1", "p"), ("b-2", "p")]).await;
+    fixture.assert_effects([("a-1", "p"), ("b-1", "p"), ("b-2", "p")]).await;
 }
 
 /// D6, J2: the same batch over and over, and batches that overlap, change nothing.
 pub async fn overlapping_batches_run_each_key_once<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     let keys: Vec<_> = (0..30).map(|number| format!("order-{number}")).collect();
     for start in (0..=20).step_by(5) {
         redeliver(&consumer, keys[start..start + 10].iter().map(|key| msg(key, "paid")).collect()).await;
     }
-    assert_eq!(scene.runs.all().len(), 30);
-    scene.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
+    assert_eq!(fixture.runs.all().len(), 30);
+    fixture.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
 }
 
 /// Effects::Outside: one message a unit, so that a neighbour's failure repeats nobody's calls.
 pub async fn outside_effects_run_one_message_a_unit<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let builder = scene.builder("orders", fail_bad).effects(Effects::Outside).handlers(Concurrency::InOrder);
+    let fixture = Fixture::new(subject);
+    let builder = fixture.builder("orders", fail_bad).effects(Effects::Outside).handlers(Concurrency::InOrder);
     let consumer = builder.handler_deadline(Duration::from_secs(10)).build().unwrap();
     let kinds = process(&consumer, [msg("k-1", "p"), msg("k-2", "bad"), msg("k-3", "p")]).await;
     assert_eq!(kinds, [Kind::Processed, TRANSIENT, Kind::Processed]);
-    assert_eq!(scene.runs.all(), ["k-1", "k-2", "k-3"]);
-    scene.assert_effects([("k-1", "p"), ("k-3", "p")]).await;
+    assert_eq!(fixture.runs.all(), ["k-1", "k-2", "k-3"]);
+    fixture.assert_effects([("k-1", "p"), ("k-3", "p")]).await;
 }
 
 /// A47: a handler that sets things for its transaction asks for units of one message, and has no neighbours then: nobody runs
 /// twice for another.
 pub async fn a47_units_of_one_hold_one_message<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.builder("orders", fail_bad).units_of_one().build().unwrap();
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.builder("orders", fail_bad).units_of_one().build().unwrap();
     let kinds = process(&consumer, [msg("k-1", "p"), msg("k-2", "bad"), msg("k-3", "p")]).await;
     assert_eq!(kinds, [Kind::Processed, TRANSIENT, Kind::Processed]);
-    assert_eq!(scene.runs.all(), ["k-1", "k-2", "k-3"]);
-    scene.assert_effects([("k-1", "p"), ("k-3", "p")]).await;
+    assert_eq!(fixture.runs.all(), ["k-1", "k-2", "k-3"]);
+    fixture.assert_effects([("k-1", "p"), ("k-3", "p")]).await;
 }
 
 /// A batch handler gets what is fresh, at once, and its effects are there once.
 pub async fn a_batch_handler_gets_what_is_fresh<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = batch_consumer(&scene, write);
+    let fixture = Fixture::new(subject);
+    let consumer = batch_consumer(&fixture, write);
     process(&consumer, [msg("old", "p")]).await;
     let messages = [msg("k-1", "p"), msg("old", "p"), msg("k-2", "p"), msg("k-1", "p"), msg("k-2", "q")];
     assert_eq!(
         process(&consumer, messages).await,
         [Kind::Processed, Kind::Duplicate, Kind::Processed, Kind::Duplicate, Kind::Conflict]
     );
-    assert_eq!(scene.runs.all(), ["old", "k-1", "k-2"]);
-    scene.assert_effects([("k-1", "p"), ("k-2", "p"), ("old", "p")]).await;
+    assert_eq!(fixture.runs.all(), ["old", "k-1", "k-2"]);
+    fixture.assert_effects([("k-1", "p"), ("k-2", "p"), ("old", "p")]).await;
 }
 
 /// D1: a batch handler names the culprit; the others are handled, and run at most twice.
 pub async fn a_batch_handlers_culprit_is_the_only_one_that_fails<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = batch_consumer(&scene, fail_bad);
+    let fixture = Fixture::new(subject);
+    let consumer = batch_consumer(&fixture, fail_bad);
     let kinds = process(&consumer, [msg("k-1", "p"), msg("k-2", "bad for good"), msg("k-3", "p")]).await;
     assert_eq!(kinds, [Kind::Processed, PERMANENT, Kind::Processed]);
-    assert!(["k-1", "k-2", "k-3"].into_iter().all(|key| scene.runs.of(key) <= 2), "{:?}", scene.runs);
-    scene.assert_effects([("k-1", "p"), ("k-3", "p")]).await;
+    assert!(["k-1", "k-2", "k-3"].into_iter().all(|key| fixture.runs.of(key) <= 2), "{:?}", fixture.runs);
+    fixture.assert_effects([("k-1", "p"), ("k-3", "p")]).await;
 }
 
 fn batch_consumer<T: StoreUnderTest>(
-    scene: &Scene<'_, T>,
+    fixture: &Fixture<'_, T>,
     plan: impl Fn(&Message, usize) -> Vec<Step> + Send + Sync + 'static,
-) -> DedupConsumer<super::scene::Seen<T>> {
-    let builder = DedupConsumer::builder_shared(std::sync::Arc::clone(&scene.store), "orders");
-    builder.batch_handler(scene.probe(plan)).effects(Effects::InTransaction).build().unwrap()
+) -> DedupConsumer<super::fixture::Seen<T>> {
+    let builder = DedupConsumer::builder_shared(std::sync::Arc::clone(&fixture.store), "orders");
+    builder.batch_handler(fixture.probe(plan)).effects(Effects::InTransaction).build().unwrap()
 }

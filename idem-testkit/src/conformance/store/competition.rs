@@ -8,8 +8,8 @@ use idem_core::{
 };
 
 use super::{
+    fixture::{Fixture, Kind, claim, msg, options, process, redeliver, write},
     gate::{Counter, PATIENCE, within},
-    scene::{Kind, Scene, claim, msg, options, process, redeliver, write},
     subject::StoreUnderTest,
 };
 
@@ -23,12 +23,12 @@ enum End {
 /// Holds `keys` uncommitted over a connection of another process, runs `meanwhile`, and ends when it is told to.
 ///
 /// `meanwhile` gets a counter: raising it ends the holder.
-async fn while_held<T, F>(scene: &Scene<'_, T>, registered: &Registered, keys: &[&str], end: End, meanwhile: F)
+async fn while_held<T, F>(fixture: &Fixture<'_, T>, registered: &Registered, keys: &[&str], end: End, meanwhile: F)
 where
     T: StoreUnderTest,
     F: AsyncFnOnce(&Counter),
 {
-    let holder = scene.elsewhere().await;
+    let holder = fixture.elsewhere().await;
     let mut lane = holder.open().await;
     let mut unit = within("beginning", holder.store.begin(&mut lane, options(registered.run))).await.unwrap();
     let claims: Vec<_> = keys.iter().map(|key| claim(registered, key, "paid")).collect();
@@ -53,20 +53,20 @@ async fn started<S: Store>(consumer: &DedupConsumer<S>) {
 
 /// Starts `waiters` calls for `order-1`, waits until as many as can are at the claim, ends the holder, and answers with
 /// what became of them.
-async fn waiters<T: StoreUnderTest>(scene: &Scene<'_, T>, payload: &'static str, end: End) -> Vec<Kind> {
-    let registered = scene.register().await;
-    let count = if scene.waits_per_key() { 4 } else { 1 };
-    let consumer = scene.builder("orders", write).lanes(count).busy_timeout(PATIENCE / 2).build().unwrap();
+async fn waiters<T: StoreUnderTest>(fixture: &Fixture<'_, T>, payload: &'static str, end: End) -> Vec<Kind> {
+    let registered = fixture.register().await;
+    let count = if fixture.waits_per_key() { 4 } else { 1 };
+    let consumer = fixture.builder("orders", write).lanes(count).busy_timeout(PATIENCE / 2).build().unwrap();
     started(&consumer).await;
     let mut kinds = Vec::new();
-    while_held(scene, &registered, &["order-1"], end, async |told| {
+    while_held(fixture, &registered, &["order-1"], end, async |told| {
         let calls: Vec<_> = (0..4)
             .map(|_| {
                 let consumer = consumer.clone();
                 tokio::spawn(async move { process(&consumer, [msg("order-1", payload)]).await })
             })
             .collect();
-        scene.spy.claiming.at_least(count, "the waiters claim the key").await;
+        fixture.spy.claiming.at_least(count, "the waiters claim the key").await;
         told.add();
         for call in calls {
             kinds.extend(call.await.unwrap());
@@ -82,76 +82,76 @@ fn count(kinds: &[Kind], kind: Kind) -> usize {
 
 /// Several wait for a claim whose winner rolls back: exactly one of them runs.
 pub async fn one_waiter_runs_when_the_winner_rolls_back<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let kinds = waiters(&scene, "paid", End::RollsBack).await;
+    let fixture = Fixture::new(subject);
+    let kinds = waiters(&fixture, "paid", End::RollsBack).await;
     assert_eq!((count(&kinds, Kind::Processed), count(&kinds, Kind::Duplicate)), (1, 3), "{kinds:?}");
-    assert_eq!(scene.runs.all().len(), 1);
-    scene.assert_effects([("order-1", "paid")]).await;
+    assert_eq!(fixture.runs.all().len(), 1);
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// Those who waited for a claim whose winner commits are duplicates, and none of them runs.
 pub async fn every_waiter_is_a_duplicate_when_the_winner_commits<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let kinds = waiters(&scene, "paid", End::Commits).await;
+    let fixture = Fixture::new(subject);
+    let kinds = waiters(&fixture, "paid", End::Commits).await;
     assert_eq!(kinds, [Kind::Duplicate; 4]);
-    assert!(scene.runs.all().is_empty());
+    assert!(fixture.runs.all().is_empty());
 }
 
 /// Those who waited with another payload are conflicts when the winner commits.
 pub async fn every_waiter_with_another_payload_is_a_conflict_when_the_winner_commits<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let kinds = waiters(&scene, "refunded", End::Commits).await;
+    let fixture = Fixture::new(subject);
+    let kinds = waiters(&fixture, "refunded", End::Commits).await;
     assert_eq!(kinds, [Kind::Conflict; 4]);
-    assert!(scene.runs.all().is_empty());
+    assert!(fixture.runs.all().is_empty());
 }
 
 /// B2: a claim gives up after its busy time-out, and the message comes back without a run.
 pub async fn a_held_key_is_busy_within_the_busy_timeout<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
-    let consumer = scene.builder("orders", write).busy_timeout(Duration::from_millis(200)).build().unwrap();
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    let consumer = fixture.builder("orders", write).busy_timeout(Duration::from_millis(200)).build().unwrap();
     started(&consumer).await;
-    while_held(&scene, &registered, &["order-1"], End::RollsBack, async |told| {
+    while_held(&fixture, &registered, &["order-1"], End::RollsBack, async |told| {
         // The holder goes on holding until both have come back.
         assert_eq!(process(&consumer, [msg("order-1", "paid"), msg("order-1", "paid")]).await, [Kind::Busy; 2]);
         told.add();
     })
     .await;
-    assert!(scene.runs.all().is_empty());
+    assert!(fixture.runs.all().is_empty());
     redeliver(&consumer, vec![msg("order-1", "paid")]).await;
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// B18, B19: one busy key of a batch keeps its own message back and no other. A store with a single writer
 /// holds them all back, and settles none.
 pub async fn a_busy_key_spares_its_neighbours<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
-    let consumer = scene.builder("orders", write).busy_timeout(Duration::from_secs(1)).build().unwrap();
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    let consumer = fixture.builder("orders", write).busy_timeout(Duration::from_secs(1)).build().unwrap();
     started(&consumer).await;
     let batch = || ["k-1", "k-2", "k-3"].map(|key| msg(key, "paid"));
-    let per_key = scene.waits_per_key();
-    while_held(&scene, &registered, &["k-2"], End::RollsBack, async |told| {
+    let per_key = fixture.waits_per_key();
+    while_held(&fixture, &registered, &["k-2"], End::RollsBack, async |told| {
         let free = if per_key { Kind::Processed } else { Kind::Busy };
         assert_eq!(process(&consumer, batch()).await, [free, Kind::Busy, free]);
         told.add();
     })
     .await;
     redeliver(&consumer, batch().to_vec()).await;
-    scene.assert_effects(["k-1", "k-2", "k-3"].map(|key| (key, "paid"))).await;
+    fixture.assert_effects(["k-1", "k-2", "k-3"].map(|key| (key, "paid"))).await;
 }
 
 /// Contract of UnitOfWork: a claim waits for uncommitted twins, and only for those. Where the capability
 /// `waits_per_key` is off, the claim of any other key is refused as held.
 pub async fn a_claim_waits_for_twins_only<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
-    while_held(&scene, &registered, &["order-1"], End::RollsBack, async |told| {
-        let mut lane = scene.open().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    while_held(&fixture, &registered, &["order-1"], End::RollsBack, async |told| {
+        let mut lane = fixture.open().await;
         let limits = options(registered.run).busy_timeout(Duration::from_secs(1));
-        let mut unit = within("beginning", scene.store.begin(&mut lane, limits)).await.unwrap();
+        let mut unit = within("beginning", fixture.store.begin(&mut lane, limits)).await.unwrap();
         let answer = within("claiming another key", unit.claim(&[claim(&registered, "order-2", "paid")])).await;
-        if scene.waits_per_key() {
+        if fixture.waits_per_key() {
             assert_eq!(answer.unwrap(), [Claimed::Inserted]);
         } else {
             assert!(matches!(answer, Err(ClaimError::Held)), "{answer:?}");
@@ -164,19 +164,20 @@ pub async fn a_claim_waits_for_twins_only<T: StoreUnderTest>(subject: &T) {
 
 /// Contract of UnitOfWork 2, B3: a twin that is not committed is never found, neither by the claim nor by a read.
 pub async fn an_uncommitted_twin_is_never_found<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let claims = [claim(&registered, "order-1", "paid")];
-    while_held(&scene, &registered, &["order-1"], End::RollsBack, async |told| {
-        let mut lane = scene.open().await;
+    while_held(&fixture, &registered, &["order-1"], End::RollsBack, async |told| {
+        let mut lane = fixture.open().await;
         let limits = options(registered.run).busy_timeout(Duration::from_millis(500));
-        let mut unit = within("beginning", scene.store.begin(&mut lane, limits)).await.unwrap();
+        let mut unit = within("beginning", fixture.store.begin(&mut lane, limits)).await.unwrap();
         assert_eq!(within("reading", unit.read(&claims)).await.unwrap(), [None]);
         let answer = within("claiming", unit.claim(&claims)).await;
         assert!(matches!(answer, Err(ClaimError::Held)), "{answer:?}");
         within("rolling back", unit.rollback()).await.unwrap();
         // The lane survives: the next unit on it works.
-        let mut unit = within("beginning again", scene.store.begin(&mut lane, options(registered.run))).await.unwrap();
+        let mut unit =
+            within("beginning again", fixture.store.begin(&mut lane, options(registered.run))).await.unwrap();
         told.add();
         assert_eq!(within("claiming again", unit.claim(&claims)).await.unwrap(), [Claimed::Inserted]);
         within("rolling back again", unit.rollback()).await.unwrap();
@@ -186,13 +187,13 @@ pub async fn an_uncommitted_twin_is_never_found<T: StoreUnderTest>(subject: &T) 
 
 /// B17: eight batches of the same keys in opposite orders at once: no deadlock, and every effect once.
 pub async fn batches_in_opposite_orders_never_deadlock<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let keys: Arc<Vec<String>> = Arc::new((0..50).map(|number| format!("order-{number:02}")).collect());
     let before = subject.deadlocks().await;
-    let shared = scene.consumer(write);
+    let shared = fixture.consumer(write);
     let calls: Vec<_> = (0..8)
         .map(|number| {
-            let consumer = if scene.waits_per_key() { scene.consumer(write) } else { shared.clone() };
+            let consumer = if fixture.waits_per_key() { fixture.consumer(write) } else { shared.clone() };
             let keys = Arc::clone(&keys);
             tokio::spawn(async move {
                 let mut messages: Vec<_> = keys.iter().map(|key| msg(key, "paid")).collect();
@@ -207,14 +208,14 @@ pub async fn batches_in_opposite_orders_never_deadlock<T: StoreUnderTest>(subjec
         call.await.unwrap();
     }
     assert_eq!(subject.deadlocks().await, before);
-    assert_eq!(scene.runs.all().len(), 50, "each handler ran once");
-    scene.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
+    assert_eq!(fixture.runs.all().len(), 50, "each handler ran once");
+    fixture.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
 }
 
 /// B1: sixteen consumers race for each of twenty keys; each effect is there once.
 pub async fn many_consumers_race_for_one_key<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.builder("orders", write).lanes(if scene.waits_per_key() { 8 } else { 1 }).build().unwrap();
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.builder("orders", write).lanes(if fixture.waits_per_key() { 8 } else { 1 }).build().unwrap();
     let keys: Vec<_> = (0..20).map(|number| format!("order-{number:02}")).collect();
     for key in &keys {
         let calls: Vec<_> = (0..16)
@@ -229,13 +230,13 @@ pub async fn many_consumers_race_for_one_key<T: StoreUnderTest>(subject: &T) {
         }
         assert_eq!((count(&kinds, Kind::Processed), count(&kinds, Kind::Duplicate)), (1, 15), "{key}: {kinds:?}");
     }
-    scene.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
+    fixture.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
 }
 
 /// B13: of two payloads that race for one key one wins, and every other delivery agrees which.
 pub async fn two_payloads_race_for_one_key<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.builder("orders", write).lanes(if scene.waits_per_key() { 4 } else { 1 }).build().unwrap();
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.builder("orders", write).lanes(if fixture.waits_per_key() { 4 } else { 1 }).build().unwrap();
     for round in 0..10 {
         let key = format!("order-{round}");
         let calls: Vec<_> = (0..8)
@@ -249,7 +250,7 @@ pub async fn two_payloads_race_for_one_key<T: StoreUnderTest>(subject: &T) {
         for call in calls {
             answers.push(call.await.unwrap());
         }
-        let effects = scene.effects().await;
+        let effects = fixture.effects().await;
         let won: Vec<_> = effects.iter().filter(|(other, _)| *other == key).collect();
         assert_eq!(won.len(), 1, "{won:?}");
         for (payload, kind) in answers {
@@ -262,9 +263,9 @@ pub async fn two_payloads_race_for_one_key<T: StoreUnderTest>(subject: &T) {
 /// The capability `lanes_max`: where it is set, more lanes are refused when the consumer is built; where not, they run
 /// side by side.
 pub async fn more_lanes_than_the_store_has_are_refused<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let built = |lanes| scene.builder("orders", write).lanes(lanes).build();
-    match scene.store.capabilities().lanes_max {
+    let fixture = Fixture::new(subject);
+    let built = |lanes| fixture.builder("orders", write).lanes(lanes).build();
+    match fixture.store.capabilities().lanes_max {
         Some(max) => {
             let error = built(max + 1).map(|_| ()).unwrap_err();
             assert_eq!((error.field, error.value), ("lanes", (max + 1).to_string()));
@@ -275,7 +276,7 @@ pub async fn more_lanes_than_the_store_has_are_refused<T: StoreUnderTest>(subjec
             let consumer = built(3).unwrap();
             let gate = super::gate::Gate::new();
             let inside = gate.clone();
-            let waiting = scene.builder("orders", move |_, _| vec![super::scene::Step::Pass(inside.clone())]);
+            let waiting = fixture.builder("orders", move |_, _| vec![super::fixture::Step::Pass(inside.clone())]);
             let waiting = waiting.lanes(3).build().unwrap();
             let calls: Vec<_> = ["k-1", "k-2", "k-3"]
                 .into_iter()
@@ -296,10 +297,10 @@ pub async fn more_lanes_than_the_store_has_are_refused<T: StoreUnderTest>(subjec
 
 /// The capability `concurrent_handlers`: a handle for several handlers at once is there exactly where it is declared.
 pub async fn a_shared_transaction_is_offered_only_where_declared<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
-    let mut lane = scene.open().await;
-    let unit = within("beginning", scene.store.begin(&mut lane, options(registered.run))).await.unwrap();
-    assert_eq!(unit.shared_tx().is_some(), scene.store.capabilities().concurrent_handlers);
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    let mut lane = fixture.open().await;
+    let unit = within("beginning", fixture.store.begin(&mut lane, options(registered.run))).await.unwrap();
+    assert_eq!(unit.shared_tx().is_some(), fixture.store.capabilities().concurrent_handlers);
     within("rolling back", unit.rollback()).await.unwrap();
 }

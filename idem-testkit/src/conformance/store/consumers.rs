@@ -9,26 +9,26 @@ use idem_core::{
 };
 
 use super::{
+    fixture::{Fixture, Kind, claim, decide, key_from, msg, options, process, registration, write},
     gate::within,
-    scene::{Kind, Scene, claim, decide, key_from, msg, options, process, registration, write},
     subject::{Arrangement, HandlerAction, StoreUnderTest},
 };
 
 /// A second start of the same consumer gets the same scope and rules, and a run of its own.
 pub async fn registering_twice_gives_the_same_scope<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let first = scene.register().await;
-    let second = scene.elsewhere().await.register().await;
+    let fixture = Fixture::new(subject);
+    let first = fixture.register().await;
+    let second = fixture.elsewhere().await.register().await;
     assert_eq!((first.scope, &first.hash_rules), (second.scope, &second.hash_rules));
     assert!(first.run < second.run);
 }
 
 /// Eight workers that start at once on an empty database are one consumer, with eight runs.
 pub async fn workers_that_start_at_once_are_one_consumer<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let calls: Vec<_> = (0..8)
         .map(|_| {
-            let store = Arc::clone(&scene.store);
+            let store = Arc::clone(&fixture.store);
             tokio::spawn(async move { store.bookkeeping().register(&registration("orders")).await })
         })
         .collect();
@@ -43,17 +43,17 @@ pub async fn workers_that_start_at_once_are_one_consumer<T: StoreUnderTest>(subj
 
 /// B11, S2: every pair of consumer and tenant has a scope of its own, whatever their names look like side by side.
 pub async fn every_consumer_and_tenant_has_a_scope_of_its_own<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let names = ["ab", "a", "A", "a ", "orders'; --", "é", "a/b", "a:b"];
     let tenants = ["c", "bc", "", "b/c", "C", "'"];
     let mut scopes = HashSet::new();
     for name in names {
-        let registered = scene.register_as(&registration(name)).await.unwrap();
+        let registered = fixture.register_as(&registration(name)).await.unwrap();
         for tenant in tenants {
             let tenant = if tenant.is_empty() { Tenant::default() } else { Tenant::new(tenant).unwrap() };
             let consumer = ConsumerName::new(name).unwrap();
-            let scope = scene.store.bookkeeping().scope(&consumer, &tenant).await.unwrap();
-            assert_eq!(scene.store.bookkeeping().scope(&consumer, &tenant).await.unwrap(), scope);
+            let scope = fixture.store.bookkeeping().scope(&consumer, &tenant).await.unwrap();
+            assert_eq!(fixture.store.bookkeeping().scope(&consumer, &tenant).await.unwrap(), scope);
             assert_eq!(scope == registered.scope, tenant == Tenant::default());
             assert!(scopes.insert(scope), "{name:?} {tenant:?}");
         }
@@ -68,16 +68,16 @@ async fn is_bound<T: StoreUnderTest>(
     second: Registration,
     values: [&str; 2],
 ) {
-    let scene = Scene::new(subject);
-    scene.register_as(&first).await.unwrap();
-    let error = scene.elsewhere().await.register_as(&second).await.unwrap_err();
+    let fixture = Fixture::new(subject);
+    fixture.register_as(&first).await.unwrap();
+    let error = fixture.elsewhere().await.register_as(&second).await.unwrap_err();
     assert_eq!(error.class(), ErrorClass::Fatal);
     let StoreError::Bound { consumer, what, recorded, found } = &error else { panic!("{error:?}") };
     assert_eq!((consumer.as_str(), *what), ("orders", part));
     assert!(recorded.contains(values[0]) && found.contains(values[1]), "{recorded:?} {found:?}");
     let text = error.to_string();
     assert!(text.contains(values[0]) && text.contains(values[1]) && text.contains("rebind"), "{text}");
-    scene.register_as(&first).await.unwrap_or_else(|error| panic!("a refused start changed the binding: {error}"));
+    fixture.register_as(&first).await.unwrap_or_else(|error| panic!("a refused start changed the binding: {error}"));
 }
 
 /// A name is bound to its source: another queue under the same name is refused with both.
@@ -106,64 +106,64 @@ pub async fn another_hash_rule_is_refused_with_both_values<T: StoreUnderTest>(su
 
 /// A consumer that went over to another hash rule may drop the old one once no record of it is left; then the new rule binds.
 pub async fn a_hash_rule_is_left_behind_by_way_of_a_former_one<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let of = |rules: &[&str]| registration("orders").hash_rules(rules.iter().map(|rule| (*rule).to_owned()).collect());
     for rules in [&["raw/1"][..], &["fn:mine", "raw/1"], &["fn:mine"]] {
-        scene.register_as(&of(rules)).await.unwrap_or_else(|error| panic!("{rules:?}: {error}"));
+        fixture.register_as(&of(rules)).await.unwrap_or_else(|error| panic!("{rules:?}: {error}"));
     }
-    let error = scene.register_as(&of(&["raw/1"])).await.unwrap_err();
+    let error = fixture.register_as(&of(&["raw/1"])).await.unwrap_err();
     let StoreError::Bound { what: "hash rules", recorded, .. } = &error else { panic!("{error:?}") };
     assert_eq!(recorded, "fn:mine");
 }
 
 /// A name is bound to one source whatever the tenant.
 pub async fn another_tenant_is_bound_like_the_first<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let of = |source: &str, tenant: &str| {
         registration("orders").bound_to(Some(source.to_owned())).tenant(Tenant::new(tenant).unwrap())
     };
-    let first = scene.register_as(&of("queue-a", "acme")).await.unwrap();
-    let second = scene.register_as(&of("queue-a", "globex")).await.unwrap();
+    let first = fixture.register_as(&of("queue-a", "acme")).await.unwrap();
+    let second = fixture.register_as(&of("queue-a", "globex")).await.unwrap();
     assert_ne!(first.scope, second.scope);
-    let other = scene.register_as(&of("queue-b", "initech")).await;
+    let other = fixture.register_as(&of("queue-b", "initech")).await;
     assert!(matches!(other, Err(StoreError::Bound { what: "source", .. })), "{other:?}");
 }
 
 /// A start that names no source and no handler is bound by neither, and leaves the binding to the first that does.
 pub async fn what_a_start_does_not_say_binds_nothing<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let unbound = registration("orders");
     let bound = unbound.clone().bound_to(Some("queue-a".to_owned())).handler(Some("ledger".to_owned()));
     for start in [&unbound, &bound, &unbound, &bound] {
-        scene.register_as(start).await.unwrap_or_else(|error| panic!("{start:?}: {error}"));
+        fixture.register_as(start).await.unwrap_or_else(|error| panic!("{start:?}: {error}"));
     }
     let other = bound.bound_to(Some("queue-b".to_owned()));
-    assert!(matches!(scene.register_as(&other).await, Err(StoreError::Bound { what: "source", .. })));
+    assert!(matches!(fixture.register_as(&other).await, Err(StoreError::Bound { what: "source", .. })));
 }
 
 /// The hash rules are numbered once for the whole database: stable over starts, different for different rules.
 pub async fn hash_rule_ids_are_stable_and_distinct<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let with = |name: &str, rules: &[&str]| {
         registration(name).hash_rules(rules.iter().map(|rule| (*rule).to_owned()).collect())
     };
     let rules = ["raw/1", "json-only/1:[\"/a\"]", "json-only/1:[\"/A\"]", "fn:it's", "fn:é"];
-    let first = scene.register_as(&with("orders", &rules)).await.unwrap().hash_rules;
+    let first = fixture.register_as(&with("orders", &rules)).await.unwrap().hash_rules;
     assert_eq!(first.iter().collect::<HashSet<_>>().len(), 5, "{first:?}");
     let reversed: Vec<_> = rules.iter().rev().copied().collect();
-    let other = scene.elsewhere().await.register_as(&with("refunds", &reversed)).await.unwrap().hash_rules;
+    let other = fixture.elsewhere().await.register_as(&with("refunds", &reversed)).await.unwrap().hash_rules;
     assert_eq!(other.into_iter().rev().collect::<Vec<_>>(), first, "in the order given");
-    assert_eq!(scene.register_as(&with("orders", &rules)).await.unwrap().hash_rules, first);
+    assert_eq!(fixture.register_as(&with("orders", &rules)).await.unwrap().hash_rules, first);
 }
 
 /// B14, B15: a record that was hashed by a former rule is compared by that rule.
 pub async fn a_former_hash_rule_is_hashed_again<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let json = || JsonMembers::without(["/sent_at"]).unwrap();
-    let old = scene.builder("orders", write).hash_rules(HashRules::new(RawPayload)).build().unwrap();
+    let old = fixture.builder("orders", write).hash_rules(HashRules::new(RawPayload)).build().unwrap();
     assert_eq!(process(&old, [msg("order-1", r#"{"cents":1,"sent_at":1}"#)]).await, [Kind::Processed]);
     let rules = HashRules::new(json()).and_formerly(RawPayload);
-    let new = scene.elsewhere().await.builder("orders", write).hash_rules(rules).build().unwrap();
+    let new = fixture.elsewhere().await.builder("orders", write).hash_rules(rules).build().unwrap();
     let resent = msg("order-1", r#"{"cents":1,"sent_at":2}"#);
     assert_eq!(
         process(&new, [msg("order-1", r#"{"cents":1,"sent_at":1}"#), resent]).await,
@@ -178,84 +178,85 @@ pub async fn a_former_hash_rule_is_hashed_again<T: StoreUnderTest>(subject: &T) 
         ],
     );
     assert_eq!(kinds.await, [Kind::Processed, Kind::Duplicate, Kind::Conflict]);
-    let effects = scene.effects().await;
+    let effects = fixture.effects().await;
     assert_eq!(effects.len(), 2, "{effects:?}");
 }
 
 /// B15, J12: a record that was hashed by a rule that this build does not know is a conflict of its own kind, never a
 /// duplicate by guess.
 pub async fn an_unknown_hash_rule_is_a_conflict_of_its_own_kind<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let later = registration("later").hash_rules(vec!["fn:of-a-later-build".to_owned()]);
-    let unknown = scene.register_as(&later).await.unwrap().hash_rules[0];
+    let unknown = fixture.register_as(&later).await.unwrap().hash_rules[0];
     assert_ne!(unknown, registered.hash_rules[0]);
-    let mut lane = scene.open().await;
-    let mut unit = within("beginning", scene.store.begin(&mut lane, options(registered.run))).await.unwrap();
+    let mut lane = fixture.open().await;
+    let mut unit = within("beginning", fixture.store.begin(&mut lane, options(registered.run))).await.unwrap();
     let claims = [claim(&registered, "order-1", "paid").hash_rule(unknown)];
     assert_eq!(within("claiming", unit.claim(&claims)).await.unwrap(), [Claimed::Inserted]);
     within("committing", unit.commit()).await.unwrap();
-    let decisions = decide(&scene.consumer(write), [msg("order-1", "paid")]).await;
+    let decisions = decide(&fixture.consumer(write), [msg("order-1", "paid")]).await;
     assert!(matches!(&decisions[0], Decision::Conflict(_, ConflictKind::UnknownRule)), "{decisions:?}");
-    assert!(scene.runs.all().is_empty());
+    assert!(fixture.runs.all().is_empty());
 }
 
 /// A consumer that nobody controls is running.
 pub async fn a_new_consumer_is_running<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let control = scene.store.bookkeeping().control(scene.register().await.scope).await.unwrap();
+    let fixture = Fixture::new(subject);
+    let control = fixture.store.bookkeeping().control(fixture.register().await.scope).await.unwrap();
     assert_eq!((control.state, control.by.as_str(), control.reason.as_str()), (ControlState::Running, "", ""));
 }
 
 /// Pause, halt and resume are read by every process, with who did it and why, and concern one scope.
 pub async fn controls_are_read_by_every_process<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let (scope, other) = (scene.register().await.scope, scene.register_as(&registration("other")).await.unwrap().scope);
-    let elsewhere = scene.elsewhere().await;
+    let fixture = Fixture::new(subject);
+    let (scope, other) =
+        (fixture.register().await.scope, fixture.register_as(&registration("other")).await.unwrap().scope);
+    let elsewhere = fixture.elsewhere().await;
     for state in [ControlState::Paused, ControlState::Halted, ControlState::Paused] {
-        scene.store.bookkeeping().set_control(scope, state, "o'brien", "the \"stock\" is wrong").await.unwrap();
+        fixture.store.bookkeeping().set_control(scope, state, "o'brien", "the \"stock\" is wrong").await.unwrap();
         let control = elsewhere.store.bookkeeping().control(scope).await.unwrap();
         assert_eq!((control.state, &*control.by, &*control.reason), (state, "o'brien", "the \"stock\" is wrong"));
         assert_eq!(elsewhere.store.bookkeeping().control(other).await.unwrap().state, ControlState::Running);
     }
-    scene.store.bookkeeping().set_control(scope, ControlState::Running, "o'brien", "counted anew").await.unwrap();
+    fixture.store.bookkeeping().set_control(scope, ControlState::Running, "o'brien", "counted anew").await.unwrap();
     assert_eq!(elsewhere.store.bookkeeping().control(scope).await.unwrap().state, ControlState::Running);
 }
 
 /// The epoch that empties caches never goes back, whatever else is set.
 pub async fn the_epoch_never_goes_back<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let scope = scene.register().await.scope;
-    let mut epochs = vec![scene.store.bookkeeping().control(scope).await.unwrap().epoch];
+    let fixture = Fixture::new(subject);
+    let scope = fixture.register().await.scope;
+    let mut epochs = vec![fixture.store.bookkeeping().control(scope).await.unwrap().epoch];
     for state in [ControlState::Paused, ControlState::Running, ControlState::Halted, ControlState::Running] {
-        scene.store.bookkeeping().set_control(scope, state, "somebody", "a reason").await.unwrap();
-        epochs.push(scene.store.bookkeeping().control(scope).await.unwrap().epoch);
+        fixture.store.bookkeeping().set_control(scope, state, "somebody", "a reason").await.unwrap();
+        epochs.push(fixture.store.bookkeeping().control(scope).await.unwrap().epoch);
     }
     assert!(epochs.is_sorted(), "{epochs:?}");
 }
 
 /// A43: while one server answers, it has one identity, whoever asks: caches of committed keys are emptied by another one.
 pub async fn one_server_is_one_identity<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let scope = scene.register().await.scope;
-    let first = scene.store.bookkeeping().control(scope).await.unwrap().identity;
-    scene.store.bookkeeping().set_control(scope, ControlState::Paused, "somebody", "a reason").await.unwrap();
-    for store in [&scene.store, &scene.elsewhere().await.store] {
+    let fixture = Fixture::new(subject);
+    let scope = fixture.register().await.scope;
+    let first = fixture.store.bookkeeping().control(scope).await.unwrap().identity;
+    fixture.store.bookkeeping().set_control(scope, ControlState::Paused, "somebody", "a reason").await.unwrap();
+    for store in [&fixture.store, &fixture.elsewhere().await.store] {
         assert_eq!(store.bookkeeping().control(scope).await.unwrap().identity, first);
     }
 }
 
 /// S3, S8: the audit trail keeps every line in order, with and without a key, whatever its text.
 pub async fn the_audit_trail_keeps_every_line<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let scope = scene.register().await.scope;
+    let fixture = Fixture::new(subject);
+    let scope = fixture.register().await.scope;
     let before = subject.audited().await.len();
     let lines =
         [("conflict", Some("order-1")), ("halt", None), ("replay", Some("'; --")), ("conflict", Some("order-1"))];
     for (action, key) in lines {
         let entry = AuditEntry::new("run 'one'".to_owned(), action, scope, "hash \"a\" \\ {}".to_owned())
             .key(key.map(key_from));
-        scene.store.bookkeeping().audit(&entry).await.unwrap();
+        fixture.store.bookkeeping().audit(&entry).await.unwrap();
     }
     let audited = subject.audited().await.split_off(before);
     assert_eq!(audited, lines.map(|(action, key)| (action.to_owned(), key.map(str::to_owned))));
@@ -263,31 +264,33 @@ pub async fn the_audit_trail_keeps_every_line<T: StoreUnderTest>(subject: &T) {
 
 /// Contract of Bookkeeping 1: bookkeeping uses no lane, so it goes on while a unit is open and holds a key.
 pub async fn bookkeeping_goes_on_while_a_unit_is_open<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
-    let mut lane = scene.open().await;
-    let mut unit = within("beginning", scene.store.begin(&mut lane, options(registered.run))).await.unwrap();
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    let mut lane = fixture.open().await;
+    let mut unit = within("beginning", fixture.store.begin(&mut lane, options(registered.run))).await.unwrap();
     within("claiming", unit.claim(&[claim(&registered, "order-1", "paid")])).await.unwrap();
     // Reading is possible everywhere. Writing waits where the database has a single writer, and must then end.
-    within("reading the controls", scene.store.bookkeeping().control(registered.scope)).await.unwrap();
+    within("reading the controls", fixture.store.bookkeeping().control(registered.scope)).await.unwrap();
     let hash = idem_core::PayloadHash::of(b"paid");
     let counted =
-        within("counting", scene.store.bookkeeping().count_attempt(registered.scope, &key_from("order-1"), hash)).await;
-    assert!(counted.is_ok() || !scene.waits_per_key(), "{counted:?}");
+        within("counting", fixture.store.bookkeeping().count_attempt(registered.scope, &key_from("order-1"), hash))
+            .await;
+    assert!(counted.is_ok() || !fixture.waits_per_key(), "{counted:?}");
     within("rolling back", unit.rollback()).await.unwrap();
     if counted.is_ok() {
-        let next = scene.store.bookkeeping().count_attempt(registered.scope, &key_from("order-1"), hash).await.unwrap();
+        let next =
+            fixture.store.bookkeeping().count_attempt(registered.scope, &key_from("order-1"), hash).await.unwrap();
         assert_eq!(next, 2, "the count is no part of the unit that was rolled back");
     }
 }
 
 /// The suite's own hooks: what a database does not offer is refused, so that no case passes because nothing happened.
 pub async fn hooks_that_are_not_offered_are_refused<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     for action in HandlerAction::ALL.into_iter().filter(|action| !subject.offers(*action)) {
-        assert!(!scene.offers(action).await);
+        assert!(!fixture.offers(action).await);
     }
     for arrangement in Arrangement::ALL.into_iter().filter(|arrangement| !subject.arranges(*arrangement)) {
-        assert!(!scene.arrange(arrangement).await);
+        assert!(!fixture.arrange(arrangement).await);
     }
 }

@@ -12,22 +12,22 @@ use idem_core::{
 
 use super::{
     failures::{from, letter, listed, store_dead_letter, take},
-    scene::{Scene, key_from, registration},
+    fixture::{Fixture, key_from, registration},
     subject::StoreUnderTest,
 };
 
 /// Asks for the replay of all of them, and answers with their payloads, in the order of the rows.
 async fn payloads<T: StoreUnderTest>(
-    scene: &Scene<'_, T>,
+    fixture: &Fixture<'_, T>,
     registered: &Registered,
     stored: &[DeadLetterId],
 ) -> Vec<Option<String>> {
     assert_eq!(
-        scene.store.bookkeeping().request_replay(stored).await.unwrap(),
+        fixture.store.bookkeeping().request_replay(stored).await.unwrap(),
         stored.len() as u64,
         "all can be replayed"
     );
-    let mut replays = take(scene, registered).await;
+    let mut replays = take(fixture, registered).await;
     replays.sort_by_key(|replay| replay.id);
     let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).unwrap();
     replays.iter().map(|replay| replay.message.payload().map(text)).collect()
@@ -40,8 +40,8 @@ fn some(texts: &[&str]) -> Vec<Option<String>> {
 /// A29: a broker uses an origin again, as Kafka does when a topic is created anew. The other message is another dead letter,
 /// whole, with a key and without.
 pub async fn a29_another_message_at_a_used_origin_is_another_dead_letter<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let letters = [
         letter(&registered, from("q/1", "order-1", "paid"), Some("order-1"), Reason::Permanent),
         letter(&registered, from("q/1", "order-2", "shipped"), Some("order-2"), Reason::Permanent),
@@ -51,60 +51,60 @@ pub async fn a29_another_message_at_a_used_origin_is_another_dead_letter<T: Stor
     ];
     let mut ids = Vec::new();
     for letter in &letters {
-        let stored = store_dead_letter(&scene, letter).await;
+        let stored = store_dead_letter(&fixture, letter).await;
         assert_eq!((stored.copies, stored.key.as_ref()), (1, letter.key.as_ref()));
         ids.push(stored.id);
     }
     assert_eq!(ids.iter().collect::<HashSet<_>>().len(), letters.len());
     let expected = some(&["paid", "shipped", "refunded", "first", "second"]);
-    assert_eq!(payloads(&scene, &registered, &ids).await, expected);
+    assert_eq!(payloads(&fixture, &registered, &ids).await, expected);
 }
 
 /// A29: only a true copy raises the count. Headers may differ from copy to copy; those of the first are kept.
 pub async fn a29_a_copy_from_another_origin_is_counted<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let copy = |origin: &str, trace: &str| {
         let message = from(origin, "order-1", "p").with_header("trace", trace.to_owned());
         letter(&registered, message, Some("order-1"), Reason::Permanent)
     };
-    let first = store_dead_letter(&scene, &copy("q/1", "one")).await;
+    let first = store_dead_letter(&fixture, &copy("q/1", "one")).await;
     // Another message uses the origin of the first in between.
     store_dead_letter(
-        &scene,
+        &fixture,
         &letter(&registered, from("q/1", "order-2", "other"), Some("order-2"), Reason::Permanent),
     )
     .await;
-    let second = store_dead_letter(&scene, &copy("q/2", "two")).await;
+    let second = store_dead_letter(&fixture, &copy("q/2", "two")).await;
     assert_eq!((second.id, second.copies, second.origin.as_str()), (first.id, 2, "q/1"));
-    assert_eq!(store_dead_letter(&scene, &copy("q/1", "one")).await.copies, 2, "a crash brings the first one back");
-    assert_eq!(scene.store.bookkeeping().request_replay(&[first.id]).await.unwrap(), 1);
-    assert_eq!(take(&scene, &registered).await[0].message.headers().text("trace"), Some("one"));
+    assert_eq!(store_dead_letter(&fixture, &copy("q/1", "one")).await.copies, 2, "a crash brings the first one back");
+    assert_eq!(fixture.store.bookkeeping().request_replay(&[first.id]).await.unwrap(), 1);
+    assert_eq!(take(&fixture, &registered).await[0].message.headers().text("trace"), Some("one"));
 }
 
 /// A letter whose replay has ended, and how it is listed.
 async fn replayed<T: StoreUnderTest>(
-    scene: &Scene<'_, T>,
+    fixture: &Fixture<'_, T>,
     registered: &Registered,
     letter: &DeadLetter,
 ) -> DeadLetterId {
-    let id = store_dead_letter(scene, letter).await.id;
-    assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
-    assert_eq!(take(scene, registered).await.len(), 1);
-    scene.store.bookkeeping().finish_replay(id, ReplayEnd::Processed).await.unwrap();
+    let id = store_dead_letter(fixture, letter).await.id;
+    assert_eq!(fixture.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
+    assert_eq!(take(fixture, registered).await.len(), 1);
+    fixture.store.bookkeeping().finish_replay(id, ReplayEnd::Processed).await.unwrap();
     id
 }
 
 /// A29: what was replayed is over, and another message that uses its origin is not taken for it: it awaits the operator.
 pub async fn a29_a_replayed_dead_letter_is_not_revived_by_another_message<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     for key in [Some("order-1"), None] {
         let of = |payload: &str| letter(&registered, from(&format!("q/{key:?}"), "", payload), key, Reason::Malformed);
-        let over = replayed(&scene, &registered, &of("old")).await;
-        let stored = store_dead_letter(&scene, &of("new")).await;
+        let over = replayed(&fixture, &registered, &of("old")).await;
+        let stored = store_dead_letter(&fixture, &of("new")).await;
         assert!(stored.id != over && stored.replayed.is_none(), "{stored:?}");
-        let row = listed(&scene).await.into_iter().find(|row| row.id == over).unwrap();
+        let row = listed(&fixture).await.into_iter().find(|row| row.id == over).unwrap();
         assert!(row.replayed.is_some() && row.copies == 1, "{row:?}");
     }
 }
@@ -112,37 +112,37 @@ pub async fn a29_a_replayed_dead_letter_is_not_revived_by_another_message<T: Sto
 /// A29: a copy that comes after the replay has ended puts the row before the operator again; one that a crash brings back
 /// does not.
 pub async fn a29_a_copy_puts_a_replayed_dead_letter_before_the_operator_again<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let copy = |origin: &str| letter(&registered, from(origin, "order-1", "p"), Some("order-1"), Reason::Permanent);
-    let id = replayed(&scene, &registered, &copy("q/1")).await;
-    let again = store_dead_letter(&scene, &copy("q/1")).await;
+    let id = replayed(&fixture, &registered, &copy("q/1")).await;
+    let again = store_dead_letter(&fixture, &copy("q/1")).await;
     assert!(again.id == id && again.replayed.is_some(), "a crash brings the first one back: {again:?}");
-    let copy = store_dead_letter(&scene, &copy("q/2")).await;
+    let copy = store_dead_letter(&fixture, &copy("q/2")).await;
     assert!(copy.id == id && copy.copies == 2 && copy.replayed.is_none(), "{copy:?}");
-    assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
 }
 
 /// A30: without a key nothing says that two messages are one, however equal they are: each origin has a row of its own. The
 /// very same message at its origin, which a crash brings back, is one row.
 pub async fn a30_without_a_key_each_origin_is_a_row_and_a_redelivery_is_none<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let messages = [from("q/1", "", "p"), from("q/2", "", "p"), Message::tombstone().with_origin(Origin::new("q/3"))];
     let mut ids = Vec::new();
     for message in messages.iter().chain(&messages) {
-        let stored = store_dead_letter(&scene, &letter(&registered, message.clone(), None, Reason::MissingKey)).await;
+        let stored = store_dead_letter(&fixture, &letter(&registered, message.clone(), None, Reason::MissingKey)).await;
         assert_eq!((stored.copies, stored.origin.as_str()), (1, message.origin().as_str()));
         ids.push(stored.id);
     }
     assert_eq!(ids[..3], ids[3..]);
-    assert_eq!(listed(&scene).await.len(), 3);
+    assert_eq!(listed(&fixture).await.len(), 3);
 }
 
 /// A30: without a key a message is its headers, record key and type as much as its payload.
 pub async fn a30_without_a_key_other_headers_or_another_record_key_are_another_row<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let plain = || from("q/1", "", "p");
     let messages = [
         plain(),
@@ -155,83 +155,86 @@ pub async fn a30_without_a_key_other_headers_or_another_record_key_are_another_r
     ];
     let mut ids = HashSet::new();
     for message in messages {
-        ids.insert(store_dead_letter(&scene, &letter(&registered, message, None, Reason::Malformed)).await.id);
+        ids.insert(store_dead_letter(&fixture, &letter(&registered, message, None, Reason::Malformed)).await.id);
     }
-    assert_eq!((ids.len(), listed(&scene).await.len()), (7, 7));
+    assert_eq!((ids.len(), listed(&fixture).await.len()), (7, 7));
 }
 
 /// A31: payloads that the consumer's rule cannot hash are compared byte for byte, under a key too.
 pub async fn a31_payloads_that_cannot_be_hashed_do_not_fold<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let unhashed = |origin: &str, payload: &str| DeadLetter {
         hash: None,
         ..letter(&registered, from(origin, "order-1", payload), Some("order-1"), Reason::Malformed)
     };
-    let first = store_dead_letter(&scene, &unhashed("q/1", "<order>first</order>")).await.id;
-    let second = store_dead_letter(&scene, &unhashed("q/2", "<order>second, quite different</order>")).await.id;
+    let first = store_dead_letter(&fixture, &unhashed("q/1", "<order>first</order>")).await.id;
+    let second = store_dead_letter(&fixture, &unhashed("q/2", "<order>second, quite different</order>")).await.id;
     let hashed =
         letter(&registered, from("q/3", "order-1", "<order>first</order>"), Some("order-1"), Reason::Malformed);
-    let hashed = store_dead_letter(&scene, &hashed).await.id;
+    let hashed = store_dead_letter(&fixture, &hashed).await.id;
     assert_eq!([first, second, hashed].iter().collect::<HashSet<_>>().len(), 3);
-    let copy = store_dead_letter(&scene, &unhashed("q/4", "<order>first</order>")).await;
+    let copy = store_dead_letter(&fixture, &unhashed("q/4", "<order>first</order>")).await;
     assert_eq!((copy.id, copy.copies), (first, 2), "the same bytes under the same key are a copy");
     let expected = some(&["<order>first</order>", "<order>second, quite different</order>"]);
-    assert_eq!(payloads(&scene, &registered, &[first, second]).await, expected);
+    assert_eq!(payloads(&fixture, &registered, &[first, second]).await, expected);
 }
 
 /// A32: that a dead letter was published is known of its content, wherever a copy of it comes from, and of no other.
 pub async fn a32_a_confirmation_is_for_exactly_one_content<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let of = |origin: &str, payload: &str| {
         letter(&registered, from(origin, "order-1", payload), Some("order-1"), Reason::Permanent)
     };
-    let first = store_dead_letter(&scene, &of("q/1", "paid")).await;
-    scene.store.bookkeeping().mark_published(first.id).await.unwrap();
-    assert!(store_dead_letter(&scene, &of("q/1", "paid")).await.published_at.is_some());
-    assert!(store_dead_letter(&scene, &of("q/2", "paid")).await.published_at.is_some(), "a copy of what was confirmed");
+    let first = store_dead_letter(&fixture, &of("q/1", "paid")).await;
+    fixture.store.bookkeeping().mark_published(first.id).await.unwrap();
+    assert!(store_dead_letter(&fixture, &of("q/1", "paid")).await.published_at.is_some());
+    assert!(
+        store_dead_letter(&fixture, &of("q/2", "paid")).await.published_at.is_some(),
+        "a copy of what was confirmed"
+    );
     for origin in ["q/1", "q/2"] {
         assert!(
-            store_dead_letter(&scene, &of(origin, "refunded")).await.published_at.is_none(),
+            store_dead_letter(&fixture, &of(origin, "refunded")).await.published_at.is_none(),
             "another payload at {origin}"
         );
     }
     let without_key = |payload: &str| letter(&registered, from("q/1", "", payload), None, Reason::MissingKey);
-    let stored = store_dead_letter(&scene, &without_key("paid")).await;
+    let stored = store_dead_letter(&fixture, &without_key("paid")).await;
     assert!(stored.published_at.is_none() && stored.id != first.id);
-    scene.store.bookkeeping().mark_published(stored.id).await.unwrap();
-    assert!(store_dead_letter(&scene, &without_key("refunded")).await.published_at.is_none());
+    fixture.store.bookkeeping().mark_published(stored.id).await.unwrap();
+    assert!(store_dead_letter(&fixture, &without_key("refunded")).await.published_at.is_none());
 }
 
 /// A row says whether it has the whole payload. One that was over the limit is kept once the limit is raised, because the
 /// message waits for just that.
 pub async fn a_payload_that_was_over_the_limit_is_kept_by_a_later_copy<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     for key in [Some("order-1"), None] {
         let message = from(&format!("q/{key:?}"), "order-1", "a long one");
         let whole = letter(&registered, message, key, Reason::TooLarge);
         let small = DeadLetter { keep_payload: false, ..whole.clone() };
         let state = |stored: &StoredDeadLetter| (stored.payload_kept, stored.loss_accepted, stored.copies);
-        let first = store_dead_letter(&scene, &small).await;
+        let first = store_dead_letter(&fixture, &small).await;
         assert_eq!(state(&first), (false, false, 1));
-        assert_eq!(state(&store_dead_letter(&scene, &small).await), (false, false, 1));
-        let kept = store_dead_letter(&scene, &whole).await;
+        assert_eq!(state(&store_dead_letter(&fixture, &small).await), (false, false, 1));
+        let kept = store_dead_letter(&fixture, &whole).await;
         assert_eq!((state(&kept), kept.id), ((true, false, 1), first.id));
-        assert_eq!(state(&store_dead_letter(&scene, &small).await), (true, false, 1), "what is kept stays");
-        assert_eq!(payloads(&scene, &registered, &[first.id]).await, some(&["a long one"]));
-        scene.store.bookkeeping().finish_replay(first.id, ReplayEnd::Processed).await.unwrap();
+        assert_eq!(state(&store_dead_letter(&fixture, &small).await), (true, false, 1), "what is kept stays");
+        assert_eq!(payloads(&fixture, &registered, &[first.id]).await, some(&["a long one"]));
+        fixture.store.bookkeeping().finish_replay(first.id, ReplayEnd::Processed).await.unwrap();
     }
     let tombstone = Message::tombstone().with_origin(Origin::new("q/t"));
     let nothing = DeadLetter { keep_payload: false, ..letter(&registered, tombstone, None, Reason::MissingKey) };
-    assert!(store_dead_letter(&scene, &nothing).await.payload_kept, "there is nothing to lose");
+    assert!(store_dead_letter(&fixture, &nothing).await.payload_kept, "there is nothing to lose");
 }
 
 /// A row tells how its last copy failed.
 pub async fn a_dead_letter_has_the_fingerprint_of_its_last_failure<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let failed = |origin: &str, code: &'static str| {
         let letter = letter(&registered, from(origin, "order-1", "p"), Some("order-1"), Reason::Permanent);
         let failure = FailureKind::new(Reason::Permanent, ErrorClass::Permanent);
@@ -243,128 +246,128 @@ pub async fn a_dead_letter_has_the_fingerprint_of_its_last_failure<T: StoreUnder
     };
     for (origin, code) in [("q/1", "23514"), ("q/2", "22003")] {
         let letter = failed(origin, code);
-        let stored = store_dead_letter(&scene, &letter).await;
+        let stored = store_dead_letter(&fixture, &letter).await;
         assert_eq!((stored.fingerprint, stored.error), (Some(letter.fingerprint), letter.error));
     }
-    assert_eq!(listed(&scene).await[0].fingerprint, Some(failed("q/2", "22003").fingerprint));
+    assert_eq!(listed(&fixture).await[0].fingerprint, Some(failed("q/2", "22003").fingerprint));
 }
 
 /// Equal letters of two consumers are two.
 pub async fn equal_dead_letters_of_two_scopes_are_two_rows<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
-    let refunds = scene.register_as(&registration("refunds")).await.unwrap();
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    let refunds = fixture.register_as(&registration("refunds")).await.unwrap();
     for key in [Some("order-1"), None] {
         let ours = letter(&registered, from("q/1", "order-1", "p"), key, Reason::Permanent);
         let mut theirs = ours.clone();
         (theirs.consumer, theirs.scope) = (ConsumerName::new("refunds").unwrap(), refunds.scope);
-        let (ours, theirs) = (store_dead_letter(&scene, &ours).await, store_dead_letter(&scene, &theirs).await);
+        let (ours, theirs) = (store_dead_letter(&fixture, &ours).await, store_dead_letter(&fixture, &theirs).await);
         assert!(ours.id != theirs.id && theirs.copies == 1, "{theirs:?}");
     }
 }
 
 /// The number of the next attempt of a payload of `order-1`, which is counted by this.
-async fn next_attempt<T: StoreUnderTest>(scene: &Scene<'_, T>, registered: &Registered, payload: &str) -> u32 {
+async fn next_attempt<T: StoreUnderTest>(fixture: &Fixture<'_, T>, registered: &Registered, payload: &str) -> u32 {
     let hash = PayloadHash::of(payload.as_bytes());
-    scene.store.bookkeeping().count_attempt(registered.scope, &key_from("order-1"), hash).await.unwrap()
+    fixture.store.bookkeeping().count_attempt(registered.scope, &key_from("order-1"), hash).await.unwrap()
 }
 
 /// D14: what is set aside has no attempt counted any more. A copy that comes later has all its attempts, fails as the first
 /// did, and is counted there: with none left it would be a second dead letter, for its attempts.
 pub async fn d14_a_message_that_is_set_aside_has_no_attempt_counted<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let copy = |origin| letter(&registered, from(origin, "order-1", "paid"), Some("order-1"), Reason::Permanent);
     for (origin, copies) in [("q/1", 1), ("q/2", 2), ("q/3", 3)] {
         for attempt in 1..=5 {
-            assert_eq!(next_attempt(&scene, &registered, "paid").await, attempt, "{origin}");
+            assert_eq!(next_attempt(&fixture, &registered, "paid").await, attempt, "{origin}");
         }
-        assert_eq!(store_dead_letter(&scene, &copy(origin)).await.copies, copies);
+        assert_eq!(store_dead_letter(&fixture, &copy(origin)).await.copies, copies);
     }
-    assert_eq!(listed(&scene).await.len(), 1);
+    assert_eq!(listed(&fixture).await.len(), 1);
 }
 
 /// D15: a dead letter ends the count of its own payload alone. A conflict that comes again and again would else let the
 /// message whose key it uses begin anew each time, and one that kills its process would do so for ever.
 pub async fn d15_a_dead_letter_ends_no_count_of_another_payload<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
-    assert_eq!(next_attempt(&scene, &registered, "paid").await, 1);
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    assert_eq!(next_attempt(&fixture, &registered, "paid").await, 1);
     let conflict = |origin| letter(&registered, from(origin, "order-1", "refunded"), Some("order-1"), Reason::Conflict);
     for (origin, attempt) in [("q/1", 2), ("q/2", 3), ("q/3", 4)] {
-        store_dead_letter(&scene, &conflict(origin)).await;
-        assert_eq!(next_attempt(&scene, &registered, "paid").await, attempt, "{origin}");
+        store_dead_letter(&fixture, &conflict(origin)).await;
+        assert_eq!(next_attempt(&fixture, &registered, "paid").await, attempt, "{origin}");
     }
 }
 
 /// C14: a replay has all its attempts, whatever was counted since its message was set aside, and empties the caches of
 /// committed keys: somebody may have forgotten the key for it.
 pub async fn c14_a_replay_has_all_its_attempts_and_empties_caches<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let paid = letter(&registered, from("q/1", "order-1", "paid"), Some("order-1"), Reason::Permanent);
-    let id = store_dead_letter(&scene, &paid).await.id;
+    let id = store_dead_letter(&fixture, &paid).await.id;
     for attempt in 1..=5 {
-        assert_eq!(next_attempt(&scene, &registered, "paid").await, attempt);
+        assert_eq!(next_attempt(&fixture, &registered, "paid").await, attempt);
     }
-    let epoch = scene.store.bookkeeping().control(registered.scope).await.unwrap().epoch;
-    assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
-    assert_eq!(next_attempt(&scene, &registered, "paid").await, 1);
-    assert!(scene.store.bookkeeping().control(registered.scope).await.unwrap().epoch > epoch);
+    let epoch = fixture.store.bookkeeping().control(registered.scope).await.unwrap().epoch;
+    assert_eq!(fixture.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
+    assert_eq!(next_attempt(&fixture, &registered, "paid").await, 1);
+    assert!(fixture.store.bookkeeping().control(registered.scope).await.unwrap().epoch > epoch);
     // The state that an operator has set is not touched.
-    scene.store.bookkeeping().set_control(registered.scope, ControlState::Paused, "ann", "a look").await.unwrap();
-    scene.store.bookkeeping().finish_replay(id, ReplayEnd::Processed).await.unwrap();
-    assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
-    assert_eq!(scene.store.bookkeeping().control(registered.scope).await.unwrap().state, ControlState::Paused);
+    fixture.store.bookkeeping().set_control(registered.scope, ControlState::Paused, "ann", "a look").await.unwrap();
+    fixture.store.bookkeeping().finish_replay(id, ReplayEnd::Processed).await.unwrap();
+    assert_eq!(fixture.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().control(registered.scope).await.unwrap().state, ControlState::Paused);
 }
 
 /// S23: what a quota goes by: the dead letters of one consumer, over all its tenants, payloads that are kept above all, and
 /// without those that a replay has handled.
 pub async fn s23_the_bytes_of_a_consumers_dead_letters_are_its_own<T: StoreUnderTest>(subject: &T) {
     const PAYLOAD: u64 = 100_000;
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let (orders, other) =
-        (ConsumerName::new("orders").unwrap(), scene.register_as(&registration("other")).await.unwrap());
-    let bytes = async |name: &ConsumerName| scene.store.bookkeeping().dead_letter_bytes(name, 0).await.unwrap();
+        (ConsumerName::new("orders").unwrap(), fixture.register_as(&registration("other")).await.unwrap());
+    let bytes = async |name: &ConsumerName| fixture.store.bookkeeping().dead_letter_bytes(name, 0).await.unwrap();
     let of = |scope: &Registered, consumer: &str, origin: &str| DeadLetter {
         consumer: ConsumerName::new(consumer).unwrap(),
         ..letter(scope, from(origin, "", &"x".repeat(PAYLOAD as usize)), None, Reason::Malformed)
     };
     assert_eq!(bytes(&orders).await, 0);
-    let first = store_dead_letter(&scene, &of(&registered, "orders", "q/1")).await;
-    store_dead_letter(&scene, &of(&other, "other", "q/1")).await;
+    let first = store_dead_letter(&fixture, &of(&registered, "orders", "q/1")).await;
+    store_dead_letter(&fixture, &of(&other, "other", "q/1")).await;
     let one = bytes(&orders).await;
     assert!((PAYLOAD..PAYLOAD + 2_000).contains(&one), "{one}");
     let tenant = Tenant::new("acme").unwrap();
-    let scope = scene.store.bookkeeping().scope(&orders, &tenant).await.unwrap();
-    store_dead_letter(&scene, &DeadLetter { scope, ..of(&registered, "orders", "q/2") }).await;
-    store_dead_letter(&scene, &DeadLetter { keep_payload: false, ..of(&registered, "orders", "q/3") }).await;
+    let scope = fixture.store.bookkeeping().scope(&orders, &tenant).await.unwrap();
+    store_dead_letter(&fixture, &DeadLetter { scope, ..of(&registered, "orders", "q/2") }).await;
+    store_dead_letter(&fixture, &DeadLetter { keep_payload: false, ..of(&registered, "orders", "q/3") }).await;
     let three = bytes(&orders).await;
     assert!(
         (2 * PAYLOAD..2 * PAYLOAD + 6_000).contains(&three) && three > 2 * one,
         "a row without a payload counts too: {three}"
     );
     // What a replay has handled waits for cleanup alone.
-    assert_eq!(scene.store.bookkeeping().request_replay(&[first.id]).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().request_replay(&[first.id]).await.unwrap(), 1);
     assert_eq!(bytes(&orders).await, three);
-    assert_eq!(take(&scene, &registered).await.len(), 1);
-    scene.store.bookkeeping().finish_replay(first.id, ReplayEnd::Processed).await.unwrap();
+    assert_eq!(take(&fixture, &registered).await.len(), 1);
+    fixture.store.bookkeeping().finish_replay(first.id, ReplayEnd::Processed).await.unwrap();
     assert_eq!(bytes(&orders).await, three - one);
     // Where all of it is little, that is answer enough, and no less than what is asked for.
-    let all = scene.store.bookkeeping().dead_letter_bytes(&orders, u64::MAX).await.unwrap();
+    let all = fixture.store.bookkeeping().dead_letter_bytes(&orders, u64::MAX).await.unwrap();
     assert!(all > 0, "{all}");
 }
 
 /// S24: whoever watches the tables grow is told of their sizes.
 pub async fn s24_the_tables_sizes_are_told<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     // Nothing that a database could compress away.
     let payload: String = (0..300_000).map(|_| fastrand::alphanumeric()).collect();
     let orders = ConsumerName::new("orders").unwrap();
-    let before = scene.store.bookkeeping().usage(&orders).await.unwrap().dead_letter_bytes.unwrap();
-    store_dead_letter(&scene, &letter(&registered, from("q/1", "", &payload), None, Reason::Malformed)).await;
-    let after = scene.store.bookkeeping().usage(&orders).await.unwrap();
+    let before = fixture.store.bookkeeping().usage(&orders).await.unwrap().dead_letter_bytes.unwrap();
+    store_dead_letter(&fixture, &letter(&registered, from("q/1", "", &payload), None, Reason::Malformed)).await;
+    let after = fixture.store.bookkeeping().usage(&orders).await.unwrap();
     assert!(after.dead_letter_bytes.unwrap() >= before + 200_000, "{before}, then {after:?}");
 }

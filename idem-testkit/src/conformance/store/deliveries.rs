@@ -5,42 +5,42 @@ use std::{sync::Arc, time::SystemTime};
 use idem_core::{ConflictKind, Decision, Message, Origin, PayloadHash, Reason, Tenant};
 
 use super::{
+    fixture::{Fixture, Kind, Step, decide, msg, process, write},
     gate::{DEADLINE, Gate, within},
-    scene::{Kind, Scene, Step, decide, msg, process, write},
     subject::StoreUnderTest,
 };
 
 /// A first delivery is handled, once, and its effect and record are there.
 pub async fn processes_exactly_once_on_first_delivery<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let decisions = decide(&scene.consumer(write), [msg("order-1", "paid")]).await;
+    let fixture = Fixture::new(subject);
+    let decisions = decide(&fixture.consumer(write), [msg("order-1", "paid")]).await;
     assert!(decisions[0].is_processed() && !decisions[0].is_skipped());
-    assert_eq!(scene.runs.all(), ["order-1"]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    assert_eq!(fixture.runs.all(), ["order-1"]);
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// A2: a second delivery is skipped without an error, and the handler does not run.
 pub async fn skips_duplicate_silently<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     decide(&consumer, [msg("order-1", "paid")]).await;
     let decisions = decide(&consumer, [msg("order-1", "paid")]).await;
     assert!(!decisions[0].is_processed() && decisions[0].is_skipped());
-    assert_eq!(scene.runs.all(), ["order-1"]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    assert_eq!(fixture.runs.all(), ["order-1"]);
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 async fn same_message<T: StoreUnderTest>(subject: &T, times: usize) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     let mut kinds = Vec::new();
     for _ in 0..times {
         kinds.extend(process(&consumer, [msg("order-1", "paid")]).await);
     }
     assert_eq!(kinds[0], Kind::Processed);
     assert!(kinds[1..].iter().all(|kind| *kind == Kind::Duplicate), "{kinds:?}");
-    assert_eq!(scene.runs.all().len(), 1);
-    scene.assert_effects([("order-1", "paid")]).await;
+    assert_eq!(fixture.runs.all().len(), 1);
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// The same message twice.
@@ -55,10 +55,10 @@ pub async fn same_message_10_times<T: StoreUnderTest>(subject: &T) {
 
 /// Five deliveries at once, while the handler takes its time: one runs, the others are duplicates, none fails.
 pub async fn concurrent_duplicates<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let gate = Gate::new();
     let inside = gate.clone();
-    let consumer = scene.consumer(move |_, _| vec![Step::Write(""), Step::Pass(inside.clone())]);
+    let consumer = fixture.consumer(move |_, _| vec![Step::Write(""), Step::Pass(inside.clone())]);
     let calls: Vec<_> = (0..5)
         .map(|_| {
             let consumer = consumer.clone();
@@ -67,8 +67,8 @@ pub async fn concurrent_duplicates<T: StoreUnderTest>(subject: &T) {
         .collect();
     gate.arrived(1).await;
     // The others now wait for the key, or for a lane to wait on.
-    let lanes = scene.store_lanes().min(5);
-    scene.spy.claiming.at_least(lanes, "every lane claims the key").await;
+    let lanes = fixture.store_lanes().min(5);
+    fixture.spy.claiming.at_least(lanes, "every lane claims the key").await;
     gate.open();
     let mut kinds = Vec::new();
     for call in calls {
@@ -76,16 +76,16 @@ pub async fn concurrent_duplicates<T: StoreUnderTest>(subject: &T) {
     }
     assert_eq!(kinds.iter().filter(|kind| **kind == Kind::Processed).count(), 1, "{kinds:?}");
     assert_eq!(kinds.iter().filter(|kind| **kind == Kind::Duplicate).count(), 4, "{kinds:?}");
-    assert_eq!(scene.runs.all().len(), 1);
-    scene.assert_effects([("order-1", "paid")]).await;
+    assert_eq!(fixture.runs.all().len(), 1);
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// Copies of ten messages through four consumers, each in a process of its own.
 pub async fn with_several_parallel_consumers<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let mut consumers = Vec::new();
     for _ in 0..4 {
-        let elsewhere = scene.elsewhere().await;
+        let elsewhere = fixture.elsewhere().await;
         consumers.push((elsewhere.consumer(write), elsewhere));
     }
     let calls: Vec<_> = consumers
@@ -108,53 +108,53 @@ pub async fn with_several_parallel_consumers<T: StoreUnderTest>(subject: &T) {
     assert_eq!(kinds.iter().filter(|kind| **kind == Kind::Processed).count(), 10, "{kinds:?}");
     assert_eq!(kinds.iter().filter(|kind| **kind == Kind::Duplicate).count(), 30, "{kinds:?}");
     let keys: Vec<_> = (0..10).map(|number| format!("order-{number}")).collect();
-    scene.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
+    fixture.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
 }
 
 /// A2: a consumer that starts anew, in another process, knows what was handled.
 pub async fn a_duplicate_is_known_after_a_restart<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    process(&scene.consumer(write), [msg("order-1", "paid")]).await;
-    let restarted = scene.elsewhere().await;
+    let fixture = Fixture::new(subject);
+    process(&fixture.consumer(write), [msg("order-1", "paid")]).await;
+    let restarted = fixture.elsewhere().await;
     let consumer = restarted.consumer(write);
     assert_eq!(
         process(&consumer, [msg("order-1", "paid"), msg("order-1", "refunded")]).await,
         [Kind::Duplicate, Kind::Conflict]
     );
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// B13, S3: another payload under a known key is never handled, and never called a duplicate.
 pub async fn other_payload_is_a_conflict_and_never_handled<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Processed]);
     let decisions = decide(&consumer, [msg("order-1", "refunded")]).await;
     assert!(matches!(decisions[0], Decision::Conflict(_, ConflictKind::OtherPayload)), "{decisions:?}");
-    assert_eq!(scene.runs.all().len(), 1);
-    scene.assert_effects([("order-1", "paid")]).await;
+    assert_eq!(fixture.runs.all().len(), 1);
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// B13: a conflict leaves the record as it was, however often it comes.
 pub async fn a_conflict_leaves_the_record_untouched<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     process(&consumer, [msg("order-1", "paid")]).await;
     for _ in 0..2 {
         assert_eq!(process(&consumer, [msg("order-1", "refunded")]).await, [Kind::Conflict]);
         assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Duplicate]);
     }
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// S3: a duplicate and a conflict carry who won: key, hash, rule, when, by which run, until when.
 pub async fn duplicates_and_conflicts_carry_the_winners_record<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let first = scene.register().await;
-    process(&scene.consumer(write), [msg("order-1", "paid")]).await;
-    let consumer = scene.elsewhere().await.consumer(write);
+    let fixture = Fixture::new(subject);
+    let first = fixture.register().await;
+    process(&fixture.consumer(write), [msg("order-1", "paid")]).await;
+    let consumer = fixture.elsewhere().await.consumer(write);
     let decisions = decide(&consumer, [msg("order-1", "paid"), msg("order-1", "refunded")]).await;
-    let last = scene.register().await;
+    let last = fixture.register().await;
     let (Decision::Duplicate(duplicate, _), Decision::Conflict(conflict, _)) = (&decisions[0], &decisions[1]) else {
         panic!("{decisions:?}");
     };
@@ -174,9 +174,9 @@ fn whole_seconds(at: SystemTime) -> u64 {
 
 /// B11: two consumers with one database and the same key both run, and neither sees the other's conflicts.
 pub async fn two_consumers_with_the_same_key_both_run<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let billing = scene.builder("billing", |_, _| vec![Step::Write("billing")]).build().unwrap();
-    let shipping = scene.builder("shipping", |_, _| vec![Step::Write("shipping")]).build().unwrap();
+    let fixture = Fixture::new(subject);
+    let billing = fixture.builder("billing", |_, _| vec![Step::Write("billing")]).build().unwrap();
+    let shipping = fixture.builder("shipping", |_, _| vec![Step::Write("shipping")]).build().unwrap();
     assert_eq!(process(&billing, [msg("order-1", "paid")]).await, [Kind::Processed]);
     assert_eq!(process(&shipping, [msg("order-1", "sent")]).await, [Kind::Processed]);
     assert_eq!(process(&billing, [msg("order-1", "paid")]).await, [Kind::Duplicate]);
@@ -184,33 +184,33 @@ pub async fn two_consumers_with_the_same_key_both_run<T: StoreUnderTest>(subject
     let mut notes: Vec<_> = subject.effects().await.into_iter().map(|effect| effect.note).collect();
     notes.sort();
     assert_eq!(notes, ["billing", "shipping"]);
-    assert_eq!(scene.recorded().await, ["order-1", "order-1"]);
+    assert_eq!(fixture.recorded().await, ["order-1", "order-1"]);
 }
 
 /// S2, B8: two tenants with the same key both run, whether they share a worker or not; so does the empty tenant.
 pub async fn two_tenants_with_the_same_key_both_run<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let tenant = |name: &str| Tenant::new(name).unwrap();
     let of_header = |message: &Message| message.headers().text("tenant").map(|name| Tenant::new(name).unwrap());
-    let shared = scene.builder("orders", write).tenant_of(of_header).build().unwrap();
+    let shared = fixture.builder("orders", write).tenant_of(of_header).build().unwrap();
     let of = |name: &str| msg("order-1", name).with_header("tenant", name.to_owned());
     let both = [of("acme"), of("globex"), of("acme"), msg("order-1", "no tenant")];
     assert_eq!(
         process(&shared, both).await,
         [Kind::Processed, Kind::Processed, Kind::Duplicate, Kind::Failed(idem_core::ErrorClass::Permanent)]
     );
-    let alone = scene.builder("orders", write).tenant(tenant("acme")).build().unwrap();
+    let alone = fixture.builder("orders", write).tenant(tenant("acme")).build().unwrap();
     assert_eq!(process(&alone, [msg("order-1", "acme")]).await, [Kind::Duplicate]);
-    assert_eq!(process(&scene.consumer(write), [msg("order-1", "empty")]).await, [Kind::Processed]);
+    assert_eq!(process(&fixture.consumer(write), [msg("order-1", "empty")]).await, [Kind::Processed]);
     let expected = [("order-1", "acme"), ("order-1", "empty"), ("order-1", "globex")];
-    let effects = scene.effects().await;
+    let effects = fixture.effects().await;
     assert_eq!(effects, expected.map(|(key, payload)| (key.to_owned(), payload.to_owned())));
 }
 
 /// E11: a message without a payload and one with an empty payload are two messages.
 pub async fn a_tombstone_and_an_empty_payload_differ<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     let tombstone = |key: &str| Message::tombstone().with_header("idempotencykey", key.to_owned());
     let messages =
         [tombstone("k-1"), msg("k-1", ""), tombstone("k-1"), msg("k-2", ""), tombstone("k-2"), msg("k-2", "")];
@@ -225,19 +225,19 @@ pub async fn a_tombstone_and_an_empty_payload_differ<T: StoreUnderTest>(subject:
 
 /// S10: the largest payload is handled, one byte more is refused, and a neighbour is unharmed.
 pub async fn a_payload_of_one_mebibyte_is_handled_and_a_larger_one_refused<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     let (largest, too_large) = ("x".repeat(1 << 20), "x".repeat((1 << 20) + 1));
     let decisions = decide(&consumer, [msg("large", &largest), msg("larger", &too_large), msg("small", "p")]).await;
     assert!(matches!(&decisions[1], Decision::Failed(failure) if failure.reason == Reason::TooLarge), "{decisions:?}");
     assert_eq!(process(&consumer, [msg("large", &largest)]).await, [Kind::Duplicate]);
-    scene.assert_effects([("large", largest.as_str()), ("small", "p")]).await;
+    fixture.assert_effects([("large", largest.as_str()), ("small", "p")]).await;
 }
 
 /// B14: a payload is bytes: NUL, invalid UTF-8 and every other value are hashed and handled as they are.
 pub async fn a_payload_of_any_bytes_is_handled_as_it_is<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     let every_byte: Vec<u8> = (0..=255).collect();
     let other = every_byte.iter().rev().copied().collect::<Vec<u8>>();
     let kinds = process(&consumer, [crate::message("bytes", every_byte.clone()), crate::message("bytes", other)]).await;
@@ -249,32 +249,32 @@ pub async fn a_payload_of_any_bytes_is_handled_as_it_is<T: StoreUnderTest>(subje
 
 /// B12, B14: only key and payload tell messages apart, not what the transport says of a delivery.
 pub async fn a_redelivery_with_other_headers_is_a_duplicate<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     let first = msg("order-1", "paid").with_origin(Origin::new("topic/0/1")).with_id("1");
     let resent = msg("order-1", "paid").with_header("trace", "2").with_origin(Origin::new("topic/3/9")).with_id("2");
     assert_eq!(process(&consumer, [first]).await, [Kind::Processed]);
     assert_eq!(process(&consumer, [resent]).await, [Kind::Duplicate]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// A type that opted out of protection runs each time, and leaves no record.
 pub async fn an_unprotected_type_runs_each_time_without_a_record<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.builder("orders", write).unprotected_type("ping").build().unwrap();
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.builder("orders", write).unprotected_type("ping").build().unwrap();
     let ping = || Message::new("ping").with_type("ping");
     let kinds = process(&consumer, [ping(), msg("order-1", "paid"), ping()]).await;
     assert_eq!(kinds, [Kind::Processed; 3]);
     assert_eq!(process(&consumer, [ping()]).await, [Kind::Processed]);
-    let pings = scene.effects().await.into_iter().filter(|(key, _)| key == "(none)").count();
+    let pings = fixture.effects().await.into_iter().filter(|(key, _)| key == "(none)").count();
     assert_eq!(pings, 3);
-    assert_eq!(scene.recorded().await, ["order-1"]);
+    assert_eq!(fixture.recorded().await, ["order-1"]);
 }
 
 /// A handler gets the message to read; what it does to a copy changes neither key nor hash.
 pub async fn a_handler_that_changes_its_copy_changes_nothing<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(|message, _| {
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(|message, _| {
         let changed = message.clone().with_header("idempotencykey", "other").with_id("other").with_type("other");
         assert_ne!(&changed, message);
         vec![Step::Write("")]
@@ -284,18 +284,18 @@ pub async fn a_handler_that_changes_its_copy_changes_nothing<T: StoreUnderTest>(
         process(&consumer, [msg("order-1", "paid"), msg("other", "paid")]).await,
         [Kind::Duplicate, Kind::Processed]
     );
-    scene.assert_effects([("order-1", "paid"), ("other", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid"), ("other", "paid")]).await;
 }
 
 /// The connection that a caller hands over comes back after every normal end, and can be used again.
 pub async fn process_on_gives_the_lane_back_after_a_normal_end<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let plan = |message: &Message, _| {
         if message.payload().is_some_and(|p| p == "bad") { vec![Step::Fail] } else { write(message, 0) }
     };
-    let consumer = scene.consumer(plan);
-    let mut lane = scene.open().await;
-    let opened = scene.spy.opened.get();
+    let consumer = fixture.consumer(plan);
+    let mut lane = fixture.open().await;
+    let opened = fixture.spy.opened.get();
     let each = [("k-1", "p", Kind::Processed), ("k-1", "p", Kind::Duplicate), ("k-1", "q", Kind::Conflict)];
     let failed = ("k-2", "bad", Kind::Failed(idem_core::ErrorClass::Transient));
     for (key, payload, expected) in each.into_iter().chain([failed, ("k-3", "p", Kind::Processed)]) {
@@ -304,18 +304,18 @@ pub async fn process_on_gives_the_lane_back_after_a_normal_end<T: StoreUnderTest
         assert_eq!(Kind::of(&decisions[0].1), expected);
         lane = back.unwrap_or_else(|| panic!("the lane is gone after {expected:?}"));
     }
-    assert_eq!(scene.spy.opened.get(), opened, "no other lane was needed");
-    scene.assert_effects([("k-1", "p"), ("k-3", "p")]).await;
-    scene.store.inner_close(lane).await;
+    assert_eq!(fixture.spy.opened.get(), opened, "no other lane was needed");
+    fixture.assert_effects([("k-1", "p"), ("k-3", "p")]).await;
+    fixture.store.inner_close(lane).await;
 }
 
 /// A15, A16, contract of Store 1: after an abnormal end the connection is closed, never handed back.
 pub async fn process_on_keeps_the_lane_after_an_abnormal_end<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let builder = scene
+    let fixture = Fixture::new(subject);
+    let builder = fixture
         .builder("orders", |_, run| if run == 1 { vec![Step::Write(""), Step::Hang] } else { vec![Step::Write("")] });
     let consumer = builder.handler_deadline(DEADLINE).build().unwrap();
-    let lane = scene.open().await;
+    let lane = fixture.open().await;
     let done = within("a late handler", consumer.process_on(lane, vec![msg("order-1", "paid")])).await;
     let (back, decisions) = done.unwrap();
     assert!(back.is_none(), "a connection in an unknown state is closed");
@@ -323,12 +323,12 @@ pub async fn process_on_keeps_the_lane_after_an_abnormal_end<T: StoreUnderTest>(
         matches!(&decisions[0].1, Decision::Failed(failure) if failure.reason == Reason::Deadline),
         "{decisions:?}"
     );
-    scene.assert_effects([]).await;
+    fixture.assert_effects([]).await;
     assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Processed]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
-impl<T: StoreUnderTest> Scene<'_, T> {
+impl<T: StoreUnderTest> Fixture<'_, T> {
     /// How many lanes a consumer has unless it says otherwise.
     fn store_lanes(&self) -> usize {
         use idem_core::Store as _;

@@ -8,8 +8,8 @@ use idem_core::{
 };
 
 use super::{
+    fixture::{Fixture, Kind, Seen, claim, msg, options, process, redeliver, write},
     gate::within,
-    scene::{Kind, Scene, Seen, claim, msg, options, process, redeliver, write},
     subject::{Effect, StoreUnderTest},
 };
 
@@ -37,10 +37,10 @@ async fn polled<F: Future>(mut future: Pin<&mut F>, polls: usize) -> Option<F::O
 /// A16: a call of `process` that is dropped after any number of polls lets the work finish or never begin; when the
 /// message comes again, its effect is there once.
 pub async fn process_dropped_at_every_poll<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let mut expected = Vec::new();
     for polls in 0..POLLS_MAX {
-        let consumer = scene.consumer(write);
+        let consumer = fixture.consumer(write);
         let batch: Vec<_> = (0..3).map(|number| format!("order-{polls:03}-{number}")).collect();
         let messages: Vec<_> = batch.iter().map(|key| msg(key, "paid")).collect();
         let done = {
@@ -53,7 +53,7 @@ pub async fn process_dropped_at_every_poll<T: StoreUnderTest>(subject: &T) {
         expected.extend(batch);
         if done.is_some() {
             assert!(polls > 0);
-            scene.assert_effects(expected.iter().map(|key| (key.as_str(), "paid"))).await;
+            fixture.assert_effects(expected.iter().map(|key| (key.as_str(), "paid"))).await;
             return;
         }
     }
@@ -62,12 +62,12 @@ pub async fn process_dropped_at_every_poll<T: StoreUnderTest>(subject: &T) {
 
 /// A16: the same for `process_on`.
 pub async fn process_on_dropped_at_every_poll<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let mut expected = Vec::new();
     for polls in 0..POLLS_MAX {
-        let consumer = scene.consumer(write);
+        let consumer = fixture.consumer(write);
         let key = format!("order-{polls:03}");
-        let lane = scene.open().await;
+        let lane = fixture.open().await;
         let done = {
             let call = consumer.process_on(lane, vec![msg(&key, "paid")]);
             tokio::pin!(call);
@@ -76,7 +76,7 @@ pub async fn process_on_dropped_at_every_poll<T: StoreUnderTest>(subject: &T) {
         redeliver(&consumer, vec![msg(&key, "paid")]).await;
         expected.push(key);
         if done.is_some() {
-            scene.assert_effects(expected.iter().map(|key| (key.as_str(), "paid"))).await;
+            fixture.assert_effects(expected.iter().map(|key| (key.as_str(), "paid"))).await;
             return;
         }
     }
@@ -95,17 +95,17 @@ enum Dropped {
 
 /// Runs a unit up to a call that is dropped after `polls` polls; whether the call was done by then.
 async fn unit_dropped_at<T: StoreUnderTest>(
-    scene: &Scene<'_, T>,
+    fixture: &Fixture<'_, T>,
     registered: &Registered,
     key: &str,
     what: Dropped,
     polls: usize,
 ) -> bool {
-    let mut lane = scene.open().await;
+    let mut lane = fixture.open().await;
     let claims = [claim(registered, key, "paid")];
     let limit = if what == Dropped::Begin { polls } else { usize::MAX };
     let begun = {
-        let call = scene.store.begin(&mut lane, options(registered.run));
+        let call = fixture.store.begin(&mut lane, options(registered.run));
         tokio::pin!(call);
         polled(call, limit).await
     };
@@ -153,16 +153,16 @@ async fn unit_dropped_at<T: StoreUnderTest>(
 /// Drops a call after every number of polls, the lane with it. Each time the effect and the record are there both or
 /// not at all, the key is free soon, and the message, delivered again, is there once.
 async fn dropped_at_every_poll<T: StoreUnderTest>(subject: &T, what: Dropped) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
-    let consumer = scene.builder("orders", write).busy_timeout(Duration::from_secs(10)).build().unwrap();
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    let consumer = fixture.builder("orders", write).busy_timeout(Duration::from_secs(10)).build().unwrap();
     let mut expected = Vec::new();
     for polls in 0..POLLS_MAX {
         let key = format!("order-{polls:03}");
-        let done = unit_dropped_at(&scene, &registered, &key, what, polls).await;
+        let done = unit_dropped_at(&fixture, &registered, &key, what, polls).await;
         redeliver(&consumer, vec![msg(&key, "paid")]).await;
         expected.push(key);
-        scene.assert_effects(expected.iter().map(|key| (key.as_str(), "paid"))).await;
+        fixture.assert_effects(expected.iter().map(|key| (key.as_str(), "paid"))).await;
         if done {
             return;
         }
@@ -197,11 +197,11 @@ pub async fn rollback_dropped_at_every_poll<T: StoreUnderTest>(subject: &T) {
 
 /// Contract of Store 3, A1: a unit that is dropped with its lane after all its work leaves nothing, and frees its keys.
 pub async fn a_dropped_unit_leaves_nothing<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
-    assert!(unit_dropped_at(&scene, &registered, "order-1", Dropped::Write, usize::MAX).await);
-    scene.assert_effects([]).await;
-    let consumer = scene.builder("orders", write).busy_timeout(Duration::from_secs(10)).build().unwrap();
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    assert!(unit_dropped_at(&fixture, &registered, "order-1", Dropped::Write, usize::MAX).await);
+    fixture.assert_effects([]).await;
+    let consumer = fixture.builder("orders", write).busy_timeout(Duration::from_secs(10)).build().unwrap();
     assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Processed]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }

@@ -10,9 +10,9 @@ use idem_core::{
 };
 
 use super::{
+    fixture::{Fixture, NO_SCOPE, Seen, key_from, msg, registration},
     gate::within,
     records::clean,
-    scene::{NO_SCOPE, Scene, Seen, key_from, msg, registration},
     subject::{Arrangement, StoreUnderTest},
 };
 
@@ -20,42 +20,42 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// D4: attempts are counted from one, for each key of each scope on its own, and the count outlives the process.
 pub async fn attempts_are_counted_from_one<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let orders = scene.register().await.scope;
-    let refunds = scene.register_as(&registration("refunds")).await.unwrap().scope;
+    let fixture = Fixture::new(subject);
+    let orders = fixture.register().await.scope;
+    let refunds = fixture.register_as(&registration("refunds")).await.unwrap().scope;
     let (key, other) = (key_from("order-1"), key_from("order-2"));
     let hash = PayloadHash::of(b"paid");
     for expected in 1..=3 {
-        assert_eq!(scene.store.bookkeeping().count_attempt(orders, &key, hash).await.unwrap(), expected);
+        assert_eq!(fixture.store.bookkeeping().count_attempt(orders, &key, hash).await.unwrap(), expected);
     }
-    assert_eq!(scene.store.bookkeeping().count_attempt(orders, &other, hash).await.unwrap(), 1);
-    assert_eq!(scene.store.bookkeeping().count_attempt(refunds, &key, hash).await.unwrap(), 1);
-    let elsewhere = scene.elsewhere().await;
+    assert_eq!(fixture.store.bookkeeping().count_attempt(orders, &other, hash).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().count_attempt(refunds, &key, hash).await.unwrap(), 1);
+    let elsewhere = fixture.elsewhere().await;
     assert_eq!(elsewhere.store.bookkeeping().count_attempt(orders, &key, hash).await.unwrap(), 4);
 }
 
 /// An attempt that did not run to a verdict is taken back; a count never falls below zero.
 pub async fn an_attempt_can_be_taken_back<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let scope = scene.register().await.scope;
+    let fixture = Fixture::new(subject);
+    let scope = fixture.register().await.scope;
     let (key, hash) = (key_from("order-1"), PayloadHash::of(b"paid"));
-    scene.store.bookkeeping().uncount_attempt(scope, &key, hash).await.unwrap();
-    assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 1);
-    assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 2);
-    scene.store.bookkeeping().uncount_attempt(scope, &key, hash).await.unwrap();
-    assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 2);
+    fixture.store.bookkeeping().uncount_attempt(scope, &key, hash).await.unwrap();
+    assert_eq!(fixture.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 2);
+    fixture.store.bookkeeping().uncount_attempt(scope, &key, hash).await.unwrap();
+    assert_eq!(fixture.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 2);
     for _ in 0..5 {
-        scene.store.bookkeeping().uncount_attempt(scope, &key, hash).await.unwrap();
+        fixture.store.bookkeeping().uncount_attempt(scope, &key, hash).await.unwrap();
     }
-    assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().count_attempt(scope, &key, hash).await.unwrap(), 1);
 }
 
 /// D28: a success ends the count of its payload, and of no other's.
 pub async fn d28_a_success_ends_the_count_of_its_payload<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let scope = scene.register().await.scope;
+    let fixture = Fixture::new(subject);
+    let scope = fixture.register().await.scope;
     let (key, hash) = (key_from("order-1"), PayloadHash::of(b"paid"));
-    let books = scene.store.bookkeeping();
+    let books = fixture.store.bookkeeping();
     books.end_attempts(scope, &key, hash).await.unwrap();
     for expected in 1..=3 {
         assert_eq!(books.count_attempt(scope, &key, hash).await.unwrap(), expected);
@@ -68,22 +68,22 @@ pub async fn d28_a_success_ends_the_count_of_its_payload<T: StoreUnderTest>(subj
 
 /// Another payload under the same key is another message: its attempts start anew.
 pub async fn another_payload_starts_its_attempts_anew<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let scope = scene.register().await.scope;
+    let fixture = Fixture::new(subject);
+    let scope = fixture.register().await.scope;
     let key = key_from("order-1");
     let (paid, refunded) = (PayloadHash::of(b"paid"), PayloadHash::of(b"refunded"));
-    scene.store.bookkeeping().count_attempt(scope, &key, paid).await.unwrap();
-    assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, paid).await.unwrap(), 2);
-    assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, refunded).await.unwrap(), 1);
-    assert_eq!(scene.store.bookkeeping().count_attempt(scope, &key, refunded).await.unwrap(), 2);
+    fixture.store.bookkeeping().count_attempt(scope, &key, paid).await.unwrap();
+    assert_eq!(fixture.store.bookkeeping().count_attempt(scope, &key, paid).await.unwrap(), 2);
+    assert_eq!(fixture.store.bookkeeping().count_attempt(scope, &key, refunded).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().count_attempt(scope, &key, refunded).await.unwrap(), 2);
 }
 
 /// D30: two payloads that fail in turn under one key are two messages, each with a count of its own: else neither would ever
 /// come to an end.
 pub async fn d30_two_failing_payloads_of_one_key_do_not_reset_each_other<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let scope = scene.register().await.scope;
-    let (key, books) = (key_from("order-1"), scene.store.bookkeeping());
+    let fixture = Fixture::new(subject);
+    let scope = fixture.register().await.scope;
+    let (key, books) = (key_from("order-1"), fixture.store.bookkeeping());
     let (paid, refunded) = (PayloadHash::of(b"paid"), PayloadHash::of(b"refunded"));
     for attempt in 1..=5 {
         assert_eq!(books.count_attempt(scope, &key, paid).await.unwrap(), attempt);
@@ -103,11 +103,11 @@ pub async fn d30_two_failing_payloads_of_one_key_do_not_reset_each_other<T: Stor
 
 /// D4: attempts of one key that are counted by several at once are all counted, and no number is given twice.
 pub async fn attempts_counted_at_once_are_all_counted<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let scope = scene.register().await.scope;
+    let fixture = Fixture::new(subject);
+    let scope = fixture.register().await.scope;
     let calls: Vec<_> = (0..8)
         .map(|_| {
-            let store = Arc::clone(&scene.store);
+            let store = Arc::clone(&fixture.store);
             tokio::spawn(async move {
                 store.bookkeeping().count_attempt(scope, &key_from("order-1"), PayloadHash::of(b"paid")).await.unwrap()
             })
@@ -144,33 +144,35 @@ pub(super) fn from(origin: &str, key: &str, payload: &str) -> Message {
 }
 
 pub(super) async fn store_dead_letter<T: StoreUnderTest>(
-    scene: &Scene<'_, T>,
+    fixture: &Fixture<'_, T>,
     letter: &DeadLetter,
 ) -> StoredDeadLetter {
-    within("parking", scene.store.bookkeeping().store_dead_letter(letter))
+    within("parking", fixture.store.bookkeeping().store_dead_letter(letter))
         .await
         .unwrap_or_else(|error| panic!("not stored: {error}"))
 }
 
-pub(super) async fn listed<T: StoreUnderTest>(scene: &Scene<'_, T>) -> Vec<StoredDeadLetter> {
+pub(super) async fn listed<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> Vec<StoredDeadLetter> {
     let orders = ConsumerName::new("orders").unwrap();
-    within("listing dead letters", scene.store.bookkeeping().dead_letters(&orders, 100)).await.unwrap()
+    within("listing dead letters", fixture.store.bookkeeping().dead_letters(&orders, 100)).await.unwrap()
 }
 
-pub(super) async fn take<T: StoreUnderTest>(scene: &Scene<'_, T>, registered: &Registered) -> Vec<Replay> {
+pub(super) async fn take<T: StoreUnderTest>(fixture: &Fixture<'_, T>, registered: &Registered) -> Vec<Replay> {
     let orders = ConsumerName::new("orders").unwrap();
-    within("taking replays", scene.store.bookkeeping().take_replays(&orders, registered.run, 10)).await.unwrap()
+    within("taking replays", fixture.store.bookkeeping().take_replays(&orders, registered.run, 10)).await.unwrap()
 }
 
 /// A dead letter keeps its facts, whatever its reason; one without key and hash too.
 pub async fn a_dead_letter_keeps_its_facts<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     for (number, reason) in Reason::ALL.into_iter().enumerate() {
         let key = (number % 2 == 0).then_some("order-1");
-        let stored =
-            store_dead_letter(&scene, &letter(&registered, from(&format!("q/{number}"), "order-1", "p"), key, reason))
-                .await;
+        let stored = store_dead_letter(
+            &fixture,
+            &letter(&registered, from(&format!("q/{number}"), "order-1", "p"), key, reason),
+        )
+        .await;
         assert_eq!((stored.reason, stored.copies, stored.attempts), (reason, 1, 5));
         assert_eq!(stored.key.as_ref().map(|key| key.as_str()), key);
         assert_eq!((stored.origin.as_str(), stored.error.as_str()), (&*format!("q/{number}"), "out of stock"));
@@ -178,7 +180,7 @@ pub async fn a_dead_letter_keeps_its_facts<T: StoreUnderTest>(subject: &T) {
         let age = stored.first_at.duration_since(registered.now);
         assert!(age.is_ok() || stored.first_at + Duration::from_secs(2) > registered.now, "{stored:?}");
     }
-    let listed = listed(&scene).await;
+    let listed = listed(&fixture).await;
     assert_eq!(listed.len(), Reason::ALL.len());
     let reasons: Vec<_> = listed.iter().rev().map(|stored| stored.reason).collect();
     assert_eq!(reasons, Reason::ALL, "newest first");
@@ -187,40 +189,40 @@ pub async fn a_dead_letter_keeps_its_facts<T: StoreUnderTest>(subject: &T) {
 
 /// After a crash the same message is dead-lettered again: the same origin changes nothing.
 pub async fn the_same_origin_is_stored_once<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     for key in [Some("order-1"), None] {
         let origin = format!("q/{key:?}");
         let first =
-            store_dead_letter(&scene, &letter(&registered, from(&origin, "order-1", "p"), key, Reason::Permanent))
+            store_dead_letter(&fixture, &letter(&registered, from(&origin, "order-1", "p"), key, Reason::Permanent))
                 .await;
         let again =
-            store_dead_letter(&scene, &letter(&registered, from(&origin, "order-1", "p"), key, Reason::Permanent))
+            store_dead_letter(&fixture, &letter(&registered, from(&origin, "order-1", "p"), key, Reason::Permanent))
                 .await;
         assert_eq!((first.id, again.copies), (again.id, 1));
     }
-    assert_eq!(listed(&scene).await.len(), 2);
+    assert_eq!(listed(&fixture).await.len(), 2);
 }
 
 /// Equal messages with one reason are one row with a count; a copy that comes back is not counted again.
 pub async fn equal_dead_letters_are_one_row_with_a_count<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let copy = |origin: &str| letter(&registered, from(origin, "order-1", "p"), Some("order-1"), Reason::Permanent);
-    let first = store_dead_letter(&scene, &copy("q/1")).await;
-    assert_eq!(store_dead_letter(&scene, &copy("q/2")).await.copies, 2);
-    let again = store_dead_letter(&scene, &copy("q/2")).await;
+    let first = store_dead_letter(&fixture, &copy("q/1")).await;
+    assert_eq!(store_dead_letter(&fixture, &copy("q/2")).await.copies, 2);
+    let again = store_dead_letter(&fixture, &copy("q/2")).await;
     assert_eq!((again.id, again.copies), (first.id, 2));
-    assert_eq!(store_dead_letter(&scene, &copy("q/3")).await.copies, 3);
-    let listed = listed(&scene).await;
+    assert_eq!(store_dead_letter(&fixture, &copy("q/3")).await.copies, 3);
+    let listed = listed(&fixture).await;
     assert_eq!((listed.len(), listed[0].copies, listed[0].origin.as_str()), (1, 3, "q/1"));
 }
 
 /// Dead letters that differ in key, payload, reason or consumer are rows of their own, and so are all without a key.
 pub async fn different_dead_letters_are_rows_of_their_own<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
-    let refunds = scene.register_as(&registration("refunds")).await.unwrap();
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    let refunds = fixture.register_as(&registration("refunds")).await.unwrap();
     let of = |origin: &str, key: &str, payload: &str, reason| {
         letter(&registered, from(origin, key, payload), Some(key), reason)
     };
@@ -238,24 +240,24 @@ pub async fn different_dead_letters_are_rows_of_their_own<T: StoreUnderTest>(sub
     ];
     let mut ids = HashSet::new();
     for letter in &letters {
-        let stored = store_dead_letter(&scene, letter).await;
+        let stored = store_dead_letter(&fixture, letter).await;
         assert_eq!(stored.copies, 1, "{letter:?}");
         assert!(ids.insert(stored.id), "{letter:?}");
     }
-    assert_eq!(listed(&scene).await.len(), 6);
+    assert_eq!(listed(&fixture).await.len(), 6);
     let refunds = ConsumerName::new("refunds").unwrap();
-    assert_eq!(scene.store.bookkeeping().dead_letters(&refunds, 100).await.unwrap().len(), 1);
-    let newest = scene.store.bookkeeping().dead_letters(&ConsumerName::new("orders").unwrap(), 2).await.unwrap();
+    assert_eq!(fixture.store.bookkeeping().dead_letters(&refunds, 100).await.unwrap().len(), 1);
+    let newest = fixture.store.bookkeeping().dead_letters(&ConsumerName::new("orders").unwrap(), 2).await.unwrap();
     assert_eq!(newest.iter().map(|stored| stored.origin.as_str()).collect::<Vec<_>>(), ["q/6", "q/5"]);
 }
 
 /// The same dead letter stored by several at once is one row.
 pub async fn a_dead_letter_stored_at_once_is_one_row<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let calls: Vec<_> = (0..8)
         .map(|number| {
-            let store: Arc<Seen<T>> = Arc::clone(&scene.store);
+            let store: Arc<Seen<T>> = Arc::clone(&fixture.store);
             // Two copies, each stored by four.
             let message = from(&format!("q/{}", number % 2), "order-1", "p");
             let letter = letter(&registered, message, Some("order-1"), Reason::Permanent);
@@ -267,14 +269,14 @@ pub async fn a_dead_letter_stored_at_once_is_one_row<T: StoreUnderTest>(subject:
         ids.insert(within("parking at once", call).await.unwrap().unwrap());
     }
     assert_eq!(ids.len(), 1);
-    let listed = listed(&scene).await;
+    let listed = listed(&fixture).await;
     assert_eq!((listed.len(), listed[0].copies), (1, 2));
 }
 
 /// S4, S6: a dead letter is never refused for what is in it: quotes, control characters, NUL, invalid UTF-8, no value.
 pub async fn a_dead_letter_may_hold_anything<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let mut headers = Headers::default();
     headers.push("bytes", Some(Bytes::from_static(b"\0\xff'\";--")));
     headers.push("none", None);
@@ -290,10 +292,10 @@ pub async fn a_dead_letter_may_hold_anything<T: StoreUnderTest>(subject: &T) {
         .with_type("ty\"pe");
     let mut letter = letter(&registered, message.clone(), Some("'; --"), Reason::Malformed);
     letter.error = "it's \"broken\" {} %s \\".to_owned();
-    let stored = store_dead_letter(&scene, &letter).await;
+    let stored = store_dead_letter(&fixture, &letter).await;
     assert_eq!((stored.error.as_str(), stored.origin.as_str()), (letter.error.as_str(), "queue 'one'/\"1\""));
-    assert_eq!(scene.store.bookkeeping().request_replay(&[stored.id]).await.unwrap(), 1);
-    let replays = take(&scene, &registered).await;
+    assert_eq!(fixture.store.bookkeeping().request_replay(&[stored.id]).await.unwrap(), 1);
+    let replays = take(&fixture, &registered).await;
     assert_eq!(replays.len(), 1);
     assert_same(&replays[0].message, &message);
     assert_eq!(replays[0].message.headers(), &headers);
@@ -311,42 +313,42 @@ fn assert_same(replayed: &Message, delivered: &Message) {
 
 /// A dead letter is marked once its broker has confirmed it.
 pub async fn a_published_dead_letter_is_marked<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let of = |origin: &str, key: &str| letter(&registered, from(origin, key, "p"), Some(key), Reason::Permanent);
     let (first, second) = (
-        store_dead_letter(&scene, &of("q/1", "order-1")).await,
-        store_dead_letter(&scene, &of("q/2", "order-2")).await,
+        store_dead_letter(&fixture, &of("q/1", "order-1")).await,
+        store_dead_letter(&fixture, &of("q/2", "order-2")).await,
     );
-    scene.store.bookkeeping().mark_published(first.id).await.unwrap();
-    scene.store.bookkeeping().mark_published(first.id).await.unwrap();
-    let listed = listed(&scene).await;
+    fixture.store.bookkeeping().mark_published(first.id).await.unwrap();
+    fixture.store.bookkeeping().mark_published(first.id).await.unwrap();
+    let listed = listed(&fixture).await;
     assert_eq!(
         listed.iter().map(|stored| (stored.id, stored.published_at.is_some())).collect::<Vec<_>>(),
         [(second.id, false), (first.id, true)]
     );
     assert!(
-        store_dead_letter(&scene, &of("q/1", "order-1")).await.published_at.is_some(),
+        store_dead_letter(&fixture, &of("q/1", "order-1")).await.published_at.is_some(),
         "stored again, it is still published"
     );
 }
 
 /// C7: a replay is handed out once it is asked for, as the message that was delivered, under its key and scope.
 pub async fn a_replay_brings_the_message_as_it_was_delivered<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let tombstone = Message::tombstone().with_header("idempotencykey", "order-2").with_origin(Origin::new("q/2"));
     let messages = [from("q/1", "order-1", "paid").with_id("7").with_type("t"), tombstone, from("q/3", "order-3", "")];
     let mut ids = Vec::new();
     for (number, message) in messages.iter().enumerate() {
         let key = format!("order-{}", number + 1);
         ids.push(
-            store_dead_letter(&scene, &letter(&registered, message.clone(), Some(&key), Reason::Permanent)).await.id,
+            store_dead_letter(&fixture, &letter(&registered, message.clone(), Some(&key), Reason::Permanent)).await.id,
         );
     }
-    assert!(take(&scene, &registered).await.is_empty(), "nobody has asked yet");
-    assert_eq!(scene.store.bookkeeping().request_replay(&ids).await.unwrap(), 3);
-    let mut replays = take(&scene, &registered).await;
+    assert!(take(&fixture, &registered).await.is_empty(), "nobody has asked yet");
+    assert_eq!(fixture.store.bookkeeping().request_replay(&ids).await.unwrap(), 3);
+    let mut replays = take(&fixture, &registered).await;
     replays.sort_by_key(|replay| replay.id);
     assert_eq!(replays.iter().map(|replay| replay.id).collect::<Vec<_>>(), ids);
     for (number, (replay, message)) in replays.iter().zip(&messages).enumerate() {
@@ -356,28 +358,28 @@ pub async fn a_replay_brings_the_message_as_it_was_delivered<T: StoreUnderTest>(
     }
 }
 
-async fn one_requested<T: StoreUnderTest>(scene: &Scene<'_, T>, registered: &Registered) -> DeadLetterId {
+async fn one_requested<T: StoreUnderTest>(fixture: &Fixture<'_, T>, registered: &Registered) -> DeadLetterId {
     let letter = letter(registered, from("q/1", "order-1", "p"), Some("order-1"), Reason::Permanent);
-    let id = store_dead_letter(scene, &letter).await.id;
-    assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
+    let id = store_dead_letter(fixture, &letter).await.id;
+    assert_eq!(fixture.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1);
     id
 }
 
 /// Of several workers that take replays at once, each replay goes to one.
 pub async fn a_replay_goes_to_one_worker<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let mut ids = Vec::new();
     for number in 0..10 {
         let key = format!("order-{number}");
         let letter = letter(&registered, from(&format!("q/{number}"), &key, "p"), Some(&key), Reason::Permanent);
-        ids.push(store_dead_letter(&scene, &letter).await.id);
+        ids.push(store_dead_letter(&fixture, &letter).await.id);
     }
-    assert_eq!(scene.store.bookkeeping().request_replay(&ids).await.unwrap(), 10);
+    assert_eq!(fixture.store.bookkeeping().request_replay(&ids).await.unwrap(), 10);
     let orders = ConsumerName::new("orders").unwrap();
     let mut calls = Vec::new();
     for _ in 0..4 {
-        let (store, run, orders) = (Arc::clone(&scene.store), scene.register().await.run, orders.clone());
+        let (store, run, orders) = (Arc::clone(&fixture.store), fixture.register().await.run, orders.clone());
         calls.push(tokio::spawn(async move { store.bookkeeping().take_replays(&orders, run, 4).await.unwrap() }));
     }
     let mut taken = Vec::new();
@@ -386,7 +388,7 @@ pub async fn a_replay_goes_to_one_worker<T: StoreUnderTest>(subject: &T) {
         assert!(replays.len() <= 4);
         taken.extend(replays.into_iter().map(|replay| replay.id));
     }
-    while let more @ [_, ..] = &take(&scene, &registered).await[..] {
+    while let more @ [_, ..] = &take(&fixture, &registered).await[..] {
         taken.extend(more.iter().map(|replay| replay.id));
     }
     taken.sort_unstable();
@@ -395,105 +397,108 @@ pub async fn a_replay_goes_to_one_worker<T: StoreUnderTest>(subject: &T) {
 
 /// A replay that has ended is not taken again, says how it ended, and can be asked for anew.
 pub async fn a_finished_replay_is_over<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
-    let id = one_requested(&scene, &registered).await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    let id = one_requested(&fixture, &registered).await;
     let failed = ReplayEnd::Failed { reason: Reason::Permanent, error: "still out of stock".to_owned() };
     for end in [failed, ReplayEnd::Processed, ReplayEnd::Duplicate] {
-        assert_eq!(take(&scene, &registered).await.len(), 1, "before {end:?}");
-        scene.store.bookkeeping().finish_replay(id, end.clone()).await.unwrap();
-        assert!(take(&scene, &registered).await.is_empty(), "after {end:?}");
-        assert_eq!(listed(&scene).await[0].replayed, end.outcome(), "after {end:?}");
-        assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1, "after {end:?}");
+        assert_eq!(take(&fixture, &registered).await.len(), 1, "before {end:?}");
+        fixture.store.bookkeeping().finish_replay(id, end.clone()).await.unwrap();
+        assert!(take(&fixture, &registered).await.is_empty(), "after {end:?}");
+        assert_eq!(listed(&fixture).await[0].replayed, end.outcome(), "after {end:?}");
+        assert_eq!(fixture.store.bookkeeping().request_replay(&[id]).await.unwrap(), 1, "after {end:?}");
     }
 }
 
 /// A replay that did not run, because its worker stopped, goes to another worker.
 pub async fn a_released_replay_is_taken_by_another<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
-    let id = one_requested(&scene, &registered).await;
-    assert_eq!(take(&scene, &registered).await.len(), 1);
-    scene.store.bookkeeping().finish_replay(id, ReplayEnd::Released).await.unwrap();
-    let other = scene.elsewhere().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    let id = one_requested(&fixture, &registered).await;
+    assert_eq!(take(&fixture, &registered).await.len(), 1);
+    fixture.store.bookkeeping().finish_replay(id, ReplayEnd::Released).await.unwrap();
+    let other = fixture.elsewhere().await;
     let taken = take(&other, &other.register().await).await;
     assert_eq!(taken.iter().map(|replay| replay.id).collect::<Vec<_>>(), [id]);
 }
 
 /// A replay whose worker died goes to another one after a while, and not before.
 pub async fn an_abandoned_replay_is_taken_after_a_while<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
-    let id = one_requested(&scene, &registered).await;
-    assert_eq!(take(&scene, &registered).await.len(), 1);
-    let other = scene.elsewhere().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    let id = one_requested(&fixture, &registered).await;
+    assert_eq!(take(&fixture, &registered).await.len(), 1);
+    let other = fixture.elsewhere().await;
     let run = other.register().await;
     let margin = Duration::from_secs(60);
-    if !scene.arrange(Arrangement::Age(REPLAY_TAKEN_FOR - margin)).await {
+    if !fixture.arrange(Arrangement::Age(REPLAY_TAKEN_FOR - margin)).await {
         return assert!(take(&other, &run).await.is_empty());
     }
     assert!(take(&other, &run).await.is_empty());
-    scene.arrange(Arrangement::Age(margin)).await;
+    fixture.arrange(Arrangement::Age(margin)).await;
     let taken = take(&other, &run).await;
     assert_eq!(taken.iter().map(|replay| replay.id).collect::<Vec<_>>(), [id]);
 }
 
 /// A dead letter whose payload was not kept is never handed out, because what it would run is another message.
 pub async fn a_dead_letter_without_its_payload_is_not_replayed<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let mut letter = letter(&registered, from("q/1", "order-1", "p"), Some("order-1"), Reason::TooLarge);
     letter.keep_payload = false;
-    let id = store_dead_letter(&scene, &letter).await.id;
-    assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 0);
-    assert!(take(&scene, &registered).await.is_empty());
-    assert_eq!(listed(&scene).await.len(), 1);
+    let id = store_dead_letter(&fixture, &letter).await.id;
+    assert_eq!(fixture.store.bookkeeping().request_replay(&[id]).await.unwrap(), 0);
+    assert!(take(&fixture, &registered).await.is_empty());
+    assert_eq!(listed(&fixture).await.len(), 1);
 }
 
 /// A replay of what does not exist marks nothing, and one that is under way is not asked for again.
 pub async fn only_known_and_idle_dead_letters_can_be_replayed<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
-    let id = one_requested(&scene, &registered).await;
-    assert_eq!(scene.store.bookkeeping().request_replay(&[]).await.unwrap(), 0);
-    assert_eq!(scene.store.bookkeeping().request_replay(&[DeadLetterId(id.0 + 1000), id]).await.unwrap(), 0);
-    assert_eq!(take(&scene, &registered).await.len(), 1);
-    assert_eq!(scene.store.bookkeeping().request_replay(&[id]).await.unwrap(), 0, "it was taken and not finished");
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    let id = one_requested(&fixture, &registered).await;
+    assert_eq!(fixture.store.bookkeeping().request_replay(&[]).await.unwrap(), 0);
+    assert_eq!(fixture.store.bookkeeping().request_replay(&[DeadLetterId(id.0 + 1000), id]).await.unwrap(), 0);
+    assert_eq!(take(&fixture, &registered).await.len(), 1);
+    assert_eq!(fixture.store.bookkeeping().request_replay(&[id]).await.unwrap(), 0, "it was taken and not finished");
     let unknown = ConsumerName::new("nobody").unwrap();
-    assert!(scene.store.bookkeeping().take_replays(&unknown, registered.run, 10).await.unwrap().is_empty());
+    assert!(fixture.store.bookkeeping().take_replays(&unknown, registered.run, 10).await.unwrap().is_empty());
     let park_elsewhere =
         DeadLetter { scope: NO_SCOPE, ..letter(&registered, from("q/9", "k", "p"), Some("k"), Reason::Permanent) };
     // A scope that the store does not know may be refused, but never mixed up with another.
-    drop(scene.store.bookkeeping().store_dead_letter(&park_elsewhere).await);
-    assert!(listed(&scene).await.iter().filter(|stored| stored.id == id).all(|stored| stored.copies == 1));
+    drop(fixture.store.bookkeeping().store_dead_letter(&park_elsewhere).await);
+    assert!(listed(&fixture).await.iter().filter(|stored| stored.id == id).all(|stored| stored.copies == 1));
 }
 
 /// Old dead letters go with cleanup, those that await a replay stay.
 pub async fn cleanup_keeps_what_awaits_a_replay<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
-    let waiting = one_requested(&scene, &registered).await;
-    store_dead_letter(&scene, &letter(&registered, from("q/2", "order-2", "p"), Some("order-2"), Reason::Permanent))
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    let waiting = one_requested(&fixture, &registered).await;
+    store_dead_letter(&fixture, &letter(&registered, from("q/2", "order-2", "p"), Some("order-2"), Reason::Permanent))
         .await;
-    scene
+    fixture
         .store
         .bookkeeping()
         .count_attempt(registered.scope, &key_from("order-3"), PayloadHash::of(b"p"))
         .await
         .unwrap();
-    if !scene.arrange(Arrangement::Age(40 * DAY)).await {
+    if !fixture.arrange(Arrangement::Age(40 * DAY)).await {
         return;
     }
     let new = store_dead_letter(
-        &scene,
+        &fixture,
         &letter(&registered, from("q/4", "order-4", "p"), Some("order-4"), Reason::Permanent),
     )
     .await;
     for kind in [Expiring::DeadLetters, Expiring::Attempts] {
-        assert_eq!(clean(&scene, kind, 30 * DAY, 1000).await, 1, "{kind}");
+        assert_eq!(clean(&fixture, kind, 30 * DAY, 1000).await, 1, "{kind}");
     }
-    let left: Vec<_> = listed(&scene).await.into_iter().map(|stored| stored.id).collect();
+    let left: Vec<_> = listed(&fixture).await.into_iter().map(|stored| stored.id).collect();
     assert_eq!(left, [new.id, waiting]);
     let hash = PayloadHash::of(b"p");
-    assert_eq!(scene.store.bookkeeping().count_attempt(registered.scope, &key_from("order-3"), hash).await.unwrap(), 1);
+    assert_eq!(
+        fixture.store.bookkeeping().count_attempt(registered.scope, &key_from("order-3"), hash).await.unwrap(),
+        1
+    );
 }

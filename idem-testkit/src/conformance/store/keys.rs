@@ -5,15 +5,15 @@ use std::collections::HashSet;
 use idem_core::{Decision, Message, Reason};
 
 use super::{
-    scene::{Kind, Scene, decide, msg, process, write},
+    fixture::{Fixture, Kind, decide, msg, process, write},
     subject::StoreUnderTest,
 };
 
 /// Handles a message for each key, then again with another payload: each key is its own, and is recorded as it came.
 async fn each_is_a_key_of_its_own<T: StoreUnderTest>(subject: &T, keys: &[String]) {
     assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len(), "the case itself repeats a key");
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     // One by one first, then as a batch: the two claim in different ways.
     let (alone, together) = keys.split_at(keys.len() / 2);
     for key in alone {
@@ -28,7 +28,7 @@ async fn each_is_a_key_of_its_own<T: StoreUnderTest>(subject: &T, keys: &[String
             "{key:?}"
         );
     }
-    scene.assert_effects(keys.iter().map(|key| (key.as_str(), "p"))).await;
+    fixture.assert_effects(keys.iter().map(|key| (key.as_str(), "p"))).await;
 }
 
 fn texts(keys: &[&str]) -> Vec<String> {
@@ -153,8 +153,8 @@ pub async fn the_longest_keys_are_whole<T: StoreUnderTest>(subject: &T) {
 
 /// S1, S6, B10, J10: a malformed key is refused whole, never cut or cleaned, and its neighbours are unharmed.
 pub async fn malformed_keys_are_refused_and_neighbours_unharmed<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     let of = |key: Vec<u8>| Message::new("p").with_header("idempotencykey", key);
     let malformed = [
         of(Vec::new()),
@@ -175,17 +175,17 @@ pub async fn malformed_keys_are_refused_and_neighbours_unharmed<T: StoreUnderTes
     for decision in &decisions[1..=count] {
         assert!(matches!(decision, Decision::Failed(failure) if failure.reason == Reason::Malformed), "{decision:?}");
     }
-    scene.assert_effects([("first", "p"), ("last", "p")]).await;
+    fixture.assert_effects([("first", "p"), ("last", "p")]).await;
 }
 
 /// J10: a message without a key has its own reason, and is never given a key.
 pub async fn a_message_without_a_key_is_never_given_one<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let without = [Message::new("{}"), Message::tombstone(), msg("order-1", "p"), Message::new("no JSON either")];
-    let decisions = decide(&scene.consumer(write), without).await;
+    let decisions = decide(&fixture.consumer(write), without).await;
     for (index, reason) in [(0, Reason::MissingKey), (1, Reason::MissingKey), (3, Reason::Malformed)] {
         let expected = matches!(&decisions[index], Decision::Failed(failure) if failure.reason == reason);
         assert!(expected, "{index}: {decisions:?}");
     }
-    scene.assert_effects([("order-1", "p")]).await;
+    fixture.assert_effects([("order-1", "p")]).await;
 }

@@ -3,36 +3,36 @@
 use std::time::Duration;
 
 use super::{
+    fixture::{Fixture, Kind, msg, process, redeliver, write},
     observed::LostCommit,
-    scene::{Kind, Scene, msg, process, redeliver, write},
     subject::StoreUnderTest,
 };
 
 /// A5: the database committed and the answer was lost: the message is a duplicate of itself, and ran once.
 pub async fn a_lost_answer_to_a_commit_that_happened<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    scene.spy.lose_commits(&[LostCommit::Committed]);
-    assert_eq!(process(&scene.consumer(write), [msg("order-1", "paid")]).await, [Kind::Duplicate]);
-    assert_eq!(scene.runs.all().len(), 1);
-    scene.assert_effects([("order-1", "paid")]).await;
+    let fixture = Fixture::new(subject);
+    fixture.spy.lose_commits(&[LostCommit::Committed]);
+    assert_eq!(process(&fixture.consumer(write), [msg("order-1", "paid")]).await, [Kind::Duplicate]);
+    assert_eq!(fixture.runs.all().len(), 1);
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// A6: the database never got the commit: the message runs again.
 pub async fn a_lost_answer_to_a_commit_that_did_not_happen<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    scene.spy.lose_commits(&[LostCommit::RolledBack]);
-    assert_eq!(process(&scene.consumer(write), [msg("order-1", "paid")]).await, [Kind::Processed]);
-    assert_eq!(scene.runs.all().len(), 2);
-    scene.assert_effects([("order-1", "paid")]).await;
+    let fixture = Fixture::new(subject);
+    fixture.spy.lose_commits(&[LostCommit::RolledBack]);
+    assert_eq!(process(&fixture.consumer(write), [msg("order-1", "paid")]).await, [Kind::Processed]);
+    assert_eq!(fixture.runs.all().len(), 2);
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 async fn batch_of_100<T: StoreUnderTest>(subject: &T, lost: LostCommit, expected: Kind) {
-    let scene = Scene::new(subject);
-    scene.spy.lose_commits(&[lost]);
+    let fixture = Fixture::new(subject);
+    fixture.spy.lose_commits(&[lost]);
     let keys: Vec<_> = (0..100).map(|number| format!("order-{number:02}")).collect();
-    let kinds = process(&scene.consumer(write), keys.iter().map(|key| msg(key, "paid"))).await;
+    let kinds = process(&fixture.consumer(write), keys.iter().map(|key| msg(key, "paid"))).await;
     assert_eq!(kinds, vec![expected; 100]);
-    scene.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
+    fixture.assert_effects(keys.iter().map(|key| (key.as_str(), "paid"))).await;
 }
 
 /// D6, A5: the same for a batch of a hundred: all are duplicates.
@@ -47,36 +47,36 @@ pub async fn a_lost_answer_to_a_batch_that_did_not_commit<T: StoreUnderTest>(sub
 
 /// A5: followers in a batch whose answer was lost are decided by what is recorded.
 pub async fn followers_of_a_lost_commit_are_decided_by_the_record<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    scene.spy.lose_commits(&[LostCommit::Committed]);
+    let fixture = Fixture::new(subject);
+    fixture.spy.lose_commits(&[LostCommit::Committed]);
     let messages = [msg("order-1", "paid"), msg("order-1", "refunded"), msg("order-1", "paid")];
-    let kinds = process(&scene.consumer(write), messages).await;
+    let kinds = process(&fixture.consumer(write), messages).await;
     assert_eq!(kinds, [Kind::Duplicate, Kind::Conflict, Kind::Duplicate]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// A7: a commit that hangs counts as unknown after its time-out; the connection is closed, which frees the key.
 pub async fn a_commit_that_hangs_is_resolved_in_bounded_time<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.builder("orders", write).commit_timeout(Duration::from_millis(200)).build().unwrap();
-    scene.spy.lose_commits(&[LostCommit::Hangs]);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.builder("orders", write).commit_timeout(Duration::from_millis(200)).build().unwrap();
+    fixture.spy.lose_commits(&[LostCommit::Hangs]);
     redeliver(&consumer, vec![msg("order-1", "paid")]).await;
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// A5, A6: answers that are lost over and over end in no guess: the message goes back, and is settled later.
 pub async fn answers_lost_over_and_over_are_never_guessed<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
-    scene.spy.lose_commits(&[LostCommit::RolledBack; 20]);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
+    fixture.spy.lose_commits(&[LostCommit::RolledBack; 20]);
     assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Busy]);
-    scene.assert_effects([]).await;
-    scene.spy.lose_commits(&[LostCommit::Committed]);
+    fixture.assert_effects([]).await;
+    fixture.spy.lose_commits(&[LostCommit::Committed]);
     for _ in 0..10 {
         if process(&consumer, [msg("order-1", "paid")]).await[0].is_settled() {
             break;
         }
     }
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
     assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Duplicate]);
 }

@@ -8,8 +8,8 @@ use idem_core::{
 };
 
 use super::{
+    fixture::{Fixture, Kind, claim, decide, msg, options, process, redeliver, write},
     gate::{Gate, within},
-    scene::{Kind, Scene, claim, decide, msg, options, process, redeliver, write},
     subject::{Arrangement, StoreUnderTest},
 };
 
@@ -18,25 +18,25 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Removes at most so many rows of a kind that were kept so long, and answers how many are gone.
 pub(super) async fn clean<T: StoreUnderTest>(
-    scene: &Scene<'_, T>,
+    fixture: &Fixture<'_, T>,
     kind: Expiring,
     kept: Duration,
     rows_max: u32,
 ) -> u64 {
     let removal = Removal { kind, kept, rows_max, timeout: Duration::from_secs(30) };
-    match within("cleaning up", scene.store.cleaner().remove(&removal)).await {
+    match within("cleaning up", fixture.store.cleaner().remove(&removal)).await {
         Ok(Removed::Rows(rows)) => rows,
         other => panic!("no cleanup of {kind}: {other:?}"),
     }
 }
 
-async fn clean_records<T: StoreUnderTest>(scene: &Scene<'_, T>, rows_max: u32) -> u64 {
-    clean(scene, Expiring::Records, Duration::ZERO, rows_max).await
+async fn clean_records<T: StoreUnderTest>(fixture: &Fixture<'_, T>, rows_max: u32) -> u64 {
+    clean(fixture, Expiring::Records, Duration::ZERO, rows_max).await
 }
 
 async fn record_of<T: StoreUnderTest>(subject: &T, retention: Retention) -> Recorded {
-    let scene = Scene::new(subject);
-    let consumer = scene.builder("orders", write).retention(retention).build().unwrap();
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.builder("orders", write).retention(retention).build().unwrap();
     process(&consumer, [msg("order-1", "paid")]).await;
     let again = decide(&consumer, [msg("order-1", "paid")]).await.remove(0);
     let Decision::Duplicate(recorded, _) = again else { panic!("{again:?}") };
@@ -64,89 +64,89 @@ pub async fn a_record_may_be_kept_for_ten_years<T: StoreUnderTest>(subject: &T) 
 
 /// Retention is a lower bound: an expired record counts until cleanup removes it.
 pub async fn an_expired_record_counts_until_it_is_removed<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
     process(&consumer, [msg("order-1", "paid")]).await;
-    if !scene.arrange(Arrangement::Age(DAY)).await {
+    if !fixture.arrange(Arrangement::Age(DAY)).await {
         return;
     }
     let kinds = process(&consumer, [msg("order-1", "paid"), msg("order-1", "refunded")]).await;
     assert_eq!(kinds, [Kind::Duplicate, Kind::Conflict]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// C1, C4: cleanup removes what has expired and nothing else; what it removed runs again as new.
 pub async fn cleanup_removes_only_what_has_expired<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let keeping = |retention| scene.builder("orders", write).retention(retention).build().unwrap();
+    let fixture = Fixture::new(subject);
+    let keeping = |retention| fixture.builder("orders", write).retention(retention).build().unwrap();
     let (short, long, forever) =
         (keeping(Retention::For(HOUR)), keeping(Retention::For(30 * DAY)), keeping(Retention::Forever));
     process(&short, [msg("short", "p")]).await;
     process(&long, [msg("long", "p")]).await;
     process(&forever, [msg("forever", "p")]).await;
-    assert_eq!(clean_records(&scene, 1000).await, 0, "nothing has expired yet");
-    if !scene.arrange(Arrangement::Age(DAY)).await {
+    assert_eq!(clean_records(&fixture, 1000).await, 0, "nothing has expired yet");
+    if !fixture.arrange(Arrangement::Age(DAY)).await {
         return;
     }
     process(&short, [msg("new", "p")]).await;
-    assert_eq!(clean_records(&scene, 1000).await, 1);
-    assert_eq!(scene.recorded().await, ["forever", "long", "new"]);
+    assert_eq!(clean_records(&fixture, 1000).await, 1);
+    assert_eq!(fixture.recorded().await, ["forever", "long", "new"]);
     let again = ["short", "long", "forever", "new"].map(|key| msg(key, "p"));
     assert_eq!(process(&short, again).await, [Kind::Processed, Kind::Duplicate, Kind::Duplicate, Kind::Duplicate]);
 }
 
 /// C4: a step of cleanup removes no more rows than it is told to, and the steps come to an end.
 pub async fn cleanup_goes_in_bounded_steps<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
     process(&consumer, (0..10).map(|number| msg(&format!("order-{number}"), "p"))).await;
-    if !scene.arrange(Arrangement::Age(DAY)).await {
+    if !fixture.arrange(Arrangement::Age(DAY)).await {
         return;
     }
     let mut removed = Vec::new();
     for _ in 0..20 {
-        removed.push(clean_records(&scene, 4).await);
+        removed.push(clean_records(&fixture, 4).await);
         if removed.last() == Some(&0) {
             break;
         }
     }
     assert_eq!(removed.last(), Some(&0), "{removed:?}");
     assert!(removed.iter().all(|rows| *rows <= 4) && removed.iter().sum::<u64>() == 10, "{removed:?}");
-    assert!(scene.recorded().await.is_empty());
+    assert!(fixture.recorded().await.is_empty());
 }
 
 /// C4: it can be seen what a cycle would remove, how far behind cleanup is, and who came last.
 pub async fn cleanup_tells_how_far_it_is_and_who_came_last<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
     process(&consumer, [msg("order-1", "p"), msg("order-2", "p")]).await;
-    let mut cleaner = scene.store.cleaner();
+    let mut cleaner = fixture.store.cleaner();
     assert!(within("may it delete", cleaner.may_delete()).await.unwrap());
     assert_eq!(within("the last", cleaner.last()).await.unwrap(), None);
     assert!(within("the backlog", cleaner.backlog()).await.unwrap().lag.is_zero());
-    if !scene.arrange(Arrangement::Age(DAY)).await {
+    if !fixture.arrange(Arrangement::Age(DAY)).await {
         return;
     }
     let lag = within("the backlog", cleaner.backlog()).await.unwrap().lag;
     assert!(lag > 22 * HOUR && lag < DAY, "{lag:?}");
     let preview = within("a preview", cleaner.preview(&CleanupSettings::default())).await.unwrap();
     assert_eq!(preview.first(), Some(&(Expiring::Records, 2)));
-    assert_eq!(scene.recorded().await.len(), 2, "a preview removes nothing");
+    assert_eq!(fixture.recorded().await.len(), 2, "a preview removes nothing");
     within("noting a cycle", cleaner.note(&CleanupReport::default())).await.unwrap();
     cleaner.rest().await;
-    let last = within("the last", scene.store.cleaner().last()).await.unwrap();
+    let last = within("the last", fixture.store.cleaner().last()).await.unwrap();
     assert!(last.is_some_and(|last| !last.who.is_empty() && last.ago < HOUR));
 }
 
 /// S4: a key whose text was erased is still told by its id: a duplicate, or a conflict, and never a collision.
 pub async fn an_erased_key_is_still_recorded<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     process(&consumer, [msg("order-1", "paid"), msg("order-2", "paid")]).await;
-    if !scene.arrange(Arrangement::EraseKeys).await {
+    if !fixture.arrange(Arrangement::EraseKeys).await {
         return;
     }
-    assert_eq!(scene.recorded().await, ["", ""]);
+    assert_eq!(fixture.recorded().await, ["", ""]);
     let again = [msg("order-1", "paid"), msg("order-2", "refunded"), msg("order-3", "paid")];
     assert_eq!(process(&consumer, again).await, [Kind::Duplicate, Kind::Conflict, Kind::Processed]);
     let again = decide(&consumer, [msg("order-1", "paid")]).await.remove(0);
@@ -156,22 +156,22 @@ pub async fn an_erased_key_is_still_recorded<T: StoreUnderTest>(subject: &T) {
 /// C3: a record that cleanup removes between the claim and the read of its winner: the key is claimed again and
 /// its message runs, rather than pass for a duplicate of nothing.
 pub async fn a_winner_that_vanishes_before_it_is_read_is_claimed_again<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.builder("orders", write).retention(Retention::For(HOUR)).build().unwrap();
     process(&consumer, [msg("order-1", "paid")]).await;
-    if !scene.arrange(Arrangement::Age(DAY)).await {
+    if !fixture.arrange(Arrangement::Age(DAY)).await {
         return;
     }
-    if !scene.waits_per_key() {
+    if !fixture.waits_per_key() {
         // The claim holds the database's only write lock, so that no cleanup can come in between.
         assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Duplicate]);
         return;
     }
     let gate = Gate::new();
-    scene.spy.gate_reads(gate.clone());
+    fixture.spy.gate_reads(gate.clone());
     let cleaned = async {
         gate.arrived(1).await;
-        let removed = clean_records(&scene, 1000).await;
+        let removed = clean_records(&fixture, 1000).await;
         gate.open();
         removed
     };
@@ -189,17 +189,17 @@ pub async fn a_winner_that_vanishes_before_it_is_read_is_claimed_again<T: StoreU
         }
     };
     assert_eq!(kinds, [Kind::Processed]);
-    assert_eq!(scene.runs.of("order-1"), 2, "its record had expired, so it runs anew");
-    assert_eq!(scene.recorded().await, ["order-1"]);
+    assert_eq!(fixture.runs.of("order-1"), 2, "its record had expired, so it runs anew");
+    assert_eq!(fixture.recorded().await, ["order-1"]);
 }
 
 /// B6: where inserts are swallowed, nothing is a duplicate: no handler runs, nothing is settled, and after a few
 /// units the consumer stops with the cause. When the cause is gone, everything runs.
 pub async fn swallowed_records_are_no_duplicates<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     process(&consumer, [msg("order-0", "paid")]).await;
-    if !scene.arrange(Arrangement::SwallowRecords).await {
+    if !fixture.arrange(Arrangement::SwallowRecords).await {
         return;
     }
     let mut kinds = Vec::new();
@@ -208,10 +208,10 @@ pub async fn swallowed_records_are_no_duplicates<T: StoreUnderTest>(subject: &T)
     }
     assert!(!kinds.iter().any(|kind| kind.is_settled()), "{kinds:?}");
     assert_eq!(kinds.last(), Some(&Kind::Failed(ErrorClass::Fatal)), "{kinds:?}");
-    assert_eq!(scene.runs.all(), ["order-0"]);
-    scene.arrange(Arrangement::Restore).await;
+    assert_eq!(fixture.runs.all(), ["order-0"]);
+    fixture.arrange(Arrangement::Restore).await;
     redeliver(&consumer, (1..=5).map(|number| msg(&format!("order-{number}"), "paid")).collect()).await;
-    scene
+    fixture
         .assert_effects(["order-0", "order-1", "order-2", "order-3", "order-4", "order-5"].map(|key| (key, "paid")))
         .await;
 }
@@ -219,34 +219,34 @@ pub async fn swallowed_records_are_no_duplicates<T: StoreUnderTest>(subject: &T)
 /// A27: the table is gone during a claim and back later: that is nobody's fault, and the redelivery
 /// runs.
 pub async fn a_table_that_is_gone_for_a_while_is_infrastructure<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let consumer = scene.consumer(write);
+    let fixture = Fixture::new(subject);
+    let consumer = fixture.consumer(write);
     process(&consumer, [msg("order-0", "paid")]).await;
-    if !scene.arrange(Arrangement::HideRecords).await {
+    if !fixture.arrange(Arrangement::HideRecords).await {
         return;
     }
     let kinds = process(&consumer, [msg("order-1", "paid"), msg("order-2", "paid")]).await;
     assert_eq!(kinds, [Kind::Failed(ErrorClass::Infrastructure); 2]);
-    scene.arrange(Arrangement::Restore).await;
+    fixture.arrange(Arrangement::Restore).await;
     redeliver(&consumer, ["order-0", "order-1", "order-2"].map(|key| msg(key, "paid")).to_vec()).await;
-    scene.assert_effects(["order-0", "order-1", "order-2"].map(|key| (key, "paid"))).await;
+    fixture.assert_effects(["order-0", "order-1", "order-2"].map(|key| (key, "paid"))).await;
 }
 
 /// B21, A12: a schema without the records' unique key, or without what refuses foreign COMMITs, is refused at
 /// start-up, and the text says what to do.
 pub async fn a_damaged_schema_is_refused_with_its_cure<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    within("verifying", scene.store.bookkeeping().verify())
+    let fixture = Fixture::new(subject);
+    within("verifying", fixture.store.bookkeeping().verify())
         .await
         .unwrap_or_else(|error| panic!("a fresh schema is refused: {error}"));
     for damage in [Arrangement::DropSeal, Arrangement::DropUniqueKey] {
-        if !scene.arrange(damage).await {
+        if !fixture.arrange(damage).await {
             continue;
         }
-        let error = within("verifying", scene.elsewhere().await.store.bookkeeping().verify()).await.unwrap_err();
+        let error = within("verifying", fixture.elsewhere().await.store.bookkeeping().verify()).await.unwrap_err();
         assert_eq!(error.class(), ErrorClass::Fatal, "{damage:?}: {error}");
         assert!(error.to_string().contains(". "), "{damage:?}: problem and cure are two sentences: {error}");
-        let consumer = scene.elsewhere().await.consumer(write);
+        let consumer = fixture.elsewhere().await.consumer(write);
         let started = within("starting", consumer.start()).await;
         assert!(started.is_err(), "{damage:?}");
     }
@@ -254,15 +254,15 @@ pub async fn a_damaged_schema_is_refused_with_its_cure<T: StoreUnderTest>(subjec
 
 /// Contract of UnitOfWork 3: one answer a claim, in the order given, of old and new keys mixed.
 pub async fn claims_and_reads_answer_in_order<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
     let keys: Vec<_> = (0..40).map(|number| format!("order-{number:02}")).collect();
     let is_old = |index: usize| index.is_multiple_of(3) || index.is_multiple_of(7);
     let old = keys.iter().enumerate().filter(|(index, _)| is_old(*index));
-    process(&scene.consumer(write), old.map(|(index, key)| msg(key, &format!("p{index}")))).await;
+    process(&fixture.consumer(write), old.map(|(index, key)| msg(key, &format!("p{index}")))).await;
     let claims: Vec<_> = keys.iter().map(|key| claim(&registered, key, "other")).collect();
-    let mut lane = scene.open().await;
-    let mut unit = within("beginning", scene.store.begin(&mut lane, options(registered.run))).await.unwrap();
+    let mut lane = fixture.open().await;
+    let mut unit = within("beginning", fixture.store.begin(&mut lane, options(registered.run))).await.unwrap();
     let answers = within("claiming", unit.claim(&claims)).await.unwrap();
     let found = within("reading", unit.read(&claims)).await.unwrap();
     assert_eq!((answers.len(), found.len()), (40, 40));
@@ -279,16 +279,16 @@ pub async fn claims_and_reads_answer_in_order<T: StoreUnderTest>(subject: &T) {
         }
     }
     within("rolling back", unit.rollback()).await.unwrap();
-    assert_eq!(scene.recorded().await.len(), (0..40).filter(|index| is_old(*index)).count());
+    assert_eq!(fixture.recorded().await.len(), (0..40).filter(|index| is_old(*index)).count());
 }
 
 /// One unit may claim in several rounds, and a lane carries one unit after the other; a large claim is still one.
 pub async fn units_and_rounds_follow_one_another_on_a_lane<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let registered = scene.register().await;
-    let mut lane = scene.open().await;
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    let mut lane = fixture.open().await;
     for number in 0..6 {
-        let mut unit = within("beginning", scene.store.begin(&mut lane, options(registered.run))).await.unwrap();
+        let mut unit = within("beginning", fixture.store.begin(&mut lane, options(registered.run))).await.unwrap();
         for round in 0..2 {
             let claims = [claim(&registered, &format!("order-{number}-{round}"), "p")];
             assert_eq!(within("claiming", unit.claim(&claims)).await.unwrap(), [Claimed::Inserted]);
@@ -301,33 +301,33 @@ pub async fn units_and_rounds_follow_one_another_on_a_lane<T: StoreUnderTest>(su
         }
     }
     let committed = ["order-0-0", "order-0-1", "order-2-0", "order-2-1", "order-4-0", "order-4-1"];
-    assert_eq!(scene.recorded().await, committed);
-    let mut unit = within("beginning", scene.store.begin(&mut lane, options(registered.run))).await.unwrap();
+    assert_eq!(fixture.recorded().await, committed);
+    let mut unit = within("beginning", fixture.store.begin(&mut lane, options(registered.run))).await.unwrap();
     let claims: Vec<_> = (0..2000).map(|number| claim(&registered, &format!("large-{number:04}"), "p")).collect();
     let answers = within("claiming two thousand keys", unit.claim(&claims)).await.unwrap();
     assert!(answers.len() == 2000 && answers.iter().all(|answer| *answer == Claimed::Inserted));
     within("committing", unit.commit()).await.unwrap();
-    assert_eq!(scene.recorded().await.len(), 2006);
+    assert_eq!(fixture.recorded().await.len(), 2006);
 }
 
 /// C7: what failed has left no record, so that its replay runs; what was handled is a duplicate in every replay.
 pub async fn a_failure_leaves_no_record_in_the_way_of_its_replay<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let failing = scene.consumer(|_, _| vec![super::scene::Step::Write(""), super::scene::Step::FailForGood]);
+    let fixture = Fixture::new(subject);
+    let failing = fixture.consumer(|_, _| vec![super::fixture::Step::Write(""), super::fixture::Step::FailForGood]);
     assert_eq!(process(&failing, [msg("order-1", "paid")]).await, [Kind::Failed(ErrorClass::Permanent)]);
-    assert!(scene.recorded().await.is_empty());
-    let repaired = scene.elsewhere().await.consumer(write);
+    assert!(fixture.recorded().await.is_empty());
+    let repaired = fixture.elsewhere().await.consumer(write);
     assert_eq!(process(&repaired, [msg("order-1", "paid")]).await, [Kind::Processed]);
     assert_eq!(process(&repaired, [msg("order-1", "paid")]).await, [Kind::Duplicate]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// C2: the clock that expiry is decided by is the database's, and it goes forward.
 pub async fn the_databases_clock_goes_forward<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    let first = scene.register().await;
-    let control = within("reading the controls", scene.store.bookkeeping().control(first.scope)).await.unwrap();
-    let second = scene.register().await;
+    let fixture = Fixture::new(subject);
+    let first = fixture.register().await;
+    let control = within("reading the controls", fixture.store.bookkeeping().control(first.scope)).await.unwrap();
+    let second = fixture.register().await;
     assert!(
         first.now <= control.now && control.now <= second.now,
         "{:?} {:?} {:?}",

@@ -6,8 +6,8 @@ use idem_core::{Decision, DedupConsumer, Message, StoreError, Tenant};
 
 use super::{
     batches::TRANSIENT,
+    fixture::{Fixture, Kind, Seen, Step, msg, process, redeliver},
     gate::{Gate, within},
-    scene::{Kind, Scene, Seen, Step, msg, process, redeliver},
     subject::StoreUnderTest,
 };
 
@@ -58,9 +58,9 @@ fn keys() -> Vec<String> {
 }
 
 /// One unit at a time, of at most ten messages, whose first handler is held.
-fn consumer<T: StoreUnderTest>(scene: &Scene<'_, T>, gate: &Gate) -> DedupConsumer<Seen<T>> {
+fn consumer<T: StoreUnderTest>(fixture: &Fixture<'_, T>, gate: &Gate) -> DedupConsumer<Seen<T>> {
     let gate = gate.clone();
-    let builder = scene.builder("orders", move |message: &Message, run| match message.payload().map(|it| &**it) {
+    let builder = fixture.builder("orders", move |message: &Message, run| match message.payload().map(|it| &**it) {
         Some(b"held") if run == 1 => vec![Step::Pass(gate.clone()), Step::Write("")],
         Some(b"bad") => vec![Step::Write("half"), Step::Fail],
         _ => vec![Step::Write("")],
@@ -74,23 +74,23 @@ fn consumer<T: StoreUnderTest>(scene: &Scene<'_, T>, gate: &Gate) -> DedupConsum
 
 /// Nobody waits for company: the first runs at once, and what came meanwhile shares the next units.
 pub async fn calls_that_come_together_share_a_unit<T: StoreUnderTest>(subject: &T) {
-    let (scene, gate) = (Scene::new(subject), Gate::new());
-    let (consumer, keys) = (consumer(&scene, &gate), keys());
+    let (fixture, gate) = (Fixture::new(subject), Gate::new());
+    let (consumer, keys) = (consumer(&fixture, &gate), keys());
     let others = keys.iter().map(|key| msg(key, "paid"));
     let held = Held::begin::<T>(&consumer, gate, msg("first", "held"), others).await;
     assert_eq!(held.decided().await, [Kind::Processed; 13]);
-    assert_eq!(scene.spy.claimed().iter().map(Vec::len).collect::<Vec<_>>(), [1, 10, 2]);
+    assert_eq!(fixture.spy.claimed().iter().map(Vec::len).collect::<Vec<_>>(), [1, 10, 2]);
     let mut expected: Vec<_> = keys.iter().map(|key| (key.as_str(), "paid")).collect();
     expected.push(("first", "held"));
-    scene.assert_effects(expected).await;
+    fixture.assert_effects(expected).await;
     redeliver(&consumer, keys.iter().map(|key| msg(key, "paid")).collect()).await;
-    assert_eq!(scene.runs.all().len(), 13);
+    assert_eq!(fixture.runs.all().len(), 13);
 }
 
 /// Where one fails, each of its unit runs alone; copies and conflicts among them are what they are in a batch.
 pub async fn a_failure_in_a_shared_unit_is_its_own<T: StoreUnderTest>(subject: &T) {
-    let (scene, gate) = (Scene::new(subject), Gate::new());
-    let consumer = consumer(&scene, &gate);
+    let (fixture, gate) = (Fixture::new(subject), Gate::new());
+    let consumer = consumer(&fixture, &gate);
     let others = [msg("a", "paid"), msg("b", "bad"), msg("a", "paid"), msg("c", "paid"), msg("c", "refunded")];
     let held = Held::begin::<T>(&consumer, gate, msg("first", "held"), others).await;
     let decided = held.decided().await;
@@ -101,25 +101,25 @@ pub async fn a_failure_in_a_shared_unit_is_its_own<T: StoreUnderTest>(subject: &
     c.sort_by_key(|kind| *kind != Kind::Processed);
     assert_eq!((&*a, &*c), (&[Kind::Processed, Kind::Duplicate], &[Kind::Processed, Kind::Conflict]));
     assert_eq!(decided[2], TRANSIENT);
-    assert!(["a", "c"].into_iter().all(|key| scene.runs.of(key) <= 2), "{:?}", scene.runs);
-    let effects = scene.effects().await;
+    assert!(["a", "c"].into_iter().all(|key| fixture.runs.of(key) <= 2), "{:?}", fixture.runs);
+    let effects = fixture.effects().await;
     let keys: Vec<&str> = effects.iter().map(|(key, _)| key.as_str()).collect();
     assert_eq!(keys, ["a", "c", "first"]);
 }
 
 /// What belongs to one tenant is not committed or rolled back with another's.
 pub async fn tenants_share_no_unit<T: StoreUnderTest>(subject: &T) {
-    let (scene, gate) = (Scene::new(subject), Gate::new());
-    let consumer = consumer(&scene, &gate);
+    let (fixture, gate) = (Fixture::new(subject), Gate::new());
+    let consumer = consumer(&fixture, &gate);
     let of = |tenant: &str, key| msg(key, "paid").with_header("tenant", tenant.to_owned());
     // The first message of a tenant asks for its number.
     process(&consumer, [of("red", "begins"), of("blue", "begins")]).await;
-    let before = scene.spy.claimed().len();
+    let before = fixture.spy.claimed().len();
     let others = ["red", "blue", "red", "blue"].into_iter().zip(["a", "b", "c", "d"]);
     let others = others.map(|(tenant, key)| of(tenant, key));
     let held = Held::begin::<T>(&consumer, gate, msg("first", "held"), others).await;
     assert_eq!(held.decided().await, [Kind::Processed; 5]);
-    let units: Vec<Vec<String>> = scene.spy.claimed()[before..]
+    let units: Vec<Vec<String>> = fixture.spy.claimed()[before..]
         .iter()
         .map(|unit| unit.iter().map(|(_, key)| key.to_string()).collect())
         .collect();
@@ -128,8 +128,8 @@ pub async fn tenants_share_no_unit<T: StoreUnderTest>(subject: &T) {
 
 /// A16: a call that is dropped before its message was begun has no effect; one that leads a unit has the unit finished.
 pub async fn a16_a_call_that_is_dropped_takes_nobody_with_it<T: StoreUnderTest>(subject: &T) {
-    let (scene, gate) = (Scene::new(subject), Gate::new());
-    let consumer = consumer(&scene, &gate);
+    let (fixture, gate) = (Fixture::new(subject), Gate::new());
+    let consumer = consumer(&fixture, &gate);
     let others = ["a", "b", "c"].map(|key| msg(key, "paid"));
     let mut held = Held::begin::<T>(&consumer, gate, msg("first", "held"), others).await;
     drop(held.calls.remove(2));
@@ -137,5 +137,5 @@ pub async fn a16_a_call_that_is_dropped_takes_nobody_with_it<T: StoreUnderTest>(
     drop(held.calls.remove(0));
     assert_eq!(held.decided().await, [Kind::Processed; 2]);
     assert_eq!(process(&consumer, [msg("first", "held")]).await, [Kind::Duplicate]);
-    scene.assert_effects([("first", "held"), ("a", "paid"), ("c", "paid")]).await;
+    fixture.assert_effects([("first", "held"), ("a", "paid"), ("c", "paid")]).await;
 }

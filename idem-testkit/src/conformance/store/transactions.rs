@@ -3,8 +3,8 @@
 use idem_core::{Decision, ErrorClass, Message};
 
 use super::{
+    fixture::{Fixture, Kind, Step, decide, msg, process, redeliver, write},
     gate::{DEADLINE, Gate},
-    scene::{Kind, Scene, Step, decide, msg, process, redeliver, write},
     subject::{HandlerAction, StoreUnderTest},
 };
 
@@ -22,29 +22,29 @@ fn batch_of_three() -> Vec<Message> {
 
 /// Runs a batch of three in whose middle a handler does `step` once, redelivers, and finds all effects there once.
 async fn mischief_in_mid_batch<T: StoreUnderTest>(subject: &T, action: HandlerAction, step: Step) {
-    let scene = Scene::new(subject);
-    if !scene.offers(action).await {
+    let fixture = Fixture::new(subject);
+    if !fixture.offers(action).await {
         return;
     }
-    redeliver(&scene.consumer(once(step)), batch_of_three()).await;
-    scene.assert_effects(["order-1", "order-2", "order-3"].map(|key| (key, "paid"))).await;
+    redeliver(&fixture.consumer(once(step)), batch_of_three()).await;
+    fixture.assert_effects(["order-1", "order-2", "order-3"].map(|key| (key, "paid"))).await;
 }
 
 /// A9: a handler that swallows a failed statement is not acknowledged; the redelivery runs.
 pub async fn swallowed_sql_error_is_not_acknowledged<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    if !scene.offers(HandlerAction::FailingStatement).await {
+    let fixture = Fixture::new(subject);
+    if !fixture.offers(HandlerAction::FailingStatement).await {
         return;
     }
-    let consumer = scene.consumer(|_, run| match run {
+    let consumer = fixture.consumer(|_, run| match run {
         1 => vec![Step::Write(""), Step::Swallow(HandlerAction::FailingStatement)],
         _ => vec![Step::Write("")],
     });
     let kinds = process(&consumer, [msg("order-1", "paid")]).await;
     assert!(matches!(kinds[..], [Kind::Failed(_)]), "{kinds:?}");
-    scene.assert_effects([]).await;
+    fixture.assert_effects([]).await;
     assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Processed]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// A9: the same in mid-batch: neighbours are unharmed.
@@ -55,34 +55,34 @@ pub async fn swallowed_sql_error_in_mid_batch_loses_nothing<T: StoreUnderTest>(s
 
 /// A11: an error that nobody read spoils the transaction all the same.
 pub async fn unread_error_is_not_acknowledged<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    if !scene.offers(HandlerAction::UnreadFailure).await {
+    let fixture = Fixture::new(subject);
+    if !fixture.offers(HandlerAction::UnreadFailure).await {
         return;
     }
-    let consumer = scene.consumer(|_, run| match run {
+    let consumer = fixture.consumer(|_, run| match run {
         1 => vec![Step::Write(""), Step::Swallow(HandlerAction::UnreadFailure)],
         _ => vec![Step::Write("")],
     });
     let kinds = process(&consumer, [msg("order-1", "paid")]).await;
     assert!(matches!(kinds[..], [Kind::Failed(_)]), "{kinds:?}");
-    scene.assert_effects([]).await;
+    fixture.assert_effects([]).await;
     assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Processed]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// A10: what a deferred constraint refuses at COMMIT is rolled back for certain, and is a failure of its message.
 pub async fn deferred_error_at_commit_is_a_failure<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    if !scene.offers(HandlerAction::DeferredFailure).await {
+    let fixture = Fixture::new(subject);
+    if !fixture.offers(HandlerAction::DeferredFailure).await {
         return;
     }
-    let consumer = scene.consumer(|message, _| match message.key().map(|key| key.as_str()) {
+    let consumer = fixture.consumer(|message, _| match message.key().map(|key| key.as_str()) {
         Some("order-2") => vec![Step::Write(""), Step::Act(HandlerAction::DeferredFailure)],
         Some(_) | None => vec![Step::Write("")],
     });
     let kinds = process(&consumer, batch_of_three()).await;
     assert!(matches!(kinds[..], [Kind::Processed, Kind::Failed(_), Kind::Processed]), "{kinds:?}");
-    scene.assert_effects(["order-1", "order-3"].map(|key| (key, "paid"))).await;
+    fixture.assert_effects(["order-1", "order-3"].map(|key| (key, "paid"))).await;
 }
 
 /// A12: a raw COMMIT in the middle of a batch of three, whose refusal the handler hands on: all effects are there once.
@@ -112,102 +112,102 @@ pub async fn nested_transaction_left_open_in_mid_batch_loses_nothing<T: StoreUnd
 
 /// A12: a handler that ends its transaction and says that all is well is never acknowledged.
 pub async fn a_handler_that_ends_its_transaction_is_not_acknowledged<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     for action in [HandlerAction::Commit, HandlerAction::Rollback, HandlerAction::CommitAndBegin] {
-        if !scene.offers(action).await {
+        if !fixture.offers(action).await {
             continue;
         }
-        let consumer = scene.consumer(move |_, _| vec![Step::Write(""), Step::Swallow(action)]);
+        let consumer = fixture.consumer(move |_, _| vec![Step::Write(""), Step::Swallow(action)]);
         let kinds = process(&consumer, [msg("order-1", "paid")]).await;
         assert!(matches!(kinds[..], [Kind::Failed(_)]), "{action:?}: {kinds:?}");
-        assert!(scene.recorded().await.is_empty(), "{action:?} left a record");
-        assert!(scene.effects().await.is_empty(), "{action:?} left an effect");
+        assert!(fixture.recorded().await.is_empty(), "{action:?} left a record");
+        assert!(fixture.effects().await.is_empty(), "{action:?} left an effect");
     }
-    redeliver(&scene.consumer(write), vec![msg("order-1", "paid")]).await;
-    scene.assert_effects([("order-1", "paid")]).await;
+    redeliver(&fixture.consumer(write), vec![msg("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// A14: a nested transaction that is left open is not acknowledged, and the redelivery runs.
 pub async fn nested_transaction_left_open_is_not_acknowledged<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    if !scene.offers(HandlerAction::NestedLeft).await {
+    let fixture = Fixture::new(subject);
+    if !fixture.offers(HandlerAction::NestedLeft).await {
         return;
     }
-    let consumer = scene.consumer(|_, run| match run {
+    let consumer = fixture.consumer(|_, run| match run {
         1 => vec![Step::Act(HandlerAction::NestedLeft)],
         _ => vec![Step::Write("")],
     });
     let kinds = process(&consumer, [msg("order-1", "paid")]).await;
     assert!(matches!(kinds[..], [Kind::Failed(_)]), "{kinds:?}");
-    scene.assert_effects([]).await;
+    fixture.assert_effects([]).await;
     assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Processed]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// Contract of Handler 2: a nested transaction that the handler ends is its own affair.
 pub async fn a_nested_transaction_commits_with_its_unit<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    if !scene.offers(HandlerAction::NestedCommitted).await {
+    let fixture = Fixture::new(subject);
+    if !fixture.offers(HandlerAction::NestedCommitted).await {
         return;
     }
-    let consumer = scene.consumer(|_, _| vec![Step::Act(HandlerAction::NestedCommitted)]);
+    let consumer = fixture.consumer(|_, _| vec![Step::Act(HandlerAction::NestedCommitted)]);
     assert_eq!(process(&consumer, batch_of_three()).await, [Kind::Processed; 3]);
     assert_eq!(process(&consumer, batch_of_three()).await, [Kind::Duplicate; 3]);
-    scene.assert_effects(["order-1", "order-2", "order-3"].map(|key| (key, "paid"))).await;
+    fixture.assert_effects(["order-1", "order-2", "order-3"].map(|key| (key, "paid"))).await;
 }
 
 /// A nested transaction that committed inside a unit that fails is gone with the unit.
 pub async fn a_nested_transaction_is_rolled_back_with_its_unit<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    if !scene.offers(HandlerAction::NestedCommitted).await {
+    let fixture = Fixture::new(subject);
+    if !fixture.offers(HandlerAction::NestedCommitted).await {
         return;
     }
-    let consumer = scene.consumer(|_, _| vec![Step::Act(HandlerAction::NestedCommitted), Step::Fail]);
+    let consumer = fixture.consumer(|_, _| vec![Step::Act(HandlerAction::NestedCommitted), Step::Fail]);
     assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Failed(ErrorClass::Transient)]);
-    scene.assert_effects([]).await;
+    fixture.assert_effects([]).await;
 }
 
 /// A nested transaction that is rolled back takes nothing with it, neither the claim nor what was written before.
 pub async fn a_nested_rollback_keeps_what_is_around_it<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    if !scene.offers(HandlerAction::NestedRolledBack).await {
+    let fixture = Fixture::new(subject);
+    if !fixture.offers(HandlerAction::NestedRolledBack).await {
         return;
     }
-    let consumer = scene.consumer(|_, _| vec![Step::Write(""), Step::Act(HandlerAction::NestedRolledBack)]);
+    let consumer = fixture.consumer(|_, _| vec![Step::Write(""), Step::Act(HandlerAction::NestedRolledBack)]);
     assert_eq!(process(&consumer, batch_of_three()).await, [Kind::Processed; 3]);
     assert_eq!(process(&consumer, batch_of_three()).await, [Kind::Duplicate; 3]);
-    scene.assert_effects(["order-1", "order-2", "order-3"].map(|key| (key, "paid"))).await;
+    fixture.assert_effects(["order-1", "order-2", "order-3"].map(|key| (key, "paid"))).await;
 }
 
 /// A25: when the connection was killed, that is what failed, whatever the handler made of the error: handed
 /// on, put into words of its own, called permanent, or swallowed. The redelivery runs.
 pub async fn a_killed_connection_is_infrastructure_whatever_the_handler_says<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let kill = HandlerAction::KillConnection;
-    if !scene.offers(kill).await {
+    if !fixture.offers(kill).await {
         return;
     }
     for step in [Step::Act(kill), Step::ActAsText(kill), Step::ActAsPermanent(kill)] {
         let inner = step.clone();
-        let consumer = scene.consumer(move |_, _| vec![Step::Write(""), inner.clone()]);
+        let consumer = fixture.consumer(move |_, _| vec![Step::Write(""), inner.clone()]);
         let kinds = process(&consumer, [msg("order-1", "paid")]).await;
         assert_eq!(kinds, [Kind::Failed(ErrorClass::Infrastructure)], "{step:?}");
-        scene.assert_effects([]).await;
+        fixture.assert_effects([]).await;
     }
-    let consumer = scene.consumer(move |_, _| vec![Step::Write(""), Step::Swallow(kill)]);
+    let consumer = fixture.consumer(move |_, _| vec![Step::Write(""), Step::Swallow(kill)]);
     let kinds = process(&consumer, [msg("order-1", "paid")]).await;
     assert!(!kinds[0].is_settled(), "{kinds:?}");
-    redeliver(&scene.consumer(once(Step::Act(kill))), batch_of_three()).await;
-    scene.assert_effects(["order-1", "order-2", "order-3"].map(|key| (key, "paid"))).await;
+    redeliver(&fixture.consumer(once(Step::Act(kill))), batch_of_three()).await;
+    fixture.assert_effects(["order-1", "order-2", "order-3"].map(|key| (key, "paid"))).await;
 }
 
 /// A18, A7: a statement that takes minutes ends with the handler's deadline, on the server too: its key is free soon.
 pub async fn a_blocked_statement_ends_with_the_deadline<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    if !scene.offers(HandlerAction::Block).await {
+    let fixture = Fixture::new(subject);
+    if !fixture.offers(HandlerAction::Block).await {
         return;
     }
-    let builder = scene.builder("orders", |_, run| match run {
+    let builder = fixture.builder("orders", |_, run| match run {
         1 => vec![Step::Write(""), Step::Act(HandlerAction::Block)],
         _ => vec![Step::Write("")],
     });
@@ -215,30 +215,30 @@ pub async fn a_blocked_statement_ends_with_the_deadline<T: StoreUnderTest>(subje
     let kinds = process(&consumer, [msg("order-1", "paid")]).await;
     assert_eq!(kinds, [Kind::Failed(ErrorClass::Transient)]);
     assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Processed]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// Contract of UnitOfWork 1: nobody sees effects or record before the commit, and everybody sees both after it.
 pub async fn nothing_is_visible_before_the_commit<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
+    let fixture = Fixture::new(subject);
     let gate = Gate::new();
     let inside = gate.clone();
-    let consumer = scene.consumer(move |_, _| vec![Step::Write(""), Step::Pass(inside.clone())]);
+    let consumer = fixture.consumer(move |_, _| vec![Step::Write(""), Step::Pass(inside.clone())]);
     let call = tokio::spawn(async move { process(&consumer, [msg("order-1", "paid")]).await });
     gate.arrived(1).await;
-    scene.assert_effects([]).await;
+    fixture.assert_effects([]).await;
     gate.open();
     assert_eq!(call.await.unwrap(), [Kind::Processed]);
-    scene.assert_effects([("order-1", "paid")]).await;
+    fixture.assert_effects([("order-1", "paid")]).await;
 }
 
 /// S4: what is said of a failed statement holds no value of the message.
 pub async fn an_errors_text_quotes_no_payload<T: StoreUnderTest>(subject: &T) {
-    let scene = Scene::new(subject);
-    if !scene.offers(HandlerAction::FailingStatement).await {
+    let fixture = Fixture::new(subject);
+    if !fixture.offers(HandlerAction::FailingStatement).await {
         return;
     }
-    let consumer = scene.consumer(|_, _| vec![Step::Write(""), Step::Act(HandlerAction::FailingStatement)]);
+    let consumer = fixture.consumer(|_, _| vec![Step::Write(""), Step::Act(HandlerAction::FailingStatement)]);
     let decisions = decide(&consumer, [msg("canary-key", "canary-payload")]).await;
     let Decision::Failed(failure) = &decisions[0] else { panic!("{decisions:?}") };
     assert!(!failure.text.is_empty());
@@ -251,11 +251,11 @@ pub async fn errors_of_others_are_not_classified<T: StoreUnderTest>(subject: &T)
     let foreign = std::fmt::Error;
     assert_eq!(T::Store::classify(&foreign), None);
     assert_eq!(T::Store::describe(&foreign), None);
-    let scene = Scene::new(subject);
-    if !scene.offers(HandlerAction::FailingStatement).await {
+    let fixture = Fixture::new(subject);
+    if !fixture.offers(HandlerAction::FailingStatement).await {
         return;
     }
-    let consumer = scene.consumer(|_, _| vec![Step::Act(HandlerAction::FailingStatement)]);
+    let consumer = fixture.consumer(|_, _| vec![Step::Act(HandlerAction::FailingStatement)]);
     let decisions = decide(&consumer, [msg("order-1", "paid")]).await;
     let Decision::Failed(failure) = &decisions[0] else { panic!("{decisions:?}") };
     let error = failure.error.as_ref().map(|error| error.inner()).unwrap_or_else(|| panic!("{failure:?}"));

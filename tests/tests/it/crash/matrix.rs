@@ -8,9 +8,8 @@ use idem_testkit::memory::{Order, QueueOptions};
 use idem_tests::plan::Plan;
 
 use super::{
-    kills,
-    stage::{Stage, conclude},
-    wave,
+    fixture::{Fixture, conclude},
+    kills, wave,
 };
 use crate::support::{child::Child, database::Kind};
 
@@ -46,20 +45,20 @@ impl Row {
         format!("{:?}-{mode}-{death}", self.kind).to_lowercase()
     }
 
-    /// The stage on which this death can be had.
-    async fn stage(&self) -> Stage {
+    /// The fixture on which this death can be had.
+    async fn fixture(&self) -> Fixture {
         let name = self.name();
         let mut variant = idem_testkit::rng(&format!("{name} variant"));
         // Only a batch is isolated, so single mode is taken at its word everywhere else.
         let batch = if self.death == Death::At(failpoint::ISOLATE) { BATCH } else { self.batch };
         let order = if variant.bool() { Order::ByKey } else { Order::None };
-        let mut stage = Stage::new(&name, self.kind, batch, QueueOptions::default().order(order)).await;
-        stage.plan.outside = batch == 1 && variant.bool();
+        let mut fixture = Fixture::new(&name, self.kind, batch, QueueOptions::default().order(order)).await;
+        fixture.plan.outside = batch == 1 && variant.bool();
         if self.death == Death::At(failpoint::ISOLATE) {
             // With two lanes, the failing messages of a wave may meet none that are new on theirs.
-            stage.plan.lanes = 1;
+            fixture.plan.lanes = 1;
         }
-        stage
+        fixture
     }
 
     /// The plan of the consumer that is to die: as the others', and so that it comes to the place.
@@ -101,29 +100,29 @@ impl Row {
     }
 
     /// Lets a consumer die once.
-    async fn kill(&self, stage: &mut Stage) -> Result<(), String> {
-        let plan = self.deadly(&stage.plan);
-        let skip = stage.rng.u64(..self.passes());
-        let settled = stage.rng.u64(0..12);
-        let moment = Moment::after(stage, settled);
+    async fn kill(&self, fixture: &mut Fixture) -> Result<(), String> {
+        let plan = self.deadly(&fixture.plan);
+        let skip = fixture.rng.u64(..self.passes());
+        let settled = fixture.rng.u64(0..12);
+        let moment = Moment::after(fixture, settled);
         match self.death {
             Death::Killed => {
-                let child = stage.start(&plan, "");
-                moment.signal(stage, &child, "KILL").await;
+                let child = fixture.start(&plan, "");
+                moment.signal(fixture, &child, "KILL").await;
                 let ended = child.ended().await?;
                 // It may have been done before the signal came.
                 if ended.status.code().is_none_or(|code| code == 0) { Ok(()) } else { ended.unexpected("been killed") }
             }
             Death::Terminated => {
-                let child = stage.start(&plan, "");
-                moment.signal(stage, &child, "TERM").await;
+                let child = fixture.start(&plan, "");
+                moment.signal(fixture, &child, "TERM").await;
                 let ended = child.ended().await?;
                 if ended.status.success() { Ok(()) } else { ended.unexpected("drained") }
             }
             Death::At(point) => {
-                let child = stage.start(&plan, &format!("{point}={skip}+1*abort"));
+                let child = fixture.start(&plan, &format!("{point}={skip}+1*abort"));
                 if point == failpoint::DRAIN {
-                    moment.signal(stage, &child, "TERM").await;
+                    moment.signal(fixture, &child, "TERM").await;
                 }
                 let ended = child.ended().await?;
                 if ended.aborted() && !ended.logged("panicked at") && !ended.logged("overflowed its stack") {
@@ -136,18 +135,18 @@ impl Row {
 
     /// One to three deaths in a row, each among new messages; then a consumer that lives, and everything compared.
     async fn run(self) -> Result<(), String> {
-        let mut stage = self.stage().await;
+        let mut fixture = self.fixture().await;
         let (mut kills, wanted) = (0, kills());
         while kills < wanted {
-            for _ in 0..stage.rng.u64(1..=3).min(wanted - kills) {
+            for _ in 0..fixture.rng.u64(1..=3).min(wanted - kills) {
                 kills += 1;
-                stage.publish_wave();
-                self.kill(&mut stage).await.map_err(|error| format!("kill {kills} of {wanted}: {error}"))?;
+                fixture.publish_wave();
+                self.kill(&mut fixture).await.map_err(|error| format!("kill {kills} of {wanted}: {error}"))?;
             }
-            let recovered = stage.recover_and_check().await;
+            let recovered = fixture.recover_and_check().await;
             recovered.map_err(|error| format!("after kill {kills} of {wanted}: {error}"))?;
         }
-        stage.remove().await;
+        fixture.remove().await;
         Ok(())
     }
 }
@@ -161,14 +160,14 @@ struct Moment {
 
 impl Moment {
     /// It has received something, and settled at least this many messages.
-    fn after(stage: &Stage, settled: u64) -> Self {
-        let stats = stage.queue.stats();
+    fn after(fixture: &Fixture, settled: u64) -> Self {
+        let stats = fixture.queue.stats();
         Self { delivered: stats.delivered, settled: stats.acknowledged + stats.dead_lettered + settled }
     }
 
     /// Waits for it, and sends the signal.
-    async fn signal(self, stage: &Stage, child: &Child, signal: &str) {
-        let come = stage.queue.until(|stats| {
+    async fn signal(self, fixture: &Fixture, child: &Child, signal: &str) {
+        let come = fixture.queue.until(|stats| {
             stats.delivered > self.delivered && stats.acknowledged + stats.dead_lettered >= self.settled
         });
         // A consumer that does not get there is found by how it ends.

@@ -7,8 +7,8 @@ use idem_testkit::memory::{Order, QueueOptions};
 use idem_tests::plan::{Plan, WORKER_FAILED};
 
 use super::{
+    fixture::{Fixture, conclude},
     matrix::BATCH,
-    stage::{Stage, conclude},
 };
 use crate::support::database::Kind;
 
@@ -33,16 +33,16 @@ impl Accident {
         // an order.
         let ordered = self.point != failpoint::RECV && variant.bool();
         let order = if ordered { Order::ByKey } else { Order::None };
-        let mut stage = Stage::new(&self.name(), self.kind, BATCH, QueueOptions::default().order(order)).await;
+        let mut fixture = Fixture::new(&self.name(), self.kind, BATCH, QueueOptions::default().order(order)).await;
         if self.point == failpoint::ISOLATE {
-            stage.plan.lanes = 1;
+            fixture.plan.lanes = 1;
         }
-        stage.publish_wave();
+        fixture.publish_wave();
         let cleaning = self.point == failpoint::CLEAN_CHUNK;
-        let idle_ms = if cleaning { 1_500 } else { stage.plan.idle_ms };
+        let idle_ms = if cleaning { 1_500 } else { fixture.plan.idle_ms };
         // A delivery or settlement that gets lost stays with this consumer, which ends when it holds everything left.
-        let plan = Plan { cleanup_rows: cleaning.then_some(3), idle_ms, ..stage.plan.clone() };
-        let child = stage.start(&plan, &format!("{}=1*{}", self.point, self.action));
+        let plan = Plan { cleanup_rows: cleaning.then_some(3), idle_ms, ..fixture.plan.clone() };
+        let child = fixture.start(&plan, &format!("{}=1*{}", self.point, self.action));
         let ended = child.ended().await?;
         let code = ended.status.code();
         let in_main = self.point == failpoint::DRAIN && code == Some(PANICKED);
@@ -56,8 +56,8 @@ impl Accident {
             "panic" if !ended.logged(&format!("failpoint {}", self.point)) => return ended.unexpected("panicked"),
             _ => {}
         }
-        stage.recover_and_check().await?;
-        stage.remove().await;
+        fixture.recover_and_check().await?;
+        fixture.remove().await;
         Ok(())
     }
 }

@@ -19,22 +19,22 @@
 //! | J12 | [`rolling`]: workers of two releases on two schemas, side by side |
 //!
 //! `IDEM_SEED` makes a run's choices again: messages, order, where the kills land. `IDEM_CRASH_KILLS` is how many
-//! kills each failpoint gets, 3 unless set; `IDEM_CRASH_ONLY` runs the rows whose name holds it, such as
+//! kills each failpoint gets, 2 unless set; `IDEM_CRASH_ONLY` runs the rows whose name holds it, such as
 //! `postgres-batch-commit_ok`. The consumers' logs are in `tmp/crash` of the target folder; they and the database stay
 //! where a row fails.
 
+mod fixture;
 mod ledger;
 mod matrix;
 mod mild;
 mod poison;
 mod replay;
 mod rolling;
-mod stage;
 mod tokio_postgres;
 mod wave;
 
-/// How often a consumer is killed at each failpoint: `IDEM_CRASH_KILLS`, 3 unless set.
+/// How often a consumer is killed at each failpoint: `IDEM_CRASH_KILLS`, 2 unless set.
 fn kills() -> u64 {
-    let text = std::env::var("IDEM_CRASH_KILLS").unwrap_or_else(|_| "3".to_owned());
+    let text = std::env::var("IDEM_CRASH_KILLS").unwrap_or_else(|_| "2".to_owned());
     text.trim().parse().unwrap_or_else(|_| panic!("IDEM_CRASH_KILLS={text:?} is no whole number"))
 }

@@ -6,8 +6,8 @@ use idem_testkit::memory::{Order, QueueOptions};
 use idem_tests::plan::Act;
 
 use super::{
+    fixture::{Fixture, conclude},
     matrix::BATCH,
-    stage::{Stage, conclude},
 };
 use crate::support::database::Kind;
 
@@ -32,18 +32,18 @@ impl Poison {
 
     async fn run(self) -> Result<(), String> {
         let options = QueueOptions::default().order(self.order).marks_redelivery(self.marks);
-        let mut stage = Stage::new(&self.name(), self.kind, self.batch, options).await;
-        stage.plan.attempts = self.attempts;
-        stage.ledger.abort_attempts = self.attempts;
+        let mut fixture = Fixture::new(&self.name(), self.kind, self.batch, options).await;
+        fixture.plan.attempts = self.attempts;
+        fixture.ledger.abort_attempts = self.attempts;
         for act in [vec![Act::Succeed; self.before], vec![Act::Abort], vec![Act::Succeed; 30]].concat() {
-            let sent = stage.producer.payment(&stage.ledger, act, &mut stage.rng);
-            stage.ledger.publish(&stage.queue, sent);
+            let sent = fixture.producer.payment(&fixture.ledger, act, &mut fixture.rng);
+            fixture.ledger.publish(&fixture.queue, sent);
         }
         let mut deaths = 0;
         // One death more than attempts where the first was in a batch, which counts nobody.
         for _ in 0..=self.attempts {
-            let plan = stage.plan.clone();
-            let ended = stage.start(&plan, "").ended().await?;
+            let plan = fixture.plan.clone();
+            let ended = fixture.start(&plan, "").ended().await?;
             if ended.status.success() {
                 break;
             }
@@ -52,11 +52,11 @@ impl Poison {
             }
             deaths += 1;
         }
-        stage.recover_and_check().await.map_err(|error| format!("after {deaths} deaths: {error}"))?;
+        fixture.recover_and_check().await.map_err(|error| format!("after {deaths} deaths: {error}"))?;
         if deaths < self.attempts {
             return Err(format!("the message ran {deaths} times, and should have had {} attempts", self.attempts));
         }
-        stage.remove().await;
+        fixture.remove().await;
         Ok(())
     }
 }

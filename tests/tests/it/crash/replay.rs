@@ -7,9 +7,9 @@ use idem_testkit::memory::QueueOptions;
 use idem_tests::plan::{Act, Plan};
 
 use super::{
+    fixture::{Fixture, conclude},
     kills,
     matrix::BATCH,
-    stage::{Stage, conclude},
 };
 use crate::support::database::Kind;
 
@@ -29,48 +29,48 @@ const POINTS: [&str; 7] = [
 
 async fn replay(kind: Kind, point: &str) -> Result<(), String> {
     let name = format!("{kind:?}-replay-{point}").to_lowercase();
-    let mut stage = Stage::new(&name, kind, BATCH, QueueOptions::default()).await;
+    let mut fixture = Fixture::new(&name, kind, BATCH, QueueOptions::default()).await;
     for act in [vec![Act::FailUntilRepaired; LETTERS], vec![Act::Succeed; LETTERS * 2]].concat() {
-        let sent = stage.producer.payment(&stage.ledger, act, &mut stage.rng);
-        stage.ledger.publish(&stage.queue, sent);
+        let sent = fixture.producer.payment(&fixture.ledger, act, &mut fixture.rng);
+        fixture.ledger.publish(&fixture.queue, sent);
     }
-    stage.recover_and_check().await.map_err(|error| format!("before the replay: {error}"))?;
+    fixture.recover_and_check().await.map_err(|error| format!("before the replay: {error}"))?;
 
-    let ids: Vec<_> = stage.database.dead_letters().await.iter().map(|letter| letter.id).collect();
-    let marked = stage.database.bookkeeping().request_replay(&ids).await.unwrap();
+    let ids: Vec<_> = fixture.database.dead_letters().await.iter().map(|letter| letter.id).collect();
+    let marked = fixture.database.bookkeeping().request_replay(&ids).await.unwrap();
     if marked != LETTERS as u64 {
         return Err(format!("{marked} of {LETTERS} dead letters were marked for a replay"));
     }
     // The queue is at its end, so it is the replays that have to be waited for.
-    stage.plan = Plan { repaired: true, idle_ms: 700, ..stage.plan.clone() };
+    fixture.plan = Plan { repaired: true, idle_ms: 700, ..fixture.plan.clone() };
     for kill in 1..=kills().min(3) {
         // At most two replays are done with each kill, so that some are left for the next.
-        let skip = stage.rng.u64(0..2);
-        let plan = stage.plan.clone();
-        let ended = stage.start(&plan, &format!("{point}={skip}+1*abort")).ended().await?;
+        let skip = fixture.rng.u64(0..2);
+        let plan = fixture.plan.clone();
+        let ended = fixture.start(&plan, &format!("{point}={skip}+1*abort")).ended().await?;
         if !ended.aborted() {
             return ended.unexpected(&format!("died at {point}, kill {kill}"));
         }
-        stage.database.let_replays_be_taken_over().await;
+        fixture.database.let_replays_be_taken_over().await;
     }
     // A consumer ends when its queue has been at its end for long enough, also with replays that it has not taken yet: on a
     // busy machine some are left.
     for _ in 0..LETTERS {
-        if stage.database.dead_letters().await.iter().all(|letter| letter.replayed.is_some()) {
+        if fixture.database.dead_letters().await.iter().all(|letter| letter.replayed.is_some()) {
             break;
         }
-        let plan = stage.plan.clone();
-        stage.start(&plan, "").ended().await?;
-        stage.database.let_replays_be_taken_over().await;
+        let plan = fixture.plan.clone();
+        fixture.start(&plan, "").ended().await?;
+        fixture.database.let_replays_be_taken_over().await;
     }
-    stage.ledger.replayed = true;
-    stage.recover_and_check().await.map_err(|error| format!("after the replay: {error}"))?;
+    fixture.ledger.replayed = true;
+    fixture.recover_and_check().await.map_err(|error| format!("after the replay: {error}"))?;
     let unfinished: Vec<_> =
-        stage.database.dead_letters().await.into_iter().filter(|letter| letter.replayed.is_none()).collect();
+        fixture.database.dead_letters().await.into_iter().filter(|letter| letter.replayed.is_none()).collect();
     if !unfinished.is_empty() {
         return Err(format!("these took effect and are not marked as replayed: {unfinished:?}"));
     }
-    stage.remove().await;
+    fixture.remove().await;
     Ok(())
 }
 

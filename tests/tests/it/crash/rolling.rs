@@ -13,7 +13,7 @@ use idem_testkit::memory::QueueOptions;
 use idem_tests::plan::{Plan, StorePlan, WORKER_FAILED};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 
-use super::{matrix::BATCH, stage::Stage};
+use super::{fixture::Fixture, matrix::BATCH};
 use crate::support::{
     child::{Child, Ended},
     database::Kind,
@@ -50,8 +50,8 @@ struct Schema {
 }
 
 impl Schema {
-    async fn of(stage: &Stage) -> Self {
-        let StorePlan::PostgresStore { url } = &stage.plan.store else { panic!("{:?}", stage.plan.store) };
+    async fn of(fixture: &Fixture) -> Self {
+        let StorePlan::PostgresStore { url } = &fixture.plan.store else { panic!("{:?}", fixture.plan.store) };
         Self { connection: PgConnection::connect(url).await.unwrap(), name: SchemaName::default() }
     }
 
@@ -99,11 +99,11 @@ impl Schema {
 }
 
 /// Both workers at once on a new wave, each killed at this failpoint if it comes by.
-async fn side_by_side(stage: &mut Stage, older: &Plan, newer: &Plan, point: &str) -> Result<(), String> {
-    stage.publish_wave();
+async fn side_by_side(fixture: &mut Fixture, older: &Plan, newer: &Plan, point: &str) -> Result<(), String> {
+    fixture.publish_wave();
     let armed = |skip: u64| format!("{point}={skip}+1*abort");
-    let (one, other) = (stage.rng.u64(..3), stage.rng.u64(..3));
-    let workers = [stage.start(older, &armed(one)), stage.start(newer, &armed(other))];
+    let (one, other) = (fixture.rng.u64(..3), fixture.rng.u64(..3));
+    let workers = [fixture.start(older, &armed(one)), fixture.start(newer, &armed(other))];
     let [older, newer] = workers.map(Child::ended);
     let (older, newer) = join(older, newer).await;
     let died_or_done = |ended: Ended| match ended.aborted() || ended.status.success() {
@@ -114,24 +114,24 @@ async fn side_by_side(stage: &mut Stage, older: &Plan, newer: &Plan, point: &str
     died_or_done(newer?)
 }
 
-async fn deploy_and_roll_back(stage: &mut Stage) -> Result<(), String> {
-    let older = Plan { handler_ms: 2, ..stage.plan.clone() };
+async fn deploy_and_roll_back(fixture: &mut Fixture) -> Result<(), String> {
+    let older = Plan { handler_ms: 2, ..fixture.plan.clone() };
     let newer = Plan { newer: true, ..older.clone() };
     let points =
         [failpoint::CLAIMED, failpoint::HANDLER_MID, failpoint::COMMIT_SENT, failpoint::COMMIT_OK, failpoint::ACK_SENT];
-    let mut schema = Schema::of(stage).await;
+    let mut schema = Schema::of(fixture).await;
 
     // The newer release before its migration.
-    let too_early = stage.start(&newer, "").ended().await?;
+    let too_early = fixture.start(&newer, "").ended().await?;
     if too_early.status.code() != Some(WORKER_FAILED.into()) {
         return too_early.unexpected("refused the schema");
     }
 
     // The migration, under the load of an older worker.
-    stage.publish_wave();
-    let under_load = stage.start(&older, "");
-    let delivered = stage.queue.stats().delivered;
-    stage.queue.until(|stats| stats.delivered > delivered).await;
+    fixture.publish_wave();
+    let under_load = fixture.start(&older, "");
+    let delivered = fixture.queue.stats().delivered;
+    fixture.queue.until(|stats| stats.delivered > delivered).await;
     schema.step(true).await.map_err(|error| format!("the migration: {error}"))?;
     let ended = under_load.ended().await?;
     if !ended.status.success() {
@@ -139,39 +139,39 @@ async fn deploy_and_roll_back(stage: &mut Stage) -> Result<(), String> {
     }
 
     for point in points {
-        side_by_side(stage, &older, &newer, point).await?;
+        side_by_side(fixture, &older, &newer, point).await?;
     }
     let (notes, messages) = schema.notes().await;
     if notes == 0 || notes != messages {
         return Err(format!("the newer workers wrote {notes} notes on {messages} messages"));
     }
     // The deploy is rolled back: older workers alone, on the newer schema.
-    stage.recover_and_check().await?;
+    fixture.recover_and_check().await?;
 
     // Data that the newer release has written is never dropped.
     let refused = schema.step(false).await.expect_err("there are notes");
     assert!(refused.to_string().contains("move them away first"), "{refused}");
     schema.run("ROLLBACK; DELETE FROM idem.notes").await.unwrap();
     schema.step(false).await.map_err(|error| format!("the way back: {error}"))?;
-    stage.publish_wave();
-    stage.recover_and_check().await.map(drop)
+    fixture.publish_wave();
+    fixture.recover_and_check().await.map(drop)
 }
 
 /// J12: two releases, two schemas, both workers killed and started again side by side; then rolled back.
 #[tokio::test]
 async fn j12_a_rolling_deploy_and_its_way_back_keep_the_ledger_exact() {
-    let mut stage = Stage::new("rolling-deploy", Kind::PostgresStore, BATCH, QueueOptions::default()).await;
-    if let Err(wrong) = deploy_and_roll_back(&mut stage).await {
+    let mut fixture = Fixture::new("rolling-deploy", Kind::PostgresStore, BATCH, QueueOptions::default()).await;
+    if let Err(wrong) = deploy_and_roll_back(&mut fixture).await {
         panic!("{wrong}");
     }
-    stage.remove().await;
+    fixture.remove().await;
 }
 
 /// A migration that waits for a lock makes every worker wait behind it; so it gives up, and is run again.
 #[tokio::test]
 async fn j12_a_migration_gives_up_a_lock_that_it_does_not_get() {
-    let stage = Stage::new("migration-lock", Kind::PostgresStore, BATCH, QueueOptions::default()).await;
-    let (mut schema, mut reader) = (Schema::of(&stage).await, Schema::of(&stage).await);
+    let fixture = Fixture::new("migration-lock", Kind::PostgresStore, BATCH, QueueOptions::default()).await;
+    let (mut schema, mut reader) = (Schema::of(&fixture).await, Schema::of(&fixture).await);
     reader.run("BEGIN; SELECT FROM idem.processed_messages").await.unwrap();
     // It only ends a test that hangs.
     let migration = tokio::time::timeout(Duration::from_secs(60), schema.step(true)).await;
@@ -181,5 +181,5 @@ async fn j12_a_migration_gives_up_a_lock_that_it_does_not_get() {
     schema.run("ROLLBACK").await.unwrap();
     reader.run("ROLLBACK").await.unwrap();
     schema.step(true).await.unwrap();
-    stage.remove().await;
+    fixture.remove().await;
 }

@@ -6,7 +6,7 @@ use idem_core::{ConsumerName, Effects, PayloadHash, Reason, RetryPolicy, Store a
 
 use idem_testkit::{Fault, Operation};
 
-use super::scene::{Running, Scene, drain, within};
+use super::fixture::{Fixture, Running, drain, within};
 
 fn attempts(attempts: u32) -> RetryPolicy {
     RetryPolicy::new(attempts, Duration::from_millis(1), Duration::from_millis(5))
@@ -16,12 +16,12 @@ fn attempts(attempts: u32) -> RetryPolicy {
 #[tokio::test(flavor = "multi_thread")]
 async fn d28_a_message_that_went_well_leaves_no_count() {
     for allowed in [1, 2, 5] {
-        let scene = Scene::new();
-        scene.publish("nightly", "ok");
+        let fixture = Fixture::new();
+        fixture.publish("nightly", "ok");
         let consumer =
-            || scene.consumer().effects(Effects::Outside).handler_deadline(Duration::from_secs(60)).build().unwrap();
-        drain(&scene, scene.worker_of(consumer()).retry(attempts(allowed))).await;
-        let next = next_attempt(&scene, "nightly", "ok").await;
+            || fixture.consumer().effects(Effects::Outside).handler_deadline(Duration::from_secs(60)).build().unwrap();
+        drain(&fixture, fixture.worker_of(consumer()).retry(attempts(allowed))).await;
+        let next = next_attempt(&fixture, "nightly", "ok").await;
         // Of many, one that is missing is worth no statement.
         assert_eq!(next, if allowed > 2 { 2 } else { 1 }, "of {allowed}");
     }
@@ -30,15 +30,15 @@ async fn d28_a_message_that_went_well_leaves_no_count() {
 /// D29: a copy that comes while the last attempt runs is not set aside: it waits for the key, and is a duplicate.
 #[tokio::test(flavor = "multi_thread")]
 async fn d29_a_copy_of_a_running_last_attempt_is_not_set_aside() {
-    let first = Scene::new();
-    let second = Scene { store: first.store.clone(), script: first.script.clone(), ..Scene::new() };
-    let worker = |scene: &Scene| {
-        let consumer = scene
+    let first = Fixture::new();
+    let second = Fixture { store: first.store.clone(), script: first.script.clone(), ..Fixture::new() };
+    let worker = |fixture: &Fixture| {
+        let consumer = fixture
             .consumer()
             .effects(Effects::Outside)
             .handler_deadline(Duration::from_secs(60))
             .busy_timeout(Duration::from_millis(50));
-        Running::new(scene.worker_of(consumer.build().unwrap()).retry(attempts(1)))
+        Running::new(fixture.worker_of(consumer.build().unwrap()).retry(attempts(1)))
     };
     first.publish("charge", "block");
     let running = worker(&first);
@@ -61,13 +61,13 @@ async fn d29_a_copy_of_a_running_last_attempt_is_not_set_aside() {
 /// anew.
 #[tokio::test(flavor = "multi_thread")]
 async fn d30_two_failing_messages_of_one_key_are_both_set_aside() {
-    let scene = Scene::new();
-    scene.publish_ordered("east", "order-1", "fail");
-    scene.publish_ordered("west", "order-1", "fail too");
-    let consumer = scene.consumer().build().unwrap();
-    let summary = drain(&scene, scene.worker_of(consumer).retry(attempts(3))).await;
+    let fixture = Fixture::new();
+    fixture.publish_ordered("east", "order-1", "fail");
+    fixture.publish_ordered("west", "order-1", "fail too");
+    let consumer = fixture.consumer().build().unwrap();
+    let summary = drain(&fixture, fixture.worker_of(consumer).retry(attempts(3))).await;
     assert_eq!((summary.processed, summary.dead_lettered, summary.retries), (0, 2, 4));
-    let letters = scene.dead_letters().await;
+    let letters = fixture.dead_letters().await;
     assert!(letters.iter().all(|letter| letter.attempts == 3), "{letters:?}");
 }
 
@@ -75,15 +75,15 @@ async fn d30_two_failing_messages_of_one_key_are_both_set_aside() {
 /// again after the retention.
 #[tokio::test(flavor = "multi_thread")]
 async fn d37_a_duplicate_that_ran_alone_leaves_no_count() {
-    let first = Scene::new();
-    let second = Scene { store: first.store.clone(), script: first.script.clone(), ..Scene::new() };
-    let worker = |scene: &Scene| {
-        let consumer = scene
+    let first = Fixture::new();
+    let second = Fixture { store: first.store.clone(), script: first.script.clone(), ..Fixture::new() };
+    let worker = |fixture: &Fixture| {
+        let consumer = fixture
             .consumer()
             .effects(Effects::Outside)
             .handler_deadline(Duration::from_secs(60))
             .busy_timeout(Duration::from_millis(50));
-        Running::new(scene.worker_of(consumer.build().unwrap()).retry(attempts(2)))
+        Running::new(fixture.worker_of(consumer.build().unwrap()).retry(attempts(2)))
     };
     first.publish("nightly", "block");
     let running = worker(&first);
@@ -101,14 +101,14 @@ async fn d37_a_duplicate_that_ran_alone_leaves_no_count() {
 /// D44: attempts that are used up when a message comes say nothing of how they ended, and neither does its dead letter.
 #[tokio::test(flavor = "multi_thread")]
 async fn d44_used_up_attempts_claim_no_cause() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for _ in 0..3 {
-        next_attempt(&scene, "nightly", "ok").await;
+        next_attempt(&fixture, "nightly", "ok").await;
     }
-    scene.publish("nightly", "ok");
-    let summary = drain(&scene, scene.worker().retry(attempts(3))).await;
+    fixture.publish("nightly", "ok");
+    let summary = drain(&fixture, fixture.worker().retry(attempts(3))).await;
     assert_eq!((summary.processed, summary.dead_lettered), (0, 1));
-    let letter = scene.dead_letters().await.remove(0);
+    let letter = fixture.dead_letters().await.remove(0);
     assert_eq!(letter.reason, Reason::AttemptsExhausted);
     for said in [
         "its 3 attempts were counted before",
@@ -122,22 +122,22 @@ async fn d44_used_up_attempts_claim_no_cause() {
 /// D36: an attempt that was counted although the answer was lost is not counted twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn d36_a_count_whose_answer_was_lost_costs_no_attempt() {
-    let scene = Scene::new();
-    let consumer = scene.consumer().effects(Effects::Outside).handler_deadline(Duration::from_secs(60));
-    let worker = scene.worker_of(consumer.build().unwrap()).retry(attempts(1)).control_every(Duration::from_secs(5));
+    let fixture = Fixture::new();
+    let consumer = fixture.consumer().effects(Effects::Outside).handler_deadline(Duration::from_secs(60));
+    let worker = fixture.worker_of(consumer.build().unwrap()).retry(attempts(1)).control_every(Duration::from_secs(5));
     let running = Running::new(worker);
-    scene.publish("first", "ok");
-    within("the first", scene.queue.drained()).await;
-    scene.store.inject(Operation::Bookkeeping, Fault::AnswerLost);
-    scene.publish("charge", "ok");
-    within("the second", scene.queue.drained()).await;
+    fixture.publish("first", "ok");
+    within("the first", fixture.queue.drained()).await;
+    fixture.store.inject(Operation::Bookkeeping, Fault::AnswerLost);
+    fixture.publish("charge", "ok");
+    within("the second", fixture.queue.drained()).await;
     let summary = running.stop().await.unwrap();
     assert_eq!((summary.processed, summary.dead_lettered), (2, 0));
 }
 
 /// The number that the next attempt of this message would get.
-pub(super) async fn next_attempt(scene: &Scene, key: &str, payload: &str) -> u32 {
-    let books = scene.store.bookkeeping();
+pub(super) async fn next_attempt(fixture: &Fixture, key: &str, payload: &str) -> u32 {
+    let books = fixture.store.bookkeeping();
     let scope = books.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
     let key = idem_core::IdempotencyKey::new(key).unwrap();
     books.count_attempt(scope, &key, PayloadHash::of(payload.as_bytes())).await.unwrap()

@@ -8,54 +8,54 @@ use tokio::time::Instant;
 
 use super::{
     captured::Captured,
-    scene::{Running, Scene, within},
+    fixture::{Fixture, Running, within},
 };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_consumer_takes_nothing_in_until_it_is_resumed() {
-    let scene = Scene::new();
-    scene.publish("1", "ok");
-    let running = Running::new(scene.worker());
-    within("the first message", scene.queue.drained()).await;
+    let fixture = Fixture::new();
+    fixture.publish("1", "ok");
+    let running = Running::new(fixture.worker());
+    within("the first message", fixture.queue.drained()).await;
     let scope =
-        scene.store.bookkeeping().scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
-    scene.store.bookkeeping().set_control(scope, ControlState::Paused, "ann", "looking at something").await.unwrap();
+        fixture.store.bookkeeping().scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
+    fixture.store.bookkeeping().set_control(scope, ControlState::Paused, "ann", "looking at something").await.unwrap();
     running.until("the pause", |running| running.view.pause().is_some()).await;
     let Some(Pause::Control(ControlState::Paused, why)) = running.view.pause() else { panic!("no pause") };
     assert_eq!(why, "ann: looking at something");
-    scene.store.bookkeeping().set_control(scope, ControlState::Running, "ann", "done").await.unwrap();
-    scene.publish("2", "ok");
-    within("draining the queue", scene.queue.drained()).await;
+    fixture.store.bookkeeping().set_control(scope, ControlState::Running, "ann", "done").await.unwrap();
+    fixture.publish("2", "ok");
+    within("draining the queue", fixture.queue.drained()).await;
     running.stop().await.unwrap();
-    assert_eq!(scene.counted().len(), 2);
+    assert_eq!(fixture.counted().len(), 2);
 }
 
 /// J58: a pause that was set before the start is obeyed before anything is received, and the log says so.
 #[tokio::test]
 async fn j58_a_consumer_that_is_paused_starts_paused_and_says_so() {
     let (captured, _guard) = Captured::log(tracing::Level::WARN);
-    let scene = Scene::new();
-    scene.consumer().build().unwrap().start().await.unwrap();
+    let fixture = Fixture::new();
+    fixture.consumer().build().unwrap().start().await.unwrap();
     let scope =
-        scene.store.bookkeeping().scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
-    scene.store.bookkeeping().set_control(scope, ControlState::Paused, "ann", "a deploy").await.unwrap();
-    scene.publish("1", "ok");
-    let running = Running::new(scene.worker());
+        fixture.store.bookkeeping().scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
+    fixture.store.bookkeeping().set_control(scope, ControlState::Paused, "ann", "a deploy").await.unwrap();
+    fixture.publish("1", "ok");
+    let running = Running::new(fixture.worker());
     running.until("the pause", |running| running.view.pause().is_some()).await;
     running.stop().await.unwrap();
-    assert_eq!((scene.queue.stats().delivered, scene.effects().len()), (0, 0));
+    assert_eq!((fixture.queue.stats().delivered, fixture.effects().len()), (0, 0));
     let lines = captured.lines();
     assert!(lines.iter().any(|line| line.contains("paused") && line.contains("ann: a deploy")), "{lines:?}");
 }
 
-async fn set(scene: &Scene, state: ControlState) {
+async fn set(fixture: &Fixture, state: ControlState) {
     let scope =
-        scene.store.bookkeeping().scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
-    scene.store.bookkeeping().set_control(scope, state, "ann", "a table is changed").await.unwrap();
+        fixture.store.bookkeeping().scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
+    fixture.store.bookkeeping().set_control(scope, state, "ann", "a table is changed").await.unwrap();
 }
 
-async fn paused(scene: &Scene, running: &Running) {
-    set(scene, ControlState::Paused).await;
+async fn paused(fixture: &Fixture, running: &Running) {
+    set(fixture, ControlState::Paused).await;
     running.until("the pause", |running| running.view.pause().is_some()).await;
 }
 
@@ -64,121 +64,121 @@ async fn paused(scene: &Scene, running: &Running) {
 /// On one thread, so that whoever is woken by a message has had its turn when this task has it again.
 #[tokio::test]
 async fn b23_a_receive_that_is_under_way_takes_nothing_in_once_the_consumer_is_paused() {
-    let scene = Scene::new();
-    scene.publish("first", "ok");
-    let running = Running::new(scene.worker());
-    within("the first message", scene.queue.drained()).await;
-    paused(&scene, &running).await;
-    (0..50).for_each(|n| drop(scene.publish(&format!("k{n}"), "ok")));
+    let fixture = Fixture::new();
+    fixture.publish("first", "ok");
+    let running = Running::new(fixture.worker());
+    within("the first message", fixture.queue.drained()).await;
+    paused(&fixture, &running).await;
+    (0..50).for_each(|n| drop(fixture.publish(&format!("k{n}"), "ok")));
     for _ in 0..1_000 {
         tokio::task::yield_now().await;
     }
-    assert_eq!((scene.queue.stats().delivered, scene.effects().len()), (1, 1));
-    set(&scene, ControlState::Running).await;
-    within("draining the queue", scene.queue.drained()).await;
+    assert_eq!((fixture.queue.stats().delivered, fixture.effects().len()), (1, 1));
+    set(&fixture, ControlState::Running).await;
+    within("draining the queue", fixture.queue.drained()).await;
     running.stop().await.unwrap();
-    assert_eq!(scene.counted().len(), 51);
+    assert_eq!(fixture.counted().len(), 51);
 }
 
 /// B23: what is in hand when the consumer is paused is not begun. The unit under way is finished and settled.
 #[tokio::test(flavor = "multi_thread")]
 async fn b23_lanes_begin_nothing_while_the_consumer_is_paused() {
-    let scene = Scene::new();
-    scene.publish("first", "block");
-    (0..20).for_each(|n| drop(scene.publish(&format!("k{n}"), "ok")));
-    let running = Running::new(scene.worker());
-    scene.script.blocked().await;
+    let fixture = Fixture::new();
+    fixture.publish("first", "block");
+    (0..20).for_each(|n| drop(fixture.publish(&format!("k{n}"), "ok")));
+    let running = Running::new(fixture.worker());
+    fixture.script.blocked().await;
     running.until("the rest in hand", |running| running.view.load().messages == 21).await;
-    paused(&scene, &running).await;
-    scene.script.unblock();
+    paused(&fixture, &running).await;
+    fixture.script.unblock();
     running.until("the end of the unit under way", |running| running.view.load().messages <= 20).await;
     running.stop().await.unwrap();
-    assert_eq!(scene.script.runs(), ["first"]);
-    assert_eq!(scene.counted(), [("first".to_owned(), 1)].into());
+    assert_eq!(fixture.script.runs(), ["first"]);
+    assert_eq!(fixture.counted(), [("first".to_owned(), 1)].into());
 }
 
 /// G15: what a paused worker has not begun goes back to a broker that counts what is held, from the lanes too, and comes
 /// again when the consumer is resumed.
 #[tokio::test(flavor = "multi_thread")]
 async fn g15_a_long_pause_gives_back_what_was_not_begun() {
-    let scene = Scene::new();
-    scene.publish("first", "block");
-    (0..20).for_each(|n| drop(scene.publish(&format!("k{n}"), "ok")));
-    let running = Running::new(scene.worker().in_flight(150).give_back_after(Duration::from_millis(20)));
-    scene.script.blocked().await;
+    let fixture = Fixture::new();
+    fixture.publish("first", "block");
+    (0..20).for_each(|n| drop(fixture.publish(&format!("k{n}"), "ok")));
+    let running = Running::new(fixture.worker().in_flight(150).give_back_after(Duration::from_millis(20)));
+    fixture.script.blocked().await;
     running.until("the rest in hand", |running| running.view.load().messages == 21).await;
-    paused(&scene, &running).await;
-    scene.script.unblock();
-    within("giving back", scene.queue.until(|stats| stats.in_flight == 0)).await;
-    assert_eq!(scene.script.runs(), ["first"]);
-    set(&scene, ControlState::Running).await;
-    within("draining the queue", scene.queue.drained()).await;
+    paused(&fixture, &running).await;
+    fixture.script.unblock();
+    within("giving back", fixture.queue.until(|stats| stats.in_flight == 0)).await;
+    assert_eq!(fixture.script.runs(), ["first"]);
+    set(&fixture, ControlState::Running).await;
+    within("draining the queue", fixture.queue.drained()).await;
     running.stop().await.unwrap();
-    assert_eq!(scene.counted().len(), 21);
-    assert!(scene.counted().values().all(|count| *count == 1));
+    assert_eq!(fixture.counted().len(), 21);
+    assert!(fixture.counted().values().all(|count| *count == 1));
 }
 
 /// G15: what is held goes back too, whether it was held before or failed only then: it would stay in hand for as long as the
 /// pause lasts, and the broker counts that.
 #[tokio::test(flavor = "multi_thread")]
 async fn g15_what_is_held_goes_back_in_a_long_pause() {
-    let scene = Scene::new();
-    scene.publish("held", "fail");
-    scene.publish("running", "block, then fail");
+    let fixture = Fixture::new();
+    fixture.publish("held", "fail");
+    fixture.publish("running", "block, then fail");
     let hour = Duration::from_secs(3_600);
-    let worker = scene.worker().retry(RetryPolicy::new(3, hour, hour)).give_back_after(Duration::from_millis(20));
+    let worker = fixture.worker().retry(RetryPolicy::new(3, hour, hour)).give_back_after(Duration::from_millis(20));
     let running = Running::new(worker);
-    scene.script.blocked().await;
-    assert_eq!(scene.script.runs(), ["held", "running"]);
-    paused(&scene, &running).await;
-    scene.script.unblock();
-    within("giving back", scene.queue.until(|stats| stats.in_flight == 0)).await;
-    scene.script.mend();
-    set(&scene, ControlState::Running).await;
-    within("draining the queue", scene.queue.drained()).await;
+    fixture.script.blocked().await;
+    assert_eq!(fixture.script.runs(), ["held", "running"]);
+    paused(&fixture, &running).await;
+    fixture.script.unblock();
+    within("giving back", fixture.queue.until(|stats| stats.in_flight == 0)).await;
+    fixture.script.mend();
+    set(&fixture, ControlState::Running).await;
+    within("draining the queue", fixture.queue.drained()).await;
     running.stop().await.unwrap();
-    assert_eq!(scene.counted(), [("held".to_owned(), 1), ("running".to_owned(), 1)].into());
+    assert_eq!(fixture.counted(), [("held".to_owned(), 1), ("running".to_owned(), 1)].into());
 }
 
 /// G15: so does an outage of the database, which charges nobody for it: with one attempt each, nothing is set aside.
 #[tokio::test(flavor = "multi_thread")]
 async fn g15_a_long_outage_gives_back_what_was_not_begun_and_charges_nobody() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let retry = RetryPolicy::new(1, Duration::from_millis(1), Duration::from_millis(5));
-    let running = Running::new(scene.worker().retry(retry).give_back_after(Duration::from_millis(20)));
-    running.until("the start", |_| scene.queue.stats().consumers == 1).await;
+    let running = Running::new(fixture.worker().retry(retry).give_back_after(Duration::from_millis(20)));
+    running.until("the start", |_| fixture.queue.stats().consumers == 1).await;
     // The claim comes after the attempt was counted, and then the count cannot be taken back.
     for operation in [Operation::Claim, Operation::Begin, Operation::Read, Operation::Bookkeeping] {
-        (0..600).for_each(|_| scene.store.inject(operation, Fault::Error(ErrorClass::Infrastructure)));
+        (0..600).for_each(|_| fixture.store.inject(operation, Fault::Error(ErrorClass::Infrastructure)));
     }
-    (0..20).for_each(|n| drop(scene.publish(&format!("k{n}"), "ok")));
+    (0..20).for_each(|n| drop(fixture.publish(&format!("k{n}"), "ok")));
     // The outage ends by itself, so it is known by what it leaves.
     let given_back = |stats: &idem_testkit::memory::Stats| stats.in_flight == 0 && stats.released > 0;
-    within("giving back", scene.queue.until(given_back)).await;
-    within("draining the queue", scene.queue.drained()).await;
+    within("giving back", fixture.queue.until(given_back)).await;
+    within("draining the queue", fixture.queue.drained()).await;
     let summary = running.stop().await.unwrap();
-    assert_eq!((scene.counted().len(), summary.dead_lettered), (20, 0));
-    assert!(scene.counted().values().all(|count| *count == 1));
+    assert_eq!((fixture.counted().len(), summary.dead_lettered), (20, 0));
+    assert!(fixture.counted().values().all(|count| *count == 1));
 }
 
 /// G15: a database that answers but cannot take a claim is not back. Its outage costs each message one delivery, not one
 /// every few seconds, which a delivery limit would count.
 #[tokio::test(flavor = "multi_thread")]
 async fn g15_a_database_that_cannot_claim_is_not_called_back() {
-    let scene = Scene::new();
-    scene.publish("first", "ok");
-    let running = Running::new(scene.worker().give_back_after(Duration::from_millis(20)));
-    within("the first message", scene.queue.drained()).await;
-    scene.store.hide_records(true);
-    let origin = scene.publish("second", "ok");
-    within("giving back", scene.queue.until(|stats| stats.in_flight == 0 && stats.released > 0)).await;
+    let fixture = Fixture::new();
+    fixture.publish("first", "ok");
+    let running = Running::new(fixture.worker().give_back_after(Duration::from_millis(20)));
+    within("the first message", fixture.queue.drained()).await;
+    fixture.store.hide_records(true);
+    let origin = fixture.publish("second", "ok");
+    within("giving back", fixture.queue.until(|stats| stats.in_flight == 0 && stats.released > 0)).await;
     // Ten times as long as it takes to look again and to give back.
     let since = Instant::now();
     running.until("a while", |_| since.elapsed() > Duration::from_millis(500)).await;
-    assert_eq!(scene.queue.history(&origin).deliveries, 1);
+    assert_eq!(fixture.queue.history(&origin).deliveries, 1);
     assert!(running.view.pause().is_some());
-    scene.store.hide_records(false);
-    within("draining the queue", scene.queue.drained()).await;
+    fixture.store.hide_records(false);
+    within("draining the queue", fixture.queue.drained()).await;
     running.stop().await.unwrap();
-    assert_eq!(scene.counted().len(), 2);
+    assert_eq!(fixture.counted().len(), 2);
 }

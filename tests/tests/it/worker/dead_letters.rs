@@ -17,13 +17,13 @@ use idem_testkit::memory::{Faults, Order, QueueOptions, Rate};
 
 use super::{
     captured::Captured,
-    scene::{Running, Scene, drain, message, within},
+    fixture::{Fixture, Running, drain, message, within},
 };
 
 /// Bad input: each is set aside with its reason, and its neighbours are unharmed (J10, S1, S10).
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_input_is_set_aside_with_its_reason_and_harms_no_neighbour() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));
     let bad = [
         (Message::new("{}"), Reason::MissingKey),
@@ -40,14 +40,14 @@ async fn bad_input_is_set_aside_with_its_reason_and_harms_no_neighbour() {
     ];
     let mut expected = Vec::new();
     for (n, (message, reason)) in bad.into_iter().enumerate() {
-        let origin = scene.queue.publish(message).unwrap();
+        let origin = fixture.queue.publish(message).unwrap();
         expected.push((origin.to_string(), reason));
-        scene.publish(&format!("good-{n}"), "ok");
+        fixture.publish(&format!("good-{n}"), "ok");
     }
-    let summary = drain(&scene, scene.worker()).await;
+    let summary = drain(&fixture, fixture.worker()).await;
     assert_eq!((summary.processed, summary.dead_lettered), (11, 11));
     let mut found: Vec<(String, Reason)> =
-        scene.dead_letters().await.into_iter().map(|letter| (letter.origin, letter.reason)).collect();
+        fixture.dead_letters().await.into_iter().map(|letter| (letter.origin, letter.reason)).collect();
     found.sort_by_key(|(origin, _)| expected.iter().position(|(other, _)| other == origin));
     assert_eq!(found, expected);
 }
@@ -56,45 +56,48 @@ async fn bad_input_is_set_aside_with_its_reason_and_harms_no_neighbour() {
 #[tokio::test(flavor = "multi_thread")]
 async fn b13_a_conflict_follows_the_policy_and_never_runs() {
     for (policy, dead_letters) in [(OnConflict::DeadLetter, 1), (OnConflict::Acknowledge, 0)] {
-        let scene = Scene::new();
-        scene.publish("1", "paid");
-        scene.publish("1", "refunded");
-        let summary = drain(&scene, scene.worker().on_conflict(policy)).await;
+        let fixture = Fixture::new();
+        fixture.publish("1", "paid");
+        fixture.publish("1", "refunded");
+        let summary = drain(&fixture, fixture.worker().on_conflict(policy)).await;
         assert_eq!((summary.processed, summary.conflicts, summary.duplicates), (1, 1, 0));
-        assert_eq!(scene.effects(), [("1".to_owned(), "paid".to_owned())]);
-        assert_eq!(scene.dead_letters().await.len(), dead_letters);
-        assert_eq!(scene.store.audited(), [("start".to_owned(), None), ("conflict".to_owned(), Some("1".to_owned()))]);
+        assert_eq!(fixture.effects(), [("1".to_owned(), "paid".to_owned())]);
+        assert_eq!(fixture.dead_letters().await.len(), dead_letters);
+        assert_eq!(
+            fixture.store.audited(),
+            [("start".to_owned(), None), ("conflict".to_owned(), Some("1".to_owned()))]
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn b13_a_conflict_can_halt_the_consumer_until_somebody_resumes_it() {
-    let scene = Scene::new();
-    scene.publish("1", "paid");
-    scene.publish("1", "refunded");
-    let running = Running::new(scene.worker().on_conflict(OnConflict::Halt));
+    let fixture = Fixture::new();
+    fixture.publish("1", "paid");
+    fixture.publish("1", "refunded");
+    let running = Running::new(fixture.worker().on_conflict(OnConflict::Halt));
     running.until("the halt", |running| matches!(running.view.pause(), Some(Pause::Control(..)))).await;
-    let after = scene.publish("2", "ok");
+    let after = fixture.publish("2", "ok");
     running.stop().await.unwrap();
-    assert_eq!(scene.queue.history(&after).acknowledged, 0, "a halted consumer takes nothing in");
+    assert_eq!(fixture.queue.history(&after).acknowledged, 0, "a halted consumer takes nothing in");
     // A new start is halted too, and says so where it was to end when idle.
-    let again = Running::new(scene.worker().until_idle(std::time::Duration::from_millis(20))).ended().await;
+    let again = Running::new(fixture.worker().until_idle(std::time::Duration::from_millis(20))).ended().await;
     assert!(matches!(again, Err(idem_core::WorkerError::Halted)), "{again:?}");
 }
 
 /// A handler that always fails meets the breaker: 10,000 messages make at most about 50 dead letters.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_always_fails_meets_the_breaker_and_goes_on_when_it_is_mended() {
-    let scene = Scene::new();
-    (0..10_000).for_each(|n| drop(scene.publish(&format!("k{n}"), "permanent")));
-    let running = Running::new(scene.worker());
+    let fixture = Fixture::new();
+    (0..10_000).for_each(|n| drop(fixture.publish(&format!("k{n}"), "permanent")));
+    let running = Running::new(fixture.worker());
     running.until("the breaker", |running| running.view.pause() == Some(Pause::Breaker)).await;
-    scene.script.mend();
-    within("draining the queue after the mend", scene.queue.drained()).await;
+    fixture.script.mend();
+    within("draining the queue after the mend", fixture.queue.drained()).await;
     let summary = running.stop().await.unwrap();
     assert!(summary.dead_lettered <= 50, "{} dead letters", summary.dead_lettered);
     assert_eq!(summary.processed + summary.dead_lettered, 10_000);
-    assert!(scene.counted().values().all(|count| *count == 1));
+    assert!(fixture.counted().values().all(|count| *count == 1));
 }
 
 /// Cannot be reached, for a cause that only the client's error has.
@@ -135,9 +138,9 @@ impl<P: Publisher> Publisher for Asked<P> {
 #[tokio::test]
 async fn j30_the_log_says_why_a_dead_letter_is_not_confirmed() {
     let (captured, _guard) = Captured::log(tracing::Level::WARN);
-    let scene = Scene::new();
-    scene.publish("1", "permanent");
-    let running = Running::new(scene.worker().publisher(Unreachable));
+    let fixture = Fixture::new();
+    fixture.publish("1", "permanent");
+    let running = Running::new(fixture.worker().publisher(Unreachable));
     let line = || captured.lines().into_iter().find(|line| line.contains("a dead letter was not confirmed"));
     running.until("the line", |_| line().is_some()).await;
     let line = line().unwrap();
@@ -150,18 +153,18 @@ async fn j30_the_log_says_why_a_dead_letter_is_not_confirmed() {
 #[tokio::test]
 async fn j57_a_publisher_that_confirms_nothing_holds_no_key_for_ever() {
     let (captured, _guard) = Captured::log(tracing::Level::ERROR);
-    let scene = Scene::with(QueueOptions::default().order(Order::ByKey));
-    let poison = scene.publish_ordered("customer-1", "poison", "permanent");
-    scene.publish_ordered("customer-1", "behind it", "ok");
+    let fixture = Fixture::with(QueueOptions::default().order(Order::ByKey));
+    let poison = fixture.publish_ordered("customer-1", "poison", "permanent");
+    fixture.publish_ordered("customer-1", "behind it", "ok");
     let waits = Duration::from_millis(200);
-    let running = Running::new(scene.worker().database_wait_max(waits).publisher(Unreachable));
+    let running = Running::new(fixture.worker().database_wait_max(waits).publisher(Unreachable));
     let causes = || running.view.waits().into_iter().map(|wait| wait.cause).collect::<Vec<_>>();
     running.until("the wait", |_| causes() == [WaitCause::Publisher]).await;
-    within("draining the queue", scene.queue.drained()).await;
+    within("draining the queue", fixture.queue.drained()).await;
     assert_eq!(running.stop().await.unwrap().dead_lettered, 1);
-    assert_eq!(scene.queue.history(&poison).dead_lettered, 1);
-    assert_eq!(scene.counted(), [("behind it".to_owned(), 1)].into());
-    let letters = scene.dead_letters().await;
+    assert_eq!(fixture.queue.history(&poison).dead_lettered, 1);
+    assert_eq!(fixture.counted(), [("behind it".to_owned(), 1)].into());
+    let letters = fixture.dead_letters().await;
     assert!(letters[0].payload_kept && letters[0].published_at.is_none(), "{letters:?}");
     let lines = captured.lines();
     assert!(lines.iter().any(|line| line.contains("its row alone has it") && line.contains("expired")), "{lines:?}");
@@ -170,26 +173,26 @@ async fn j57_a_publisher_that_confirms_nothing_holds_no_key_for_ever() {
 /// J57: what the row does not have is not acknowledged for that.
 #[tokio::test]
 async fn j57_what_only_a_publisher_could_keep_waits_on() {
-    let scene = Scene::new();
-    let poison = scene.publish("poison", "permanent");
+    let fixture = Fixture::new();
+    let poison = fixture.publish("poison", "permanent");
     let asked = Arc::new(AtomicUsize::new(0));
-    let worker = scene.worker().database_wait_max(Duration::from_millis(1)).dead_letter_payload_bytes_max(1);
+    let worker = fixture.worker().database_wait_max(Duration::from_millis(1)).dead_letter_payload_bytes_max(1);
     let running = Running::new(worker.publisher(Asked(Arc::clone(&asked), Unreachable)));
     // Long past the time after which a row that has the payload is enough: waits grow from 1 ms.
     running.until("more than ten tries", |_| asked.load(Ordering::Relaxed) > 10).await;
     running.stop().await.unwrap();
-    let history = scene.queue.history(&poison);
+    let history = fixture.queue.history(&poison);
     assert_eq!((history.acknowledged, history.dead_lettered), (0, 0));
 }
 
 /// J57: a publisher that never answers is one that has not confirmed: its call is dropped, and the worker goes on.
 #[tokio::test(start_paused = true)]
 async fn j57_a_publisher_that_never_answers_stops_nobody() {
-    let scene = Scene::new();
-    scene.publish("poison", "permanent");
-    scene.publish("good", "ok");
-    let running = Running::new(scene.worker().database_wait_max(Duration::ZERO).publisher(Silent));
-    tokio::time::timeout(Duration::from_secs(600), scene.queue.drained()).await.expect("the queue is drained");
+    let fixture = Fixture::new();
+    fixture.publish("poison", "permanent");
+    fixture.publish("good", "ok");
+    let running = Running::new(fixture.worker().database_wait_max(Duration::ZERO).publisher(Silent));
+    tokio::time::timeout(Duration::from_secs(600), fixture.queue.drained()).await.expect("the queue is drained");
     let summary = running.stop().await.unwrap();
     assert_eq!((summary.processed, summary.dead_lettered), (1, 1));
 }
@@ -197,20 +200,20 @@ async fn j57_a_publisher_that_never_answers_stops_nobody() {
 /// G8, G9: a dead letter is published and confirmed before its original is settled.
 #[tokio::test(flavor = "multi_thread")]
 async fn g8_an_unconfirmed_dead_letter_is_published_again_before_its_original_is_settled() {
-    let scene = Scene::new();
-    let aside = scene.broker.create("aside", QueueOptions::default()).unwrap();
+    let fixture = Fixture::new();
+    let aside = fixture.broker.create("aside", QueueOptions::default()).unwrap();
     aside.misbehave(Faults { publishes_refused: Rate::Always, ..Faults::default() });
-    let origin = scene.publish("1", "permanent");
-    let running = Running::new(scene.worker().publisher(aside.publisher()));
+    let origin = fixture.publish("1", "permanent");
+    let running = Running::new(fixture.worker().publisher(aside.publisher()));
     within("the row", async {
-        while scene.dead_letters().await.is_empty() {
+        while fixture.dead_letters().await.is_empty() {
             tokio::task::yield_now().await;
         }
     })
     .await;
-    assert_eq!(scene.queue.history(&origin).dead_lettered, 0);
+    assert_eq!(fixture.queue.history(&origin).dead_lettered, 0);
     aside.misbehave(Faults::default());
-    within("draining the queue", scene.queue.drained()).await;
+    within("draining the queue", fixture.queue.drained()).await;
     running.stop().await.unwrap();
     let published = aside.unsettled();
     assert_eq!(published.len(), 1);
@@ -220,30 +223,30 @@ async fn g8_an_unconfirmed_dead_letter_is_published_again_before_its_original_is
     assert_eq!(header("idem-consumer").as_deref(), Some("ledger"));
     assert_eq!(header("idempotencykey").as_deref(), Some("1"));
     assert_eq!(published[0].payload().map(|payload| payload.to_vec()), Some(b"permanent".to_vec()));
-    assert!(scene.dead_letters().await[0].published_at.is_some());
-    assert_eq!(scene.script.runs_of("1"), 1, "publishing again does not run the handler again");
+    assert!(fixture.dead_letters().await[0].published_at.is_some());
+    assert_eq!(fixture.script.runs_of("1"), 1, "publishing again does not run the handler again");
 }
 
 /// C7: a dead letter is replayed by a running worker under its own key, and runs, because a failed message left no
 /// record.
 #[tokio::test(flavor = "multi_thread")]
 async fn c7_a_replayed_dead_letter_runs_once_through_a_running_worker() {
-    let scene = Scene::new();
-    scene.publish("1", "fail");
-    scene.publish("2", "ok");
-    let running = Running::new(scene.worker());
-    within("draining the queue", scene.queue.drained()).await;
-    let letter = scene.dead_letters().await.remove(0);
+    let fixture = Fixture::new();
+    fixture.publish("1", "fail");
+    fixture.publish("2", "ok");
+    let running = Running::new(fixture.worker());
+    within("draining the queue", fixture.queue.drained()).await;
+    let letter = fixture.dead_letters().await.remove(0);
     // It fails once more, and stays what it is.
-    assert_eq!(scene.store.bookkeeping().request_replay(&[letter.id]).await.unwrap(), 1);
+    assert_eq!(fixture.store.bookkeeping().request_replay(&[letter.id]).await.unwrap(), 1);
     running.until("the failed replay", |running| running.view.summary().replayed == 1).await;
-    assert_eq!(scene.counted().get("1"), None);
-    scene.script.mend();
-    assert_eq!(scene.store.bookkeeping().request_replay(&[letter.id]).await.unwrap(), 1);
+    assert_eq!(fixture.counted().get("1"), None);
+    fixture.script.mend();
+    assert_eq!(fixture.store.bookkeeping().request_replay(&[letter.id]).await.unwrap(), 1);
     running.until("the replay", |running| running.view.summary().replayed == 2).await;
     running.stop().await.unwrap();
-    assert_eq!(scene.counted(), [("1".to_owned(), 1), ("2".to_owned(), 1)].into());
-    let letter = scene.dead_letters().await.remove(0);
+    assert_eq!(fixture.counted(), [("1".to_owned(), 1), ("2".to_owned(), 1)].into());
+    let letter = fixture.dead_letters().await.remove(0);
     assert!(letter.replayed.is_some(), "{letter:?}");
 }
 
@@ -251,21 +254,21 @@ async fn c7_a_replayed_dead_letter_runs_once_through_a_running_worker() {
 /// between the two.
 #[tokio::test(flavor = "multi_thread")]
 async fn a32_a_confirmed_dead_letter_is_not_published_again() {
-    let scene = Scene::new();
-    let aside = scene.broker.create("aside", QueueOptions::default()).unwrap();
+    let fixture = Fixture::new();
+    let aside = fixture.broker.create("aside", QueueOptions::default()).unwrap();
     // Nobody learns that the original was settled, so it is delivered again.
-    scene.queue.misbehave(Faults { settles_lost: Rate::Always, ..Faults::default() });
-    let origin = scene.publish("1", "permanent");
+    fixture.queue.misbehave(Faults { settles_lost: Rate::Always, ..Faults::default() });
+    let origin = fixture.publish("1", "permanent");
     // However often it is delivered, it is set aside for the same reason.
     let retry = RetryPolicy::new(1_000, Duration::from_millis(1), Duration::from_millis(5));
-    let running = Running::new(scene.worker().retry(retry).publisher(aside.publisher()));
-    within("two more deliveries", scene.queue.until(|stats| stats.delivered > 2)).await;
-    scene.queue.misbehave(Faults::default());
-    within("draining the queue", scene.queue.drained()).await;
+    let running = Running::new(fixture.worker().retry(retry).publisher(aside.publisher()));
+    within("two more deliveries", fixture.queue.until(|stats| stats.delivered > 2)).await;
+    fixture.queue.misbehave(Faults::default());
+    within("draining the queue", fixture.queue.drained()).await;
     running.stop().await.unwrap();
-    assert!(scene.queue.history(&origin).deliveries > 2);
+    assert!(fixture.queue.history(&origin).deliveries > 2);
     assert_eq!(aside.unsettled().len(), 1, "published once");
-    let letters = scene.dead_letters().await;
+    let letters = fixture.dead_letters().await;
     assert_eq!((letters.len(), letters[0].copies), (1, 1));
 }
 
@@ -273,13 +276,13 @@ async fn a32_a_confirmed_dead_letter_is_not_published_again() {
 /// published too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a29_another_message_at_a_used_origin_is_kept_and_published() {
-    let first = Scene::new();
-    let second = Scene { store: first.store.clone(), ..Scene::new() };
+    let first = Fixture::new();
+    let second = Fixture { store: first.store.clone(), ..Fixture::new() };
     let mut origins = Vec::new();
-    for (scene, key) in [(&first, "order-OLD"), (&second, "order-NEW")] {
-        let aside = scene.broker.create("aside", QueueOptions::default()).unwrap();
-        origins.push(scene.publish(key, "permanent"));
-        let summary = drain(scene, scene.worker().publisher(aside.publisher())).await;
+    for (fixture, key) in [(&first, "order-OLD"), (&second, "order-NEW")] {
+        let aside = fixture.broker.create("aside", QueueOptions::default()).unwrap();
+        origins.push(fixture.publish(key, "permanent"));
+        let summary = drain(fixture, fixture.worker().publisher(aside.publisher())).await;
         assert_eq!(summary.dead_lettered, 1);
         let published = aside.unsettled();
         assert_eq!(

@@ -12,7 +12,7 @@ use idem_testkit::memory::{Broker, QueueOptions};
 use sqlx::{PgPool, query, query_scalar};
 use tokio::sync::Semaphore;
 
-use super::scene::{message, within};
+use super::fixture::{message, within};
 use crate::support::postgres::FreshPostgres;
 
 /// What the handler does with the message of key `poison`; it writes the others' keys.

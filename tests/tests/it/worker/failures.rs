@@ -10,24 +10,24 @@ use idem_core::{
 };
 use idem_testkit::{Decide as _, MemoryStore};
 
-use super::scene::{Scene, Script, drain};
+use super::fixture::{Fixture, Script, drain};
 
-fn warm(scene: &Scene, messages: usize) {
-    (0..messages).for_each(|n| drop(scene.publish(&format!("warm-{n}"), "ok")));
+fn warm(fixture: &Fixture, messages: usize) {
+    (0..messages).for_each(|n| drop(fixture.publish(&format!("warm-{n}"), "ok")));
 }
 
 /// D1: one poison in a batch. Each innocent runs at most twice, and only the culprit is set aside.
 #[tokio::test(flavor = "multi_thread")]
 async fn d1_one_poison_in_a_batch_harms_nobody_else() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     // A worker starts with one batch's worth of messages run alone; after those come full batches.
-    warm(&scene, 100);
-    (0..500).for_each(|n| drop(scene.publish(&format!("k{n}"), if n == 250 { "permanent" } else { "ok" })));
-    let summary = drain(&scene, scene.worker()).await;
+    warm(&fixture, 100);
+    (0..500).for_each(|n| drop(fixture.publish(&format!("k{n}"), if n == 250 { "permanent" } else { "ok" })));
+    let summary = drain(&fixture, fixture.worker()).await;
     assert_eq!((summary.processed, summary.dead_lettered), (599, 1));
-    assert!(scene.counted().values().all(|count| *count == 1));
-    assert!((0..500).all(|n| scene.script.runs_of(&format!("k{n}")) <= 2), "an innocent ran more than twice");
-    let letters = scene.dead_letters().await;
+    assert!(fixture.counted().values().all(|count| *count == 1));
+    assert!((0..500).all(|n| fixture.script.runs_of(&format!("k{n}")) <= 2), "an innocent ran more than twice");
+    let letters = fixture.dead_letters().await;
     assert_eq!(letters.len(), 1);
     assert_eq!((letters[0].reason, letters[0].key.as_ref().unwrap().as_str()), (Reason::Permanent, "k250"));
 }
@@ -35,34 +35,34 @@ async fn d1_one_poison_in_a_batch_harms_nobody_else() {
 /// D4: attempts are counted outside of the unit that is rolled back, and end.
 #[tokio::test(flavor = "multi_thread")]
 async fn d4_a_message_that_always_fails_is_set_aside_after_its_attempts() {
-    let scene = Scene::new();
-    scene.publish("1", "fail");
-    scene.publish("2", "ok");
-    let summary = drain(&scene, scene.worker()).await;
+    let fixture = Fixture::new();
+    fixture.publish("1", "fail");
+    fixture.publish("2", "ok");
+    let summary = drain(&fixture, fixture.worker()).await;
     assert_eq!((summary.processed, summary.dead_lettered, summary.retries), (1, 1, 2));
-    let letter = &scene.dead_letters().await[0];
+    let letter = &fixture.dead_letters().await[0];
     assert_eq!((letter.reason, letter.attempts), (Reason::AttemptsExhausted, 3));
     assert_eq!(letter.error, "it does not work today");
-    assert_eq!(scene.effects(), [("2".to_owned(), "ok".to_owned())]);
+    assert_eq!(fixture.effects(), [("2".to_owned(), "ok".to_owned())]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_fails_for_a_while_is_handled_once_it_can_be() {
-    let scene = Scene::new();
-    scene.publish("1", "fail once");
-    let summary = drain(&scene, scene.worker()).await;
+    let fixture = Fixture::new();
+    fixture.publish("1", "fail once");
+    let summary = drain(&fixture, fixture.worker()).await;
     assert_eq!((summary.processed, summary.dead_lettered), (1, 0));
-    assert_eq!(scene.effects().len(), 1);
+    assert_eq!(fixture.effects().len(), 1);
 }
 
 /// A17: a panic is an error of that message alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a17_a_panicking_handler_costs_its_own_message() {
-    let scene = Scene::new();
-    (0..20).for_each(|n| drop(scene.publish(&format!("k{n}"), if n % 10 == 5 { "panic" } else { "ok" })));
-    let summary = drain(&scene, scene.worker().breaker(false)).await;
+    let fixture = Fixture::new();
+    (0..20).for_each(|n| drop(fixture.publish(&format!("k{n}"), if n % 10 == 5 { "panic" } else { "ok" })));
+    let summary = drain(&fixture, fixture.worker().breaker(false)).await;
     assert_eq!((summary.processed, summary.dead_lettered), (18, 2));
-    let letters = scene.dead_letters().await;
+    let letters = fixture.dead_letters().await;
     assert!(
         letters.iter().all(|letter| letter.error == "the handler panicked"),
         "a panic's text may quote the payload"
@@ -72,30 +72,30 @@ async fn a17_a_panicking_handler_costs_its_own_message() {
 /// A18: a handler that never returns meets its deadline.
 #[tokio::test(flavor = "multi_thread")]
 async fn a18_a_handler_that_never_returns_meets_its_deadline() {
-    let scene = Scene::new();
-    scene.publish("1", "block");
-    scene.publish("2", "ok");
-    let consumer = scene.consumer().handler_deadline(Duration::from_millis(20)).build().unwrap();
-    let summary = drain(&scene, scene.worker_of(consumer)).await;
+    let fixture = Fixture::new();
+    fixture.publish("1", "block");
+    fixture.publish("2", "ok");
+    let consumer = fixture.consumer().handler_deadline(Duration::from_millis(20)).build().unwrap();
+    let summary = drain(&fixture, fixture.worker_of(consumer)).await;
     assert_eq!((summary.processed, summary.dead_lettered), (1, 1));
-    assert_eq!(scene.dead_letters().await[0].reason, Reason::Deadline);
-    assert_eq!(scene.effects(), [("2".to_owned(), "ok".to_owned())]);
+    assert_eq!(fixture.dead_letters().await[0].reason, Reason::Deadline);
+    assert_eq!(fixture.effects(), [("2".to_owned(), "ok".to_owned())]);
 }
 
 /// The case of other systems' suites: ids 1,2,1,2,1,3 with 2 always failing.
 #[tokio::test(flavor = "multi_thread")]
 async fn d10_copies_of_a_failing_message_are_one_dead_letter_with_a_count() {
     for warm_up in [0, 100] {
-        let scene = Scene::new();
-        warm(&scene, warm_up);
+        let fixture = Fixture::new();
+        warm(&fixture, warm_up);
         for key in ["1", "2", "1", "2", "1", "3"] {
-            scene.publish(key, if key == "2" { "fail" } else { "ok" });
+            fixture.publish(key, if key == "2" { "fail" } else { "ok" });
         }
-        let summary = drain(&scene, scene.worker()).await;
-        assert_eq!((scene.counted().get("1"), scene.counted().get("3")), (Some(&1), Some(&1)));
-        assert_eq!(scene.counted().get("2"), None);
+        let summary = drain(&fixture, fixture.worker()).await;
+        assert_eq!((fixture.counted().get("1"), fixture.counted().get("3")), (Some(&1), Some(&1)));
+        assert_eq!(fixture.counted().get("2"), None);
         assert_eq!((summary.duplicates, summary.dead_lettered), (2, 2));
-        let letters = scene.dead_letters().await;
+        let letters = fixture.dead_letters().await;
         assert_eq!((letters.len(), letters[0].copies), (1, 2), "both copies are one row");
     }
 }
@@ -104,11 +104,11 @@ async fn d10_copies_of_a_failing_message_are_one_dead_letter_with_a_count() {
 #[tokio::test(flavor = "multi_thread")]
 async fn another_payload_of_a_key_runs_after_the_first_failed_for_good() {
     for first in ["permanent", "fail"] {
-        let scene = Scene::new();
-        scene.publish("1", first);
-        scene.publish("1", "the other");
-        let summary = drain(&scene, scene.worker()).await;
-        assert_eq!(scene.effects(), [("1".to_owned(), "the other".to_owned())], "after {first}");
+        let fixture = Fixture::new();
+        fixture.publish("1", first);
+        fixture.publish("1", "the other");
+        let summary = drain(&fixture, fixture.worker()).await;
+        assert_eq!(fixture.effects(), [("1".to_owned(), "the other".to_owned())], "after {first}");
         assert_eq!((summary.processed, summary.dead_lettered, summary.conflicts), (1, 1, 0));
     }
 }
@@ -116,27 +116,28 @@ async fn another_payload_of_a_key_runs_after_the_first_failed_for_good() {
 /// Outside effects: one message a unit, and no uncounted run.
 #[tokio::test(flavor = "multi_thread")]
 async fn outside_effects_run_exactly_as_often_as_they_are_counted() {
-    let scene = Scene::new();
-    scene.publish("1", "fail");
-    scene.publish("2", "ok");
-    let consumer = scene.consumer().effects(Effects::Outside).handler_deadline(Duration::from_secs(5)).build().unwrap();
-    let summary = drain(&scene, scene.worker_of(consumer)).await;
+    let fixture = Fixture::new();
+    fixture.publish("1", "fail");
+    fixture.publish("2", "ok");
+    let consumer =
+        fixture.consumer().effects(Effects::Outside).handler_deadline(Duration::from_secs(5)).build().unwrap();
+    let summary = drain(&fixture, fixture.worker_of(consumer)).await;
     assert_eq!((summary.processed, summary.dead_lettered), (1, 1));
-    assert_eq!((scene.script.runs_of("1"), scene.script.runs_of("2")), (3, 1));
+    assert_eq!((fixture.script.runs_of("1"), fixture.script.runs_of("2")), (3, 1));
 }
 
 /// A type that opted out runs without a record, and is counted.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unprotected_type_runs_every_time_and_is_counted() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for _ in 0..2 {
-        scene.queue.publish(Message::new("ok").with_type("price")).unwrap();
+        fixture.queue.publish(Message::new("ok").with_type("price")).unwrap();
     }
-    scene.publish("1", "ok");
-    let consumer = scene.consumer().unprotected_type("price").build().unwrap();
-    let summary = drain(&scene, scene.worker_of(consumer)).await;
+    fixture.publish("1", "ok");
+    let consumer = fixture.consumer().unprotected_type("price").build().unwrap();
+    let summary = drain(&fixture, fixture.worker_of(consumer)).await;
     assert_eq!((summary.processed, summary.unprotected), (3, 2));
-    assert_eq!(scene.store.recorded_keys(), ["1"]);
+    assert_eq!(fixture.store.recorded_keys(), ["1"]);
 }
 
 /// Names every message whose payload is not `ok`.
@@ -166,25 +167,25 @@ impl BatchHandler<MemoryStore> for Named {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_handler_names_its_culprits_and_the_rest_runs_as_one_batch() {
-    let scene = Scene::new();
-    warm(&scene, 100);
-    (0..100).for_each(|n| drop(scene.publish(&format!("k{n}"), if n == 30 || n == 60 { "bad" } else { "ok" })));
-    let consumer = scene.consumer().batch_handler(Named).build().unwrap();
-    let summary = drain(&scene, scene.worker_of(consumer)).await;
+    let fixture = Fixture::new();
+    warm(&fixture, 100);
+    (0..100).for_each(|n| drop(fixture.publish(&format!("k{n}"), if n == 30 || n == 60 { "bad" } else { "ok" })));
+    let consumer = fixture.consumer().batch_handler(Named).build().unwrap();
+    let summary = drain(&fixture, fixture.worker_of(consumer)).await;
     assert_eq!((summary.processed, summary.dead_lettered), (198, 2));
-    assert!(scene.counted().values().all(|count| *count == 1));
-    let sizes = scene.store.rows("sizes");
+    assert!(fixture.counted().values().all(|count| *count == 1));
+    let sizes = fixture.store.rows("sizes");
     let alone = sizes.iter().filter(|(key, size)| key.starts_with('k') && &size[..] == b"1").count();
     assert!(alone < 20, "{alone} of 98 innocents ran alone");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_answer_of_the_wrong_length_is_permanent() {
-    let scene = Scene::new();
-    scene.publish("1", "short");
-    let consumer = scene.consumer().batch_handler(Named).build().unwrap();
-    drain(&scene, scene.worker_of(consumer)).await;
-    let letter = &scene.dead_letters().await[0];
+    let fixture = Fixture::new();
+    fixture.publish("1", "short");
+    let consumer = fixture.consumer().batch_handler(Named).build().unwrap();
+    drain(&fixture, fixture.worker_of(consumer)).await;
+    let letter = &fixture.dead_letters().await[0];
     assert_eq!((letter.reason, letter.attempts), (Reason::Permanent, 1));
     assert!(letter.error.contains("0 answers for 1 messages"), "{}", letter.error);
 }
@@ -212,15 +213,15 @@ async fn write_elsewhere(_: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a13_a_write_over_another_connection_happens_at_every_run() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let elsewhere = MemoryStore::new();
-    scene.publish("1", "fail once");
-    let handler = WritesElsewhere(elsewhere.clone(), scene.script.clone());
-    let consumer = scene.consumer().handler(handler).build().unwrap();
-    drain(&scene, scene.worker_of(consumer)).await;
-    assert_eq!(scene.effects().len(), 1);
-    assert_eq!(elsewhere.rows("elsewhere").len(), scene.script.runs_of("1"));
-    assert!(scene.script.runs_of("1") > 1);
+    fixture.publish("1", "fail once");
+    let handler = WritesElsewhere(elsewhere.clone(), fixture.script.clone());
+    let consumer = fixture.consumer().handler(handler).build().unwrap();
+    drain(&fixture, fixture.worker_of(consumer)).await;
+    assert_eq!(fixture.effects().len(), 1);
+    assert_eq!(elsewhere.rows("elsewhere").len(), fixture.script.runs_of("1"));
+    assert!(fixture.script.runs_of("1") > 1);
 }
 
 /// Calls a provider, which is beyond any transaction, and then fails at first.
@@ -236,14 +237,15 @@ impl Handler<MemoryStore> for Charges {
 /// A22: a call to another system happens once an attempt, and gives the provider the same key each time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a22_an_outside_call_is_repeated_with_the_same_derived_key() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let calls = Arc::new(Mutex::new(Vec::new()));
-    scene.publish("1", "fail once");
-    let handler = Charges(scene.script.clone(), Arc::clone(&calls));
-    let consumer = scene.consumer().handler(handler).effects(Effects::Outside).handler_deadline(Duration::from_secs(5));
-    drain(&scene, scene.worker_of(consumer.build().unwrap())).await;
+    fixture.publish("1", "fail once");
+    let handler = Charges(fixture.script.clone(), Arc::clone(&calls));
+    let consumer =
+        fixture.consumer().handler(handler).effects(Effects::Outside).handler_deadline(Duration::from_secs(5));
+    drain(&fixture, fixture.worker_of(consumer.build().unwrap())).await;
     let calls = calls.lock().unwrap().clone();
-    assert_eq!(calls.len(), scene.script.runs_of("1"));
+    assert_eq!(calls.len(), fixture.script.runs_of("1"));
     assert!(calls.len() > 1 && calls.iter().all(|call| *call == calls[0]), "{calls:?}");
-    assert_eq!(scene.effects().len(), 1);
+    assert_eq!(fixture.effects().len(), 1);
 }

@@ -16,7 +16,7 @@ use idem_testkit::{MemoryStore, memory::MemorySource};
 
 use super::{
     attempts::next_attempt,
-    scene::{Running, Scene, within},
+    fixture::{Fixture, Running, within},
 };
 
 /// What its broker is told, it is told later, if it takes it at all.
@@ -72,13 +72,13 @@ impl Source for Late {
 }
 
 /// A message that becomes a dead letter, and behind it one that runs alone, as everything does after a start.
-fn scene() -> (Scene, Arc<LateBroker>, WorkerBuilder<MemoryStore, Late>) {
-    let (scene, broker) = (Scene::new(), Arc::new(LateBroker::default()));
-    scene.publish("first", "permanent");
-    scene.publish("second", "ok");
-    let source = Late { inner: scene.queue.source(), broker: Arc::clone(&broker) };
-    let worker = scene.worker_on(source, scene.consumer().build().unwrap());
-    (scene, broker, worker)
+fn fixture() -> (Fixture, Arc<LateBroker>, WorkerBuilder<MemoryStore, Late>) {
+    let (fixture, broker) = (Fixture::new(), Arc::new(LateBroker::default()));
+    fixture.publish("first", "permanent");
+    fixture.publish("second", "ok");
+    let source = Late { inner: fixture.queue.source(), broker: Arc::clone(&broker) };
+    let worker = fixture.worker_on(source, fixture.consumer().build().unwrap());
+    (fixture, broker, worker)
 }
 
 fn waits_for_broker(running: &Running) -> bool {
@@ -87,40 +87,40 @@ fn waits_for_broker(running: &Running) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn d38_a_message_that_may_kill_waits_until_the_broker_has_what_is_settled() {
-    let (scene, broker, worker) = scene();
+    let (fixture, broker, worker) = fixture();
     let running = Running::new(worker);
     let asked = || broker.asked.load(Ordering::SeqCst);
     running.until("the second to wait", |running| waits_for_broker(running) && asked() > 3).await;
-    assert_eq!(scene.script.runs(), ["first"]);
+    assert_eq!(fixture.script.runs(), ["first"]);
     let incidents = running.view.recent(IncidentKind::Error);
     assert!(incidents.iter().any(|incident| incident.text.contains("the group is busy")), "{incidents:?}");
     broker.takes.store(true, Ordering::SeqCst);
-    within("the second", scene.queue.drained()).await;
+    within("the second", fixture.queue.drained()).await;
     let before = asked();
-    scene.publish("third", "ok");
-    within("the third", scene.queue.drained()).await;
+    fixture.publish("third", "ok");
+    within("the third", fixture.queue.drained()).await;
     assert_eq!(asked(), before, "no dead letter was settled since");
     let summary = running.stop().await.unwrap();
     assert_eq!((summary.processed, summary.dead_lettered), (2, 1));
-    assert_eq!(scene.script.runs(), ["first", "second", "third"]);
+    assert_eq!(fixture.script.runs(), ["first", "second", "third"]);
 }
 
 /// While it waits it has not run: another message may end the process meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn d38_a_message_that_waits_for_the_broker_is_not_charged() {
-    let (scene, _, worker) = scene();
+    let (fixture, _, worker) = fixture();
     let minute = Duration::from_secs(60);
     let running = Running::new(worker.retry(RetryPolicy::new(3, minute, minute)));
     running.until("the second to wait", waits_for_broker).await;
     running.drop_run().await;
-    assert_eq!(next_attempt(&scene, "second", "ok").await, 1);
+    assert_eq!(next_attempt(&fixture, "second", "ok").await, 1);
 }
 
 /// A broker that takes nothing for as long as a message may wait does not stop it for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn d38_the_wait_for_the_broker_has_a_bound() {
-    let (scene, broker, worker) = scene();
+    let (fixture, broker, worker) = fixture();
     let running = Running::new(worker.database_wait_max(Duration::from_millis(50)));
-    within("the second", scene.queue.drained()).await;
+    within("the second", fixture.queue.drained()).await;
     assert_eq!((running.stop().await.unwrap().processed, broker.takes.load(Ordering::SeqCst)), (1, false));
 }

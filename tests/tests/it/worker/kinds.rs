@@ -14,7 +14,7 @@ use idem_core::{
 };
 use idem_testkit::{Decide as _, MemoryStore};
 
-use super::scene::{Running, Scene, drain, message};
+use super::fixture::{Fixture, Running, drain, message};
 
 type Answer = Result<(), HandlerError>;
 type MemoryTx<'t> = Tx<'t, MemoryStore>;
@@ -22,7 +22,7 @@ type MemoryTx<'t> = Tx<'t, MemoryStore>;
 /// What a closure captures is there at every call.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_may_be_a_closure_that_captures() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let (table, calls) = (Arc::new("purchases".to_owned()), Arc::new(AtomicUsize::new(0)));
     let counted = Arc::clone(&calls);
     let handler = handler_fn(async move |message: &Message, tx: &mut MemoryTx<'_>| {
@@ -32,11 +32,11 @@ async fn a_handler_may_be_a_closure_that_captures() {
         Ok(())
     });
     for key in ["1", "2", "2"] {
-        scene.publish(key, "ok");
+        fixture.publish(key, "ok");
     }
-    let summary = drain(&scene, scene.worker_of(scene.consumer().handler(handler).build().unwrap())).await;
+    let summary = drain(&fixture, fixture.worker_of(fixture.consumer().handler(handler).build().unwrap())).await;
     assert_eq!((summary.processed, summary.duplicates), (2, 1));
-    assert_eq!((scene.store.rows("purchases").len(), calls.load(Ordering::Relaxed)), (2, 2));
+    assert_eq!((fixture.store.rows("purchases").len(), calls.load(Ordering::Relaxed)), (2, 2));
 }
 
 #[derive(serde::Deserialize)]
@@ -53,15 +53,15 @@ async fn purchase(purchase: Purchase, message: &Message, tx: &mut MemoryTx<'_>) 
 /// A payload of another form is malformed at its first attempt, and the function never sees it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payload_that_does_not_decode_is_malformed() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for (key, payload) in [("1", r#"{"cents": 7}"#), ("2", r#"{"cents": "seven"}"#), ("3", "no JSON")] {
-        scene.queue.publish(message(key, payload).with_type("purchase")).unwrap();
+        fixture.queue.publish(message(key, payload).with_type("purchase")).unwrap();
     }
     let router = Router::new().on("purchase", json_fn(purchase));
-    let consumer = scene.consumer().handler(router).build().unwrap();
-    drain(&scene, scene.worker_of(consumer).breaker(false)).await;
-    assert_eq!(scene.store.rows("purchases"), [("1".to_owned(), "7".into())]);
-    let letters = scene.dead_letters().await;
+    let consumer = fixture.consumer().handler(router).build().unwrap();
+    drain(&fixture, fixture.worker_of(consumer).breaker(false)).await;
+    assert_eq!(fixture.store.rows("purchases"), [("1".to_owned(), "7".into())]);
+    let letters = fixture.dead_letters().await;
     let told: Vec<_> = letters.iter().map(|letter| (letter.reason, letter.attempts)).collect();
     assert_eq!(told, [(Reason::Malformed, 1), (Reason::Malformed, 1)]);
 }
@@ -69,29 +69,29 @@ async fn a_payload_that_does_not_decode_is_malformed() {
 /// Types that nobody named, and messages without one, go to the fallback; their keys are recorded.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fallback_takes_what_has_no_route() {
-    let scene = Scene::new();
-    let router = Router::new().on("known", json_fn(purchase)).fallback(scene.script.clone());
-    let consumer = scene.consumer().handler(router).build().unwrap();
+    let fixture = Fixture::new();
+    let router = Router::new().on("known", json_fn(purchase)).fallback(fixture.script.clone());
+    let consumer = fixture.consumer().handler(router).build().unwrap();
     let other = message("1", "ok").with_type("other");
     let none = message("2", "ok");
     for (message, is_first) in [(other.clone(), true), (none, true), (other, false)] {
         let decision = consumer.decisions(vec![message]).await.unwrap().remove(0);
         assert_eq!((decision.is_processed(), decision.is_skipped()), (is_first, !is_first), "{decision:?}");
     }
-    assert_eq!(scene.script.runs(), ["1", "2"]);
+    assert_eq!(fixture.script.runs(), ["1", "2"]);
 }
 
 /// Handlers of several types in one collection, each still what it was.
 #[tokio::test(flavor = "multi_thread")]
 async fn boxed_handlers_stand_side_by_side() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let handlers: BTreeMap<&str, BoxHandler<MemoryStore>> =
-        [("purchase", json_fn(purchase).boxed()), ("script", scene.script.clone().boxed())].into();
+        [("purchase", json_fn(purchase).boxed()), ("script", fixture.script.clone().boxed())].into();
     let router = handlers.iter().fold(Router::new(), |router, (kind, handler)| router.on(kind, handler.clone()));
-    let consumer = scene.consumer().handler(router.boxed()).build().unwrap();
+    let consumer = fixture.consumer().handler(router.boxed()).build().unwrap();
     let messages = vec![message("1", r#"{"cents": 7}"#).with_type("purchase"), message("2", "ok").with_type("script")];
     assert!(consumer.decisions(messages).await.unwrap().iter().all(Decision::is_processed));
-    assert_eq!((scene.store.rows("purchases").len(), scene.effects().len()), (1, 1));
+    assert_eq!((fixture.store.rows("purchases").len(), fixture.effects().len()), (1, 1));
 }
 
 async fn in_its_own_row(next: Next<'_, MemoryStore>, message: &Message, tx: &mut MemoryTx<'_>) -> Answer {
@@ -102,7 +102,7 @@ async fn in_its_own_row(next: Next<'_, MemoryStore>, message: &Message, tx: &mut
 /// What runs around a handler is outermost last, sees the answer, and writes in the same transaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_runs_around_a_handler_is_of_its_transaction() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&seen);
     let noted = async move |next: Next<'_, MemoryStore>, message: &Message, tx: &mut MemoryTx<'_>| {
@@ -111,21 +111,21 @@ async fn what_runs_around_a_handler_is_of_its_transaction() {
         notes.lock().unwrap().push(format!("{:?}", answer.as_ref().err().and_then(HandlerError::class)));
         answer
     };
-    let handler = scene.script.clone().around(in_its_own_row).around(noted);
-    let consumer = scene.consumer().handler(handler).build().unwrap();
+    let handler = fixture.script.clone().around(in_its_own_row).around(noted);
+    let consumer = fixture.consumer().handler(handler).build().unwrap();
     assert!(consumer.decisions(vec![message("1", "ok")]).await.unwrap()[0].is_processed());
     let failed = consumer.decisions(vec![message("2", "permanent")]).await.unwrap().remove(0);
     assert!(matches!(failed, Decision::Failed(failure) if failure.class == ErrorClass::Permanent));
     assert_eq!(*seen.lock().unwrap(), ["before", "None", "before", "Some(Permanent)"]);
-    assert_eq!(scene.store.rows("around").len(), 1, "the failed message's row was rolled back with its effect");
+    assert_eq!(fixture.store.rows("around").len(), 1, "the failed message's row was rolled back with its effect");
 }
 
 /// C12: what runs around a router hides neither the type nor that it belongs to what is hashed.
 #[tokio::test(flavor = "multi_thread")]
 async fn c12_what_runs_around_a_router_leaves_the_type_in_the_hash() {
-    let scene = Scene::new();
-    let router = Router::new().on("placed", scene.script.clone()).on("cancelled", scene.script.clone());
-    let consumer = scene.consumer().handler(router.around(in_its_own_row).boxed()).build().unwrap();
+    let fixture = Fixture::new();
+    let router = Router::new().on("placed", fixture.script.clone()).on("cancelled", fixture.script.clone());
+    let consumer = fixture.consumer().handler(router.around(in_its_own_row).boxed()).build().unwrap();
     let of = |kind: &str| vec![message("order-1", "ok").with_type(kind)];
     assert!(consumer.decisions(of("placed")).await.unwrap()[0].is_processed());
     let decisions = consumer.decisions(of("cancelled")).await.unwrap();
@@ -141,23 +141,23 @@ fn answering(class: ErrorClass) -> impl Handler<MemoryStore> {
 /// A handler may stop the worker: nothing of the message is settled.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_says_fatal_stops_the_worker() {
-    let scene = Scene::new();
-    let origin = scene.publish("1", "ok");
-    let consumer = scene.consumer().handler(answering(ErrorClass::Fatal)).build().unwrap();
-    let ended = Running::new(scene.worker_of(consumer)).ended().await;
+    let fixture = Fixture::new();
+    let origin = fixture.publish("1", "ok");
+    let consumer = fixture.consumer().handler(answering(ErrorClass::Fatal)).build().unwrap();
+    let ended = Running::new(fixture.worker_of(consumer)).ended().await;
     assert!(matches!(&ended, Err(WorkerError::Store(error)) if error.to_string().contains("expired")), "{ended:?}");
-    assert_eq!(scene.queue.history(&origin).acknowledged, 0);
+    assert_eq!(fixture.queue.history(&origin).acknowledged, 0);
 }
 
 /// A handler may say that nothing is this message's fault: it waits, and no attempt is charged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_says_infrastructure_waits_uncharged() {
-    let scene = Scene::new();
-    scene.publish("1", "ok");
-    let consumer = scene.consumer().handler(answering(ErrorClass::Infrastructure)).build().unwrap();
-    let running = Running::new(scene.worker_of(consumer));
+    let fixture = Fixture::new();
+    fixture.publish("1", "ok");
+    let consumer = fixture.consumer().handler(answering(ErrorClass::Infrastructure)).build().unwrap();
+    let running = Running::new(fixture.worker_of(consumer));
     let waits = |running: &Running| running.view.waits().iter().any(|wait| wait.cause == WaitCause::Database);
     running.until("the wait", waits).await;
     running.stop().await.unwrap();
-    assert!(scene.dead_letters().await.is_empty());
+    assert!(fixture.dead_letters().await.is_empty());
 }

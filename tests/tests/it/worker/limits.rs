@@ -2,7 +2,7 @@
 
 use idem_core::{Headers, Message, Reason};
 
-use super::scene::{Running, Scene, drain, message, within};
+use super::fixture::{Fixture, Running, drain, message, within};
 
 /// As many headers as wanted, the first of which is the key.
 fn with_headers(key: &str, payload: &str, headers: usize, value: &[u8]) -> Message {
@@ -16,19 +16,19 @@ fn with_headers(key: &str, payload: &str, headers: usize, value: &[u8]) -> Messa
 /// parsed: its payload, which is malformed, is not what it is blamed for.
 #[tokio::test(flavor = "multi_thread")]
 async fn s16_too_many_headers_and_too_large_ones_are_set_aside_before_anything_is_parsed() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for beyond in [
         with_headers("1", "ok", 1_001, b""),
         with_headers("2", "ok", 2, &[b'v'; 64 << 10]),
         with_headers("", "ok", 99_000, b""),
     ] {
-        scene.queue.publish(beyond).unwrap();
+        fixture.queue.publish(beyond).unwrap();
     }
-    scene.queue.publish(with_headers("3", "ok", 1_000, b"")).unwrap();
-    scene.queue.publish(with_headers("4", "ok", 2, &[b'v'; 63 << 10])).unwrap();
-    let summary = drain(&scene, scene.worker()).await;
+    fixture.queue.publish(with_headers("3", "ok", 1_000, b"")).unwrap();
+    fixture.queue.publish(with_headers("4", "ok", 2, &[b'v'; 63 << 10])).unwrap();
+    let summary = drain(&fixture, fixture.worker()).await;
     assert_eq!((summary.processed, summary.dead_lettered), (2, 3));
-    let letters = scene.dead_letters().await;
+    let letters = fixture.dead_letters().await;
     assert!(letters.iter().all(|letter| letter.reason == Reason::TooLarge), "{letters:?}");
     let texts = ["headers_max", "headers_bytes_max", "headers_max"];
     assert!(letters.iter().zip(texts).all(|(letter, text)| letter.error.contains(text)), "{letters:?}");
@@ -37,37 +37,37 @@ async fn s16_too_many_headers_and_too_large_ones_are_set_aside_before_anything_i
 /// S17: a flood of messages that are small on the wire and large in memory waits at the broker, not here.
 #[tokio::test(flavor = "multi_thread")]
 async fn s17_headers_take_their_share_of_what_may_be_in_flight() {
-    let scene = Scene::new();
-    scene.publish("first", "block");
+    let fixture = Fixture::new();
+    fixture.publish("first", "block");
     // A header without name and value takes no byte on the wire and 48 here.
     for n in 0..600 {
-        scene.queue.publish(with_headers(&format!("k{n}"), "ok", 990, b"")).unwrap();
+        fixture.queue.publish(with_headers(&format!("k{n}"), "ok", 990, b"")).unwrap();
     }
-    let running = Running::new(scene.worker().in_flight_bytes(1 << 20));
-    scene.script.blocked().await;
+    let running = Running::new(fixture.worker().in_flight_bytes(1 << 20));
+    fixture.script.blocked().await;
     running.until("the limit", |running| running.view.load().bytes > (1 << 20) - (200 << 10)).await;
-    let in_memory = scene.queue.stats().in_flight;
+    let in_memory = fixture.queue.stats().in_flight;
     assert!(in_memory * 990 * 48 < 2 << 20, "{in_memory} messages of 47 kB are here, and 1 MiB is allowed");
-    scene.script.unblock();
-    within("draining the queue", scene.queue.drained()).await;
+    fixture.script.unblock();
+    within("draining the queue", fixture.queue.drained()).await;
     running.stop().await.unwrap();
-    assert_eq!(scene.counted().len(), 601);
+    assert_eq!(fixture.counted().len(), 601);
 }
 
 /// S17: what was received and waits for its share is bounded by bytes too.
 #[tokio::test(flavor = "multi_thread")]
 async fn s17_what_waits_for_its_share_is_bounded_by_bytes() {
-    let scene = Scene::new();
-    scene.publish("first", "block");
+    let fixture = Fixture::new();
+    fixture.publish("first", "block");
     let large = "x".repeat(300 << 10);
-    (0..100).for_each(|n| drop(scene.queue.publish(message(&format!("k{n}"), &large)).unwrap()));
-    let running = Running::new(scene.worker().in_flight_bytes(1 << 20));
-    scene.script.blocked().await;
+    (0..100).for_each(|n| drop(fixture.queue.publish(message(&format!("k{n}"), &large)).unwrap()));
+    let running = Running::new(fixture.worker().in_flight_bytes(1 << 20));
+    fixture.script.blocked().await;
     running.until("the limit", |running| running.view.load().bytes > 600 << 10).await;
-    let in_memory = scene.queue.stats().in_flight;
+    let in_memory = fixture.queue.stats().in_flight;
     assert!(in_memory <= 6, "{in_memory} messages of 300 KiB are here, and 1 MiB is allowed");
-    scene.script.unblock();
-    within("draining the queue", scene.queue.drained()).await;
+    fixture.script.unblock();
+    within("draining the queue", fixture.queue.drained()).await;
     running.stop().await.unwrap();
-    assert_eq!(scene.counted().len(), 101);
+    assert_eq!(fixture.counted().len(), 101);
 }

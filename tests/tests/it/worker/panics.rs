@@ -20,7 +20,7 @@ use idem_testkit::{
     memory::{MemoryPublisher, QueueOptions},
 };
 
-use super::scene::{Scene, drain, message};
+use super::fixture::{Fixture, drain, message};
 
 type Configure = fn(DedupConsumerBuilder<MemoryStore>) -> DedupConsumerBuilder<MemoryStore>;
 
@@ -77,17 +77,17 @@ const FUNCTIONS: [(&str, Configure); 4] = [
 #[tokio::test(flavor = "multi_thread")]
 async fn d11_a_panic_in_a_function_that_identifies_costs_its_own_message() {
     for (word, configure) in FUNCTIONS {
-        let scene = Scene::new();
-        scene.publish("1", "ok");
-        scene.publish("bad", "poison");
-        scene.publish("2", "ok");
-        let summary = drain(&scene, scene.worker_of(configure(scene.consumer()).build().unwrap())).await;
+        let fixture = Fixture::new();
+        fixture.publish("1", "ok");
+        fixture.publish("bad", "poison");
+        fixture.publish("2", "ok");
+        let summary = drain(&fixture, fixture.worker_of(configure(fixture.consumer()).build().unwrap())).await;
         assert_eq!((summary.processed, summary.dead_lettered, summary.retries), (2, 1, 0), "{word}");
-        let letter = scene.dead_letters().await.remove(0);
+        let letter = fixture.dead_letters().await.remove(0);
         assert_eq!((letter.reason, &letter.origin[..]), (Reason::Malformed, "orders/2"));
         assert!(letter.error.contains(word) && letter.error.contains("panicked"), "{}", letter.error);
         assert!(!letter.error.contains("as it should"), "a panic's text may quote the payload: {}", letter.error);
-        assert_eq!(scene.counted().len(), 2);
+        assert_eq!(fixture.counted().len(), 2);
     }
 }
 
@@ -95,8 +95,8 @@ async fn d11_a_panic_in_a_function_that_identifies_costs_its_own_message() {
 #[tokio::test(flavor = "multi_thread")]
 async fn d11_an_own_loop_learns_of_the_good_ones_beside_a_panic() {
     for (word, configure) in FUNCTIONS {
-        let scene = Scene::new();
-        let consumer = configure(scene.consumer()).build().unwrap();
+        let fixture = Fixture::new();
+        let consumer = configure(fixture.consumer()).build().unwrap();
         let batch = vec![message("1", "ok"), message("bad", "poison"), message("2", "ok")];
         let decisions = consumer.decisions(batch).await.unwrap();
         assert!(decisions[0].is_processed() && decisions[2].is_processed(), "{word}: {decisions:?}");
@@ -108,19 +108,19 @@ async fn d11_an_own_loop_learns_of_the_good_ones_beside_a_panic() {
 /// D11: a former hash rule that panics cannot tell whether the payload is the same, which nobody takes for a duplicate.
 #[tokio::test(flavor = "multi_thread")]
 async fn d11_a_panic_in_a_former_hash_rule_is_no_duplicate() {
-    let scene = Scene::new();
-    let good = scene.consumer().hash_rules(HashRules::new(hash_fn("old", |message| Ok(payload(message)))));
+    let fixture = Fixture::new();
+    let good = fixture.consumer().hash_rules(HashRules::new(hash_fn("old", |message| Ok(payload(message)))));
     assert!(good.build().unwrap().decisions(vec![message("1", "poison")]).await.unwrap()[0].is_processed());
     let panics = hash_fn("old", |message| {
         panic_at_poison(message);
         Ok(payload(message))
     });
-    let consumer = scene.consumer().hash_rules(HashRules::new(RawPayload).and_formerly(panics)).build().unwrap();
-    scene.publish("1", "poison");
-    scene.publish("2", "ok");
-    let summary = drain(&scene, scene.worker_of(consumer)).await;
+    let consumer = fixture.consumer().hash_rules(HashRules::new(RawPayload).and_formerly(panics)).build().unwrap();
+    fixture.publish("1", "poison");
+    fixture.publish("2", "ok");
+    let summary = drain(&fixture, fixture.worker_of(consumer)).await;
     assert_eq!((summary.processed, summary.duplicates, summary.dead_lettered), (1, 0, 1));
-    assert_eq!(scene.dead_letters().await[0].reason, Reason::HashUnknown);
+    assert_eq!(fixture.dead_letters().await[0].reason, Reason::HashUnknown);
 }
 
 /// Panics for the first calls, once before its future is made and once in it.
@@ -151,16 +151,16 @@ impl Publisher for Panics {
 /// D12: a publisher that panics is one that could not publish: the message is not settled, and it is tried again.
 #[tokio::test(flavor = "multi_thread")]
 async fn d12_a_publisher_that_panics_is_tried_again() {
-    let scene = Scene::new();
-    let aside = scene.broker.create("aside", QueueOptions::default()).unwrap();
+    let fixture = Fixture::new();
+    let aside = fixture.broker.create("aside", QueueOptions::default()).unwrap();
     let calls = Arc::new(AtomicUsize::new(0));
-    scene.publish("1", "permanent");
-    scene.publish("2", "ok");
+    fixture.publish("1", "permanent");
+    fixture.publish("2", "ok");
     let publisher = Panics { publisher: aside.publisher(), calls: Arc::clone(&calls) };
-    let summary = drain(&scene, scene.worker().publisher(publisher)).await;
+    let summary = drain(&fixture, fixture.worker().publisher(publisher)).await;
     assert_eq!((summary.processed, summary.dead_lettered), (1, 1));
     assert_eq!((calls.load(Ordering::Relaxed), aside.unsettled().len()), (3, 1));
-    assert_eq!(scene.script.runs_of("1"), 1, "publishing again does not run the handler again");
+    assert_eq!(fixture.script.runs_of("1"), 1, "publishing again does not run the handler again");
 }
 
 /// An error that cannot even be printed.
@@ -190,14 +190,14 @@ impl Handler<MemoryStore> for AnswersUnprintable {
 /// D13: an error of the handler's that panics when it is printed keeps its class, and costs its own message.
 #[tokio::test(flavor = "multi_thread")]
 async fn d13_an_error_that_panics_when_printed_costs_its_own_message() {
-    let scene = Scene::new();
-    scene.publish("1", "ok");
-    scene.publish("bad", "poison");
-    scene.publish("2", "ok");
-    let consumer = scene.consumer().handler(AnswersUnprintable).build().unwrap();
-    let summary = drain(&scene, scene.worker_of(consumer)).await;
+    let fixture = Fixture::new();
+    fixture.publish("1", "ok");
+    fixture.publish("bad", "poison");
+    fixture.publish("2", "ok");
+    let consumer = fixture.consumer().handler(AnswersUnprintable).build().unwrap();
+    let summary = drain(&fixture, fixture.worker_of(consumer)).await;
     assert_eq!((summary.processed, summary.dead_lettered), (2, 1));
-    let letter = scene.dead_letters().await.remove(0);
+    let letter = fixture.dead_letters().await.remove(0);
     assert_eq!(letter.reason, Reason::Permanent);
     assert!(letter.error.contains("could not be printed"), "{}", letter.error);
 }

@@ -9,18 +9,18 @@ use std::{
 use idem_core::{HashRules, JsonMembers, Message, OlderThanRetention, RawPayload, Reason, Router, WorkerBuilder};
 use idem_testkit::{Decide as _, Defect, MemoryStore, memory::MemorySource};
 
-use super::scene::{Scene, drain, message};
+use super::fixture::{Fixture, drain, message};
 
-/// Why the worker has set the messages of its scene aside.
-async fn reasons(scene: &Scene, worker: WorkerBuilder<MemoryStore, MemorySource>) -> Vec<Reason> {
-    drain(scene, worker.breaker(false)).await;
-    scene.dead_letters().await.into_iter().map(|letter| letter.reason).collect()
+/// Why the worker has set the messages of its fixture aside.
+async fn reasons(fixture: &Fixture, worker: WorkerBuilder<MemoryStore, MemorySource>) -> Vec<Reason> {
+    drain(fixture, worker.breaker(false)).await;
+    fixture.dead_letters().await.into_iter().map(|letter| letter.reason).collect()
 }
 
 async fn reasons_of_one_worker() -> Vec<Reason> {
-    let scene = Scene::new();
-    scene.queue.publish(Message::new("{}")).unwrap();
-    scene.queue.publish(message("old", "ok").with_sent_at(SystemTime::UNIX_EPOCH)).unwrap();
+    let fixture = Fixture::new();
+    fixture.queue.publish(Message::new("{}")).unwrap();
+    fixture.queue.publish(message("old", "ok").with_sent_at(SystemTime::UNIX_EPOCH)).unwrap();
     for (key, payload) in [
         ("", "ok"),
         ("large", &"x".repeat(2 << 20)),
@@ -30,39 +30,39 @@ async fn reasons_of_one_worker() -> Vec<Reason> {
         ("failing", "fail"),
         ("slow", "block"),
     ] {
-        scene.publish(key, payload);
+        fixture.publish(key, payload);
     }
-    let consumer = scene.consumer().handler_deadline(Duration::from_millis(50)).build().unwrap();
-    reasons(&scene, scene.worker_of(consumer).older_than_retention(OlderThanRetention::DeadLetter)).await
+    let consumer = fixture.consumer().handler_deadline(Duration::from_millis(50)).build().unwrap();
+    reasons(&fixture, fixture.worker_of(consumer).older_than_retention(OlderThanRetention::DeadLetter)).await
 }
 
 /// The keys differ in case, and this store's ids do not.
 async fn reasons_of_colliding_ids() -> Vec<Reason> {
-    let mut scene = Scene::new();
-    scene.store = MemoryStore::with_defect(Defect::CollidesKeys);
-    scene.publish("order", "ok");
-    scene.publish("ORDER", "ok");
-    reasons(&scene, scene.worker()).await
+    let mut fixture = Fixture::new();
+    fixture.store = MemoryStore::with_defect(Defect::CollidesKeys);
+    fixture.publish("order", "ok");
+    fixture.publish("ORDER", "ok");
+    reasons(&fixture, fixture.worker()).await
 }
 
 /// The third release has forgotten how the first one hashed.
 async fn reasons_of_a_forgotten_hash() -> Vec<Reason> {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let first = || JsonMembers::only(["/a"]).unwrap();
     let releases = [HashRules::new(first()), HashRules::new(RawPayload).and_formerly(first())];
     for (number, rules) in releases.into_iter().enumerate() {
-        let release = scene.consumer().hash_rules(rules).build().unwrap();
+        let release = fixture.consumer().hash_rules(rules).build().unwrap();
         release.decisions(vec![message(&format!("of-release-{number}"), r#"{"a":1}"#)]).await.unwrap();
     }
-    scene.publish("of-release-0", r#"{"a":1}"#);
-    reasons(&scene, scene.worker()).await
+    fixture.publish("of-release-0", r#"{"a":1}"#);
+    reasons(&fixture, fixture.worker()).await
 }
 
 async fn reasons_of_a_router() -> Vec<Reason> {
-    let scene = Scene::new();
-    scene.queue.publish(message("new", "ok").with_type("not-yet-known")).unwrap();
-    let consumer = scene.consumer().handler(Router::new().on("known", scene.script.clone())).build().unwrap();
-    reasons(&scene, scene.worker_of(consumer)).await
+    let fixture = Fixture::new();
+    fixture.queue.publish(message("new", "ok").with_type("not-yet-known")).unwrap();
+    let consumer = fixture.consumer().handler(Router::new().on("known", fixture.script.clone())).build().unwrap();
+    reasons(&fixture, fixture.worker_of(consumer)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

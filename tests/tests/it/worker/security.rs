@@ -7,23 +7,23 @@ use idem_testkit::MemoryStore;
 
 use super::{
     captured::Captured,
-    scene::{Running, Scene, drain, message, within},
+    fixture::{Fixture, Running, drain, message, within},
 };
 
 /// S2: two tenants with the same key are two messages, and neither sees the other's record.
 #[tokio::test(flavor = "multi_thread")]
 async fn s2_two_tenants_with_one_key_are_two_messages() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for tenant in ["blue", "green", "blue"] {
-        scene.queue.publish(message("order-1", tenant).with_header("authenticated-tenant", tenant)).unwrap();
+        fixture.queue.publish(message("order-1", tenant).with_header("authenticated-tenant", tenant)).unwrap();
     }
-    scene.queue.publish(message("order-1", "nobody")).unwrap();
+    fixture.queue.publish(message("order-1", "nobody")).unwrap();
     let tenant = |message: &Message| Tenant::new(message.headers().text("authenticated-tenant")?).ok();
-    let consumer = scene.consumer().tenant_of(tenant).build().unwrap();
-    let summary = drain(&scene, scene.worker_of(consumer)).await;
+    let consumer = fixture.consumer().tenant_of(tenant).build().unwrap();
+    let summary = drain(&fixture, fixture.worker_of(consumer)).await;
     assert_eq!((summary.processed, summary.duplicates, summary.conflicts), (2, 1, 0));
     assert_eq!(summary.dead_lettered, 1, "a message without a tenant is malformed");
-    let mut effects: Vec<String> = scene.effects().into_iter().map(|(_, payload)| payload).collect();
+    let mut effects: Vec<String> = fixture.effects().into_iter().map(|(_, payload)| payload).collect();
     effects.sort();
     assert_eq!(effects, ["blue", "green"]);
 }
@@ -67,10 +67,10 @@ impl Handler<MemoryStore> for Leaky {
 #[tokio::test]
 async fn s4_nothing_of_a_payload_is_logged_or_stored_as_text() {
     let (captured, _guard) = Captured::log(tracing::Level::TRACE);
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let publish = |key: &str, payload: String, way: &str| {
         let message = message(key, &payload).with_header("way", way.to_owned()).with_header("secret", CANARY);
-        scene.queue.publish(message).unwrap();
+        fixture.queue.publish(message).unwrap();
     };
     for (n, way) in ["json", "wrapped"].into_iter().enumerate() {
         publish(&format!("a{n}"), format!(r#"{{"number":"{CANARY}","kind":"Debit"}}"#), way);
@@ -81,16 +81,16 @@ async fn s4_nothing_of_a_payload_is_logged_or_stored_as_text() {
     publish("panic", CANARY.to_owned(), "panic");
     publish("conflict", CANARY.to_owned(), "none");
     publish("conflict", format!("{CANARY} again"), "none");
-    scene.queue.publish(Message::new(format!(r#"{{"idempotencykey":{{"{CANARY}":1}}}}"#))).unwrap();
-    let consumer = scene.consumer().handler(Leaky).build().unwrap();
-    let running = Running::new(scene.worker_of(consumer).breaker(false));
-    within("draining the queue", scene.queue.drained()).await;
+    fixture.queue.publish(Message::new(format!(r#"{{"idempotencykey":{{"{CANARY}":1}}}}"#))).unwrap();
+    let consumer = fixture.consumer().handler(Leaky).build().unwrap();
+    let running = Running::new(fixture.worker_of(consumer).breaker(false));
+    within("draining the queue", fixture.queue.drained()).await;
     let summary = running.stop().await.unwrap();
     assert_eq!((summary.processed, summary.dead_lettered), (1, 11));
     let logged = captured.lines().join("\n");
     assert!(logged.contains("set aside as a dead letter"), "nothing was captured:\n{logged}");
     let mut texts = vec![("the log", logged)];
-    texts.extend(scene.dead_letters().await.into_iter().map(|letter| ("a dead letter", format!("{letter:?}"))));
+    texts.extend(fixture.dead_letters().await.into_iter().map(|letter| ("a dead letter", format!("{letter:?}"))));
     texts.push(("Debug", format!("{:?}", message("1", CANARY).with_header("secret", CANARY))));
     for (place, text) in texts {
         assert!(!text.contains(CANARY), "{place} leaks the payload: {text}");
@@ -101,10 +101,10 @@ async fn s4_nothing_of_a_payload_is_logged_or_stored_as_text() {
 #[tokio::test]
 async fn j8_many_failures_make_few_log_lines() {
     let (captured, _guard) = Captured::log(tracing::Level::INFO);
-    let scene = Scene::new();
-    (0..2_000).for_each(|n| drop(scene.publish(&format!("k{n}"), "permanent")));
+    let fixture = Fixture::new();
+    (0..2_000).for_each(|n| drop(fixture.publish(&format!("k{n}"), "permanent")));
     let begun = tokio::time::Instant::now();
-    let summary = drain(&scene, scene.worker().breaker(false)).await;
+    let summary = drain(&fixture, fixture.worker().breaker(false)).await;
     let seconds = begun.elapsed().as_secs() + 1;
     assert_eq!(summary.dead_lettered, 2_000);
     let lines = captured.lines().len() as u64;
@@ -123,12 +123,12 @@ async fn s5_a_key_cannot_forge_a_line_of_a_log() {
 #[tokio::test]
 async fn s5_no_line_of_the_log_has_a_debug_form() {
     let (captured, _guard) = Captured::log(tracing::Level::WARN);
-    let scene = Scene::new();
-    let origin = scene.publish("order-1", "permanent");
+    let fixture = Fixture::new();
+    let origin = fixture.publish("order-1", "permanent");
     for payload in ["paid", "refunded"] {
-        scene.publish("order-2", payload);
+        fixture.publish("order-2", payload);
     }
-    drain(&scene, scene.worker()).await;
+    drain(&fixture, fixture.worker()).await;
     let lines = captured.lines();
     let has = |what: &str| lines.iter().any(|line| line.contains(what));
     assert!(has(&format!("origin={origin} ")) && has("another payload"), "{lines:?}");

@@ -15,57 +15,57 @@ use idem_core::{
 use idem_testkit::{MemoryStore, memory::MemorySource};
 use tokio::sync::Semaphore;
 
-use super::scene::{Running, Scene, drain, within};
+use super::fixture::{Fixture, Running, drain, within};
 
 /// J1: a stop finishes what is running, gives the rest back, and nothing is lost or doubled. On one thread, so that the worker
 /// hears of the stop before its handler goes on.
 #[tokio::test]
 async fn j1_a_stop_finishes_what_runs_and_gives_the_rest_back() {
-    let scene = Scene::new();
-    let first = scene.publish("first", "block");
-    (0..100).for_each(|n| drop(scene.publish(&format!("k{n}"), "ok")));
-    let running = Running::new(scene.worker());
-    scene.script.blocked().await;
+    let fixture = Fixture::new();
+    let first = fixture.publish("first", "block");
+    (0..100).for_each(|n| drop(fixture.publish(&format!("k{n}"), "ok")));
+    let running = Running::new(fixture.worker());
+    fixture.script.blocked().await;
     running.cancel();
-    scene.script.unblock();
+    fixture.script.unblock();
     running.ended().await.unwrap();
-    assert_eq!(scene.queue.history(&first).acknowledged, 1, "what was running is finished");
-    let stats = scene.queue.stats();
+    assert_eq!(fixture.queue.history(&first).acknowledged, 1, "what was running is finished");
+    let stats = fixture.queue.stats();
     assert_eq!((stats.in_flight, stats.ready + stats.delayed), (0, 100), "the rest went back");
     // The next worker takes it up.
-    let running = Running::new(scene.worker());
-    within("draining the queue", scene.queue.drained()).await;
+    let running = Running::new(fixture.worker());
+    within("draining the queue", fixture.queue.drained()).await;
     running.stop().await.unwrap();
-    assert_eq!(scene.counted().len(), 101);
-    assert!(scene.counted().values().all(|count| *count == 1));
+    assert_eq!(fixture.counted().len(), 101);
+    assert!(fixture.counted().values().all(|count| *count == 1));
 }
 
 /// J1: repeated stops under load.
 #[tokio::test(flavor = "multi_thread")]
 async fn j1_many_stops_under_load_lose_nothing() {
-    let scene = Scene::new();
-    (0..2_000).for_each(|n| drop(scene.publish(&format!("k{n}"), if n % 100 == 0 { "fail once" } else { "ok" })));
-    while !scene.queue.is_drained() {
-        let running = Running::new(scene.worker().batch(10));
+    let fixture = Fixture::new();
+    (0..2_000).for_each(|n| drop(fixture.publish(&format!("k{n}"), if n % 100 == 0 { "fail once" } else { "ok" })));
+    while !fixture.queue.is_drained() {
+        let running = Running::new(fixture.worker().batch(10));
         let before = running.view.summary().processed;
         running
             .until("some progress", |running| {
-                running.view.summary().processed > before + 50 || scene.queue.is_drained()
+                running.view.summary().processed > before + 50 || fixture.queue.is_drained()
             })
             .await;
         running.stop().await.unwrap();
     }
-    assert_eq!(scene.counted().len(), 2_000);
-    assert!(scene.counted().values().all(|count| *count == 1));
+    assert_eq!(fixture.counted().len(), 2_000);
+    assert!(fixture.counted().values().all(|count| *count == 1));
 }
 
 /// A handler that outlives the drain deadline: the worker says so, and its message comes back.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_deadline_that_passes_is_reported() {
-    let scene = Scene::new();
-    scene.publish("1", "block");
-    let running = Running::new(scene.worker().drain(Duration::from_millis(20)));
-    scene.script.blocked().await;
+    let fixture = Fixture::new();
+    fixture.publish("1", "block");
+    let running = Running::new(fixture.worker().drain(Duration::from_millis(20)));
+    fixture.script.blocked().await;
     let error = running.stop().await.unwrap_err();
     assert!(matches!(error, WorkerError::DrainDeadline { in_flight: 1, .. }), "{error:?}");
 }
@@ -98,22 +98,22 @@ fn hangs_once(runs: &Arc<AtomicUsize>, begun: &Arc<Semaphore>, ended: &Arc<Semap
 /// the next worker handles everything once.
 #[tokio::test(flavor = "multi_thread")]
 async fn g46_a_dropped_run_ends_its_tasks_and_acknowledges_nothing() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let (runs, begun, ended) =
         (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-    let origins = ["1", "2", "3"].map(|key| scene.publish(key, "ok"));
+    let origins = ["1", "2", "3"].map(|key| fixture.publish(key, "ok"));
     let worker = || {
-        let consumer = scene.consumer().handler(hangs_once(&runs, &begun, &ended)).build().unwrap();
-        scene.worker_of(consumer).batch(1)
+        let consumer = fixture.consumer().handler(hangs_once(&runs, &begun, &ended)).build().unwrap();
+        fixture.worker_of(consumer).batch(1)
     };
     let running = Running::new(worker());
     within("the first run", begun.acquire()).await.unwrap().forget();
     running.drop_run().await;
     within("the end of the handler", ended.acquire()).await.unwrap().forget();
-    assert_eq!(scene.effects(), []);
-    assert!(origins.iter().all(|origin| scene.queue.history(origin).acknowledged == 0));
-    drain(&scene, worker()).await;
-    assert_eq!(scene.counted(), ["1", "2", "3"].map(|key| (key.to_owned(), 1)).into());
+    assert_eq!(fixture.effects(), []);
+    assert!(origins.iter().all(|origin| fixture.queue.history(origin).acknowledged == 0));
+    drain(&fixture, worker()).await;
+    assert_eq!(fixture.counted(), ["1", "2", "3"].map(|key| (key.to_owned(), 1)).into());
     assert_eq!(runs.load(Ordering::Relaxed), 4, "nothing of the first worker ran on");
 }
 
@@ -121,27 +121,27 @@ async fn g46_a_dropped_run_ends_its_tasks_and_acknowledges_nothing() {
 /// so that nothing else runs between the two.
 #[tokio::test]
 async fn g46_what_passed_the_drain_deadline_does_not_go_on() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let (runs, begun, ended) =
         (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-    let origin = scene.publish("1", "ok");
-    let consumer = scene.consumer().handler(hangs_once(&runs, &begun, &ended)).build().unwrap();
-    let worker = scene.worker_of(consumer).drain(Duration::from_millis(20)).build().unwrap();
+    let origin = fixture.publish("1", "ok");
+    let consumer = fixture.consumer().handler(hangs_once(&runs, &begun, &ended)).build().unwrap();
+    let worker = fixture.worker_of(consumer).drain(Duration::from_millis(20)).build().unwrap();
     let stop = async { begun.acquire().await.unwrap().forget() };
     let error = within("the run", worker.run(stop)).await.unwrap_err();
     assert_eq!(ended.available_permits(), 1, "the handler has ended");
     assert!(matches!(error, WorkerError::DrainDeadline { in_flight: 1, .. }), "{error:?}");
-    assert_eq!((scene.effects(), scene.queue.history(&origin).acknowledged), (vec![], 0));
+    assert_eq!((fixture.effects(), fixture.queue.history(&origin).acknowledged), (vec![], 0));
 }
 
 /// The run ends by itself once everything is settled.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_until_idle_ends_when_everything_is_settled() {
-    let scene = Scene::new();
-    (0..50).for_each(|n| drop(scene.publish(&format!("k{n}"), "ok")));
-    let summary = Running::new(scene.worker().until_idle(Duration::from_millis(20))).ended().await.unwrap();
+    let fixture = Fixture::new();
+    (0..50).for_each(|n| drop(fixture.publish(&format!("k{n}"), "ok")));
+    let summary = Running::new(fixture.worker().until_idle(Duration::from_millis(20))).ended().await.unwrap();
     assert_eq!(summary.processed, 50);
-    assert!(scene.queue.is_drained());
+    assert!(fixture.queue.is_drained());
 }
 
 /// Breaks in the settler's hands.
@@ -182,11 +182,11 @@ impl Source for Broken {
 /// J11: a task of the worker that dies stops the worker, instead of leaving it standing in silence.
 #[tokio::test(flavor = "multi_thread")]
 async fn j11_a_task_that_dies_stops_the_worker() {
-    let scene = Scene::new();
-    scene.publish("1", "ok");
-    let consumer = scene.consumer().build().unwrap();
-    let worker = Worker::builder(consumer, Broken(scene.queue.source())).build().unwrap();
+    let fixture = Fixture::new();
+    fixture.publish("1", "ok");
+    let consumer = fixture.consumer().build().unwrap();
+    let worker = Worker::builder(consumer, Broken(fixture.queue.source())).build().unwrap();
     let ended = within("the worker's end", worker.run(std::future::pending())).await;
     assert!(matches!(ended, Err(WorkerError::TaskDied { task: "settler" })), "{ended:?}");
-    assert_eq!(scene.counted(), [("1".to_owned(), 1)].into());
+    assert_eq!(fixture.counted(), [("1".to_owned(), 1)].into());
 }

@@ -12,7 +12,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 
 use super::{
     captured::{Captured, set_default},
-    scene::{Running, Scene, drain, message, within},
+    fixture::{Fixture, Running, drain, message, within},
 };
 
 /// What was recorded, by metric and labels, as a number: of a histogram, how many values.
@@ -38,14 +38,14 @@ fn recorded(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
 async fn outcomes_are_counted_by_consumer_and_duplicates_by_cause() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
-    let scene = Scene::new();
-    let worker = metrics::with_local_recorder(&recorder, || Running::new(scene.worker()));
-    scene.publish("a", "fine");
-    scene.publish("a", "fine");
-    scene.publish("a", "another payload");
-    scene.publish("b", "permanent");
-    scene.queue.publish(Message::new("{}")).unwrap();
-    within("draining the queue", scene.queue.drained()).await;
+    let fixture = Fixture::new();
+    let worker = metrics::with_local_recorder(&recorder, || Running::new(fixture.worker()));
+    fixture.publish("a", "fine");
+    fixture.publish("a", "fine");
+    fixture.publish("a", "another payload");
+    fixture.publish("b", "permanent");
+    fixture.queue.publish(Message::new("{}")).unwrap();
+    within("draining the queue", fixture.queue.drained()).await;
     worker.view.measure();
     worker.stop().await.unwrap();
     let recorded = recorded(&snapshotter);
@@ -88,13 +88,13 @@ async fn a26_a_transaction_that_stays_open_is_measured_warned_of_and_ended() {
     let (captured, _guard) = Captured::log(tracing::Level::WARN);
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
-    let scene = Scene::new();
-    scene.publish("1", "block");
+    let fixture = Fixture::new();
+    fixture.publish("1", "block");
     let worker = metrics::with_local_recorder(&recorder, || {
-        let consumer = scene.consumer().handler_deadline(Duration::from_secs(300)).build().unwrap();
-        Running::new(scene.worker_of(consumer).retry(RetryPolicy::default().attempts(1)))
+        let consumer = fixture.consumer().handler_deadline(Duration::from_secs(300)).build().unwrap();
+        Running::new(fixture.worker_of(consumer).retry(RetryPolicy::default().attempts(1)))
     });
-    scene.script.blocked().await;
+    fixture.script.blocked().await;
     let open_for = || {
         worker.view.measure();
         recorded(&snapshotter)["idem.oldest_transaction{consumer=ledger}"]
@@ -107,7 +107,7 @@ async fn a26_a_transaction_that_stays_open_is_measured_warned_of_and_ended() {
         assert!((open - f64::from(seconds)).abs() < 5.0, "open for {open} s instead of {seconds} s");
         assert_eq!(warnings(), warned, "after {seconds} s: {:?}", captured.lines());
     }
-    let letters = scene.dead_letters().await;
+    let letters = fixture.dead_letters().await;
     assert!(letters[0].error.contains("deadline of 300s"), "{letters:?}");
     worker.stop().await.unwrap();
 }
@@ -117,12 +117,12 @@ async fn a26_a_transaction_that_stays_open_is_measured_warned_of_and_ended() {
 async fn a_redelivery_is_told_from_a_producer_that_sends_twice() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
-    let scene = Scene::new();
-    scene.queue.misbehave(Faults { resurrected: Rate::Always, ..Faults::default() });
-    scene.publish("a", "fine");
-    let worker = metrics::with_local_recorder(&recorder, || Running::new(scene.worker()));
+    let fixture = Fixture::new();
+    fixture.queue.misbehave(Faults { resurrected: Rate::Always, ..Faults::default() });
+    fixture.publish("a", "fine");
+    let worker = metrics::with_local_recorder(&recorder, || Running::new(fixture.worker()));
     worker.until("the message to come again", |worker| worker.view.summary().duplicates == 1).await;
-    within("draining the queue", scene.queue.drained()).await;
+    within("draining the queue", fixture.queue.drained()).await;
     worker.stop().await.unwrap();
     let recorded = recorded(&snapshotter);
     assert_eq!(recorded["consumer.duplicate_skipped{consumer=ledger,cause=redelivery}"], 1.0, "{recorded:#?}");
@@ -135,22 +135,22 @@ async fn a_redelivery_is_told_from_a_producer_that_sends_twice() {
 async fn a_backlog_of_duplicates_is_looked_up_and_not_claimed() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
-    let scene = Scene::new();
-    let worker = metrics::with_local_recorder(&recorder, || Running::new(scene.worker().batch(10)));
-    let publish = |keys: std::ops::Range<usize>| keys.for_each(|key| drop(scene.publish(&key.to_string(), "fine")));
+    let fixture = Fixture::new();
+    let worker = metrics::with_local_recorder(&recorder, || Running::new(fixture.worker().batch(10)));
+    let publish = |keys: std::ops::Range<usize>| keys.for_each(|key| drop(fixture.publish(&key.to_string(), "fine")));
     publish(0..10);
-    within("draining the queue", scene.queue.drained()).await;
-    scene.publish("block", "block");
-    scene.script.blocked().await;
+    within("draining the queue", fixture.queue.drained()).await;
+    fixture.publish("block", "block");
+    fixture.script.blocked().await;
     [0..10, 0..10, 5..15].into_iter().for_each(publish);
     worker.until("all to be in hand", |worker| worker.view.load().messages == 31).await;
-    scene.script.unblock();
-    within("draining the queue", scene.queue.drained()).await;
+    fixture.script.unblock();
+    within("draining the queue", fixture.queue.drained()).await;
     let summary = worker.stop().await.unwrap();
     assert_eq!((summary.processed, summary.duplicates), (16, 25));
     // After a start ten messages run alone. Then: the one that blocks, the first ten duplicates, the five that are new.
     assert_eq!(recorded(&snapshotter)["idem.batch_size{consumer=ledger}"], 13.0, "units");
-    assert!(scene.counted().values().all(|count| *count == 1), "{:?}", scene.counted());
+    assert!(fixture.counted().values().all(|count| *count == 1), "{:?}", fixture.counted());
 }
 
 fn left_out(line: &str) -> usize {
@@ -162,12 +162,12 @@ fn left_out(line: &str) -> usize {
 #[tokio::test]
 async fn j8_each_of_20_000_conflicts_is_told_or_counted_in_few_lines() {
     let (captured, _guard) = Captured::log(tracing::Level::INFO);
-    let scene = Scene::new();
-    scene.publish("order-1", "fine");
-    (0..20_000).for_each(|_| drop(scene.publish("order-1", "another payload")));
+    let fixture = Fixture::new();
+    fixture.publish("order-1", "fine");
+    (0..20_000).for_each(|_| drop(fixture.publish("order-1", "another payload")));
     let begun = tokio::time::Instant::now();
-    let worker = Running::new(scene.worker().on_conflict(OnConflict::Acknowledge).batch(1_000));
-    within("draining the queue", scene.queue.drained()).await;
+    let worker = Running::new(fixture.worker().on_conflict(OnConflict::Acknowledge).batch(1_000));
+    within("draining the queue", fixture.queue.drained()).await;
     assert_eq!(worker.stop().await.unwrap().conflicts, 20_000);
     let seconds = begun.elapsed().as_secs() as usize + 1;
     let lines = captured.lines();
@@ -183,9 +183,9 @@ async fn j8_each_of_20_000_conflicts_is_told_or_counted_in_few_lines() {
 async fn skipped_duplicates_are_a_line_each_at_debug_and_one_line_at_info() {
     for (level, each) in [(tracing::Level::DEBUG, 500), (tracing::Level::INFO, 0)] {
         let (captured, _guard) = Captured::log(level);
-        let scene = Scene::new();
-        (0..501).for_each(|_| drop(scene.publish("order-1", "fine")));
-        let summary = drain(&scene, scene.worker()).await;
+        let fixture = Fixture::new();
+        (0..501).for_each(|_| drop(fixture.publish("order-1", "fine")));
+        let summary = drain(&fixture, fixture.worker()).await;
         assert_eq!(summary.duplicates, 500);
         let lines = captured.lines();
         let skips = lines.iter().filter(|line| line.contains("[ledger] Skipping duplicate: order-1")).count();
@@ -220,11 +220,11 @@ async fn a_process_span_is_linked_to_the_producers() {
             TraceState::NONE,
         ));
     }));
-    let scene = Scene::new();
-    scene.queue.publish(message("linked", "fine").with_id("m-1").with_header("traceparent", TRACE)).unwrap();
-    scene.queue.publish(message("invalid", "fine").with_header("traceparent", "00-0-0-00")).unwrap();
-    scene.publish("failed", "permanent");
-    drain(&scene, scene.worker()).await;
+    let fixture = Fixture::new();
+    fixture.queue.publish(message("linked", "fine").with_id("m-1").with_header("traceparent", TRACE)).unwrap();
+    fixture.queue.publish(message("invalid", "fine").with_header("traceparent", "00-0-0-00")).unwrap();
+    fixture.publish("failed", "permanent");
+    drain(&fixture, fixture.worker()).await;
     let spans = exporter.get_finished_spans().unwrap();
     let of = |key: &str| {
         let found = spans.iter().find(|span| attribute(span, "idem.key").as_deref() == Some(key));

@@ -3,34 +3,34 @@
 use idem_core::{Decision, DedupConsumer, Reason, Router};
 use idem_testkit::{Decide as _, MemoryStore};
 
-use super::scene::{Scene, drain, message};
+use super::fixture::{Fixture, drain, message};
 
 /// A consumer with a handler for each of two types.
-fn routed(scene: &Scene) -> DedupConsumer<MemoryStore> {
-    let router = Router::new().on("OrderPlaced", scene.script.clone()).on("OrderCancelled", scene.script.clone());
-    scene.consumer().handler(router).build().unwrap()
+fn routed(fixture: &Fixture) -> DedupConsumer<MemoryStore> {
+    let router = Router::new().on("OrderPlaced", fixture.script.clone()).on("OrderCancelled", fixture.script.clone());
+    fixture.consumer().handler(router).build().unwrap()
 }
 
 /// C12: the cancellation of an order has its key and its payload, and is not the order.
 #[tokio::test(flavor = "multi_thread")]
 async fn c12_another_type_under_a_used_key_is_a_conflict_and_never_dropped() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for message_type in ["OrderPlaced", "OrderPlaced", "OrderCancelled"] {
-        scene.queue.publish(message("order-1", "ok").with_type(message_type)).unwrap();
+        fixture.queue.publish(message("order-1", "ok").with_type(message_type)).unwrap();
     }
-    let summary = drain(&scene, scene.worker_of(routed(&scene))).await;
+    let summary = drain(&fixture, fixture.worker_of(routed(&fixture))).await;
     assert_eq!((summary.processed, summary.duplicates, summary.conflicts), (1, 1, 1));
-    assert_eq!(scene.script.runs_of("order-1"), 1);
-    let letter = scene.dead_letters().await.remove(0);
+    assert_eq!(fixture.script.runs_of("order-1"), 1);
+    let letter = fixture.dead_letters().await.remove(0);
     assert_eq!(letter.reason, Reason::Conflict);
 }
 
 /// C12: the type is the one by which the router picks, also where a header carries it.
 #[tokio::test(flavor = "multi_thread")]
 async fn c12_the_type_is_the_one_that_the_router_picks_by() {
-    let scene = Scene::new();
-    let router = Router::new().by_header("EventType").on("a", scene.script.clone()).on("b", scene.script.clone());
-    let consumer = scene.consumer().handler(router).build().unwrap();
+    let fixture = Fixture::new();
+    let router = Router::new().by_header("EventType").on("a", fixture.script.clone()).on("b", fixture.script.clone());
+    let consumer = fixture.consumer().handler(router).build().unwrap();
     let of = |kind: &str, other: &str| message("1", "ok").with_header("EventType", kind.to_owned()).with_type(other);
     let decisions = consumer.decisions(vec![of("a", "x"), of("a", "y"), of("b", "x")]).await.unwrap();
     assert!(decisions[0].is_processed() && decisions[1].is_skipped(), "{decisions:?}");
@@ -40,12 +40,12 @@ async fn c12_the_type_is_the_one_that_the_router_picks_by() {
 /// C13: a consumer that ran before the type was hashed starts as ever, and its records are compared as they were made.
 #[tokio::test(flavor = "multi_thread")]
 async fn c13_records_of_the_rule_without_the_type_are_compared_by_it() {
-    let scene = Scene::new();
-    let before = scene.consumer().build().unwrap();
+    let fixture = Fixture::new();
+    let before = fixture.consumer().build().unwrap();
     let placed = |key: &str| message(key, "ok").with_type("OrderPlaced");
     let cancelled = |key: &str| message(key, "ok").with_type("OrderCancelled");
     assert!(before.decisions(vec![placed("old")]).await.unwrap()[0].is_processed());
-    let consumer = routed(&scene);
+    let consumer = routed(&fixture);
     let decisions = consumer.decisions(vec![placed("old"), cancelled("old"), placed("new")]).await.unwrap();
     assert!(decisions[0].is_skipped() && decisions[1].is_skipped() && decisions[2].is_processed(), "{decisions:?}");
     let decisions = consumer.decisions(vec![placed("new"), cancelled("new")]).await.unwrap();

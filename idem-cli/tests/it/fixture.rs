@@ -1,0 +1,268 @@
+//! A schema of its own for each test, a consumer in it, and the command.
+
+use idem_testkit::Decide as _;
+use std::{
+    process::{Command, Stdio},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use idem_core::{
+    ConsumerName, ControlState, DeadLetter, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, IdempotencyKey,
+    Message, Origin, PayloadHash, Reason, Retention, Store, Tenant, Tx,
+    dead_letter::{FailureKind, Fingerprint},
+    store::{Bookkeeping as _, HashRuleId, Registration, ScopeId},
+};
+use idem_schema::SchemaName;
+use idem_sqlx::{PostgresOptions, PostgresStore};
+use serde_json::Value;
+use sqlx::{AssertSqlSafe, ConnectOptions as _, PgPool, Row as _, postgres::PgConnectOptions};
+
+/// How long anything may take that a test waits for. It only ends a test that hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What stands in every payload here, and may be seen only where it was asked for.
+pub(crate) const PAYLOAD: &str = "canary-payload";
+pub(crate) const PASSWORD: &str = "canary-password";
+
+pub(crate) struct Fixture {
+    pub(crate) schema: String,
+    pub(crate) store: PostgresStore,
+    pub(crate) admin: PgPool,
+    pub(crate) url: String,
+    /// Messages that the handler refuses for good.
+    pub(crate) refused: Arc<Mutex<Vec<String>>>,
+}
+
+/// What the command answered.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Answer {
+    /// It went well.
+    #[track_caller]
+    pub(crate) fn ok(self) -> String {
+        assert_eq!(self.status, 0, "{self:?}");
+        self.out
+    }
+
+    /// It was refused, and this says why.
+    #[track_caller]
+    pub(crate) fn refused(self, why: &str) {
+        assert_eq!(self.status, 2, "{self:?}");
+        assert!(self.err.contains(why), "{self:?}");
+        assert!(self.out.is_empty(), "{self:?}");
+    }
+
+    #[track_caller]
+    pub(crate) fn json(self) -> Value {
+        serde_json::from_str(&self.ok()).unwrap()
+    }
+}
+
+/// Runs the command with nothing in its environment but these.
+pub(crate) fn command(variables: &[(&str, &str)], arguments: &[&str]) -> Answer {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_idem"));
+    command.env_clear().envs(variables.iter().copied()).args(arguments).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Answer { status: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+impl Fixture {
+    /// A migrated schema.
+    pub(crate) async fn new() -> Self {
+        let fixture = Self::empty().await;
+        fixture.idem("migrate up").ok();
+        fixture
+    }
+
+    pub(crate) async fn empty() -> Self {
+        let server = std::env::var("IDEM_POSTGRES_URL");
+        let server = server.unwrap_or_else(|_| "postgres://idem@127.0.0.1:25432/idem".to_owned());
+        // The server trusts this machine, so that any password will do.
+        let url = server.replace("idem@", &format!("idem:{PASSWORD}@"));
+        let schema = format!("c_{:016x}", fastrand::u64(..));
+        let options: PgConnectOptions = url.parse().unwrap();
+        let options = options.disable_statement_logging().options([("search_path", schema.as_str())]);
+        let admin = sqlx::postgres::PgPoolOptions::new().max_connections(2).connect_with(options).await.unwrap();
+        let store = PostgresOptions::parse(&url).unwrap().schema(SchemaName::new(&schema).unwrap()).build().unwrap();
+        Self { schema, store, admin, url, refused: Arc::default() }
+    }
+
+    /// The command with these arguments, which hold no blanks.
+    pub(crate) fn idem(&self, arguments: &str) -> Answer {
+        self.idem_with(&arguments.split_whitespace().collect::<Vec<_>>())
+    }
+
+    pub(crate) fn idem_with(&self, arguments: &[&str]) -> Answer {
+        let variables = [("DATABASE_URL", self.url.as_str()), ("IDEM_SCHEMA", &self.schema), ("IDEM_OPERATOR", "ada")];
+        command(&variables, arguments)
+    }
+
+    /// A consumer whose handler does nothing, or refuses.
+    pub(crate) fn consumer(&self) -> DedupConsumer<PostgresStore> {
+        let builder = DedupConsumer::builder(self.store.clone(), "orders").effects(Effects::InTransaction);
+        builder.handler(Accepting(Arc::clone(&self.refused))).version("1.2.3").build().unwrap()
+    }
+
+    /// Delivers these keys, and answers whether each was processed (P) or skipped (D).
+    pub(crate) async fn deliver(&self, keys: &[&str]) -> String {
+        let messages = keys.iter().map(|key| message(key)).collect();
+        let decisions = self.consumer().decisions(messages).await.unwrap();
+        decisions.iter().map(|decision| if decision.is_processed() { 'P' } else { 'D' }).collect()
+    }
+
+    /// Runs the script of the roles, which are the server's: one test at a time.
+    pub(crate) async fn grant_roles(&self) {
+        let roles = self.idem("migrate print --roles").ok();
+        self.run(&format!("BEGIN; SELECT pg_advisory_xact_lock(4711); {roles}; COMMIT")).await;
+    }
+
+    /// The URL of a new login with a worker's rights, and its name.
+    pub(crate) async fn worker_login(&self) -> (String, String) {
+        self.grant_roles().await;
+        let login = format!("{}_worker", self.schema);
+        self.run(&format!("CREATE ROLE {login} LOGIN IN ROLE idem_worker")).await;
+        (self.url.replace("idem:", &format!("{login}:")), login)
+    }
+
+    pub(crate) async fn run(&self, statements: &str) {
+        sqlx::raw_sql(AssertSqlSafe(statements.to_owned())).execute(&self.admin).await.unwrap();
+    }
+
+    /// The first column of what a query answers.
+    pub(crate) async fn texts(&self, query: &str) -> Vec<String> {
+        let rows = sqlx::raw_sql(AssertSqlSafe(query.to_owned())).fetch_all(&self.admin).await.unwrap();
+        rows.iter().map(|row| row.try_get_unchecked::<Option<String>, _>(0).unwrap().unwrap_or_default()).collect()
+    }
+
+    /// Asks until the database answers this.
+    pub(crate) async fn until(&self, query: &str, wanted: &str) {
+        let mut pace = tokio::time::interval(Duration::from_millis(20));
+        let asking = async {
+            while self.texts(query).await.first().map(String::as_str) != Some(wanted) {
+                pace.tick().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("never {wanted}: {query}"));
+    }
+
+    /// What the audit trail says: who did what to which key.
+    pub(crate) async fn trail(&self) -> Vec<String> {
+        self.texts("SELECT concat_ws(' ', who, action, idempotency_key, nullif(details, '')) FROM audit ORDER BY id")
+            .await
+    }
+
+    pub(crate) async fn drop(self) {
+        self.store.disconnect().await;
+        self.run(&format!("DROP SCHEMA {} CASCADE", self.schema)).await;
+    }
+}
+
+pub(crate) fn message(key: &str) -> Message {
+    Message::new(format!("{PAYLOAD} {key}")).with_header("idempotencykey", key.to_owned())
+}
+
+/// Counts an attempt of `orders`, as a worker does before it.
+pub(crate) async fn attempt(store: &impl Store, key: &str, payload: &str) {
+    let (key, hash) = (IdempotencyKey::new(key).unwrap(), PayloadHash::of(payload.as_bytes()));
+    store.bookkeeping().count_attempt(ScopeId(1), &key, hash).await.unwrap();
+}
+
+async fn set_aside(store: &impl Store, key: &str, payload: &str) {
+    let letter = DeadLetter {
+        consumer: ConsumerName::new("orders").unwrap(),
+        scope: ScopeId(1),
+        message: Message::new(payload.to_owned()).with_origin(Origin::new(&format!("q/{key}"))),
+        key: Some(IdempotencyKey::new(key).unwrap()),
+        hash: Some((PayloadHash::of(payload.as_bytes()), HashRuleId(1))),
+        reason: Reason::Permanent,
+        attempts: 1,
+        error: "there is no such customer".to_owned(),
+        fingerprint: Fingerprint::of(&FailureKind::new(Reason::Permanent, ErrorClass::Permanent)),
+        keep_payload: true,
+        payload_omitted: None,
+    };
+    store.bookkeeping().store_dead_letter(&letter).await.unwrap();
+}
+
+/// Leaves a count of attempts of each kind, beside one of `succeeded`, which has a record. `left` is to be made one that a
+/// release has left which did not end the counts of what it set aside.
+pub(crate) async fn leave_counts(store: &impl Store) {
+    for key in ["succeeded", "failing", "ended", "aside", "left", "again", "other"] {
+        attempt(store, key, "x").await;
+    }
+    let (ended, hash) = (IdempotencyKey::new("ended").unwrap(), PayloadHash::of(b"x"));
+    store.bookkeeping().end_attempts(ScopeId(1), &ended, hash).await.unwrap();
+    for key in ["aside", "left", "again", "other"] {
+        set_aside(store, key, "x").await;
+    }
+    attempt(store, "again", "x").await;
+    attempt(store, "other", "y").await;
+}
+
+/// What `stats` and `stuck` say is failing: both the same.
+#[track_caller]
+pub(crate) fn agree_on_what_fails(stats: &Value, stuck: &Value) {
+    let mut keys: Vec<&str> =
+        stuck["failing_keys"].as_array().unwrap().iter().map(|row| row["key"].as_str().unwrap()).collect();
+    keys.sort_unstable();
+    assert_eq!(keys, ["again", "failing", "other"], "{stuck}");
+    assert_eq!(stats["consumers"][0]["failing"], keys.len(), "{stats}");
+}
+
+/// What `stuck` says of consumers that somebody stopped, and that it says where else to look where nothing is stuck.
+pub(crate) async fn see_what_is_stopped(store: &impl Store, idem: impl Fn(&str) -> Answer) {
+    let nothing = || {
+        let stuck = idem("stuck --json").json();
+        assert_eq!(stuck["stopped_consumers"], serde_json::json!([]), "{stuck}");
+        let said = stuck["messages"][0].as_str().unwrap();
+        assert!(said.contains("no consumer is stopped") && said.contains("idem_waiting"), "{said}");
+    };
+    nothing();
+    idem("consumers pause orders --reason ledger-is-down").ok();
+    let (name, acme) = (ConsumerName::new("orders").unwrap(), Tenant::new("acme").unwrap());
+    let scope = store.bookkeeping().scope(&name, &acme).await.unwrap();
+    store.bookkeeping().set_control(scope, ControlState::Halted, "run 1", "a conflict").await.unwrap();
+    let (stuck, listed) = (idem("stuck --json").json(), idem("consumers list --json").json());
+    let expected =
+        ["", "acme"].into_iter().zip(["paused", "halted"]).zip([("ada", "ledger-is-down"), ("run 1", "a conflict")]);
+    for (place, ((tenant, state), (by, reason))) in expected.enumerate() {
+        let row = &stuck["stopped_consumers"][place];
+        let texts = ["consumer", "tenant", "state", "by", "reason"].map(|column| row[column].as_str().unwrap());
+        assert_eq!(texts, ["orders", tenant, state, by, reason], "{stuck}");
+        assert!(row["since"].is_string() && row["since"] == listed["consumers"][place]["since"], "{stuck} {listed}");
+    }
+    assert_eq!(stuck["messages"], serde_json::json!([]), "something is stuck");
+    assert!(idem("stuck").ok().contains("stopped consumers\nCONSUMER"));
+    let goes_on_with = stuck["stopped_consumers"][0]["goes_on_with"].as_str().unwrap();
+    idem(goes_on_with.strip_prefix("idem ").unwrap()).ok();
+    nothing();
+    // A name that a shell would take apart stands in quotes.
+    let name = ConsumerName::new("ada's orders").unwrap();
+    let rules = ("k".to_owned(), vec!["h".to_owned()]);
+    let registration = Registration::new(name, Tenant::default(), rules.0, rules.1, Retention::For(PATIENCE));
+    let scope = store.bookkeeping().register(&registration).await.unwrap().scope;
+    store.bookkeeping().set_control(scope, ControlState::Halted, "run 1", "a conflict").await.unwrap();
+    let stuck = idem("stuck --json").json();
+    let goes_on_with = &stuck["stopped_consumers"][0]["goes_on_with"];
+    assert_eq!(goes_on_with, r"idem consumers resume 'ada'\''s orders'", "{stuck}");
+    store.bookkeeping().set_control(scope, ControlState::Running, "ada", "").await.unwrap();
+}
+
+pub(crate) struct Accepting(pub(crate) Arc<Mutex<Vec<String>>>);
+
+impl<S: Store> Handler<S> for Accepting {
+    async fn handle(&self, message: &Message, _: &mut Tx<'_, S>) -> Result<(), HandlerError> {
+        let key = message.key().map_or("", |key| key.as_str());
+        if self.0.lock().unwrap().iter().any(|refused| refused == key) {
+            return Err(HandlerError::permanent("there is no such customer"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,112 @@
+//! Wrong settings: one clear line, and at once.
+
+use lapin::types::AMQPValue;
+
+use super::{
+    fixture::{Fixture, quorum},
+    queue::{Queue, management_url},
+    worker::Ended,
+};
+
+/// Runs a worker with these values instead of its usual ones, and with further arguments.
+async fn refused(fixture: &Fixture, instead: &[(&str, &str)], more: &[&str]) -> Ended {
+    let mut arguments = fixture.arguments(more);
+    for (flag, value) in instead {
+        let at = arguments.iter().position(|argument| argument == flag).expect("a usual flag");
+        (*value).clone_into(&mut arguments[at + 1]);
+    }
+    fixture.start_with(&arguments).ended().await
+}
+
+fn assert_refused(ended: &Ended, code: i32, words: &[&str]) {
+    assert_eq!(ended.status.code(), Some(code), "{}", ended.log);
+    let last = ended.log.lines().last().unwrap_or_default();
+    for word in words {
+        assert!(last.contains(word), "{word:?} is not in the last line: {last}");
+    }
+    assert!(!ended.log.contains("hunter2"), "{}", ended.log);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_does_not_exist_is_refused_and_not_declared() {
+    let fixture = Fixture::new("no_queue").await;
+    for _ in 0..2 {
+        let ended = refused(&fixture, &[("--queue", "idem-no-such-queue")], &[]).await;
+        assert_refused(&ended, 2, &["idem-no-such-queue"]);
+    }
+    fixture.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_credentials_are_refused_without_the_password() {
+    let fixture = Fixture::new("no_login").await;
+    let url = fixture.queue.url.replace("guest:guest", "guest:hunter2");
+    let ended = refused(&fixture, &[("--amqp-url", &url)], &[]).await;
+    assert_refused(&ended, 2, &["user \"guest\""]);
+    fixture.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_cannot_be_reached_ends_the_start_with_its_own_code() {
+    let fixture = Fixture::new("no_broker").await;
+    let nowhere = [("--amqp-url", "amqp://guest:hunter2@127.0.0.1:1/%2f")];
+    let ended = refused(&fixture, &nowhere, &["--startup-timeout", "3s"]).await;
+    assert_refused(&ended, 3, &["broker"]);
+    fixture.remove().await;
+}
+
+/// Two queues under one consumer's name would see each other's duplicates.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_is_bound_elsewhere_is_refused_with_both_names() {
+    let fixture = Fixture::new("bound").await;
+    fixture.send(0..1).await;
+    fixture.drain(&[]).await;
+    let other = Queue::create(&format!("{}-other", fixture.name), &[]).await;
+    let ended = refused(&fixture, &[("--queue", &other.name)], &[]).await;
+    assert_refused(&ended, 2, &[&fixture.name, &other.name]);
+    fixture.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_that_break_the_guarantee_are_refused_by_name() {
+    let fixture = Fixture::new("settings").await;
+    for (arguments, word) in [
+        (["--prefetch", "0"], "--prefetch is 0"),
+        (["--dead-letter-queue", ""], "--dead-letter-queue"),
+        (["--dead-letter-queue", "idem-no-such-dead-letters"], "\"idem-no-such-dead-letters\" does not exist"),
+        (["--retry-queue", "idem-no-such-retries"], "\"idem-no-such-retries\" does not exist"),
+        (["--authorities", "no-such.pem"], "--authorities is no-such.pem"),
+        (["--management-url", "guest:hunter2"], "--management-url"),
+    ] {
+        assert_refused(&refused(&fixture, &[], &arguments).await, 2, &[word]);
+    }
+    fixture.remove().await;
+}
+
+/// G6: a queue that drops a message after fewer attempts than idem makes, or without a place for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn g6_queues_that_drop_messages_are_refused_where_the_management_api_tells() {
+    let management = management_url();
+    let limit = ("x-delivery-limit", AMQPValue::LongInt(3));
+    let fixture = Fixture::with("drops", &[quorum(), limit.clone()]).await;
+    let ended = refused(&fixture, &[], &["--management-url", &management]).await;
+    assert_refused(&ended, 2, &[&fixture.name, "3 deliveries"]);
+    // Told, it is accepted once it exceeds the attempts.
+    let told = ["--delivery-limit", "3", "--management-url", &management, "--attempts"];
+    assert_refused(&refused(&fixture, &[], &[&told[..], &["3"]].concat()).await, 2, &["3 deliveries", "3 attempts"]);
+    let accepted = fixture.drain(&[&told[..], &["2"]].concat()).await;
+    assert!(accepted.status.success(), "{}", accepted.log);
+    // So is the word of whoever starts it without that.
+    let unmanaged = refused(&fixture, &[], &["--delivery-limit", "3", "--attempts", "3"]).await;
+    assert_refused(&unmanaged, 2, &["3 deliveries", "3 attempts"]);
+    let warned = fixture.drain(&[]).await;
+    assert!(warned.log.contains("--delivery-limit N|none"), "{}", warned.log);
+    let wrong = refused(&fixture, &[], &["--delivery-limit", "none", "--management-url", &management]).await;
+    assert_refused(&wrong, 2, &["delivery limit 3", "none"]);
+    fixture.remove().await;
+    let exchange = ("x-dead-letter-exchange", AMQPValue::LongString("amq.fanout".into()));
+    let fixture = Fixture::with("limit", &[quorum(), limit, exchange]).await;
+    let ended = refused(&fixture, &[], &["--management-url", &management, "--attempts", "5"]).await;
+    assert_refused(&ended, 2, &["3", "5"]);
+    fixture.remove().await;
+}

@@ -1,0 +1,35 @@
+//! The worker from outside: real processes on a real broker and a real database, killed, stopped and deployed, and the
+//! ledger read back.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on fails, and says why"
+)]
+
+#[path = "../shared/database.rs"]
+mod database;
+mod deploys;
+mod fixture;
+#[path = "../shared/flood.rs"]
+mod flood;
+mod floods;
+#[path = "../shared/input.rs"]
+mod input;
+mod outages;
+#[path = "../shared/own_servers.rs"]
+mod own_servers;
+mod positions;
+#[path = "../shared/purchase.rs"]
+mod purchase;
+mod refusals;
+mod start;
+mod storm;
+mod topic;
+#[path = "../shared/worker.rs"]
+mod worker;
+
+/// Few, so that many purchases change one row.
+const CUSTOMERS: i64 = 100;

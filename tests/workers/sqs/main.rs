@@ -1,0 +1,33 @@
+//! The worker from outside: real processes on an emulated SQS and a real database, killed, stopped and deployed, and the
+//! ledger read back.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails, and says why"
+)]
+
+mod breaker;
+mod contract;
+#[path = "../shared/database.rs"]
+mod database;
+mod deaths;
+mod fixture;
+#[path = "../shared/flood.rs"]
+mod flood;
+mod floods;
+#[path = "../shared/input.rs"]
+mod input;
+#[path = "../shared/purchase.rs"]
+mod purchase;
+mod queue;
+mod refusals;
+#[path = "../shared/storm.rs"]
+mod shared_storm;
+mod storm;
+#[path = "../shared/worker.rs"]
+mod worker;
+
+/// Few, so that many purchases change one row.
+const CUSTOMERS: i64 = 100;

@@ -150,6 +150,14 @@ pub const POSTGRES_MIGRATIONS: &[Migration] = &[
         up_template: include_str!("../migrations/postgres/0007_broker_horizon.up.sql"),
         down_template: include_str!("../migrations/postgres/0007_broker_horizon.down.sql"),
     },
+    Migration {
+        dialect: Dialect::Postgres,
+        version: 8,
+        name: "kept_payload",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/postgres/0008_kept_payload.up.sql"),
+        down_template: include_str!("../migrations/postgres/0008_kept_payload.down.sql"),
+    },
 ];
 
 /// The migrations for SQLite, oldest first.

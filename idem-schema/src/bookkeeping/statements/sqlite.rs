@@ -135,7 +135,8 @@ UPDATE "{schema}_dead_letters" SET copies = copies + (?3 NOT IN (origin, last_or
 WHERE consumer = ?1 AND identity = ?2 RETURNING {stored}"#;
 
 const KEEP_PAYLOAD: &str = r#"
-UPDATE "{schema}_dead_letters" SET payload = ?2 WHERE id = ?1 AND has_payload AND payload IS NULL RETURNING id"#;
+UPDATE "{schema}_dead_letters" SET payload = ?2, payload_bytes = length(?2)
+WHERE id = ?1 AND has_payload AND payload IS NULL RETURNING id"#;
 
 const LIST_DEAD_LETTERS: &str = r#"
 SELECT {stored} FROM "{schema}_dead_letters"

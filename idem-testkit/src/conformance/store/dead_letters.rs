@@ -231,6 +231,28 @@ pub async fn a_payload_that_was_over_the_limit_is_kept_by_a_later_copy<T: StoreU
     assert!(store_dead_letter(&fixture, &nothing).await.payload_kept, "there is nothing to lose");
 }
 
+/// D51: under a rule that hashes some members of a payload, its copies may differ in length, and any of them may be the one
+/// that the limit lets through.
+pub async fn d51_a_copy_of_another_length_is_kept<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    let registered = fixture.register().await;
+    let of = |origin: &str, payload: &str| {
+        let letter = letter(&registered, from(origin, "order-1", payload), Some("order-1"), Reason::Permanent);
+        let hash = letter.hash.map(|(_, rule)| (PayloadHash::of(b"the members that count"), rule));
+        DeadLetter { hash, ..letter }
+    };
+    let long = "sent again, at one".repeat(1_000);
+    let first = store_dead_letter(&fixture, &DeadLetter { keep_payload: false, ..of("q/1", "sent at noon") }).await;
+    assert!(!first.payload_kept);
+    let kept = store_dead_letter(&fixture, &of("q/2", &long)).await;
+    assert_eq!((kept.id, kept.payload_kept, kept.copies), (first.id, true, 2));
+    let bytes = fixture.store.bookkeeping().dead_letter_bytes(&ConsumerName::new("orders").unwrap(), 0).await.unwrap();
+    assert!(bytes > long.len() as u64, "a quota counts what is kept: {bytes}");
+    let another = store_dead_letter(&fixture, &of("q/3", "and again")).await;
+    assert_eq!((another.id, another.copies), (first.id, 3));
+    assert_eq!(payloads(&fixture, &registered, &[first.id]).await, some(&[&long]), "what is kept stays");
+}
+
 /// A row tells how its last copy failed.
 pub async fn a_dead_letter_has_the_fingerprint_of_its_last_failure<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);

@@ -284,6 +284,7 @@ macro_rules! store_conformance {
                 a31_payloads_that_cannot_be_hashed_do_not_fold,
                 a32_a_confirmation_is_for_exactly_one_content,
                 a_payload_that_was_over_the_limit_is_kept_by_a_later_copy,
+                d51_a_copy_of_another_length_is_kept,
                 a_dead_letter_has_the_fingerprint_of_its_last_failure,
                 equal_dead_letters_of_two_scopes_are_two_rows,
                 d14_a_message_that_is_set_aside_has_no_attempt_counted,

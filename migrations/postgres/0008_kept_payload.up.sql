@@ -1,4 +1,5 @@
--- A dead letter takes the payload of any later copy. Never edited once released: a change is a new migration.
+-- A dead letter without its payload takes that of a later copy, whatever its length. Never edited once released: a
+-- change is a new migration.
 
 -- As 0003 made it, without the demand that the copy be as long as the first: under a hash rule of some members alone, two
 -- copies with one hash differ in length, and the row counts the bytes that it has.

@@ -47,11 +47,13 @@ pub enum Reason {
     OlderThanRetention,
     /// The payload is larger than allowed.
     TooLarge,
+    /// An event of its handler waits in the outbox under the same id, with another content.
+    OutboxConflict,
 }
 
 impl Reason {
     /// Every reason.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Malformed,
         Self::MissingKey,
         Self::Conflict,
@@ -63,6 +65,7 @@ impl Reason {
         Self::UnknownType,
         Self::OlderThanRetention,
         Self::TooLarge,
+        Self::OutboxConflict,
     ];
 
     /// The text.
@@ -80,6 +83,7 @@ impl Reason {
             Self::UnknownType => "unknown-type",
             Self::OlderThanRetention => "older-than-retention",
             Self::TooLarge => "too-large",
+            Self::OutboxConflict => "outbox-conflict",
         }
     }
 

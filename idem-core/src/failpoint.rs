@@ -31,6 +31,8 @@ points! {
     HANDLER_MID = "handler_mid",
     /// Every handler of the unit is done.
     HANDLER_DONE = "handler_done",
+    /// Events and results of the handlers are written, in the unit's transaction. Not passed where there are none.
+    APPENDED = "appended",
     /// Just before the seal.
     GUARD = "guard",
     /// COMMIT is on its way, and its answer has not been read.

@@ -20,6 +20,7 @@ mod hash;
 mod json;
 pub mod key;
 mod message;
+pub mod outbox;
 mod outcome;
 mod policy;
 mod retry;
@@ -56,12 +57,13 @@ pub use self::{
         ConsumerName, DecodePayloadError, Headers, Message, OrderingKey, Origin, ParseNameError, Tenant,
         UNREADABLE_HEADERS,
     },
+    outbox::{Destination, Event, IdForm, PublishError, ResultBody},
     outcome::{ConflictKind, Decision, Durable, Failure},
     policy::WaitCause,
     retry::RetryPolicy,
     router::{Router, UnknownTypeError},
     source::Source,
-    store::{ControlState, Recorded, Retention, Store, Tx},
+    store::{ControlState, HandingIn, Recorded, Retention, Store, Tx},
     worker::{Incident, IncidentKind, Load, Pause, Summary, Wait, Worker, WorkerBuilder, WorkerError, WorkerView},
 };
 pub use tokio_util::sync::CancellationToken;

@@ -20,6 +20,7 @@ pub use self::headers::Headers;
 use crate::{
     json,
     key::{IdempotencyKey, check_text, in_text},
+    outbox::{IdForm, derived},
 };
 
 /// The name that scopes a consumer's keys: two consumers with one database each run every message.
@@ -184,7 +185,8 @@ pub const UNREADABLE_HEADERS: &str = "idem-unreadable";
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) tenant: Tenant,
-    pub(crate) consumer: ConsumerName,
+    /// The consumer's first name, which stays in derived ids when it is renamed.
+    pub(crate) derives_as: ConsumerName,
     pub(crate) key: Option<IdempotencyKey>,
 }
 
@@ -451,6 +453,12 @@ impl Message {
         self.parts.identity.as_ref()?.key.as_ref()
     }
 
+    /// What ids that are derived from this message begin with: tenant, consumer and key; `None` where it has no key.
+    pub(crate) fn cause(&self) -> Option<(&Tenant, &ConsumerName, &IdempotencyKey)> {
+        let identity = self.parts.identity.as_ref()?;
+        Some((&identity.tenant, &identity.derives_as, identity.key.as_ref()?))
+    }
+
     /// The tenant under which this message is handled; `None` before a consumer has taken it.
     #[must_use]
     pub fn tenant(&self) -> Option<&Tenant> {
@@ -483,30 +491,25 @@ impl Message {
     /// belongs to the origin.
     #[must_use]
     pub fn derived_key(&self, label: &str) -> Uuid {
-        let mut hasher = Sha256::new();
-        let mut part = |bytes: &[u8]| {
-            hasher.update((bytes.len() as u64).to_be_bytes());
-            hasher.update(bytes);
-        };
-        part(b"idem:derived-key:v1");
-        part(self.tenant().map_or("", Tenant::as_str).as_bytes());
-        part(self.parts.identity.as_ref().map_or("", |identity| identity.consumer.as_str()).as_bytes());
+        let mut parts = vec![b"idem:derived-key:v1".as_slice(), self.tenant().map_or("", Tenant::as_str).as_bytes()];
+        parts.push(self.parts.identity.as_ref().map_or("", |identity| identity.derives_as.as_str()).as_bytes());
         match self.key() {
-            Some(key) => part(key.as_str().as_bytes()),
-            None => {
-                part(b"");
-                part(self.place().as_bytes());
-            }
+            Some(key) => parts.push(key.as_str().as_bytes()),
+            None => parts.extend([b"".as_slice(), self.place().as_bytes()]),
         }
         // Labels that begin so are idem's own; a handler's has one more part before it, and never meets them.
         if label.starts_with("idem:") {
-            part(b"label of a handler");
+            parts.push(b"label of a handler");
         }
-        part(label.as_bytes());
-        let digest: [u8; 32] = hasher.finalize().into();
-        let mut id = [0; 16];
-        id.copy_from_slice(&digest[..16]);
-        uuid::Builder::from_custom_bytes(id).into_uuid()
+        parts.push(label.as_bytes());
+        derived(parts)
+    }
+
+    /// The [derived key](Self::derived_key) written in this form, for a provider that takes no UUID of version 8. Keep the form
+    /// for as long as the provider remembers: another form is another key.
+    #[must_use]
+    pub fn derived_key_as(&self, label: &str, form: IdForm) -> String {
+        form.text(self.derived_key(label))
     }
 
     /// How many bytes of memory the payload, headers and keys take, by which what is in flight is bounded.

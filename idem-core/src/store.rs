@@ -22,12 +22,14 @@ pub use crate::{
     cleanup::{Backlog, Cleaner, Expiring, Removal, Removed},
     dead_letter::{DEAD_LETTER_ROW_BYTES, DeadLetter, DeadLetterId, Replay, ReplayEnd, StoredDeadLetter},
     error::{ClaimError, CommitError, StoreError},
+    outbox::{AppendError, Appended, Outbox},
 };
 use crate::{
     error::{BoxError, ErrorClass},
     hash::PayloadHash,
     key::IdempotencyKey,
-    message::{ConsumerName, Tenant},
+    message::{ConsumerName, Message, Tenant},
+    outbox::{Collector, Event, PublishError, ResultBody},
     setters::setters,
 };
 
@@ -73,19 +75,30 @@ pub struct StoreCapabilities {
     /// Whether a claim waits for an uncommitted twin of the same key, and only for that. A store without it answers
     /// [`ClaimError::Held`] when any other unit is writing.
     pub waits_per_key: bool,
+    /// Whether handlers may publish events: [`UnitOfWork::append`] writes them, and [`Store::outbox`] has them.
+    pub outbox: bool,
+    /// Whether handlers may set results, which [`UnitOfWork::append`] writes too.
+    pub results: bool,
 }
 
 impl StoreCapabilities {
-    /// What a full SQL server offers.
+    /// What a full SQL server offers. It writes neither events nor results.
     #[must_use]
     pub const fn server() -> Self {
-        Self { lanes_max: None, concurrent_handlers: false, waits_per_key: true }
+        Self { lanes_max: None, concurrent_handlers: false, waits_per_key: true, outbox: false, results: false }
     }
 
-    /// What a database inside the process offers: one writer.
+    /// What a database inside the process offers: one writer. It writes neither events nor results.
     #[must_use]
     pub const fn embedded() -> Self {
-        Self { lanes_max: Some(1), concurrent_handlers: false, waits_per_key: false }
+        Self { lanes_max: Some(1), concurrent_handlers: false, waits_per_key: false, outbox: false, results: false }
+    }
+
+    setters! {
+        /// Sets whether it writes events.
+        outbox: bool,
+        /// Sets whether it writes results.
+        results: bool,
     }
 }
 
@@ -149,6 +162,11 @@ pub trait Store: Send + Sync + Sized + 'static {
     /// What removes this store's expired rows, on a connection of its own. Nothing is connected yet.
     fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner>;
 
+    /// The table of the events that handlers published; `None` where the store has none. Nothing is connected yet.
+    fn outbox(self: &Arc<Self>) -> Option<Arc<dyn Outbox>> {
+        None
+    }
+
     /// Opens a session.
     ///
     /// # Errors
@@ -205,6 +223,8 @@ pub trait Store: Send + Sync + Sized + 'static {
 /// 5. `commit` answers `Ok` only when the server has committed this very transaction. A unit that claimed nothing, or
 ///    won nothing, has nothing to seal.
 /// 6. Core calls `claim` before it gives any handle out, with an empty slice where a unit has nothing to claim.
+/// 7. What `append` wrote is committed or rolled back with the claim and the handlers' writes. Core calls it once a unit at
+///    most, when all handlers have succeeded, and only where there is something to write.
 pub trait UnitOfWork<S: Store>: Send + Sync {
     /// Claims all keys with one statement and waits for uncommitted twins at most [`UnitOptions::busy_timeout`] in all.
     ///
@@ -241,6 +261,18 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     /// [`StoreError::Unsealed`] when a nested transaction was left open or the transaction was ended.
     fn check(&self) -> Result<(), StoreError>;
 
+    /// Writes what the handlers handed in, with one statement a table.
+    ///
+    /// # Errors
+    /// The unit cannot commit, and is rolled back.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: drop the session.
+    fn append(&mut self, appended: &Appended) -> impl Future<Output = Result<(), AppendError>> + Send {
+        let _ = appended;
+        std::future::ready(Err(StoreError::Unsupported { what: "write events or results" }.into()))
+    }
+
     /// Seals the transaction and commits it.
     ///
     /// # Errors
@@ -265,22 +297,88 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
 }
 
 /// The transaction as a handler sees it. Borrowed for one call: it can be neither kept nor cloned.
-pub struct Tx<'t, S: Store>(S::Connection<'t>);
+pub struct Tx<'t, S: Store> {
+    connection: S::Connection<'t>,
+    /// Where events and results go; core alone gives it.
+    collector: Option<&'t Collector<'t>>,
+}
 
 impl<'t, S: Store> Tx<'t, S> {
     /// For stores: wraps the connection of a unit.
     pub fn new(connection: S::Connection<'t>) -> Self {
-        Self(connection)
+        Self { connection, collector: None }
+    }
+
+    /// The same transaction, with a place for what a handler hands in.
+    pub(crate) fn collecting<'a>(&'a mut self, collector: &'a Collector<'a>) -> Tx<'a, S> {
+        Tx { connection: S::reborrow(&mut self.connection), collector: Some(collector) }
     }
 
     /// The connection to run statements on, of the store's own type.
     pub fn connection(&mut self) -> S::Connection<'_> {
-        S::reborrow(&mut self.0)
+        S::reborrow(&mut self.connection)
+    }
+
+    /// Publishes an event of `message`: it is committed with the handler's effects, or not at all, and a relay brings it to its
+    /// destination. Answers the event's id, which is what its receivers get as its idempotency key. Nothing is sent to the
+    /// database before all handlers of the unit have succeeded.
+    ///
+    /// Events belong to the message, and not to a nested transaction: one that was published inside of a savepoint is sent
+    /// although the handler has rolled the savepoint back.
+    ///
+    /// # Errors
+    /// [`PublishError`]. The message is then dead-lettered, also where the handler goes on and answers `Ok`.
+    pub fn publish(&mut self, message: &Message, event: Event) -> Result<IdempotencyKey, PublishError> {
+        self.handing_in().publish(message, event)
+    }
+
+    /// Sets what the operation of `message` answers: it is committed with the handler's effects, and whoever asks again with the
+    /// same key and payload gets it. The last one counts.
+    ///
+    /// # Errors
+    /// As for [`publish`](Self::publish).
+    pub fn set_result(&mut self, message: &Message, result: ResultBody) -> Result<(), PublishError> {
+        self.handing_in().set_result(message, result)
+    }
+
+    /// The connection, and beside it what events and results go into, for code that publishes while a nested transaction is
+    /// open on the connection.
+    pub fn parts(&mut self) -> (S::Connection<'_>, HandingIn<'_>) {
+        let handing_in = self.handing_in();
+        (self.connection(), handing_in)
+    }
+
+    fn handing_in(&self) -> HandingIn<'t> {
+        HandingIn { collector: self.collector }
     }
 
     /// For stores that wrap another one: the connection itself. A handler has only `&mut Tx`, and cannot take it.
     pub fn into_connection(self) -> S::Connection<'t> {
-        self.0
+        self.connection
+    }
+}
+
+/// What a handler's events and results go into: see [`Tx::parts`].
+#[derive(Debug, Clone, Copy)]
+pub struct HandingIn<'t> {
+    collector: Option<&'t Collector<'t>>,
+}
+
+impl HandingIn<'_> {
+    /// As [`Tx::publish`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn publish(&self, message: &Message, event: Event) -> Result<IdempotencyKey, PublishError> {
+        self.collector.ok_or(PublishError::OtherMessage)?.publish(message, event)
+    }
+
+    /// As [`Tx::set_result`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_result(&self, message: &Message, result: ResultBody) -> Result<(), PublishError> {
+        self.collector.ok_or(PublishError::OtherMessage)?.set_result(message, result)
     }
 }
 
@@ -375,18 +473,22 @@ pub struct Registered {
     pub now: SystemTime,
     /// What a person should know: weak settings, each with its cure. Logged as warnings.
     pub warnings: Vec<String>,
+    /// The consumer's first name, from which ids are derived, where it was renamed since.
+    pub derives_as: Option<ConsumerName>,
 }
 
 impl Registered {
     /// What was interned, without a warning.
     #[must_use]
     pub fn new(scope: ScopeId, hash_rules: Vec<HashRuleId>, run: RunId, now: SystemTime) -> Self {
-        Self { scope, hash_rules, run, now, warnings: Vec::new() }
+        Self { scope, hash_rules, run, now, warnings: Vec::new(), derives_as: None }
     }
 
     setters! {
         /// Sets what a person should know.
         warnings: Vec<String>,
+        /// Sets the name from which ids are derived.
+        derives_as: Option<ConsumerName>,
     }
 }
 

@@ -18,7 +18,8 @@ use crate::{
     hash::HashRules,
     key::{KeyPolicy, KeySource, default_key_source},
     message::{ConsumerName, Message, Tenant},
-    store::{Retention, Store},
+    outbox::{Destination, PublishRules},
+    store::{Retention, Store, StoreCapabilities},
     telemetry::UnitMetrics,
 };
 
@@ -36,6 +37,7 @@ pub struct DedupConsumerBuilder<S: Store> {
     effects: Option<Effects>,
     deadline_was_set: bool,
     unprotected: HashSet<String>,
+    publishing: PublishRules,
     settings: ConsumerSettings,
 }
 
@@ -65,6 +67,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
             effects: None,
             deadline_was_set: false,
             unprotected: HashSet::new(),
+            publishing: PublishRules::default(),
             settings,
         }
     }
@@ -184,6 +187,37 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self
     }
 
+    /// Where the handler [publishes](crate::Tx::publish) to: it can publish to nothing else, so a name that nobody knows is found
+    /// as the handler runs, and not when the event should leave. Adds to what was declared before.
+    #[must_use]
+    pub fn publishes_to(mut self, destinations: impl IntoIterator<Item = impl Into<Destination>>) -> Self {
+        self.publishing.destinations.extend(destinations.into_iter().map(Into::into));
+        self
+    }
+
+    /// How many events one message may publish. Defaults to 64.
+    #[must_use]
+    pub fn events_max(mut self, events: usize) -> Self {
+        self.publishing.events_max = events;
+        self
+    }
+
+    /// How many bytes the payloads and headers of one message's events may have. Defaults to 4 MiB.
+    #[must_use]
+    pub fn events_bytes_max(mut self, bytes: usize) -> Self {
+        self.publishing.events_bytes_max = bytes;
+        self
+    }
+
+    /// Keeps what handlers set with [`Tx::set_result`](crate::Tx::set_result) beside the records, of at most this many bytes each
+    /// ([`RESULT_BYTES_MAX`](crate::outbox::RESULT_BYTES_MAX) is a good choice). A larger one is a permanent error, before
+    /// anything is committed.
+    #[must_use]
+    pub fn keeps_results(mut self, bytes_max: usize) -> Self {
+        self.publishing.result_bytes_max = Some(bytes_max);
+        self
+    }
+
     /// How long records are kept.
     #[must_use]
     pub fn retention(mut self, retention: Retention) -> Self {
@@ -281,6 +315,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
         if self.settings.handlers != Concurrency::InOrder {
             check_pipelined(effects, &work, capabilities.concurrent_handlers)?;
         }
+        check_publishing(&self.publishing, capabilities)?;
         self.settings.check(capabilities.lanes_max)?;
         let hashes = match work.dispatches_by() {
             Some(place) => self.hashes.with_type(&place),
@@ -300,6 +335,9 @@ impl<S: Store> DedupConsumerBuilder<S> {
             work,
             effects,
             unprotected: self.unprotected,
+            publishing: self.publishing,
+            destinations: OnceLock::new(),
+            published: Arc::default(),
             settings: self.settings,
             clock: DatabaseClock::new(),
             open: Arc::default(),
@@ -312,6 +350,32 @@ impl<S: Store> DedupConsumerBuilder<S> {
         };
         Ok(DedupConsumer { inner: Arc::new(inner) })
     }
+}
+
+/// Refuses what the store has no table for, and what could never be published.
+fn check_publishing(rules: &PublishRules, capabilities: StoreCapabilities) -> Result<(), ConfigError> {
+    if !rules.destinations.is_empty() && !capabilities.outbox {
+        let rule = "this store has no outbox: leave .publishes_to(…) out, or use a store that has one";
+        return Err(ConfigError::new("publishes_to", "set", rule));
+    }
+    if rules.result_bytes_max.is_some() && !capabilities.results {
+        let rule = "this store keeps no results: leave .keeps_results(…) out, or use a store that does";
+        return Err(ConfigError::new("keeps_results", "set", rule));
+    }
+    let mut names = HashSet::new();
+    for destination in &rules.destinations {
+        destination.check()?;
+        if !names.insert(&destination.name) {
+            let rule = "each destination is declared once";
+            return Err(ConfigError::new("publishes_to", format!("{:?} twice", destination.name), rule));
+        }
+    }
+    for (name, value) in [("events_max", rules.events_max), ("events_bytes_max", rules.events_bytes_max)] {
+        if value == 0 {
+            return Err(ConfigError::new(name, value, "at least 1"));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses handlers at once where something stands against it.

@@ -20,6 +20,7 @@ use crate::{
     failpoint,
     handler::{Answer, DynBatchHandler, DynHandler, Handled, Work},
     message::{Message, OrderingKey},
+    outbox::{Collector, HandedIn, PublishError},
     outcome::{Failure, Ticket},
     store::{Store, Tx, UnitOfWork},
     telemetry,
@@ -44,8 +45,12 @@ pub(super) enum TransactionState {
     Busy,
 }
 
+/// What the handlers of a unit handed in, by the place of their message in the unit and in its order; nothing of those that
+/// handed nothing in.
+pub(super) type AllHandedIn = Vec<(usize, HandedIn)>;
+
 impl HandlingError {
-    fn one(index: usize, failure: Failure, left: TransactionState) -> Self {
+    pub(super) fn one(index: usize, failure: Failure, left: TransactionState) -> Self {
         Self::Handlers { failed: vec![(index, failure)], left }
     }
 
@@ -61,23 +66,25 @@ impl HandlingError {
     }
 }
 
-/// Runs the handlers of these messages, and comes back only when no future of a handler is left.
+/// Runs the handlers of these messages, and comes back only when no future of a handler is left. Answers what they handed in.
 pub(super) async fn handle_all<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
     unit: &mut S::Unit<'_>,
     items: &[J],
     fresh: Vec<(usize, Ticket)>,
-) -> Result<(), HandlingError> {
+) -> Result<AllHandedIn, HandlingError> {
     match (&inner.work, inner.settings.handlers) {
         (Work::Batch(handler), _) => together(inner, &**handler, unit, items, fresh).await,
         (Work::Each(handler), Concurrency::InOrder) => {
+            let mut all = Vec::new();
             for (index, ticket) in fresh {
                 let message = &items[index].borrow().message;
-                one(inner, &*handler.0, index, message, ticket, unit.tx()).await?;
+                let handed_in = one(inner, &*handler.0, index, message, ticket, unit.tx()).await?;
+                all.extend(handed_in.map(|handed_in| (index, handed_in)));
                 let doubtful = |error| HandlingError::one(index, unsealed::<S>(&error), TransactionState::Unknown);
-                and_pass(unit.check().map_err(doubtful)).await?;
+                passed(unit.check().map_err(doubtful)).await?;
             }
-            Ok(())
+            Ok(all)
         }
         (Work::Each(handler), Concurrency::Pipelined { at_once }) => {
             side_by_side(inner, &*handler.0, unit, items, fresh, at_once).await
@@ -95,9 +102,10 @@ async fn side_by_side<S: Store, J: Borrow<Item> + Sync>(
     items: &[J],
     fresh: Vec<(usize, Ticket)>,
     at_once: usize,
-) -> Result<(), HandlingError> {
+) -> Result<AllHandedIn, HandlingError> {
     let stop = AtomicBool::new(false);
     let in_turn = async |group: Vec<(usize, Ticket)>| {
+        let mut all = Vec::new();
         for (index, ticket) in group {
             if stop.load(Ordering::Relaxed) {
                 break;
@@ -107,23 +115,33 @@ async fn side_by_side<S: Store, J: Borrow<Item> + Sync>(
                 Some(tx) => one(inner, handler, index, message, ticket, tx).await,
                 None => Err(HandlingError::Store(StoreError::Unsupported { what: "share its transaction" })),
             };
-            if let Err(stopped) = and_pass(ended).await {
-                stop.store(true, Ordering::Relaxed);
-                return Err(stopped);
+            match passed(ended).await {
+                Ok(handed_in) => all.extend(handed_in.map(|handed_in| (index, handed_in))),
+                Err(stopped) => {
+                    stop.store(true, Ordering::Relaxed);
+                    return Err(stopped);
+                }
             }
         }
-        Ok(())
+        Ok(all)
     };
     let mut running = stream::iter(groups(items, fresh)).map(in_turn).buffer_unordered(at_once);
-    let mut all = Ok(());
+    let mut all: Result<AllHandedIn, HandlingError> = Ok(Vec::new());
     while let Some(ended) = running.next().await {
         all = match (all, ended) {
-            (Ok(()), ended) => ended,
-            (Err(stopped), Ok(())) => Err(stopped),
+            (Ok(mut all), Ok(handed_in)) => {
+                all.extend(handed_in);
+                Ok(all)
+            }
+            (Ok(_), Err(stopped)) | (Err(stopped), Ok(_)) => Err(stopped),
             (Err(stopped), Err(other)) => Err(stopped.and(other)),
         };
     }
-    all
+    // As they would stand had the handlers run one after the other.
+    all.map(|mut all| {
+        all.sort_by_key(|(index, _)| *index);
+        all
+    })
 }
 
 /// The messages by their ordering keys, each group and the groups in the order of delivery.
@@ -141,7 +159,7 @@ fn groups<J: Borrow<Item>>(items: &[J], fresh: Vec<(usize, Ticket)>) -> Vec<Vec<
     groups
 }
 
-/// Runs the handler for one message.
+/// Runs the handler for one message. Answers what it handed in, if anything.
 async fn one<S: Store>(
     inner: &Inner<S>,
     handler: &dyn DynHandler<S>,
@@ -149,22 +167,37 @@ async fn one<S: Store>(
     message: &Message,
     ticket: Ticket,
     mut tx: Tx<'_, S>,
-) -> Result<(), HandlingError> {
+) -> Result<Option<HandedIn>, HandlingError> {
     let deadline = inner.settings.handler_deadline;
     let span = telemetry::process(&inner.name, inner.source.get(), &[message]);
+    let collector = Collector::of_one(&inner.publishing, message);
+    let mut tx = tx.collecting(&collector);
     let call = handler.handle_dyn(message, &mut tx).instrument(span.clone());
     match noted(&span, guarded(ticket, deadline, call).await) {
-        Handled::Answered(Ok(())) => Ok(()),
-        Handled::Answered(Err(error)) => Err(HandlingError::one(index, inner.failure(error), TransactionState::Clean)),
-        Handled::Panicked => Err(HandlingError::one(index, panicked(), TransactionState::Unknown)),
-        Handled::TimedOut => Err(HandlingError::one(index, late(deadline), TransactionState::Busy)),
+        Handled::Answered(Ok(())) => {}
+        Handled::Answered(Err(error)) => {
+            return Err(HandlingError::one(index, inner.failure(error), TransactionState::Clean));
+        }
+        Handled::Panicked => return Err(HandlingError::one(index, panicked(), TransactionState::Unknown)),
+        Handled::TimedOut => return Err(HandlingError::one(index, late(deadline), TransactionState::Busy)),
     }
+    drop(tx);
+    let handed_in = collector.finish();
+    let mut handed_in =
+        handed_in.map_err(|error| HandlingError::one(index, refused(&error), TransactionState::Clean))?;
+    Ok(handed_in.pop().filter(|handed_in| !handed_in.is_empty()))
+}
+
+/// A handler whose event or result was refused fails for good, whatever it answered.
+fn refused(error: &PublishError) -> Failure {
+    Failure::new(ErrorClass::Permanent, Reason::Permanent, error.to_string())
 }
 
 /// What is between one handler that succeeded and the next.
-async fn and_pass(ended: Result<(), HandlingError>) -> Result<(), HandlingError> {
-    ended?;
-    failpoint!(HANDLER_MID).map_err(|injected| HandlingError::Store(inject(injected)))
+async fn passed<T>(ended: Result<T, HandlingError>) -> Result<T, HandlingError> {
+    let answer = ended?;
+    failpoint!(HANDLER_MID).map_err(|injected| HandlingError::Store(inject(injected)))?;
+    Ok(answer)
 }
 
 /// Runs a batch handler for all of them.
@@ -174,13 +207,15 @@ async fn together<S: Store, J: Borrow<Item> + Sync>(
     unit: &mut S::Unit<'_>,
     items: &[J],
     fresh: Vec<(usize, Ticket)>,
-) -> Result<(), HandlingError> {
+) -> Result<AllHandedIn, HandlingError> {
     let indexes: Vec<usize> = fresh.iter().map(|(index, _)| *index).collect();
     let messages: Vec<&Message> = indexes.iter().map(|index| &items[*index].borrow().message).collect();
-    let Some((_, ticket)) = fresh.into_iter().next() else { return Ok(()) };
+    let Some((_, ticket)) = fresh.into_iter().next() else { return Ok(Vec::new()) };
     let all = |failure, left| HandlingError::Handlers { failed: for_all(&indexes, failure), left };
     let deadline = inner.settings.handler_deadline;
-    let mut tx = unit.tx();
+    let collector = Collector::of_many(&inner.publishing, &messages);
+    let mut own = unit.tx();
+    let mut tx = own.collecting(&collector);
     let span = telemetry::process(&inner.name, inner.source.get(), &messages);
     let call = handler.handle_dyn(&messages, &mut tx).instrument(span.clone());
     let answer = match noted(&span, guarded(ticket, deadline, call).await) {
@@ -190,11 +225,14 @@ async fn together<S: Store, J: Borrow<Item> + Sync>(
         Handled::TimedOut => return Err(all(late(deadline), TransactionState::Busy)),
     };
     drop(tx);
+    drop(own);
     let named = named(inner, &indexes, answer)?;
     if !named.is_empty() {
         return Err(HandlingError::Handlers { failed: named, left: TransactionState::Clean });
     }
-    and_pass(unit.check().map_err(|error| all(unsealed::<S>(&error), TransactionState::Unknown))).await
+    let handed_in = collector.finish().map_err(|error| all(refused(&error), TransactionState::Clean))?;
+    passed(unit.check().map_err(|error| all(unsealed::<S>(&error), TransactionState::Unknown))).await?;
+    Ok(indexes.into_iter().zip(handed_in).filter(|(_, handed_in)| !handed_in.is_empty()).collect())
 }
 
 /// The messages that a batch handler named as culprits.

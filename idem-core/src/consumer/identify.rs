@@ -8,7 +8,7 @@ use crate::{
     error::ErrorClass,
     hash::PayloadHash,
     key::{IdempotencyKey, OutsidePayload},
-    message::{Identity, Message, UNREADABLE_HEADERS},
+    message::{ConsumerName, Identity, Message, UNREADABLE_HEADERS},
     outcome::Failure,
     store::{Claim, Store},
 };
@@ -67,7 +67,7 @@ impl<S: Store> Inner<S> {
                 }
             },
         };
-        let identity = |key| Identity { tenant: tenant.clone(), consumer: self.name.clone(), key };
+        let identity = |key| Identity { tenant: tenant.clone(), derives_as: self.derives_as().clone(), key };
         let is_unprotected = |message_type| self.unprotected.contains(message_type);
         if !self.unprotected.is_empty() && message.message_type().is_some_and(is_unprotected) {
             return Ok(Item { message: message.with_identity(identity(None)), claim: None });
@@ -91,6 +91,11 @@ impl<S: Store> Inner<S> {
         };
         let message = message.with_identity(identity(Some(key.clone())));
         Ok(Item { message, claim: Some(Claim { scope, key, hash, hash_rule, retention: self.settings.retention }) })
+    }
+
+    /// The name from which ids are derived. Every consumer is registered before its first message is identified.
+    fn derives_as(&self) -> &ConsumerName {
+        self.registered.get().and_then(|registered| registered.derives_as.as_ref()).unwrap_or(&self.name)
     }
 
     fn key(&self, message: &Message) -> Result<IdempotencyKey, Failure> {

@@ -1,5 +1,6 @@
 //! [`DedupConsumer`]: decides for each message whether it is new, and runs the handler where it is.
 
+mod append;
 mod builder;
 mod claim;
 mod dedupe;
@@ -18,7 +19,7 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicU32},
 };
 
-use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OnceCell, OwnedSemaphorePermit, Semaphore};
 
 pub use self::builder::DedupConsumerBuilder;
 use self::shared_units::SharedUnits;
@@ -38,6 +39,7 @@ use crate::{
     hash::{HashRules, PayloadHash},
     key::{KeyPolicy, KeySource},
     message::{ConsumerName, Message, Tenant},
+    outbox::{DestinationId, PublishRules},
     outcome::{Decision, Failure},
     source::Attached,
     spawn,
@@ -98,6 +100,12 @@ pub(crate) struct Inner<S: Store> {
     pub(crate) open: Arc<OpenUnits>,
     /// What a worker's messages come from, for spans; nothing is known of it without a worker.
     pub(crate) source: OnceLock<Destination>,
+    /// What handlers may publish, and how large a result may be.
+    pub(crate) publishing: PublishRules,
+    /// The ids of what it may publish to, in the order of the rules. Known once the consumer is registered.
+    destinations: OnceLock<Vec<DestinationId>>,
+    /// Told after each commit of a unit that handed something in; a relay in this process listens.
+    pub(crate) published: Arc<Notify>,
     registered: OnceCell<Registered>,
     scopes: Mutex<HashMap<Tenant, ScopeId>>,
     /// Sessions of ours that nobody uses now, and a permit for each that may exist.
@@ -258,6 +266,7 @@ impl<S: Store> Inner<S> {
             self.store.bookkeeping().verify().await?;
             let registered = self.store.bookkeeping().register(&self.registration(attached)).await?;
             self.clock.set(registered.now);
+            self.declare().await?;
             if bound_to_nothing {
                 tracing::warn!(
                     idem.consumer = %self.name,
@@ -271,6 +280,24 @@ impl<S: Store> Inner<S> {
             Ok(registered)
         };
         self.registered.get_or_try_init(register).await
+    }
+
+    /// Interns what the handler publishes to.
+    async fn declare(&self) -> Result<(), StoreError> {
+        if self.publishing.destinations.is_empty() {
+            return Ok(());
+        }
+        // Building has refused a store without one.
+        let outbox = self.store.outbox().ok_or(StoreError::Unsupported { what: "publish events" })?;
+        let ids = outbox.declare(&self.publishing.destinations).await?;
+        if ids.len() != self.publishing.destinations.len() {
+            let what =
+                "intern destinations: it answered with another number, which breaks the contract of Outbox::declare";
+            return Err(StoreError::Unsupported { what });
+        }
+        // Told once: this runs under the cell of what is registered.
+        let _ = self.destinations.set(ids);
+        Ok(())
     }
 
     /// The same for a worker, which binds the name to its source also where the consumer was started before.

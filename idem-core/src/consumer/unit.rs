@@ -9,6 +9,7 @@ use tracing::Instrument as _;
 
 use super::{
     Inner, Item,
+    append::append_all,
     claim::claim_all,
     dedupe::{self, Fold},
     handlers::{HandlingError, TransactionState, handle_all},
@@ -206,14 +207,25 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     let begun = Instant::now();
     let handled = handle_all(inner, &mut unit, items, fresh).await;
     inner.metrics.handler_time.record(begun.elapsed());
-    if let Err(stopped) = handled {
+    let handed_in = match handled {
+        Ok(handed_in) => handed_in,
+        Err(stopped) => return stopped_early(inner, unit, stopped, items.len()).await,
+    };
+    if let Err(injected) = failpoint!(HANDLER_DONE) {
+        return (false, trouble(inject(injected)));
+    }
+    let publishes = !handed_in.is_empty();
+    if publishes && let Err(stopped) = append_all(inner, &mut unit, items, handed_in).await {
         return stopped_early(inner, unit, stopped, items.len()).await;
     }
-    if let Err(injected) = failpoint!(HANDLER_DONE).and(failpoint!(GUARD)) {
+    if let Err(injected) = failpoint!(GUARD) {
         return (false, trouble(inject(injected)));
     }
     match commit(inner, unit).await {
         Ok(()) => {
+            if publishes {
+                inner.published.notify_one();
+            }
             indexes.iter().for_each(|index| ledger.committed(*index));
             (true, End::Decided(ledger.decide(inner, items, &fold, registered.run)))
         }

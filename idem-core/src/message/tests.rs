@@ -11,7 +11,7 @@ fn identified(message: Message, tenant: &str, consumer: &str, key: Option<&str>)
     let tenant = if tenant.is_empty() { Tenant::default() } else { Tenant::new(tenant).expect("a tenant") };
     message.with_identity(Identity {
         tenant,
-        consumer: ConsumerName::new(consumer).expect("a name"),
+        derives_as: ConsumerName::new(consumer).expect("a name"),
         key: key.map(|key| IdempotencyKey::new(key).expect("a key")),
     })
 }

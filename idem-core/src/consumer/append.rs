@@ -1,0 +1,92 @@
+//! Writes what the handlers of a unit handed in, before its seal.
+
+use std::borrow::Borrow;
+
+use super::{
+    Inner, Item,
+    handlers::{AllHandedIn, HandlingError, TransactionState},
+    unit::{answered, inject},
+};
+use crate::{
+    dead_letter::Reason,
+    error::{ErrorClass, StoreError},
+    failpoint,
+    outbox::{AppendError, Appended, NewEvent, NewResult},
+    outcome::Failure,
+    store::{Store, UnitOfWork},
+};
+
+/// Appends the events and results, and passes the failpoint between them and the seal.
+pub(super) async fn append_all<S: Store, J: Borrow<Item> + Sync>(
+    inner: &Inner<S>,
+    unit: &mut S::Unit<'_>,
+    items: &[J],
+    handed_in: AllHandedIn,
+) -> Result<(), HandlingError> {
+    let (appended, events_of, messages) = rows(inner, items, handed_in);
+    let limit = inner.settings.answer_timeout;
+    let appending = async {
+        match unit.append(&appended).await {
+            Ok(()) => Ok(Ok(())),
+            Err(AppendError::Conflict { event }) => Ok(Err(event)),
+            Err(AppendError::Store(error)) => Err(error),
+        }
+    };
+    match answered(limit, "writing events and results", appending).await {
+        Ok(Ok(())) => {}
+        Ok(Err(event)) => {
+            let index = events_of.get(event).copied().unwrap_or_default();
+            return Err(HandlingError::one(index, conflict(&appended, event), TransactionState::Clean));
+        }
+        Err(error) => return Err(failed::<S>(error, &messages)),
+    }
+    failpoint!(APPENDED).map_err(|injected| HandlingError::Store(inject(injected)))
+}
+
+/// The rows, beside them the message of each event, and the messages that have any.
+fn rows<S: Store, J: Borrow<Item>>(
+    inner: &Inner<S>,
+    items: &[J],
+    handed_in: AllHandedIn,
+) -> (Appended, Vec<usize>, Vec<usize>) {
+    let (mut appended, mut events_of, mut messages) = (Appended::default(), Vec::new(), Vec::new());
+    let destinations = inner.destinations.get().map_or(&[][..], Vec::as_slice);
+    for (index, handed) in handed_in {
+        let item: &Item = items[index].borrow();
+        // A message without a claim could hand nothing in.
+        let Some(claim) = &item.claim else { continue };
+        messages.push(index);
+        for event in handed.events {
+            if let Some(event) = NewEvent::of(claim.scope, destinations, &item.message, event) {
+                events_of.push(index);
+                appended.events.push(event);
+            }
+        }
+        let result = handed.result.map(|result| NewResult::new(claim.scope, claim.key.clone(), false, result));
+        appended.results.extend(result);
+    }
+    (appended, events_of, messages)
+}
+
+fn conflict(appended: &Appended, event: usize) -> Failure {
+    let key = appended.events.get(event).map(|event| event.key.to_string()).unwrap_or_default();
+    let text = format!(
+        "the outbox holds an event with the id {key} and another content: the handler gave another event for the same message \
+         than before it was forgotten or restored; send or skip the first one with `idem outbox`, then replay this message"
+    );
+    Failure::new(ErrorClass::Permanent, Reason::OutboxConflict, text)
+}
+
+/// What the statement failed of: where that is no fault of the database's, the messages whose rows it had run alone, so that
+/// only the culprit is charged.
+fn failed<S: Store>(error: StoreError, messages: &[usize]) -> HandlingError {
+    match error.class() {
+        class @ (ErrorClass::Permanent | ErrorClass::Transient) => {
+            let reason = if class == ErrorClass::Permanent { Reason::Permanent } else { Reason::AttemptsExhausted };
+            let failure = Failure::new(class, reason, super::describe::<S>(&error)).with_code(super::code::<S>(&error));
+            let failed = messages.iter().map(|index| (*index, failure.clone_text())).collect();
+            HandlingError::Handlers { failed, left: TransactionState::Clean }
+        }
+        ErrorClass::RunUnitAgain | ErrorClass::Infrastructure | ErrorClass::Fatal => HandlingError::Store(error),
+    }
+}

@@ -1,0 +1,230 @@
+//! What handlers hand in beside their writes: events and results, which are appended to the unit before its seal.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::{
+    event::{Destination, Event, PublishError},
+    id::derived,
+    result::ResultBody,
+};
+use crate::{
+    key::{IdempotencyKey, KEY_FIELD},
+    message::{Headers, Message, OrderingKey},
+};
+
+/// What one consumer's handlers may hand in.
+#[derive(Debug, Clone)]
+pub(crate) struct PublishRules {
+    pub(crate) destinations: Vec<Destination>,
+    /// Of one message.
+    pub(crate) events_max: usize,
+    /// Payloads and headers of one message's events.
+    pub(crate) events_bytes_max: usize,
+    /// `None` where no results are kept.
+    pub(crate) result_bytes_max: Option<usize>,
+}
+
+/// How many events one message may publish, unless the consumer says otherwise.
+pub(crate) const EVENTS_MAX: usize = 64;
+
+/// How many bytes the events of one message may have, unless the consumer says otherwise.
+pub(crate) const EVENTS_BYTES_MAX: usize = 4 << 20;
+
+impl Default for PublishRules {
+    fn default() -> Self {
+        Self {
+            destinations: Vec::new(),
+            events_max: EVENTS_MAX,
+            events_bytes_max: EVENTS_BYTES_MAX,
+            result_bytes_max: None,
+        }
+    }
+}
+
+/// An event that was handed in.
+#[derive(Debug)]
+pub(crate) struct Collected {
+    /// Its place among the consumer's destinations.
+    pub(crate) destination: usize,
+    pub(crate) key: IdempotencyKey,
+    pub(crate) event: Event,
+}
+
+/// All that the handler of one message handed in.
+#[derive(Debug, Default)]
+pub(crate) struct HandedIn {
+    pub(crate) events: Vec<Collected>,
+    pub(crate) result: Option<ResultBody>,
+    bytes: usize,
+}
+
+impl HandedIn {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.events.is_empty() && self.result.is_none()
+    }
+}
+
+/// What one call of a handler hands in. It is shared by whoever holds the call's [`Tx`](crate::Tx), and only buffers: what a
+/// failed call had handed in is dropped with it.
+#[derive(Debug)]
+pub(crate) struct Collector<'m> {
+    rules: &'m PublishRules,
+    messages: Messages<'m>,
+    buffer: Mutex<Buffer>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Messages<'m> {
+    One(&'m Message),
+    Many(&'m [&'m Message]),
+}
+
+#[derive(Debug, Default)]
+struct Buffer {
+    /// By the place of the message in the call. Empty until something is handed in, so that nothing is allocated where nothing is.
+    by_message: Vec<HandedIn>,
+    refused: Option<PublishError>,
+}
+
+impl<'m> Collector<'m> {
+    /// For a call with one message.
+    pub(crate) fn of_one(rules: &'m PublishRules, message: &'m Message) -> Self {
+        Self::new(rules, Messages::One(message))
+    }
+
+    /// For a call with several.
+    pub(crate) fn of_many(rules: &'m PublishRules, messages: &'m [&'m Message]) -> Self {
+        Self::new(rules, Messages::Many(messages))
+    }
+
+    fn new(rules: &'m PublishRules, messages: Messages<'m>) -> Self {
+        Self { rules, messages, buffer: Mutex::default() }
+    }
+
+    pub(crate) fn publish(&self, message: &Message, event: Event) -> Result<IdempotencyKey, PublishError> {
+        self.noted(|buffer| self.add_event(buffer, message, event))
+    }
+
+    pub(crate) fn set_result(&self, message: &Message, result: ResultBody) -> Result<(), PublishError> {
+        self.noted(|buffer| {
+            let max = self.rules.result_bytes_max.ok_or(PublishError::NoResults)?;
+            let bytes = result.bytes();
+            if bytes > max {
+                return Err(PublishError::ResultTooLarge { bytes, max });
+            }
+            let place = self.place_of(message)?;
+            self.at(buffer, place).result = Some(result);
+            Ok(())
+        })
+    }
+
+    /// A refusal stays: a handler that ignores it must not commit its effect without the event.
+    fn noted<T>(&self, hand_in: impl FnOnce(&mut Buffer) -> Result<T, PublishError>) -> Result<T, PublishError> {
+        let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        hand_in(&mut buffer).inspect_err(|error| {
+            buffer.refused.get_or_insert_with(|| error.clone());
+        })
+    }
+
+    fn add_event(&self, buffer: &mut Buffer, message: &Message, event: Event) -> Result<IdempotencyKey, PublishError> {
+        let place = self.place_of(message)?;
+        let (tenant, consumer, cause) = message.cause().ok_or(PublishError::Unprotected)?;
+        let name = &*event.destination;
+        let destination = self.rules.destinations.iter().position(|declared| declared.name == name);
+        let destination =
+            destination.ok_or_else(|| PublishError::UnknownDestination { destination: name.to_owned() })?;
+        let declared = &self.rules.destinations[destination];
+        let (bytes, max) = (event.payload.len(), declared.payload_bytes_max);
+        if bytes > max {
+            return Err(PublishError::TooLarge { destination: name.to_owned(), bytes, max });
+        }
+        event.check()?;
+        let key = if event.same_key {
+            cause.clone()
+        } else {
+            let parts = [tenant.as_str(), consumer.as_str(), cause.as_str(), name, &*event.label];
+            let id = derived(std::iter::once(b"idem:event:v1".as_slice()).chain(parts.map(str::as_bytes)));
+            let text = declared.id_form.text(id);
+            IdempotencyKey::new(&text).map_err(|_| PublishError::invalid("id", &text, "it must be a key"))?
+        };
+        let handed_in = self.at(buffer, place);
+        if handed_in.events.iter().any(|other| other.destination == destination && other.key == key) {
+            let (destination, label) = (name.to_owned(), event.label.to_string());
+            return Err(PublishError::Repeated { destination, label });
+        }
+        handed_in.bytes += event.payload.len() + event.headers.bytes();
+        for (what, is, max) in [
+            ("events", handed_in.events.len() + 1, self.rules.events_max),
+            ("bytes", handed_in.bytes, self.rules.events_bytes_max),
+        ] {
+            if is > max {
+                return Err(PublishError::TooMany { what, max });
+            }
+        }
+        handed_in.events.push(Collected { destination, key: key.clone(), event });
+        Ok(key)
+    }
+
+    /// A message is known by its key, so that a clone of it will do: a unit holds no key twice.
+    fn place_of(&self, message: &Message) -> Result<usize, PublishError> {
+        let Some(cause) = message.cause() else {
+            return Err(match self.messages {
+                Messages::One(own) if own.cause().is_none() => PublishError::Unprotected,
+                Messages::One(_) | Messages::Many(_) => PublishError::OtherMessage,
+            });
+        };
+        let is_it = |own: &Message| own.cause() == Some(cause);
+        let place = match self.messages {
+            Messages::One(own) => is_it(own).then_some(0),
+            Messages::Many(all) => all.iter().position(|own| is_it(own)),
+        };
+        place.ok_or(PublishError::OtherMessage)
+    }
+
+    fn at<'b>(&self, buffer: &'b mut Buffer, place: usize) -> &'b mut HandedIn {
+        if buffer.by_message.is_empty() {
+            let messages = match self.messages {
+                Messages::One(_) => 1,
+                Messages::Many(all) => all.len(),
+            };
+            buffer.by_message.resize_with(messages, HandedIn::default);
+        }
+        &mut buffer.by_message[place]
+    }
+
+    /// What was handed in, by the place of the message in the call; no entry where nothing was.
+    pub(crate) fn finish(self) -> Result<Vec<HandedIn>, PublishError> {
+        let Buffer { by_message, refused } = self.buffer.into_inner().unwrap_or_else(PoisonError::into_inner);
+        match refused {
+            None => Ok(by_message),
+            Some(refused) => Err(refused),
+        }
+    }
+}
+
+/// The header that names the first cause of an event: the key of the message that set a chain of consumers going. Copied from
+/// the message that is handled where that has one, and else its key.
+pub const CAUSE: &str = "idemcause";
+
+/// The header of an event that names the key of the message whose handler published it.
+pub const CAUSED_BY: &str = "idemcausedby";
+
+/// The headers that are stored with an event: the handler's own, the causes, and the trace that the message was sent under.
+pub(crate) fn headers(event: &Event, message: &Message) -> Headers {
+    let incoming = message.headers();
+    let key = message.key().map_or("", IdempotencyKey::as_str);
+    let mut headers = event.headers.clone();
+    headers.push(CAUSE, Some(incoming.text(CAUSE).unwrap_or(key).to_owned().into()));
+    headers.push(CAUSED_BY, Some(key.to_owned().into()));
+    for name in ["traceparent", "tracestate"] {
+        if let (Some(value), None) = (incoming.text(name), event.headers.text(name)) {
+            headers.push(name, Some(value.to_owned().into()));
+        }
+    }
+    debug_assert!(event.headers.text(KEY_FIELD).is_none(), "refused by Event::check");
+    headers
+}
+
+pub(crate) fn ordering_key(event: &Event) -> Option<OrderingKey> {
+    event.ordering_key.clone().map(OrderingKey::new)
+}

@@ -1,0 +1,288 @@
+//! [`Event`]: what a handler wants to tell others, and [`Destination`]: whom.
+
+use std::fmt;
+
+use bytes::Bytes;
+use serde::Serialize;
+
+use super::id::IdForm;
+use crate::{
+    error::ConfigError,
+    key::{KEY_BYTES_MAX, KEY_FIELD},
+    message::Headers,
+    setters::setters,
+};
+
+/// The longest name of a destination, in bytes: the URL of a queue is one.
+pub const DESTINATION_BYTES_MAX: usize = 500;
+
+/// The largest payload of an event, in bytes, unless its destination says otherwise: what Kafka takes by default, and SQS.
+pub const EVENT_PAYLOAD_BYTES_MAX: usize = 1_000_000;
+
+/// Where events of a handler go: a name, and what events for it are like. What is behind the name, a topic, a queue or an
+/// endpoint, the relay knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Destination {
+    /// Its name, of 1 to 500 bytes without control characters.
+    pub name: String,
+    /// How the ids of its events are written. Fixed when it is declared for the first time. Defaults to [`IdForm::V8`].
+    pub id_form: IdForm,
+    /// The largest payload of an event for it, in bytes: a larger one is refused as it is published by the handler, because
+    /// the broker could never take it. Defaults to 1,000,000.
+    pub payload_bytes_max: usize,
+}
+
+impl Destination {
+    /// A destination of this name.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), id_form: IdForm::default(), payload_bytes_max: EVENT_PAYLOAD_BYTES_MAX }
+    }
+
+    setters! {
+        /// Sets how the ids of its events are written.
+        id_form: IdForm,
+        /// Sets the largest payload of an event for it, in bytes.
+        payload_bytes_max: usize,
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let is_fine =
+            (1..=DESTINATION_BYTES_MAX).contains(&self.name.len()) && !self.name.chars().any(char::is_control);
+        let rule = "the name of a destination has 1 to 500 bytes without control characters";
+        if is_fine { Ok(()) } else { Err(ConfigError::new("publishes_to", format!("{:?}", self.name), rule)) }
+    }
+}
+
+impl From<&str> for Destination {
+    fn from(name: &str) -> Self {
+        Self::new(name)
+    }
+}
+
+impl From<String> for Destination {
+    fn from(name: String) -> Self {
+        Self::new(name)
+    }
+}
+
+/// Something that happened, to be told to others: [`Tx::publish`](crate::Tx::publish) puts it into the outbox, in the
+/// handler's transaction, and a relay brings it to its destination.
+///
+/// ```
+/// use idem_core::Event;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let event = Event::to("payments").event_type("PaymentCharged").ordering_key("account-7").json(&("account-7", 1177))?;
+/// # let _ = event;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct Event {
+    pub(super) destination: Box<str>,
+    pub(super) label: Box<str>,
+    pub(super) same_key: bool,
+    pub(super) ordering_key: Option<Bytes>,
+    pub(super) event_type: Option<Box<str>>,
+    pub(super) content_type: Option<Box<str>>,
+    pub(super) headers: Headers,
+    pub(super) payload: Bytes,
+}
+
+impl Event {
+    /// An event for this destination, which the consumer has
+    /// [declared](crate::DedupConsumerBuilder::publishes_to). It has no payload yet.
+    pub fn to(destination: &str) -> Self {
+        Self {
+            destination: destination.into(),
+            label: Box::default(),
+            same_key: false,
+            ordering_key: None,
+            event_type: None,
+            content_type: None,
+            headers: Headers::default(),
+            payload: Bytes::new(),
+        }
+    }
+
+    /// Tells it apart from another event of the same message for the same destination: both need labels, which stay what they
+    /// are over versions of the handler, because the event's id is made of them.
+    pub fn label(mut self, label: &str) -> Self {
+        self.label = label.into();
+        self
+    }
+
+    /// Gives it the key of the message that caused it in place of a derived one, for a handler that sends on exactly what
+    /// came in. Only one event of a message for a destination can have it.
+    pub fn same_key(mut self) -> Self {
+        self.same_key = true;
+        self
+    }
+
+    /// Keeps it in order with the other events of this key for its destination. On Kafka it becomes the record's key.
+    pub fn ordering_key(mut self, key: impl Into<Bytes>) -> Self {
+        self.ordering_key = Some(key.into());
+        self
+    }
+
+    /// What has happened, as its receivers tell events apart: the `type` of a CloudEvent.
+    pub fn event_type(mut self, event_type: &str) -> Self {
+        self.event_type = Some(event_type.into());
+        self
+    }
+
+    /// The media type of the payload.
+    pub fn content_type(mut self, content_type: &str) -> Self {
+        self.content_type = Some(content_type.into());
+        self
+    }
+
+    /// Appends a header. Names of idem's own are refused when the event is published: `idempotencykey`, and what begins with
+    /// `idem`, `ce_`, `ce-` or `cloudEvents`.
+    pub fn header(mut self, name: &str, value: impl Into<Bytes>) -> Self {
+        self.headers.push(name, Some(value.into()));
+        self
+    }
+
+    /// The payload.
+    pub fn body(mut self, payload: impl Into<Bytes>) -> Self {
+        self.payload = payload.into();
+        self
+    }
+
+    /// The payload as JSON, whose media type it also sets.
+    ///
+    /// # Errors
+    /// Where the value is none that JSON has, such as a map whose keys are no texts.
+    pub fn json(self, value: &impl Serialize) -> Result<Self, serde_json::Error> {
+        Ok(self.content_type("application/json").body(serde_json::to_vec(value)?))
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // No payload and no header's value (S4).
+        f.debug_struct("Event")
+            .field("destination", &self.destination)
+            .field("label", &self.label)
+            .field("event_type", &self.event_type)
+            .field("headers", &self.headers)
+            .field("payload", &format_args!("{} bytes", self.payload.len()))
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why an event or a result was refused. The unit of a handler that was refused cannot commit, whatever the handler answers:
+/// an effect without its event is what nobody asked for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PublishError {
+    /// The consumer has not declared the destination.
+    #[error("destination {destination:?} is not declared: add it to .publishes_to([…]) of the consumer")]
+    UnknownDestination {
+        /// Its name.
+        destination: String,
+    },
+    /// The message is none of those that this call of the handler is for.
+    #[error("the message is none of those that this call handles: publish for the message that was handed in")]
+    OtherMessage,
+    /// The message's type opted out of protection, so there is no record that an event could be committed with.
+    #[error("the message is of an unprotected type and has no record: its handler cannot publish or keep a result")]
+    Unprotected,
+    /// An event with the same id was published for this message already.
+    #[error(
+        "a second event {label:?} for destination {destination:?}: give each event of a message a label of its own, and only one of them .same_key()"
+    )]
+    Repeated {
+        /// The destination.
+        destination: String,
+        /// The label that both have.
+        label: String,
+    },
+    /// It is larger than its destination takes.
+    #[error("the payload has {bytes} bytes, and destination {destination:?} takes {max}")]
+    TooLarge {
+        /// The destination.
+        destination: String,
+        /// What it has.
+        bytes: usize,
+        /// What is allowed.
+        max: usize,
+    },
+    /// A message may publish only so many events or bytes.
+    #[error("the message publishes more than {max} {what}: .events_max(…) and .events_bytes_max(…) set the limits")]
+    TooMany {
+        /// `events` or `bytes`.
+        what: &'static str,
+        /// The limit.
+        max: usize,
+    },
+    /// A name or a value that no broker would carry, or that is idem's own.
+    #[error("{what} {value:?} is refused: {rule}")]
+    Invalid {
+        /// What part of the event.
+        what: &'static str,
+        /// The value, cut after 100 characters; never the payload.
+        value: String,
+        /// What is allowed.
+        rule: &'static str,
+    },
+    /// The consumer keeps no results.
+    #[error("this consumer keeps no results: build it with .keeps_results(…)")]
+    NoResults,
+    /// The result is larger than allowed.
+    #[error("the result has {bytes} bytes, and {max} are allowed: .keeps_results(…) sets the limit")]
+    ResultTooLarge {
+        /// What it has.
+        bytes: usize,
+        /// What is allowed.
+        max: usize,
+    },
+}
+
+impl PublishError {
+    pub(crate) fn invalid(what: &'static str, value: &str, rule: &'static str) -> Self {
+        Self::Invalid { what, value: value.chars().take(100).collect(), rule }
+    }
+}
+
+/// What begins so is a header of idem's or of CloudEvents.
+const RESERVED: [&str; 4] = ["idem", "ce_", "ce-", "cloudevents"];
+
+impl Event {
+    /// Refuses what no broker would carry.
+    pub(super) fn check(&self) -> Result<(), PublishError> {
+        let has_controls = |text: &str| text.chars().any(char::is_control);
+        let invalid = PublishError::invalid;
+        if self.label.len() > KEY_BYTES_MAX || has_controls(&self.label) {
+            return Err(invalid("label", &self.label, "at most 255 bytes without control characters"));
+        }
+        if self.label.starts_with("idem:") {
+            return Err(invalid("label", &self.label, "labels that begin with idem: are idem's own"));
+        }
+        let rule = "1 to 255 bytes without control characters";
+        for (what, text) in [("event type", &self.event_type), ("content type", &self.content_type)] {
+            if let Some(text) = text
+                && (text.is_empty() || text.len() > 255 || has_controls(text))
+            {
+                return Err(invalid(what, text, rule));
+            }
+        }
+        for (name, value) in self.headers.iter() {
+            if name.is_empty() || name.len() > 255 || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
+                return Err(invalid("header", name, "a name has 1 to 255 visible characters of ASCII"));
+            }
+            let lower = name.to_ascii_lowercase();
+            if lower == KEY_FIELD || RESERVED.iter().any(|reserved| lower.starts_with(reserved)) {
+                return Err(invalid("header", name, "names of idem and of CloudEvents are set by idem"));
+            }
+            let value = value.map(std::str::from_utf8);
+            if !matches!(value, None | Some(Ok(_))) || value.and_then(Result::ok).is_some_and(has_controls) {
+                return Err(invalid("the value of header", name, "text without control characters"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,132 @@
+use super::{collect::CAUSED_BY, *};
+use crate::{
+    IdempotencyKey,
+    message::{ConsumerName, Identity, Tenant},
+    store::ScopeId,
+};
+
+fn message(key: Option<&str>) -> Message {
+    Message::new("{}").with_identity(Identity {
+        tenant: Tenant::default(),
+        derives_as: ConsumerName::new("ledger").expect("a name"),
+        key: key.map(|key| IdempotencyKey::new(key).expect("a key")),
+    })
+}
+
+fn rules() -> PublishRules {
+    let destinations = vec![Destination::new("a"), Destination::new("b").payload_bytes_max(3)];
+    PublishRules { destinations, events_max: 3, events_bytes_max: 10, result_bytes_max: Some(4) }
+}
+
+fn published(rules: &PublishRules, message: &Message, events: Vec<Event>) -> Result<Vec<String>, PublishError> {
+    let collector = Collector::of_one(rules, message);
+    for event in events {
+        // As a handler does that does not look at the answer.
+        let _ = collector.publish(message, event);
+    }
+    let handed_in = collector.finish()?.pop().unwrap_or_default();
+    Ok(handed_in.events.into_iter().map(|event| event.key.as_str().to_owned()).collect())
+}
+
+/// O17: ids of events were given out, and may never be given differently. Computed with Python's `hashlib` and `uuid`.
+#[test]
+fn o17_ids_match_their_golden_vectors() {
+    let labelled = || Event::to("a").label("charged");
+    let mut rules = rules();
+    for form in IdForm::ALL {
+        rules.destinations[0].id_form = form;
+        let ids =
+            published(&rules, &message(Some("order-1")), vec![labelled(), Event::to("a"), Event::to("a").same_key()]);
+        let wanted = match form {
+            IdForm::V8 => ["69a6d414-0469-81e6-beb3-ef5e4c1a38ab", "810bf505-f63b-87bb-9d3c-f469e22d4780"],
+            IdForm::V5 => ["2eb96c21-63fb-5542-98f5-030f5fe9d409", "39a80690-7fff-5183-94e8-f41b98d82162"],
+            IdForm::Hex32 => ["69a6d414046981e6beb3ef5e4c1a38ab", "810bf505f63b87bb9d3cf469e22d4780"],
+        };
+        assert_eq!(ids.expect("events"), [wanted[0], wanted[1], "order-1"]);
+    }
+}
+
+/// O15: what the outbox and its receivers know an event by differs for every destination and label.
+#[test]
+fn o15_two_destinations_and_two_labels_are_four_events() {
+    let mut rules = rules();
+    rules.events_max = 4;
+    let events = ["a", "b"].iter().flat_map(|to| ["x", "y"].map(|label| Event::to(to).label(label))).collect();
+    let ids = published(&rules, &message(Some("order-1")), events).expect("events");
+    assert_eq!(ids.iter().collect::<std::collections::BTreeSet<_>>().len(), 4);
+    let same = vec![Event::to("a").same_key(), Event::to("b").same_key()];
+    assert_eq!(published(&rules, &message(Some("order-1")), same).expect("events"), ["order-1", "order-1"]);
+}
+
+/// O18: a refused event fails its message, also where the handler does not look at the answer.
+#[test]
+fn o18_what_is_refused_fails_the_message() {
+    let refused = |events: Vec<Event>| published(&rules(), &message(Some("order-1")), events).expect_err("refused");
+    let to = || Event::to("a");
+    assert!(matches!(refused(vec![Event::to("c"), to()]), PublishError::UnknownDestination { .. }));
+    assert!(matches!(refused(vec![to(), to()]), PublishError::Repeated { .. }));
+    assert!(matches!(refused(vec![to().same_key(), to().label("x").same_key()]), PublishError::Repeated { .. }));
+    assert!(matches!(refused(vec![Event::to("b").body("four")]), PublishError::TooLarge { bytes: 4, max: 3, .. }));
+    let many = (0..4).map(|n| to().label(&n.to_string())).collect();
+    assert!(matches!(refused(many), PublishError::TooMany { what: "events", max: 3 }));
+    assert!(matches!(refused(vec![to().body("eleven byte")]), PublishError::TooMany { what: "bytes", max: 10 }));
+    for event in [
+        to().label("idem:x"),
+        to().label("a\nb"),
+        to().event_type(""),
+        to().content_type("text/plain\r\nx: y"),
+        to().header("Idempotencykey", "x"),
+        to().header("ce_id", "x"),
+        to().header("with space", "x"),
+        to().header("name", "a\nb"),
+        to().header("name", &[0xff][..]),
+    ] {
+        assert!(matches!(refused(vec![event.clone()]), PublishError::Invalid { .. }), "{event:?}");
+    }
+    let unprotected = published(&rules(), &message(None), vec![to()]);
+    assert_eq!(unprotected.expect_err("refused"), PublishError::Unprotected);
+}
+
+#[test]
+fn a_message_of_another_call_is_refused_and_a_clone_of_its_own_is_not() {
+    let (rules, own, other) = (rules(), message(Some("order-1")), message(Some("order-2")));
+    let both = [&own];
+    let collector = Collector::of_many(&rules, &both);
+    collector.publish(&own.clone(), Event::to("a")).expect("its own");
+    assert_eq!(collector.publish(&other, Event::to("a")), Err(PublishError::OtherMessage));
+    assert_eq!(collector.finish().err(), Some(PublishError::OtherMessage));
+}
+
+#[test]
+fn a_result_is_bounded_and_the_last_one_counts() {
+    let (mut rules, own) = (rules(), message(Some("order-1")));
+    let collector = Collector::of_one(&rules, &own);
+    collector.set_result(&own, ResultBody::new("one")).expect("a result");
+    collector.set_result(&own, ResultBody::new("two")).expect("a result");
+    let handed_in = collector.finish().expect("nothing was refused").pop().expect("one message");
+    assert_eq!(handed_in.result, Some(ResultBody::new("two")));
+    let collector = Collector::of_one(&rules, &own);
+    let too_large = collector.set_result(&own, ResultBody::new("fiver"));
+    assert_eq!(too_large, Err(PublishError::ResultTooLarge { bytes: 5, max: 4 }));
+    rules.result_bytes_max = None;
+    assert_eq!(Collector::of_one(&rules, &own).set_result(&own, ResultBody::default()), Err(PublishError::NoResults));
+}
+
+/// The first cause goes through every hop, and the trace does not make another event of the same one.
+#[test]
+fn causes_travel_and_the_trace_is_no_content() {
+    let row = |message: &Message| {
+        let (rules, own) = (rules(), message.clone());
+        let collector = Collector::of_one(&rules, &own);
+        collector.publish(&own, Event::to("a").body("{}")).expect("an event");
+        let event = collector.finish().expect("an event").remove(0).events.remove(0);
+        NewEvent::of(ScopeId(1), &[DestinationId(1)], &own, event).expect("a destination")
+    };
+    let first = row(&message(Some("order-1")));
+    assert_eq!((first.headers.text(CAUSE), first.headers.text(CAUSED_BY)), (Some("order-1"), Some("order-1")));
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let second = row(&message(Some("order-1")).with_header("traceparent", trace));
+    assert_eq!((second.headers.text("traceparent"), second.hash), (Some(trace), first.hash));
+    let hop = row(&message(Some("event-1")).with_header(CAUSE, "order-1"));
+    assert_eq!((hop.headers.text(CAUSE), hop.headers.text(CAUSED_BY)), (Some("order-1"), Some("event-1")));
+}

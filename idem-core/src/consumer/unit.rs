@@ -204,34 +204,44 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
         return (rollback(inner, unit).await.is_ok(), End::NotBegun);
     }
     let indexes: Vec<usize> = fresh.iter().map(|(index, _)| *index).collect();
+    match handle_and_commit(inner, unit, items, fresh, &indexes).await {
+        Ok(()) => {
+            indexes.iter().for_each(|index| ledger.committed(*index));
+            (true, End::Decided(ledger.decide(inner, items, &fold, registered.run)))
+        }
+        Err(ended) => ended,
+    }
+}
+
+/// Runs the handlers of what is fresh, appends what they handed in, seals and commits. On an error the unit has ended so.
+async fn handle_and_commit<S: Store, J: Borrow<Item> + Sync>(
+    inner: &Inner<S>,
+    mut unit: S::Unit<'_>,
+    items: &[J],
+    fresh: Vec<(usize, Ticket)>,
+    indexes: &[usize],
+) -> Result<(), (bool, End)> {
     let begun = Instant::now();
     let handled = handle_all(inner, &mut unit, items, fresh).await;
     inner.metrics.handler_time.record(begun.elapsed());
     let handed_in = match handled {
         Ok(handed_in) => handed_in,
-        Err(stopped) => return stopped_early(inner, unit, stopped, items.len()).await,
+        Err(stopped) => return Err(stopped_early(inner, unit, stopped, items.len()).await),
     };
-    if let Err(injected) = failpoint!(HANDLER_DONE) {
-        return (false, trouble(inject(injected)));
-    }
+    failpoint!(HANDLER_DONE).map_err(|injected| (false, trouble(inject(injected))))?;
     let publishes = !handed_in.is_empty();
     if publishes && let Err(stopped) = append_all(inner, &mut unit, items, handed_in).await {
-        return stopped_early(inner, unit, stopped, items.len()).await;
+        return Err(stopped_early(inner, unit, stopped, items.len()).await);
     }
-    if let Err(injected) = failpoint!(GUARD) {
-        return (false, trouble(inject(injected)));
+    failpoint!(GUARD).map_err(|injected| (false, trouble(inject(injected))))?;
+    commit(inner, unit).await.map_err(|error| match error {
+        CommitError::Unknown(error) => (false, End::Unknown { error, of: indexes.to_vec() }),
+        CommitError::RolledBack(error) => (false, commit_refused::<S>(error, indexes, items.len())),
+    })?;
+    if publishes {
+        inner.published.notify_one();
     }
-    match commit(inner, unit).await {
-        Ok(()) => {
-            if publishes {
-                inner.published.notify_one();
-            }
-            indexes.iter().for_each(|index| ledger.committed(*index));
-            (true, End::Decided(ledger.decide(inner, items, &fold, registered.run)))
-        }
-        Err(CommitError::Unknown(error)) => (false, End::Unknown { error, of: indexes }),
-        Err(CommitError::RolledBack(error)) => (false, commit_refused::<S>(error, &indexes, items.len())),
-    }
+    Ok(())
 }
 
 /// Notes what is decided already, and answers the rest in the order of delivery.

@@ -7,6 +7,7 @@
 pub(crate) mod collect;
 mod event;
 mod id;
+mod publisher;
 mod result;
 mod rows;
 
@@ -16,6 +17,7 @@ pub use self::{
     collect::{CAUSE, CAUSED_BY},
     event::{DESTINATION_BYTES_MAX, Destination, EVENT_PAYLOAD_BYTES_MAX, Event, PublishError},
     id::IdForm,
+    publisher::{Dispatch, EventError, EventPublisher},
     result::{RESULT_BYTES_MAX, ResultBody},
     rows::{
         AppendError, Appended, DestinationId, EventEnd, EventNumber, EventState, Leased, NewEvent, NewResult, Outbox,

@@ -188,6 +188,8 @@ pub enum EventEnd {
         error: String,
         /// Whether its destination may have it all the same, as after a confirmation that did not come.
         may_be_sent: bool,
+        /// Whether it counts as an attempt.
+        counted: bool,
     },
     /// It waits for a person, and what follows it under its ordering key waits with it. It is never discarded.
     Failed {

@@ -2,6 +2,7 @@
 //! transaction. Users of a store need [`Store`], [`Tx`] and [`Retention`], which the crate's root has too.
 
 mod claim;
+mod tx;
 mod usage;
 
 use std::{
@@ -15,6 +16,7 @@ use async_trait::async_trait;
 
 pub use self::{
     claim::{Claim, Claimed, Recorded},
+    tx::{HandingIn, Tx},
     usage::Usage,
 };
 pub use crate::{
@@ -28,8 +30,7 @@ use crate::{
     error::{BoxError, ErrorClass},
     hash::PayloadHash,
     key::IdempotencyKey,
-    message::{ConsumerName, Message, Tenant},
-    outbox::{Collector, Event, PublishError, ResultBody},
+    message::{ConsumerName, Tenant},
     setters::setters,
 };
 
@@ -294,98 +295,6 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     /// Ends the transaction on the server after a handler's future was dropped while a statement may be running, over
     /// another connection where that is needed. The session is dropped afterwards.
     fn abandon(self) -> impl Future<Output = ()> + Send;
-}
-
-/// The transaction as a handler sees it. Borrowed for one call: it can be neither kept nor cloned.
-pub struct Tx<'t, S: Store> {
-    connection: S::Connection<'t>,
-    /// Where events and results go; core alone gives it.
-    collector: Option<&'t Collector<'t>>,
-}
-
-impl<'t, S: Store> Tx<'t, S> {
-    /// For stores: wraps the connection of a unit.
-    pub fn new(connection: S::Connection<'t>) -> Self {
-        Self { connection, collector: None }
-    }
-
-    /// The same transaction, with a place for what a handler hands in.
-    pub(crate) fn collecting<'a>(&'a mut self, collector: &'a Collector<'a>) -> Tx<'a, S> {
-        Tx { connection: S::reborrow(&mut self.connection), collector: Some(collector) }
-    }
-
-    /// The connection to run statements on, of the store's own type.
-    pub fn connection(&mut self) -> S::Connection<'_> {
-        S::reborrow(&mut self.connection)
-    }
-
-    /// Publishes an event of `message`: it is committed with the handler's effects, or not at all, and a relay brings it to its
-    /// destination. Answers the event's id, which is what its receivers get as its idempotency key. Nothing is sent to the
-    /// database before all handlers of the unit have succeeded.
-    ///
-    /// Events belong to the message, and not to a nested transaction: one that was published inside of a savepoint is sent
-    /// although the handler has rolled the savepoint back.
-    ///
-    /// # Errors
-    /// [`PublishError`]. The message is then dead-lettered, also where the handler goes on and answers `Ok`.
-    pub fn publish(&mut self, message: &Message, event: Event) -> Result<IdempotencyKey, PublishError> {
-        self.handing_in().publish(message, event)
-    }
-
-    /// Sets what the operation of `message` answers: it is committed with the handler's effects, and whoever asks again with the
-    /// same key and payload gets it. The last one counts.
-    ///
-    /// # Errors
-    /// As for [`publish`](Self::publish).
-    pub fn set_result(&mut self, message: &Message, result: ResultBody) -> Result<(), PublishError> {
-        self.handing_in().set_result(message, result)
-    }
-
-    /// The connection, and beside it what events and results go into, for code that publishes while a nested transaction is
-    /// open on the connection.
-    pub fn parts(&mut self) -> (S::Connection<'_>, HandingIn<'_>) {
-        let handing_in = self.handing_in();
-        (self.connection(), handing_in)
-    }
-
-    fn handing_in(&self) -> HandingIn<'t> {
-        HandingIn { collector: self.collector }
-    }
-
-    /// For stores that wrap another one: the connection itself. A handler has only `&mut Tx`, and cannot take it.
-    pub fn into_connection(self) -> S::Connection<'t> {
-        self.connection
-    }
-}
-
-/// What a handler's events and results go into: see [`Tx::parts`].
-#[derive(Debug, Clone, Copy)]
-pub struct HandingIn<'t> {
-    collector: Option<&'t Collector<'t>>,
-}
-
-impl HandingIn<'_> {
-    /// As [`Tx::publish`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn publish(&self, message: &Message, event: Event) -> Result<IdempotencyKey, PublishError> {
-        self.collector.ok_or(PublishError::OtherMessage)?.publish(message, event)
-    }
-
-    /// As [`Tx::set_result`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn set_result(&self, message: &Message, result: ResultBody) -> Result<(), PublishError> {
-        self.collector.ok_or(PublishError::OtherMessage)?.set_result(message, result)
-    }
-}
-
-impl<S: Store> fmt::Debug for Tx<'_, S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Tx")
-    }
 }
 
 /// What a consumer tells the store at its start.

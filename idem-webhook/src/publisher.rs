@@ -1,0 +1,274 @@
+//! [`WebhookPublisher`]: posts events to their endpoints.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use idem_core::{
+    BoxError, ConfigError,
+    outbox::{Dispatch, EventError, EventPublisher, OutgoingEvent},
+};
+use reqwest::{
+    Client, ClientBuilder, Response, StatusCode, Url,
+    header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER},
+    redirect::Policy,
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::{
+    addresses::{NotPublic, PublicOnly, is_public},
+    endpoint::{Endpoint, Endpoints},
+    signature,
+};
+
+/// How long one try may take. Shorter than a relay's deadline, so that it is the answer which ends a try.
+const ANSWER: Duration = Duration::from_secs(8);
+
+/// How many events are on their way at once.
+const AT_ONCE: usize = 64;
+
+/// How many of them go to one host.
+const AT_ONCE_A_HOST: usize = 4;
+
+/// The pauses before the second and every further try, as Standard Webhooks proposes them: some 75 hours in all.
+const PAUSES: [Duration; 9] = [
+    Duration::from_secs(5),
+    Duration::from_secs(5 * 60),
+    Duration::from_secs(30 * 60),
+    Duration::from_secs(2 * 3_600),
+    Duration::from_secs(5 * 3_600),
+    Duration::from_secs(10 * 3_600),
+    Duration::from_secs(14 * 3_600),
+    Duration::from_secs(20 * 3_600),
+    Duration::from_secs(24 * 3_600),
+];
+
+/// The longest pause that an endpoint may ask for.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3_600);
+
+/// When an event is tried again that was not tried: its host was busy, or its endpoint not to be found now.
+const SOON: Duration = Duration::from_secs(1);
+
+/// An [`EventPublisher`] to HTTP endpoints: see the [crate's documentation](crate).
+pub struct WebhookPublisher {
+    endpoints: Arc<dyn Endpoints>,
+    client: Client,
+    is_private_allowed: bool,
+    is_plaintext_allowed: bool,
+    hosts: Mutex<HashMap<String, Arc<Semaphore>>>,
+}
+
+impl fmt::Debug for WebhookPublisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WebhookPublisher")
+            .field("is_private_allowed", &self.is_private_allowed)
+            .field("is_plaintext_allowed", &self.is_plaintext_allowed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl WebhookPublisher {
+    /// A publisher that posts each event to the endpoint which `endpoints` finds for it.
+    ///
+    /// # Errors
+    /// [`ConfigError`] where TLS cannot be set up on this machine.
+    pub fn new(endpoints: impl Endpoints) -> Result<Self, ConfigError> {
+        Ok(Self {
+            endpoints: Arc::new(endpoints),
+            client: client(false)?,
+            is_private_allowed: false,
+            is_plaintext_allowed: false,
+            hosts: Mutex::default(),
+        })
+    }
+
+    /// Calls endpoints in private networks too, and on this machine: where all of them are your own. Whoever may set an endpoint
+    /// reaches everything behind this machine then.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn allow_private_networks(self) -> Result<Self, ConfigError> {
+        Ok(Self { client: client(true)?, is_private_allowed: true, ..self })
+    }
+
+    /// Calls `http://` endpoints too. Whoever is on the way reads their events then.
+    #[must_use]
+    pub fn allow_plaintext(self) -> Self {
+        Self { is_plaintext_allowed: true, ..self }
+    }
+
+    async fn publish(&self, event: &OutgoingEvent) -> Result<(), EventError> {
+        let endpoint = match self.endpoints.of(event).await {
+            Ok(Some(endpoint)) => endpoint,
+            Ok(None) => return Err(waits_for_a_person("there is no endpoint for it, or it is switched off")),
+            Err(source) => return Err(soon(source)),
+        };
+        let url = self.checked(&endpoint)?;
+        let Some(_on_its_way) = self.permit(&url) else {
+            return Err(soon("its host has as many events on their way as it may have".into()));
+        };
+        let request = self.client.post(url).headers(headers(event, &endpoint)?).body(event.payload.clone());
+        match request.send().await {
+            Ok(response) => self.answered(event, &endpoint, &response).await,
+            // The URL may hold a secret of the endpoint's owner.
+            Err(error) => Err(later(event, not_answered(error.without_url()), None)),
+        }
+    }
+
+    /// Refuses what may not be called. The names are checked as they are resolved.
+    fn checked(&self, endpoint: &Endpoint) -> Result<Url, EventError> {
+        let Ok(url) = Url::parse(&endpoint.url) else { return Err(waits_for_a_person("its endpoint's URL is none")) };
+        let is_plaintext = url.scheme() == "http";
+        if !(url.scheme() == "https" || is_plaintext && self.is_plaintext_allowed) {
+            return Err(waits_for_a_person("its endpoint's URL does not begin with https://"));
+        }
+        let Some(host) = url.host_str() else { return Err(waits_for_a_person("its endpoint's URL has no host")) };
+        let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+        if !self.is_private_allowed && literal.is_ok_and(|address| !is_public(address)) {
+            return Err(waits_for_a_person("its endpoint has no public address"));
+        }
+        if endpoint.secrets.is_empty() {
+            return Err(waits_for_a_person("its endpoint has no secret to sign with"));
+        }
+        Ok(url)
+    }
+
+    /// A place among the events that are on their way to this host; `None` where there is none free.
+    fn permit(&self, url: &Url) -> Option<OwnedSemaphorePermit> {
+        let host = url.host_str().unwrap_or_default().to_owned();
+        let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+        // Hosts that nothing is on its way to are forgotten, or the map would grow with every endpoint there ever was.
+        if hosts.len() > 2 * AT_ONCE {
+            hosts.retain(|_, places| places.available_permits() < AT_ONCE_A_HOST);
+        }
+        let places = hosts.entry(host).or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE_A_HOST)));
+        Arc::clone(places).try_acquire_owned().ok()
+    }
+
+    async fn answered(&self, event: &OutgoingEvent, to: &Endpoint, response: &Response) -> Result<(), EventError> {
+        let status = response.status();
+        if status.is_success() {
+            return Ok(());
+        }
+        if status == StatusCode::GONE {
+            self.endpoints.gone(event, &to.url).await;
+            return Err(waits_for_a_person("its endpoint answered 410: it wants no more events"));
+        }
+        let text = match status.is_redirection() {
+            true => format!("the endpoint answered {status}, and redirects are not followed"),
+            false => format!("the endpoint answered {status}"),
+        };
+        Err(later(event, text.into(), retry_after(response.headers())))
+    }
+}
+
+#[async_trait]
+impl EventPublisher for WebhookPublisher {
+    async fn publish_events(&self, events: &[&OutgoingEvent]) -> Vec<Result<(), EventError>> {
+        let mut answers = Vec::with_capacity(events.len());
+        for event in events {
+            answers.push(self.publish(event).await);
+        }
+        answers
+    }
+
+    fn dispatch(&self) -> Dispatch {
+        Dispatch::Each { at_once: AT_ONCE }
+    }
+}
+
+fn client(is_private_allowed: bool) -> Result<Client, ConfigError> {
+    // For the process, unless it has one, as the brokers' connections do it. Without one the client panics.
+    #[cfg(feature = "tls")]
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let builder = ClientBuilder::new().redirect(Policy::none()).no_proxy().timeout(ANSWER).user_agent("idem-webhook");
+    let builder = if is_private_allowed { builder } else { builder.dns_resolver(Arc::new(PublicOnly)) };
+    builder.build().map_err(|_| {
+        ConfigError::new(
+            "webhooks",
+            "TLS",
+            "the certificates of this machine could not be read: install ca-certificates",
+        )
+    })
+}
+
+fn headers(event: &OutgoingEvent, endpoint: &Endpoint) -> Result<HeaderMap, EventError> {
+    let id = event.key.as_str();
+    let seconds = now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let signature = signature::sign(&endpoint.secrets, id, seconds, &event.payload);
+    let mut headers = HeaderMap::new();
+    let mut add =
+        |name: &str, value: &[u8]| match (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_bytes(value)) {
+            (Ok(name), Ok(value)) => {
+                headers.insert(name, value);
+                Ok(())
+            }
+            (Err(_), _) | (_, Err(_)) => Err(waits_for_a_person(&format!("HTTP has no header {name:?} of that kind"))),
+        };
+    for (name, value) in event.headers.iter() {
+        add(name, value.unwrap_or_default())?;
+    }
+    if let Some(content_type) = &event.content_type {
+        add(CONTENT_TYPE.as_str(), content_type.as_bytes())?;
+    }
+    add("webhook-id", id.as_bytes())?;
+    add("webhook-timestamp", seconds.to_string().as_bytes())?;
+    add("webhook-signature", signature.as_bytes())?;
+    // A string of structured fields (RFC 9651), in which these two characters are escaped.
+    add("idempotency-key", format!("\"{}\"", id.replace('\\', "\\\\").replace('"', "\\\"")).as_bytes())?;
+    Ok(headers)
+}
+
+fn waits_for_a_person(problem: &str) -> EventError {
+    EventError::DoesNotFit { problem: format!("the event was not delivered: {problem}") }
+}
+
+/// It was not tried.
+fn soon(source: BoxError) -> EventError {
+    let after = Some(SOON + SOON.mul_f64(fastrand::f64()));
+    EventError::Later { source, may_be_sent: false, after, counted: false }
+}
+
+/// It was tried, and is again after a pause, up to ten times.
+fn later(event: &OutgoingEvent, source: BoxError, wanted: Option<Duration>) -> EventError {
+    let Some(pause) = PAUSES.get(event.attempts as usize) else {
+        return waits_for_a_person(&format!("ten tries have failed, the last one with: {source}"));
+    };
+    let after = wanted.unwrap_or(*pause);
+    let after = after + after.mul_f64(fastrand::f64() / 10.0);
+    EventError::Later { source, may_be_sent: true, after: Some(after), counted: true }
+}
+
+fn not_answered(error: reqwest::Error) -> BoxError {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(error) = source {
+        if let Some(refused) = error.downcast_ref::<NotPublic>() {
+            return refused.to_string().into();
+        }
+        source = error.source();
+    }
+    match error.is_timeout() {
+        true => format!("the endpoint has not answered within {ANSWER:?}").into(),
+        false => error.into(),
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "receivers compare the time of a try with their wall clock")]
+fn now() -> SystemTime {
+    SystemTime::now()
+}
+
+/// What `Retry-After` asks for: seconds, or a date.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let after = match text.parse() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => httpdate::parse_http_date(text).ok()?.duration_since(now()).unwrap_or_default(),
+    };
+    Some(after.clamp(SOON, RETRY_AFTER_MAX))
+}

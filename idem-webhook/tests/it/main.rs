@@ -1,0 +1,12 @@
+//! Webhooks against a real HTTP server on this machine.
+
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::wildcard_enum_match_arm,
+    reason = "anything unexpected in a test is a failure"
+)]
+
+mod posts;
+mod receiver;

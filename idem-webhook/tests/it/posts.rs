@@ -1,0 +1,189 @@
+//! What is sent, what the answers mean, and whom nobody calls.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use idem_core::{
+    BoxError, ConsumerName, Headers, IdempotencyKey,
+    outbox::{Dispatch, EventError, EventNumber, EventPublisher as _, OutgoingEvent},
+};
+use idem_webhook::{Endpoint, Endpoints, Secret, WebhookPublisher};
+
+use crate::receiver::{Answer, Receiver};
+
+const KEY: &str = "order-1 \"a\\b\".c";
+
+fn secret(byte: u8) -> String {
+    format!("whsec_{}", STANDARD.encode([byte; 32]))
+}
+
+fn event(attempts: u32) -> OutgoingEvent {
+    let (consumer, key) = (ConsumerName::new("ledger").unwrap(), IdempotencyKey::new(KEY).unwrap());
+    let body = r#"{"cents":1177}"#.into();
+    let mut event = OutgoingEvent::new(EventNumber(1), consumer, key, body, SystemTime::UNIX_EPOCH);
+    event.content_type = Some("application/json".into());
+    event.attempts = attempts;
+    let mut headers = Headers::default();
+    headers.push("idemcause", Some("order-0".into()));
+    event.headers = headers;
+    event
+}
+
+/// Endpoints that are all one, and whoever was told that it is gone.
+struct One {
+    url: String,
+    gone: Arc<Mutex<Vec<String>>>,
+}
+
+#[async_trait]
+impl Endpoints for One {
+    async fn of(&self, _event: &OutgoingEvent) -> Result<Option<Endpoint>, BoxError> {
+        let secrets = [1, 2].map(|byte| secret(byte).parse::<Secret>().unwrap());
+        Ok(Some(Endpoint::new(self.url.clone(), secrets)))
+    }
+
+    async fn gone(&self, _event: &OutgoingEvent, url: &str) {
+        self.gone.lock().unwrap().push(url.to_owned());
+    }
+}
+
+fn at(url: String) -> WebhookPublisher {
+    WebhookPublisher::new(One { url, gone: Arc::default() }).unwrap()
+}
+
+fn own(url: String) -> WebhookPublisher {
+    at(url).allow_private_networks().unwrap().allow_plaintext()
+}
+
+async fn post(publisher: &WebhookPublisher, event: &OutgoingEvent) -> Result<(), EventError> {
+    publisher.publish_events(&[event]).await.pop().unwrap()
+}
+
+/// When it is tried again, and whether the try counted.
+fn later(answer: Result<(), EventError>) -> (Duration, bool) {
+    match answer {
+        Err(EventError::Later { after: Some(after), counted, .. }) => (after, counted),
+        other => panic!("not to be tried again: {other:?}"),
+    }
+}
+
+fn waits_for_a_person(answer: Result<(), EventError>) -> String {
+    match answer {
+        Err(EventError::DoesNotFit { problem }) => problem,
+        other => panic!("not for a person: {other:?}"),
+    }
+}
+
+/// O19: the reference verifier accepts what is sent, by each of the secrets, and a receiver knows every try by one id.
+#[tokio::test]
+async fn o19_the_reference_verifier_accepts_each_secret() {
+    let receiver = Receiver::new([Answer::Status(500)]).await;
+    let publisher = own(receiver.url("/hooks"));
+    assert!(later(post(&publisher, &event(0)).await).1);
+    post(&publisher, &event(1)).await.unwrap();
+    let posts = receiver.posts();
+    assert_eq!(posts.len(), 2);
+    for post in &posts {
+        assert_eq!((post.path.as_str(), &*post.body), ("/hooks", &br#"{"cents":1177}"#[..]));
+        assert_eq!(post.headers["webhook-id"], KEY);
+        assert_eq!(post.headers["idempotency-key"], r#""order-1 \"a\\b\".c""#);
+        assert_eq!(
+            (&post.headers["content-type"], &post.headers["idemcause"]),
+            (&"application/json".parse().unwrap(), &"order-0".parse().unwrap())
+        );
+        for byte in [1, 2] {
+            standardwebhooks::Webhook::new(&secret(byte)).unwrap().verify(&post.body, &post.headers).unwrap();
+        }
+        let stranger = standardwebhooks::Webhook::new(&secret(3)).unwrap();
+        assert!(stranger.verify(&post.body, &post.headers).is_err());
+    }
+}
+
+/// O20: whatever is no confirmation is tried again, when the endpoint wants it or after longer and longer pauses, ten times
+/// over three days; then a person decides.
+#[tokio::test]
+async fn o20_an_endpoint_that_fails_is_tried_for_three_days() {
+    let in_a_minute = httpdate::fmt_http_date(SystemTime::UNIX_EPOCH + Duration::from_secs(4_000_000_000));
+    let receiver = Receiver::new([
+        Answer::With(429, "retry-after", "120".to_owned()),
+        Answer::With(503, "retry-after", in_a_minute),
+        Answer::With(307, "location", "/elsewhere".to_owned()),
+        Answer::Status(404),
+    ])
+    .await;
+    let publisher = own(receiver.url("/"));
+    let within = |(after, counted): (Duration, bool), seconds: u64| {
+        let wanted = Duration::from_secs(seconds);
+        assert!(counted && after >= wanted && after <= wanted.mul_f64(1.1), "{after:?} in place of {wanted:?}");
+    };
+    within(later(post(&publisher, &event(0)).await), 120);
+    within(later(post(&publisher, &event(0)).await), 24 * 3_600);
+    within(later(post(&publisher, &event(0)).await), 5);
+    within(later(post(&publisher, &event(8)).await), 24 * 3_600);
+    assert!(receiver.posts().iter().all(|post| post.path == "/"), "no redirect is followed");
+    drop(receiver);
+    let unreachable = own("http://127.0.0.1:9/".to_owned());
+    within(later(post(&unreachable, &event(1)).await), 300);
+    let problem = waits_for_a_person(post(&unreachable, &event(9)).await);
+    assert!(problem.contains("ten tries have failed"), "{problem}");
+}
+
+/// O21: an endpoint that is gone is told of, once a try, and its event waits for a person.
+#[tokio::test]
+async fn o21_an_endpoint_that_is_gone_is_told_of() {
+    let receiver = Receiver::new([Answer::Status(410)]).await;
+    let gone = Arc::default();
+    let endpoints = One { url: receiver.url("/"), gone: Arc::clone(&gone) };
+    let publisher = WebhookPublisher::new(endpoints).unwrap().allow_private_networks().unwrap().allow_plaintext();
+    assert!(waits_for_a_person(post(&publisher, &event(0)).await).contains("410"));
+    assert_eq!(*gone.lock().unwrap(), [receiver.url("/")]);
+    let none = WebhookPublisher::new(|_: &OutgoingEvent| async { Ok(None) });
+    assert!(waits_for_a_person(post(&none.unwrap(), &event(0)).await).contains("switched off"));
+    let unknown = WebhookPublisher::new(|_: &OutgoingEvent| async { Err("the table is locked".into()) });
+    assert!(!later(post(&unknown.unwrap(), &event(9)).await).1, "nothing was tried, so nothing is charged");
+}
+
+/// S39: a stranger's endpoint reaches nothing behind this machine, by an address or by a name, and nothing in plain text.
+#[tokio::test]
+async fn s39_nothing_behind_this_machine_is_called() {
+    let receiver = Receiver::new([]).await;
+    for host in ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1", "169.254.169.254"] {
+        let publisher = at(format!("http://{host}:{}/", receiver.port)).allow_plaintext();
+        let problem = waits_for_a_person(post(&publisher, &event(0)).await);
+        assert!(problem.contains("no public address"), "{host}: {problem}");
+    }
+    let by_name = at(format!("http://localhost:{}/", receiver.port)).allow_plaintext();
+    match post(&by_name, &event(0)).await {
+        Err(EventError::Later { source, .. }) => assert!(source.to_string().contains("no public address"), "{source}"),
+        other => panic!("it was called: {other:?}"),
+    }
+    let in_plain_text = at(receiver.url("/")).allow_private_networks().unwrap();
+    assert!(waits_for_a_person(post(&in_plain_text, &event(0)).await).contains("https://"));
+    assert!(receiver.posts().is_empty());
+}
+
+/// O16: four events at most are with one host, and the others come back at once, uncharged, so that they hold nobody up.
+#[tokio::test(flavor = "multi_thread")]
+async fn o16_a_host_that_hangs_holds_four_events_and_no_more() {
+    let receiver = Receiver::new((0..4).map(|_| Answer::Never)).await;
+    let publisher = Arc::new(own(receiver.url("/")));
+    assert_eq!(publisher.dispatch(), Dispatch::Each { at_once: 64 });
+    let hanging: Vec<_> = (0..4)
+        .map(|_| {
+            let publisher = Arc::clone(&publisher);
+            tokio::spawn(async move { later(post(&publisher, &event(0)).await) })
+        })
+        .collect();
+    receiver.until(4).await;
+    let (after, counted) = later(post(&publisher, &event(9)).await);
+    assert!(!counted && after <= Duration::from_secs(2));
+    for hung in hanging {
+        assert!(hung.await.unwrap().1, "an answer that never came is a try");
+    }
+    // What hung has given its places back.
+    post(&publisher, &event(0)).await.unwrap();
+}

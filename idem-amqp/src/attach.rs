@@ -1,4 +1,4 @@
-//! What the broker says of the queue beyond the protocol: whether it may lose messages, and when it takes one away.
+//! The broker's facts about the queue beyond the protocol: whether it may lose messages, and when it takes one away.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
 /// The delivery limit of a quorum queue that has none of its own, from RabbitMQ 4.0 on.
 const DELIVERY_LIMIT: u32 = 20;
 
-/// What the management API says of a queue.
+/// The management API's facts about a queue.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Facts {
     kind: String,
@@ -25,7 +25,7 @@ struct Facts {
     dead_letter_routing_key: Option<String>,
     at_least_once_dead_letters: bool,
     message_ttl: Option<Duration>,
-    /// Something bounds its length, and what is too much is dropped.
+    /// Its length is bounded, and messages beyond that are dropped.
     drops_overflow: bool,
     consumer_timeout: Option<Duration>,
     /// It is deleted when nobody has used it for a while, with what is in it.
@@ -48,7 +48,7 @@ pub(crate) fn stream(queue: &str) -> SourceError {
     )
 }
 
-/// What is known of the queue before it is consumed.
+/// The facts known of the queue before it is consumed.
 pub(crate) async fn attached(settings: &Settings) -> Result<(Attached, Keeps), SourceError> {
     let (vhost, queue) = (&settings.uri.vhost, settings.queue.as_str());
     // No host and no cluster: a cluster has many names, moves, and is still the same queue.
@@ -98,7 +98,7 @@ fn warn_of_plaintext(attached: &mut Attached, settings: &Settings) {
     attached.warn_of_plaintext(host, "write https:// in the management URL");
 }
 
-/// What is known of the retry queue; whether it exists, the protocol tells.
+/// The facts known of the retry queue; the protocol tells whether it exists.
 async fn retry_queue(settings: &Settings, retry: &str) -> Result<Vec<String>, SourceError> {
     let queue = settings.queue.as_str();
     let unknown = format!(
@@ -178,7 +178,7 @@ impl Facts {
 
     /// Warnings, or a refusal where messages would be lost although this consumer does everything right.
     ///
-    /// Whoever tells the limit knows that the queue has one, and then it is enough that it exceeds the attempts.
+    /// A limit that was told is known, and then it is enough that it exceeds the attempts.
     fn judge(&self, queue: &str, told: Option<DeliveryLimit>) -> Result<Vec<String>, SourceError> {
         if self.kind == "stream" {
             return Err(stream(queue));

@@ -73,7 +73,7 @@ enum End {
     Closing,
 }
 
-/// Somebody who wants to know whether the queue is at its end.
+/// The question whether the queue is at its end, with the place for its answer.
 pub(crate) type Question = oneshot::Sender<bool>;
 
 /// Connects to the first host that answers. One that refuses speaks for all, as they are one cluster.
@@ -193,7 +193,7 @@ impl Session {
                         let error = &error as &dyn std::error::Error;
                         tracing::debug!(error, "the subscription could not be cancelled");
                     }
-                    // What runs may still be settled.
+                    // Messages that run may still be settled.
                     shared.closing.cancelled().await;
                     return End::Closing;
                 }
@@ -208,7 +208,7 @@ impl Session {
                     if let Err(end) = self.take(first, settings, shared).await {
                         return end;
                     }
-                    // Who asked may have given up.
+                    // The caller may have given up.
                     let _ = question.send(none && self.pending.is_empty() && shared.is_empty());
                 }
                 wish = shared.wish(self.pauses, self.consumer.is_some()) => {
@@ -233,7 +233,7 @@ impl Session {
                 self.pauses = pauses;
                 Ok(())
             }
-            // Whatever closed intake may close it again.
+            // The cause that closed intake may close it again.
             Wish::Begin => self.subscribe_again(settings, shared, shared.first_prefetch()).await,
             Wish::More(prefetch) => {
                 self.unsubscribe(settings, shared).await?;
@@ -305,7 +305,7 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the subscription. What was delivered can still be settled, and what of it is too large to be kept goes back.
+    /// Ends the subscription. Messages delivered before can still be settled; those that are too large to be kept go back.
     ///
     /// # Errors
     /// The broker has not said that it is over: nobody knows what is handed to this channel from now on.
@@ -351,7 +351,7 @@ impl Session {
     async fn stop(&mut self, settings: &Settings, shared: &Shared) -> Result<(), SourceError> {
         let ended = self.unsubscribe(settings, shared).await;
         let back = shared.take_buffer().into_iter().map(|tag| give_back(&self.channel, tag));
-        // What is not written comes back with the end of the connection.
+        // Messages whose return is not written come back with the end of the connection.
         let _ = timeout(ANSWER, join_all(back)).await;
         ended
     }
@@ -387,7 +387,7 @@ pub(crate) async fn run(
     }
 }
 
-/// Tries until it succeeds. What a person must see is reported through `receive`.
+/// Tries until it succeeds. Problems that need a person are reported through `receive`.
 async fn reconnect(settings: &Settings, shared: &Shared) -> Session {
     let (begun, mut attempt, mut reported) = (Instant::now(), 0, false);
     loop {

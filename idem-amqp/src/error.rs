@@ -1,4 +1,4 @@
-//! What an error of the client library means: the broker refuses, or it cannot be reached now.
+//! The meaning of the client library's errors: the broker refuses, or it cannot be reached now.
 
 use std::error::Error as StdError;
 
@@ -44,7 +44,7 @@ fn refusal(settings: &Settings, error: &Error) -> Option<SourceError> {
     let Settings { queue, uri, .. } = settings;
     let vhost = &uri.vhost;
     match code {
-        // Somebody else's exclusive consumer, or a node that is restarting, goes away by itself.
+        // Another program's exclusive consumer, or a node that is restarting, goes away by itself.
         ACCESS_REFUSED if text.contains("exclusive use") => None,
         NOT_FOUND if text.contains("down or inaccessible") => None,
         NOT_FOUND => Some(SourceError::refused(
@@ -74,7 +74,7 @@ fn refusal(settings: &Settings, error: &Error) -> Option<SourceError> {
     }
 }
 
-/// What is wrong with the broker's certificate, where that is why no connection came about.
+/// The fault of the broker's certificate, where that is why no connection came about.
 #[cfg(feature = "tls")]
 fn untrusted(error: &Error) -> Option<String> {
     let ErrorKind::IOError(error) = error.kind() else { return None };
@@ -134,7 +134,7 @@ pub(crate) fn is_too_large(error: &Error) -> bool {
     reply(error).is_some_and(|(code, text)| code == PRECONDITION_FAILED && text.contains("size"))
 }
 
-/// What to do about a channel that the broker closed, where it says why.
+/// The cure for a channel that the broker closed, where it says why.
 pub(crate) fn cure(error: &(dyn StdError + 'static)) -> &'static str {
     let timed_out = |error: &Error| reply(error).is_some_and(|(_, text)| text.contains("acknowledgement"));
     if error.downcast_ref::<Error>().is_some_and(timed_out) {

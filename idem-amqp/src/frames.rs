@@ -55,7 +55,7 @@ pub(crate) struct Frames {
 enum Passing {
     /// The next byte begins a frame.
     Frames,
-    /// So many bytes of a frame's payload pass as they are.
+    /// The number of bytes of a frame's payload that pass as they are.
     Bytes(usize),
     /// This is not AMQP, such as the answer to a protocol that the other side does not speak.
     Everything,
@@ -278,7 +278,7 @@ fn read(payload: &[u8]) -> Option<()> {
     rest.0.is_empty().then_some(())
 }
 
-/// Walks through a table. What is open is kept in a list of fixed length, because recursion is what must not happen.
+/// Walks through a table. Open tables are kept in a list of fixed length, because nothing here may recurse.
 fn table(bytes: &[u8]) -> Option<()> {
     let mut open: [(Bytes<'_>, bool); DEPTH_MAX] = [(Bytes(&[]), false); DEPTH_MAX];
     open[0] = (Bytes(bytes), true);
@@ -316,7 +316,7 @@ fn table(bytes: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// What was not read yet.
+/// The bytes not read yet.
 #[derive(Clone, Copy)]
 struct Bytes<'a>(&'a [u8]);
 

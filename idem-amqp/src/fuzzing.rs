@@ -4,7 +4,7 @@ use std::io;
 
 use crate::frames::Frames;
 
-/// What of these bytes, which come one after the other, the client library sees.
+/// The bytes that the client library sees of these, which come one after the other.
 ///
 /// # Errors
 /// A frame is larger than any that a broker sends.

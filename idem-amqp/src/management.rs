@@ -53,7 +53,7 @@ impl Management {
         self.base.host_str().filter(|_| self.base.scheme() == "http")
     }
 
-    /// What the API says of a queue.
+    /// The API's answer about a queue.
     pub(crate) async fn queue(&self, vhost: &str, queue: &str) -> Result<Value, BoxError> {
         self.get(&["queues", vhost, queue]).await
     }

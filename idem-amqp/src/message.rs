@@ -18,7 +18,7 @@ const DELIVERY_COUNT: &str = "x-delivery-count";
 /// Where in a stream a message stands.
 const STREAM_OFFSET: &str = "x-stream-offset";
 
-/// What else the broker writes and changes on a message's way. `CC` and `BCC` are requests to it.
+/// Further headers that the broker writes and changes on a message's way. `CC` and `BCC` are requests to it.
 const OWN: [&str; 10] = [
     "BCC",
     "CC",

@@ -1,4 +1,4 @@
-//! Every setting with its default and limits. What would break the guarantee is refused, with the reason.
+//! Every setting with its default and limits. A setting that would break the guarantee is refused, with the reason.
 
 use std::{
     fmt,
@@ -72,7 +72,7 @@ pub(crate) struct Settings {
     /// `None` where nobody said.
     pub(crate) delivery_limit: Option<DeliveryLimit>,
     pub(crate) retry_queue: Option<ShortString>,
-    /// What must exist at the start beside the queue, the retry queue among it.
+    /// The queues that must exist at the start beside the queue itself, the retry queue among them.
     pub(crate) needed: Vec<ShortString>,
     pub(crate) authorities: Option<String>,
     pub(crate) consumer_priority: Option<i32>,
@@ -111,7 +111,7 @@ impl AmqpOptions {
     /// are: together they stay within [`IN_HAND_BYTES`](Self::IN_HAND_BYTES) if none is larger than the largest of the last
     /// 256 to 512. Where a larger one comes, another subscription with a smaller prefetch takes the place of this one, and
     /// what is in this process beyond twice as many bytes, and was not handed over, goes back to the queue. So payloads take
-    /// 192 MiB at most. What the subscription before was handed and is not settled comes on top of the count.
+    /// 192 MiB at most. Unsettled messages of the subscription before come on top of the count.
     #[must_use]
     pub fn prefetch(mut self, count: u16) -> Self {
         self.prefetch = count;
@@ -119,7 +119,7 @@ impl AmqpOptions {
     }
 
     /// After how long without a settlement the broker takes a message back and closes the channel: its `consumer_timeout`.
-    /// Defaults to the broker's own default, 30 minutes; from 1 s. What would be held for longer is released before.
+    /// Defaults to the broker's own default, 30 minutes; from 1 s. A message that would be held for longer is released before.
     #[must_use]
     pub fn consumer_timeout(mut self, time: Duration) -> Self {
         self.consumer_timeout = time;

@@ -6,7 +6,7 @@ use crate::AmqpOptions;
 /// How many bytes of payloads a subscription may be handed before some are settled. One message that is larger is alone.
 const IN_HAND_BYTES: usize = AmqpOptions::IN_HAND_BYTES;
 
-/// What of that may be in this process when a smaller prefetch takes effect. What is beyond it goes back.
+/// The most of that in this process when a smaller prefetch takes effect. Messages beyond it go back.
 pub(crate) const UNSETTLED_BYTES_MAX: usize = 2 * IN_HAND_BYTES;
 
 /// The prefetch of each subscription at its beginning: nothing is known of its messages, and where the queue has a limit,
@@ -25,7 +25,7 @@ const FORGOTTEN: u16 = 256;
 /// The prefetch of the subscription that is, and whether another one would be better.
 #[derive(Debug, Default)]
 pub(crate) struct Prefetch {
-    /// What the settings allow.
+    /// The most that the settings allow.
     max: u16,
     /// Whether a larger one is earned by messages that went well.
     is_careful: bool,
@@ -71,7 +71,7 @@ impl Prefetch {
         FIRST
     }
 
-    /// A subscription begins with this prefetch. What is known of sizes stays known.
+    /// A subscription begins with this prefetch. The sizes seen so far stay known.
     pub(crate) fn begin(&mut self, prefetch: u16) {
         (self.now, self.in_hand, self.was_full, self.acknowledged) = (prefetch, 0, false, 0);
     }
@@ -88,12 +88,12 @@ impl Prefetch {
         self.in_hand = self.in_hand.saturating_sub(1);
     }
 
-    /// So many messages went well.
+    /// This many messages succeeded.
     pub(crate) fn acknowledged(&mut self, count: u64) {
         self.acknowledged += count;
     }
 
-    /// What takes the place of the subscription, if anything should.
+    /// The prefetch of the subscription that should take this one's place, if one should.
     pub(crate) fn better(&self) -> Option<Better> {
         let fitting = self.fitting();
         if self.now > fitting {

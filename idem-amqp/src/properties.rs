@@ -1,4 +1,4 @@
-//! What of a message's properties goes with it when idem publishes it anew.
+//! The properties that go with a message when idem publishes it anew.
 
 use idem_core::Message;
 use lapin::{

@@ -25,7 +25,7 @@ const EXPIRATION: &str = "idem-expiration";
 const LEFT_OUT: &str = "idem-left-out";
 const LEFT_OUT_NAMED: usize = 100;
 
-/// What of a frame of 128 KiB, the broker's own limit, headers may take beside the other properties.
+/// The bytes of a frame of 128 KiB, the broker's own limit, that headers may take beside the other properties.
 const HEADERS_MAX: usize = 120_000;
 
 /// How long a dead letter may wait for its confirmation before it counts as not published.
@@ -64,7 +64,7 @@ impl Publisher for AmqpPublisher {
     }
 }
 
-/// What the message was, and why it was set aside: properties and headers as the producer sent them, with their types, and
+/// The message as it was, and why it was dead-lettered: properties and headers as the producer sent them, with their types, and
 /// idem's facts. Two properties go as headers, because the broker acts on them: it checks who the user is, and drops what
 /// expires.
 fn properties(dead_letter: &DeadLetter) -> BasicProperties {

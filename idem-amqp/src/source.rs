@@ -102,7 +102,7 @@ impl Source for AmqpSource {
     }
 
     /// # Cancel safety
-    /// What a dropped call has not written comes back.
+    /// Messages whose settlement a dropped call has not written come back.
     async fn settle(&self, settlements: Vec<(AmqpHandle, Settle)>) -> Vec<Settled> {
         let (channel, current) = self.shared.settling(&settlements);
         let Some(channel) = channel else { return vec![Settled::Stale; settlements.len()] };
@@ -113,7 +113,7 @@ impl Source for AmqpSource {
         each(settle).await
     }
 
-    /// No message waits in the queue, nor here. What other consumers of the queue hold cannot be seen.
+    /// No message waits in the queue, nor here. Messages that other consumers of the queue hold cannot be seen.
     async fn is_idle(&self) -> bool {
         let Some(questions) = self.running.lock().await.as_ref().map(|running| running.questions.clone()) else {
             return false;

@@ -1,4 +1,4 @@
-//! What the task that owns the connection and the worker's tasks share: the buffer, the epoch, and what is to be announced.
+//! State of the task that owns the connection and of the worker's tasks: the buffer, the epoch, and what is to be announced.
 
 use std::{
     collections::VecDeque,
@@ -23,7 +23,7 @@ use crate::{
     retry::{Content, Original, RetryQueue},
 };
 
-/// What settles one delivery: a tag says nothing outside of the channel that delivered it.
+/// The handle that settles one delivery: a tag says nothing outside of the channel that delivered it.
 #[derive(Debug)]
 pub struct AmqpHandle {
     epoch: Assignment,
@@ -44,15 +44,15 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// Whether handles hold what a retry queue needs.
     keeps_originals: bool,
-    /// Something is there for `receive`.
+    /// There is something for `receive`.
     arrived: Notify,
-    /// Something is to be done about the subscription.
+    /// The subscription has to change.
     wished: Notify,
     /// Nothing more is handed over.
     pub(crate) stopping: CancellationToken,
     /// The broker is to be let go.
     pub(crate) closing: CancellationToken,
-    /// Nobody waits for the broker any longer.
+    /// The broker is not waited for any longer.
     pub(crate) gone: CancellationToken,
 }
 
@@ -81,7 +81,7 @@ struct State {
     stream: Option<String>,
 }
 
-/// What the worker wants of the subscription.
+/// The subscription that the worker wants.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Wish {
     /// It ends, as the pause of this number says.
@@ -230,7 +230,7 @@ impl Shared {
         );
         let redelivered = delivery.redelivered;
         let suspect = redelivered && message::is_suspect(&delivery.properties, attempt);
-        // What the message says itself is not kept twice.
+        // Facts that the message itself has are not kept twice.
         let is_all_told = is_all_told(&delivery.properties);
         let original = (self.keeps_originals || !is_all_told).then(|| {
             let content = self.keeps_originals.then(|| Content {

@@ -49,7 +49,7 @@ pub(crate) enum Bind<'a> {
 pub(crate) struct Database {
     connection: PgConnection,
     pub(crate) schema: SchemaName,
-    /// Who the audit trail says it was.
+    /// The operator's name in the audit trail.
     pub(crate) by: String,
 }
 
@@ -119,7 +119,7 @@ impl Database {
         Ok(rows)
     }
 
-    /// What a query answers.
+    /// The rows of a query.
     pub(crate) async fn table(&mut self, query: &str, binds: &[Bind<'_>]) -> Result<Table, Failure> {
         self.begin().await?;
         let table = self.fetch_table(query, binds).await?;

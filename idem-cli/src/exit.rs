@@ -2,7 +2,7 @@
 
 use std::{error::Error, process::ExitCode};
 
-use idem_core::{ErrorClass, Store as _, StoreError, chain};
+use idem_core::{ErrorClass, Store as _, StoreError, chain, store};
 use idem_sqlx::{MigrateError, PostgresStore};
 
 /// How a command ended.
@@ -54,7 +54,7 @@ impl Failure {
         self
     }
 
-    /// Writes the reason to standard error. Whatever was mistyped, no password is in it.
+    /// Writes the reason to standard error. A mistyped password is not in it.
     pub(crate) fn tell(self) -> Exit {
         eprintln!("{}", without_passwords(self.text.trim_end()));
         self.exit
@@ -114,20 +114,7 @@ impl From<sqlx::Error> for Failure {
 
 /// An error and its sources in one line, without values of statements or rows (S4).
 pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
-    let mut texts: Vec<String> = Vec::new();
-    for link in chain(error) {
-        let described = PostgresStore::describe(link);
-        let is_drivers = described.is_some();
-        let text = described.unwrap_or_else(|| link.to_string());
-        if texts.last() != Some(&text) {
-            texts.push(text);
-        }
-        // What stands behind the driver's error may quote values.
-        if is_drivers {
-            break;
-        }
-    }
-    texts.join(": ")
+    store::describe::<PostgresStore>(error)
 }
 
 /// Blanks what stands between `://` and `@`: a URL that was given in a wrong place is quoted by whoever refuses it.

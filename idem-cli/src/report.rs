@@ -1,4 +1,4 @@
-//! What a command answers: tables for people, or JSON.
+//! The output of a command: tables for people, or JSON.
 
 use std::fmt;
 
@@ -104,7 +104,7 @@ impl Table {
     }
 }
 
-/// A value in one line. What would steer a terminal, break the line or turn the order of its letters is escaped (S5).
+/// A value in one line. Characters that would steer a terminal, break the line or turn the order of its letters are escaped (S5).
 fn shown(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),

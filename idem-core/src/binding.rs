@@ -1,8 +1,8 @@
-//! What the first start of a consumer's name has recorded, and whether a later start agrees.
+//! The record of the first start of a consumer's name, and whether a later start agrees with it.
 
 use crate::{error::StoreError, store::Registration};
 
-/// What a consumer's name is bound to, whatever the tenant. An empty text binds nothing.
+/// The binding of a consumer's name, for all its tenants. An empty text binds nothing.
 ///
 /// For stores: one rule for all of them. A store keeps it beside the name, reads it at each start, and keeps what
 /// [`meet`](Self::meet) made of it.
@@ -19,7 +19,7 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// What a first start binds its name to.
+    /// The binding that a first start makes.
     #[must_use]
     pub fn of(registration: &Registration) -> Self {
         Self {

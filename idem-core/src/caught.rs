@@ -2,9 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What `function` answers; `None` where it panicked. The panic's text may quote a payload, and the panic hook has printed
+/// The answer of `function`; `None` where it panicked. The panic's text may quote a payload, and the panic hook has printed
 /// it for the developer (S4).
 pub(crate) fn caught<T>(function: impl FnOnce() -> T) -> Option<T> {
-    // What the function shares with its next call is its own affair, as it is for a handler that panics.
+    // State that the function shares with its next call is its own affair, as it is for a handler that panics.
     catch_unwind(AssertUnwindSafe(function)).ok()
 }

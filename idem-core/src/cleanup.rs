@@ -163,8 +163,8 @@ impl CleanupSettings {
     }
 
     /// The size of the step after one that went well or timed out.
-    fn next_size(&self, size: u32, went_well: bool) -> u32 {
-        if went_well { size.saturating_mul(2).min(self.rows_max) } else { (size / 2).max(ROWS_MIN.min(self.rows_max)) }
+    fn next_size(&self, size: u32, succeeded: bool) -> u32 {
+        if succeeded { size.saturating_mul(2).min(self.rows_max) } else { (size / 2).max(ROWS_MIN.min(self.rows_max)) }
     }
 
     /// The wait before the next cycle, for `spread` in `0.0..1.0`.
@@ -192,10 +192,10 @@ pub struct Removal {
     pub timeout: Duration,
 }
 
-/// What became of a step.
+/// The outcome of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removed {
-    /// So many rows are gone.
+    /// The number of rows removed.
     Rows(u64),
     /// Another cleaner is at work on the same tables, and nothing was done.
     Elsewhere,
@@ -208,7 +208,7 @@ pub struct Backlog {
     pub lag: Duration,
 }
 
-/// Who has finished a cycle last.
+/// The last to finish a cycle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastCleanup {
     /// Host and process.
@@ -217,7 +217,7 @@ pub struct LastCleanup {
     pub ago: Duration,
 }
 
-/// What removes the rows of a store that have expired, on a connection of its own and a role that may delete:
+/// Removes the expired rows of a store, on a connection of its own and with a role that may delete:
 /// [`Store::cleaner`](crate::Store::cleaner) makes one, and [`Cleanup`] runs it.
 ///
 /// # Contract
@@ -248,7 +248,7 @@ pub trait Cleaner: Send + 'static {
     /// How far behind cleanup is.
     async fn backlog(&mut self) -> Result<Backlog, StoreError>;
 
-    /// Who has finished a cycle last; `None` where nobody ever has.
+    /// The last to finish a cycle; `None` if there was none.
     async fn last(&mut self) -> Result<Option<LastCleanup>, StoreError>;
 
     /// Writes down that a cycle is over.

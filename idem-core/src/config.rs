@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{cleanup::CleanupSettings, error::ConfigError, retry::RetryPolicy, store::Retention};
 
-/// What a handler does beside writing through its transaction. There is no default: the one who writes the handler
+/// A handler's effects beside the writes through its transaction. There is no default: the one who writes the handler
 /// knows, and batches are safe only for the first kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effects {
@@ -40,7 +40,7 @@ impl Concurrency {
     }
 }
 
-/// What happens to a message whose key was used before for another payload.
+/// The policy for a message whose key was used before for another payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnConflict {
     /// It is set aside with reason `conflict`.
@@ -52,7 +52,7 @@ pub enum OnConflict {
     Halt,
 }
 
-/// What happens to a message that is to be set aside where neither the database nor a publisher has its payload. Whichever
+/// The policy for a dead letter whose payload neither the database nor a publisher has. Whichever
 /// it is, the message is not acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnUnkeepable {
@@ -65,7 +65,7 @@ pub enum OnUnkeepable {
     Halt,
 }
 
-/// What happens to a message that is older than the retention, so that its record may already be gone.
+/// The policy for a message that is older than the retention, so that its record may already be gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OlderThanRetention {
     /// It is handled, counted and warned about.
@@ -240,7 +240,7 @@ pub struct WorkerSettings {
     /// no further row: the messages are held, see [`on_unkeepable`](Self::on_unkeepable), until letters are dropped or
     /// replayed. Each worker may go beyond it by a 64th before it measures again.
     pub dead_letters_bytes_max: Option<u64>,
-    /// What happens to a message that cannot be kept. Defaults to hold.
+    /// The policy for a dead letter that cannot be kept. Defaults to hold.
     pub on_unkeepable: OnUnkeepable,
     /// How long a key that is known committed is remembered, so that its duplicates are acknowledged without asking the
     /// database; never longer than the retention. A record that an operator removes may be answered from memory for up

@@ -128,7 +128,7 @@ pub struct DeadLetter {
     pub payload_omitted: Option<DeadLetterId>,
 }
 
-/// What a row of dead letters takes beside its payload, headers and texts, about: its other columns and its place in the
+/// About the bytes of a row of dead letters beside its payload, headers and texts: its other columns and its place in the
 /// indexes.
 pub const DEAD_LETTER_ROW_BYTES: u64 = 512;
 
@@ -214,7 +214,7 @@ pub enum ReplayEnd {
 }
 
 impl ReplayEnd {
-    /// What the dead letter's row says of it; `None` where the replay goes on elsewhere.
+    /// The outcome that the dead letter's row notes; `None` where the replay goes on elsewhere.
     #[must_use]
     pub fn outcome(&self) -> Option<String> {
         match self {

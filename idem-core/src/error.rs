@@ -7,7 +7,7 @@ use crate::{key::IdempotencyKey, message::ConsumerName};
 /// Any error, boxed: what a driver or a handler hands to the engine.
 pub type BoxError = Box<dyn Error + Send + Sync + 'static>;
 
-/// What the engine does about an error. Every store and source maps its own errors to one of these.
+/// The class of an error, by which the engine decides. Every store and source maps its own errors to one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorClass {
     /// Two units got into each other's way (deadlock, serialization failure, a stale cached plan): the same unit runs
@@ -36,21 +36,21 @@ impl fmt::Display for ErrorClass {
     }
 }
 
-/// What went wrong in a store. Its text never holds a payload or a statement's parameters.
+/// An error of a store. Its text never holds a payload or a statement's parameters.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// The database cannot be reached, is shutting down, or refuses new connections.
     #[error("the database is unavailable while {doing}; idem waits and tries again")]
     Unavailable {
-        /// What idem was doing, as a gerund: "claiming keys".
+        /// idem's own step, as a gerund: "claiming keys".
         doing: &'static str,
         /// The driver's error.
         #[source]
         source: BoxError,
     },
     /// A deadlock or a serialization failure rolled the unit back.
-    #[error("another transaction got in the way while {doing}; the unit was rolled back and runs again")]
+    #[error("the unit conflicted with another transaction while {doing}; it was rolled back and runs again")]
     Contended {
         /// What idem was doing.
         doing: &'static str,
@@ -61,7 +61,7 @@ pub enum StoreError {
     /// The database has another schema than this build needs, or lacks a part of it.
     #[error("the schema of the database does not fit: {problem}. {cure}")]
     Schema {
-        /// What is missing or different, with both values.
+        /// The missing or different part, with both values.
         problem: String,
         /// What to do, as a command or a statement.
         cure: String,
@@ -83,15 +83,15 @@ pub enum StoreError {
         consumer: ConsumerName,
         /// Which part of the binding differs: "source", "handler", "key rules" or "hash rules".
         what: &'static str,
-        /// What the first start recorded.
+        /// The value that the first start recorded.
         recorded: String,
-        /// What this start has.
+        /// The value of this start.
         found: String,
     },
     /// The transaction that is about to be committed is not the one that claimed the keys, or it has already failed.
     #[error("the transaction cannot be sealed: {problem}; nothing was committed")]
     Unsealed {
-        /// What a handler did to the transaction, as far as it is known.
+        /// The handler's deed, as far as it is known.
         problem: String,
         /// The driver's error, where there is one.
         #[source]
@@ -157,11 +157,11 @@ impl StoreError {
     }
 }
 
-/// Why a claim gave no answer for its keys. Whatever it says, the unit must be rolled back.
+/// Why a claim gave no answer for its keys. In every case the unit must be rolled back.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClaimError {
-    /// Somebody else holds at least one of the keys, and did not let go within the busy timeout. Which key is not
+    /// Another unit holds at least one of the keys, and did not let go within the busy timeout. Which key is not
     /// known, because the server aborts the whole transaction: claim them one by one.
     #[error("somebody else holds a key of this unit")]
     Held,
@@ -192,14 +192,14 @@ pub enum CommitError {
     Unknown(#[source] BoxError),
 }
 
-/// What went wrong in a source or at a publisher.
+/// An error of a source or publisher.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
     /// The broker cannot be reached now; the source reconnects by itself.
     #[error("the broker is unavailable while {doing}; idem waits and tries again")]
     Unavailable {
-        /// What the source was doing.
+        /// The source's step, as a gerund.
         doing: &'static str,
         /// The client library's error.
         #[source]

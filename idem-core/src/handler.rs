@@ -195,7 +195,7 @@ pub trait BatchHandler<S: Store>: Send + Sync + 'static {
     ) -> impl Future<Output = Result<BatchAnswer, HandlerError>> + Send;
 }
 
-/// What a [`BatchHandler`] answers.
+/// The answer of a [`BatchHandler`].
 #[derive(Debug)]
 pub struct BatchAnswer(pub(crate) Answer);
 
@@ -259,7 +259,7 @@ pub(crate) enum Handled<T> {
     TimedOut,
 }
 
-/// What a consumer runs: one of the two kinds of handler.
+/// The work of a consumer: one of the two kinds of handler.
 pub(crate) enum Work<S: Store> {
     Each(BoxHandler<S>),
     Batch(Arc<dyn DynBatchHandler<S>>),

@@ -118,7 +118,7 @@ pub struct JsonMembers {
     numbers: Numbers,
 }
 
-/// What numbers are compared by, which is the version of the rule.
+/// How numbers are compared, which is the version of the rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Numbers {
     /// Version 1, which called decimals equal that share a double. It is here for its records alone.

@@ -140,7 +140,7 @@ pub trait KeySource: Send + Sync + fmt::Debug + 'static {
     fn rule(&self) -> String;
 }
 
-/// What a [`KeySource`] finds outside the payload.
+/// The key that a [`KeySource`] finds outside the payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OutsidePayload {
     /// The key.
@@ -535,7 +535,7 @@ where
     }
 }
 
-/// What a key must look like beyond being a token.
+/// The form that a key must have beyond being a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KeyPolicy {
     /// Any token of 1 to 255 bytes.

@@ -132,7 +132,7 @@ impl fmt::Debug for OrderingKey {
 #[derive(Clone)]
 pub struct Origin {
     text: Arc<str>,
-    /// What people see, where it differs.
+    /// The text shown to people, where it differs.
     shown: Option<Arc<str>>,
 }
 
@@ -181,7 +181,7 @@ impl fmt::Debug for Origin {
 /// has it is set aside as malformed, because nobody knows what the rest of it was.
 pub const UNREADABLE_HEADERS: &str = "idem-unreadable";
 
-/// What core adds to a message before a handler sees it.
+/// Facts that core adds to a message before a handler sees it.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) tenant: Tenant,

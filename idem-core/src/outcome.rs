@@ -43,7 +43,7 @@ impl Durable {
     }
 }
 
-/// What core makes of a claim.
+/// Core's verdict on a claim.
 #[derive(Debug)]
 pub(crate) enum Verdict {
     /// The key is new: the handler runs.
@@ -122,7 +122,7 @@ pub struct Failure {
     pub class: ErrorClass,
     /// The reason that its dead letter would carry.
     pub reason: Reason,
-    /// What happened, without any value of a payload, statement or row.
+    /// The failure in words, without any value of a payload, statement or row.
     pub text: String,
     /// The code that the database gave with the error: an SQLSTATE, a result code of SQLite's.
     pub code: Option<String>,
@@ -164,7 +164,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What [`DedupConsumer::process`](crate::DedupConsumer::process) decided for one message.
+/// The decision of [`DedupConsumer::process`](crate::DedupConsumer::process) about one message.
 ///
 /// ```
 /// # use idem_core::Decision;
@@ -182,7 +182,7 @@ pub enum Decision {
     Duplicate(Recorded, Durable),
     /// The key was used before for another payload. Nothing ran; keep the message for a person to look at.
     Conflict(Recorded, ConflictKind),
-    /// Somebody else holds the key, or an earlier message of this call that failed: hand the message back for later.
+    /// Another unit holds the key, or an earlier message of this call that failed: hand the message back for later.
     Busy,
     /// The message could not be handled, and nothing of it was written.
     Failed(Failure),

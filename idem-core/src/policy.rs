@@ -1,4 +1,4 @@
-//! What follows a failure: a pure function from what is known of a message and what was seen, to what to do.
+//! Decides what follows a failure: a pure function from a message's state and the failure seen, to an action.
 //!
 //! A worker's lane and [`DedupConsumer::process`](crate::DedupConsumer::process) both ask it. It knows no store, no broker and
 //! no clock, so that whoever drives messages some other way can ask it too. `policy/table.txt` lists every answer.
@@ -18,7 +18,7 @@ const OUTAGES_MAX: u32 = 2;
 /// How often a unit runs again as it is, because another transaction was in its way, before its messages run alone.
 const AGAIN_MAX: u32 = 3;
 
-/// What is known of the message, or of the unit of several, that something happened to.
+/// The state of the message, or of the unit of several, that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Known {
     /// The number of the attempt that was counted for this run; 0 where none was, because it ran in a batch.
@@ -33,7 +33,7 @@ pub(crate) struct Known {
     pub(crate) waited_long: bool,
 }
 
-/// What was seen.
+/// The failure seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seen {
     /// A message's handler failed, or its commit was refused; its connection still answers.
@@ -48,13 +48,13 @@ pub(crate) enum Seen {
     DatabaseDown,
     /// Another transaction was in the way, and the unit was rolled back.
     Contended,
-    /// Somebody else holds the message's key.
+    /// Another unit holds the message's key.
     Held,
     /// The store neither inserted a key nor found who has it.
     NoWinner,
     /// The answer to the commit was lost.
     CommitUnanswered,
-    /// What is written about a message outside of its unit failed: its attempt, an audit line, its dead letter.
+    /// Bookkeeping about a message, outside of its unit, failed: its attempt, an audit line, its dead letter.
     BookkeepingFailed(ErrorClass),
 }
 
@@ -81,7 +81,7 @@ pub(crate) enum Action {
     Stop,
 }
 
-/// What a message waits for that is held.
+/// The cause for which a message is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum WaitCause {
@@ -91,7 +91,7 @@ pub enum WaitCause {
     KeyHeld,
     /// The database, which answers and cannot serve this message's statements now, such as those on a missing table.
     Database,
-    /// What is written about it outside of its transaction: its attempt, an audit line, its dead letter.
+    /// Its bookkeeping, outside of its transaction: its attempt, an audit line, its dead letter.
     Bookkeeping,
     /// A topic or queue that has not confirmed its dead letter yet.
     Publisher,
@@ -135,7 +135,7 @@ impl WaitCause {
     }
 }
 
-/// What follows. Whatever it is, nothing of the message was committed.
+/// The action that follows. In every case nothing of the message was committed.
 pub(crate) fn after(known: &Known, seen: Seen) -> Action {
     use ErrorClass::{Fatal, Infrastructure, Permanent, RunUnitAgain, Transient};
     match seen {
@@ -157,7 +157,7 @@ pub(crate) fn after(known: &Known, seen: Seen) -> Action {
         Seen::StoreFailed(Permanent) if known.attempt > 0 => Action::DeadLetter,
         Seen::StoreFailed(Transient | Permanent) => charge(known),
 
-        // Nobody knows yet whose doing it was, and counting an attempt finds out whether the database answers.
+        // It is not known yet whose doing it was, and counting an attempt finds out whether the database answers.
         Seen::ConnectionLost if known.attempt == 0 => Action::RunAlone,
         Seen::ConnectionLost => Action::AskTheDatabase,
         // Once may be an operator, a pooler or a restart; twice in a row is the message's own statement.

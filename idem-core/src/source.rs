@@ -28,16 +28,16 @@ pub struct Delivery<H> {
     pub suspect: bool,
     /// The assignment under which it was delivered.
     pub assignment: Assignment,
-    /// What the source needs to settle it.
+    /// The handle with which the source settles it.
     pub handle: H,
 }
 
-/// What a source may take away as a whole: a Kafka partition's assignment, a channel's epoch. A source whose
+/// The unit that a source may take away as a whole: a Kafka partition's assignment, a channel's epoch. A source whose
 /// deliveries are only ever taken away one by one uses [`Assignment::default`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
 pub struct Assignment(pub u64);
 
-/// What a source hands over.
+/// The answer to [`Source::receive`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Received<H> {
@@ -59,7 +59,7 @@ pub struct Revocation {
     pub drained: Option<oneshot::Sender<()>>,
 }
 
-/// What became of one settlement. Neither `Stale` nor `Unknown` is an error: the message comes back and is a duplicate.
+/// The outcome of one settlement. Neither `Stale` nor `Unknown` is an error: the message comes back and is a duplicate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settled {
     /// The broker took it.
@@ -70,7 +70,7 @@ pub enum Settled {
     Unknown,
 }
 
-/// What a source found out about the broker when it attached.
+/// Facts that a source found out about the broker when it attached.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Attached {
@@ -86,7 +86,7 @@ pub struct Attached {
     /// The largest payload that the broker takes, in bytes; `None` where it is not known. Core warns where that is more than
     /// it handles or keeps itself.
     pub message_bytes_max: Option<u64>,
-    /// What a person should know, each with its cure. Logged as warnings.
+    /// Warnings for a person, each with its cure. They are logged.
     pub warnings: Vec<String>,
 }
 
@@ -116,7 +116,7 @@ fn is_this_machine(host: &str) -> bool {
     name == "localhost" || name.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }
 
-/// What the engine must know of a source.
+/// The capabilities of a source that the engine reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SourceCapabilities {
@@ -198,10 +198,10 @@ pub const REFUSAL_GRACE: Duration = Duration::from_secs(30);
 ///    broker has it: where the process dies right after it, nothing comes back that was settled for good before the call,
 ///    but for what the broker cannot tell from an earlier message that is not finished.
 pub trait Source: Send + Sync + 'static {
-    /// What identifies one delivery to the broker, its epoch included.
+    /// The broker's identity of one delivery, its epoch included.
     type Handle: Send + Sync + fmt::Debug + 'static;
 
-    /// What this source can do.
+    /// The capabilities of this source.
     fn capabilities(&self) -> SourceCapabilities;
 
     /// Connects, checks what the broker says of the queue or topic, and subscribes.

@@ -2,6 +2,8 @@
 //! transaction. Users of a store need [`Store`], [`Tx`] and [`Retention`], which the crate's root has too.
 
 mod claim;
+mod describe;
+mod registration;
 mod tx;
 mod usage;
 
@@ -16,6 +18,8 @@ use async_trait::async_trait;
 
 pub use self::{
     claim::{Claim, Claimed, Recorded},
+    describe::describe,
+    registration::{Registered, Registration},
     tx::{HandingIn, Tx},
     usage::Usage,
 };
@@ -65,7 +69,7 @@ pub enum Retention {
     Forever,
 }
 
-/// What a store can and cannot do. A capability that is off is refused where somebody asks for it, never ignored.
+/// The capabilities of a store. A capability that is off is refused where somebody asks for it, never ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreCapabilities {
@@ -83,13 +87,13 @@ pub struct StoreCapabilities {
 }
 
 impl StoreCapabilities {
-    /// What a full SQL server offers. It writes neither events nor results.
+    /// The capabilities of a full SQL server. It writes neither events nor results.
     #[must_use]
     pub const fn server() -> Self {
         Self { lanes_max: None, concurrent_handlers: false, waits_per_key: true, outbox: false, results: false }
     }
 
-    /// What a database inside the process offers: one writer. It writes neither events nor results.
+    /// The capabilities of a database inside the process: one writer. It writes neither events nor results.
     #[must_use]
     pub const fn embedded() -> Self {
         Self { lanes_max: Some(1), concurrent_handlers: false, waits_per_key: false, outbox: false, results: false }
@@ -145,22 +149,22 @@ impl UnitOptions {
 ///
 /// `idem_testkit::store_conformance!` tests each number.
 pub trait Store: Send + Sync + Sized + 'static {
-    /// What does everything outside of units of work.
+    /// The bookkeeping: all that is done outside of units of work.
     type Bookkeeping: Bookkeeping;
     /// An owned connection.
     type Session: Send + 'static;
-    /// What a handler is given to run statements on.
+    /// The connection on which a handler runs its statements.
     type Connection<'t>: Send;
     /// A running transaction on a session.
     type Unit<'l>: UnitOfWork<Self> + 'l;
 
-    /// What this store can do.
+    /// The capabilities of this store.
     fn capabilities(&self) -> StoreCapabilities;
 
-    /// What this store does outside of units of work. It uses no session.
+    /// The store's bookkeeping, outside of units of work. It uses no session.
     fn bookkeeping(&self) -> &Self::Bookkeeping;
 
-    /// What removes this store's expired rows, on a connection of its own. Nothing is connected yet.
+    /// The cleaner of this store's expired rows, on a connection of its own. Nothing is connected yet.
     fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner>;
 
     /// The table of the events that handlers published; `None` where the store has none. Nothing is connected yet.
@@ -297,117 +301,13 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     fn abandon(self) -> impl Future<Output = ()> + Send;
 }
 
-/// What a consumer tells the store at its start.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Registration {
-    /// The consumer's name.
-    pub consumer: ConsumerName,
-    /// The tenant of the first scope.
-    pub tenant: Tenant,
-    /// Broker, cluster, topic or queue and group as one text; `None` for a [`DedupConsumer`](crate::DedupConsumer)
-    /// in somebody else's loop, which is bound by nothing.
-    pub bound_to: Option<String>,
-    /// The handler's name; `None` where it was given none.
-    pub handler: Option<String>,
-    /// The key rule.
-    pub key_rule: String,
-    /// The hash rules of this build, the current one first.
-    pub hash_rules: Vec<String>,
-    /// The retention.
-    pub retention: Retention,
-    /// How long after its first delivery the broker may deliver a message again; `None` where it does not say.
-    pub redelivery_horizon: Option<Duration>,
-    /// The worker's version, as it wants to be found by.
-    pub version: String,
-}
-
-impl Registration {
-    /// A consumer with this key rule and these hash rules, the current one first. Bound to no source and no handler.
-    #[must_use]
-    pub fn new(
-        consumer: ConsumerName,
-        tenant: Tenant,
-        key_rule: String,
-        hash_rules: Vec<String>,
-        retention: Retention,
-    ) -> Self {
-        let version = env!("CARGO_PKG_VERSION").to_owned();
-        Self {
-            consumer,
-            tenant,
-            bound_to: None,
-            handler: None,
-            key_rule,
-            hash_rules,
-            retention,
-            redelivery_horizon: None,
-            version,
-        }
-    }
-
-    setters! {
-        /// Sets the consumer.
-        consumer: ConsumerName,
-        /// Sets the tenant of the first scope.
-        tenant: Tenant,
-        /// Sets the source.
-        bound_to: Option<String>,
-        /// Sets the handler's name.
-        handler: Option<String>,
-        /// Sets the key rule.
-        key_rule: String,
-        /// Sets the hash rules, the current one first.
-        hash_rules: Vec<String>,
-        /// Sets the retention.
-        retention: Retention,
-        /// Sets for how long the broker may deliver again.
-        redelivery_horizon: Option<Duration>,
-        /// Sets the worker's version. Defaults to idem's.
-        version: String,
-    }
-}
-
-/// What the store answers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Registered {
-    /// The scope of (tenant, consumer).
-    pub scope: ScopeId,
-    /// The ids of the hash rules, in the order given.
-    pub hash_rules: Vec<HashRuleId>,
-    /// This run.
-    pub run: RunId,
-    /// The database's clock at that moment.
-    pub now: SystemTime,
-    /// What a person should know: weak settings, each with its cure. Logged as warnings.
-    pub warnings: Vec<String>,
-    /// The consumer's first name, from which ids are derived, where it was renamed since.
-    pub derives_as: Option<ConsumerName>,
-}
-
-impl Registered {
-    /// What was interned, without a warning.
-    #[must_use]
-    pub fn new(scope: ScopeId, hash_rules: Vec<HashRuleId>, run: RunId, now: SystemTime) -> Self {
-        Self { scope, hash_rules, run, now, warnings: Vec::new(), derives_as: None }
-    }
-
-    setters! {
-        /// Sets what a person should know.
-        warnings: Vec<String>,
-        /// Sets the name from which ids are derived.
-        derives_as: Option<ConsumerName>,
-    }
-}
-
-/// What operators want of a consumer, as its workers read it every few seconds.
+/// The operators' control of a consumer, as its workers read it every few seconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Control {
     /// Running, paused or halted.
     pub state: ControlState,
-    /// Who set it, and why; empty while running.
+    /// The operator who set it, and the reason; empty while running.
     pub by: String,
     /// The reason that was given.
     pub reason: String,
@@ -420,7 +320,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// What a store read.
+    /// The values that a store read.
     #[must_use]
     pub fn new(
         state: ControlState,
@@ -476,9 +376,9 @@ impl ControlState {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AuditEntry {
-    /// Who did it: a worker's run, an operator.
+    /// The actor: a worker's run, an operator.
     pub who: String,
-    /// What was done: `start`, `conflict`, `halt`, `replay`.
+    /// The action: `start`, `conflict`, `halt`, `replay`.
     pub action: &'static str,
     /// The scope.
     pub scope: ScopeId,
@@ -503,7 +403,7 @@ impl AuditEntry {
     }
 }
 
-/// What a store does outside of units of work, on connections of its own: start-up, attempts, dead letters, controls. None
+/// A store's work outside of units, on connections of its own: start-up, attempts, dead letters, controls. None
 /// of it is on the path of a message that goes well.
 ///
 /// # Contract
@@ -576,7 +476,7 @@ pub trait Bookkeeping: Send + Sync + 'static {
     /// Notes how a replay ended.
     async fn finish_replay(&self, id: DeadLetterId, end: ReplayEnd) -> Result<(), StoreError>;
 
-    /// What operators want of the consumer.
+    /// Reads the operators' control of the consumer.
     async fn control(&self, scope: ScopeId) -> Result<Control, StoreError>;
 
     /// Pauses, halts or resumes the consumer.

@@ -31,7 +31,7 @@ pub const CAUSE: &str = "cause";
 /// The label of [`DEAD_LETTER_REASONS`]: see [`Reason::as_str`](crate::Reason::as_str).
 pub const REASON: &str = "reason";
 
-/// What a metric is.
+/// The kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Kind {
@@ -49,11 +49,11 @@ pub enum Kind {
 pub struct Metric {
     /// The name in the facade.
     pub name: &'static str,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// In what it is measured; a number of something where this is `Count`.
     pub unit: metrics::Unit,
-    /// What it means.
+    /// Its meaning.
     pub help: &'static str,
 }
 

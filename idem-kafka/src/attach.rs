@@ -1,4 +1,4 @@
-//! What a start asks of the brokers: whether the topic is there, where the group is in it, and how long it keeps records.
+//! The questions of a start to the brokers: whether the topic is there, where the group is in it, and how long it keeps records.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -17,7 +17,7 @@ use tokio::{runtime::Handle, time::Instant};
 
 use crate::{
     context::Context,
-    error::{classify, in_trouble, refusal, said, unauthenticated, unavailable, words},
+    error::{classify, refusal, said, unauthenticated, unavailable, unavailable_because, words},
     options::{KafkaOptions, Reset},
 };
 
@@ -84,7 +84,7 @@ fn partitions(consumer: &BaseConsumer<Context>, options: &KafkaOptions) -> Resul
             Ok(metadata) if Instant::now() < known && is_unknown(&metadata) => drop(consumer.poll(LISTENED)),
             Ok(metadata) => break metadata,
             Err(error) => {
-                // Nobody is subscribed, so this only serves what was reported meanwhile. A poll that does not wait ends
+                // There is no subscription, so this only serves what was reported meanwhile. A poll that does not wait ends
                 // after each line for the log, and the reason for which nobody is let in stands behind several.
                 let listened = Instant::now() + LISTENED;
                 while consumer.context().not_let_in().is_none() && Instant::now() < listened {
@@ -94,7 +94,7 @@ fn partitions(consumer: &BaseConsumer<Context>, options: &KafkaOptions) -> Resul
                     return Err(unauthenticated(&reason));
                 }
                 if let Some(problem) = consumer.context().no_token() {
-                    return Err(in_trouble("asking for a token", problem));
+                    return Err(unavailable_because("asking for a token", problem));
                 }
                 if Instant::now() >= until
                     || error.rdkafka_error_code().is_some_and(|code| refusal(options, code).is_some())
@@ -170,7 +170,7 @@ pub(crate) fn ends(
     answers.elements().iter().map(end).collect()
 }
 
-/// A group that knows nothing of the topic gets its start committed for every partition, before anybody joins: whoever
+/// A group without committed offsets gets its start committed for every partition, before anybody joins: whoever
 /// joins first, and whenever the first crash is, all members start from the same place.
 fn start(consumer: &BaseConsumer<Context>, options: &KafkaOptions, partitions: &[i32]) -> Result<(), SourceError> {
     let mut rounds = 0;
@@ -210,7 +210,7 @@ fn unknown_group(options: &KafkaOptions) -> SourceError {
     )
 }
 
-/// What the topic's own settings say.
+/// The topic's own settings.
 struct TopicConfig {
     /// How long it keeps records, or a warning that says why there is no bound.
     horizon: Result<Duration, String>,
@@ -218,7 +218,7 @@ struct TopicConfig {
     message_bytes_max: Option<u64>,
 }
 
-/// What a batch of one record has beside the record.
+/// The bytes of a batch of one record beside the record.
 const BATCH_BYTES: u64 = 61;
 
 /// Asks for the topic's settings; answers with a warning where they are not known.

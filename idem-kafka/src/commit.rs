@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::{
     attach::{ANSWER, committed, known},
-    error::{in_trouble, said},
+    error::{said, unavailable_because},
     poll::{ATTENTION, Poller},
     state::Heard,
 };
@@ -45,7 +45,7 @@ pub(crate) struct Commits {
     /// After which time that is told.
     told_after: Duration,
     told: Option<Instant>,
-    /// Who waits until the group has every position.
+    /// Callers that wait until the group has every position.
     flushes: Vec<oneshot::Sender<()>>,
 }
 
@@ -99,7 +99,7 @@ impl Poller {
             Ok(has_all) => {
                 if has_all {
                     for flush in self.commits.flushes.drain(..) {
-                        // Whoever asked may have given up.
+                        // The caller may have given up.
                         let _ = flush.send(());
                     }
                 }
@@ -115,7 +115,7 @@ impl Poller {
         };
         self.commit_at = Instant::now() + rest;
         if let Some(silent) = self.commits.untaken.and_then(|_| self.commits.not_taken(Instant::now())) {
-            self.shared.fail(in_trouble(
+            self.shared.fail(unavailable_because(
                 "committing positions",
                 format!(
                     "group {:?} has taken none for {} s: {why}. What was handled since is recorded, and comes back as duplicates \

@@ -1,4 +1,4 @@
-//! What the client library calls back, always from within a poll. Nothing is done here but noting it, so that the polling
+//! The client library's callbacks, always from within a poll. Nothing is done here but noting it, so that the polling
 //! thread acts on it when it is ready.
 
 use std::{
@@ -46,7 +46,7 @@ pub(crate) struct Context {
 struct Noted {
     steps: VecDeque<Step>,
     not_let_in: Option<String>,
-    /// What the library said of the error that it hands over next, which carries the code alone.
+    /// The library's words about the error that it hands over next, which carries the code alone.
     reason: String,
     /// Why there is no token for the login.
     no_token: Option<String>,
@@ -79,7 +79,7 @@ impl Context {
         self.noted().no_token.clone()
     }
 
-    /// What was said of the error that was just handed over.
+    /// The words about the error that was just handed over.
     pub(crate) fn reason(&self) -> String {
         std::mem::take(&mut self.noted().reason)
     }
@@ -172,7 +172,7 @@ impl ClientContext for Log {
 
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         match level {
-            // What the library calls an error is mostly a connection that it opens again.
+            // Most of the library's errors are connections that it opens again.
             RDKafkaLogLevel::Emerg
             | RDKafkaLogLevel::Alert
             | RDKafkaLogLevel::Critical

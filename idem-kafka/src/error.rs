@@ -1,11 +1,11 @@
-//! What an error of the client library means: the broker refuses, or it cannot be reached now.
+//! The meaning of the client library's errors: the broker refuses, or it cannot be reached now.
 
 use idem_core::SourceError;
 use rdkafka::{error::KafkaError, types::RDKafkaErrorCode as Code};
 
 use crate::options::KafkaOptions;
 
-/// What the client library says, in words for a person.
+/// The client library's error in words for a person.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Said(String);
@@ -24,17 +24,17 @@ pub(crate) fn words(code: Code) -> String {
 }
 
 pub(crate) fn unavailable(doing: &'static str, error: &KafkaError) -> SourceError {
-    in_trouble(doing, said(error))
+    unavailable_because(doing, said(error))
 }
 
 /// Unavailable, with a text that says more than the client library's code does.
-pub(crate) fn in_trouble(doing: &'static str, text: String) -> SourceError {
+pub(crate) fn unavailable_because(doing: &'static str, text: String) -> SourceError {
     SourceError::Unavailable { doing, source: Box::new(Said(text)) }
 }
 
 /// No broker answers: which ones were asked belongs to that, because it is the first thing to look at.
 pub(crate) fn unreachable(options: &KafkaOptions, doing: &'static str, error: &KafkaError) -> SourceError {
-    in_trouble(doing, format!("none of the brokers {} answers: {}", options.brokers, said(error)))
+    unavailable_because(doing, format!("none of the brokers {} answers: {}", options.brokers, said(error)))
 }
 
 /// Refused where only a person can help, else unavailable.
@@ -83,7 +83,7 @@ pub(crate) fn refusal(options: &KafkaOptions, code: Code) -> Option<SourceError>
     }
 }
 
-/// What an error means that the client library reports again and again while it goes on trying, and the cure; `None` for
+/// The meaning of an error that the client library repeats while it goes on trying, and the cure; `None` for
 /// one that mostly passes.
 #[allow(clippy::wildcard_enum_match_arm, reason = "the codes are the client library's, which adds to them")]
 pub(crate) fn cure(options: &KafkaOptions, code: Code) -> Option<String> {

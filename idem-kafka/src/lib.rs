@@ -14,10 +14,10 @@ mod publisher;
 mod quiet;
 mod rebalance;
 mod refusal;
+mod repeated;
 mod source;
 mod state;
 mod tokens;
-mod troubles;
 mod watchdog;
 
 pub use idem_core as core;

@@ -16,7 +16,7 @@ pub(crate) struct Offsets {
     finished_to: Option<i64>,
 }
 
-/// Who has an unfinished message.
+/// The deliveries that are unfinished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hold {
     /// The worker, or the buffer in front of it.

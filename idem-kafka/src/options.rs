@@ -1,4 +1,4 @@
-//! Every setting with its default and limits. What would break the guarantee is refused, with the reason.
+//! Every setting with its default and limits. A setting that would break the guarantee is refused, with the reason.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use rdkafka::{ClientConfig, config::RDKafkaLogLevel, error::KafkaError};
 
 use crate::{source::KafkaSource, tokens::TokenSource};
 
-/// Where a group starts that knows nothing of the topic.
+/// Where a group without committed offsets starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reset {
     /// At the first record that the topic still has.
@@ -54,7 +54,7 @@ const DEFAULTS: [(&str, &str); 9] = [
     ("queued.min.messages", "1000"),
     ("queued.max.messages.kbytes", "16384"),
     ("fetch.max.bytes", "1048576"),
-    // What is compressed may be a thousand times as large here, and librdkafka unpacks all of a fetch at once.
+    // Compressed data may be a thousand times as large here, and librdkafka unpacks all of a fetch at once.
     (PARTITION_BYTES, "262144"),
     ("fetch.queue.backoff.ms", "5"),
 ];
@@ -132,7 +132,7 @@ const OF_PRODUCERS: [&str; 27] = [
     "transactional.id",
 ];
 
-/// What a publisher has unless [`KafkaOptions::set`] says otherwise. Dead letters were consumed as they are, so they are
+/// A publisher's settings unless [`KafkaOptions::set`] says otherwise. Dead letters were consumed as they are, so they are
 /// compressed as most records are, and the broker decides what is too large, rather than librdkafka by the size before
 /// compression. A broker closes the connection of a request of more than 100 MiB (`socket.request.max.bytes`) without an
 /// answer, so what would be larger is refused here.
@@ -157,7 +157,7 @@ impl KafkaOptions {
         }
     }
 
-    /// Where a group starts that knows nothing of the topic. Without it such a group is refused. A group that knows the
+    /// Where a group without committed offsets starts. Without it such a group is refused. A group that knows the
     /// topic goes on where it was, and takes partitions that were added later from their beginning.
     #[must_use]
     pub fn reset(mut self, reset: Reset) -> Self {
@@ -172,7 +172,7 @@ impl KafkaOptions {
         self
     }
 
-    /// How often changed positions are committed. Defaults to 5 s; from 10 ms to 5 minutes. What was handled since is
+    /// How often changed positions are committed. Defaults to 5 s; from 10 ms to 5 minutes. Messages handled since are
     /// delivered again after a crash, as duplicates.
     #[must_use]
     pub fn commit_every(mut self, every: Duration) -> Self {
@@ -285,7 +285,7 @@ impl KafkaOptions {
         !protocol.to_ascii_lowercase().ends_with("ssl")
     }
 
-    /// What a login by token needs and nobody has set. Of the mechanism's two names only one may be there.
+    /// The settings that a login by token needs and that are not set. Of the mechanism's two names only one may be there.
     fn login_defaults(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let is_set = |names: &[&str]| self.settings.iter().any(|(name, _)| names.contains(&&**name));
         let protocol =
@@ -310,7 +310,7 @@ impl KafkaOptions {
         config
     }
 
-    /// What producers and the administrative client need to reach the same brokers.
+    /// The settings with which producers and the administrative client reach the same brokers.
     pub(crate) fn connection_config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("client.id", "idem").set("socket.keepalive.enable", "true");

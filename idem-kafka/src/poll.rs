@@ -17,15 +17,15 @@ use crate::{
     attach::{self, attach, list},
     commit::Commits,
     context::Context,
-    error::{classify, cure, in_trouble, is_authentication, refusal, said, unreachable},
+    error::{classify, cure, is_authentication, refusal, said, unavailable_because, unreachable},
     message,
     options::{KafkaOptions, Reset},
     quiet,
     rebalance::Rebalance,
     refusal::{Ask, Refusals},
+    repeated::RepeatedErrors,
     state::{Ending, Progress, Shared},
     tokens::Login,
-    troubles::Troubles,
     watchdog::Watchdog,
 };
 
@@ -54,7 +54,7 @@ pub(crate) struct Poller {
     pub(crate) commit_at: Instant,
     pub(crate) commits: Commits,
     login: Option<Login>,
-    troubles: Troubles,
+    repeated: RepeatedErrors,
     refusals: Refusals,
     probe_at: Instant,
     watchdog: Watchdog,
@@ -69,7 +69,7 @@ pub(crate) fn run(
 ) {
     let mut poller = match Poller::attach(options, &shared, runtime) {
         Ok((poller, facts)) => {
-            // Whoever attached may have given up, and then attaches again.
+            // The caller that attached may have given up, and then attaches again.
             if attached.is_closed() || !shared.begin() {
                 return poller.leave();
             }
@@ -125,7 +125,7 @@ impl Poller {
             commit_at: Instant::now() + options.commit_every,
             commits: Commits::new(options.stalled_after / 2),
             login,
-            troubles: Troubles::default(),
+            repeated: RepeatedErrors::default(),
             refusals: Refusals::default(),
             probe_at: Instant::now(),
             watchdog: Watchdog::new(options.stalled_after),
@@ -177,7 +177,7 @@ impl Poller {
         self.shared.deliver(records);
     }
 
-    /// What the client library mends by itself is only logged, by the context; what it reports again and again is told.
+    /// Errors that the client library mends by itself are only logged, by the context; those that it repeats are reported.
     fn note(&mut self, error: &KafkaError) {
         if let KafkaError::PartitionEOF(partition) = error {
             self.refusals.answered(Instant::now());
@@ -195,15 +195,18 @@ impl Poller {
             self.shared.fail(unreachable(&self.options, "consuming", error));
         } else if let Some(problem) = self.consumer.context().no_token().filter(|_| is_authentication(code)) {
             // The one before may be valid for some time, and the next is asked for soon.
-            self.shared.fail(in_trouble("asking for a token", problem));
+            self.shared.fail(unavailable_because("asking for a token", problem));
         } else if let Some(refusal) = refusal(&self.options, code) {
             // A new consumer would only turn the other member out.
             if code == Code::FencedInstanceId { self.shared.fail(refusal) } else { self.refused(refusal) }
         } else {
             let (reason, cure) = (self.consumer.context().reason(), cure(&self.options, code));
-            if self.troubles.is_told(code, cure.is_some(), Instant::now()) {
+            if self.repeated.is_told(code, cure.is_some(), Instant::now()) {
                 let text = if reason.is_empty() { said(error) } else { reason };
-                self.shared.fail(in_trouble("consuming", cure.map_or(text.clone(), |cure| format!("{text}: {cure}"))));
+                self.shared.fail(unavailable_because(
+                    "consuming",
+                    cure.map_or(text.clone(), |cure| format!("{text}: {cure}")),
+                ));
             }
         }
     }
@@ -342,7 +345,7 @@ impl Poller {
         // librdkafka 2.12 tells the group nothing when a cooperative member without partitions is closed, and the group
         // would wait for it until its session ends.
         self.consumer.unsubscribe();
-        // What is assigned is revoked by that, and answered from within this poll.
+        // That revokes the assigned partitions, which is answered from within this poll.
         self.poll(PATIENCE);
         self.wait_for_coordinator();
     }

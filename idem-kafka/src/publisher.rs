@@ -91,7 +91,7 @@ fn producer(options: &KafkaOptions) -> Result<FutureProducer<Log>, KafkaError> {
     config.set("message.timeout.ms", CONFIRMED_WITHIN.as_millis().to_string());
     // An unknown topic may be one that was created just now, but not for longer than this.
     config.set("topic.metadata.propagation.max.ms", "5000");
-    // Nobody waits for company in a batch of dead letters.
+    // A dead letter does not wait for company in a batch.
     config.set("linger.ms", "0");
     // Where no runtime is, no token can come, and each try to publish says so.
     let login = options.tokens.clone().zip(Handle::try_current().ok());

@@ -21,7 +21,7 @@ pub(crate) fn prepare() {
     }));
 }
 
-/// What `call` answers; `None` where it panicked.
+/// The answer of `call`; `None` where it panicked.
 pub(crate) fn quietly<T>(call: impl FnOnce() -> T) -> Option<T> {
     QUIET.set(true);
     let answer = catch_unwind(AssertUnwindSafe(call)).ok();

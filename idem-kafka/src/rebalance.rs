@@ -26,7 +26,7 @@ use crate::{
 /// How long to wait before the group coordinator is asked again where an assignment starts.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
-/// What is not answered yet.
+/// The revocation that is not answered yet.
 #[derive(Debug, Default)]
 pub(crate) struct Rebalance {
     /// Partitions whose starts are not known yet, and when to ask for them again.

@@ -26,7 +26,7 @@ enum Asked {
     No,
     /// The same consumer was made to fetch where it is.
     Fetch(Instant),
-    /// A new consumer was made. What that one is refused is refused.
+    /// A new consumer was made. A refusal of that one holds.
     Anew(Instant),
 }
 

@@ -10,7 +10,7 @@ use rdkafka::{error::KafkaError, types::RDKafkaErrorCode as Code};
 use tokio::sync::{Mutex, oneshot};
 
 use crate::{
-    error::{in_trouble, unavailable},
+    error::{unavailable, unavailable_because},
     options::{KafkaOptions, LaneBy},
     poll,
     state::{Ending, KafkaHandle, Shared},
@@ -69,7 +69,7 @@ impl Source for KafkaSource {
     }
 
     /// # Errors
-    /// [`SourceError::Refused`] for a topic that does not exist, rights that are missing, a group that knows nothing of the
+    /// [`SourceError::Refused`] for a topic that does not exist, rights that are missing, a group without committed offsets in the
     /// topic where no [`reset`](KafkaOptions::reset) was given, and brokers that do not let this client in.
     ///
     /// # Cancel safety
@@ -125,7 +125,7 @@ impl Source for KafkaSource {
             return Ok(());
         }
         let text = format!("group {:?} of topic {:?} has not taken them yet", self.options.group, self.options.topic);
-        Err(in_trouble("committing positions", text))
+        Err(unavailable_because("committing positions", text))
     }
 
     fn holds_back(&self, handle: &KafkaHandle) -> bool {

@@ -1,4 +1,4 @@
-//! What the polling thread and the worker's tasks share: the buffer, the partitions that are held, and what is to be
+//! State of the polling thread and the worker's tasks: the buffer, the partitions that are held, and what is to be
 //! announced.
 
 use std::{
@@ -28,7 +28,7 @@ use crate::offsets::Offsets;
 const BUFFER_MESSAGES: usize = 40_000;
 const BUFFER_BYTES: usize = 16 << 20;
 
-/// What settles one delivery.
+/// The handle that settles one delivery.
 #[derive(Debug)]
 pub struct KafkaHandle {
     partition: i32,
@@ -42,7 +42,7 @@ type KafkaDelivery = Delivery<KafkaHandle>;
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     state: Mutex<State>,
-    /// Something is there for `receive`.
+    /// There is something for `receive`.
     arrived: Notify,
     /// The thread is done.
     ended: Notify,
@@ -57,7 +57,7 @@ pub(crate) struct State {
     failure: Option<SourceError>,
     /// Since when no broker can be reached.
     unreachable_since: Option<Instant>,
-    /// Who waits until the group has the positions of this moment. One that is dropped did not get them.
+    /// Callers that wait until the group has the positions of this moment. One that is dropped did not get them.
     flushes: Vec<oneshot::Sender<()>>,
     /// The group has given this member its share, which may be nothing.
     joined: bool,
@@ -118,7 +118,7 @@ pub(crate) enum Heard {
     Vanished,
 }
 
-/// What the watchdog sees of one partition.
+/// The watchdog's view of one partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Progress {
     pub(crate) partition: i32,
@@ -492,7 +492,7 @@ mod tests {
         assert!(shared.lock().revocations.is_empty());
     }
 
-    /// What was dropped comes again, however far the client library is.
+    /// Dropped messages come again, however far the client library is.
     #[test]
     fn e22_positions_pass_only_what_was_not_dropped() {
         let shared = Shared::default();

@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 /// How long a token may take to come. Nothing is polled meanwhile.
 const COMES_WITHIN: Duration = Duration::from_secs(10);
 
-/// What a client shows the brokers in place of a password. Its value is in no log and no message.
+/// The token that a client shows the brokers in place of a password. Its value is in no log and no message.
 #[derive(Clone)]
 pub struct Token {
     value: String,
@@ -48,7 +48,7 @@ pub trait TokenSource: Send + Sync + 'static {
     /// and by each publisher for itself, on the runtime in which they were made. It has 10 s.
     ///
     /// # Errors
-    /// Whatever kept it from coming. It is told of, and asked for again after 10 s; a token that was given before is used for
+    /// The reason why none came. It is reported, and a token is asked for again after 10 s; a token that was given before is used for
     /// as long as it is valid, so this ends no worker.
     async fn token(&self) -> Result<Token, BoxError>;
 }
@@ -71,7 +71,7 @@ impl Login {
         let source = Arc::clone(&self.source);
         self.runtime.spawn(async move {
             let token = tokio::time::timeout(COMES_WITHIN, source.token()).await;
-            // Nobody listens any more where it came too late.
+            // There is no listener any more if it came too late.
             drop(answer.send(token));
         });
         // A runtime that stands still, or ends, does not keep this thread.

@@ -1,4 +1,4 @@
-//! What is done outside of units of work, each as a few short statements: written once for every SQL store.
+//! The bookkeeping outside of units of work, each call a few short statements: written once for every SQL store.
 
 mod dead_letters;
 mod register;
@@ -52,7 +52,7 @@ impl<D> SqlBookkeeping<D> {
 }
 
 impl<D: PostgresDriver> SqlBookkeeping<D> {
-    /// What removes the expired rows of the same schema, through the same driver.
+    /// The cleaner of the same schema's expired rows, through the same driver.
     #[must_use]
     pub fn cleaner(&self) -> PostgresCleaner<D> {
         PostgresCleaner::new(Arc::clone(&self.driver))
@@ -123,7 +123,7 @@ impl<D: BookkeepingDriver + 'static> Bookkeeping for SqlBookkeeping<D> {
         let parameters = [consumer.as_str().into()];
         let row =
             row(driver, "looking at the tables' sizes", &driver.bookkeeping_statements().usage, &parameters).await?;
-        // What is not known is -1 or NULL.
+        // Unknown values are -1 or NULL.
         let number =
             |column: &str| row.get::<Option<i64>>(column).map(|number| number.and_then(|n| u64::try_from(n).ok()));
         Ok(Usage::default()

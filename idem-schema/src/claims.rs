@@ -22,7 +22,7 @@ pub fn claimed_ids(claims: &[Claim]) -> (Vec<i32>, Vec<Uuid>) {
     claims.iter().map(|claim| (claim.scope.0, key_id(claim.key.as_str()))).unzip()
 }
 
-/// What the claim's statement takes beside the ids, as its columns.
+/// The claim's columns beside the ids.
 #[derive(Debug)]
 pub struct ClaimColumns<'c> {
     /// `text[]`.

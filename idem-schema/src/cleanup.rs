@@ -100,7 +100,7 @@ impl<D: PostgresDriver + 'static> Cleaner for PostgresCleaner<D> {
     }
 }
 
-/// What is kept for longer than an `int8` of microseconds tells is kept for as long as that tells.
+/// A time beyond an `int8` of microseconds counts as the longest that fits.
 fn kept(time: Duration) -> i64 {
     microseconds(time).unwrap_or(i64::MAX)
 }

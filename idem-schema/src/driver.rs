@@ -1,4 +1,4 @@
-//! What a driver has to do so that idem does its bookkeeping through it.
+//! The calls that a driver implements so that idem does its bookkeeping through it.
 
 use std::{error::Error, future::Future, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
     server::RoleDefault,
 };
 
-/// How often a statement runs again that another transaction got in the way of.
+/// How often a statement runs again that conflicted with another transaction.
 const CONTENDED_MAX: usize = 3;
 
 /// One parameter of a statement, of the type that its text casts it to. `None` is NULL.
@@ -78,7 +78,7 @@ pub trait BookkeepingDriver: Send + Sync {
     /// Checks whether the database and its schema can keep the promise: see [`idem_core::store::Bookkeeping::verify`].
     fn verify(&self) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// What a person should know: weak settings, each with its cure.
+    /// Warnings for a person: weak settings, each with its cure.
     fn warnings(&self) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send;
 }
 
@@ -188,7 +188,7 @@ pub(crate) async fn row(
     rows.into_iter().next().ok_or_else(|| crate::unreadable(format!("no row came of {doing}")))
 }
 
-/// What the server refuses of a login, which no waiting cures at a start: user, password or database.
+/// The server's refusal of a login, which no waiting cures at a start: user, password or database.
 pub fn refused_login<D: PostgresDriver>(error: &StoreError) -> Option<StoreError> {
     let StoreError::Unavailable { source, .. } = error else { return None };
     let code = D::sqlstate(&**source)?;

@@ -1,4 +1,4 @@
-//! What the error of a driver of PostgreSQL means where it happened.
+//! The meaning of a PostgreSQL driver's error, by the place where it happened.
 
 use std::error::Error;
 
@@ -9,7 +9,7 @@ use idem_core::{
 
 use crate::{CommitOutcome, UNSEALED_COMMIT, WEAKER_COMMIT, commit_outcome, driver::PostgresDriver};
 
-/// What to do where a pooler loses prepared statements.
+/// The cure where a pooler loses prepared statements.
 pub const POOLER_CURE: &str = "Set `statements` to `Unnamed`, or let the pooler track prepared statements (PgBouncer 1.21 \
                                and later, `max_prepared_statements`)";
 
@@ -66,7 +66,7 @@ impl DriverError {
         match self.code.as_str() {
             // "Cannot set transaction read-write mode during recovery" (A23).
             "0A000" | "25006" => read_only(doing),
-            // Whatever else goes wrong here says something about the server or the connection, not about a message.
+            // Any other error here is about the server or the connection, not about a message.
             _ => {
                 let error = self.doing(doing);
                 if let StoreError::Failed { source, .. } = error {
@@ -140,7 +140,7 @@ impl DriverError {
 /// A prepared statement does not exist. Elsewhere it is a pooler's doing; the claim of the same transaction was there.
 const FORGOTTEN: &str = "26000";
 
-/// What a driver saw through two connections at once: see [`is_pooled`].
+/// The process ids that a driver saw through two connections at once: see [`is_pooled`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SeenPids {
     /// The server process that the first connection prepared a statement on.

@@ -1,4 +1,4 @@
-//! What every SQL store of idem shares, without a driver: the ids of keys, the classes of SQLSTATEs, the statements of
+//! The part that every SQL store of idem shares, without a driver: the ids of keys, the classes of SQLSTATEs, the statements of
 //! PostgreSQL, and the migrations of PostgreSQL and SQLite.
 //!
 //! Nothing here opens a connection. A store takes the texts, binds the parameters that their docs number, and hands back

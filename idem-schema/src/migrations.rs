@@ -55,7 +55,7 @@ pub struct Migration {
     pub dialect: Dialect,
     /// Its place in the order, from 1 and without gaps.
     pub version: u32,
-    /// What it makes, as its files are named.
+    /// Its name, as in its files: the thing that it makes.
     pub name: &'static str,
     /// The oldest release whose workers run on the schema after it, so that old ones may finish during a deploy.
     pub oldest_worker: &'static str,
@@ -253,7 +253,7 @@ impl MigrationStatements {
 
 const POSTGRES_RUNNER: [&str; 5] = [
     "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('idem:migrations:{schema}', 0))",
-    // What a migration waits for makes every worker wait behind it, so it waits no longer than this and is run again.
+    // Every worker queues behind a migration that waits for a lock, so it waits no longer than this and is run again.
     //
     // CREATE SCHEMA IF NOT EXISTS asks for the right to create schemas even where there is nothing to create, and a
     // migrator that was given an existing schema has no such right. The lock makes the check safe.

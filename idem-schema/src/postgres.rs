@@ -109,7 +109,7 @@ statements! {
     /// Result, always one row: `won_consumers int4[]` and `won_key_ids uuid[]`, side by side, empty if nothing was
     /// inserted; `xid text`, the transaction to seal, NULL if nothing was inserted; `backend_pid int4`;
     /// `server_now timestamptz`; `epoch int8`, which differs when a cache of committed keys must be emptied; and the
-    /// two settings. Whatever is not among the won keys is not thereby a duplicate: read it, in another statement.
+    /// two settings. A key that is not among the won ones is not thereby a duplicate: read it, in another statement.
     ///
     /// The won rows are aggregated *before* the limits are put back: the last line is computed from the aggregate, which
     /// exists only when every insert has had its wait.
@@ -165,7 +165,7 @@ RETURNING pg_catalog.pg_current_xact_id()::text AS xid, pg_catalog.pg_backend_pi
     pg_catalog.set_config('statement_timeout', $9::text, true) AS statement_timeout";
 
     /// Reads the records of keys that a claim did not win, as a statement of its own, so that it sees what was committed
-    /// while the claim waited. What this very transaction has inserted is not among them: where a claim denies its own
+    /// while the claim waited. Rows that this very transaction has inserted are not among them: where a claim denies its own
     /// rows, its keys have no winner, and nothing is a duplicate.
     ///
     /// Parameters: 1 consumers `int4[]`, 2 key ids `uuid[]`. Result, a row a key that was found: `consumer int4`,
@@ -201,7 +201,7 @@ SELECT 1 / coalesce(pg_catalog.current_setting('idle_in_transaction_session_time
     CASE WHEN pg_catalog.current_setting('synchronous_commit') <> ALL ($2::text[])
         THEN pg_catalog.current_setting('synchronous_commit')::int4 END AS weaker";
 
-    /// What a session has to know of its server, read before its first unit and after each reconnect.
+    /// The facts of its server that a session reads before its first unit and after each reconnect.
     ///
     /// No parameters. Result, one row: `version_num int4` (150018), `server_now` in µs since the Unix epoch, `backend_pid
     /// int4` and `backend_start`, when that process began, in µs since the Unix epoch; `in_recovery bool`, `read_only bool`,
@@ -250,7 +250,7 @@ WHERE pid = $1::int4 AND ((extract(epoch FROM backend_start) * 1000000::numeric)
     /// one row: `version int4`, `oldest_worker text`.
     schema_version: "SELECT version, oldest_worker FROM {schema}.migrations ORDER BY version DESC LIMIT 1";
 
-    /// What the schema is made of, from the catalogues alone: see [`SchemaFacts`](crate::SchemaFacts), whose fields have
+    /// The parts of the schema, from the catalogues alone: see [`SchemaFacts`](crate::SchemaFacts), whose fields have
     /// the columns' names.
     ///
     /// Parameter: 1 the schema's plain name `text`. Result, one row: `migrations_table bool`, `table_kind text` or NULL,

@@ -1,4 +1,4 @@
-//! What a statement answers, whatever driver it came through.
+//! The rows of a statement's answer, through any driver.
 
 use std::{
     sync::Arc,

@@ -9,7 +9,7 @@ use crate::{driver::PostgresDriver, name::SchemaName, row::Row};
 /// PostgreSQL 14: TID range scans, `pg_current_xact_id`, `client_connection_check_interval`.
 const VERSION_MIN: i32 = 140_000;
 
-/// What a session begins with, where no pooler stands in between.
+/// The settings with which a session begins, where no pooler stands in between.
 ///
 /// Only idem's own BEGIN may write. A server whose client has died ends a running statement, and with it the
 /// transaction that holds keys, within seconds instead of at the statement's end or after hours.
@@ -99,7 +99,7 @@ pub async fn refuse_fenced(driver: &impl PostgresDriver) -> Result<(), StoreErro
     if driver.role_default().look(driver).await? { Err(crate::read_only("opening a session")) } else { Ok(()) }
 }
 
-/// What keeps a handler that has ended its unit from writing on.
+/// The fence: it keeps a handler that has ended its unit from writing on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fence {
     /// The session is read only by a setting of its own, so it is this client's alone.
@@ -135,7 +135,7 @@ impl Durability {
     }
 }
 
-/// What a new session has to know of its server.
+/// The facts of its server that a new session reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionFacts {
     /// The session's own limits, which a claim puts back.
@@ -218,7 +218,7 @@ impl SessionFacts {
     }
 }
 
-/// What start-up wants to know of the server, by [`server_facts`](crate::PostgresStatements::server_facts).
+/// The facts of the server that start-up reads, by [`server_facts`](crate::PostgresStatements::server_facts).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerFacts {
     /// `server_version_num`.
@@ -275,7 +275,7 @@ impl ServerFacts {
         Ok(())
     }
 
-    /// What a person should know, each with its cure.
+    /// Warnings for a person, each with its cure.
     #[must_use]
     pub fn warnings(&self, schema: &SchemaName) -> Vec<String> {
         let mut warnings = Vec::new();
@@ -358,7 +358,7 @@ mod tests {
         ] {
             let facts = facts(read_only, source).expect("it can be read");
             assert_eq!((facts.fence, facts.own_backend()), (fence, own), "{read_only} {source}");
-            // What another client of a pooler has set is not the session's.
+            // A value that another client of a pooler has set is not the session's.
             let (durability, shared) = if own.is_some() { ("local", None) } else { ("on", Some("on")) };
             assert_eq!((facts.durability(), facts.shared_durability()), (Durability::of(durability), shared));
             assert_eq!(facts.refuse_unfenced().is_err(), fence == Fence::Missing, "{read_only} {source}");

@@ -1,4 +1,4 @@
-//! What every PostgreSQL store is told beside how to connect.
+//! The settings of every PostgreSQL store, beside how to connect.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -6,7 +6,7 @@ use idem_core::{ConfigError, StoreError};
 
 use crate::SchemaName;
 
-/// What a record takes with its indexes, where keys are UUIDs in text; `./bench --growth` measures it.
+/// The bytes of a record with its indexes, where keys are UUIDs in text; `./bench --growth` measures it.
 pub const RECORD_BYTES: u64 = 210;
 
 /// Whether statements are prepared under names that stay with the connection.
@@ -16,7 +16,7 @@ pub enum Statements {
     /// (PgBouncer 1.21 and later, with `max_prepared_statements`).
     #[default]
     Named,
-    /// Nothing is kept prepared, for older poolers. What that asks of the handlers' own statements is the store's to say.
+    /// Nothing is kept prepared, for older poolers. The store's documentation says how the handlers' own statements must follow.
     Unnamed,
 }
 

@@ -12,7 +12,7 @@ pub const UNSEALED_COMMIT: &str = "ID001";
 /// The code with which the seal refuses a COMMIT that a handler has made worth less.
 pub const WEAKER_COMMIT: &str = "22P02";
 
-/// What the engine does about an error of PostgreSQL, by its SQLSTATE.
+/// The class of an error of PostgreSQL, by its SQLSTATE.
 ///
 /// The message and the routine of the server's error report decide one code only: `0A000` is a missing feature, which no
 /// second run brings, or a cached plan whose table was altered meanwhile, for which a second run is the
@@ -38,7 +38,7 @@ pub fn class_of(code: &str, message: &str, routine: Option<&str>) -> ErrorClass 
 }
 
 /// A server's error report as a text without any value: the code, for an operator's codes in words, and the constraint, table
-/// and column that it names. The server quotes rows in its message and detail (S4).
+/// and column that it names. The server quotes rows in its message and detail.
 #[must_use]
 pub fn describe_report(code: &str, constraint: Option<&str>, table: Option<&str>, column: Option<&str>) -> String {
     let meaning = match code {
@@ -52,7 +52,7 @@ pub fn describe_report(code: &str, constraint: Option<&str>, table: Option<&str>
     format!("SQLSTATE {code}{meaning}{}", parts.collect::<String>())
 }
 
-/// What is known after an error came back while COMMIT was outstanding.
+/// The outcome of a COMMIT that was answered with an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CommitOutcome {
     /// The server reported why it rolled back: nothing of the transaction is there.
@@ -61,7 +61,7 @@ pub enum CommitOutcome {
     Unknown,
 }
 
-/// What an SQLSTATE means that came back instead of COMMIT's answer.
+/// The meaning of an SQLSTATE that came back instead of COMMIT's answer.
 ///
 /// A code is a definite rollback, because the server reports errors only before its commit record. Not so where the
 /// connection ended while the server waited for a standby: the record is written by then (class 08, 57P0x, 40003).
@@ -79,7 +79,7 @@ pub fn commit_outcome(code: &str) -> CommitOutcome {
 /// Codes that a later release or an extension may add.
 fn class_of_unknown(code: &str) -> ErrorClass {
     match code.get(..2) {
-        // Whatever is added here is about the server or the connection, not about the message.
+        // Every code here is about the server or the connection, not about the message.
         Some("08" | "53" | "58" | "F0") => ErrorClass::Infrastructure,
         Some("57") if code.starts_with("57P") => ErrorClass::Infrastructure,
         Some("40") => ErrorClass::RunUnitAgain,

@@ -4,7 +4,7 @@ use idem_core::StoreError;
 
 use crate::{migrations::POSTGRES_MIGRATIONS, name::SchemaName};
 
-/// What start-up read of a PostgreSQL schema, by [`schema_facts`](crate::PostgresStatements::schema_facts) and
+/// The facts of a PostgreSQL schema that start-up reads, by [`schema_facts`](crate::PostgresStatements::schema_facts) and
 /// [`schema_version`](crate::PostgresStatements::schema_version). Descriptions are normalised by the statement.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SchemaFacts {
@@ -16,7 +16,7 @@ pub struct SchemaFacts {
     pub version: Option<u32>,
     /// The oldest release whose workers run on that version.
     pub oldest_worker: Option<String>,
-    /// What `processed_messages` is: `table`, `unlogged table`, `partitioned table`; `None` if it is missing.
+    /// The kind of `processed_messages`: `table`, `unlogged table`, `partitioned table`; `None` if it is missing.
     pub table_kind: Option<String>,
     /// Its columns: name, type, collation, `not null`.
     pub columns: Vec<String>,
@@ -28,7 +28,7 @@ pub struct SchemaFacts {
     pub suppressors: Vec<String>,
     /// The schema's functions, with the types of their arguments.
     pub functions: Vec<String>,
-    /// What a worker needs and the role that asked may not do.
+    /// Rights that a worker needs and the role that asked lacks.
     pub missing_privileges: Vec<String>,
     /// Whether ordinary triggers fire in this session (`session_replication_role` is not `replica`).
     pub triggers_fire: bool,
@@ -39,9 +39,9 @@ pub struct SchemaFacts {
 #[error("{problem}. {cure}")]
 #[non_exhaustive]
 pub struct SchemaProblem {
-    /// What is wrong, with what was found.
+    /// The problem, with the value found.
     pub problem: String,
-    /// What to do, as a command or a statement.
+    /// The cure, as a command or a statement.
     pub cure: String,
 }
 

@@ -148,7 +148,7 @@ fn read(flag: &str, file: &Path) -> Result<String, BoxError> {
         .map_err(|error| format!("--{flag} is {}, which cannot be read: {error}", file.display()).into())
 }
 
-/// What the adapter says of a setting that it refuses, under the name of the flag.
+/// The adapter's refusal of a setting, under the name of the flag.
 fn refused(error: ConfigError) -> BoxError {
     let field = match error.field {
         "url" => "amqp_url",

@@ -1,4 +1,4 @@
-//! What a broker adds to a worker: its flags, and the source that they make.
+//! The part that a broker adds to a worker: its flags, and the source that they make.
 
 use std::future::Future;
 
@@ -36,9 +36,9 @@ use idem_core::{BoxError, Publisher, Source};
 /// }
 /// ```
 pub trait Broker: clap::Args + Send + 'static {
-    /// What messages come from.
+    /// The source of the messages.
     type Source: Source;
-    /// What dead letters are published with, where the flags say so.
+    /// The publisher of dead letters, where the flags ask for one.
     type Publisher: Publisher;
 
     /// How the names of the broker's variables begin, such as `KAFKA_`. Others that begin so are refused where they
@@ -52,7 +52,7 @@ pub trait Broker: clap::Args + Send + 'static {
     /// A wrong setting: the worker says so and ends with status 2. The text names the flag and holds no secret.
     fn build(self) -> impl Future<Output = Result<Built<Self::Source, Self::Publisher>, BoxError>> + Send;
 
-    /// What of the queue or topic this worker has now, such as partitions, for `/readyz`; `None` where the broker does
+    /// This worker's share of the queue or topic now, such as partitions, for `/readyz`; `None` where the broker does
     /// not hand out parts.
     fn partitions(source: &Self::Source) -> Option<Vec<String>> {
         let _ = source;
@@ -60,7 +60,7 @@ pub trait Broker: clap::Args + Send + 'static {
     }
 }
 
-/// What a [`Broker`] builds.
+/// The source and publisher that a [`Broker`] builds.
 #[derive(Debug)]
 pub struct Built<B, P> {
     pub(crate) source: B,

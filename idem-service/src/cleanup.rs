@@ -6,7 +6,7 @@ use idem_core::CleanupSettings;
 
 use crate::{settings::DatabaseUrl, spans};
 
-/// What a worker is told about the removal of what has expired.
+/// The settings of a worker's cleanup.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Cleanup")]
 pub(crate) struct CleanupFlags {
@@ -33,7 +33,7 @@ fn every(text: &str) -> Result<Every, String> {
 }
 
 impl CleanupFlags {
-    /// What the worker is told; `None` where cleanup is off.
+    /// The settings for the worker; `None` where cleanup is off.
     pub(crate) fn settings(&self) -> Option<CleanupSettings> {
         match self.cleanup_every {
             Every::Off => None,

@@ -9,7 +9,7 @@ use clap::{
 
 use crate::{broker::Broker, config, refusal, settings::Settings, stores::Kind, variables};
 
-/// What a worker was told.
+/// A worker's command line, read.
 #[derive(Debug)]
 pub(crate) struct CommandLine<B, A> {
     pub(crate) settings: Settings,

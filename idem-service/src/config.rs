@@ -24,7 +24,7 @@ pub(crate) fn flag() -> Arg {
 /// # Errors
 /// One line that names the file, and shows no value of it: each may be a password.
 pub(crate) fn with_file(command: &Command, mut arguments: Vec<OsString>) -> Result<Vec<OsString>, String> {
-    // What is wrong with the command line itself is told by whoever reads it for good.
+    // A fault of the command line itself is reported when it is parsed for good.
     let Ok(given) = command.clone().ignore_errors(true).try_get_matches_from(&arguments) else { return Ok(arguments) };
     let Some(path) = given.get_one::<PathBuf>(FLAG) else { return Ok(arguments) };
     let added = read(path)

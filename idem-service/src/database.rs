@@ -2,7 +2,7 @@
 
 use std::{error::Error, future::Future, time::Duration};
 
-use idem_core::{BoxError, CancellationToken, ErrorClass, RetryPolicy, Store, StoreError, chain};
+use idem_core::{BoxError, CancellationToken, ErrorClass, RetryPolicy, Store, StoreError, chain, store};
 use tokio::time::Instant;
 
 use crate::{
@@ -55,13 +55,13 @@ pub trait Database: Send + Sync + 'static {
     /// The store.
     type Store: Store;
 
-    /// What people call the database, such as `PostgreSQL`.
+    /// The database's name for people, such as `PostgreSQL`.
     const DATABASE: &'static str;
 
     /// The word of `--store` for it, which tells two clients of one database apart.
     const CLIENT: &'static str;
 
-    /// What its URLs begin with, before the colon; the one to name first.
+    /// The schemes of its URLs, without the colon; the one to name first.
     const SCHEMES: &'static [&'static str];
 
     /// Whether the handlers of a unit may run at once on its transaction, as
@@ -73,7 +73,7 @@ pub trait Database: Send + Sync + 'static {
     /// time-out.
     ///
     /// # Errors
-    /// Whatever the store answers. An error that is no [`StoreError`] and none of its driver's is a wrong setting, and ends
+    /// The store's error. One that is no [`StoreError`] and none of its driver's is a wrong setting, and ends
     /// the worker with status 2. No text may hold the URL.
     fn open(settings: DatabaseSettings<'_>) -> impl Future<Output = Result<Self::Store, BoxError>> + Send;
 
@@ -93,7 +93,7 @@ pub trait Database: Send + Sync + 'static {
     }
 }
 
-/// What the settings say of the database.
+/// The settings of the database.
 #[derive(Debug, Clone, Copy)]
 pub struct DatabaseSettings<'s>(pub(crate) &'s Settings);
 
@@ -135,7 +135,7 @@ impl<'s> DatabaseSettings<'s> {
     }
 }
 
-/// What creating tables is serialized by: two `CREATE TABLE IF NOT EXISTS` of one table at once fail, one of them with a
+/// The lock that serializes creating tables: two `CREATE TABLE IF NOT EXISTS` of one table at once fail, one of them with a
 /// unique violation in a catalogue. The bytes of `idem_svc`.
 #[cfg(any(feature = "postgres", feature = "tokio-postgres"))]
 const TABLES_LOCK: i64 = 0x6964_656d_5f73_7663;
@@ -168,7 +168,7 @@ where
             Ok(done) => return Ok(Some(done)),
             Err(error) => error,
         };
-        let text = describe::<S>(&*error);
+        let text = store::describe::<S>(&*error);
         if is_final::<S>(&*error) {
             return Err(Failure::refused(text));
         }
@@ -191,25 +191,7 @@ fn is_final<S: Store>(error: &(dyn Error + 'static)) -> bool {
     let class = chain(error).find_map(|link| link.downcast_ref::<StoreError>()).map(StoreError::class);
     match class.or_else(|| S::classify(error)) {
         Some(ErrorClass::Infrastructure | ErrorClass::RunUnitAgain | ErrorClass::Transient) => false,
-        // What no driver knows is a setting, such as a URL that cannot be read.
+        // An error that no driver knows is a setting, such as a URL that cannot be read.
         Some(ErrorClass::Permanent | ErrorClass::Fatal) | None => true,
     }
-}
-
-/// An error and its sources in one line, without values of statements or rows (S4).
-pub(crate) fn describe<S: Store>(error: &(dyn Error + 'static)) -> String {
-    let mut texts: Vec<String> = Vec::new();
-    for link in chain(error) {
-        let described = S::describe(link);
-        let is_drivers = described.is_some();
-        let text = described.unwrap_or_else(|| link.to_string());
-        if texts.last() != Some(&text) {
-            texts.push(text);
-        }
-        // What stands behind the driver's error may quote values.
-        if is_drivers {
-            break;
-        }
-    }
-    texts.join(": ")
 }

@@ -17,7 +17,7 @@ pub enum Exit {
     Refused,
     /// Database or broker could not be reached for the start-up time-out.
     Unreachable,
-    /// What was running at the stop did not end in time.
+    /// Handlers that ran at the stop did not end in time.
     DrainDeadline,
     /// The consumer was halted, and the run was to end when idle.
     Halted,

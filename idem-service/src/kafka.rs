@@ -36,7 +36,7 @@ pub struct Kafka {
     #[arg(long, value_name = "WHAT", default_value = "key")]
     lane_by: LaneBy,
 
-    /// Where a group that knows nothing of the topic begins [default: it is refused]
+    /// Where a group without committed offsets starts [default: it is refused]
     #[arg(long, value_name = "WHERE")]
     reset: Option<Reset>,
 
@@ -156,7 +156,7 @@ async fn msk_iam(region: String) -> Result<idem_kafka::MskIam, BoxError> {
     Ok(idem_kafka::MskIam::new(region, credentials))
 }
 
-/// What the adapter says of a setting that it refuses, under the name of the flag.
+/// The adapter's refusal of a setting, under the name of the flag.
 fn refused(error: ConfigError, drain: Duration) -> BoxError {
     let error = match error.field {
         "set" => ConfigError { field: "kafka", ..error },

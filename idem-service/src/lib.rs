@@ -33,7 +33,7 @@ mod stores;
 mod told;
 mod variables;
 
-/// What the guide shows of a program compiles.
+/// The programs in the guide compile.
 #[cfg(doctest)]
 mod guide {
     #[doc = include_str!("../../docs/guide/keys-and-retention.md")]

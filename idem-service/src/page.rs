@@ -69,7 +69,7 @@ fn state(page: &mut Page, status: &Status, readiness: &Readiness) {
     }
 }
 
-/// What messages in hand wait for; nothing where none waits.
+/// The causes for which messages in hand wait; nothing where none waits.
 fn waiting(page: &mut Page, waits: &[Wait]) {
     let told: Vec<(&'static str, String)> = waits
         .iter()
@@ -172,7 +172,7 @@ fn span(span: Duration) -> String {
 struct Page(String);
 
 impl Page {
-    /// What is HTML already, and ours.
+    /// Text that is HTML already, and ours.
     fn raw(&mut self, html: &'static str) {
         self.0.push_str(html);
     }

@@ -1,4 +1,4 @@
-//! What clap says of a wrong command line, as one line without the value of a secret.
+//! clap's refusal of a wrong command line, as one line without the value of a secret.
 
 use clap::{
     Command, Error,

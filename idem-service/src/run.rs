@@ -4,7 +4,7 @@ use std::{ffi::OsString, future::Future, sync::Arc, time::Duration};
 
 use idem_core::{
     BoxError, CancellationToken, ConfigError, DedupConsumer, DedupConsumerBuilder, RetryPolicy, Store, Worker,
-    WorkerSettings, chain,
+    WorkerSettings, chain, store,
 };
 
 use crate::{
@@ -176,13 +176,13 @@ pub(crate) async fn consume<D: Database, B: Broker>(
         return Ok(());
     }
     for hook in on_start {
-        hook().await.map_err(|error| Failure::refused(database::describe::<D::Store>(&*error)))?;
+        hook().await.map_err(|error| Failure::refused(store::describe::<D::Store>(&*error)))?;
     }
     let ended = worker.run(status.stop.clone().cancelled_owned()).await;
     for hook in on_stop {
         hook().await;
     }
-    ended.map(|_| ()).map_err(|error| Failure::new(exit::of_worker(&error), database::describe::<D::Store>(&error)))
+    ended.map(|_| ()).map_err(|error| Failure::new(exit::of_worker(&error), store::describe::<D::Store>(&error)))
 }
 
 /// Hands the settings of a consumer to its builder.

@@ -1,4 +1,4 @@
-//! What an application hands over: its handlers and tables for each store, what they do, and what runs beside them.
+//! The application's part: its handlers and tables for each store, their effects, and the tasks beside them.
 
 use std::{ffi::OsString, fmt, future::Future, marker::PhantomData, pin::Pin, process::ExitCode};
 
@@ -32,7 +32,7 @@ pub struct Service<L = ()> {
 /// Changes the settings of the worker.
 type WorkerHook = Box<dyn FnOnce(&mut WorkerSettings) + Send>;
 
-/// What does not depend on the store.
+/// The part that does not depend on the store.
 pub(crate) struct Parts {
     pub(crate) effects: Effects,
     pub(crate) worker: Vec<WorkerHook>,
@@ -273,7 +273,7 @@ impl<A: clap::Args + Send + 'static, F: Build<A>> Configured<A, F> {
 /// Gives a consumer its handler. A closure, so that handlers of any type stand in one field.
 type Attach<S> = Box<dyn FnOnce(DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S> + Send>;
 
-/// What an application does with messages on one store, and the tables it needs there.
+/// An application's handlers for one store, and the tables they need there.
 #[must_use]
 pub struct Handlers<S: Store> {
     pub(crate) each: Attach<S>,

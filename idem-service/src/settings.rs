@@ -11,7 +11,7 @@ use idem_schema::{PostgresSettings, RECORD_BYTES, SchemaName};
 
 use crate::{cleanup::CleanupFlags, keys, logs::LogFormat, sizes, spans, stores::Kind};
 
-/// What a worker is told. Texts and defaults stand in `--help`.
+/// The settings of a worker. Texts and defaults stand in `--help`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Settings {
     /// The database: postgres://… or, with one lane, sqlite://…
@@ -277,7 +277,7 @@ impl Settings {
         }
     }
 
-    /// What PostgreSQL's list of activities calls the worker, so that `idem stuck` finds it: its consumer, unless the URL
+    /// The worker's name in PostgreSQL's list of activities, so that `idem stuck` finds it: its consumer, unless the URL
     /// or `PGAPPNAME` has a name.
     pub(crate) fn application_name(&self) -> Option<&str> {
         let is_given = self.database_url.as_str().contains("application_name=");
@@ -314,7 +314,7 @@ impl Settings {
         let of_url = |kind: &&Kind| kind.schemes.contains(&scheme);
         let fitting: Vec<&Kind> = kinds.iter().filter(of_url).collect();
         let wanted = self.store.as_deref();
-        // What most workers are on, wherever they have it.
+        // The database that most workers are on.
         let is_usual = |kind: &&&Kind| kind.client == wanted.unwrap_or("sqlx");
         let usual = fitting.iter().find(is_usual);
         let Some(kind) = usual.or(fitting.first().filter(|_| wanted.is_none())) else {
@@ -370,7 +370,7 @@ impl Settings {
     }
 }
 
-/// What core says of a setting that it refuses, under the name of the flag.
+/// Core's refusal of a setting, under the name of the flag.
 pub(crate) fn refused(error: &ConfigError) -> String {
     let flag = match error.field {
         "name" => "consumer".to_owned(),

@@ -44,7 +44,7 @@ pub struct Sqs {
     told: Told,
 }
 
-/// What a stop needs beyond a receive's wait, to give back what it has.
+/// The time that a stop needs beyond a receive's wait, to give back its messages.
 const GIVE_BACK: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -1,4 +1,4 @@
-//! What can be seen of a worker from outside of it: by the admin endpoints, and by the summary at its end.
+//! A worker as seen from outside: by the admin endpoints, and by the summary at its end.
 
 use std::{
     fmt,
@@ -11,7 +11,7 @@ use idem_core::{CancellationToken, CleanupState, Incident, IncidentKind, Load, P
 use serde::Serialize;
 use tokio::time::Instant;
 
-/// What the source has now, such as partitions.
+/// The source's share now, such as partitions.
 type Partitions = Box<dyn Fn() -> Option<Vec<String>> + Send + Sync>;
 
 /// The state of one worker, from before it is built until after it has ended.
@@ -90,24 +90,24 @@ impl Status {
         self.worker.get().and_then(|(view, _)| view.dead_task()).or_else(|| self.dead.get().copied())
     }
 
-    /// What cleanup has done; nothing where it is off.
+    /// Cleanup's counts; nothing where it is off.
     pub(crate) fn cleanup(&self) -> Option<CleanupState> {
         self.worker.get().and_then(|(view, _)| view.cleanup())
     }
 
-    /// What was done so far; nothing where there is no worker yet.
+    /// The counts so far; nothing where there is no worker yet.
     pub(crate) fn summary(&self) -> Summary {
         let mut summary = self.worker.get().map_or_else(Summary::default, |(view, _)| view.summary());
         summary.ran_for = self.began.elapsed();
         summary
     }
 
-    /// What is in hand; nothing where there is no worker yet.
+    /// The messages in hand; nothing where there is no worker yet.
     pub(crate) fn load(&self) -> Option<Load> {
         self.worker.get().map(|(view, _)| view.load())
     }
 
-    /// What messages in hand wait for.
+    /// The causes for which messages in hand wait.
     pub(crate) fn waits(&self) -> Vec<Wait> {
         self.worker.get().map(|(view, _)| view.waits()).unwrap_or_default()
     }

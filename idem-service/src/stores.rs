@@ -27,7 +27,7 @@ impl<D: Database> On<D> {
     }
 }
 
-/// What can be said of a store before it is opened.
+/// The facts of a store before it is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
     pub(crate) database: &'static str,

@@ -1,4 +1,4 @@
-//! What a broker's flags need to know of the worker's own: they are no flags of the broker, and only read.
+//! The worker's settings that a broker's flags need: they are no flags of the broker, and only read.
 
 use std::time::Duration;
 

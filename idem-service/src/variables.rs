@@ -9,7 +9,7 @@ const OURS: &str = "IDEM_";
 /// `KAFKA_HEAP_OPTS`.
 ///
 /// # Errors
-/// One line about the first that begins like ours and is none, or like the broker's and resembles a setting.
+/// One line about the first unknown variable with our prefix, or with the broker's where it resembles a setting.
 pub(crate) fn foreign(
     command: &Command,
     broker: &str,
@@ -41,7 +41,7 @@ pub(crate) fn foreign(
     Ok(unknown)
 }
 
-/// What a misspelt variable should have been. One that begins like the broker's may well be another program's, so it has to
+/// The variable that a misspelt one should have been. One that begins like the broker's may well be another program's, so it has to
 /// be more like one of the settings, and those of other names do not count.
 fn meant<'a>(name: &str, broker: &str, known: &[&'a str]) -> Option<&'a str> {
     if name.starts_with(OURS) {
@@ -59,7 +59,7 @@ pub(crate) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
 }
 
 fn similarity(one: &str, other: &str) -> f64 {
-    // What they all begin with says nothing.
+    // Their common prefix says nothing.
     let tail = |name: &str| name.split_once('_').map_or(name.to_owned(), |(_, tail)| tail.to_owned());
     strsim::jaro(&tail(one), &tail(other))
 }

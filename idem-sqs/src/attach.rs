@@ -1,4 +1,4 @@
-//! What a start learns from the queue's attributes.
+//! The facts that a start learns from the queue's attributes.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -28,7 +28,7 @@ pub(crate) async fn attach(queue: &Queue, needed: &[String]) -> Result<Attached,
     for url in needed {
         match queue.attributes_of(url).await {
             Ok(_) => {}
-            // Whoever may send to a queue need not have the right to ask what it is like.
+            // The right to send to a queue does not include the right to read its attributes.
             Err(error) if is_denied(&error) => attached.warnings.push(format!(
                 "whether queue {:?} exists is unknown: grant sqs:GetQueueAttributes on it",
                 queue_name(url)

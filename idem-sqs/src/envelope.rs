@@ -1,4 +1,4 @@
-//! What services wrap messages in before they put them into a queue.
+//! The envelopes in which services put messages into a queue.
 
 use std::{borrow::Cow, collections::BTreeSet, fmt};
 
@@ -9,7 +9,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-/// What the producer's message is wrapped in. The wrapping changes with each publication, so the hash and the handler get
+/// The envelope around the producer's message. The wrapping changes with each publication, so the hash and the handler get
 /// what is inside. A body that is no such envelope is handed over as it is; one with a repeated member is malformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -72,7 +72,7 @@ impl<'a> Members<'a> {
     }
 }
 
-/// What a body is that was expected to be an envelope.
+/// A body that was expected to be an envelope, as it turned out.
 enum Opened {
     Message(Message),
     /// None, or one that cannot be opened: the body is the message.

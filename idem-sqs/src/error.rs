@@ -1,4 +1,4 @@
-//! What an error of SQS or of the SDK means: a person must act, or it passes.
+//! The meaning of errors of SQS and of the SDK: a person must act, or it passes.
 
 use std::error::Error;
 

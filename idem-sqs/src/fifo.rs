@@ -25,7 +25,7 @@ const HASHED: &str = "idem-sha256:";
 #[must_use]
 pub fn deduplication_id(key: &IdempotencyKey) -> String {
     let key = key.as_str();
-    // Letters, digits and punctuation. What begins like a digest must not pass for one.
+    // Letters, digits and punctuation. A text that begins like a digest must not pass for one.
     let fits = key.len() <= BYTES_MAX && key.bytes().all(|byte| byte.is_ascii_graphic()) && !key.starts_with(HASHED);
     if fits { key.to_owned() } else { hashed(key.as_bytes()) }
 }

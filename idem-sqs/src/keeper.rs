@@ -22,7 +22,7 @@ pub(crate) async fn run(shared: Arc<Shared>, queue: Arc<Queue>, visibility: i32)
         while let Some(answered) = answers.next().await {
             shared.extended(sent_at, answered);
         }
-        // What is not given back in time returns when its visibility passes.
+        // A message that is not given back in time returns when its visibility passes.
         settle::send(&queue, &shared.given_up()).await;
     }
 }

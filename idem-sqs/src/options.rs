@@ -1,4 +1,4 @@
-//! Every setting with its default and limits. What would break the guarantee is refused, with the reason.
+//! Every setting with its default and limits. A setting that would break the guarantee is refused, with the reason.
 
 use std::{fmt, time::Duration};
 
@@ -76,7 +76,7 @@ impl SqsOptions {
         self
     }
 
-    /// What the producer's message is wrapped in. Defaults to nothing.
+    /// The envelope around the producer's message. Defaults to none.
     #[must_use]
     pub fn envelope(mut self, envelope: Envelope) -> Self {
         self.envelope = Some(envelope);

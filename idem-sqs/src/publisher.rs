@@ -97,7 +97,7 @@ impl Publisher for SqsPublisher {
     async fn publish(&self, dead_letter: &DeadLetter) -> Result<(), SourceError> {
         let payload = dead_letter.message.payload().map(|payload| std::str::from_utf8(payload));
         let body = match (payload, dead_letter.payload_omitted) {
-            // SQS carries text, and not an empty one. What came from it does not fail here.
+            // SQS carries text, and not an empty one. A message that came from it does not fail here.
             (Some(Ok(body)), _) if !body.is_empty() => Cow::Borrowed(body),
             (_, Some(row)) => Cow::Owned(format!("The payload is in row {} of dead_letters.", row.0)),
             (_, None) => return Err(self.does_not_fit(dead_letter, "its payload is no text, or there is none")),
@@ -127,7 +127,7 @@ impl Publisher for SqsPublisher {
 /// The codes by which SQS refuses a message for what it is.
 const REFUSES_THE_MESSAGE: [&str; 3] = ["InvalidMessageContents", "InvalidParameterValue", "InvalidAttributeValue"];
 
-/// What the attributes take, and those that there are so far.
+/// The bytes of the attributes, and the attributes so far.
 struct Attributes {
     room: usize,
     all: Vec<(String, Value)>,

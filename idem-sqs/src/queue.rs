@@ -33,7 +33,7 @@ pub(crate) const AT_ONCE: usize = 10;
 /// message or settles it gets at most a quarter of the visibility, so that a request that hangs is sent again in time.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// What is asked for by name with each message; SQS tells nothing else.
+/// The attributes asked for by name with each message; SQS tells no others.
 const NAMES: [Name; 5] = [
     Name::ApproximateReceiveCount,
     Name::ApproximateFirstReceiveTimestamp,
@@ -76,7 +76,7 @@ impl Intercept for Asked {
     }
 }
 
-/// What is to become of a message.
+/// The request about a message: delete it, or change its visibility.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     Delete,
@@ -84,7 +84,7 @@ pub(crate) enum Change {
     Visible(i32),
 }
 
-/// What became of one entry of a batch.
+/// The outcome of one entry of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
     Done,
@@ -138,7 +138,7 @@ impl Queue {
         Duration::from_secs(self.visibility.unsigned_abs().into())
     }
 
-    /// So many messages at most, up to [`AT_ONCE`], waited for. A FIFO queue answers an attempt that it knows with the same
+    /// Receives this many messages at most, up to [`AT_ONCE`], and waits for them. A FIFO queue answers an attempt that it knows with the same
     /// messages again.
     pub(crate) async fn receive(&self, attempt_id: &str, count: usize) -> Result<Vec<Message>, SourceError> {
         let count = i32::try_from(count).unwrap_or(1);
@@ -219,7 +219,7 @@ impl Queue {
         }
     }
 
-    /// What a request that failed as a whole means for each of its entries.
+    /// The meaning, for each of its entries, of a request that failed as a whole.
     fn failed<E>(&self, doing: &'static str, error: SdkError<E>) -> Answer
     where
         E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,

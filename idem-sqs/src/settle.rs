@@ -14,7 +14,7 @@ use crate::{
 /// How many requests are under way at once.
 pub(crate) const REQUESTS: usize = 8;
 
-/// How long an entry that fails is tried again. What was handled is recorded, and comes back as a duplicate at worst.
+/// How long an entry that fails is tried again. A handled message is recorded, and comes back as a duplicate at worst.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Tells SQS, and answers for each delivery by its number.

@@ -19,10 +19,10 @@ use crate::{
 /// So that few deletes share a request, they are sent no more often than this.
 const GATHER: Duration = Duration::from_millis(100);
 
-/// What is taken in should be settled within this time, and within a quarter of the visibility: other workers could have it.
+/// Messages taken in should be settled within this time, and within a quarter of the visibility: other workers could have them.
 const SETTLED_WITHIN: Duration = Duration::from_secs(5);
 
-/// What giving messages back may take of the time for closing.
+/// The part of the time for closing that giving messages back may take.
 const GIVE_BACK: Duration = Duration::from_secs(3);
 
 /// One queue. [`SqsOptions`] makes one.

@@ -1,4 +1,4 @@
-//! What the receivers, the keeper and the worker's tasks share: the messages in hand, and what waits to be handed over.
+//! State of the receivers, the keeper and the worker's tasks: the messages in hand, and those that wait to be handed over.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -21,7 +21,7 @@ use crate::{
     queue::{AT_ONCE, Answer, Change, seconds},
 };
 
-/// What settles one delivery.
+/// The handle that settles one delivery.
 #[derive(Debug)]
 pub struct SqsHandle {
     pub(crate) number: u64,
@@ -37,7 +37,7 @@ pub(crate) struct Incoming {
     pub(crate) suspect: bool,
 }
 
-/// What SQS is to be told of one delivery.
+/// The request to SQS about one delivery.
 #[derive(Debug)]
 pub(crate) struct Item {
     pub(crate) number: u64,
@@ -51,7 +51,7 @@ pub(crate) struct Shared {
     visibility: Duration,
     /// Nothing more is handed over.
     pub(crate) stopped: CancellationToken,
-    /// Something is there for `receive`.
+    /// There is something for `receive`.
     arrived: Notify,
     /// Receivers may go on.
     room: Notify,
@@ -75,7 +75,7 @@ struct State {
     /// How many messages the worker asks for now, and how many are being asked for.
     wanted: usize,
     asked: usize,
-    /// What follows a message that was lost in its group, and is to be given back.
+    /// Messages behind one that was lost in its group, which are to be given back.
     given_up: Vec<Item>,
     deliveries: u64,
     /// Grows when a message arrives or is given back, after which earlier polls prove nothing.
@@ -153,7 +153,7 @@ impl Shared {
 
     fn next(&self, max: usize) -> Option<Result<Received<SqsHandle>, SourceError>> {
         let mut state = self.lock();
-        // What is still in the buffer goes back at the close.
+        // Messages still in the buffer go back at the close.
         if self.stopped.is_cancelled() {
             return Some(Ok(Received::End));
         }
@@ -224,7 +224,7 @@ impl Shared {
         }
     }
 
-    /// So many are not being asked for any more.
+    /// This many are not being asked for any more.
     pub(crate) fn answered(&self, count: usize) {
         self.lock().asked -= count;
         self.room.notify_waiters();
@@ -270,7 +270,7 @@ impl Shared {
         !self.stopped.is_cancelled() && state.held.is_empty() && state.quiet_polls >= 2
     }
 
-    /// What a message needs to be deleted. It is in hand until [`forget`](Self::forget), and not extended any more.
+    /// The facts with which a message is deleted. It is in hand until [`forget`](Self::forget), and not extended any more.
     pub(crate) fn to_delete(&self, handle: &SqsHandle) -> Option<Item> {
         let mut state = self.lock();
         let held = state.held.get_mut(&handle.number)?;
@@ -278,7 +278,7 @@ impl Shared {
         Some(Item { number: handle.number, receipt: held.receipt.clone(), change: Change::Delete })
     }
 
-    /// What a message needs to be given back. It is not extended any more, whatever becomes of that.
+    /// The facts with which a message is given back. It is not extended any more, even if that fails.
     pub(crate) fn to_release(&self, handle: &SqsHandle, after: Duration) -> Option<Item> {
         let item = self.lock().take(handle.number, after);
         self.room.notify_waiters();
@@ -322,7 +322,7 @@ impl Shared {
         }
     }
 
-    /// What is to be extended now. What cannot be any more is given up.
+    /// The messages to extend now. Those that cannot be extended any more are given up.
     pub(crate) fn due(&self) -> Vec<(u64, String)> {
         let now = Instant::now();
         let (mut due, mut lost) = (Vec::new(), Vec::new());
@@ -340,19 +340,19 @@ impl Shared {
         due.retain(|(number, _)| state.held.contains_key(number));
         drop(state);
         self.arrived.notify_one();
-        // What is lost may have waited in the buffer.
+        // A lost message may have waited in the buffer.
         self.room.notify_waiters();
         due
     }
 
-    /// What is to be given back because a message before it in its group was lost, in the order in which it was received.
+    /// The messages to give back because one before them in their group was lost, in the order in which they were received.
     pub(crate) fn given_up(&self) -> Vec<Item> {
         let mut items = std::mem::take(&mut self.lock().given_up);
         items.sort_unstable_by_key(|item| item.number);
         items
     }
 
-    /// What SQS answered to extensions that were sent at `sent_at`.
+    /// Notes the answers of SQS to extensions that were sent at `sent_at`.
     pub(crate) fn extended(&self, sent_at: Instant, answers: impl IntoIterator<Item = (u64, Answer)>) {
         let mut state = self.lock();
         for (number, answer) in answers {
@@ -403,7 +403,7 @@ impl State {
         (count > 0).then_some(count)
     }
 
-    /// A delivery is lost while it is in hand: loudly, because its handler may run beside another one now. What follows it
+    /// A delivery is lost while it is in hand: loudly, because its handler may run beside another one now. Messages that follow it
     /// in its group would overtake it, so that goes too, and goes back: SQS hands nothing of a group over while something
     /// of it is in flight.
     fn lose(&mut self, number: u64, why: &str) {

@@ -186,10 +186,17 @@ async fn connect(client: TcpStream, server: &str, weather: watch::Receiver<Weath
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let ((from_client, to_client), (from_server, to_server)) = (client.split(), server.split());
+    let mut thawed = weather.clone();
+    let from_server = pass(from_server, to_client, weather.clone());
     // The first end of one direction ends both.
     tokio::select! {
-        ended = pass(from_client, to_server, weather.clone()) => ended,
-        ended = pass(from_server, to_client, weather) => ended,
+        ended = pass(from_client, to_server, weather) => ended,
+        ended = async {
+            let ended = from_server.await;
+            // While nothing passes, a client does not learn of it that its server has closed.
+            let _ = thawed.wait_for(|weather| !weather.frozen).await;
+            ended
+        } => ended,
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a handler is given: the open transaction of its unit.
+//! The connection of a handler: the open transaction of its unit.
 
 use std::{
     fmt,
@@ -28,7 +28,7 @@ pub enum RunStatementError {
     /// [`Concurrency::Pipelined`](idem_core::Concurrency::Pipelined). Nothing was sent.
     #[error("{keyword} is refused, because the handlers of a batch share the transaction: use Concurrency::InOrder")]
     SessionControl {
-        /// What the text begins with.
+        /// The text's beginning.
         keyword: String,
     },
     /// The text is a COPY, which only [`PostgresConnection::copy_in`] can run. Nothing was sent.
@@ -40,7 +40,7 @@ pub enum RunStatementError {
     /// Only one handler at a time may do this. Nothing was sent.
     #[error("{what} needs the transaction for itself: use Concurrency::InOrder")]
     NotInOrder {
-        /// What was asked for.
+        /// The call.
         what: &'static str,
     },
 }

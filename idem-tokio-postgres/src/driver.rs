@@ -27,7 +27,7 @@ pub struct Driver {
     /// One connection for cleanup, whose login may be another.
     pub(crate) cleaner: Pool,
     tls: MakeRustlsConnect,
-    /// What the server, or the pooler before it, takes at the start of a connection.
+    /// The settings that the server, or the pooler before it, takes at the start of a connection.
     session_settings: SessionSettings,
     /// Whether the way to the server lets a session have settings of its own, which is looked at once.
     is_direct: OnceCell<bool>,

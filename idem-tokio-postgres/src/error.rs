@@ -1,4 +1,4 @@
-//! What PostgreSQL's and tokio-postgres's errors mean, and reading of rows without a panic.
+//! The meaning of PostgreSQL's and tokio-postgres's errors, and reading of rows without a panic.
 
 use std::{error::Error as StdError, io};
 
@@ -97,7 +97,7 @@ fn of(source: Error) -> DriverError {
     DriverError::new(code(&source).to_owned(), class(&source), source)
 }
 
-/// What a failed statement of idem's own means.
+/// The meaning of a failed statement of idem's own.
 pub(crate) fn store(doing: &'static str, source: Error) -> StoreError {
     of(source).doing(doing)
 }

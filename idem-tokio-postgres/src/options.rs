@@ -76,7 +76,7 @@ impl PostgresOptions {
         self
     }
 
-    /// What the server's list of activities calls this program. Defaults to `idem`.
+    /// This program's name in the server's list of activities. Defaults to `idem`.
     pub fn application_name(mut self, name: &str) -> Self {
         self.connection.application_name(name);
         if let Some(cleanup) = &mut self.cleanup {

@@ -37,7 +37,7 @@ impl Pool {
         (permit, idle.pop())
     }
 
-    /// Takes back a connection whose work is done. What a dropped call leaves does not come here, and is closed (A15).
+    /// Takes back a connection whose work is done. A connection of a dropped call does not come here, and is closed (A15).
     pub(crate) fn keep(&self, link: Link) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(link);
     }

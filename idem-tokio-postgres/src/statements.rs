@@ -9,7 +9,7 @@ use std::{
 use tokio::sync::OnceCell;
 use tokio_postgres::{Client, Error, Statement};
 
-/// Prepared statements by their texts. Whoever uses a text first prepares it, and others who need it meanwhile wait for
+/// Prepared statements by their texts. The first call with a text prepares it, and calls that need it meanwhile wait for
 /// that one.
 pub(crate) struct StatementCache {
     max: usize,

@@ -1,6 +1,6 @@
-//! What a statement's text begins with: as much of SQL as it takes to refuse what would harm the neighbours.
+//! The beginning of a statement's text: as much of SQL as it takes to refuse statements that would harm the neighbours.
 
-/// What belongs to the transaction or the session, and so to every handler of a batch.
+/// Statements that belong to the transaction or the session, and so to every handler of a batch.
 const SESSION_CONTROL: [&str; 13] = [
     "ABORT",
     "BEGIN",

@@ -73,7 +73,7 @@ fn config(roots: RootCertStore) -> Result<ClientConfig, StoreError> {
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// What makes the TLS of each connection.
+/// The maker of each connection's TLS.
 pub(crate) fn connector(given: Option<ClientConfig>) -> Result<MakeRustlsConnect, StoreError> {
     let config = match given {
         Some(config) => config,

@@ -230,7 +230,7 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
 
     async fn rollback(self) -> Result<(), StoreError> {
         let Self { session, begun, is_lent, .. } = self;
-        // Nobody waits for this answer any more, and it must not hold up the next one.
+        // This answer is not waited for any more, and must not hold up the next one.
         drop(begun);
         if !is_lent.into_inner() {
             let answer = session.link.client.batch_execute("ROLLBACK").await;

@@ -1,9 +1,12 @@
-//! A broker that takes messages back (G4), and one that has no room (G9).
+//! A broker that takes messages back (G4), one that has no room (G9), and one that says nothing any more (G53).
 
+use std::time::Duration;
+
+use idem_amqp::AmqpOptions;
 use idem_core::{Message, Publisher, Source, SourceError, source::Settled};
 
 use crate::{
-    broker::{Kind, Queue, eventually},
+    broker::{Kind, Queue, eventually, host, url},
     member::{join, sorted, within},
     own_server::OwnServer,
     publisher::{dead_letter, publisher},
@@ -22,6 +25,25 @@ async fn g4_a_channel_that_timed_out_is_opened_anew() {
     let again = member.take_over_revocations(1).await;
     assert!(again[0].redelivered);
     assert_eq!(member.try_acknowledge(late).await, [Settled::Stale]);
+    member.acknowledge(again).await;
+    assert!(within("is_idle", member.source.is_idle()).await);
+}
+
+/// G53: a connection over which nothing comes any more ends with its heartbeats, also where a message is in hand and nobody
+/// closes it. The message comes back on the next one.
+#[tokio::test(flavor = "multi_thread")]
+async fn g53_a_connection_that_stands_still_ends_with_its_heartbeats() {
+    let queue = Queue::new(Kind::Classic).await;
+    queue.publish(Message::new("in hand")).await.unwrap();
+    let url = format!("{}?heartbeat=1", url().replace(&host(&url()), queue.proxy.address()));
+    let member = join(&AmqpOptions::new(url, &queue.name).prefetch(1)).await;
+    let held = member.take_over_revocations(1).await;
+    queue.proxy.freeze();
+    tokio::time::timeout(Duration::from_secs(30), member.lost()).await.expect("two heartbeats without a word");
+    queue.proxy.thaw();
+    let again = member.take_over_revocations(1).await;
+    assert!(again[0].redelivered);
+    assert_eq!(member.try_acknowledge(held).await, [Settled::Stale]);
     member.acknowledge(again).await;
     assert!(within("is_idle", member.source.is_idle()).await);
 }

@@ -134,7 +134,7 @@ pub(crate) fn keys(forget: &Forget) -> Result<Option<Vec<String>>, Failure> {
     for (number, key) in keys.iter().enumerate() {
         let number = number + 1;
         idem_core::IdempotencyKey::new(key)
-            .map_err(|error| Failure::refused(format!("key number {number} is none: {error}")))?;
+            .map_err(|error| Failure::refused(format!("key number {number} is not a valid key: {error}")))?;
     }
     Ok((forget.keys.is_some() || !keys.is_empty()).then_some(keys))
 }

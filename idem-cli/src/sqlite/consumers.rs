@@ -16,7 +16,7 @@ SELECT c.name AS consumer, c.tenant, ifnull(o.state, 'running') AS state, nullif
     nullif(c.handler, '') AS handler, {at}c.first_started_at{} AS first_started_at
 FROM "{schema}_consumers" AS c LEFT JOIN "{schema}_controls" AS o ON o.consumer = c.id ORDER BY c.name, c.tenant"#;
 
-/// What counts as failing, as on PostgreSQL.
+/// The condition for failing, as on PostgreSQL.
 const FAILING: &str = r#"
 a.attempts > 0
     AND NOT EXISTS (SELECT 1 FROM "{schema}_processed_messages" AS r WHERE r.consumer = a.consumer AND r.key_id = a.key_id)

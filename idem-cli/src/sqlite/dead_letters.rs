@@ -48,7 +48,7 @@ const NOTE_READ: &str = r#"
 INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
 SELECT {now}, ?2, ?3, consumer, idempotency_key, 'dead letter ' || id FROM "{schema}_dead_letters" WHERE id = ?1"#;
 
-/// What the statement before it has marked. Parameters: 1 ids, 2 now, 3 who.
+/// The rows that the statement before it has marked. Parameters: 1 ids, 2 now, 3 who.
 const NOTE_REPLAY: &str = r#"
 INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
 SELECT ?2, ?3, 'replay', consumer, idempotency_key, 'dead letter ' || id FROM "{schema}_dead_letters"
@@ -91,7 +91,7 @@ SELECT {now}, ?7, 'drop', d.consumer, d.idempotency_key, 'dead letter ' || d.id 
     r#"DELETE FROM "{schema}_dead_letters" WHERE id IN (SELECT d.id {chosen})"#,
 ];
 
-/// What was asked for, as parameters.
+/// The selection, as parameters.
 struct Chosen<'a> {
     ids: Option<String>,
     which: &'a Which,

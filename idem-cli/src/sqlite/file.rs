@@ -45,7 +45,7 @@ impl From<i64> for Bind<'_> {
 pub(super) struct File {
     connection: SqliteConnection,
     pub(super) schema: SchemaName,
-    /// Who the audit trail says it was.
+    /// The operator's name in the audit trail.
     pub(super) by: String,
 }
 
@@ -59,7 +59,7 @@ impl File {
         Ok(Self { connection: options.connect().await?, schema: target.schema.clone(), by: target.by.clone() })
     }
 
-    /// What a query answers.
+    /// The rows of a query.
     pub(super) async fn table(&mut self, query: &str, binds: &[Bind<'_>]) -> Result<Table, Failure> {
         let text = self.text(query);
         let rows = bound(&text, binds).fetch_all(&mut self.connection).await?;

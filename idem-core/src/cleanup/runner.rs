@@ -18,7 +18,7 @@ const TIMEOUTS_MAX: u32 = 8;
 /// Cycles in a row that may fail before it is an alarm.
 const FAILED_CYCLES_MAX: u32 = 10;
 
-/// What one cycle removed.
+/// The rows that one cycle removed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CleanupReport {
     /// How many rows of each kind, in the order of [`Expiring::ALL`].
@@ -47,7 +47,7 @@ impl fmt::Display for CleanupReport {
     }
 }
 
-/// What can be seen of cleanup from outside.
+/// Cleanup as seen from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CleanupState {
     /// Rows removed since the start.
@@ -139,7 +139,7 @@ impl Cleanup {
     }
 
     async fn run_cycles(&mut self) {
-        // What cannot be known yet, the first cycle finds out.
+        // The first cycle finds out the rest.
         if let Ok(false) = self.cleaner.may_delete().await {
             return self.tell_who_cleans().await;
         }
@@ -202,7 +202,7 @@ impl Cleanup {
     /// One cycle now, whoever cleaned before.
     ///
     /// # Errors
-    /// What ended the cycle; rows that were removed before stay removed.
+    /// The error that ended the cycle; rows that were removed before stay removed.
     ///
     /// # Cancel safety
     /// Cancel safe: a step is done whole or not at all.
@@ -221,11 +221,11 @@ impl Cleanup {
     }
 
     /// Looks how far behind cleanup is, and lets the connection go.
-    async fn end_cycle(&mut self, went_well: bool) {
-        let backlog = if went_well { self.cleaner.backlog().await.ok() } else { None };
+    async fn end_cycle(&mut self, succeeded: bool) {
+        let backlog = if succeeded { self.cleaner.backlog().await.ok() } else { None };
         self.cleaner.rest().await;
         let mut state = self.view.lock();
-        state.failed_cycles = if went_well { 0 } else { state.failed_cycles.saturating_add(1) };
+        state.failed_cycles = if succeeded { 0 } else { state.failed_cycles.saturating_add(1) };
         state.backlog = backlog.or(state.backlog);
     }
 

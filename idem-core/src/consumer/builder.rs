@@ -110,11 +110,11 @@ impl<S: Store> DedupConsumerBuilder<S> {
     }
 
     /// Lets calls of [`process_one`](DedupConsumer::process_one) that come together share a unit of at most this many messages,
-    /// from 2 to 1,000: many callers at once then have the price of a batch. Nobody waits for company: a call runs at once,
+    /// from 2 to 1,000: many callers at once then have the price of a batch. No call waits for company: it runs at once,
     /// alone, unless some units are running already, and then it is in the next one with whoever else has come. Messages of
     /// different tenants share no unit, and where anything fails, each message of the unit runs alone.
     ///
-    /// What shares a unit is committed together, so a call ends when the slowest handler of its unit has. Refused with
+    /// Calls that share a unit commit together, so each ends when the slowest handler of the unit has. Refused with
     /// [`Effects::Outside`] and [`units_of_one`](Self::units_of_one).
     #[must_use]
     pub fn shares_units(mut self, messages_max: usize) -> Self {
@@ -160,7 +160,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self
     }
 
-    /// What keys must look like. Defaults to any token.
+    /// The form that keys must have. Defaults to any token.
     #[must_use]
     pub fn key_policy(mut self, policy: KeyPolicy) -> Self {
         self.key_policy = policy;
@@ -178,7 +178,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
     /// Handles messages of this type without a record of their key, for operations that are idempotent by nature. They
     /// are counted as unprotected. May be called for several types.
     ///
-    /// The type is what the producer says. Whoever may publish can name this type in the header of any message, whose
+    /// The type is the producer's word. Anyone who may publish can name this type in the header of any message, whose
     /// handler then runs at every delivery: use it with a [`Router`](crate::Router), whose handler of this type does
     /// nothing else.
     #[must_use]

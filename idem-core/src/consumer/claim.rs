@@ -23,7 +23,7 @@ pub(super) async fn claim_all<S: Store>(
     for _ in 0..CLAIM_ROUNDS {
         // Also where there is nothing to claim: the claim puts the unit's limits back, and a store may send its BEGIN
         // with it.
-        let asked = those(claims, &open);
+        let asked = claims_at(claims, &open);
         let answers = unit.claim(&asked).await?;
         one_answer_each(answers.len(), asked.len())?;
         let mut unanswered = Vec::new();
@@ -40,7 +40,7 @@ pub(super) async fn claim_all<S: Store>(
         if open.is_empty() {
             break;
         }
-        let asked = those(claims, &open);
+        let asked = claims_at(claims, &open);
         let found = unit.read(&asked).await?;
         one_answer_each(found.len(), asked.len())?;
         let mut vanished = Vec::new();
@@ -64,7 +64,7 @@ pub(super) async fn claim_all<S: Store>(
 }
 
 /// The claims at these indexes, copied only where it is not all of them.
-fn those<'a>(claims: &'a [Claim], indexes: &[usize]) -> Cow<'a, [Claim]> {
+fn claims_at<'a>(claims: &'a [Claim], indexes: &[usize]) -> Cow<'a, [Claim]> {
     if indexes.len() == claims.len() {
         return Cow::Borrowed(claims);
     }

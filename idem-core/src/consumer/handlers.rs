@@ -39,7 +39,7 @@ pub(super) enum HandlingError {
 pub(super) enum TransactionState {
     /// As they found it, and to be probed.
     Clean,
-    /// Nobody knows: one panicked, or left a transaction open.
+    /// Unknown: one panicked, or left a transaction open.
     Unknown,
     /// A statement may still run on it: one passed its deadline and was dropped in the middle.
     Busy,
@@ -79,7 +79,7 @@ pub(super) async fn handle_all<S: Store, J: Borrow<Item> + Sync>(
             let mut all = Vec::new();
             for (index, ticket) in fresh {
                 let message = &items[index].borrow().message;
-                let handed_in = one(inner, &*handler.0, index, message, ticket, unit.tx()).await?;
+                let handed_in = run_one(inner, &*handler.0, index, message, ticket, unit.tx()).await?;
                 all.extend(handed_in.map(|handed_in| (index, handed_in)));
                 let doubtful = |error| HandlingError::one(index, unsealed::<S>(&error), TransactionState::Unknown);
                 passed(unit.check().map_err(doubtful)).await?;
@@ -112,7 +112,7 @@ async fn side_by_side<S: Store, J: Borrow<Item> + Sync>(
             }
             let message = &items[index].borrow().message;
             let ended = match unit.shared_tx() {
-                Some(tx) => one(inner, handler, index, message, ticket, tx).await,
+                Some(tx) => run_one(inner, handler, index, message, ticket, tx).await,
                 None => Err(HandlingError::Store(StoreError::Unsupported { what: "share its transaction" })),
             };
             match passed(ended).await {
@@ -160,7 +160,7 @@ fn groups<J: Borrow<Item>>(items: &[J], fresh: Vec<(usize, Ticket)>) -> Vec<Vec<
 }
 
 /// Runs the handler for one message. Answers what it handed in, if anything.
-async fn one<S: Store>(
+async fn run_one<S: Store>(
     inner: &Inner<S>,
     handler: &dyn DynHandler<S>,
     index: usize,
@@ -173,7 +173,7 @@ async fn one<S: Store>(
     let collector = Collector::of_one(&inner.publishing, message);
     let mut tx = tx.collecting(&collector);
     let call = handler.handle_dyn(message, &mut tx).instrument(span.clone());
-    match noted(&span, guarded(ticket, deadline, call).await) {
+    match note_end(&span, guarded(ticket, deadline, call).await) {
         Handled::Answered(Ok(())) => {}
         Handled::Answered(Err(error)) => {
             return Err(HandlingError::one(index, inner.failure(error), TransactionState::Clean));
@@ -193,7 +193,7 @@ fn refused(error: &PublishError) -> Failure {
     Failure::new(ErrorClass::Permanent, Reason::Permanent, error.to_string())
 }
 
-/// What is between one handler that succeeded and the next.
+/// Passes the failpoint between two handlers.
 async fn passed<T>(ended: Result<T, HandlingError>) -> Result<T, HandlingError> {
     let answer = ended?;
     failpoint!(HANDLER_MID).map_err(|injected| HandlingError::Store(inject(injected)))?;
@@ -218,7 +218,7 @@ async fn together<S: Store, J: Borrow<Item> + Sync>(
     let mut tx = own.collecting(&collector);
     let span = telemetry::process(&inner.name, inner.source.get(), &messages);
     let call = handler.handle_dyn(&messages, &mut tx).instrument(span.clone());
-    let answer = match noted(&span, guarded(ticket, deadline, call).await) {
+    let answer = match note_end(&span, guarded(ticket, deadline, call).await) {
         Handled::Answered(Ok(answer)) => answer,
         Handled::Answered(Err(error)) => return Err(all(inner.failure(error), TransactionState::Clean)),
         Handled::Panicked => return Err(all(panicked(), TransactionState::Unknown)),
@@ -277,7 +277,7 @@ async fn guarded<T>(
 }
 
 /// Notes on the span of a call that it failed, and how.
-fn noted<T>(span: &Span, handled: Handled<T>) -> Handled<T> {
+fn note_end<T>(span: &Span, handled: Handled<T>) -> Handled<T> {
     let error = match &handled {
         Handled::Answered(Ok(_)) => None,
         Handled::Answered(Err(_)) => Some("handler"),

@@ -1,4 +1,4 @@
-//! Finds a message's tenant, key and hash. What cannot be identified is a poison message, never a new key.
+//! Finds a message's tenant, key and hash. A message that cannot be identified is a poison message and never gets a new key.
 
 use super::{Inner, Tenants};
 use crate::{

@@ -1,4 +1,4 @@
-//! What a consumer without a worker does after a unit failed: each message alone, in order, so that an innocent
+//! After a failed unit a consumer without a worker runs each message alone, in order, so that an innocent
 //! handler runs at most twice and only the culprit is charged.
 
 use std::collections::{HashMap, HashSet};
@@ -71,7 +71,7 @@ pub(super) async fn whole<S: Store>(
             }
             End::Again(error) => (Seen::Contended, error),
             End::NoWinner(error) => (Seen::NoWinner, error),
-            End::Lost(error) | End::Trouble(error) => (Seen::StoreFailed(error.class()), error),
+            End::Lost(error) | End::StoreFailed(error) => (Seen::StoreFailed(error.class()), error),
         };
         match policy::after(&known, seen) {
             // The next round claims on a new connection, which tells how the commit ended (A5, A6).
@@ -89,7 +89,9 @@ pub(super) async fn whole<S: Store>(
             | Action::Wait(_)
             | Action::Retry
             | Action::DeadLetter
-            | Action::Stop => return Some(items.iter().map(|_| Decision::Failed(trouble::<S>(&error))).collect()),
+            | Action::Stop => {
+                return Some(items.iter().map(|_| Decision::Failed(store_failure::<S>(&error))).collect());
+            }
         }
     }
     None
@@ -124,7 +126,7 @@ async fn alone<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, ite
             decisions.push(Decision::Failed(failure.clone_text()));
             continue;
         }
-        let decision = one(inner, session, item).await;
+        let decision = decide_one(inner, session, item).await;
         if let (Decision::Failed(failure), Some(content)) = (&decision, content)
             && failure.class == ErrorClass::Permanent
         {
@@ -151,13 +153,13 @@ async fn alone<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, ite
 }
 
 /// Decides one message in a unit of its own.
-pub(super) async fn one<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, item: &Item) -> Decision {
+pub(super) async fn decide_one<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, item: &Item) -> Decision {
     let decided = whole(inner, session, std::slice::from_ref(item)).await;
     // Without an answer after that many rounds, nobody knows: the message goes back and is claimed again.
     decided.and_then(|decisions| decisions.into_iter().next()).unwrap_or(Decision::Busy)
 }
 
-fn trouble<S: Store>(error: &StoreError) -> Failure {
+fn store_failure<S: Store>(error: &StoreError) -> Failure {
     let failure = Failure::new(error.class(), Reason::AttemptsExhausted, super::describe::<S>(error));
     failure.with_code(super::code::<S>(error))
 }

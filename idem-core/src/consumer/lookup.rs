@@ -48,7 +48,7 @@ pub(crate) async fn probe<S: Store>(
 
 async fn probe_on<S: Store>(inner: &Inner<S>, session: &mut S::Session, lane_number: i32) -> Result<(), StoreError> {
     let registered = inner.register(None).await?;
-    // Nobody else's, so that no two probes wait for each other.
+    // The probe's own, so that no two probes wait for each other.
     let key = IdempotencyKey::new(&format!("idem:probe:{}:{lane_number}", registered.run));
     let hash = inner.hashes.current.hash(&Message::new(""));
     let (Ok(key), Ok(hash), Some(hash_rule)) = (key, hash, registered.hash_rules.first().copied()) else {
@@ -69,13 +69,13 @@ async fn probe_on<S: Store>(inner: &Inner<S>, session: &mut S::Session, lane_num
     answered(limit, "rolling back", unit.rollback()).await
 }
 
-/// What the claim of one key answered.
+/// The answer to the claim of one key.
 pub(crate) enum Alone<T> {
-    /// Nobody has a record of it and nobody runs it, and this was done meanwhile.
+    /// There is no record of it, no unit runs it, and this was done meanwhile.
     Done(T),
     /// A record of it decides.
     Decided(Decision),
-    /// Somebody holds it.
+    /// Another unit holds it.
     Held,
 }
 

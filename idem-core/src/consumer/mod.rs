@@ -43,7 +43,7 @@ use crate::{
     outcome::{Decision, Failure},
     source::Attached,
     spawn,
-    store::{Bookkeeping as _, HashRuleId, Registered, Registration, ScopeId, Store},
+    store::{self, Bookkeeping as _, HashRuleId, Registered, Registration, ScopeId, Store},
     telemetry::{Destination, UnitMetrics},
 };
 
@@ -98,7 +98,7 @@ pub(crate) struct Inner<S: Store> {
     pub(crate) metrics: UnitMetrics,
     pub(crate) clock: DatabaseClock,
     pub(crate) open: Arc<OpenUnits>,
-    /// What a worker's messages come from, for spans; nothing is known of it without a worker.
+    /// The source of a worker's messages, for spans; unset without a worker.
     pub(crate) source: OnceLock<Destination>,
     /// What handlers may publish, and how large a result may be.
     pub(crate) publishing: PublishRules,
@@ -160,7 +160,7 @@ impl<S: Store> DedupConsumer<S> {
     /// Equal keys within one call are folded: the first leads, and the others are decided by its outcome. A message
     /// whose leader failed for now is [`Decision::Busy`].
     ///
-    /// What is new of one call is one transaction where the handler allows that, so its size is the caller's batch size. At most
+    /// New messages of one call share one transaction where the handler allows that, so their number is the caller's batch size. At most
     /// `lanes` calls run at once; the others wait their turn, for as long as it takes.
     ///
     /// # Errors
@@ -204,7 +204,7 @@ impl<S: Store> DedupConsumer<S> {
         };
         let mut own = OwnSession::of(&self.inner).await;
         Ok(spawn::finished(async move {
-            let decision = isolate::one(&own.inner, &mut own.session, &item).await;
+            let decision = isolate::decide_one(&own.inner, &mut own.session, &item).await;
             (item.message, decision)
         })
         .await)
@@ -236,7 +236,7 @@ impl<S: Store> DedupConsumer<S> {
     }
 }
 
-/// A session of the consumer's own, or the right to open one. What is left of it is kept for the next.
+/// A session of the consumer's own, or the right to open one. If it is still sound afterwards, it is kept for the next call.
 struct OwnSession<S: Store> {
     inner: Arc<Inner<S>>,
     session: Option<S::Session>,
@@ -346,7 +346,7 @@ impl<S: Store> Inner<S> {
         caught(|| rule.hash(message))?.ok()
     }
 
-    /// What a handler's error means, with a text that quotes no payload, statement or row.
+    /// Reads a handler's error; its text quotes no payload, statement or row.
     pub(crate) fn failure(&self, error: crate::HandlerError) -> Failure {
         // The error is the user's code too: its texts and sources are asked for outside of the handler's run.
         let judged = caught(|| {
@@ -372,23 +372,8 @@ impl<S: Store> Inner<S> {
 /// The longest text of an error that is kept.
 const ERROR_CHARS_MAX: usize = 500;
 
-/// The texts of an error's chain, down to the driver's error, which its store describes without values; what stands
-/// behind that may quote them. What wraps it is left out where it repeats the driver's own words (S4).
+/// An error's [text](store::describe) in one line of bounded length.
 pub(crate) fn describe<S: Store>(error: &(dyn std::error::Error + 'static)) -> String {
-    let links: Vec<_> = crate::handler::chain(error).collect();
-    let secrets: Vec<String> =
-        links.iter().filter(|link| S::describe(**link).is_some()).map(ToString::to_string).collect();
-    let mut texts: Vec<String> = Vec::new();
-    for link in links {
-        if let Some(described) = S::describe(link) {
-            texts.push(described);
-            break;
-        }
-        let text = link.to_string();
-        let repeats = secrets.iter().any(|secret| text.contains(secret.as_str()));
-        if !repeats && texts.last() != Some(&text) {
-            texts.push(text);
-        }
-    }
-    texts.join(": ").chars().map(|c| if c.is_control() { ' ' } else { c }).take(ERROR_CHARS_MAX).collect()
+    let text = store::describe::<S>(error);
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(ERROR_CHARS_MAX).collect()
 }

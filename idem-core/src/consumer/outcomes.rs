@@ -1,4 +1,4 @@
-//! What is known of each message of a unit, and what that decides.
+//! The facts known of each message of a unit, and the decision they lead to.
 
 use std::{borrow::Borrow, collections::HashMap};
 
@@ -22,13 +22,13 @@ pub(super) fn decision(verdict: Verdict) -> Option<Decision> {
     }
 }
 
-/// What becomes of a message about which nothing else is known. One without a verdict is a bug; handing it back loses
+/// The decision about a message of which nothing else is known. One without a verdict is a bug; handing it back loses
 /// nothing.
 fn last(verdict: Option<Verdict>) -> Decision {
     verdict.and_then(decision).unwrap_or(Decision::Busy)
 }
 
-/// What is known of each message of a unit, until every one has its decision.
+/// The facts known of each message of a unit, until every one has its decision.
 pub(super) struct Outcomes {
     verdicts: Vec<Option<Verdict>>,
     committed: Vec<bool>,

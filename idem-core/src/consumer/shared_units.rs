@@ -17,7 +17,7 @@ use crate::{
     store::{ScopeId, Store},
 };
 
-/// So many shared units run at once. A call that comes while they do is in the next one's company; with more of them, each
+/// The most shared units that run at once. A call that comes while they do is in the next one's company; with more of them, each
 /// would have less.
 const UNITS_MAX: usize = 4;
 
@@ -47,7 +47,7 @@ impl SharedUnits {
         Self { messages_max, waiting: Mutex::default(), units }
     }
 
-    /// Those that have waited longest, of one tenant. Whoever has given up is left out: its message was not begun.
+    /// Those that have waited longest, of one tenant. A caller that has given up is left out: its message was not begun.
     fn next(&self) -> Vec<Waiting> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut next, mut others) = (Vec::<Waiting>::new(), VecDeque::new());
@@ -82,7 +82,7 @@ pub(super) async fn process<S: Store>(
             answer = &mut answered => return match answer {
                 Ok(Answer::Decided(message, decision)) => Ok(Ok((message, decision))),
                 Ok(Answer::Alone(item)) => Ok(Err(item)),
-                // Whoever led the unit has panicked in idem's own code.
+                // The task that led the unit has panicked in idem's own code.
                 Err(gone) => Err(StoreError::Failed {
                     doing: "running a unit of work",
                     class: ErrorClass::Transient,
@@ -105,13 +105,13 @@ async fn run<S: Store>(mut own: OwnSession<S>, calls: Vec<Waiting>) {
     let (items, answers): (Vec<_>, Vec<_>) = calls.into_iter().map(|call| (call.item, call.answer)).unzip();
     let decisions = match items.as_slice() {
         [] => return,
-        [item] => Some(vec![isolate::one(&own.inner, &mut own.session, item).await]),
+        [item] => Some(vec![isolate::decide_one(&own.inner, &mut own.session, item).await]),
         items => isolate::whole(&own.inner, &mut own.session, items).await,
     };
     let mut decisions = decisions.map(Vec::into_iter);
     for (item, answer) in items.into_iter().zip(answers) {
         let decision = decisions.as_mut().and_then(Iterator::next);
-        // Whoever asked may have given up; the message was handled all the same.
+        // The caller may have given up; the message was handled all the same.
         let _ = answer.send(match decision {
             Some(decision) => Answer::Decided(item.message, decision),
             None => Answer::Alone(item),

@@ -36,11 +36,11 @@ pub(crate) enum End {
     NotBegun,
     /// A unit of several messages was rolled back. Those named run alone; the others may run as one batch again.
     Isolate(Vec<usize>),
-    /// Somebody holds a key of a unit of several messages: claim them one by one.
+    /// Another unit holds a key of a unit of several messages: claim them one by one.
     Held,
     /// The store neither inserted a key nor found who has it.
     NoWinner(StoreError),
-    /// The unit was rolled back because another got in the way; it may run again as it is.
+    /// The unit conflicted with another and was rolled back; it may run again as it is.
     Again(StoreError),
     /// The answer to the commit was lost: claim again on a new connection. It was the commit of the messages at these places;
     /// the others of the unit had been committed before, or are copies.
@@ -48,7 +48,7 @@ pub(crate) enum End {
     /// The connection was lost while handlers ran.
     Lost(StoreError),
     /// The store failed; its class says what to do.
-    Trouble(StoreError),
+    StoreFailed(StoreError),
 }
 
 impl End {
@@ -63,7 +63,7 @@ impl End {
             Self::Again(_) => "again",
             Self::Unknown { .. } => "unknown",
             Self::Lost(_) => "lost",
-            Self::Trouble(_) => "trouble",
+            Self::StoreFailed(_) => "store_failed",
         }
     }
 }
@@ -85,7 +85,7 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
     let was_idle = session.is_some() && lane_number == NO_LANE;
     let mut session = match session_or_open(inner, session).await {
         Ok(session) => session,
-        Err(error) => return (None, End::Trouble(error)),
+        Err(error) => return (None, End::StoreFailed(error)),
     };
     let span = telemetry::unit(&inner.name, items.len());
     let mut claimed = false;
@@ -93,10 +93,10 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
     // A session that was idle in somebody's own loop may have lost its server since, which its first statement tells. A
     // worker's lane has the database asked in such a case; here the caller would hear of an outage that is over.
     // One that does not answer in time has no second chance: the caller would wait twice as long as was set.
-    if was_idle && !claimed && matches!(&ended.1, End::Trouble(error) if is_lost(error)) {
+    if was_idle && !claimed && matches!(&ended.1, End::StoreFailed(error) if is_lost(error)) {
         session = match session_or_open(inner, None).await {
             Ok(session) => session,
-            Err(error) => return (None, End::Trouble(error)),
+            Err(error) => return (None, End::StoreFailed(error)),
         };
         ended = run_on(inner, &mut session, lane_number, items, &mut claimed, None).instrument(span.clone()).await;
     }
@@ -159,18 +159,18 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
 ) -> (bool, End) {
     let registered = match inner.register(None).await {
         Ok(registered) => registered,
-        Err(error) => return (false, End::Trouble(error)),
+        Err(error) => return (false, End::StoreFailed(error)),
     };
     let limit = inner.settings.answer_timeout;
     let begin =
         inner.store.begin(session, options(&inner.settings, registered.run, lane_number).alone(items.len() == 1));
     let mut unit = match answered(limit, "beginning a transaction", begin).await {
         Ok(unit) => unit,
-        Err(error) => return (false, trouble(error)),
+        Err(error) => return (false, store_failed(error)),
     };
     let _open = inner.open.begin();
     if let Err(injected) = failpoint!(BEGIN) {
-        return (false, trouble(inject(injected)));
+        return (false, store_failed(inject(injected)));
     }
     let fold = dedupe::fold(items);
     let claims: Vec<Claim> = fold.claims.iter().filter_map(|index| items[*index].borrow().claim.clone()).collect();
@@ -184,12 +184,15 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
         Ok(Ok(verdicts)) => verdicts,
         Ok(Err(error)) => return claim_failed(inner, unit, error, items.len()).await,
         Err(elapsed) => {
-            return (false, trouble(StoreError::Unavailable { doing: "claiming keys", source: Box::new(elapsed) }));
+            return (
+                false,
+                store_failed(StoreError::Unavailable { doing: "claiming keys", source: Box::new(elapsed) }),
+            );
         }
     };
     *claimed_any = true;
     if let Err(injected) = failpoint!(CLAIMED) {
-        return (false, trouble(inject(injected)));
+        return (false, store_failed(inject(injected)));
     }
     let mut ledger = Outcomes::new(items.len());
     let fresh = fresh(verdicts, &fold, &mut ledger);
@@ -228,12 +231,12 @@ async fn handle_and_commit<S: Store, J: Borrow<Item> + Sync>(
         Ok(handed_in) => handed_in,
         Err(stopped) => return Err(stopped_early(inner, unit, stopped, items.len()).await),
     };
-    failpoint!(HANDLER_DONE).map_err(|injected| (false, trouble(inject(injected))))?;
+    failpoint!(HANDLER_DONE).map_err(|injected| (false, store_failed(inject(injected))))?;
     let publishes = !handed_in.is_empty();
     if publishes && let Err(stopped) = append_all(inner, &mut unit, items, handed_in).await {
         return Err(stopped_early(inner, unit, stopped, items.len()).await);
     }
-    failpoint!(GUARD).map_err(|injected| (false, trouble(inject(injected))))?;
+    failpoint!(GUARD).map_err(|injected| (false, store_failed(inject(injected))))?;
     commit(inner, unit).await.map_err(|error| match error {
         CommitError::Unknown(error) => (false, End::Unknown { error, of: indexes.to_vec() }),
         CommitError::RolledBack(error) => (false, commit_refused::<S>(error, indexes, items.len())),
@@ -270,7 +273,7 @@ async fn stopped_early<S: Store>(
     items: usize,
 ) -> (bool, End) {
     let (failed, keep) = match stopped {
-        HandlingError::Store(error) => return (false, trouble(error)),
+        HandlingError::Store(error) => return (false, store_failed(error)),
         HandlingError::Handlers { failed, left: TransactionState::Busy } => {
             // The handler may have left a statement running, so the server is told over another connection.
             let _ = tokio::time::timeout(inner.settings.answer_timeout, unit.abandon()).await;
@@ -313,7 +316,7 @@ async fn claim_failed<S: Store>(inner: &Inner<S>, unit: S::Unit<'_>, error: Clai
             let problem = error.to_string();
             if in_a_row >= NO_WINNER_MAX {
                 let cure = "Remove it, then restart the worker".to_owned();
-                return (clean, End::Trouble(StoreError::Refused { problem, cure }));
+                return (clean, End::StoreFailed(StoreError::Refused { problem, cure }));
             }
             End::NoWinner(StoreError::Failed {
                 doing: "claiming keys",
@@ -321,18 +324,18 @@ async fn claim_failed<S: Store>(inner: &Inner<S>, unit: S::Unit<'_>, error: Clai
                 source: problem.into(),
             })
         }
-        ClaimError::Store(error) => return (clean && error.class() != ErrorClass::Infrastructure, trouble(error)),
+        ClaimError::Store(error) => return (clean && error.class() != ErrorClass::Infrastructure, store_failed(error)),
     };
     (clean, end)
 }
 
-fn trouble(error: StoreError) -> End {
-    if error.class() == ErrorClass::RunUnitAgain { End::Again(error) } else { End::Trouble(error) }
+fn store_failed(error: StoreError) -> End {
+    if error.class() == ErrorClass::RunUnitAgain { End::Again(error) } else { End::StoreFailed(error) }
 }
 
 /// The handlers are over, and the connection does not answer.
 fn lost(error: StoreError) -> End {
-    if error.class() == ErrorClass::Infrastructure { End::Lost(error) } else { trouble(error) }
+    if error.class() == ErrorClass::Infrastructure { End::Lost(error) } else { store_failed(error) }
 }
 
 pub(super) fn inject(injected: failpoint::Injected) -> StoreError {
@@ -363,7 +366,7 @@ async fn commit<S: Store>(inner: &Inner<S>, unit: S::Unit<'_>) -> Result<(), Com
 fn commit_refused<S: Store>(error: StoreError, fresh: &[usize], items: usize) -> End {
     match error.class() {
         ErrorClass::RunUnitAgain => End::Again(error),
-        ErrorClass::Infrastructure | ErrorClass::Fatal => End::Trouble(error),
+        ErrorClass::Infrastructure | ErrorClass::Fatal => End::StoreFailed(error),
         class @ (ErrorClass::Transient | ErrorClass::Permanent) => {
             let reason = if class == ErrorClass::Permanent { Reason::Permanent } else { Reason::AttemptsExhausted };
             let failure = Failure::new(class, reason, super::describe::<S>(&error)).with_code(super::code::<S>(&error));

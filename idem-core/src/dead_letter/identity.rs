@@ -1,4 +1,4 @@
-//! What makes two dead letters one, and two failures alike. Both are computed here alone, so that no two stores differ.
+//! The rules by which two dead letters are one, and two failures alike. Both are computed here alone, so that no two stores differ.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use super::{DeadLetter, Reason};
 use crate::{error::ErrorClass, hash::PayloadHash, message::Message, store::HashRuleId};
 
-/// What tells a dead letter from every other of its scope, as a SHA-256. Two with equal identities are copies of one
+/// The identity of a dead letter within its scope, as a SHA-256. Two with equal identities are copies of one
 /// message that was set aside: one row, whose copies are counted. Two that differ are never folded, wherever they came
 /// from.
 ///
@@ -36,7 +36,7 @@ impl fmt::Debug for DeadLetterIdentity {
 }
 
 impl DeadLetter {
-    /// What makes another dead letter of this scope a copy of this one.
+    /// The identity by which another dead letter of this scope is a copy of this one.
     #[must_use]
     pub fn identity(&self) -> DeadLetterIdentity {
         let mut parts = Parts::of(b"idem:dead-letter:v1");
@@ -70,7 +70,7 @@ impl DeadLetter {
     }
 }
 
-/// What a [`Fingerprint`] is made of: facts about the failure, and no value of a payload, key, header, statement or row.
+/// The parts of a [`Fingerprint`]: facts about the failure, and no value of a payload, key, header, statement or row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FailureKind<'a> {
     /// Why the message was set aside.
@@ -110,7 +110,7 @@ impl FailureKind<'_> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fingerprint(u64);
 
-/// What a fingerprint's text begins with: the rule by which it was made.
+/// The prefix of a fingerprint's text: the rule by which it was made.
 const RULE: &str = "f1-";
 
 impl Fingerprint {

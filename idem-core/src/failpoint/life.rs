@@ -21,7 +21,7 @@ thread_local! {
 
 /// A process inside a test. It owns every task that is spawned by its tasks, however deep, and [`kill`](Self::kill) ends all
 /// of them between two polls, as the end of a process does: nothing of them runs any further, and what they hold is dropped
-/// in the order in which the tasks were born. What stands outside of it, such as the broker and the store, goes on.
+/// in the order in which the tasks were born. The broker and the store stand outside of it and go on.
 ///
 /// Destructors run, other than in a process that is killed; so what a dropped connection does at once, a server would do
 /// later. It is meant for runtimes with one thread. Clones are the same life.
@@ -116,7 +116,7 @@ trait Body: Send + Sync {
     fn die(&self);
 }
 
-/// What a task is made of; `None` once it has ended, was killed, or while it is polled.
+/// The task's future; `None` once it has ended, was killed, or while it is polled.
 struct Slot<F>(Mutex<Option<Pin<Box<F>>>>);
 
 impl<F> Slot<F> {

@@ -1,4 +1,4 @@
-//! What runs around handlers: spans, metrics, checks.
+//! Middleware for handlers: spans, metrics, checks.
 
 use std::{fmt, future::Future, marker::PhantomData};
 

@@ -4,12 +4,12 @@ use std::{error::Error, fmt, time::Duration};
 
 use crate::error::{BoxError, ErrorClass, SourceError};
 
-/// What a handler answers when a message could not be handled.
+/// The error of a handler that could not handle its message.
 ///
 /// `?` turns any error into one, also `anyhow::Error` and texts. The class is then found from the chain of sources:
 /// errors of the database by their code, a [`DecodePayloadError`](crate::DecodePayloadError) as permanent, everything
 /// unknown as transient with bounded attempts. [`permanent`](Self::permanent), [`transient`](Self::transient) and
-/// [`with_class`](Self::with_class) decide it by hand. Whatever a handler answers, a broken connection is never its fault:
+/// [`with_class`](Self::with_class) decide it by hand. A broken connection is never the handler's fault, whatever it answers:
 /// the engine probes the connection first.
 ///
 /// To drop a message on purpose, answer `Ok(())` and write nothing: its key is then recorded, so that it does not come back.

@@ -46,7 +46,7 @@ impl<F> fmt::Debug for FnHandler<F> {
 
 /// A handler from an `async fn(&Message, &mut Tx<'_, S>) -> Result<(), HandlerError>`, or from an async closure of that form.
 ///
-/// What a closure captures is cloned for each call, so keep large things in an [`Arc`](std::sync::Arc):
+/// Captured values are cloned for each call, so keep large ones in an [`Arc`](std::sync::Arc):
 ///
 /// ```
 /// use std::sync::Arc;

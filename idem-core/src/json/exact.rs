@@ -18,7 +18,7 @@ pub(crate) fn exact(json: &[u8]) -> Result<Canonical, String> {
     Reader { rest: json }.value().ok_or_else(no_json)?
 }
 
-/// What the check above has excluded.
+/// Cases that the check above has excluded.
 fn no_json() -> String {
     "it is no valid JSON".to_owned()
 }

@@ -11,7 +11,7 @@ use crate::error::ConfigError;
 /// The shortest secret that keys are hashed with, in bytes.
 pub const KEY_SECRET_BYTES_MIN: usize = 32;
 
-/// What keys are hashed with before people see them. `Debug` does not print it.
+/// The secret with which keys are hashed before people see them. `Debug` does not print it.
 #[derive(Clone)]
 pub struct KeySecret(Hmac<Sha256>);
 
@@ -33,7 +33,7 @@ impl KeySecret {
         Hmac::new_from_slice(secret).map(Self).map_err(|_| refused())
     }
 
-    /// What people see in place of this key: the first 16 hexadecimal digits of its HMAC-SHA-256.
+    /// The text shown in place of this key: the first 16 hexadecimal digits of its HMAC-SHA-256.
     #[must_use]
     pub fn hash(&self, key: &str) -> String {
         let hash = self.0.clone().chain_update(key).finalize().into_bytes();

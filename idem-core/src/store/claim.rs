@@ -46,7 +46,7 @@ impl Claim {
     }
 }
 
-/// What a store saw of one claim.
+/// A store's answer to one claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Claimed {

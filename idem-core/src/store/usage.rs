@@ -1,4 +1,4 @@
-//! What a store takes of its disk.
+//! The disk space of a store.
 
 use crate::setters::setters;
 

@@ -28,7 +28,7 @@ fn histogram(metric: Metric, consumer: &ConsumerName) -> Histogram {
     metrics::histogram!(metric.name, CONSUMER => consumer.to_string())
 }
 
-/// What is recorded of each unit of work.
+/// The metrics of each unit of work.
 #[derive(Debug)]
 pub(crate) struct UnitMetrics {
     pub(crate) claim_wait: Histogram,
@@ -72,7 +72,7 @@ impl Cause {
     }
 }
 
-/// What is recorded of a worker beyond what its summary counts.
+/// The metrics of a worker that its summary does not count.
 #[derive(Debug)]
 pub(crate) struct WorkerMetrics {
     pub(crate) received: Counter,

@@ -20,7 +20,7 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// What the header `traceparent` of a message says. One that is not valid, or is there twice, says nothing.
+    /// The context in a message's header `traceparent`. An invalid or repeated header has none.
     #[must_use]
     pub fn of(message: &Message) -> Option<Self> {
         Self::parse(message.headers().text(TRACEPARENT)?)

@@ -24,7 +24,7 @@ pub(crate) const CONFIRM_EVERY: Duration = Duration::from_secs(1);
 /// Without a confirmation of the epoch for so long, nothing is answered from memory.
 const CONFIRMED_FOR: Duration = Duration::from_secs(2);
 
-/// What an entry takes beside its key, which is held once: the record, the two collections' own.
+/// The bytes of an entry beside its key, which is held once: the record, the two collections' own.
 const ENTRY_BYTES: usize = 250;
 
 #[derive(Debug)]
@@ -45,7 +45,7 @@ struct State {
     bytes: usize,
 }
 
-/// What was last read of the database.
+/// The control that was last read.
 #[derive(Debug)]
 struct Confirmed {
     epoch: i64,
@@ -54,7 +54,7 @@ struct Confirmed {
     at: Option<Instant>,
 }
 
-/// The moment before a claim. What the claim finds is only noted if nothing was dropped since.
+/// The moment before a claim. Its answers are noted only if nothing was dropped since.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Before {
     generation: u64,

@@ -1,4 +1,4 @@
-//! What is received and not settled: how much of it there may be, and for how long the oldest is here.
+//! Messages received and not settled: how many there may be, and for how long the oldest is here.
 
 use std::{
     collections::VecDeque,
@@ -234,7 +234,7 @@ impl InFlight {
         self.count_max - self.count.available_permits()
     }
 
-    /// What they take.
+    /// The bytes they take.
     pub(crate) fn bytes(&self) -> usize {
         2 * self.bytes_max - self.bytes.available_permits() - self.aside.available_permits()
     }

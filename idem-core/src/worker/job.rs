@@ -20,7 +20,7 @@ use crate::{
     store::{HashRuleId, ScopeId},
 };
 
-/// What is held together: a message's ordering key, else its idempotency key, else itself. Messages with equal hold
+/// The key by which messages are held: the ordering key, else the idempotency key, else the message itself. Messages with equal hold
 /// keys share a lane, so that copies of one message never wait for each other in the database.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum HoldKey {
@@ -40,7 +40,7 @@ impl HoldKey {
     }
 }
 
-/// Who waits for the settlement.
+/// The replay or delivery that waits for the settlement.
 #[derive(Debug)]
 pub(crate) enum DeliveredBy<H> {
     Broker(H),

@@ -326,7 +326,7 @@ struct GiveUp<S: Store, B: Source>(Arc<Shared<S, B>>);
 
 impl<S: Store, B: Source> Drop for GiveUp<S, B> {
     fn drop(&mut self) {
-        // Somebody else may look at the source, who keeps it from being dropped.
+        // A view may still hold the source and keep it from being dropped.
         self.0.source.stop();
         self.0.given_up.store(true, Ordering::Relaxed);
         for task in self.0.running.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {

@@ -21,7 +21,7 @@ const PROBE_EVERY: Duration = Duration::from_secs(1);
 pub enum Pause {
     /// An operator paused the consumer, or a worker halted it; the text says who and why.
     Control(ControlState, String),
-    /// So many lanes cannot reach the database.
+    /// The number of lanes that cannot reach the database.
     StoreDown(usize),
     /// More than half of the last 50 fresh messages became dead letters.
     Breaker,
@@ -75,11 +75,11 @@ struct Breakers {
     unreadable: Breaker,
 }
 
-/// What is known of the broker.
+/// The broker's state as last heard.
 #[derive(Debug, Default)]
 struct BrokerState {
     unreachable_since: Option<Instant>,
-    /// What it failed with last.
+    /// Its last failure.
     error: String,
 }
 

@@ -25,7 +25,7 @@ const LITTLE_PART: u64 = 2;
 /// A measurement may take this part of a worker's time at most.
 const TIME_PART: u32 = 20;
 
-/// What there is room for.
+/// How much there is room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Room {
     Whole,
@@ -34,7 +34,7 @@ pub(super) enum Room {
     Nothing,
 }
 
-/// What is known of the dead letters' bytes.
+/// The last figures of the dead letters' bytes.
 #[derive(Debug, Default)]
 pub(super) struct Quota(tokio::sync::Mutex<Measured>);
 
@@ -77,9 +77,9 @@ impl<S: Store, B: Source> Shared<S, B> {
         if measured.is_due(begun, max, self.settings.control_every) {
             match self.consumer.store.bookkeeping().dead_letter_bytes(&self.consumer.name, max / LITTLE_PART).await {
                 Ok(bytes) => (measured.bytes, measured.added) = (bytes, 0),
-                // What cannot be measured holds nobody up. Where the database is down, the row tells next.
+                // A quota that cannot be measured holds nobody up. If the database is down, writing the row shows it next.
                 Err(error) => {
-                    if let Some(left_out) = self.lines.unnoted.pass() {
+                    if let Some(left_out) = self.lines.unrecorded.pass() {
                         tracing::warn!(
                             idem.consumer = %self.consumer.name, %error, left_out,
                             "the bytes of dead letters could not be measured; dead_letters_bytes_max goes by what was last known"

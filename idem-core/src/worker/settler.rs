@@ -16,7 +16,7 @@ use crate::{
     telemetry,
 };
 
-/// So many settlements are not waited with for more.
+/// The most settlements that are sent to the source in one call.
 const AT_ONCE: usize = 1_000;
 
 /// Answers that go to the broker together, and the shares in flight that end with them.
@@ -83,7 +83,7 @@ pub(crate) async fn run<S: Store, B: Source>(
         }
         Permit::end(permits);
         for done in flushes {
-            // Whoever asked may have given up.
+            // The caller may have given up.
             let _ = done.send(());
         }
     }

@@ -1,4 +1,4 @@
-//! What every task of a worker shares.
+//! State that every task of a worker shares.
 
 use std::{
     sync::{

@@ -165,7 +165,7 @@ impl<S: Store, B: Source> Worker<S, B> {
     }
 }
 
-/// What to warn of, where the broker takes larger messages than are handled or kept.
+/// The warnings where the broker takes larger messages than are handled or kept.
 fn too_small(theirs: Option<u64>, handled: u64, kept: u64, has_publisher: bool) -> Option<String> {
     let largest = theirs.unwrap_or(handled);
     if largest > kept && !has_publisher {

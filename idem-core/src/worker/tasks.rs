@@ -1,4 +1,4 @@
-//! What runs beside the lanes: controls and replays, cleanup, the watchdog, the end of an idle run.
+//! The tasks beside the lanes: controls and replays, cleanup, the watchdog, the end of an idle run.
 
 use std::{
     sync::{Arc, atomic::Ordering},

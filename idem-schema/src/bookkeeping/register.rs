@@ -62,7 +62,7 @@ async fn bind(driver: &impl BookkeepingDriver, registration: &Registration) -> R
                 retention.into(),
             ];
             driver.rows(doing, &driver.bookkeeping_statements().insert_consumer, &parameters).await?;
-            // What was inserted, or met, is read and compared like any other.
+            // The row that was inserted, or met, is read and compared like any other.
             continue;
         };
         let recorded = binding(&row)?;

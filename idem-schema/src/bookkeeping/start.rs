@@ -70,7 +70,7 @@ async fn schema_facts(driver: &impl PostgresDriver) -> Result<SchemaFacts, Store
     Ok(facts)
 }
 
-/// What a person should know, each with its cure.
+/// Warnings for a person, each with its cure.
 pub(crate) async fn warnings(driver: &impl PostgresDriver) -> Result<Vec<String>, StoreError> {
     let facts = server_facts(driver).await?;
     let mut warnings = facts.warnings(driver.schema());

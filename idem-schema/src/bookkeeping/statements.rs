@@ -9,12 +9,12 @@ use crate::{migrations::Dialect, name::SchemaName, postgres::statements};
 statements! {
     /// The statements outside of units of work.
     ///
-    /// What is documented is the same in both dialects: parameters by their numbers, results by their names. The types are
+    /// The documentation holds for both dialects: parameters by their numbers, results by their names. The types are
     /// those of PostgreSQL. In SQLite an instant is an `INTEGER` of microseconds since the Unix epoch, and one parameter
     /// more follows the last: now, by the process's clock, because a file has none.
     BookkeepingStatements;
 
-    /// What a consumer's name is bound to, and the id of its scope. The oldest scope of the name holds the binding.
+    /// The binding of a consumer's name, and the id of its scope. The oldest scope of the name holds the binding.
     ///
     /// Parameters: 1 tenant `text`, 2 name `text`. Result, no row where the name is new: `binding int4`, the id of the
     /// scope that binds; `id int4`, that of the tenant's scope, or NULL; `bound_to text`, `handler text`, `key_rules text`,
@@ -155,7 +155,7 @@ RETURNING d.id, d.idempotency_key, d.origin, d.reason, d.attempts, d.error, d.fi
     keep_payload: "\
 SELECT kept AS id FROM {schema}.keep_payload($1::int8, $2::bytea) AS kept WHERE kept IS NOT NULL";
 
-    /// What the dead letters of a consumer hold, over all its tenants, except those that a replay has handled. It reads their
+    /// The bytes of a consumer's dead letters, over all its tenants, except those that a replay has handled. It reads their
     /// rows, without the payloads, only where the whole table takes more than the second parameter.
     ///
     /// Parameters: 1 name `text`, 2 bytes that need no closer look `int8`, 3 bytes of a row beside its texts `int8`. Result,
@@ -230,7 +230,7 @@ SELECT EXISTS (
         AND (d.replay_taken_at IS NULL
             OR d.replay_taken_at < pg_catalog.now() - $2::int8::float8 * interval '1 microsecond')) AS waiting";
 
-    /// Takes dead letters whose replay was asked for. What another run took is left alone, until that was longer ago than
+    /// Takes dead letters whose replay was asked for. A dead letter that another run took is left alone, until that was longer ago than
     /// parameter 4: its process has died.
     ///
     /// Parameters: 1 consumer's name `text`, 2 run `int4`, 3 how many `int8`, 4 take over after µs. Result, the oldest in no

@@ -13,7 +13,7 @@ pub(super) struct CleanupStatements {
     count: [Arc<str>; Expiring::ALL.len()],
     /// How far behind cleanup is. No parameters. Result, one row: `lag` in µs, zero where nothing has expired.
     pub(super) backlog: Arc<str>,
-    /// Who has finished a cycle last. No parameters. Result, no row where nobody has: `who text`, `ago` in µs.
+    /// The last to finish a cycle. No parameters. Result, no row where there was none: `who text`, `ago` in µs.
     pub(super) last: Arc<str>,
     /// Notes that a cycle is over. Parameters: 1 who `text`, 2 details `text`. No result.
     pub(super) note: Arc<str>,
@@ -81,7 +81,7 @@ fn of(template: &str, kind: Expiring) -> String {
         Expiring::Records => "expires_at <= pg_catalog.now()".to_owned(),
         Expiring::Units => older("at", "1 minute"),
         Expiring::Attempts => older("last_at", "1 day"),
-        // What awaits a replay stays, however old.
+        // Dead letters that await a replay stay, however old.
         Expiring::DeadLetters => {
             older("last_at", "1 day") + " AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)"
         }

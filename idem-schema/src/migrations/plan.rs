@@ -1,4 +1,4 @@
-//! What is left to do, decided from what was done.
+//! The migrations still to run, decided from those that ran.
 
 use super::Migration;
 use crate::verify::runs_on;

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{driver::Parameter, name::SchemaName, row::Row, server::RoleDefault};
 
-/// Why migrations did not run. What was applied before stays.
+/// Why migrations did not run. Those that were applied before stay.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MigrateError {
@@ -48,7 +48,7 @@ pub trait MigrationConnection: Send {
         parameters: &[Parameter<'_>],
     ) -> impl Future<Output = Result<Vec<Row>, Self::Error>> + Send;
 
-    /// What an error means that is no migration's own.
+    /// The meaning of an error that is no migration's own.
     fn store_error(doing: &'static str, error: Self::Error) -> StoreError;
 }
 

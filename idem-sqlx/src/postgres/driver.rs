@@ -29,7 +29,7 @@ pub struct Driver {
     pub(super) framework: PgPool,
     /// One connection for cleanup, whose login may be another.
     pub(super) cleaner: PgPool,
-    /// What the server, or the pooler before it, takes at the start of a connection.
+    /// The settings that the server, or the pooler before it, takes at the start of a connection.
     session_settings: SessionSettings,
     /// Whether the way to the server lets a session have settings of its own, which is looked at once.
     is_direct: OnceCell<bool>,

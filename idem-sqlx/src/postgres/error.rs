@@ -1,4 +1,4 @@
-//! What PostgreSQL's and sqlx's errors mean, and reading of rows without a panic.
+//! The meaning of PostgreSQL's and sqlx's errors, and reading of rows without a panic.
 
 use std::error::Error;
 
@@ -123,7 +123,7 @@ fn of(source: sqlx::Error) -> DriverError {
     DriverError::new(code(&source), class(&source), source)
 }
 
-/// What a failed statement of idem's own means.
+/// The meaning of a failed statement of idem's own.
 pub(super) fn store(doing: &'static str, source: sqlx::Error) -> StoreError {
     of(source).doing(doing)
 }

@@ -21,7 +21,7 @@ use sqlx::{Connection as _, Database, PgConnection, postgres::PgConnectOptions};
 use self::driver::Driver;
 pub use self::{options::PostgresOptions, session::PostgresSession, unit::PostgresUnit};
 
-/// What keeps sqlx's count of nested transactions, through which units begin and end.
+/// sqlx's count of nested transactions, through which units begin and end.
 type Manager = <sqlx::Postgres as Database>::TransactionManager;
 
 /// The store on PostgreSQL 14 and later: the record of the keys and what handlers write are one transaction.
@@ -36,7 +36,7 @@ type Manager = <sqlx::Postgres as Database>::TransactionManager;
 /// weaker than `on`. A COMMIT whose wait for a standby an operator cancels answers as a success: the server says so in a
 /// warning only, which sqlx does not hand on.
 ///
-/// Whatever takes a `&mut PgConnection` of sqlx's can write here. SeaORM does so through an adapter of a few lines
+/// Any library that takes a `&mut PgConnection` of sqlx's can write here. SeaORM does so through an adapter of a few lines
 /// (`examples/sea-orm`); its own transactions take a pool and cannot join one that they did not begin.
 ///
 /// Cloning is cheap, and clones share the small pool for what is done outside of units of work.

@@ -57,7 +57,7 @@ impl PostgresOptions {
 
     idem_schema::postgres_setters!();
 
-    /// What the server's list of activities calls this program. Defaults to `idem`.
+    /// This program's name in the server's list of activities. Defaults to `idem`.
     pub fn application_name(mut self, name: &str) -> Self {
         self.connection = self.connection.application_name(name);
         self.cleanup = self.cleanup.map(|options| options.application_name(name));

@@ -115,7 +115,7 @@ impl<'l> PostgresUnit<'l> {
         Ok(row)
     }
 
-    /// What permits the COMMIT, or fails where it would be a lie, and the COMMIT behind it. Its values come from the server and
+    /// The seal, which permits the COMMIT or fails where it would be a lie, and the COMMIT behind it. Its values come from the server and
     /// from idem.
     fn seal_and_commit(&self) -> String {
         let durable = format!("'{{{}}}'", self.session.durability.no_weaker().join(","));
@@ -208,7 +208,7 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
                 Err(source) => return Err(error::store(doing, source)),
             }
         }
-        // What sqlx counts of a handler's own doing is forgotten with the connection, which the next unit replaces.
+        // sqlx's count of a handler's own transactions is forgotten with the connection, which the next unit replaces.
         self.session.is_spent = self.depth() != 1;
         let rollback = sqlx::raw_sql("ROLLBACK").execute(&mut self.session.connection).await;
         rollback.map_err(|source| error::store(doing, source))?;

@@ -27,7 +27,7 @@ fn older(kind: Expiring) -> String {
         Expiring::Records => ("expires_at", ""),
         Expiring::Units | Expiring::Audit => ("at", ""),
         Expiring::Attempts => ("last_at", ""),
-        // What awaits a replay stays, however old.
+        // Dead letters that await a replay stay, however old.
         Expiring::DeadLetters => ("last_at", "AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)"),
         Expiring::Runs => ("started_at", UNNAMED),
         Expiring::Forgotten => ("forgotten_at", ""),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What stands in `expires_at` for "for ever".
+/// The value of `expires_at` for "for ever".
 pub(super) const FOREVER: i64 = i64::MAX;
 
 const MINUTE: i64 = 60_000_000;

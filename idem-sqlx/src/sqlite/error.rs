@@ -1,4 +1,4 @@
-//! What an error of SQLite or sqlx means, and how it is told without a value of a statement or row (S4).
+//! The meaning of errors of SQLite and sqlx, in texts without a value of a statement or row (S4).
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "sqlx's error is open, and has variants behind its features")]
 
@@ -78,7 +78,7 @@ pub(super) fn class_of(error: &Error) -> Option<ErrorClass> {
         }
         // A value that cannot be bound cannot be bound next time either.
         Error::Encode(_) => Some(ErrorClass::Permanent),
-        // What was read is not what the program expected: other rows, or a deploy, may cure it. Attempts are bounded.
+        // The rows read are not those that the program expected: other rows, or a deploy, may cure it. Attempts are bounded.
         _ => Some(ErrorClass::Transient),
     }
 }

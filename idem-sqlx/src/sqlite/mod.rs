@@ -191,7 +191,7 @@ impl Store for SqliteStore {
 }
 
 /// Makes the file, where there is none, so that only its owner reads it: it holds the payloads of dead letters, and SQLite
-/// would go by the umask. The files beside it get the rights of this one. What cannot be made here SQLite reports.
+/// would go by the umask. The files beside it get the rights of this one. SQLite reports a file that cannot be made here.
 fn create_private(path: &std::path::Path) {
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true);

@@ -72,7 +72,7 @@ impl SqliteOptions {
         self
     }
 
-    /// What a commit waits for. Defaults to [`Synchronous::Full`]; see what the other loses.
+    /// How far a commit waits for the disk. Defaults to [`Synchronous::Full`]; the other says what it loses.
     #[must_use]
     pub fn synchronous(mut self, synchronous: Synchronous) -> Self {
         self.synchronous = synchronous;

@@ -24,7 +24,7 @@ const ENDED: u8 = 4;
 /// How many steps of SQLite's machine lie between two looks at [`Guard::stop`]: about a tenth of a millisecond.
 const STEPS_BETWEEN_LOOKS: i32 = 10_000;
 
-/// What SQLite is told about a session's transaction, and what it told us.
+/// The state of a session's transaction that SQLite's hooks read and write.
 #[derive(Debug, Default)]
 pub(super) struct Guard {
     state: AtomicU8,

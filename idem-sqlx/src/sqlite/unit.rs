@@ -151,7 +151,7 @@ impl<'l> SqliteUnit<'l> {
 
     /// The transaction is certainly not committed, and the session is done with.
     async fn refused(mut self, error: StoreError) -> CommitError {
-        // What rolling back answers changes nothing: closing the connection does the same.
+        // The answer to the rollback changes nothing: closing the connection does the same.
         let _ = self.undo().await;
         *self.broken = true;
         CommitError::RolledBack(error)

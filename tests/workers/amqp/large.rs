@@ -12,13 +12,6 @@ const LARGE: usize = 8 << 20;
 /// What the Kubernetes example gives a worker.
 const MEMORY_MAX: u64 = 512 << 20;
 
-/// A purchase with a note of so many bytes.
-fn with_note(number: i64, bytes: usize) -> String {
-    let purchase = Purchase::number(number).json();
-    let (members, _) = purchase.rsplit_once('}').expect("an object");
-    format!(r#"{members},"note":"{}"}}"#, "x".repeat(bytes))
-}
-
 /// J56: small messages have earned all of the prefetch when as many large ones come as do not fit into the worker's memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn j56_a_flood_of_large_messages_stays_within_the_memory_of_the_deployment() {
@@ -28,7 +21,7 @@ async fn j56_a_flood_of_large_messages_stays_within_the_memory_of_the_deployment
     let fixture = Fixture::with("large", &[lazy]).await;
     fixture.send(0..SMALL).await;
     for number in SMALL..ALL {
-        fixture.queue.send_text(&with_note(number, LARGE)).await;
+        fixture.queue.send_text(&Purchase::number(number).json_with_note(LARGE)).await;
     }
     let worker = fixture.start(&["--payload-max", "16MiB", "--delivery-limit", "none"]);
     fixture.until_purchases(ALL).await;

@@ -18,6 +18,7 @@ mod flood;
 mod floods;
 #[path = "../shared/input.rs"]
 mod input;
+mod large;
 mod outages;
 #[path = "../shared/own_servers.rs"]
 mod own_servers;

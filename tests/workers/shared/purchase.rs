@@ -22,4 +22,12 @@ impl Purchase {
         json!({ "idempotencykey": key, "customer": customer, "day": "1997-01-01", "cds": 1, "cents": cents })
             .to_string()
     }
+
+    /// The same with a note of this many bytes, where the tests of this worker have large messages.
+    #[allow(dead_code, reason = "SQS has no large messages")]
+    pub(crate) fn json_with_note(&self, bytes: usize) -> String {
+        let text = self.json();
+        let (members, _) = text.rsplit_once('}').expect("an object");
+        format!(r#"{members},"note":"{}"}}"#, "x".repeat(bytes))
+    }
 }

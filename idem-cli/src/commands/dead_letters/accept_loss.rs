@@ -57,12 +57,12 @@ pub(super) async fn run(database: &mut Database, asked: &AcceptLoss) -> Result<R
     Ok(accepted(database.act(&ACCEPT.replace("{held}", HELD), &binds).await?))
 }
 
-/// What was asked for, where that is ids.
+/// The selection, where it is by ids.
 pub(crate) fn ids(which: &[String]) -> Option<Vec<i64>> {
     which.iter().map(|text| text.parse().ok()).collect()
 }
 
-/// What was asked for, where that is where one came from.
+/// The selection, where it is by origin.
 pub(crate) fn origin(which: &[String]) -> Result<&str, Failure> {
     match which {
         [origin] => Ok(origin),

@@ -38,7 +38,7 @@ use crate::{
 /// The most messages that are asked for at once.
 const AT_ONCE: usize = 1_000;
 
-/// So many messages are handed over before more are admitted, so that lanes work while intake does.
+/// Hands messages to the lanes after at most this many, so that lanes and intake overlap.
 const TOGETHER: usize = 100;
 
 type ToLane<H> = mpsc::UnboundedSender<Command<H>>;
@@ -191,7 +191,7 @@ async fn room<S: Store, B: Source>(shared: &Shared<S, B>) -> usize {
     }
 }
 
-/// What was taken in and is handed over together: to each lane its messages, to the settler the duplicates.
+/// Messages that are handed over together: to each lane its own, to the settler the duplicates.
 struct Admitted<H> {
     messages: usize,
     of_lane: Vec<Vec<Job<H>>>,

@@ -12,7 +12,7 @@ use super::LaneSenders;
 use crate::worker::{Pause, Shared, lane::Command};
 use crate::{source::Source, store::Store};
 
-/// What is wanted from the broker.
+/// The subscription that is wanted from the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Messages as they come.
@@ -23,7 +23,7 @@ enum State {
     Ended,
 }
 
-/// What to do so that the broker hears of it.
+/// The call that tells the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
     Nothing,

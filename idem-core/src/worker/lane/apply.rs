@@ -1,4 +1,4 @@
-//! What a lane does with a decision: settle, hold, or set aside.
+//! Carries out a decision: settle, hold, or dead-letter.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -142,7 +142,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     async fn finish_replay(&mut self, id: crate::DeadLetterId, end: ReplayEnd) {
         self.shared.replays.fetch_sub(1, Ordering::Relaxed);
         if let Err(error) = self.shared.consumer.store.bookkeeping().finish_replay(id, end).await
-            && let Some(left_out) = self.shared.lines.unnoted.pass()
+            && let Some(left_out) = self.shared.lines.unrecorded.pass()
         {
             let error = consumer::describe::<S>(&error);
             tracing::warn!(idem.consumer = %self.shared.consumer.name, error, left_out, "the end of a replay could not be noted");

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// How long a unit may take, about. It holds its rows for as long, and all of it runs again after a failure.
 const UNIT_MAX: Duration = Duration::from_secs(5);
 
-/// How many messages the next unit takes: fewer after others got in the way or where handlers take long, more again when
+/// How many messages the next unit takes: fewer after conflicts with other units or where handlers take long, more again when
 /// it is calm. It is an upper limit: a lane takes what is there, and waits for nothing.
 #[derive(Debug)]
 pub(super) struct BatchSize {

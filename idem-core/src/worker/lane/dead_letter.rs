@@ -1,4 +1,4 @@
-//! What a lane does with a message that failed for good: a row, then a confirmed publication where there is a publisher, then
+//! How a lane dead-letters a message that failed for good: a row, then a confirmed publication where there is a publisher, then
 //! the settlement. It waits where the breaker is open, or where nothing can keep the message.
 
 use std::{sync::atomic::Ordering, time::Duration};

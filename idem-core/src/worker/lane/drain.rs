@@ -1,4 +1,4 @@
-//! What a lane does with what it has in hand when the worker stops or an assignment ends.
+//! How a lane empties its hands when the worker stops or an assignment ends.
 //!
 //! A broker that keeps positions delivers again whatever comes after the first message that is not settled. So first every
 //! lane finishes what it runs, then each finishes what stands before a settled message, and only the rest goes back: a

@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// What failed, for those who read of it.
+/// The failed step, in words for the log.
 #[derive(Debug)]
 pub(super) enum Failed {
     Store(StoreError),
@@ -58,7 +58,7 @@ impl Failed {
 }
 
 impl<S: Store, B: Source> Lane<S, B> {
-    /// Something happened to these messages, and nothing of them was committed.
+    /// Handles a failure of these messages, of which nothing was committed.
     pub(super) async fn after(&mut self, mut jobs: Vec<Job<B::Handle>>, mut seen: Seen, failed: Failed) {
         let known = self.known(&jobs);
         let mut action = policy::after(&known, seen);

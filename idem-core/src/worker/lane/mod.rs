@@ -48,7 +48,7 @@ pub(crate) enum Command<H> {
     GiveBack,
 }
 
-/// What a lane may do next.
+/// The steps that a lane may take now.
 #[derive(Debug)]
 enum Duty {
     /// Run what is ready.
@@ -99,13 +99,13 @@ pub(crate) struct Lane<S: Store, B: Source> {
     newest: Assignment,
     /// Units in a row that found the database down.
     down: u32,
-    /// Units in a row that others got in the way of.
+    /// Units in a row that conflicted with others.
     contended: u32,
     batch: BatchSize,
     /// The last full unit was nothing but duplicates, so the next may be too.
     only_duplicates: bool,
     duty: Duty,
-    /// What was not begun goes back to the broker before anything else.
+    /// Messages that were not begun go back to the broker before anything else.
     giving_back: bool,
     /// Attempts that were counted and never came to a verdict, of messages that went back while the database was down.
     owed: Vec<Claim>,

@@ -72,7 +72,7 @@ impl<S: Store, B: Source> Shared<S, B> {
                 self.unpublished(dead_letter, stored.id, &error);
                 Secured::Kept
             }
-            // Whoever accepted the loss does not wait for a broker.
+            // An accepted loss does not wait for a broker.
             Err(_) if stored.loss_accepted && !stored.payload_kept => Secured::Kept,
             Err(error) if error.class() == ErrorClass::Permanent => {
                 let mut why = self.beyond(dead_letter);
@@ -83,7 +83,7 @@ impl<S: Store, B: Source> Shared<S, B> {
         }
     }
 
-    /// The topic or queue can never take this dead letter, and the row has it. Whoever reads there gets the facts.
+    /// The topic or queue can never take this dead letter, and the row has it. Readers of the topic or queue get the facts.
     async fn publish_without_payload(
         &self,
         publisher: &dyn Publisher,
@@ -92,7 +92,7 @@ impl<S: Store, B: Source> Shared<S, B> {
         refused: &SourceError,
     ) -> Result<(), SourceError> {
         dead_letter::publish(publisher, &dead_letter.without_payload(row)).await?;
-        if let Some(left_out) = self.lines.unnoted.pass() {
+        if let Some(left_out) = self.lines.unrecorded.pass() {
             tracing::warn!(
                 idem.consumer = %self.consumer.name, row = row.0, origin = %dead_letter.message.origin(),
                 error = with_causes(refused), left_out,
@@ -122,7 +122,7 @@ impl<S: Store, B: Source> Shared<S, B> {
     }
 
     fn not_yet(&self, error: &SourceError) -> Secured {
-        if let Some(left_out) = self.lines.unnoted.pass() {
+        if let Some(left_out) = self.lines.unrecorded.pass() {
             tracing::warn!(
                 idem.consumer = %self.consumer.name, error = with_causes(error), left_out,
                 "a dead letter was not confirmed; it is published again later"

@@ -1,4 +1,4 @@
-//! What a lane has in hand: ready messages in order, and those whose key waits. Pure: the time is passed in.
+//! A lane's messages: those that are ready, in order, and those whose key waits. Pure: the time is passed in.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
@@ -9,9 +9,9 @@ use crate::{
     worker::job::{HoldKey, Isolation, Job},
 };
 
-/// What the queue needs to know of a message.
+/// The facts of a message that the queue reads.
 pub(crate) trait Queued {
-    /// What is held together with it. Asked for only where something is held, which is rare.
+    /// The key by which it is held. Asked for only where something is held, which is rare.
     fn hold_key(&self) -> HoldKey;
     /// Whether it must run alone.
     fn alone(&self) -> bool;
@@ -41,7 +41,7 @@ impl<H> Queued for Job<H> {
     }
 }
 
-/// What to do next.
+/// The lane's next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next<J> {
     Nothing,

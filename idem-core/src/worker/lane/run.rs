@@ -91,7 +91,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             | End::Again(_)
             | End::Unknown { .. }
             | End::Lost(_)
-            | End::Trouble(_)) => self.did_not_end_well(jobs, end).await,
+            | End::StoreFailed(_)) => self.did_not_end_well(jobs, end).await,
         }
     }
 
@@ -127,7 +127,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 (Seen::CommitUnanswered, StoreError::Unavailable { doing: "committing", source: error })
             }
             End::Lost(error) => (Seen::ConnectionLost, error),
-            End::Trouble(error) => (Seen::StoreFailed(error.class()), error),
+            End::StoreFailed(error) => (Seen::StoreFailed(error.class()), error),
         };
         self.after(jobs, seen, Failed::Store(error)).await;
     }
@@ -230,7 +230,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             | End::Again(_)
             | End::Unknown { .. }
             | End::Lost(_)
-            | End::Trouble(_)) => self.did_not_end_well(vec![job], end).await,
+            | End::StoreFailed(_)) => self.did_not_end_well(vec![job], end).await,
         }
     }
 
@@ -267,7 +267,7 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
-    /// What is written about a message outside of its unit failed; nobody is charged.
+    /// Bookkeeping about a message, outside of its unit, failed; nobody is charged.
     pub(super) async fn bookkeeping_failed(&mut self, job: Job<B::Handle>, error: StoreError) {
         // Boxed, because what follows may itself be written, and fail.
         Box::pin(self.after(vec![job], Seen::BookkeepingFailed(error.class()), Failed::Store(error))).await;
@@ -296,7 +296,7 @@ impl Attempted {
 fn is_charged(end: &End) -> bool {
     match end {
         End::Again(_) => true,
-        End::Trouble(error) => matches!(error.class(), ErrorClass::Transient | ErrorClass::Permanent),
+        End::StoreFailed(error) => matches!(error.class(), ErrorClass::Transient | ErrorClass::Permanent),
         End::Decided(_)
         | End::NotBegun
         | End::Isolate(_)

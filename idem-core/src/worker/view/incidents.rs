@@ -13,7 +13,7 @@ use crate::{key::IdempotencyKey, message::Origin};
 /// How many of each kind are kept.
 const KEPT: usize = 10;
 
-/// What an [`Incident`] is about.
+/// The subject of an [`Incident`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IncidentKind {
@@ -25,12 +25,12 @@ pub enum IncidentKind {
     Error,
 }
 
-/// Something that went wrong lately. It holds no value of a payload, header, statement or row.
+/// A recent failure. It holds no value of a payload, header, statement or row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Incident {
     at: Instant,
-    /// What it is about.
+    /// Its subject.
     pub kind: IncidentKind,
     /// The message's key, where it is about one that has a key.
     pub key: Option<IdempotencyKey>,

@@ -25,7 +25,7 @@ pub(crate) struct LogLimiter {
     /// Conflicts, all of which the audit trail has.
     pub(crate) conflicts: Limiter,
     /// Dead letters that could not be published, and replays whose end could not be noted.
-    pub(crate) unnoted: Limiter,
+    pub(crate) unrecorded: Limiter,
     /// Dead letters that their rows alone have.
     pub(crate) unpublished: Limiter,
     /// Messages that cannot be kept.
@@ -37,12 +37,12 @@ pub(crate) struct LogLimiter {
 impl LogLimiter {
     /// Says how many lines were left out since the last one of their kind, once no more come.
     pub(crate) fn sum_up(&self, consumer: &ConsumerName, now: Instant) {
-        let Self { dead_letters, waiting, conflicts, unnoted, unpublished, unkeepable, again } = self;
+        let Self { dead_letters, waiting, conflicts, unrecorded, unpublished, unkeepable, again } = self;
         for (about, lines) in [
             ("dead letters", dead_letters),
             ("messages that wait", waiting),
             ("conflicts", conflicts),
-            ("dead letters and replays that could not be noted", unnoted),
+            ("dead letters and replays that could not be noted", unrecorded),
             ("dead letters that were not published", unpublished),
             ("messages that cannot be kept", unkeepable),
             ("units that claim again", again),

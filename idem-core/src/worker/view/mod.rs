@@ -1,4 +1,4 @@
-//! What can be seen of a running worker: the view, the gauges, and the lines that sum up.
+//! A running worker from outside: the view, the gauges, and the lines that sum up.
 
 mod incidents;
 mod log_limit;
@@ -56,7 +56,7 @@ pub struct WorkerView {
     pub(super) open: Arc<OpenUnits>,
 }
 
-/// What a worker has in hand now.
+/// The messages that a worker has in hand now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Load {
@@ -75,7 +75,7 @@ pub struct Load {
 }
 
 impl WorkerView {
-    /// What the worker has done so far. [`Summary::ran_for`] is zero here.
+    /// The worker's counts so far. [`Summary::ran_for`] is zero here.
     #[must_use]
     pub fn summary(&self) -> Summary {
         self.stats.summary(Duration::ZERO)
@@ -107,7 +107,7 @@ impl WorkerView {
         self.gate.broker_unreachable_for()
     }
 
-    /// What cleanup in this worker has done, and how far behind it is; `None` where it is off.
+    /// Cleanup's counts in this worker, and how far behind it is; `None` where it is off.
     #[must_use]
     pub fn cleanup(&self) -> Option<CleanupState> {
         self.stats.cleaning()
@@ -119,7 +119,7 @@ impl WorkerView {
         self.gate.dead()
     }
 
-    /// What it has in hand now.
+    /// Its messages in hand now.
     #[must_use]
     pub fn load(&self) -> Load {
         Load {
@@ -132,7 +132,7 @@ impl WorkerView {
         }
     }
 
-    /// What messages in hand wait for, and for how long already; one entry a cause. What waits because intake is closed is
+    /// The causes for which messages in hand wait, and for how long already; one entry a cause. What waits because intake is closed is
     /// not among them: [`pause`](Self::pause) says why.
     #[must_use]
     pub fn waits(&self) -> Vec<Wait> {

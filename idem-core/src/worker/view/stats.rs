@@ -1,4 +1,4 @@
-//! What a worker has done, counted.
+//! Counts of a worker's work.
 
 use std::{
     sync::{
@@ -23,7 +23,7 @@ macro_rules! counters {
             pub(crate) cleanup: OnceLock<CleanupView>,
         }
 
-        /// What a worker has done since it started.
+        /// Counts of a worker's work since it started.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         #[non_exhaustive]
         pub struct Summary {

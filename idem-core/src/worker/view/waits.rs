@@ -1,4 +1,4 @@
-//! What the messages of a worker wait for, and since when.
+//! The causes for which messages of a worker wait, and since when.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use crate::policy::WaitCause;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Wait {
-    /// What they wait for.
+    /// The cause.
     pub cause: WaitCause,
     /// How many they are. What waits behind one of them, in its key, is not among them.
     pub messages: usize,

@@ -2,7 +2,7 @@
 
 use super::{BookkeepingStatements, Dialect, SchemaName};
 
-/// What a dead letter is listed by.
+/// The columns by which dead letters are listed.
 const STORED: &str = "id, idempotency_key, origin, reason, attempts, error, fingerprint, copies, first_at,
     payload IS NOT NULL OR has_payload = 0 AS payload_kept, published_at, loss_accepted_at IS NOT NULL AS loss_accepted,
     replay_outcome AS replayed";
@@ -53,7 +53,7 @@ impl BookkeepingStatements {
     }
 }
 
-/// What the file takes, without pages that are free again.
+/// The size of the file, without pages that are free again.
 const FILE_BYTES: &str = "\
 SELECT (pages.page_count - free.freelist_count) * size.page_size AS bytes
     FROM pragma_page_count() AS pages, pragma_freelist_count() AS free, pragma_page_size() AS size";

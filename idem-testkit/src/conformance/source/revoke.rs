@@ -197,7 +197,7 @@ pub async fn a_disconnected_source_connects_again<T: SourceUnderTest>(subject: &
     let reader = SourceDriver::open(subject).await;
     for round in 0..3 {
         publish(subject, 1).await;
-        let held = after_trouble(&reader, 1).await;
+        let held = take_despite_outages(&reader, 1).await;
         reader.acknowledge(held).await;
         left(subject, 0).await;
         if !disconnect(subject, &reader).await {
@@ -208,7 +208,7 @@ pub async fn a_disconnected_source_connects_again<T: SourceUnderTest>(subject: &
 }
 
 /// Takes `count`, with revocations and reports of an unreachable broker in between.
-async fn after_trouble<S: Source>(reader: &SourceDriver<S>, count: usize) -> Deliveries<S> {
+async fn take_despite_outages<S: Source>(reader: &SourceDriver<S>, count: usize) -> Deliveries<S> {
     let mut taken = Vec::new();
     while taken.len() < count {
         match within("receive", reader.source.receive(count - taken.len())).await {
@@ -228,7 +228,7 @@ pub async fn a_disconnect_returns_what_was_held<T: SourceUnderTest>(subject: &T)
     if !disconnect(subject, &reader).await {
         return;
     }
-    let again = after_trouble(&reader, 3).await;
+    let again = take_despite_outages(&reader, 3).await;
     assert_eq!(sorted(&again), sorted(&held));
     reader.acknowledge(again).await;
     left(subject, 0).await;
@@ -242,7 +242,7 @@ pub async fn a_handle_from_before_a_disconnect_is_stale_and_acknowledges_nothing
     if !disconnect(subject, &reader).await {
         return;
     }
-    let again = after_trouble(&reader, 3).await;
+    let again = take_despite_outages(&reader, 3).await;
     assert_eq!(reader.try_acknowledge(held).await, [Settled::Stale; 3]);
     left(subject, 3).await;
     reader.acknowledge(again).await;
@@ -257,7 +257,7 @@ pub async fn a_batch_of_old_and_new_handles_is_answered_in_order<T: SourceUnderT
     if !disconnect(subject, &reader).await {
         return;
     }
-    let new = after_trouble(&reader, 3).await;
+    let new = take_despite_outages(&reader, 3).await;
     let mixed = old.into_iter().zip(new).flat_map(|(old, new)| [new, old]).collect();
     let (good, over) = (Settled::Settled, Settled::Stale);
     assert_eq!(reader.try_acknowledge(mixed).await, [good, over, good, over, good, over]);

@@ -30,14 +30,14 @@ async fn mischief_in_mid_batch<T: StoreUnderTest>(subject: &T, action: HandlerAc
     fixture.assert_effects(["order-1", "order-2", "order-3"].map(|key| (key, "paid"))).await;
 }
 
-/// A9: a handler that swallows a failed statement is not acknowledged; the redelivery runs.
-pub async fn swallowed_sql_error_is_not_acknowledged<T: StoreUnderTest>(subject: &T) {
+/// An action that a handler swallows once is not acknowledged; the redelivery runs.
+async fn swallowed_is_not_acknowledged<T: StoreUnderTest>(subject: &T, action: HandlerAction) {
     let fixture = Fixture::new(subject);
-    if !fixture.offers(HandlerAction::FailingStatement).await {
+    if !fixture.offers(action).await {
         return;
     }
-    let consumer = fixture.consumer(|_, run| match run {
-        1 => vec![Step::Write(""), Step::Swallow(HandlerAction::FailingStatement)],
+    let consumer = fixture.consumer(move |_, run| match run {
+        1 => vec![Step::Write(""), Step::Swallow(action)],
         _ => vec![Step::Write("")],
     });
     let kinds = process(&consumer, [msg("order-1", "paid")]).await;
@@ -45,6 +45,11 @@ pub async fn swallowed_sql_error_is_not_acknowledged<T: StoreUnderTest>(subject:
     fixture.assert_effects([]).await;
     assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Processed]);
     fixture.assert_effects([("order-1", "paid")]).await;
+}
+
+/// A9: a handler that swallows a failed statement is not acknowledged; the redelivery runs.
+pub async fn swallowed_sql_error_is_not_acknowledged<T: StoreUnderTest>(subject: &T) {
+    swallowed_is_not_acknowledged(subject, HandlerAction::FailingStatement).await;
 }
 
 /// A9: the same in mid-batch: neighbours are unharmed.
@@ -55,19 +60,7 @@ pub async fn swallowed_sql_error_in_mid_batch_loses_nothing<T: StoreUnderTest>(s
 
 /// A11: an error that nobody read spoils the transaction all the same.
 pub async fn unread_error_is_not_acknowledged<T: StoreUnderTest>(subject: &T) {
-    let fixture = Fixture::new(subject);
-    if !fixture.offers(HandlerAction::UnreadFailure).await {
-        return;
-    }
-    let consumer = fixture.consumer(|_, run| match run {
-        1 => vec![Step::Write(""), Step::Swallow(HandlerAction::UnreadFailure)],
-        _ => vec![Step::Write("")],
-    });
-    let kinds = process(&consumer, [msg("order-1", "paid")]).await;
-    assert!(matches!(kinds[..], [Kind::Failed(_)]), "{kinds:?}");
-    fixture.assert_effects([]).await;
-    assert_eq!(process(&consumer, [msg("order-1", "paid")]).await, [Kind::Processed]);
-    fixture.assert_effects([("order-1", "paid")]).await;
+    swallowed_is_not_acknowledged(subject, HandlerAction::UnreadFailure).await;
 }
 
 /// A10: what a deferred constraint refuses at COMMIT is rolled back for certain, and is a failure of its message.

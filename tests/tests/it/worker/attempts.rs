@@ -27,24 +27,26 @@ async fn d28_a_message_that_went_well_leaves_no_count() {
     }
 }
 
+/// A worker whose messages run alone, and wait for a key for a moment.
+fn outside(fixture: &Fixture, allowed: u32) -> Running {
+    let consumer = fixture
+        .consumer()
+        .effects(Effects::Outside)
+        .handler_deadline(Duration::from_secs(60))
+        .busy_timeout(Duration::from_millis(50));
+    Running::new(fixture.worker_of(consumer.build().unwrap()).retry(attempts(allowed)))
+}
+
 /// D29: a copy that comes while the last attempt runs is not set aside: it waits for the key, and is a duplicate.
 #[tokio::test(flavor = "multi_thread")]
 async fn d29_a_copy_of_a_running_last_attempt_is_not_set_aside() {
     let first = Fixture::new();
     let second = Fixture { store: first.store.clone(), script: first.script.clone(), ..Fixture::new() };
-    let worker = |fixture: &Fixture| {
-        let consumer = fixture
-            .consumer()
-            .effects(Effects::Outside)
-            .handler_deadline(Duration::from_secs(60))
-            .busy_timeout(Duration::from_millis(50));
-        Running::new(fixture.worker_of(consumer.build().unwrap()).retry(attempts(1)))
-    };
     first.publish("charge", "block");
-    let running = worker(&first);
+    let running = outside(&first, 1);
     first.script.blocked().await;
     second.publish("charge", "block");
-    let other = worker(&second);
+    let other = outside(&second, 1);
     other
         .until("the copy to wait", |other| other.view.summary().busy > 0 || other.view.summary().dead_lettered > 0)
         .await;
@@ -77,19 +79,11 @@ async fn d30_two_failing_messages_of_one_key_are_both_set_aside() {
 async fn d37_a_duplicate_that_ran_alone_leaves_no_count() {
     let first = Fixture::new();
     let second = Fixture { store: first.store.clone(), script: first.script.clone(), ..Fixture::new() };
-    let worker = |fixture: &Fixture| {
-        let consumer = fixture
-            .consumer()
-            .effects(Effects::Outside)
-            .handler_deadline(Duration::from_secs(60))
-            .busy_timeout(Duration::from_millis(50));
-        Running::new(fixture.worker_of(consumer.build().unwrap()).retry(attempts(2)))
-    };
     first.publish("nightly", "block");
-    let running = worker(&first);
+    let running = outside(&first, 2);
     first.script.blocked().await;
     second.publish("nightly", "block");
-    let other = worker(&second);
+    let other = outside(&second, 2);
     other.until("the copy to wait", |other| other.view.summary().busy > 0).await;
     first.script.unblock();
     within("the first", first.queue.drained()).await;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use idem_core::{ConsumerName, ControlState, ErrorClass, Pause, RetryPolicy, Store as _, Tenant, store::Bookkeeping};
-use idem_testkit::{Fault, Operation};
+use idem_core::{ConsumerName, ControlState, Pause, RetryPolicy, Store as _, Tenant, store::Bookkeeping};
+use idem_testkit::{Weather, memory::Rate};
 use tokio::time::Instant;
 
 use super::{
@@ -147,14 +147,10 @@ async fn g15_a_long_outage_gives_back_what_was_not_begun_and_charges_nobody() {
     let retry = RetryPolicy::new(1, Duration::from_millis(1), Duration::from_millis(5));
     let running = Running::new(fixture.worker().retry(retry).give_back_after(Duration::from_millis(20)));
     running.until("the start", |_| fixture.queue.stats().consumers == 1).await;
-    // The claim comes after the attempt was counted, and then the count cannot be taken back.
-    for operation in [Operation::Claim, Operation::Begin, Operation::Read, Operation::Bookkeeping] {
-        (0..600).for_each(|_| fixture.store.inject(operation, Fault::Error(ErrorClass::Infrastructure)));
-    }
+    fixture.store.weather(Weather { connections_lost: Rate::Always, ..Weather::default() });
     (0..20).for_each(|n| drop(fixture.publish(&format!("k{n}"), "ok")));
-    // The outage ends by itself, so it is known by what it leaves.
-    let given_back = |stats: &idem_testkit::memory::Stats| stats.in_flight == 0 && stats.released > 0;
-    within("giving back", fixture.queue.until(given_back)).await;
+    within("giving back", fixture.queue.until(|stats| stats.in_flight == 0 && stats.released > 0)).await;
+    fixture.store.weather(Weather::default());
     within("draining the queue", fixture.queue.drained()).await;
     let summary = running.stop().await.unwrap();
     assert_eq!((fixture.counted().len(), summary.dead_lettered), (20, 0));

@@ -13,31 +13,31 @@ const AGAIN: Duration = Duration::from_secs(1);
 const ANOTHER: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
-pub(crate) struct Troubles(Vec<Trouble>);
+pub(crate) struct RepeatedErrors(Vec<Reported>);
 
 /// What was reported under one code.
 #[derive(Debug)]
-struct Trouble {
+struct Reported {
     code: Code,
     first: Instant,
     last: Instant,
     told: Option<Instant>,
 }
 
-impl Troubles {
+impl RepeatedErrors {
     /// Notes a report, and says whether somebody is to hear of it. `serious`: it does not pass by itself.
     pub(crate) fn is_told(&mut self, code: Code, serious: bool, now: Instant) -> bool {
-        self.0.retain(|trouble| now - trouble.last < ANOTHER);
-        let at = self.0.iter().position(|trouble| trouble.code == code).unwrap_or_else(|| {
-            self.0.push(Trouble { code, first: now, last: now, told: None });
+        self.0.retain(|reported| now - reported.last < ANOTHER);
+        let at = self.0.iter().position(|reported| reported.code == code).unwrap_or_else(|| {
+            self.0.push(Reported { code, first: now, last: now, told: None });
             self.0.len() - 1
         });
-        let trouble = &mut self.0[at];
-        trouble.last = now;
-        let lasts = serious || now - trouble.first >= AGAIN;
-        let is_told = lasts && trouble.told.is_none_or(|told| now - told >= EVERY);
+        let reported = &mut self.0[at];
+        reported.last = now;
+        let lasts = serious || now - reported.first >= AGAIN;
+        let is_told = lasts && reported.told.is_none_or(|told| now - told >= EVERY);
         if is_told {
-            trouble.told = Some(now);
+            reported.told = Some(now);
         }
         is_told
     }
@@ -49,10 +49,10 @@ mod tests {
 
     #[test]
     fn e21_an_error_is_told_of_when_it_comes_again_and_then_every_half_a_minute() {
-        let (mut troubles, start) = (Troubles::default(), Instant::now());
+        let (mut repeated, start) = (RepeatedErrors::default(), Instant::now());
         let mut is_told = |serious, millis| {
             let code = if serious { Code::NotImplemented } else { Code::CoordinatorLoadInProgress };
-            troubles.is_told(code, serious, start + Duration::from_millis(millis))
+            repeated.is_told(code, serious, start + Duration::from_millis(millis))
         };
         assert!(is_told(true, 0), "what has a cure is told of at once");
         assert!(!is_told(true, 500) && !is_told(true, 29_500));

@@ -1,0 +1,30 @@
+//! An error's text without values of statements or rows.
+
+use std::error::Error;
+
+use super::Store;
+use crate::handler::chain;
+
+/// The texts of an error and its sources in one line, down to the error of the store's driver, for which
+/// [`Store::describe`] has words without the values of statements and rows. The sources behind that one may quote such
+/// values and are left out, and so are errors around it that repeat the driver's own words.
+#[must_use]
+pub fn describe<S: Store>(error: &(dyn Error + 'static)) -> String {
+    let links: Vec<_> = chain(error).collect();
+    let secrets: Vec<String> =
+        links.iter().filter(|link| S::describe(**link).is_some()).map(ToString::to_string).collect();
+    let mut texts: Vec<String> = Vec::new();
+    for link in links {
+        let described = S::describe(link);
+        let is_drivers = described.is_some();
+        let text = described.unwrap_or_else(|| link.to_string());
+        let repeats = !is_drivers && secrets.iter().any(|secret| text.contains(secret.as_str()));
+        if !repeats && texts.last() != Some(&text) {
+            texts.push(text);
+        }
+        if is_drivers {
+            break;
+        }
+    }
+    texts.join(": ")
+}

@@ -6,7 +6,10 @@ use clap::{Args, Parser, Subcommand};
 use idem_core::{Reason, dead_letter::Fingerprint};
 use idem_schema::SchemaName;
 
-use crate::spans;
+use crate::{
+    commands::new::{BrokerKind, StoreKind},
+    spans,
+};
 
 /// What an operator does with idem's tables, on PostgreSQL and, as far as that makes sense, on SQLite.
 ///
@@ -46,6 +49,7 @@ impl Command {
     /// What it is called.
     pub(crate) fn name(&self) -> &'static str {
         match self {
+            Self::New(_) => "new",
             Self::Migrate(_) => "migrate",
             Self::Consumers(_) => "consumers",
             Self::Show(_) => "show",
@@ -118,6 +122,8 @@ fn why(text: &str) -> Result<String, String> {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Make the folder of a new worker: program, test, settings, image, compose file, CI, alerts, dashboard
+    New(New),
     /// Make and change idem's tables
     #[command(subcommand)]
     Migrate(Migrate),
@@ -156,6 +162,21 @@ pub(crate) enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct New {
+    /// The worker's name, which its folder, package, consumer and topic or queue get
+    pub(crate) name: String,
+    /// Where its messages come from
+    #[arg(long, value_name = "BROKER")]
+    pub(crate) broker: BrokerKind,
+    /// Where it writes
+    #[arg(long, value_name = "STORE")]
+    pub(crate) store: StoreKind,
+    /// Take idem's crates from this folder, such as a clone of idem [default: from the registry]
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) crates: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -10,6 +10,7 @@ pub(crate) mod forget;
 pub(crate) mod forgotten;
 mod import;
 mod migrate;
+pub(crate) mod new;
 pub(crate) mod retention;
 pub(crate) mod show;
 mod stats;
@@ -27,10 +28,12 @@ use crate::{
 /// Does what the command line says.
 pub(crate) async fn run(line: CommandLine) -> Result<Report, Failure> {
     let target = &line.target;
-    if sqlite::is_meant(target) && !matches!(line.command, Command::Completions { .. }) {
+    let needs_database = !matches!(line.command, Command::Completions { .. } | Command::New(_));
+    if needs_database && sqlite::is_meant(target) {
         return sqlite::run(target, line.command).await;
     }
     match line.command {
+        Command::New(new) => new::run(&new),
         Command::Completions { shell } => Ok(completions::run(shell)),
         Command::Migrate(command) => migrate::run(target, command).await,
         Command::Cleanup(clean) => cleanup::run(target, &clean).await,

@@ -46,9 +46,11 @@ pub(crate) async fn run(target: &Target, command: Command) -> Result<Report, Fai
         Command::Stuck(limit) => consumers::stuck(File::open(target).await?, &limit).await,
         Command::Consumers(command) => consumers::run(File::open(target).await?, command).await,
         Command::DeadLetters(command) => dead_letters::run(File::open(target).await?, command).await,
-        other @ (Command::Migrate(_) | Command::Import(_) | Command::Cleanup(_) | Command::Completions { .. }) => {
-            Err(only_on_postgres(other.name()))
-        }
+        other @ (Command::Migrate(_)
+        | Command::Import(_)
+        | Command::Cleanup(_)
+        | Command::Completions { .. }
+        | Command::New(_)) => Err(only_on_postgres(other.name())),
     }
 }
 

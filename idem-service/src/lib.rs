@@ -45,6 +45,10 @@ mod guide {
 pub use axum;
 pub use clap;
 pub use idem_core::{self, Effects};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use idem_sqlx;
+#[cfg(feature = "tokio-postgres")]
+pub use idem_tokio_postgres;
 
 pub use self::{
     broker::{Broker, Built},

@@ -46,8 +46,15 @@ async fn flags(program: &str) -> BTreeSet<String> {
     flags.map(|flag| flag.trim_end_matches([',', ']', '.']).to_owned()).collect()
 }
 
+/// The variables that a program's flags have.
+pub(super) async fn variables(program: &str) -> BTreeSet<String> {
+    let help = programs::output(program, &["--help"]).await;
+    let shown = help.split("[env: ").skip(1).filter_map(|rest| rest.split(['=', ']']).next());
+    shown.map(str::to_owned).collect()
+}
+
 /// Fails unless each setting of this TOML is a flag of the program.
-async fn are_settings(program: &str, text: &str) {
+pub(super) async fn are_settings(program: &str, text: &str) {
     let table: toml::Table = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
     let flags = flags(program).await;
     assert!(!table.is_empty());

@@ -3,5 +3,6 @@
 mod consumers;
 mod deploy;
 mod getting_started;
+mod new;
 mod pages;
 mod programs;

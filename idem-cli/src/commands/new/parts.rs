@@ -1,0 +1,249 @@
+//! The files of a new worker: templates in which words between two `@` stand for what is chosen.
+
+use std::path::Path;
+
+use super::{BrokerKind, StoreKind};
+use crate::command_line::New;
+
+const MANIFEST: &str = include_str!("../../../templates/manifest.toml");
+const MAIN_POSTGRES: &str = include_str!("../../../templates/main.postgres.rs");
+const MAIN_SQLITE: &str = include_str!("../../../templates/main.sqlite.rs");
+const TESTS_POSTGRES: &str = include_str!("../../../templates/tests.postgres.rs");
+const TESTS_SQLITE: &str = include_str!("../../../templates/tests.sqlite.rs");
+const SETTINGS: &str = include_str!("../../../templates/worker.toml");
+const IMAGE: &str = include_str!("../../../templates/Dockerfile");
+const CI: &str = include_str!("../../../templates/ci.yaml");
+const CI_POSTGRES: &str = include_str!("../../../templates/ci.postgres.yaml");
+const COMPOSE_KAFKA: &str = include_str!("../../../templates/compose.kafka.yaml");
+const COMPOSE_RABBITMQ: &str = include_str!("../../../templates/compose.rabbitmq.yaml");
+const COMPOSE_SQS: &str = include_str!("../../../templates/compose.sqs.yaml");
+const COMPOSE_POSTGRES: &str = include_str!("../../../templates/compose.postgres.yaml");
+const README: &str = include_str!("../../../templates/README.md");
+const GITIGNORE: &str = include_str!("../../../templates/gitignore");
+const DOCKERIGNORE: &str = include_str!("../../../templates/dockerignore");
+const ALERTS: &str = include_str!("../../../templates/alerts.yaml");
+const DASHBOARD: &str = include_str!("../../../templates/dashboard.json");
+
+/// What differs between brokers.
+struct Broker {
+    feature: &'static str,
+    /// The flags' type, by its module.
+    flags: &'static str,
+    name: &'static str,
+    crate_name: &'static str,
+    /// What the program needs of Debian to run.
+    packages: &'static str,
+    /// What it needs to be built, as a sentence.
+    needs: &'static str,
+    settings: &'static str,
+    /// Variables on this machine, and those that differ among the containers.
+    variables: &'static [(&'static str, &'static str, &'static str)],
+    compose: &'static str,
+    /// What the worker waits for in compose.
+    after: &'static str,
+    publish_how: &'static str,
+    publish: &'static str,
+}
+
+const KAFKA: Broker = Broker {
+    feature: "kafka",
+    flags: "kafka::Kafka",
+    name: "Kafka",
+    crate_name: "idem-kafka",
+    packages: "ca-certificates libssl3 zlib1g",
+    needs: "It needs a C compiler, make and OpenSSL's headers (Debian: `build-essential libssl-dev`).",
+    settings: "topic = \"@NAME@\"\ngroup = \"@NAME@\"\nreset = \"earliest\" # where a new group begins; without it, one is refused",
+    variables: &[("KAFKA_BROKERS", "localhost:9092", "kafka:19092")],
+    compose: COMPOSE_KAFKA,
+    after: "      topic: { condition: service_completed_successfully }\n",
+    publish_how: "Send a purchase, its record key before the bar",
+    publish: r#"echo '1|{"idempotencykey":"order-1","customer":"1","cents":250}' | docker compose exec -T kafka \
+    /opt/kafka/bin/kafka-console-producer.sh --bootstrap-server localhost:9092 --topic @NAME@ \
+    --property parse.key=true --property key.separator='|'"#,
+};
+
+const RABBITMQ: Broker = Broker {
+    feature: "amqp",
+    flags: "amqp::Amqp",
+    name: "RabbitMQ",
+    crate_name: "idem-amqp",
+    packages: "ca-certificates",
+    needs: "It needs a C compiler (Debian: `build-essential`).",
+    settings: "queue = \"@NAME@\"",
+    variables: &[
+        ("AMQP_URL", "amqp://guest:guest@localhost:5672/%2f", "amqp://guest:guest@rabbitmq:5672/%2f"),
+        ("AMQP_MANAGEMENT_URL", "http://guest:guest@localhost:15672", "http://guest:guest@rabbitmq:15672"),
+    ],
+    compose: COMPOSE_RABBITMQ,
+    after: "      queue: { condition: service_completed_successfully }\n",
+    publish_how: "Send a purchase",
+    publish: r#"docker compose exec rabbitmq rabbitmqadmin publish routing_key=@NAME@ properties='{"delivery_mode": 2}' \
+    payload='{"idempotencykey":"order-1","customer":"1","cents":250}'"#,
+};
+
+const SQS: Broker = Broker {
+    feature: "sqs",
+    flags: "sqs::Sqs",
+    name: "SQS",
+    crate_name: "idem-sqs",
+    packages: "ca-certificates",
+    needs: "It needs a C compiler (Debian: `build-essential`).",
+    settings: "visibility = \"60s\" # how long SQS keeps a message from others; longer than a handler may take",
+    variables: &[
+        ("SQS_QUEUE_URL", "http://localhost:9324/000000000000/@NAME@", "http://sqs:9324/000000000000/@NAME@"),
+        ("AWS_ENDPOINT_URL", "http://localhost:9324", "http://sqs:9324"),
+        ("AWS_REGION", "eu-central-1", "eu-central-1"),
+        ("AWS_ACCESS_KEY_ID", "x", "x"),
+        ("AWS_SECRET_ACCESS_KEY", "x", "x"),
+    ],
+    compose: COMPOSE_SQS,
+    after: "      sqs: { condition: service_started }\n",
+    publish_how: "Send a purchase",
+    publish: r#"curl http://localhost:9324/000000000000/@NAME@ -d Action=SendMessage \
+    --data-urlencode 'MessageBody={"idempotencykey":"order-1","customer":"1","cents":250}'"#,
+};
+
+const SQS_CONFIGS: &str = "
+configs:
+  queues:
+    content: |
+      include classpath(\"application.conf\")
+      queues { @NAME@ { defaultVisibilityTimeout = 60 seconds } }
+";
+
+/// What differs between stores.
+struct Store {
+    feature: &'static str,
+    name: &'static str,
+    /// The store's type, by its crate.
+    path: &'static str,
+    main: &'static str,
+    tests: &'static str,
+    compose: &'static str,
+    after: &'static str,
+    /// Where the data is kept.
+    volume: &'static str,
+    /// On this machine, and among the containers.
+    url: [&'static str; 2],
+    ci: &'static str,
+}
+
+const POSTGRES: Store = Store {
+    feature: "postgres",
+    name: "PostgreSQL",
+    path: "idem_sqlx::PostgresStore",
+    main: MAIN_POSTGRES,
+    tests: TESTS_POSTGRES,
+    compose: COMPOSE_POSTGRES,
+    after: "      postgres: { condition: service_healthy }\n",
+    volume: "",
+    url: [
+        "postgres://postgres:postgres@localhost:5432/postgres",
+        "postgres://postgres:postgres@postgres:5432/postgres",
+    ],
+    ci: CI_POSTGRES,
+};
+
+const SQLITE: Store = Store {
+    feature: "sqlite",
+    name: "SQLite",
+    path: "idem_sqlx::SqliteStore",
+    main: MAIN_SQLITE,
+    tests: TESTS_SQLITE,
+    compose: "",
+    after: "",
+    // Only root may write to a new volume, unless it is of memory.
+    volume: "    tmpfs: [\"/data:uid=65532,gid=65532\"] # gone with the container: give it a volume that the user 65532 may write\n",
+    url: ["sqlite:@NAME@.db", "sqlite:/data/@NAME@.db"],
+    ci: "",
+};
+
+/// The files, by their paths in the new folder. `crates` is where idem's own are, unless they come from the registry.
+pub(super) fn files(new: &New, crates: Option<&Path>) -> Vec<(&'static str, String)> {
+    let broker = match new.broker {
+        BrokerKind::Kafka => &KAFKA,
+        BrokerKind::Rabbitmq => &RABBITMQ,
+        BrokerKind::Sqs => &SQS,
+    };
+    let store = match new.store {
+        StoreKind::Postgres => &POSTGRES,
+        StoreKind::Sqlite => &SQLITE,
+    };
+    let patch = crates.map(|folder| patch(folder, broker)).unwrap_or_default();
+    let local = crates.map(|_| LOCAL).unwrap_or_default();
+    let filled = |template: &str| fill(template, broker, store).replace("@LOCAL@", local).replace("@NAME@", &new.name);
+    vec![
+        ("Cargo.toml", filled(MANIFEST) + &patch),
+        ("src/main.rs", filled(store.main)),
+        ("src/tests.rs", filled(store.tests)),
+        ("worker.toml", filled(SETTINGS)),
+        ("Dockerfile", filled(IMAGE)),
+        (".dockerignore", DOCKERIGNORE.to_owned()),
+        (".gitignore", GITIGNORE.to_owned()),
+        ("compose.yaml", filled(&compose(broker, store))),
+        (".github/workflows/ci.yaml", filled(CI)),
+        ("deploy/alerts.yaml", ALERTS.to_owned()),
+        ("deploy/dashboard.json", DASHBOARD.to_owned()),
+        ("README.md", filled(README)),
+    ]
+}
+
+const LOCAL: &str = "
+idem's crates come from a folder of this machine, which the last part of `Cargo.toml` names: neither Docker nor CI has it.
+Take that part out to have them from the registry.
+";
+
+fn fill(template: &str, broker: &Broker, store: &Store) -> String {
+    let mut imports = [broker.flags, store.path];
+    imports.sort_unstable();
+    let exported: String =
+        broker.variables.iter().map(|(name, here, _)| format!("export {name}={here}\n")).collect::<String>();
+    let up = match services(broker, store).as_str() {
+        "" => String::new(),
+        services => format!("docker compose up --detach {services}\n"),
+    };
+    let variables = format!("{up}export DATABASE_URL={}\n{exported}", store.url[0]);
+    template
+        .replace("@FEATURE@", broker.feature)
+        .replace("@STORE@", store.feature)
+        .replace("@IMPORTS@", &imports.join(", "))
+        .replace("@BROKER@", broker.flags.rsplit_once(':').map_or(broker.flags, |(_, name)| name))
+        .replace("@BROKER_NAME@", broker.name)
+        .replace("@STORE_NAME@", store.name)
+        .replace("@PACKAGES@", broker.packages)
+        .replace("@NEEDS@", broker.needs)
+        .replace("@SOURCE@", broker.settings)
+        .replace("@DATABASE@", store.ci)
+        .replace("@PUBLISH_HOW@", broker.publish_how)
+        .replace("@PUBLISH@", broker.publish)
+        .replace("@VARIABLES@", &variables)
+}
+
+/// What compose is to start for who runs the worker without it.
+fn services(broker: &Broker, store: &Store) -> String {
+    let named = |after: &str| after.trim_start().split(':').next().unwrap_or_default().to_owned();
+    format!("{} {}", named(broker.after), named(store.after)).trim().to_owned()
+}
+
+fn compose(broker: &Broker, store: &Store) -> String {
+    let variables: String =
+        broker.variables.iter().map(|(name, _, there)| format!("      {name}: {there}\n")).collect::<String>();
+    let head = "# docker compose up --build --detach\nname: @NAME@\n\nservices:\n";
+    let worker = format!(
+        "  worker:\n    build: .\n    environment:\n      DATABASE_URL: {}\n{variables}      IDEM_ADMIN: 0.0.0.0:9900\n    \
+         ports: [\"127.0.0.1:9900:9900\"]\n{}    restart: on-failure\n    depends_on:\n{}{}",
+        store.url[1], store.volume, broker.after, store.after
+    );
+    let configs = if broker.feature == SQS.feature { SQS_CONFIGS } else { "" };
+    format!("{head}{}{}{worker}{configs}", broker.compose, store.compose)
+}
+
+/// Has cargo take idem's crates from a folder.
+fn patch(folder: &Path, broker: &Broker) -> String {
+    let own = ["idem-core", "idem-schema", "idem-service", "idem-sqlx", "idem-testkit", broker.crate_name];
+    let lines = own.map(|name| {
+        // A basic string of TOML's escapes as Rust does, where a path has what needs it.
+        format!("{name} = {{ path = {:?} }}\n", folder.join(name).to_string_lossy())
+    });
+    format!("\n[patch.crates-io]\n{}", lines.concat())
+}

@@ -1,0 +1,37 @@
+use std::process::ExitCode;
+
+use idem_service::idem_core::{HandlerError, Message, Tx, json_fn};
+use idem_service::{Effects, Handlers, Service, @IMPORTS@};
+
+const TABLES: &str = "CREATE TABLE IF NOT EXISTS customers (
+    customer text PRIMARY KEY, cents bigint NOT NULL)";
+
+#[derive(serde::Deserialize)]
+struct Purchase {
+    customer: String,
+    cents: i64,
+}
+
+async fn buy(
+    bought: Purchase,
+    _: &Message,
+    tx: &mut Tx<'_, PostgresStore>,
+) -> Result<(), HandlerError> {
+    let add = "INSERT INTO customers VALUES ($1, $2)
+        ON CONFLICT (customer) DO UPDATE SET cents = customers.cents + excluded.cents";
+    sqlx::query(add)
+        .bind(bought.customer)
+        .bind(bought.cents)
+        .execute(tx.connection())
+        .await?;
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    Service::new("@NAME@", Effects::InTransaction)
+        .postgres(Handlers::new(json_fn(buy)).tables(TABLES))
+        .run::<@BROKER@>()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,63 @@
+//! What somebody makes with idem's packages: the README's program and what `idem new` writes, built outside of the workspace
+//! and run on real servers. `./test outside` runs one of them, `./test --all outside` all; by hand:
+//! `cargo test -p idem-cli --test outside`.
+
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "in a test anything unexpected is a failure"
+)]
+
+mod broker;
+mod packages;
+mod project;
+
+use self::project::Project;
+
+const README: &str = include_str!("../../../README.md");
+
+/// The blocks of the README that are in this language, as they stand there.
+fn blocks(language: &str) -> Vec<String> {
+    let parts = README.split("\n```").skip(1).step_by(2);
+    let blocks = parts.filter_map(|part| part.split_once('\n')).filter(|(marked, _)| *marked == language);
+    blocks.map(|(_, text)| format!("{text}\n")).collect()
+}
+
+/// The block with this in it.
+fn block(language: &str, mark: &str) -> String {
+    let found: Vec<String> = blocks(language).into_iter().filter(|text| text.contains(mark)).collect();
+    let [block] = &found[..] else { panic!("{} blocks of {language} in the README have {mark}", found.len()) };
+    block.clone()
+}
+
+/// The first page's program is what `idem new` writes, so that both are tried here: with its own test on PostgreSQL, the
+/// README's test in memory beside it, and then as a worker.
+#[tokio::test]
+async fn the_readmes_program_on_kafka_and_postgres() {
+    let project = Project::new("kafka", "postgres");
+    for (language, mark, path) in [
+        ("toml", "[dependencies]", "Cargo.toml"),
+        ("rust", "fn main() -> ExitCode", "src/main.rs"),
+        ("rust", "PgConnection::connect", "src/tests.rs"),
+    ] {
+        let (shown, written) = (block(language, mark), project.read(path));
+        // What it has more is where this test's packages are.
+        let written = written.split("\n[patch.crates-io]").next().unwrap();
+        assert_eq!(shown.trim_end(), written.trim_end(), "{path} of the README and of `idem new`");
+    }
+    project.write("tests/memory.rs", &block("rust", "MemoryStore::new()"));
+    project.works().await;
+}
+
+#[tokio::test]
+async fn the_other_workers_that_idem_new_writes() {
+    if std::env::var_os("IDEM_TEST_ALL").is_none() {
+        return;
+    }
+    for (broker, store) in
+        [("kafka", "sqlite"), ("rabbitmq", "sqlite"), ("rabbitmq", "postgres"), ("sqs", "postgres"), ("sqs", "sqlite")]
+    {
+        Project::new(broker, store).works().await;
+    }
+}

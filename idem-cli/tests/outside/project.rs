@@ -1,0 +1,140 @@
+//! One program outside of the workspace, from the empty folder to the worker that has handled a message.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection, query_scalar, raw_sql};
+
+use crate::{broker, packages};
+
+/// What the README calls its program.
+const NAME: &str = "purchases";
+/// The workspace's own, so that most of what both stand on is compiled once.
+const PROFILE: [&str; 4] = [
+    "profile.dev.debug='line-tables-only'",
+    "profile.dev.package.memchr.opt-level=3",
+    "profile.dev.package.serde_json.opt-level=3",
+    "profile.dev.package.sha2.opt-level=3",
+];
+
+/// A folder that `idem new` has made.
+pub(crate) struct Project {
+    broker: &'static str,
+    store: &'static str,
+    /// The folder in which the project's folder is.
+    place: PathBuf,
+    /// A name of its own for databases, topics and queues, because tests share their servers.
+    unique: String,
+}
+
+impl Project {
+    pub(crate) fn new(broker: &'static str, store: &'static str) -> Self {
+        let unique = format!("outside_{:08x}", fastrand::u32(..));
+        let place = std::env::temp_dir().join(&unique);
+        fs::create_dir(&place).unwrap();
+        let crates = packages::unpacked();
+        let mut idem = Command::new(env!("CARGO_BIN_EXE_idem"));
+        idem.args(["new", NAME, "--broker", broker, "--store", store, "--crates"]).arg(crates).current_dir(&place);
+        succeeded("idem new", idem.output().unwrap());
+        let project = Self { broker, store, place, unique };
+        // The versions that idem is tested with, and nothing to ask a registry for.
+        fs::copy(packages::root().join("Cargo.lock"), project.path("Cargo.lock")).unwrap();
+        succeeded("cargo fmt --check", project.cargo(&["fmt", "--check"], ""));
+        project
+    }
+
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
+        self.place.join(NAME).join(path)
+    }
+
+    pub(crate) fn read(&self, path: &str) -> String {
+        fs::read_to_string(self.path(path)).unwrap()
+    }
+
+    pub(crate) fn write(&self, path: &str, text: &str) {
+        fs::create_dir_all(self.path(path).parent().unwrap()).unwrap();
+        fs::write(self.path(path), text).unwrap();
+    }
+
+    fn cargo(&self, arguments: &[&str], database: &str) -> Output {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.arg(arguments[0]).current_dir(self.path("."));
+        if arguments[0] != "fmt" {
+            cargo.arg("--offline").args(PROFILE.iter().flat_map(|setting| ["--config", setting]));
+        }
+        cargo.args(&arguments[1..]).env("CARGO_TARGET_DIR", target()).env("DATABASE_URL", database).output().unwrap()
+    }
+
+    /// Its tests pass on its database, and its worker takes a message once.
+    pub(crate) async fn works(self) {
+        let database = self.database().await;
+        let tested = succeeded("cargo test", self.cargo(&["test"], &database));
+        assert!(tested.contains("a_purchase_counts_once ... ok"), "{tested}");
+        succeeded("cargo build", self.cargo(&["build"], &database));
+        let queue = broker::Queue::make(self.broker, &self.unique).await;
+        for cents in ["250", "250", "999"] {
+            queue.publish(&format!(r#"{{"idempotencykey":"order-1","customer":"1","cents":{cents}}}"#)).await;
+        }
+        // The file's settings hold, but for what would meet other tests.
+        let mut worker = tokio::process::Command::new(target().join("debug").join(NAME));
+        worker.args(["--config", "worker.toml", "--until-idle", "2s", "--admin", "127.0.0.1:0"]);
+        worker.args(queue.flags()).envs(queue.variables()).env("DATABASE_URL", &database).current_dir(self.path("."));
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("IDEM_")) {
+            worker.env_remove(name);
+        }
+        let told = succeeded("the worker", worker.output().await.unwrap());
+        assert!(told.contains(r#""processed":1,"duplicates":1,"conflicts":1"#), "{told}");
+        assert_eq!(self.cents(&database).await, 250);
+        queue.remove().await;
+        self.remove().await;
+    }
+
+    /// The URL of a database of its own.
+    async fn database(&self) -> String {
+        if self.store == "sqlite" {
+            return format!("sqlite:{}.db", self.unique);
+        }
+        let server =
+            std::env::var("IDEM_POSTGRES_URL").expect("IDEM_POSTGRES_URL, as ./servers url postgres prints it");
+        let mut connection = PgConnection::connect(&server).await.unwrap();
+        raw_sql(AssertSqlSafe(format!("CREATE DATABASE {}", self.unique))).execute(&mut connection).await.unwrap();
+        format!("{}/{}", server.rsplit_once('/').unwrap().0, self.unique)
+    }
+
+    /// What the customer's total came to.
+    async fn cents(&self, database: &str) -> i64 {
+        let total = "SELECT cents FROM customers WHERE customer = '1'";
+        if self.store == "sqlite" {
+            let file = self.path(&format!("{}.db", self.unique));
+            let mut connection = SqliteConnection::connect(&format!("sqlite:{}", file.display())).await.unwrap();
+            return query_scalar(total).fetch_one(&mut connection).await.unwrap();
+        }
+        let mut connection = PgConnection::connect(database).await.unwrap();
+        query_scalar(total).fetch_one(&mut connection).await.unwrap()
+    }
+
+    async fn remove(self) {
+        if self.store == "postgres" {
+            let server = std::env::var("IDEM_POSTGRES_URL").unwrap();
+            let mut connection = PgConnection::connect(&server).await.unwrap();
+            let drop = format!("DROP DATABASE {} WITH (FORCE)", self.unique);
+            raw_sql(AssertSqlSafe(drop)).execute(&mut connection).await.unwrap();
+        }
+        fs::remove_dir_all(self.place).unwrap();
+    }
+}
+
+fn target() -> PathBuf {
+    let own = Path::new(env!("CARGO_BIN_EXE_idem")).parent().and_then(Path::parent).unwrap();
+    own.to_owned()
+}
+
+/// What it printed.
+fn succeeded(what: &str, output: Output) -> String {
+    let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{what}: {}\n{printed}\n{errors}", output.status);
+    printed.into_owned()
+}

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use sha2::{Digest, Sha256};
 
-use crate::{handler::TypePlace, json, message::Message};
+use crate::{handler::TypePlace, json, key::JsonMember, message::Message};
 
 /// The SHA-256 of a payload under one rule. Two hashes mean something only under the same rule.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -234,6 +234,12 @@ impl WithType {
     pub fn by_header(name: &str, rule: impl PayloadHasher) -> Self {
         Self { rule: Arc::new(rule), place: TypePlace::Header(name.to_owned()) }
     }
+
+    /// `rule`, with the type that is this text in the JSON payload.
+    #[must_use]
+    pub fn by_json(member: JsonMember, rule: impl PayloadHasher) -> Self {
+        Self { rule: Arc::new(rule), place: TypePlace::Json(member) }
+    }
 }
 
 impl PayloadHasher for WithType {
@@ -248,7 +254,8 @@ impl PayloadHasher for WithType {
         Ok(PayloadHash(hasher.finalize().into()))
     }
 
-    /// `raw/1` becomes `raw+type/1`, and `raw+type(9:EventType)/1` where a header has the type.
+    /// `raw/1` becomes `raw+type/1`, `raw+type(9:EventType)/1` where a header has the type, and `raw+type(json:5:/type)/1`
+    /// where the payload has.
     fn rule(&self) -> String {
         let inner = self.rule.rule();
         let (name, rest) = inner.split_at(inner.find(['/', ':']).unwrap_or(inner.len()));
@@ -256,6 +263,9 @@ impl PayloadHasher for WithType {
             TypePlace::Message => format!("{name}+type{rest}"),
             // With its length, so that no header's name can imitate another rule.
             TypePlace::Header(header) => format!("{name}+type({}:{header}){rest}", header.len()),
+            TypePlace::Json(member) => {
+                format!("{name}+type(json:{}:{}){rest}", member.pointer().len(), member.pointer())
+            }
         }
     }
 

@@ -216,7 +216,7 @@ impl KeySource for Header {
 
 /// A string in a JSON payload, by JSON pointer (RFC 6901). A member that repeats beside any step of the pointer is
 /// refused; one that is `null` counts as absent.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JsonMember {
     pointer: String,
     path: Vec<String>,
@@ -236,12 +236,20 @@ impl JsonMember {
         let pointer = format!("/{}", name.replace('~', "~0").replace('/', "~1"));
         Self { pointer, path: vec![name.to_owned()] }
     }
+
+    pub(crate) fn pointer(&self) -> &str {
+        &self.pointer
+    }
+
+    /// The text that stands there; `None` where the payload has none, or null.
+    pub(crate) fn text(&self, message: &Message) -> Result<Option<String>, MemberError> {
+        message.payload().map_or(Ok(None), |payload| json::text_at(payload, &self.path))
+    }
 }
 
 impl KeySource for JsonMember {
     fn key(&self, message: &Message) -> Result<Option<IdempotencyKey>, KeyError> {
-        let Some(payload) = message.payload() else { return Ok(None) };
-        match json::text_at(payload, &self.path) {
+        match self.text(message) {
             Ok(Some(text)) => IdempotencyKey::new(&text).map(Some),
             Ok(None) => Ok(None),
             Err(MemberError::NotJson) => Err(KeyError::NotJson { place: self.rule() }),

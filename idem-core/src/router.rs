@@ -1,9 +1,10 @@
 //! [`Router`]: picks a handler by the message's type.
 
-use std::{collections::HashMap, fmt};
+use std::{borrow::Cow, collections::HashMap, fmt};
 
 use crate::{
     handler::{BoxHandler, Handler, HandlerError, TypePlace},
+    key::JsonMember,
     message::Message,
     store::{Store, Tx},
 };
@@ -16,8 +17,14 @@ pub struct UnknownTypeError(pub Option<String>);
 
 /// Picks a handler by the message's type.
 ///
-/// The type is [`Message::message_type`] unless [`Router::by_header`] names a header that carries it. A message whose type
-/// has no handler goes to the [fallback](Self::fallback), and without one it is dead-lettered as `unknown-type`.
+/// | the type stands | |
+/// |---|---|
+/// | in the broker's own place: RabbitMQ's `type`, SQS' `EventType` or its envelope; or in the header of a CloudEvent in binary mode (`ce_type`) | nothing to say: it is [`Message::message_type`] |
+/// | in a header or attribute of another name | [`Router::by_header`] |
+/// | in the JSON payload, as in a CloudEvent in structured mode | [`Router::by_json`] |
+///
+/// A message whose type has no handler goes to the [fallback](Self::fallback), and without one it is dead-lettered as
+/// `unknown-type`.
 ///
 /// ```
 /// use idem_core::{HandlerError, Message, Router, Store, Tx, handler_fn, json_fn};
@@ -83,6 +90,26 @@ impl<S: Store> Router<S> {
         self
     }
 
+    /// Takes the type from this text in the JSON payload, such as `JsonMember::field("type")`. A payload that is no JSON, or in
+    /// which it is repeated or no text, is dead-lettered as `malformed`; where it is missing or null, the message has no type.
+    ///
+    /// ```
+    /// use idem_core::{Router, Store, json_fn, key::JsonMember};
+    /// # use idem_core::{HandlerError, Message, Tx};
+    /// # #[derive(serde::Deserialize)]
+    /// # struct Purchase {}
+    /// # async fn purchase<S: Store>(_: Purchase, _: &Message, _: &mut Tx<'_, S>) -> Result<(), HandlerError> { Ok(()) }
+    ///
+    /// fn routes<S: Store>() -> Router<S> {
+    ///     Router::new().by_json(JsonMember::field("type")).on("purchase", json_fn(purchase))
+    /// }
+    /// ```
+    #[must_use]
+    pub fn by_json(mut self, member: JsonMember) -> Self {
+        self.place = TypePlace::Json(member);
+        self
+    }
+
     /// Handles messages of `message_type` by `handler`; a second call for the same type replaces the first.
     #[must_use]
     pub fn on(mut self, message_type: &str, handler: impl Handler<S>) -> Self {
@@ -107,10 +134,10 @@ impl<S: Store> fmt::Debug for Router<S> {
 
 impl<S: Store> Handler<S> for Router<S> {
     async fn handle(&self, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
-        let message_type = self.place.of(message);
-        match message_type.and_then(|name| self.routes.get(name)).or(self.fallback.as_ref()) {
+        let message_type = self.place.read(message)?;
+        match message_type.as_deref().and_then(|name| self.routes.get(name)).or(self.fallback.as_ref()) {
             Some(handler) => handler.0.handle_dyn(message, tx).await,
-            None => Err(UnknownTypeError(message_type.map(str::to_owned)).into()),
+            None => Err(UnknownTypeError(message_type.map(Cow::into_owned)).into()),
         }
     }
 

@@ -124,6 +124,18 @@ impl<L> Service<L> {
     }
 
     /// Sets what no flag can, after the flags; see [`WorkerSettings`]. May be called several times.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use idem_service::{Effects, Service};
+    ///
+    /// // Operators are obeyed at once, and what waits for a table is charged after a minute.
+    /// let service = Service::new("ledger", Effects::InTransaction).worker(|settings| {
+    ///     settings.control_every = Duration::from_millis(500);
+    ///     settings.database_wait_max = Duration::from_secs(60);
+    /// });
+    /// ```
     pub fn worker(mut self, set: impl FnOnce(&mut WorkerSettings) + Send + 'static) -> Self {
         self.parts.worker.push(Box::new(set));
         self
@@ -132,6 +144,13 @@ impl<L> Service<L> {
     /// Serves these on the admin port beside idem's own, where `--admin` is given, and under its limits: one request a
     /// connection, 30 s in all, the hosts of `--admin-host`, no password. A path that idem has too (`/`, `/metrics`,
     /// `/healthz`, `/readyz`) panics when a worker starts with `--admin`, and one that is given twice panics here.
+    ///
+    /// ```
+    /// use idem_service::{Effects, Service, axum::{Router, routing::get}};
+    ///
+    /// let version = get(async || env!("CARGO_PKG_VERSION"));
+    /// let service = Service::new("ledger", Effects::InTransaction).routes(Router::new().route("/version", version));
+    /// ```
     pub fn routes(mut self, routes: axum::Router) -> Self {
         self.parts.routes = self.parts.routes.merge(routes);
         self
@@ -140,6 +159,15 @@ impl<L> Service<L> {
     /// Runs this once the database is reached and its tables are as asked for, before anything is received. Its error ends
     /// the worker with status 2. Several run one after the other, in the order given. Nothing bounds a hook in time, and none is
     /// dropped: a signal to stop is heeded once it has ended, and a second one ends the process.
+    ///
+    /// ```
+    /// use idem_service::{Effects, Service};
+    ///
+    /// let service = Service::new("ledger", Effects::InTransaction).on_start(async || {
+    ///     std::fs::metadata("templates/receipt.html").map_err(|error| format!("templates/receipt.html: {error}"))?;
+    ///     Ok(())
+    /// });
+    /// ```
     pub fn on_start<F, R>(mut self, hook: F) -> Self
     where
         F: FnOnce() -> R + Send + 'static,
@@ -289,7 +317,8 @@ impl<S: Store> Handlers<S> {
         Self { each, batch: None, consumer: Box::new(|consumer| consumer), tables: "" }
     }
 
-    /// The same effect with set-based statements, for `--batch-handler`.
+    /// The same effect with set-based statements, for `--batch-handler`: a [`BatchHandler`], such as the one in
+    /// `examples/ledger`.
     pub fn batch(mut self, handler: impl BatchHandler<S>) -> Self {
         self.batch = Some(Box::new(|consumer| consumer.batch_handler(handler)));
         self

@@ -1,6 +1,6 @@
 //! C12, C13: under a `Router` the type belongs to what is hashed.
 
-use idem_core::{Decision, DedupConsumer, Reason, Router};
+use idem_core::{Decision, DedupConsumer, HashRules, JsonMembers, Reason, Router, key::JsonMember};
 use idem_testkit::{Decide as _, MemoryStore};
 
 use super::fixture::{Fixture, drain, message};
@@ -35,6 +35,37 @@ async fn c12_the_type_is_the_one_that_the_router_picks_by() {
     let decisions = consumer.decisions(vec![of("a", "x"), of("a", "y"), of("b", "x")]).await.unwrap();
     assert!(decisions[0].is_processed() && decisions[1].is_skipped(), "{decisions:?}");
     assert!(matches!(decisions[2], Decision::Conflict(..)), "{decisions:?}");
+}
+
+/// C12: the type may stand in the payload, where a hash of other members alone does not see it.
+#[tokio::test(flavor = "multi_thread")]
+async fn c12_a_type_in_the_payload_is_routed_by_and_hashed() {
+    let fixture = Fixture::new();
+    let router = Router::new().by_json(JsonMember::field("type")).on("placed", fixture.script.clone());
+    let router = router.on("cancelled", fixture.script.clone());
+    let rules = HashRules::new(JsonMembers::only(["/cents"]).unwrap());
+    let consumer = fixture.consumer().handler(router).hash_rules(rules).build().unwrap();
+    let payloads = [
+        r#"{"type":"placed","cents":1}"#,
+        r#"{"type":"placed","cents":1,"sent":2}"#,
+        r#"{"type":"cancelled","cents":1}"#,
+    ];
+    let decisions = consumer.decisions(payloads.map(|payload| message("1", payload)).to_vec()).await.unwrap();
+    assert!(decisions[0].is_processed() && decisions[1].is_skipped(), "{decisions:?}");
+    assert!(matches!(decisions[2], Decision::Conflict(..)), "{decisions:?}");
+    for (key, payload, reason) in [
+        ("2", r#"{"type":"returned","cents":1}"#, Reason::UnknownType),
+        ("3", r#"{"cents":1}"#, Reason::UnknownType),
+        ("4", r#"{"type":null,"cents":1}"#, Reason::UnknownType),
+        ("5", r#"{"type":7,"cents":1}"#, Reason::Malformed),
+        ("6", r#"{"type":"placed","type":"cancelled","cents":1}"#, Reason::Malformed),
+    ] {
+        let decisions = consumer.decisions(vec![message(key, payload)]).await.unwrap();
+        assert!(
+            matches!(&decisions[0], Decision::Failed(failure) if failure.reason == reason),
+            "{payload}: {decisions:?}"
+        );
+    }
 }
 
 /// C13: a consumer that ran before the type was hashed starts as ever, and its records are compared as they were made.

@@ -51,7 +51,7 @@ impl Command {
         match self {
             Self::New(_) => "new",
             Self::Migrate(_) => "migrate",
-            Self::Consumers(_) => "consumers",
+            Self::Consumers(_) | Self::Pause(_) | Self::Resume { .. } => "consumers",
             Self::Show(_) => "show",
             Self::Forget(_) => "forget",
             Self::Forgotten(_) => "forgotten",
@@ -157,6 +157,15 @@ pub(crate) enum Command {
     Retention(Retention),
     /// Keys that keep failing, and sessions that wait
     Stuck(Limit),
+    /// As `consumers pause`, for who looks for it here
+    #[command(hide = true)]
+    Pause(Because),
+    /// As `consumers resume`
+    #[command(hide = true)]
+    Resume {
+        /// The consumer
+        consumer: String,
+    },
     /// Print a script that completes this command in a shell
     Completions {
         /// The shell
@@ -473,8 +482,8 @@ pub(crate) enum Retention {
         /// How long from when each was processed, such as 24h or 7d
         #[arg(value_parser = spans::span)]
         time: Duration,
-        /// Rewrite the records that are there
-        #[arg(long, required = true)]
+        /// Said for clarity: only records that are there are rewritten
+        #[arg(long)]
         existing: bool,
         #[command(flatten)]
         yes: Yes,

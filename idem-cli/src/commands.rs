@@ -18,7 +18,7 @@ pub(crate) mod stuck;
 mod workers;
 
 use crate::{
-    command_line::{Command, CommandLine},
+    command_line::{Command, CommandLine, Consumers},
     database::Database,
     exit::Failure,
     report::Report,
@@ -39,6 +39,10 @@ pub(crate) async fn run(line: CommandLine) -> Result<Report, Failure> {
         Command::Cleanup(clean) => cleanup::run(target, &clean).await,
         Command::Doctor(doctor) => doctor::run(target, &doctor).await,
         Command::Consumers(command) => consumers::run(Database::open(target).await?, command).await,
+        Command::Pause(because) => consumers::run(Database::open(target).await?, Consumers::Pause(because)).await,
+        Command::Resume { consumer } => {
+            consumers::run(Database::open(target).await?, Consumers::Resume { consumer }).await
+        }
         Command::Show(show) => show::run(Database::open(target).await?, &show).await,
         Command::Forget(forget) => forget::run(Database::open(target).await?, &forget).await,
         Command::Forgotten(command) => forgotten::run(Database::open(target).await?, command).await,

@@ -64,9 +64,7 @@ fn url(target: &Target) -> Result<&str, Failure> {
     if url.starts_with("postgres://") || url.starts_with("postgresql://") {
         return Ok(url);
     }
-    Err(Failure::refused(
-        "--database-url must begin with postgres:// (its value is not shown): or, for some commands, sqlite:",
-    ))
+    Err(Failure::refused("--database-url must begin with postgres:// or sqlite: (its value is not shown)"))
 }
 
 impl Database {

@@ -3,7 +3,8 @@
 use std::{error::Error, process::ExitCode};
 
 use idem_core::{ErrorClass, Store as _, StoreError, chain, store};
-use idem_sqlx::{MigrateError, PostgresStore};
+use idem_sqlx::{MigrateError, PostgresStore, SqliteStore};
+use sqlx::{error::DatabaseError as _, sqlite::SqliteError};
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +64,13 @@ impl Failure {
 
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
+        // A command neither waits nor tries again, and what the database answered has words of its own.
+        if let StoreError::Unavailable { doing, source } = error {
+            return match source.downcast::<sqlx::Error>() {
+                Ok(error) => (*error).into(),
+                Err(source) => Self::new(Exit::Unreachable, format!("{doing} failed: {}", describe(&*source))),
+            };
+        }
         let exit = match error.class() {
             ErrorClass::Infrastructure | ErrorClass::RunUnitAgain => Exit::Unreachable,
             ErrorClass::Transient | ErrorClass::Permanent | ErrorClass::Fatal => Exit::Refused,
@@ -95,7 +103,10 @@ fn migration_error(error: &MigrateError) -> String {
 
 impl From<sqlx::Error> for Failure {
     fn from(error: sqlx::Error) -> Self {
-        let text = match error.as_database_error().and_then(sqlx::error::DatabaseError::code).as_deref() {
+        if let Some(failure) = of_a_file(&error) {
+            return failure;
+        }
+        let text = match error.as_database_error().and_then(|error| error.code()).as_deref() {
             Some("42501") => {
                 "this login lacks a right on idem's tables: use one in idem_migrator, which owns them".to_owned()
             }
@@ -110,6 +121,20 @@ impl From<sqlx::Error> for Failure {
         };
         Self::new(exit, text)
     }
+}
+
+/// What SQLite answered. Its codes are no SQLSTATEs.
+fn of_a_file(error: &sqlx::Error) -> Option<Failure> {
+    let code = error.as_database_error()?.try_downcast_ref::<SqliteError>()?.code()?.into_owned();
+    // The low byte is the kind, the rest of the number says more of it.
+    let text = match code.parse::<i32>().map(|code| code & 0xff) {
+        Ok(1) => "idem's tables are not in this file: check the file and --schema, or run `idem migrate up`".to_owned(),
+        Ok(8) => "this login may not write to the file".to_owned(),
+        Ok(14) => "the file of --database-url does not exist, or this login may not open it".to_owned(),
+        Ok(26) => "the file of --database-url is none of SQLite's".to_owned(),
+        _ => SqliteStore::describe(error).unwrap_or_else(|| describe(error)),
+    };
+    Some(Failure::refused(text))
 }
 
 /// An error and its sources in one line, without values of statements or rows (S4).

@@ -1,6 +1,9 @@
 //! The output of a command: tables for people, or JSON.
 
-use std::fmt;
+use std::{
+    fmt,
+    io::{self, Write as _},
+};
 
 use serde::{
     Deserialize, Deserializer,
@@ -88,11 +91,21 @@ impl Table {
         Value::Array(self.0.into_iter().map(|row| Value::Object(row.0.into_iter().collect())).collect())
     }
 
+    /// One line a value, for what is looked at one by one and has more columns than a terminal. Rows stand apart.
+    fn values(&self) -> Vec<String> {
+        let name_of = |name: &str| name.replace('_', " ");
+        let width = self.0.iter().flat_map(|row| &row.0).map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+        let of_row = |row: &Row| -> Vec<String> {
+            row.0.iter().map(|(name, value)| format!("{:<width$}  {}", name_of(name), shown(name, value))).collect()
+        };
+        self.0.iter().map(of_row).collect::<Vec<_>>().join(&[String::new()][..])
+    }
+
     /// One line a row, under the names of the columns.
     fn lines(&self) -> Vec<String> {
         let Some(first) = self.0.first() else { return Vec::new() };
         let names = first.0.iter().map(|(name, _)| name.to_uppercase().replace('_', " ")).collect();
-        let cells = self.0.iter().map(|row| row.0.iter().map(|(_, value)| shown(value)).collect());
+        let cells = self.0.iter().map(|row| row.0.iter().map(|(name, value)| shown(name, value)).collect());
         let lines: Vec<Vec<String>> = std::iter::once(names).chain(cells).collect();
         let width_of = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..first.0.len()).map(width_of).collect();
@@ -105,14 +118,22 @@ impl Table {
 }
 
 /// A value in one line. Characters that would steer a terminal, break the line or turn the order of its letters are escaped (S5).
-fn shown(value: &Value) -> String {
+/// Nobody reads the microseconds of a time, which JSON has.
+fn shown(name: &str, value: &Value) -> String {
     match value {
+        Value::String(text) if name == "at" || name.ends_with("_at") => printable(&whole_seconds(text)),
         Value::Null => "-".to_owned(),
         Value::Bool(is) => if *is { "yes" } else { "no" }.to_owned(),
         Value::Number(number) => number.to_string(),
         Value::String(text) => printable(text),
         Value::Array(_) | Value::Object(_) => printable(&value.to_string()),
     }
+}
+
+/// `2026-11-24T21:37:20.123456+00:00` without what stands behind the point.
+fn whole_seconds(time: &str) -> String {
+    let Some((seconds, fraction)) = time.split_once('.') else { return time.to_owned() };
+    format!("{seconds}{}", fraction.trim_start_matches(|c: char| c.is_ascii_digit()))
 }
 
 /// Whether a character changes how others are shown, or ends a line, and is not seen itself.
@@ -128,11 +149,18 @@ pub(crate) fn printable(text: &str) -> String {
     printable
 }
 
+/// How people see the rows of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    RowPerLine,
+    ValuePerLine,
+}
+
 /// What a command answers.
 #[derive(Debug)]
 pub(crate) struct Report {
     exit: Exit,
-    sections: Vec<(&'static str, Table)>,
+    sections: Vec<(&'static str, Table, Shape)>,
     lines: Vec<String>,
     /// A text that is to be used elsewhere, such as a script: it is printed as it is.
     text: Option<String>,
@@ -152,7 +180,13 @@ impl Report {
     }
 
     pub(crate) fn table(mut self, name: &'static str, table: Table) -> Self {
-        self.sections.push((name, table));
+        self.sections.push((name, table, Shape::RowPerLine));
+        self
+    }
+
+    /// The same, which people see one value a line.
+    pub(crate) fn record(mut self, name: &'static str, table: Table) -> Self {
+        self.sections.push((name, table, Shape::ValuePerLine));
         self
     }
 
@@ -166,29 +200,52 @@ impl Report {
         self
     }
 
+    /// Prints it. A reader that went away, such as `head`, has read what it wants.
     pub(crate) fn print(self, is_json: bool) -> Exit {
-        if let Some(text) = self.text {
-            println!("{}", text.trim_end());
-        } else if is_json {
-            let sections = self.sections.into_iter().map(|(name, table)| (name.replace(' ', "_"), table.json()));
-            let mut members: Map<String, Value> = sections.collect();
-            members.insert("messages".to_owned(), self.lines.into());
-            println!("{}", Value::Object(members));
-        } else {
-            let is_single = self.sections.len() == 1;
-            for (name, table) in self.sections {
-                if table.is_empty() {
-                    println!("no {name}");
-                    continue;
-                }
-                if !is_single {
-                    println!("{name}");
-                }
-                table.lines().iter().for_each(|line| println!("{line}"));
+        let exit = self.exit;
+        let lines = if is_json { vec![self.json()] } else { self.lines() };
+        let text = lines.into_iter().map(|line| line + "\n").collect::<String>();
+        let mut out = io::stdout().lock();
+        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                eprintln!("the answer cannot be written: {error}");
+                Exit::Refused
             }
-            self.lines.iter().for_each(|line| println!("{}", printable(line)));
+            Ok(()) | Err(_) => exit,
         }
-        self.exit
+    }
+
+    fn json(self) -> String {
+        if let Some(text) = self.text {
+            return text.trim_end().to_owned();
+        }
+        let sections = self.sections.into_iter().map(|(name, table, _)| (name.replace(' ', "_"), table.json()));
+        let mut members: Map<String, Value> = sections.collect();
+        members.insert("messages".to_owned(), self.lines.into());
+        Value::Object(members).to_string()
+    }
+
+    fn lines(self) -> Vec<String> {
+        if let Some(text) = self.text {
+            return vec![text.trim_end().to_owned()];
+        }
+        let is_single = self.sections.len() == 1;
+        let mut lines = Vec::new();
+        for (name, table, shape) in self.sections {
+            if table.is_empty() {
+                lines.push(format!("no {name}"));
+                continue;
+            }
+            if !is_single {
+                lines.push(name.to_owned());
+            }
+            lines.extend(match shape {
+                Shape::RowPerLine => table.lines(),
+                Shape::ValuePerLine => table.values(),
+            });
+        }
+        lines.extend(self.lines.iter().map(|line| printable(line)));
+        lines
     }
 }
 

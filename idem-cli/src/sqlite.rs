@@ -14,7 +14,7 @@ use idem_sqlx::{SqliteOptions, SqliteStore};
 
 use self::file::File;
 use crate::{
-    command_line::{Clean, Command, Migrate, Target},
+    command_line::{Clean, Command, Consumers, Migrate, Target},
     commands::cleanup,
     exit::{Exit, Failure},
     report::{Report, Row},
@@ -45,6 +45,8 @@ pub(crate) async fn run(target: &Target, command: Command) -> Result<Report, Fai
         Command::Workers(limit) => consumers::workers(File::open(target).await?, &limit).await,
         Command::Stuck(limit) => consumers::stuck(File::open(target).await?, &limit).await,
         Command::Consumers(command) => consumers::run(File::open(target).await?, command).await,
+        Command::Pause(because) => consumers::run(File::open(target).await?, Consumers::Pause(because)).await,
+        Command::Resume { consumer } => consumers::run(File::open(target).await?, Consumers::Resume { consumer }).await,
         Command::DeadLetters(command) => dead_letters::run(File::open(target).await?, command).await,
         other @ (Command::Migrate(_)
         | Command::Import(_)

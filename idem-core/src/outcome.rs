@@ -116,11 +116,12 @@ pub(crate) fn unprotected() -> Ticket {
 
 /// Why a message could not be handled.
 ///
-/// `Debug` prints class, reason and text, and not the handler's error, which may quote a statement or a row.
+/// `Debug` prints class, reason, whether it comes again, and text, and not the handler's error, which may quote a statement or a row.
 pub struct Failure {
     /// What to do about it.
     pub class: ErrorClass,
-    /// The reason that its dead letter would carry.
+    /// The reason that its dead letter would carry. Where it [comes again](Self::comes_again) first, that is
+    /// [`Reason::AttemptsExhausted`], although none may be used up yet.
     pub reason: Reason,
     /// The failure in words, without any value of a payload, statement or row.
     pub text: String,
@@ -135,6 +136,16 @@ pub struct Failure {
 impl Failure {
     pub(crate) fn new(class: ErrorClass, reason: Reason, text: impl Into<String>) -> Self {
         Self { class, reason, text: text.into(), code: None, retry_after: None, error: None }
+    }
+
+    /// Whether a worker tries the message again before it is set aside. False where another attempt could not go better: the
+    /// next answer is a dead letter.
+    #[must_use]
+    pub fn comes_again(&self) -> bool {
+        match self.class {
+            ErrorClass::RunUnitAgain | ErrorClass::Transient | ErrorClass::Infrastructure => true,
+            ErrorClass::Permanent | ErrorClass::Fatal => false,
+        }
     }
 
     pub(crate) fn with_code(self, code: Option<String>) -> Self {
@@ -153,6 +164,7 @@ impl fmt::Debug for Failure {
         f.debug_struct("Failure")
             .field("class", &self.class)
             .field("reason", &self.reason)
+            .field("comes_again", &self.comes_again())
             .field("text", &self.text)
             .finish_non_exhaustive()
     }

@@ -193,7 +193,7 @@ pub fn refused_login<D: PostgresDriver>(error: &StoreError) -> Option<StoreError
     let StoreError::Unavailable { source, .. } = error else { return None };
     let code = D::sqlstate(&**source)?;
     matches!(code.as_str(), "28000" | "28P01" | "3D000").then(|| StoreError::Refused {
-        problem: format!("the server refuses the login or does not have the database (SQLSTATE {code})"),
+        problem: format!("the server does not let this worker in: {}", crate::describe_report(&code, None, None, None)),
         cure: "Check user, password and database of the connection, and pg_hba.conf".to_owned(),
     })
 }

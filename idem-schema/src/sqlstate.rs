@@ -41,15 +41,38 @@ pub fn class_of(code: &str, message: &str, routine: Option<&str>) -> ErrorClass 
 /// and column that it names. The server quotes rows in its message and detail.
 #[must_use]
 pub fn describe_report(code: &str, constraint: Option<&str>, table: Option<&str>, column: Option<&str>) -> String {
-    let meaning = match code {
-        "53100" => ", the database's disk is full",
-        "53200" => ", the database has no memory left",
-        "53300" => ", the database has no connection left",
-        _ => "",
-    };
     let parts = [("constraint", constraint), ("table", table), ("column", column)];
     let parts = parts.into_iter().filter_map(|(name, value)| Some(format!(" {name} {}", value?)));
-    format!("SQLSTATE {code}{meaning}{}", parts.collect::<String>())
+    let meaning = in_words(code).map(|words| format!(", {words}")).unwrap_or_default();
+    format!("SQLSTATE {code}{}{meaning}", parts.collect::<String>())
+}
+
+/// What an operator has to do with, as the end of a sentence; a code that says it by its constraint needs no words.
+fn in_words(code: &str) -> Option<&'static str> {
+    Some(match code {
+        "08P01" => {
+            "what answers does not speak as PostgreSQL does: is it another server, or a pooler's administration?"
+        }
+        "25006" => "the server is read only: a standby, or a role that may only read",
+        "28000" => "the server knows no such login, or does not let it in from here (pg_hba.conf)",
+        "28P01" => "the login or its password is wrong",
+        "3D000" => "the database that the URL names does not exist",
+        "3F000" => "a schema does not exist",
+        "40001" => "another transaction changed the same rows",
+        "40P01" => "two transactions waited for each other",
+        "42501" => "the login lacks a right",
+        "42703" => "a column does not exist",
+        "42883" => "a function or operator does not exist",
+        "42P01" => "a table does not exist",
+        "53100" => "the database's disk is full",
+        "53200" => "the database has no memory left",
+        "53300" => "the database has no connection left",
+        "55P03" => "a lock was not free in time",
+        "57014" => "the statement took longer than it may, or somebody cancelled it",
+        "57P01" => "the server was stopped, or somebody ended the connection",
+        "57P03" => "the server is starting or stopping",
+        _ => return None,
+    })
 }
 
 /// The outcome of a COMMIT that was answered with an error.

@@ -83,7 +83,14 @@ const FUNCTIONS: [&str; 6] = [
     "remove_expired(text, bigint, bigint)",
     "server_identity()",
 ];
-const MIGRATE: &str = "Run `idem migrate up`";
+
+/// The cure of a schema that lacks something. The command has a schema of its own by default, which need not be the worker's.
+fn migrate(schema: &SchemaName) -> String {
+    match schema.as_str() {
+        SchemaName::DEFAULT => "Run `idem migrate up`".to_owned(),
+        other => format!("Run `idem migrate up --schema {other}`"),
+    }
+}
 
 /// Decides whether a worker of this build may start on the schema.
 ///
@@ -107,9 +114,13 @@ fn check_version(facts: &SchemaFacts, problems: &mut Vec<SchemaProblem>) {
     let schema = &facts.schema;
     let known = POSTGRES_MIGRATIONS.last().map_or(0, |newest| newest.version);
     match facts.version {
-        None => add(problems, format!("schema {schema} holds no migration of idem"), MIGRATE),
+        None => add(problems, format!("schema {schema} holds no migration of idem"), migrate(schema)),
         Some(found) if found < known => {
-            add(problems, format!("schema {schema} is at version {found} and this build needs {known}"), MIGRATE);
+            add(
+                problems,
+                format!("schema {schema} is at version {found} and this build needs {known}"),
+                migrate(schema),
+            );
         }
         Some(found) if found > known && !runs_on(facts.oldest_worker.as_deref()) => {
             let oldest = facts.oldest_worker.as_deref().unwrap_or("unknown");
@@ -167,7 +178,11 @@ fn check_columns(facts: &SchemaFacts, problems: &mut Vec<SchemaProblem>) {
                 format!("{schema}.processed_messages has the column {found:?} where {wanted:?} is needed"),
                 "Stop the workers and put the column back with ALTER TABLE: another type or collation takes different keys for one",
             ),
-            None => add(problems, format!("{schema}.processed_messages lacks the column {wanted:?}"), MIGRATE),
+            None => add(
+                problems,
+                format!("{schema}.processed_messages lacks the column {wanted:?}"),
+                migrate(&facts.schema),
+            ),
         }
     }
 }
@@ -241,7 +256,7 @@ fn check_seal(facts: &SchemaFacts, problems: &mut Vec<SchemaProblem>) {
     }
     for wanted in FUNCTIONS {
         if !facts.functions.iter().any(|function| function == wanted) {
-            add(problems, format!("the function {quoted}.{wanted} is missing"), MIGRATE);
+            add(problems, format!("the function {quoted}.{wanted} is missing"), migrate(&facts.schema));
         }
     }
 }

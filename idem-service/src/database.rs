@@ -174,7 +174,7 @@ where
         }
         let left = limit.saturating_sub(begun.elapsed());
         if left.is_zero() {
-            let line = format!("the database could not be reached for {limit:?}: {text}");
+            let line = format!("the database could not be reached for {limit:?}: {}", ended(&text));
             return Err(Failure::new(Exit::Unreachable, line));
         }
         tries += 1;
@@ -184,6 +184,11 @@ where
             () = stop.cancelled() => return Ok(None),
         }
     }
+}
+
+/// What was said of an outage while it was waited for, once nobody waits any more.
+pub(crate) fn ended(text: &str) -> String {
+    text.replace("; idem waits and tries again", "")
 }
 
 /// Whether a person must act before another try can go better.

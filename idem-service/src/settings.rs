@@ -78,7 +78,7 @@ pub(crate) struct Settings {
     pub(crate) handler_deadline: Duration,
 
     /// How many messages are received and not yet settled at most
-    #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
+    #[arg(long, value_name = "COUNT", default_value_t = 10_000, value_parser = sizes::count(1_usize..=10_000_000))]
     pub(crate) in_flight: usize,
 
     /// What happens to a message that is older than its record would be kept
@@ -98,7 +98,7 @@ pub(crate) struct Settings {
     pub(crate) payload_max: usize,
 
     /// The most headers of a message that is handled; one with more is a dead letter
-    #[arg(long, value_name = "COUNT", default_value_t = 1_000)]
+    #[arg(long, value_name = "COUNT", default_value_t = 1_000, value_parser = sizes::count(1_usize..=100_000))]
     pub(crate) headers_max: usize,
 
     /// The most bytes of all names and values of its headers
@@ -119,7 +119,7 @@ pub(crate) struct Settings {
     on_unkeepable: OnUnkeepableFlag,
 
     /// How many attempts a message gets
-    #[arg(long, value_name = "COUNT", default_value_t = 5)]
+    #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = sizes::count(1_u32..=1_000))]
     pub(crate) attempts: u32,
 
     /// The wait after the first attempt; each further one is longer, up to --backoff-max
@@ -142,11 +142,11 @@ pub(crate) struct Settings {
     pub(crate) dead_letter_breaker: bool,
 
     /// How many units run side by side, each on a connection of its own [default: the cores, at most 4]
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = sizes::count(1_usize..=1024))]
     pub(crate) lanes: Option<usize>,
 
     /// How many messages one unit holds at most
-    #[arg(long, value_name = "COUNT", default_value_t = 100)]
+    #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = sizes::count(1_usize..=10_000))]
     pub(crate) batch: usize,
 
     /// Use the application's set-based handler

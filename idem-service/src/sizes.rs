@@ -1,4 +1,6 @@
-//! Sizes as people write them: a number of bytes, or one with a unit, as `16MiB`.
+//! Numbers as people write them: counts within bounds, and sizes, which are a number of bytes, or one with a unit, as `16MiB`.
+
+use std::ops::RangeInclusive;
 
 const UNITS: [(&str, usize); 4] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("B", 1)];
 
@@ -15,9 +17,29 @@ pub(crate) fn size(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "it must be a number of bytes, or one with a unit, such as 256KiB or 16MiB".to_owned())
 }
 
+/// A parser of whole numbers within these bounds, so that a wrong one is told before anything else happens.
+pub(crate) fn count<T>(bounds: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: std::str::FromStr + PartialOrd + std::fmt::Display + Clone + Send + Sync + 'static,
+{
+    move |text| {
+        let number = text.parse().ok().filter(|number| bounds.contains(number));
+        number.ok_or_else(|| format!("it must be a whole number from {} to {}", bounds.start(), bounds.end()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_count_is_a_whole_number_within_its_bounds() {
+        let lanes = count(1_usize..=1024);
+        assert_eq!((lanes("1"), lanes("1024")), (Ok(1), Ok(1024)));
+        for text in ["0", "1025", "two", "-1", "1.5", "", " 1", "99999999999999999999"] {
+            assert_eq!(lanes(text), Err("it must be a whole number from 1 to 1024".to_owned()), "{text:?}");
+        }
+    }
 
     #[test]
     fn a_size_is_bytes_or_a_number_with_a_unit() {

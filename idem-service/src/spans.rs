@@ -1,6 +1,6 @@
 //! Spans of time as people write them: a number and a unit.
 
-use std::{str::FromStr, time::Duration};
+use std::{ops::RangeInclusive, str::FromStr, time::Duration};
 
 use idem_core::Retention;
 
@@ -16,11 +16,18 @@ pub(crate) fn span(text: &str) -> Result<Duration, String> {
     number.checked_mul(*milliseconds).map(Duration::from_millis).ok_or_else(|| "it is too long".to_owned())
 }
 
-/// A span, or `forever`.
+/// Those of the engine, which says them in its own words: told here, they are told before anything is connected.
+const BOUNDS: RangeInclusive<Duration> = Duration::from_secs(60)..=Duration::from_secs(3650 * 24 * 3600);
+
+/// A span within the bounds of a retention, or `forever`.
 pub(crate) fn retention(text: &str) -> Result<Retention, String> {
     match text {
         "forever" => Ok(Retention::Forever),
-        _ => span(text).map(Retention::For).map_err(|error| format!("{error}, or forever")),
+        _ => match span(text) {
+            Ok(time) if BOUNDS.contains(&time) => Ok(Retention::For(time)),
+            Ok(_) => Err("it must be from 1m to 3650d, or forever".to_owned()),
+            Err(error) => Err(format!("{error}, or forever")),
+        },
     }
 }
 
@@ -46,6 +53,9 @@ mod tests {
     fn only_a_retention_may_be_forever() {
         assert_eq!(retention("forever"), Ok(Retention::Forever));
         assert_eq!(retention("7d"), Ok(Retention::For(Duration::from_secs(604_800))));
+        for text in ["1s", "59s", "3651d", "0d"] {
+            assert_eq!(retention(text), Err("it must be from 1m to 3650d, or forever".to_owned()), "{text}");
+        }
         assert!(span("forever").is_err() && retention("Forever").is_err() && retention("0").is_err());
     }
 }

@@ -5,6 +5,27 @@ use clap::{Arg, Command};
 /// How idem's own variables begin.
 const OURS: &str = "IDEM_";
 
+/// Those that begin so, and are the command's or of the project's own scripts and tests, each of which may stand in the shell that
+/// a worker is started from. By their whole names, so that what is misspelt is still found out.
+const OF_THE_HOUSE: [&str; 16] = [
+    "IDEM_AMQP_MANAGEMENT_URL",
+    "IDEM_AMQP_URL",
+    "IDEM_CRASH_KILLS",
+    "IDEM_KAFKA_BROKERS",
+    "IDEM_KAFKA_SSL_BROKERS",
+    "IDEM_KAFKA_SSL_CA",
+    "IDEM_OPERATOR",
+    "IDEM_PGBOUNCER_URL",
+    "IDEM_PORT_OFFSET",
+    "IDEM_POSTGRES_URL",
+    "IDEM_REDIS_URL",
+    "IDEM_SEED",
+    "IDEM_SERVERS_SET",
+    "IDEM_SQS_URL",
+    "IDEM_TEST_ALL",
+    "IDEM_TEST_RUN",
+];
+
 /// Which of `names` begin like the broker's and are read by no flag, for a warning: another program's, such as
 /// `KAFKA_HEAP_OPTS`.
 ///
@@ -19,7 +40,9 @@ pub(crate) fn foreign(
     let mut unknown: Vec<String> = names
         .into_iter()
         .filter(|name| name.starts_with(OURS) || name.starts_with(broker))
-        .filter(|name| !known.contains(&name.as_str()) && !is_of_kubernetes(name))
+        .filter(|name| {
+            !known.contains(&name.as_str()) && !OF_THE_HOUSE.contains(&name.as_str()) && !is_of_kubernetes(name)
+        })
         .collect();
     // The environment has no order, and the line should not change from start to start.
     unknown.sort();
@@ -104,6 +127,7 @@ mod tests {
             ("IDEM_CONSUMERS", "did you mean IDEM_CONSUMER?"),
             ("IDEM_RETENTON", "did you mean IDEM_RETENTION?"),
             ("KAFKA_TOPICS", "did you mean KAFKA_TOPIC?"),
+            ("IDEM_OPERATORS", "those that there are: "),
             ("IDEM_LANES", "use the flag --lanes"),
             ("KAFKA_GROUP_ID", "did you mean KAFKA_GROUP?"),
             ("KAFKA_RETENTION", "did you mean IDEM_RETENTION?"),
@@ -119,6 +143,9 @@ mod tests {
     fn known_foreign_and_kubernetes_variables_are_let_through() {
         for name in [
             "IDEM_CONSUMER",
+            "IDEM_OPERATOR",
+            "IDEM_PORT_OFFSET",
+            "IDEM_POSTGRES_URL",
             "KAFKA_TOPIC",
             "SQS_QUEUE",
             "idem_consumers",

@@ -232,7 +232,7 @@ async fn show(database: &mut Database, id: i64, with_payload: bool) -> Result<Re
     if database.act(NOTE_READ, &noting).await.map_err(|failure| failure.so(show::UNNOTED))? == 0 {
         return Err(Failure::refused(format!("there is no dead letter {id}")));
     }
-    let report = Report::new().table("dead letter", database.table(SHOW, &[Bind::Number(id)]).await?);
+    let report = Report::new().record("dead letter", database.table(SHOW, &[Bind::Number(id)]).await?);
     if !with_payload {
         return Ok(report);
     }
@@ -249,7 +249,7 @@ pub(crate) fn read(with_payload: bool) -> &'static str {
 pub(crate) fn with_content(report: Report, payload: &Table) -> Report {
     let headers = |row: &Row| serde_json::from_str(row.text("headers")).unwrap_or_else(|_| row.get("headers").clone());
     let row = |row: &Row| Row::new([("payload", text(row.text("payload")).into()), ("headers", headers(row))]);
-    report.table("payload", payload.rows().iter().map(row).collect())
+    report.record("payload", payload.rows().iter().map(row).collect())
 }
 
 /// The payload as text where it is one, else its hexadecimal digits.

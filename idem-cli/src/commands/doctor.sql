@@ -22,12 +22,12 @@ FROM pg_catalog.pg_settings
 WHERE name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout') AND reset_val::int8 BETWEEN 1 AND 30000
 UNION ALL
 SELECT 'warning', pg_catalog.format('the role %s is missing, so rights cannot be kept apart', role),
-    'Run: idem migrate print --roles | psql -1'
+    'Run: idem migrate print --roles | psql -1 "$DATABASE_URL"'
 FROM pg_catalog.unnest(ARRAY['idem_worker', 'idem_cleanup', 'idem_migrator', 'idem_auditor']) AS role
 WHERE pg_catalog.to_regrole(role) IS NULL
 UNION ALL
 SELECT 'error', pg_catalog.format('the role idem_worker may %s records, which permits their effects a second time', right_),
-    'Run: idem migrate print --roles | psql -1'
+    'Run: idem migrate print --roles | psql -1 "$DATABASE_URL"'
 FROM pg_catalog.unnest(ARRAY['DELETE', 'UPDATE', 'TRUNCATE']) AS right_
 WHERE pg_catalog.to_regrole('idem_worker') IS NOT NULL
     AND pg_catalog.has_table_privilege('idem_worker', '{schema}.processed_messages', right_)
@@ -131,7 +131,7 @@ SELECT 'notice', pg_catalog.format('tables that a handler or --create-tables mak
 WHERE pg_catalog.current_schema() = '{plain}'
 UNION ALL
 SELECT 'error', pg_catalog.format('the role idem_cleanup may delete from %s, also what has not expired', kept.relname),
-    'Run: idem migrate print --roles | psql -1'
+    'Run: idem migrate print --roles | psql -1 "$DATABASE_URL"'
 FROM pg_catalog.pg_class AS kept
 WHERE kept.relnamespace = '{schema}'::regnamespace::oid AND kept.relkind = 'r' AND pg_catalog.to_regrole('idem_cleanup') IS NOT NULL
     AND pg_catalog.has_table_privilege(pg_catalog.to_regrole('idem_cleanup')::oid, kept.oid, 'DELETE')

@@ -26,7 +26,8 @@ SELECT (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.processed_messages U
     + (SELECT pg_catalog.count(*) FROM {schema}.audit WHERE idempotency_key = $1::text)";
 
 /// One transaction. An empty text cannot be a key, so it means that one was erased. A dead letter without its payload is
-/// never replayed; it is no copy of any other from then on, because one that comes again must be kept whole. Further parameters: 3 who, 4 why.
+/// never replayed, and what became of a replay that has ended stays told; it is no copy of any other from then on, because one
+/// that comes again must be kept whole. Further parameters: 3 who, 4 why.
 const ERASE: &str = "\
 {asked}, records AS (
     UPDATE {schema}.processed_messages AS p SET idempotency_key = ''
@@ -42,8 +43,10 @@ const ERASE: &str = "\
     FROM asked WHERE a.consumer = asked.consumer AND a.key_id = asked.key_id RETURNING a.consumer
 ), letters AS (
     UPDATE {schema}.dead_letters AS d SET idempotency_key = NULL, error = '', payload = NULL, has_payload = true,
-        headers = NULL, message_id = NULL, record_key = NULL, ordering_key = NULL, replay_requested_at = NULL,
-        replay_taken_at = NULL, replay_taken_by = NULL, replayed_at = NULL, replay_outcome = NULL,
+        headers = NULL, message_id = NULL, record_key = NULL, ordering_key = NULL, 
+        replay_requested_at = CASE WHEN d.replayed_at IS NOT NULL THEN d.replay_requested_at END,
+        replay_taken_at = CASE WHEN d.replayed_at IS NOT NULL THEN d.replay_taken_at END,
+        replay_taken_by = CASE WHEN d.replayed_at IS NOT NULL THEN d.replay_taken_by END,
         identity = pg_catalog.uuid_send(pg_catalog.gen_random_uuid()), loss_accepted_at = pg_catalog.now(),
         loss_accepted_by = $3::text
     FROM asked WHERE d.consumer = asked.consumer AND d.key_id = asked.key_id RETURNING d.consumer

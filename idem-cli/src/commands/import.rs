@@ -19,6 +19,13 @@ SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS name, pg_catalog.pg_r
 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.oid = pg_catalog.to_regclass($1::text)::oid AND c.relkind = 'r'";
 
+/// The first of these columns that the table lacks. Parameters: 1 the table, 2 the columns.
+const MISSING: &str = "\
+SELECT asked.name FROM pg_catalog.unnest($2::text[]) WITH ORDINALITY AS asked (name, place)
+WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a
+    WHERE a.attrelid = pg_catalog.to_regclass($1::text)::oid AND a.attname = asked.name::name AND a.attnum > 0 AND NOT a.attisdropped)
+ORDER BY asked.place LIMIT 1";
+
 /// Makes the consumer where it has never started, bound to nothing; the first start says the rest. The run is what the
 /// records were processed by. Parameters: 1 consumer, 2 tenant, 3 rule, 4 table. Result: scope, rule and run.
 const PREPARE: &str = "\
@@ -38,10 +45,10 @@ SELECT scope.id::int8, rule.id::int8, run.id::int8 FROM scope, rule, run";
 /// table or NULL for all.
 const SLICE: &str = "\
 SELECT t.{key}::text AS key, {processed}::timestamptz AS processed_at, {expires}::timestamptz AS expires_at,
-    t.{key}::text ~ '[[:cntrl:]]' OR pg_catalog.octet_length(t.{key}::text) NOT BETWEEN 1 AND 255 AS refused
+    t.{key} IS NULL OR t.{key}::text ~ '[[:cntrl:]]' OR pg_catalog.octet_length(t.{key}::text) NOT BETWEEN 1 AND 255 AS refused
 FROM {table} AS t
 WHERE t.ctid >= pg_catalog.format('(%s,0)', $1::int8)::tid AND t.ctid < pg_catalog.format('(%s,0)', $2::int8)::tid
-    AND t.{key} IS NOT NULL AND ($3::text IS NULL OR {consumer}::text = $3::text)";
+    AND ($3::text IS NULL OR {consumer}::text = $3::text)";
 
 /// What is there already stays, so that a run that was broken off can be begun again. Further parameters: 4 scope, 5 rule,
 /// 6 run, 7 hash in hexadecimal digits. Result: how many were read, inserted, and are no keys.
@@ -85,6 +92,7 @@ pub(crate) async fn run(mut database: Database, import: &Import) -> Result<Repor
             import.from
         )));
     };
+    check_columns(&mut database, import).await?;
     let slice = slice(import, table.text("name"));
     let pages = table.number("pages");
     let counted = pass(&mut database, &COUNT.replace("{slice}", &slice), pages, import, &[]).await?;
@@ -108,6 +116,21 @@ pub(crate) async fn run(mut database: Database, import: &Import) -> Result<Repor
     Ok(Report::said(format!(
         "{said}. They have no hash: a redelivery is a duplicate by its key alone, whatever its payload."
     )))
+}
+
+/// Refuses a column that is not there, with the flag that names it.
+async fn check_columns(database: &mut Database, import: &Import) -> Result<(), Failure> {
+    let flags = [
+        ("--key-column", Some(&import.key_column)),
+        ("--processed-column", Some(&import.processed_column)),
+        ("--consumer-column", import.consumer_column.as_ref()),
+        ("--expires-column", import.expires_column.as_ref()),
+    ];
+    let columns: Vec<String> = flags.iter().filter_map(|(_, column)| column.cloned()).collect();
+    let missing = database.table(MISSING, &[Bind::Text(&import.from), Bind::Texts(&columns)]).await?;
+    let Some(column) = missing.rows().first().map(|row| row.text("name")) else { return Ok(()) };
+    let flag = flags.iter().find(|(_, named)| named.is_some_and(|named| named == column)).map_or("", |(flag, _)| flag);
+    Err(Failure::refused(format!("the table {} has no column {column:?}: say another with {flag}", import.from)))
 }
 
 /// The statement that reads some pages of the table. Names of columns are quoted; values are bound.

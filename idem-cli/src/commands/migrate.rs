@@ -32,7 +32,7 @@ async fn up(target: &Target) -> Result<Report, Failure> {
     let report = applied.iter().fold(Report::new(), |report, version| {
         report.line(format!("schema {schema}: migration {version} was applied"))
     });
-    Ok(report.line("Roles and their rights: idem migrate print --roles | psql -1"))
+    Ok(report.line("Roles and their rights: idem migrate print --roles | psql -1 \"$DATABASE_URL\""))
 }
 
 async fn down(target: &Target, is_yes: bool) -> Result<Report, Failure> {

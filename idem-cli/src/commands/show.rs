@@ -30,7 +30,7 @@ ORDER BY c.name, c.tenant, a.first_at";
 
 const DEAD_LETTERS: &str = "\
 SELECT d.id, c.name AS consumer, c.tenant, d.reason, d.attempts, d.copies, d.error, d.first_at, d.last_at, d.origin,
-    d.replay_requested_at, d.replay_outcome
+    d.replay_requested_at, d.replay_outcome, d.idempotency_key IS NULL AS erased
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
 WHERE d.key_id = {schema}.key_id($1::text) AND ($2::text IS NULL OR c.name = $2::text) ORDER BY d.id";
 
@@ -39,6 +39,14 @@ const AUDIT: &str = "\
 SELECT a.at, a.who, a.login, a.action, c.name AS consumer, a.details
 FROM {schema}.audit AS a LEFT JOIN {schema}.consumers AS c ON c.id = a.consumer
 WHERE a.idempotency_key = $1::text AND ($2::text IS NULL OR c.name = $2::text) AND a.action <> 'read-key'
+ORDER BY a.id DESC LIMIT 20";
+
+/// What the trail says of erasing a key, whose text it does not hold. There is no index for it.
+const ERASED: &str = "\
+SELECT a.at, a.who, a.login, a.action, c.name AS consumer, a.details
+FROM {schema}.audit AS a LEFT JOIN {schema}.consumers AS c ON c.id = a.consumer
+WHERE a.action = 'erase' AND pg_catalog.starts_with(a.details, pg_catalog.format('key id %s:', {schema}.key_id($1::text)))
+    AND ($2::text IS NULL OR c.name = $2::text)
 ORDER BY a.id DESC LIMIT 20";
 
 /// Written before anything is shown: one line for each scope that holds something of the key, or one without a scope. The
@@ -82,17 +90,25 @@ pub(crate) async fn run(mut database: Database, show: &Show) -> Result<Report, F
     let records = database.table(RECORDS, &binds).await?;
     let attempts = database.table(ATTEMPTS, &binds).await?;
     let dead_letters = database.table(DEAD_LETTERS, &binds).await?;
-    let audit = database.table(AUDIT, &binds).await?;
+    let audit = database.table(if is_erased(&records, &dead_letters) { ERASED } else { AUDIT }, &binds).await?;
     Ok(report(records, attempts, dead_letters, audit))
+}
+
+/// Whether the key was erased, and then nothing holds its text any more.
+pub(crate) fn is_erased(records: &Table, dead_letters: &Table) -> bool {
+    let erased = |table: &Table| {
+        table.rows().iter().any(|row| matches!(row.get("erased").as_i64(), Some(1)) || *row.get("erased") == true)
+    };
+    erased(records) || erased(dead_letters)
 }
 
 /// What is known of a key, and what would become of a redelivery.
 pub(crate) fn report(records: Table, attempts: Table, dead_letters: Table, audit: Table) -> Report {
     let redelivery = redelivery(&records, &attempts);
     Report::new()
-        .table("records", records)
+        .record("records", records)
         .table("attempts", attempts)
-        .table("dead letters", dead_letters)
+        .record("dead letters", dead_letters)
         .table("audit", audit)
         .line(redelivery)
 }

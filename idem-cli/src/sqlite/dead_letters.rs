@@ -156,7 +156,7 @@ async fn show(mut file: File, id: i64, with_payload: bool) -> Result<Report, Fai
     if noted == 0 {
         return Err(Failure::refused(format!("there is no dead letter {id}")));
     }
-    let report = Report::new().table("dead letter", file.table(SHOW, &[id.into()]).await?);
+    let report = Report::new().record("dead letter", file.table(SHOW, &[id.into()]).await?);
     if !with_payload {
         return Ok(report);
     }

@@ -29,7 +29,8 @@ WHERE a.key_id = ?1 AND a.attempts > 0 AND (?2 IS NULL OR c.name = ?2) ORDER BY 
 
 const DEAD_LETTERS: &str = r#"
 SELECT d.id, c.name AS consumer, c.tenant, d.reason, d.attempts, d.copies, d.error, {at}d.first_at{} AS first_at,
-    {at}d.last_at{} AS last_at, d.origin, {at}d.replay_requested_at{} AS replay_requested_at, d.replay_outcome
+    {at}d.last_at{} AS last_at, d.origin, {at}d.replay_requested_at{} AS replay_requested_at, d.replay_outcome,
+    d.idempotency_key IS NULL AS erased
 FROM "{schema}_dead_letters" AS d JOIN "{schema}_consumers" AS c ON c.id = d.consumer
 WHERE d.key_id = ?1 AND (?2 IS NULL OR c.name = ?2) ORDER BY d.id"#;
 
@@ -37,6 +38,12 @@ const AUDIT: &str = r#"
 SELECT {at}a.at{} AS at, a.who, a.action, c.name AS consumer, a.details
 FROM "{schema}_audit" AS a LEFT JOIN "{schema}_consumers" AS c ON c.id = a.consumer
 WHERE a.idempotency_key = ?3 AND (?2 IS NULL OR c.name = ?2) AND a.action <> 'read-key' ORDER BY a.id DESC LIMIT 20"#;
+
+/// As on PostgreSQL. Parameters: 1 the text that begins the line, 2 consumer or NULL.
+const ERASED: &str = r#"
+SELECT {at}a.at{} AS at, a.who, a.action, c.name AS consumer, a.details
+FROM "{schema}_audit" AS a LEFT JOIN "{schema}_consumers" AS c ON c.id = a.consumer
+WHERE a.action = 'erase' AND substr(a.details, 1, length(?1)) = ?1 AND (?2 IS NULL OR c.name = ?2) ORDER BY a.id DESC LIMIT 20"#;
 
 /// What is noted is the same as on PostgreSQL. Further parameters: 4 who, 5 what the trail says.
 const NOTE_READ: &str = r#"
@@ -64,7 +71,12 @@ pub(super) async fn show(mut file: File, show: &Show) -> Result<Report, Failure>
     let records = file.table(RECORDS, &binds).await?;
     let attempts = file.table(ATTEMPTS, &binds).await?;
     let dead_letters = file.table(DEAD_LETTERS, &binds).await?;
-    let audit = file.table(AUDIT, &binds).await?;
+    let audit = if show::is_erased(&records, &dead_letters) {
+        let begins = format!("{details}:");
+        file.table(ERASED, &[begins.as_str().into(), consumer]).await?
+    } else {
+        file.table(AUDIT, &binds).await?
+    };
     Ok(show::report(records, attempts, dead_letters, audit))
 }
 
@@ -153,8 +165,10 @@ ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1"#,
     r#"UPDATE "{schema}_message_attempts" SET idempotency_key = '' WHERE {hold}"#,
     r#"UPDATE "{schema}_attempts" SET idempotency_key = '', last_error = NULL WHERE {hold}"#,
     r#"UPDATE "{schema}_dead_letters" SET idempotency_key = NULL, error = '', payload = NULL, has_payload = 1, headers = NULL,
-    message_id = NULL, record_key = NULL, ordering_key = NULL, replay_requested_at = NULL, replay_taken_at = NULL,
-    replay_taken_by = NULL, replayed_at = NULL, replay_outcome = NULL, identity = randomblob(32), loss_accepted_at = {now},
+    message_id = NULL, record_key = NULL, ordering_key = NULL,
+    replay_requested_at = iif(replayed_at IS NULL, NULL, replay_requested_at),
+    replay_taken_at = iif(replayed_at IS NULL, NULL, replay_taken_at),
+    replay_taken_by = iif(replayed_at IS NULL, NULL, replay_taken_by), identity = randomblob(32), loss_accepted_at = {now},
     loss_accepted_by = ?4
 WHERE {hold}"#,
     r#"UPDATE "{schema}_forgotten" SET idempotency_key = '' WHERE {hold}"#,

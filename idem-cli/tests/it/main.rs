@@ -11,6 +11,7 @@ mod audit;
 mod consumers;
 mod dead_letters;
 mod erase;
+mod first_aid;
 mod fixture;
 mod forget;
 mod guide;

@@ -92,7 +92,7 @@ async fn retention_of_existing_records_is_rewritten_as_a_claim_would() {
     let fixture = Fixture::new().await;
     fixture.deliver(&["order-1", "order-2"]).await;
     let kept = "SELECT DISTINCT (expires_at - date_trunc('minute', processed_at))::text FROM processed_messages";
-    fixture.idem("retention set orders 24h").refused("--existing");
+    fixture.idem("retention set orders 24h").refused("2 records of orders");
     fixture.idem("retention set orders 24h --existing").refused("2 records of orders");
     fixture.idem("retention set orders 5s --existing --yes").refused("from 1 minute to 10 years");
     fixture.idem("retention set ordres 24h --existing --yes").refused("no consumer \"ordres\"");

@@ -19,7 +19,8 @@ pub fn describe<S: Store>(error: &(dyn Error + 'static)) -> String {
         let is_drivers = described.is_some();
         let text = described.unwrap_or_else(|| link.to_string());
         let repeats = !is_drivers && secrets.iter().any(|secret| text.contains(secret.as_str()));
-        if !repeats && texts.last() != Some(&text) {
+        // Some libraries print their sources too.
+        if !repeats && !texts.last().is_some_and(|last| last.ends_with(&text)) {
             texts.push(text);
         }
         if is_drivers {

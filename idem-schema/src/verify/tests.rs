@@ -41,7 +41,10 @@ fn a_sound_schema_is_taken() {
 
 #[test]
 fn a_missing_or_old_schema_names_the_migration() {
-    one_problem(|facts| *facts = SchemaFacts::default(), &["holds no migration", "idem migrate"]);
+    one_problem(|facts| *facts = SchemaFacts::default(), &["holds no migration", "Run `idem migrate up`"]);
+    // The command would make its own default schema, and the worker would say the same again.
+    let other = SchemaFacts { schema: SchemaName::new("other").unwrap(), ..SchemaFacts::default() };
+    one_problem(|facts| *facts = other, &["holds no migration", "Run `idem migrate up --schema other`"]);
     one_problem(
         |facts| facts.version = Some(0),
         &["version 0", &format!("needs {}", POSTGRES_MIGRATIONS.len()), "idem migrate"],

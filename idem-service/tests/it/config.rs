@@ -59,7 +59,7 @@ async fn what_is_wrong_in_a_file_is_one_line_without_its_values() {
         ("database-url = \"hunter2", "is no TOML: line 1: "),
         ("lanes = 2\nlanes = 2", "is no TOML: line 2: duplicate key"),
         ("secret = \"hunter2\"", "--secret has a wrong value (it is not shown)"),
-        ("lanes = \"two\"", "--lanes is \"two\", but invalid digit found in string"),
+        ("lanes = \"two\"", "--lanes is \"two\", but it must be a whole number from 1 to 1024"),
         ("lanes = 2", "--socket (or the variable MEMORY_SOCKET) and"),
         ("until-idle = 5", "--until-idle is \"5\", but write a number and one of the units ms, s, m, h, d"),
     ] {

@@ -144,6 +144,9 @@ async fn what_builders_can_do_an_application_can() {
         (&2.into(), &1.into(), &0.into())
     );
     assert!(ended.log.contains(r#"rows=["a", "b"]"#), "{}", ended.log);
+    // A conflict is told with its hashes and where it came from, and nothing of it as Rust would print it.
+    let lines = ended.log.lines().filter(|line| line.contains("conflict")).collect::<Vec<_>>();
+    assert!(!lines.is_empty() && lines.iter().all(|line| !line.contains("Hash(") && !line.contains("Origin(")), "{lines:?}");
     place.remove();
 }
 

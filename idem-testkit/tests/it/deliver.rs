@@ -46,9 +46,14 @@ async fn a_first_delivery_a_duplicate_a_conflict_and_a_failure() {
     assert!(deliver(&store, &ledger, message("order-1", "250")).await.unwrap().is_skipped());
     let conflict = deliver(&store, &ledger, message("order-1", "251")).await.unwrap();
     assert!(matches!(conflict, Decision::Conflict(..)), "{conflict:?}");
-    for (payload, reason) in [("0", Reason::AttemptsExhausted), ("free", Reason::Malformed)] {
+    // What a worker tries again says so: its reason is that of the dead letter which it ends as.
+    for (payload, reason, comes_again) in
+        [("0", Reason::AttemptsExhausted, true), ("free", Reason::Malformed, false)]
+    {
         let failed = deliver(&store, &ledger, message("order-2", payload)).await.unwrap();
-        assert!(matches!(&failed, Decision::Failed(failure) if failure.reason == reason), "{failed:?}");
+        let Decision::Failed(failure) = &failed else { panic!("{failed:?}") };
+        assert_eq!((failure.reason, failure.comes_again()), (reason, comes_again), "{failed:?}");
+        assert!(format!("{failed:?}").contains(&format!("comes_again: {comes_again}")), "{failed:?}");
     }
     assert_eq!(keys(&store), ["order-1"]);
     assert_eq!(store.rows("totals")[0].1, "1");

@@ -19,6 +19,9 @@ pub fn message(key: &str, payload: impl Into<idem_core::Bytes>) -> Message {
 ///
 /// The consumer is named after the handler's type, so that two handlers in one test each see every message.
 ///
+/// A handler that has ended well without taking the connection of its transaction is named on standard error, because what it
+/// writes elsewhere is not covered; [`DedupConsumer::uses_transaction`] answers that in a test.
+///
 /// ```
 /// # use std::sync::Arc;
 /// # use idem_core::{Decision, Handler, HandlerError, Message, Reason, Tx};
@@ -106,8 +109,22 @@ pub async fn deliver_on<S: Store, H: Handler<S>>(
         .build()
         .map_err(refused)?;
     let (lane, decided) = consumer.process_on(lane, [message]).await?;
+    if consumer.uses_transaction() == Some(false) {
+        tell_of_unused(type_name::<H>());
+    }
     // One message, one decision; without one, nothing is known, and the message would go back to the broker.
     Ok((lane, decided.into_iter().next().map_or(Decision::Busy, |(_, decision)| decision)))
+}
+
+#[allow(
+    clippy::print_stderr,
+    reason = "a test has no log, and what it prints is shown where it fails, or with --nocapture"
+)]
+fn tell_of_unused(handler: &str) {
+    eprintln!(
+        "idem_testkit::deliver: {handler} has taken no connection from its transaction: what it writes elsewhere happens at least \
+         once. Write through tx.connection(), or say Effects::Outside"
+    );
 }
 
 /// The end of a type's name, which is what tells two types apart.

@@ -346,6 +346,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
             idle: Mutex::new(Vec::new()),
             slots: Arc::new(Semaphore::new(self.settings.lanes)),
             shared_units: self.settings.shared_unit_max.map(|max| SharedUnits::new(max, self.settings.lanes)),
+            transaction_use: super::TransactionUse::default(),
             no_winner: AtomicU32::new(0),
         };
         Ok(DedupConsumer { inner: Arc::new(inner) })

@@ -181,11 +181,14 @@ async fn run_one<S: Store>(
         Handled::Panicked => return Err(HandlingError::one(index, panicked(), TransactionState::Unknown)),
         Handled::TimedOut => return Err(HandlingError::one(index, late(deadline), TransactionState::Busy)),
     }
+    let is_taken = tx.is_taken();
     drop(tx);
     let handed_in = collector.finish();
     let mut handed_in =
         handed_in.map_err(|error| HandlingError::one(index, refused(&error), TransactionState::Clean))?;
-    Ok(handed_in.pop().filter(|handed_in| !handed_in.is_empty()))
+    let handed_in = handed_in.pop().filter(|handed_in| !handed_in.is_empty());
+    inner.note_use(is_taken || handed_in.is_some());
+    Ok(handed_in)
 }
 
 /// A handler whose event or result was refused fails for good, whatever it answered.
@@ -224,6 +227,7 @@ async fn together<S: Store, J: Borrow<Item> + Sync>(
         Handled::Panicked => return Err(all(panicked(), TransactionState::Unknown)),
         Handled::TimedOut => return Err(all(late(deadline), TransactionState::Busy)),
     };
+    let is_taken = tx.is_taken();
     drop(tx);
     drop(own);
     let named = named(inner, &indexes, answer)?;
@@ -231,6 +235,7 @@ async fn together<S: Store, J: Borrow<Item> + Sync>(
         return Err(HandlingError::Handlers { failed: named, left: TransactionState::Clean });
     }
     let handed_in = collector.finish().map_err(|error| all(refused(&error), TransactionState::Clean))?;
+    inner.note_use(is_taken || handed_in.iter().any(|handed_in| !handed_in.is_empty()));
     passed(unit.check().map_err(|error| all(unsealed::<S>(&error), TransactionState::Unknown))).await?;
     Ok(indexes.into_iter().zip(handed_in).filter(|(_, handed_in)| !handed_in.is_empty()).collect())
 }

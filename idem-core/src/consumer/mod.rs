@@ -11,6 +11,7 @@ mod lookup;
 mod open_units;
 mod outcomes;
 mod shared_units;
+mod transaction_use;
 mod unit;
 
 use std::{
@@ -22,13 +23,13 @@ use std::{
 use tokio::sync::{Notify, OnceCell, OwnedSemaphorePermit, Semaphore};
 
 pub use self::builder::DedupConsumerBuilder;
-use self::shared_units::SharedUnits;
 pub(crate) use self::{
     identify::{Item, Rejected},
     lookup::{Alone, alone_with, look_up, probe},
     open_units::OpenUnits,
     unit::{End, Gate, run},
 };
+use self::{shared_units::SharedUnits, transaction_use::TransactionUse};
 use crate::{
     caught::caught,
     clock::DatabaseClock,
@@ -112,6 +113,8 @@ pub(crate) struct Inner<S: Store> {
     idle: Mutex<Vec<S::Session>>,
     slots: Arc<Semaphore>,
     shared_units: Option<SharedUnits>,
+    /// Whether handlers use their transaction.
+    transaction_use: TransactionUse,
     /// Units in a row that found no winner; see [`unit`].
     no_winner: AtomicU32,
 }

@@ -14,22 +14,30 @@ pub struct Tx<'t, S: Store> {
     connection: S::Connection<'t>,
     /// Where events and results go; core alone gives it.
     collector: Option<&'t Collector<'t>>,
+    /// Whether the connection was asked for.
+    taken: bool,
 }
 
 impl<'t, S: Store> Tx<'t, S> {
     /// For stores: wraps the connection of a unit.
     pub fn new(connection: S::Connection<'t>) -> Self {
-        Self { connection, collector: None }
+        Self { connection, collector: None, taken: false }
     }
 
     /// The same transaction, with a place for what a handler hands in.
     pub(crate) fn collecting<'a>(&'a mut self, collector: &'a Collector<'a>) -> Tx<'a, S> {
-        Tx { connection: S::reborrow(&mut self.connection), collector: Some(collector) }
+        Tx { connection: S::reborrow(&mut self.connection), collector: Some(collector), taken: false }
     }
 
     /// The connection to run statements on, of the store's own type.
     pub fn connection(&mut self) -> S::Connection<'_> {
+        self.taken = true;
         S::reborrow(&mut self.connection)
+    }
+
+    /// Whether [`connection`](Self::connection) was called, or [`parts`](Self::parts).
+    pub(crate) fn is_taken(&self) -> bool {
+        self.taken
     }
 
     /// Publishes an event of `message`: it is committed with the handler's effects, or not at all, and a relay brings it to its

@@ -146,7 +146,10 @@ async fn what_builders_can_do_an_application_can() {
     assert!(ended.log.contains(r#"rows=["a", "b"]"#), "{}", ended.log);
     // A conflict is told with its hashes and where it came from, and nothing of it as Rust would print it.
     let lines = ended.log.lines().filter(|line| line.contains("conflict")).collect::<Vec<_>>();
-    assert!(!lines.is_empty() && lines.iter().all(|line| !line.contains("Hash(") && !line.contains("Origin(")), "{lines:?}");
+    assert!(
+        !lines.is_empty() && lines.iter().all(|line| !line.contains("Hash(") && !line.contains("Origin(")),
+        "{lines:?}"
+    );
     place.remove();
 }
 

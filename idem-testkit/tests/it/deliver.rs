@@ -47,9 +47,7 @@ async fn a_first_delivery_a_duplicate_a_conflict_and_a_failure() {
     let conflict = deliver(&store, &ledger, message("order-1", "251")).await.unwrap();
     assert!(matches!(conflict, Decision::Conflict(..)), "{conflict:?}");
     // What a worker tries again says so: its reason is that of the dead letter which it ends as.
-    for (payload, reason, comes_again) in
-        [("0", Reason::AttemptsExhausted, true), ("free", Reason::Malformed, false)]
-    {
+    for (payload, reason, comes_again) in [("0", Reason::AttemptsExhausted, true), ("free", Reason::Malformed, false)] {
         let failed = deliver(&store, &ledger, message("order-2", payload)).await.unwrap();
         let Decision::Failed(failure) = &failed else { panic!("{failed:?}") };
         assert_eq!((failure.reason, failure.comes_again()), (reason, comes_again), "{failed:?}");

@@ -10,7 +10,10 @@ use idem_core::{
 };
 use idem_testkit::{Decide as _, MemoryStore};
 
-use super::fixture::{Fixture, Script, drain};
+use super::{
+    captured::Captured,
+    fixture::{Fixture, Script, drain, message},
+};
 
 fn warm(fixture: &Fixture, messages: usize) {
     (0..messages).for_each(|n| drop(fixture.publish(&format!("warm-{n}"), "ok")));
@@ -248,4 +251,31 @@ async fn a22_an_outside_call_is_repeated_with_the_same_derived_key() {
     assert_eq!(calls.len(), fixture.script.runs_of("1"));
     assert!(calls.len() > 1 && calls.iter().all(|call| *call == calls[0]), "{calls:?}");
     assert_eq!(fixture.effects().len(), 1);
+}
+
+/// A13: nothing else would tell the author of such a handler, whose tests pass.
+#[tokio::test]
+async fn a13_a_handler_that_never_uses_its_transaction_is_told_once() {
+    let told = async |uses: bool, effects: Effects| {
+        let (captured, _guard) = Captured::log(tracing::Level::WARN);
+        let handler = handler_fn(async move |_: &Message, tx: &mut Tx<'_, MemoryStore>| {
+            if uses {
+                tx.connection().put("notes", "a", "b").await?;
+            }
+            Ok(())
+        });
+        let consumer = DedupConsumer::builder(MemoryStore::new(), "orders").handler(handler).effects(effects);
+        let consumer = consumer.handler_deadline(Duration::from_secs(60)).handler_name("notes").build().unwrap();
+        assert_eq!(consumer.uses_transaction(), None);
+        for key in ["1", "2", "3", "4", "5", "6", "7"] {
+            assert!(consumer.decisions(vec![message(key, "ok")]).await.unwrap()[0].is_processed());
+        }
+        let lines = captured.lines();
+        let warnings = lines.iter().filter(|line| line.contains("no connection from its transaction")).count();
+        (warnings, consumer.uses_transaction())
+    };
+    assert_eq!(told(false, Effects::InTransaction).await, (1, Some(false)));
+    assert_eq!(told(true, Effects::InTransaction).await, (0, Some(true)));
+    // It says itself that it works elsewhere.
+    assert_eq!(told(false, Effects::Outside).await.0, 0);
 }

@@ -32,8 +32,6 @@ pub(crate) async fn consume(
     recognise: Recognise,
 ) -> Result<(), BoxError> {
     let mut db = ledger::open(&file).await?;
-    // These loops may leave the wait for the disk out, which idem does not: the time they take is their best.
-    sqlx::query("PRAGMA synchronous = NORMAL").execute(&mut db).await?;
     let insert = match recognise {
         Recognise::Nothing => "INSERT INTO purchases (customer, day, cds, cents) VALUES (?, ?, ?, ?)",
         Recognise::Content => {

@@ -92,6 +92,7 @@ fn run(folder: &Path) -> Result<bool, BoxError> {
 
     let right = idem.totals == SOLD && set_aside == (sent.altered + sent.unusable) as u64;
     report::totals(&[idem, inserted, by_content]);
+    report::times();
     report::reasons(&sent, purchases::repeated(&purchases));
     report::dead_letters(&dead_letters);
     Ok(right)

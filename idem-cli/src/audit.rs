@@ -1,4 +1,4 @@
-//! What operators do, on the log target `idem::audit` as well as in the table `audit`. The table has everything: its rows
+//! Operators' actions, on the log target `idem::audit` as well as in the table `audit`. The table has everything: its rows
 //! are written in the transaction of the act, and the lines follow the commit.
 
 use std::io;

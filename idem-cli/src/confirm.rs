@@ -1,4 +1,4 @@
-//! What cannot be taken back is asked for, or needs `--yes`.
+//! A command that cannot be undone asks first, or needs `--yes`.
 
 use std::io::{self, BufRead as _, IsTerminal as _};
 

@@ -16,7 +16,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Ticket(());
 
-/// Proof that an outcome is durable: a commit, a committed row that was read, a stored dead letter. Not `Clone`, and
+/// Proof that an outcome is durable: a commit, a committed row that was read, a stored dead letter, an audited conflict. Not `Clone`, and
 /// only the engine makes one, so acknowledging without proof does not compile:
 ///
 /// ```compile_fail
@@ -39,6 +39,11 @@ impl Durable {
 
     /// The dead letter is stored and, where a publisher is given, confirmed.
     pub(crate) fn dead_lettered() -> Self {
+        Self(())
+    }
+
+    /// The audit trail has the conflict, which the policy acknowledges without a dead letter.
+    pub(crate) fn audited() -> Self {
         Self(())
     }
 }

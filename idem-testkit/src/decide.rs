@@ -4,7 +4,7 @@ use std::future::Future;
 
 use idem_core::{Decision, DedupConsumer, Message, Store, StoreError};
 
-/// What a test asks of a consumer: it has its messages already, and wants the decisions alone.
+/// The call of a test that has its messages already, and wants the decisions alone.
 pub trait Decide<S: Store> {
     /// [`DedupConsumer::process`], without the messages that it gives back.
     ///

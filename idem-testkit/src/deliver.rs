@@ -14,7 +14,7 @@ pub fn message(key: &str, payload: impl Into<idem_core::Bytes>) -> Message {
 }
 
 /// Delivers `message` to `handler` once, as a worker does it: claims its key, runs the handler where the key is new,
-/// seals and commits, or rolls back. What it answers is decided by what `store` holds, and the handler's effects can be
+/// seals and commits, or rolls back. The answer is decided by what `store` holds, and the handler's effects can be
 /// read there afterwards. Nothing is retried, set aside or published.
 ///
 /// The consumer is named after the handler's type, so that two handlers in one test each see every message.

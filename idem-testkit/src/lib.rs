@@ -1,4 +1,4 @@
-//! What users of idem test with: a [broker in the process](memory) that redelivers and misbehaves on request, a store
+//! Tools for the tests of idem's users: a [broker in the process](memory) that redelivers and misbehaves on request, a store
 //! in memory, [`deliver`] for a handler's own tests, [conformance suites](conformance) for people's own stores and
 //! sources, and a [driver](source_driver) for a source's other tests. The suites' cases cite [failure modes](https://github.com/idem-rs/idem/blob/main/docs/failure-modes.md).
 //!

@@ -104,7 +104,7 @@ impl Proxy {
         let _ = self.standing.subscribe().wait_for(|standing| standing.keys().all(|born| *born >= cuts)).await;
     }
 
-    /// Lets nothing pass from now on, in either direction. Nobody is told.
+    /// Lets nothing pass from now on, in either direction. Neither side learns of it.
     pub fn freeze(&self) {
         self.weather.send_modify(|weather| weather.frozen = true);
     }

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// The time a source gets for closing.
 const CLOSED_WITHIN: Duration = Duration::from_secs(30);
 
-/// What `future` answers.
+/// The answer of `future`.
 ///
 /// # Panics
 /// Where it takes five minutes; `what` names it.
@@ -74,7 +74,7 @@ pub type Deliveries<S> = Vec<Delivery<<S as Source>::Handle>>;
 pub struct SourceDriver<S: Source> {
     /// The source, for everything that is not here.
     pub source: S,
-    /// What it answered when it attached.
+    /// The source's answer when it attached.
     pub attached: Attached,
 }
 
@@ -197,7 +197,7 @@ impl<S: Source> SourceDriver<S> {
         assert!(revocation.drained.is_none(), "instead of a loss came {revocation:?}");
     }
 
-    /// The [`SourceError::Refused`] with which a running source ends. What comes before it is dropped.
+    /// The [`SourceError::Refused`] with which a running source ends. Anything before it is dropped.
     pub async fn refusal(&self) -> SourceError {
         self.error("a refusal", |error| matches!(error, SourceError::Refused { .. })).await
     }

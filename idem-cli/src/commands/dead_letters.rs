@@ -240,7 +240,7 @@ async fn show(database: &mut Database, id: i64, with_payload: bool) -> Result<Re
     Ok(with_content(report, &payload))
 }
 
-/// What the trail calls the reading of a dead letter.
+/// The trail's word for reading a dead letter.
 pub(crate) fn read(with_payload: bool) -> &'static str {
     if with_payload { "read-payload" } else { "read-dead-letter" }
 }
@@ -297,7 +297,7 @@ async fn replay(database: &mut Database, replay: &Replay) -> Result<Report, Fail
     })
 }
 
-/// The payload to replay with, in hexadecimal digits. What changes a dead letter is for one, by its id.
+/// The payload to replay with, in hexadecimal digits. A change of a dead letter is for one, by its id.
 fn payload_of(replay: &Replay) -> Result<Option<String>, Failure> {
     if (replay.key.is_some() || replay.payload.is_some()) && replay.which.id.len() != 1 {
         return Err(Failure::refused("--key and --payload are for one dead letter, by its id"));

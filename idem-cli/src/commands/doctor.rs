@@ -13,12 +13,12 @@ use crate::{
 
 const FINDINGS: &str = include_str!("doctor.sql");
 
-/// What the last start of the consumer `c` was warned of by its broker, which this command does not know.
+/// The warnings of its broker at the last start of the consumer `c`; this command knows no broker.
 const LAST_START: &str = "\
 LEFT JOIN LATERAL (SELECT at, details FROM {schema}.audit WHERE consumer = c.id AND action = 'start' ORDER BY id DESC LIMIT 1)
     AS start ON true";
 
-/// What the tables come to if everything goes on as in the last hour.
+/// The size of the tables if everything goes on as in the last hour.
 const FORECAST: &str = "\
 SELECT c.name AS consumer, c.tenant, recent.records AS last_hour, pg_catalog.justify_hours(c.retention)::text AS retention,
     (recent.records::float8 * extract(epoch FROM c.retention)::float8 / 3600::float8)::int8 AS records_to_come,
@@ -46,13 +46,13 @@ SELECT DISTINCT ON (c.name) c.name AS consumer, nullif(c.bound_to, '') AS reads_
     END AS shown_by
 FROM {schema}.consumers AS c ORDER BY c.name, c.id";
 
-/// What this command cannot see, because it knows no broker.
+/// The checks that this command lacks, because it knows no broker.
 const UNSEEN: &str = "Of a broker's settings this knows what the last start of a worker found: start one again after a \
 change, or give --broker-horizon.";
 
 pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Failure> {
     let mut database = Database::open(target).await?;
-    // What would keep a worker from starting: server, schema, rights of this login.
+    // Problems that would keep a worker from starting: server, schema, rights of this login.
     let verified = database::store(target)?.bookkeeping().verify().await;
     let horizon = Bind::NumberOr(doctor.broker_horizon.and_then(|time| i64::try_from(time.as_secs()).ok()));
     let findings: Table = match verified {

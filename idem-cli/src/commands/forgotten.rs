@@ -63,7 +63,7 @@ async fn restore(database: &mut Database, batch: i64, is_yes: bool) -> Result<Re
     Ok(restored(taken, back))
 }
 
-/// What restoring does. Refuses a batch of which nothing waits.
+/// Restores a batch. Refuses one of which nothing waits.
 pub(crate) fn warning(count: i64, batch: i64) -> Result<String, Failure> {
     if count == 0 {
         return Err(Failure::refused(format!("nothing waits that was forgotten as {batch}: idem forgotten list")));
@@ -71,7 +71,7 @@ pub(crate) fn warning(count: i64, batch: i64) -> Result<String, Failure> {
     Ok(format!("This makes {count} forgotten keys records again, so that their messages are duplicates"))
 }
 
-/// So many waited, and so many of them are records again.
+/// The numbers of records that waited, and of those that are records again.
 pub(crate) fn restored(taken: i64, back: i64) -> Report {
     let again = taken - back;
     Report::said(format!("{back} are records again; {again} have run again meanwhile and keep their new record"))

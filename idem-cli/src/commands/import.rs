@@ -74,7 +74,7 @@ WITH emptied AS (
 INSERT INTO {schema}.audit (who, action, consumer, details) VALUES ($2::text, 'import', $1::int8::int4, $3::text)
 RETURNING id";
 
-/// What was found and done so far.
+/// The counts so far.
 #[derive(Debug, Default)]
 struct Counts {
     read: i64,

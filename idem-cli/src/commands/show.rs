@@ -34,7 +34,7 @@ SELECT d.id, c.name AS consumer, c.tenant, d.reason, d.attempts, d.copies, d.err
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
 WHERE d.key_id = {schema}.key_id($1::text) AND ($2::text IS NULL OR c.name = $2::text) ORDER BY d.id";
 
-/// Who has read the key is in the table; here it would hide who changed something.
+/// The table notes each reading of the key; here those lines would hide the changes.
 const AUDIT: &str = "\
 SELECT a.at, a.who, a.login, a.action, c.name AS consumer, a.details
 FROM {schema}.audit AS a LEFT JOIN {schema}.consumers AS c ON c.id = a.consumer
@@ -102,7 +102,7 @@ pub(crate) fn is_erased(records: &Table, dead_letters: &Table) -> bool {
     erased(records) || erased(dead_letters)
 }
 
-/// What is known of a key, and what would become of a redelivery.
+/// The facts of a key, and the outcome of a redelivery.
 pub(crate) fn report(records: Table, attempts: Table, dead_letters: Table, audit: Table) -> Report {
     let redelivery = redelivery(&records, &attempts);
     Report::new()
@@ -119,7 +119,7 @@ pub(crate) fn check_key(key: &str) -> Result<(), Failure> {
     key.map(|_| ()).map_err(|error| Failure::refused(format!("that is no key: {error}")))
 }
 
-/// What would become of the message if it came again now.
+/// The outcome of the message if it came again now.
 fn redelivery(records: &Table, attempts: &Table) -> String {
     let names = |rows: &[&Row]| rows.iter().map(|row| row.text("consumer")).collect::<Vec<_>>().join(", ");
     let unhashed = Unhashed.rule();

@@ -27,7 +27,7 @@ LEFT JOIN (
 ) AS d ON d.consumer = c.id
 ORDER BY c.name, c.tenant";
 
-/// What the disk holds of each table, indexes included, by the server's own books.
+/// The size of each table on the disk, indexes included, by the server's own books.
 const TABLES: &str = "\
 SELECT t.relname AS \"table\", CASE WHEN t.reltuples >= 0::float4 THEN t.reltuples::int8 END AS rows_about, size.bytes,
     pg_catalog.pg_size_pretty(size.bytes) AS size

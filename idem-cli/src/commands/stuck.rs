@@ -68,7 +68,7 @@ pub(crate) async fn run(mut database: Database, limit: &Limit) -> Result<Report,
     Ok(report(keys, stopped, unkept).table("waiting sessions", sessions))
 }
 
-/// What is stuck by the tables, and what to do, or where else to look.
+/// The stuck messages and consumers that tables show, with the cure, or where else to look.
 pub(crate) fn report(failing: Table, stopped: Table, unkept: Table) -> Report {
     let (is_held, is_stuck) = (!unkept.is_empty(), [&failing, &stopped, &unkept].iter().any(|table| !table.is_empty()));
     let report = Report::new()

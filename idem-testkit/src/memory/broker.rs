@@ -202,13 +202,13 @@ impl Queue {
         self.change(|inner| inner.state.faults = faults);
     }
 
-    /// What happened so far, and what the queue holds now.
+    /// The queue's counts so far, and of its messages now.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.change_quietly(|inner| inner.stats())
     }
 
-    /// What happened to the message of this origin; nothing where it is unknown or no longer
+    /// The counts of the message of this origin; nothing where it is unknown or no longer
     /// [remembered](QueueOptions::history_max).
     #[must_use]
     pub fn history(&self, origin: &Origin) -> History {
@@ -216,7 +216,7 @@ impl Queue {
         sequence.and_then(|sequence| self.lock().state.history_of(sequence)).unwrap_or_default()
     }
 
-    /// What happened to each message that is remembered, in the order of publishing.
+    /// The counts of each message that is remembered, in the order of publishing.
     #[must_use]
     pub fn histories(&self) -> Vec<(Origin, History)> {
         self.lock().state.history().collect()
@@ -272,7 +272,7 @@ impl Queue {
                         seat.unheard.push_back((seat.assignment, how));
                     }
                     Revoke::Lost => {
-                        // Whoever was asked to finish need not any more.
+                        // A source that was asked to finish need not any more.
                         seat.unheard.retain(|(assignment, _)| *assignment != seat.assignment);
                         seat.unheard.push_back((seat.assignment, how));
                         seat.renew(&mut inner.state, &self.broker);

@@ -37,7 +37,7 @@ pub(super) trait Link: Send + Sync + fmt::Debug + 'static {
 
     fn open(&self) -> impl Future<Output = Result<(Self::Seat, Facts), SourceError>> + Send;
 
-    /// What the queue can do, as far as it is known before attaching.
+    /// The queue's capabilities, as far as they are known before attaching.
     fn facts(&self) -> Option<Facts>;
 
     /// Broker and queue as one text.
@@ -58,7 +58,7 @@ pub(super) trait LinkSeat: Send + Sync + fmt::Debug + 'static {
     fn let_go(&self);
 }
 
-/// What identifies one delivery of a [`MemorySource`](super::MemorySource) or [`RemoteSource`](super::RemoteSource) to
+/// The identity of one delivery of a [`MemorySource`](super::MemorySource) or [`RemoteSource`](super::RemoteSource) to
 /// the broker: the connection, the assignment and the receipt.
 #[derive(Debug)]
 pub struct MemoryHandle {

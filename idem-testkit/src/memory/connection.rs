@@ -29,7 +29,7 @@ type Waiting = Arc<Mutex<Option<HashMap<u64, oneshot::Sender<Tell>>>>>;
 #[derive(Debug)]
 pub(super) struct Connection {
     requests: mpsc::Sender<Vec<u8>>,
-    /// Who waits for which answer; `None` once the connection is gone, and then nobody waits any more.
+    /// The callers that wait, by request; `None` once the connection is gone.
     waiting: Waiting,
     last_id: AtomicU64,
     open: watch::Sender<bool>,
@@ -113,7 +113,7 @@ async fn read(mut from: OwnedReadHalf, waiting: Waiting, open: watch::Receiver<b
         while let Ok(Some(Told { id, tell })) = wire::read::<Told>(&mut from).await {
             let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(answered) = waiting.as_mut().and_then(|waiting| waiting.remove(&id)) {
-                // Whoever asked may have stopped waiting.
+                // The caller may have stopped waiting.
                 let _ = answered.send(tell);
             }
         }

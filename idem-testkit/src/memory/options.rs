@@ -1,4 +1,4 @@
-//! What a queue is, and how it misbehaves.
+//! The options of a queue, and how it misbehaves.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub enum Order {
     ByKeyOneAtATime,
 }
 
-/// What a queue is; see [`Broker::create`](super::Broker::create).
+/// The options of a queue; see [`Broker::create`](super::Broker::create).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -52,7 +52,7 @@ pub struct QueueOptions {
     pub bytes_max: usize,
     /// For how many messages what happened to each is remembered, the latest. Defaults to 100,000.
     pub history_max: usize,
-    /// What its random choices come from. Defaults to 0; the same seed and the same calls give the same choices.
+    /// The seed of its random choices. Defaults to 0; the same seed and the same calls give the same choices.
     pub seed: u64,
 }
 

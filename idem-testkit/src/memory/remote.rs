@@ -258,7 +258,7 @@ impl RemoteBroker {
         self.of_queue("setting faults", queue, QueueAsk::Misbehave(faults)).await.map(|_| ())
     }
 
-    /// What happened so far, and what the queue holds now.
+    /// The queue's counts so far, and of its messages now.
     ///
     /// # Errors
     /// Where the queue does not exist or the broker cannot be reached.
@@ -268,7 +268,7 @@ impl RemoteBroker {
         Ok(stats)
     }
 
-    /// What happened to each message that is remembered, in the order of publishing.
+    /// The counts of each message that is remembered, in the order of publishing.
     ///
     /// # Errors
     /// Where the queue does not exist or the broker cannot be reached.

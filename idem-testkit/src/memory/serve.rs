@@ -52,7 +52,7 @@ impl Broker {
     /// Serves this broker on a Unix socket until the answer is dropped. A consumer that connects with
     /// [`RemoteSource`](super::RemoteSource) and is killed gives back at once what it has not settled.
     ///
-    /// The protocol is for the test kit's own clients: frames of four bytes of length and JSON. Whoever can open the
+    /// The protocol is for the test kit's own clients: frames of four bytes of length and JSON. Anyone who can open the
     /// socket can do everything.
     ///
     /// # Errors
@@ -179,7 +179,7 @@ async fn connection(broker: Broker, stream: UnixStream) {
                 working.join_next().await;
             }
             while working.try_join_next().is_some() {}
-            // What only says something is done in the order in which it was said: a receive that comes after a stop must
+            // Requests without an answer are carried out in the order in which they came: a receive that comes after a stop must
             // find it done.
             if matches!(asked.ask, Ask::Seat(SeatAsk::Stop | SeatAsk::Finished(_))) {
                 answer(&broker, &seat, asked.ask, 0).await;
@@ -209,7 +209,7 @@ async fn connection(broker: Broker, stream: UnixStream) {
         () = reading => {}
         // The broker took the seat away: the client is cut off, as a broker does it.
         _ = is_gone.recv() => {}
-        // Nobody reads our answers any more.
+        // Our answers are not read any more.
         _ = writing.join_next() => {}
     }
 }

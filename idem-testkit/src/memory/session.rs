@@ -16,7 +16,7 @@ use super::{
     state::{Answer, Handed, Receipt},
 };
 
-/// What a receive comes back with.
+/// The answer to a receive.
 #[derive(Debug)]
 pub(super) enum Got {
     Deliveries(Vec<Handed>),
@@ -28,7 +28,7 @@ pub(super) enum Got {
     Failed(SourceError),
 }
 
-/// What a consumer learns when it attaches.
+/// The answer to attaching.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Facts {
     pub(super) seat: u64,
@@ -127,7 +127,7 @@ impl Session {
             let (got, timer) = self.queue.change_quietly(|inner| (self.look(inner, max), inner.next_timer()));
             if let Some(got) = got {
                 if matches!(got, Got::Deliveries(_)) {
-                    // Whoever waits for deliveries to be made wants to know.
+                    // A caller that waits for deliveries is woken.
                     self.queue.slot.changed.notify_waiters();
                 }
                 return got;

@@ -18,7 +18,7 @@ use super::{
 /// How many bytes one hand-over has before it ends, so that it fits into a frame of the socket.
 const HAND_OVER_BYTES_MAX: usize = 8 << 20;
 
-/// What identifies one delivery to the broker. Receipts are never used again, so a handle settles at most once.
+/// The broker's identity of one delivery. Receipts are never used again, so a handle settles at most once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Receipt {
     pub(super) assignment: u64,
@@ -79,7 +79,7 @@ pub(super) struct QueueState {
     ready: Ready,
     /// Delays and leases, the earliest first.
     timers: BTreeSet<(Instant, u64)>,
-    /// What each assignment holds.
+    /// The messages of each assignment.
     held: BTreeMap<u64, BTreeSet<u64>>,
     stats: Stats,
     history: BTreeMap<u64, History>,

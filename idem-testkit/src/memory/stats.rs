@@ -1,8 +1,8 @@
-//! What happened in a queue, for assertions.
+//! Counts of a queue, for assertions.
 
 use serde::{Deserialize, Serialize};
 
-/// What happened to one message.
+/// Counts of one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct History {
@@ -20,7 +20,7 @@ pub struct History {
     pub expelled: bool,
 }
 
-/// What happened in a queue since it was created, and what it holds now.
+/// Counts of a queue since it was created, and of its messages now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Stats {

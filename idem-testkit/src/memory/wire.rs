@@ -44,7 +44,7 @@ pub(super) enum Ask {
     Queue(String, QueueAsk),
 }
 
-/// What a consumer asks of its seat.
+/// A consumer's request to its seat.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum SeatAsk {
     Receive(usize),
@@ -55,7 +55,7 @@ pub(super) enum SeatAsk {
     Leave,
 }
 
-/// What anybody asks of a queue.
+/// A request to a queue.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum QueueAsk {
     Facts,

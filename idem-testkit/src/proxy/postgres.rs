@@ -38,7 +38,7 @@ pub struct PostgresProxy {
     ended: CancellationToken,
 }
 
-/// What the proxy does, and what it has seen.
+/// The proxy's orders, and its counts.
 #[derive(Debug)]
 struct Plan {
     cut: Cut,
@@ -172,7 +172,7 @@ async fn serve(mut client: TcpStream, server: &str, plan: &Plan) -> io::Result<(
     }
 }
 
-/// What a server answers to a setting that it cannot take.
+/// A server's answer to a setting that it cannot take.
 fn refusal(setting: &str) -> Vec<u8> {
     let fields = format!("SFATAL\0VFATAL\0C22023\0M{setting} cannot be set here\0\0");
     let length = u32::try_from(fields.len() + 4).unwrap_or(u32::MAX);

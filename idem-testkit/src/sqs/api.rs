@@ -118,7 +118,7 @@ fn small_enough(input: &Value) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What SQS refuses a batch for as a whole.
+/// The reasons for which SQS refuses a batch as a whole.
 fn well_formed(entries: &[Value]) -> Result<(), Refusal> {
     if entries.is_empty() {
         return refuse("EmptyBatchRequest", "There should be at least one entry in the request.");

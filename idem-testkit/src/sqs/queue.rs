@@ -20,7 +20,7 @@ pub(super) const BYTES_MAX: usize = 1 << 20;
 
 const ATTRIBUTES_MAX: usize = 10;
 
-/// What a queue is created with.
+/// The options of a new queue.
 #[derive(Debug, Clone)]
 pub struct QueueOptions {
     /// How many messages may be in flight. SQS allows 120,000.
@@ -180,7 +180,7 @@ impl Queue {
         self.messages.push(message);
     }
 
-    /// Hands over at most `max` messages. `None` where too many are in flight. What was received too often is moved to
+    /// Hands over at most `max` messages. `None` where too many are in flight. A message that was received too often is moved to
     /// `dead`.
     pub(super) fn receive(
         &mut self,
@@ -221,7 +221,7 @@ impl Queue {
         Some(received.collect())
     }
 
-    /// What this attempt got before, where it was less than five minutes ago and all of it is still in flight. Its
+    /// The messages that this attempt got before, where that was less than five minutes ago and all of them are still in flight. Its
     /// visibility begins anew.
     pub(super) fn receive_again(&mut self, now: Duration, visibility: Duration, attempt: &str) -> Option<Vec<Message>> {
         let (_, receipts) = self.attempts.get(attempt).filter(|(at, _)| now < *at + REPETITIONS)?;

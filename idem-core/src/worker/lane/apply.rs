@@ -187,7 +187,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                 self.shared.stats.conflicts.add(1);
                 match job.from {
                     DeliveredBy::Broker(handle) => {
-                        self.shared.settle(handle, Settle::Acknowledge(Durable::dead_lettered()), job.permit);
+                        self.shared.settle(handle, Settle::Acknowledge(Durable::audited()), job.permit);
                     }
                     DeliveredBy::Replay(id) => self.replayed(id, ReplayEnd::Duplicate).await,
                 }

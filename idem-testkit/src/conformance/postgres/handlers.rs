@@ -1,4 +1,4 @@
-//! What handlers do to their transaction, beyond what the suite asks of every store.
+//! Handlers that misuse their transaction, beyond the cases of every store.
 
 use std::{marker::PhantomData, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::Decide as _;
 
-/// What a handler does, by its message.
+/// A handler's deeds, by its message.
 pub(super) trait Act: Send + Sync + 'static {
     fn act<T: PostgresUnderTest>(
         &self,
@@ -145,7 +145,7 @@ impl Act for Sits {
     ) -> Result<(), HandlerError> {
         T::execute(tx, &format!("SELECT set_config('application_name', '{}', true)", self.0.name)).await?;
         T::execute(tx, "SELECT set_config('idle_in_transaction_session_timeout', '50', true)").await?;
-        // What a call to another system does to the connection: nothing, until the server has had enough.
+        // As during a call to another system, the connection idles until the server has had enough.
         self.0.begun.notify_one();
         self.0.over.notified().await;
         Ok(write::<T>(tx, message).await?)

@@ -1,4 +1,4 @@
-//! What the suite needs of a store on PostgreSQL beyond idem's own traits.
+//! The fixture that the suite needs of a store on PostgreSQL, beyond idem's own traits.
 
 use std::{error::Error, future::Future, time::Duration};
 
@@ -24,7 +24,7 @@ pub trait PostgresUnderTest: Sized + Send + Sync + 'static {
     /// The store.
     type Store: Store + Clone;
 
-    /// What its driver answers in a handler.
+    /// The error of its driver in a handler.
     type Error: Error + Send + Sync + 'static;
 
     /// The store on this schema.

@@ -1,4 +1,4 @@
-//! Cases: a message arrives as it was published. What the broker cannot carry is refused when it is published, and
+//! Cases: a message arrives as it was published. A message that the broker cannot carry is refused when it is published, and
 //! never changed.
 
 use idem_core::{Bytes, Headers, Message, Source, source::Delivery};

@@ -26,7 +26,7 @@ pub async fn attaching_twice_is_attaching_once<T: SourceUnderTest>(subject: &T) 
     left(subject, 0).await;
 }
 
-/// What the server refuses ends the start at once, and says which queue it was.
+/// A refusal of the server ends the start at once, and says which queue it was.
 pub async fn attaching_to_an_unknown_queue_is_refused_by_name<T: SourceUnderTest>(subject: &T) {
     let source = subject.source_of_an_unknown_queue("idem-no-such-queue").await;
     match within("attach", source.attach()).await {
@@ -115,7 +115,7 @@ pub async fn deliveries_in_hand_can_be_settled_after_stop<T: SourceUnderTest>(su
     left(subject, 0).await;
 }
 
-/// Whoever asks once more gets the same answer, and does not wait. What is published meanwhile is for others.
+/// A further call gets the same answer, and does not wait. Messages published meanwhile are for others.
 pub async fn end_is_answered_again<T: SourceUnderTest>(subject: &T) {
     let reader = SourceDriver::open(subject).await;
     reader.source.stop();
@@ -248,7 +248,7 @@ pub async fn a_source_with_messages_to_receive_is_not_idle<T: SourceUnderTest>(s
     reader.idle().await;
 }
 
-/// What another source holds may come back to this one. Where sources do not share, the other's part is its own.
+/// Messages that another source holds may come back to this one. Where sources do not share, the other's part is its own.
 pub async fn a_source_is_not_idle_while_another_holds_messages<T: SourceUnderTest>(subject: &T) {
     if !subject.features().shares_messages || !subject.features().sees_others {
         return a_source_at_the_end_of_its_queue_is_idle(subject).await;

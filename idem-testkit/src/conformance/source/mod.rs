@@ -52,7 +52,7 @@
 //! }
 //! ```
 //!
-//! What a source or its broker cannot do is declared, in [`SourceCapabilities`](idem_core::source::SourceCapabilities) and in
+//! The limits of a source or its broker are declared, in [`SourceCapabilities`](idem_core::source::SourceCapabilities) and in
 //! [`Features`]; such a case is not skipped, but shows that what is declared off is refused or does nothing. Ids such as G2
 //! in the documentation of cases are rows of the [failure modes].
 //!

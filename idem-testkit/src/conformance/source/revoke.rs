@@ -123,7 +123,7 @@ pub async fn a_drained_revocation_that_is_dropped_counts_as_answered<T: SourceUn
     assert_ne!(assignments::<T::Source>(&again), assignments::<T::Source>(&held));
 }
 
-/// Otherwise draining never ends. What arrives after the answer is of another assignment.
+/// Otherwise draining never ends. Messages that arrive after the answer are of another assignment.
 pub async fn nothing_arrives_under_an_assignment_that_is_being_drained<T: SourceUnderTest>(subject: &T) {
     publish(subject, 2).await;
     let reader = SourceDriver::open(subject).await;
@@ -220,15 +220,23 @@ async fn take_despite_outages<S: Source>(reader: &SourceDriver<S>, count: usize)
     taken
 }
 
-/// Contract 5.
-pub async fn a_disconnect_returns_what_was_held<T: SourceUnderTest>(subject: &T) {
+/// Three deliveries that were held over a disconnect, and the same messages delivered again; `None` where none can be made.
+async fn across_a_disconnect<T: SourceUnderTest>(
+    subject: &T,
+) -> Option<(SourceDriver<T::Source>, Deliveries<T::Source>, Deliveries<T::Source>)> {
     publish(subject, 3).await;
     let reader = SourceDriver::open(subject).await;
     let held = reader.take(3).await;
     if !disconnect(subject, &reader).await {
-        return;
+        return None;
     }
     let again = take_despite_outages(&reader, 3).await;
+    Some((reader, held, again))
+}
+
+/// Contract 5.
+pub async fn a_disconnect_returns_what_was_held<T: SourceUnderTest>(subject: &T) {
+    let Some((reader, held, again)) = across_a_disconnect(subject).await else { return };
     assert_eq!(sorted(&again), sorted(&held));
     reader.acknowledge(again).await;
     left(subject, 0).await;
@@ -236,13 +244,7 @@ pub async fn a_disconnect_returns_what_was_held<T: SourceUnderTest>(subject: &T)
 
 /// G2: an old tag on a new channel acknowledged *another message*. The new deliveries are in hand here.
 pub async fn a_handle_from_before_a_disconnect_is_stale_and_acknowledges_nothing<T: SourceUnderTest>(subject: &T) {
-    publish(subject, 3).await;
-    let reader = SourceDriver::open(subject).await;
-    let held = reader.take(3).await;
-    if !disconnect(subject, &reader).await {
-        return;
-    }
-    let again = take_despite_outages(&reader, 3).await;
+    let Some((reader, held, again)) = across_a_disconnect(subject).await else { return };
     assert_eq!(reader.try_acknowledge(held).await, [Settled::Stale; 3]);
     left(subject, 3).await;
     reader.acknowledge(again).await;
@@ -251,13 +253,7 @@ pub async fn a_handle_from_before_a_disconnect_is_stale_and_acknowledges_nothing
 
 /// Contract 4: one answer each, in order, also where some entries never reach the broker.
 pub async fn a_batch_of_old_and_new_handles_is_answered_in_order<T: SourceUnderTest>(subject: &T) {
-    publish(subject, 3).await;
-    let reader = SourceDriver::open(subject).await;
-    let old = reader.take(3).await;
-    if !disconnect(subject, &reader).await {
-        return;
-    }
-    let new = take_despite_outages(&reader, 3).await;
+    let Some((reader, old, new)) = across_a_disconnect(subject).await else { return };
     let mixed = old.into_iter().zip(new).flat_map(|(old, new)| [new, old]).collect();
     let (good, over) = (Settled::Settled, Settled::Stale);
     assert_eq!(reader.try_acknowledge(mixed).await, [good, over, good, over, good, over]);

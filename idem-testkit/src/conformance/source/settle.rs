@@ -255,7 +255,7 @@ pub async fn five_releases_lose_nothing<T: SourceUnderTest>(subject: &T) {
     left(subject, 2).await;
 }
 
-/// What is acknowledged without having run advances the queue like anything else, over a restart too.
+/// A message acknowledged without having run advances the queue like any other, over a restart too.
 pub async fn a_batch_of_only_duplicates_advances<T: SourceUnderTest>(subject: &T) {
     for _ in 0..20 {
         put(subject, Message::new("same").with_header("idempotencykey", "order-1")).await;

@@ -10,7 +10,7 @@ impl<S: Source> SourceDriver<S> {
         Self::join(subject.source().await).await
     }
 
-    /// What was released is delivered again: to this source, or to its successor where the broker keeps positions and
+    /// A released message is delivered again: to this source, or to its successor where the broker keeps positions and
     /// so gives nothing back before the assignment ends.
     pub(super) async fn after_release(self, subject: &impl SourceUnderTest<Source = S>) -> Self {
         if subject.features().individual_settle { self } else { self.restart(subject).await }

@@ -1,4 +1,4 @@
-//! What the suite needs from whoever wants a source tested.
+//! The fixture that the suite needs of a source under test.
 
 use std::future::Future;
 
@@ -10,7 +10,7 @@ use crate::memory::Revoke;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unsupported;
 
-/// What the broker promises and carries, and what the fixture can make it do. Everything that [`SourceCapabilities`] says is not
+/// The promises and limits of the broker, and the actions of the fixture. Everything that [`SourceCapabilities`] says is not
 /// repeated here.
 ///
 /// [`SourceCapabilities`]: idem_core::source::SourceCapabilities
@@ -110,7 +110,7 @@ pub trait SourceUnderTest: Send + Sync {
     /// The source that is tested.
     type Source: Source;
 
-    /// What the broker carries and the fixture can do.
+    /// The broker's features and the fixture's.
     fn features(&self) -> Features;
 
     /// Publishes a message by the broker's own means, not through idem, and waits until the broker has it. Its record

@@ -370,7 +370,7 @@ pub async fn s23_the_bytes_of_a_consumers_dead_letters_are_its_own<T: StoreUnder
         (2 * PAYLOAD..2 * PAYLOAD + 6_000).contains(&three) && three > 2 * one,
         "a row without a payload counts too: {three}"
     );
-    // What a replay has handled waits for cleanup alone.
+    // A dead letter that a replay has handled waits for cleanup alone.
     assert_eq!(fixture.store.bookkeeping().request_replay(&[first.id]).await.unwrap(), 1);
     assert_eq!(bytes(&orders).await, three);
     assert_eq!(take(&fixture, &registered).await.len(), 1);

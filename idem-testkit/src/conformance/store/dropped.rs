@@ -83,7 +83,7 @@ pub async fn process_on_dropped_at_every_poll<T: StoreUnderTest>(subject: &T) {
     panic!("process_on needs more than {POLLS_MAX} polls");
 }
 
-/// What is dropped, in a unit that is run by hand.
+/// The call that is dropped, in a unit that is run by hand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Dropped {
     Begin,

@@ -1,4 +1,4 @@
-//! What every case starts with: the store under test, a handler that follows a plan, and short words for both.
+//! The beginning of every case: the store under test, a handler that follows a plan, and short words for both.
 
 use std::{
     fmt,
@@ -22,7 +22,7 @@ use super::{
 /// The store that the engine sees in a case.
 pub(super) type Seen<T> = Observed<<T as StoreUnderTest>::Store>;
 
-/// What a handler does, step by step.
+/// The steps of a handler.
 #[derive(Debug, Clone)]
 pub(super) enum Step {
     /// Writes the message as an effect, with this note.
@@ -349,7 +349,7 @@ pub(super) fn key_from(text: &str) -> IdempotencyKey {
     IdempotencyKey::new(text).unwrap_or_else(|error| panic!("{text:?} is no key: {error}"))
 }
 
-/// What the engine's consumer of this name tells the store, where nothing is configured.
+/// The registration of the engine's consumer of this name, where nothing is configured.
 pub(super) fn registration(name: &str) -> Registration {
     Registration::new(
         idem_core::ConsumerName::new(name).unwrap(),

@@ -20,7 +20,7 @@ pub(super) struct Observed<S> {
     pub(super) spy: Arc<Spy>,
 }
 
-/// What was seen, and what is to go wrong.
+/// The calls that were seen, and the fault to inject.
 #[derive(Debug, Default)]
 pub(super) struct Spy {
     /// Claims that have begun, whether or not they were answered yet.
@@ -32,7 +32,7 @@ pub(super) struct Spy {
     before_read: Mutex<Option<Gate>>,
 }
 
-/// What becomes of a commit whose answer never arrives.
+/// The fate of a commit whose answer never arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LostCommit {
     /// The database committed (A5).

@@ -40,7 +40,7 @@ fn key(message: &Message) -> &str {
     message.key().map_or("", |key| key.as_str())
 }
 
-/// What `culprit` does in each of its runs; the others write.
+/// The step of `culprit` in each of its runs; the others write.
 fn only(culprit: &'static str, steps: Vec<Step>) -> Arc<Plan> {
     Arc::new(move |message, _| if key(message) == culprit { steps.clone() } else { vec![Step::Write("")] })
 }

@@ -72,7 +72,7 @@ fn consumer<T: StoreUnderTest>(fixture: &Fixture<'_, T>, gate: &Gate) -> DedupCo
     builder.lanes(1).shares_units(10).tenant_of(tenant_of).build().unwrap()
 }
 
-/// Nobody waits for company: the first runs at once, and what came meanwhile shares the next units.
+/// No call waits for company: the first runs at once, and calls that came meanwhile share the next units.
 pub async fn calls_that_come_together_share_a_unit<T: StoreUnderTest>(subject: &T) {
     let (fixture, gate) = (Fixture::new(subject), Gate::new());
     let (consumer, keys) = (consumer(&fixture, &gate), keys());
@@ -107,7 +107,7 @@ pub async fn a_failure_in_a_shared_unit_is_its_own<T: StoreUnderTest>(subject: &
     assert_eq!(keys, ["a", "c", "first"]);
 }
 
-/// What belongs to one tenant is not committed or rolled back with another's.
+/// A tenant's messages are not committed or rolled back with another's.
 pub async fn tenants_share_no_unit<T: StoreUnderTest>(subject: &T) {
     let (fixture, gate) = (Fixture::new(subject), Gate::new());
     let consumer = consumer(&fixture, &gate);

@@ -1,4 +1,4 @@
-//! What the suite needs of a store beyond idem's own traits: a place where effects can be seen, and ways to misbehave.
+//! The fixture that the suite needs of a store, beyond idem's own traits: a place where effects can be seen, and ways to misbehave.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -11,11 +11,11 @@ pub struct Effect {
     pub key: String,
     /// The message's payload; empty for a tombstone.
     pub payload: Vec<u8>,
-    /// What the case wants to recognise the row by.
+    /// The text by which the case recognises the row.
     pub note: String,
 }
 
-/// What a handler does to its transaction beside writing.
+/// A handler's action on its transaction beside writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandlerAction {
     /// Sends a COMMIT of its own, and answers with what the database said (A12).
@@ -61,7 +61,7 @@ impl HandlerAction {
     ];
 }
 
-/// What somebody does to the database from outside.
+/// An action on the database from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrangement {
     /// Moves every instant that idem has stored this far into the past: expiries, attempts, dead letters, replays.
@@ -106,7 +106,7 @@ pub struct NotOffered;
 /// # Contract
 /// 1. [`Self::effects`], [`Self::recorded`] and [`Self::audited`] read what is *committed*, over a connection that
 ///    belongs to nobody else. A counter in the process would also pass if a commit had been lost.
-/// 2. What [`Self::offers`] or [`Self::arranges`] denies is refused by [`Self::act`] and [`Self::arrange`]; the suite
+/// 2. An action that [`Self::offers`] or [`Self::arranges`] denies is refused by [`Self::act`] and [`Self::arrange`]; the suite
 ///    checks it. The others do what their documentation says.
 pub trait StoreUnderTest: Sized + Send + Sync + 'static {
     /// The store.

@@ -1,4 +1,4 @@
-//! What handlers do to their transaction, and what must become of it.
+//! Handlers that misuse their transaction, and the outcome that must follow.
 
 use idem_core::{Decision, ErrorClass, Message};
 

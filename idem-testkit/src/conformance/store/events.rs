@@ -168,6 +168,7 @@ pub(super) async fn unit<T: StoreUnderTest>(
     written
 }
 
+/// What a unit appended goes with the unit, rolled back or dropped.
 pub async fn append_of_a_rolled_back_unit_leaves_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {

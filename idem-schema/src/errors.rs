@@ -7,7 +7,11 @@ use idem_core::{
     store::{ClaimError, CommitError},
 };
 
-use crate::{CommitOutcome, UNSEALED_COMMIT, WEAKER_COMMIT, commit_outcome, driver::PostgresDriver};
+use crate::{
+    AppendLimits, CommitOutcome, UNSEALED_COMMIT, WEAKER_COMMIT, commit_outcome,
+    driver::PostgresDriver,
+    outbox::{WRITING, left_by_handler},
+};
 
 /// The cure where a pooler loses prepared statements.
 pub const POOLER_CURE: &str = "Set `statements` to `Unnamed`, or let the pooler track prepared statements (PgBouncer 1.21 \
@@ -87,6 +91,25 @@ impl DriverError {
             "55P03" | "57014" => ClaimError::Held,
             "25006" => read_only(doing).into(),
             _ => self.doing(doing).into(),
+        }
+    }
+
+    /// Of an append, which runs in whatever the handlers have left: their roles and limits, or no transaction at all.
+    #[must_use]
+    pub fn appending(self, limits: AppendLimits<'_>) -> StoreError {
+        let Self { code, class, source } = self;
+        let problem = match code.as_str() {
+            "25P02" => Some("a handler has swallowed the error of a statement"),
+            // Outside of the unit's own transaction a session is read only.
+            "25006" => Some("a handler has ended the transaction that claimed the keys, or made it read only"),
+            _ => None,
+        };
+        if let Some(problem) = problem {
+            return StoreError::Unsealed { problem: problem.to_owned(), source: Some(source) };
+        }
+        match left_by_handler(&code, limits, source) {
+            Ok(error) => error,
+            Err(source) => Self { code, class, source }.doing(WRITING),
         }
     }
 

@@ -14,6 +14,7 @@
 //! | say what a driver's error means where it happened | [`DriverError`] |
 //! | compare a start with what its name is bound to | [`Binding`](idem_core::store::Binding) |
 //! | keep a message's headers in a column | [`encode_headers`], [`decode_headers`] |
+//! | write events and answers in a unit, and be the outbox | [`EventColumns`], [`ResultColumns`], [`SqlOutbox`] |
 //! | remove what has expired | [`PostgresCleaner`], or [`cleanup_script`] in the database itself |
 //! | make and change the schema | [`Migrator`], [`Migration`] and its contract, [`postgres_roles`] |
 //! | refuse a server that cannot keep the promise | [`ServerFacts`] |
@@ -31,6 +32,7 @@ mod host;
 mod key_id;
 mod migrations;
 mod name;
+mod outbox;
 mod postgres;
 mod row;
 mod server;
@@ -52,6 +54,7 @@ pub use crate::{
         Migrator, POSTGRES_MIGRATIONS, SQLITE_MIGRATIONS, pending_migrations, postgres_roles, version_to_revert,
     },
     name::{SchemaName, SchemaNameError},
+    outbox::{AppendLimits, Appending, EventColumns, OutboxStatements, ResultColumns, SqlOutbox, append},
     postgres::{PostgresStatements, UnitLimits, begin_unit},
     row::{FromValue, Row, Value, microseconds, retention, unreadable},
     server::{

@@ -158,6 +158,14 @@ pub const POSTGRES_MIGRATIONS: &[Migration] = &[
         up_template: include_str!("../migrations/postgres/0008_kept_payload.up.sql"),
         down_template: include_str!("../migrations/postgres/0008_kept_payload.down.sql"),
     },
+    Migration {
+        dialect: Dialect::Postgres,
+        version: 9,
+        name: "outbox",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/postgres/0009_outbox.up.sql"),
+        down_template: include_str!("../migrations/postgres/0009_outbox.down.sql"),
+    },
 ];
 
 /// The migrations for SQLite, oldest first.
@@ -201,6 +209,14 @@ pub const SQLITE_MIGRATIONS: &[Migration] = &[
         oldest_worker: "0.1.0",
         up_template: include_str!("../migrations/sqlite/0005_broker_horizon.up.sql"),
         down_template: include_str!("../migrations/sqlite/0005_broker_horizon.down.sql"),
+    },
+    Migration {
+        dialect: Dialect::Sqlite,
+        version: 6,
+        name: "outbox",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/sqlite/0006_outbox.up.sql"),
+        down_template: include_str!("../migrations/sqlite/0006_outbox.down.sql"),
     },
 ];
 

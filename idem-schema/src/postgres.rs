@@ -250,6 +250,61 @@ WHERE pid = $1::int4 AND ((extract(epoch FROM backend_start) * 1000000::numeric)
     /// one row: `version int4`, `oldest_worker text`.
     schema_version: "SELECT version, oldest_worker FROM {schema}.migrations ORDER BY version DESC LIMIT 1";
 
+    /// Writes the events of a unit. The numbers are drawn in the order given, and the rows inserted in the order of what is unique:
+    /// two units with the same events wait for each other one way only.
+    ///
+    /// Parameters, the arrays of one length: 1 destinations `int4[]`, 2 consumers `int4[]`, 3 key ids `uuid[]`, 4 keys `text[]`,
+    /// 5 ordering keys `bytea[]`, 6 event types `text[]`, 7 content types `text[]`, 8 headers `text[]` (JSON), 9 payloads
+    /// `bytea[]`, 10 hashes `bytea[]`; 5 to 8 may hold NULLs. Result, a row an event that was inserted: `destination int4`,
+    /// `consumer int4`, `key_id uuid`. What is not among them is in the outbox, or was: read it, in another statement.
+    append_events: "\
+WITH asked AS MATERIALIZED (
+    SELECT pg_catalog.nextval('{schema}.outbox_numbers') AS number, given.*
+    FROM ROWS FROM (pg_catalog.unnest($1::int4[]), pg_catalog.unnest($2::int4[]), pg_catalog.unnest($3::uuid[]),
+        pg_catalog.unnest($4::text[]), pg_catalog.unnest($5::bytea[]), pg_catalog.unnest($6::text[]),
+        pg_catalog.unnest($7::text[]), pg_catalog.unnest($8::text[]), pg_catalog.unnest($9::bytea[]),
+        pg_catalog.unnest($10::bytea[])) WITH ORDINALITY AS given (destination, consumer, key_id, event_key, ordering_key,
+        event_type, content_type, headers, payload, event_hash, place)
+    ORDER BY given.place
+)
+INSERT INTO {schema}.outbox (number, destination, consumer, key_id, event_key, ordering_key, event_type, content_type, headers,
+    payload, event_hash)
+SELECT number, destination, consumer, key_id, event_key, ordering_key, event_type, content_type, headers::json, payload, event_hash
+FROM asked ORDER BY destination, consumer, key_id
+ON CONFLICT (destination, consumer, key_id) DO NOTHING
+RETURNING destination, consumer, key_id";
+
+    /// Reads events that were not inserted, as a statement of its own, which sees what was committed meanwhile. Parameters: 1
+    /// destinations `int4[]`, 2 consumers `int4[]`, 3 key ids `uuid[]`. Result, a row an event that was found: `destination int4`,
+    /// `consumer int4`, `key_id uuid`, `event_key text`, `event_hash bytea`.
+    read_events: "\
+SELECT o.destination, o.consumer, o.key_id, o.event_key, o.event_hash
+FROM ROWS FROM (pg_catalog.unnest($1::int4[]), pg_catalog.unnest($2::int4[]), pg_catalog.unnest($3::uuid[]))
+    AS asked (destination, consumer, key_id)
+JOIN {schema}.outbox AS o
+    ON o.destination = asked.destination AND o.consumer = asked.consumer AND o.key_id = asked.key_id";
+
+    /// Writes the answers of a unit, each in place of one that outlived its record.
+    ///
+    /// Parameters, the arrays of one length: 1 consumers `int4[]`, 2 key ids `uuid[]`, 3 kinds `int4[]` (0 an answer, 1 an
+    /// error), 4 statuses `int4[]`, 5 content types `text[]`, 6 headers `text[]` (JSON), 7 bodies `bytea[]`; 4 to 6 may hold
+    /// NULLs. No result.
+    append_results: "\
+INSERT INTO {schema}.processed_results (consumer, key_id, kind, status, content_type, headers, body)
+SELECT consumer, key_id, kind::int2, status::int2, content_type, headers::json, body
+FROM ROWS FROM (pg_catalog.unnest($1::int4[]), pg_catalog.unnest($2::uuid[]), pg_catalog.unnest($3::int4[]),
+    pg_catalog.unnest($4::int4[]), pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::bytea[]))
+    AS asked (consumer, key_id, kind, status, content_type, headers, body)
+ORDER BY consumer, key_id
+ON CONFLICT (consumer, key_id) DO UPDATE SET kind = excluded.kind, status = excluded.status,
+    content_type = excluded.content_type, headers = excluded.headers, body = excluded.body,
+    sealed_with = excluded.sealed_with, stored_at = excluded.stored_at";
+
+    /// Whether this role may write events and answers. No parameters. Result, one row: `may bool`.
+    may_append: "\
+SELECT pg_catalog.has_table_privilege('{schema}.outbox', 'INSERT')
+    AND pg_catalog.has_table_privilege('{schema}.processed_results', 'INSERT') AS may";
+
     /// The parts of the schema, from the catalogues alone: see [`SchemaFacts`](crate::SchemaFacts), whose fields have
     /// the columns' names.
     ///

@@ -97,8 +97,17 @@ from_value! {
     String: Text(text) => text.clone();
     &'r [u8]: Bytes(bytes) => bytes;
     Vec<u8>: Bytes(bytes) => bytes.clone();
-    Uuid: Uuid(id) => *id;
     Vec<String>: Texts(texts) => texts.clone();
+}
+
+impl FromValue<'_> for Uuid {
+    fn from_value(value: &Value) -> Option<Self> {
+        if let Value::Uuid(id) = *value {
+            return Some(id);
+        }
+        // SQLite has bytes in their place.
+        <&[u8]>::from_value(value).and_then(|bytes| Self::from_slice(bytes).ok())
+    }
 }
 
 impl FromValue<'_> for bool {

@@ -1,8 +1,12 @@
 //! [`deliver`]: one delivery of one message, for people's tests of their handlers.
 
-use std::{any::type_name, sync::Arc};
+use std::{any::type_name, collections::HashSet, sync::Arc};
 
-use idem_core::{Decision, DedupConsumer, Effects, Handler, Message, Store, StoreError, key::KEY_FIELD};
+use idem_core::{
+    Decision, DedupConsumer, Destination, Effects, Handler, Message, Store, StoreError,
+    key::KEY_FIELD,
+    outbox::{EventNumber, Outbox, OutgoingEvent, RESULT_BYTES_MAX},
+};
 
 /// The longest name of a consumer, in bytes.
 const NAME_BYTES_MAX: usize = 100;
@@ -15,7 +19,7 @@ pub fn message(key: &str, payload: impl Into<idem_core::Bytes>) -> Message {
 
 /// Delivers `message` to `handler` once, as a worker does it: claims its key, runs the handler where the key is new,
 /// seals and commits, or rolls back. The answer is decided by what `store` holds, and the handler's effects can be
-/// read there afterwards. Nothing is retried, set aside or published.
+/// read there afterwards. Nothing is retried, set aside or published: for a handler that publishes there is [`deliver_publishing`].
 ///
 /// The consumer is named after the handler's type, so that two handlers in one test each see every message.
 ///
@@ -98,11 +102,26 @@ pub async fn deliver_on<S: Store, H: Handler<S>>(
     handler: &Arc<H>,
     message: Message,
 ) -> Result<(Option<S::Session>, Decision), StoreError> {
+    deliver_as(store, lane, handler, Vec::new(), message).await
+}
+
+async fn deliver_as<S: Store, H: Handler<S>>(
+    store: &Arc<S>,
+    lane: S::Session,
+    handler: &Arc<H>,
+    destinations: Vec<Destination>,
+    message: Message,
+) -> Result<(Option<S::Session>, Decision), StoreError> {
     let refused = |error: idem_core::ConfigError| StoreError::Refused {
         problem: error.to_string(),
         cure: "This is a bug of idem_testkit::deliver".to_owned(),
     };
-    let consumer = DedupConsumer::builder_shared(Arc::clone(store), consumer_name(type_name::<H>()))
+    let mut builder = DedupConsumer::builder_shared(Arc::clone(store), consumer_name(type_name::<H>()));
+    if !destinations.is_empty() && store.capabilities().results {
+        builder = builder.keeps_results(RESULT_BYTES_MAX);
+    }
+    let consumer = builder
+        .publishes_to(destinations)
         .handler(Arc::clone(handler))
         .handler_name(consumer_name(type_name::<H>()))
         .effects(Effects::InTransaction)
@@ -126,6 +145,62 @@ fn tell_of_unused(handler: &str) {
          once. Write through tx.connection(), or say Effects::Outside"
     );
 }
+
+/// What a delivery did.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Delivered {
+    /// What was decided.
+    pub decision: Decision,
+    /// The events that were committed with it, each with the name of its destination, in the order of their numbers.
+    pub events: Vec<(String, OutgoingEvent)>,
+}
+
+/// As [`deliver`], for a handler that publishes to these destinations, and answers with the events too. Results are kept where
+/// the store keeps any. No relay may run on the store meanwhile.
+///
+/// # Errors
+/// [`StoreError`] where the store cannot be reached, has no outbox, or its schema does not fit.
+///
+/// # Cancel safety
+/// A dropped call lets the delivery finish.
+pub async fn deliver_publishing<S: Store, H: Handler<S>>(
+    store: &Arc<S>,
+    handler: &Arc<H>,
+    destinations: impl IntoIterator<Item = impl Into<Destination>>,
+    message: Message,
+) -> Result<Delivered, StoreError> {
+    let destinations: Vec<Destination> = destinations.into_iter().map(Into::into).collect();
+    let outbox = store.outbox().ok_or(StoreError::Unsupported { what: "publish events" })?;
+    let before: HashSet<EventNumber> =
+        pending(&*outbox, &destinations).await?.iter().map(|(_, it)| it.number).collect();
+    let lane = store.open().await?;
+    let (lane, decision) = deliver_as(store, lane, handler, destinations.clone(), message).await?;
+    if let Some(lane) = lane {
+        store.close(lane).await;
+    }
+    let mut events = pending(&*outbox, &destinations).await?;
+    events.retain(|(_, event)| !before.contains(&event.number));
+    events.sort_by_key(|(_, event)| event.number);
+    Ok(Delivered { decision, events })
+}
+
+/// The events that may go.
+async fn pending(
+    outbox: &dyn Outbox,
+    destinations: &[Destination],
+) -> Result<Vec<(String, OutgoingEvent)>, StoreError> {
+    let mut pending = Vec::new();
+    let ids = outbox.declare(destinations).await?;
+    for (destination, id) in destinations.iter().zip(ids) {
+        let events = outbox.next(id, EVENTS_READ_MAX, u64::from(u32::MAX)).await?;
+        pending.extend(events.into_iter().map(|event| (destination.name.clone(), event)));
+    }
+    Ok(pending)
+}
+
+/// How many events a test of a handler looks at.
+const EVENTS_READ_MAX: u32 = 100_000;
 
 /// The end of a type's name, which is what tells two types apart.
 fn consumer_name(name: &str) -> &str {

@@ -6,7 +6,7 @@ use idem_core::{
     ErrorClass, StoreError, chain,
     store::{ClaimError, CommitError},
 };
-use idem_schema::{DriverError, class_of, describe_report, unreadable};
+use idem_schema::{AppendLimits, DriverError, class_of, describe_report, unreadable};
 use tokio_postgres::{
     Error, Row,
     error::{DbError, SqlState},
@@ -109,6 +109,11 @@ pub(crate) fn beginning(source: Error) -> StoreError {
 /// An error of the claim.
 pub(crate) fn claiming(source: Error) -> ClaimError {
     of(source).claiming()
+}
+
+/// An error of an append.
+pub(crate) fn appending(source: Error, limits: AppendLimits<'_>) -> StoreError {
+    of(source).appending(limits)
 }
 
 /// An error of the seal, behind which a COMMIT was sent.

@@ -5,6 +5,7 @@ pub use idem_schema;
 pub use idem_schema::{MigrateError, Statements};
 pub use tokio_postgres;
 
+mod append;
 mod claim;
 mod connection;
 mod driver;

@@ -4,9 +4,9 @@ use std::{fmt, sync::Arc};
 
 use idem_core::{
     ErrorClass, Store, StoreError,
-    store::{Cleaner, StoreCapabilities, UnitOptions},
+    store::{Cleaner, Outbox, StoreCapabilities, UnitOptions},
 };
-use idem_schema::{SchemaName, SqlBookkeeping, UnitLimits, begin_unit, refused_login};
+use idem_schema::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit, refused_login};
 use tokio_postgres::config::Config;
 
 use crate::{PostgresConnection, PostgresOptions, PostgresSession, PostgresUnit, driver::Driver, error};
@@ -99,7 +99,7 @@ impl Store for PostgresStore {
     type Unit<'l> = PostgresUnit<'l>;
 
     fn capabilities(&self) -> StoreCapabilities {
-        let mut capabilities = StoreCapabilities::server();
+        let mut capabilities = StoreCapabilities::server().outbox(true).results(true);
         capabilities.concurrent_handlers = true;
         capabilities
     }
@@ -110,6 +110,10 @@ impl Store for PostgresStore {
 
     fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
         Box::new(self.bookkeeping.cleaner())
+    }
+
+    fn outbox(self: &Arc<Self>) -> Option<Arc<dyn Outbox>> {
+        Some(Arc::new(SqlOutbox::new(Arc::clone(self.bookkeeping.driver()))))
     }
 
     async fn open(&self) -> Result<PostgresSession, StoreError> {

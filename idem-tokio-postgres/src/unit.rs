@@ -9,7 +9,7 @@ use std::{
 use futures_util::{TryStreamExt as _, join};
 use idem_core::{
     ErrorClass, Recorded, StoreError, Tx, failpoint,
-    store::{Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions},
+    store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions},
 };
 use idem_schema::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order, key_id, retention, unreadable};
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
@@ -23,8 +23,8 @@ use crate::{
 
 /// A unit of work: one open transaction on a [`PostgresSession`].
 pub struct PostgresUnit<'l> {
-    driver: &'l Driver,
-    session: &'l mut PostgresSession,
+    pub(crate) driver: &'l Driver,
+    pub(crate) session: &'l mut PostgresSession,
     options: UnitOptions,
     /// The answer to BEGIN, which is read with that of the first statement.
     begun: Option<Begun>,
@@ -40,7 +40,7 @@ pub struct PostgresUnit<'l> {
     nested: AtomicUsize,
 }
 
-type Begun = Pin<Box<SimpleQueryStream>>;
+pub(crate) type Begun = Pin<Box<SimpleQueryStream>>;
 
 impl fmt::Debug for PostgresUnit<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -69,7 +69,7 @@ impl<'l> PostgresUnit<'l> {
     }
 
     /// Runs a statement of idem's own, in one round trip with the BEGIN before it.
-    async fn rows(
+    pub(crate) async fn rows(
         &self,
         begun: Option<Begun>,
         text: &str,
@@ -221,6 +221,10 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
             return Ok(());
         }
         Err(StoreError::Unsealed { problem: "a handler has left a nested transaction open".to_owned(), source: None })
+    }
+
+    async fn append(&mut self, appended: &Appended) -> Result<(), AppendError> {
+        idem_schema::append(self, appended).await
     }
 
     async fn commit(self) -> Result<(), CommitError> {

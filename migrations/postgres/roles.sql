@@ -24,6 +24,7 @@ $idem$;
 -- Nothing is anybody's by default, and what an earlier release granted is taken back before it is granted anew.
 REVOKE ALL ON SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
 REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC, idem_worker, idem_cleanup, idem_auditor;
 
 -- ALTER and DROP belong to the owner alone, so the migrator has to own what it migrates.
@@ -40,6 +41,9 @@ ALTER TABLE {schema}.dead_letters OWNER TO idem_migrator;
 ALTER TABLE {schema}.audit OWNER TO idem_migrator;
 ALTER TABLE {schema}.controls OWNER TO idem_migrator;
 ALTER TABLE {schema}.forgotten OWNER TO idem_migrator;
+ALTER TABLE {schema}.outbox_destinations OWNER TO idem_migrator;
+ALTER TABLE {schema}.outbox OWNER TO idem_migrator;
+ALTER TABLE {schema}.processed_results OWNER TO idem_migrator;
 ALTER VIEW {schema}.audit_view OWNER TO idem_migrator;
 ALTER VIEW {schema}.dead_letters_view OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.key_id(text) OWNER TO idem_migrator;
@@ -48,6 +52,12 @@ ALTER FUNCTION {schema}.refuse_unsealed_commit() OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.server_identity() OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.remove_expired(text, bigint, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.keep_payload(bigint, bytea) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.next_events(int, bigint, bigint) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.mark_behind(int, bigint[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.let_followers_go(int, bytea[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.settle_events(int, bigint[], json) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.retry_events(bigint[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.skip_events(bigint[]) OWNER TO idem_migrator;
 
 GRANT USAGE ON SCHEMA {schema} TO idem_worker, idem_cleanup, idem_auditor;
 
@@ -63,9 +73,17 @@ GRANT SELECT, INSERT, UPDATE ON {schema}.message_attempts, {schema}.attempts, {s
 -- What a dead letter is stays as it was inserted, its key and payload above all; how it went on is the worker's to say.
 GRANT SELECT, INSERT, UPDATE (last_origin, reason, attempts, error, fingerprint, copies, last_at, published_at,
     replay_requested_at, replay_taken_at, replay_taken_by, replayed_at, replay_outcome) ON {schema}.dead_letters TO idem_worker;
+-- An event stays as it was inserted. How it went on, and that it is removed when its destination has it, functions of the
+-- owner's do.
+GRANT SELECT, INSERT ON {schema}.outbox, {schema}.outbox_destinations TO idem_worker;
+GRANT UPDATE (relayed_by, relayed_until, paused_at) ON {schema}.outbox_destinations TO idem_worker;
+GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
+-- An answer that outlived its record is replaced.
+GRANT SELECT, INSERT, UPDATE ON {schema}.processed_results TO idem_worker;
 GRANT SELECT ON {schema}.migrations TO idem_worker;
 GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]), {schema}.server_identity(),
-    {schema}.keep_payload(bigint, bytea) TO idem_worker;
+    {schema}.keep_payload(bigint, bytea), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
+    {schema}.settle_events(int, bigint[], json), {schema}.retry_events(bigint[]), {schema}.skip_events(bigint[]) TO idem_worker;
 
 -- Cleanup. It may run what deletes the expired and nothing else, count it beforehand, and write that it did.
 GRANT EXECUTE ON FUNCTION {schema}.remove_expired(text, bigint, bigint) TO idem_cleanup;

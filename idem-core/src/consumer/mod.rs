@@ -353,7 +353,9 @@ impl<S: Store> Inner<S> {
     pub(crate) fn failure(&self, error: crate::HandlerError) -> Failure {
         // The error is the user's code too: its texts and sources are asked for outside of the handler's run.
         let judged = caught(|| {
-            let class = error.class_by(S::classify);
+            // What was refused of a message is refused each time.
+            let is_refused = crate::handler::chain(error.inner()).any(|link| link.is::<crate::PublishError>());
+            let class = if is_refused { ErrorClass::Permanent } else { error.class_by(S::classify) };
             let reason = if error.downcast_ref::<crate::DecodePayloadError>().is_some() {
                 Reason::Malformed
             } else if error.downcast_ref::<crate::UnknownTypeError>().is_some() {

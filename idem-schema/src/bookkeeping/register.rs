@@ -33,7 +33,7 @@ pub(super) async fn register(
     registration: &Registration,
 ) -> Result<Registered, StoreError> {
     let warnings = driver.warnings().await?;
-    let scope = bind(driver, registration).await?;
+    let (scope, derives_as) = bind(driver, registration).await?;
     let mut hash_rules = Vec::with_capacity(registration.hash_rules.len());
     for rule in &registration.hash_rules {
         hash_rules.push(intern_rule(driver, rule).await?);
@@ -41,10 +41,15 @@ pub(super) async fn register(
     let (host, process) = (host_name(), i32::try_from(std::process::id()).unwrap_or(0));
     let parameters = [host.as_str().into(), process.into(), registration.version.as_str().into()];
     let row = row(driver, "noting the start", &driver.bookkeeping_statements().insert_run, &parameters).await?;
-    Ok(Registered::new(scope, hash_rules, RunId(row.get("id")?), row.instant("server_now")?).warnings(warnings))
+    let registered = Registered::new(scope, hash_rules, RunId(row.get("id")?), row.instant("server_now")?);
+    Ok(registered.warnings(warnings).derives_as(derives_as))
 }
 
-async fn bind(driver: &impl BookkeepingDriver, registration: &Registration) -> Result<ScopeId, StoreError> {
+/// The scope, and the name that ids are derived from where the consumer was renamed since.
+async fn bind(
+    driver: &impl BookkeepingDriver,
+    registration: &Registration,
+) -> Result<(ScopeId, Option<ConsumerName>), StoreError> {
     let doing = "registering the consumer";
     let (tenant, name) = (registration.tenant.as_str(), registration.consumer.as_str());
     let retention = retention(registration.retention);
@@ -76,7 +81,8 @@ async fn bind(driver: &impl BookkeepingDriver, registration: &Registration) -> R
         };
         let parameters = [id.0.into(), retention.into(), horizon.into()];
         driver.rows(doing, &driver.bookkeeping_statements().update_horizons, &parameters).await?;
-        return Ok(id);
+        let derives_as = row.get::<Option<&str>>("derives_as")?;
+        return Ok((id, derives_as.and_then(|name| ConsumerName::new(name).ok())));
     }
     Err(raced(doing))
 }

@@ -4,7 +4,7 @@ mod sqlite;
 
 use std::sync::Arc;
 
-use crate::{migrations::Dialect, name::SchemaName, postgres::statements};
+use crate::{migrations::Dialect, name::SchemaName, outbox::OutboxStatements, postgres::statements};
 
 statements! {
     /// The statements outside of units of work.
@@ -12,15 +12,15 @@ statements! {
     /// The documentation holds for both dialects: parameters by their numbers, results by their names. The types are
     /// those of PostgreSQL. In SQLite an instant is an `INTEGER` of microseconds since the Unix epoch, and one parameter
     /// more follows the last: now, by the process's clock, because a file has none.
-    BookkeepingStatements;
+    BookkeepingStatements with outbox: OutboxStatements;
 
     /// The binding of a consumer's name, and the id of its scope. The oldest scope of the name holds the binding.
     ///
     /// Parameters: 1 tenant `text`, 2 name `text`. Result, no row where the name is new: `binding int4`, the id of the
     /// scope that binds; `id int4`, that of the tenant's scope, or NULL; `bound_to text`, `handler text`, `key_rules text`,
-    /// `hash_rules text`, each empty where nobody has said it.
+    /// `hash_rules text`, each empty where nobody has said it; `derives_as text`, the first name of one that was renamed, or NULL.
     select_consumer: "\
-SELECT oldest.id AS binding, wanted.id, oldest.bound_to, oldest.handler, oldest.key_rules, oldest.hash_rules
+SELECT oldest.id AS binding, wanted.id, oldest.bound_to, oldest.handler, oldest.key_rules, oldest.hash_rules, oldest.derives_as
 FROM (SELECT * FROM {schema}.consumers WHERE name = $2::text ORDER BY id LIMIT 1) AS oldest
 LEFT JOIN {schema}.consumers AS wanted ON wanted.name = oldest.name AND wanted.tenant = $1::text";
 
@@ -36,8 +36,9 @@ ON CONFLICT (name, tenant) DO NOTHING RETURNING id";
     ///
     /// Parameters: 1 tenant `text`, 2 name `text`. Result: `id int4`, or no row where another was first: select again.
     insert_tenant: "\
-INSERT INTO {schema}.consumers (tenant, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon)
-SELECT $1::text, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon
+INSERT INTO {schema}.consumers (tenant, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon,
+    derives_as)
+SELECT $1::text, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon, derives_as
 FROM {schema}.consumers WHERE name = $2::text ORDER BY id LIMIT 1
 ON CONFLICT (name, tenant) DO NOTHING RETURNING id";
 

@@ -70,17 +70,25 @@ SELECT
             ('worker_runs', 'SELECT'), ('worker_runs', 'INSERT'), ('message_attempts', 'SELECT'),
             ('message_attempts', 'INSERT'), ('message_attempts', 'UPDATE'), ('dead_letters', 'SELECT'), ('dead_letters', 'INSERT'), ('dead_letters', 'UPDATE'),
             ('controls', 'SELECT'), ('controls', 'INSERT'), ('controls', 'UPDATE'), ('audit', 'SELECT'), ('audit', 'INSERT'),
-            ('migrations', 'SELECT')
+            ('outbox', 'SELECT'), ('outbox', 'INSERT'), ('outbox_destinations', 'SELECT'), ('outbox_destinations', 'INSERT'),
+            ('outbox_destinations', 'UPDATE'), ('processed_results', 'SELECT'), ('processed_results', 'INSERT'),
+            ('processed_results', 'UPDATE'), ('migrations', 'SELECT')
         ) AS wanted (name, privilege)
         JOIN relations AS r ON r.name = wanted.name
         -- Some rights are given for the columns that a worker writes.
         WHERE NOT pg_catalog.has_table_privilege(r.oid, wanted.privilege)
-            AND NOT (wanted.name IN ('audit', 'dead_letters') AND wanted.privilege IN ('INSERT', 'UPDATE')
+            AND NOT (wanted.name IN ('audit', 'dead_letters', 'outbox_destinations') AND wanted.privilege IN ('INSERT', 'UPDATE')
                 AND pg_catalog.has_any_column_privilege(r.oid, wanted.privilege))
+        UNION ALL
+        SELECT pg_catalog.format('USAGE on %s', c.relname) FROM pg_catalog.pg_class AS c
+        JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE n.nspname = $1::text AND c.relname = 'outbox_numbers' AND c.relkind = 'S'
+            AND NOT pg_catalog.has_sequence_privilege(c.oid, 'USAGE')
         UNION ALL
         SELECT pg_catalog.format('EXECUTE on %s', f.described) FROM functions AS f
         WHERE f.described IN ('key_id(text)', 'read_records(integer[], uuid[])', 'server_identity()',
-                'keep_payload(bigint, bytea)')
+                'keep_payload(bigint, bytea)', 'next_events(integer, bigint, bigint)', 'mark_behind(integer, bigint[])',
+                'settle_events(integer, bigint[], json)', 'retry_events(bigint[])', 'skip_events(bigint[])')
             AND NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')
     ) AS missing_privileges,
     pg_catalog.current_setting('session_replication_role') <> 'replica' AS triggers_fire

@@ -6,7 +6,7 @@ use idem_core::{
     ErrorClass, StoreError, chain,
     store::{ClaimError, CommitError},
 };
-use idem_schema::{DriverError, class_of, describe_report, unreadable};
+use idem_schema::{AppendLimits, DriverError, class_of, describe_report, unreadable};
 use sqlx::{
     Row as _,
     error::DatabaseError,
@@ -135,6 +135,11 @@ pub(super) fn beginning(source: sqlx::Error) -> StoreError {
 /// An error of the claim.
 pub(super) fn claiming(source: sqlx::Error) -> ClaimError {
     of(source).claiming()
+}
+
+/// An error of an append.
+pub(super) fn appending(source: sqlx::Error, limits: AppendLimits<'_>) -> StoreError {
+    of(source).appending(limits)
 }
 
 /// An error of the seal, behind which a COMMIT was sent.

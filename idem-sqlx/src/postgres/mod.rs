@@ -1,5 +1,6 @@
 //! The store on PostgreSQL.
 
+mod append;
 mod driver;
 mod error;
 mod migrate;
@@ -12,10 +13,10 @@ use std::{fmt, sync::Arc};
 
 use idem_core::{
     ErrorClass, Store, StoreError,
-    store::{Cleaner, StoreCapabilities, UnitOptions},
+    store::{Cleaner, Outbox, StoreCapabilities, UnitOptions},
 };
 pub use idem_schema::Statements;
-use idem_schema::{SchemaName, SqlBookkeeping, UnitLimits, begin_unit, refused_login};
+use idem_schema::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit, refused_login};
 use sqlx::{Connection as _, Database, PgConnection, postgres::PgConnectOptions};
 
 use self::driver::Driver;
@@ -114,7 +115,7 @@ impl Store for PostgresStore {
     type Unit<'l> = PostgresUnit<'l>;
 
     fn capabilities(&self) -> StoreCapabilities {
-        StoreCapabilities::server()
+        StoreCapabilities::server().outbox(true).results(true)
     }
 
     fn bookkeeping(&self) -> &SqlBookkeeping<Driver> {
@@ -123,6 +124,10 @@ impl Store for PostgresStore {
 
     fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
         Box::new(self.bookkeeping.cleaner())
+    }
+
+    fn outbox(self: &Arc<Self>) -> Option<Arc<dyn Outbox>> {
+        Some(Arc::new(SqlOutbox::new(Arc::clone(self.bookkeeping.driver()))))
     }
 
     async fn open(&self) -> Result<PostgresSession, StoreError> {

@@ -5,7 +5,7 @@ use std::{fmt, future::poll_fn, sync::Arc, task::Poll};
 use futures_util::StreamExt as _;
 use idem_core::{
     Recorded, StoreError, Tx, failpoint,
-    store::{Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions},
+    store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions},
 };
 use idem_schema::{
     ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, in_claim_order, key_id, retention,
@@ -35,8 +35,8 @@ const NESTED_MAX: usize = 64;
 
 /// A unit of work: one open transaction on a [`PostgresSession`].
 pub struct PostgresUnit<'l> {
-    driver: &'l Driver,
-    session: &'l mut PostgresSession,
+    pub(super) driver: &'l Driver,
+    pub(super) session: &'l mut PostgresSession,
     options: UnitOptions,
     /// The transaction's id, where a claim inserted something: only this transaction may be committed.
     xid: Option<String>,
@@ -58,11 +58,11 @@ impl<'l> PostgresUnit<'l> {
         Self { driver, session, options, xid: None, backend_pid, limits_are_back: false }
     }
 
-    fn sql(&self) -> &'l PostgresStatements {
+    pub(super) fn sql(&self) -> &'l PostgresStatements {
         &self.driver.statements
     }
 
-    fn query<'q>(&self, text: &Arc<str>) -> Query<'q, Db, PgArguments> {
+    pub(super) fn query<'q>(&self, text: &Arc<str>) -> Query<'q, Db, PgArguments> {
         sqlx::query(AssertSqlSafe(Arc::clone(text))).persistent(self.driver.is_named())
     }
 
@@ -186,6 +186,10 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
             _ => "a handler has left a nested transaction open",
         };
         Err(StoreError::Unsealed { problem: problem.to_owned(), source: None })
+    }
+
+    async fn append(&mut self, appended: &Appended) -> Result<(), AppendError> {
+        idem_schema::append(self, appended).await
     }
 
     async fn commit(mut self) -> Result<(), CommitError> {

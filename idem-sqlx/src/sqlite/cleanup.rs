@@ -21,6 +21,11 @@ SELECT who, at FROM "{schema}_audit" WHERE action = 'cleanup' ORDER BY id DESC L
 
 const NOTE: &str = r#"INSERT INTO "{schema}_audit" (at, who, action, details) VALUES (?1, ?2, 'cleanup', ?3)"#;
 
+/// Removes the answers of the records that are removed next.
+const ANSWERS: &str = r#"
+DELETE FROM "{schema}_processed_results" WHERE EXISTS (SELECT 1 FROM "{schema}_processed_results")
+    AND (consumer, key_id) IN (SELECT consumer, key_id {older} LIMIT ?2)"#;
+
 /// The rows of a kind that are older than ?1, as the end of a SELECT.
 fn older(kind: Expiring) -> String {
     let (column, and) = match kind {
@@ -81,9 +86,18 @@ impl Cleaner for SqliteCleaner {
         let template = format!(r#"DELETE FROM "{{schema}}_{table}" WHERE {id} IN (SELECT {ids} {older} LIMIT ?2)"#);
         let mut connection = self.0.connections.write(DOING).await?;
         let failed = connection.failed();
-        let query = sqlx::query(self.text(&template)).bind(before(kind, removal.kept)).bind(removal.rows_max);
+        let before = before(kind, removal.kept);
+        let rows_max = removal.rows_max;
+        connection.begin().await?;
+        if kind == Expiring::Records {
+            // The answers go with their records; where none are, no record pays for looking.
+            let answers = ANSWERS.replace("{older}", &older);
+            let query = sqlx::query(self.text(&answers)).bind(before).bind(rows_max);
+            query.execute(connection.get()?).await.map_err(&failed)?;
+        }
+        let query = sqlx::query(self.text(&template)).bind(before).bind(rows_max);
         let done = query.execute(connection.get()?).await.map_err(failed)?;
-        connection.done();
+        connection.commit().await?;
         Ok(Removed::Rows(done.rows_affected()))
     }
 

@@ -1,5 +1,6 @@
 //! The store on SQLite: one file, one writer, one process at a time doing the work.
 
+mod append;
 mod claim;
 mod cleanup;
 mod clock;
@@ -19,9 +20,9 @@ use std::{error::Error as StdError, fmt, path::Path, sync::Arc};
 
 use idem_core::{
     ErrorClass, Store, StoreError,
-    store::{Cleaner, StoreCapabilities, UnitOptions},
+    store::{Cleaner, Outbox, StoreCapabilities, UnitOptions},
 };
-use idem_schema::SqlBookkeeping;
+use idem_schema::{SqlBookkeeping, SqlOutbox};
 use sqlx::{Connection as _, SqliteConnection};
 
 use self::{cleanup::SqliteCleaner, driver::Driver, statements::Statements};
@@ -141,7 +142,7 @@ impl Store for SqliteStore {
     type Unit<'l> = SqliteUnit<'l>;
 
     fn capabilities(&self) -> StoreCapabilities {
-        StoreCapabilities::embedded()
+        StoreCapabilities::embedded().outbox(true).results(true)
     }
 
     fn bookkeeping(&self) -> &SqlBookkeeping<Driver> {
@@ -150,6 +151,10 @@ impl Store for SqliteStore {
 
     fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
         Box::new(SqliteCleaner(Arc::clone(self.bookkeeping.driver())))
+    }
+
+    fn outbox(self: &Arc<Self>) -> Option<Arc<dyn Outbox>> {
+        Some(Arc::new(SqlOutbox::new(Arc::clone(self.bookkeeping.driver()))))
     }
 
     async fn open(&self) -> Result<Self::Session, StoreError> {

@@ -46,6 +46,37 @@ DELETE FROM "{schema}_message_attempts" WHERE EXISTS (SELECT 1 FROM "{schema}_me
     AND (consumer, key_id, payload_hash) IN (
         SELECT value ->> 0, substr(?2, 1 + 48 * key, 16), substr(?2, 17 + 48 * key, 32) FROM json_each(?1))"#;
 
+    /// Writes events. 1 a JSON array of `[destination, consumer, key, event type, content type, headers, key id, hash, ordering
+    /// key, payload]`, where each of the last four is `[place, length]` in 2, a blob; 3 now. Result, a row an event that was
+    /// inserted: `destination`, `consumer`, `key_id`.
+    append_events: r#"
+INSERT INTO "{schema}_outbox" (destination, consumer, event_key, event_type, content_type, headers, key_id, event_hash,
+    ordering_key, payload, created_at)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5,
+    substr(?2, value ->> '$[6][0]', value ->> '$[6][1]'), substr(?2, value ->> '$[7][0]', value ->> '$[7][1]'),
+    substr(?2, value ->> '$[8][0]', value ->> '$[8][1]'), substr(?2, value ->> '$[9][0]', value ->> '$[9][1]'), ?3
+FROM json_each(?1) WHERE true ORDER BY key
+ON CONFLICT (destination, consumer, key_id) DO NOTHING
+RETURNING destination, consumer, key_id"#;
+
+    /// Reads events. 1 a JSON array of `[destination, consumer]`, 2 a blob with 16 bytes of key id each. Result, a row an event
+    /// that was found: `destination`, `consumer`, `key_id`, `event_key`, `event_hash`.
+    read_events: r#"
+SELECT o.destination, o.consumer, o.key_id, o.event_key, o.event_hash
+FROM json_each(?1) AS asked CROSS JOIN "{schema}_outbox" AS o
+WHERE o.destination = asked.value ->> 0 AND o.consumer = asked.value ->> 1 AND o.key_id = substr(?2, 1 + 16 * asked.key, 16)"#;
+
+    /// Writes answers, each in place of one that outlived its record. 1 a JSON array of `[consumer, kind, status, content type,
+    /// headers, key id, body]`, where each of the last two is `[place, length]` in 2, a blob; 3 now.
+    append_results: r#"
+INSERT INTO "{schema}_processed_results" (consumer, kind, status, content_type, headers, key_id, body, stored_at)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4,
+    substr(?2, value ->> '$[5][0]', value ->> '$[5][1]'), substr(?2, value ->> '$[6][0]', value ->> '$[6][1]'), ?3
+FROM json_each(?1) WHERE true
+ON CONFLICT (consumer, key_id) DO UPDATE SET kind = excluded.kind, status = excluded.status,
+    content_type = excluded.content_type, headers = excluded.headers, body = excluded.body,
+    sealed_with = excluded.sealed_with, stored_at = excluded.stored_at"#;
+
     /// Reads the records of keys. 1 and 2 as for `claim`. Result, a row a key that was found: `place`, its position from
     /// 0, `idempotency_key`, `payload_hash`, `hash_id`, `processed_at`, `processed_by`, `expires_at`.
     read: r#"

@@ -11,7 +11,7 @@ use std::{
 
 use idem_core::{
     Recorded, StoreError, Tx, failpoint,
-    store::{Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions, boxed},
+    store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions, boxed},
 };
 use sqlx::{AssertSqlSafe, Database, SqlSafeStr, SqliteConnection};
 use sqlx_core::transaction::TransactionManager;
@@ -24,9 +24,9 @@ type Manager = <sqlx::Sqlite as Database>::TransactionManager;
 
 /// A running transaction on a [`SqliteSession`]. Dropping it rolls it back.
 pub struct SqliteUnit<'l> {
-    store: &'l SqliteStore,
-    connection: &'l mut SqliteConnection,
-    guard: Arc<Guard>,
+    pub(super) store: &'l SqliteStore,
+    pub(super) connection: &'l mut SqliteConnection,
+    pub(super) guard: Arc<Guard>,
     broken: &'l mut bool,
     busy: &'l mut Option<u64>,
     options: UnitOptions,
@@ -183,6 +183,10 @@ impl UnitOfWork<SqliteStore> for SqliteUnit<'_> {
             depth => format!("a handler left {} nested transactions open", depth - 1),
         };
         Err(StoreError::Unsealed { problem, source: None })
+    }
+
+    async fn append(&mut self, appended: &Appended) -> Result<(), AppendError> {
+        idem_schema::append(self, appended).await
     }
 
     async fn commit(mut self) -> Result<(), CommitError> {

@@ -27,7 +27,7 @@ use super::{
 
 #[derive(Debug, Default)]
 pub(super) struct Books {
-    scopes: BTreeMap<(ConsumerName, Tenant), ScopeId>,
+    pub(super) scopes: BTreeMap<(ConsumerName, Tenant), ScopeId>,
     bindings: BTreeMap<ConsumerName, Binding>,
     rules: Vec<String>,
     runs: i32,
@@ -209,7 +209,7 @@ impl Books {
 
 impl MemoryStore {
     /// One short transaction outside of units of work.
-    async fn book<T: Send>(
+    pub(super) async fn book<T: Send>(
         &self,
         doing: &'static str,
         work: impl FnOnce(&mut State) -> T + Send,

@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use idem_core::{Bytes, ErrorClass};
+use idem_core::{
+    Bytes, ErrorClass,
+    outbox::{EventNumber, NewEvent, NewResult},
+};
 
 use super::{
     Defect, Operation, Shared,
     fault::Met,
+    outbox::EventKey,
     state::{RecordKey, Rows, UnitId, Write, apply_to},
 };
 
@@ -87,6 +91,8 @@ pub(super) struct Pending {
     pub(super) id: UnitId,
     pub(super) claimed: Vec<RecordKey>,
     pub(super) writes: Vec<Write>,
+    pub(super) events: Vec<(EventNumber, EventKey, NewEvent)>,
+    pub(super) results: Vec<NewResult>,
     /// How many writes there were when each open nested transaction began.
     pub(super) nested: Vec<usize>,
     pub(super) status: Status,
@@ -303,6 +309,8 @@ impl MemoryConnection<'_> {
     fn end(&mut self) {
         self.pending.status = Status::Ended;
         self.pending.writes.clear();
+        self.pending.events.clear();
+        self.pending.results.clear();
         self.pending.nested.clear();
         self.pending.claimed.clear();
         self.shared.state().release(self.pending.id);

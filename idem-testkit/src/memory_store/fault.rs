@@ -25,6 +25,8 @@ pub enum Operation {
     Read,
     /// A handler runs a statement.
     Statement,
+    /// What handlers handed in is written.
+    Append,
     /// A transaction is rolled back.
     Rollback,
     /// A transaction is committed.
@@ -85,6 +87,18 @@ pub enum Defect {
     IgnoresScopes,
     /// A commit keeps the records and loses the effects.
     LosesEffects,
+    /// An event is known by its key alone, whatever its destination and scope (O15).
+    EventsByKeyAlone,
+    /// Events go although one of their ordering key before them waits.
+    FollowersOvertake,
+    /// Every relay gets the lease of a destination.
+    LeasesToAll,
+    /// A commit keeps the records and effects and loses the events.
+    LosesEvents,
+    /// The relay reads on from the last number it saw (O5).
+    ScansByNumber,
+    /// Events are written outside of the transaction.
+    PutsEventsOutside,
     /// The dead letters of all consumers count for the quota of each (S23).
     MeasuresEverybodysDeadLetters,
     /// Another message at the origin of a dead letter is taken for that one (A29).

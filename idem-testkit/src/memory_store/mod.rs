@@ -3,6 +3,7 @@
 mod bookkeeping;
 mod connection;
 mod fault;
+mod outbox;
 mod state;
 mod unit;
 mod weather;

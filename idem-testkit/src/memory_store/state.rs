@@ -11,7 +11,7 @@ use idem_core::{
 };
 use tokio::time::Instant;
 
-use super::{Defect, bookkeeping::Books};
+use super::{Defect, bookkeeping::Books, outbox::Events};
 
 /// What is unique: a key within its scope.
 pub(super) type RecordKey = (ScopeId, IdempotencyKey);
@@ -48,6 +48,7 @@ pub(super) struct State {
     pub(super) waits: BTreeMap<UnitId, UnitId>,
     pub(super) tables: BTreeMap<String, Rows>,
     pub(super) books: Books,
+    pub(super) events: Events,
     pub(super) advanced: Duration,
     pub(super) deadlocks: u64,
     pub(super) swallows_records: bool,
@@ -87,6 +88,7 @@ impl State {
     /// Lets go of everything that a unit holds.
     pub(super) fn release(&mut self, unit: UnitId) {
         self.held.retain(|_, (holder, _)| *holder != unit);
+        self.events.held.retain(|_, holder| *holder != unit);
         self.waits.remove(&unit);
         if self.writer == Some(unit) {
             self.writer = None;

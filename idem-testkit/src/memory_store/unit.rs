@@ -1,10 +1,14 @@
 //! Sessions and units of work.
 
-use std::{error::Error, future::Future, sync::Arc};
+use std::{error::Error, future::Future, sync::Arc, time::Duration};
 
 use idem_core::{
     ErrorClass, Recorded, Store, StoreError, Tx, chain,
-    store::{Claim, ClaimError, Claimed, Cleaner, CommitError, StoreCapabilities, UnitOfWork, UnitOptions, boxed},
+    outbox::{EventNumber, NewEvent},
+    store::{
+        AppendError, Appended, Claim, ClaimError, Claimed, Cleaner, CommitError, Outbox, StoreCapabilities, UnitOfWork,
+        UnitOptions, boxed,
+    },
 };
 use tokio::time::{Instant, timeout_at};
 
@@ -13,8 +17,12 @@ use super::{
     bookkeeping::MemoryCleaner,
     connection::{Pending, Status},
     fault::{Met, store_error},
+    outbox::{MemoryOutbox, event_key},
     state::{RecordKey, State, UnitId, record, record_key},
 };
+
+/// How long an append waits for a unit that has written the same event, which only keys of the user's own can have.
+const TWIN_OF_AN_EVENT_MAX: Duration = Duration::from_secs(10);
 
 /// A connection to a [`MemoryStore`].
 #[derive(Debug)]
@@ -44,6 +52,8 @@ impl Store for MemoryStore {
             Writers::PerKey => StoreCapabilities::server(),
             Writers::One => StoreCapabilities::embedded(),
         }
+        .outbox(true)
+        .results(true)
     }
 
     fn bookkeeping(&self) -> &Self {
@@ -52,6 +62,10 @@ impl Store for MemoryStore {
 
     fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
         Box::new(MemoryCleaner((**self).clone()))
+    }
+
+    fn outbox(self: &Arc<Self>) -> Option<Arc<dyn Outbox>> {
+        Some(Arc::new(MemoryOutbox(Arc::clone(self))))
     }
 
     async fn open(&self) -> Result<MemorySession, StoreError> {
@@ -86,6 +100,8 @@ impl Store for MemoryStore {
             id,
             claimed: Vec::new(),
             writes: Vec::new(),
+            events: Vec::new(),
+            results: Vec::new(),
             nested: Vec::new(),
             status: Status::Open,
             breaks_deferred: false,
@@ -108,8 +124,8 @@ impl Store for MemoryStore {
 }
 
 /// What a look at a key has shown.
-enum Look {
-    Answer(Claimed),
+enum Look<T> {
+    Answer(T),
     /// Another unit holds it.
     Held(UnitId),
 }
@@ -123,11 +139,12 @@ impl MemoryUnit<'_> {
     }
 
     /// Looks until there is an answer, and waits for those in the way until `deadline`.
-    async fn wait_for(
+    async fn wait_for<T>(
         &mut self,
+        doing: &'static str,
         deadline: Instant,
-        mut look: impl FnMut(&mut Self) -> Look,
-    ) -> Result<Claimed, ClaimError> {
+        mut look: impl FnMut(&mut Self) -> Look<T>,
+    ) -> Result<T, ClaimError> {
         loop {
             let shared = Arc::clone(&self.shared);
             let ended = shared.ended.notified();
@@ -146,7 +163,7 @@ impl MemoryUnit<'_> {
                 deadlock
             };
             if deadlock {
-                return Err(self.fail("claiming keys", MemoryError::Deadlock).into());
+                return Err(self.fail(doing, MemoryError::Deadlock).into());
             }
             let waited = timeout_at(deadline, ended).await.is_ok();
             shared.state().waits.remove(&self.pending.id);
@@ -157,7 +174,7 @@ impl MemoryUnit<'_> {
         }
     }
 
-    fn look_at_writer(&mut self) -> Look {
+    fn look_at_writer(&mut self) -> Look<Claimed> {
         let mut state = self.shared.state();
         match state.writer {
             Some(holder) if holder != self.pending.id => Look::Held(holder),
@@ -168,7 +185,7 @@ impl MemoryUnit<'_> {
         }
     }
 
-    fn look_at(&mut self, claim: &Claim) -> Look {
+    fn look_at(&mut self, claim: &Claim) -> Look<Claimed> {
         let (shared, defect) = (Arc::clone(&self.shared), self.shared.defect);
         let mut state = shared.state();
         let key = record_key(claim, defect);
@@ -222,8 +239,43 @@ impl MemoryUnit<'_> {
         if !self.shared.has(Defect::LosesEffects) {
             state.apply(&std::mem::take(&mut self.pending.writes));
         }
+        let now = state.now();
+        for (number, key, event) in self.pending.events.drain(..) {
+            if !self.shared.has(Defect::LosesEvents) {
+                state.events.commit(number, key, event, now);
+            }
+        }
+        for result in self.pending.results.drain(..) {
+            state.events.results.entry((result.scope, result.key.clone())).or_insert(result);
+        }
+    }
+
+    /// What an append makes of an event: its number where it is new, `None` where it is there already.
+    fn look_at_event(&mut self, event: &NewEvent) -> Look<Result<Option<EventNumber>, OtherEvent>> {
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.state();
+        let key = event_key(event, shared.defect);
+        match (state.events.is_same(&key, event), state.events.held.get(&key)) {
+            (Some(true), _) => return Look::Answer(Ok(None)),
+            (Some(false), _) => return Look::Answer(Err(OtherEvent)),
+            // The engine has refused a second event of one message under one key.
+            (None, Some(holder)) if *holder == self.pending.id => return Look::Answer(Ok(None)),
+            (None, Some(holder)) => return Look::Held(*holder),
+            (None, None) => {}
+        }
+        let number = state.events.next_number();
+        if shared.has(Defect::PutsEventsOutside) {
+            let now = state.now();
+            state.events.commit(number, key, event.clone(), now);
+            return Look::Answer(Ok(None));
+        }
+        state.events.held.insert(key, self.pending.id);
+        Look::Answer(Ok(Some(number)))
     }
 }
+
+/// The outbox holds an event with the same key and another content.
+struct OtherEvent;
 
 fn found(state: &State, key: &RecordKey, claim: &Claim, defect: Option<Defect>) -> Option<Recorded> {
     let mut recorded = state.records.get(key).cloned()?;
@@ -249,11 +301,11 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
         }
         let deadline = Instant::now() + self.options.busy_timeout;
         if self.shared.writers == Writers::One && !claims.is_empty() {
-            self.wait_for(deadline, Self::look_at_writer).await?;
+            self.wait_for(doing, deadline, Self::look_at_writer).await?;
         }
         let mut answers = Vec::with_capacity(claims.len());
         for claim in claims {
-            answers.push(self.wait_for(deadline, |unit| unit.look_at(claim)).await?);
+            answers.push(self.wait_for(doing, deadline, |unit| unit.look_at(claim)).await?);
         }
         if answer_lost {
             return Err(self.fail(doing, MemoryError::ConnectionLost).into());
@@ -292,6 +344,44 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
             return Err(StoreError::Unsealed { problem, source: None });
         }
         Ok(())
+    }
+
+    async fn append(&mut self, appended: &Appended) -> Result<(), AppendError> {
+        let doing = "writing events and results";
+        tokio::task::yield_now().await;
+        let met = self.shared.meet(Operation::Append).await.map_err(|error| self.fail(doing, error))?;
+        self.sealable()?;
+        // In the order in which a server's statement inserts them, so that two units never wait for each other.
+        let mut order: Vec<(usize, &NewEvent)> = appended.events.iter().enumerate().collect();
+        order.sort_by_key(|(_, event)| event_key(event, None));
+        let deadline = Instant::now() + TWIN_OF_AN_EVENT_MAX;
+        let mut inserted = Vec::with_capacity(order.len());
+        for (place, event) in order {
+            let looked = self.wait_for(doing, deadline, |unit| unit.look_at_event(event)).await;
+            match looked {
+                Ok(Ok(Some(number))) => inserted.push((place, number)),
+                Ok(Ok(None)) => {}
+                Ok(Err(OtherEvent)) => return Err(AppendError::Conflict { event: place }),
+                Err(ClaimError::Store(error)) => return Err(error.into()),
+                // It waited for too long.
+                Err(_) => {
+                    return Err(store_error(doing, MemoryError::Deadlock).into());
+                }
+            }
+        }
+        // Numbers stand in the order of publication.
+        let mut numbers: Vec<EventNumber> = inserted.iter().map(|(_, number)| *number).collect();
+        inserted.sort_by_key(|(place, _)| *place);
+        numbers.sort_unstable();
+        for ((place, _), number) in inserted.into_iter().zip(numbers) {
+            let event = appended.events[place].clone();
+            self.pending.events.push((number, event_key(&event, self.shared.defect), event));
+        }
+        self.pending.results.extend(appended.results.iter().cloned());
+        match met {
+            Met::Nothing => Ok(()),
+            Met::AnswerLost => Err(self.fail(doing, MemoryError::ConnectionLost).into()),
+        }
     }
 
     async fn commit(mut self) -> Result<(), CommitError> {

@@ -79,7 +79,9 @@ impl Sky {
 fn error_of(operation: Operation, rng: &mut fastrand::Rng) -> ErrorClass {
     let classes: &[ErrorClass] = match operation {
         Operation::Statement => &[ErrorClass::Transient, ErrorClass::RunUnitAgain, ErrorClass::Infrastructure],
-        Operation::Claim | Operation::Commit => &[ErrorClass::RunUnitAgain, ErrorClass::Infrastructure],
+        Operation::Claim | Operation::Append | Operation::Commit => {
+            &[ErrorClass::RunUnitAgain, ErrorClass::Infrastructure]
+        }
         Operation::Open | Operation::Begin | Operation::Read | Operation::Rollback | Operation::Bookkeeping => {
             &[ErrorClass::Infrastructure]
         }

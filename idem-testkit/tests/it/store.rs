@@ -181,6 +181,14 @@ mod broken {
         cuts_keys: CutsKeysAt64Bytes by keys::the_longest_keys_are_whole;
         keeps_keys_of_dropped_units: DroppedUnitsHoldKeys by dropped::a_dropped_unit_leaves_nothing;
         forgets_what_has_expired: ExpiredCountsAsGone by records::an_expired_record_counts_until_it_is_removed;
+        knows_events_by_their_keys_alone: EventsByKeyAlone by
+            events::o15_two_scopes_and_two_destinations_with_one_key_are_four_events;
+        lets_followers_overtake: FollowersOvertake by relays::what_waits_holds_its_ordering_key_back,
+            relays::what_failed_waits_for_an_operator;
+        leases_to_all: LeasesToAll by relays::one_relay_at_a_time_has_a_destination;
+        loses_events: LosesEvents by events::append_is_atomic_with_the_record;
+        puts_events_outside: PutsEventsOutside by events::append_of_a_rolled_back_unit_leaves_nothing;
+        scans_by_number: ScansByNumber by relays::o5_a_late_commit_of_a_lower_number_is_answered;
         finds_what_is_not_committed: FindsUncommitted by competition::an_uncommitted_twin_is_never_found;
         folds_keys: FoldsKeys by keys::keys_that_look_alike_are_different;
         forgets_hashes: ForgetsHashes by deliveries::other_payload_is_a_conflict_and_never_handled,

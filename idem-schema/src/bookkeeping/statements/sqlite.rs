@@ -1,6 +1,6 @@
 //! The same statements in SQLite's dialect. Several in one text are one transaction.
 
-use super::{BookkeepingStatements, Dialect, SchemaName};
+use super::{BookkeepingStatements, Dialect, OutboxStatements, SchemaName};
 
 /// The columns by which dead letters are listed.
 const STORED: &str = "id, idempotency_key, origin, reason, attempts, error, fingerprint, copies, first_at,
@@ -49,6 +49,7 @@ impl BookkeepingStatements {
             read_control: text(READ_CONTROL),
             write_control: text(WRITE_CONTROL),
             insert_audit: text(INSERT_AUDIT),
+            outbox: OutboxStatements::sqlite(schema),
         }
     }
 }
@@ -74,7 +75,8 @@ SELECT -1 AS records, file.bytes AS record_bytes, (SELECT count(*) FROM "{schema
 FROM ({file}) AS file"#;
 
 const SELECT_CONSUMER: &str = r#"
-SELECT oldest.id AS binding, wanted.id, oldest.bound_to, oldest.handler, oldest.key_rules, oldest.hash_rules
+SELECT oldest.id AS binding, wanted.id, oldest.bound_to, oldest.handler, oldest.key_rules, oldest.hash_rules,
+    oldest.derives_as
 FROM (SELECT * FROM "{schema}_consumers" WHERE name = ?2 ORDER BY id LIMIT 1) AS oldest
 LEFT JOIN "{schema}_consumers" AS wanted ON wanted.name = oldest.name AND wanted.tenant = ?1"#;
 
@@ -84,8 +86,8 @@ VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (tenant, name) DO NOTHING RE
 
 const INSERT_TENANT: &str = r#"
 INSERT INTO "{schema}_consumers" (tenant, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon,
-    first_started_at)
-SELECT ?1, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon, ?3 FROM "{schema}_consumers"
+    derives_as, first_started_at)
+SELECT ?1, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon, derives_as, ?3 FROM "{schema}_consumers"
 WHERE name = ?2 ORDER BY id LIMIT 1 ON CONFLICT (tenant, name) DO NOTHING RETURNING id"#;
 
 const FILL_BINDING: &str = r#"

@@ -76,7 +76,7 @@ impl Runs {
 }
 
 /// The effect of a message.
-fn effect(message: &Message, note: &str) -> Effect {
+pub(super) fn effect(message: &Message, note: &str) -> Effect {
     let payload = message.payload().map(|payload| payload.to_vec()).unwrap_or_default();
     let note = if message.payload().is_none() { "tombstone" } else { note };
     Effect { key: key_of(message), payload, note: note.to_owned() }

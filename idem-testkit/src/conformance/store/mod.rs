@@ -56,6 +56,7 @@ pub mod consumers;
 pub mod dead_letters;
 pub mod deliveries;
 pub mod dropped;
+pub mod events;
 pub mod failures;
 mod fixture;
 mod gate;
@@ -64,6 +65,7 @@ pub mod lost_commits;
 mod observed;
 pub mod pipelined;
 pub mod records;
+pub mod relays;
 pub mod shared_units;
 mod subject;
 pub mod transactions;
@@ -292,6 +294,28 @@ macro_rules! store_conformance {
                 c14_a_replay_has_all_its_attempts_and_empties_caches,
                 s23_the_bytes_of_a_consumers_dead_letters_are_its_own,
                 s24_the_tables_sizes_are_told,
+            }
+            events {
+                append_is_atomic_with_the_record,
+                append_of_a_rolled_back_unit_leaves_nothing,
+                append_is_refused_when_off,
+                a_failed_handler_of_a_batch_appends_nothing,
+                every_kind_of_handler_appends_the_same_rows,
+                o15_two_scopes_and_two_destinations_with_one_key_are_four_events,
+                o6_o7_the_same_event_again_is_no_news_and_another_one_is_a_conflict,
+                o7_another_event_of_a_message_that_runs_again_is_a_conflict,
+                appended_keys_in_opposite_orders_never_deadlock,
+            }
+            relays {
+                o5_a_late_commit_of_a_lower_number_is_answered,
+                what_waits_holds_its_ordering_key_back,
+                what_failed_waits_for_an_operator,
+                settling_what_is_gone_does_no_harm,
+                what_is_answered_is_bounded,
+                followers_of_one_key_hide_no_other_key,
+                one_relay_at_a_time_has_a_destination,
+                a_destination_is_declared_once,
+                what_waits_is_told_by_writer,
             }
             consumers {
                 registering_twice_gives_the_same_scope,

@@ -8,7 +8,10 @@ use std::{
 
 use idem_core::{
     ErrorClass, IdempotencyKey, Recorded, Store, StoreError, Tx,
-    store::{Claim, ClaimError, Claimed, Cleaner, CommitError, ScopeId, StoreCapabilities, UnitOfWork, UnitOptions},
+    store::{
+        AppendError, Appended, Claim, ClaimError, Claimed, Cleaner, CommitError, Outbox, ScopeId, StoreCapabilities,
+        UnitOfWork, UnitOptions,
+    },
 };
 
 use super::gate::{Counter, Gate};
@@ -27,6 +30,8 @@ pub(super) struct Spy {
     pub(super) claiming: Counter,
     /// Lanes that were opened.
     pub(super) opened: Counter,
+    /// Units that have written what handlers handed in.
+    pub(super) appended: Counter,
     claimed: Mutex<Vec<Vec<(ScopeId, IdempotencyKey)>>>,
     commits: Mutex<VecDeque<LostCommit>>,
     before_read: Mutex<Option<Gate>>,
@@ -82,6 +87,10 @@ impl<S: Store> Store for Observed<S> {
 
     fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
         self.inner.cleaner()
+    }
+
+    fn outbox(self: &Arc<Self>) -> Option<Arc<dyn Outbox>> {
+        self.inner.outbox()
     }
 
     async fn open(&self) -> Result<S::Session, StoreError> {
@@ -144,6 +153,11 @@ impl<S: Store> UnitOfWork<Observed<S>> for ObservedUnit<'_, S> {
 
     fn check(&self) -> Result<(), StoreError> {
         self.inner.check()
+    }
+
+    async fn append(&mut self, appended: &Appended) -> Result<(), AppendError> {
+        self.spy.appended.add();
+        self.inner.append(appended).await
     }
 
     async fn commit(self) -> Result<(), CommitError> {

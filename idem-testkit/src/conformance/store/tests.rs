@@ -11,9 +11,11 @@ fn every_case_is_listed_in_the_macro() {
         ("dead_letters", include_str!("dead_letters.rs")),
         ("deliveries", include_str!("deliveries.rs")),
         ("dropped", include_str!("dropped.rs")),
+        ("events", include_str!("events.rs")),
         ("failures", include_str!("failures.rs")),
         ("keys", include_str!("keys.rs")),
         ("lost_commits", include_str!("lost_commits.rs")),
+        ("relays", include_str!("relays.rs")),
         ("records", include_str!("records.rs")),
         ("transactions", include_str!("transactions.rs")),
     ];

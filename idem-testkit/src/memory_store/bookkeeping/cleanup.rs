@@ -79,6 +79,8 @@ impl State {
         match kind {
             Expiring::Records => {
                 self.records.retain(|_, recorded| !take(everything || is_over(recorded.expires_at, now)));
+                let records = &self.records;
+                self.events.results.retain(|key, _| records.contains_key(key));
             }
             Expiring::Attempts => attempts.retain(|_, row| !take(is_old(row.last_at, kept, now))),
             Expiring::DeadLetters => dead_letters.retain(|row| !take(row.is_done(kept, now))),

@@ -1,0 +1,261 @@
+//! Messages out: what units append, and the outbox that relays empty, written once for every SQL store.
+
+mod append;
+mod statements;
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use idem_core::{
+    ConsumerName, Destination, ErrorClass, IdempotencyKey, OrderingKey, StoreError,
+    outbox::{
+        DestinationId, EventEnd, EventNumber, EventState, Leased, Outbox, OutboxBacklog, OutgoingEvent, StoredEvent,
+    },
+};
+use serde_json::{Value, json};
+
+pub(crate) use self::append::{WRITING, left_by_handler};
+pub use self::{
+    append::{AppendLimits, Appending, EventColumns, ResultColumns, append},
+    statements::OutboxStatements,
+};
+use crate::{
+    decode_headers,
+    driver::{BookkeepingDriver, row},
+    row::{Row, microseconds},
+};
+
+/// Rounds of selecting and inserting, between which another start may be first.
+const INTERN_ROUNDS: usize = 3;
+
+/// Rounds of finding and marking events that stand behind others, a thousand each at least. Who asks again goes on there.
+const MARKING_ROUNDS: usize = 100;
+
+/// The outbox of an SQL store, through whatever driver it has.
+#[derive(Debug)]
+pub struct SqlOutbox<D> {
+    driver: Arc<D>,
+}
+
+impl<D: BookkeepingDriver> SqlOutbox<D> {
+    /// The outbox through this driver. Nothing is connected yet.
+    pub fn new(driver: Arc<D>) -> Self {
+        Self { driver }
+    }
+
+    fn sql(&self) -> &OutboxStatements {
+        &self.driver.bookkeeping_statements().outbox
+    }
+
+    async fn intern(&self, destination: &Destination) -> Result<DestinationId, StoreError> {
+        let (doing, name, form) = ("declaring destinations", destination.name.as_str(), destination.id_form.as_str());
+        for _ in 0..INTERN_ROUNDS {
+            let mut rows = self.driver.rows(doing, &self.sql().select_destination, &[name.into()]).await?;
+            if rows.is_empty() {
+                rows = self.driver.rows(doing, &self.sql().insert_destination, &[name.into(), form.into()]).await?;
+            }
+            let Some(row) = rows.first() else { continue };
+            let known: &str = row.get("id_form")?;
+            if known == form {
+                return Ok(DestinationId(row.get("id")?));
+            }
+            return Err(StoreError::refused(
+                format!("destination {name:?} was declared with ids of the form {known}, and this program says {form}"),
+                format!("Declare it with {known}: under another form its receivers would take copies for new events"),
+            ));
+        }
+        let text = "another start was first each time";
+        Err(StoreError::failed(doing, ErrorClass::Transient, text))
+    }
+
+    async fn read_next(
+        &self,
+        destination: DestinationId,
+        events_max: u32,
+        bytes_max: u64,
+    ) -> Result<(Vec<OutgoingEvent>, Vec<i64>), StoreError> {
+        let bytes_max = i64::try_from(bytes_max).unwrap_or(i64::MAX);
+        let parameters = [destination.0.into(), i64::from(events_max).into(), bytes_max.into()];
+        let rows = self.driver.rows("reading the outbox", &self.sql().next_events, &parameters).await?;
+        let (mut next, mut behind) = (Vec::new(), Vec::new());
+        for row in &rows {
+            if row.get("is_behind")? {
+                behind.push(row.get("number")?);
+            } else {
+                next.push(outgoing(row)?);
+            }
+        }
+        Ok((next, behind))
+    }
+
+    async fn change(&self, doing: &'static str, text: &Arc<str>, events: &[EventNumber]) -> Result<u64, StoreError> {
+        let numbers: Vec<i64> = events.iter().map(|number| number.0).collect();
+        let changed: i64 = row(&*self.driver, doing, text, &[numbers.as_slice().into()]).await?.get("events")?;
+        Ok(u64::try_from(changed).unwrap_or(0))
+    }
+}
+
+#[async_trait]
+impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
+    async fn declare(&self, destinations: &[Destination]) -> Result<Vec<DestinationId>, StoreError> {
+        let mut ids = Vec::with_capacity(destinations.len());
+        for destination in destinations {
+            ids.push(self.intern(destination).await?);
+        }
+        Ok(ids)
+    }
+
+    async fn lease(&self, destination: DestinationId, relay: &str, time: Duration) -> Result<Leased, StoreError> {
+        let parameters = [destination.0.into(), relay.into(), microseconds(time).unwrap_or(i64::MAX).into()];
+        let row = row(&*self.driver, "leasing a destination", &self.sql().lease, &parameters).await?;
+        Ok(if row.get("mine")? {
+            Leased::Mine
+        } else if row.get("paused")? {
+            Leased::Paused
+        } else {
+            Leased::Others { left: span(&row, "left")?.unwrap_or_default() }
+        })
+    }
+
+    async fn release(&self, destination: DestinationId, relay: &str) -> Result<(), StoreError> {
+        let parameters = [destination.0.into(), relay.into()];
+        self.driver.rows("releasing a destination", &self.sql().release, &parameters).await.map(|_| ())
+    }
+
+    async fn next(
+        &self,
+        destination: DestinationId,
+        events_max: u32,
+        bytes_max: u64,
+    ) -> Result<Vec<OutgoingEvent>, StoreError> {
+        for _ in 0..MARKING_ROUNDS {
+            let (next, behind) = self.read_next(destination, events_max, bytes_max).await?;
+            if behind.is_empty() {
+                return Ok(next);
+            }
+            let parameters = [destination.0.into(), behind.as_slice().into()];
+            self.driver.rows("marking events", &self.sql().mark_behind, &parameters).await?;
+            if !next.is_empty() {
+                return Ok(next);
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    async fn settle(&self, destination: DestinationId, ends: &[(EventNumber, EventEnd)]) -> Result<(), StoreError> {
+        let (mut published, mut others) = (Vec::new(), Vec::new());
+        for (number, end) in ends {
+            match unpublished(*number, end) {
+                None => published.push(number.0),
+                Some(other) => others.push(other),
+            }
+        }
+        if ends.is_empty() {
+            return Ok(());
+        }
+        let others = Value::Array(others).to_string();
+        let parameters = [destination.0.into(), published.as_slice().into(), others.as_str().into()];
+        self.driver.rows("settling events", &self.sql().settle, &parameters).await.map(|_| ())
+    }
+
+    async fn backlog(&self, consumer: Option<&ConsumerName>) -> Result<Vec<OutboxBacklog>, StoreError> {
+        let parameters = [consumer.map(ConsumerName::as_str).into()];
+        let rows = self.driver.rows("looking at the outbox", &self.sql().backlog, &parameters).await?;
+        rows.iter().map(backlog).collect()
+    }
+
+    async fn events(
+        &self,
+        destination: Option<&str>,
+        state: Option<EventState>,
+        max: u32,
+    ) -> Result<Vec<StoredEvent>, StoreError> {
+        let parameters = [destination.into(), state.map(EventState::number).into(), i64::from(max).into()];
+        let rows = self.driver.rows("listing events", &self.sql().list_events, &parameters).await?;
+        rows.iter().map(stored).collect()
+    }
+
+    async fn retry(&self, events: &[EventNumber]) -> Result<u64, StoreError> {
+        self.change("retrying events", &self.sql().retry_events, events).await
+    }
+
+    async fn skip(&self, events: &[EventNumber]) -> Result<u64, StoreError> {
+        self.change("skipping events", &self.sql().skip_events, events).await
+    }
+
+    async fn pause(&self, destination: &str, is_paused: bool) -> Result<bool, StoreError> {
+        let parameters = [destination.into(), is_paused.into()];
+        Ok(!self.driver.rows("pausing a destination", &self.sql().pause, &parameters).await?.is_empty())
+    }
+}
+
+/// What became of an event, as an object for the statement; `None` where it was published.
+fn unpublished(number: EventNumber, end: &EventEnd) -> Option<Value> {
+    let (state, after, error, may_be_sent, counted) = match end {
+        EventEnd::Published => return None,
+        EventEnd::Later { after, error, may_be_sent, counted } => {
+            // What does not fit is for ever, and an instant must not overflow.
+            let after = microseconds(*after).unwrap_or(i64::MAX).min(AFTER_MAX);
+            (EventState::Waiting, Some(after), error, *may_be_sent, *counted)
+        }
+        EventEnd::Failed { error, may_be_sent } => (EventState::Failed, None, error, *may_be_sent, true),
+    };
+    let error = error.replace('\0', "\u{fffd}");
+    let state = state.number();
+    Some(json!({
+        "number": number.0, "state": state, "after": after, "error": error, "may_be_sent": may_be_sent, "counted": counted,
+    }))
+}
+
+/// A hundred years, in microseconds.
+const AFTER_MAX: i64 = 3_155_760_000_000_000;
+
+fn span(row: &Row, column: &str) -> Result<Option<Duration>, StoreError> {
+    let microseconds = row.get::<Option<i64>>(column)?;
+    Ok(microseconds.map(|time| Duration::from_micros(u64::try_from(time).unwrap_or(0))))
+}
+
+fn damaged(what: &str) -> StoreError {
+    StoreError::schema(
+        format!("a row of outbox holds a damaged {what}"),
+        "Restore the table from a backup: somebody else has written to it",
+    )
+}
+
+fn outgoing(row: &Row) -> Result<OutgoingEvent, StoreError> {
+    let consumer = ConsumerName::new(row.get("consumer_name")?).map_err(|_| damaged("consumer"))?;
+    let key = IdempotencyKey::new(row.get("event_key")?).map_err(|_| damaged("event_key"))?;
+    let payload = row.get::<Option<Vec<u8>>>("payload")?.unwrap_or_default();
+    let number = EventNumber(row.get("number")?);
+    let mut event = OutgoingEvent::new(number, consumer, key, payload.into(), row.instant("created_at")?);
+    event.tenant = row.get::<&str>("tenant")?.into();
+    event.ordering_key = row.get::<Option<Vec<u8>>>("ordering_key")?.map(OrderingKey::new);
+    event.event_type = row.get::<Option<&str>>("event_type")?.map(Into::into);
+    event.content_type = row.get::<Option<&str>>("content_type")?.map(Into::into);
+    if let Some(headers) = row.get::<Option<&str>>("headers")? {
+        event.headers = decode_headers(headers).ok_or_else(|| damaged("headers"))?;
+    }
+    event.attempts = u32::try_from(row.get::<i32>("attempts")?).unwrap_or(0);
+    event.first_sent_ago = span(row, "first_sent_ago")?;
+    Ok(event)
+}
+
+fn stored(row: &Row) -> Result<StoredEvent, StoreError> {
+    let state = EventState::of(row.get("state")?).ok_or_else(|| damaged("state"))?;
+    let payload_bytes = u64::try_from(row.get::<i64>("payload_bytes")?).unwrap_or(0);
+    let mut stored = StoredEvent::new(outgoing(row)?, row.get("destination")?, payload_bytes, state);
+    stored.error = row.get("error")?;
+    stored.not_before = row.optional_instant("not_before")?;
+    Ok(stored)
+}
+
+fn backlog(row: &Row) -> Result<OutboxBacklog, StoreError> {
+    let count = |column: &str| Ok::<u64, StoreError>(u64::try_from(row.get::<i64>(column)?).unwrap_or(0));
+    let mut backlog = OutboxBacklog::new(row.get("name")?, DestinationId(row.get("id")?));
+    (backlog.pending, backlog.waiting) = (count("pending")?, count("waiting")?);
+    (backlog.failed, backlog.behind) = (count("failed")?, count("behind")?);
+    backlog.oldest = span(row, "oldest")?;
+    backlog.relayed_by = row.get("relayed_by")?;
+    backlog.is_paused = row.get("paused")?;
+    Ok(backlog)
+}

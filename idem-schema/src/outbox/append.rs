@@ -1,0 +1,244 @@
+//! What a unit writes beside its records: the rows as columns, and what became of them.
+
+use std::{collections::HashSet, future::Future};
+
+use idem_core::{
+    ErrorClass, StoreError,
+    outbox::{AppendError, Appended, NewEvent, NewResult},
+};
+use uuid::Uuid;
+
+use crate::{encode_headers, key_id, row::Row};
+
+/// What is unique in the outbox: destination, consumer and key id.
+type EventId = (i32, i32, Uuid);
+
+/// How often events are inserted that were neither inserted nor found: a relay may have removed the one that was in the way.
+const ROUNDS: usize = 3;
+
+/// Events as the columns of the statement that writes them, and of the one that reads what was not written.
+#[derive(Debug)]
+pub struct EventColumns<'e> {
+    /// The places in the unit's events.
+    places: Vec<usize>,
+    /// `int4[]`.
+    pub destinations: Vec<i32>,
+    /// `int4[]`.
+    pub consumers: Vec<i32>,
+    /// `uuid[]`.
+    pub key_ids: Vec<Uuid>,
+    /// `text[]`.
+    pub keys: Vec<&'e str>,
+    /// `bytea[]`.
+    pub ordering_keys: Vec<Option<&'e [u8]>>,
+    /// `text[]`.
+    pub event_types: Vec<Option<&'e str>>,
+    /// `text[]`.
+    pub content_types: Vec<Option<&'e str>>,
+    /// `text[]` of JSON.
+    pub headers: Vec<Option<String>>,
+    /// `bytea[]`.
+    pub payloads: Vec<&'e [u8]>,
+    /// `bytea[]`.
+    pub hashes: Vec<&'e [u8]>,
+}
+
+impl<'e> EventColumns<'e> {
+    /// The columns of the events at these places, in this order.
+    fn of(events: &'e [NewEvent], places: Vec<usize>) -> Self {
+        let chosen = || places.iter().filter_map(|place| events.get(*place));
+        Self {
+            destinations: chosen().map(|event| event.destination.0).collect(),
+            consumers: chosen().map(|event| event.scope.0).collect(),
+            key_ids: chosen().map(|event| key_id(event.key.as_str())).collect(),
+            keys: chosen().map(|event| event.key.as_str()).collect(),
+            ordering_keys: chosen().map(|event| event.ordering_key.as_ref().map(|key| key.as_bytes())).collect(),
+            event_types: chosen().map(|event| event.event_type.as_deref()).collect(),
+            content_types: chosen().map(|event| event.content_type.as_deref()).collect(),
+            headers: chosen().map(|event| encode_headers(&event.headers)).collect(),
+            payloads: chosen().map(|event| &*event.payload).collect(),
+            hashes: chosen().map(|event| event.hash.as_bytes().as_slice()).collect(),
+            places,
+        }
+    }
+
+    fn ids(&self) -> impl Iterator<Item = EventId> {
+        let ids = self.destinations.iter().zip(&self.consumers).zip(&self.key_ids);
+        ids.map(|((destination, consumer), id)| (*destination, *consumer, *id))
+    }
+
+    /// The places of those that are not among these rows.
+    fn not_among(&self, rows: &[Row]) -> Result<Vec<usize>, StoreError> {
+        let there = rows.iter().map(event_id).collect::<Result<HashSet<EventId>, StoreError>>()?;
+        Ok(self.places.iter().zip(self.ids()).filter(|(_, id)| !there.contains(id)).map(|(place, _)| *place).collect())
+    }
+
+    /// The place of one of which the outbox holds another content.
+    fn conflict(&self, found: &[Row]) -> Result<Option<usize>, StoreError> {
+        for row in found {
+            let (id, key, hash) = (event_id(row)?, row.get::<&str>("event_key")?, row.get::<&[u8]>("event_hash")?);
+            for (at, own) in self.ids().enumerate() {
+                // Two keys that share an id are two events, of which there is room for one.
+                if own == id && (self.keys.get(at) != Some(&key) || self.hashes.get(at) != Some(&hash)) {
+                    return Ok(self.places.get(at).copied());
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn event_id(row: &Row) -> Result<EventId, StoreError> {
+    Ok((row.get("destination")?, row.get("consumer")?, row.get("key_id")?))
+}
+
+/// Answers as the columns of the statement that writes them.
+#[derive(Debug)]
+pub struct ResultColumns<'r> {
+    /// `int4[]`.
+    pub consumers: Vec<i32>,
+    /// `uuid[]`.
+    pub key_ids: Vec<Uuid>,
+    /// `int4[]`: 0 an answer, 1 an error.
+    pub kinds: Vec<i32>,
+    /// `int4[]`.
+    pub statuses: Vec<Option<i32>>,
+    /// `text[]`.
+    pub content_types: Vec<Option<&'r str>>,
+    /// `text[]` of JSON.
+    pub headers: Vec<Option<String>>,
+    /// `bytea[]`.
+    pub bodies: Vec<&'r [u8]>,
+}
+
+impl<'r> ResultColumns<'r> {
+    fn of(results: &'r [NewResult]) -> Self {
+        let each = || results.iter();
+        Self {
+            consumers: each().map(|result| result.scope.0).collect(),
+            key_ids: each().map(|result| key_id(result.key.as_str())).collect(),
+            kinds: each().map(|result| i32::from(result.is_error)).collect(),
+            statuses: each().map(|result| result.result.status.map(i32::from)).collect(),
+            content_types: each().map(|result| result.result.content_type.as_deref()).collect(),
+            headers: each().map(|result| encode_headers(&result.result.headers)).collect(),
+            bodies: each().map(|result| &*result.result.body).collect(),
+        }
+    }
+}
+
+/// An open transaction that events and answers are written in. Errors are those of
+/// [`append`](idem_core::store::UnitOfWork::append).
+pub trait Appending: Send {
+    /// Runs [`append_events`](crate::PostgresStatements::append_events), or its like.
+    fn insert_events(&mut self, events: &EventColumns<'_>)
+    -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
+
+    /// Runs [`read_events`](crate::PostgresStatements::read_events), or its like.
+    fn read_events(&mut self, events: &EventColumns<'_>) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
+
+    /// Runs [`append_results`](crate::PostgresStatements::append_results), or its like.
+    fn insert_results(&mut self, results: &ResultColumns<'_>) -> impl Future<Output = Result<(), StoreError>> + Send;
+}
+
+/// Writes what a unit's handlers handed in: one statement a table, and one more for events that are in the outbox already.
+///
+/// # Errors
+/// As for [`append`](idem_core::store::UnitOfWork::append).
+///
+/// # Cancel safety
+/// Not cancel safe: drop the session.
+pub async fn append(unit: &mut impl Appending, appended: &Appended) -> Result<(), AppendError> {
+    if !appended.results.is_empty() {
+        unit.insert_results(&ResultColumns::of(&appended.results)).await?;
+    }
+    let mut left: Vec<usize> = (0..appended.events.len()).collect();
+    for _ in 0..ROUNDS {
+        if left.is_empty() {
+            return Ok(());
+        }
+        let events = EventColumns::of(&appended.events, left);
+        left = events.not_among(&unit.insert_events(&events).await?)?;
+        if left.is_empty() {
+            return Ok(());
+        }
+        let events = EventColumns::of(&appended.events, left);
+        let found = unit.read_events(&events).await?;
+        if let Some(event) = events.conflict(&found)? {
+            return Err(AppendError::Conflict { event });
+        }
+        left = events.not_among(&found)?;
+    }
+    if left.is_empty() {
+        return Ok(());
+    }
+    // As with a record (B6): no row inserted and none found is no proof of anything.
+    let text = "an event was neither inserted into the outbox nor found there: look for a trigger, a rule or a row security \
+                policy on that table, which suppresses rows";
+    Err(StoreError::unavailable(WRITING, text).into())
+}
+
+/// What an append is doing, for the texts of its errors.
+pub(crate) const WRITING: &str = "writing events and results";
+
+/// The limits that a session has of its own, as texts of the server: where they are none, one that an append meets is a
+/// handler's.
+#[derive(Debug, Clone, Copy)]
+pub struct AppendLimits<'s> {
+    /// `lock_timeout`.
+    pub lock: &'s str,
+    /// `statement_timeout`.
+    pub statement: &'s str,
+    /// Whether the role of the session may write to the tables, as another connection has found it: where it may, a handler
+    /// has set another role.
+    pub may_append: bool,
+}
+
+/// An append failed because of what a handler has set.
+#[derive(Debug, thiserror::Error)]
+#[error("{cause}")]
+struct LeftByHandlerError {
+    cause: &'static str,
+    source: idem_core::BoxError,
+}
+
+/// What the SQLSTATE of a failed append means that a handler has brought about; `None` where it did not.
+pub(crate) fn left_by_handler(
+    code: &str,
+    limits: AppendLimits<'_>,
+    source: idem_core::BoxError,
+) -> Result<StoreError, idem_core::BoxError> {
+    let cause = match code {
+        "42501" if limits.may_append => {
+            "a handler has set a role or row_security for its transaction, under which events and results cannot be written: \
+             publish nothing there, or put both back before the handler returns"
+        }
+        "57014" if limits.statement == "0" => {
+            "a handler has set a statement_timeout that was too short for writing events and results, or somebody has \
+             cancelled the statement: put the setting back before the handler returns"
+        }
+        "55P03" if limits.lock == "0" => {
+            "a handler has set a lock_timeout that was too short for writing events: put it back before the handler returns"
+        }
+        _ => return Err(source),
+    };
+    Ok(StoreError::failed(WRITING, ErrorClass::Permanent, LeftByHandlerError { cause, source }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code(code: &str, limit: &str, may_append: bool) -> Option<ErrorClass> {
+        let limits = AppendLimits { lock: limit, statement: limit, may_append };
+        left_by_handler(code, limits, "the driver's".into()).ok().map(|error| error.class())
+    }
+
+    #[test]
+    fn i13_what_a_handler_has_set_is_permanent_and_an_overload_is_not() {
+        for name in ["42501", "57014", "55P03"] {
+            assert_eq!(code(name, "0", true), Some(ErrorClass::Permanent));
+            assert_eq!(code(name, "30s", false), None, "the session's own limit, or a right that is missing");
+        }
+        assert_eq!(code("40P01", "0", true), None);
+    }
+}

@@ -1,0 +1,106 @@
+//! The statements of the outbox, in either dialect.
+
+mod sqlite;
+
+use std::sync::Arc;
+
+use crate::{migrations::Dialect, name::SchemaName, postgres::statements};
+
+statements! {
+    /// The statements of the outbox outside of units of work, documented as
+    /// [`BookkeepingStatements`](crate::BookkeepingStatements) are.
+    OutboxStatements;
+
+    /// A destination. Parameter: 1 name `text`. Result, at most one row: `id int4`, `id_form text`.
+    select_destination: "SELECT id, id_form FROM {schema}.outbox_destinations WHERE name = $1::text";
+
+    /// Interns a destination. Parameters: 1 name, 2 form of its ids, both `text`. Result, no row where another was first: `id
+    /// int4`, `id_form text`.
+    insert_destination: "\
+INSERT INTO {schema}.outbox_destinations (name, id_form) VALUES ($1::text, $2::text)
+ON CONFLICT (name) DO NOTHING RETURNING id, id_form";
+
+    /// Takes or renews a lease. Parameters: 1 destination `int4`, 2 relay `text`, 3 for µs `int8`. Result, one row: `mine bool`,
+    /// `paused bool`, `left` in µs or NULL.
+    lease: "\
+WITH leased AS (
+    UPDATE {schema}.outbox_destinations AS d
+    SET relayed_by = $2::text, relayed_until = pg_catalog.clock_timestamp() + $3::int8::float8 * interval '1 microsecond'
+    WHERE d.id = $1::int4 AND d.paused_at IS NULL
+        AND (d.relayed_by IS NULL OR d.relayed_by = $2::text OR d.relayed_until <= pg_catalog.clock_timestamp())
+    RETURNING d.id
+)
+SELECT EXISTS (SELECT FROM leased) AS mine, d.paused_at IS NOT NULL AS paused,
+    greatest(extract(epoch FROM d.relayed_until - pg_catalog.clock_timestamp()) * 1000000::numeric, 0::numeric)::int8 AS left
+FROM {schema}.outbox_destinations AS d WHERE d.id = $1::int4";
+
+    /// Ends a lease. Parameters: 1 destination `int4`, 2 relay `text`. No result.
+    release: "\
+UPDATE {schema}.outbox_destinations SET relayed_by = NULL, relayed_until = NULL
+WHERE id = $1::int4 AND relayed_by = $2::text";
+
+    /// The next events that may go, and those before them that stand behind others. Parameters: 1 destination `int4`, 2 how many
+    /// `int8`, 3 how many bytes `int8`. Result, in the order of `number int8`: `is_behind bool`, `tenant text`, `consumer_name
+    /// text`, `event_key text`, `ordering_key bytea`, `event_type text`, `content_type text`, `headers text`, `payload bytea`,
+    /// NULL where it is behind, `created_at` in µs since the Unix epoch, `attempts int4`, `first_sent_ago` in µs or NULL.
+    next_events: "\
+SELECT number, is_behind, tenant, consumer_name, event_key, ordering_key, event_type, content_type, headers, payload, created_at,
+    attempts, first_sent_ago
+FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
+
+    /// Marks events that stand behind others. Parameters: 1 destination `int4`, 2 numbers `int8[]`. No result to look at.
+    mark_behind: "SELECT {schema}.mark_behind($1::int4, $2::int8[]) AS marked";
+
+    /// Notes what became of events. Parameters: 1 destination `int4`, 2 the published `int8[]`, 3 the others as a JSON array of
+    /// objects `text`: `number`, `state`, `after` in µs or null, `error`, `may_be_sent`, `counted`. No result to look at.
+    settle: "SELECT {schema}.settle_events($1::int4, $2::int8[], $3::text::json) AS settled";
+
+    /// What waits. Parameter: 1 consumer's name `text` or NULL. Result, a row a destination in the order of `id int4`: `name
+    /// text`, `paused bool`, `relayed_by text` or NULL, `pending int8`, `waiting int8`, `failed int8`, `behind int8`, `oldest` in
+    /// µs or NULL.
+    backlog: "\
+SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused,
+    CASE WHEN d.relayed_until > pg_catalog.clock_timestamp() THEN d.relayed_by END AS relayed_by,
+    coalesce(n.pending, 0::int8) AS pending, coalesce(n.waiting, 0::int8) AS waiting, coalesce(n.failed, 0::int8) AS failed,
+    coalesce(n.behind, 0::int8) AS behind,
+    (extract(epoch FROM pg_catalog.clock_timestamp() - n.oldest) * 1000000::numeric)::int8 AS oldest
+FROM {schema}.outbox_destinations AS d LEFT JOIN (
+    SELECT o.destination, pg_catalog.count(*) FILTER (WHERE o.state = 0::int2) AS pending,
+        pg_catalog.count(*) FILTER (WHERE o.state = 1::int2) AS waiting,
+        pg_catalog.count(*) FILTER (WHERE o.state = 2::int2) AS failed,
+        pg_catalog.count(*) FILTER (WHERE o.state = 3::int2) AS behind,
+        pg_catalog.min(o.created_at) FILTER (WHERE o.state IN (0::int2, 1::int2)) AS oldest
+    FROM {schema}.outbox AS o
+    WHERE $1::text IS NULL OR o.consumer IN (SELECT c.id FROM {schema}.consumers AS c WHERE c.name = $1::text)
+    GROUP BY o.destination
+) AS n ON n.destination = d.id
+ORDER BY d.id";
+
+    /// Events for people. Parameters: 1 destination's name `text` or NULL, 2 state `int4` or NULL, 3 how many `int8`. Result, as
+    /// that of `next_events` with a payload that is always NULL, and `destination text`, `payload_bytes int8`, `state int4`,
+    /// `error text`, `not_before` in µs since the Unix epoch or NULL.
+    list_events: "\
+SELECT o.number, coalesce(c.tenant, '') AS tenant, coalesce(c.name, '') AS consumer_name, o.event_key, o.ordering_key,
+    o.event_type, o.content_type, o.headers::text AS headers, NULL::bytea AS payload,
+    (extract(epoch FROM o.created_at) * 1000000::numeric)::int8 AS created_at, o.attempts,
+    (extract(epoch FROM pg_catalog.clock_timestamp() - o.first_sent_at) * 1000000::numeric)::int8 AS first_sent_ago,
+    d.name AS destination, pg_catalog.octet_length(o.payload)::int8 AS payload_bytes, o.state::int4 AS state, o.error,
+    (extract(epoch FROM o.not_before) * 1000000::numeric)::int8 AS not_before
+FROM {schema}.outbox AS o JOIN {schema}.outbox_destinations AS d ON d.id = o.destination
+LEFT JOIN {schema}.consumers AS c ON c.id = o.consumer
+WHERE ($1::text IS NULL OR d.name = $1::text) AND ($2::int4 IS NULL OR o.state::int4 = $2::int4)
+ORDER BY o.number LIMIT $3::int8";
+
+    /// Lets waiting and failed events go again. Parameter: 1 numbers `int8[]`. Result, one row: `events int8`.
+    retry_events: "SELECT {schema}.retry_events($1::int8[]) AS events";
+
+    /// Removes events unsent, and lets those go that waited behind them. Parameter: 1 numbers `int8[]`. Result, one row: `events
+    /// int8`.
+    skip_events: "SELECT {schema}.skip_events($1::int8[]) AS events";
+
+    /// Pauses a destination or lets it go on. Parameters: 1 name `text`, 2 whether it is paused `bool`. Result, a row where there
+    /// is one of this name: `id int4`.
+    pause: "\
+UPDATE {schema}.outbox_destinations SET paused_at = CASE WHEN $2::bool THEN coalesce(paused_at, pg_catalog.now()) END
+WHERE name = $1::text RETURNING id";
+}

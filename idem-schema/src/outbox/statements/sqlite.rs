@@ -1,0 +1,136 @@
+//! The same statements in SQLite's dialect. Several in one text are one transaction, and now is the last parameter.
+
+use super::{Dialect, OutboxStatements, SchemaName};
+
+impl OutboxStatements {
+    /// The statements of SQLite with the prefix of idem's tables in them.
+    #[must_use]
+    pub fn sqlite(schema: &SchemaName) -> Self {
+        let text = |template: &str| {
+            let template = template.replace("{event}", EVENT);
+            Dialect::Sqlite.render(&template, schema).into()
+        };
+        Self {
+            select_destination: text(r#"SELECT id, id_form FROM "{schema}_outbox_destinations" WHERE name = ?1"#),
+            insert_destination: text(INSERT_DESTINATION),
+            lease: text(LEASE),
+            release: text(RELEASE),
+            next_events: text(NEXT_EVENTS),
+            mark_behind: text(MARK_BEHIND),
+            settle: text(
+                &SETTLE.replace("{free}", &FREE.replace("{gone}", "?2").replace("{of}", "AND o.destination = ?1")),
+            ),
+            backlog: text(BACKLOG),
+            list_events: text(LIST_EVENTS),
+            retry_events: text(RETRY_EVENTS),
+            skip_events: text(&SKIP_EVENTS.replace("{free}", &FREE.replace("{gone}", "?1").replace("{of}", ""))),
+            pause: text(PAUSE),
+        }
+    }
+}
+
+const INSERT_DESTINATION: &str = r#"
+INSERT INTO "{schema}_outbox_destinations" (name, id_form, created_at) VALUES (?1, ?2, ?3)
+ON CONFLICT (name) DO NOTHING RETURNING id, id_form"#;
+
+const LEASE: &str = r#"
+UPDATE "{schema}_outbox_destinations" SET relayed_by = ?2, relayed_until = ?4 + ?3
+WHERE id = ?1 AND paused_at IS NULL AND (relayed_by IS NULL OR relayed_by = ?2 OR relayed_until <= ?4);
+SELECT paused_at IS NULL AND relayed_by = ?2 AS mine, paused_at IS NOT NULL AS paused,
+    max(relayed_until - ?4, 0) AS "left"
+FROM "{schema}_outbox_destinations" WHERE id = ?1"#;
+
+const RELEASE: &str = r#"
+UPDATE "{schema}_outbox_destinations" SET relayed_by = NULL, relayed_until = NULL WHERE id = ?1 AND relayed_by = ?2"#;
+
+/// What is told of an event, but its payload.
+const EVENT: &str = r#"ifnull(c.tenant, '') AS tenant, ifnull(c.name, '') AS consumer_name, o.event_key, o.ordering_key, o.event_type,
+    o.content_type, o.headers, o.created_at, o.attempts"#;
+
+const NEXT_EVENTS: &str = r#"
+SELECT o.number, m.is_behind, {event}, CASE WHEN NOT m.is_behind THEN o.payload END AS payload,
+    ?4 - o.first_sent_at AS first_sent_ago
+FROM (
+    WITH oldest AS MATERIALIZED (
+        SELECT * FROM (
+            SELECT * FROM (
+                SELECT number, ordering_key, length(payload) + ifnull(length(headers), 0) AS bytes FROM "{schema}_outbox"
+                WHERE destination = ?1 AND state = 0 ORDER BY number LIMIT max(?2, 1000))
+            UNION ALL
+            SELECT * FROM (
+                SELECT number, ordering_key, length(payload) + ifnull(length(headers), 0) AS bytes FROM "{schema}_outbox"
+                WHERE destination = ?1 AND state = 1 AND not_before <= ?4 ORDER BY not_before LIMIT max(?2, 1000)))
+        ORDER BY number LIMIT max(?2, 1000)
+    ), judged AS MATERIALIZED (
+        SELECT l.number, l.bytes, l.ordering_key IS NOT NULL AND (
+            EXISTS (SELECT 1 FROM "{schema}_outbox" AS b WHERE b.destination = ?1 AND b.ordering_key = l.ordering_key
+                AND b.state IN (1, 2) AND b.number < l.number AND b.number NOT IN (SELECT number FROM oldest))
+            OR EXISTS (SELECT 1 FROM "{schema}_outbox" AS b WHERE b.destination = ?1 AND b.ordering_key = l.ordering_key
+                AND b.state = 3 AND b.number < l.number)) AS is_behind
+        FROM oldest AS l
+    )
+    SELECT number, is_behind, sum(NOT is_behind) OVER (ORDER BY number) AS events,
+        sum(iif(is_behind, 0, bytes)) OVER (ORDER BY number) AS bytes
+    FROM judged
+) AS m JOIN "{schema}_outbox" AS o ON o.number = m.number
+LEFT JOIN "{schema}_consumers" AS c ON c.id = o.consumer
+WHERE m.is_behind OR m.events <= ?2 AND (m.bytes <= ?3 OR m.events = 1)
+ORDER BY o.number"#;
+
+const MARK_BEHIND: &str = r#"
+UPDATE "{schema}_outbox" AS o SET state = 3
+WHERE o.number IN (SELECT value FROM json_each(?2)) AND o.destination = ?1 AND o.state = 0 AND (
+    EXISTS (SELECT 1 FROM "{schema}_outbox" AS b WHERE b.destination = o.destination AND b.ordering_key = o.ordering_key
+        AND b.state IN (1, 2) AND b.number < o.number)
+    OR EXISTS (SELECT 1 FROM "{schema}_outbox" AS b WHERE b.destination = o.destination AND b.ordering_key = o.ordering_key
+        AND b.state = 3 AND b.number < o.number))"#;
+
+/// Lets those go that stand behind nothing but what is removed next: `{gone}` are the numbers of that, `{of}` says of which destination.
+const FREE: &str = r#"UPDATE "{schema}_outbox" AS o SET state = 0, not_before = NULL
+WHERE o.state = 3 {of} AND (o.destination, o.ordering_key) IN (
+        SELECT destination, ordering_key FROM "{schema}_outbox" WHERE number IN (SELECT value FROM json_each({gone})))
+    AND NOT EXISTS (SELECT 1 FROM "{schema}_outbox" AS b WHERE b.destination = o.destination
+        AND b.ordering_key = o.ordering_key AND b.state IN (1, 2) AND b.number < o.number
+        AND b.number NOT IN (SELECT value FROM json_each({gone})))"#;
+
+const SETTLE: &str = r#"
+UPDATE "{schema}_outbox" AS o SET state = s.state, attempts = o.attempts + s.counted, error = s.error,
+    not_before = iif(s.state = 1, ?4 + s.after, NULL),
+    first_sent_at = iif(s.may_be_sent, ifnull(o.first_sent_at, ?4), o.first_sent_at)
+FROM (
+    SELECT value ->> 'number' AS number, value ->> 'state' AS state, value ->> 'after' AS "after", value ->> 'error' AS error,
+        value ->> 'may_be_sent' AS may_be_sent, value ->> 'counted' AS counted
+    FROM json_each(?3)) AS s
+WHERE o.number = s.number AND o.destination = ?1;
+{free};
+DELETE FROM "{schema}_outbox" WHERE number IN (SELECT value FROM json_each(?2)) AND destination = ?1"#;
+
+const BACKLOG: &str = r#"
+SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused, iif(d.relayed_until > ?2, d.relayed_by, NULL) AS relayed_by,
+    count(*) FILTER (WHERE o.state = 0) AS pending, count(*) FILTER (WHERE o.state = 1) AS waiting,
+    count(*) FILTER (WHERE o.state = 2) AS failed, count(*) FILTER (WHERE o.state = 3) AS behind,
+    ?2 - min(o.created_at) FILTER (WHERE o.state IN (0, 1)) AS oldest
+FROM "{schema}_outbox_destinations" AS d LEFT JOIN "{schema}_outbox" AS o ON o.destination = d.id
+    AND (?1 IS NULL OR o.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1))
+GROUP BY d.id ORDER BY d.id"#;
+
+const LIST_EVENTS: &str = r#"
+SELECT o.number, {event}, NULL AS payload, ?4 - o.first_sent_at AS first_sent_ago, d.name AS destination,
+    length(o.payload) AS payload_bytes, o.state, o.error, o.not_before
+FROM "{schema}_outbox" AS o JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination
+LEFT JOIN "{schema}_consumers" AS c ON c.id = o.consumer
+WHERE (?1 IS NULL OR d.name = ?1) AND (?2 IS NULL OR o.state = ?2)
+ORDER BY o.number LIMIT ?3"#;
+
+const RETRY_EVENTS: &str = r#"
+UPDATE "{schema}_outbox" SET state = 0, attempts = 0, not_before = NULL
+WHERE number IN (SELECT value FROM json_each(?1)) AND state IN (1, 2);
+SELECT changes() AS events"#;
+
+const SKIP_EVENTS: &str = r#"
+{free};
+DELETE FROM "{schema}_outbox" WHERE number IN (SELECT value FROM json_each(?1));
+SELECT changes() AS events"#;
+
+const PAUSE: &str = r#"
+UPDATE "{schema}_outbox_destinations" SET paused_at = iif(?2, ifnull(paused_at, ?3), NULL) WHERE name = ?1 RETURNING id"#;

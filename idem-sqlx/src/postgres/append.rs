@@ -1,0 +1,64 @@
+//! What handlers handed in, written on the unit's own connection.
+
+use std::sync::Arc;
+
+use idem_core::StoreError;
+use idem_schema::{AppendLimits, Appending, EventColumns, ResultColumns, Row};
+use sqlx::{PgConnection, postgres::PgRow};
+
+use super::{
+    Driver, driver,
+    error::{self, sqlstate},
+    unit::PostgresUnit,
+};
+
+impl Appending for PostgresUnit<'_> {
+    async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
+        let query = self.query(&self.sql().append_events).bind(&events.destinations).bind(&events.consumers);
+        let query = query.bind(&events.key_ids).bind(&events.keys).bind(&events.ordering_keys);
+        let query = query.bind(&events.event_types).bind(&events.content_types).bind(&events.headers);
+        let query = query.bind(&events.payloads).bind(&events.hashes);
+        let rows = query.fetch_all(self.connection()).await;
+        self.read_or_explain(rows).await
+    }
+
+    async fn read_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
+        let query = self.query(&self.sql().read_events).bind(&events.destinations).bind(&events.consumers);
+        let rows = query.bind(&events.key_ids).fetch_all(self.connection()).await;
+        self.read_or_explain(rows).await
+    }
+
+    async fn insert_results(&mut self, results: &ResultColumns<'_>) -> Result<(), StoreError> {
+        let query = self.query(&self.sql().append_results).bind(&results.consumers).bind(&results.key_ids);
+        let query = query.bind(&results.kinds).bind(&results.statuses).bind(&results.content_types);
+        let rows = query.bind(&results.headers).bind(&results.bodies).fetch_all(self.connection()).await;
+        self.read_or_explain(rows).await.map(|_| ())
+    }
+}
+
+impl PostgresUnit<'_> {
+    fn connection(&mut self) -> &mut PgConnection {
+        &mut self.session.connection
+    }
+
+    /// The rows, or whose fault it is that there are none.
+    async fn read_or_explain(&self, rows: Result<Vec<PgRow>, sqlx::Error>) -> Result<Vec<Row>, StoreError> {
+        let source = match rows {
+            Ok(rows) => return driver::read(&rows),
+            Err(source) => source,
+        };
+        // A right that this login itself lacks is nobody's in the handlers.
+        let is_denied = sqlstate(&source).as_deref() == Some("42501");
+        let may_append = is_denied && may_append(self.driver).await;
+        let (lock, statement) = (&*self.session.lock_timeout, &*self.session.statement_timeout);
+        Err(error::appending(source, AppendLimits { lock, statement, may_append }))
+    }
+}
+
+/// Whether the login may write what the unit could not. Where that cannot be found out, it is taken for a missing right.
+async fn may_append(driver: &Driver) -> bool {
+    let query = sqlx::query(sqlx::AssertSqlSafe(Arc::clone(&driver.statements.may_append)));
+    let asked = driver.within("looking at the rights", driver.once(&driver.framework, None, query)).await;
+    let row = asked.and_then(|rows| driver::read(&rows));
+    row.is_ok_and(|rows| rows.first().is_some_and(|row| row.get("may").unwrap_or(false)))
+}

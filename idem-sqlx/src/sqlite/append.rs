@@ -1,0 +1,93 @@
+//! What handlers handed in, written on the unit's own connection.
+
+use idem_core::{StoreError, store::boxed};
+use idem_schema::{Appending, EventColumns, ResultColumns, Row};
+use serde_json::{Value, json};
+use sqlx::{Sqlite as Db, query::Query, sqlite::SqliteArguments};
+
+use super::{clock, driver, error, unit::SqliteUnit};
+
+const DOING: &str = "writing events and results";
+
+/// What is binary, in one blob, because JSON has no binary: each piece is its place from 1 and its length.
+#[derive(Default)]
+struct Blob(Vec<u8>);
+
+impl Blob {
+    fn add(&mut self, bytes: &[u8]) -> [usize; 2] {
+        let place = self.0.len() + 1;
+        self.0.extend_from_slice(bytes);
+        [place, bytes.len()]
+    }
+
+    fn add_optional(&mut self, bytes: Option<&[u8]>) -> [Option<usize>; 2] {
+        bytes.map_or([None; 2], |bytes| self.add(bytes).map(Some))
+    }
+}
+
+type Statement<'q> = Query<'q, Db, SqliteArguments>;
+
+impl Appending for SqliteUnit<'_> {
+    async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
+        let mut blob = Blob::default();
+        let row = |at: usize| -> Option<Value> {
+            let [id, hash] =
+                [events.key_ids.get(at)?.as_bytes().as_slice(), events.hashes.get(at)?].map(|it| blob.add(it));
+            let (ordering_key, payload) =
+                (blob.add_optional(*events.ordering_keys.get(at)?), blob.add(events.payloads.get(at)?));
+            Some(json!([
+                events.destinations.get(at)?,
+                events.consumers.get(at)?,
+                events.keys.get(at)?,
+                events.event_types.get(at)?,
+                events.content_types.get(at)?,
+                events.headers.get(at)?,
+                id,
+                hash,
+                ordering_key,
+                payload,
+            ]))
+        };
+        let rows: Vec<Value> = (0..events.keys.len()).map_while(row).collect();
+        let statement = sqlx::query(self.store.statements.append_events());
+        self.append(statement.bind(Value::Array(rows).to_string()).bind(blob.0).bind(clock::now())).await
+    }
+
+    async fn read_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
+        let ids: Vec<u8> = events.key_ids.iter().flat_map(|id| *id.as_bytes()).collect();
+        let rows: Vec<(i32, i32)> = events.destinations.iter().copied().zip(events.consumers.iter().copied()).collect();
+        let statement = sqlx::query(self.store.statements.read_events());
+        self.append(statement.bind(json!(rows).to_string()).bind(ids)).await
+    }
+
+    async fn insert_results(&mut self, results: &ResultColumns<'_>) -> Result<(), StoreError> {
+        let mut blob = Blob::default();
+        let row = |at: usize| -> Option<Value> {
+            let (id, body) = (blob.add(results.key_ids.get(at)?.as_bytes()), blob.add(results.bodies.get(at)?));
+            Some(json!([
+                results.consumers.get(at)?,
+                results.kinds.get(at)?,
+                results.statuses.get(at)?,
+                results.content_types.get(at)?,
+                results.headers.get(at)?,
+                id,
+                body,
+            ]))
+        };
+        let rows: Vec<Value> = (0..results.kinds.len()).map_while(row).collect();
+        let statement = sqlx::query(self.store.statements.append_results());
+        self.append(statement.bind(Value::Array(rows).to_string()).bind(blob.0).bind(clock::now())).await.map(|_| ())
+    }
+}
+
+impl SqliteUnit<'_> {
+    async fn append(&mut self, statement: Statement<'_>) -> Result<Vec<Row>, StoreError> {
+        if !self.guard.is_open() {
+            // What is written now would be committed at once, and without a record.
+            let problem = "a handler, or an error of SQLite, has ended the transaction".to_owned();
+            return Err(StoreError::Unsealed { problem, source: None });
+        }
+        let rows = statement.fetch_all(&mut *self.connection).await.map_err(|source| error::of_unit(DOING, source))?;
+        driver::decode(&rows).map_err(|source| idem_schema::unreadable(boxed(source)))
+    }
+}

@@ -1,0 +1,375 @@
+//! What handlers hand in beside their writes.
+
+use std::{
+    marker::PhantomData,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use idem_core::{
+    BatchAnswer, BatchHandler, Concurrency, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Event,
+    Handler, HandlerError, Message, Reason, ResultBody, Store, Tx,
+    outbox::{CAUSE, CAUSED_BY, DestinationId, EventNumber, NewEvent, NewResult, Outbox, OutgoingEvent},
+    store::{AppendError, Appended, Expiring, Registered, UnitOfWork},
+};
+
+use super::{
+    fixture::{Fixture, Kind, Seen, claim, decide, effect, key_from, msg, options, process},
+    gate::within,
+    records::clean,
+    subject::{Arrangement, StoreUnderTest},
+};
+
+type Announced = dyn Fn(&Message) -> Result<Vec<Event>, HandlerError> + Send + Sync;
+
+/// A handler that writes its effect and publishes what a function says.
+struct Announcer<T>(Arc<Announced>, PhantomData<fn() -> T>);
+
+impl<T: StoreUnderTest> Announcer<T> {
+    async fn run(&self, message: &Message, tx: &mut Tx<'_, Seen<T>>) -> Result<(), HandlerError> {
+        T::write(&mut Tx::new(tx.connection()), &effect(message, "")).await?;
+        for event in (self.0)(message)? {
+            tx.publish(message, event)?;
+        }
+        tx.set_result(message, ResultBody::new(message.payload().cloned().unwrap_or_default()))?;
+        Ok(())
+    }
+}
+
+impl<T: StoreUnderTest> Handler<Seen<T>> for Announcer<T> {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, Seen<T>>) -> Result<(), HandlerError> {
+        self.run(message, tx).await
+    }
+}
+
+impl<T: StoreUnderTest> BatchHandler<Seen<T>> for Announcer<T> {
+    async fn handle_batch(&self, messages: &[&Message], tx: &mut Tx<'_, Seen<T>>) -> Result<BatchAnswer, HandlerError> {
+        let mut answers = Vec::with_capacity(messages.len());
+        for message in messages {
+            answers.push(self.run(message, tx).await);
+        }
+        Ok(BatchAnswer::each(answers))
+    }
+}
+
+pub(super) const DESTINATIONS: [&str; 2] = ["payments", "https://example.com/hook?of=\"a\"&é"];
+
+fn announcer<T: StoreUnderTest>(
+    events: impl Fn(&Message) -> Result<Vec<Event>, HandlerError> + Send + Sync + 'static,
+) -> Announcer<T> {
+    Announcer(Arc::new(events), PhantomData)
+}
+
+fn builder<T: StoreUnderTest>(fixture: &Fixture<'_, T>, name: &str) -> DedupConsumerBuilder<Seen<T>> {
+    let builder = DedupConsumer::builder_shared(Arc::clone(&fixture.store), name).effects(Effects::InTransaction);
+    builder.publishes_to(DESTINATIONS).keeps_results(1_000)
+}
+
+/// Whether the store has an outbox and keeps results; the suite's cases ask for both at once.
+pub(super) fn offers<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> bool {
+    let capabilities = fixture.store.capabilities();
+    assert_eq!(capabilities.outbox, fixture.store.outbox().is_some(), "what is said and what is there");
+    capabilities.outbox && capabilities.results
+}
+
+/// The outbox, with the ids of the destinations.
+pub(super) async fn outbox<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> (Arc<dyn Outbox>, Vec<DestinationId>) {
+    let outbox = fixture.store.outbox().unwrap();
+    let ids = within("declaring destinations", outbox.declare(&DESTINATIONS.map(Into::into))).await.unwrap();
+    assert_eq!(ids.len(), DESTINATIONS.len());
+    (outbox, ids)
+}
+
+/// What may go now.
+pub(super) async fn next(outbox: &dyn Outbox, destination: DestinationId) -> Vec<OutgoingEvent> {
+    within("reading the outbox", outbox.next(destination, 1_000, u64::from(u32::MAX))).await.unwrap()
+}
+
+pub(super) fn bodies(events: &[OutgoingEvent]) -> Vec<String> {
+    events.iter().map(|event| String::from_utf8_lossy(&event.payload).into_owned()).collect()
+}
+
+/// All that is in the outbox, by destination and in order of the numbers.
+async fn everything<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> Vec<(usize, OutgoingEvent)> {
+    let (outbox, ids) = outbox(fixture).await;
+    let mut all = Vec::new();
+    for (place, id) in ids.into_iter().enumerate() {
+        all.extend(next(&*outbox, id).await.into_iter().map(|event| (place, event)));
+    }
+    all
+}
+
+/// Record, effect and events of a message are committed together, each event as it was published.
+pub async fn append_is_atomic_with_the_record<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let events = |message: &Message| {
+        let body = message.payload().cloned().unwrap_or_default();
+        let first = Event::to(DESTINATIONS[0]).event_type("Charged").ordering_key("acct-7").header("tenant", "é");
+        let second = Event::to(DESTINATIONS[1]).label("x").content_type("text/plain");
+        Ok(vec![first.body(body), second, Event::to(DESTINATIONS[1]).label("y").same_key().body(&b"\0\xff"[..])])
+    };
+    let consumer = builder(&fixture, "orders").handler(announcer::<T>(events)).build().unwrap();
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let messages = [msg("order-1", "1177").with_header("traceparent", trace), msg("order-2", "2")];
+    assert_eq!(process(&consumer, messages.clone()).await, [Kind::Processed; 2]);
+    fixture.assert_effects([("order-1", "1177"), ("order-2", "2")]).await;
+    let all = everything(&fixture).await;
+    assert_eq!(all.iter().map(|(place, _)| *place).collect::<Vec<_>>(), [0, 0, 1, 1, 1, 1]);
+    let first = &all[0].1;
+    assert_eq!((first.consumer.as_str(), &*first.tenant), ("orders", ""));
+    assert_eq!((first.event_type.as_deref(), first.content_type.as_deref()), (Some("Charged"), None));
+    assert_eq!(first.ordering_key.as_ref().map(|key| key.as_bytes().to_vec()), Some(b"acct-7".to_vec()));
+    let headers = ["tenant", CAUSE, CAUSED_BY, "traceparent"].map(|name| first.headers.text(name));
+    assert_eq!(headers, [Some("é"), Some("order-1"), Some("order-1"), Some(trace)]);
+    assert_eq!((&first.payload[..], first.attempts, first.first_sent_ago), (&b"1177"[..], 0, None));
+    let [x, y] = [&all[2].1, &all[3].1];
+    assert_eq!(
+        (x.content_type.as_deref(), &x.payload[..], x.ordering_key.is_none()),
+        (Some("text/plain"), &[][..], true)
+    );
+    assert_eq!((y.key.as_str(), &y.payload[..]), ("order-1", &b"\0\xff"[..]));
+    // What a duplicate's handler would publish is never published.
+    assert_eq!(process(&consumer, messages).await, [Kind::Duplicate; 2]);
+    assert_eq!(everything(&fixture).await.len(), 6);
+    assert_eq!(fixture.spy.appended.get(), 1, "one append a unit");
+}
+
+/// What a unit by hand appends.
+pub(super) fn appended(registered: &Registered, to: DestinationId, key: &str, event: Event) -> Appended {
+    let mut appended = Appended::default();
+    let event = NewEvent::plain(registered.scope, to, key_from(key), event).unwrap();
+    appended.events.push(event);
+    let result = NewResult::new(registered.scope, key_from(key), false, ResultBody::new("an answer"));
+    appended.results.push(result);
+    appended
+}
+
+/// Runs a unit with one claim that appends this event.
+pub(super) async fn unit<T: StoreUnderTest>(
+    fixture: &Fixture<'_, T>,
+    registered: &Registered,
+    key: &str,
+    appended: &Appended,
+) -> Result<(), AppendError> {
+    let mut session = fixture.open().await;
+    let mut unit = fixture.store.begin(&mut session, options(registered.run)).await.unwrap();
+    unit.claim(&[claim(registered, key, "p")]).await.unwrap();
+    let written = within("appending", unit.append(appended)).await;
+    match written {
+        Ok(()) => unit.commit().await.unwrap(),
+        Err(_) => unit.rollback().await.unwrap(),
+    }
+    written
+}
+
+/// What a unit appended goes with the unit, rolled back or dropped.
+pub async fn append_of_a_rolled_back_unit_leaves_nothing<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (registered, (_, ids)) = (fixture.register().await, outbox(&fixture).await);
+    let appended = appended(&registered, ids[0], "event-1", Event::to("payments").body("1"));
+    for is_dropped in [false, true] {
+        let mut session = fixture.open().await;
+        let mut unit = fixture.store.begin(&mut session, options(registered.run)).await.unwrap();
+        unit.claim(&[claim(&registered, "order-1", "p")]).await.unwrap();
+        unit.append(&appended).await.unwrap();
+        assert!(everything(&fixture).await.is_empty(), "nothing is visible before the commit");
+        if is_dropped {
+            drop(unit);
+        } else {
+            unit.rollback().await.unwrap();
+        }
+        drop(session);
+        assert!(everything(&fixture).await.is_empty() && fixture.recorded().await.is_empty());
+    }
+    // Nothing of it stands in the way of the run that goes well.
+    unit(&fixture, &registered, "order-1", &appended).await.unwrap();
+    assert_eq!((everything(&fixture).await.len(), fixture.recorded().await), (1, vec!["order-1".to_owned()]));
+}
+
+/// A capability that is off is refused where it is asked for, and one that is on is not.
+pub async fn append_is_refused_when_off<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    let capabilities = fixture.store.capabilities();
+    let built = |builder: DedupConsumerBuilder<Seen<T>>| builder.handler(announcer::<T>(|_| Ok(vec![]))).build();
+    let plain = || DedupConsumer::builder_shared(Arc::clone(&fixture.store), "orders").effects(Effects::InTransaction);
+    assert_eq!(built(plain().publishes_to(["payments"])).is_ok(), capabilities.outbox);
+    assert_eq!(built(plain().keeps_results(1)).is_ok(), capabilities.results);
+    let registered = fixture.register().await;
+    let appended = appended(&registered, DestinationId(1), "event-1", Event::to("payments"));
+    if !capabilities.outbox && !capabilities.results {
+        let refused = unit(&fixture, &registered, "order-1", &appended).await;
+        assert!(matches!(refused, Err(AppendError::Store(error)) if error.class() == ErrorClass::Fatal));
+    }
+}
+
+/// O12: what a handler published that failed is not published, and its neighbours' events are.
+pub async fn a_failed_handler_of_a_batch_appends_nothing<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let events = |message: &Message| {
+        let body = message.payload().cloned().unwrap_or_default();
+        let mut events = vec![Event::to("payments").body(body.clone())];
+        // The second is refused, and so the message fails although its handler might not look.
+        events.extend((body == "bad").then(|| Event::to("payments")));
+        Ok(events)
+    };
+    let consumer = builder(&fixture, "orders").handler(announcer::<T>(events)).build().unwrap();
+    let kinds = process(&consumer, [msg("a", "1"), msg("b", "bad"), msg("c", "3")]).await;
+    assert_eq!(kinds, [Kind::Processed, Kind::Failed(ErrorClass::Permanent), Kind::Processed]);
+    fixture.assert_effects([("a", "1"), ("c", "3")]).await;
+    let all = everything(&fixture).await;
+    assert_eq!(bodies(&all.into_iter().map(|(_, event)| event).collect::<Vec<_>>()), ["1", "3"]);
+}
+
+/// The rows are the same, and in the same order, whatever kind of handler publishes them.
+pub async fn every_kind_of_handler_appends_the_same_rows<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let events = |message: &Message| {
+        let body = message.payload().cloned().unwrap_or_default();
+        Ok(["x", "y"]
+            .map(|label| Event::to("payments").label(label).body([&body[..], label.as_bytes()].concat()))
+            .into())
+    };
+    let mut seen = Vec::new();
+    for (name, kind) in [("in-order", 0), ("batch", 1), ("pipelined", 2)] {
+        let builder = builder(&fixture, name);
+        let builder = match kind {
+            0 => builder.handler(announcer::<T>(events)),
+            1 => builder.batch_handler(announcer::<T>(events)),
+            _ if !fixture.store.capabilities().concurrent_handlers => continue,
+            _ => builder.handler(announcer::<T>(events)).handlers(Concurrency::Pipelined { at_once: 4 }),
+        };
+        let consumer = builder.build().unwrap();
+        let messages = (0..5).map(|number| msg(&format!("order-{number}"), &number.to_string()));
+        assert_eq!(process(&consumer, messages).await, [Kind::Processed; 5]);
+        let (outbox, ids) = outbox(&fixture).await;
+        let rows: Vec<_> = next(&*outbox, ids[0]).await;
+        for row in &rows {
+            assert_eq!(row.consumer.as_str(), name);
+        }
+        seen.push(bodies(&rows));
+        let ends: Vec<_> = rows.iter().map(|row| (row.number, idem_core::outbox::EventEnd::Published)).collect();
+        outbox.settle(ids[0], &ends).await.unwrap();
+    }
+    let wanted: Vec<String> = (0..5).flat_map(|number| [format!("{number}x"), format!("{number}y")]).collect();
+    assert!(seen.iter().all(|rows| *rows == wanted), "{seen:?}");
+}
+
+/// O15: an event is one by destination, scope and key: one key to two destinations and from two consumers is four events.
+pub async fn o15_two_scopes_and_two_destinations_with_one_key_are_four_events<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    for name in ["orders", "invoices"] {
+        let events = |_: &Message| Ok(DESTINATIONS.map(|to| Event::to(to).same_key().body("1")).into());
+        let consumer = builder(&fixture, name).handler(announcer::<T>(events)).build().unwrap();
+        assert_eq!(process(&consumer, [msg("order-1", "p")]).await, [Kind::Processed]);
+    }
+    let all = everything(&fixture).await;
+    let of = |(place, event): &(usize, OutgoingEvent)| (*place, event.consumer.to_string(), event.key.to_string());
+    let mut all: Vec<_> = all.iter().map(of).collect();
+    all.sort();
+    let wanted = [(0, "invoices"), (0, "orders"), (1, "invoices"), (1, "orders")];
+    assert_eq!(all, wanted.map(|(place, name)| (place, name.to_owned(), "order-1".to_owned())));
+}
+
+/// O6: the same event again, as after a `forget`, is nothing new while it waits; another body under its key is told apart,
+/// and nothing of that unit is committed (O7).
+pub async fn o6_o7_the_same_event_again_is_no_news_and_another_one_is_a_conflict<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (registered, (_, ids)) = (fixture.register().await, outbox(&fixture).await);
+    let event = |body: &'static str| Event::to("payments").body(body);
+    let first = appended(&registered, ids[0], "event-2", event("1"));
+    unit(&fixture, &registered, "order-1", &first).await.unwrap();
+    unit(&fixture, &registered, "order-2", &first).await.unwrap();
+    // Places are those of the caller, in whatever order the rows are written.
+    let mut others = appended(&registered, ids[0], "event-3", event("3"));
+    others.events.push(appended(&registered, ids[0], "event-2", event("2")).events.remove(0));
+    others.events.push(appended(&registered, ids[0], "event-1", event("0")).events.remove(0));
+    let conflict = unit(&fixture, &registered, "order-3", &others).await;
+    assert!(matches!(conflict, Err(AppendError::Conflict { event: 1 })), "{conflict:?}");
+    assert_eq!(fixture.recorded().await, ["order-1", "order-2"]);
+    assert_eq!(everything(&fixture).await.len(), 1);
+}
+
+/// O7: a handler that is not deterministic and runs again after its record is gone is found out, and changes nothing.
+pub async fn o7_another_event_of_a_message_that_runs_again_is_a_conflict<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let runs = Arc::new(AtomicUsize::new(0));
+    let events = move |_: &Message| {
+        let run = runs.fetch_add(1, Ordering::Relaxed);
+        Ok(vec![Event::to("payments").body(run.to_string())])
+    };
+    let retention = idem_core::Retention::For(Duration::from_secs(3600));
+    let consumer = builder(&fixture, "orders").retention(retention).handler(announcer::<T>(events)).build().unwrap();
+    assert_eq!(process(&consumer, [msg("order-1", "p")]).await, [Kind::Processed]);
+    if !fixture.arrange(Arrangement::Age(Duration::from_secs(7 * 24 * 3600))).await {
+        return;
+    }
+    assert_eq!(clean(&fixture, Expiring::Records, Duration::ZERO, 10).await, 1);
+    let decision = decide(&consumer, [msg("order-1", "p")]).await.remove(0);
+    let Decision::Failed(failure) = decision else { panic!("{decision:?}") };
+    assert_eq!((failure.class, failure.reason), (ErrorClass::Permanent, Reason::OutboxConflict), "{failure:?}");
+    let all = everything(&fixture).await;
+    assert_eq!(bodies(&all.into_iter().map(|(_, event)| event).collect::<Vec<_>>()), ["0"]);
+    assert_eq!(fixture.effects().await.len(), 1, "the second run's effect was rolled back");
+}
+
+/// Two units with keys of the user's own in opposite orders wait for each other one way only.
+pub async fn appended_keys_in_opposite_orders_never_deadlock<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (registered, (_, ids)) = (fixture.register().await, outbox(&fixture).await);
+    let all = |order: &[u32]| {
+        let mut all = Appended::default();
+        for number in order {
+            let key = format!("event-{number}");
+            all.events.push(appended(&registered, ids[0], &key, Event::to("payments").body("same")).events.remove(0));
+        }
+        all
+    };
+    let forwards: Vec<u32> = (0..50).collect();
+    let backwards: Vec<u32> = forwards.iter().rev().copied().collect();
+    for round in 0..10 {
+        let (one, other) = (format!("one-{round}"), format!("other-{round}"));
+        let (forwards, backwards) = (all(&forwards), all(&backwards));
+        let (one, other) = tokio::join!(
+            unit(&fixture, &registered, &one, &forwards),
+            unit(&fixture, &registered, &other, &backwards),
+        );
+        one.unwrap();
+        other.unwrap();
+        let all = everything(&fixture).await;
+        assert_eq!(all.len(), 50);
+        let (outbox, ids) = outbox(&fixture).await;
+        let numbers: Vec<EventNumber> = all.iter().map(|(_, event)| event.number).collect();
+        let ends: Vec<_> = numbers.into_iter().map(|number| (number, idem_core::outbox::EventEnd::Published)).collect();
+        outbox.settle(ids[0], &ends).await.unwrap();
+    }
+    if let Some(deadlocks) = fixture.subject.deadlocks().await {
+        assert_eq!(deadlocks, 0);
+    }
+}

@@ -1,0 +1,279 @@
+//! The contract of [`Outbox`](idem_core::outbox::Outbox), by its numbers.
+
+use std::time::Duration;
+
+use idem_core::{
+    Destination, Event, Store,
+    outbox::{DestinationId, EventEnd, EventNumber, EventState, IdForm, Leased, Outbox},
+    store::{Registered, UnitOfWork},
+};
+
+use super::{
+    events::{DESTINATIONS, appended, bodies, next, offers, outbox, unit},
+    fixture::{Fixture, claim, options},
+    gate::within,
+    subject::{Arrangement, StoreUnderTest},
+};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Commits events with these bodies and ordering keys, one a unit.
+async fn publish<T: StoreUnderTest>(
+    fixture: &Fixture<'_, T>,
+    registered: &Registered,
+    to: DestinationId,
+    events: &[(&str, Option<&'static str>)],
+) {
+    for (body, key) in events {
+        let mut event = Event::to("payments").body((*body).to_owned());
+        if let Some(key) = key {
+            event = event.ordering_key(*key);
+        }
+        let appended = appended(registered, to, body, event);
+        unit(fixture, registered, body, &appended).await.unwrap();
+    }
+}
+
+fn later(after: Duration) -> EventEnd {
+    EventEnd::Later { after, error: "not now".to_owned(), may_be_sent: true, counted: true }
+}
+
+fn failed() -> EventEnd {
+    EventEnd::Failed { error: "never".to_owned(), may_be_sent: false }
+}
+
+async fn settle(outbox: &dyn Outbox, destination: DestinationId, number: EventNumber, end: EventEnd) {
+    within("settling an event", outbox.settle(destination, &[(number, end)])).await.unwrap();
+}
+
+async fn states(outbox: &dyn Outbox) -> Vec<(String, EventState)> {
+    let events = within("listing events", outbox.events(None, None, 1_000)).await.unwrap();
+    events.into_iter().map(|stored| (stored.event.key.to_string(), stored.state)).collect()
+}
+
+/// Contract 1 (O5): a number says nothing about the commit: one that is lower and comes later is answered all the same.
+pub async fn o5_a_late_commit_of_a_lower_number_is_answered<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    // With one writer at a time, numbers are drawn in the order of commits.
+    if !offers(&fixture) || !fixture.waits_per_key() {
+        return;
+    }
+    let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
+    let mut session = fixture.open().await;
+    let mut slow = fixture.store.begin(&mut session, options(registered.run)).await.unwrap();
+    slow.claim(&[claim(&registered, "slow", "p")]).await.unwrap();
+    slow.append(&appended(&registered, ids[0], "slow", Event::to("payments").body("slow"))).await.unwrap();
+    publish(&fixture, &registered, ids[0], &[("fast", None)]).await;
+    let fast = next(&*outbox, ids[0]).await;
+    assert_eq!(bodies(&fast), ["fast"], "what is not committed is not answered");
+    settle(&*outbox, ids[0], fast[0].number, EventEnd::Published).await;
+    slow.commit().await.unwrap();
+    let late = next(&*outbox, ids[0]).await;
+    assert_eq!(bodies(&late), ["slow"]);
+    assert!(late[0].number < fast[0].number, "the case proves nothing: {late:?}");
+}
+
+/// Contract 2: what follows one that waits, in its ordering key, waits with it; others do not.
+pub async fn what_waits_holds_its_ordering_key_back<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
+    let events =
+        [("a1", Some("a")), ("b1", Some("b")), ("a2", Some("a")), ("n1", None), ("a3", Some("a")), ("n2", None)];
+    publish(&fixture, &registered, ids[0], &events).await;
+    let all = next(&*outbox, ids[0]).await;
+    assert_eq!(bodies(&all), ["a1", "b1", "a2", "n1", "a3", "n2"], "in the order of their numbers");
+    settle(&*outbox, ids[0], all[0].number, later(MINUTE)).await;
+    settle(&*outbox, ids[0], all[3].number, failed()).await;
+    assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["b1", "n2"]);
+    // A new one of the key waits too, and the same key of another destination is another key.
+    publish(&fixture, &registered, ids[0], &[("a4", Some("a"))]).await;
+    publish(&fixture, &registered, ids[1], &[("other-a", Some("a"))]).await;
+    assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["b1", "n2"]);
+    assert_eq!(bodies(&next(&*outbox, ids[1]).await), ["other-a"]);
+    let backlog = within("the backlog", outbox.backlog(None)).await.unwrap().remove(0);
+    assert_eq!((backlog.pending, backlog.waiting, backlog.failed, backlog.behind), (2, 1, 1, 3), "{backlog:?}");
+    // It is tried again, and only when it has gone may the others go.
+    settle(&*outbox, ids[0], all[0].number, later(Duration::ZERO)).await;
+    let again = next(&*outbox, ids[0]).await;
+    assert_eq!(bodies(&again), ["a1", "b1", "n2"]);
+    assert_eq!((again[0].attempts, again[0].first_sent_ago.is_some()), (2, true));
+    settle(&*outbox, ids[0], all[0].number, EventEnd::Published).await;
+    assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["b1", "a2", "a3", "n2", "a4"]);
+}
+
+/// Contract 2 and 3: one that failed holds its key until an operator lets it go, again or for good.
+pub async fn what_failed_waits_for_an_operator<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
+    let events = [("a1", Some("a")), ("a2", Some("a")), ("a3", Some("a")), ("a4", Some("a"))];
+    publish(&fixture, &registered, ids[0], &events).await;
+    let numbers: Vec<EventNumber> = next(&*outbox, ids[0]).await.iter().map(|event| event.number).collect();
+    settle(&*outbox, ids[0], numbers[0], failed()).await;
+    settle(&*outbox, ids[0], numbers[2], failed()).await;
+    assert!(next(&*outbox, ids[0]).await.is_empty());
+    if fixture.arrange(Arrangement::Age(Duration::from_secs(86_400))).await {
+        assert!(next(&*outbox, ids[0]).await.is_empty(), "a failed event is never tried by itself");
+    }
+    use EventState::{Behind, Failed, Pending};
+    let named = |states: [EventState; 4]| {
+        ["a1", "a2", "a3", "a4"].map(str::to_owned).into_iter().zip(states).collect::<Vec<_>>()
+    };
+    assert_eq!(states(&*outbox).await, named([Failed, Behind, Failed, Behind]));
+    let failed_ones = outbox.events(Some(DESTINATIONS[0]), Some(Failed), 10).await.unwrap();
+    assert_eq!((failed_ones.len(), failed_ones[0].error.as_deref()), (2, Some("never")));
+    assert_eq!((failed_ones[0].event.payload.len(), failed_ones[0].payload_bytes), (0, 2));
+    // What is behind cannot be retried: it does not wait for itself.
+    assert_eq!(within("retrying", outbox.retry(&[numbers[0], numbers[1]])).await.unwrap(), 1);
+    let again = next(&*outbox, ids[0]).await;
+    assert_eq!((bodies(&again), again[0].attempts), (vec!["a1".to_owned()], 0));
+    assert_eq!(within("skipping", outbox.skip(&[numbers[0]])).await.unwrap(), 1);
+    assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["a2"], "up to the next that has failed");
+    assert_eq!(states(&*outbox).await, named([Pending, Pending, Failed, Behind])[1..]);
+    assert_eq!(outbox.skip(&[numbers[0], numbers[2]]).await.unwrap(), 1);
+    assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["a2", "a4"]);
+}
+
+/// Contract 3 and 4: what is published is gone, and nothing brings it back.
+pub async fn settling_what_is_gone_does_no_harm<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
+    publish(&fixture, &registered, ids[0], &[("1", None), ("2", None)]).await;
+    let all = next(&*outbox, ids[0]).await;
+    settle(&*outbox, ids[1], all[0].number, EventEnd::Published).await;
+    assert_eq!(next(&*outbox, ids[0]).await.len(), 2, "another destination's relay settles nothing here");
+    for end in [EventEnd::Published, EventEnd::Published, later(Duration::ZERO), failed()] {
+        settle(&*outbox, ids[0], all[0].number, end).await;
+        assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["2"]);
+    }
+    assert_eq!(within("retrying", outbox.retry(&[all[0].number, all[1].number])).await.unwrap(), 0);
+    within("settling nothing", outbox.settle(ids[0], &[])).await.unwrap();
+    // All ends at once.
+    publish(&fixture, &registered, ids[0], &[("3", None), ("4", None)]).await;
+    let all = next(&*outbox, ids[0]).await;
+    let ends = [EventEnd::Published, failed(), later(Duration::ZERO)];
+    let ends: Vec<_> = all.iter().map(|event| event.number).zip(ends).collect();
+    within("settling three", outbox.settle(ids[0], &ends)).await.unwrap();
+    let wanted = [("3".to_owned(), EventState::Failed), ("4".to_owned(), EventState::Waiting)];
+    assert_eq!(states(&*outbox).await, wanted);
+}
+
+/// One answer is bounded by number and bytes, but has one event at least.
+pub async fn what_is_answered_is_bounded<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
+    let bodies_of = ["1".repeat(300), "2".repeat(300), "3".repeat(300)];
+    for body in &bodies_of {
+        let event = Event::to("payments").body(body.clone());
+        unit(&fixture, &registered, &body[..9], &appended(&registered, ids[0], &body[..9], event)).await.unwrap();
+    }
+    for (events_max, bytes_max, wanted) in [(2, 10_000, 2), (10, 1, 1), (10, 800, 2), (10, 10_000, 3)] {
+        let answered = within("reading the outbox", outbox.next(ids[0], events_max, bytes_max)).await.unwrap();
+        assert_eq!(bodies(&answered), bodies_of[..wanted], "at most {events_max} events and {bytes_max} bytes");
+    }
+}
+
+/// Behind many that wait, those of other keys are found in one call.
+pub async fn followers_of_one_key_hide_no_other_key<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
+    let keys: Vec<String> = (0..30).map(|number| format!("a{number:02}")).collect();
+    let events: Vec<(&str, Option<&'static str>)> = keys.iter().map(|key| (key.as_str(), Some("a"))).collect();
+    publish(&fixture, &registered, ids[0], &events).await;
+    publish(&fixture, &registered, ids[0], &[("b", Some("b"))]).await;
+    let first = within("reading the outbox", outbox.next(ids[0], 4, 10_000)).await.unwrap();
+    assert_eq!(bodies(&first), keys[..4]);
+    settle(&*outbox, ids[0], first[0].number, failed()).await;
+    let others = within("reading the outbox", outbox.next(ids[0], 4, 10_000)).await.unwrap();
+    assert_eq!(bodies(&others), ["b"]);
+    // They go in their order, however many are let go at once.
+    within("skipping", outbox.skip(&[first[0].number])).await.unwrap();
+    settle(&*outbox, ids[0], others[0].number, EventEnd::Published).await;
+    let mut gone = Vec::new();
+    for _ in 0..40 {
+        let some = within("reading the outbox", outbox.next(ids[0], 4, 10_000)).await.unwrap();
+        gone.extend(bodies(&some));
+        let ends: Vec<_> = some.iter().map(|event| (event.number, EventEnd::Published)).collect();
+        within("settling", outbox.settle(ids[0], &ends)).await.unwrap();
+    }
+    assert_eq!(gone, keys[1..]);
+    assert!(states(&*outbox).await.is_empty());
+}
+
+/// One relay at a time has a destination, by the database's clock, until it gives it up or is paused.
+pub async fn one_relay_at_a_time_has_a_destination<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (outbox, ids) = outbox(&fixture).await;
+    let lease = async |relay: &str| within("leasing", outbox.lease(ids[0], relay, MINUTE)).await.unwrap();
+    assert_eq!(lease("one").await, Leased::Mine);
+    assert_eq!(lease("one").await, Leased::Mine, "it is renewed");
+    let Leased::Others { left } = lease("two").await else { panic!("two relays have one destination") };
+    assert!(left > Duration::ZERO && left <= MINUTE, "{left:?}");
+    assert_eq!(outbox.lease(ids[1], "two", MINUTE).await.unwrap(), Leased::Mine, "another destination is free");
+    outbox.release(ids[0], "two").await.unwrap();
+    assert!(matches!(lease("two").await, Leased::Others { .. }), "it is not its to release");
+    assert_eq!(outbox.backlog(None).await.unwrap()[0].relayed_by.as_deref(), Some("one"));
+    outbox.release(ids[0], "one").await.unwrap();
+    assert_eq!(lease("two").await, Leased::Mine);
+    if fixture.arrange(Arrangement::Age(2 * MINUTE)).await {
+        assert_eq!(outbox.backlog(None).await.unwrap()[0].relayed_by, None);
+        assert_eq!(lease("three").await, Leased::Mine, "the lease of one that died ends");
+    }
+    assert!(outbox.pause(DESTINATIONS[0], true).await.unwrap());
+    assert!(!outbox.pause("nowhere", true).await.unwrap());
+    assert_eq!(lease("three").await, Leased::Paused);
+    assert!(outbox.backlog(None).await.unwrap()[0].is_paused);
+    assert!(outbox.pause(DESTINATIONS[0], false).await.unwrap());
+    assert_eq!(lease("three").await, Leased::Mine);
+}
+
+/// A destination keeps its id and the form of its events' ids.
+pub async fn a_destination_is_declared_once<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (outbox, ids) = outbox(&fixture).await;
+    let again = [DESTINATIONS[1], "third", DESTINATIONS[0]].map(Destination::from);
+    let declared = within("declaring", outbox.declare(&again)).await.unwrap();
+    assert_eq!((declared[0], declared[2]), (ids[1], ids[0]));
+    assert!(!ids.contains(&declared[1]));
+    let other = [Destination::new(DESTINATIONS[0]).id_form(IdForm::Hex32)];
+    let refused = within("declaring", outbox.declare(&other)).await.unwrap_err().to_string();
+    assert!(["hex32", "uuid8", DESTINATIONS[0]].iter().all(|part| refused.contains(part)), "{refused}");
+    let names: Vec<String> = outbox.backlog(None).await.unwrap().into_iter().map(|row| row.destination).collect();
+    assert_eq!(names, [DESTINATIONS[0], DESTINATIONS[1], "third"]);
+}
+
+/// What waits is counted for each destination, and for one writer where it is asked for.
+pub async fn what_waits_is_told_by_writer<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
+    publish(&fixture, &registered, ids[0], &[("1", None), ("2", None)]).await;
+    let [orders, nobody] = ["orders", "nobody"].map(|name| idem_core::ConsumerName::new(name).unwrap());
+    for (consumer, pending) in [(None, 2), (Some(&orders), 2), (Some(&nobody), 0)] {
+        let backlog = within("the backlog", outbox.backlog(consumer)).await.unwrap();
+        assert_eq!((backlog[0].pending, backlog[0].oldest.is_some()), (pending, pending > 0), "{consumer:?}");
+        assert_eq!((backlog.len(), backlog[1].pending, backlog[1].oldest), (2, 0, None));
+    }
+}

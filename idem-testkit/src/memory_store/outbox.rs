@@ -1,0 +1,470 @@
+//! The outbox and the results: what units append, and the table that relays empty.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use idem_core::{
+    ConsumerName, Destination, OrderingKey, StoreError, Tenant,
+    outbox::{
+        DestinationId, EventEnd, EventNumber, EventState, IdForm, Leased, NewEvent, NewResult, Outbox, OutboxBacklog,
+        OutgoingEvent, StoredEvent,
+    },
+    store::ScopeId,
+};
+
+use super::{
+    Defect, MemoryStore,
+    state::{RecordKey, State, UnitId},
+};
+
+/// What is unique in the outbox: a key of a destination and a scope.
+pub(super) type EventKey = (DestinationId, RecordKey);
+
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    destinations: Vec<DestinationRow>,
+    rows: BTreeMap<EventNumber, EventRow>,
+    /// The committed events, by what is unique.
+    pub(super) numbers: BTreeMap<EventKey, EventNumber>,
+    /// Those that a unit has written and not committed.
+    pub(super) held: BTreeMap<EventKey, UnitId>,
+    pub(super) results: BTreeMap<RecordKey, NewResult>,
+    last: i64,
+    /// Where the store that scans by number goes on.
+    scanned: BTreeMap<DestinationId, EventNumber>,
+}
+
+#[derive(Debug)]
+struct DestinationRow {
+    name: String,
+    id_form: IdForm,
+    relay: Option<(String, SystemTime)>,
+    is_paused: bool,
+}
+
+#[derive(Debug)]
+struct EventRow {
+    event: NewEvent,
+    created_at: SystemTime,
+    state: EventState,
+    attempts: u32,
+    not_before: Option<SystemTime>,
+    first_sent_at: Option<SystemTime>,
+    error: Option<String>,
+}
+
+impl EventRow {
+    /// Whether it may go, as far as its own state says.
+    fn is_due(&self, now: SystemTime) -> bool {
+        match self.state {
+            EventState::Pending => true,
+            EventState::Waiting => self.not_before.is_none_or(|at| at <= now),
+            EventState::Failed | EventState::Behind => false,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        (self.event.payload.len() + self.event.headers.bytes()) as u64
+    }
+
+    fn sent(&mut self, now: SystemTime, may_be_sent: bool) {
+        if may_be_sent {
+            self.first_sent_at.get_or_insert(now);
+        }
+    }
+}
+
+pub(super) fn event_key(event: &NewEvent, defect: Option<Defect>) -> EventKey {
+    let place = if defect == Some(Defect::EventsByKeyAlone) {
+        (DestinationId(0), ScopeId(0))
+    } else {
+        (event.destination, event.scope)
+    };
+    (place.0, (place.1, event.key.clone()))
+}
+
+impl Events {
+    pub(super) fn next_number(&mut self) -> EventNumber {
+        self.last += 1;
+        EventNumber(self.last)
+    }
+
+    /// Whether a committed event under this key is the same one; `None` where there is none.
+    pub(super) fn is_same(&self, key: &EventKey, event: &NewEvent) -> Option<bool> {
+        let row = self.rows.get(self.numbers.get(key)?)?;
+        Some(row.event.hash == event.hash)
+    }
+
+    pub(super) fn commit(&mut self, number: EventNumber, key: EventKey, event: NewEvent, now: SystemTime) {
+        self.held.remove(&key);
+        self.numbers.insert(key, number);
+        let (state, attempts) = (EventState::Pending, 0);
+        let row =
+            EventRow { event, created_at: now, state, attempts, not_before: None, first_sent_at: None, error: None };
+        self.rows.insert(number, row);
+    }
+
+    fn destination(&mut self, id: DestinationId) -> Option<&mut DestinationRow> {
+        let place = usize::try_from(id.0).ok()?.checked_sub(1)?;
+        self.destinations.get_mut(place)
+    }
+
+    fn declare(&mut self, declared: &Destination) -> Result<DestinationId, StoreError> {
+        let known = self.destinations.iter().position(|row| row.name == declared.name);
+        if let Some(row) = known.map(|place| &self.destinations[place])
+            && row.id_form != declared.id_form
+        {
+            let problem = format!(
+                "destination {:?} was declared with ids of the form {}, and this program says {}",
+                declared.name, row.id_form, declared.id_form
+            );
+            let cure =
+                "Give it the form it has: under another one its receivers would take copies for new events".to_owned();
+            return Err(StoreError::Refused { problem, cure });
+        }
+        let place = known.unwrap_or_else(|| {
+            let (name, id_form) = (declared.name.clone(), declared.id_form);
+            self.destinations.push(DestinationRow { name, id_form, relay: None, is_paused: false });
+            self.destinations.len() - 1
+        });
+        Ok(DestinationId(place as i32 + 1))
+    }
+
+    /// The rows of an ordering key, oldest first.
+    fn of_key<'e>(
+        &'e mut self,
+        destination: DestinationId,
+        key: &'e OrderingKey,
+    ) -> impl Iterator<Item = (&'e EventNumber, &'e mut EventRow)> {
+        let is_of =
+            move |row: &EventRow| row.event.destination == destination && row.event.ordering_key.as_ref() == Some(key);
+        self.rows.iter_mut().filter(move |(_, row)| is_of(row))
+    }
+
+    /// The next events that may go. What stands behind one that may not is marked, once.
+    fn next(
+        &mut self,
+        destination: DestinationId,
+        events_max: usize,
+        bytes_max: u64,
+        now: SystemTime,
+        overtakes: bool,
+    ) -> Vec<EventNumber> {
+        let mut blocked: Vec<OrderingKey> = Vec::new();
+        let (mut next, mut bytes) = (Vec::new(), 0);
+        for (number, row) in self.rows.iter_mut().filter(|(_, row)| row.event.destination == destination) {
+            let key = row.event.ordering_key.as_ref();
+            if !overtakes && key.is_some_and(|key| blocked.contains(key)) {
+                if row.is_due(now) {
+                    row.state = EventState::Behind;
+                }
+            } else if !row.is_due(now) {
+                blocked.extend(key.cloned());
+            } else if next.len() < events_max && (next.is_empty() || bytes + row.bytes() <= bytes_max) {
+                bytes += row.bytes();
+                next.push(*number);
+            } else {
+                break;
+            }
+        }
+        next
+    }
+
+    fn remove(&mut self, number: EventNumber, defect: Option<Defect>) -> bool {
+        let Some(row) = self.rows.remove(&number) else { return false };
+        self.numbers.remove(&event_key(&row.event, defect));
+        if let Some(key) = &row.event.ordering_key {
+            self.let_go(row.event.destination, key);
+        }
+        true
+    }
+
+    /// Lets those go that stand behind nothing any more.
+    fn let_go(&mut self, destination: DestinationId, key: &OrderingKey) {
+        for (_, row) in self.of_key(destination, key) {
+            match row.state {
+                EventState::Pending => {}
+                EventState::Waiting | EventState::Failed => break,
+                EventState::Behind => row.state = EventState::Pending,
+            }
+        }
+    }
+
+    fn settle(&mut self, number: EventNumber, end: &EventEnd, now: SystemTime, defect: Option<Defect>) {
+        if matches!(end, EventEnd::Published) {
+            self.remove(number, defect);
+            return;
+        }
+        let Some(row) = self.rows.get_mut(&number) else { return };
+        match end {
+            EventEnd::Published => {}
+            EventEnd::Later { after, error, may_be_sent, counted } => {
+                (row.state, row.not_before) = (EventState::Waiting, Some(now + *after));
+                row.error = Some(error.clone());
+                row.attempts += u32::from(*counted);
+                row.sent(now, *may_be_sent);
+            }
+            EventEnd::Failed { error, may_be_sent } => {
+                (row.state, row.not_before) = (EventState::Failed, None);
+                row.error = Some(error.clone());
+                row.attempts += 1;
+                row.sent(now, *may_be_sent);
+            }
+        }
+    }
+
+    fn retry(&mut self, number: EventNumber) -> bool {
+        let waits = |row: &&mut EventRow| matches!(row.state, EventState::Waiting | EventState::Failed);
+        let Some(row) = self.rows.get_mut(&number).filter(waits) else { return false };
+        (row.state, row.not_before, row.attempts) = (EventState::Pending, None, 0);
+        true
+    }
+
+    fn backlog(&self, scopes: Option<&[ScopeId]>, now: SystemTime) -> Vec<OutboxBacklog> {
+        let count = |(place, row): (usize, &DestinationRow)| {
+            let id = DestinationId(place as i32 + 1);
+            let mut backlog = OutboxBacklog::new(row.name.clone(), id);
+            backlog.is_paused = row.is_paused;
+            backlog.relayed_by = row.relay.as_ref().filter(|(_, until)| *until > now).map(|(relay, _)| relay.clone());
+            let own = |row: &&EventRow| {
+                row.event.destination == id && scopes.is_none_or(|scopes| scopes.contains(&row.event.scope))
+            };
+            for row in self.rows.values().filter(own) {
+                let (counted, may_go) = match row.state {
+                    EventState::Pending => (&mut backlog.pending, true),
+                    EventState::Waiting => (&mut backlog.waiting, true),
+                    EventState::Failed => (&mut backlog.failed, false),
+                    EventState::Behind => (&mut backlog.behind, false),
+                };
+                *counted += 1;
+                let age = now.duration_since(row.created_at).unwrap_or_default();
+                if may_go {
+                    backlog.oldest = backlog.oldest.max(Some(age));
+                }
+            }
+            backlog
+        };
+        self.destinations.iter().enumerate().map(count).collect()
+    }
+}
+
+impl State {
+    fn outgoing(&self, number: EventNumber) -> Option<OutgoingEvent> {
+        let row = self.events.rows.get(&number)?;
+        let (consumer, tenant) = self.books.name_of(row.event.scope)?;
+        let event = &row.event;
+        let mut outgoing =
+            OutgoingEvent::new(number, consumer, event.key.clone(), event.payload.clone(), row.created_at);
+        outgoing.tenant = tenant.as_str().into();
+        outgoing.ordering_key.clone_from(&event.ordering_key);
+        outgoing.event_type.clone_from(&event.event_type);
+        outgoing.content_type.clone_from(&event.content_type);
+        outgoing.headers.clone_from(&event.headers);
+        outgoing.attempts = row.attempts;
+        outgoing.first_sent_ago = row.first_sent_at.map(|at| self.now().duration_since(at).unwrap_or_default());
+        Some(outgoing)
+    }
+
+    fn stored(&self, number: EventNumber) -> Option<StoredEvent> {
+        let row = self.events.rows.get(&number)?;
+        let mut event = self.outgoing(number)?;
+        let payload_bytes = std::mem::take(&mut event.payload).len() as u64;
+        let destination =
+            self.events.destinations.get(usize::try_from(row.event.destination.0).ok()?.checked_sub(1)?)?;
+        let mut stored = StoredEvent::new(event, destination.name.clone(), payload_bytes, row.state);
+        stored.error.clone_from(&row.error);
+        stored.not_before = row.not_before;
+        Some(stored)
+    }
+}
+
+impl MemoryStore {
+    /// The committed events that no relay has settled, each with the name of its destination, oldest first: what handlers
+    /// have published, for their tests.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use idem_core::{Event, HandlerError, Message, Tx, handler_fn};
+    /// # use idem_testkit::{MemoryStore, deliver_publishing, message};
+    /// async fn charge(message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+    ///     tx.publish(message, Event::to("payments").event_type("Charged").body("250"))?;
+    ///     Ok(())
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (store, handler) = (Arc::new(MemoryStore::new()), Arc::new(handler_fn(charge)));
+    /// let delivered = deliver_publishing(&store, &handler, ["payments"], message("order-1", "250")).await?;
+    /// assert!(delivered.decision.is_processed());
+    /// assert_eq!(delivered.events[0].1.event_type.as_deref(), Some("Charged"));
+    /// assert_eq!(store.events().len(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn events(&self) -> Vec<(String, OutgoingEvent)> {
+        let state = self.shared.state();
+        let named = |number: &EventNumber| {
+            let event = state.outgoing(*number)?;
+            Some((state.stored(*number)?.destination, event))
+        };
+        state.events.rows.keys().filter_map(named).collect()
+    }
+
+    /// The results that are kept beside committed records, by scope and key.
+    #[must_use]
+    pub fn results(&self) -> Vec<NewResult> {
+        self.shared.state().events.results.values().cloned().collect()
+    }
+}
+
+/// The outbox of a [`MemoryStore`].
+#[derive(Debug)]
+pub(super) struct MemoryOutbox(pub(super) Arc<MemoryStore>);
+
+impl MemoryOutbox {
+    async fn book<T: Send>(
+        &self,
+        doing: &'static str,
+        work: impl FnOnce(&mut State) -> T + Send,
+    ) -> Result<T, StoreError> {
+        self.0.book(doing, work).await
+    }
+
+    fn has(&self, defect: Defect) -> bool {
+        self.0.shared.has(defect)
+    }
+}
+
+#[async_trait]
+impl Outbox for MemoryOutbox {
+    async fn declare(&self, destinations: &[Destination]) -> Result<Vec<DestinationId>, StoreError> {
+        let declare = |state: &mut State| destinations.iter().map(|one| state.events.declare(one)).collect();
+        self.book("declaring destinations", declare).await?
+    }
+
+    async fn lease(&self, destination: DestinationId, relay: &str, time: Duration) -> Result<Leased, StoreError> {
+        let everybodys = self.has(Defect::LeasesToAll);
+        let lease = |state: &mut State| {
+            let now = state.now();
+            // Nobody relays what was never declared.
+            let Some(row) = state.events.destination(destination) else { return Leased::Paused };
+            if row.is_paused {
+                return Leased::Paused;
+            }
+            match &row.relay {
+                Some((other, until)) if other != relay && *until > now && !everybodys => {
+                    Leased::Others { left: until.duration_since(now).unwrap_or_default() }
+                }
+                Some(_) | None => {
+                    row.relay = Some((relay.to_owned(), now + time));
+                    Leased::Mine
+                }
+            }
+        };
+        self.book("leasing a destination", lease).await
+    }
+
+    async fn release(&self, destination: DestinationId, relay: &str) -> Result<(), StoreError> {
+        let release = |state: &mut State| {
+            if let Some(row) = state.events.destination(destination) {
+                row.relay.take_if(|(by, _)| by == relay);
+            }
+        };
+        self.book("releasing a destination", release).await
+    }
+
+    async fn next(
+        &self,
+        destination: DestinationId,
+        events_max: u32,
+        bytes_max: u64,
+    ) -> Result<Vec<OutgoingEvent>, StoreError> {
+        let (by_number, overtakes) = (self.has(Defect::ScansByNumber), self.has(Defect::FollowersOvertake));
+        let take = |state: &mut State| {
+            let now = state.now();
+            let mut next = state.events.next(destination, events_max as usize, bytes_max, now, overtakes);
+            if by_number {
+                let last = state.events.scanned.entry(destination).or_insert(EventNumber(0));
+                next.retain(|number| number > last);
+                *last = next.iter().copied().max().unwrap_or(*last);
+            }
+            next.into_iter().filter_map(|number| state.outgoing(number)).collect()
+        };
+        self.book("reading the outbox", take).await
+    }
+
+    async fn settle(&self, destination: DestinationId, ends: &[(EventNumber, EventEnd)]) -> Result<(), StoreError> {
+        let defect = self.0.shared.defect;
+        let settle = |state: &mut State| {
+            let now = state.now();
+            let is_of = |state: &State, number: &EventNumber| {
+                state.events.rows.get(number).is_some_and(|row| row.event.destination == destination)
+            };
+            for (number, end) in ends {
+                if is_of(state, number) {
+                    state.events.settle(*number, end, now, defect);
+                }
+            }
+        };
+        self.book("settling events", settle).await
+    }
+
+    async fn backlog(&self, consumer: Option<&ConsumerName>) -> Result<Vec<OutboxBacklog>, StoreError> {
+        let look = |state: &mut State| {
+            let scopes = consumer.map(|consumer| state.books.scopes_of(consumer));
+            state.events.backlog(scopes.as_deref(), state.now())
+        };
+        self.book("looking at the outbox", look).await
+    }
+
+    async fn events(
+        &self,
+        destination: Option<&str>,
+        state: Option<EventState>,
+        max: u32,
+    ) -> Result<Vec<StoredEvent>, StoreError> {
+        let list = |store: &mut State| {
+            let asked = |event: &StoredEvent| {
+                destination.is_none_or(|name| event.destination == name) && state.is_none_or(|of| event.state == of)
+            };
+            let all = store.events.rows.keys().filter_map(|number| store.stored(*number));
+            all.filter(asked).take(max as usize).collect()
+        };
+        self.book("listing events", list).await
+    }
+
+    async fn retry(&self, events: &[EventNumber]) -> Result<u64, StoreError> {
+        let retry = |state: &mut State| events.iter().filter(|number| state.events.retry(**number)).count() as u64;
+        self.book("retrying events", retry).await
+    }
+
+    async fn skip(&self, events: &[EventNumber]) -> Result<u64, StoreError> {
+        let defect = self.0.shared.defect;
+        let skip =
+            |state: &mut State| events.iter().filter(|number| state.events.remove(**number, defect)).count() as u64;
+        self.book("skipping events", skip).await
+    }
+
+    async fn pause(&self, destination: &str, is_paused: bool) -> Result<bool, StoreError> {
+        let pause = |state: &mut State| {
+            let row = state.events.destinations.iter_mut().find(|row| row.name == destination);
+            row.map(|row| row.is_paused = is_paused).is_some()
+        };
+        self.book("pausing a destination", pause).await
+    }
+}
+
+impl super::bookkeeping::Books {
+    fn name_of(&self, scope: ScopeId) -> Option<(ConsumerName, Tenant)> {
+        self.scopes.iter().find(|(_, id)| **id == scope).map(|(name, _)| name.clone())
+    }
+
+    fn scopes_of(&self, consumer: &ConsumerName) -> Vec<ScopeId> {
+        self.scopes.iter().filter(|((name, _), _)| name == consumer).map(|(_, scope)| *scope).collect()
+    }
+}

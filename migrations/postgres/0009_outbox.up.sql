@@ -1,0 +1,332 @@
+-- Messages out and answers kept. Never edited once released: a change is a new migration.
+
+-- Where events go, by name. A relay has a destination for itself as long as its lease runs, by the database's clock.
+CREATE TABLE {schema}.outbox_destinations (
+    id            int         GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name          text        COLLATE "C" NOT NULL,
+    -- How the ids of its events are written: another form of an id is another key to whoever receives it.
+    id_form       text        COLLATE "C" NOT NULL,
+    created_at    timestamptz NOT NULL DEFAULT now(),
+    relayed_by    text        COLLATE "C",
+    relayed_until timestamptz,
+    paused_at     timestamptz,
+    CONSTRAINT outbox_destinations_name UNIQUE (name)
+) WITH (fillfactor = 50);
+
+-- In the order of publication, but not of the commits: a lower number may be committed later. It stands apart from the table,
+-- because a unit draws its numbers in the order of its events and inserts them in the order of their keys.
+CREATE SEQUENCE {schema}.outbox_numbers AS bigint;
+
+-- The events that were committed and that no destination has confirmed yet. A published one is deleted: no mark, which would
+-- be a second version of each row and an entry more in each index.
+CREATE TABLE {schema}.outbox (
+    key_id        uuid        NOT NULL,
+    number        bigint      NOT NULL,
+    created_at    timestamptz NOT NULL DEFAULT now(),
+    not_before    timestamptz,
+    first_sent_at timestamptz,
+    destination   int         NOT NULL,
+    consumer      int         NOT NULL,
+    attempts      int         NOT NULL DEFAULT 0,
+    -- 0 pending, 1 waiting for not_before, 2 failed, 3 behind one of these in its ordering key.
+    state         smallint    NOT NULL DEFAULT 0,
+    event_key     text        COLLATE "C" NOT NULL,
+    event_type    text        COLLATE "C",
+    content_type  text        COLLATE "C",
+    error         text        COLLATE "C",
+    event_hash    bytea       NOT NULL,
+    ordering_key  bytea,
+    headers       json,
+    payload       bytea       NOT NULL,
+    -- An event is one by all three: one key may go to two destinations, and two consumers may send the same.
+    CONSTRAINT outbox_pkey PRIMARY KEY (destination, consumer, key_id)
+) WITH (
+    -- As many rows are deleted as are inserted.
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.02
+);
+
+ALTER SEQUENCE {schema}.outbox_numbers OWNED BY {schema}.outbox.number;
+
+-- What a relay reads.
+CREATE INDEX idx_outbox_pending ON {schema}.outbox (destination, number) WHERE state = 0;
+CREATE INDEX idx_outbox_due ON {schema}.outbox (destination, not_before) WHERE state = 1;
+-- The few that do not go at once: by number, and by what they hold back or wait for.
+CREATE INDEX idx_outbox_held ON {schema}.outbox (destination, number) WHERE state <> 0;
+CREATE INDEX idx_outbox_blocking ON {schema}.outbox (destination, ordering_key, number) WHERE state IN (1, 2);
+CREATE INDEX idx_outbox_behind ON {schema}.outbox (destination, ordering_key, number) WHERE state = 3;
+
+-- The next events of a destination that may go, and those before them that stand behind others in their ordering key: these
+-- come without their payload, to be marked. It is a function, because a plan that is cached while the table is tiny reads all
+-- of it, and goes on to do so while the table grows under it.
+CREATE FUNCTION {schema}.next_events(of_destination int, events_max bigint, bytes_max bigint)
+    RETURNS TABLE (number bigint, is_behind boolean, tenant text, consumer_name text, event_key text, ordering_key bytea,
+        event_type text, content_type text, headers text, payload bytea, created_at bigint, attempts int,
+        first_sent_ago bigint)
+    LANGUAGE plpgsql STABLE STRICT
+    SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+#variable_conflict use_column
+DECLARE
+    -- So many are looked at, so that those behind others are found by the thousand.
+    looked_at CONSTANT bigint := greatest(events_max, 1000);
+BEGIN
+    RETURN QUERY
+    WITH ready AS (
+        (SELECT o.ctid AS place, o.number, o.ordering_key, octet_length(o.payload) + coalesce(octet_length(o.headers::text), 0) AS bytes
+        FROM {schema}.outbox AS o WHERE o.destination = of_destination AND o.state = 0 ORDER BY o.number LIMIT looked_at)
+        UNION ALL
+        (SELECT o.ctid, o.number, o.ordering_key, octet_length(o.payload) + coalesce(octet_length(o.headers::text), 0)
+        FROM {schema}.outbox AS o WHERE o.destination = of_destination AND o.state = 1 AND o.not_before <= clock_timestamp()
+        ORDER BY o.not_before LIMIT looked_at)
+    ), oldest AS MATERIALIZED (
+        SELECT * FROM ready ORDER BY number LIMIT looked_at
+    ), judged AS MATERIALIZED (
+        SELECT l.*, l.ordering_key IS NOT NULL AND (
+            EXISTS (SELECT FROM {schema}.outbox AS b WHERE b.destination = of_destination AND b.ordering_key = l.ordering_key
+                AND b.state IN (1, 2) AND b.number < l.number AND b.number NOT IN (SELECT other.number FROM oldest AS other))
+            OR EXISTS (SELECT FROM {schema}.outbox AS b WHERE b.destination = of_destination
+                AND b.ordering_key = l.ordering_key AND b.state = 3 AND b.number < l.number)) AS is_behind
+        FROM oldest AS l
+    ), measured AS (
+        SELECT j.*, count(*) FILTER (WHERE NOT j.is_behind) OVER up_to_it AS events,
+            sum(CASE WHEN j.is_behind THEN 0 ELSE j.bytes END) OVER up_to_it AS bytes_so_far
+        FROM judged AS j WINDOW up_to_it AS (ORDER BY j.number)
+    )
+    SELECT m.number, m.is_behind, coalesce(c.tenant, ''), coalesce(c.name, ''), o.event_key, o.ordering_key, o.event_type,
+        o.content_type, o.headers::text, CASE WHEN NOT m.is_behind THEN o.payload END,
+        (extract(epoch FROM o.created_at) * 1000000)::bigint, o.attempts,
+        (extract(epoch FROM clock_timestamp() - o.first_sent_at) * 1000000)::bigint
+    FROM measured AS m JOIN {schema}.outbox AS o ON o.ctid = m.place
+    LEFT JOIN {schema}.consumers AS c ON c.id = o.consumer
+    WHERE m.is_behind OR m.events <= events_max AND (m.bytes_so_far <= bytes_max OR m.events = 1)
+    ORDER BY m.number;
+END
+$idem$;
+
+-- Marks events that stand behind others in their ordering key, so that they are not met again. Whoever lets followers go has
+-- the destination's row locked too: otherwise one that is marked while what it waits for is removed would wait for ever.
+CREATE FUNCTION {schema}.mark_behind(of_destination int, numbers bigint[]) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET enable_seqscan = off
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+DECLARE
+    marked bigint;
+BEGIN
+    PERFORM FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination FOR NO KEY UPDATE;
+    UPDATE {schema}.outbox AS o SET state = 3
+    WHERE o.destination = of_destination AND o.number = ANY (numbers) AND o.state = 0 AND (
+        EXISTS (SELECT FROM {schema}.outbox AS b WHERE b.destination = o.destination AND b.ordering_key = o.ordering_key
+            AND b.state IN (1, 2) AND b.number < o.number)
+        OR EXISTS (SELECT FROM {schema}.outbox AS b WHERE b.destination = o.destination AND b.ordering_key = o.ordering_key
+            AND b.state = 3 AND b.number < o.number));
+    GET DIAGNOSTICS marked = ROW_COUNT;
+    RETURN marked;
+END
+$idem$;
+
+-- Lets those go that stand behind nothing any more in these ordering keys, in their order. A thousand of a key at most: each
+-- of them that is published lets the next ones go.
+CREATE FUNCTION {schema}.let_followers_go(of_destination int, keys bytea[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET enable_seqscan = off
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    UPDATE {schema}.outbox AS o SET state = 0, not_before = NULL
+    FROM (SELECT DISTINCT k.ordering_key FROM unnest(keys) AS k (ordering_key) WHERE k.ordering_key IS NOT NULL) AS gone
+    CROSS JOIN LATERAL (
+        SELECT f.number FROM {schema}.outbox AS f
+        WHERE f.destination = of_destination AND f.ordering_key = gone.ordering_key AND f.state = 3
+            AND f.number < coalesce((SELECT min(b.number) FROM {schema}.outbox AS b WHERE b.destination = of_destination
+                AND b.ordering_key = gone.ordering_key AND b.state IN (1, 2)), 9223372036854775807)
+        ORDER BY f.number LIMIT 1000) AS free
+    WHERE o.destination = of_destination AND o.number = free.number AND o.state <> 0;
+END
+$idem$;
+
+-- Notes what became of events: those that were published are removed, the others are an array of objects with the number,
+-- the state, after how many microseconds, the error, whether it may have been sent and whether it counts.
+CREATE FUNCTION {schema}.settle_events(of_destination int, published bigint[], others json) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET enable_seqscan = off
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+DECLARE
+    keys bytea[];
+    more bytea[];
+    settled bigint := 0;
+    one record;
+BEGIN
+    PERFORM FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination FOR NO KEY UPDATE;
+    -- One by one, and first among the pending ones, so that each is found by an index, however many wait.
+    FOR one IN SELECT s.* FROM json_to_recordset(others)
+        AS s (number bigint, state smallint, after bigint, error text, may_be_sent boolean, counted boolean)
+    LOOP
+        UPDATE {schema}.outbox AS o SET state = one.state, attempts = o.attempts + one.counted::int, error = one.error,
+            not_before = CASE WHEN one.state = 1 THEN clock_timestamp() + one.after * interval '1 microsecond' END,
+            first_sent_at = CASE WHEN one.may_be_sent THEN coalesce(o.first_sent_at, clock_timestamp()) ELSE o.first_sent_at END
+        WHERE o.destination = of_destination AND o.number = one.number AND o.state = 0;
+        IF NOT FOUND THEN
+            UPDATE {schema}.outbox AS o SET state = one.state, attempts = o.attempts + one.counted::int, error = one.error,
+                not_before = CASE WHEN one.state = 1 THEN clock_timestamp() + one.after * interval '1 microsecond' END,
+                first_sent_at = CASE WHEN one.may_be_sent THEN coalesce(o.first_sent_at, clock_timestamp()) ELSE o.first_sent_at END
+            WHERE o.destination = of_destination AND o.number = one.number AND o.state <> 0;
+        END IF;
+        settled := settled + FOUND::int;
+    END LOOP;
+    WITH gone AS (
+        DELETE FROM {schema}.outbox AS o WHERE o.destination = of_destination AND o.number = ANY (published) AND o.state = 0
+        RETURNING o.ordering_key
+    )
+    SELECT coalesce(array_agg(g.ordering_key), '{}') FROM gone AS g INTO keys;
+    WITH gone AS (
+        DELETE FROM {schema}.outbox AS o WHERE o.destination = of_destination AND o.number = ANY (published) AND o.state <> 0
+        RETURNING o.ordering_key
+    )
+    SELECT coalesce(array_agg(g.ordering_key), '{}') FROM gone AS g INTO more;
+    keys := keys || more;
+    PERFORM {schema}.let_followers_go(of_destination, keys);
+    RETURN settled + cardinality(keys);
+END
+$idem$;
+
+-- Lets waiting and failed events go again, their attempts counted anew.
+CREATE FUNCTION {schema}.retry_events(numbers bigint[]) RETURNS bigint
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+WITH retried AS (
+    UPDATE {schema}.outbox AS o SET state = 0, attempts = 0, not_before = NULL
+    FROM {schema}.outbox_destinations AS d
+    WHERE o.destination = d.id AND o.number = ANY (numbers) AND o.state <> 0 AND o.state IN (1, 2)
+    RETURNING o.number
+)
+SELECT count(*) FROM retried
+$idem$;
+
+-- Removes events unsent, and lets those go that waited behind them.
+CREATE FUNCTION {schema}.skip_events(numbers bigint[]) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET enable_seqscan = off
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+DECLARE
+    of_destination int;
+    skipped bigint := 0;
+BEGIN
+    FOR of_destination IN SELECT d.id FROM {schema}.outbox_destinations AS d ORDER BY d.id LOOP
+        skipped := skipped + {schema}.settle_events(of_destination, numbers, '[]');
+    END LOOP;
+    RETURN skipped;
+END
+$idem$;
+
+-- The answers of operations, apart from the records, so that a record stays a narrow row.
+CREATE TABLE {schema}.processed_results (
+    key_id       uuid        NOT NULL,
+    stored_at    timestamptz NOT NULL DEFAULT now(),
+    consumer     int         NOT NULL,
+    -- 0 an answer, 1 an error, which is the operation's outcome all the same.
+    kind         smallint    NOT NULL,
+    -- Of an HTTP response.
+    status       smallint,
+    -- The number of the key that body and headers are sealed with; NULL where they are not.
+    sealed_with  smallint,
+    content_type text        COLLATE "C",
+    headers      json,
+    body         bytea       NOT NULL,
+    CONSTRAINT processed_results_pkey PRIMARY KEY (consumer, key_id)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
+
+-- The name from which the ids of events and of calls are derived, where a consumer was renamed since.
+ALTER TABLE {schema}.consumers ADD COLUMN derives_as text COLLATE "C";
+
+-- As 0004 made it, and the answers go with their records.
+CREATE OR REPLACE FUNCTION {schema}.remove_expired(kind text, rows_max bigint, kept_for bigint, OUT elected boolean, OUT removed bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+DECLARE
+    at_least CONSTANT interval := CASE kind WHEN 'units' THEN interval '1 minute' WHEN 'audit' THEN interval '30 days'
+        WHEN 'worker_runs' THEN interval '30 days' ELSE interval '1 day' END;
+    expired CONSTANT text := CASE kind
+        WHEN 'processed_messages' THEN 't.expires_at <= now()'
+        WHEN 'units' THEN 't.at < $2'
+        WHEN 'attempts' THEN 't.last_at < $2'
+        WHEN 'message_attempts' THEN 't.last_at < $2'
+        -- What awaits a replay stays, however old.
+        WHEN 'dead_letters' THEN 't.last_at < $2 AND (t.replay_requested_at IS NULL OR t.replayed_at IS NOT NULL)'
+        WHEN 'audit' THEN 't.at < $2'
+        WHEN 'worker_runs' THEN 't.started_at < $2'
+        WHEN 'forgotten' THEN 't.forgotten_at < $2'
+    END;
+    tables CONSTANT text[] := CASE kind WHEN 'message_attempts' THEN ARRAY['message_attempts', 'attempts'] ELSE ARRAY[kind] END;
+    -- The oldest first, where an index has their order.
+    ordered CONSTANT text := CASE kind
+        WHEN 'processed_messages' THEN 'ORDER BY t.expires_at'
+        WHEN 'units' THEN 'ORDER BY t.at'
+        WHEN 'dead_letters' THEN 'ORDER BY t.last_at'
+        WHEN 'audit' THEN 'ORDER BY t.at'
+        WHEN 'forgotten' THEN 'ORDER BY t.forgotten_at'
+        ELSE ''
+    END;
+    -- Starts of workers that nothing names any more. A worker may run for as long as it likes, so its age alone says
+    -- nothing: records and units name the run until they are gone. Where some consumer keeps its records for ever, or beyond
+    -- the age of the run, nothing is looked for, because that would read all records.
+    unneeded CONSTANT text := CASE kind WHEN 'worker_runs' THEN $sql$
+        AND NOT EXISTS (SELECT FROM {schema}.consumers AS c WHERE c.retention IS NULL OR t.started_at > now() - c.retention)
+        AND NOT EXISTS (SELECT FROM {schema}.units AS u WHERE u.run = t.id)
+        AND NOT EXISTS (SELECT FROM {schema}.dead_letters AS d WHERE d.replay_taken_by = t.id)
+        AND NOT EXISTS (SELECT FROM {schema}.processed_messages AS p WHERE p.processed_by = t.id)$sql$ ELSE '' END;
+    name text;
+    gone bigint;
+    -- The answers that are kept beside the records go with them. Where none are, no record pays for looking.
+    with_answers boolean := false;
+BEGIN
+    IF expired IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('nothing in a table %L expires', kind);
+    END IF;
+    removed := 0;
+    elected := pg_try_advisory_xact_lock(hashtextextended('idem:cleanup:{schema}', 0));
+    IF elected THEN
+        IF kind = 'processed_messages' THEN
+            with_answers := EXISTS (SELECT FROM {schema}.processed_results);
+        END IF;
+        FOREACH name IN ARRAY tables LOOP
+            EXECUTE format('WITH gone AS (DELETE FROM {schema}.%I AS t WHERE t.ctid = ANY (ARRAY('
+                'SELECT t.ctid FROM {schema}.%1$I AS t WHERE %2$s%3$s %4$s LIMIT $1)) AND %2$s RETURNING %5$s)%6$s '
+                'SELECT count(*) FROM gone', name, expired, unneeded, ordered,
+                CASE WHEN with_answers THEN 't.consumer, t.key_id' ELSE '1' END,
+                CASE WHEN with_answers THEN ', answers AS (DELETE FROM {schema}.processed_results AS r USING gone '
+                    'WHERE r.consumer = gone.consumer AND r.key_id = gone.key_id)' ELSE '' END)
+                INTO gone USING rows_max - removed, now() - greatest(kept_for * interval '1 microsecond', at_least);
+            removed := removed + gone;
+        END LOOP;
+    END IF;
+END
+$idem$;
+
+-- Functions are everybody's by default. Where the group roles are there already, workers go on before their script is run
+-- again.
+REVOKE ALL ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
+    {schema}.let_followers_go(int, bytea[]), {schema}.settle_events(int, bigint[], json), {schema}.retry_events(bigint[]),
+    {schema}.skip_events(bigint[]) FROM PUBLIC;
+
+DO $idem$
+BEGIN
+    IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_worker') THEN
+        GRANT SELECT, INSERT ON {schema}.outbox, {schema}.outbox_destinations TO idem_worker;
+        GRANT UPDATE (relayed_by, relayed_until, paused_at) ON {schema}.outbox_destinations TO idem_worker;
+        GRANT SELECT, INSERT, UPDATE ON {schema}.processed_results TO idem_worker;
+        GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
+        GRANT EXECUTE ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
+            {schema}.settle_events(int, bigint[], json), {schema}.retry_events(bigint[]), {schema}.skip_events(bigint[])
+            TO idem_worker;
+    END IF;
+END
+$idem$;

@@ -3,6 +3,8 @@
 mod bookkeeping;
 mod connection;
 mod fault;
+mod rows;
+mod server;
 mod state;
 mod unit;
 mod weather;
@@ -20,6 +22,7 @@ pub use self::{
     bookkeeping::KeptDeadLetter,
     connection::{MemoryConnection, MemoryError},
     fault::{Defect, Fault, Operation},
+    server::Checkpoint,
     unit::{MemorySession, MemoryUnit},
     weather::Weather,
 };

@@ -17,7 +17,8 @@ mod source;
 mod state;
 mod wire;
 
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, feature = "fuzzing"))]
+#[doc(hidden)]
 pub mod fuzzing;
 
 pub use idem_core as core;

@@ -44,12 +44,16 @@ pub enum Bug {
     KillersLoseSettlements,
     /// A lane that rests during a revocation is woken by what is due, and spins.
     RestingLaneSpins,
+    /// The broker's count of deliveries decides which message has no attempt left.
+    TrustsTheBrokersCount,
+    /// Keys are remembered as committed although another server answers now (A43).
+    RemembersOverServers,
 }
 
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -69,6 +73,8 @@ impl Bug {
         Self::FollowersOvertake,
         Self::KillersLoseSettlements,
         Self::RestingLaneSpins,
+        Self::TrustsTheBrokersCount,
+        Self::RemembersOverServers,
     ];
 }
 

@@ -20,6 +20,10 @@ mod state;
 mod tokens;
 mod watchdog;
 
+#[cfg(any(fuzzing, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
+
 pub use idem_core as core;
 
 #[cfg(feature = "msk-iam")]

@@ -5,13 +5,13 @@ use std::time::{Duration, SystemTime};
 use idem_core::{Bytes, Headers, Message, OrderingKey, Origin};
 use rdkafka::{
     Timestamp,
-    message::{BorrowedMessage, Headers as _, Message as _},
+    message::{Headers as _, Message as Record},
 };
 
 use crate::{options::LaneBy, quiet::quietly};
 
 /// Copies the record: a borrowed one pins the buffer of a whole fetch.
-pub(crate) fn message(record: &BorrowedMessage<'_>, lane_by: LaneBy) -> Message {
+pub(crate) fn message(record: &impl Record, lane_by: LaneBy) -> Message {
     let origin = format!("{}/{}/{}", record.topic(), record.partition(), record.offset());
     let mut message = match record.payload() {
         Some(payload) => Message::new(Bytes::copy_from_slice(payload)),
@@ -55,7 +55,7 @@ fn sent_at(timestamp: Timestamp) -> Option<SystemTime> {
 }
 
 /// The headers up to the first whose name is not UTF-8; the rest cannot be told from what the key source looks for.
-fn headers(record: &BorrowedMessage<'_>) -> (Headers, Option<&'static str>) {
+fn headers(record: &impl Record) -> (Headers, Option<&'static str>) {
     let Some(theirs) = record.headers() else { return (Headers::default(), None) };
     let mut headers = Headers::with_capacity(theirs.count());
     for place in 0..theirs.count() {

@@ -44,7 +44,10 @@ pub(crate) fn with_secrets(command: &Command, given: &ArgMatches) -> Option<Path
 }
 
 fn read(path: &Path) -> Result<Table, String> {
-    let text = std::fs::read_to_string(path).map_err(|error| format!("cannot be read: {error}"))?;
+    parsed(&std::fs::read_to_string(path).map_err(|error| format!("cannot be read: {error}"))?)
+}
+
+pub(crate) fn parsed(text: &str) -> Result<Table, String> {
     text.parse().map_err(|error: toml::de::Error| {
         // The error's own text quotes the line.
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
@@ -53,7 +56,7 @@ fn read(path: &Path) -> Result<Table, String> {
     })
 }
 
-fn added(table: &Table, command: &Command, given: &ArgMatches) -> Result<Vec<OsString>, String> {
+pub(crate) fn added(table: &Table, command: &Command, given: &ArgMatches) -> Result<Vec<OsString>, String> {
     let mut added = Vec::new();
     for (name, value) in table {
         let argument = find(command, name)?;

@@ -42,6 +42,10 @@ mod guide {
     struct Situations;
 }
 
+#[cfg(any(fuzzing, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
+
 pub use axum;
 pub use clap;
 pub use idem_core::{self, Effects};

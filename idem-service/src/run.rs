@@ -182,9 +182,9 @@ pub(crate) async fn consume<D: Database, B: Broker>(
     for hook in on_stop {
         hook().await;
     }
-    ended.map(|_| ()).map_err(|error| {
-        Failure::new(exit::of_worker(&error), database::ended(&store::describe::<D::Store>(&error)))
-    })
+    ended
+        .map(|_| ())
+        .map_err(|error| Failure::new(exit::of_worker(&error), database::ended(&store::describe::<D::Store>(&error))))
 }
 
 /// Hands the settings of a consumer to its builder.

@@ -21,7 +21,9 @@ pub(crate) fn pause(scenario: &Scenario) -> Duration {
 /// How long a good message may wait in a life where nothing else is slow and nobody fails.
 pub(crate) fn good_message(scenario: &Scenario) -> Duration {
     let in_turn = u32::try_from(scenario.messages.len()).unwrap_or(u32::MAX);
-    Duration::from_secs(2) + (SLOWEST + Duration::from_millis(2 * scenario.settle_latency)) * in_turn / 4
+    // Where handlers wait for each other's rows, all of them may have to run in turn, and some twice.
+    let side_by_side = if scenario.contents.iter().all(|content| content.accounts.is_empty()) { 4 } else { 1 };
+    Duration::from_secs(2) + (SLOWEST + Duration::from_millis(2 * scenario.settle_latency)) * in_turn / side_by_side
 }
 
 /// By when everything is at rest, counted from the end of all faults: every message has used all of its attempts in turn,
@@ -39,5 +41,11 @@ pub(crate) fn rest(scenario: &Scenario) -> Duration {
     let killers = scenario.contents.iter().filter(|content| kills(content.behaviour)).count();
     let taken_over = REPLAY_TAKEN_FOR * attempts * (1 + u32::try_from(killers).unwrap_or(u32::MAX));
     let replays = if scenario.events.is_empty() { Duration::ZERO } else { taken_over + messages };
-    messages + replays + BREAKER_HOLD + probes + scenario.lease.unwrap_or_default() * 3 + Duration::from_secs(120)
+    // A clock that was set back makes everything wait that goes by it, and sessions that the server holds to be alive do too.
+    let store = scenario.clock_moves() + scenario.weather.lingers_max * 2;
+    let failing =
+        scenario.messages.iter().filter(|(_, content)| !scenario.contents[*content].behaviour.is_good()).count();
+    // Those beyond what may be in flight are held after the others.
+    let holds = BREAKER_HOLD * (1 + u32::try_from(failing / scenario.in_flight).unwrap_or(u32::MAX));
+    messages + replays + holds + probes + scenario.lease.unwrap_or_default() * 3 + store + Duration::from_secs(120)
 }

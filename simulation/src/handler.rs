@@ -7,7 +7,7 @@ use idem_testkit::MemoryStore;
 
 use crate::{
     scenario::Behaviour,
-    world::{EFFECTS, World},
+    world::{ACCOUNTS, EFFECTS, World},
 };
 
 /// The handler of one process.
@@ -45,9 +45,11 @@ impl SimulatedHandler {
     ) -> Result<(), HandlerError> {
         match self.world.behaviour(content) {
             Behaviour::Good(milliseconds) => {
+                self.add(content, tx).await?;
                 if milliseconds > 0 {
                     tokio::time::sleep(Duration::from_millis(milliseconds)).await;
                 }
+                return self.append(content, run, tx).await;
             }
             Behaviour::FailsFor(times) if before < times => return Err(HandlerError::transient("not yet")),
             Behaviour::FailsAlways => return Err(HandlerError::transient("never")),
@@ -93,6 +95,18 @@ impl SimulatedHandler {
     }
 
     async fn write(&self, content: usize, run: usize, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        self.add(content, tx).await?;
+        self.append(content, run, tx).await
+    }
+
+    async fn add(&self, content: usize, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        for account in &self.world.scenario.contents[content].accounts {
+            tx.connection().add(ACCOUNTS, &account.to_string(), 1).await?;
+        }
+        Ok(())
+    }
+
+    async fn append(&self, content: usize, run: usize, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
         let key = self.world.scenario.contents[content].scoped_key().unwrap_or_default();
         Ok(tx.connection().append(EFFECTS, &key, run.to_string()).await?)
     }

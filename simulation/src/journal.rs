@@ -26,6 +26,8 @@ pub enum Rule {
     RanTooOften,
     /// Records and effects are committed together.
     RecordWithoutEffect,
+    /// What handlers have added up is as many as their effects: no addition is lost or made twice.
+    WrongSum,
     /// Effects of one ordering key are in the order of publishing.
     OutOfOrder,
     /// Calls to others carry one key a message, whatever happens to it.
@@ -46,7 +48,7 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::SettledTooEarly,
         Self::Lost,
         Self::SecondEffect,
@@ -54,6 +56,7 @@ impl Rule {
         Self::DeadWhileRunning,
         Self::RanTooOften,
         Self::RecordWithoutEffect,
+        Self::WrongSum,
         Self::OutOfOrder,
         Self::OtherDerivedKey,
         Self::RanWhilePaused,

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `scenario`, `draw` | a life as plain data, and how it is drawn |
 //! | `life`, `world`, `process` | runs it: the time line, what outlives the processes, the processes |
+//! | `disaster` | what befalls the store as a whole: failovers, restores, another clock, records that are forgotten |
 //! | `handler`, `source` | the user's code, and the connection to the broker, which checks what is settled at that moment |
 //! | `journal` | what happened, its hash, and what broke a promise |
 //! | `bounds`, `oracle` | how long things may take, and what must be true at the end |
@@ -16,6 +17,7 @@
 //! | `teeth` | planted bugs, each of which must be found |
 
 mod bounds;
+mod disaster;
 mod draw;
 mod handler;
 mod journal;

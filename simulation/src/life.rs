@@ -14,7 +14,7 @@ use idem_testkit::{Weather, memory::Faults};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::{
-    bounds,
+    bounds, disaster,
     journal::{Breach, Happened, Rule},
     oracle, process,
     scenario::{Event, Scenario},
@@ -185,6 +185,11 @@ async fn do_event(world: &Arc<World>, event: Event) {
         }
         Event::Replay => replay(world).await,
         Event::Recreate => world.recreate(),
+        Event::Checkpoint => disaster::checkpoint(world),
+        Event::FailOver => disaster::fail_over(world).await,
+        Event::Restore => disaster::restore(world).await,
+        Event::Forget(content) => disaster::forget(world, content).await,
+        Event::ClockJumps(by) => disaster::clock_jumps(world, by),
     }
 }
 
@@ -202,7 +207,7 @@ async fn scope(world: &World) -> Option<ScopeId> {
 }
 
 /// Pauses or resumes the consumer, for as long as it takes.
-async fn control(world: &World, state: ControlState) {
+pub(crate) async fn control(world: &World, state: ControlState) {
     loop {
         if let Some(scope) = scope(world).await
             && world.store.set_control(scope, state, "operator", "the scenario").await.is_ok()
@@ -231,10 +236,13 @@ async fn replay(world: &World) {
 
 /// A consumer that halted is resumed by a person some time later.
 async fn resume_after_halts(world: Arc<World>) {
+    let mut seen = 0;
     loop {
         sleep(Duration::from_millis(500)).await;
         let halts = world.store.audited().iter().filter(|(action, _)| action == "halt").count();
-        if world.halts.swap(halts, Ordering::SeqCst) == halts {
+        world.halts.fetch_max(halts, Ordering::SeqCst);
+        // A store that went back has forgotten some.
+        if std::mem::replace(&mut seen, halts) >= halts {
             continue;
         }
         let now = world.journal.now();

@@ -7,14 +7,14 @@ use std::{
     time::Duration,
 };
 
-use idem_core::Reason;
+use idem_core::{Bytes, Reason};
 use idem_testkit::{KeptDeadLetter, Operation, memory::Order};
 
 use crate::{
     bounds,
     journal::Rule,
     scenario::Behaviour,
-    world::{Known, Publication, World},
+    world::{ACCOUNTS, Known, Publication, Run, World},
 };
 
 /// A record may be so much older than its handler's run: its claim may have waited, and the attempt is counted behind it.
@@ -41,6 +41,7 @@ pub(crate) fn judge(world: &World) {
     };
     judge.effects_happen_once();
     judge.records_and_effects_agree();
+    judge.sums_are_right();
     judge.dead_letters_are_earned();
     judge.order_is_kept();
     // A consumer that has halted leaves the rest to a person, and one that is not at rest has not lost anything yet.
@@ -68,27 +69,31 @@ impl Judge<'_> {
     }
 
     fn effects_happen_once(&self) {
-        let mut last: BTreeMap<&str, Duration> = BTreeMap::new();
+        let kept_for = self.world.scenario.retention.saturating_sub(CLAIM_WAITS);
+        let mut last: BTreeMap<&str, &Run> = BTreeMap::new();
         for (key, run) in &self.effects {
-            let Some(began) = self.known.runs.get(*run).map(|run| run.began) else {
+            let Some(again) = self.known.runs.get(*run) else {
                 self.breach(Rule::SecondEffect, format!("{key} has an effect of no run"));
                 continue;
             };
-            if let Some(before) = last.insert(key, began)
-                && began < before + self.world.scenario.retention.saturating_sub(CLAIM_WAITS)
-            {
-                self.breach(Rule::SecondEffect, format!("{key} was handled at {before:?} and again at {began:?}"));
+            let Some(before) = last.insert(key, again) else { continue };
+            let kept = again.clock_max < before.claimed + kept_for;
+            let forgotten = self.known.disasters.was_forgotten(key, before.began, again.returned);
+            if kept && !forgotten {
+                let (before, again) = (before.began, again.began);
+                self.breach(Rule::SecondEffect, format!("{key} was handled at {before:?} and again at {again:?}"));
             }
         }
     }
 
     /// A record is there for each effect that is younger than the retention, and none without an effect.
     fn records_and_effects_agree(&self) {
-        let (records, now) = (self.world.store.records(), self.world.journal.now());
+        let records = self.world.store.records();
+        let (_, clock_max) = self.known.disasters.clock(self.world.store.now(), self.world.journal.now());
         let bare = |key: &str| key.split_once('/').map_or(key, |(_, key)| key).to_owned();
         let all: BTreeSet<&str> = self.effects.iter().map(|(key, _)| key.as_str()).collect();
         let kept_for = self.world.scenario.retention.saturating_sub(CLAIM_WAITS);
-        let young = |run: usize| self.known.runs.get(run).is_some_and(|run| run.began + kept_for > now);
+        let young = |run: usize| self.known.runs.get(run).is_some_and(|run| run.claimed + kept_for > clock_max);
         let kept: BTreeSet<&str> =
             self.effects.iter().filter(|(_, run)| young(*run)).map(|(key, _)| key.as_str()).collect();
         let count = |of: &BTreeSet<&str>, key: &str| of.iter().filter(|effect| bare(effect) == key).count();
@@ -99,9 +104,29 @@ impl Judge<'_> {
             if recorded > count(&all, &key) {
                 self.breach(Rule::RecordWithoutEffect, format!("{key} has {recorded} records and fewer effects"));
             }
-            if recorded < count(&kept, &key) {
+            if recorded < count(&kept, &key) && !self.known.disasters.has_forgotten(&key) {
                 self.breach(Rule::RecordWithoutEffect, format!("{key} has an effect without its record"));
             }
+        }
+    }
+
+    /// Whatever handlers did in whichever order, each effect has added 1 to each of its rows.
+    fn sums_are_right(&self) {
+        let mut sums: BTreeMap<String, i64> = BTreeMap::new();
+        for (_, run) in &self.effects {
+            let Some(about) = self.world.scenario.contents.get(self.content_of(*run)) else { continue };
+            about.accounts.iter().for_each(|account| *sums.entry(account.to_string()).or_default() += 1);
+        }
+        let number = |value: &Bytes| std::str::from_utf8(value).ok()?.parse().ok();
+        let told: BTreeMap<String, i64> = self
+            .world
+            .store
+            .rows(ACCOUNTS)
+            .into_iter()
+            .filter_map(|(key, value)| Some((key, number(&value)?)))
+            .collect();
+        if told != sums {
+            self.breach(Rule::WrongSum, format!("the effects add up to {sums:?}, and the rows have {told:?}"));
         }
     }
 
@@ -121,7 +146,7 @@ impl Judge<'_> {
             let handled = about.scoped_key().is_some_and(|key| self.has_effect(&key, &about.payload));
             let audited = about.key.as_ref().is_some_and(|key| self.conflicts.contains(key));
             let dead = self.dead.iter().any(|kept| Self::is_of(kept, publication));
-            if !handled && !dead && !audited {
+            if !handled && !dead && !audited && !self.known.disasters.is_undone(publication.content) {
                 self.breach(Rule::Lost, format!("m{number} ({about:?}) has neither an effect nor a dead letter"));
             }
         }
@@ -135,22 +160,24 @@ impl Judge<'_> {
                 self.breach(Rule::Unearned, format!("a dead letter of no message: {kept:?}"));
                 continue;
             };
-            let earned = match kept.row.reason {
-                Reason::MissingKey | Reason::Malformed => about.key.is_none(),
-                Reason::Conflict => about.scoped_key().is_some_and(|key| {
-                    let other = |run: usize| self.payload(self.content_of(run)) != Some(about.payload.as_str());
-                    self.effects.iter().any(|(of, run)| *of == key && other(*run))
-                }),
-                Reason::Permanent => about.behaviour == Behaviour::Permanent,
-                Reason::AttemptsExhausted | Reason::Deadline => self.is_exhausted(content),
-                // Nothing in a life leads to any of these.
-                Reason::KeyCollision
-                | Reason::HashUnknown
-                | Reason::UnknownType
-                | Reason::OlderThanRetention
-                | Reason::TooLarge
-                | _ => false,
-            };
+            // What earned it may be undone.
+            let earned = self.known.disasters.is_undone(content)
+                || match kept.row.reason {
+                    Reason::MissingKey | Reason::Malformed => about.key.is_none(),
+                    Reason::Conflict => about.scoped_key().is_some_and(|key| {
+                        let other = |run: usize| self.payload(self.content_of(run)) != Some(about.payload.as_str());
+                        self.effects.iter().any(|(of, run)| *of == key && other(*run))
+                    }),
+                    Reason::Permanent => about.behaviour == Behaviour::Permanent,
+                    Reason::AttemptsExhausted | Reason::Deadline => self.is_exhausted(content),
+                    // Nothing in a life leads to any of these.
+                    Reason::KeyCollision
+                    | Reason::HashUnknown
+                    | Reason::UnknownType
+                    | Reason::OlderThanRetention
+                    | Reason::TooLarge
+                    | _ => false,
+                };
             if !earned {
                 self.breach(
                     Rule::Unearned,
@@ -183,7 +210,8 @@ impl Judge<'_> {
 
     /// Nothing is a dead letter for its attempts while the run is under way that then commits.
     fn not_while_running(&self, content: usize, kept: &KeptDeadLetter) {
-        if kept.row.reason != Reason::AttemptsExhausted {
+        // When it was stored is known by the store's clock alone.
+        if kept.row.reason != Reason::AttemptsExhausted || !self.world.scenario.clock_moves().is_zero() {
             return;
         }
         let at = self.stored_at(kept);
@@ -217,7 +245,10 @@ impl Judge<'_> {
             let Some(order) = scenario.contents.get(content).and_then(|about| about.order.as_deref()) else { continue };
             let of = self.known.publications.iter().enumerate().find(|(_, publication)| publication.content == content);
             let Some((number, publication)) = of else { continue };
-            if uses.get(key) != Some(&1) || self.dead.iter().any(|kept| Self::is_of(kept, publication)) {
+            if self.known.disasters.is_undone(content)
+                || uses.get(key) != Some(&1)
+                || self.dead.iter().any(|kept| Self::is_of(kept, publication))
+            {
                 continue;
             }
             if let Some((before, of)) = last.insert(order, (number, key))

@@ -6,7 +6,7 @@ use std::time::Duration;
 use idem_core::{Effects, OnConflict, RetryPolicy};
 use idem_testkit::{
     Weather,
-    memory::{Faults, Order, Revoke},
+    memory::{Faults, Order, Rate, Revoke},
 };
 
 use crate::draw;
@@ -88,6 +88,8 @@ pub struct Content {
     pub order: Option<String>,
     /// What its handler does.
     pub behaviour: Behaviour,
+    /// The rows to which its handler adds 1 each, in this order, so that handlers wait for each other.
+    pub accounts: Vec<u8>,
 }
 
 impl Content {
@@ -127,6 +129,16 @@ pub enum Event {
     Replay,
     /// The topic is deleted and created again, and its numbers begin anew.
     Recreate,
+    /// A standby has received everything up to now and falls behind, or a backup is made.
+    Checkpoint,
+    /// The store's server restarts, or a standby takes over: from the checkpoint on everything is lost, where there was one.
+    FailOver,
+    /// The backup is restored, and once workers have seen that, everything is published again.
+    Restore,
+    /// An operator has the record of this content's key forgotten.
+    Forget(usize),
+    /// The store's clock jumps so many milliseconds forward, or back.
+    ClockJumps(i64),
 }
 
 /// A life.
@@ -184,6 +196,8 @@ pub struct Scenario {
     pub weather: Weather,
     /// What goes wrong at the broker.
     pub faults: Faults,
+    /// How often the broker says a wrong number of deliveries.
+    pub wrong_counts: Rate,
     /// How long a settlement takes at most, there and back, in milliseconds.
     pub settle_latency: u64,
     /// What messages there are.
@@ -206,5 +220,18 @@ impl Scenario {
     pub fn faults_end(&self) -> Duration {
         let last = self.messages.iter().map(|(at, _)| *at).chain(self.events.iter().map(|(at, _)| *at)).max();
         last.unwrap_or_default() + Duration::from_secs(1)
+    }
+
+    /// Whether the store goes back to what it was.
+    #[must_use]
+    pub fn goes_back(&self) -> bool {
+        self.events.iter().any(|(_, event)| matches!(event, Event::FailOver | Event::Restore))
+    }
+
+    /// How far the store's clock is moved, in all.
+    #[must_use]
+    pub fn clock_moves(&self) -> Duration {
+        let moved = |event: &Event| if let Event::ClockJumps(by) = event { by.unsigned_abs() } else { 0 };
+        Duration::from_millis(self.events.iter().map(|(_, event)| moved(event)).sum())
     }
 }

@@ -10,7 +10,7 @@ use idem_core::{
     OnConflict, Source, SourceError,
     source::{Attached, Delivery, Received, Settle, Settled, SourceCapabilities},
 };
-use idem_testkit::memory::{MemoryHandle, MemorySource};
+use idem_testkit::memory::{MemoryHandle, MemorySource, Rate};
 
 use crate::{
     journal::{Happened, Rule},
@@ -47,6 +47,14 @@ impl CheckedSource {
         }
     }
 
+    /// What the broker says is the number of this delivery.
+    fn counted(&self, attempt: u32) -> u32 {
+        match self.world.scenario.wrong_counts {
+            Rate::OneIn(n) if fastrand::u32(0..n.max(1)) == 0 => fastrand::u32(1..=50),
+            Rate::Never | Rate::Always | Rate::OneIn(_) => attempt,
+        }
+    }
+
     /// Whether what is settled is safe already.
     fn check(&self, message: usize, settle: &Settle) -> &'static str {
         let world = &self.world;
@@ -65,7 +73,7 @@ impl CheckedSource {
                 let acknowledges_conflicts = world.scenario.on_conflict == OnConflict::Acknowledge;
                 let is_safe = effects.any(|(_, run)| acknowledges_conflicts || same(*run));
                 drop(runs);
-                if !is_safe {
+                if !is_safe && !world.is_undone(publication.content) {
                     let text = format!("m{message} ({about:?}) is acknowledged, and no effect of it is committed");
                     world.journal.breach(Rule::SettledTooEarly, text);
                 }
@@ -76,7 +84,8 @@ impl CheckedSource {
                     kept.payload() == publication.message.payload() && kept.headers() == publication.message.headers()
                 };
                 let rows = world.store.kept_dead_letters();
-                if !rows.iter().any(|row| row.message.as_ref().is_some_and(same)) {
+                let is_whole = rows.iter().any(|row| row.message.as_ref().is_some_and(same));
+                if !is_whole && !world.is_undone(publication.content) {
                     let text = format!("m{message} ({about:?}) is settled as a dead letter, and no row has it whole");
                     world.journal.breach(Rule::SettledTooEarly, text);
                 }
@@ -106,6 +115,7 @@ impl Source for CheckedSource {
                     let message = self.world.message(self.generation, delivery.message.origin().as_str());
                     self.world.delivered(self.process, message, delivery.attempt);
                     let Delivery { message: of, attempt, redelivered, suspect, assignment, handle } = delivery;
+                    let attempt = self.counted(attempt);
                     let handle = CheckedHandle { inner: handle, message };
                     Delivery { message: of, attempt, redelivered, suspect, assignment, handle }
                 });

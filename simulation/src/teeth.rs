@@ -76,6 +76,7 @@ fn in_the_store() -> Vec<Planted> {
             Theme::Small,
             "the commit of an aborted transaction reports success (A9)",
         ),
+        planted(Defect::LocksNoRows, Theme::Small, "rows are not locked, so additions overwrite each other"),
         planted(Defect::LosesEffects, Theme::Small, "a commit keeps the records and loses the effects"),
         planted(Defect::RecordsOutside, Theme::Small, "records are written outside of the transaction"),
         planted(Defect::PutsEffectsOutside, Theme::Small, "handlers write outside of their transaction"),
@@ -118,6 +119,16 @@ fn all() -> Vec<Planted> {
             "what is settled is lost with the process that the next message kills (found here)",
         ),
         planted(Bug::RestingLaneSpins, Theme::Any, "a lane that rests is woken by what is due, and spins (N1)"),
+        planted(
+            Bug::TrustsTheBrokersCount,
+            Theme::Small,
+            "the broker's count of deliveries decides who has no attempt left",
+        ),
+        planted(
+            Bug::RemembersOverServers,
+            Theme::Any,
+            "keys are remembered as committed although another server answers now (A43)",
+        ),
     ];
     all.extend(in_the_store());
     all

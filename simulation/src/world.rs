@@ -6,17 +6,18 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use idem_core::{Bytes, Message, failpoint::Life};
 use idem_testkit::{
-    MemoryStore, Operation,
+    Checkpoint, MemoryStore, Operation,
     memory::{Broker, Queue, QueueOptions},
 };
 use tokio::sync::Notify;
 
 use crate::{
+    disaster::Disasters,
     journal::{Happened, Journal, Rule},
     life::Way,
     scenario::{Behaviour, Scenario},
@@ -27,6 +28,8 @@ const QUEUE: &str = "orders";
 const DEAD_LETTERS: &str = "orders.dead";
 /// The table of effects: the row's key is the content's, its value the number of the run.
 pub(crate) const EFFECTS: &str = "effects";
+/// The table of what handlers add up.
+pub(crate) const ACCOUNTS: &str = "accounts";
 /// The header with the tenant.
 pub(crate) const TENANT: &str = "tenant";
 
@@ -46,6 +49,9 @@ pub(crate) struct Run {
     pub(crate) content: usize,
     pub(crate) began: Duration,
     pub(crate) returned: Option<Duration>,
+    /// By the store's clock: when it was claimed at the earliest, and the latest time that the clock had shown by then.
+    pub(crate) claimed: SystemTime,
+    pub(crate) clock_max: SystemTime,
 }
 
 /// What is known of one content.
@@ -66,6 +72,8 @@ pub(crate) struct Known {
     derived_keys: BTreeMap<String, String>,
     /// Since when handlers must not begin any more.
     pub(crate) paused_since: Option<Duration>,
+    /// What befell the store.
+    pub(crate) disasters: Disasters,
 }
 
 /// A process that runs.
@@ -100,6 +108,8 @@ pub(crate) struct World {
     pub(crate) cut: Notify,
     pub(crate) is_cut: AtomicBool,
     pub(crate) halts: AtomicUsize,
+    /// What the store goes back to.
+    pub(crate) checkpoint: Mutex<Option<Checkpoint>>,
     /// How many polls the first process had when it first ended.
     pub(crate) first_polls: AtomicU64,
 }
@@ -122,6 +132,7 @@ impl World {
             cut: Notify::new(),
             is_cut: AtomicBool::new(false),
             halts: AtomicUsize::new(0),
+            checkpoint: Mutex::new(None),
             first_polls: AtomicU64::new(0),
             scenario,
         }
@@ -198,7 +209,7 @@ impl World {
         self.journal.note(&Happened::Delivered { process, message, attempt });
     }
 
-    fn first_equal(&self, content: usize) -> usize {
+    pub(crate) fn first_equal(&self, content: usize) -> usize {
         let contents = &self.scenario.contents;
         let about = &contents[content];
         let same = |other: &crate::scenario::Content| {
@@ -213,19 +224,20 @@ impl World {
         let mut known = self.known();
         let (number, before) = (known.runs.len(), known.contents[content].runs);
         known.contents[content].runs += 1;
-        known.runs.push(Run { content, began: now, returned: None });
-        let (seen, paused) = (known.contents[content], known.paused_since);
+        let (claimed, clock_max) = known.disasters.clock(self.store.now(), now);
+        known.runs.push(Run { content, began: now, returned: None, claimed, clock_max });
+        let (seen, paused, anew) = (known.contents[content], known.paused_since, known.disasters.counted_anew());
         drop(known);
         self.journal.note(&Happened::Began { process, run: number, content });
-        self.check_begin(content, seen, paused, now);
+        self.check_begin(content, seen, paused, now, anew);
         (number, before)
     }
 
-    fn check_begin(&self, content: usize, seen: Seen, paused: Option<Duration>, now: Duration) {
+    fn check_begin(&self, content: usize, seen: Seen, paused: Option<Duration>, now: Duration, anew: u32) {
         let scenario = &self.scenario;
         let attempts = scenario.retry.attempts;
         // Each delivery may run once in a batch, which charges nobody, before its attempts are counted.
-        let batches = u64::from(seen.deliveries.max(1)) * u64::from(attempts + 1);
+        let batches = u64::from(seen.deliveries.max(1) + anew) * u64::from(attempts + 1);
         // A handler that failed on a connection that broke then is not charged: the connection is taken for the cause.
         let failures_max = batches + self.store.faults_met(Operation::Rollback);
         if u64::from(seen.failures) > failures_max {

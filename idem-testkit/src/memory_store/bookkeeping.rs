@@ -14,7 +14,7 @@ use idem_core::{
     dead_letter::{DeadLetterIdentity, REPLAY_TAKEN_FOR},
     store::{
         AuditEntry, Binding, Bookkeeping, Control, DEAD_LETTER_ROW_BYTES, HashRuleId, Registered, Registration, Replay,
-        ReplayEnd, RunId, ScopeId, StoreIdentity, Usage,
+        ReplayEnd, RunId, ScopeId, Usage,
     },
 };
 
@@ -25,7 +25,7 @@ use super::{
     state::State,
 };
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Books {
     pub(super) scopes: BTreeMap<(ConsumerName, Tenant), ScopeId>,
     bindings: BTreeMap<ConsumerName, Binding>,
@@ -41,13 +41,13 @@ pub(super) struct Books {
     cleaned_at: Option<SystemTime>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 struct Attempts {
     count: u32,
     last_at: SystemTime,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct DeadLetterRow {
     seen: StoredDeadLetter,
     consumer: ConsumerName,
@@ -141,6 +141,18 @@ impl Books {
         if let Some(counted) = key.and_then(|key| self.attempts.get_mut(&(scope, key.clone(), hash))) {
             counted.count = 0;
         }
+    }
+
+    /// Everything is as it was then, but for the names.
+    pub(super) fn go_back_to(&mut self, then: Self) {
+        let Self { scopes, bindings, rules, runs, .. } = std::mem::take(self);
+        *self = Self { scopes, bindings, rules, runs, ..then };
+    }
+
+    /// The record of a key was forgotten: its attempts begin anew, and no cache may answer for it.
+    pub(super) fn forgotten(&mut self, scope: ScopeId, key: &IdempotencyKey) {
+        self.attempts.retain(|(of, counted, _), _| (*of, counted) != (scope, key));
+        *self.epochs.entry(scope).or_default() += 1;
     }
 
     fn find(&mut self, id: DeadLetterId) -> Option<&mut DeadLetterRow> {
@@ -415,7 +427,7 @@ impl Bookkeeping for MemoryStore {
             let running = (ControlState::Running, String::new(), String::new());
             let (control, by, reason) = state.books.controls.get(&scope).cloned().unwrap_or(running);
             let epoch = state.books.epochs.get(&scope).copied().unwrap_or_default();
-            Control::new(control, by, reason, epoch, StoreIdentity::default(), state.now())
+            Control::new(control, by, reason, epoch, state.identity(), state.now())
         };
         self.book("reading the controls", read).await
     }

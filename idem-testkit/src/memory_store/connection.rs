@@ -98,6 +98,8 @@ pub(super) struct Pending {
     pub(super) status: Status,
     pub(super) breaks_deferred: bool,
     pub(super) lost: bool,
+    /// In which of the server's eras it began.
+    pub(super) era: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -273,13 +275,13 @@ impl MemoryConnection<'_> {
         self.end();
     }
 
-    async fn statement(&mut self) -> Result<(), MemoryError> {
+    pub(super) async fn statement(&mut self) -> Result<(), MemoryError> {
         // A server's answer takes a while, in which others run and the call may be dropped.
         tokio::task::yield_now().await;
         if self.pending.lost {
             return Err(MemoryError::ConnectionLost);
         }
-        match self.shared.meet(Operation::Statement).await {
+        match self.shared.meet_in(Operation::Statement, self.pending.era).await {
             Ok(Met::Nothing) => {}
             Ok(Met::AnswerLost) | Err(MemoryError::ConnectionLost) => {
                 self.lose_connection();
@@ -297,7 +299,7 @@ impl MemoryConnection<'_> {
         }
     }
 
-    fn write(&mut self, write: Write) {
+    pub(super) fn write(&mut self, write: Write) {
         if self.shared.has(Defect::PutsEffectsOutside) {
             self.shared.state().apply(&[write]);
         } else {
@@ -313,7 +315,6 @@ impl MemoryConnection<'_> {
         self.pending.results.clear();
         self.pending.nested.clear();
         self.pending.claimed.clear();
-        self.shared.state().release(self.pending.id);
-        self.shared.ended.notify_waiters();
+        self.shared.release(self.pending.id);
     }
 }

@@ -9,6 +9,7 @@ use idem_core::{ErrorClass, StoreError, store::boxed};
 
 use super::{
     MemoryError, Shared, Weather,
+    state::UnitId,
     weather::{Drawn, Sky},
 };
 
@@ -85,6 +86,8 @@ pub enum Defect {
     ForgetsHashes,
     /// Consumers and tenants share their keys.
     IgnoresScopes,
+    /// Rows are not locked, so that one who adds to a number overwrites what another has added.
+    LocksNoRows,
     /// A commit keeps the records and loses the effects.
     LosesEffects,
     /// An event is known by its key alone, whatever its destination and scope (O15).
@@ -164,6 +167,23 @@ impl Shared {
             }
             Some(Fault::Hang) => std::future::pending().await,
         }
+    }
+
+    /// The same for what a session of this era asks: where all sessions have ended since, its connection is lost.
+    pub(super) async fn meet_in(&self, operation: Operation, era: u64) -> Result<Met, MemoryError> {
+        let met = self.meet(operation).await;
+        if self.state().era == era { met } else { Err(MemoryError::ConnectionLost) }
+    }
+
+    /// For how long the server does not notice that a session is gone.
+    pub(super) fn lingers(&self) -> Duration {
+        self.faults().sky.as_mut().map(Sky::lingers).unwrap_or_default()
+    }
+
+    /// Lets go of everything that a unit holds, and tells whoever waits.
+    pub(super) fn release(&self, unit: UnitId) {
+        self.state().release(unit);
+        self.ended.notify_waiters();
     }
 
     /// Lets the answer of what was done take its time.

@@ -4,6 +4,8 @@ mod bookkeeping;
 mod connection;
 mod fault;
 mod outbox;
+mod rows;
+mod server;
 mod state;
 mod unit;
 mod weather;
@@ -21,6 +23,7 @@ pub use self::{
     bookkeeping::KeptDeadLetter,
     connection::{MemoryConnection, MemoryError},
     fault::{Defect, Fault, Operation},
+    server::Checkpoint,
     unit::{MemorySession, MemoryUnit},
     weather::Weather,
 };

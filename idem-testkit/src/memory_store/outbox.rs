@@ -24,7 +24,7 @@ use super::{
 /// What is unique in the outbox: a key of a destination and a scope.
 pub(super) type EventKey = (DestinationId, RecordKey);
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Events {
     destinations: Vec<DestinationRow>,
     rows: BTreeMap<EventNumber, EventRow>,
@@ -38,7 +38,16 @@ pub(super) struct Events {
     scanned: BTreeMap<DestinationId, EventNumber>,
 }
 
-#[derive(Debug)]
+impl Events {
+    /// Has what was committed then, and nothing else. Destinations and numbers were drawn long before.
+    pub(super) fn go_back_to(&mut self, then: Self) {
+        let Self { rows, numbers, results, .. } = then;
+        (self.rows, self.numbers, self.results) = (rows, numbers, results);
+        self.held.clear();
+    }
+}
+
+#[derive(Debug, Clone)]
 struct DestinationRow {
     name: String,
     id_form: IdForm,
@@ -46,7 +55,7 @@ struct DestinationRow {
     is_paused: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct EventRow {
     event: NewEvent,
     created_at: SystemTime,

@@ -50,6 +50,13 @@ pub(super) struct State {
     pub(super) books: Books,
     pub(super) events: Events,
     pub(super) advanced: Duration,
+    pub(super) set_back: Duration,
+    /// The rows that are locked, and by whom.
+    pub(super) locked: BTreeMap<(String, String), UnitId>,
+    /// How often all sessions have ended.
+    pub(super) era: u64,
+    /// Which server answers.
+    pub(super) server: u32,
     pub(super) deadlocks: u64,
     pub(super) swallows_records: bool,
     pub(super) hides_records: bool,
@@ -65,7 +72,7 @@ pub(super) enum Write {
 
 impl State {
     pub(super) fn now(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + DAY_ONE + self.began.0.elapsed() + self.advanced
+        SystemTime::UNIX_EPOCH + DAY_ONE + self.began.0.elapsed() + self.advanced - self.set_back
     }
 
     pub(super) fn next_unit(&mut self) -> UnitId {
@@ -75,7 +82,9 @@ impl State {
 
     /// Whether `unit` would close a circle by waiting for `holder`.
     pub(super) fn is_deadlock(&self, unit: UnitId, holder: UnitId) -> bool {
-        std::iter::successors(Some(holder), |waiting| self.waits.get(waiting).copied()).any(|next| next == unit)
+        // Who was dropped while it waited still stands in a circle of others.
+        let chain = std::iter::successors(Some(holder), |waiting| self.waits.get(waiting).copied());
+        chain.take(self.waits.len() + 1).any(|next| next == unit)
     }
 
     /// Commits what a unit wrote.
@@ -89,6 +98,7 @@ impl State {
     pub(super) fn release(&mut self, unit: UnitId) {
         self.held.retain(|_, (holder, _)| *holder != unit);
         self.events.held.retain(|_, holder| *holder != unit);
+        self.locked.retain(|_, holder| *holder != unit);
         self.waits.remove(&unit);
         if self.writer == Some(unit) {
             self.writer = None;

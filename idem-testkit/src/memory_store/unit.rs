@@ -28,6 +28,8 @@ const TWIN_OF_AN_EVENT_MAX: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct MemorySession {
     lost: bool,
+    /// In which of the server's eras it was opened.
+    era: u64,
 }
 
 /// A running transaction on a [`MemoryStore`]. Dropping it rolls it back.
@@ -39,6 +41,8 @@ pub struct MemoryUnit<'l> {
     pending: Pending,
     /// The transaction that may be committed.
     began_as: UnitId,
+    /// Whether the server has ended it in order, and not only lost its connection.
+    ended: bool,
 }
 
 impl Store for MemoryStore {
@@ -70,7 +74,7 @@ impl Store for MemoryStore {
 
     async fn open(&self) -> Result<MemorySession, StoreError> {
         match self.shared.meet(Operation::Open).await {
-            Ok(Met::Nothing) => Ok(MemorySession { lost: false }),
+            Ok(Met::Nothing) => Ok(MemorySession { lost: false, era: self.shared.state().era }),
             Ok(Met::AnswerLost) => Err(store_error("connecting", MemoryError::ConnectionLost)),
             Err(error) => Err(store_error("connecting", error)),
         }
@@ -85,8 +89,11 @@ impl Store for MemoryStore {
     ) -> Result<MemoryUnit<'l>, StoreError> {
         tokio::task::yield_now().await;
         let doing = "beginning a transaction";
-        let met =
-            if session.lost { Err(MemoryError::ConnectionLost) } else { self.shared.meet(Operation::Begin).await };
+        let met = if session.lost {
+            Err(MemoryError::ConnectionLost)
+        } else {
+            self.shared.meet_in(Operation::Begin, session.era).await
+        };
         match met {
             Ok(Met::Nothing) => {}
             Ok(Met::AnswerLost) | Err(MemoryError::ConnectionLost) => {
@@ -106,8 +113,9 @@ impl Store for MemoryStore {
             status: Status::Open,
             breaks_deferred: false,
             lost: false,
+            era: session.era,
         };
-        Ok(MemoryUnit { shared: Arc::clone(&self.shared), session, options, pending, began_as: id })
+        Ok(MemoryUnit { shared: Arc::clone(&self.shared), session, options, pending, began_as: id, ended: false })
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut MemoryConnection<'t>) -> MemoryConnection<'a> {
@@ -155,18 +163,15 @@ impl MemoryUnit<'_> {
                 Look::Answer(answer) => return Ok(answer),
                 Look::Held(holder) => holder,
             };
-            let deadlock = {
-                let mut state = shared.state();
-                let deadlock = state.is_deadlock(self.pending.id, holder);
-                state.deadlocks += u64::from(deadlock);
-                state.waits.insert(self.pending.id, holder);
-                deadlock
-            };
+            let deadlock = shared.state().wait(self.pending.id, holder);
             if deadlock {
                 return Err(self.fail(doing, MemoryError::Deadlock).into());
             }
             let waited = timeout_at(deadline, ended).await.is_ok();
             shared.state().waits.remove(&self.pending.id);
+            if shared.state().era != self.pending.era {
+                return Err(self.fail("claiming keys", MemoryError::ConnectionLost).into());
+            }
             if !waited {
                 self.pending.status = Status::Aborted;
                 return Err(ClaimError::Held);
@@ -292,7 +297,7 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
     async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
         let doing = "claiming keys";
         tokio::task::yield_now().await;
-        let answer_lost = match self.shared.meet(Operation::Claim).await {
+        let answer_lost = match self.shared.meet_in(Operation::Claim, self.pending.era).await {
             Ok(met) => met == Met::AnswerLost,
             Err(error) => return Err(self.fail(doing, error).into()),
         };
@@ -319,7 +324,7 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
     async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
         let doing = "reading records";
         tokio::task::yield_now().await;
-        match self.shared.meet(Operation::Read).await {
+        match self.shared.meet_in(Operation::Read, self.pending.era).await {
             Ok(Met::Nothing) => {}
             Ok(Met::AnswerLost) => return Err(self.fail(doing, MemoryError::ConnectionLost)),
             Err(error) => return Err(self.fail(doing, error)),
@@ -387,7 +392,7 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
     async fn commit(mut self) -> Result<(), CommitError> {
         let doing = "committing";
         tokio::task::yield_now().await;
-        let met = match self.shared.meet(Operation::Commit).await {
+        let met = match self.shared.meet_in(Operation::Commit, self.pending.era).await {
             Err(MemoryError::ConnectionLost) => {
                 self.pending.lost = true;
                 return Err(CommitError::Unknown(boxed(MemoryError::ConnectionLost)));
@@ -408,6 +413,8 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
             return Err(CommitError::RolledBack(store_error(doing, MemoryError::Deferred)));
         }
         self.apply();
+        self.ended = true;
+        self.shared.state().locked.retain(|_, holder| *holder != self.pending.id);
         self.shared.ended.notify_waiters();
         self.shared.answer().await;
         if met == Met::AnswerLost {
@@ -419,8 +426,11 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
 
     async fn rollback(mut self) -> Result<(), StoreError> {
         tokio::task::yield_now().await;
-        match self.shared.meet(Operation::Rollback).await {
-            Ok(Met::Nothing) if !self.pending.lost => Ok(()),
+        match self.shared.meet_in(Operation::Rollback, self.pending.era).await {
+            Ok(Met::Nothing) if !self.pending.lost => {
+                self.ended = true;
+                Ok(())
+            }
             Ok(Met::Nothing | Met::AnswerLost) => Err(self.fail("rolling back", MemoryError::ConnectionLost)),
             Err(error) => Err(self.fail("rolling back", error)),
         }
@@ -438,7 +448,17 @@ impl Drop for MemoryUnit<'_> {
         if self.shared.has(Defect::DroppedUnitsHoldKeys) {
             return;
         }
-        self.shared.state().release(self.pending.id);
-        self.shared.ended.notify_waiters();
+        let unit = self.pending.id;
+        let lingers = if self.ended { Duration::ZERO } else { self.shared.lingers() };
+        match tokio::runtime::Handle::try_current() {
+            Ok(server) if !lingers.is_zero() => {
+                let shared = Arc::clone(&self.shared);
+                drop(server.spawn(async move {
+                    tokio::time::sleep(lingers).await;
+                    shared.release(unit);
+                }));
+            }
+            Ok(_) | Err(_) => self.shared.release(unit),
+        }
     }
 }

@@ -27,6 +27,11 @@ pub struct Weather {
     /// How often an operation of a unit is never answered. What is done outside of units is bounded in time by each store, so
     /// it is spared.
     pub hangs: Rate,
+    /// How often the server notices late that a session is gone, whose process died or whose connection broke: until then its
+    /// keys and rows are held.
+    pub lingers: Rate,
+    /// How late at most.
+    pub lingers_max: Duration,
 }
 
 /// What a draw has given: how much longer it takes, and what happens then.
@@ -66,8 +71,16 @@ impl Sky {
     }
 
     pub(super) fn delay(&mut self) -> Duration {
-        let max = u64::try_from(self.weather.slow_max.as_millis()).unwrap_or(u64::MAX);
-        if max > 0 && self.weather.slow.strikes(&mut self.rng) {
+        self.up_to(self.weather.slow, self.weather.slow_max)
+    }
+
+    pub(super) fn lingers(&mut self) -> Duration {
+        self.up_to(self.weather.lingers, self.weather.lingers_max)
+    }
+
+    fn up_to(&mut self, rate: Rate, max: Duration) -> Duration {
+        let max = u64::try_from(max.as_millis()).unwrap_or(u64::MAX);
+        if max > 0 && rate.strikes(&mut self.rng) {
             Duration::from_millis(self.rng.u64(1..=max))
         } else {
             Duration::ZERO

@@ -20,6 +20,7 @@ fn plain(seed: u64) -> Scenario {
     scenario.on_conflict = idem_core::OnConflict::DeadLetter;
     scenario.weather = Weather::default();
     scenario.faults = Faults::default();
+    scenario.wrong_counts = Rate::Never;
     scenario.contents.clear();
     scenario.messages.clear();
     scenario.events.clear();
@@ -27,7 +28,14 @@ fn plain(seed: u64) -> Scenario {
 }
 
 fn content(number: usize, behaviour: Behaviour) -> Content {
-    Content { key: Some(format!("k{number}")), tenant: None, payload: format!("p{number}"), order: None, behaviour }
+    Content {
+        key: Some(format!("k{number}")),
+        tenant: None,
+        payload: format!("p{number}"),
+        order: None,
+        behaviour,
+        accounts: Vec::new(),
+    }
 }
 
 fn at(milliseconds: u64) -> Duration {

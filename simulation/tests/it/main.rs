@@ -2,5 +2,6 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "in a test anything unexpected is a failure")]
 
+mod every_poll;
 mod found;
 mod repeatable;

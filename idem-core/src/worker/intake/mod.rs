@@ -14,12 +14,13 @@ use self::subscription::Subscription;
 use super::{
     Shared, WorkerError,
     in_flight::Permit,
-    job::{Counts, DeadLetterCause, DeliveredBy, Isolation, Job},
+    job::{Attempt, Counts, DeadLetterCause, DeliveredBy, Isolation, Job},
     lane::Command,
     settler::Answers,
     view::IncidentKind,
 };
 use crate::{
+    bugs::{self, Bug},
     config::OlderThanRetention,
     consumer::{Item, Rejected},
     dead_letter::Reason,
@@ -229,7 +230,7 @@ async fn admit<S: Store, B: Source>(
     delivery: Delivery<B::Handle>,
     permit: Option<Permit>,
 ) {
-    let Delivery { message, redelivered, suspect, assignment, handle, .. } = delivery;
+    let Delivery { message, attempt, redelivered, suspect, assignment, handle } = delivery;
     let Some(mut job) = identify(shared, message, None, DeliveredBy::Broker(handle), assignment, permit).await else {
         return;
     };
@@ -244,6 +245,10 @@ async fn admit<S: Store, B: Source>(
     }
     if suspect {
         job.isolation = Isolation::Process;
+    }
+    if bugs::planted(Bug::TrustsTheBrokersCount) && attempt > shared.settings.retry.attempts {
+        job.isolate();
+        job.attempt = Attempt::Open(attempt);
     }
     in_doubt(shared, &mut job).await;
     admitted.push(job);

@@ -1,0 +1,92 @@
+//! What befalls the "server" of a [`MemoryStore`] as a whole: restarts, failovers, restores, another clock; and what operators
+//! do to its records.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use idem_core::{
+    IdempotencyKey, Recorded,
+    store::{ScopeId, StoreIdentity},
+};
+
+use super::{
+    MemoryStore,
+    bookkeeping::Books,
+    outbox::Events,
+    state::{RecordKey, Rows, State},
+};
+
+/// Everything that was committed at some moment: what a standby had received, or a backup holds.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    records: BTreeMap<RecordKey, Recorded>,
+    tables: BTreeMap<String, Rows>,
+    books: Books,
+    events: Events,
+}
+
+impl MemoryStore {
+    /// What is committed now, for [`MemoryStore::go_back_to`].
+    #[must_use]
+    pub fn checkpoint(&self) -> Checkpoint {
+        let State { records, tables, books, events, .. } = &*self.shared.state();
+        Checkpoint { records: records.clone(), tables: tables.clone(), books: books.clone(), events: events.clone() }
+    }
+
+    /// Ends every session, as a restart of the server does: what was not committed is gone, and whoever has a session finds
+    /// its connection lost.
+    pub fn end_sessions(&self) {
+        self.shared.state().end_sessions();
+        self.shared.ended.notify_waiters();
+    }
+
+    /// Another server answers from now on, and it has what was committed at the checkpoint and nothing else: a standby that
+    /// was promoted before it had received everything, or a backup that was restored. Every session ends. Workers can tell by
+    /// the server's [identity](idem_core::store::Control::identity), which is a new one. What consumers and tenants are called
+    /// inside of the database is not lost: it was written long before.
+    pub fn go_back_to(&self, checkpoint: &Checkpoint) {
+        let mut state = self.shared.state();
+        state.end_sessions();
+        let Checkpoint { records, tables, books, events } = checkpoint.clone();
+        (state.records, state.tables) = (records, tables);
+        state.books.go_back_to(books);
+        state.events.go_back_to(events);
+        state.server += 1;
+        drop(state);
+        self.shared.ended.notify_waiters();
+    }
+
+    /// Moves this store's clock back, as a server's clock that is set right does.
+    pub fn set_back(&self, by: Duration) {
+        self.shared.state().set_back += by;
+    }
+
+    /// Forgets the record of a key, as an operator does who wants its message to take effect again, and empties every cache
+    /// of committed keys. Answers whether there was one.
+    pub fn forget(&self, scope: ScopeId, key: &IdempotencyKey) -> bool {
+        let mut state = self.shared.state();
+        let is_gone = state.records.remove(&(scope, key.clone())).is_some();
+        if is_gone {
+            state.books.forgotten(scope, key);
+        }
+        is_gone
+    }
+}
+
+impl State {
+    fn end_sessions(&mut self) {
+        self.era += 1;
+        self.held.clear();
+        self.events.held.clear();
+        self.locked.clear();
+        self.waits.clear();
+        self.writer = None;
+    }
+
+    /// What tells this server from the one that answered before.
+    pub(super) fn identity(&self) -> StoreIdentity {
+        match self.server {
+            0 => StoreIdentity::default(),
+            number => StoreIdentity::new(&format!("server {number}")),
+        }
+    }
+}

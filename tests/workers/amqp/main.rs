@@ -9,6 +9,7 @@
     reason = "a test that cannot go on fails, and says why"
 )]
 
+mod chaos;
 #[path = "../shared/database.rs"]
 mod database;
 mod deliveries;
@@ -26,6 +27,8 @@ mod own_servers;
 mod purchase;
 mod queue;
 mod refusals;
+#[path = "../shared/chaos.rs"]
+mod shared_chaos;
 #[path = "../shared/storm.rs"]
 mod shared_storm;
 mod start;

@@ -9,6 +9,7 @@
     reason = "a test that cannot go on fails, and says why"
 )]
 
+mod chaos;
 #[path = "../shared/database.rs"]
 mod database;
 mod deploys;
@@ -26,6 +27,8 @@ mod positions;
 #[path = "../shared/purchase.rs"]
 mod purchase;
 mod refusals;
+#[path = "../shared/chaos.rs"]
+mod shared_chaos;
 mod start;
 mod storm;
 mod topic;

@@ -33,6 +33,19 @@ impl OwnServers {
         self.run(&["restart", name, "--immediate"]);
     }
 
+    /// A new, empty PostgreSQL of this name, in the place of an old one: a primary, or a standby of this one. Answers its URL.
+    pub(crate) fn scratch(&self, name: &str, primary: Option<&str>) -> String {
+        let mut arguments = vec!["scratch", name];
+        arguments.extend(primary.iter().flat_map(|primary| ["--standby-of", *primary]));
+        self.run(&arguments);
+        self.url(name)
+    }
+
+    /// Deletes it.
+    pub(crate) fn scratch_down(&self, name: &str) {
+        self.run(&["scratch-down", name]);
+    }
+
     /// Stops it.
     pub(crate) fn down(&self, name: &str) {
         self.run(&["down", name]);

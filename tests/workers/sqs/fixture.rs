@@ -33,7 +33,12 @@ impl Fixture {
 
     /// The same on this server.
     pub(crate) async fn on(server: &Server, label: &str, ending: &str) -> Self {
-        let database = Database::create(label, &database::server()).await;
+        Self::on_servers(server, label, ending, &database::server()).await
+    }
+
+    /// The same with this PostgreSQL.
+    pub(crate) async fn on_servers(server: &Server, label: &str, ending: &str, postgres: &str) -> Self {
+        let database = Database::create(label, postgres).await;
         Self { queue: Queue::create(server, &format!("{}{ending}", database.name)).await, database }
     }
 

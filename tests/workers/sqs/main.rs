@@ -9,6 +9,7 @@
 )]
 
 mod breaker;
+mod chaos;
 mod contract;
 #[path = "../shared/database.rs"]
 mod database;
@@ -19,10 +20,14 @@ mod flood;
 mod floods;
 #[path = "../shared/input.rs"]
 mod input;
+#[path = "../shared/own_servers.rs"]
+mod own_servers;
 #[path = "../shared/purchase.rs"]
 mod purchase;
 mod queue;
 mod refusals;
+#[path = "../shared/chaos.rs"]
+mod shared_chaos;
 #[path = "../shared/storm.rs"]
 mod shared_storm;
 mod storm;

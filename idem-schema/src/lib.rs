@@ -54,7 +54,10 @@ pub use crate::{
         Migrator, POSTGRES_MIGRATIONS, SQLITE_MIGRATIONS, pending_migrations, postgres_roles, version_to_revert,
     },
     name::{SchemaName, SchemaNameError},
-    outbox::{AppendLimits, Appending, EventColumns, OutboxStatements, ResultColumns, SqlOutbox, append},
+    outbox::{
+        AppendLimits, Appending, EventColumns, OutboxStatements, PlainWriter, PublishPlainError, ResultColumns,
+        SqlOutbox, append,
+    },
     postgres::{PostgresStatements, UnitLimits, begin_unit},
     row::{FromValue, Row, Value, microseconds, retention, unreadable},
     server::{

@@ -1,6 +1,7 @@
 //! Messages out: what units append, and the outbox that relays empty, written once for every SQL store.
 
 mod append;
+mod plain;
 mod statements;
 
 use std::{sync::Arc, time::Duration};
@@ -17,6 +18,7 @@ use serde_json::{Value, json};
 pub(crate) use self::append::{WRITING, left_by_handler};
 pub use self::{
     append::{AppendLimits, Appending, EventColumns, ResultColumns, append},
+    plain::{PlainWriter, PublishPlainError},
     statements::OutboxStatements,
 };
 use crate::{

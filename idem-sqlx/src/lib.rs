@@ -13,7 +13,7 @@
 
 pub use idem_core;
 pub use idem_schema;
-pub use idem_schema::MigrateError;
+pub use idem_schema::{MigrateError, PublishPlainError};
 
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -21,6 +21,6 @@ mod postgres;
 mod sqlite;
 
 #[cfg(feature = "postgres")]
-pub use self::postgres::{PostgresOptions, PostgresSession, PostgresStore, PostgresUnit, Statements};
+pub use self::postgres::{PostgresOptions, PostgresOutbox, PostgresSession, PostgresStore, PostgresUnit, Statements};
 #[cfg(feature = "sqlite")]
-pub use self::sqlite::{SqliteOptions, SqliteSession, SqliteStore, SqliteUnit, Synchronous};
+pub use self::sqlite::{SqliteOptions, SqliteOutbox, SqliteSession, SqliteStore, SqliteUnit, Synchronous};

@@ -11,30 +11,36 @@ use crate::{
     link::{Parameter, Parameters},
 };
 
+pub(crate) fn new_events<'p>(events: &'p EventColumns<'_>) -> [Parameter<'p>; 10] {
+    [
+        (&events.destinations, Type::INT4_ARRAY),
+        (&events.consumers, Type::INT4_ARRAY),
+        (&events.key_ids, Type::UUID_ARRAY),
+        (&events.keys, Type::TEXT_ARRAY),
+        (&events.ordering_keys, Type::BYTEA_ARRAY),
+        (&events.event_types, Type::TEXT_ARRAY),
+        (&events.content_types, Type::TEXT_ARRAY),
+        (&events.headers, Type::TEXT_ARRAY),
+        (&events.payloads, Type::BYTEA_ARRAY),
+        (&events.hashes, Type::BYTEA_ARRAY),
+    ]
+}
+
+pub(crate) fn known_events<'p>(events: &'p EventColumns<'_>) -> [Parameter<'p>; 3] {
+    [
+        (&events.destinations, Type::INT4_ARRAY),
+        (&events.consumers, Type::INT4_ARRAY),
+        (&events.key_ids, Type::UUID_ARRAY),
+    ]
+}
+
 impl Appending for PostgresUnit<'_> {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        let parameters: [Parameter<'_>; 10] = [
-            (&events.destinations, Type::INT4_ARRAY),
-            (&events.consumers, Type::INT4_ARRAY),
-            (&events.key_ids, Type::UUID_ARRAY),
-            (&events.keys, Type::TEXT_ARRAY),
-            (&events.ordering_keys, Type::BYTEA_ARRAY),
-            (&events.event_types, Type::TEXT_ARRAY),
-            (&events.content_types, Type::TEXT_ARRAY),
-            (&events.headers, Type::TEXT_ARRAY),
-            (&events.payloads, Type::BYTEA_ARRAY),
-            (&events.hashes, Type::BYTEA_ARRAY),
-        ];
-        self.append_rows(&self.driver.statements.append_events, &parameters).await
+        self.append_rows(&self.driver.statements.append_events, &new_events(events)).await
     }
 
     async fn read_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        let parameters: [Parameter<'_>; 3] = [
-            (&events.destinations, Type::INT4_ARRAY),
-            (&events.consumers, Type::INT4_ARRAY),
-            (&events.key_ids, Type::UUID_ARRAY),
-        ];
-        self.append_rows(&self.driver.statements.read_events, &parameters).await
+        self.append_rows(&self.driver.statements.read_events, &known_events(events)).await
     }
 
     async fn insert_results(&mut self, results: &ResultColumns<'_>) -> Result<(), StoreError> {

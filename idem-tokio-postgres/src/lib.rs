@@ -2,7 +2,7 @@
 
 pub use idem_core;
 pub use idem_schema;
-pub use idem_schema::{MigrateError, Statements};
+pub use idem_schema::{MigrateError, PublishPlainError, Statements};
 pub use tokio_postgres;
 
 mod append;
@@ -13,6 +13,7 @@ mod error;
 mod link;
 mod migrate;
 mod options;
+mod outbox;
 mod pool;
 mod pooler;
 mod session;
@@ -25,6 +26,7 @@ mod unit;
 pub use self::{
     connection::{PostgresConnection, PostgresTransaction, RunStatementError},
     options::PostgresOptions,
+    outbox::PostgresOutbox,
     session::PostgresSession,
     store::PostgresStore,
     unit::PostgresUnit,

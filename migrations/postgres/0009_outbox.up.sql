@@ -107,19 +107,25 @@ BEGIN
 END
 $idem$;
 
+-- The functions that follow find each event by an index, whatever the statistics of the moment say: measured a second for a
+-- thousand events among a hundred thousand, and some milliseconds so.
+
 -- Marks events that stand behind others in their ordering key, so that they are not met again. Whoever lets followers go has
 -- the destination's row locked too: otherwise one that is marked while what it waits for is removed would wait for ever.
 CREATE FUNCTION {schema}.mark_behind(of_destination int, numbers bigint[]) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
     SET search_path = pg_catalog, pg_temp
     AS $idem$
 DECLARE
     marked bigint;
 BEGIN
     PERFORM FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination FOR NO KEY UPDATE;
-    UPDATE {schema}.outbox AS o SET state = 3
-    WHERE o.destination = of_destination AND o.number = ANY (numbers) AND o.state = 0 AND (
+    UPDATE {schema}.outbox AS o SET state = 3 FROM unnest(numbers) AS m (number)
+    WHERE o.destination = of_destination AND o.number = m.number AND o.state = 0 AND (
         EXISTS (SELECT FROM {schema}.outbox AS b WHERE b.destination = o.destination AND b.ordering_key = o.ordering_key
             AND b.state IN (1, 2) AND b.number < o.number)
         OR EXISTS (SELECT FROM {schema}.outbox AS b WHERE b.destination = o.destination AND b.ordering_key = o.ordering_key
@@ -134,6 +140,9 @@ $idem$;
 CREATE FUNCTION {schema}.let_followers_go(of_destination int, keys bytea[]) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
     SET search_path = pg_catalog, pg_temp
     AS $idem$
 BEGIN
@@ -154,6 +163,9 @@ $idem$;
 CREATE FUNCTION {schema}.settle_events(of_destination int, published bigint[], others json) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
     SET search_path = pg_catalog, pg_temp
     AS $idem$
 DECLARE
@@ -180,12 +192,14 @@ BEGIN
         settled := settled + FOUND::int;
     END LOOP;
     WITH gone AS (
-        DELETE FROM {schema}.outbox AS o WHERE o.destination = of_destination AND o.number = ANY (published) AND o.state = 0
+        DELETE FROM {schema}.outbox AS o USING unnest(published) AS p (number)
+        WHERE o.destination = of_destination AND o.number = p.number AND o.state = 0
         RETURNING o.ordering_key
     )
     SELECT coalesce(array_agg(g.ordering_key), '{}') FROM gone AS g INTO keys;
     WITH gone AS (
-        DELETE FROM {schema}.outbox AS o WHERE o.destination = of_destination AND o.number = ANY (published) AND o.state <> 0
+        DELETE FROM {schema}.outbox AS o USING unnest(published) AS p (number)
+        WHERE o.destination = of_destination AND o.number = p.number AND o.state <> 0
         RETURNING o.ordering_key
     )
     SELECT coalesce(array_agg(g.ordering_key), '{}') FROM gone AS g INTO more;
@@ -213,6 +227,9 @@ $idem$;
 CREATE FUNCTION {schema}.skip_events(numbers bigint[]) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
     SET search_path = pg_catalog, pg_temp
     AS $idem$
 DECLARE

@@ -69,9 +69,10 @@ WITH scopes AS (
 )
 SELECT pg_catalog.count(*) FROM scopes";
 
+/// The ids of its events, and the keys of its calls, stay those of its first name.
 const RENAME: &str = "\
 WITH renamed AS (
-    UPDATE {schema}.consumers SET name = $2::text
+    UPDATE {schema}.consumers SET name = $2::text, derives_as = coalesce(derives_as, name)
     WHERE name = $1::text AND NOT EXISTS (SELECT FROM {schema}.consumers WHERE name = $2::text) RETURNING id
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, details)

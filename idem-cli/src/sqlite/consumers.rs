@@ -80,12 +80,12 @@ ON CONFLICT (consumer) DO UPDATE SET state = excluded.state, "by" = excluded."by
 SELECT {now}, ?3, ?5, id, ?4 FROM "{schema}_consumers" WHERE name = ?1"#,
 ];
 
-/// Parameters: 1 name, 2 new name, 3 who.
+/// Parameters: 1 name, 2 new name, 3 who. The ids of its events, and the keys of its calls, stay those of its first name.
 const RENAME: [&str; 2] = [
     r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, details)
 SELECT {now}, ?3, 'rename', id, ?1 || ' to ' || ?2 FROM "{schema}_consumers"
 WHERE name = ?1 AND NOT EXISTS (SELECT 1 FROM "{schema}_consumers" WHERE name = ?2)"#,
-    r#"UPDATE "{schema}_consumers" SET name = ?2
+    r#"UPDATE "{schema}_consumers" SET name = ?2, derives_as = ifnull(derives_as, name)
 WHERE name = ?1 AND NOT EXISTS (SELECT 1 FROM "{schema}_consumers" WHERE name = ?2)"#,
 ];
 

@@ -107,6 +107,12 @@ impl Event {
         }
     }
 
+    /// The name of its destination.
+    #[must_use]
+    pub fn destination(&self) -> &str {
+        &self.destination
+    }
+
     /// Tells it apart from another event of the same message for the same destination: both need labels, which stay what they
     /// are over versions of the handler, because the event's id is made of them.
     pub fn label(mut self, label: &str) -> Self {

@@ -7,24 +7,30 @@ use idem_schema::{AppendLimits, Appending, EventColumns, ResultColumns, Row};
 use sqlx::{PgConnection, postgres::PgRow};
 
 use super::{
-    Driver, driver,
+    Driver,
+    driver::{self, Statement},
     error::{self, sqlstate},
     unit::PostgresUnit,
 };
 
+pub(super) fn new_events<'q>(query: Statement<'q>, events: &'q EventColumns<'_>) -> Statement<'q> {
+    let query = query.bind(&events.destinations).bind(&events.consumers).bind(&events.key_ids).bind(&events.keys);
+    let query = query.bind(&events.ordering_keys).bind(&events.event_types).bind(&events.content_types);
+    query.bind(&events.headers).bind(&events.payloads).bind(&events.hashes)
+}
+
+pub(super) fn known_events<'q>(query: Statement<'q>, events: &'q EventColumns<'_>) -> Statement<'q> {
+    query.bind(&events.destinations).bind(&events.consumers).bind(&events.key_ids)
+}
+
 impl Appending for PostgresUnit<'_> {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        let query = self.query(&self.sql().append_events).bind(&events.destinations).bind(&events.consumers);
-        let query = query.bind(&events.key_ids).bind(&events.keys).bind(&events.ordering_keys);
-        let query = query.bind(&events.event_types).bind(&events.content_types).bind(&events.headers);
-        let query = query.bind(&events.payloads).bind(&events.hashes);
-        let rows = query.fetch_all(self.connection()).await;
+        let rows = new_events(self.query(&self.sql().append_events), events).fetch_all(self.connection()).await;
         self.read_or_explain(rows).await
     }
 
     async fn read_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        let query = self.query(&self.sql().read_events).bind(&events.destinations).bind(&events.consumers);
-        let rows = query.bind(&events.key_ids).fetch_all(self.connection()).await;
+        let rows = known_events(self.query(&self.sql().read_events), events).fetch_all(self.connection()).await;
         self.read_or_explain(rows).await
     }
 

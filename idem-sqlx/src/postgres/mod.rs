@@ -5,6 +5,7 @@ mod driver;
 mod error;
 mod migrate;
 mod options;
+mod outbox;
 mod pooler;
 mod session;
 mod unit;
@@ -20,7 +21,7 @@ use idem_schema::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit,
 use sqlx::{Connection as _, Database, PgConnection, postgres::PgConnectOptions};
 
 use self::driver::Driver;
-pub use self::{options::PostgresOptions, session::PostgresSession, unit::PostgresUnit};
+pub use self::{options::PostgresOptions, outbox::PostgresOutbox, session::PostgresSession, unit::PostgresUnit};
 
 /// sqlx's count of nested transactions, through which units begin and end.
 type Manager = <sqlx::Postgres as Database>::TransactionManager;

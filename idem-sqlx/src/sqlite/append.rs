@@ -5,7 +5,7 @@ use idem_schema::{Appending, EventColumns, ResultColumns, Row};
 use serde_json::{Value, json};
 use sqlx::{Sqlite as Db, query::Query, sqlite::SqliteArguments};
 
-use super::{clock, driver, error, unit::SqliteUnit};
+use super::{clock, driver, error, statements::Statements, unit::SqliteUnit};
 
 const DOING: &str = "writing events and results";
 
@@ -25,39 +25,46 @@ impl Blob {
     }
 }
 
-type Statement<'q> = Query<'q, Db, SqliteArguments>;
+pub(super) type Statement<'q> = Query<'q, Db, SqliteArguments>;
+
+pub(super) fn new_events<'q>(statements: &Statements, events: &EventColumns<'_>) -> Statement<'q> {
+    let mut blob = Blob::default();
+    let row = |at: usize| -> Option<Value> {
+        let [id, hash] = [events.key_ids.get(at)?.as_bytes().as_slice(), events.hashes.get(at)?].map(|it| blob.add(it));
+        let (ordering_key, payload) =
+            (blob.add_optional(*events.ordering_keys.get(at)?), blob.add(events.payloads.get(at)?));
+        Some(json!([
+            events.destinations.get(at)?,
+            events.consumers.get(at)?,
+            events.keys.get(at)?,
+            events.event_types.get(at)?,
+            events.content_types.get(at)?,
+            events.headers.get(at)?,
+            id,
+            hash,
+            ordering_key,
+            payload,
+        ]))
+    };
+    let rows: Vec<Value> = (0..events.keys.len()).map_while(row).collect();
+    let statement = sqlx::query(statements.append_events());
+    statement.bind(Value::Array(rows).to_string()).bind(blob.0).bind(clock::now())
+}
+
+pub(super) fn known_events<'q>(statements: &Statements, events: &EventColumns<'_>) -> Statement<'q> {
+    let ids: Vec<u8> = events.key_ids.iter().flat_map(|id| *id.as_bytes()).collect();
+    let rows: Vec<(i32, i32)> = events.destinations.iter().copied().zip(events.consumers.iter().copied()).collect();
+    let statement = sqlx::query(statements.read_events());
+    statement.bind(json!(rows).to_string()).bind(ids)
+}
 
 impl Appending for SqliteUnit<'_> {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        let mut blob = Blob::default();
-        let row = |at: usize| -> Option<Value> {
-            let [id, hash] =
-                [events.key_ids.get(at)?.as_bytes().as_slice(), events.hashes.get(at)?].map(|it| blob.add(it));
-            let (ordering_key, payload) =
-                (blob.add_optional(*events.ordering_keys.get(at)?), blob.add(events.payloads.get(at)?));
-            Some(json!([
-                events.destinations.get(at)?,
-                events.consumers.get(at)?,
-                events.keys.get(at)?,
-                events.event_types.get(at)?,
-                events.content_types.get(at)?,
-                events.headers.get(at)?,
-                id,
-                hash,
-                ordering_key,
-                payload,
-            ]))
-        };
-        let rows: Vec<Value> = (0..events.keys.len()).map_while(row).collect();
-        let statement = sqlx::query(self.store.statements.append_events());
-        self.append(statement.bind(Value::Array(rows).to_string()).bind(blob.0).bind(clock::now())).await
+        self.append(new_events(&self.store.statements, events)).await
     }
 
     async fn read_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        let ids: Vec<u8> = events.key_ids.iter().flat_map(|id| *id.as_bytes()).collect();
-        let rows: Vec<(i32, i32)> = events.destinations.iter().copied().zip(events.consumers.iter().copied()).collect();
-        let statement = sqlx::query(self.store.statements.read_events());
-        self.append(statement.bind(json!(rows).to_string()).bind(ids)).await
+        self.append(known_events(&self.store.statements, events)).await
     }
 
     async fn insert_results(&mut self, results: &ResultColumns<'_>) -> Result<(), StoreError> {

@@ -10,6 +10,7 @@ mod driver;
 mod error;
 mod migrate;
 mod options;
+mod outbox;
 mod seal;
 mod session;
 mod statements;
@@ -28,6 +29,7 @@ use sqlx::{Connection as _, SqliteConnection};
 use self::{cleanup::SqliteCleaner, driver::Driver, statements::Statements};
 pub use self::{
     options::{SqliteOptions, Synchronous},
+    outbox::SqliteOutbox,
     session::SqliteSession,
     unit::SqliteUnit,
 };

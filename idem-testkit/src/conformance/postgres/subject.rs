@@ -117,7 +117,7 @@ pub fn arrangement_sql(arrangement: Arrangement) -> String {
 
 /// Puts every instant that idem has stored this far into the past.
 fn age(by: Duration) -> String {
-    let columns: [(&str, &[&str]); 5] = [
+    let columns: [(&str, &[&str]); 7] = [
         ("processed_messages", &["processed_at", "expires_at"]),
         ("units", &["at"]),
         ("message_attempts", &["first_at", "last_at"]),
@@ -126,6 +126,8 @@ fn age(by: Duration) -> String {
             &["first_at", "last_at", "published_at", "replay_requested_at", "replay_taken_at", "replayed_at"],
         ),
         ("audit", &["at"]),
+        ("outbox", &["created_at", "not_before", "first_sent_at"]),
+        ("outbox_destinations", &["relayed_until"]),
     ];
     let update = |(table, columns): (&str, &[&str])| {
         let change = |column: &&str| format!("{column} = {column} - {} * interval '1 microsecond'", by.as_micros());

@@ -297,9 +297,9 @@ macro_rules! store_conformance {
             }
             events {
                 append_is_atomic_with_the_record,
-                append_of_a_rolled_back_unit_leaves_nothing,
+                o1_append_of_a_rolled_back_unit_leaves_nothing,
                 append_is_refused_when_off,
-                a_failed_handler_of_a_batch_appends_nothing,
+                o12_a_failed_handler_of_a_batch_appends_nothing,
                 every_kind_of_handler_appends_the_same_rows,
                 o15_two_scopes_and_two_destinations_with_one_key_are_four_events,
                 o6_o7_the_same_event_again_is_no_news_and_another_one_is_a_conflict,
@@ -312,7 +312,7 @@ macro_rules! store_conformance {
                 what_failed_waits_for_an_operator,
                 settling_what_is_gone_does_no_harm,
                 what_is_answered_is_bounded,
-                followers_of_one_key_hide_no_other_key,
+                o20_followers_of_one_key_hide_no_other_key,
                 one_relay_at_a_time_has_a_destination,
                 a_destination_is_declared_once,
                 what_waits_is_told_by_writer,

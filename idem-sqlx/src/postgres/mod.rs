@@ -6,6 +6,8 @@ mod error;
 mod migrate;
 mod options;
 mod pooler;
+#[cfg(feature = "failpoints")]
+mod scratch;
 mod session;
 mod unit;
 
@@ -20,6 +22,8 @@ use idem_schema::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit,
 use sqlx::{Connection as _, Database, PgConnection, postgres::PgConnectOptions};
 
 use self::driver::Driver;
+#[cfg(feature = "failpoints")]
+pub use self::scratch::PostgresScratch;
 pub use self::{options::PostgresOptions, session::PostgresSession, unit::PostgresUnit};
 
 /// sqlx's count of nested transactions, through which units begin and end.

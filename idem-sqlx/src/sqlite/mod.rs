@@ -10,6 +10,8 @@ mod driver;
 mod error;
 mod migrate;
 mod options;
+#[cfg(feature = "failpoints")]
+mod scratch;
 mod seal;
 mod session;
 mod statements;
@@ -25,6 +27,8 @@ use idem_core::{
 use idem_schema::{SqlBookkeeping, SqlOutbox};
 use sqlx::{Connection as _, SqliteConnection};
 
+#[cfg(feature = "failpoints")]
+pub use self::scratch::SqliteScratch;
 use self::{cleanup::SqliteCleaner, driver::Driver, statements::Statements};
 pub use self::{
     options::{SqliteOptions, Synchronous},

@@ -214,7 +214,7 @@ mod broken {
         uncounts_nothing: UncountsNothing by failures::an_attempt_can_be_taken_back;
     }
 
-    /// J59: the sequences alone see each of these, whatever the cases do.
+    /// J61: the sequences alone see each of these, whatever the cases do.
     macro_rules! the_twin_sees {
         ($($test:ident: $defect:ident;)+) => {$(
             #[test]

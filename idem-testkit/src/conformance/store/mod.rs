@@ -341,7 +341,7 @@ macro_rules! store_conformance {
                 hooks_that_are_not_offered_are_refused,
             }
             twin {
-                j59_random_sequences_have_the_answers_of_the_twin,
+                j61_random_sequences_have_the_answers_of_the_twin,
             }
         }
     };

@@ -31,9 +31,9 @@ struct Difference {
     store: String,
 }
 
-/// J59: random sequences of operations have the same answers as on the store in memory: ids by the order in which they came,
+/// J61: random sequences of operations have the same answers as on the store in memory: ids by the order in which they came,
 /// times coarsely.
-pub async fn j59_random_sequences_have_the_answers_of_the_twin<T: StoreUnderTest>(subject: &T) {
+pub async fn j61_random_sequences_have_the_answers_of_the_twin<T: StoreUnderTest>(subject: &T) {
     sequences(subject, 0..SEQUENCES[usize::from(env::var_os("IDEM_TEST_ALL").is_some())]).await;
 }
 

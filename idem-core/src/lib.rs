@@ -25,6 +25,8 @@ mod outcome;
 mod policy;
 mod retry;
 mod router;
+#[cfg(feature = "failpoints")]
+pub mod scratch;
 mod setters;
 pub mod source;
 mod spawn;

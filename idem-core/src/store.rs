@@ -439,7 +439,8 @@ pub trait Bookkeeping: Send + Sync + 'static {
     async fn uncount_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<(), StoreError>;
 
     /// Ends the count of a payload's attempts, and of no other's, because one of them went well: the key may be used again
-    /// after its retention. Core asks for it only where the count is more than one, or is used up.
+    /// after its retention. Core asks for it only where the count is more than one, or is used up. A store with a single writer
+    /// may end the counts of what a unit claims with its commit.
     async fn end_attempts(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<(), StoreError>;
 
     /// Writes a dead letter, unless one with its [identity](DeadLetter::identity) is there: that one then stands for it,

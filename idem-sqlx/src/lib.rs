@@ -20,7 +20,11 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
+#[cfg(all(feature = "failpoints", feature = "postgres"))]
+pub use self::postgres::PostgresScratch;
 #[cfg(feature = "postgres")]
 pub use self::postgres::{PostgresOptions, PostgresOutbox, PostgresSession, PostgresStore, PostgresUnit, Statements};
+#[cfg(all(feature = "failpoints", feature = "sqlite"))]
+pub use self::sqlite::SqliteScratch;
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::{SqliteOptions, SqliteOutbox, SqliteSession, SqliteStore, SqliteUnit, Synchronous};

@@ -1,6 +1,7 @@
 //! Tools for the tests of idem's users: a [broker in the process](memory) that redelivers and misbehaves on request, a store
-//! in memory, [`deliver`] for a handler's own tests, [conformance suites](conformance) for people's own stores and
-//! sources, and a [driver](source_driver) for a source's other tests. The suites' cases cite [failure modes](https://github.com/idem-rs/idem/blob/main/docs/failure-modes.md).
+//! in memory, [`deliver`] for a handler's own tests, `prove`, which kills it everywhere (with the feature `failpoints`),
+//! [conformance suites](conformance) for people's own stores and sources, and a [driver](source_driver) for a source's other
+//! tests. The suites' cases cite [failure modes](https://github.com/idem-rs/idem/blob/main/docs/failure-modes.md).
 //!
 //! It belongs under `[dev-dependencies]`. Nothing here keeps a message when the process ends.
 
@@ -13,6 +14,8 @@ pub mod failpoints;
 pub mod memory;
 mod memory_store;
 mod proof;
+#[cfg(feature = "failpoints")]
+mod prove;
 pub mod proxy;
 mod seed;
 pub mod source_driver;
@@ -20,6 +23,8 @@ pub mod sqs;
 
 pub use idem_core;
 
+#[cfg(feature = "failpoints")]
+pub use self::prove::{MemoryScratch, NotProven, Promise, Proof, Proven, prove};
 pub use self::{
     dead_letter::dead_letter,
     decide::Decide,

@@ -11,6 +11,20 @@ use crate::Charge;
 /// It has no unique column on purpose: nothing but the consumer keeps a charge from being noted twice.
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS charges (order_number TEXT NOT NULL, charge TEXT NOT NULL) STRICT";
 
+/// Creates the application's table, and the file where it is not there.
+///
+/// # Errors
+/// What the database says.
+///
+/// # Cancel safety
+/// Cancel safe.
+pub async fn create_table(file: &Path) -> Result<(), BoxError> {
+    let options = SqliteConnectOptions::new().filename(file).create_if_missing(true);
+    let mut database = SqliteConnection::connect_with(&options).await?;
+    sqlx::query(TABLE).execute(&mut database).await?;
+    Ok(database.close().await?)
+}
+
 /// Consumes until the source has nothing more.
 ///
 /// # Errors
@@ -19,10 +33,7 @@ const TABLE: &str = "CREATE TABLE IF NOT EXISTS charges (order_number TEXT NOT N
 /// # Cancel safety
 /// As that of [`Worker::run`].
 pub async fn consume(source: impl Source, provider: SocketAddr, file: &Path) -> Result<Summary, BoxError> {
-    let options = SqliteConnectOptions::new().filename(file).create_if_missing(true);
-    let mut database = SqliteConnection::connect_with(&options).await?;
-    sqlx::query(TABLE).execute(&mut database).await?;
-    database.close().await?;
+    create_table(file).await?;
     let store = SqliteStore::open(file).await?;
     store.migrate().await?;
 

@@ -26,3 +26,27 @@ impl Handler<SqliteStore> for Ledger {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use idem_sqlx::SqliteScratch;
+    use idem_testkit::{message, prove};
+
+    use super::*;
+    use crate::ledger;
+
+    #[tokio::test]
+    async fn the_ledger_is_proved() {
+        let databases = SqliteScratch::new(async |file: PathBuf| ledger::create(&file).await);
+        let purchase = |number: u32, cents: i64| {
+            let payload = format!(r#"{{"customer":"0000{number}","day":"1997-01-01","cds":1,"cents":{cents}}}"#);
+            message(&format!("order-{number}"), payload)
+        };
+        let messages = [purchase(1, 1177), purchase(2, 1200), purchase(3, 1177), purchase(4, 0)];
+        let proven =
+            prove(databases, |_| Ledger).messages(messages).run().await.unwrap_or_else(|error| panic!("{error}"));
+        assert!(proven.kills > 20 && proven.not_compared.is_empty(), "{proven}");
+    }
+}

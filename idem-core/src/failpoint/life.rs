@@ -34,9 +34,22 @@ struct Inner {
     births: AtomicU64,
     bodies: Mutex<BTreeMap<u64, Weak<dyn Body>>>,
     after_poll: Box<AfterPoll>,
+    at_failpoint: Box<AtFailpoint>,
 }
 
 type AfterPoll = dyn Fn(&Life, u64) + Send + Sync;
+type AtFailpoint = dyn Fn(&'static str) -> Fate + Send + Sync;
+
+/// What becomes of a life at a failpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It goes on.
+    Pass,
+    /// The failpoint answers with an error.
+    Error,
+    /// It is killed there.
+    Die,
+}
 
 impl fmt::Debug for Life {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -49,13 +62,28 @@ impl Life {
     /// order of birth; it may call [`kill`](Self::kill).
     #[must_use]
     pub fn new(after_poll: impl Fn(&Self, u64) + Send + Sync + 'static) -> Self {
+        Self::with(Box::new(after_poll), Box::new(|_| Fate::Pass))
+    }
+
+    /// A life without tasks. `at_failpoint` is asked at each failpoint that one of its tasks comes by.
+    #[must_use]
+    pub fn fated(at_failpoint: impl Fn(&'static str) -> Fate + Send + Sync + 'static) -> Self {
+        Self::with(Box::new(|_, _| {}), Box::new(at_failpoint))
+    }
+
+    fn with(after_poll: Box<AfterPoll>, at_failpoint: Box<AtFailpoint>) -> Self {
         Self(Arc::new(Inner {
             is_over: AtomicBool::new(false),
             polls: AtomicU64::new(0),
             births: AtomicU64::new(0),
             bodies: Mutex::default(),
-            after_poll: Box::new(after_poll),
+            after_poll,
+            at_failpoint,
         }))
+    }
+
+    pub(super) fn fate_at(&self, point: &'static str) -> Fate {
+        (self.0.at_failpoint)(point)
     }
 
     /// Spawns a task of this life. A task that was killed never ends, so neither does waiting for it.
@@ -229,6 +257,27 @@ mod tests {
         life.kill();
         assert_eq!(*dropped.lock().unwrap(), ["first", "second", "unpolled"]);
         assert!(life.is_over());
+    }
+
+    #[tokio::test]
+    async fn a_life_dies_at_the_failpoint_that_it_is_fated_to() {
+        let life = Life::fated(|point| match point {
+            "claimed" => Fate::Die,
+            "guard" => Fate::Error,
+            _ => Fate::Pass,
+        });
+        let answers = Arc::new(Mutex::new(Vec::new()));
+        let noted = Arc::clone(&answers);
+        drop(life.spawn(async move {
+            for point in ["begin", "guard", "claimed", "begin"] {
+                let answer = crate::failpoint::hit(point).await.is_ok();
+                noted.lock().unwrap().push((point, answer));
+            }
+        }));
+        while !life.is_over() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(*answers.lock().unwrap(), [("begin", true), ("guard", false)]);
     }
 
     #[tokio::test]

@@ -7,6 +7,8 @@ mod migrate;
 mod options;
 mod outbox;
 mod pooler;
+#[cfg(feature = "failpoints")]
+mod scratch;
 mod session;
 mod unit;
 
@@ -21,6 +23,8 @@ use idem_schema::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit,
 use sqlx::{Connection as _, Database, PgConnection, postgres::PgConnectOptions};
 
 use self::driver::Driver;
+#[cfg(feature = "failpoints")]
+pub use self::scratch::PostgresScratch;
 pub use self::{options::PostgresOptions, outbox::PostgresOutbox, session::PostgresSession, unit::PostgresUnit};
 
 /// sqlx's count of nested transactions, through which units begin and end.

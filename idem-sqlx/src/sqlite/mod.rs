@@ -11,6 +11,8 @@ mod error;
 mod migrate;
 mod options;
 mod outbox;
+#[cfg(feature = "failpoints")]
+mod scratch;
 mod seal;
 mod session;
 mod statements;
@@ -26,6 +28,8 @@ use idem_core::{
 use idem_schema::{SqlBookkeeping, SqlOutbox};
 use sqlx::{Connection as _, SqliteConnection};
 
+#[cfg(feature = "failpoints")]
+pub use self::scratch::SqliteScratch;
 use self::{cleanup::SqliteCleaner, driver::Driver, statements::Statements};
 pub use self::{
     options::{SqliteOptions, Synchronous},

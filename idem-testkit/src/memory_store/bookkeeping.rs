@@ -1,28 +1,31 @@
 //! What stands beside the records: consumers, attempts, dead letters, controls and the audit trail.
 
 mod cleanup;
+mod dead_letters;
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     time::SystemTime,
 };
 
 use async_trait::async_trait;
 use idem_core::{
-    ConsumerName, ControlState, DeadLetter, DeadLetterId, IdempotencyKey, Message, PayloadHash, StoreError,
-    StoredDeadLetter, Tenant,
-    dead_letter::{DeadLetterIdentity, REPLAY_TAKEN_FOR},
+    ConsumerName, ControlState, DeadLetter, DeadLetterId, IdempotencyKey, PayloadHash, StoreError, StoredDeadLetter,
+    Tenant,
+    dead_letter::REPLAY_TAKEN_FOR,
     store::{
-        AuditEntry, Binding, Bookkeeping, Control, DEAD_LETTER_ROW_BYTES, HashRuleId, Registered, Registration, Replay,
-        ReplayEnd, RunId, ScopeId, Usage,
+        AuditEntry, Binding, Bookkeeping, Control, HashRuleId, Registered, Registration, Replay, ReplayEnd, RunId,
+        ScopeId, Usage,
     },
 };
 
 pub(super) use self::cleanup::MemoryCleaner;
+pub use self::dead_letters::KeptDeadLetter;
+use self::dead_letters::{DeadLetterRow, Folding, ReplayState, storable};
 use super::{
     Defect, MemoryError, MemoryStore, Operation,
     fault::{Met, store_error},
-    state::State,
+    state::{RecordKey, State},
 };
 
 #[derive(Debug, Clone, Default)]
@@ -47,65 +50,6 @@ struct Attempts {
     last_at: SystemTime,
 }
 
-#[derive(Debug, Clone)]
-struct DeadLetterRow {
-    seen: StoredDeadLetter,
-    consumer: ConsumerName,
-    scope: ScopeId,
-    identity: DeadLetterIdentity,
-    hash: PayloadHash,
-    last_origin: String,
-    last_at: SystemTime,
-    /// `None` where the payload was not kept, and then it cannot be replayed.
-    message: Option<Message>,
-    replay: ReplayState,
-}
-
-impl DeadLetterRow {
-    /// What its row would take.
-    fn bytes(&self) -> u64 {
-        let message = self.message.as_ref();
-        let payload = message.and_then(Message::payload).map_or(0, idem_core::Bytes::len);
-        let headers = message.map_or(0, |message| message.headers().bytes());
-        DEAD_LETTER_ROW_BYTES + (payload + headers + self.seen.error.len()) as u64
-    }
-
-    /// Whether a replay has handled it.
-    fn is_handled(&self) -> bool {
-        self.seen.replayed.as_deref().is_some_and(|outcome| ["processed", "duplicate"].contains(&outcome))
-    }
-}
-
-/// Which dead letters are one row.
-#[derive(Debug, Clone, Copy)]
-enum Folding {
-    ByIdentity,
-    /// The defect of a store that takes an origin for the message.
-    ByOrigin,
-    Never,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ReplayState {
-    Idle,
-    Requested,
-    Taken(SystemTime),
-}
-
-/// A dead letter as a [`MemoryStore`] keeps it.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct KeptDeadLetter {
-    /// What [`Bookkeeping::dead_letters`] says of it.
-    pub row: StoredDeadLetter,
-    /// Its scope.
-    pub scope: ScopeId,
-    /// The message; `None` where its payload was not kept.
-    pub message: Option<Message>,
-    /// Whether a replay was asked for and has not ended.
-    pub replaying: bool,
-}
-
 impl Books {
     pub(super) fn drop_dead_letters(&mut self, ids: &[DeadLetterId]) {
         self.dead_letters.retain(|stored| !ids.contains(&stored.seen.id));
@@ -115,7 +59,7 @@ impl Books {
         let kept = |row: &DeadLetterRow| KeptDeadLetter {
             row: row.seen.clone(),
             scope: row.scope,
-            message: row.message.clone(),
+            message: row.seen.payload_kept.then(|| row.message.clone()),
             replaying: row.replay != ReplayState::Idle,
         };
         self.dead_letters.iter().map(kept).collect()
@@ -155,67 +99,15 @@ impl Books {
         *self.epochs.entry(scope).or_default() += 1;
     }
 
-    fn find(&mut self, id: DeadLetterId) -> Option<&mut DeadLetterRow> {
-        self.dead_letters.iter_mut().find(|stored| stored.seen.id == id)
+    /// As a store with a single writer does it, whose units forget the attempts of what they claim when they commit.
+    pub(super) fn forget_attempts(&mut self, payloads: &[(RecordKey, PayloadHash)]) {
+        for ((scope, key), hash) in payloads {
+            self.attempts.remove(&(*scope, key.clone(), *hash));
+        }
     }
 
-    fn store_dead_letter(&mut self, dead_letter: &DeadLetter, now: SystemTime, folding: Folding) -> StoredDeadLetter {
-        let origin = dead_letter.message.origin().as_str();
-        let identity = dead_letter.identity();
-        let kept = dead_letter.keep_payload || dead_letter.message.payload().is_none();
-        let known =
-            self.dead_letters.iter_mut().filter(|stored| stored.scope == dead_letter.scope).find(
-                |stored| match folding {
-                    Folding::ByIdentity => stored.identity == identity,
-                    Folding::ByOrigin => stored.seen.origin == origin || stored.identity == identity,
-                    Folding::Never => false,
-                },
-            );
-        if let Some(stored) = known {
-            if stored.seen.origin != origin && stored.last_origin != origin {
-                stored.seen.copies += 1;
-                stored.last_origin = origin.to_owned();
-                // A replay that has ended does not stand for a copy that came after it.
-                stored.seen.replayed = None;
-            }
-            if kept && stored.message.is_none() {
-                stored.message = Some(dead_letter.message.clone());
-                stored.seen.payload_kept = true;
-            }
-            (stored.seen.reason, stored.seen.attempts, stored.last_at) =
-                (dead_letter.reason, dead_letter.attempts, now);
-            stored.seen.error.clone_from(&dead_letter.error);
-            stored.seen.fingerprint = Some(dead_letter.fingerprint);
-            return stored.seen.clone();
-        }
-        self.dead_letters_ever += 1;
-        let seen = StoredDeadLetter {
-            id: DeadLetterId(self.dead_letters_ever),
-            key: dead_letter.key.clone(),
-            origin: origin.to_owned(),
-            reason: dead_letter.reason,
-            attempts: dead_letter.attempts,
-            error: dead_letter.error.clone(),
-            fingerprint: Some(dead_letter.fingerprint),
-            copies: 1,
-            first_at: now,
-            payload_kept: kept,
-            published_at: None,
-            loss_accepted: false,
-            replayed: None,
-        };
-        self.dead_letters.push(DeadLetterRow {
-            seen: seen.clone(),
-            consumer: dead_letter.consumer.clone(),
-            scope: dead_letter.scope,
-            identity,
-            hash: dead_letter.payload_hash().0,
-            last_origin: origin.to_owned(),
-            last_at: now,
-            message: kept.then(|| dead_letter.message.clone()),
-            replay: ReplayState::Idle,
-        });
-        seen
+    fn find(&mut self, id: DeadLetterId) -> Option<&mut DeadLetterRow> {
+        self.dead_letters.iter_mut().find(|stored| stored.seen.id == id)
     }
 }
 
@@ -274,7 +166,14 @@ impl Bookkeeping for MemoryStore {
     }
 
     async fn scope(&self, consumer: &ConsumerName, tenant: &Tenant) -> Result<ScopeId, StoreError> {
-        self.book("interning a tenant", |state| state.books.scope(consumer, tenant)).await
+        let scope = |state: &mut State| {
+            let known = state.books.bindings.contains_key(consumer);
+            known.then(|| state.books.scope(consumer, tenant)).ok_or_else(|| StoreError::Refused {
+                problem: format!("consumer {consumer} is not registered, so it has no scope for a tenant"),
+                cure: "Start a consumer of that name first".to_owned(),
+            })
+        };
+        self.book("interning a tenant", scope).await?
     }
 
     async fn count_attempt(&self, scope: ScopeId, key: &IdempotencyKey, hash: PayloadHash) -> Result<u32, StoreError> {
@@ -372,18 +271,20 @@ impl Bookkeeping for MemoryStore {
 
     async fn request_replay(&self, ids: &[DeadLetterId]) -> Result<u64, StoreError> {
         let request = |state: &mut State| {
-            let mut marked = 0;
+            let (mut marked, mut scopes) = (0, BTreeSet::new());
             for id in ids {
                 let stored = state.books.find(*id);
-                let Some(stored) = stored.filter(|p| p.replay == ReplayState::Idle && p.message.is_some()) else {
+                let Some(stored) = stored.filter(|p| p.replay == ReplayState::Idle && p.seen.payload_kept) else {
                     continue;
                 };
                 (stored.replay, stored.seen.replayed) = (ReplayState::Requested, None);
                 let (scope, key, hash) = (stored.scope, stored.seen.key.clone(), stored.hash);
                 state.books.end_count(scope, key.as_ref(), hash);
-                *state.books.epochs.entry(scope).or_default() += 1;
+                scopes.insert(scope);
                 marked += 1;
             }
+            // Once a request, however many it marks.
+            scopes.into_iter().for_each(|scope| *state.books.epochs.entry(scope).or_default() += 1);
             marked
         };
         self.book("requesting a replay", request).await
@@ -400,11 +301,13 @@ impl Bookkeeping for MemoryStore {
                     ReplayState::Requested => true,
                     ReplayState::Taken(at) => twice || now.duration_since(at).is_ok_and(|age| age > REPLAY_TAKEN_FOR),
                 };
-                let Some(message) = stored.message.clone().filter(|_| free && taken.len() < max as usize) else {
+                if !free || taken.len() >= max as usize {
                     continue;
-                };
+                }
                 stored.replay = ReplayState::Taken(now);
-                taken.push(Replay { id: stored.seen.id, scope: stored.scope, message, key: stored.seen.key.clone() });
+                let (id, scope) = (stored.seen.id, stored.scope);
+                let (message, key) = (stored.message.clone(), stored.seen.key.clone());
+                taken.push(Replay { id, scope, message, key });
             }
             taken
         };
@@ -413,9 +316,10 @@ impl Bookkeeping for MemoryStore {
 
     async fn finish_replay(&self, id: DeadLetterId, end: ReplayEnd) -> Result<(), StoreError> {
         let finish = |state: &mut State| {
-            let Some(stored) = state.books.find(id) else { return };
+            // What has ended stays as it ended: a worker that was thought dead may come late.
+            let Some(stored) = state.books.find(id).filter(|row| row.replay != ReplayState::Idle) else { return };
             match end.outcome() {
-                Some(outcome) => (stored.replay, stored.seen.replayed) = (ReplayState::Idle, Some(outcome)),
+                Some(outcome) => (stored.replay, stored.seen.replayed) = (ReplayState::Idle, Some(storable(&outcome))),
                 None => stored.replay = ReplayState::Requested,
             }
         };
@@ -435,12 +339,14 @@ impl Bookkeeping for MemoryStore {
     async fn set_control(&self, scope: ScopeId, state: ControlState, by: &str, reason: &str) -> Result<(), StoreError> {
         let control = match state {
             ControlState::Running => (state, String::new(), String::new()),
-            ControlState::Paused | ControlState::Halted => (state, by.to_owned(), reason.to_owned()),
+            ControlState::Paused | ControlState::Halted => (state, storable(by), storable(reason)),
         };
         self.book("setting the controls", |state| state.books.controls.insert(scope, control)).await.map(|_| ())
     }
 
     async fn audit(&self, entry: &AuditEntry) -> Result<(), StoreError> {
-        self.book("writing the audit trail", |state| state.books.audit.push(entry.clone())).await
+        let mut entry = entry.clone();
+        (entry.who, entry.details) = (storable(&entry.who), storable(&entry.details));
+        self.book("writing the audit trail", |state| state.books.audit.push(entry)).await
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use idem_core::{
-    Bytes, ErrorClass,
+    Bytes, ErrorClass, PayloadHash,
     outbox::{EventNumber, NewEvent, NewResult},
 };
 
@@ -90,6 +90,8 @@ impl MemoryError {
 pub(super) struct Pending {
     pub(super) id: UnitId,
     pub(super) claimed: Vec<RecordKey>,
+    /// Payloads whose attempts the commit forgets, in a store with a single writer.
+    pub(super) forgets: Vec<(RecordKey, PayloadHash)>,
     pub(super) writes: Vec<Write>,
     pub(super) events: Vec<(EventNumber, EventKey, NewEvent)>,
     pub(super) results: Vec<NewResult>,
@@ -315,6 +317,7 @@ impl MemoryConnection<'_> {
         self.pending.results.clear();
         self.pending.nested.clear();
         self.pending.claimed.clear();
+        self.pending.forgets.clear();
         self.shared.release(self.pending.id);
     }
 }

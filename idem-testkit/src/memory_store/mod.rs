@@ -11,6 +11,7 @@ mod unit;
 mod weather;
 
 use std::{
+    collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
@@ -135,6 +136,12 @@ impl MemoryStore {
     #[must_use]
     pub fn rows(&self, table: &str) -> Vec<(String, Bytes)> {
         self.shared.state().tables.get(table).cloned().unwrap_or_default()
+    }
+
+    /// The committed rows of every table that has any, by its name.
+    #[must_use]
+    pub fn tables(&self) -> BTreeMap<String, Vec<(String, Bytes)>> {
+        self.shared.state().tables.clone()
     }
 
     /// The keys that have a committed record, over all consumers, one entry a record.

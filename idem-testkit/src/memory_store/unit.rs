@@ -102,10 +102,19 @@ impl Store for MemoryStore {
             }
             Err(error) => return Err(store_error(doing, error)),
         }
-        let id = self.shared.state().next_unit();
+        let id = {
+            let mut state = self.shared.state();
+            let id = state.next_unit();
+            // As a database in the process does it: with the write lock where nobody has it.
+            if self.shared.writers == Writers::One {
+                state.writer.get_or_insert(id);
+            }
+            id
+        };
         let pending = Pending {
             id,
             claimed: Vec::new(),
+            forgets: Vec::new(),
             writes: Vec::new(),
             events: Vec::new(),
             results: Vec::new(),
@@ -235,6 +244,7 @@ impl MemoryUnit<'_> {
 
     fn apply(&mut self) {
         let mut state = self.shared.state();
+        state.books.forget_attempts(&std::mem::take(&mut self.pending.forgets));
         for key in self.pending.claimed.drain(..) {
             let held = state.held.remove(&key);
             if let Some((_, recorded)) = held {
@@ -305,8 +315,10 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
             return Err(self.fail(doing, MemoryError::NoTable).into());
         }
         let deadline = Instant::now() + self.options.busy_timeout;
-        if self.shared.writers == Writers::One && !claims.is_empty() {
+        if self.shared.writers == Writers::One {
             self.wait_for(doing, deadline, Self::look_at_writer).await?;
+            let payload = |claim: &Claim| (record_key(claim, self.shared.defect), claim.hash);
+            self.pending.forgets.extend(claims.iter().map(payload));
         }
         let mut answers = Vec::with_capacity(claims.len());
         for claim in claims {

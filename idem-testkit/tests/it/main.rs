@@ -10,6 +10,8 @@
 
 mod deliver;
 mod memory;
+#[cfg(feature = "failpoints")]
+mod prove;
 mod readme;
 mod remote;
 mod source;

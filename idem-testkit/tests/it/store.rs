@@ -213,4 +213,38 @@ mod broken {
             consumers::an_unknown_hash_rule_is_a_conflict_of_its_own_kind;
         uncounts_nothing: UncountsNothing by failures::an_attempt_can_be_taken_back;
     }
+
+    /// J61: the sequences alone see each of these, whatever the cases do.
+    macro_rules! the_twin_sees {
+        ($($test:ident: $defect:ident;)+) => {$(
+            #[test]
+            fn $test() {
+                let broken = || async { Subject(Arc::new(MemoryStore::with_defect(Defect::$defect))) };
+                let run = || suite::run("sequences", broken, async |subject| suite::twin::sequences(subject, 0..200).await);
+                let red = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
+                let told = red.downcast_ref::<String>().unwrap();
+                assert!(told.contains("differ"), "{told}");
+            }
+        )+};
+    }
+
+    the_twin_sees! {
+        the_twin_sees_answers_in_another_order: AnswersClaimsInReverse;
+        the_twin_sees_bindings_that_bind_nothing: BindsNothing;
+        the_twin_sees_cleanup_of_live_records: CleansLiveRecords;
+        the_twin_sees_counts_by_key: CountsAttemptsByKey;
+        the_twin_sees_counts_that_go_on: CountsOnWhenSetAside;
+        the_twin_sees_expired_records_that_do_not_count: ExpiredCountsAsGone;
+        the_twin_sees_what_is_not_committed: FindsUncommitted;
+        the_twin_sees_folded_keys: FoldsKeys;
+        the_twin_sees_lost_effects: LosesEffects;
+        the_twin_sees_shared_scopes: IgnoresScopes;
+        the_twin_sees_dead_letters_by_origin: StoresByOrigin;
+        the_twin_sees_copies_as_rows: ParksEveryCopy;
+        the_twin_sees_effects_outside: PutsEffectsOutside;
+        the_twin_sees_records_outside: RecordsOutside;
+        the_twin_sees_replays_that_are_taken_twice: ReplaysTwice;
+        the_twin_sees_shared_hash_rules: SharesHashRules;
+        the_twin_sees_attempts_that_are_not_taken_back: UncountsNothing;
+    }
 }

@@ -7,15 +7,22 @@
     reason = "a test that cannot go on fails, and says why"
 )]
 
-use std::{collections::BTreeMap, os::unix::process::ExitStatusExt as _, path::PathBuf, process::ExitStatus};
+use std::{
+    collections::BTreeMap, os::unix::process::ExitStatusExt as _, path::PathBuf, process::ExitStatus, time::Duration,
+};
 
-use charge::provider::{Keys, Provider};
+use charge::{
+    Charge,
+    provider::{Keys, Provider},
+    worker,
+};
 use futures_util::{StreamExt as _, stream};
-use idem_core::failpoint;
+use idem_core::{Effects, failpoint};
+use idem_sqlx::SqliteScratch;
 use idem_testkit::{
     failpoints,
     memory::{Broker, Queue, QueueOptions, Server},
-    message,
+    message, prove,
 };
 use sqlx::{Connection as _, SqliteConnection};
 use tokio::process::Command;
@@ -87,6 +94,27 @@ async fn one_charge_an_order_wherever_the_worker_is_killed() {
     let mut spared: Vec<_> = rows.into_iter().filter(|(_, killed)| !killed).map(|(point, _)| point).collect();
     spared.sort_by_key(|point| failpoint::ALL.iter().position(|other| other == point));
     assert_eq!(spared, NOT_REACHED);
+}
+
+/// Proved on files of its own; and what the provider has charged in all of it is one charge an order.
+#[tokio::test]
+async fn the_charge_is_proved_and_the_provider_charged_once() {
+    let provider = Provider::start(Keys::Honoured).await.unwrap();
+    let (address, databases) =
+        (provider.address, SqliteScratch::new(async |file: PathBuf| worker::create_table(&file).await));
+    let orders = [("1", 1177), ("2", 1177), ("3", 999)];
+    let messages = orders
+        .map(|(order, cents)| message(&format!("order-{order}"), format!(r#"{{"order":"{order}","cents":{cents}}}"#)));
+    let proof = prove(databases, move |_| Charge { provider: address })
+        .consumer(|consumer| consumer.effects(Effects::Outside).handler_deadline(Duration::from_secs(5)))
+        .messages(messages);
+    let proven = proof.run().await.unwrap_or_else(|error| panic!("{error}"));
+    assert!(proven.kills > 20, "{proven}");
+    assert!(
+        provider.charges().len() == 3 && provider.charges().values().all(|charges| *charges == 1),
+        "{:?}",
+        provider.charges()
+    );
 }
 
 /// The condition: what the key cannot do alone.

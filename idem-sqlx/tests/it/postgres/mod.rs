@@ -22,6 +22,8 @@ mod fixture;
 mod full_disk;
 mod handlers;
 mod poolers;
+#[cfg(feature = "failpoints")]
+mod prove;
 mod releases;
 mod roles;
 mod schema;

@@ -9,6 +9,10 @@ mod conformance;
 mod locks;
 mod migrations;
 mod processes;
+#[cfg(feature = "failpoints")]
+mod prove;
+#[cfg(feature = "failpoints")]
+mod proving_page;
 mod records;
 mod seal;
 mod verified;

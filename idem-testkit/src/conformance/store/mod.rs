@@ -69,6 +69,7 @@ pub mod relays;
 pub mod shared_units;
 mod subject;
 pub mod transactions;
+pub mod twin;
 
 use std::{future::Future, time::Duration};
 
@@ -338,6 +339,9 @@ macro_rules! store_conformance {
                 the_audit_trail_keeps_every_line,
                 bookkeeping_goes_on_while_a_unit_is_open,
                 hooks_that_are_not_offered_are_refused,
+            }
+            twin {
+                j61_random_sequences_have_the_answers_of_the_twin,
             }
         }
     };

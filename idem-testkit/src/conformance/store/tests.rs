@@ -18,6 +18,7 @@ fn every_case_is_listed_in_the_macro() {
         ("relays", include_str!("relays.rs")),
         ("records", include_str!("records.rs")),
         ("transactions", include_str!("transactions.rs")),
+        ("twin", include_str!("twin.rs")),
     ];
     let mut cases = 0;
     for (module, text) in modules {

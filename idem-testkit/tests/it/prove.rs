@@ -1,0 +1,273 @@
+//! [`prove`] holds a good handler for good, and says of each bad one what is wrong with it.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use idem_core::{
+    BoxError, Handler, HandlerError, IdempotencyKey, KeyError, Message, Store as _, Tx,
+    key::{KEY_FIELD, key_fn},
+    scratch::{Scratch, Tables},
+    store::{RunId, UnitOfWork as _, UnitOptions},
+};
+use idem_testkit::{Defect, MemoryScratch, MemoryStore, NotProven, Promise, Proven, message, prove};
+
+fn messages() -> Vec<Message> {
+    vec![message("order-1", "250"), message("order-2", "990"), message("order-3", "5"), message("order-4", "250")]
+}
+
+async fn proved<H: Handler<MemoryStore>>(
+    handler: impl Fn(&MemoryStore) -> H + Send + Sync + 'static,
+) -> Result<Proven, NotProven> {
+    prove(MemoryScratch, handler).messages(messages()).run().await
+}
+
+fn broken(proved: Result<Proven, NotProven>) -> (Promise, String) {
+    match proved.unwrap_err() {
+        error @ NotProven::Broken { promise, .. } => (promise, error.to_string()),
+        other => panic!("{other}"),
+    }
+}
+
+fn key(message: &Message) -> &str {
+    message.key().map(|key| key.as_str()).unwrap_or_default()
+}
+
+/// Writes a purchase.
+struct Ledger;
+
+impl Handler<MemoryStore> for Ledger {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        let cents: u64 = message.json()?;
+        Ok(tx.connection().append("purchases", key(message), cents.to_string()).await?)
+    }
+}
+
+/// Reads a total and writes another: between the two somebody else may have written.
+struct Totals;
+
+impl Handler<MemoryStore> for Totals {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        let cents: u64 = message.json()?;
+        let mut connection = tx.connection();
+        let total = connection.get("totals", "cents").await?.map_or(0, |bytes| number(&bytes));
+        Ok(connection.put("totals", "cents", (total + cents).to_string()).await?)
+    }
+}
+
+/// The key of the header, and this.
+fn keyed(message: &Message, more: &[u8]) -> Result<Option<IdempotencyKey>, KeyError> {
+    let text = message.headers().text(KEY_FIELD).unwrap_or_default();
+    IdempotencyKey::new(&format!("{text}/{}", String::from_utf8_lossy(more))).map(Some)
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    std::str::from_utf8(bytes).unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn j62_a_handler_that_writes_through_its_transaction_is_proved() {
+    let proven = proved(|_| Ledger).await.unwrap();
+    let points: BTreeSet<_> = idem_core::failpoint::ALL.iter().copied().chain(["handler_waits"]).collect();
+    let spared: Vec<_> = points.difference(&proven.died_at).collect();
+    assert_eq!(spared, [&"clean_chunk", &"commit_sent"], "a store in memory sends no COMMIT: {proven}");
+    eprintln!("{proven}");
+}
+
+#[tokio::test]
+async fn j62_a_lost_update_is_told() {
+    let (promise, text) = broken(proved(|_| Totals).await);
+    assert_eq!(promise, Promise::WorksBesideItself, "{text}");
+    assert!(text.contains("Does your handler read a value and write another that it made of it?"), "{text}");
+}
+
+/// A consumer that is set up wrongly: without records, with keys that cover the payload, with keys that copies do not share.
+#[tokio::test]
+async fn j62_a_consumer_that_breaks_the_promise_is_told() {
+    let of_type = |message: &Message| message.clone().with_type("audit");
+    let typed = || messages().iter().map(of_type).collect::<Vec<_>>();
+    let proof = prove(MemoryScratch, |_| Ledger).messages(typed());
+    let (promise, text) = broken(proof.consumer(|builder| builder.unprotected_type("audit")).run().await);
+    assert_eq!(promise, Promise::SurvivesDeath, "{text}");
+    assert!(text.contains("is there 2 times, and should be there once"), "{text}");
+
+    let with_payload = || {
+        key_fn("with the payload", |message: &Message| keyed(message, &message.payload().cloned().unwrap_or_default()))
+    };
+    let proof = prove(MemoryScratch, |_| Ledger).messages(messages());
+    let (promise, text) = broken(proof.consumer(move |builder| builder.key_source(with_payload())).run().await);
+    assert_eq!(promise, Promise::RefusesConflicts, "{text}");
+
+    let with_origin =
+        || key_fn("with the origin", |message: &Message| keyed(message, message.origin().as_str().as_bytes()));
+    let proof = prove(MemoryScratch, |_| Ledger).messages(messages());
+    let (promise, text) = broken(proof.consumer(move |builder| builder.key_source(with_origin())).run().await);
+    assert_eq!(promise, Promise::IgnoresDuplicates, "{text}");
+}
+
+/// Databases that break their contract.
+struct Defective(Defect);
+
+impl Scratch for Defective {
+    type Store = MemoryStore;
+    type Address = MemoryStore;
+
+    async fn create(&self) -> Result<MemoryStore, BoxError> {
+        Ok(MemoryStore::with_defect(self.0))
+    }
+
+    fn describe(&self, address: &MemoryStore) -> Option<String> {
+        MemoryScratch.describe(address)
+    }
+
+    async fn connect(&self, address: &MemoryStore) -> Result<Arc<MemoryStore>, BoxError> {
+        MemoryScratch.connect(address).await
+    }
+
+    async fn tables(&self, address: &MemoryStore) -> Result<Tables, BoxError> {
+        MemoryScratch.tables(address).await
+    }
+
+    async fn disturb(&self, address: &MemoryStore) -> Result<(), BoxError> {
+        MemoryScratch.disturb(address).await
+    }
+
+    async fn spoil(&self, tx: &mut Tx<'_, MemoryStore>) {
+        MemoryScratch.spoil(tx).await;
+    }
+
+    async fn mend(&self, tx: &mut Tx<'_, MemoryStore>) {
+        MemoryScratch.mend(tx).await;
+    }
+
+    async fn remove(&self, _: MemoryStore) {}
+}
+
+#[tokio::test]
+async fn j62_a_store_that_breaks_its_contract_is_not_proved_on() {
+    for (defect, promise) in
+        [(Defect::PutsEffectsOutside, Promise::RollsBack), (Defect::RecordsOutside, Promise::ForgetsAttempts)]
+    {
+        let proved = prove(Defective(defect), |_| Ledger).messages(messages()).run().await;
+        assert_eq!(broken(proved).0, promise, "{defect:?}");
+    }
+}
+
+/// Writes over a connection of its own.
+struct Elsewhere(MemoryStore);
+
+impl Handler<MemoryStore> for Elsewhere {
+    async fn handle(&self, message: &Message, _: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        let mut session = self.0.open().await?;
+        let limits = UnitOptions::new(RunId(1), 0, Duration::from_secs(1), Duration::from_secs(1));
+        let mut unit = self.0.begin(&mut session, limits).await?;
+        unit.claim(&[]).await.map_err(|error| HandlerError::from(error.to_string()))?;
+        unit.tx().connection().append("purchases", key(message), "1").await?;
+        unit.commit().await.map_err(|error| HandlerError::from(error.to_string()))
+    }
+}
+
+#[tokio::test]
+async fn j62_a_write_over_another_connection_is_told_with_its_row() {
+    let (promise, text) = broken(proved(|store| Elsewhere(store.clone())).await);
+    assert_eq!(promise, Promise::RollsBack);
+    let wanted = "your handler wrote through a connection that is not `tx`: row (key=order-1, value=1) of table purchases \
+                  remained after the rollback";
+    assert!(text.contains(wanted), "{text}");
+}
+
+/// Sends a COMMIT of its own.
+struct CommitsItself;
+
+impl Handler<MemoryStore> for CommitsItself {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        tx.connection().append("purchases", key(message), "1").await?;
+        let _ = tx.connection().raw_commit().await;
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn j62_a_handler_that_ends_its_transaction_is_told_so() {
+    let text = proved(|_| CommitsItself).await.unwrap_err().to_string();
+    assert!(text.contains("Your handler ends the transaction that it was given"), "{text}");
+}
+
+/// Takes what fails for done.
+struct Swallows;
+
+impl Handler<MemoryStore> for Swallows {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        let _ = tx.connection().append("purchases", key(message), "1").await;
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn j62_a_swallowed_error_is_told_with_its_message() {
+    let (promise, text) = broken(proved(|_| Swallows).await);
+    assert_eq!(promise, Promise::HandsErrorsOn);
+    assert!(text.contains("your handler answered Ok for message order-1 although its statements had failed"), "{text}");
+}
+
+/// Remembers what it has seen, although that was rolled back.
+#[derive(Default)]
+struct Remembers(Mutex<BTreeSet<String>>);
+
+impl Handler<MemoryStore> for Remembers {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        if !self.0.lock().unwrap().insert(key(message).to_owned()) {
+            return Ok(());
+        }
+        Ok(tx.connection().append("purchases", key(message), "1").await?)
+    }
+}
+
+#[tokio::test]
+async fn j62_state_that_outlives_an_attempt_is_told() {
+    let (promise, text) = broken(proved(|_| Remembers::default()).await);
+    assert_eq!(promise, Promise::ForgetsAttempts);
+    assert!(text.contains("Does your handler keep something in memory between attempts"), "{text}");
+    assert!(text.contains("row (key=order-1, value=1) of table purchases is not there"), "{text}");
+}
+
+/// Writes a part of its effect outside, and only once it is late.
+struct NotesTheEnd(MemoryStore);
+
+impl Handler<MemoryStore> for NotesTheEnd {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        Ledger.handle(message, tx).await?;
+        Elsewhere(self.0.clone()).handle(message, tx).await
+    }
+}
+
+#[tokio::test]
+async fn j62_a_part_that_is_written_elsewhere_is_enough() {
+    let (promise, _) = broken(proved(|store| NotesTheEnd(store.clone())).await);
+    assert_eq!(promise, Promise::RollsBack);
+}
+
+/// Does nothing that can be seen.
+struct Idle;
+
+impl Handler<MemoryStore> for Idle {
+    async fn handle(&self, _: &Message, _: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn j62_what_cannot_be_seen_is_not_proved() {
+    let text = proved(|_| Idle).await.unwrap_err().to_string();
+    assert!(text.contains("the handler changes no table"), "{text}");
+    let few = prove(MemoryScratch, |_| Ledger).messages([message("order-1", "1")]).run().await.unwrap_err().to_string();
+    assert!(few.contains("at least 3 messages"), "{few}");
+    let same = [message("order-1", "1"), message("order-1", "1"), message("order-2", "1")];
+    let same = prove(MemoryScratch, |_| Ledger).messages(same).run().await.unwrap_err().to_string();
+    assert!(same.contains("not handled"), "{same}");
+    let junk = [message("order-1", "one"), message("order-2", "1"), message("order-3", "1")];
+    let junk = prove(MemoryScratch, |_| Ledger).messages(junk).run().await.unwrap_err().to_string();
+    assert!(junk.contains("the handler does not take message order-1"), "{junk}");
+}

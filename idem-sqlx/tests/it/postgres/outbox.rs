@@ -49,17 +49,17 @@ async fn o19_events_are_written_in_whatever_a_handler_has_set() {
     }
     assert_eq!(fixture.texts("SELECT status FROM processed_results").await, ["201", "201", "201"]);
     let mut locking = fixture.connect().await;
-    for (sets, class, words) in [
-        ("SET LOCAL ROLE pg_monitor", ErrorClass::Permanent, "set a role"),
-        ("SET LOCAL statement_timeout = '50ms'", ErrorClass::Permanent, "statement_timeout"),
-        ("SET LOCAL lock_timeout = '50ms'", ErrorClass::Permanent, "lock_timeout"),
-        ("SET LOCAL transaction_read_only = on", ErrorClass::Transient, "read only"),
+    for (sets, locks, class, words) in [
+        ("SET LOCAL ROLE pg_monitor", false, ErrorClass::Permanent, "set a role"),
+        ("SET LOCAL statement_timeout = '50ms'", true, ErrorClass::Permanent, "statement_timeout"),
+        ("SET LOCAL lock_timeout = '50ms'", true, ErrorClass::Permanent, "lock_timeout"),
+        ("SET LOCAL transaction_read_only = on", false, ErrorClass::Transient, "read only"),
     ] {
         let mut transaction = locking.begin().await.unwrap();
-        sqlx::raw_sql("LOCK TABLE processed_results IN ACCESS EXCLUSIVE MODE")
-            .execute(&mut *transaction)
-            .await
-            .unwrap();
+        if locks {
+            let lock = "LOCK TABLE processed_results IN ACCESS EXCLUSIVE MODE";
+            sqlx::raw_sql(lock).execute(&mut *transaction).await.unwrap();
+        }
         let (_, decision) = consumer(&fixture, sets).process_one(message("red", "p")).await.unwrap();
         let Decision::Failed(failure) = decision else { panic!("{sets}: {decision:?}") };
         assert_eq!(failure.class, class, "{sets}: {failure:?}");
@@ -133,7 +133,7 @@ async fn o20_followers_of_one_key_are_met_once() {
     let end = EventEnd::Failed { error: "never".to_owned(), may_be_sent: false };
     outbox.settle(id, &[(first[0].number, end)]).await.unwrap();
     let others = outbox.next(id, 10, 1_000_000).await.unwrap();
-    assert_eq!((others.len(), others[0].key.as_str()), (10, "k20001"));
+    assert_eq!(others.first().map(|event| event.key.as_str()), Some("k20001"));
     let mut connection = fixture.connect().await;
     let mut looking = connection.begin().await.unwrap();
     sqlx::query("SELECT number FROM next_events(1, 10, 1000000)").fetch_all(&mut *looking).await.unwrap();

@@ -35,7 +35,7 @@ use crate::{PostgresConnection, PostgresOptions, PostgresSession, PostgresUnit, 
 /// ```
 #[derive(Clone)]
 pub struct PostgresStore {
-    bookkeeping: SqlBookkeeping<Driver>,
+    pub(crate) bookkeeping: SqlBookkeeping<Driver>,
 }
 
 impl fmt::Debug for PostgresStore {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use idem_core::{
-    BatchAnswer, BatchHandler, CancellationToken, CleanupSettings, Concurrency, DedupConsumer, Effects, Handler,
+    BatchAnswer, BatchHandler, CancellationToken, CleanupSettings, Concurrency, DedupConsumer, Effects, Event, Handler,
     HandlerError, Message, RetryPolicy, Store, Tx, Worker,
     failpoint::{self, Action},
 };
@@ -118,6 +118,7 @@ where
         .handler_deadline(Duration::from_secs(10))
         .busy_timeout(Duration::from_secs(2))
         .lanes(plan.lanes)
+        .publishes_to(["credits"])
         .build()?;
     let cleanup = plan.cleanup_rows.map(|rows_max| {
         CleanupSettings::default().every(Duration::from_secs(1)).rows_max(rows_max).units_kept(Duration::from_secs(60))
@@ -187,6 +188,11 @@ where
     }
 }
 
+/// What each payment tells others: one event an effect.
+fn credited(message: &Message, payment: &Payment) -> Event {
+    Event::to("credits").ordering_key(payment.account.to_string()).body(key_of(message).to_owned())
+}
+
 fn key_of(message: &Message) -> &str {
     message.key().map_or("", |key| key.as_str())
 }
@@ -205,6 +211,7 @@ macro_rules! credits {
                     .execute(tx.connection())
                     .await?;
                 sqlx::query(CREDIT_ACCOUNT).bind(payment.account).bind(payment.cents).execute(tx.connection()).await?;
+                tx.publish(message, credited(message, &payment))?;
                 if self.plan.newer {
                     sqlx::query(NOTE).bind(key_of(message)).execute(tx.connection()).await?;
                 }
@@ -225,6 +232,7 @@ impl Handler<idem_tokio_postgres::PostgresStore> for Payments {
         let Payment { sequence, account, cents, .. } = &payment;
         tx.connection().execute(RECORD_EFFECT, &[&key_of(message), sequence, account, cents]).await?;
         tx.connection().execute(CREDIT_ACCOUNT, &[account, cents]).await?;
+        tx.publish(message, credited(message, &payment))?;
         self.then(&payment).await
     }
 }

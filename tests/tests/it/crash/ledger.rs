@@ -110,6 +110,7 @@ impl Ledger {
         let winners = self.check_effects(&effects, &mut wrong);
         check_balances(&effects, database.balances().await, &mut wrong);
         same("recorded keys", &(winners.len() as i64), &database.records().await, &mut wrong);
+        check_events(&winners, database.events().await, &mut wrong);
         if self.ordered {
             check_order(&effects, &mut wrong);
         }
@@ -203,6 +204,14 @@ impl Ledger {
             }
         }
     }
+}
+
+/// One event for each effect, and none for anything else (O1, O12).
+fn check_events(winners: &HashMap<String, Payment>, mut events: Vec<String>, wrong: &mut Vec<String>) {
+    let mut expected: Vec<String> = winners.keys().cloned().collect();
+    expected.sort();
+    events.sort();
+    same_list("keys with an event", &expected, &events, wrong);
 }
 
 /// The balance is a relative update, so an effect that ran twice or half shows here too.

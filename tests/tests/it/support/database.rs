@@ -125,6 +125,20 @@ impl Database {
         rows.into_iter().map(effect).collect()
     }
 
+    /// The keys that the events in the outbox are about, in the order of their numbers.
+    pub(crate) async fn events(&self) -> Vec<String> {
+        match self.postgres().await {
+            Some(mut connection) => {
+                let text = "SELECT convert_from(payload, 'UTF8') FROM idem.outbox ORDER BY number";
+                query_scalar(text).fetch_all(&mut connection).await.unwrap()
+            }
+            None => {
+                let text = "SELECT CAST(payload AS TEXT) FROM idem_outbox ORDER BY number";
+                query_scalar(text).fetch_all(&mut self.sqlite().await).await.unwrap()
+            }
+        }
+    }
+
     /// Account and balance.
     pub(crate) async fn balances(&self) -> Vec<(i64, i64)> {
         let text = "SELECT account, cents FROM balances ORDER BY account";

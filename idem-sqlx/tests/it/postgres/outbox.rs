@@ -1,0 +1,212 @@
+//! Messages out and answers kept, beyond what the suite asks of every store.
+
+use std::{sync::Arc, time::Duration};
+
+use idem_core::{
+    Decision, DedupConsumer, Destination, Effects, ErrorClass, Event, Handler, HandlerError, IdempotencyKey, Message,
+    ResultBody, Store as _, Tx,
+    outbox::{AppendError, EventEnd, EventState, Outbox},
+    store::{Expiring, Removal, Removed},
+};
+use idem_sqlx::{PostgresStore, PublishPlainError};
+use idem_testkit::message;
+use sqlx::{Connection as _, Row as _};
+
+use super::{consumers::write, fixture::Fixture};
+
+/// Writes its effect, publishes, and runs this in its transaction.
+struct Sets(&'static str);
+
+impl Handler<PostgresStore> for Sets {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
+        write(tx.connection(), message).await?;
+        tx.publish(message, Event::to("payments").body("1"))?;
+        tx.set_result(message, ResultBody::new("an answer").with_status(201))?;
+        sqlx::raw_sql(self.0).execute(tx.connection()).await?;
+        Ok(())
+    }
+}
+
+fn consumer(fixture: &Fixture, sets: &'static str) -> DedupConsumer<PostgresStore> {
+    let builder = DedupConsumer::builder(fixture.store.clone(), "orders").handler(Sets(sets));
+    builder.effects(Effects::InTransaction).publishes_to(["payments"]).keeps_results(100).build().unwrap()
+}
+
+fn outbox(fixture: &Fixture) -> Arc<dyn Outbox> {
+    Arc::new(fixture.store.clone()).outbox().unwrap()
+}
+
+/// O19: what a handler has set for its transaction stops its own message, with the cause, and no intake; or it does not matter.
+#[tokio::test]
+async fn o19_events_are_written_in_whatever_a_handler_has_set() {
+    let fixture = Fixture::new().await;
+    for (number, sets) in
+        ["SELECT 1", "SET LOCAL search_path = pg_catalog", "SET LOCAL row_security = off"].iter().enumerate()
+    {
+        let (_, decision) =
+            consumer(&fixture, sets).process_one(message(&format!("fine-{number}"), "p")).await.unwrap();
+        assert!(decision.is_processed(), "{sets}: {decision:?}");
+    }
+    assert_eq!(fixture.texts("SELECT status FROM processed_results").await, ["201", "201", "201"]);
+    let mut locking = fixture.connect().await;
+    for (sets, locks, class, words) in [
+        ("SET LOCAL ROLE pg_monitor", false, ErrorClass::Permanent, "set a role"),
+        ("SET LOCAL statement_timeout = '50ms'", true, ErrorClass::Permanent, "statement_timeout"),
+        ("SET LOCAL lock_timeout = '50ms'", true, ErrorClass::Permanent, "lock_timeout"),
+        ("SET LOCAL transaction_read_only = on", false, ErrorClass::Transient, "read only"),
+    ] {
+        let mut transaction = locking.begin().await.unwrap();
+        if locks {
+            let lock = "LOCK TABLE processed_results IN ACCESS EXCLUSIVE MODE";
+            sqlx::raw_sql(lock).execute(&mut *transaction).await.unwrap();
+        }
+        let (_, decision) = consumer(&fixture, sets).process_one(message("red", "p")).await.unwrap();
+        let Decision::Failed(failure) = decision else { panic!("{sets}: {decision:?}") };
+        assert_eq!(failure.class, class, "{sets}: {failure:?}");
+        assert!(failure.text.contains(words), "{sets}: {failure:?}");
+        transaction.rollback().await.unwrap();
+    }
+    assert_eq!(fixture.text("SELECT count(*) FROM outbox").await, "3");
+    assert_eq!(fixture.text("SELECT count(*) FROM processed_messages").await, "3");
+    fixture.drop().await;
+}
+
+/// O19: a right that the login itself lacks is nobody's fault among the messages.
+#[tokio::test]
+async fn o19_a_right_that_is_missing_is_infrastructure() {
+    let fixture = Fixture::new().await;
+    let role = format!("{}_worker", fixture.schema.as_str());
+    fixture.run(format!("CREATE ROLE {role} LOGIN")).await;
+    let grants = format!(
+        "GRANT USAGE ON SCHEMA {0} TO {role}; GRANT ALL ON ALL TABLES IN SCHEMA {0} TO {role};
+        GRANT ALL ON ALL SEQUENCES IN SCHEMA {0} TO {role}; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {0} TO {role}",
+        fixture.schema.quoted()
+    );
+    fixture.run(grants).await;
+    let store = fixture.options_of(fixture.connection.clone().username(&role)).build().unwrap();
+    let builder = DedupConsumer::builder(store, "orders").handler(Sets("SELECT 1")).effects(Effects::InTransaction);
+    let consumer = builder.publishes_to(["payments"]).keeps_results(100).build().unwrap();
+    let (_, decision) = consumer.process_one(message("a", "p")).await.unwrap();
+    assert!(decision.is_processed(), "{decision:?}");
+    fixture.run(format!("REVOKE INSERT ON outbox FROM {role}")).await;
+    let (_, decision) = consumer.process_one(message("b", "p")).await.unwrap();
+    let Decision::Failed(failure) = decision else { panic!("{decision:?}") };
+    assert_eq!(failure.class, ErrorClass::Infrastructure, "{failure:?}");
+    drop(consumer);
+    fixture.run(format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
+    fixture.drop().await;
+}
+
+/// Answers go with their records.
+#[tokio::test]
+async fn answers_are_removed_with_their_records() {
+    let fixture = Fixture::new().await;
+    for key in ["a", "b"] {
+        consumer(&fixture, "SELECT 1").process_one(message(key, "p")).await.unwrap();
+    }
+    fixture
+        .run("UPDATE processed_messages SET expires_at = now() - interval '1 hour' WHERE idempotency_key = 'a'")
+        .await;
+    let removal =
+        Removal { kind: Expiring::Records, kept: Duration::ZERO, rows_max: 10, timeout: Duration::from_secs(30) };
+    let removed = Arc::new(fixture.store.clone()).cleaner().remove(&removal).await.unwrap();
+    assert!(matches!(removed, Removed::Rows(1)), "{removed:?}");
+    let keys = "SELECT idempotency_key FROM processed_messages JOIN processed_results USING (consumer, key_id)";
+    assert_eq!(fixture.texts(keys).await, ["b"]);
+    assert_eq!(fixture.text("SELECT count(*) FROM processed_results").await, "1");
+    fixture.drop().await;
+}
+
+/// O20: a relay that asks again examines a handful of rows, however many stand behind one that failed.
+#[tokio::test]
+async fn o20_followers_of_one_key_are_met_once() {
+    let fixture = Fixture::new().await;
+    let outbox = outbox(&fixture);
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    fixture.store.plain_outbox("writer", ["payments"]).await.unwrap();
+    let rows = "
+        INSERT INTO outbox (number, destination, consumer, key_id, event_key, event_hash, ordering_key, payload)
+        SELECT nextval('outbox_numbers'), 1, 1, gen_random_uuid(), 'k' || n, '', convert_to(CASE WHEN n <= 20000 THEN 'a' ELSE n::text END, 'UTF8'), 'x'
+        FROM generate_series(1, 20010) AS n";
+    fixture.run(rows).await;
+    let first = outbox.next(id, 10, 1_000_000).await.unwrap();
+    let end = EventEnd::Failed { error: "never".to_owned(), may_be_sent: false };
+    outbox.settle(id, &[(first[0].number, end)]).await.unwrap();
+    let others = outbox.next(id, 10, 1_000_000).await.unwrap();
+    assert_eq!(others.first().map(|event| event.key.as_str()), Some("k20001"));
+    let mut connection = fixture.connect().await;
+    let mut looking = connection.begin().await.unwrap();
+    sqlx::query("SELECT number FROM next_events(1, 10, 1000000)").fetch_all(&mut *looking).await.unwrap();
+    let examined = "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables
+        WHERE relname = 'outbox' AND schemaname = current_schema()";
+    let examined: i64 = sqlx::query(examined).fetch_one(&mut *looking).await.unwrap().get(0);
+    assert!((1..100).contains(&examined), "{examined} rows were examined for ten events");
+    looking.rollback().await.unwrap();
+    fixture.drop().await;
+}
+
+/// A plain outbox: an event is committed with whatever its caller writes, and known by the caller's key.
+#[tokio::test]
+async fn a_plain_outbox_commits_with_its_callers_transaction() {
+    let fixture = Fixture::new().await;
+    let small = Destination::new("small").payload_bytes_max(2);
+    let plain = fixture.store.plain_outbox("billing", [Destination::new("payments"), small]).await.unwrap();
+    let mut connection = fixture.connect().await;
+    let event = |body: &'static str| Event::to("payments").ordering_key("acct-7").body(body);
+    let mut transaction = connection.begin().await.unwrap();
+    plain.publish(&mut transaction, "invoice-1", event("rolled back")).await.unwrap();
+    transaction.rollback().await.unwrap();
+    let mut transaction = connection.begin().await.unwrap();
+    let key = plain.publish(&mut transaction, "invoice-1", event("1")).await.unwrap();
+    plain.publish(&mut transaction, "invoice-1", event("1")).await.unwrap();
+    for (key, refused) in
+        [("", Event::to("payments")), ("k", Event::to("nowhere")), ("k", Event::to("small").body("123"))]
+    {
+        let refused = plain.publish(&mut transaction, key, refused).await.unwrap_err();
+        assert!(matches!(refused, PublishPlainError::Refused(_)), "{refused:?}");
+    }
+    transaction.commit().await.unwrap();
+    assert_eq!(key, IdempotencyKey::new("invoice-1").unwrap());
+    let mut transaction = connection.begin().await.unwrap();
+    let other = plain.publish(&mut transaction, "invoice-1", event("2")).await.unwrap_err();
+    assert!(matches!(other, PublishPlainError::Append(AppendError::Conflict { event: 0 })), "{other:?}");
+    transaction.rollback().await.unwrap();
+    let events = outbox(&fixture).events(None, Some(EventState::Pending), 10).await.unwrap();
+    let seen: Vec<_> =
+        events.iter().map(|it| (it.event.consumer.as_str(), it.event.key.as_str(), it.payload_bytes)).collect();
+    assert_eq!(seen, [("billing", "invoice-1", 1)]);
+    fixture.drop().await;
+}
+
+/// A writer's name is nobody else's, because its keys would be.
+#[tokio::test]
+async fn a_plain_outbox_and_a_consumer_share_no_name() {
+    let fixture = Fixture::new().await;
+    consumer(&fixture, "SELECT 1").process_one(message("a", "p")).await.unwrap();
+    let refused = fixture.store.plain_outbox("orders", ["payments"]).await.unwrap_err().to_string();
+    assert!(refused.contains("orders") && refused.contains("consumer"), "{refused}");
+    fixture.store.plain_outbox("billing", ["payments"]).await.unwrap();
+    fixture.store.plain_outbox("billing", ["payments"]).await.unwrap();
+    let builder = DedupConsumer::builder(fixture.store.clone(), "billing").handler(Sets("SELECT 1"));
+    let named = builder.handler_name("billing").effects(Effects::InTransaction).publishes_to(["payments"]);
+    let refused =
+        named.keeps_results(100).build().unwrap().process_one(message("a", "p")).await.unwrap_err().to_string();
+    assert!(refused.contains("billing"), "{refused}");
+    fixture.drop().await;
+}
+
+/// A consumer that was renamed derives the ids of its events as before.
+#[tokio::test]
+async fn a_renamed_consumer_derives_the_same_ids() {
+    let fixture = Fixture::new().await;
+    consumer(&fixture, "SELECT 1").process_one(message("a", "p")).await.unwrap();
+    let first = fixture.text("SELECT event_key FROM outbox").await;
+    fixture.run("UPDATE consumers SET name = 'purchases', derives_as = coalesce(derives_as, name); DELETE FROM outbox; DELETE FROM processed_messages").await;
+    let builder = DedupConsumer::builder(fixture.another(), "purchases").handler(Sets("SELECT 1"));
+    let renamed =
+        builder.effects(Effects::InTransaction).publishes_to(["payments"]).keeps_results(100).build().unwrap();
+    let (_, decision) = renamed.process_one(message("a", "p")).await.unwrap();
+    assert!(decision.is_processed(), "{decision:?}");
+    assert_eq!(fixture.text("SELECT event_key FROM outbox").await, first);
+    fixture.drop().await;
+}

@@ -86,7 +86,7 @@ impl State {
     pub(super) fn identity(&self) -> StoreIdentity {
         match self.server {
             0 => StoreIdentity::default(),
-            number => StoreIdentity::new(&format!("server {number}")),
+            number => StoreIdentity::new(format!("server {number}")),
         }
     }
 }

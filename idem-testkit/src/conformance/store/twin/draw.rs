@@ -35,9 +35,9 @@ pub(super) fn sequence(rng: &mut fastrand::Rng, length: usize, ages: bool) -> Ve
     let mut steps = vec![first];
     while steps.len() < length {
         let place = if rng.u8(..3) > 0 { rng.u8(theme.clone()) } else { rng.u8(..100) };
-        match step(place, rng) {
-            Step::Age(_) if !ages => {}
-            step => steps.push(step),
+        let step = step(place, rng);
+        if ages || !matches!(step, Step::Age(_)) {
+            steps.push(step);
         }
     }
     steps

@@ -69,42 +69,59 @@ async fn calm<D: Scratch, H: Handler<D::Store>>(
     messages: &[Message],
     disturbed: bool,
 ) -> Result<(Tables, Vec<String>), NotProven> {
-    let when = "it handles the messages one by one";
-    let (address, rig) = (course.database(when).await?, Rig::new(|_, _| Act::Pass));
+    let address = course.database(CALM).await?;
+    let handled = handle_on(course, &address, messages, disturbed).await;
+    // Nothing went wrong in it that a look would show.
+    course.remove(address).await;
+    handled
+}
+
+const CALM: &str = "it handles the messages one by one";
+
+async fn handle_on<D: Scratch, H: Handler<D::Store>>(
+    course: &Course<D, H>,
+    address: &D::Address,
+    messages: &[Message],
+    disturbed: bool,
+) -> Result<(Tables, Vec<String>), NotProven> {
+    let rig = Rig::new(|_, _| Act::Pass);
     if disturbed {
-        course.databases().disturb(&address).await.map_err(|source| failed(when, source))?;
+        course.databases().disturb(address).await.map_err(failed)?;
     }
-    let consumer = course.making.consumer(&address, &rig, None).await.map_err(|source| failed(when, source))?;
+    let consumer = course.making.consumer(address, &rig, None).await.map_err(failed)?;
     for message in messages {
         let (mut message, mut decision) =
-            consumer.process_one(message.clone()).await.map_err(|error| failed(when, error.into()))?;
+            consumer.process_one(message.clone()).await.map_err(|error| failed(error.into()))?;
         // A provider that the handler calls may need a moment.
         for _ in 1..ATTEMPTS {
             if !comes_again(&decision) {
                 break;
             }
-            (message, decision) = consumer.process_one(message).await.map_err(|error| failed(when, error.into()))?;
+            (message, decision) = consumer.process_one(message).await.map_err(|error| failed(error.into()))?;
         }
         let key = message.key().map_or("(none)", IdempotencyKey::as_str);
-        if let Decision::Failed(failure) = &decision {
-            return Err(NotProven::Unprovable(not_taken(key, failure)));
-        }
-        if matches!(decision, Decision::Busy) {
-            return Err(NotProven::Unprovable(waited_for_itself(key)));
-        }
-        if !decision.is_processed() {
-            let text = format!("message {key} is not handled, although it is the first of its key: {decision:?}");
-            return Err(NotProven::Unprovable(text));
+        if let Some(why) = not_handled(key, &decision) {
+            return Err(NotProven::Unprovable(why));
         }
     }
     drop(consumer);
-    let tables = course.tables(&address).await?;
-    course.remove(address).await;
+    let tables = course.tables(address).await?;
     let keys = rig.seen().done.clone();
     if keys.iter().collect::<BTreeSet<_>>().len() < messages.len() {
         return Err(NotProven::Unprovable("the messages must have different keys".to_owned()));
     }
     Ok((tables, keys))
+}
+
+fn not_handled(key: &str, decision: &Decision) -> Option<String> {
+    if let Decision::Failed(failure) = decision {
+        return Some(not_taken(key, failure));
+    }
+    if matches!(decision, Decision::Busy) {
+        return Some(waited_for_itself(key));
+    }
+    let told = || format!("message {key} is not handled, although it is the first of its key: {decision:?}");
+    (!decision.is_processed()).then(told)
 }
 
 /// A key that nobody else can have was held: by the handler.
@@ -115,8 +132,8 @@ fn waited_for_itself(key: &str) -> String {
     )
 }
 
-fn failed(when: &str, source: idem_core::BoxError) -> NotProven {
-    NotProven::Failed { when: when.to_owned(), source }
+fn failed(source: idem_core::BoxError) -> NotProven {
+    NotProven::Failed { when: CALM.to_owned(), source }
 }
 
 /// Why a handler does not take a message, where nothing else is wrong.

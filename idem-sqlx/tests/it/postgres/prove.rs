@@ -40,10 +40,9 @@ async fn proved<H: Handler<PostgresStore>>(
 
 /// What is broken, and the text, which names the database that is left; that is dropped here.
 async fn broken(proved: Result<Proven, NotProven>) -> (Promise, String) {
-    let (promise, text) = match proved.unwrap_err() {
-        error @ NotProven::Broken { promise, .. } => (promise, error.to_string()),
-        other => panic!("{other}"),
-    };
+    let error = proved.unwrap_err();
+    let NotProven::Broken { promise, .. } = &error else { panic!("{error}") };
+    let (promise, text) = (*promise, error.to_string());
     let left = text.split("The database ").nth(1).and_then(|rest| rest.split(' ').next());
     if let Some(name) = left {
         let mut connection = PgConnection::connect(&url()).await.unwrap();

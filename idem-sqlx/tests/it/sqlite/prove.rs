@@ -38,10 +38,9 @@ async fn proved<H: Handler<SqliteStore>>(
 
 /// What is broken, and the text, which names the file that is left; that is removed here.
 fn broken(proved: Result<Proven, NotProven>) -> (Promise, String) {
-    let (promise, text) = match proved.unwrap_err() {
-        error @ NotProven::Broken { promise, .. } => (promise, error.to_string()),
-        other => panic!("{other}"),
-    };
+    let error = proved.unwrap_err();
+    let NotProven::Broken { promise, .. } = &error else { panic!("{error}") };
+    let (promise, text) = (*promise, error.to_string());
     if let Some(file) = text.split("The file ").nth(1).and_then(|rest| rest.split(' ').next()) {
         std::fs::remove_dir_all(Path::new(file).parent().unwrap()).unwrap();
     }

@@ -44,12 +44,14 @@ pub enum Bug {
     KillersLoseSettlements,
     /// A lane that rests during a revocation is woken by what is due, and spins.
     RestingLaneSpins,
+    /// An event is noted as published before it is (O2).
+    MarksFirst,
 }
 
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -69,6 +71,7 @@ impl Bug {
         Self::FollowersOvertake,
         Self::KillersLoseSettlements,
         Self::RestingLaneSpins,
+        Self::MarksFirst,
     ];
 }
 

@@ -8,16 +8,22 @@ pub(crate) mod collect;
 mod event;
 mod id;
 mod publisher;
+mod relay;
 mod result;
 mod rows;
 
 use sha2::{Digest, Sha256};
 
+pub(crate) use self::relay::Stopping;
 pub use self::{
     collect::{CAUSE, CAUSED_BY},
     event::{DESTINATION_BYTES_MAX, Destination, EVENT_PAYLOAD_BYTES_MAX, Event, PublishError},
     id::IdForm,
     publisher::{Dispatch, EventError, EventPublisher},
+    relay::{
+        EVENT_RETRY, RECEIVER_KEEPS, Relay, RelayBuilder, RelayError, RelaySettings, RelayStanding, RelayView, Relayed,
+        Route,
+    },
     result::{RESULT_BYTES_MAX, ResultBody},
     rows::{
         AppendError, Appended, DestinationId, EventEnd, EventNumber, EventState, Leased, NewEvent, NewResult, Outbox,

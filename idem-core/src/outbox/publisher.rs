@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::rows::OutgoingEvent;
-use crate::error::BoxError;
+use super::{relay::EVENT_RETRY, rows::OutgoingEvent};
+use crate::{error::BoxError, retry::RetryPolicy};
 
 /// How a relay gives events to a publisher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +67,17 @@ impl EventError {
     pub fn not_sent(source: impl Into<BoxError>) -> Self {
         Self::Later { source: source.into(), may_be_sent: false, after: None, counted: true }
     }
+
+    /// The same failure as one that the destination is to blame for and not the event, such as an outage: it is no attempt.
+    #[must_use]
+    pub fn uncounted(self) -> Self {
+        match self {
+            Self::Later { source, may_be_sent, after, counted: _ } => {
+                Self::Later { source, may_be_sent, after, counted: false }
+            }
+            Self::Refused { .. } | Self::DoesNotFit { .. } => self,
+        }
+    }
 }
 
 /// Brings events to where they go.
@@ -83,6 +94,12 @@ pub trait EventPublisher: Send + Sync + 'static {
     /// How a relay gives events to it. Defaults to batches of a thousand.
     fn dispatch(&self) -> Dispatch {
         Dispatch::Batches { events_max: 1_000 }
+    }
+
+    /// The attempts of an event, and the waits between them, unless its route says otherwise. Only failures that
+    /// [count](EventError::Later::counted) are attempts. Defaults to 10, with waits from 200 ms to 5 min.
+    fn retry(&self) -> RetryPolicy {
+        EVENT_RETRY
     }
 
     /// Whether an event that fails takes those with it that were given behind it under its ordering key. Where it does not, at

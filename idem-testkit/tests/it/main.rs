@@ -11,6 +11,7 @@
 mod deliver;
 mod memory;
 mod readme;
+mod relay;
 mod remote;
 mod source;
 mod store;

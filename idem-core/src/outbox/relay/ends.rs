@@ -18,7 +18,8 @@ pub(super) enum Became {
 }
 
 /// The waits of an event that was not confirmed, and is not to blame.
-const UNCOUNTED: RetryPolicy = RetryPolicy::new(u32::MAX, Duration::from_secs(1), Duration::from_secs(30));
+const UNCOUNTED: RetryPolicy = RetryPolicy::new(u32::MAX, Duration::from_secs(1), UNCOUNTED_MAX);
+pub(super) const UNCOUNTED_MAX: Duration = Duration::from_secs(5);
 
 /// What becomes of an event. `tries` is how often in a row nothing at all got there.
 pub(super) fn of(event: &OutgoingEvent, answer: Result<(), EventError>, retry: &RetryPolicy, tries: u32) -> Became {

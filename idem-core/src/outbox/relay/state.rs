@@ -11,6 +11,7 @@ use std::{
 
 use tokio::time::Instant;
 
+use super::ends::UNCOUNTED_MAX;
 use crate::{
     error::StoreError,
     message::ConsumerName,
@@ -51,6 +52,8 @@ pub(super) struct Line {
 struct Look {
     standing: RelayStanding,
     trouble: Option<(Instant, String)>,
+    /// When it last was in trouble.
+    mended_at: Option<Instant>,
     backlog: Option<OutboxBacklog>,
 }
 
@@ -108,7 +111,12 @@ impl Line {
             published: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             settled: AtomicU64::new(0),
-            look: Mutex::new(Look { standing: RelayStanding::Undeclared, trouble: None, backlog: None }),
+            look: Mutex::new(Look {
+                standing: RelayStanding::Undeclared,
+                trouble: None,
+                mended_at: None,
+                backlog: None,
+            }),
         }
     }
 
@@ -141,7 +149,16 @@ impl Line {
 
     /// Notes that something went there. Answers for how long nothing had, where that was so.
     pub(super) fn out_of_trouble(&self) -> Option<Duration> {
-        self.look().trouble.take().map(|(since, _)| since.elapsed())
+        let mut look = self.look();
+        let (since, _) = look.trouble.take()?;
+        look.mended_at = Some(Instant::now());
+        Some(since.elapsed())
+    }
+
+    /// Whether an outage is what events wait for.
+    fn is_recovering(&self) -> bool {
+        let look = self.look();
+        look.trouble.is_some() || look.mended_at.is_some_and(|at| at.elapsed() <= UNCOUNTED_MAX)
     }
 
     #[allow(clippy::cast_precision_loss, reason = "gauges are floating")]
@@ -185,7 +202,7 @@ impl State {
     pub(super) async fn has_pending(&self) -> Result<bool, StoreError> {
         let backlog = self.outbox.backlog(self.consumer.as_ref()).await?;
         let is_pending =
-            |one: &OutboxBacklog, line: &Line| one.pending > 0 || (one.waiting > 0 && line.look().trouble.is_some());
+            |one: &OutboxBacklog, line: &Line| one.pending > 0 || (one.waiting > 0 && line.is_recovering());
         Ok(backlog.iter().any(|one| self.line(&one.destination).is_some_and(|line| is_pending(one, line))))
     }
 }
@@ -208,7 +225,8 @@ impl RelayView {
     }
 
     /// Whether no event that may go now waits on a route of this relay; of the worker's consumer alone, where it is a worker's.
-    /// What is tried again later, waits behind that or has failed does not count, unless its destination is in trouble. Asks the database; `false` where it does not
+    /// What is tried again later, waits behind that or has failed does not count, unless its destination is in trouble or was just now.
+    /// Asks the database; `false` where it does not
     /// answer.
     ///
     /// # Cancel safety

@@ -4,6 +4,7 @@
 //! Users need [`Event`] and [`Destination`], which the crate's root has too; the rest is for those who write stores,
 //! publishers and relays.
 
+mod cloud_events;
 pub(crate) mod collect;
 mod event;
 mod id;
@@ -16,6 +17,7 @@ use sha2::{Digest, Sha256};
 
 pub(crate) use self::relay::Stopping;
 pub use self::{
+    cloud_events::{CloudEvents, STRUCTURED, Wire},
     collect::{CAUSE, CAUSED_BY},
     event::{DESTINATION_BYTES_MAX, Destination, EVENT_PAYLOAD_BYTES_MAX, Event, PublishError},
     id::IdForm,

@@ -12,6 +12,7 @@ mod deliver;
 pub mod failpoints;
 pub mod memory;
 mod memory_store;
+mod outgoing_event;
 mod proof;
 pub mod proxy;
 mod seed;
@@ -25,6 +26,7 @@ pub use self::{
     decide::Decide,
     deliver::*,
     memory_store::*,
+    outgoing_event::outgoing_event,
     proof::durables,
     seed::{rng, seed},
 };

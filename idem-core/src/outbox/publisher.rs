@@ -5,7 +5,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{relay::EVENT_RETRY, rows::OutgoingEvent};
-use crate::{error::BoxError, retry::RetryPolicy};
+use crate::{
+    error::{BoxError, SourceError},
+    retry::RetryPolicy,
+};
 
 /// How a relay gives events to a publisher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +79,17 @@ impl EventError {
                 Self::Later { source, may_be_sent, after, counted: false }
             }
             Self::Refused { .. } | Self::DoesNotFit { .. } => self,
+        }
+    }
+}
+
+impl From<SourceError> for EventError {
+    /// A broker that is away is an outage, whatever it did with the event.
+    fn from(error: SourceError) -> Self {
+        match error {
+            SourceError::Unavailable { .. } => Self::unconfirmed(error).uncounted(),
+            SourceError::Refused { problem, cure } => Self::Refused { problem, cure },
+            SourceError::DoesNotFit { problem, cure } => Self::DoesNotFit { problem: format!("{problem}. {cure}") },
         }
     }
 }

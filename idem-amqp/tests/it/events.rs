@@ -73,7 +73,7 @@ async fn o20_an_event_is_read_back_by_its_key() {
 #[tokio::test(flavor = "multi_thread")]
 async fn events_of_one_key_arrive_in_order() {
     let queue = Queue::new(Kind::Classic).await;
-    let events: Vec<OutgoingEvent> = (0..500)
+    let events: Vec<OutgoingEvent> = (0..200)
         .map(|number| {
             let mut event = outgoing_event(&format!("event-{number}"), number.to_string());
             event.ordering_key = Some(OrderingKey::new("account-7"));
@@ -81,9 +81,9 @@ async fn events_of_one_key_arrive_in_order() {
         })
         .collect();
     assert!(publish(&publisher(&queue, &queue.name), &events).await.iter().all(Result::is_ok));
-    let held = join(&queue.options()).await.take_over_revocations(500).await;
+    let held = join(&queue.options()).await.take_over_revocations(200).await;
     let payloads: Vec<_> = held.iter().map(|delivery| delivery.message.payload().unwrap().clone()).collect();
-    assert_eq!(payloads, (0..500).map(|number| Bytes::from(number.to_string())).collect::<Vec<_>>());
+    assert_eq!(payloads, (0..200).map(|number| Bytes::from(number.to_string())).collect::<Vec<_>>());
 }
 
 /// O8: the broker closes the channel over one that is too large, with all that are under way on it; each is told apart.

@@ -44,7 +44,7 @@ async fn o20_an_event_is_read_back_by_its_key() {
     let (binary, structured) = (&held[0].message, &held[1].message);
     for message in [binary, structured] {
         assert_eq!(key_of(message), "event-1");
-        assert_eq!(message.record_key(), Some(&b"account-7"[..]));
+        assert_eq!(message.record_key().unwrap(), "account-7");
         assert_eq!(message.headers().text("idemcause"), Some("order-1"));
     }
     assert_eq!(binary.payload().unwrap(), "{\"cents\":1}");

@@ -3,12 +3,15 @@
 use std::{future::ready as ready_now, pin::pin, time::Duration};
 
 use futures_util::StreamExt;
-use idem_core::SourceError;
+use idem_core::{Bytes, SourceError};
 use lapin::{
     BasicProperties, Channel, Confirmation, Event,
     options::{BasicPublishOptions, ConfirmSelectOptions},
 };
-use tokio::{sync::Mutex, time::timeout};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout, timeout_at},
+};
 
 use crate::{
     channel::{connect, ready},
@@ -73,6 +76,95 @@ impl Confirmed {
         published.await.unwrap_or_else(|late| Err(SourceError::unavailable(self.doing, late)))
     }
 
+    /// Publishes all of these, and then waits for the confirmations: one answer each, in order.
+    pub(crate) async fn publish_all(
+        &self,
+        messages: &[(Bytes, BasicProperties)],
+        within: Duration,
+    ) -> Vec<Result<(), SourceError>> {
+        let mut answers: Vec<Option<Result<(), SourceError>>> = messages.iter().map(|_| None).collect();
+        let by = Instant::now() + within;
+        let published = timeout_at(by, async {
+            let mut place = self.open.lock().await;
+            if place.as_ref().is_some_and(Open::is_blocked) {
+                return Err(self.blocked());
+            }
+            let open = self.connected(place.take()).await?;
+            let all = self.all_confirmed(&open, messages, &mut answers).await;
+            let is_fine = all.is_ok() && answers.iter().all(|answer| matches!(answer, Some(Ok(()))));
+            if is_fine || open.is_blocked() {
+                *place = Some(Open { spoilt: !is_fine, ..open });
+            }
+            all
+        });
+        let left = match published.await {
+            Ok(Ok(())) => String::new(),
+            // The broker closed the channel over one of them, and does not say which: each by itself shows it.
+            Ok(Err(SourceError::DoesNotFit { .. })) => return self.one_by_one(messages, answers, by).await,
+            // The whole call failed, and those that are not answered with it.
+            Ok(Err(refused @ SourceError::Refused { .. })) => {
+                return answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(again(&refused)))).collect();
+            }
+            Ok(Err(error)) => idem_core::chain(&error).map(ToString::to_string).collect::<Vec<_>>().join(": "),
+            Err(late) => late.to_string(),
+        };
+        let unanswered = || Err(SourceError::unavailable(self.doing, left.clone()));
+        answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
+    }
+
+    /// Publishes those that are not answered yet, each with an answer of its own.
+    async fn one_by_one(
+        &self,
+        messages: &[(Bytes, BasicProperties)],
+        answers: Vec<Option<Result<(), SourceError>>>,
+        by: Instant,
+    ) -> Vec<Result<(), SourceError>> {
+        let mut all = Vec::with_capacity(messages.len());
+        for ((payload, properties), answer) in messages.iter().zip(answers) {
+            all.push(match answer {
+                Some(answer) => answer,
+                None => self.publish(payload, properties.clone(), by.saturating_duration_since(Instant::now())).await,
+            });
+        }
+        all
+    }
+
+    async fn all_confirmed(
+        &self,
+        open: &Open,
+        messages: &[(Bytes, BasicProperties)],
+        answers: &mut [Option<Result<(), SourceError>>],
+    ) -> Result<(), SourceError> {
+        let queue = &self.settings.queue;
+        let refused = |error| match is_too_large(&error) {
+            true => SourceError::does_not_fit("a message is too large", "Raise max_message_size of the broker"),
+            false => classify(&self.settings, self.doing, error),
+        };
+        let mut blocked = pin!(open.wire.connection.events_listener().filter(|event| {
+            let is_blocked = matches!(event, Event::ConnectionBlocked(_));
+            ready_now(is_blocked)
+        }));
+        let all = async {
+            // As for one: the queue is asked for first.
+            ready(&open.channel, queue).await.map_err(refused)?;
+            let mandatory = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+            let mut confirms = Vec::with_capacity(messages.len());
+            for (payload, properties) in messages {
+                let sent =
+                    open.channel.basic_publish("".into(), queue.clone(), mandatory, payload, properties.clone()).await;
+                confirms.push(sent.map_err(refused)?);
+            }
+            for (confirm, answer) in confirms.into_iter().zip(answers.iter_mut()) {
+                *answer = Some(self.stored(confirm.await.map_err(refused)?));
+            }
+            Ok(())
+        };
+        tokio::select! {
+            all = all => all,
+            Some(_) = blocked.next() => Err(self.blocked()),
+        }
+    }
+
     fn blocked(&self) -> SourceError {
         SourceError::unavailable(self.doing, "the broker has blocked the connection: it is out of memory or disk space")
     }
@@ -135,6 +227,18 @@ impl Confirmed {
             }
             Confirmation::NotRequested => Err(SourceError::unavailable(self.doing, "the channel confirms nothing")),
         }
+    }
+}
+
+/// The same refusal for another message.
+fn again(error: &SourceError) -> SourceError {
+    match error {
+        SourceError::Refused { problem, cure } => SourceError::refused(problem.clone(), cure.clone()),
+        SourceError::DoesNotFit { .. } | SourceError::Unavailable { .. } => {
+            SourceError::unavailable("publishing", error.to_string())
+        }
+        // It grows with idem-core.
+        _ => SourceError::unavailable("publishing", error.to_string()),
     }
 }
 

@@ -4,6 +4,7 @@ mod attach;
 mod channel;
 mod confirm;
 mod error;
+mod events;
 mod frames;
 mod guard;
 mod management;

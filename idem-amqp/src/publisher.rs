@@ -1,9 +1,9 @@
-//! [`AmqpPublisher`]: dead letters go to a queue.
+//! [`AmqpPublisher`]: dead letters and events go to a queue.
 
 use std::{fmt, time::Duration};
 
 use async_trait::async_trait;
-use idem_core::{ConfigError, DeadLetter, Publisher, SourceError, dead_letter, key::KEY_FIELD};
+use idem_core::{ConfigError, DeadLetter, Publisher, SourceError, dead_letter, key::KEY_FIELD, outbox::CloudEvents};
 use lapin::{
     BasicProperties,
     types::{AMQPValue, FieldTable, ShortString},
@@ -26,7 +26,7 @@ const LEFT_OUT: &str = "idem-left-out";
 const LEFT_OUT_NAMED: usize = 100;
 
 /// The bytes of a frame of 128 KiB, the broker's own limit, that headers may take beside the other properties.
-const HEADERS_MAX: usize = 120_000;
+pub(crate) const HEADERS_MAX: usize = 120_000;
 
 /// How long a dead letter may wait for its confirmation before it counts as not published.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(30);
@@ -38,7 +38,17 @@ const CONFIRMED_WITHIN: Duration = Duration::from_secs(30);
 /// [`dead_letter::headers`]. `user_id` and `expiration` become the headers `idem-user-id` and `idem-expiration`, because
 /// the broker would refuse the one and drop the dead letter for the other; what it wrote itself, such as `x-death`, is left
 /// out. Headers of more than 120 kB do not fit: the largest are left to the row and named in `idem-left-out`.
-pub struct AmqpPublisher(Confirmed);
+///
+/// An [`EventPublisher`] too, on a connection of its own: an event is persistent, its id is the `message_id`, its type the `type`,
+/// and its attributes as a [CloudEvent](Self::cloud_events) are headers that begin with `cloudEvents_`. It counts as published
+/// once the broker has confirmed it and has not returned it.
+///
+/// [`EventPublisher`]: idem_core::outbox::EventPublisher
+pub struct AmqpPublisher {
+    dead_letters: Confirmed,
+    pub(crate) events: Confirmed,
+    pub(crate) cloud_events: CloudEvents,
+}
 
 impl AmqpPublisher {
     /// A publisher to `queue` on the broker of `options`. [`AmqpOptions::needs`] has a start look for the queue.
@@ -46,13 +56,21 @@ impl AmqpPublisher {
     /// # Errors
     /// [`ConfigError`] where the queue's name or a setting is refused.
     pub fn new(options: &AmqpOptions, queue: &str) -> Result<Self, ConfigError> {
-        Ok(Self(Confirmed::new(options.for_queue("dead_letter_queue", queue)?, "publishing a dead letter")))
+        let dead_letters = Confirmed::new(options.for_queue("dead_letter_queue", queue)?, "publishing a dead letter");
+        let events = Confirmed::new(options.for_queue("destination", queue)?, "publishing events");
+        Ok(Self { dead_letters, events, cloud_events: CloudEvents::binary() })
+    }
+
+    /// Sets how events are written. Defaults to [`CloudEvents::binary`].
+    #[must_use]
+    pub fn cloud_events(self, cloud_events: CloudEvents) -> Self {
+        Self { cloud_events, ..self }
     }
 }
 
 impl fmt::Debug for AmqpPublisher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AmqpPublisher").field("settings", &self.0.settings).finish_non_exhaustive()
+        f.debug_struct("AmqpPublisher").field("settings", &self.dead_letters.settings).finish_non_exhaustive()
     }
 }
 
@@ -60,7 +78,7 @@ impl fmt::Debug for AmqpPublisher {
 impl Publisher for AmqpPublisher {
     async fn publish(&self, dead_letter: &DeadLetter) -> Result<(), SourceError> {
         let payload = dead_letter.message.payload().map_or(&[][..], |payload| payload);
-        self.0.publish(payload, properties(dead_letter), CONFIRMED_WITHIN).await
+        self.dead_letters.publish(payload, properties(dead_letter), CONFIRMED_WITHIN).await
     }
 }
 

@@ -48,12 +48,14 @@ pub enum Bug {
     TrustsTheBrokersCount,
     /// Keys are remembered as committed although another server answers now (A43).
     RemembersOverServers,
+    /// An event is noted as published before it is (O2).
+    MarksFirst,
 }
 
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -75,6 +77,7 @@ impl Bug {
         Self::RestingLaneSpins,
         Self::TrustsTheBrokersCount,
         Self::RemembersOverServers,
+        Self::MarksFirst,
     ];
 }
 

@@ -53,6 +53,12 @@ points! {
     ISOLATE = "isolate",
     /// Between two steps of cleanup.
     CLEAN_CHUNK = "clean_chunk",
+    /// A relay has events that nobody has sent yet.
+    RELAY_TAKEN = "relay_taken",
+    /// A destination has answered for events, and nobody has noted it.
+    RELAY_CONFIRMED = "relay_confirmed",
+    /// It is noted what became of them.
+    RELAY_SETTLED = "relay_settled",
     /// Intake has stopped, and what is running is being finished.
     DRAIN = "drain",
 }

@@ -59,7 +59,7 @@ pub use self::{
         ConsumerName, DecodePayloadError, Headers, Message, OrderingKey, Origin, ParseNameError, Tenant,
         UNREADABLE_HEADERS,
     },
-    outbox::{Destination, Event, IdForm, PublishError, ResultBody},
+    outbox::{Destination, Event, IdForm, PublishError, Relay, ResultBody, Route},
     outcome::{ConflictKind, Decision, Durable, Failure},
     policy::WaitCause,
     retry::RetryPolicy,

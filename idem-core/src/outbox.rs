@@ -4,20 +4,28 @@
 //! Users need [`Event`] and [`Destination`], which the crate's root has too; the rest is for those who write stores,
 //! publishers and relays.
 
+mod cloud_events;
 pub(crate) mod collect;
 mod event;
 mod id;
 mod publisher;
+mod relay;
 mod result;
 mod rows;
 
 use sha2::{Digest, Sha256};
 
+pub(crate) use self::relay::Stopping;
 pub use self::{
+    cloud_events::{CloudEvents, STRUCTURED, Wire},
     collect::{CAUSE, CAUSED_BY},
     event::{DESTINATION_BYTES_MAX, Destination, EVENT_PAYLOAD_BYTES_MAX, Event, PublishError},
     id::IdForm,
     publisher::{Dispatch, EventError, EventPublisher},
+    relay::{
+        EVENT_RETRY, RECEIVER_KEEPS, Relay, RelayBuilder, RelayError, RelaySettings, RelayStanding, RelayView, Relayed,
+        Route,
+    },
     result::{RESULT_BYTES_MAX, ResultBody},
     rows::{
         AppendError, Appended, DestinationId, EventEnd, EventNumber, EventState, Leased, NewEvent, NewResult, Outbox,

@@ -10,7 +10,7 @@ mod spans;
 mod trace_context;
 
 pub(crate) use self::{
-    handles::{Cause, UnitMetrics, WorkerMetrics, counter},
+    handles::{Cause, RelayMetrics, UnitMetrics, WorkerMetrics, counter},
     spans::{Destination, process, receive, settle, unit},
 };
 pub use self::{
@@ -24,10 +24,12 @@ pub const AUDIT: &str = "idem::audit";
 /// The target of spans. `RUST_LOG=info,idem::spans=debug` shows them.
 pub const SPANS: &str = "idem::spans";
 
-/// The label of every metric: the consumer's name. On spans and events it is the field `idem.consumer`.
+/// The label of every metric but the outbox's: the consumer's name. On spans and events it is the field `idem.consumer`.
 pub const CONSUMER: &str = "consumer";
 /// The label of [`DUPLICATE_SKIPPED`]: `redelivery`, `producer` or `replay`.
 pub const CAUSE: &str = "cause";
+/// The label of every metric of the outbox, in place of the consumer: the name of the destination.
+pub const DESTINATION: &str = "destination";
 /// The label of [`DEAD_LETTER_REASONS`]: see [`Reason::as_str`](crate::Reason::as_str).
 pub const REASON: &str = "reason";
 
@@ -158,6 +160,15 @@ metrics! {
         "what the table of dead letters takes with its indexes, of all consumers; on SQLite the whole file";
     DEAD_LETTER_QUOTA = "idem.dead_letter_quota_bytes", Kind::Gauge, Bytes,
         "what the consumer's dead letters may take; 0 for no limit";
+    OUTBOX_PENDING = "idem.outbox_pending", Kind::Gauge, Count, "events of a destination that may go now";
+    OUTBOX_WAITING = "idem.outbox_waiting", Kind::Gauge, Count,
+        "events of a destination that are tried again later, or wait behind another of their ordering key";
+    OUTBOX_FAILED = "idem.outbox_failed", Kind::Gauge, Count, "events of a destination that wait for a person";
+    OUTBOX_OLDEST = "idem.outbox_oldest", Kind::Gauge, Seconds,
+        "the age of the oldest event of a destination that is neither failed nor behind another";
+    OUTBOX_PUBLISHED = "idem.outbox_published", Kind::Counter, Count, "events that their destination has confirmed";
+    OUTBOX_PUBLISH = "idem.outbox_publish", Kind::Histogram(SECONDS), Seconds,
+        "how long a destination took to confirm what it was given at once";
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ mod attach;
 mod commit;
 mod context;
 mod error;
+mod events;
 mod message;
 #[cfg(feature = "msk-iam")]
 mod msk_iam;

@@ -1,4 +1,4 @@
-//! [`KafkaPublisher`]: dead letters go to a topic.
+//! [`KafkaPublisher`]: dead letters and events go to a topic.
 
 use std::{
     fmt,
@@ -7,7 +7,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use idem_core::{ConfigError, DeadLetter, Publisher, SourceError, dead_letter};
+use idem_core::{ConfigError, DeadLetter, Publisher, SourceError, dead_letter, outbox::CloudEvents};
 use rdkafka::{
     error::KafkaError,
     message::{Header, OwnedHeaders},
@@ -39,9 +39,18 @@ const TIMESTAMP: &str = "idem-timestamp";
 ///
 /// A dead letter that is too large for the topic, or that the topic does not take for what it is, is
 /// [`SourceError::DoesNotFit`].
+///
+/// An [`EventPublisher`] too: an event's ordering key is the record's key, and its attributes as a
+/// [CloudEvent](Self::cloud_events) are headers that begin with `ce_`. Events go by a producer of their own, which gives one up
+/// after 7 s, so that a relay can send it again.
+///
+/// [`EventPublisher`]: idem_core::outbox::EventPublisher
 pub struct KafkaPublisher {
     producer: Mutex<FutureProducer<Log>>,
-    options: KafkaOptions,
+    /// Made with the first event.
+    pub(crate) events: Mutex<Option<FutureProducer<Log>>>,
+    pub(crate) cloud_events: CloudEvents,
+    pub(crate) options: KafkaOptions,
 }
 
 impl KafkaPublisher {
@@ -55,7 +64,13 @@ impl KafkaPublisher {
         let mut options = options.clone();
         options.topic = topic.to_owned();
         let producer = Mutex::new(producer(&options).map_err(refused_by_library)?);
-        Ok(Self { producer, options })
+        Ok(Self { producer, events: Mutex::new(None), cloud_events: CloudEvents::binary(), options })
+    }
+
+    /// Sets how events are written. Defaults to [`CloudEvents::binary`].
+    #[must_use]
+    pub fn cloud_events(self, cloud_events: CloudEvents) -> Self {
+        Self { cloud_events, ..self }
     }
 }
 
@@ -86,13 +101,21 @@ impl Publisher for KafkaPublisher {
 
 /// A producer with idempotence, so that its own retries store nothing twice.
 fn producer(options: &KafkaOptions) -> Result<FutureProducer<Log>, KafkaError> {
+    // A dead letter does not wait for company in a batch.
+    producer_with(options, CONFIRMED_WITHIN, "0")
+}
+
+pub(crate) fn producer_with(
+    options: &KafkaOptions,
+    confirmed_within: Duration,
+    linger_ms: &str,
+) -> Result<FutureProducer<Log>, KafkaError> {
     let mut config = options.publisher_config();
     config.set("enable.idempotence", "true").set("acks", "all").set("allow.auto.create.topics", "false");
-    config.set("message.timeout.ms", CONFIRMED_WITHIN.as_millis().to_string());
+    config.set("message.timeout.ms", confirmed_within.as_millis().to_string());
     // An unknown topic may be one that was created just now, but not for longer than this.
     config.set("topic.metadata.propagation.max.ms", "5000");
-    // A dead letter does not wait for company in a batch.
-    config.set("linger.ms", "0");
+    config.set("linger.ms", linger_ms);
     // Where no runtime is, no token can come, and each try to publish says so.
     let login = options.tokens.clone().zip(Handle::try_current().ok());
     config.create_with_context(Log { login: login.map(|(source, runtime)| Login::new(source, runtime)) })

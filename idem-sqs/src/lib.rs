@@ -3,6 +3,7 @@
 mod attach;
 mod envelope;
 mod error;
+mod events;
 mod fifo;
 mod keeper;
 mod message;

@@ -1,4 +1,4 @@
-//! [`SqsPublisher`]: dead letters go to a queue.
+//! [`SqsPublisher`]: dead letters and events go to a queue.
 
 use std::{
     borrow::Cow,
@@ -14,7 +14,7 @@ use aws_sdk_sqs::{
     primitives::Blob,
     types::{MessageAttributeValue as Value, QueueAttributeName},
 };
-use idem_core::{ConfigError, DeadLetter, Publisher, SourceError, dead_letter, key::KEY_FIELD};
+use idem_core::{ConfigError, DeadLetter, Publisher, SourceError, dead_letter, key::KEY_FIELD, outbox::CloudEvents};
 use tokio::sync::OnceCell;
 
 use crate::{
@@ -28,8 +28,11 @@ use crate::{
 /// How long SQS may take to confirm a dead letter.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(30);
 
+/// The same for a request with events: less than a relay waits for the publisher.
+const EVENTS_CONFIRMED_WITHIN: Duration = Duration::from_secs(4);
+
 /// How many attributes a message may have.
-const ATTRIBUTES_MAX: usize = 10;
+pub(crate) const ATTRIBUTES_MAX: usize = 10;
 
 /// How large a message may be with them, where the queue does not say.
 const BYTES_MAX: usize = 1 << 20;
@@ -47,9 +50,17 @@ const FACTS_TOGETHER: &str = "idem";
 ///
 /// A dead letter that is larger than the queue's `MaximumMessageSize`, or no text, is [`SourceError::DoesNotFit`]; so that
 /// it is known, allow `sqs:GetQueueAttributes` on the queue.
+///
+/// An [`EventPublisher`] too, in requests of ten entries: an event's type is the attribute `EventType`, its attributes as a
+/// [CloudEvent](Self::cloud_events) are one attribute, `ce`, as JSON, because SQS takes ten in all. On a FIFO queue its id is the
+/// deduplication id and its ordering key the group; without one it is a group of its own.
+///
+/// [`EventPublisher`]: idem_core::outbox::EventPublisher
 pub struct SqsPublisher {
     client: Client,
-    queue_url: String,
+    pub(crate) events: Client,
+    pub(crate) cloud_events: CloudEvents,
+    pub(crate) queue_url: String,
     bytes_max: OnceCell<usize>,
 }
 
@@ -61,11 +72,19 @@ impl SqsPublisher {
     pub fn new(client: &Client, queue_url: impl Into<String>) -> Result<Self, ConfigError> {
         let queue_url = queue_url.into();
         check_url("dead_letter_queue_url", &queue_url)?;
-        Ok(Self { client: limited(client, CONFIRMED_WITHIN), queue_url, bytes_max: OnceCell::new() })
+        let events = limited(client, EVENTS_CONFIRMED_WITHIN);
+        let client = limited(client, CONFIRMED_WITHIN);
+        Ok(Self { client, events, cloud_events: CloudEvents::binary(), queue_url, bytes_max: OnceCell::new() })
+    }
+
+    /// Sets how events are written. Defaults to [`CloudEvents::binary`].
+    #[must_use]
+    pub fn cloud_events(self, cloud_events: CloudEvents) -> Self {
+        Self { cloud_events, ..self }
     }
 
     /// How large a message of this queue may be. Asked for once; where the queue does not say, its refusal does.
-    async fn bytes_max(&self) -> usize {
+    pub(crate) async fn bytes_max(&self) -> usize {
         let ask = async || {
             let request = self.client.get_queue_attributes().queue_url(&self.queue_url);
             let answer = request.attribute_names(QueueAttributeName::MaximumMessageSize).send().await;
@@ -125,7 +144,8 @@ impl Publisher for SqsPublisher {
 }
 
 /// The codes by which SQS refuses a message for what it is.
-const REFUSES_THE_MESSAGE: [&str; 3] = ["InvalidMessageContents", "InvalidParameterValue", "InvalidAttributeValue"];
+pub(crate) const REFUSES_THE_MESSAGE: [&str; 3] =
+    ["InvalidMessageContents", "InvalidParameterValue", "InvalidAttributeValue"];
 
 /// The bytes of the attributes, and the attributes so far.
 struct Attributes {
@@ -226,12 +246,12 @@ fn attribute(bytes: &[u8], data_type: Option<&String>) -> Result<Value, aws_sdk_
 }
 
 /// SQS refuses a message with any other character.
-fn sendable(text: &str) -> String {
+pub(crate) fn sendable(text: &str) -> String {
     let allowed = |c: char| matches!(c, '\t' | '\n' | '\r') || (c >= ' ' && !matches!(c, '\u{fffe}' | '\u{ffff}'));
     text.chars().map(|c| if allowed(c) { c } else { '?' }).collect()
 }
 
-fn is_name(name: &str) -> bool {
+pub(crate) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
 }
 

@@ -13,6 +13,7 @@ mod deliver;
 pub mod failpoints;
 pub mod memory;
 mod memory_store;
+mod outgoing_event;
 mod proof;
 #[cfg(feature = "failpoints")]
 mod prove;
@@ -30,6 +31,7 @@ pub use self::{
     decide::Decide,
     deliver::*,
     memory_store::*,
+    outgoing_event::outgoing_event,
     proof::durables,
     seed::{rng, seed},
 };

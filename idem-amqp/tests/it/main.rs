@@ -12,6 +12,7 @@ mod attach;
 mod broker;
 mod deaf;
 mod epochs;
+mod events;
 mod hostile;
 mod large;
 mod limits;

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::rows::OutgoingEvent;
-use crate::error::BoxError;
+use super::{relay::EVENT_RETRY, rows::OutgoingEvent};
+use crate::{
+    error::{BoxError, SourceError},
+    retry::RetryPolicy,
+};
 
 /// How a relay gives events to a publisher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +70,28 @@ impl EventError {
     pub fn not_sent(source: impl Into<BoxError>) -> Self {
         Self::Later { source: source.into(), may_be_sent: false, after: None, counted: true }
     }
+
+    /// The same failure as one that the destination is to blame for and not the event, such as an outage: it is no attempt.
+    #[must_use]
+    pub fn uncounted(self) -> Self {
+        match self {
+            Self::Later { source, may_be_sent, after, counted: _ } => {
+                Self::Later { source, may_be_sent, after, counted: false }
+            }
+            Self::Refused { .. } | Self::DoesNotFit { .. } => self,
+        }
+    }
+}
+
+impl From<SourceError> for EventError {
+    /// A broker that is away is an outage, whatever it did with the event.
+    fn from(error: SourceError) -> Self {
+        match error {
+            SourceError::Unavailable { .. } => Self::unconfirmed(error).uncounted(),
+            SourceError::Refused { problem, cure } => Self::Refused { problem, cure },
+            SourceError::DoesNotFit { problem, cure } => Self::DoesNotFit { problem: format!("{problem}. {cure}") },
+        }
+    }
 }
 
 /// Brings events to where they go.
@@ -83,6 +108,12 @@ pub trait EventPublisher: Send + Sync + 'static {
     /// How a relay gives events to it. Defaults to batches of a thousand.
     fn dispatch(&self) -> Dispatch {
         Dispatch::Batches { events_max: 1_000 }
+    }
+
+    /// The attempts of an event, and the waits between them, unless its route says otherwise. Only failures that
+    /// [count](EventError::Later::counted) are attempts. Defaults to 10, with waits from 200 ms to 5 min.
+    fn retry(&self) -> RetryPolicy {
+        EVENT_RETRY
     }
 
     /// Whether an event that fails takes those with it that were given behind it under its ordering key. Where it does not, at

@@ -4,9 +4,10 @@ use metrics::{Counter, Gauge, Histogram};
 
 use super::{
     BATCH_SIZE, BREAKER_OPEN, BROKER_CONNECTED, BROKER_FAILURES, CAUSE, CLAIM_WAIT, CLEANUP_FAILED_CYCLES, CLEANUP_LAG,
-    COMMIT_TIME, CONSUMER, DEAD_LETTER_BYTES, DEAD_LETTER_QUOTA, DEAD_LETTER_REASONS, DEAD_LETTER_ROWS, DUPLICATE_AGE,
-    DUPLICATE_SKIPPED, HALTED, HANDLER_TIME, IN_FLIGHT, IN_FLIGHT_BYTES, LANES_DOWN, Metric, OLDEST_TRANSACTION,
-    OLDEST_UNSETTLED, PAUSED, PAUSED_FOR, READY, REASON, RECEIVED, RECONNECTS, RECORD_BYTES, RECORDS,
+    COMMIT_TIME, CONSUMER, DEAD_LETTER_BYTES, DEAD_LETTER_QUOTA, DEAD_LETTER_REASONS, DEAD_LETTER_ROWS, DESTINATION,
+    DUPLICATE_AGE, DUPLICATE_SKIPPED, HALTED, HANDLER_TIME, IN_FLIGHT, IN_FLIGHT_BYTES, LANES_DOWN, Metric,
+    OLDEST_TRANSACTION, OLDEST_UNSETTLED, OUTBOX_FAILED, OUTBOX_OLDEST, OUTBOX_PENDING, OUTBOX_PUBLISH,
+    OUTBOX_PUBLISHED, OUTBOX_WAITING, PAUSED, PAUSED_FOR, READY, REASON, RECEIVED, RECONNECTS, RECORD_BYTES, RECORDS,
     RECORDS_OF_LARGEST_TENANT, UNKEEPABLE, UNPUBLISHED, WAITING, WAITING_LONGEST,
 };
 use crate::{dead_letter::Reason, message::ConsumerName, policy::WaitCause};
@@ -151,6 +152,32 @@ impl WorkerMetrics {
 
     pub(crate) fn dead_lettered(&self, reason: Reason) {
         at(&Reason::ALL, reason, &self.dead_letters);
+    }
+}
+
+/// What is recorded of the events of one destination.
+#[derive(Debug)]
+pub(crate) struct RelayMetrics {
+    pub(crate) pending: Gauge,
+    pub(crate) waiting: Gauge,
+    pub(crate) failed: Gauge,
+    pub(crate) oldest: Gauge,
+    pub(crate) published: Counter,
+    pub(crate) publish: Histogram,
+}
+
+impl RelayMetrics {
+    pub(crate) fn of(destination: &str) -> Self {
+        super::describe();
+        let gauge = |metric: Metric| metrics::gauge!(metric.name, DESTINATION => destination.to_owned());
+        Self {
+            pending: gauge(OUTBOX_PENDING),
+            waiting: gauge(OUTBOX_WAITING),
+            failed: gauge(OUTBOX_FAILED),
+            oldest: gauge(OUTBOX_OLDEST),
+            published: metrics::counter!(OUTBOX_PUBLISHED.name, DESTINATION => destination.to_owned()),
+            publish: metrics::histogram!(OUTBOX_PUBLISH.name, DESTINATION => destination.to_owned()),
+        }
     }
 }
 

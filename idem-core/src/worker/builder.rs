@@ -9,6 +9,7 @@ use crate::{
     consumer::DedupConsumer,
     dead_letter::Publisher,
     error::ConfigError,
+    outbox::{Relay, RelayBuilder},
     retry::RetryPolicy,
     source::Source,
     store::Store,
@@ -19,6 +20,7 @@ pub struct WorkerBuilder<S: Store, B: Source> {
     consumer: DedupConsumer<S>,
     source: Arc<B>,
     publisher: Option<Arc<dyn Publisher>>,
+    relay: Option<Result<RelayBuilder, ConfigError>>,
     settings: WorkerSettings,
 }
 
@@ -41,7 +43,7 @@ macro_rules! setters {
 
 impl<S: Store, B: Source> WorkerBuilder<S, B> {
     pub(super) fn new(consumer: DedupConsumer<S>, source: Arc<B>) -> Self {
-        Self { consumer, source, publisher: None, settings: WorkerSettings::default() }
+        Self { consumer, source, publisher: None, relay: None, settings: WorkerSettings::default() }
     }
 
     setters! {
@@ -111,12 +113,31 @@ impl<S: Store, B: Source> WorkerBuilder<S, B> {
         self
     }
 
+    /// Relays events too: `routes` says which destinations' events it brings where. It is woken by the worker's own commits,
+    /// goes on while the consumer is paused or halted, and in a drain sends what the worker has committed, as far as the
+    /// drain deadline allows. [`until_idle`](Self::until_idle) waits for it.
+    ///
+    /// Its events may also be those of other consumers of the same store: a destination has one relay at a time, whoever
+    /// publishes to it.
+    #[must_use]
+    pub fn relay(mut self, routes: impl FnOnce(RelayBuilder) -> RelayBuilder) -> Self {
+        let rule = "a relay needs a store with an outbox";
+        let outbox = self.consumer.inner.store.outbox();
+        let outbox = outbox.ok_or_else(|| ConfigError::new("relay", "this store", rule));
+        self.relay = Some(outbox.map(|outbox| routes(Relay::builder(outbox))));
+        self
+    }
+
     /// Builds the worker. It does not connect yet.
     ///
     /// # Errors
     /// [`ConfigError`] with field, value and rule.
     pub fn build(self) -> Result<Worker<S, B>, ConfigError> {
         self.settings.check(&self.consumer.inner.settings)?;
-        Ok(Worker::new(self.consumer, self.source, self.publisher, self.settings))
+        let inner = &self.consumer.inner;
+        let build = |relay: RelayBuilder| relay.build_for(Some(inner.name.clone()));
+        let relay = self.relay.transpose()?.map(build).transpose()?;
+        let relay = relay.map(|relay| relay.woken_by(Arc::clone(&inner.published)));
+        Ok(Worker::new(self.consumer, self.source, self.publisher, relay, self.settings))
     }
 }

@@ -50,6 +50,7 @@ use crate::{
     dead_letter::Publisher,
     error::{SourceError, StoreError},
     failpoint,
+    outbox::{Relay, RelayError, RelayView, Stopping},
     source::{Attached, Source},
     spawn,
     store::{Bookkeeping as _, Registered, Store},
@@ -91,6 +92,9 @@ pub enum WorkerError {
     /// The consumer was halted, and the run was to end when idle, which it never would.
     #[error("the consumer was halted; look at its audit trail, and resume it with `idem consumers resume`")]
     Halted,
+    /// Its relay ended; the text has the cure.
+    #[error("the relay of the worker ended")]
+    Relay(#[source] RelayError),
     /// A task of the worker died.
     #[error("the task {task} of the worker died, which is a bug in idem; every unsettled message comes back")]
     TaskDied {
@@ -107,6 +111,9 @@ pub struct Worker<S: Store, B: Source> {
     consumer: DedupConsumer<S>,
     source: Arc<B>,
     publisher: Option<Arc<dyn Publisher>>,
+    /// Taken when it runs.
+    relay: Option<Relay>,
+    relayed: Option<RelayView>,
     settings: WorkerSettings,
     stats: Arc<Stats>,
     metrics: Arc<WorkerMetrics>,
@@ -145,6 +152,7 @@ impl<S: Store, B: Source> Worker<S, B> {
         consumer: DedupConsumer<S>,
         source: Arc<B>,
         publisher: Option<Arc<dyn Publisher>>,
+        relay: Option<Relay>,
         settings: WorkerSettings,
     ) -> Self {
         let name = &consumer.inner.name;
@@ -161,6 +169,8 @@ impl<S: Store, B: Source> Worker<S, B> {
             consumer,
             source,
             publisher,
+            relayed: relay.as_ref().map(Relay::view),
+            relay,
             settings,
         }
     }
@@ -177,6 +187,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             waits: Arc::clone(&self.waits),
             gate: Arc::clone(&self.gate),
             open: Arc::clone(&self.consumer.inner.open),
+            relay: self.relayed.clone(),
         }
     }
 
@@ -205,13 +216,13 @@ impl<S: Store, B: Source> Worker<S, B> {
         run.await
     }
 
-    async fn run_until(self, shutdown: CancellationToken) -> Result<Summary, WorkerError> {
+    async fn run_until(mut self, shutdown: CancellationToken) -> Result<Summary, WorkerError> {
         let started = Instant::now();
         let (attached, registered) = match self.start(&shutdown).await {
             Ok(Some(started)) => started,
             stopped_or_failed => {
                 self.source.close(self.settings.drain).await;
-                return stopped_or_failed.map(|_| self.stats.summary(started.elapsed()));
+                return stopped_or_failed.map(|_| self.summary(started));
             }
         };
         let (shared, settlements) = self.share(&attached, &registered, shutdown.clone());
@@ -249,17 +260,22 @@ impl<S: Store, B: Source> Worker<S, B> {
         if let Some(idle_for) = self.settings.until_idle {
             supervise(&background, &shared, "until-idle", tasks::until_idle(Arc::clone(&shared), idle_for));
         }
+        let (stopping, relays) = self.start_relay(&shared);
         shutdown.cancelled().await;
+        let stop_by = Instant::now() + self.settings.drain;
         self.source.stop();
         self.gate.set_leaving();
         let _ = failpoint!(DRAIN);
         lanes.close();
-        let drained = tokio::time::timeout(self.settings.drain, drain(&lanes, &shared)).await.is_ok();
+        let drained = tokio::time::timeout_at(stop_by, drain(&lanes, &shared)).await.is_ok();
+        // Last, because the lanes' last commits have events too. What it cannot send in time another relay sends.
+        stopping.drain.cancel();
+        let _ = tokio::time::timeout_at(stop_by, relays.wait()).await;
         let in_flight = self.flight.messages();
         drop(give_up);
         background.close();
         // One that blocks its thread cannot be ended, and is not waited for.
-        let _ = tokio::time::timeout(ENDED_WITHIN, future::join(lanes.wait(), background.wait())).await;
+        let _ = tokio::time::timeout(ENDED_WITHIN, future::join3(lanes.wait(), background.wait(), relays.wait())).await;
         self.source.close(self.settings.drain).await;
         // Nothing follows that could say it.
         shared.lines.sum_up(&self.consumer.inner.name, Instant::now() + view::LOG_WINDOW);
@@ -269,7 +285,21 @@ impl<S: Store, B: Source> Worker<S, B> {
         if !drained {
             return Err(WorkerError::DrainDeadline { drain: self.settings.drain, in_flight });
         }
-        Ok(self.stats.summary(started.elapsed()))
+        Ok(self.summary(started))
+    }
+
+    fn start_relay(&mut self, shared: &Arc<Shared<S, B>>) -> (Stopping, TaskTracker) {
+        let (stopping, relays) = (Stopping::default(), TaskTracker::new());
+        if let Some(relay) = self.relay.take() {
+            supervise(&relays, shared, "relay", tasks::relay(Arc::clone(shared), relay, stopping.clone()));
+        }
+        relays.close();
+        (stopping, relays)
+    }
+
+    fn summary(&self, started: Instant) -> Summary {
+        let published = self.relayed.as_ref().map_or(0, RelayView::published);
+        Summary { published, ..self.stats.summary(started.elapsed()) }
     }
 
     fn share(
@@ -283,6 +313,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             consumer: Arc::clone(&self.consumer.inner),
             source: Arc::clone(&self.source),
             publisher: self.publisher.clone(),
+            relayed: self.relayed.clone(),
             settings: self.settings,
             stats: Arc::clone(&self.stats),
             metrics: Arc::clone(&self.metrics),

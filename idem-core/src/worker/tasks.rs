@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     cleanup::{Cleanup, CleanupSettings},
+    outbox::{Relay, RelayView, Stopping},
     source::{Assignment, Source},
     store::{Bookkeeping as _, ControlState, Store, Usage},
 };
@@ -122,17 +123,31 @@ pub(super) async fn usage<S: Store, B: Source>(shared: Arc<Shared<S, B>>) {
     }
 }
 
+/// Relays until the worker's last commits are sent, or the drain deadline has passed.
+pub(super) async fn relay<S: Store, B: Source>(shared: Arc<Shared<S, B>>, relay: Relay, stopping: Stopping) {
+    if let Err(error) = relay.run_until(stopping).await {
+        shared.fatal(super::WorkerError::Relay(error));
+    }
+}
+
 /// Ends the run once the source is at its end and nothing is unsettled for as long as was asked.
 pub(super) async fn until_idle<S: Store, B: Source>(shared: Arc<Shared<S, B>>, idle_for: Duration) {
     let step = (idle_for / 4).clamp(Duration::from_millis(5), Duration::from_millis(250));
     let mut idle_since: Option<Instant> = None;
+    let relayed = || shared.relayed.as_ref().map_or(0, RelayView::settled);
+    let mut settled = relayed();
     while !shared.shutdown.is_cancelled() {
         let halted = matches!(shared.gate.pause(), Some(super::Pause::Control(ControlState::Halted, _)));
         if halted {
             shared.fatal(super::WorkerError::Halted);
             return;
         }
-        if shared.is_empty() && shared.source.is_idle().await && shared.is_empty() {
+        if shared.is_empty() && shared.source.is_idle().await && is_relayed(&shared).await && shared.is_empty() {
+            // An event that came due and was sent meanwhile was no pause.
+            let settled_now = relayed();
+            if settled_now != settled {
+                (settled, idle_since) = (settled_now, None);
+            }
             let since = *idle_since.get_or_insert_with(Instant::now);
             if since.elapsed() >= idle_for {
                 shared.shutdown.cancel();
@@ -142,6 +157,14 @@ pub(super) async fn until_idle<S: Store, B: Source>(shared: Arc<Shared<S, B>>, i
             idle_since = None;
         }
         sleep(&shared, step).await;
+    }
+}
+
+/// Whether none of the consumer's events may go and has not gone.
+async fn is_relayed<S: Store, B: Source>(shared: &Shared<S, B>) -> bool {
+    match &shared.relayed {
+        Some(relayed) => relayed.is_idle().await,
+        None => true,
     }
 }
 

@@ -8,6 +8,7 @@
 )]
 
 mod cluster;
+mod events;
 mod faults;
 mod member;
 mod positions;

@@ -8,6 +8,7 @@
     reason = "anything unexpected in a test is a failure"
 )]
 
+mod events;
 mod faults;
 mod fifo;
 mod member;

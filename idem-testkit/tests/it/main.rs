@@ -13,6 +13,7 @@ mod memory;
 #[cfg(feature = "failpoints")]
 mod prove;
 mod readme;
+mod relay;
 mod remote;
 mod source;
 mod store;

@@ -24,6 +24,7 @@ use super::{Pause, Shared, in_flight::InFlight, pause::IntakeGate};
 use crate::{
     cleanup::CleanupState,
     consumer::OpenUnits,
+    outbox::RelayView,
     policy::WaitCause,
     source::Source,
     store::{ControlState, Store},
@@ -54,6 +55,7 @@ pub struct WorkerView {
     pub(super) waits: Arc<Waits>,
     pub(super) gate: Arc<IntakeGate>,
     pub(super) open: Arc<OpenUnits>,
+    pub(super) relay: Option<RelayView>,
 }
 
 /// The messages that a worker has in hand now.
@@ -78,7 +80,14 @@ impl WorkerView {
     /// The worker's counts so far. [`Summary::ran_for`] is zero here.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        self.stats.summary(Duration::ZERO)
+        let published = self.relay.as_ref().map_or(0, RelayView::published);
+        Summary { published, ..self.stats.summary(Duration::ZERO) }
+    }
+
+    /// The relay in this worker; `None` where it has none.
+    #[must_use]
+    pub fn relay(&self) -> Option<&RelayView> {
+        self.relay.as_ref()
     }
 
     /// Whether the worker has attached to its broker, registered with its store, and been [let in](Source::takes_part). It

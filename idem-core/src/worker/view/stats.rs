@@ -28,6 +28,8 @@ macro_rules! counters {
         #[non_exhaustive]
         pub struct Summary {
             $($(#[$doc])* pub $name: u64,)*
+            /// Events that were confirmed by their destinations, where a relay runs in the worker.
+            pub published: u64,
             /// How long it has run.
             pub ran_for: Duration,
         }
@@ -38,7 +40,7 @@ macro_rules! counters {
             }
 
             pub(crate) fn summary(&self, ran_for: Duration) -> Summary {
-                Summary { $($name: self.$name.get(),)* ran_for }
+                Summary { $($name: self.$name.get(),)* published: 0, ran_for }
             }
 
             pub(crate) fn cleaning(&self) -> Option<CleanupState> {

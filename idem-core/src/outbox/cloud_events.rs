@@ -1,0 +1,342 @@
+//! Events on the wire, as CloudEvents 1.0: one place for every publisher.
+
+use std::{
+    fmt::Write as _,
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use serde::de::IgnoredAny;
+
+use super::{
+    collect::{CAUSE, CAUSED_BY},
+    rows::OutgoingEvent,
+};
+use crate::{error::ConfigError, key::KEY_FIELD, message::Headers};
+
+/// The media type of an event in structured mode.
+pub const STRUCTURED: &str = "application/cloudevents+json";
+
+/// How events are written for their receivers, as [CloudEvents 1.0](https://github.com/cloudevents/spec).
+///
+/// Every event carries the plain headers `idempotencykey`, which is its id, `idemcause`, the key of the message that set the
+/// chain going, and `idemcausedby`, that of the message whose handler published it. Beside them stand the attributes of
+/// CloudEvents: `specversion`, `id`, `source`, `type`, `time`, `datacontenttype`, and the extensions `idempotencykey`,
+/// `correlationid` (as `idemcause`) and `causationid` (as `idemcausedby`). An event without a
+/// [type](crate::Event::event_type) is no CloudEvent, and goes with the plain headers alone.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CloudEvents {
+    is_structured: bool,
+    source: Option<Box<str>>,
+}
+
+/// An event as a broker takes it.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Wire {
+    /// The headers, each name once: idem's plain ones, the handler's, and in binary mode those of CloudEvents. The media type is
+    /// not among them.
+    pub headers: Headers,
+    /// The media type of the payload.
+    pub content_type: Option<Box<str>>,
+    /// The payload; in structured mode with the attributes around it.
+    pub payload: Bytes,
+}
+
+impl std::fmt::Debug for Wire {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // No payload (S4); Headers hide their values.
+        f.debug_struct("Wire")
+            .field("headers", &self.headers)
+            .field("content_type", &self.content_type)
+            .field("payload", &format_args!("{} bytes", self.payload.len()))
+            .finish()
+    }
+}
+
+impl CloudEvents {
+    /// The attributes stand in headers, and the payload is what the handler published. This is the default.
+    #[must_use]
+    pub fn binary() -> Self {
+        Self::default()
+    }
+
+    /// The payload is a JSON object with the attributes and, as its member `data`, what the handler published; as
+    /// `data_base64` where that is no text. So the key stands in the payload too.
+    #[must_use]
+    pub fn structured() -> Self {
+        Self { is_structured: true, source: None }
+    }
+
+    /// Sets the `source` of events, a URI reference. Defaults to `/idem/<tenant>/<consumer>`, percent-encoded, and
+    /// `/idem/<consumer>` where there is only one tenant.
+    ///
+    /// # Errors
+    /// [`ConfigError`] where it is empty, longer than 500 bytes, or holds what no URI does.
+    pub fn source(self, source: &str) -> Result<Self, ConfigError> {
+        let is_fine = (1..=500).contains(&source.len())
+            && source.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"<>\\^`{|}".contains(&byte));
+        if is_fine {
+            Ok(Self { source: Some(source.into()), ..self })
+        } else {
+            Err(ConfigError::new("cloud_events.source", format!("{source:?}"), "a URI reference of 1 to 500 bytes"))
+        }
+    }
+
+    /// The attributes of CloudEvents, without a prefix; none where the event has no type.
+    #[must_use]
+    pub fn attributes(&self, event: &OutgoingEvent) -> Vec<(&'static str, String)> {
+        let Some(event_type) = &event.event_type else { return Vec::new() };
+        let source = || match event.tenant.as_ref() {
+            "" => format!("/idem/{}", percent_encoded(event.consumer.as_str())),
+            tenant => format!("/idem/{}/{}", percent_encoded(tenant), percent_encoded(event.consumer.as_str())),
+        };
+        let mut attributes = vec![
+            ("specversion", "1.0".to_owned()),
+            ("id", event.key.as_str().to_owned()),
+            ("source", self.source.as_deref().map_or_else(source, str::to_owned)),
+            ("type", event_type.to_string()),
+            ("time", rfc3339(event.created_at)),
+        ];
+        attributes.extend(event.content_type.as_ref().map(|kind| ("datacontenttype", kind.to_string())));
+        attributes.push((KEY_FIELD, event.key.as_str().to_owned()));
+        let text = |name: &'static str, header: &str| Some((name, event.headers.text(header)?.to_owned()));
+        attributes.extend(text("correlationid", CAUSE));
+        attributes.extend(text("causationid", CAUSED_BY));
+        attributes
+    }
+
+    /// The event with its attributes as headers that have this prefix, such as `ce_` on Kafka.
+    #[must_use]
+    pub fn on_wire(&self, event: &OutgoingEvent, prefix: &str) -> Wire {
+        self.written(event, |headers, attributes| {
+            for (name, value) in attributes.iter().filter(|(name, _)| *name != "datacontenttype") {
+                headers.push(&format!("{prefix}{name}"), Some(value.clone().into()));
+            }
+        })
+    }
+
+    /// The event with its attributes as one header, a JSON object, for brokers that take few headers.
+    #[must_use]
+    pub fn on_wire_together(&self, event: &OutgoingEvent, name: &str) -> Wire {
+        self.written(event, |headers, attributes| {
+            headers.push(name, Some(format!("{{{}}}", members(attributes)).into()))
+        })
+    }
+
+    fn written(&self, event: &OutgoingEvent, put: impl FnOnce(&mut Headers, &[(&str, String)])) -> Wire {
+        let attributes = self.attributes(event);
+        let mut headers = Headers::default();
+        headers.push(KEY_FIELD, Some(event.key.as_str().to_owned().into()));
+        for (name, value) in event.headers.iter() {
+            // It has a place of its own, and a name stands once: some brokers have no other way.
+            let is_content_type = event.content_type.is_some() && name.eq_ignore_ascii_case("content-type");
+            if !is_content_type && headers.all(name).next().is_none() {
+                headers.push(name, value.map(Bytes::copy_from_slice));
+            }
+        }
+        if self.is_structured && !attributes.is_empty() {
+            let payload = structured(event, &attributes);
+            return Wire { headers, content_type: Some(STRUCTURED.into()), payload };
+        }
+        if !attributes.is_empty() {
+            put(&mut headers, &attributes);
+        }
+        Wire { headers, content_type: event.content_type.clone(), payload: event.payload.clone() }
+    }
+}
+
+/// The members of a JSON object, without its braces.
+fn members(attributes: &[(&str, String)]) -> String {
+    let quoted = |text: &str| serde_json::Value::from(text).to_string();
+    let members: Vec<String> =
+        attributes.iter().map(|(name, value)| format!("{}:{}", quoted(name), quoted(value))).collect();
+    members.join(",")
+}
+
+fn structured(event: &OutgoingEvent, attributes: &[(&str, String)]) -> Bytes {
+    let kind = event.content_type.as_deref().map(|kind| kind.split(';').next().unwrap_or_default().trim());
+    // Without a media type the data of this format is JSON.
+    let says_json = kind.is_none_or(|kind| kind.eq_ignore_ascii_case("application/json") || kind.ends_with("+json"));
+    let text = std::str::from_utf8(&event.payload).ok();
+    let data = match text {
+        Some("") => String::new(),
+        // As it is: numbers keep their digits.
+        Some(text) if says_json && serde_json::from_str::<IgnoredAny>(text).is_ok() => format!(",\"data\":{text}"),
+        Some(text) if kind.is_some_and(|kind| kind.starts_with("text/")) => {
+            format!(",\"data\":{}", serde_json::Value::from(text))
+        }
+        Some(_) | None => format!(",\"data_base64\":\"{}\"", base64(&event.payload)),
+    };
+    format!("{{{}{data}}}", members(attributes)).into()
+}
+
+/// RFC 4648, with padding.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for chunk in bytes.chunks(3) {
+        let byte = |at: usize| u32::from(chunk.get(at).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for digit in 0..4 {
+            let value = (bits >> (18 - 6 * digit)) as usize & 63;
+            text.push(if digit <= chunk.len() { char::from(DIGITS[value]) } else { '=' });
+        }
+    }
+    text
+}
+
+/// All but what RFC 3986 calls unreserved.
+fn percent_encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(encoded, "%{byte:02X}");
+        }
+    }
+    encoded
+}
+
+/// In UTC, with microseconds. The days are counted as in Howard Hinnant's `civil_from_days`.
+fn rfc3339(time: SystemTime) -> String {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    let (days, seconds) = (since.as_secs() / 86_400 + 719_468, since.as_secs() % 86_400);
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let (day, month) =
+        (day_of_year - (153 * shifted + 2) / 5 + 1, if shifted < 10 { shifted + 3 } else { shifted - 9 });
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second, micros) = (seconds / 3_600, seconds / 60 % 60, seconds % 60, since.subsec_micros());
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        IdempotencyKey, Message,
+        key::default_key_source,
+        message::{ConsumerName, Tenant},
+        outbox::EventNumber,
+    };
+
+    fn event(content_type: Option<&str>, payload: &'static [u8]) -> OutgoingEvent {
+        let time = SystemTime::UNIX_EPOCH + Duration::from_micros(1_000_000_000_123_456);
+        let name = ConsumerName::new("ledger/ä").expect("a name");
+        let key = IdempotencyKey::new("k\"1").expect("a key");
+        let mut event = OutgoingEvent::new(EventNumber(1), name, key, payload.into(), time);
+        event.event_type = Some("Charged".into());
+        event.content_type = content_type.map(Into::into);
+        event.headers.push("region", Some("eu".into()));
+        event.headers.push(CAUSE, Some("root".into()));
+        event.headers.push(CAUSED_BY, Some("order-1".into()));
+        event
+    }
+
+    #[test]
+    fn o20_binary_mode_has_every_required_attribute_and_the_plain_headers() {
+        let wire = CloudEvents::binary().on_wire(&event(Some("application/json"), b"{}"), "ce_");
+        for (name, value) in [
+            ("idempotencykey", "k\"1"),
+            ("idemcause", "root"),
+            ("idemcausedby", "order-1"),
+            ("region", "eu"),
+            ("ce_specversion", "1.0"),
+            ("ce_id", "k\"1"),
+            ("ce_source", "/idem/ledger%2F%C3%A4"),
+            ("ce_type", "Charged"),
+            ("ce_time", "2001-09-09T01:46:40.123456Z"),
+            ("ce_idempotencykey", "k\"1"),
+            ("ce_correlationid", "root"),
+            ("ce_causationid", "order-1"),
+        ] {
+            assert_eq!(wire.headers.text(name), Some(value), "{name}");
+        }
+        // The binding gives it a place of its own.
+        assert_eq!(wire.headers.text("ce_datacontenttype"), None);
+        assert_eq!((wire.content_type.as_deref(), &wire.payload[..]), (Some("application/json"), &b"{}"[..]));
+    }
+
+    #[test]
+    fn o20_structured_mode_has_the_key_in_the_payload() {
+        let data = |content_type, payload| {
+            let wire = CloudEvents::structured().on_wire(&event(content_type, payload), "ce_");
+            assert_eq!(wire.content_type.as_deref(), Some(STRUCTURED));
+            assert!(wire.headers.iter().all(|(name, _)| !name.starts_with("ce_")));
+            let body: serde_json::Value = serde_json::from_slice(&wire.payload).expect("JSON");
+            assert_eq!(
+                (&body["specversion"], &body["id"], &body["idempotencykey"]),
+                (&"1.0".into(), &"k\"1".into(), &"k\"1".into())
+            );
+            (body["data"].clone(), body["data_base64"].clone(), String::from_utf8(wire.payload.to_vec()).expect("text"))
+        };
+        let (json, _, text) = data(Some("application/json"), br#"{"cents": 12345678901234567890.10}"#);
+        assert!(json.is_object() && text.contains("12345678901234567890.10"), "numbers keep their digits: {text}");
+        assert_eq!(data(Some("text/plain"), b"a\"b").0, "a\"b");
+        assert_eq!(data(Some("application/json"), b"{no").1, "e25v");
+        assert_eq!(data(Some("image/png"), &[0xff, 0x00]).1, "/wA=");
+        assert!(data(None, b"").0.is_null());
+    }
+
+    #[test]
+    fn o20_the_default_key_source_reads_every_form_back() {
+        for payload in [&b"{\"cents\":1}"[..], b"no json", &[0xff]] {
+            let event = event(Some("application/json"), payload);
+            for mode in [CloudEvents::binary(), CloudEvents::structured()] {
+                let mut wires: Vec<Wire> =
+                    ["ce_", "ce-", "cloudEvents_"].iter().map(|prefix| mode.on_wire(&event, prefix)).collect();
+                wires.push(mode.on_wire_together(&event, "ce"));
+                for wire in wires {
+                    let mut headers = wire.headers.clone();
+                    if let Some(kind) = &wire.content_type {
+                        headers.push("content-type", Some(kind.to_string().into()));
+                    }
+                    let message = Message::new(wire.payload.clone()).with_headers(headers);
+                    let key = default_key_source().key(&message).expect("no malformed key");
+                    assert_eq!(key.as_ref(), Some(&event.key), "{wire:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_event_without_a_type_is_no_cloud_event() {
+        let mut event = event(None, b"{}");
+        event.event_type = None;
+        let wire = CloudEvents::structured().on_wire(&event, "ce_");
+        assert_eq!((&wire.payload[..], wire.headers.len()), (&b"{}"[..], 4));
+    }
+
+    #[test]
+    fn a_source_is_a_uri_reference() {
+        let source = |source: &str| CloudEvents::binary().source(source);
+        assert!(source("urn:example:bank").is_ok() && source("/payments?x=1#y").is_ok());
+        for refused in ["", "a b", "a\nb", "<x>", "ä"] {
+            assert!(source(refused).is_err(), "{refused:?}");
+        }
+        let of = |tenant: Tenant| {
+            let mut event = event(None, b"");
+            event.tenant = tenant.as_str().into();
+            CloudEvents::binary().attributes(&event)[2].1.clone()
+        };
+        assert_eq!(of(Tenant::new("north & south").expect("a tenant")), "/idem/north%20%26%20south/ledger%2F%C3%A4");
+    }
+
+    #[test]
+    fn base64_and_times_are_as_others_write_them() {
+        for (bytes, text) in [(&b""[..], ""), (b"f", "Zg=="), (b"fo", "Zm8="), (b"foo", "Zm9v"), (b"foob", "Zm9vYg==")]
+        {
+            assert_eq!(base64(bytes), text);
+        }
+        let at = |seconds| rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+        assert_eq!(at(0), "1970-01-01T00:00:00.000000Z");
+        assert_eq!(at(951_782_399), "2000-02-28T23:59:59.000000Z");
+        assert_eq!(at(951_782_400), "2000-02-29T00:00:00.000000Z");
+        assert_eq!(at(4_102_444_800), "2100-01-01T00:00:00.000000Z");
+    }
+}

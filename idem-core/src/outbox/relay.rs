@@ -1,0 +1,273 @@
+//! [`Relay`]: brings what was committed to its destinations.
+
+mod carrier;
+mod each;
+mod ends;
+mod lease;
+mod measure;
+mod rounds;
+mod settings;
+mod state;
+
+use std::{
+    fmt,
+    future::Future,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Notify, watch},
+    task::AbortHandle,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use self::{carrier::Carrier, state::State};
+pub use self::{
+    settings::{EVENT_RETRY, RECEIVER_KEEPS, RelayBuilder, RelaySettings, Route},
+    state::{RelayStanding, RelayView, Relayed},
+};
+use super::Outbox;
+use crate::{
+    error::{ErrorClass, StoreError},
+    spawn,
+};
+
+/// Why a relay ended other than by being asked to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RelayError {
+    /// The store refused at the start; the text has the cure. Later a relay waits and tries again, whatever the store says.
+    #[error("the store refused")]
+    Store(#[source] StoreError),
+    /// A task of the relay died.
+    #[error("the relay's task for {what} died, which is a bug in idem; its events stay in the outbox")]
+    TaskDied {
+        /// The destination, or what the task did.
+        what: String,
+    },
+}
+
+/// Brings the events of an outbox to their destinations: each at least once, always under the same id, those of one
+/// ordering key in the order of their commits.
+///
+/// One relay at a time has a destination, by a lease; any number of them may run, in workers and alone, and another goes
+/// on within two seconds of a kill. Each destination has a task of its own, so that its trouble holds no other back. What a
+/// destination has confirmed is removed from the outbox. What it cannot take waits for a person, and nothing is ever
+/// discarded.
+///
+/// A worker has one by [`WorkerBuilder::relay`](crate::WorkerBuilder::relay). It can be run once.
+///
+/// ```no_run
+/// use std::sync::Arc;
+///
+/// use idem_core::{
+///     Relay,
+///     outbox::{EventPublisher, Outbox},
+/// };
+///
+/// # async fn doctest(outbox: Arc<dyn Outbox>, kafka: impl EventPublisher, shutdown: impl Future<Output = ()>)
+/// # -> Result<(), Box<dyn std::error::Error>> {
+/// Relay::builder(outbox).to("payments", kafka).named("host-7").build()?.run(shutdown).await?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use]
+pub struct Relay {
+    routes: Vec<Route>,
+    settings: RelaySettings,
+    name: Arc<str>,
+    state: Arc<State>,
+    /// Told after commits in this process.
+    published: Option<Arc<Notify>>,
+}
+
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relay")
+            .field("name", &self.name)
+            .field("routes", &self.routes)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+/// When a relay stops: first it sends what is there, then it ends.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Stopping {
+    /// From now on it ends as soon as nothing may go any more.
+    pub(crate) drain: CancellationToken,
+    /// From now on it begins nothing.
+    pub(crate) stop: CancellationToken,
+}
+
+impl Stopping {
+    fn is_asked(&self) -> bool {
+        self.drain.is_cancelled() || self.stop.is_cancelled()
+    }
+}
+
+impl Relay {
+    /// A relay of this outbox, which a store has as [`Store::outbox`](crate::Store::outbox).
+    pub fn builder(outbox: Arc<dyn Outbox>) -> RelayBuilder {
+        RelayBuilder::new(outbox)
+    }
+
+    /// A view that outlives the call of [`run`](Self::run).
+    #[must_use]
+    pub fn view(&self) -> RelayView {
+        RelayView(Arc::clone(&self.state))
+    }
+
+    /// A relay that is woken when something was committed, in place of looking for it.
+    pub(crate) fn woken_by(mut self, published: Arc<Notify>) -> Self {
+        self.published = Some(published);
+        self
+    }
+
+    /// Runs until `shutdown` is ready. Then what is with publishers is waited for, up to the publish deadline, and noted, and
+    /// the destinations are let go.
+    ///
+    /// # Errors
+    /// [`RelayError`]. A database or a destination that cannot be reached is none: the relay waits and tries again.
+    ///
+    /// # Cancel safety
+    /// A dropped call ends the relay's tasks. What was with publishers is sent again, under the same ids, by the relay that
+    /// comes next.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), RelayError> {
+        let stopping = Stopping::default();
+        let mut run = Box::pin(self.run_until(stopping.clone()));
+        tokio::select! {
+            ended = &mut run => return ended,
+            () = shutdown => stopping.stop.cancel(),
+        }
+        run.await
+    }
+
+    pub(crate) async fn run_until(self, stopping: Stopping) -> Result<(), RelayError> {
+        let Self { routes, settings, name, state, published } = self;
+        measure::first(&state, &stopping).await?;
+        let (tasks, ended) = (TaskTracker::new(), Arc::new(Ended::default()));
+        let running = Running(Arc::clone(&ended));
+        let (waker, woken) = watch::channel(0);
+        // What runs beside the destinations ends with them.
+        let aside = CancellationToken::new();
+        let beside = TaskTracker::new();
+        if let Some(published) = published {
+            running.spawn(&beside, "waking", aside.clone(), wake(published, waker.clone()));
+        }
+        running.spawn(&beside, "counting", aside.clone(), measure::run(Arc::clone(&state), settings, waker));
+        for (route, line) in routes.into_iter().zip(&state.lines) {
+            let what = route.destination.clone();
+            let carrier =
+                Carrier::new(route, settings, Arc::clone(&name), &state, line, woken.clone(), stopping.clone());
+            running.spawn(&tasks, what, CancellationToken::new(), carrier.run());
+        }
+        tasks.close();
+        tokio::select! {
+            () = tasks.wait() => {}
+            () = ended.died.cancelled() => {}
+        }
+        aside.cancel();
+        let died = ended.what.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(running);
+        died.map_or(Ok(()), |what| Err(RelayError::TaskDied { what }))
+    }
+}
+
+/// Hands on that something was committed to however many destinations listen.
+async fn wake(published: Arc<Notify>, waker: watch::Sender<u64>) {
+    loop {
+        published.notified().await;
+        waker.send_modify(|commits| *commits += 1);
+    }
+}
+
+/// The task that died first.
+#[derive(Default)]
+struct Ended {
+    /// The run is over, and what ends now was ended by it.
+    over: AtomicBool,
+    died: CancellationToken,
+    what: Mutex<Option<String>>,
+    tasks: Mutex<Vec<AbortHandle>>,
+}
+
+/// Ends every task when the run returns or is dropped.
+struct Running(Arc<Ended>);
+
+impl Running {
+    /// Runs a task until it ends or `until` is cancelled. One that dies ends the relay: it would stand still in silence.
+    fn spawn(
+        &self,
+        tasks: &TaskTracker,
+        what: impl Into<String>,
+        until: CancellationToken,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        struct Died(Option<(Arc<Ended>, String)>);
+        impl Drop for Died {
+            fn drop(&mut self) {
+                if let Some((ended, what)) = self.0.take().filter(|(ended, _)| !ended.over.load(Ordering::Relaxed)) {
+                    ended.what.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(what);
+                    ended.died.cancel();
+                }
+            }
+        }
+        let guard = Died(Some((Arc::clone(&self.0), what.into())));
+        let handle = spawn::spawn_on(tasks, async move {
+            let mut guard = guard;
+            tokio::select! {
+                () = task => {}
+                () = until.cancelled() => {}
+            }
+            guard.0 = None;
+        });
+        self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.over.store(true, Ordering::Relaxed);
+        for task in self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            task.abort();
+        }
+    }
+}
+
+/// A span between two asks of what does not answer or is not there.
+async fn rest(time: Duration, stopping: &Stopping) {
+    tokio::select! {
+        () = tokio::time::sleep(time) => {}
+        () = stopping.drain.cancelled() => {}
+        () = stopping.stop.cancelled() => {}
+    }
+}
+
+/// Whether a store's error is one that only a person can mend.
+fn is_refused(error: &StoreError) -> bool {
+    match error.class() {
+        ErrorClass::Fatal | ErrorClass::Permanent => true,
+        ErrorClass::RunUnitAgain | ErrorClass::Transient | ErrorClass::Infrastructure => false,
+    }
+}
+
+/// The texts of a publisher's error and of what caused it, none of which quotes a value.
+fn told(error: &(dyn std::error::Error + 'static)) -> String {
+    const CHARS_MAX: usize = 500;
+    let mut texts: Vec<String> = Vec::new();
+    for link in crate::handler::chain(error) {
+        let text = link.to_string();
+        if texts.last().is_none_or(|before| !before.ends_with(&text)) {
+            texts.push(text);
+        }
+    }
+    texts.join(": ").chars().map(|c| if c.is_control() { ' ' } else { c }).take(CHARS_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,454 @@
+//! One destination's task: takes the lease, and while it has it takes events, gives them to the publisher, and notes what
+//! became of them.
+
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures_util::FutureExt as _;
+use tokio::{sync::watch, time::Instant};
+
+use super::{
+    RelaySettings, Route, Stopping,
+    ends::{self, Became},
+    lease::Lease,
+    rest,
+    rounds::Rounds,
+    state::{Line, State},
+};
+use crate::{
+    bugs::{Bug, planted},
+    error::StoreError,
+    failpoint,
+    outbox::{
+        DestinationId, Dispatch, EventEnd, EventError, EventNumber, Leased, Outbox, OutgoingEvent, RelayStanding,
+    },
+    retry::RetryPolicy,
+};
+
+/// What is taken at once at most, in bytes of payloads and headers.
+pub(super) const BYTES_MAX: u64 = 16 << 20;
+
+/// The waits between steps that brought nothing there.
+pub(super) const TROUBLE: RetryPolicy = RetryPolicy::new(u32::MAX, Duration::from_millis(200), Duration::from_secs(5));
+
+/// The waits between two tries to note what became of events.
+const NOTING: RetryPolicy = RetryPolicy::new(u32::MAX, Duration::from_millis(100), Duration::from_secs(2));
+
+/// After a step that found less than there was room for: more events come in one step then, and each costs less.
+const LINGER: Duration = Duration::from_millis(10);
+
+/// How long one step may go on with rounds: an ordering key with many events holds the others back for so long.
+const ROUNDS_MAX: Duration = Duration::from_millis(500);
+
+/// How often it is told again why nothing gets there.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+
+/// The same for events that are left to a person.
+const FAILURES_TOLD_EVERY: Duration = Duration::from_secs(1);
+
+/// How long a publisher may take to drop what it has.
+const PURGED_WITHIN: Duration = Duration::from_secs(1);
+
+pub(super) struct Carrier {
+    pub(super) route: Route,
+    pub(super) settings: RelaySettings,
+    relay: Arc<str>,
+    pub(super) outbox: Arc<dyn Outbox>,
+    state: Arc<State>,
+    line: Arc<Line>,
+    woken: watch::Receiver<u64>,
+    pub(super) stopping: Stopping,
+    /// Steps in a row that brought nothing there.
+    pub(super) tries: u32,
+    told_at: Option<Instant>,
+    failures_told_at: Option<Instant>,
+    untold_failures: u64,
+}
+
+/// Ends that are to be noted.
+pub(super) type Ends = Vec<(EventNumber, EventEnd)>;
+
+impl Carrier {
+    pub(super) fn new(
+        route: Route,
+        settings: RelaySettings,
+        relay: Arc<str>,
+        state: &Arc<State>,
+        line: &Arc<Line>,
+        woken: watch::Receiver<u64>,
+        stopping: Stopping,
+    ) -> Self {
+        Self {
+            route,
+            settings,
+            relay,
+            outbox: Arc::clone(&state.outbox),
+            state: Arc::clone(state),
+            line: Arc::clone(line),
+            woken,
+            stopping,
+            tries: 0,
+            told_at: None,
+            failures_told_at: None,
+            untold_failures: 0,
+        }
+    }
+
+    pub(super) async fn run(mut self) {
+        let id = loop {
+            if let Some(id) = self.line.id.get() {
+                break *id;
+            }
+            if self.stopping.is_asked() {
+                return;
+            }
+            self.wait(self.settings.poll_idle).await;
+        };
+        let lease = Lease::new(&self.outbox, id, &self.relay, self.settings.lease);
+        while !self.stopping.stop.is_cancelled() {
+            let wait = match lease.ask().await {
+                Ok(Leased::Mine) => {
+                    self.line.stands(RelayStanding::Relaying);
+                    self.relay(id, &lease).await;
+                    Duration::ZERO
+                }
+                Ok(Leased::Others { left }) => {
+                    self.line.stands(RelayStanding::Standby);
+                    (left + Duration::from_millis(5)).min(self.settings.poll_idle)
+                }
+                Ok(Leased::Paused) => {
+                    self.line.stands(RelayStanding::Paused);
+                    self.settings.poll_idle
+                }
+                Err(error) => {
+                    self.store_failed("taking a destination", &error);
+                    self.settings.poll_idle
+                }
+            };
+            // A worker that drains sends what it has the lease for, and waits for nobody.
+            if self.stopping.is_asked() {
+                break;
+            }
+            rest(wait, &self.stopping).await;
+        }
+        lease.release().await;
+        self.line.stands(RelayStanding::Standby);
+    }
+
+    /// Works while the lease is ours, which is renewed meanwhile.
+    async fn relay(&mut self, id: DestinationId, lease: &Arc<Lease>) {
+        let kept = Arc::clone(lease);
+        tokio::select! {
+            () = kept.keep() => {}
+            () = async {
+                match self.route.dispatch {
+                    Dispatch::Batches { events_max } => self.batches(id, lease, events_max.max(1)).await,
+                    Dispatch::Each { at_once } => self.each(id, lease, at_once.max(1)).await,
+                }
+            } => {}
+        }
+    }
+
+    pub(super) fn line(&self) -> Arc<Line> {
+        Arc::clone(&self.line)
+    }
+
+    /// Whether another step may begin.
+    pub(super) fn goes_on(&self, lease: &Lease) -> bool {
+        !self.stopping.stop.is_cancelled() && lease.holds()
+    }
+
+    async fn batches(&mut self, id: DestinationId, lease: &Lease, events_max: usize) {
+        let mut poll = self.settings.poll_busy;
+        while self.goes_on(lease) {
+            // One event finds out whether it goes again: of many, each would have to be noted as tried.
+            let max = if self.tries == 0 { events_max } else { 1 };
+            self.woken_now();
+            let events = match self.outbox.next(id, u32::try_from(max).unwrap_or(u32::MAX), BYTES_MAX).await {
+                Ok(events) => {
+                    self.store_answers();
+                    events
+                }
+                Err(error) => {
+                    self.store_failed("taking events", &error);
+                    if self.stopping.is_asked() {
+                        return;
+                    }
+                    rest(self.settings.poll_idle, &self.stopping).await;
+                    continue;
+                }
+            };
+            let (found, is_full) = (!events.is_empty(), events.len() >= max);
+            if found {
+                if let Err(error) = self.step(id, lease, events).await {
+                    self.store_failed("noting what became of events", &error);
+                }
+                if self.tries > 0 {
+                    if self.stopping.is_asked() {
+                        return;
+                    }
+                    rest(TROUBLE.backoff_now(self.tries), &self.stopping).await;
+                    continue;
+                }
+            }
+            if found && is_full {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            if self.is_drained(found).await {
+                return;
+            }
+            poll = if found { self.settings.poll_busy } else { (poll * 2).min(self.settings.poll_idle) };
+            if found {
+                rest(LINGER, &self.stopping).await;
+            }
+            self.wait(poll).await;
+        }
+    }
+
+    /// Whether a relay that is to end once nothing may go any more is there.
+    pub(super) async fn is_drained(&self, found: bool) -> bool {
+        self.stopping.drain.is_cancelled()
+            && (!found || self.state.has_pending().await.is_ok_and(|has_pending| !has_pending))
+    }
+
+    /// Gives events to the publisher, in rounds where order asks for it, and notes after each what became of them.
+    async fn step(&mut self, id: DestinationId, lease: &Lease, events: Vec<OutgoingEvent>) -> Result<(), StoreError> {
+        failpoint!(RELAY_TAKEN).map_err(injected)?;
+        let events = self.without_stale(id, events).await?;
+        if planted(Bug::MarksFirst) {
+            let ends: Ends = events.iter().map(|event| (event.number, EventEnd::Published)).collect();
+            self.outbox.settle(id, &ends).await?;
+        }
+        let begun = Instant::now();
+        let mut rounds = if self.route.keeps_order { Rounds::at_once(&events) } else { Rounds::of(&events) };
+        // What is left when another relay may have the destination, or time is up, is taken again: nothing was noted of it.
+        while self.goes_on(lease) && begun.elapsed() < ROUNDS_MAX {
+            let places = rounds.next();
+            if places.is_empty() {
+                break;
+            }
+            let round: Vec<&OutgoingEvent> = places.iter().map(|place| &events[*place]).collect();
+            let answers = self.publish(&round).await;
+            failpoint!(RELAY_CONFIRMED).map_err(injected)?;
+            let mut judged = Judged::default();
+            for (place, answer) in places.into_iter().zip(answers) {
+                let event = &events[place];
+                if answer.is_err() {
+                    rounds.hold_behind(place);
+                }
+                judged.add(event, ends::of(event, answer, &self.route.retry, self.tries));
+            }
+            self.tell(&judged);
+            self.note(id, judged.ends).await;
+            failpoint!(RELAY_SETTLED).map_err(injected)?;
+            if self.tries > 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves to a person what must not be sent again.
+    pub(super) async fn without_stale(
+        &mut self,
+        id: DestinationId,
+        events: Vec<OutgoingEvent>,
+    ) -> Result<Vec<OutgoingEvent>, StoreError> {
+        let mut judged = Judged::default();
+        let mut fresh = Vec::with_capacity(events.len());
+        for event in events {
+            match ends::stale(&event, &self.route) {
+                None => fresh.push(event),
+                Some(end) => judged.add(&event, Became::Noted(end)),
+            }
+        }
+        if !judged.ends.is_empty() {
+            self.tell(&judged);
+            self.note(id, judged.ends).await;
+            // One of the others may follow one of these in its ordering key.
+            return Ok(Vec::new());
+        }
+        Ok(fresh)
+    }
+
+    /// One answer an event, whatever the publisher does.
+    pub(super) async fn publish(&self, events: &[&OutgoingEvent]) -> Vec<Result<(), EventError>> {
+        give(&self.route, &self.settings, &self.line, events).await
+    }
+
+    /// Notes what became of events, until the database has it: what was confirmed and is not noted is sent again.
+    pub(super) async fn note(&self, id: DestinationId, ends: Ends) {
+        if ends.is_empty() {
+            return;
+        }
+        let published = ends.iter().filter(|(_, end)| matches!(end, EventEnd::Published)).count() as u64;
+        let failed = ends.iter().filter(|(_, end)| matches!(end, EventEnd::Failed { .. })).count() as u64;
+        let mut tries = 0;
+        while let Err(error) = self.outbox.settle(id, &ends).await {
+            tries += 1;
+            if tries == 1 {
+                self.store_failed("noting what became of events", &error);
+            }
+            if self.stopping.stop.is_cancelled() && tries > 3 {
+                tracing::warn!(
+                    destination = &*self.line.destination, events = ends.len(), %error,
+                    "it could not be noted what became of events; the next relay sends copies of those that were confirmed"
+                );
+                return;
+            }
+            tokio::time::sleep(NOTING.backoff_now(tries)).await;
+        }
+        self.line.settled(published, failed, ends.len() as u64);
+    }
+
+    /// Says what people must know, sparsely, and counts whether anything got there.
+    pub(super) fn tell(&mut self, judged: &Judged) {
+        let destination = &*self.line.destination;
+        if judged.confirmed > 0 {
+            self.tries = 0;
+            if let Some(time) = self.line.out_of_trouble()
+                && self.told_at.take().is_some()
+            {
+                tracing::info!(destination, after = ?time, "events get to their destination again");
+            }
+        } else if let Some(why) = judged.refused.as_ref().or(judged.away.as_ref()) {
+            self.tries = self.tries.saturating_add(1);
+            let (time, is_new) = self.line.in_trouble(why);
+            if is_new || self.told_at.is_none_or(|at| at.elapsed() >= TOLD_EVERY) {
+                self.told_at = Some(Instant::now());
+                tracing::warn!(
+                    destination, error = why, since = ?time,
+                    "events do not get to their destination now; they wait in the outbox, and none is charged"
+                );
+            }
+        }
+        if let Some((key, error)) = &judged.failure {
+            self.untold_failures += judged.failures;
+            if self.failures_told_at.is_none_or(|at| at.elapsed() >= FAILURES_TOLD_EVERY) {
+                self.failures_told_at = Some(Instant::now());
+                tracing::error!(
+                    destination,
+                    events = self.untold_failures,
+                    key,
+                    error,
+                    "events wait for a person, and with them what is behind them in their ordering keys; see `idem outbox list`"
+                );
+                self.untold_failures = 0;
+            }
+        }
+    }
+
+    /// Nothing is wrong any more, unless it is the destination.
+    pub(super) fn store_answers(&self) {
+        if self.tries == 0 {
+            self.line.out_of_trouble();
+        }
+    }
+
+    pub(super) fn store_failed(&self, doing: &str, error: &StoreError) {
+        let why = format!("{doing}: {error}");
+        let (time, is_new) = self.line.in_trouble(&why);
+        let destination = &*self.line.destination;
+        if is_new {
+            tracing::warn!(destination, %error, "the relay waits for the database while {doing}");
+        } else {
+            tracing::debug!(destination, %error, since = ?time, "the relay waits for the database while {doing}");
+        }
+    }
+
+    /// What was committed before this is found by what follows.
+    pub(super) fn woken_now(&mut self) {
+        self.woken.borrow_and_update();
+    }
+
+    /// Waits until a commit is told of, for this long at most.
+    pub(super) async fn wait(&mut self, time: Duration) {
+        tokio::select! {
+            () = rest(time, &self.stopping) => {}
+            // The sender lives as long as the relay.
+            Ok(()) = self.woken.changed() => {}
+        }
+    }
+}
+
+/// What became of the events of a step.
+#[derive(Default)]
+pub(super) struct Judged {
+    pub(super) ends: Ends,
+    confirmed: u64,
+    /// Why the destination takes none, where it said so.
+    refused: Option<String>,
+    /// Why an event was not confirmed that is not to blame.
+    away: Option<String>,
+    failures: u64,
+    /// Of the first event that is left to a person: its key and why.
+    failure: Option<(String, String)>,
+}
+
+impl Judged {
+    /// Leaves out that events were not confirmed which are not to blame: where each goes by itself, that says nothing of the
+    /// others.
+    pub(super) fn of_each(mut self) -> Self {
+        self.away = None;
+        self
+    }
+
+    pub(super) fn add(&mut self, event: &OutgoingEvent, became: Became) {
+        let end = match became {
+            Became::Refused(why) => {
+                self.refused.get_or_insert(why);
+                return;
+            }
+            Became::Noted(end) => end,
+        };
+        match &end {
+            EventEnd::Published => self.confirmed += 1,
+            EventEnd::Later { counted: false, error, .. } => {
+                self.away.get_or_insert_with(|| error.clone());
+            }
+            EventEnd::Later { .. } => {}
+            EventEnd::Failed { error, .. } => {
+                self.failures += 1;
+                self.failure.get_or_insert_with(|| (event.key.to_string(), error.clone()));
+            }
+        }
+        self.ends.push((event.number, end));
+    }
+}
+
+/// Gives events to the publisher. It is somebody else's code: it may panic, take too long, or answer with another number.
+pub(super) async fn give(
+    route: &Route,
+    settings: &RelaySettings,
+    line: &Line,
+    events: &[&OutgoingEvent],
+) -> Vec<Result<(), EventError>> {
+    let (begun, deadline) = (Instant::now(), settings.publish_deadline);
+    let publishing = AssertUnwindSafe(async { route.publisher.publish_events(events).await }).catch_unwind();
+    let unanswered = |why: String, is_to_blame: bool| {
+        let error = EventError::unconfirmed(why);
+        if is_to_blame { error } else { error.uncounted() }
+    };
+    let each = matches!(route.dispatch, Dispatch::Each { .. });
+    let (mut answers, missing, is_to_blame) = match tokio::time::timeout(deadline, publishing).await {
+        Ok(Ok(answers)) => {
+            (answers, "the publisher did not answer for this event, which is a bug in it".to_owned(), each)
+        }
+        // One of them makes it panic, which is found out one by one.
+        Ok(Err(_panic)) => (Vec::new(), "the publisher panicked".to_owned(), events.len() == 1),
+        Err(_late) => {
+            // It may panic too, and there is nothing that it could be asked for then.
+            let purging = AssertUnwindSafe(async { route.publisher.purge().await }).catch_unwind();
+            let _ = tokio::time::timeout(PURGED_WITHIN, purging).await;
+            (Vec::new(), format!("no confirmation came within {deadline:?}"), each)
+        }
+    };
+    line.metrics.publish.record(begun.elapsed());
+    answers.truncate(events.len());
+    answers.resize_with(events.len(), || Err(unanswered(missing.clone(), is_to_blame)));
+    answers
+}
+
+pub(super) fn injected(injected: failpoint::Injected) -> StoreError {
+    StoreError::unavailable("relaying", injected)
+}

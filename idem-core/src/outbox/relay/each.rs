@@ -1,0 +1,188 @@
+//! Events that go each by itself: to endpoints of different owners, of which one that takes long holds no other back.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use tokio::time::Instant;
+
+use super::{
+    carrier::{BYTES_MAX, Carrier, Judged, TROUBLE, give, injected},
+    ends,
+    lease::Lease,
+    rest,
+};
+use crate::{
+    bugs::{Bug, planted},
+    error::StoreError,
+    failpoint,
+    outbox::{DestinationId, EventEnd, EventError, EventNumber, OutgoingEvent},
+};
+
+/// How many events are looked at for each that may be under way: those behind one of their ordering key cannot begin.
+const LOOKED_AT: usize = 8;
+
+/// An event that is under way for longer than this is noted as tried, so that those behind it are not looked at again and
+/// again, in place of others that could go.
+const SLOW_AFTER: Duration = Duration::from_millis(200);
+
+/// What an answer that never comes costs beyond the deadline.
+const MARGIN: Duration = Duration::from_secs(2);
+
+type Answered = (Arc<OutgoingEvent>, Result<(), EventError>);
+
+/// What is with the publisher.
+#[derive(Default)]
+struct UnderWay {
+    calls: FuturesUnordered<BoxFuture<'static, Answered>>,
+    events: Vec<Begun>,
+}
+
+struct Begun {
+    event: Arc<OutgoingEvent>,
+    at: Instant,
+    is_noted: bool,
+}
+
+impl UnderWay {
+    fn holds(&self, event: &OutgoingEvent) -> bool {
+        let is_behind = |begun: &Begun| event.ordering_key.is_some() && begun.event.ordering_key == event.ordering_key;
+        self.events.iter().any(|begun| begun.event.number == event.number || is_behind(begun))
+    }
+
+    fn ended(&mut self, number: EventNumber) {
+        self.events.retain(|begun| begun.event.number != number);
+    }
+}
+
+impl Carrier {
+    pub(super) async fn each(&mut self, id: DestinationId, lease: &Lease, at_once: usize) {
+        let mut under_way = UnderWay::default();
+        let (mut poll, mut refused) = (self.settings.poll_busy, None::<Instant>);
+        loop {
+            let mut found = false;
+            let is_refused = refused.is_some_and(|until| Instant::now() < until);
+            if self.goes_on(lease) && under_way.events.len() < at_once && !is_refused {
+                match self.begin(id, &mut under_way, at_once).await {
+                    Ok(begun) => found = begun > 0,
+                    Err(error) => self.store_failed("taking events", &error),
+                }
+            }
+            if under_way.events.is_empty() && (!self.goes_on(lease) || self.is_drained(found).await) {
+                return;
+            }
+            poll = if found { self.settings.poll_busy } else { (poll * 2).min(self.settings.poll_idle) };
+            let slow_at =
+                under_way.events.iter().filter(|begun| !begun.is_noted).map(|begun| begun.at + SLOW_AFTER).min();
+            let slow = async {
+                match slow_at {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            // A slot is free for what may come, or nothing can begin before one is.
+            let may_begin = under_way.events.len() < at_once && !self.stopping.is_asked();
+            tokio::select! {
+                Some(answer) = under_way.calls.next() => {
+                    if let Err(error) = self.answered(id, &mut under_way, answer).await {
+                        self.store_failed("noting what became of events", &error);
+                    }
+                    refused = (self.tries > 0).then(|| Instant::now() + TROUBLE.backoff_now(self.tries));
+                }
+                () = slow => self.note_slow(id, &mut under_way).await,
+                () = self.wait_or_lost(lease, poll), if may_begin => {}
+            }
+        }
+    }
+
+    /// Takes events and begins those that may go now. Answers how many.
+    async fn begin(
+        &mut self,
+        id: DestinationId,
+        under_way: &mut UnderWay,
+        at_once: usize,
+    ) -> Result<usize, StoreError> {
+        let max = u32::try_from(at_once * LOOKED_AT).unwrap_or(u32::MAX);
+        self.woken_now();
+        let events = self.outbox.next(id, max, BYTES_MAX).await?;
+        self.store_answers();
+        failpoint!(RELAY_TAKEN).map_err(injected)?;
+        let events: Vec<OutgoingEvent> = events.into_iter().filter(|event| !under_way.holds(event)).collect();
+        let mut begun = 0;
+        for event in self.without_stale(id, events).await? {
+            if under_way.events.len() >= at_once {
+                break;
+            }
+            if under_way.holds(&event) {
+                continue;
+            }
+            if planted(Bug::MarksFirst) {
+                self.outbox.settle(id, &[(event.number, EventEnd::Published)]).await?;
+            }
+            let event = Arc::new(event);
+            let (route, settings, line) = (self.route.clone(), self.settings, self.line());
+            let given = Arc::clone(&event);
+            under_way.calls.push(Box::pin(async move {
+                let answer = give(&route, &settings, &line, &[&given]).await.pop();
+                (given, answer.unwrap_or_else(|| Err(EventError::unconfirmed("no answer"))))
+            }));
+            under_way.events.push(Begun { event, at: Instant::now(), is_noted: false });
+            begun += 1;
+        }
+        Ok(begun)
+    }
+
+    /// Notes what became of this event, and of those that have ended meanwhile.
+    async fn answered(
+        &mut self,
+        id: DestinationId,
+        under_way: &mut UnderWay,
+        first: Answered,
+    ) -> Result<(), StoreError> {
+        let (mut judged, mut next) = (Judged::default(), Some(first));
+        let mut ended = Vec::new();
+        while let Some((event, answer)) = next {
+            judged.add(&event, ends::of(&event, answer, &self.route.retry, self.tries));
+            ended.push(event.number);
+            next = under_way.calls.next().now_or_never().flatten();
+        }
+        let confirmed = failpoint!(RELAY_CONFIRMED).map_err(injected);
+        if confirmed.is_ok() {
+            let judged = judged.of_each();
+            self.tell(&judged);
+            self.note(id, judged.ends).await;
+        }
+        // Only now: until it is noted, the outbox answers with them again.
+        ended.into_iter().for_each(|number| under_way.ended(number));
+        confirmed?;
+        failpoint!(RELAY_SETTLED).map_err(injected)
+    }
+
+    /// Notes that an event is under way, so that what is behind it waits in the outbox and not in what is looked at. Where
+    /// nobody answers for it, because this process ends, it is tried again after the deadline.
+    async fn note_slow(&self, id: DestinationId, under_way: &mut UnderWay) {
+        let now = Instant::now();
+        let mut ends = Vec::new();
+        for begun in under_way.events.iter_mut().filter(|begun| !begun.is_noted && now >= begun.at + SLOW_AFTER) {
+            begun.is_noted = true;
+            let end = EventEnd::Later {
+                after: self.settings.publish_deadline + MARGIN,
+                error: "under way".to_owned(),
+                may_be_sent: true,
+                counted: false,
+            };
+            ends.push((begun.event.number, end));
+        }
+        if let Err(error) = self.outbox.settle(id, &ends).await {
+            self.store_failed("noting what is under way", &error);
+        }
+    }
+
+    async fn wait_or_lost(&mut self, lease: &Lease, time: Duration) {
+        if lease.holds() {
+            self.wait(time).await;
+        } else {
+            // What is under way is waited for; nothing begins.
+            rest(Duration::from_secs(1), &self.stopping).await;
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The lease of a destination: one relay at a time has it, as the database's clock says.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    error::StoreError,
+    outbox::{DestinationId, Leased, Outbox},
+    spawn,
+};
+
+pub(super) struct Lease {
+    outbox: Arc<dyn Outbox>,
+    destination: DestinationId,
+    relay: Arc<str>,
+    time: Duration,
+    /// Until when it is certainly ours. Counted from before it was asked for, so it ends here before it ends there.
+    until: Mutex<Option<Instant>>,
+}
+
+impl Lease {
+    pub(super) fn new(
+        outbox: &Arc<dyn Outbox>,
+        destination: DestinationId,
+        relay: &Arc<str>,
+        time: Duration,
+    ) -> Arc<Self> {
+        let (outbox, relay) = (Arc::clone(outbox), Arc::clone(relay));
+        Arc::new(Self { outbox, destination, relay, time, until: Mutex::new(None) })
+    }
+
+    fn set(&self, until: Option<Instant>) {
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = until;
+    }
+
+    /// Whether it is ours for a while yet. What is sent afterwards may be sent by another relay too: a process that was frozen
+    /// asks here before it sends, and only one that is frozen between the two sends copies.
+    pub(super) fn holds(&self) -> bool {
+        let until = *self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        until.is_some_and(|until| Instant::now() + self.time / 10 < until)
+    }
+
+    /// Takes or renews it.
+    pub(super) async fn ask(&self) -> Result<Leased, StoreError> {
+        let asked_at = Instant::now();
+        let (outbox, relay) = (Arc::clone(&self.outbox), Arc::clone(&self.relay));
+        let (destination, time) = (self.destination, self.time);
+        // Whoever waits for it may be dropped, and what was begun on a connection comes to its end.
+        let answer = spawn::finished(async move { outbox.lease(destination, &relay, time).await }).await?;
+        self.set(match &answer {
+            Leased::Mine => Some(asked_at + self.time),
+            Leased::Others { .. } | Leased::Paused => None,
+        });
+        Ok(answer)
+    }
+
+    /// Renews it for as long as this is polled, also while a publisher takes its time.
+    pub(super) async fn keep(&self) {
+        loop {
+            tokio::time::sleep(self.time / 3).await;
+            if let Err(error) = self.ask().await {
+                tracing::debug!(relay = %self.relay, %error, "a lease could not be renewed");
+            }
+        }
+    }
+
+    /// Lets another relay have it at once.
+    pub(super) async fn release(&self) {
+        self.set(None);
+        if let Err(error) = self.outbox.release(self.destination, &self.relay).await {
+            tracing::debug!(relay = %self.relay, %error, "a lease could not be released; it ends by itself");
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! What a relay brings where, and how: [`RelayBuilder`], [`Route`], [`RelaySettings`].
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::{Relay, state::State};
+use crate::{
+    error::ConfigError,
+    message::ConsumerName,
+    outbox::{Destination, Dispatch, EventPublisher, Outbox},
+    retry::RetryPolicy,
+    setters::setters,
+};
+
+/// How long a receiver remembers the ids of events, unless its route says otherwise: the default retention of a consumer.
+pub const RECEIVER_KEEPS: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// The attempts of an event that its destination refuses for what it is, and the waits between them, unless the publisher or
+/// the route says otherwise. An outage is no attempt.
+pub const EVENT_RETRY: RetryPolicy = RetryPolicy::new(10, Duration::from_millis(200), Duration::from_secs(5 * 60));
+
+/// A destination, what brings events there, and how.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Route {
+    /// The destination's name, as the consumers that publish to it declare it.
+    pub destination: String,
+    /// What brings events there.
+    pub publisher: Arc<dyn EventPublisher>,
+    /// The attempts of an event, and the waits between them. An event that has used them up waits for a person; it is never
+    /// discarded. Defaults to what the publisher says.
+    pub retry: RetryPolicy,
+    /// For how long its receivers tell a copy of an event from a new one: what their retention is. An event whose first copy
+    /// may have been sent that long ago, less an hour, is not sent again but waits for a person, because it could have its
+    /// effect twice. Defaults to 7 days; more than an hour.
+    pub receiver_keeps: Duration,
+    /// What the publisher says, asked once: it is somebody else's code.
+    pub(super) dispatch: Dispatch,
+    pub(super) keeps_order: bool,
+}
+
+impl fmt::Debug for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Route")
+            .field("destination", &self.destination)
+            .field("retry", &self.retry)
+            .field("receiver_keeps", &self.receiver_keeps)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Route {
+    /// Events for this destination go to `publisher`.
+    pub fn to(destination: impl Into<String>, publisher: impl EventPublisher) -> Self {
+        Self::to_shared(destination, Arc::new(publisher))
+    }
+
+    /// The same for a publisher that others use too.
+    pub fn to_shared(destination: impl Into<String>, publisher: Arc<dyn EventPublisher>) -> Self {
+        let (retry, dispatch, keeps_order) = (publisher.retry(), publisher.dispatch(), publisher.keeps_order());
+        let destination = destination.into();
+        Self { destination, publisher, retry, receiver_keeps: RECEIVER_KEEPS, dispatch, keeps_order }
+    }
+
+    setters! {
+        /// Sets the attempts of an event, and the waits between them.
+        retry: RetryPolicy,
+        /// Sets for how long its receivers tell a copy of an event from a new one.
+        receiver_keeps: Duration,
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        Destination::new(&*self.destination).check()?;
+        let name = &self.destination;
+        if self.retry.attempts == 0 || self.retry.first > self.retry.max {
+            let value = format!("{:?} for {name:?}", self.retry);
+            return Err(ConfigError::new("relay.retry", value, "at least one attempt, and first is at most max"));
+        }
+        if self.receiver_keeps <= STALE_MARGIN {
+            let value = format!("{:?} for {name:?}", self.receiver_keeps);
+            return Err(ConfigError::new("relay.receiver_keeps", value, "more than an hour"));
+        }
+        Ok(())
+    }
+}
+
+/// How long before its receivers forget it an event is not sent any more: what two clocks, and a broker that keeps what
+/// it was given for a while, may differ by.
+pub(super) const STALE_MARGIN: Duration = Duration::from_secs(60 * 60);
+
+/// The settings of a [`Relay`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RelaySettings {
+    /// For how long a relay has a destination without renewing: so long at most a destination stands still after its relay
+    /// was killed. It is renewed each third of it. Defaults to 1.5 s; 300 ms to 60 s.
+    pub lease: Duration,
+    /// How long a publisher may take for what it was given. What a client library still has then is dropped, and its events
+    /// are sent again. A publisher's own limits are shorter. Defaults to 10 s; 1 s to 5 min.
+    pub publish_deadline: Duration,
+    /// How often the outbox is looked at while events are found, where nobody tells of a commit. Defaults to 100 ms.
+    pub poll_busy: Duration,
+    /// How often it is looked at while none is found. Defaults to 1 s; at least `poll_busy`.
+    pub poll_idle: Duration,
+    /// How often what waits is counted, for metrics and people. Defaults to 10 s.
+    pub measure_every: Duration,
+}
+
+impl Default for RelaySettings {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_millis(1_500),
+            publish_deadline: Duration::from_secs(10),
+            poll_busy: Duration::from_millis(100),
+            poll_idle: Duration::from_secs(1),
+            measure_every: Duration::from_secs(10),
+        }
+    }
+}
+
+impl RelaySettings {
+    fn check(&self) -> Result<(), ConfigError> {
+        let millis = |from, to| Duration::from_millis(from)..=Duration::from_millis(to);
+        for (field, value, allowed, rule) in [
+            ("relay.lease", self.lease, millis(300, 60_000), "300 ms to 60 s"),
+            ("relay.publish_deadline", self.publish_deadline, millis(1_000, 300_000), "1 s to 5 min"),
+            ("relay.poll_busy", self.poll_busy, millis(1, 60_000), "1 ms to 60 s"),
+            ("relay.poll_idle", self.poll_idle, self.poll_busy..=Duration::from_secs(60), "poll_busy to 60 s"),
+            ("relay.measure_every", self.measure_every, millis(100, 3_600_000), "100 ms to 1 h"),
+        ] {
+            if !allowed.contains(&value) {
+                return Err(ConfigError::new(field, format!("{value:?}"), rule));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Builds a [`Relay`], refusing settings that break a rule.
+#[derive(Debug)]
+#[must_use]
+pub struct RelayBuilder {
+    outbox: Outboxes,
+    routes: Vec<Route>,
+    settings: RelaySettings,
+    name: String,
+}
+
+/// The outbox, which does not say what it holds.
+struct Outboxes(Arc<dyn Outbox>);
+
+impl fmt::Debug for Outboxes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Outbox")
+    }
+}
+
+impl RelayBuilder {
+    pub(super) fn new(outbox: Arc<dyn Outbox>) -> Self {
+        let settings = RelaySettings::default();
+        Self { outbox: Outboxes(outbox), routes: Vec::new(), settings, name: "relay".to_owned() }
+    }
+
+    /// Brings events for this destination to `publisher`, with the defaults of a [`Route`].
+    pub fn to(self, destination: impl Into<String>, publisher: impl EventPublisher) -> Self {
+        self.route(Route::to(destination, publisher))
+    }
+
+    /// Brings events along this route.
+    pub fn route(mut self, route: Route) -> Self {
+        self.routes.push(route);
+        self
+    }
+
+    /// What people know this relay by, such as its host and process: `idem outbox list` shows who has a destination. A random
+    /// part is appended, because two relays of one name would have a destination at once. Defaults to `relay`.
+    pub fn named(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Sets any of the settings.
+    pub fn settings(mut self, set: impl FnOnce(&mut RelaySettings)) -> Self {
+        set(&mut self.settings);
+        self
+    }
+
+    /// Builds the relay. It does not connect yet.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with field, value and rule: where there is no route, two for one destination, or a setting is out of its
+    /// bounds.
+    pub fn build(self) -> Result<Relay, ConfigError> {
+        self.build_for(None)
+    }
+
+    /// The same for a worker, whose relay looks after the events of its consumer.
+    pub(crate) fn build_for(self, consumer: Option<ConsumerName>) -> Result<Relay, ConfigError> {
+        let Self { outbox: Outboxes(outbox), routes, settings, name } = self;
+        settings.check()?;
+        if routes.is_empty() {
+            return Err(ConfigError::new("relay", "no destination", "a relay has one at least: .to(…)"));
+        }
+        for (at, route) in routes.iter().enumerate() {
+            route.check()?;
+            if routes[..at].iter().any(|other| other.destination == route.destination) {
+                let rule = "each destination has one route";
+                return Err(ConfigError::new("relay", format!("{:?}", route.destination), rule));
+            }
+        }
+        if name.is_empty() || name.len() > 200 || name.chars().any(char::is_control) {
+            let rule = "a relay's name has 1 to 200 bytes without control characters";
+            return Err(ConfigError::new("relay.named", format!("{name:?}"), rule));
+        }
+        let name = format!("{name}/{:08x}", fastrand::u32(..));
+        let state = Arc::new(State::new(outbox, consumer, routes.iter().map(|route| &*route.destination)));
+        Ok(Relay { routes, settings, name: name.into(), state, published: None })
+    }
+}

@@ -1,0 +1,243 @@
+//! What a relay's tasks share, and what others see of it.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::ends::UNCOUNTED_MAX;
+use crate::{
+    error::StoreError,
+    message::ConsumerName,
+    outbox::{DestinationId, Outbox, OutboxBacklog},
+    telemetry::RelayMetrics,
+};
+
+/// What a relay and its views have in common.
+pub(super) struct State {
+    pub(super) outbox: Arc<dyn Outbox>,
+    /// Whose events a worker waits for before it is idle; all where it is `None`.
+    pub(super) consumer: Option<ConsumerName>,
+    /// In the order of the routes.
+    pub(super) lines: Vec<Arc<Line>>,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State").field("lines", &self.lines).finish_non_exhaustive()
+    }
+}
+
+/// One destination.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) destination: Box<str>,
+    /// Known once somebody has declared it.
+    pub(super) id: OnceLock<DestinationId>,
+    pub(super) metrics: RelayMetrics,
+    published: AtomicU64,
+    failed: AtomicU64,
+    /// Rises with each event that is settled, however.
+    settled: AtomicU64,
+    look: Mutex<Look>,
+}
+
+#[derive(Debug)]
+struct Look {
+    standing: RelayStanding,
+    trouble: Option<(Instant, String)>,
+    /// When it last was in trouble.
+    mended_at: Option<Instant>,
+    backlog: Option<OutboxBacklog>,
+}
+
+/// How a relay stands to a destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RelayStanding {
+    /// Nobody has declared it yet: it has no events.
+    Undeclared,
+    /// Another relay has it, and this one waits to take over.
+    Standby,
+    /// An operator has paused it.
+    Paused,
+    /// This relay has it.
+    Relaying,
+}
+
+impl RelayStanding {
+    /// The word for it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Undeclared => "undeclared",
+            Self::Standby => "standby",
+            Self::Paused => "paused",
+            Self::Relaying => "relaying",
+        }
+    }
+}
+
+/// What a relay knows of one of its destinations.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Relayed {
+    /// Its name.
+    pub destination: String,
+    /// How the relay stands to it.
+    pub standing: RelayStanding,
+    /// Events that it has confirmed to this relay.
+    pub published: u64,
+    /// Events that this relay has left to a person.
+    pub failed: u64,
+    /// Why nothing goes there now, and for how long nothing has; `None` while all is well.
+    pub trouble: Option<(String, Duration)>,
+    /// What waits for it, of all consumers, as it was last counted; `None` before the first time.
+    pub backlog: Option<OutboxBacklog>,
+}
+
+impl Line {
+    fn new(destination: &str) -> Self {
+        Self {
+            destination: destination.into(),
+            id: OnceLock::new(),
+            metrics: RelayMetrics::of(destination),
+            published: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
+            look: Mutex::new(Look {
+                standing: RelayStanding::Undeclared,
+                trouble: None,
+                mended_at: None,
+                backlog: None,
+            }),
+        }
+    }
+
+    fn look(&self) -> MutexGuard<'_, Look> {
+        self.look.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn stands(&self, standing: RelayStanding) {
+        self.look().standing = standing;
+    }
+
+    /// Notes how many of the events that were just settled were confirmed, failed, and there in all.
+    pub(super) fn settled(&self, published: u64, failed: u64, all: u64) {
+        self.published.fetch_add(published, Ordering::Relaxed);
+        self.failed.fetch_add(failed, Ordering::Relaxed);
+        self.settled.fetch_add(all, Ordering::Relaxed);
+        self.metrics.published.increment(published);
+    }
+
+    /// Notes why nothing goes there. Answers for how long nothing has, and whether the reason is another than before.
+    pub(super) fn in_trouble(&self, why: &str) -> (Duration, bool) {
+        let mut look = self.look();
+        let (since, before) = look.trouble.get_or_insert_with(|| (Instant::now(), String::new()));
+        let is_new = before != why;
+        if is_new {
+            why.clone_into(before);
+        }
+        (since.elapsed(), is_new)
+    }
+
+    /// Notes that something went there. Answers for how long nothing had, where that was so.
+    pub(super) fn out_of_trouble(&self) -> Option<Duration> {
+        let mut look = self.look();
+        let (since, _) = look.trouble.take()?;
+        look.mended_at = Some(Instant::now());
+        Some(since.elapsed())
+    }
+
+    /// Whether an outage is what events wait for.
+    fn is_recovering(&self) -> bool {
+        let look = self.look();
+        look.trouble.is_some() || look.mended_at.is_some_and(|at| at.elapsed() <= UNCOUNTED_MAX)
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "gauges are floating")]
+    pub(super) fn measured(&self, backlog: &OutboxBacklog) {
+        self.metrics.pending.set(backlog.pending as f64);
+        self.metrics.waiting.set((backlog.waiting + backlog.behind) as f64);
+        self.metrics.failed.set(backlog.failed as f64);
+        self.metrics.oldest.set(backlog.oldest.unwrap_or_default().as_secs_f64());
+        self.look().backlog = Some(backlog.clone());
+    }
+
+    fn relayed(&self) -> Relayed {
+        let look = self.look();
+        Relayed {
+            destination: self.destination.to_string(),
+            standing: look.standing,
+            published: self.published.load(Ordering::Relaxed),
+            failed: self.failed.load(Ordering::Relaxed),
+            trouble: look.trouble.as_ref().map(|(since, why)| (why.clone(), since.elapsed())),
+            backlog: look.backlog.clone(),
+        }
+    }
+}
+
+impl State {
+    pub(super) fn new<'n>(
+        outbox: Arc<dyn Outbox>,
+        consumer: Option<ConsumerName>,
+        destinations: impl Iterator<Item = &'n str>,
+    ) -> Self {
+        Self { outbox, consumer, lines: destinations.map(|name| Arc::new(Line::new(name))).collect() }
+    }
+
+    /// The line of this destination, where there is a route for it.
+    pub(super) fn line(&self, destination: &str) -> Option<&Arc<Line>> {
+        self.lines.iter().find(|line| &*line.destination == destination)
+    }
+
+    /// Whether an event that may go now waits on one of the relay's routes, or would but for an outage of its destination: one
+    /// of the worker's consumer, where it is a worker's.
+    pub(super) async fn has_pending(&self) -> Result<bool, StoreError> {
+        let backlog = self.outbox.backlog(self.consumer.as_ref()).await?;
+        let is_pending =
+            |one: &OutboxBacklog, line: &Line| one.pending > 0 || (one.waiting > 0 && line.is_recovering());
+        Ok(backlog.iter().any(|one| self.line(&one.destination).is_some_and(|line| is_pending(one, line))))
+    }
+}
+
+/// A view of a relay, which outlives its run. Clones see the same.
+#[derive(Debug, Clone)]
+pub struct RelayView(pub(super) Arc<State>);
+
+impl RelayView {
+    /// Events that were confirmed by their destinations so far.
+    #[must_use]
+    pub fn published(&self) -> u64 {
+        self.0.lines.iter().map(|line| line.published.load(Ordering::Relaxed)).sum()
+    }
+
+    /// The destinations, in the order of their routes.
+    #[must_use]
+    pub fn destinations(&self) -> Vec<Relayed> {
+        self.0.lines.iter().map(|line| line.relayed()).collect()
+    }
+
+    /// Whether no event that may go now waits on a route of this relay; of the worker's consumer alone, where it is a worker's.
+    /// What is tried again later, waits behind that or has failed does not count, unless its destination is in trouble or was just now.
+    /// Asks the database; `false` where it does not
+    /// answer.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn is_idle(&self) -> bool {
+        self.0.has_pending().await.is_ok_and(|has_pending| !has_pending)
+    }
+
+    /// A number that rises with each event that is settled, however: where it has changed, the relay was not idle meanwhile.
+    #[must_use]
+    pub fn settled(&self) -> u64 {
+        self.0.lines.iter().map(|line| line.settled.load(Ordering::Relaxed)).sum()
+    }
+}

@@ -1,0 +1,138 @@
+//! [`KafkaPublisher`] as what brings events to a topic.
+
+use std::{sync::PoisonError, time::Duration};
+
+use async_trait::async_trait;
+use idem_core::{
+    SourceError,
+    outbox::{Dispatch, EventError, EventPublisher, OutgoingEvent},
+};
+use rdkafka::{
+    error::KafkaError,
+    message::{Header, OwnedHeaders},
+    producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer, PurgeConfig},
+    types::RDKafkaErrorCode as Code,
+};
+
+use crate::{
+    context::Log,
+    error::{classify, said, words},
+    publisher::{KafkaPublisher, producer_with},
+};
+
+/// How long a record may wait for its confirmation: less than a relay waits for the publisher, so that it learns of each
+/// event what became of it.
+const CONFIRMED_WITHIN: Duration = Duration::from_secs(7);
+
+/// How long a record waits for company in its batch. They are handed over all at once.
+const LINGER_MS: &str = "1";
+
+/// How many events a relay gives at once.
+const EVENTS_MAX: usize = 2_000;
+
+/// The binding of CloudEvents to Kafka.
+const PREFIX: &str = "ce_";
+
+#[async_trait]
+impl EventPublisher for KafkaPublisher {
+    async fn publish_events(&self, events: &[&OutgoingEvent]) -> Vec<Result<(), EventError>> {
+        let producer = match self.event_producer() {
+            Ok(producer) => producer,
+            Err(error) => {
+                let refused = || classify(&self.options, "making a producer of events", error.clone()).into();
+                return events.iter().map(|_| Err(refused())).collect();
+            }
+        };
+        // All are handed over before the first is waited for. The library sends those of one partition in this order, and
+        // with idempotence keeps it over its own retries.
+        let sent: Vec<_> = events.iter().map(|event| self.send(&producer, event)).collect();
+        let mut answers = Vec::with_capacity(events.len());
+        for sent in sent {
+            answers.push(match sent {
+                Ok(delivery) => match delivery.await {
+                    Ok(Ok(_)) => Ok(()),
+                    Ok(Err((error, _))) => Err(self.failed(error)),
+                    Err(_cancelled) => {
+                        Err(EventError::unconfirmed("the producer ended before the broker had answered").uncounted())
+                    }
+                },
+                Err(error) => Err(error),
+            });
+        }
+        answers
+    }
+
+    fn dispatch(&self) -> Dispatch {
+        Dispatch::Batches { events_max: EVENTS_MAX }
+    }
+
+    async fn purge(&self) {
+        // With its sequence of records broken a producer with idempotence is of no use any more.
+        let purged = self.events.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(producer) = purged {
+            producer.purge(PurgeConfig::default().queue().inflight());
+        }
+    }
+}
+
+impl KafkaPublisher {
+    fn event_producer(&self) -> Result<FutureProducer<Log>, KafkaError> {
+        let mut kept = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((code, reason)) = kept.as_ref().and_then(|producer| producer.client().fatal_error()) {
+            tracing::warn!(
+                topic = self.options.topic,
+                code = words(code),
+                reason,
+                "the producer of events failed for good; a new one takes its place"
+            );
+            *kept = None;
+        }
+        if let Some(producer) = kept.as_ref() {
+            return Ok(producer.clone());
+        }
+        let producer = producer_with(&self.options, CONFIRMED_WITHIN, LINGER_MS)?;
+        Ok(kept.insert(producer).clone())
+    }
+
+    fn send(&self, producer: &FutureProducer<Log>, event: &OutgoingEvent) -> Result<DeliveryFuture, EventError> {
+        let wire = self.cloud_events.on_wire(event, PREFIX);
+        let mut headers =
+            wire.headers.iter().fold(OwnedHeaders::new(), |all, (key, value)| all.insert(Header { key, value }));
+        if let Some(kind) = &wire.content_type {
+            headers = headers.insert(Header { key: "content-type", value: Some(kind.as_bytes()) });
+        }
+        let mut record = FutureRecord::<[u8], [u8]>::to(&self.options.topic).headers(headers).payload(&wire.payload);
+        if let Some(key) = &event.ordering_key {
+            record = record.key(key.as_bytes());
+        }
+        producer.send_result(record).map_err(|(error, _)| match error.rdkafka_error_code() {
+            Some(Code::QueueFull) => EventError::not_sent(said(&error)).uncounted(),
+            _ => self.failed(error),
+        })
+    }
+
+    fn failed(&self, error: KafkaError) -> EventError {
+        let topic = &self.options.topic;
+        match error.rdkafka_error_code() {
+            Some(code @ (Code::MessageSizeTooLarge | Code::InvalidMessageSize | Code::MessageBatchTooLarge)) => {
+                SourceError::does_not_fit(
+                    format!("the event is too large for topic {topic:?}: {}", words(code)),
+                    "Raise max.message.bytes of the topic, or declare the destination with a smaller payload_bytes_max",
+                )
+                .into()
+            }
+            // Such as one without a key, where the topic is compacted.
+            Some(code @ Code::InvalidRecord) => SourceError::does_not_fit(
+                format!("topic {topic:?} does not take the event: {}", words(code)),
+                "Give the event an ordering key, which becomes the record's key, or the topic cleanup.policy=delete",
+            )
+            .into(),
+            Some(Code::TopicAuthorizationFailed) => SourceError::refused(
+                format!("events may not be published to topic {topic:?}"),
+                "Grant Write and Describe on the topic to this principal",
+            )
+            .into(),
+            Some(_) | None => classify(&self.options, "publishing events", error).into(),
+        }
+    }
+}

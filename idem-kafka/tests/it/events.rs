@@ -1,0 +1,145 @@
+//! Events to a topic.
+
+use std::time::{Duration, Instant};
+
+use idem_core::{
+    Bytes, KeySource, Message, OrderingKey,
+    key::{JsonMember, default_key_source},
+    outbox::{CloudEvents, EventError, EventPublisher, OutgoingEvent},
+};
+use idem_kafka::{KafkaOptions, KafkaPublisher, Reset};
+use idem_testkit::outgoing_event;
+use rdkafka::mocking::MockCluster;
+
+use crate::{
+    cluster::{BROKERS, Topic, fast},
+    member::{join, within},
+};
+
+fn publisher(brokers: &str, topic: &str) -> KafkaPublisher {
+    KafkaPublisher::new(&KafkaOptions::new(brokers, "purchases", "ledger"), topic).unwrap()
+}
+
+async fn publish(publisher: &KafkaPublisher, events: &[OutgoingEvent]) -> Vec<Result<(), EventError>> {
+    let events: Vec<_> = events.iter().collect();
+    within("publishing", publisher.publish_events(&events)).await
+}
+
+fn key_of(message: &Message) -> String {
+    default_key_source().key(message).unwrap().unwrap().as_str().to_owned()
+}
+
+/// O20: what is read back is the event, under the key by which a consumer that runs idem knows it.
+#[tokio::test(flavor = "multi_thread")]
+async fn o20_an_event_is_read_back_by_its_key() {
+    let topic = Topic::new(1).await;
+    let mut event = outgoing_event("event-1", "{\"cents\":1}");
+    event.ordering_key = Some(OrderingKey::new("account-7"));
+    let binary = publisher(&BROKERS, &topic.name);
+    let structured = publisher(&BROKERS, &topic.name).cloud_events(CloudEvents::structured());
+    for publisher in [binary, structured] {
+        assert!(publish(&publisher, std::slice::from_ref(&event)).await[0].is_ok());
+    }
+    let held = join(topic.options()).await.take(2).await;
+    let (binary, structured) = (&held[0].message, &held[1].message);
+    for message in [binary, structured] {
+        assert_eq!(key_of(message), "event-1");
+        assert_eq!(message.record_key().unwrap(), "account-7");
+        assert_eq!(message.headers().text("idemcause"), Some("order-1"));
+    }
+    assert_eq!(binary.payload().unwrap(), "{\"cents\":1}");
+    for (name, value) in [
+        ("ce_specversion", "1.0"),
+        ("ce_id", "event-1"),
+        ("ce_source", "/idem/ledger"),
+        ("ce_type", "Told"),
+        ("ce_idempotencykey", "event-1"),
+        ("ce_correlationid", "order-1"),
+        ("content-type", "application/json"),
+    ] {
+        assert_eq!(binary.headers().text(name), Some(value), "{name}");
+    }
+    assert_eq!(structured.headers().text("content-type"), Some("application/cloudevents+json"));
+    let in_payload = JsonMember::field("idempotencykey").key(structured).unwrap().unwrap();
+    assert_eq!(in_payload.as_str(), "event-1");
+    let body = std::str::from_utf8(structured.payload().unwrap()).unwrap();
+    assert!(body.contains("\"data\":{\"cents\":1}"), "{body}");
+}
+
+/// Those of one ordering key are in the topic in the order in which they were given.
+#[tokio::test(flavor = "multi_thread")]
+async fn events_of_one_key_arrive_in_order() {
+    let topic = Topic::new(3).await;
+    let events: Vec<OutgoingEvent> = (0..600)
+        .map(|number| {
+            let mut event = outgoing_event(&format!("event-{number}"), number.to_string());
+            event.ordering_key = Some(OrderingKey::new(format!("account-{}", number % 5)));
+            event
+        })
+        .collect();
+    let publisher = publisher(&BROKERS, &topic.name);
+    assert!(publish(&publisher, &events).await.iter().all(Result::is_ok));
+    let held = join(topic.options()).await.take(600).await;
+    let mut last = [None; 5];
+    for delivery in &held {
+        let number: usize = std::str::from_utf8(delivery.message.payload().unwrap()).unwrap().parse().unwrap();
+        assert!(last[number % 5].replace(number) < Some(number), "{number}");
+    }
+}
+
+/// O8: the one that is too large is told from the others, which are confirmed.
+#[tokio::test(flavor = "multi_thread")]
+async fn o8_an_event_that_is_too_large_is_told_from_the_others() {
+    let small = Topic::with(1, &[("max.message.bytes", "1500")]).await;
+    let uncompressed = KafkaOptions::new(&*BROKERS, "purchases", "ledger").set("compression.type", "none");
+    let publisher = KafkaPublisher::new(&uncompressed, &small.name).unwrap();
+    let large = outgoing_event("event-1", Bytes::from(vec![b'x'; 5_000]));
+    let alone = publish(&publisher, &[large]).await;
+    assert!(
+        matches!(&alone[0], Err(EventError::DoesNotFit { problem }) if problem.contains("max.message.bytes")),
+        "{alone:?}"
+    );
+    let fits = publish(&publisher, &[outgoing_event("event-2", "{}")]).await;
+    assert!(fits[0].is_ok(), "{fits:?}");
+}
+
+/// A topic that is not there concerns all of its events, and charges none.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_topic_is_refused_in_time() {
+    let begun = Instant::now();
+    let nowhere = publisher(&BROKERS, "idem-no-such-topic");
+    for answer in publish(&nowhere, &[outgoing_event("event-1", "{}"), outgoing_event("event-2", "{}")]).await {
+        let Err(EventError::Refused { problem, .. }) = answer else { panic!("{answer:?}") };
+        assert!(problem.contains("idem-no-such-topic"), "{problem}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+}
+
+/// O9: while the broker is away an event is given up in time, as an outage; when it is back the next try is confirmed, and
+/// nothing is sent by itself meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn o9_a_broker_that_is_away_is_an_outage_and_comes_back() {
+    let cluster = MockCluster::new(1).unwrap();
+    cluster.create_topic("events", 1, 1).unwrap();
+    let publisher = publisher(&cluster.bootstrap_servers(), "events");
+    assert!(publish(&publisher, &[outgoing_event("event-0", "0")]).await[0].is_ok());
+    cluster.broker_down(1).unwrap();
+    let begun = Instant::now();
+    let away = publish(&publisher, &[outgoing_event("event-1", "1")]).await;
+    assert!(matches!(away[0], Err(EventError::Later { may_be_sent: true, counted: false, .. })), "{away:?}");
+    assert!((5..60).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+    // A relay whose deadline passes drops the call, and what the library still has.
+    let hanging = outgoing_event("event-2", "2");
+    let dropped = tokio::time::timeout(Duration::from_millis(200), publisher.publish_events(&[&hanging])).await;
+    assert!(dropped.is_err(), "{dropped:?}");
+    publisher.purge().await;
+    cluster.broker_up(1).unwrap();
+    let back = publish(&publisher, &[outgoing_event("event-3", "3")]).await;
+    assert!(back[0].is_ok(), "{back:?}");
+    let options = KafkaOptions::new(cluster.bootstrap_servers(), "events", "ledger");
+    let member = join(fast(options).reset(Reset::Earliest)).await;
+    let held = member.take(2).await;
+    assert_eq!(held.iter().map(|delivery| key_of(&delivery.message)).collect::<Vec<_>>(), ["event-0", "event-3"]);
+    member.acknowledge(held).await;
+    member.idle().await;
+}

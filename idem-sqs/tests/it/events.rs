@@ -1,0 +1,138 @@
+//! Events to a queue.
+
+use idem_core::{
+    KeySource, Message, OrderingKey,
+    key::default_key_source,
+    outbox::{CloudEvents, EventError, EventPublisher, OutgoingEvent},
+};
+use idem_sqs::SqsPublisher;
+use idem_testkit::outgoing_event;
+
+use crate::{
+    member::{join, within},
+    server::Server,
+};
+
+async fn publish(publisher: &SqsPublisher, events: &[OutgoingEvent]) -> Vec<Result<(), EventError>> {
+    let events: Vec<_> = events.iter().collect();
+    within("publishing", publisher.publish_events(&events)).await
+}
+
+fn key_of(message: &Message) -> String {
+    default_key_source().key(message).unwrap().unwrap().as_str().to_owned()
+}
+
+async fn is_read_back(server: Server) {
+    for mode in [CloudEvents::binary(), CloudEvents::structured()] {
+        let queue = server.queue("").await;
+        let publisher = SqsPublisher::new(queue.client(), &queue.url).unwrap().cloud_events(mode.clone());
+        let mut event = outgoing_event("event-1", "{\"cents\":1}");
+        event.headers.push("region", Some("eu".into()));
+        assert!(publish(&publisher, &[event]).await[0].is_ok());
+        let message = join(&queue.options()).await.take_without_outage(1).await.remove(0).message;
+        assert_eq!((key_of(&message).as_str(), message.message_type()), ("event-1", Some("Told")));
+        let text = |name| message.headers().text(name);
+        assert_eq!((text("idemcause"), text("region")), (Some("order-1"), Some("eu")));
+        let is_binary = mode == CloudEvents::binary();
+        let attributes: serde_json::Value = if is_binary {
+            assert_eq!(message.payload().unwrap(), "{\"cents\":1}");
+            serde_json::from_str(text("ce").unwrap()).unwrap()
+        } else {
+            assert_eq!(text("content-type"), Some("application/cloudevents+json"));
+            message.json().unwrap()
+        };
+        for (name, value) in
+            [("specversion", "1.0"), ("id", "event-1"), ("type", "Told"), ("idempotencykey", "event-1")]
+        {
+            assert_eq!(attributes[name], value, "{name}");
+        }
+    }
+}
+
+/// O20: what is read back is the event, under the key by which a consumer that runs idem knows it.
+#[tokio::test(flavor = "multi_thread")]
+async fn o20_an_event_is_read_back_by_its_key_on_elasticmq() {
+    is_read_back(Server::elastic()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn o20_an_event_is_read_back_by_its_key_on_the_fake() {
+    is_read_back(Server::fake().await).await;
+}
+
+/// A FIFO queue has the events of one ordering key in order, and drops a copy of one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fifo_queue_keeps_the_order_and_drops_copies() {
+    for server in [Server::elastic(), Server::fake().await] {
+        let queue = server.queue(".fifo").await;
+        let publisher = SqsPublisher::new(queue.client(), &queue.url).unwrap();
+        // As a relay gives them: those of one key one after the other.
+        for number in [0, 1, 1, 2] {
+            let mut event = outgoing_event(&format!("event-{number}"), number.to_string());
+            event.ordering_key = Some(OrderingKey::new("account 7"));
+            assert!(publish(&publisher, &[event]).await[0].is_ok());
+        }
+        queue.until_counts([3, 0, 0]).await;
+        let held = join(&queue.options()).await.take_without_outage(3).await;
+        let keys: Vec<_> = held.iter().map(|delivery| key_of(&delivery.message)).collect();
+        assert_eq!(keys, ["event-0", "event-1", "event-2"]);
+    }
+}
+
+/// O8: many events are several requests of ten entries, and those that SQS cannot take are told from the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn o8_events_that_sqs_cannot_take_are_told_from_the_others() {
+    for server in [Server::elastic(), Server::fake().await] {
+        let queue = server.queue("").await;
+        let publisher = SqsPublisher::new(queue.client(), &queue.url).unwrap();
+        let mut events: Vec<_> = (0..45).map(|number| outgoing_event(&format!("event-{number}"), "{}")).collect();
+        events[3].payload = vec![0xff].into();
+        events[11].payload = vec![b'x'; (1 << 20) + 1].into();
+        events[20].payload = "".into();
+        for number in 0..9 {
+            events[30].headers.push(&format!("header-{number}"), Some("x".into()));
+        }
+        let answers = publish(&publisher, &events).await;
+        for (number, answer) in answers.iter().enumerate() {
+            match answer {
+                Ok(()) => assert!(![3, 11, 20, 30].contains(&number), "{number}"),
+                Err(EventError::DoesNotFit { .. }) => {
+                    assert!([3, 11, 20, 30].contains(&number), "{number}: {answer:?}")
+                }
+                other => panic!("event {number}: {other:?}"),
+            }
+        }
+        queue.until_counts([41, 0, 0]).await;
+    }
+}
+
+/// F5: SQS answers for each entry, and 200 where some of them failed.
+#[tokio::test(flavor = "multi_thread")]
+async fn f5_an_entry_that_failed_is_the_only_one_that_is_not_confirmed() {
+    let queue = Server::fake().await.queue("").await;
+    let publisher = SqsPublisher::new(queue.client(), &queue.url).unwrap();
+    let events: Vec<_> = (0..10).map(|number| outgoing_event(&format!("event-{number}"), "{}")).collect();
+    queue.fake().fail_entries(3);
+    let failed: Vec<_> = publish(&publisher, &events).await.into_iter().filter_map(Result::err).collect();
+    assert_eq!(failed.len(), 3);
+    assert!(failed.iter().all(|error| matches!(error, EventError::Later { counted: false, .. })), "{failed:?}");
+    queue.until_counts([7, 0, 0]).await;
+}
+
+/// O9: a queue that is not there, and a server that is away or loses its answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn o9_an_outage_is_one_and_an_unknown_queue_is_refused() {
+    let queue = Server::fake().await.queue("").await;
+    let event = [outgoing_event("event-1", "{}")];
+    let nowhere = SqsPublisher::new(queue.client(), format!("{}-none", queue.url)).unwrap();
+    let refused = publish(&nowhere, &event).await;
+    assert!(
+        matches!(&refused[0], Err(EventError::Refused { problem, .. }) if problem.contains("-none")),
+        "{refused:?}"
+    );
+    let publisher = SqsPublisher::new(queue.client(), &queue.url).unwrap();
+    queue.server.as_fake().fail("SendMessageBatch", 1);
+    let away = publish(&publisher, &event).await;
+    assert!(matches!(away[0], Err(EventError::Later { may_be_sent: true, counted: false, .. })), "{away:?}");
+    assert!(publish(&publisher, &event).await[0].is_ok());
+}

@@ -1,0 +1,429 @@
+//! The relay, on the store in memory and on destinations that fail in every way.
+
+mod fixture;
+mod worker;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use idem_core::{
+    RetryPolicy, Route,
+    outbox::{EventState, RelayStanding},
+};
+use idem_testkit::Operation;
+use tokio::time::{Instant, sleep};
+
+use self::fixture::{Does, Fixture, Topic, running};
+
+fn bodies(numbers: std::ops::Range<u32>) -> Vec<String> {
+    numbers.map(|number| number.to_string()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_event_arrives_once_and_in_order_and_the_outbox_is_empty() {
+    let (fixture, topic) = (Fixture::new(), Topic::new());
+    fixture.commit_many("a", 0..250).await;
+    let relay = fixture.relay().to("a", topic.clone()).build().unwrap();
+    let view = relay.view();
+    let stop = idem_core::CancellationToken::new();
+    let run = tokio::spawn(relay.run(stop.clone().cancelled_owned()));
+    fixture.drained_to(0).await;
+    assert_eq!(topic.arrived(), bodies(0..250));
+    assert!(view.is_idle().await);
+    assert_eq!((view.published(), view.destinations()[0].standing), (250, RelayStanding::Relaying));
+    stop.cancel();
+    run.await.unwrap().unwrap();
+    assert_eq!(fixture.outbox().backlog(None).await.unwrap()[0].relayed_by, None, "the lease was released");
+}
+
+/// O2: what was sent and not confirmed when its relay dies is sent again under its id; another relay goes on within 2 s.
+#[tokio::test(start_paused = true)]
+async fn o2_a_relay_that_dies_before_the_confirmation_leaves_a_copy_and_no_hole() {
+    let fixture = Fixture::new();
+    fixture.commit_many("a", 0..5).await;
+    let ids: Vec<_> = fixture.store.events().iter().map(|(_, event)| event.key.clone()).collect();
+    let first = Topic::new().with("2", Does::Hangs);
+    let dying = running(fixture.relay().to("a", first.clone()).build().unwrap());
+    while !first.set().contains("2") {
+        sleep(Duration::from_millis(1)).await;
+    }
+    let second = Topic::new();
+    let other = running(fixture.relay().to("a", second.clone()).build().unwrap());
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(second.arrived(), [""; 0], "the first one has the destination");
+    dying.abort();
+    let died = Instant::now();
+    fixture.drained_to(0).await;
+    assert!(died.elapsed() < Duration::from_secs(2), "{:?}", died.elapsed());
+    assert_eq!(second.arrived(), bodies(0..5), "all of the batch, in order");
+    assert_eq!(first.arrived(), bodies(0..3), "so there were copies");
+    assert_eq!(ids.len(), 5);
+    other.abort();
+}
+
+/// The same where the first relay is alive and its publisher hangs: it keeps the destination, and goes on after the deadline.
+#[tokio::test(start_paused = true)]
+async fn a_publisher_that_hangs_is_given_up_at_the_deadline_and_its_lease_is_kept() {
+    let (fixture, topic) = (Fixture::new(), Topic::new().with("0", Does::Hangs));
+    fixture.commit_many("a", 0..1).await;
+    let relay = fixture.relay().to("a", topic.clone()).build().unwrap();
+    let view = relay.view();
+    let run = running(relay);
+    sleep(Duration::from_secs(9)).await;
+    assert!(fixture.outbox().backlog(None).await.unwrap()[0].relayed_by.is_some(), "renewed while it publishes");
+    sleep(Duration::from_millis(1_500)).await;
+    let (why, _) = view.destinations()[0].trouble.clone().expect("trouble");
+    assert!(why.contains("no confirmation came within 10s"), "{why}");
+    topic.mend("0");
+    fixture.drained_to(0).await;
+    assert_eq!(topic.arrived(), ["0", "0"]);
+    assert!(view.destinations()[0].trouble.is_none());
+    run.abort();
+}
+
+/// O4: a relay that publishes although another one has its destination sends copies, and loses or revives nothing.
+#[tokio::test(start_paused = true)]
+async fn o4_a_relay_that_publishes_late_sends_copies_and_does_no_other_harm() {
+    let fixture = Fixture::new();
+    fixture.commit_many("a", 0..3).await;
+    let id = fixture.outbox().declare(&["a".into()]).await.unwrap()[0];
+    // What a frozen relay had in hand.
+    let taken = fixture.outbox().next(id, 10, 1 << 20).await.unwrap();
+    let topic = Topic::new();
+    let run = running(fixture.relay().to("a", topic.clone()).build().unwrap());
+    fixture.drained_to(0).await;
+    let events: Vec<_> = taken.iter().collect();
+    idem_core::outbox::EventPublisher::publish_events(&topic, &events).await;
+    let late = idem_core::outbox::EventEnd::Later {
+        after: Duration::ZERO,
+        error: "late".to_owned(),
+        may_be_sent: true,
+        counted: true,
+    };
+    let ends: Vec<_> = taken.iter().map(|event| (event.number, late.clone())).collect();
+    fixture.outbox().settle(id, &ends).await.unwrap();
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(fixture.store.events().len(), 0, "a later state brings nothing back");
+    assert_eq!((topic.arrived().len(), topic.set().len()), (6, 3), "copies, and each is a copy");
+    run.abort();
+}
+
+/// O8: an event that its destination can never take waits for a person, and holds back its own ordering key alone.
+#[tokio::test(start_paused = true)]
+async fn o8_a_poison_event_waits_for_a_person_and_the_others_go() {
+    let (fixture, topic) = (Fixture::new(), Topic::new().with("1", Does::NeverFits));
+    let of = |key: &str, body: u32| ("a", key.to_owned(), body.to_string());
+    fixture.commit([of("x", 0), of("x", 1), of("x", 2), of("y", 3), of("", 4)]).await;
+    let run = running(fixture.relay().to("a", topic.clone()).build().unwrap());
+    fixture.drained_to(2).await;
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(topic.arrived(), ["0", "3", "4"]);
+    let failed = fixture.left(EventState::Failed).await;
+    assert_eq!(failed.len(), 1);
+    assert_eq!(failed[0].error.as_deref(), Some("too large"));
+    assert_eq!(fixture.left(EventState::Behind).await.len(), 1);
+    topic.mend("1");
+    fixture.outbox().retry(&[failed[0].event.number]).await.unwrap();
+    fixture.drained_to(0).await;
+    assert_eq!(topic.arrived(), ["0", "3", "4", "1", "2"], "in the order of their key");
+    run.abort();
+}
+
+/// O9: an outage of the broker charges nobody however long it lasts, marks a bounded number of events, and what comes
+/// afterwards goes at once.
+#[tokio::test(start_paused = true)]
+async fn o9_an_hours_outage_charges_nobody_and_drains() {
+    let (fixture, topic) = (Fixture::new(), Topic::new());
+    topic.away(true);
+    fixture.commit_many("a", 0..1_000).await;
+    let relay = fixture.relay().to("a", topic.clone()).build().unwrap();
+    let view = relay.view();
+    let run = running(relay);
+    sleep(Duration::from_secs(3_600)).await;
+    assert_eq!(fixture.left(EventState::Failed).await.len(), 0);
+    assert!(fixture.store.events().iter().all(|(_, event)| event.attempts == 0));
+    let sent = fixture.store.events().iter().filter(|(_, event)| event.first_sent_ago.is_some()).count();
+    assert!(sent <= 100 + 3_600 / 8, "{sent} were noted");
+    let (why, since) = view.destinations()[0].trouble.clone().expect("trouble");
+    assert!(why.contains("no broker") && since > Duration::from_secs(3_500), "{why} {since:?}");
+    assert!(!view.is_idle().await);
+    topic.away(false);
+    let mended = Instant::now();
+    fixture.drained_to(0).await;
+    assert!(mended.elapsed() < Duration::from_secs(45), "{:?}", mended.elapsed());
+    assert_eq!(topic.set().len(), 1_000);
+    fixture.commit_many("a", 1_000..1_001).await;
+    let committed = Instant::now();
+    fixture.drained_to(0).await;
+    assert!(committed.elapsed() < Duration::from_secs(2));
+    run.abort();
+}
+
+/// A destination that refuses everything, as where a topic is not there: nobody is charged or noted, and it goes on by itself.
+#[tokio::test(start_paused = true)]
+async fn o9_a_destination_that_refuses_all_is_waited_for() {
+    let (fixture, topic) = (Fixture::new(), Topic::new());
+    topic.refuses(true);
+    fixture.commit_many("a", 0..50).await;
+    let relay = fixture.relay().to("a", topic.clone()).build().unwrap();
+    let view = relay.view();
+    let run = running(relay);
+    sleep(Duration::from_secs(3_600)).await;
+    assert_eq!(fixture.left(EventState::Pending).await.len(), 50);
+    assert!(topic.calls() < 3_600, "{} calls", topic.calls());
+    let (why, _) = view.destinations()[0].trouble.clone().expect("trouble");
+    assert_eq!(why, "no such topic. Create it");
+    topic.refuses(false);
+    fixture.drained_to(0).await;
+    assert_eq!(topic.arrived(), bodies(0..50));
+    run.abort();
+}
+
+/// O10: a destination that no relay has keeps its events, and gets them once one has it; the others are not held back.
+#[tokio::test(start_paused = true)]
+async fn o10_a_destination_without_a_route_keeps_its_events() {
+    let (fixture, a, b) = (Fixture::new(), Topic::new(), Topic::new());
+    fixture.commit_many("b", 0..10).await;
+    fixture.commit_many("a", 0..10).await;
+    let run = running(fixture.relay().to("a", a.clone()).build().unwrap());
+    fixture.drained_to(10).await;
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!((a.arrived(), fixture.store.events().len()), (bodies(0..10), 10));
+    run.abort();
+    let run = running(fixture.relay().to("a", a).to("b", b.clone()).build().unwrap());
+    fixture.drained_to(0).await;
+    assert_eq!(b.arrived(), bodies(0..10));
+    run.abort();
+}
+
+/// O11: two relays, as of two versions in a deploy, do not send an event twice while both live.
+#[tokio::test(start_paused = true)]
+async fn o11_two_relays_share_the_destinations_and_send_no_copy() {
+    let (fixture, topic) = (Fixture::new(), Topic::new());
+    let relays: Vec<_> = (0..2).map(|_| fixture.relay().to("a", topic.clone()).build().unwrap()).collect();
+    let views: Vec<_> = relays.iter().map(idem_core::Relay::view).collect();
+    let runs: Vec<_> = relays.into_iter().map(running).collect();
+    for step in 0..20 {
+        fixture.commit_many("a", step * 50..(step + 1) * 50).await;
+        sleep(Duration::from_millis(500)).await;
+    }
+    fixture.drained_to(0).await;
+    assert_eq!(topic.arrived(), bodies(0..1_000));
+    let mut standings: Vec<_> = views.iter().map(|view| view.destinations()[0].standing.as_str()).collect();
+    standings.sort_unstable();
+    assert_eq!(standings, ["relaying", "standby"]);
+    assert_eq!(views.iter().map(idem_core::outbox::RelayView::published).sum::<u64>(), 1_000);
+    runs.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// O16: of a hundred endpoints one hangs and one is dead, each with many events; the others do not wait for them.
+#[tokio::test(start_paused = true)]
+async fn o16_an_endpoint_that_hangs_holds_no_other_back() {
+    let fixture = Fixture::new();
+    let mut topic = Topic::each(64);
+    for number in 0..20 {
+        topic = topic.with(&format!("0-{number}"), Does::Hangs).with(&format!("1-{number}"), Does::FailsAndCounts);
+    }
+    let all = (0..20).flat_map(|number| {
+        (0..100).map(move |endpoint| ("a", format!("merchant-{endpoint}"), format!("{endpoint}-{number}")))
+    });
+    fixture.commit(all).await;
+    let begun = Instant::now();
+    let run = running(fixture.relay().to("a", topic.clone()).build().unwrap());
+    fixture.drained_to(40).await;
+    let took = begun.elapsed();
+    assert!(took < Duration::from_millis(1_500), "the other 98 endpoints had theirs after {took:?}");
+    let mut by_endpoint: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+    for body in topic.arrived() {
+        let (endpoint, number) = body.split_once('-').unwrap();
+        by_endpoint.entry(endpoint.to_owned()).or_default().push(number.parse().unwrap());
+    }
+    for (endpoint, numbers) in by_endpoint.into_iter().filter(|(endpoint, _)| endpoint != "0") {
+        assert_eq!(numbers, (0..20).collect::<Vec<_>>(), "endpoint {endpoint} has its events in order, each once");
+    }
+    sleep(Duration::from_secs(30)).await;
+    let hanging = topic.arrived().iter().filter(|body| body.starts_with("0-")).collect::<Vec<_>>().len();
+    assert!((2..=3).contains(&hanging), "tried again after the deadline: {hanging}");
+    run.abort();
+}
+
+/// O16: the trouble of a destination is nobody else's.
+#[tokio::test(start_paused = true)]
+async fn o16_a_destination_in_trouble_holds_no_other_back() {
+    let (fixture, a, b) = (Fixture::new(), Topic::new(), Topic::new());
+    a.away(true);
+    let run = running(fixture.relay().to("a", a).to("b", b.clone()).build().unwrap());
+    sleep(Duration::from_secs(5)).await;
+    for step in 0..20 {
+        fixture.commit_many("a", step..step + 1).await;
+        fixture.commit_many("b", step..step + 1).await;
+        let committed = Instant::now();
+        while b.arrived().len() <= step as usize {
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert!(committed.elapsed() <= Duration::from_millis(1_010), "{:?}", committed.elapsed());
+    }
+    run.abort();
+}
+
+/// O21: whatever fails, the first copies of one ordering key arrive in the order of their commits.
+#[tokio::test(start_paused = true)]
+async fn o21_first_copies_of_a_key_arrive_in_order_whatever_fails() {
+    let (fixture, mut topic) = (Fixture::new(), Topic::new());
+    let mut rng = fastrand::Rng::with_seed(idem_testkit::seed());
+    let all: Vec<_> = (0..300).map(|number: u32| (number % 7, number)).collect();
+    for (_, number) in &all {
+        match rng.u8(..10) {
+            0 => topic = topic.with(&number.to_string(), Does::LosesTheAnswer),
+            1 => topic = topic.with(&number.to_string(), Does::FailsAndCounts),
+            _ => {}
+        }
+    }
+    fixture.commit(all.iter().map(|(key, number)| ("a", key.to_string(), number.to_string()))).await;
+    let retry = RetryPolicy::new(100, Duration::from_millis(50), Duration::from_secs(1));
+    let run = running(fixture.relay().route(Route::to("a", topic.clone()).retry(retry)).build().unwrap());
+    sleep(Duration::from_secs(10)).await;
+    for (_, number) in &all {
+        topic.mend(&number.to_string());
+        sleep(Duration::from_millis(100)).await;
+    }
+    fixture.drained_to(0).await;
+    let mut first: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for body in topic.arrived() {
+        let number: u32 = body.parse().unwrap();
+        let of_key = first.entry(number % 7).or_default();
+        if !of_key.contains(&number) {
+            of_key.push(number);
+        }
+    }
+    assert!(topic.arrived().len() > 300, "no answer was lost");
+    for (key, numbers) in first {
+        assert!(numbers.is_sorted(), "key {key}: {numbers:?}");
+    }
+    assert_eq!(topic.set().len(), 300);
+    run.abort();
+}
+
+/// An event that uses its attempts up waits for a person, and is never discarded; one that panics its publisher is found out.
+#[tokio::test(start_paused = true)]
+async fn o8_attempts_used_up_and_panics_cost_their_own_event() {
+    let topic = Topic::new().with("3", Does::FailsAndCounts).with("5", Does::Panics);
+    let fixture = Fixture::new();
+    fixture.commit_many("a", 0..10).await;
+    let retry = RetryPolicy::new(3, Duration::from_millis(100), Duration::from_secs(1));
+    let run = running(fixture.relay().route(Route::to("a", topic.clone()).retry(retry)).build().unwrap());
+    fixture.drained_to(2).await;
+    while fixture.left(EventState::Failed).await.len() < 2 {
+        sleep(Duration::from_millis(100)).await;
+    }
+    let failed = fixture.left(EventState::Failed).await;
+    let errors: Vec<_> = failed.iter().map(|event| event.error.clone().unwrap()).collect();
+    assert!(errors[0].contains("attempt 3 of 3") && errors[0].contains("not this one"), "{}", errors[0]);
+    assert!(errors[1].contains("the publisher panicked"), "{}", errors[1]);
+    assert_eq!(topic.set().len(), 8);
+    run.abort();
+}
+
+/// O19: an event is not sent again once its receivers may have forgotten the first copy.
+#[tokio::test(start_paused = true)]
+async fn o19_an_event_whose_first_copy_is_old_is_left_to_a_person() {
+    let (fixture, topic) = (Fixture::new(), Topic::new().with("0", Does::LosesTheAnswer));
+    fixture.commit_many("a", 0..1).await;
+    let keeps = Duration::from_secs(2 * 60 * 60);
+    let relay = || fixture.relay().route(Route::to("a", topic.clone()).receiver_keeps(keeps)).build().unwrap();
+    let run = running(relay());
+    sleep(Duration::from_secs(5)).await;
+    run.abort();
+    let before = topic.arrived().len();
+    fixture.commit_many("a", 1..2).await;
+    sleep(Duration::from_secs(60 * 60)).await;
+    let run = running(relay());
+    fixture.drained_to(1).await;
+    sleep(Duration::from_secs(60)).await;
+    let failed = fixture.left(EventState::Failed).await;
+    assert!(failed[0].error.as_deref().unwrap().starts_with("stale: "), "{failed:?}");
+    assert_eq!(topic.arrived()[before..], ["1"], "one that was never sent goes, however old");
+    run.abort();
+}
+
+/// A paused destination is left alone, and goes on.
+#[tokio::test(start_paused = true)]
+async fn a_paused_destination_rests_and_goes_on() {
+    let (fixture, topic) = (Fixture::new(), Topic::new());
+    let relay = fixture.relay().to("a", topic.clone()).build().unwrap();
+    let view = relay.view();
+    let run = running(relay);
+    fixture.commit_many("a", 0..1).await;
+    fixture.drained_to(0).await;
+    fixture.outbox().pause("a", true).await.unwrap();
+    sleep(Duration::from_secs(2)).await;
+    fixture.commit_many("a", 1..2).await;
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!((topic.arrived().len(), view.destinations()[0].standing), (1, RelayStanding::Paused));
+    fixture.outbox().pause("a", false).await.unwrap();
+    fixture.drained_to(0).await;
+    run.abort();
+}
+
+#[test]
+fn a_relay_without_a_route_or_with_two_for_one_destination_is_refused() {
+    let fixture = Fixture::new();
+    let refused = |builder: idem_core::outbox::RelayBuilder| builder.build().unwrap_err().to_string();
+    assert!(refused(fixture.relay()).contains("a relay has one at least"));
+    assert!(refused(fixture.relay().to("a", Topic::new()).to("a", Topic::new())).contains("has one route"));
+    assert!(refused(fixture.relay().to("", Topic::new())).contains("1 to 500 bytes"));
+    let keeps = Route::to("a", Topic::new()).receiver_keeps(Duration::from_secs(3_600));
+    assert!(refused(fixture.relay().route(keeps)).contains("more than an hour"));
+    let lease = fixture.relay().to("a", Topic::new()).settings(|settings| settings.lease = Duration::from_millis(1));
+    assert!(refused(lease).contains("300 ms to 60 s"));
+}
+
+/// What a destination lacks of 20 events after the first relay has died while they were on their way.
+async fn lost_with_a_death() -> usize {
+    let fixture = Fixture::new();
+    fixture.commit_many("a", 0..20).await;
+    let (first, second) = (Topic::new().with("7", Does::Hangs), Topic::new());
+    let dying = running(fixture.relay().to("a", first.clone()).build().unwrap());
+    while !first.set().contains("7") {
+        sleep(Duration::from_millis(1)).await;
+    }
+    dying.abort();
+    let other = running(fixture.relay().to("a", second.clone()).build().unwrap());
+    sleep(Duration::from_secs(30)).await;
+    other.abort();
+    let arrived = first.set().union(&second.set()).count();
+    20 - arrived
+}
+
+#[tokio::test(start_paused = true)]
+async fn o2_a_death_loses_no_event() {
+    assert_eq!(lost_with_a_death().await, 0);
+}
+
+/// The check above finds a relay that notes events as published before they are.
+#[cfg(feature = "bugs")]
+#[tokio::test(start_paused = true)]
+async fn o2_a_relay_that_marks_first_is_found() {
+    idem_core::bugs::plant(Some(idem_core::bugs::Bug::MarksFirst));
+    let lost = lost_with_a_death().await;
+    idem_core::bugs::plant(None);
+    assert_eq!(lost, 12);
+}
+
+/// O3: what was confirmed and could not be noted is noted once the database answers again; it is no copy.
+#[tokio::test(start_paused = true)]
+async fn o3_a_confirmation_outlives_an_outage_of_the_database() {
+    let (fixture, topic) = (Fixture::new(), Topic::new());
+    fixture.commit_many("a", 0..5).await;
+    let run = running(fixture.relay().to("a", topic.clone()).build().unwrap());
+    while topic.arrived().is_empty() {
+        sleep(Duration::from_micros(100)).await;
+    }
+    for _ in 0..20 {
+        let class = idem_core::ErrorClass::Infrastructure;
+        fixture.store.inject(Operation::Bookkeeping, idem_testkit::Fault::Error(class));
+    }
+    fixture.drained_to(0).await;
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(topic.arrived(), bodies(0..5));
+    run.abort();
+}

@@ -239,7 +239,7 @@ fn events(scenario: &mut Scenario, span: u64, rng: &mut Rng) {
 
 /// What is rare, from a generator of its own: a life that has none of it is the same as without this.
 fn disasters(scenario: &mut Scenario, theme: Theme, span: u64, seed: u64) {
-    let rng = &mut Rng::with_seed(seed ^ 0x5EED_0F_D15A57E5);
+    let rng = &mut Rng::with_seed(seed ^ 0x005E_ED0F_D15A_57E5);
     if one_in(rng, 6) {
         accounts(scenario, rng);
     }

@@ -323,9 +323,9 @@ async fn o8_attempts_used_up_and_panics_cost_their_own_event() {
     run.abort();
 }
 
-/// O19: an event is not sent again once its receivers may have forgotten the first copy.
+/// O22: an event is not sent again once its receivers may have forgotten the first copy.
 #[tokio::test(start_paused = true)]
-async fn o19_an_event_whose_first_copy_is_old_is_left_to_a_person() {
+async fn o22_an_event_whose_first_copy_is_old_is_left_to_a_person() {
     let (fixture, topic) = (Fixture::new(), Topic::new().with("0", Does::LosesTheAnswer));
     fixture.commit_many("a", 0..1).await;
     let keeps = Duration::from_secs(2 * 60 * 60);

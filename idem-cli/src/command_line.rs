@@ -1,11 +1,14 @@
 //! The command line.
 
+mod outbox;
+
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 use idem_core::{Reason, dead_letter::Fingerprint};
 use idem_schema::SchemaName;
 
+pub(crate) use self::outbox::{Outbox, RetryEvents, SkipEvents, WhichEvents};
 use crate::{
     commands::new::{BrokerKind, StoreKind},
     spans,
@@ -58,6 +61,7 @@ impl Command {
             Self::Erase(_) => "erase",
             Self::Import(_) => "import",
             Self::DeadLetters(_) => "dead-letters",
+            Self::Outbox(_) => "outbox",
             Self::Cleanup(_) => "cleanup",
             Self::Stats => "stats",
             Self::Doctor(_) => "doctor",
@@ -144,6 +148,9 @@ pub(crate) enum Command {
     /// See, replay and drop messages that were set aside
     #[command(subcommand)]
     DeadLetters(DeadLetters),
+    /// See what waits to be sent, send or skip what failed, and stop the sending to a destination
+    #[command(subcommand)]
+    Outbox(Outbox),
     /// Remove what has expired
     Cleanup(Clean),
     /// What there is, by consumer; counts every record

@@ -11,6 +11,7 @@ pub(crate) mod forgotten;
 mod import;
 mod migrate;
 pub(crate) mod new;
+pub(crate) mod outbox;
 pub(crate) mod retention;
 pub(crate) mod show;
 mod stats;
@@ -49,6 +50,7 @@ pub(crate) async fn run(line: CommandLine) -> Result<Report, Failure> {
         Command::Erase(erase) => erase::run(Database::open(target).await?, &erase).await,
         Command::Import(import) => import::run(Database::open(target).await?, &import).await,
         Command::DeadLetters(command) => dead_letters::run(Database::open(target).await?, command).await,
+        Command::Outbox(command) => outbox::run(target, command).await,
         Command::Stats => stats::run(Database::open(target).await?).await,
         Command::Workers(limit) => workers::run(Database::open(target).await?, &limit).await,
         Command::Retention(command) => retention::run(Database::open(target).await?, command).await,

@@ -12,17 +12,18 @@ mod report;
 mod spans;
 mod sqlite;
 
-use std::process::ExitCode;
+use std::{path::Path, process::ExitCode};
 
 use clap::Parser as _;
 
 use crate::{
-    command_line::CommandLine,
+    command_line::{Command, CommandLine, Outbox},
     exit::{Exit, Failure},
 };
 
 fn main() -> ExitCode {
     let exit = match CommandLine::try_parse() {
+        Ok(CommandLine { command: Command::Outbox(Outbox::Relay { config }), .. }) => return relay(&config),
         Ok(line) => run(line).unwrap_or_else(Failure::tell),
         Err(error) if !error.use_stderr() => {
             // Help or the version. A reader that went away wants no help any more.
@@ -32,6 +33,19 @@ fn main() -> ExitCode {
         Err(error) => Failure::refused(error.render().to_string()).tell(),
     };
     exit.into()
+}
+
+/// A relay is the whole of its process, with a runtime, a log and exit statuses of its own: those of a worker.
+#[cfg(feature = "relay")]
+fn relay(config: &Path) -> ExitCode {
+    idem_service::relay(config).into()
+}
+
+#[cfg(not(feature = "relay"))]
+fn relay(_: &Path) -> ExitCode {
+    let why = "this build of idem links no broker's client, so that it cannot relay: build it with the broker's feature, such \
+               as `cargo install idem-cli --features kafka` (or amqp, or sqs), or have a worker relay";
+    Failure::refused(why).tell().into()
 }
 
 fn run(line: CommandLine) -> Result<Exit, Failure> {

@@ -83,6 +83,12 @@ impl Table {
         self
     }
 
+    /// With further rows behind.
+    pub(crate) fn and(mut self, rows: Vec<Row>) -> Self {
+        self.0.extend(rows);
+        self
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

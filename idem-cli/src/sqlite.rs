@@ -5,6 +5,7 @@ mod dead_letters;
 mod file;
 mod forgotten;
 mod keys;
+mod outbox;
 mod retention;
 
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use idem_sqlx::{SqliteOptions, SqliteStore};
 
 use self::file::File;
 use crate::{
-    command_line::{Clean, Command, Consumers, Migrate, Target},
-    commands::cleanup,
+    command_line::{Clean, Command, Consumers, Migrate, Outbox, Target},
+    commands::{self, cleanup},
     exit::{Exit, Failure},
     report::{Report, Row},
 };
@@ -48,6 +49,11 @@ pub(crate) async fn run(target: &Target, command: Command) -> Result<Report, Fai
         Command::Pause(because) => consumers::run(File::open(target).await?, Consumers::Pause(because)).await,
         Command::Resume { consumer } => consumers::run(File::open(target).await?, Consumers::Resume { consumer }).await,
         Command::DeadLetters(command) => dead_letters::run(File::open(target).await?, command).await,
+        Command::Outbox(Outbox::List { destination, state, limit }) => {
+            let outbox = store.outbox().ok_or_else(|| Failure::refused(commands::outbox::NO_OUTBOX))?;
+            commands::outbox::list(&*outbox, destination.as_deref(), state, &limit).await
+        }
+        Command::Outbox(command) => commands::outbox::run_on(File::open(target).await?, command).await,
         other @ (Command::Migrate(_)
         | Command::Import(_)
         | Command::Cleanup(_)
@@ -79,9 +85,21 @@ async fn clean_up(store: &Arc<SqliteStore>, clean: &Clean) -> Result<Report, Fai
     Ok(cleanup::cleaned(&runner.cycle().await?))
 }
 
-async fn doctor(store: &SqliteStore) -> Result<Report, Failure> {
+async fn doctor(store: &Arc<SqliteStore>) -> Result<Report, Failure> {
     match store.bookkeeping().verify().await {
-        Ok(()) => Ok(Report::said("All is well.")),
+        Ok(()) => {
+            let findings = match store.outbox() {
+                Some(outbox) => commands::outbox::findings(&outbox.backlog(None).await?),
+                None => Vec::new(),
+            };
+            if findings.is_empty() {
+                return Ok(Report::said("All is well."));
+            }
+            // A notice is nothing that a script should stop for.
+            let is_grave = findings.iter().any(|row| row.text("level") != "notice");
+            let report = Report::new().table("findings", findings.into_iter().collect());
+            Ok(report.exit(if is_grave { Exit::Found } else { Exit::Done }))
+        }
         Err(StoreError::Schema { problem, cure } | StoreError::Refused { problem, cure }) => {
             let finding = [("level", "error".into()), ("finding", problem.into()), ("cure", cure.into())];
             Ok(Report::new().table("findings", std::iter::once(Row::new(finding)).collect()).exit(Exit::Found))

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -10,7 +11,8 @@ use idem_amqp::{AmqpOptions, AmqpPublisher, AmqpSource, DeliveryLimit};
 use idem_core::{BoxError, ConfigError};
 
 use crate::{
-    broker::{Broker, Built},
+    broker::{Broker, Built, Events},
+    relay::AmqpPart,
     settings, spans,
     told::Told,
 };
@@ -131,8 +133,41 @@ impl Broker for Amqp {
         if let Some(queue) = &self.dead_letter_queue {
             options = options.needs(queue);
         }
-        Ok(Built::new(options.build().map_err(refused)?).publisher(publisher))
+        let events = Some(events(options.clone()));
+        Ok(Built { events, ..Built::new(options.build().map_err(refused)?).publisher(publisher) })
     }
+}
+
+/// What makes publishers of events to queues of this broker.
+fn events(options: AmqpOptions) -> Events {
+    Box::new(move |queue, cloud_events| {
+        let publisher = AmqpPublisher::new(&options, queue).map_err(refused)?;
+        Ok(Arc::new(publisher.cloud_events(cloud_events)))
+    })
+}
+
+/// The same for a relay alone.
+pub(crate) fn relayed(part: &AmqpPart) -> Result<Events, BoxError> {
+    let of_environment = || std::env::var("AMQP_URL").ok();
+    let url = part.url.clone().or_else(of_environment).ok_or("the url of [amqp] is missing, and so is AMQP_URL")?;
+    // The queue is a consumer's.
+    let mut options = AmqpOptions::new(&url, "events").connection_name("idem relay");
+    if let Some(file) = &part.authorities {
+        options = options.authorities(read("authorities", file)?);
+    }
+    for host in &part.hosts {
+        options = options.host(host);
+    }
+    match (&part.client_certificate, &part.client_key) {
+        (None, None) => {}
+        (Some(certificate), Some(key)) => {
+            options = options.client_certificate(read("client-certificate", certificate)?, read("client-key", key)?);
+        }
+        (Some(_), None) | (None, Some(_)) => {
+            return Err("client-certificate and client-key of [amqp] go together".into());
+        }
+    }
+    Ok(events(options))
 }
 
 fn delivery_limit(text: &str) -> Result<DeliveryLimit, String> {

@@ -1,8 +1,11 @@
 //! The part that a broker adds to a worker: its flags, and the source that they make.
 
-use std::future::Future;
+use std::{fmt, future::Future, sync::Arc};
 
-use idem_core::{BoxError, Publisher, Source};
+use idem_core::{
+    BoxError, Publisher, Source,
+    outbox::{CloudEvents, EventPublisher},
+};
 
 /// A broker, as its flags: `#[derive(clap::Args)]` on a struct of them. A worker on it is
 /// [`Service::run`](crate::Service::run).
@@ -60,17 +63,20 @@ pub trait Broker: clap::Args + Send + 'static {
     }
 }
 
+/// Makes what brings events, written so, to the destination of this name.
+pub(crate) type Events = Box<dyn Fn(&str, CloudEvents) -> Result<Arc<dyn EventPublisher>, BoxError> + Send + Sync>;
+
 /// The source and publisher that a [`Broker`] builds.
-#[derive(Debug)]
 pub struct Built<B, P> {
     pub(crate) source: B,
     pub(crate) publisher: Option<P>,
+    pub(crate) events: Option<Events>,
 }
 
 impl<B: Source, P: Publisher> Built<B, P> {
-    /// A worker on this source, whose dead letters are rows only.
+    /// A worker on this source, whose dead letters are rows only, and whose handlers can tell this broker nothing.
     pub fn new(source: B) -> Self {
-        Self { source, publisher: None }
+        Self { source, publisher: None, events: None }
     }
 
     /// Dead letters are published with this too, where there is one.
@@ -78,5 +84,27 @@ impl<B: Source, P: Publisher> Built<B, P> {
     pub fn publisher(mut self, publisher: Option<P>) -> Self {
         self.publisher = publisher;
         self
+    }
+
+    /// Events for a destination that has no publisher of its own are brought there by what this makes of its name, such as
+    /// a topic, and of `--event-format`. It is called once a destination, before anything is connected; its error ends the worker
+    /// with status 2.
+    #[must_use]
+    pub fn events(
+        mut self,
+        make: impl Fn(&str, CloudEvents) -> Result<Arc<dyn EventPublisher>, BoxError> + Send + Sync + 'static,
+    ) -> Self {
+        self.events = Some(Box::new(make));
+        self
+    }
+}
+
+impl<B: fmt::Debug, P: fmt::Debug> fmt::Debug for Built<B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Built")
+            .field("source", &self.source)
+            .field("publisher", &self.publisher)
+            .field("events", &self.events.is_some())
+            .finish()
     }
 }

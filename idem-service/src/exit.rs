@@ -5,7 +5,7 @@ use std::{
     process::ExitCode,
 };
 
-use idem_core::{Summary, WorkerError};
+use idem_core::{Summary, WorkerError, outbox::RelayError};
 use serde::Serialize;
 
 /// How a worker ended.
@@ -73,8 +73,19 @@ pub(crate) fn of_worker(error: &WorkerError) -> Exit {
         WorkerError::Unreachable { .. } => Exit::Unreachable,
         WorkerError::DrainDeadline { .. } => Exit::DrainDeadline,
         WorkerError::Halted => Exit::Halted,
+        WorkerError::Relay(error) => of_relay(error),
         WorkerError::TaskDied { .. } => Exit::Bug,
         // The enum is open to core's additions, and what this build does not know is no fault of the operator's.
+        _ => Exit::Bug,
+    }
+}
+
+/// The same of a relay's.
+pub(crate) fn of_relay(error: &RelayError) -> Exit {
+    match error {
+        RelayError::Store(_) => Exit::Refused,
+        RelayError::TaskDied { .. } => Exit::Bug,
+        // As above.
         _ => Exit::Bug,
     }
 }
@@ -89,12 +100,20 @@ struct Line {
     retries: u64,
     busy: u64,
     unknown_resolved: u64,
+    published: u64,
+    seconds: f64,
+}
+
+/// The same of a relay alone.
+#[derive(Debug, Serialize)]
+struct Relayed {
+    published: u64,
     seconds: f64,
 }
 
 /// Writes the summary. A reader that went away changes nothing about how the run ended.
 pub(crate) fn print_summary(summary: &Summary) {
-    let line = Line {
+    print(&Line {
         processed: summary.processed,
         duplicates: summary.duplicates,
         conflicts: summary.conflicts,
@@ -102,9 +121,22 @@ pub(crate) fn print_summary(summary: &Summary) {
         retries: summary.retries,
         busy: summary.busy,
         unknown_resolved: summary.unknown_resolved,
-        seconds: (summary.ran_for.as_secs_f64() * 1e3).round() / 1e3,
-    };
-    if let Ok(text) = serde_json::to_string(&line) {
+        published: summary.published,
+        seconds: seconds(summary),
+    });
+}
+
+/// The same for a relay alone.
+pub(crate) fn print_relayed(summary: &Summary) {
+    print(&Relayed { published: summary.published, seconds: seconds(summary) });
+}
+
+fn seconds(summary: &Summary) -> f64 {
+    (summary.ran_for.as_secs_f64() * 1e3).round() / 1e3
+}
+
+fn print(line: &impl Serialize) {
+    if let Ok(text) = serde_json::to_string(line) {
         let _ = writeln!(io::stdout().lock(), "{text}");
     }
 }

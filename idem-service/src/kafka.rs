@@ -1,14 +1,16 @@
 //! Workers on Kafka: its flags, and the source that they make.
 
-use std::{fmt, path::Path, time::Duration};
+use std::{fmt, path::Path, sync::Arc, time::Duration};
 
 use clap::ValueEnum;
 use idem_core::{BoxError, ConfigError};
 use idem_kafka::{KafkaOptions, KafkaPublisher, KafkaSource};
 
 use crate::{
-    broker::{Broker, Built},
-    private, settings,
+    broker::{Broker, Built, Events},
+    private,
+    relay::KafkaPart,
+    settings,
     told::Told,
 };
 
@@ -107,8 +109,34 @@ impl Broker for Kafka {
         let source = options.build().map_err(|error| refused(error, self.told.drain))?;
         let publisher = self.dead_letter_topic.map(|topic| KafkaPublisher::new(&options, &topic));
         let publisher = publisher.transpose().map_err(|error| refused(error, self.told.drain))?;
-        Ok(Built::new(source).publisher(publisher))
+        Ok(Built { events: Some(events(options)), ..Built::new(source).publisher(publisher) })
     }
+}
+
+/// What makes publishers of events to topics of these brokers.
+fn events(options: KafkaOptions) -> Events {
+    Box::new(move |topic, cloud_events| {
+        let publisher = KafkaPublisher::new(&options, topic).map_err(|error| settings::refused(&error))?;
+        Ok(Arc::new(publisher.cloud_events(cloud_events)))
+    })
+}
+
+/// The same for a relay alone.
+pub(crate) fn relayed(part: &KafkaPart) -> Result<Events, BoxError> {
+    // Topic and group are a consumer's.
+    let mut options = KafkaOptions::new(&part.brokers, "events", "idem-relay");
+    for (name, value) in &part.settings {
+        options = set(options, name, value)?;
+    }
+    Ok(events(options))
+}
+
+/// Sets a setting of the client library, from a file where the value names one.
+fn set(options: KafkaOptions, name: &str, value: &str) -> Result<KafkaOptions, BoxError> {
+    Ok(match value.strip_prefix('@') {
+        Some(file) => options.set(name, secret(name, Path::new(file))?),
+        None => options.set(name, value),
+    })
 }
 
 impl Kafka {
@@ -126,10 +154,7 @@ impl Kafka {
             });
         }
         for (name, value) in &self.settings {
-            options = match value.strip_prefix('@') {
-                Some(file) => options.set(name, secret(name, Path::new(file))?),
-                None => options.set(name, value),
-            };
+            options = set(options, name, value)?;
         }
         Ok(options)
     }

@@ -18,6 +18,7 @@ mod metrics;
 mod page;
 mod private;
 mod refusal;
+mod relay;
 mod run;
 mod service;
 mod settings;
@@ -36,6 +37,8 @@ mod variables;
 /// The programs in the guide compile.
 #[cfg(doctest)]
 mod guide {
+    #[doc = include_str!("../../docs/guide/events-out.md")]
+    struct EventsOut;
     #[doc = include_str!("../../docs/guide/keys-and-retention.md")]
     struct KeysAndRetention;
     #[doc = include_str!("../../docs/guide/situations.md")]
@@ -58,6 +61,7 @@ pub use self::{
     broker::{Broker, Built},
     exit::Exit,
     keys::key as key_rule,
+    relay::relay,
     service::{Build, Configured, Handlers, Service},
     stores::{On, Stores},
 };

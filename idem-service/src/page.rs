@@ -5,7 +5,10 @@ use std::{
     time::Duration,
 };
 
-use idem_core::{CleanupState, Incident, IncidentKind, Load, Summary, Wait, WaitCause};
+use idem_core::{
+    CleanupState, Incident, IncidentKind, Load, Summary, Wait, WaitCause,
+    outbox::{RelayStanding, Relayed},
+};
 
 use crate::status::{Readiness, Status};
 
@@ -38,6 +41,7 @@ pub(crate) fn html(status: &Status) -> String {
         in_hand(&mut page, &load);
     }
     waiting(&mut page, &status.waits());
+    events(&mut page, &status.relayed());
     if let Some(cleanup) = status.cleanup() {
         cleaning(&mut page, &cleanup);
     }
@@ -126,6 +130,32 @@ fn in_hand(page: &mut Page, load: &Load) {
     );
 }
 
+/// Where events go, and what waits; nothing where none are relayed.
+fn events(page: &mut Page, relayed: &[Relayed]) {
+    for Relayed { destination, standing, published, trouble, backlog, .. } in relayed {
+        page.element("h2", format_args!("Events for {destination}"));
+        match (trouble, standing) {
+            (Some((why, time)), _) => {
+                page.classed("p", "state wait", format_args!("not sent for {}: {why}", span(*time)))
+            }
+            (None, RelayStanding::Relaying) => page.classed("p", "state good", "sending"),
+            (None, RelayStanding::Standby) => page.classed("p", "more", "another relay sends them"),
+            (None, RelayStanding::Paused) => page.classed("p", "state wait", "paused by an operator"),
+            (None, _) => page.classed("p", "more", "nobody has published any yet"),
+        }
+        let Some(backlog) = backlog else { continue };
+        let oldest = backlog.oldest.map_or_else(|| "none".to_owned(), span);
+        page.rows(&[
+            ("sent by this worker", published),
+            ("pending", &backlog.pending),
+            ("for a later try", &backlog.waiting),
+            ("failed: wait for a person", &backlog.failed),
+            ("behind those in their order", &backlog.behind),
+            ("the oldest that may go", &oldest),
+        ]);
+    }
+}
+
 fn cleaning(page: &mut Page, state: &CleanupState) {
     let lag = state.backlog.map_or_else(|| "not known yet".to_owned(), |backlog| span(backlog.lag));
     page.list(
@@ -192,6 +222,10 @@ impl Page {
 
     fn list(&mut self, title: &'static str, rows: &[(&'static str, &dyn Display)]) {
         self.element("h2", title);
+        self.rows(rows);
+    }
+
+    fn rows(&mut self, rows: &[(&'static str, &dyn Display)]) {
         self.raw("<dl>");
         for (name, value) in rows {
             self.element("dt", name);

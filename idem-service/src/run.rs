@@ -3,8 +3,8 @@
 use std::{ffi::OsString, future::Future, sync::Arc, time::Duration};
 
 use idem_core::{
-    BoxError, CancellationToken, ConfigError, DedupConsumer, DedupConsumerBuilder, RetryPolicy, Store, Worker,
-    WorkerSettings, chain, store,
+    BoxError, CancellationToken, ConfigError, DedupConsumer, DedupConsumerBuilder, RetryPolicy, Route, Store, Worker,
+    WorkerSettings, chain, outbox::RelayBuilder, store,
 };
 
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     command_line::{self, CommandLine, Stop},
     database::{self, Database, DatabaseSettings},
     exit::{self, Exit, Failure},
-    key_secret, keys, logs, metrics, private,
+    key_secret, keys, logs, metrics, private, relay,
     service::{Handlers, Parts, Service},
     settings::{self, Settings},
     signals, stack,
@@ -165,11 +165,19 @@ pub(crate) async fn consume<D: Database, B: Broker>(
     let consumer = attach(DedupConsumer::builder_shared(Arc::clone(&store), &settings.consumer))
         .handler_name(name)
         .version(version)
+        .publishes_to(parts.destinations.clone())
         .effects(parts.effects);
     let (on_start, on_stop) = (std::mem::take(&mut parts.on_start), std::mem::take(&mut parts.on_stop));
     // Before the database is waited for, so that a wrong setting is told at once.
     let consumer = (handlers.consumer)(with_settings(consumer, &settings));
-    let worker = worker::<D::Store, B>(consumer, built, &settings, parts, &status)
+    let own = std::mem::take(&mut parts.relayed);
+    let routes = if settings.relay {
+        relay::routes(&parts.destinations, own, built.events.as_ref(), &settings)
+            .map_err(|error| Failure::refused(texts(&error)))?
+    } else {
+        Vec::new()
+    };
+    let worker = worker::<D::Store, B>(consumer, built, routes, &settings, parts, &status)
         .map_err(|error| Failure::refused(settings::refused(&error)))?;
     let prepare = || D::prepare(&store, DatabaseSettings(&settings), handlers.tables);
     if database::reach::<D::Store, _, _>(&settings, &status.stop, prepare).await?.is_none() {
@@ -185,6 +193,11 @@ pub(crate) async fn consume<D: Database, B: Broker>(
     ended
         .map(|_| ())
         .map_err(|error| Failure::new(exit::of_worker(&error), database::ended(&store::describe::<D::Store>(&error))))
+}
+
+/// What people know this process by.
+pub(crate) fn process() -> String {
+    format!("{}:{}", idem_schema::host_name(), std::process::id())
 }
 
 /// Hands the settings of a consumer to its builder.
@@ -209,6 +222,7 @@ fn with_settings<S: Store>(consumer: DedupConsumerBuilder<S>, settings: &Setting
 fn worker<S: Store, B: Broker>(
     consumer: DedupConsumerBuilder<S>,
     built: Built<B::Source, B::Publisher>,
+    routes: Vec<Route>,
     settings: &Settings,
     parts: Parts,
     status: &Arc<Status>,
@@ -236,6 +250,9 @@ fn worker<S: Store, B: Broker>(
     }
     if let Some(publisher) = built.publisher {
         worker = worker.publisher(publisher);
+    }
+    if !routes.is_empty() {
+        worker = worker.relay(|relay| routes.into_iter().fold(relay.named(process()), RelayBuilder::route));
     }
     for set in parts.worker {
         worker = worker.settings(set);

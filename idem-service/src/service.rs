@@ -2,7 +2,9 @@
 
 use std::{ffi::OsString, fmt, future::Future, marker::PhantomData, pin::Pin, process::ExitCode};
 
-use idem_core::{BatchHandler, BoxError, DedupConsumerBuilder, Effects, Handler, Store, WorkerSettings};
+use idem_core::{
+    BatchHandler, BoxError, DedupConsumerBuilder, Destination, Effects, Handler, Store, WorkerSettings, outbox::Route,
+};
 
 #[cfg(feature = "postgres")]
 use crate::database::Postgres;
@@ -35,6 +37,10 @@ type WorkerHook = Box<dyn FnOnce(&mut WorkerSettings) + Send>;
 /// The part that does not depend on the store.
 pub(crate) struct Parts {
     pub(crate) effects: Effects,
+    /// Whom the handlers tell of what happened.
+    pub(crate) destinations: Vec<Destination>,
+    /// How events get there, where that is not by the worker's own broker.
+    pub(crate) relayed: Vec<Route>,
     pub(crate) worker: Vec<WorkerHook>,
     pub(crate) routes: axum::Router,
     pub(crate) on_start: Vec<Hook<Result<(), BoxError>>>,
@@ -50,6 +56,8 @@ impl Service {
     pub fn new(name: &'static str, effects: Effects) -> Self {
         let parts = Parts {
             effects,
+            destinations: Vec::new(),
+            relayed: Vec::new(),
             worker: Vec::new(),
             routes: axum::Router::new(),
             on_start: Vec::new(),
@@ -64,7 +72,7 @@ impl Service {
     /// and the text stands in the log.
     ///
     /// ```no_run
-    /// use std::{process::ExitCode, sync::Arc};
+    /// use std::{process::ExitCode};
     ///
     /// use idem_service::{Broker, Effects, Handlers, Service, axum, idem_core::handler_fn};
     /// # use idem_service::idem_core::{BoxError, Handler, HandlerError, Message, Tx};
@@ -120,6 +128,43 @@ impl<L> Service<L> {
     /// [`configured`](Service::configured) it is set before.
     pub fn version(mut self, version: &'static str) -> Self {
         self.version = version;
+        self
+    }
+
+    /// The handlers may publish to these destinations of the worker's own broker, each a topic or a queue by its name (on SQS
+    /// its URL). Events are committed with the handler's effects, and this worker relays them, unless `--relay off` says
+    /// that another process does. A store without an outbox is refused at the start. May be called several times.
+    ///
+    /// ```
+    /// use std::process::ExitCode;
+    ///
+    /// use idem_service::{
+    ///     Broker, Effects, Handlers, Service,
+    ///     idem_core::{Event, Message, Tx, handler_fn},
+    /// };
+    /// use idem_sqlx::PostgresStore;
+    ///
+    /// fn run<Kafka: Broker>() -> ExitCode {
+    ///     let charge = handler_fn(async |message: &Message, tx: &mut Tx<'_, PostgresStore>| {
+    ///         // … what is to be written through `tx`, and with it:
+    ///         tx.publish(message, Event::to("payments").event_type("PaymentCharged").json(&1177)?)?;
+    ///         Ok(())
+    ///     });
+    ///     Service::new("charge", Effects::InTransaction)
+    ///         .publishes_to(["payments"])
+    ///         .postgres(Handlers::new(charge))
+    ///         .run::<Kafka>()
+    /// }
+    /// ```
+    pub fn publishes_to(mut self, destinations: impl IntoIterator<Item = impl Into<Destination>>) -> Self {
+        self.parts.destinations.extend(destinations.into_iter().map(Into::into));
+        self
+    }
+
+    /// Brings events along this route, where a destination is none of the worker's own broker, or its receivers remember ids
+    /// for another time than `--receiver-keeps`. May be called once a destination.
+    pub fn relays(mut self, route: Route) -> Self {
+        self.parts.relayed.push(route);
         self
     }
 

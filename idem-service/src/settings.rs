@@ -5,7 +5,7 @@ use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 use clap::{ArgAction, ValueEnum};
 use idem_core::{
     Concurrency, ConfigError, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, KeyPolicy, KeySource,
-    OlderThanRetention, OnConflict, OnUnkeepable, Retention,
+    OlderThanRetention, OnConflict, OnUnkeepable, Retention, outbox::CloudEvents,
 };
 use idem_schema::{PostgresSettings, RECORD_BYTES, SchemaName};
 
@@ -153,6 +153,23 @@ pub(crate) struct Settings {
     #[arg(long)]
     pub(crate) batch_handler: bool,
 
+    /// Whether this worker brings the events that its handlers publish to their destinations; off where another process does
+    #[arg(
+        long, value_name = "on|off", default_value = "on", default_missing_value = "on", num_args = 0..=1,
+        action = ArgAction::Set, value_parser = on_or_off
+    )]
+    pub(crate) relay: bool,
+
+    /// How events are written: binary, with the attributes of CloudEvents as headers, or structured, with them in a payload of
+    /// JSON around the event's
+    #[arg(long, value_name = "FORMAT", default_value = "binary")]
+    pub(crate) event_format: EventFormat,
+
+    /// For how long the receivers of events remember their ids: an event of which a copy may have been sent that long ago is
+    /// not sent again, but waits for a person
+    #[arg(long, value_name = "TIME", default_value = "7d", value_parser = spans::span)]
+    pub(crate) receiver_keeps: Duration,
+
     /// The client library of the database; tokio-postgres is for PostgreSQL only [default: sqlx, where the worker has it]
     #[arg(long, value_name = "NAME")]
     store: Option<String>,
@@ -225,6 +242,24 @@ enum OnConflictFlag {
 enum OnUnkeepableFlag {
     Hold,
     Halt,
+}
+
+/// The words for [`CloudEvents`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum EventFormat {
+    #[default]
+    Binary,
+    Structured,
+}
+
+impl EventFormat {
+    pub(crate) fn cloud_events(self) -> CloudEvents {
+        match self {
+            Self::Binary => CloudEvents::binary(),
+            Self::Structured => CloudEvents::structured(),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -376,7 +411,7 @@ pub(crate) fn refused(error: &ConfigError) -> String {
         "name" => "consumer".to_owned(),
         "payload_bytes_max" => "payload-max".to_owned(),
         "dead_letter_payload_bytes_max" => "dead-letter-payload-max".to_owned(),
-        field => field.trim_start_matches("retry.").replace('_', "-"),
+        field => field.trim_start_matches("retry.").trim_start_matches("relay.").replace('_', "-"),
     };
     format!("--{flag} is {}, but {}", error.value, error.rule)
 }

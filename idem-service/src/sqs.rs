@@ -1,6 +1,6 @@
 //! Workers on SQS: its flags, and the source that they make.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use aws_config::BehaviorVersion;
 use aws_smithy_http_client::{Builder, tls};
@@ -9,7 +9,7 @@ use idem_core::{BoxError, ConfigError};
 use idem_sqs::{SqsOptions, SqsPublisher, SqsSource, aws_sdk_sqs::Client};
 
 use crate::{
-    broker::{Broker, Built},
+    broker::{Broker, Built, Events},
     settings, spans,
     told::Told,
 };
@@ -61,14 +61,32 @@ impl Broker for Sqs {
     const VARIABLES: &'static str = "SQS_";
 
     async fn build(self) -> Result<Built<SqsSource, SqsPublisher>, BoxError> {
-        let tls = tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring);
-        let http = Builder::new().tls_provider(tls).build_https();
-        let config = aws_config::defaults(BehaviorVersion::latest()).http_client(http).load().await;
-        if config.region().is_none_or(|region| region.as_ref().is_empty()) {
-            return Err("there is no AWS region: set AWS_REGION, or the region of the profile".into());
-        }
-        self.build_with(&Client::new(&config))
+        self.build_with(&client().await?)
     }
+}
+
+/// A client with what the AWS SDK finds.
+async fn client() -> Result<Client, BoxError> {
+    let tls = tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring);
+    let http = Builder::new().tls_provider(tls).build_https();
+    let config = aws_config::defaults(BehaviorVersion::latest()).http_client(http).load().await;
+    if config.region().is_none_or(|region| region.as_ref().is_empty()) {
+        return Err("there is no AWS region: set AWS_REGION, or the region of the profile".into());
+    }
+    Ok(Client::new(&config))
+}
+
+/// What makes publishers of events to queues, by their URLs.
+fn events(client: Client) -> Events {
+    Box::new(move |url, cloud_events| {
+        let publisher = SqsPublisher::new(&client, url).map_err(refused)?;
+        Ok(Arc::new(publisher.cloud_events(cloud_events)))
+    })
+}
+
+/// The same for a relay alone.
+pub(crate) async fn relayed() -> Result<Events, BoxError> {
+    Ok(events(client().await?))
 }
 
 impl Sqs {
@@ -97,7 +115,7 @@ impl Sqs {
             )
             .into());
         }
-        Ok(Built::new(source).publisher(publisher))
+        Ok(Built { events: Some(events(client.clone())), ..Built::new(source).publisher(publisher) })
     }
 }
 

@@ -7,9 +7,14 @@ use std::{
     thread,
 };
 
-use idem_core::{CancellationToken, CleanupState, Incident, IncidentKind, Load, Pause, Summary, Wait, WorkerView};
+use idem_core::{
+    CancellationToken, CleanupState, Incident, IncidentKind, Load, Pause, Summary, Wait, WorkerView,
+    outbox::{RelayView, Relayed},
+};
 use serde::Serialize;
 use tokio::time::Instant;
+
+use crate::relay::Standing;
 
 /// The source's share now, such as partitions.
 type Partitions = Box<dyn Fn() -> Option<Vec<String>> + Send + Sync>;
@@ -21,6 +26,8 @@ pub(crate) struct Status {
     pub(crate) stop: CancellationToken,
     pub(crate) began: Instant,
     worker: OnceLock<(WorkerView, Partitions)>,
+    /// A relay without a worker.
+    relay: OnceLock<RelayView>,
     /// A task beside the worker that died.
     dead: OnceLock<&'static str>,
 }
@@ -34,7 +41,7 @@ impl fmt::Debug for Status {
 /// The JSON of `/readyz`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Readiness {
-    /// Whether the worker has joined, and was not asked to stop.
+    /// Whether the worker has joined, or a relay alone runs, and was not asked to stop.
     pub(crate) ready: bool,
     pub(crate) consumer: String,
     pub(crate) partitions: Option<Vec<String>>,
@@ -47,6 +54,9 @@ pub(crate) struct Readiness {
     /// For how many seconds it does.
     pub(crate) paused_for: Option<u64>,
     pub(crate) breaker: &'static str,
+    /// Where events are relayed to; not there where none are.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) relay: Vec<Standing>,
 }
 
 impl Status {
@@ -56,6 +66,7 @@ impl Status {
             stop,
             began: Instant::now(),
             worker: OnceLock::new(),
+            relay: OnceLock::new(),
             dead: OnceLock::new(),
         }
     }
@@ -64,6 +75,12 @@ impl Status {
     pub(crate) fn built(&self, view: WorkerView, partitions: impl Fn() -> Option<Vec<String>> + Send + Sync + 'static) {
         // There is one worker, so this is the first call.
         let _ = self.worker.set((view, Box::new(partitions)));
+    }
+
+    /// There is a relay, and no worker.
+    pub(crate) fn relaying(&self, view: RelayView) {
+        // As above.
+        let _ = self.relay.set(view);
     }
 
     /// Runs a task beside the worker. One that panics is told by [`dead`](Self::dead) from then on.
@@ -98,6 +115,7 @@ impl Status {
     /// The counts so far; nothing where there is no worker yet.
     pub(crate) fn summary(&self) -> Summary {
         let mut summary = self.worker.get().map_or_else(Summary::default, |(view, _)| view.summary());
+        summary.published = self.relay_view().map_or(0, RelayView::published);
         summary.ran_for = self.began.elapsed();
         summary
     }
@@ -105,6 +123,15 @@ impl Status {
     /// The messages in hand; nothing where there is no worker yet.
     pub(crate) fn load(&self) -> Option<Load> {
         self.worker.get().map(|(view, _)| view.load())
+    }
+
+    /// Where events are relayed to; nothing where none are.
+    pub(crate) fn relayed(&self) -> Vec<Relayed> {
+        self.relay_view().map(RelayView::destinations).unwrap_or_default()
+    }
+
+    fn relay_view(&self) -> Option<&RelayView> {
+        self.worker.get().and_then(|(view, _)| view.relay()).or_else(|| self.relay.get())
     }
 
     /// The causes for which messages in hand wait.
@@ -137,7 +164,7 @@ impl Status {
                 None => "up",
             },
             broker_down_for: unreachable_for.map(|time| time.as_secs()),
-            ready: has_joined && !self.stop.is_cancelled(),
+            ready: (has_joined || self.relay.get().is_some()) && !self.stop.is_cancelled(),
             consumer: self.consumer.clone(),
             partitions: worker.filter(|_| has_joined).and_then(|(_, partitions)| partitions()),
             database: match pause {
@@ -148,6 +175,7 @@ impl Status {
             breaker: if pause == Some(Pause::Breaker) { "open" } else { "closed" },
             pause: pause.map(|pause| pause.to_string()),
             paused_for: paused_for.map(|time| time.as_secs()),
+            relay: self.relayed().into_iter().map(Standing::from).collect(),
         }
     }
 }

@@ -3,7 +3,9 @@
 //!
 //! `purchase.rs` says what a message must be; `postgres.rs` and `sqlite.rs` have the tables, and they and
 //! `tokio_postgres.rs` each the same effect twice, message by message and set-based. A worker needs one of those six.
+//! `announce.rs` tells others of each purchase, where that is asked for.
 
+mod announce;
 #[cfg(feature = "demo")]
 pub mod demo;
 mod postgres;
@@ -15,11 +17,14 @@ use std::sync::LazyLock;
 
 use idem_core::Message;
 
-pub use self::{postgres::POSTGRES_TABLES, purchase::Purchase, sqlite::SQLITE_TABLES};
+pub use self::{announce::LedgerSettings, postgres::POSTGRES_TABLES, purchase::Purchase, sqlite::SQLITE_TABLES};
 
 /// The handlers, for each store.
-#[derive(Debug, Clone, Copy)]
-pub struct Ledger;
+#[derive(Debug, Clone, Default)]
+pub struct Ledger {
+    /// Where purchases are announced.
+    announce_to: Option<Box<str>>,
+}
 
 /// Which process wrote a row, for people who look at it: `host:process id`.
 static HANDLED_BY: LazyLock<String> = LazyLock::new(|| {

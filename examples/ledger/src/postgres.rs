@@ -68,11 +68,12 @@ impl<'b> Columns<'b> {
 
 impl Handler<PostgresStore> for Ledger {
     async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
-        let Purchase { customer, day, cds, cents } = Purchase::read(message)?;
-        let buy = query(BUY).bind(key(message)).bind(&customer).bind(day).bind(cds).bind(cents).bind(&*HANDLED_BY);
+        let purchase = Purchase::read(message)?;
+        let Purchase { customer, day, cds, cents } = &purchase;
+        let buy = query(BUY).bind(key(message)).bind(customer).bind(day).bind(cds).bind(cents).bind(&*HANDLED_BY);
         buy.execute(tx.connection()).await?;
-        query(ADD).bind(&customer).bind(cents).execute(tx.connection()).await?;
-        Ok(())
+        query(ADD).bind(customer).bind(cents).execute(tx.connection()).await?;
+        self.announce(message, &purchase, tx)
     }
 }
 
@@ -90,6 +91,7 @@ impl BatchHandler<PostgresStore> for Ledger {
         let buy = query(BUY_ALL).bind(keys).bind(&customers).bind(days).bind(cds).bind(&cents).bind(&*HANDLED_BY);
         buy.execute(tx.connection()).await?;
         query(ADD_ALL).bind(customers).bind(cents).execute(tx.connection()).await?;
+        self.announce_all(messages, &purchases, tx)?;
         Ok(BatchAnswer::all_handled())
     }
 }

@@ -48,7 +48,7 @@ impl Handler<SqliteStore> for Ledger {
         .bind(purchase.cents)
         .execute(tx.connection())
         .await?;
-        Ok(())
+        self.announce(message, &purchase, tx)
     }
 }
 
@@ -86,6 +86,7 @@ impl BatchHandler<SqliteStore> for Ledger {
         .bind(&bought)
         .execute(tx.connection())
         .await?;
+        self.announce_all(messages, &purchases, tx)?;
         Ok(BatchAnswer::all_handled())
     }
 }

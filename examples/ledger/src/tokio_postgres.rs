@@ -11,10 +11,11 @@ use crate::{
 
 impl Handler<PostgresStore> for Ledger {
     async fn handle(&self, message: &Message, tx: &mut Tx<'_, PostgresStore>) -> Result<(), HandlerError> {
-        let Purchase { customer, day, cds, cents } = &Purchase::read(message)?;
+        let purchase = Purchase::read(message)?;
+        let Purchase { customer, day, cds, cents } = &purchase;
         tx.connection().execute(BUY, &[&key(message), customer, day, cds, cents, &*HANDLED_BY]).await?;
         tx.connection().execute(ADD, &[customer, cents]).await?;
-        Ok(())
+        self.announce(message, &purchase, tx)
     }
 }
 
@@ -31,6 +32,7 @@ impl BatchHandler<PostgresStore> for Ledger {
         let Columns { keys, customers, days, cds, cents } = &Columns::of(messages, &purchases);
         tx.connection().execute(BUY_ALL, &[keys, customers, days, cds, cents, &*HANDLED_BY]).await?;
         tx.connection().execute(ADD_ALL, &[customers, cents]).await?;
+        self.announce_all(messages, &purchases, tx)?;
         Ok(BatchAnswer::all_handled())
     }
 }

@@ -3,12 +3,17 @@
 use std::process::ExitCode;
 
 use idem_service::{Effects, Handlers, Service, sqs::Sqs};
-use ledger::{Ledger, POSTGRES_TABLES, SQLITE_TABLES};
+use ledger::{Ledger, LedgerSettings, POSTGRES_TABLES, SQLITE_TABLES};
 
 fn main() -> ExitCode {
     Service::new("ledger", Effects::InTransaction)
-        .postgres(Handlers::new(Ledger).batch(Ledger).tables(POSTGRES_TABLES))
-        .tokio_postgres(Handlers::new(Ledger).batch(Ledger).tables(POSTGRES_TABLES))
-        .sqlite(Handlers::new(Ledger).batch(Ledger).tables(SQLITE_TABLES))
+        .configured(async |service: Service, settings: LedgerSettings| {
+            let ledger = || Ledger::with(&settings);
+            Ok(service
+                .publishes_to(settings.announce.clone())
+                .postgres(Handlers::new(ledger()).batch(ledger()).tables(POSTGRES_TABLES))
+                .tokio_postgres(Handlers::new(ledger()).batch(ledger()).tables(POSTGRES_TABLES))
+                .sqlite(Handlers::new(ledger()).batch(ledger()).tables(SQLITE_TABLES)))
+        })
         .run::<Sqs>()
 }

@@ -214,7 +214,7 @@ async fn list(database: &mut Database, which: &Which, limit: &Limit) -> Result<R
 }
 
 /// A count as people read it: 3,011.
-fn thousands(count: i64) -> String {
+pub(crate) fn thousands(count: i64) -> String {
     let digits = count.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (place, digit) in digits.char_indices() {

@@ -1,11 +1,13 @@
 //! `idem doctor`.
 
+use std::sync::Arc;
+
 use idem_core::{Store as _, StoreError, store::Bookkeeping as _};
 use idem_schema::RECORD_BYTES;
 
 use crate::{
     command_line::{Doctor, Target},
-    commands::consumers::LAST_HOUR,
+    commands::{consumers::LAST_HOUR, outbox},
     database::{self, Bind, Database},
     exit::{Exit, Failure},
     report::{Report, Row, Table},
@@ -53,12 +55,17 @@ change, or give --broker-horizon.";
 pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Failure> {
     let mut database = Database::open(target).await?;
     // Problems that would keep a worker from starting: server, schema, rights of this login.
-    let verified = database::store(target)?.bookkeeping().verify().await;
+    let store = Arc::new(database::store(target)?);
+    let verified = store.bookkeeping().verify().await;
     let horizon = Bind::NumberOr(doctor.broker_horizon.and_then(|time| i64::try_from(time.as_secs()).ok()));
     let findings: Table = match verified {
         Ok(()) => {
             let findings = FINDINGS.replace("{last_start}", LAST_START).replace("{plain}", target.schema.as_str());
-            database.table(&findings, &[horizon]).await?
+            let findings = database.table(&findings, &[horizon]).await?;
+            match store.outbox() {
+                Some(outbox) => findings.and(outbox::findings(&outbox.backlog(None).await?)),
+                None => findings,
+            }
         }
         Err(StoreError::Schema { problem, cure } | StoreError::Refused { problem, cure }) => {
             let finding = [("level", "error".into()), ("finding", problem.into()), ("cure", cure.into())];

@@ -17,6 +17,7 @@ mod forget;
 mod guide;
 mod import;
 mod kept;
+mod outbox;
 mod schema;
 mod secrets;
 mod seeing;

@@ -16,24 +16,28 @@ use crate::fixture::{
 };
 
 /// A file with idem's tables and the consumer `orders`.
-struct File {
+pub(crate) struct File {
     path: PathBuf,
     url: String,
 }
 
 impl File {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let path = std::env::temp_dir().join(format!("idem-cli-{:016x}.db", fastrand::u64(..)));
         let url = format!("sqlite://{}", path.display());
         Self { path, url }
     }
 
-    fn idem(&self, arguments: &str) -> Answer {
+    pub(crate) fn idem(&self, arguments: &str) -> Answer {
         self.idem_with(&arguments.split_whitespace().collect::<Vec<_>>())
     }
 
-    fn idem_with(&self, arguments: &[&str]) -> Answer {
+    pub(crate) fn idem_with(&self, arguments: &[&str]) -> Answer {
         command(&[("DATABASE_URL", self.url.as_str()), ("IDEM_OPERATOR", "ada")], arguments)
+    }
+
+    pub(crate) async fn store(&self) -> SqliteStore {
+        SqliteStore::open(&self.path).await.unwrap()
     }
 
     /// Delivers these keys, and answers whether each was processed (P) or skipped (D).
@@ -67,7 +71,7 @@ impl File {
     }
 
     /// The first column of what a query answers.
-    async fn texts(&self, query: &str) -> Vec<String> {
+    pub(crate) async fn texts(&self, query: &str) -> Vec<String> {
         let mut connection = SqliteConnection::connect(&self.url).await.unwrap();
         sqlx::query_scalar(AssertSqlSafe(query.to_owned())).fetch_all(&mut connection).await.unwrap()
     }

@@ -12,6 +12,7 @@ mod canary;
 mod cleanup;
 mod config;
 mod endings;
+mod events;
 mod hidden_keys;
 mod open;
 mod page;

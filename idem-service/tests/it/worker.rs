@@ -3,17 +3,21 @@
 
 use std::{
     ffi::OsString,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use idem_core::{
     BatchAnswer, BatchHandler, BoxError, Handler, HandlerError, Message, Source, SourceError, Store, Tx,
+    outbox::{CloudEvents, EventError, EventPublisher, OutgoingEvent},
     source::{Attached, Received, Settle, Settled, SourceCapabilities},
 };
 use idem_service::{Broker, Built, Effects, Handlers, Service};
-use idem_testkit::memory::{MemoryHandle, RemotePublisher, RemoteSource};
-use ledger::{Ledger, POSTGRES_TABLES, Purchase, SQLITE_TABLES};
+use idem_testkit::memory::{MemoryHandle, RemoteBroker, RemotePublisher, RemoteSource};
+use ledger::{Ledger, LedgerSettings, POSTGRES_TABLES, Purchase, SQLITE_TABLES};
 
 /// The arguments of the worker, as a JSON list.
 pub(crate) const ARGUMENTS: &str = "WORKER_ARGUMENTS";
@@ -36,10 +40,15 @@ fn worker_process() {
     let Ok(arguments) = std::env::var(ARGUMENTS) else { return };
     let arguments: Vec<String> = serde_json::from_str(&arguments).expect("a list of texts");
     let arguments: Vec<OsString> = arguments.into_iter().map(OsString::from).collect();
-    let service = Service::new("ledger", Effects::InTransaction)
-        .postgres(Handlers::new(Slow(Ledger)).batch(Slow(Ledger)).tables(POSTGRES_TABLES))
-        .tokio_postgres(Handlers::new(Slow(Ledger)).batch(Slow(Ledger)).tables(POSTGRES_TABLES))
-        .sqlite(Handlers::new(Slow(Ledger)).tables(SQLITE_TABLES));
+    let service =
+        Service::new("ledger", Effects::InTransaction).configured(async |service: Service, own: LedgerSettings| {
+            let slow = || Slow(Ledger::with(&own));
+            Ok(service
+                .publishes_to(own.announce.clone())
+                .postgres(Handlers::new(slow()).batch(slow()).tables(POSTGRES_TABLES))
+                .tokio_postgres(Handlers::new(slow()).batch(slow()).tables(POSTGRES_TABLES))
+                .sqlite(Handlers::new(slow()).tables(SQLITE_TABLES)))
+        });
     std::process::exit(service.run_with::<Memory>(arguments).code().into());
 }
 
@@ -61,6 +70,9 @@ pub(crate) struct Memory {
     /// Say that a whole part of the queue has one ordering key
     #[arg(long)]
     ordered_by_part: bool,
+    /// Let nothing bring events anywhere
+    #[arg(long)]
+    deaf: bool,
     /// Panic at `build`, at `receive` or at `second-receive`, once something was received
     #[arg(long)]
     panic_at: Option<String>,
@@ -85,11 +97,43 @@ impl Broker for Memory {
             received: AtomicBool::new(false),
             ordered_by_part: self.ordered_by_part,
         };
-        Ok(Built::new(source).publisher(publisher))
+        let built = Built::new(source).publisher(publisher);
+        if self.deaf {
+            return Ok(built);
+        }
+        Ok(built.events(move |queue, cloud_events| {
+            let (broker, queue) = (RemoteBroker::new(&self.socket), queue.to_owned());
+            Ok(Arc::new(Telling { broker, queue, cloud_events }))
+        }))
     }
 
     fn partitions(_: &Panicking) -> Option<Vec<String>> {
         Some(vec!["orders/0".to_owned()])
+    }
+}
+
+/// Brings events to a queue.
+struct Telling {
+    broker: RemoteBroker,
+    queue: String,
+    cloud_events: CloudEvents,
+}
+
+#[async_trait::async_trait]
+impl EventPublisher for Telling {
+    async fn publish_events(&self, events: &[&OutgoingEvent]) -> Vec<Result<(), EventError>> {
+        let message = |event: &&OutgoingEvent| {
+            let wire = self.cloud_events.on_wire(event, "ce_");
+            Message::new(wire.payload).with_headers(wire.headers)
+        };
+        let messages: Vec<Message> = events.iter().map(message).collect();
+        match self.broker.publish(&self.queue, &messages).await {
+            Ok(_) => events.iter().map(|_| Ok(())).collect(),
+            Err(error) => {
+                let why = error.to_string();
+                events.iter().map(|_| Err(EventError::unconfirmed(why.clone()).uncounted())).collect()
+            }
+        }
     }
 }
 

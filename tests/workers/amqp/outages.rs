@@ -1,12 +1,16 @@
 //! A broker and a database that go away and come back, and workers that die.
 
+use std::collections::BTreeSet;
+
 use idem_testkit::proxy::Proxy;
 use lapin::types::AMQPValue;
 
 use super::{
+    chain::ids,
     fixture::{Fixture, Ledger, count, quorum, until},
     own_servers::OwnServers,
     queue::{Queue, host},
+    shared_chain::pending,
 };
 
 /// A25, J9, G12: the broker crashes, the database crashes, both do. The worker waits, says so, and goes on; nobody is
@@ -16,9 +20,11 @@ async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
     let servers = OwnServers::up("amqp-worker-outages", 600, &["postgres", "rabbitmq"]);
     let url = |name| servers.url(name);
     let fixture = Fixture::on_servers("outages", &url("rabbitmq"), &url("rabbitmq_management"), &url("postgres")).await;
+    let told = format!("{}_told", fixture.name);
+    let told = Queue::create_on(&url("rabbitmq"), &url("rabbitmq_management"), &told, &[]).await;
     servers.restart_in_order("rabbitmq");
     let each = count(10_000, 600);
-    let mut worker = fixture.start(&["--attempts", "2", "--batch", "20"]);
+    let mut worker = fixture.start(&["--attempts", "2", "--batch", "20", "--announce", &told.name]);
     let mut sent = 0;
     for outage in [&["rabbitmq"][..], &["postgres"], &["rabbitmq", "postgres"]] {
         fixture.send(sent..sent + each).await;
@@ -31,6 +37,10 @@ async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
         assert!(worker.runs(), "after {outage:?}:\n{}", worker.logged());
     }
     fixture.until_settled().await;
+    // O9: what was committed is sent once the broker is back, under as many ids as there are purchases.
+    until("an empty outbox", async || pending(&fixture).await == 0).await;
+    let ids = ids(&told).await.into_iter().collect::<BTreeSet<_>>();
+    assert_eq!(i64::try_from(ids.len()).expect("a count"), sent);
     let ended = worker.stop().await;
     assert_eq!(ended.count("dead_lettered"), 0);
     assert_eq!(fixture.ledger().await, Ledger::of(0..sent));

@@ -9,6 +9,7 @@
     reason = "a test that cannot go on fails, and says why"
 )]
 
+mod chain;
 mod chaos;
 #[path = "../shared/database.rs"]
 mod database;
@@ -27,6 +28,8 @@ mod positions;
 #[path = "../shared/purchase.rs"]
 mod purchase;
 mod refusals;
+#[path = "../shared/chain.rs"]
+mod shared_chain;
 #[path = "../shared/chaos.rs"]
 mod shared_chaos;
 mod start;

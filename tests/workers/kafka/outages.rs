@@ -1,8 +1,13 @@
 //! A broker and a database that go away and come back.
 
+use std::collections::BTreeSet;
+
 use super::{
+    chain::ids,
     fixture::{Client, Fixture, Ledger, count, until, with_each_client},
     own_servers::OwnServers,
+    shared_chain::pending,
+    topic::Topic,
 };
 
 with_each_client!(j4_a_worker_that_is_killed_in_a_long_statement_does_not_keep_its_key);
@@ -13,9 +18,11 @@ with_each_client!(j4_a_worker_that_is_killed_in_a_long_statement_does_not_keep_i
 async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
     let servers = OwnServers::up("kafka-worker-outages", 400, &["postgres", "kafka"]);
     let fixture = Fixture::on("outages", 4, &servers.url("kafka"), &servers.url("postgres")).await;
+    let told = Topic::create(&servers.url("kafka"), &format!("{}_told", fixture.name), 1).await;
     let each = count(10_000, 600);
     // A message that is redelivered after an outage is counted while it runs, and the count goes with its success.
-    let mut worker = fixture.start(&["--reset", "earliest", "--attempts", "2", "--batch", "20"]);
+    let mut worker =
+        fixture.start(&["--reset", "earliest", "--attempts", "2", "--batch", "20", "--announce", &told.name]);
     let mut sent = 0;
     for outage in [&["kafka"][..], &["postgres"], &["kafka", "postgres"]] {
         fixture.send(sent..sent + each).await;
@@ -28,6 +35,10 @@ async fn a25_j9_outages_are_waited_out_and_charged_to_nobody() {
         assert!(worker.runs(), "after {outage:?}:\n{}", worker.logged());
     }
     fixture.until_settled().await;
+    // O9: what was committed is sent once the broker is back, under as many ids as there are purchases.
+    until("an empty outbox", async || pending(&fixture).await == 0).await;
+    let ids = ids(&told).await.into_iter().collect::<BTreeSet<_>>();
+    assert_eq!(i64::try_from(ids.len()).expect("a count"), sent);
     let ended = worker.stop().await;
     assert_eq!(ended.count("dead_lettered"), 0);
     assert_eq!(fixture.ledger().await, Ledger::of(0..sent));

@@ -9,6 +9,7 @@
 )]
 
 mod breaker;
+mod chain;
 mod chaos;
 mod contract;
 #[path = "../shared/database.rs"]
@@ -26,6 +27,8 @@ mod own_servers;
 mod purchase;
 mod queue;
 mod refusals;
+#[path = "../shared/chain.rs"]
+mod shared_chain;
 #[path = "../shared/chaos.rs"]
 mod shared_chaos;
 #[path = "../shared/storm.rs"]

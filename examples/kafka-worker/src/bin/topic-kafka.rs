@@ -1,14 +1,22 @@
 //! One topic, for where Kafka's own tools are not at hand: `topic-kafka BROKERS TOPIC create`, `… send RECORD-KEY PAYLOAD`,
-//! `… delete`.
+//! `… read`, which prints all records with their headers, `… delete`.
+
+#![allow(clippy::print_stdout, reason = "it prints what it was asked for")]
 
 use std::{error::Error, time::Duration};
 
 use rdkafka::{
-    ClientConfig,
+    ClientConfig, Offset, TopicPartitionList,
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
     client::DefaultClientContext,
+    consumer::{BaseConsumer, Consumer as _},
+    error::KafkaError,
+    message::{Headers as _, Message as _},
     producer::{FutureProducer, FutureRecord},
 };
+
+/// How long the broker may take for anything.
+const WITHIN: Duration = Duration::from_secs(30);
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -32,6 +40,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
             sent.await.map_err(|(error, _)| error)?;
             Vec::new()
         }
+        ["read"] => {
+            let (brokers, topic) = ((*brokers).to_owned(), (*topic).to_owned());
+            tokio::task::spawn_blocking(move || read(&brokers, &topic)).await??;
+            Vec::new()
+        }
         _ => return Err(usage()),
     };
     for answer in answers {
@@ -40,6 +53,32 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Prints what is in the topic now: a line a record, its headers before its payload.
+fn read(brokers: &str, topic: &str) -> Result<(), KafkaError> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", brokers).set("group.id", "topic-kafka").set("enable.auto.commit", "false");
+    let consumer: BaseConsumer = config.create()?;
+    let metadata = consumer.fetch_metadata(Some(topic), WITHIN)?;
+    let partitions = metadata.topics().iter().flat_map(|topic| topic.partitions()).map(|partition| partition.id());
+    for partition in partitions {
+        let (begin, end) = consumer.fetch_watermarks(topic, partition, WITHIN)?;
+        let mut from = TopicPartitionList::new();
+        from.add_partition_offset(topic, partition, Offset::Offset(begin))?;
+        consumer.assign(&from)?;
+        let mut next = begin;
+        while next < end {
+            let Some(record) = consumer.poll(WITHIN) else { break };
+            let record = record?;
+            next = record.offset() + 1;
+            for header in record.headers().into_iter().flat_map(|headers| headers.iter()) {
+                print!("{}={} ", header.key, String::from_utf8_lossy(header.value.unwrap_or_default()));
+            }
+            println!("{}", String::from_utf8_lossy(record.payload().unwrap_or_default()));
+        }
+    }
+    Ok(())
+}
+
 fn usage() -> Box<dyn Error> {
-    "usage: topic-kafka BROKERS TOPIC create|delete|send RECORD-KEY PAYLOAD".into()
+    "usage: topic-kafka BROKERS TOPIC create|delete|read|send RECORD-KEY PAYLOAD".into()
 }

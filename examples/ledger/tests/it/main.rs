@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use idem_core::{Concurrency, Decision, DedupConsumer, Effects, Message, Reason, Store};
 use idem_sqlx::{PostgresOptions, PostgresStore, SqliteStore};
-use ledger::{Ledger, POSTGRES_TABLES, SQLITE_TABLES};
+use ledger::{Ledger, LedgerSettings, POSTGRES_TABLES, SQLITE_TABLES};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection, query_as, query_scalar, raw_sql};
 
 /// Which of the two handlers, and how it runs.
@@ -29,11 +29,12 @@ fn purchase(key: &str, customer: &str, cents: i64) -> Message {
 
 macro_rules! consumer {
     ($store:expr, $kind:expr) => {{
-        let consumer = DedupConsumer::builder($store, "ledger").effects(Effects::InTransaction);
+        let consumer = DedupConsumer::builder($store, "ledger").effects(Effects::InTransaction).publishes_to(["told"]);
+        let ledger = Ledger::with(&LedgerSettings { announce: Some("told".to_owned()) });
         match $kind {
-            Kind::Each => consumer.handler(Ledger),
-            Kind::EachAtOnce => consumer.handler(Ledger).handlers(Concurrency::pipelined()),
-            Kind::Batch => consumer.batch_handler(Ledger),
+            Kind::Each => consumer.handler(ledger),
+            Kind::EachAtOnce => consumer.handler(ledger).handlers(Concurrency::pipelined()),
+            Kind::Batch => consumer.batch_handler(ledger),
         }
         .build()
         .unwrap()
@@ -80,6 +81,23 @@ fn totals() -> [(String, i64, i64); 3] {
     [("1".into(), 1, 10), ("2".into(), 3, 101), ("O'Neill \" €".into(), 1, i64::MAX)]
 }
 
+/// What is told of the purchases, in the order of their messages: whose, what, and under which id, which is the same on every
+/// store, with every kind of handler and for ever.
+fn told() -> [(String, String, String, String); 5] {
+    let told = |key: &str, customer: &str, cents: i64, id: &str| {
+        let members = format!(r#""customer":"{customer}","day":"1997-01-31","cds":2,"cents":{cents}"#);
+        let customer = customer.replace("\\\"", "\"");
+        (customer, format!(r#"{{"purchase":"{key}",{members}}}"#), "PurchaseRecorded".to_owned(), id.to_owned())
+    };
+    [
+        told("a", "2", 100, "142f141e-a87a-8229-98a6-ce9406287165"),
+        told("b", "1", 10, "108ec708-30bc-862b-81d4-7b6855a328ed"),
+        told("c", "2", 1, "6d5e71e3-1230-8008-8b6b-1759ee173fd3"),
+        told("quote", "O'Neill \\\" €", i64::MAX, "2dc018aa-0092-8dfd-b560-1a927ba83873"),
+        told("d", "2", 0, "439c4292-ee41-804c-aece-5c8b15619942"),
+    ]
+}
+
 #[tokio::test]
 async fn each_purchase_counts_once_on_postgres() {
     for (is_sqlx, kind) in
@@ -102,6 +120,13 @@ async fn each_purchase_counts_once_on_postgres() {
         let text = "SELECT customer, purchases, cents FROM customers ORDER BY customer COLLATE \"C\"";
         let customers: Vec<(String, i64, i64)> = query_as(text).fetch_all(&mut connection).await.unwrap();
         assert_eq!(customers, totals(), "{kind:?}");
+        let text = format!(
+            "SELECT convert_from(ordering_key, 'UTF8'), convert_from(payload, 'UTF8'), event_type, event_key
+             FROM {schema}_idem.outbox ORDER BY number"
+        );
+        let events: Vec<(String, String, String, String)> =
+            query_as(AssertSqlSafe(text)).fetch_all(&mut connection).await.unwrap();
+        assert_eq!(events, told(), "{kind:?}");
         let text = "SELECT DISTINCT handled_by FROM purchases WHERE at > now() - interval '1 hour'";
         let handled_by: Vec<String> = query_scalar(text).fetch_all(&mut connection).await.unwrap();
         assert!(handled_by.len() == 1 && is_this_process(&handled_by[0]), "{handled_by:?}");
@@ -141,6 +166,9 @@ async fn each_purchase_counts_once_on_sqlite() {
         let text = "SELECT customer, purchases, cents FROM customers ORDER BY customer";
         let customers: Vec<(String, i64, i64)> = query_as(text).fetch_all(&mut connection).await.unwrap();
         assert_eq!(customers, totals(), "{kind:?}");
+        let text = "SELECT CAST(ordering_key AS TEXT), CAST(payload AS TEXT), event_type, event_key FROM idem_outbox ORDER BY number";
+        let events: Vec<(String, String, String, String)> = query_as(text).fetch_all(&mut connection).await.unwrap();
+        assert_eq!(events, told(), "{kind:?}");
         let text = "SELECT DISTINCT handled_by FROM purchases WHERE at > '2020-01-01T'";
         let handled_by: Vec<String> = query_scalar(text).fetch_all(&mut connection).await.unwrap();
         assert!(handled_by.len() == 1 && is_this_process(&handled_by[0]), "{handled_by:?}");

@@ -1,0 +1,63 @@
+//! The two consumers, each with its store, its worker, and what it tells or hears. An application has one of them in a
+//! program, and leaves out the kills.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use idem_core::{BoxError, CancellationToken, DedupConsumer, Effects, Worker};
+use idem_sqlx::SqliteStore;
+use idem_testkit::memory::Queue;
+
+use crate::{
+    database,
+    handlers::{ACCOUNTS_TABLE, Accounts, RECORDED, SHOP_TABLE, Shop},
+    kill::{Killed, KilledSource, Kills},
+    queue::ToQueue,
+};
+
+/// After a kill what was in flight runs again one by one, so less of it makes a faster restart.
+const IN_FLIGHT: usize = 200;
+
+/// Consumes purchases and tells of each, until nothing is left to consume or to tell.
+pub(crate) async fn shop(purchases: Queue, recorded: ToQueue, file: PathBuf) -> Result<(), BoxError> {
+    let kills = Arc::clone(&recorded.kills);
+    database::create(&file, SHOP_TABLE).await?;
+    let store = SqliteStore::open(&file).await?;
+    store.migrate().await?;
+    let consumer = DedupConsumer::builder(store, "shop")
+        .handler(Killed(Shop, Arc::clone(&kills)))
+        .publishes_to([RECORDED])
+        .effects(Effects::InTransaction)
+        .build()?;
+    let worker = Worker::builder(consumer, KilledSource(purchases.source(), kills))
+        .relay(|relay| relay.to(RECORDED, recorded))
+        .in_flight(IN_FLIGHT)
+        // A service would leave this out, and stop by cancelling the token.
+        .until_idle(Duration::from_millis(50))
+        .build()?;
+    worker.run(std::future::pending()).await?;
+    Ok(())
+}
+
+/// Consumes what the shop tells of, until that is over and all of it is consumed.
+pub(crate) async fn accounts(
+    recorded: Queue,
+    shop_is_done: CancellationToken,
+    file: PathBuf,
+    kills: Arc<Kills>,
+) -> Result<(), BoxError> {
+    database::create(&file, ACCOUNTS_TABLE).await?;
+    let store = SqliteStore::open(&file).await?;
+    store.migrate().await?;
+    let consumer = DedupConsumer::builder(store, "accounts")
+        .handler(Killed(Accounts, Arc::clone(&kills)))
+        .effects(Effects::InTransaction)
+        .build()?;
+    let source = KilledSource(recorded.source(), kills);
+    let worker = Worker::builder(consumer, source).in_flight(IN_FLIGHT).build()?;
+    let all_is_consumed = async move {
+        shop_is_done.cancelled().await;
+        recorded.drained().await;
+    };
+    worker.run(all_is_consumed).await?;
+    Ok(())
+}

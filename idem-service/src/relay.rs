@@ -1,0 +1,70 @@
+//! How the events of a worker's handlers get to where they go, and what is seen of it.
+
+mod alone;
+mod file;
+
+use idem_core::{BoxError, Destination, Route, outbox::Relayed};
+use serde::Serialize;
+
+pub use self::alone::relay;
+#[cfg(any(feature = "amqp", feature = "kafka"))]
+pub(crate) use self::file::{AmqpPart, KafkaPart};
+use crate::{broker::Events, settings::Settings};
+
+/// A route for each destination: its own, or one by the worker's broker.
+///
+/// # Errors
+/// Where nothing brings events there, or the broker's part refuses the destination's name.
+pub(crate) fn routes(
+    destinations: &[Destination],
+    own: Vec<Route>,
+    events: Option<&Events>,
+    settings: &Settings,
+) -> Result<Vec<Route>, BoxError> {
+    let mut routes = own;
+    for Destination { name, .. } in destinations {
+        if routes.iter().any(|route| route.destination == *name) {
+            continue;
+        }
+        let make = events.ok_or_else(|| {
+            format!(
+                "the handlers publish to {name:?}, and nothing here brings events there: give --relay off where another \
+                 process does, or the Service a route with .relays(…)"
+            )
+        })?;
+        let route = Route::to_shared(name, make(name, settings.event_format.cloud_events())?);
+        routes.push(route.receiver_keeps(settings.receiver_keeps));
+    }
+    Ok(routes)
+}
+
+/// A destination in the JSON of `/readyz`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Standing {
+    destination: String,
+    /// Whether this relay has it, waits for its turn, or must not.
+    standing: &'static str,
+    /// Why nothing goes there, and for how many seconds nothing has.
+    trouble: Option<String>,
+    trouble_for: Option<u64>,
+    pending: Option<u64>,
+    failed: Option<u64>,
+    /// The age of the oldest event that may go, in seconds.
+    oldest: Option<u64>,
+}
+
+impl From<Relayed> for Standing {
+    fn from(relayed: Relayed) -> Self {
+        let (trouble, trouble_for) = relayed.trouble.map(|(why, time)| (why, time.as_secs())).unzip();
+        let backlog = relayed.backlog.as_ref();
+        Self {
+            standing: relayed.standing.as_str(),
+            trouble,
+            trouble_for,
+            pending: backlog.map(|backlog| backlog.pending),
+            failed: backlog.map(|backlog| backlog.failed),
+            oldest: backlog.and_then(|backlog| backlog.oldest).map(|age| age.as_secs()),
+            destination: relayed.destination,
+        }
+    }
+}

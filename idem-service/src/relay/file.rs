@@ -1,0 +1,167 @@
+//! The file of a relay that runs alone.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use idem_core::{BoxError, outbox::RECEIVER_KEEPS};
+use idem_schema::SchemaName;
+use serde::Deserialize;
+
+use crate::{logs::LogFormat, settings::EventFormat, spans};
+
+/// What stands in it. Names are those of the workers' flags, where those have them.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct File {
+    /// Else `DATABASE_URL`.
+    database_url: Option<String>,
+    schema: Option<String>,
+    pub(crate) admin: Option<String>,
+    #[serde(default)]
+    pub(crate) admin_host: Vec<String>,
+    #[serde(default)]
+    log_format: Format,
+    pub(crate) kafka: Option<KafkaPart>,
+    pub(crate) amqp: Option<AmqpPart>,
+    pub(crate) sqs: Option<SqsPart>,
+    #[serde(default)]
+    pub(crate) destination: Vec<DestinationPart>,
+}
+
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Format {
+    #[default]
+    Text,
+    Json,
+}
+
+/// `[kafka]`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[cfg_attr(not(feature = "kafka"), allow(dead_code, reason = "read, and then refused"))]
+pub(crate) struct KafkaPart {
+    pub(crate) brokers: String,
+    /// Settings of librdkafka. A value that begins with `@` names a file.
+    #[serde(default)]
+    pub(crate) settings: BTreeMap<String, String>,
+}
+
+/// `[amqp]`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[cfg_attr(not(feature = "amqp"), allow(dead_code, reason = "read, and then refused"))]
+pub(crate) struct AmqpPart {
+    /// Else `AMQP_URL`.
+    pub(crate) url: Option<String>,
+    #[serde(default)]
+    pub(crate) hosts: Vec<String>,
+    pub(crate) authorities: Option<PathBuf>,
+    pub(crate) client_certificate: Option<PathBuf>,
+    pub(crate) client_key: Option<PathBuf>,
+}
+
+/// `[sqs]`. Region, endpoint and credentials come from where the AWS SDK looks for them.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SqsPart {}
+
+/// `[[destination]]`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct DestinationPart {
+    /// As the handlers say it: a topic, a queue, the URL of a queue.
+    pub(crate) name: String,
+    /// Needed where the file has several.
+    broker: Option<Broker>,
+    receiver_keeps: Option<String>,
+    #[serde(default)]
+    pub(crate) event_format: EventFormat,
+}
+
+/// A broker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Broker {
+    Kafka,
+    #[serde(alias = "rabbitmq")]
+    Amqp,
+    Sqs,
+}
+
+impl File {
+    /// # Errors
+    /// One line that names the file, and shows no value of it: each may be a password.
+    pub(crate) fn read(path: &Path) -> Result<Self, String> {
+        let of = |why: String| format!("the file {} of --config {why}", path.display());
+        let text = std::fs::read_to_string(path).map_err(|error| of(format!("cannot be read: {error}")))?;
+        let file: Self = toml::from_str(&text).map_err(|error: toml::de::Error| {
+            // The error's own text quotes the line.
+            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+            of(format!("is refused: line {}: {}", before.matches('\n').count() + 1, error.message()))
+        })?;
+        if file.destination.is_empty() {
+            return Err(of("names no destination: it needs a [[destination]] with its name".to_owned()));
+        }
+        Ok(file)
+    }
+
+    pub(crate) fn log_format(&self) -> LogFormat {
+        match self.log_format {
+            Format::Text => LogFormat::Text,
+            Format::Json => LogFormat::Json,
+        }
+    }
+
+    /// Whether it holds what nobody else should read.
+    pub(crate) fn holds_secrets(&self) -> bool {
+        let in_kafka =
+            self.kafka.as_ref().is_some_and(|kafka| kafka.settings.keys().any(|name| name.contains("password")));
+        self.database_url.is_some() || in_kafka || self.amqp.as_ref().is_some_and(|amqp| amqp.url.is_some())
+    }
+
+    pub(crate) fn database_url(&self) -> Result<String, BoxError> {
+        let of_environment = || std::env::var("DATABASE_URL").ok();
+        self.database_url
+            .clone()
+            .or_else(of_environment)
+            .ok_or_else(|| "database-url is missing, and so is DATABASE_URL".into())
+    }
+
+    pub(crate) fn schema(&self) -> Result<SchemaName, BoxError> {
+        Ok(SchemaName::new(self.schema.as_deref().unwrap_or(SchemaName::DEFAULT))?)
+    }
+
+    /// Where a destination is: at the broker that it names, or the only one that the file has.
+    pub(crate) fn broker_of(&self, destination: &DestinationPart) -> Result<Broker, BoxError> {
+        if let Some(broker) = destination.broker {
+            return Ok(broker);
+        }
+        let there = [
+            self.kafka.as_ref().map(|_| Broker::Kafka),
+            self.amqp.as_ref().map(|_| Broker::Amqp),
+            self.sqs.as_ref().map(|_| Broker::Sqs),
+        ];
+        match there.into_iter().flatten().collect::<Vec<_>>()[..] {
+            [broker] => Ok(broker),
+            [] => Err("the file names no broker: it needs one of [kafka], [amqp] and [sqs]".into()),
+            [_, _, ..] => {
+                let name = &destination.name;
+                Err(format!("the file has several brokers: the destination {name:?} needs broker = \"kafka\", \"amqp\" or \"sqs\"").into())
+            }
+        }
+    }
+}
+
+impl DestinationPart {
+    pub(crate) fn receiver_keeps(&self) -> Result<Duration, BoxError> {
+        let Some(text) = &self.receiver_keeps else { return Ok(RECEIVER_KEEPS) };
+        spans::span(text).map_err(|why| format!("receiver-keeps of {:?}: {why}", self.name).into())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,70 @@
+//! Two workers in a row, with a queue between them.
+
+use std::ops::Range;
+
+use lapin::types::FieldTable;
+
+use super::{
+    database::Database,
+    fixture::{Fixture, quorum},
+    queue::Queue,
+    shared_chain::{self, Link},
+    worker::Worker,
+};
+
+struct Chain {
+    shop: Fixture,
+    /// On the queue of what is announced.
+    accounts: Fixture,
+}
+
+impl Link for Chain {
+    const ORDERED: bool = true;
+
+    fn shop(&self) -> &Database {
+        &self.shop
+    }
+
+    fn accounts(&self) -> &Database {
+        &self.accounts
+    }
+
+    fn start_shop(&self, more: &[&str]) -> Worker {
+        self.shop.start(&[&["--announce", &self.accounts.queue.name, "--batch", "20"], more].concat())
+    }
+
+    fn start_accounts(&self, more: &[&str]) -> Worker {
+        self.accounts.start(more)
+    }
+
+    async fn send(&self, numbers: Range<i64>) {
+        self.shop.send(numbers).await;
+    }
+
+    async fn arrived(&self) -> usize {
+        usize::try_from(self.accounts.queue.messages().await).unwrap_or_default()
+    }
+
+    async fn ids(&self) -> Vec<String> {
+        ids(&self.accounts.queue).await
+    }
+}
+
+/// The ids of all events in the queue, in order. They stay there.
+pub(crate) async fn ids(queue: &Queue) -> Vec<String> {
+    let taken = queue.take().await;
+    queue.send_with_headers(taken.iter().map(|(payload, headers)| (&payload[..], headers.clone()))).await;
+    let id = |headers: &FieldTable| {
+        let value = headers.inner().get("idempotencykey").expect("the id");
+        String::from_utf8(value.as_long_string().expect("a text").as_bytes().to_vec()).expect("text")
+    };
+    taken.iter().map(|(_, headers)| id(headers)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn o2_o3_both_ledgers_are_exact() {
+    let chain = Chain { shop: Fixture::new("shop").await, accounts: Fixture::with("accounts", &[quorum()]).await };
+    shared_chain::o2_o3_both_ledgers_are_exact(&chain).await;
+    chain.shop.remove().await;
+    chain.accounts.remove().await;
+}

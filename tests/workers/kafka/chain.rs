@@ -1,0 +1,72 @@
+//! Two workers in a row, with a topic between them.
+
+use std::ops::Range;
+
+use rdkafka::message::{Headers as _, Message as _, OwnedMessage};
+
+use super::{
+    database::Database,
+    fixture::{Fixture, PIPELINED},
+    shared_chain::{self, Link},
+    topic::Topic,
+    worker::Worker,
+};
+
+struct Chain {
+    shop: Fixture,
+    /// On the topic of what is announced.
+    accounts: Fixture,
+}
+
+impl Link for Chain {
+    const ORDERED: bool = true;
+
+    fn shop(&self) -> &Database {
+        &self.shop
+    }
+
+    fn accounts(&self) -> &Database {
+        &self.accounts
+    }
+
+    fn start_shop(&self, more: &[&str]) -> Worker {
+        let announcing = ["--reset", "earliest", "--announce", &self.accounts.topic.name, "--batch", "20"];
+        self.shop.start(&[&announcing, more].concat())
+    }
+
+    fn start_accounts(&self, more: &[&str]) -> Worker {
+        self.accounts.start(&[&["--reset", "earliest"], more].concat())
+    }
+
+    async fn send(&self, numbers: Range<i64>) {
+        self.shop.send(numbers).await;
+    }
+
+    async fn arrived(&self) -> usize {
+        usize::try_from(self.accounts.topic.ends().await[&0]).expect("a count")
+    }
+
+    async fn ids(&self) -> Vec<String> {
+        ids(&self.accounts.topic).await
+    }
+}
+
+/// The ids of all events of the first partition, in order.
+pub(crate) async fn ids(topic: &Topic) -> Vec<String> {
+    let id = |record: &OwnedMessage| {
+        let headers = record.headers().expect("headers");
+        let header = headers.iter().find(|header| header.key == "idempotencykey").expect("the id");
+        String::from_utf8(header.value.expect("a value").to_vec()).expect("text")
+    };
+    topic.records().await.iter().map(id).collect()
+}
+
+/// With a client and a way to run handlers on each side: what is published is the same on all, says the ledger's own test.
+#[tokio::test(flavor = "multi_thread")]
+async fn o2_o3_both_ledgers_are_exact() {
+    let shop = Fixture::new("shop", 2).await.client(PIPELINED);
+    let chain = Chain { shop, accounts: Fixture::new("accounts", 1).await };
+    shared_chain::o2_o3_both_ledgers_are_exact(&chain).await;
+    chain.shop.remove().await;
+    chain.accounts.remove().await;
+}

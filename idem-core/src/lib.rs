@@ -43,7 +43,9 @@ pub use self::{
         Concurrency, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, DEAD_LETTERS_BYTES_MAX, Effects,
         OlderThanRetention, OnConflict, OnUnkeepable, PAYLOAD_BYTES_CAP, PAYLOAD_BYTES_MAX, WorkerSettings,
     },
-    consumer::{Decided, DedupConsumer, DedupConsumerBuilder, Ran, RunOnce, RunOnceError, WorkError, Working},
+    consumer::{
+        Decided, DedupConsumer, DedupConsumerBuilder, Once, Ran, RunOnce, RunOnceError, Running, WorkError, Working,
+    },
     dead_letter::{DeadLetter, DeadLetterId, Publisher, Reason, StoredDeadLetter},
     error::{BoxError, ConfigError, ErrorClass, SourceError, StoreError},
     handler::{

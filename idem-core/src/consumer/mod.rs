@@ -5,6 +5,7 @@ mod append;
 mod builder;
 mod claim;
 mod dedupe;
+mod guard;
 mod handlers;
 mod identify;
 mod isolate;
@@ -29,6 +30,7 @@ use tokio::sync::{Notify, OnceCell, OwnedSemaphorePermit, Semaphore};
 pub use self::{
     answers::Decided,
     builder::DedupConsumerBuilder,
+    guard::{Once, Running},
     run_once::{Ran, RunOnce, RunOnceError, WorkError, Working},
 };
 pub(crate) use self::{

@@ -5,7 +5,7 @@ use std::{fmt, future::Future, pin::Pin, sync::Arc};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use super::{Inner, OwnSession, answers::Answers, isolate, outcomes::conflict_details};
+use super::{Inner, Once, OwnSession, answers::Answers, guard, isolate, outcomes::conflict_details};
 use crate::{
     error::{BoxError, ErrorClass, StoreError},
     handler::{Handler, HandlerError},
@@ -235,6 +235,42 @@ impl<S: Store> RunOnce<S> {
         self.run_message(operation(key, payload.as_ref()), work).await
     }
 
+    /// The same step by step, for code that cannot put its work into a closure, such as a request whose handler is somebody
+    /// else's: the first caller gets its transaction open, and everybody else what the first one answered.
+    ///
+    /// ```
+    /// # use idem_core::{Once, ResultBody, RunOnce, RunOnceError, Store};
+    /// async fn pay<S: Store>(payments: &RunOnce<S>, key: &str, payload: &[u8]) -> Result<ResultBody, RunOnceError> {
+    ///     match payments.once(key, payload).await? {
+    ///         Once::Known(ran) => Ok(ran.value),
+    ///         Once::First(mut run) => {
+    ///             run.with(|tx| Box::pin(async move { drop(tx.connection()) })).await?;
+    ///             Ok(run.finish(ResultBody::new("paid")).await?.value)
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`RunOnceError`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a dropped call leaves nothing behind.
+    pub async fn once(&self, key: &str, payload: impl AsRef<[u8]>) -> Result<Once<S>, RunOnceError> {
+        guard::begin(self, operation(key, payload.as_ref())).await
+    }
+
+    /// The same for an operation that has more than a key and a payload; see [`run_message`](Self::run_message).
+    ///
+    /// # Errors
+    /// [`RunOnceError`].
+    ///
+    /// # Cancel safety
+    /// As for [`once`](Self::once).
+    pub async fn once_message(&self, message: Message) -> Result<Once<S>, RunOnceError> {
+        guard::begin(self, message).await
+    }
+
     /// The same for an operation that has more than a key and a payload: headers, by which a consumer of many tenants
     /// [tells them apart](crate::DedupConsumerBuilder::tenant_of), or a key that a [source](crate::KeySource) finds.
     ///
@@ -274,7 +310,7 @@ impl<S: Store> RunOnce<S> {
 }
 
 /// An operation as a message.
-pub(super) fn operation(key: &str, payload: &[u8]) -> Message {
+fn operation(key: &str, payload: &[u8]) -> Message {
     Message::new(Bytes::copy_from_slice(payload)).with_header(KEY_FIELD, key.to_owned())
 }
 

@@ -14,6 +14,7 @@ mod memory;
 mod prove;
 mod readme;
 mod relay;
+mod run_once;
 mod remote;
 mod source;
 mod store;

@@ -14,7 +14,7 @@ mod memory;
 mod prove;
 mod readme;
 mod relay;
-mod run_once;
 mod remote;
+mod run_once;
 mod source;
 mod store;

@@ -38,7 +38,8 @@ pub enum Once<S: Store> {
 
 /// An operation under way. Dropped before its end, it is rolled back, and its key is free again.
 ///
-/// It has a connection of its own until its end, and at most the
+/// It has a connection of its own until its end, one of as many as there are [`lanes`](crate::DedupConsumerBuilder::lanes): who has
+/// one and begins another may wait for itself. It takes at most the
 /// [deadline of handlers](crate::DedupConsumerBuilder::handler_deadline), after which nothing of it is kept.
 pub struct Running<S: Store> {
     steps: mpsc::Sender<Step<S>>,

@@ -214,7 +214,8 @@ impl<S: Store> RunOnce<S> {
     }
 
     /// Runs `work` unless an operation with this key was done before, and answers what the first run answered. The payload is
-    /// what tells the operation from another one that uses the same key.
+    /// what tells the operation from another one that uses the same key. The key is given as the header `idempotencykey`, where the
+    /// default [source](crate::DedupConsumerBuilder::key_source) finds it; with another source use [`run_message`](Self::run_message).
     ///
     /// The work is called again where its transaction could not be committed for another's sake (a deadlock), and where the
     /// answer to the commit was lost and nothing had been committed, so it must not use anything up. What it writes through its

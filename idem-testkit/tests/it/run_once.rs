@@ -98,8 +98,8 @@ async fn v11_final_in_new_unit_runs_it_more_than_once() {
     assert!(runs > 1, "{runs} run");
 }
 
-/// Each key's values as callers saw them, when the store loses connections, answers and commits, and the process is left to
-/// die between any two of its polls. A call without a value is repeated, as its caller would.
+/// Each key's values as callers saw them, when the store loses connections, answers and commits, and callers give up between
+/// any two polls. A call without a value is repeated, as its caller would.
 async fn values_under_faults(seed: u64) -> (Arc<MemoryStore>, BTreeMap<String, BTreeSet<String>>) {
     let (store, runs) = (Arc::new(MemoryStore::new()), Arc::new(AtomicUsize::new(0)));
     let mut rng = fastrand::Rng::with_seed(seed);

@@ -27,6 +27,7 @@ use std::{
 
 use tokio::sync::{Notify, OnceCell, OwnedSemaphorePermit, Semaphore};
 
+use self::{answers::Answers, shared_units::SharedUnits, transaction_use::TransactionUse};
 pub use self::{
     answers::Decided,
     builder::DedupConsumerBuilder,
@@ -40,7 +41,6 @@ pub(crate) use self::{
     outcomes::conflict_details,
     unit::{End, Gate, run},
 };
-use self::{answers::Answers, shared_units::SharedUnits, transaction_use::TransactionUse};
 use crate::{
     caught::caught,
     clock::DatabaseClock,

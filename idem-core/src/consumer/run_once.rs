@@ -298,7 +298,7 @@ impl<S: Store> RunOnce<S> {
         spawn::finished(async move {
             let work = OfCall(work);
             let mut answers = Answers::new(Some(&work), final_errors);
-            let decision = isolate::one(&own.inner, &mut own.session, &item, Some(&mut answers)).await;
+            let decision = isolate::decide_one(&own.inner, &mut own.session, &item, Some(&mut answers)).await;
             let result = answers.of.pop().flatten().unwrap_or(Err(NotKept::Absent));
             if let (Decision::Conflict(recorded, _), Some(claim)) = (&decision, &item.claim) {
                 own.inner.audit_conflict(claim, recorded, item.message.origin().as_str()).await;

@@ -4,7 +4,9 @@ use std::borrow::Borrow;
 
 use super::{
     End, Inner, Item,
+    answers::Answers,
     append::append_all,
+    dedupe::Fold,
     handlers::AllHandedIn,
     unit::{answered, options},
 };
@@ -19,8 +21,8 @@ pub(super) async fn in_second_unit<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
     session: &mut S::Session,
     items: &[J],
-    handed_in: AllHandedIn,
-    claims: &[Claim],
+    (handed_in, claims): (AllHandedIn, &[Claim]),
+    (answers, fold): (Option<&mut Answers<'_, S>>, &Fold),
 ) -> (bool, End) {
     let written = async {
         // The server's answer, and others that come meanwhile.
@@ -37,8 +39,12 @@ pub(super) async fn in_second_unit<S: Store, J: Borrow<Item> + Sync>(
         append_all(inner, &mut unit, items, handed_in).await.map_err(|_| again())?;
         unit.commit().await.map_err(|_| again())
     };
-    match written.await {
-        Ok(()) => (true, End::Decided(items.iter().map(|_| Decision::Processed(Durable::committed())).collect())),
-        Err(error) => (false, End::Again(error)),
+    if let Err(error) = written.await {
+        return (false, End::Again(error));
     }
+    let decisions: Vec<_> = items.iter().map(|_| Decision::Processed(Durable::committed())).collect();
+    if let Some(answers) = answers {
+        answers.end(&decisions, fold);
+    }
+    (true, End::Decided(decisions))
 }

@@ -24,7 +24,7 @@ use crate::{
     error::{BoxError, ClaimError, CommitError, ErrorClass, StoreError},
     failpoint,
     outcome::{self, Decision, Failure, Ticket, Verdict},
-    store::{Claim, Store, UnitOfWork, UnitOptions},
+    store::{Claim, RunId, Store, UnitOfWork, UnitOptions},
     telemetry,
 };
 
@@ -208,17 +208,10 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     {
         return (false, store_failed(error));
     }
-    let decide = |ledger: Outcomes, answers: Option<&mut Answers<'_, S>>| {
-        let decisions = ledger.decide(inner, items, &fold, registered.run);
-        if let Some(answers) = answers {
-            answers.end(&decisions, &fold);
-        }
-        End::Decided(decisions)
-    };
     if fresh.is_empty() {
         // Nothing was written, so there is nothing to commit: a duplicate consumes no transaction id.
         let clean = rollback(inner, unit).await.is_ok();
-        return (clean, decide(ledger, answers));
+        return (clean, decide(inner, items, &fold, registered.run, ledger, answers));
     }
     if let Some(gate) = gate
         && !gate.await
@@ -230,19 +223,31 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     #[cfg(feature = "bugs")]
     if let Some(late) = answers.as_deref_mut().and_then(|answers| answers.late.take()) {
         let claims = if ended.is_ok() { &[][..] } else { &claims };
-        let (clean, end) = super::planted::in_second_unit(inner, session, items, late, claims).await;
-        if let (End::Decided(decisions), Some(answers)) = (&end, answers) {
-            answers.end(decisions, &fold);
-        }
-        return (clean, end);
+        return super::planted::in_second_unit(inner, session, items, (late, claims), (answers, &fold)).await;
     }
     match ended {
         Ok(()) => {
             indexes.iter().for_each(|index| ledger.committed(*index));
-            (true, decide(ledger, answers))
+            (true, decide(inner, items, &fold, registered.run, ledger, answers))
         }
         Err(ended) => ended,
     }
+}
+
+/// Decides every message of a unit that went well, and leaves their results with whoever asked for them.
+fn decide<S: Store, J: Borrow<Item>>(
+    inner: &Inner<S>,
+    items: &[J],
+    fold: &Fold,
+    run: RunId,
+    ledger: Outcomes,
+    answers: Option<&mut Answers<'_, S>>,
+) -> End {
+    let decisions = ledger.decide(inner, items, fold, run);
+    if let Some(answers) = answers {
+        answers.end(&decisions, fold);
+    }
+    End::Decided(decisions)
 }
 
 /// Runs the handlers of what is fresh, appends what they handed in, seals and commits. On an error the unit has ended so.

@@ -256,6 +256,9 @@ pub(crate) struct Show {
     /// Of this consumer only
     #[arg(long, value_name = "NAME")]
     pub(crate) consumer: Option<String>,
+    /// Also what the operation answered, which is noted in the audit trail
+    #[arg(long)]
+    pub(crate) result: bool,
 }
 
 #[derive(Debug, Args)]

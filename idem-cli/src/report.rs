@@ -51,6 +51,10 @@ impl Row {
         self.0.iter().find(|(column, _)| column == name).map_or(&Value::Null, |(_, value)| value)
     }
 
+    pub(crate) fn members(&self) -> impl Iterator<Item = &(String, Value)> {
+        self.0.iter()
+    }
+
     pub(crate) fn text(&self, name: &str) -> &str {
         self.get(name).as_str().unwrap_or_default()
     }

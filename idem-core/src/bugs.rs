@@ -50,12 +50,16 @@ pub enum Bug {
     RemembersOverServers,
     /// An event is noted as published before it is (O2).
     MarksFirst,
+    /// A result is written in a second transaction, after the commit of its effect (V1).
+    ResultInSecondTx,
+    /// A final error is stored by a unit of its own, after its key was let go (V11).
+    FinalInNewUnit,
 }
 
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 24] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -78,6 +82,8 @@ impl Bug {
         Self::TrustsTheBrokersCount,
         Self::RemembersOverServers,
         Self::MarksFirst,
+        Self::ResultInSecondTx,
+        Self::FinalInNewUnit,
     ];
 }
 

@@ -278,17 +278,18 @@ pub(crate) enum Handled<T> {
     TimedOut,
 }
 
-/// The work of a consumer: one of the two kinds of handler.
+/// The work of a consumer: one of the two kinds of handler, or what each call brings along.
 pub(crate) enum Work<S: Store> {
     Each(BoxHandler<S>),
     Batch(Arc<dyn DynBatchHandler<S>>),
+    OfCall,
 }
 
 impl<S: Store> Work<S> {
     pub(crate) fn dispatches_by(&self) -> Option<TypePlace> {
         match self {
             Self::Each(handler) => handler.dispatches_by(),
-            Self::Batch(_) => None,
+            Self::Batch(_) | Self::OfCall => None,
         }
     }
 }

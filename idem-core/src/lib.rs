@@ -43,7 +43,9 @@ pub use self::{
         Concurrency, ConsumerSettings, DEAD_LETTER_PAYLOAD_BYTES_MAX, DEAD_LETTERS_BYTES_MAX, Effects,
         OlderThanRetention, OnConflict, OnUnkeepable, PAYLOAD_BYTES_CAP, PAYLOAD_BYTES_MAX, WorkerSettings,
     },
-    consumer::{DedupConsumer, DedupConsumerBuilder},
+    consumer::{
+        Decided, DedupConsumer, DedupConsumerBuilder, Once, Ran, RunOnce, RunOnceError, Running, WorkError, Working,
+    },
     dead_letter::{DeadLetter, DeadLetterId, Publisher, Reason, StoredDeadLetter},
     error::{BoxError, ConfigError, ErrorClass, SourceError, StoreError},
     handler::{
@@ -59,7 +61,7 @@ pub use self::{
         ConsumerName, DecodePayloadError, Headers, Message, OrderingKey, Origin, ParseNameError, Tenant,
         UNREADABLE_HEADERS,
     },
-    outbox::{Destination, Event, IdForm, PublishError, Relay, ResultBody, Route},
+    outbox::{Destination, Event, IdForm, NotKept, PublishError, Relay, ResultBody, Route, StoredResult},
     outcome::{ConflictKind, Decision, Durable, Failure},
     policy::WaitCause,
     retry::RetryPolicy,

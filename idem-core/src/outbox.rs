@@ -12,10 +12,15 @@ mod publisher;
 mod relay;
 mod result;
 mod rows;
+mod seal;
+#[cfg(feature = "seal")]
+mod sealing;
 
 use sha2::{Digest, Sha256};
 
 pub(crate) use self::relay::Stopping;
+#[cfg(feature = "seal")]
+pub use self::sealing::{ResultKeys, SEAL_KEY_BYTES, SealKeyProvider};
 pub use self::{
     cloud_events::{CloudEvents, STRUCTURED, Wire},
     collect::{CAUSE, CAUSED_BY},
@@ -26,15 +31,16 @@ pub use self::{
         EVENT_RETRY, RECEIVER_KEEPS, Relay, RelayBuilder, RelayError, RelaySettings, RelayStanding, RelayView, Relayed,
         Route,
     },
-    result::{RESULT_BYTES_MAX, ResultBody},
+    result::{NotKept, RESULT_BYTES_MAX, ResultBody, StoredResult},
     rows::{
-        AppendError, Appended, DestinationId, EventEnd, EventNumber, EventState, Leased, NewEvent, NewResult, Outbox,
-        OutboxBacklog, OutgoingEvent, StoredEvent,
+        AppendError, Appended, DestinationId, EventEnd, EventNumber, EventState, KeptResult, Leased, NewEvent,
+        NewResult, Outbox, OutboxBacklog, OutgoingEvent, StoredEvent,
     },
 };
 pub(crate) use self::{
     collect::{Collector, HandedIn, PublishRules},
     id::derived,
+    seal::{Seal, known},
 };
 use crate::{
     hash::PayloadHash,

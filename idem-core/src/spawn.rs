@@ -7,9 +7,10 @@ use std::{
     task::{Context, Poll},
 };
 
-#[cfg(test)]
-use tokio::task::JoinHandle;
-use tokio::{runtime::Handle, task::AbortHandle};
+use tokio::{
+    runtime::Handle,
+    task::{AbortHandle, JoinHandle},
+};
 use tokio_util::task::TaskTracker;
 
 #[cfg(feature = "failpoints")]
@@ -54,7 +55,6 @@ impl<T: Send + 'static> Drop for Finished<T> {
 }
 
 /// Spawns a task that somebody waits for.
-#[cfg(test)]
 pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     tokio::spawn(mortal(future))
 }

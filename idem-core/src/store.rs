@@ -28,7 +28,7 @@ pub use crate::{
     cleanup::{Backlog, Cleaner, Expiring, Removal, Removed},
     dead_letter::{DEAD_LETTER_ROW_BYTES, DeadLetter, DeadLetterId, Replay, ReplayEnd, StoredDeadLetter},
     error::{ClaimError, CommitError, StoreError},
-    outbox::{AppendError, Appended, Outbox},
+    outbox::{AppendError, Appended, KeptResult, Outbox},
 };
 use crate::{
     error::{BoxError, ErrorClass},
@@ -82,7 +82,8 @@ pub struct StoreCapabilities {
     pub waits_per_key: bool,
     /// Whether handlers may publish events: [`UnitOfWork::append`] writes them, and [`Store::outbox`] has them.
     pub outbox: bool,
-    /// Whether handlers may set results, which [`UnitOfWork::append`] writes too.
+    /// Whether handlers may set results, which [`UnitOfWork::append`] writes too, and [`UnitOfWork::read_results`] reads. Such a
+    /// store also has [`UnitOfWork::savepoint`].
     pub results: bool,
 }
 
@@ -230,6 +231,10 @@ pub trait Store: Send + Sync + Sized + 'static {
 /// 6. Core calls `claim` before it gives any handle out, with an empty slice where a unit has nothing to claim.
 /// 7. What `append` wrote is committed or rolled back with the claim and the handlers' writes. Core calls it once a unit at
 ///    most, when all handlers have succeeded, and only where there is something to write.
+/// 8. `read_results` answers what was committed with the records of these keys.
+/// 9. `rollback_to_savepoint` undoes what was written since `savepoint`, and a statement that failed since; what was claimed
+///    before stays claimed, and nobody else gets it in between. Core calls each once a unit at most, and only in a unit of one
+///    message.
 pub trait UnitOfWork<S: Store>: Send + Sync {
     /// Claims all keys with one statement and waits for uncommitted twins at most [`UnitOptions::busy_timeout`] in all.
     ///
@@ -276,6 +281,43 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     fn append(&mut self, appended: &Appended) -> impl Future<Output = Result<(), AppendError>> + Send {
         let _ = appended;
         std::future::ready(Err(StoreError::Unsupported { what: "write events or results" }.into()))
+    }
+
+    /// Reads the results of records that this unit has found, in the order of `claims`; `None` where there is none.
+    ///
+    /// # Errors
+    /// As for `read`.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: drop the session.
+    fn read_results(
+        &mut self,
+        claims: &[Claim],
+    ) -> impl Future<Output = Result<Vec<Option<KeptResult>>, StoreError>> + Send {
+        let _ = claims;
+        std::future::ready(Err(StoreError::Unsupported { what: "read results" }))
+    }
+
+    /// Marks where the handler begins, so that its effects can be taken back and the claim be kept.
+    ///
+    /// # Errors
+    /// The unit is rolled back.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: drop the session.
+    fn savepoint(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send {
+        std::future::ready(Err(StoreError::Unsupported { what: "keep errors as results" }))
+    }
+
+    /// Undoes what was done since [`savepoint`](Self::savepoint).
+    ///
+    /// # Errors
+    /// The unit cannot commit, and is rolled back.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: drop the session.
+    fn rollback_to_savepoint(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send {
+        std::future::ready(Err(StoreError::Unsupported { what: "keep errors as results" }))
     }
 
     /// Seals the transaction and commits it.

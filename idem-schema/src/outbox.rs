@@ -2,6 +2,7 @@
 
 mod append;
 mod plain;
+mod results;
 mod statements;
 
 use std::{sync::Arc, time::Duration};
@@ -19,6 +20,7 @@ pub(crate) use self::append::{WRITING, left_by_handler};
 pub use self::{
     append::{AppendLimits, Appending, EventColumns, ResultColumns, append},
     plain::{PlainWriter, PublishPlainError},
+    results::results_in_claim_order,
     statements::OutboxStatements,
 };
 use crate::{

@@ -287,18 +287,27 @@ JOIN {schema}.outbox AS o
     /// Writes the answers of a unit, each in place of one that outlived its record.
     ///
     /// Parameters, the arrays of one length: 1 consumers `int4[]`, 2 key ids `uuid[]`, 3 kinds `int4[]` (0 an answer, 1 an
-    /// error), 4 statuses `int4[]`, 5 content types `text[]`, 6 headers `text[]` (JSON), 7 bodies `bytea[]`; 4 to 6 may hold
-    /// NULLs. No result.
+    /// error), 4 statuses `int4[]`, 5 content types `text[]`, 6 headers `text[]` (JSON), 7 bodies `bytea[]`, 8 the numbers of
+    /// the keys that they are sealed with `int4[]`; 4 to 6 and 8 may hold NULLs. No result.
     append_results: "\
-INSERT INTO {schema}.processed_results (consumer, key_id, kind, status, content_type, headers, body)
-SELECT consumer, key_id, kind::int2, status::int2, content_type, headers::json, body
+INSERT INTO {schema}.processed_results (consumer, key_id, kind, status, content_type, headers, body, sealed_with)
+SELECT consumer, key_id, kind::int2, status::int2, content_type, headers::json, body, sealed_with::int2
 FROM ROWS FROM (pg_catalog.unnest($1::int4[]), pg_catalog.unnest($2::uuid[]), pg_catalog.unnest($3::int4[]),
-    pg_catalog.unnest($4::int4[]), pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::bytea[]))
-    AS asked (consumer, key_id, kind, status, content_type, headers, body)
+    pg_catalog.unnest($4::int4[]), pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::bytea[]),
+    pg_catalog.unnest($8::int4[])) AS asked (consumer, key_id, kind, status, content_type, headers, body, sealed_with)
 ORDER BY consumer, key_id
 ON CONFLICT (consumer, key_id) DO UPDATE SET kind = excluded.kind, status = excluded.status,
     content_type = excluded.content_type, headers = excluded.headers, body = excluded.body,
     sealed_with = excluded.sealed_with, stored_at = excluded.stored_at";
+
+    /// Reads the answers of keys whose records were found. Parameters: 1 consumers `int4[]`, 2 key ids `uuid[]`. Result, a row an
+    /// answer that was found: `consumer int4`, `key_id uuid`, `kind int4` (1 an error, 2 more where it was erased), `status int4`,
+    /// `content_type text`, `headers text` (JSON), `body bytea`, `sealed_with int4`; `status` to `headers` and `sealed_with` may be
+    /// NULL.
+    read_results: "\
+SELECT consumer, key_id, kind::int4 AS kind, status::int4 AS status, content_type, headers::text AS headers, body,
+    sealed_with::int4 AS sealed_with
+FROM {schema}.read_results($1::int4[], $2::uuid[])";
 
     /// Whether this role may write events and answers. No parameters. Result, one row: `may bool`.
     may_append: "\

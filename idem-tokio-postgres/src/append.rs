@@ -1,8 +1,8 @@
 //! What handlers handed in, written on the unit's own connection.
 
-use idem_core::StoreError;
-use idem_schema::{AppendLimits, Appending, EventColumns, ResultColumns, Row};
-use tokio_postgres::types::Type;
+use idem_core::{StoreError, outbox::KeptResult, store::Claim};
+use idem_schema::{AppendLimits, Appending, EventColumns, ResultColumns, Row, claimed_ids, results_in_claim_order};
+use tokio_postgres::{SimpleQueryMessage, types::Type};
 
 use crate::{
     PostgresUnit,
@@ -44,7 +44,7 @@ impl Appending for PostgresUnit<'_> {
     }
 
     async fn insert_results(&mut self, results: &ResultColumns<'_>) -> Result<(), StoreError> {
-        let parameters: [Parameter<'_>; 7] = [
+        let parameters: [Parameter<'_>; 8] = [
             (&results.consumers, Type::INT4_ARRAY),
             (&results.key_ids, Type::UUID_ARRAY),
             (&results.kinds, Type::INT4_ARRAY),
@@ -52,12 +52,44 @@ impl Appending for PostgresUnit<'_> {
             (&results.content_types, Type::TEXT_ARRAY),
             (&results.headers, Type::TEXT_ARRAY),
             (&results.bodies, Type::BYTEA_ARRAY),
+            (&results.sealed_with, Type::INT4_ARRAY),
         ];
         self.append_rows(&self.driver.statements.append_results, &parameters).await.map(|_| ())
     }
 }
 
 impl PostgresUnit<'_> {
+    pub(crate) async fn kept_results(&self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
+        let (scopes, key_ids) = claimed_ids(claims);
+        let parameters: [Parameter<'_>; 2] = [(&scopes, Type::INT4_ARRAY), (&key_ids, Type::UUID_ARRAY)];
+        // The claim has read the answer to BEGIN.
+        let rows = self.rows(None, &self.driver.statements.read_results, &parameters).await?;
+        let rows = rows.map_err(|source| error::store("reading results", source))?;
+        results_in_claim_order(claims, &driver::read(&rows)?)
+    }
+
+    pub(crate) async fn set_savepoint(&self) -> Result<(), StoreError> {
+        let set = self.session.link.client.batch_execute("SAVEPOINT idem_work").await;
+        set.map_err(|source| error::store("setting a savepoint", source))
+    }
+
+    /// Only a connection that answers this very statement may go on: a COPY that went wrong leaves the driver an answer ahead
+    /// or behind.
+    pub(crate) async fn back_to_savepoint(&mut self) -> Result<(), StoreError> {
+        self.session.rollbacks += 1;
+        let number = self.session.rollbacks.to_string();
+        let text = format!("ROLLBACK TO SAVEPOINT idem_work; SELECT {number}");
+        let answer = self.session.link.client.simple_query(&text).await;
+        let answer = answer.map_err(|source| error::store("taking effects back", source))?;
+        let is_ours = |message: &SimpleQueryMessage| matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some(&number));
+        if answer.iter().any(is_ours) {
+            return Ok(());
+        }
+        self.session.is_spent = true;
+        let problem = "the connection answers another statement than it was asked".to_owned();
+        Err(StoreError::Unsealed { problem, source: None })
+    }
+
     /// The rows, or whose fault it is that there are none.
     async fn append_rows(&self, text: &str, parameters: &Parameters<'_>) -> Result<Vec<Row>, StoreError> {
         // The claim has read the answer to BEGIN.

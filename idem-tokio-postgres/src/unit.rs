@@ -9,6 +9,7 @@ use std::{
 use futures_util::{TryStreamExt as _, join};
 use idem_core::{
     ErrorClass, Recorded, StoreError, Tx, failpoint,
+    outbox::KeptResult,
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions},
 };
 use idem_schema::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order, key_id, retention, unreadable};
@@ -225,6 +226,18 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
 
     async fn append(&mut self, appended: &Appended) -> Result<(), AppendError> {
         idem_schema::append(self, appended).await
+    }
+
+    async fn read_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
+        self.kept_results(claims).await
+    }
+
+    async fn savepoint(&mut self) -> Result<(), StoreError> {
+        self.set_savepoint().await
+    }
+
+    async fn rollback_to_savepoint(&mut self) -> Result<(), StoreError> {
+        self.back_to_savepoint().await
     }
 
     async fn commit(self) -> Result<(), CommitError> {

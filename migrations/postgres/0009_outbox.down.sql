@@ -70,6 +70,7 @@ END
 $idem$;
 
 ALTER TABLE {schema}.consumers DROP COLUMN derives_as;
+DROP FUNCTION {schema}.read_results(int[], uuid[]);
 DROP TABLE {schema}.processed_results;
 DROP FUNCTION {schema}.skip_events(bigint[]);
 DROP FUNCTION {schema}.retry_events(bigint[]);

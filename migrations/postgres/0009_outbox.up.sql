@@ -248,7 +248,7 @@ CREATE TABLE {schema}.processed_results (
     key_id       uuid        NOT NULL,
     stored_at    timestamptz NOT NULL DEFAULT now(),
     consumer     int         NOT NULL,
-    -- 0 an answer, 1 an error, which is the operation's outcome all the same.
+    -- 0 an answer, 1 an error, which is the operation's outcome all the same; 2 more where body and headers were erased.
     kind         smallint    NOT NULL,
     -- Of an HTTP response.
     status       smallint,
@@ -259,6 +259,24 @@ CREATE TABLE {schema}.processed_results (
     body         bytea       NOT NULL,
     CONSTRAINT processed_results_pkey PRIMARY KEY (consumer, key_id)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
+
+-- Reads the answers of some keys, each by the primary key: a plan that is cached while the table is tiny would read all of it
+-- for as long as nobody analyses it.
+CREATE FUNCTION {schema}.read_results(consumers int[], key_ids uuid[]) RETURNS SETOF {schema}.processed_results
+    LANGUAGE plpgsql STABLE STRICT
+    SET enable_seqscan = off
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    RETURN QUERY
+    SELECT found.*
+    FROM unnest(consumers, key_ids) AS asked (consumer, key_id)
+    CROSS JOIN LATERAL (
+        SELECT r.* FROM {schema}.processed_results AS r
+        WHERE r.consumer = asked.consumer AND r.key_id = asked.key_id LIMIT 1
+    ) AS found;
+END
+$idem$;
 
 -- The name from which the ids of events and of calls are derived, where a consumer was renamed since.
 ALTER TABLE {schema}.consumers ADD COLUMN derives_as text COLLATE "C";
@@ -332,7 +350,7 @@ $idem$;
 -- again.
 REVOKE ALL ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
     {schema}.let_followers_go(int, bytea[]), {schema}.settle_events(int, bigint[], json), {schema}.retry_events(bigint[]),
-    {schema}.skip_events(bigint[]) FROM PUBLIC;
+    {schema}.skip_events(bigint[]), {schema}.read_results(int[], uuid[]) FROM PUBLIC;
 
 DO $idem$
 BEGIN
@@ -342,8 +360,8 @@ BEGIN
         GRANT SELECT, INSERT, UPDATE ON {schema}.processed_results TO idem_worker;
         GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
         GRANT EXECUTE ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
-            {schema}.settle_events(int, bigint[], json), {schema}.retry_events(bigint[]), {schema}.skip_events(bigint[])
-            TO idem_worker;
+            {schema}.settle_events(int, bigint[], json), {schema}.retry_events(bigint[]), {schema}.skip_events(bigint[]),
+            {schema}.read_results(int[], uuid[]) TO idem_worker;
     END IF;
 END
 $idem$;

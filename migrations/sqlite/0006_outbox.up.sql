@@ -45,7 +45,7 @@ CREATE INDEX "{schema}_idx_outbox_behind" ON "{schema}_outbox" (destination, ord
 CREATE TABLE "{schema}_processed_results" (
     consumer     INTEGER NOT NULL,
     key_id       BLOB    NOT NULL,
-    -- 0 an answer, 1 an error, which is the operation's outcome all the same.
+    -- 0 an answer, 1 an error, which is the operation's outcome all the same; 2 more where body and headers were erased.
     kind         INTEGER NOT NULL,
     status       INTEGER,
     content_type TEXT,

@@ -19,6 +19,7 @@ WITH asked AS (
 const COUNT: &str = "\
 {asked}
 SELECT (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.processed_messages USING (consumer, key_id))
+    + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.processed_results USING (consumer, key_id))
     + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.message_attempts USING (consumer, key_id))
     + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.attempts USING (consumer, key_id))
     + (SELECT pg_catalog.count(*) FROM asked JOIN {schema}.dead_letters USING (consumer, key_id))
@@ -32,6 +33,10 @@ const ERASE: &str = "\
 {asked}, records AS (
     UPDATE {schema}.processed_messages AS p SET idempotency_key = ''
     FROM asked WHERE p.consumer = asked.consumer AND p.key_id = asked.key_id RETURNING p.consumer
+), results AS (
+    UPDATE {schema}.processed_results AS r SET kind = r.kind | 2::smallint, content_type = NULL, headers = NULL, body = '',
+        sealed_with = NULL
+    FROM asked WHERE r.consumer = asked.consumer AND r.key_id = asked.key_id RETURNING r.consumer
 ), forgotten AS (
     UPDATE {schema}.forgotten AS p SET idempotency_key = ''
     FROM asked WHERE p.consumer = asked.consumer AND p.key_id = asked.key_id RETURNING p.consumer
@@ -58,9 +63,9 @@ const ERASE: &str = "\
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, details)
     SELECT DISTINCT $3::text, 'erase', consumer, pg_catalog.format('key id %s: %s', {schema}.key_id($1::text), $4::text)
-    FROM (TABLE records UNION TABLE forgotten UNION TABLE counts UNION TABLE former UNION TABLE letters UNION TABLE trail) AS erased
+    FROM (TABLE records UNION TABLE results UNION TABLE forgotten UNION TABLE counts UNION TABLE former UNION TABLE letters UNION TABLE trail) AS erased
 )
-SELECT (SELECT pg_catalog.count(*) FROM records) + (SELECT pg_catalog.count(*) FROM forgotten) + (SELECT pg_catalog.count(*) FROM counts)
+SELECT (SELECT pg_catalog.count(*) FROM records) + (SELECT pg_catalog.count(*) FROM results) + (SELECT pg_catalog.count(*) FROM forgotten) + (SELECT pg_catalog.count(*) FROM counts)
     + (SELECT pg_catalog.count(*) FROM former) + (SELECT pg_catalog.count(*) FROM letters) + (SELECT pg_catalog.count(*) FROM trail)";
 
 pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report, Failure> {
@@ -83,7 +88,7 @@ pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report,
 
 pub(crate) fn warning(count: i64) -> String {
     format!(
-        "This blanks the key's text, payloads and errors in {count} rows for good. Ids and hashes stay, so that redeliveries \
+        "This blanks the key's text, payloads, answers and errors in {count} rows for good. Ids and hashes stay, so that redeliveries \
          are still skipped"
     )
 }

@@ -31,6 +31,8 @@ WITH gone AS (
         processed_by, expires_at)
     SELECT $10::int8, consumer, key_id, idempotency_key, payload_hash, hash_id, processed_at, processed_by, expires_at
     FROM gone
+), results AS (
+    DELETE FROM {schema}.processed_results AS r USING gone WHERE r.consumer = gone.consumer AND r.key_id = gone.key_id
 ), counts AS (
     DELETE FROM {schema}.message_attempts AS a USING gone WHERE a.consumer = gone.consumer AND a.key_id = gone.key_id
 ), former AS (

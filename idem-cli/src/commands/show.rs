@@ -1,6 +1,7 @@
 //! `idem show KEY`.
 
 use idem_core::{PayloadHasher as _, Unhashed};
+use serde_json::Value;
 
 use crate::{
     command_line::Show,
@@ -34,6 +35,16 @@ SELECT d.id, c.name AS consumer, c.tenant, d.reason, d.attempts, d.copies, d.err
 FROM {schema}.dead_letters AS d JOIN {schema}.consumers AS c ON c.id = d.consumer
 WHERE d.key_id = {schema}.key_id($1::text) AND ($2::text IS NULL OR c.name = $2::text) ORDER BY d.id";
 
+/// What is no UTF-8 is shown in hexadecimal, and a sealed body as it is stored.
+const RESULTS: &str = "\
+SELECT c.name AS consumer, c.tenant, CASE WHEN r.kind & 1::smallint = 1 THEN 'error' ELSE 'answer' END AS kind, r.status, r.stored_at,
+    r.content_type, r.sealed_with, r.kind & 2::smallint = 2 AS erased, r.headers,
+    pg_catalog.length(r.body) AS bytes, pg_catalog.encode(r.body, 'hex') AS body
+FROM {schema}.processed_results AS r JOIN {schema}.consumers AS c ON c.id = r.consumer
+WHERE r.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE $2::text IS NULL OR name = $2::text))
+    AND r.key_id = {schema}.key_id($1::text)
+ORDER BY c.name, c.tenant";
+
 /// The table notes each reading of the key; here those lines would hide the changes.
 const AUDIT: &str = "\
 SELECT a.at, a.who, a.login, a.action, c.name AS consumer, a.details
@@ -51,7 +62,7 @@ ORDER BY a.id DESC LIMIT 20";
 
 /// Written before anything is shown: one line for each scope that holds something of the key, or one without a scope. The
 /// text of a key goes where idem holds it already and nowhere else, so that looking up what was erased does not bring it
-/// back; the key id stands in each line. Further parameter: 3 who.
+/// back; the key id stands in each line. Further parameters: 3 who, 4 what else is shown.
 const NOTE_READ: &str = "\
 WITH held AS (
     SELECT p.consumer, p.idempotency_key FROM {schema}.processed_messages AS p
@@ -67,7 +78,7 @@ WITH held AS (
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
     SELECT $3::text, 'read-key', consumer, CASE WHEN idempotency_key <> '' THEN idempotency_key END,
-        pg_catalog.format('key id %s', {schema}.key_id($1::text))
+        pg_catalog.format('key id %s%s', {schema}.key_id($1::text), $4::text)
     FROM (SELECT consumer, idempotency_key FROM asked
         UNION ALL SELECT NULL::int, NULL::text WHERE NOT EXISTS (SELECT FROM asked)) AS scopes
     RETURNING id
@@ -85,13 +96,14 @@ pub(crate) async fn run(mut database: Database, show: &Show) -> Result<Report, F
     }
     let binds = [Bind::Text(&show.key), Bind::TextOr(consumer)];
     let by = database.by.clone();
-    let noting = [Bind::Text(&show.key), Bind::TextOr(consumer), Bind::Text(&by)];
+    let noting = [Bind::Text(&show.key), Bind::TextOr(consumer), Bind::Text(&by), Bind::Text(also(show))];
     database.act(NOTE_READ, &noting).await.map_err(|failure| failure.so(UNNOTED))?;
     let records = database.table(RECORDS, &binds).await?;
     let attempts = database.table(ATTEMPTS, &binds).await?;
     let dead_letters = database.table(DEAD_LETTERS, &binds).await?;
     let audit = database.table(if is_erased(&records, &dead_letters) { ERASED } else { AUDIT }, &binds).await?;
-    Ok(report(records, attempts, dead_letters, audit))
+    let results = if show.result { Some(database.table(RESULTS, &binds).await?) } else { None };
+    Ok(report(records, results, attempts, dead_letters, audit))
 }
 
 /// Whether the key was erased, and then nothing holds its text any more.
@@ -102,15 +114,42 @@ pub(crate) fn is_erased(records: &Table, dead_letters: &Table) -> bool {
     erased(records) || erased(dead_letters)
 }
 
+/// What the trail says of a look at the result.
+pub(crate) fn also(show: &Show) -> &'static str {
+    if show.result { ", and its result" } else { "" }
+}
+
+/// A result with its body as text, where it is one.
+fn readable(row: &Row) -> Row {
+    let text = |hex: &str| {
+        let pairs = hex.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
+        String::from_utf8(pairs.collect::<Option<Vec<u8>>>()?).ok()
+    };
+    let sealed = !row.get("sealed_with").is_null();
+    let body = |value: &Value| match value.as_str().filter(|_| !sealed).and_then(text) {
+        Some(text) => Value::from(text),
+        None => value.clone(),
+    };
+    row.members()
+        .map(|(name, value)| (name.clone(), if name == "body" { body(value) } else { value.clone() }))
+        .collect()
+}
+
 /// The facts of a key, and the outcome of a redelivery.
-pub(crate) fn report(records: Table, attempts: Table, dead_letters: Table, audit: Table) -> Report {
+pub(crate) fn report(
+    records: Table,
+    results: Option<Table>,
+    attempts: Table,
+    dead_letters: Table,
+    audit: Table,
+) -> Report {
     let redelivery = redelivery(&records, &attempts);
-    Report::new()
-        .record("records", records)
-        .table("attempts", attempts)
-        .record("dead letters", dead_letters)
-        .table("audit", audit)
-        .line(redelivery)
+    let report = Report::new().record("records", records);
+    let report = match results {
+        Some(results) => report.record("results", results.rows().iter().map(readable).collect()),
+        None => report,
+    };
+    report.table("attempts", attempts).record("dead letters", dead_letters).table("audit", audit).line(redelivery)
 }
 
 /// Refuses a text that no message can have as its key.

@@ -45,6 +45,13 @@ SELECT {at}a.at{} AS at, a.who, a.action, c.name AS consumer, a.details
 FROM "{schema}_audit" AS a LEFT JOIN "{schema}_consumers" AS c ON c.id = a.consumer
 WHERE a.action = 'erase' AND substr(a.details, 1, length(?1)) = ?1 AND (?2 IS NULL OR c.name = ?2) ORDER BY a.id DESC LIMIT 20"#;
 
+const RESULTS: &str = r#"
+SELECT c.name AS consumer, c.tenant, CASE WHEN r.kind & 1 THEN 'error' ELSE 'answer' END AS kind, r.status,
+    {at}r.stored_at{} AS stored_at, r.content_type, r.sealed_with, r.kind & 2 <> 0 AS erased, r.headers, length(r.body) AS bytes,
+    lower(hex(r.body)) AS body
+FROM "{schema}_processed_results" AS r JOIN "{schema}_consumers" AS c ON c.id = r.consumer
+WHERE r.key_id = ?1 AND (?2 IS NULL OR c.name = ?2) ORDER BY c.name, c.tenant"#;
+
 /// What is noted is the same as on PostgreSQL. Further parameters: 4 who, 5 what the trail says.
 const NOTE_READ: &str = r#"
 WITH held AS (
@@ -62,7 +69,7 @@ pub(super) async fn show(mut file: File, show: &Show) -> Result<Report, Failure>
         file.known(consumer).await?;
     }
     let key_id = idem_schema::key_id(&show.key);
-    let (id, by, details) = (*key_id.as_bytes(), file.by.clone(), format!("key id {key_id}"));
+    let (id, by, details) = (*key_id.as_bytes(), file.by.clone(), format!("key id {key_id}{}", show::also(show)));
     let consumer = Bind::Text(show.consumer.as_deref());
     let noting =
         [show.key.as_str().into(), consumer, Bind::Bytes(Some(&id)), by.as_str().into(), details.as_str().into()];
@@ -72,12 +79,13 @@ pub(super) async fn show(mut file: File, show: &Show) -> Result<Report, Failure>
     let attempts = file.table(ATTEMPTS, &binds).await?;
     let dead_letters = file.table(DEAD_LETTERS, &binds).await?;
     let audit = if show::is_erased(&records, &dead_letters) {
-        let begins = format!("{details}:");
+        let begins = format!("key id {key_id}:");
         file.table(ERASED, &[begins.as_str().into(), consumer]).await?
     } else {
         file.table(AUDIT, &binds).await?
     };
-    Ok(show::report(records, attempts, dead_letters, audit))
+    let results = if show.result { Some(file.table(RESULTS, &binds).await?) } else { None };
+    Ok(show::report(records, results, attempts, dead_letters, audit))
 }
 
 /// Parameters: 1 consumer, 2 and 3 the [`Keys`] or NULL, 4 from or NULL, 5 to or NULL, 6 run or NULL, 7 version or NULL.
@@ -91,10 +99,11 @@ WHERE p.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1)
 
 /// Further parameters: 8 how many, 9 who, 10 why, 11 batch. As many as were counted and confirmed: what is processed in the
 /// meantime stays. What is gone waits for being taken back.
-const FORGET: [&str; 7] = [
+const FORGET: [&str; 8] = [
     "CREATE TEMP TABLE gone (id INTEGER, consumer INTEGER, key_id BLOB, idempotency_key TEXT)",
     "INSERT INTO temp.gone SELECT p.rowid, p.consumer, p.key_id, p.idempotency_key {chosen} LIMIT ?8",
     r#"DELETE FROM "{schema}_message_attempts" WHERE (consumer, key_id) IN (SELECT consumer, key_id FROM temp.gone)"#,
+    r#"DELETE FROM "{schema}_processed_results" WHERE (consumer, key_id) IN (SELECT consumer, key_id FROM temp.gone)"#,
     r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
 SELECT {now}, ?9, 'forget', consumer, nullif(idempotency_key, ''), ?10 FROM temp.gone"#,
     r#"INSERT INTO "{schema}_controls" AS c (consumer, at, epoch) SELECT DISTINCT consumer, {now}, 1 FROM temp.gone WHERE true
@@ -132,8 +141,8 @@ pub(super) async fn forget(mut file: File, forget: &Forget) -> Result<Report, Fa
     let (by, batch) = (file.by.clone(), file.number(BATCH, &[]).await?);
     binds.extend::<[Bind<'_>; 4]>([count.into(), by.as_str().into(), forget.reason.as_str().into(), batch.into()]);
     let chosen = FORGET[1].replace("{chosen}", CHOSEN);
-    let [create, _, counts, noted, emptied, kept, records] = FORGET;
-    let [.., forgotten] = file.act([create, &chosen, counts, noted, emptied, kept, records], &binds).await?;
+    let [create, _, counts, results, noted, emptied, kept, records] = FORGET;
+    let [.., forgotten] = file.act([create, &chosen, counts, results, noted, emptied, kept, records], &binds).await?;
     Ok(forget::done(forgotten, batch))
 }
 
@@ -142,6 +151,7 @@ const HOLD: &str = r#"consumer IN (SELECT id FROM "{schema}_consumers" WHERE ?2 
 
 const COUNT: &str = r#"
 SELECT (SELECT count(*) FROM "{schema}_processed_messages" WHERE {hold})
+    + (SELECT count(*) FROM "{schema}_processed_results" WHERE {hold})
     + (SELECT count(*) FROM "{schema}_message_attempts" WHERE {hold})
     + (SELECT count(*) FROM "{schema}_attempts" WHERE {hold})
     + (SELECT count(*) FROM "{schema}_dead_letters" WHERE {hold})
@@ -150,9 +160,10 @@ SELECT (SELECT count(*) FROM "{schema}_processed_messages" WHERE {hold})
 
 /// An empty text cannot be a key, so it means that one was erased; the rest is as on PostgreSQL. Further parameters: 4 who,
 /// 5 what the trail says.
-const ERASE: [&str; 8] = [
+const ERASE: [&str; 9] = [
     r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, details) SELECT {now}, ?4, 'erase', consumer, ?5 FROM (
     SELECT consumer FROM "{schema}_processed_messages" WHERE {hold}
+    UNION SELECT consumer FROM "{schema}_processed_results" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_message_attempts" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_attempts" WHERE {hold}
     UNION SELECT consumer FROM "{schema}_dead_letters" WHERE {hold}
@@ -162,6 +173,8 @@ const ERASE: [&str; 8] = [
 SELECT consumer, {now}, 1 FROM "{schema}_processed_messages" WHERE {hold}
 ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1"#,
     r#"UPDATE "{schema}_processed_messages" SET idempotency_key = '' WHERE {hold}"#,
+    r#"UPDATE "{schema}_processed_results" SET kind = kind | 2, content_type = NULL, headers = NULL, body = x'', sealed_with = NULL
+WHERE {hold}"#,
     r#"UPDATE "{schema}_message_attempts" SET idempotency_key = '' WHERE {hold}"#,
     r#"UPDATE "{schema}_attempts" SET idempotency_key = '', last_error = NULL WHERE {hold}"#,
     r#"UPDATE "{schema}_dead_letters" SET idempotency_key = NULL, error = '', payload = NULL, has_payload = 1, headers = NULL,

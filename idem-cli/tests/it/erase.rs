@@ -20,9 +20,16 @@ async fn s4_an_erased_key_is_nowhere_and_its_redelivery_is_still_a_duplicate() {
         let answer = fixture.idem(&format!("erase {key} --reason art-17 --yes")).ok();
         assert!(answer.contains("rows erased"), "{answer}");
     }
-    for table in
-        ["processed_messages", "message_attempts", "attempts", "dead_letters", "audit", "controls", "forgotten"]
-    {
+    for table in [
+        "processed_messages",
+        "processed_results",
+        "message_attempts",
+        "attempts",
+        "dead_letters",
+        "audit",
+        "controls",
+        "forgotten",
+    ] {
         let rows = fixture.texts(&format!("SELECT t::text FROM {table} AS t")).await.join("\n");
         assert!(!rows.contains("order-1") && !rows.contains("order-3"), "{table}: {rows}");
     }

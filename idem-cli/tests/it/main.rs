@@ -7,6 +7,7 @@
     reason = "in a test anything unexpected is a failure"
 )]
 
+mod answers;
 mod audit;
 mod consumers;
 mod dead_letters;

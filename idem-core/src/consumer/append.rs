@@ -23,7 +23,10 @@ pub(super) async fn append_all<S: Store, J: Borrow<Item> + Sync>(
     items: &[J],
     handed_in: AllHandedIn,
 ) -> Result<(), HandlingError> {
-    let (appended, events_of, messages) = rows(inner, items, handed_in);
+    let (appended, events_of, messages) = rows(inner, items, handed_in)?;
+    if appended.is_empty() {
+        return Ok(());
+    }
     let limit = inner.settings.answer_timeout;
     let appending = async {
         match unit.append(&appended).await {
@@ -48,7 +51,7 @@ fn rows<S: Store, J: Borrow<Item>>(
     inner: &Inner<S>,
     items: &[J],
     handed_in: AllHandedIn,
-) -> (Appended, Vec<usize>, Vec<usize>) {
+) -> Result<(Appended, Vec<usize>, Vec<usize>), HandlingError> {
     let (mut appended, mut events_of, mut messages) = (Appended::default(), Vec::new(), Vec::new());
     let destinations = inner.destinations.get().map_or(&[][..], Vec::as_slice);
     for (index, handed) in handed_in {
@@ -62,10 +65,18 @@ fn rows<S: Store, J: Borrow<Item>>(
                 appended.events.push(event);
             }
         }
-        let result = handed.result.map(|result| NewResult::new(claim.scope, claim.key.clone(), false, result));
-        appended.results.extend(result);
+        let Some(result) = handed.result else { continue };
+        let result = NewResult::new(claim.scope, claim.key.clone(), handed.is_error, result);
+        appended.results.push(match inner.seal.as_deref().map(|seal| seal.seal(result.clone())) {
+            None => result,
+            Some(Ok(sealed)) => sealed,
+            Some(Err(error)) => {
+                let failure = Failure::new(ErrorClass::Transient, Reason::AttemptsExhausted, error.to_string());
+                return Err(HandlingError::one(index, failure, TransactionState::Clean));
+            }
+        });
     }
-    (appended, events_of, messages)
+    Ok((appended, events_of, messages))
 }
 
 fn conflict(appended: &Appended, event: usize) -> Failure {

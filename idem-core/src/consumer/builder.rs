@@ -9,7 +9,7 @@ use std::{
 
 use tokio::sync::{OnceCell, Semaphore};
 
-use super::{DedupConsumer, Inner, Tenants, shared_units::SharedUnits};
+use super::{DedupConsumer, Inner, RunOnce, Tenants, shared_units::SharedUnits};
 use crate::{
     clock::DatabaseClock,
     config::{Concurrency, ConsumerSettings, Effects},
@@ -18,7 +18,7 @@ use crate::{
     hash::HashRules,
     key::{KeyPolicy, KeySource, default_key_source},
     message::{ConsumerName, Message, Tenant},
-    outbox::{Destination, PublishRules},
+    outbox::{Destination, PublishRules, RESULT_BYTES_MAX, Seal},
     store::{Retention, Store, StoreCapabilities},
     telemetry::UnitMetrics,
 };
@@ -38,6 +38,8 @@ pub struct DedupConsumerBuilder<S: Store> {
     deadline_was_set: bool,
     unprotected: HashSet<String>,
     publishing: PublishRules,
+    seal: Option<Arc<dyn Seal>>,
+    final_errors: bool,
     settings: ConsumerSettings,
 }
 
@@ -68,6 +70,8 @@ impl<S: Store> DedupConsumerBuilder<S> {
             deadline_was_set: false,
             unprotected: HashSet::new(),
             publishing: PublishRules::default(),
+            seal: None,
+            final_errors: false,
             settings,
         }
     }
@@ -218,6 +222,23 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self
     }
 
+    /// Seals results with AES-256-GCM before they are written, so that nobody can read them in the database, in a replica or in a
+    /// backup. Results that were kept before stay readable.
+    #[cfg(feature = "seal")]
+    #[must_use]
+    pub fn seals_results(mut self, keys: crate::outbox::ResultKeys) -> Self {
+        self.seal = Some(Arc::new(keys));
+        self
+    }
+
+    /// Lets work be [refused for good](crate::WorkError::final_result), for [`build_once`](Self::build_once). Each run then costs one
+    /// statement more, a savepoint.
+    #[must_use]
+    pub fn final_errors(mut self) -> Self {
+        self.final_errors = true;
+        self
+    }
+
     /// How long records are kept.
     #[must_use]
     pub fn retention(mut self, retention: Retention) -> Self {
@@ -286,7 +307,39 @@ impl<S: Store> DedupConsumerBuilder<S> {
     ///
     /// # Errors
     /// [`ConfigError`] with field, value and rule.
-    pub fn build(self) -> Result<DedupConsumer<S>, ConfigError> {
+    pub fn build(mut self) -> Result<DedupConsumer<S>, ConfigError> {
+        let rule = "a consumer needs a handler: call .handler(…) or .batch_handler(…)";
+        let work = self.work.take().ok_or_else(|| ConfigError::new("handler", "not set", rule))?;
+        if self.final_errors {
+            let rule = "a handler's message would be acknowledged without its effect: only .build_once() takes it";
+            return Err(ConfigError::new("final_errors", "set", rule));
+        }
+        self.with_work(work)
+    }
+
+    /// Builds what runs work that each call brings along, and keeps its results: of at most [`RESULT_BYTES_MAX`] each, unless
+    /// [`keeps_results`](Self::keeps_results) says otherwise. It does not connect yet.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with field, value and rule.
+    pub fn build_once(mut self) -> Result<RunOnce<S>, ConfigError> {
+        let rule = ".build_once() runs what each call brings along, one message a unit: leave it out";
+        for (field, is_set) in [
+            ("handler", self.work.is_some()),
+            ("handlers", self.settings.handlers != Concurrency::InOrder),
+            ("shares_units", self.settings.shared_unit_max.is_some()),
+            ("unprotected_type", !self.unprotected.is_empty()),
+        ] {
+            if is_set {
+                return Err(ConfigError::new(field, "set", rule));
+            }
+        }
+        self.publishing.result_bytes_max.get_or_insert(RESULT_BYTES_MAX);
+        let final_errors = self.final_errors;
+        Ok(RunOnce { inner: self.with_work(Work::OfCall)?.inner, final_errors })
+    }
+
+    fn with_work(self, work: Work<S>) -> Result<DedupConsumer<S>, ConfigError> {
         let name = ConsumerName::new(&self.name).map_err(|_| {
             ConfigError::new(
                 "name",
@@ -294,8 +347,6 @@ impl<S: Store> DedupConsumerBuilder<S> {
                 "it must have 1 to 100 bytes without control characters",
             )
         })?;
-        let rule = "a consumer needs a handler: call .handler(…) or .batch_handler(…)";
-        let work = self.work.ok_or_else(|| ConfigError::new("handler", "not set", rule))?;
         let rule = "there is no safe default: say Effects::InTransaction if the handler only writes through its \
                     transaction, Effects::Outside if it calls other systems";
         let effects = self.effects.ok_or_else(|| ConfigError::new("effects", "not set", rule))?;
@@ -336,6 +387,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
             effects,
             unprotected: self.unprotected,
             publishing: self.publishing,
+            seal: self.seal,
             destinations: OnceLock::new(),
             published: Arc::default(),
             settings: self.settings,

@@ -20,7 +20,7 @@ use crate::{
     failpoint,
     handler::{Answer, DynBatchHandler, DynHandler, Handled, Work},
     message::{Message, OrderingKey},
-    outbox::{Collector, HandedIn, PublishError},
+    outbox::{Collector, HandedIn, PublishError, ResultBody},
     outcome::{Failure, Ticket},
     store::{Store, Tx, UnitOfWork},
     telemetry,
@@ -30,6 +30,8 @@ use crate::{
 pub(super) enum HandlingError {
     /// These messages' handlers failed, and left the connection like this.
     Handlers { failed: Vec<(usize, Failure)>, left: TransactionState },
+    /// The work of a call was refused for good, and this is its outcome.
+    Final(ResultBody),
     /// The store did, or a failpoint.
     Store(StoreError),
 }
@@ -58,6 +60,8 @@ impl HandlingError {
     fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Store(error), _) | (_, Self::Store(error)) => Self::Store(error),
+            // No consumer of handlers has one.
+            (Self::Final(_), other) | (other, Self::Final(_)) => other,
             (Self::Handlers { mut failed, left }, Self::Handlers { failed: others, left: other }) => {
                 failed.extend(others);
                 Self::Handlers { failed, left: left.max(other) }
@@ -67,29 +71,48 @@ impl HandlingError {
 }
 
 /// Runs the handlers of these messages, and comes back only when no future of a handler is left. Answers what they handed in.
+/// `of_call` is what a call brought along, to run in place of the consumer's own.
 pub(super) async fn handle_all<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
     unit: &mut S::Unit<'_>,
     items: &[J],
     fresh: Vec<(usize, Ticket)>,
+    of_call: Option<&dyn DynHandler<S>>,
 ) -> Result<AllHandedIn, HandlingError> {
     match (&inner.work, inner.settings.handlers) {
         (Work::Batch(handler), _) => together(inner, &**handler, unit, items, fresh).await,
-        (Work::Each(handler), Concurrency::InOrder) => {
-            let mut all = Vec::new();
-            for (index, ticket) in fresh {
-                let message = &items[index].borrow().message;
-                let handed_in = run_one(inner, &*handler.0, index, message, ticket, unit.tx()).await?;
-                all.extend(handed_in.map(|handed_in| (index, handed_in)));
-                let doubtful = |error| HandlingError::one(index, unsealed::<S>(&error), TransactionState::Unknown);
-                passed(unit.check().map_err(doubtful)).await?;
-            }
-            Ok(all)
-        }
+        (Work::Each(handler), Concurrency::InOrder) => in_order(inner, &*handler.0, unit, items, fresh).await,
         (Work::Each(handler), Concurrency::Pipelined { at_once }) => {
             side_by_side(inner, &*handler.0, unit, items, fresh, at_once).await
         }
+        (Work::OfCall, _) => {
+            let none = StoreError::Unsupported { what: "run what no call has brought along" };
+            in_order(inner, of_call.ok_or(HandlingError::Store(none))?, unit, items, fresh).await
+        }
     }
+}
+
+/// Runs the handlers one after the other.
+async fn in_order<S: Store, J: Borrow<Item> + Sync>(
+    inner: &Inner<S>,
+    handler: &dyn DynHandler<S>,
+    unit: &mut S::Unit<'_>,
+    items: &[J],
+    fresh: Vec<(usize, Ticket)>,
+) -> Result<AllHandedIn, HandlingError> {
+    let mut all = Vec::new();
+    for (index, ticket) in fresh {
+        let message = &items[index].borrow().message;
+        let handed_in = run_one(inner, handler, index, message, ticket, unit.tx()).await?;
+        all.extend(handed_in.map(|handed_in| (index, handed_in)));
+        passed(checked::<S>(unit, index)).await?;
+    }
+    Ok(all)
+}
+
+/// Whether the handler of the message at `index` left the transaction as it found it.
+pub(super) fn checked<S: Store>(unit: &S::Unit<'_>, index: usize) -> Result<(), HandlingError> {
+    unit.check().map_err(|error| HandlingError::one(index, unsealed::<S>(&error), TransactionState::Unknown))
 }
 
 /// Runs the handlers of different ordering keys at once, and those of one in turn. After the first failure none begins,
@@ -175,8 +198,14 @@ async fn run_one<S: Store>(
     let call = handler.handle_dyn(message, &mut tx).instrument(span.clone());
     match note_end(&span, guarded(ticket, deadline, call).await) {
         Handled::Answered(Ok(())) => {}
-        Handled::Answered(Err(error)) => {
-            return Err(HandlingError::one(index, inner.failure(error), TransactionState::Clean));
+        Handled::Answered(Err(mut error)) => {
+            let Some(outcome) = error.take_outcome() else {
+                return Err(HandlingError::one(index, inner.failure(error), TransactionState::Clean));
+            };
+            return Err(match inner.publishing.check_result(&outcome) {
+                Ok(()) => HandlingError::Final(outcome),
+                Err(error) => HandlingError::one(index, refused(&error), TransactionState::Clean),
+            });
         }
         Handled::Panicked => return Err(HandlingError::one(index, panicked(), TransactionState::Unknown)),
         Handled::TimedOut => return Err(HandlingError::one(index, late(deadline), TransactionState::Busy)),
@@ -305,7 +334,7 @@ fn late(deadline: Duration) -> Failure {
     Failure::new(ErrorClass::Transient, Reason::Deadline, text)
 }
 
-fn unsealed<S: Store>(error: &StoreError) -> Failure {
+pub(super) fn unsealed<S: Store>(error: &StoreError) -> Failure {
     let failure = Failure::new(error.class(), Reason::AttemptsExhausted, super::describe::<S>(error));
     failure.with_code(super::code::<S>(error))
 }

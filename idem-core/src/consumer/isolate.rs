@@ -3,7 +3,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{End, Inner, Item, describe, run};
+use super::{
+    End, Inner, Item,
+    answers::{self, Answers},
+    describe, run,
+};
 use crate::{
     dead_letter::Reason,
     error::{ErrorClass, StoreError},
@@ -27,7 +31,18 @@ pub(super) async fn process<S: Store>(
     session: &mut Option<S::Session>,
     messages: Vec<Message>,
 ) -> Vec<(Message, Decision)> {
-    let mut decided: Vec<Option<(Message, Decision)>> = messages.iter().map(|_| None).collect();
+    let all = process_with(inner, session, messages, None).await;
+    all.into_iter().map(|(message, decision, _)| (message, decision)).collect()
+}
+
+/// The same with results, where somebody asks for them.
+pub(super) async fn process_with<S: Store>(
+    inner: &Inner<S>,
+    session: &mut Option<S::Session>,
+    messages: Vec<Message>,
+    mut answers: Option<&mut Answers<'_, S>>,
+) -> Vec<(Message, Decision, Option<answers::Known>)> {
+    let mut decided: Vec<Option<(Message, Decision, Option<answers::Known>)>> = messages.iter().map(|_| None).collect();
     let (mut positions, mut items) = (Vec::new(), Vec::new());
     for (position, message) in messages.into_iter().enumerate() {
         match inner.identify(message, None).await {
@@ -35,18 +50,26 @@ pub(super) async fn process<S: Store>(
                 positions.push(position);
                 items.push(item);
             }
-            Err(rejected) => decided[position] = Some((rejected.message, Decision::Failed(rejected.failure))),
+            Err(rejected) => decided[position] = Some((rejected.message, Decision::Failed(rejected.failure), None)),
         }
     }
-    let decisions = if inner.shares_units() && !items.is_empty() { whole(inner, session, &items).await } else { None };
+    let decisions = if inner.shares_units() && !items.is_empty() {
+        whole(inner, session, &items, answers.as_deref_mut()).await
+    } else {
+        None
+    };
     let decisions = match decisions {
         Some(decisions) => decisions,
-        None => alone(inner, session, &items).await,
+        None => alone(inner, session, &items, answers.as_deref_mut()).await,
     };
+    let known = answers.map(|answers| std::mem::take(&mut answers.of)).unwrap_or_default();
     // A message without a decision would go back to the broker.
     let decisions = decisions.into_iter().chain(std::iter::repeat_with(|| Decision::Busy));
-    for ((position, item), decision) in positions.into_iter().zip(items).zip(decisions) {
-        decided[position] = Some((item.message, decision));
+    let known = known.into_iter().chain(std::iter::repeat(None));
+    for (((position, item), decision), known) in positions.into_iter().zip(items).zip(decisions).zip(known) {
+        // What a round has noted whose commit nobody answered counts for nothing.
+        let is_done = matches!(decision, Decision::Processed(_) | Decision::Duplicate(..));
+        decided[position] = Some((item.message, decision, known.filter(|_| is_done)));
     }
     decided.into_iter().flatten().collect()
 }
@@ -56,12 +79,13 @@ pub(super) async fn whole<S: Store>(
     inner: &Inner<S>,
     session: &mut Option<S::Session>,
     items: &[Item],
+    mut answers: Option<&mut Answers<'_, S>>,
 ) -> Option<Vec<Decision>> {
     // Without a worker nothing is counted or held: what would be ends this call, with its cause as the decision.
     let mut known = Known { attempt: u32::from(items.len() == 1), attempts_max: u32::MAX, ..Known::default() };
     for round in 0..ROUNDS_MAX {
         known.again = round;
-        let (kept, end) = run(inner, session.take(), NO_LANE, items, None).await;
+        let (kept, end) = run(inner, session.take(), NO_LANE, items, None, answers.as_deref_mut()).await;
         *session = kept;
         let (seen, error) = match end {
             End::Decided(decisions) => return Some(decisions),
@@ -97,7 +121,13 @@ pub(super) async fn whole<S: Store>(
     None
 }
 
-async fn alone<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, items: &[Item]) -> Vec<Decision> {
+async fn alone<S: Store>(
+    inner: &Inner<S>,
+    session: &mut Option<S::Session>,
+    items: &[Item],
+    mut answers: Option<&mut Answers<'_, S>>,
+) -> Vec<Decision> {
+    let mut known: Vec<Option<answers::Known>> = items.iter().map(|_| None).collect();
     if items.len() > 1 {
         // Injected errors mean nothing here: nothing is under way.
         let _ = failpoint!(ISOLATE);
@@ -107,7 +137,7 @@ async fn alone<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, ite
     let mut ordered: HashSet<&crate::OrderingKey> = HashSet::new();
     let mut failed_for_good: HashMap<(ScopeId, &str, PayloadHash), Failure> = HashMap::new();
     let mut down: Option<Failure> = None;
-    for item in items {
+    for (item, known) in items.iter().zip(&mut known) {
         // Each further message would only wait for the same database in turn.
         if let Some(failure) = &down {
             decisions.push(Decision::Failed(failure.clone_text()));
@@ -126,7 +156,9 @@ async fn alone<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, ite
             decisions.push(Decision::Failed(failure.clone_text()));
             continue;
         }
-        let decision = decide_one(inner, session, item).await;
+        let mut apart = answers.as_deref().map(Answers::apart);
+        let decision = decide_one(inner, session, item, apart.as_mut()).await;
+        *known = apart.and_then(|mut apart| apart.of.pop()).flatten();
         if let (Decision::Failed(failure), Some(content)) = (&decision, content)
             && failure.class == ErrorClass::Permanent
         {
@@ -149,17 +181,25 @@ async fn alone<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, ite
         }
         decisions.push(decision);
     }
+    if let Some(answers) = &mut answers {
+        answers.of = known;
+    }
     decisions
 }
 
 /// Decides one message in a unit of its own.
-pub(super) async fn decide_one<S: Store>(inner: &Inner<S>, session: &mut Option<S::Session>, item: &Item) -> Decision {
-    let decided = whole(inner, session, std::slice::from_ref(item)).await;
+pub(super) async fn decide_one<S: Store>(
+    inner: &Inner<S>,
+    session: &mut Option<S::Session>,
+    item: &Item,
+    answers: Option<&mut Answers<'_, S>>,
+) -> Decision {
+    let decided = whole(inner, session, std::slice::from_ref(item), answers).await;
     // Without an answer after that many rounds, nobody knows: the message goes back and is claimed again.
     decided.and_then(|decisions| decisions.into_iter().next()).unwrap_or(Decision::Busy)
 }
 
-fn store_failure<S: Store>(error: &StoreError) -> Failure {
+pub(super) fn store_failure<S: Store>(error: &StoreError) -> Failure {
     let failure = Failure::new(error.class(), Reason::AttemptsExhausted, super::describe::<S>(error));
     failure.with_code(super::code::<S>(error))
 }

@@ -1,15 +1,20 @@
 //! [`DedupConsumer`]: decides for each message whether it is new, and runs the handler where it is.
 
+mod answers;
 mod append;
 mod builder;
 mod claim;
 mod dedupe;
+mod guard;
 mod handlers;
 mod identify;
 mod isolate;
 mod lookup;
 mod open_units;
 mod outcomes;
+#[cfg(feature = "bugs")]
+mod planted;
+mod run_once;
 mod shared_units;
 mod transaction_use;
 mod unit;
@@ -22,14 +27,20 @@ use std::{
 
 use tokio::sync::{Notify, OnceCell, OwnedSemaphorePermit, Semaphore};
 
-pub use self::builder::DedupConsumerBuilder;
+use self::{answers::Answers, shared_units::SharedUnits, transaction_use::TransactionUse};
+pub use self::{
+    answers::Decided,
+    builder::DedupConsumerBuilder,
+    guard::{Once, Running},
+    run_once::{Ran, RunOnce, RunOnceError, WorkError, Working},
+};
 pub(crate) use self::{
     identify::{Item, Rejected},
     lookup::{Alone, alone_with, look_up, probe},
     open_units::OpenUnits,
+    outcomes::conflict_details,
     unit::{End, Gate, run},
 };
-use self::{shared_units::SharedUnits, transaction_use::TransactionUse};
 use crate::{
     caught::caught,
     clock::DatabaseClock,
@@ -40,7 +51,7 @@ use crate::{
     hash::{HashRules, PayloadHash},
     key::{KeyPolicy, KeySource},
     message::{ConsumerName, Message, Tenant},
-    outbox::{DestinationId, PublishRules},
+    outbox::{DestinationId, PublishRules, Seal},
     outcome::{Decision, Failure},
     source::Attached,
     spawn,
@@ -103,6 +114,8 @@ pub(crate) struct Inner<S: Store> {
     pub(crate) source: OnceLock<Destination>,
     /// What handlers may publish, and how large a result may be.
     pub(crate) publishing: PublishRules,
+    /// What results are sealed with.
+    seal: Option<Arc<dyn Seal>>,
     /// The ids of what it may publish to, in the order of the rules. Known once the consumer is registered.
     destinations: OnceLock<Vec<DestinationId>>,
     /// Told after each commit of a unit that handed something in; a relay in this process listens.
@@ -185,6 +198,34 @@ impl<S: Store> DedupConsumer<S> {
         Ok(spawn::finished(async move { isolate::process(&own.inner, &mut own.session, messages).await }).await)
     }
 
+    /// The same with the result of each message that was handled now or before, as its handler has
+    /// [set](crate::Tx::set_result) it. A duplicate costs one round trip more than in [`process`](Self::process).
+    ///
+    /// # Errors
+    /// As for [`process`](Self::process), and where the consumer does not [keep](DedupConsumerBuilder::keeps_results) results.
+    ///
+    /// # Cancel safety
+    /// As for [`process`](Self::process).
+    pub async fn process_with_results(
+        &self,
+        messages: impl IntoIterator<Item = Message>,
+    ) -> Result<Vec<Decided>, StoreError> {
+        if self.inner.publishing.result_bytes_max.is_none() {
+            let problem = format!("consumer {} keeps no results", self.inner.name);
+            return Err(StoreError::refused(problem, "Build it with .keeps_results(RESULT_BYTES_MAX)"));
+        }
+        let messages = messages.into_iter().collect();
+        self.inner.register(None).await?;
+        let mut own = OwnSession::of(&self.inner).await;
+        Ok(spawn::finished(async move {
+            let mut answers = Answers::new(None, false);
+            let decided = isolate::process_with(&own.inner, &mut own.session, messages, Some(&mut answers)).await;
+            let all = decided.into_iter().map(|(message, decision, result)| Decided { message, decision, result });
+            all.collect()
+        })
+        .await)
+    }
+
     /// The same for one message, which may [share its unit](DedupConsumerBuilder::shares_units).
     ///
     /// # Errors
@@ -207,7 +248,7 @@ impl<S: Store> DedupConsumer<S> {
         };
         let mut own = OwnSession::of(&self.inner).await;
         Ok(spawn::finished(async move {
-            let decision = isolate::decide_one(&own.inner, &mut own.session, &item).await;
+            let decision = isolate::decide_one(&own.inner, &mut own.session, &item, None).await;
             (item.message, decision)
         })
         .await)

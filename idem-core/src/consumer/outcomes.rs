@@ -7,7 +7,7 @@ use crate::{
     dead_letter::Reason,
     error::ErrorClass,
     outcome::{self, Decision, Durable, Failure, Verdict},
-    store::{Recorded, Retention, Store},
+    store::{Claim, Recorded, Retention, Store},
 };
 
 pub(super) fn decision(verdict: Verdict) -> Option<Decision> {
@@ -28,6 +28,14 @@ fn last(verdict: Option<Verdict>) -> Decision {
     verdict.and_then(decision).unwrap_or(Decision::Busy)
 }
 
+/// What the audit trail says of a key that was used for two operations.
+pub(crate) fn conflict_details(claim: &Claim, recorded: &Recorded, origin: &str) -> String {
+    format!(
+        "recorded hash {} (rule {}, run {}), found hash {} (rule {}) from {origin}",
+        recorded.hash, recorded.hash_rule, recorded.processed_by, claim.hash, claim.hash_rule
+    )
+}
+
 /// The facts known of each message of a unit, until every one has its decision.
 pub(super) struct Outcomes {
     verdicts: Vec<Option<Verdict>>,
@@ -41,6 +49,12 @@ impl Outcomes {
 
     pub(super) fn note(&mut self, index: usize, verdict: Verdict) {
         self.verdicts[index] = Some(verdict);
+    }
+
+    /// What was found to be a duplicate by its record.
+    pub(super) fn duplicates(&self) -> impl Iterator<Item = usize> {
+        let verdicts = self.verdicts.iter().enumerate();
+        verdicts.filter(|(_, verdict)| matches!(verdict, Some(Verdict::Duplicate(..)))).map(|(index, _)| index)
     }
 
     pub(super) fn committed(&mut self, index: usize) {

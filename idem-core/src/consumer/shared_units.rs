@@ -105,8 +105,8 @@ async fn run<S: Store>(mut own: OwnSession<S>, calls: Vec<Waiting>) {
     let (items, answers): (Vec<_>, Vec<_>) = calls.into_iter().map(|call| (call.item, call.answer)).unzip();
     let decisions = match items.as_slice() {
         [] => return,
-        [item] => Some(vec![isolate::decide_one(&own.inner, &mut own.session, item).await]),
-        items => isolate::whole(&own.inner, &mut own.session, items).await,
+        [item] => Some(vec![isolate::decide_one(&own.inner, &mut own.session, item, None).await]),
+        items => isolate::whole(&own.inner, &mut own.session, items, None).await,
     };
     let mut decisions = decisions.map(Vec::into_iter);
     for (item, answer) in items.into_iter().zip(answers) {

@@ -9,10 +9,11 @@ use tracing::Instrument as _;
 
 use super::{
     Inner, Item,
+    answers::{Answers, refuse},
     append::append_all,
     claim::claim_all,
     dedupe::{self, Fold},
-    handlers::{HandlingError, TransactionState, handle_all},
+    handlers::{AllHandedIn, HandlingError, TransactionState, handle_all},
     isolate::NO_LANE,
     outcomes::Outcomes,
 };
@@ -23,7 +24,7 @@ use crate::{
     error::{BoxError, ClaimError, CommitError, ErrorClass, StoreError},
     failpoint,
     outcome::{self, Decision, Failure, Ticket, Verdict},
-    store::{Claim, Store, UnitOfWork, UnitOptions},
+    store::{Claim, RunId, Store, UnitOfWork, UnitOptions},
     telemetry,
 };
 
@@ -75,12 +76,14 @@ const NO_WINNER_MAX: u32 = 5;
 pub(crate) type Gate<'g> = Pin<&'g mut (dyn Future<Output = bool> + Send + 'g)>;
 
 /// Runs one unit over `items` on `session`, which is opened where there is none. The session comes back after a normal end.
+/// Results are left in `answers`, where somebody asks for them.
 pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,
     session: Option<S::Session>,
     lane_number: i32,
     items: &[J],
     gate: Option<Gate<'_>>,
+    mut answers: Option<&mut Answers<'_, S>>,
 ) -> (Option<S::Session>, End) {
     let was_idle = session.is_some() && lane_number == NO_LANE;
     let mut session = match session_or_open(inner, session).await {
@@ -89,7 +92,9 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
     };
     let span = telemetry::unit(&inner.name, items.len());
     let mut claimed = false;
-    let mut ended = run_on(inner, &mut session, lane_number, items, &mut claimed, gate).instrument(span.clone()).await;
+    let asked = answers.as_deref_mut();
+    let first = run_on(inner, &mut session, lane_number, items, &mut claimed, gate, asked);
+    let mut ended = first.instrument(span.clone()).await;
     // A session that was idle in somebody's own loop may have lost its server since, which its first statement tells. A
     // worker's lane has the database asked in such a case; here the caller would hear of an outage that is over.
     // One that does not answer in time has no second chance: the caller would wait twice as long as was set.
@@ -98,7 +103,8 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
             Ok(session) => session,
             Err(error) => return (None, End::StoreFailed(error)),
         };
-        ended = run_on(inner, &mut session, lane_number, items, &mut claimed, None).instrument(span.clone()).await;
+        let second = run_on(inner, &mut session, lane_number, items, &mut claimed, None, answers);
+        ended = second.instrument(span.clone()).await;
     }
     let (clean, end) = ended;
     span.record("idem.unit.end", end.as_str());
@@ -156,6 +162,7 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     items: &[J],
     claimed_any: &mut bool,
     gate: Option<Gate<'_>>,
+    mut answers: Option<&mut Answers<'_, S>>,
 ) -> (bool, End) {
     let registered = match inner.register(None).await {
         Ok(registered) => registered,
@@ -196,10 +203,15 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     }
     let mut ledger = Outcomes::new(items.len());
     let fresh = fresh(verdicts, &fold, &mut ledger);
+    if let Some(answers) = answers.as_deref_mut()
+        && let Err(error) = answers.read(inner, &mut unit, items, &ledger).await
+    {
+        return (false, store_failed(error));
+    }
     if fresh.is_empty() {
         // Nothing was written, so there is nothing to commit: a duplicate consumes no transaction id.
         let clean = rollback(inner, unit).await.is_ok();
-        return (clean, End::Decided(ledger.decide(inner, items, &fold, registered.run)));
+        return (clean, decide(inner, items, &fold, registered.run, ledger, answers));
     }
     if let Some(gate) = gate
         && !gate.await
@@ -207,13 +219,35 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
         return (rollback(inner, unit).await.is_ok(), End::NotBegun);
     }
     let indexes: Vec<usize> = fresh.iter().map(|(index, _)| *index).collect();
-    match handle_and_commit(inner, unit, items, fresh, &indexes).await {
+    let ended = handle_and_commit(inner, unit, items, fresh, &indexes, answers.as_deref_mut()).await;
+    #[cfg(feature = "bugs")]
+    if let Some(late) = answers.as_deref_mut().and_then(|answers| answers.late.take()) {
+        let claims = if ended.is_ok() { &[][..] } else { &claims };
+        return super::planted::in_second_unit(inner, session, items, (late, claims), (answers, &fold)).await;
+    }
+    match ended {
         Ok(()) => {
             indexes.iter().for_each(|index| ledger.committed(*index));
-            (true, End::Decided(ledger.decide(inner, items, &fold, registered.run)))
+            (true, decide(inner, items, &fold, registered.run, ledger, answers))
         }
         Err(ended) => ended,
     }
+}
+
+/// Decides every message of a unit that went well, and leaves their results with whoever asked for them.
+fn decide<S: Store, J: Borrow<Item>>(
+    inner: &Inner<S>,
+    items: &[J],
+    fold: &Fold,
+    run: RunId,
+    ledger: Outcomes,
+    answers: Option<&mut Answers<'_, S>>,
+) -> End {
+    let decisions = ledger.decide(inner, items, fold, run);
+    if let Some(answers) = answers {
+        answers.end(&decisions, fold);
+    }
+    End::Decided(decisions)
 }
 
 /// Runs the handlers of what is fresh, appends what they handed in, seals and commits. On an error the unit has ended so.
@@ -223,17 +257,27 @@ async fn handle_and_commit<S: Store, J: Borrow<Item> + Sync>(
     items: &[J],
     fresh: Vec<(usize, Ticket)>,
     indexes: &[usize],
+    mut answers: Option<&mut Answers<'_, S>>,
 ) -> Result<(), (bool, End)> {
     let begun = Instant::now();
-    let handled = handle_all(inner, &mut unit, items, fresh).await;
+    let handled = handle(inner, &mut unit, items, fresh, answers.as_deref()).await;
     inner.metrics.handler_time.record(begun.elapsed());
     let handed_in = match handled {
         Ok(handed_in) => handed_in,
-        Err(stopped) => return Err(stopped_early(inner, unit, stopped, items.len()).await),
+        Err(stopped) => {
+            keep_late(&stopped, indexes, answers);
+            return Err(stopped_early(inner, unit, stopped, items.len()).await);
+        }
     };
     failpoint!(HANDLER_DONE).map_err(|injected| (false, store_failed(inject(injected))))?;
     let publishes = !handed_in.is_empty();
-    if publishes && let Err(stopped) = append_all(inner, &mut unit, items, handed_in).await {
+    if let Some(answers) = answers.as_deref_mut() {
+        answers.note(&handed_in);
+    }
+    let handed_in = before_commit(handed_in, answers);
+    if !handed_in.is_empty()
+        && let Err(stopped) = append_all(inner, &mut unit, items, handed_in).await
+    {
         return Err(stopped_early(inner, unit, stopped, items.len()).await);
     }
     failpoint!(GUARD).map_err(|injected| (false, store_failed(inject(injected))))?;
@@ -245,6 +289,62 @@ async fn handle_and_commit<S: Store, J: Borrow<Item> + Sync>(
         inner.published.notify_one();
     }
     Ok(())
+}
+
+/// Runs the handlers. Where the work of a call is refused for good, its effects are taken back, and its outcome is what it
+/// handed in.
+async fn handle<S: Store, J: Borrow<Item> + Sync>(
+    inner: &Inner<S>,
+    unit: &mut S::Unit<'_>,
+    items: &[J],
+    fresh: Vec<(usize, Ticket)>,
+    answers: Option<&Answers<'_, S>>,
+) -> Result<AllHandedIn, HandlingError> {
+    let final_errors = answers.is_some_and(|answers| answers.final_errors);
+    let index = fresh.first().map_or(0, |(index, _)| *index);
+    if final_errors {
+        let savepoint = answered(inner.settings.answer_timeout, "setting a savepoint", unit.savepoint());
+        savepoint.await.map_err(HandlingError::Store)?;
+    }
+    match handle_all(inner, unit, items, fresh, answers.and_then(|answers| answers.work)).await {
+        Err(HandlingError::Final(outcome)) => refuse(inner, unit, index, outcome, final_errors).await,
+        handled => handled,
+    }
+}
+
+/// What is written before the commit: everything.
+#[cfg(not(feature = "bugs"))]
+fn before_commit<S: Store>(handed_in: AllHandedIn, _: Option<&mut Answers<'_, S>>) -> AllHandedIn {
+    handed_in
+}
+
+/// The same, but for a planted bug, which writes results after the commit.
+#[cfg(feature = "bugs")]
+fn before_commit<S: Store>(mut handed_in: AllHandedIn, answers: Option<&mut Answers<'_, S>>) -> AllHandedIn {
+    if let Some(answers) = answers
+        && bugs::planted(Bug::ResultInSecondTx)
+    {
+        let mut late = AllHandedIn::new();
+        for (index, handed) in &mut handed_in {
+            late.push((*index, handed.result_apart()));
+        }
+        answers.late = Some(late);
+        handed_in.retain(|(_, handed)| !handed.is_empty());
+    }
+    handed_in
+}
+
+#[cfg(not(feature = "bugs"))]
+fn keep_late<S: Store>(_: &HandlingError, _: &[usize], _: Option<&mut Answers<'_, S>>) {}
+
+/// Another planted bug stores an outcome after the unit was rolled back.
+#[cfg(feature = "bugs")]
+fn keep_late<S: Store>(stopped: &HandlingError, indexes: &[usize], answers: Option<&mut Answers<'_, S>>) {
+    if let (HandlingError::Final(outcome), Some(answers), Some(index)) = (stopped, answers, indexes.first()) {
+        let late = vec![(*index, crate::outbox::HandedIn::of_error(outcome.clone()))];
+        answers.note(&late);
+        answers.late = Some(late);
+    }
 }
 
 /// Notes what is decided already, and answers the rest in the order of delivery.
@@ -274,6 +374,8 @@ async fn stopped_early<S: Store>(
 ) -> (bool, End) {
     let (failed, keep) = match stopped {
         HandlingError::Store(error) => return (false, store_failed(error)),
+        // Its effects could have been taken back: only a planted bug does not.
+        HandlingError::Final(_) => return (rollback(inner, unit).await.is_ok(), End::NotBegun),
         HandlingError::Handlers { failed, left: TransactionState::Busy } => {
             // The handler may have left a statement running, so the server is told over another connection.
             let _ = tokio::time::timeout(inner.settings.answer_timeout, unit.abandon()).await;

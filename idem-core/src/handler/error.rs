@@ -2,7 +2,10 @@
 
 use std::{error::Error, fmt, time::Duration};
 
-use crate::error::{BoxError, ErrorClass, SourceError};
+use crate::{
+    error::{BoxError, ErrorClass, SourceError},
+    outbox::ResultBody,
+};
 
 /// The error of a handler that could not handle its message.
 ///
@@ -49,6 +52,8 @@ use crate::error::{BoxError, ErrorClass, SourceError};
 pub struct HandlerError {
     class: Option<ErrorClass>,
     retry_after: Option<Duration>,
+    /// What the operation answers for ever. Core alone sets it, from what the work of a [`RunOnce`](crate::RunOnce) says.
+    outcome: Option<Box<ResultBody>>,
     inner: BoxError,
 }
 
@@ -89,6 +94,17 @@ impl HandlerError {
     #[must_use]
     pub fn class(&self) -> Option<ErrorClass> {
         self.class
+    }
+
+    /// The operation is refused for good, and this is what it answers.
+    pub(crate) fn final_result(outcome: ResultBody) -> Self {
+        let inner = "the operation was refused for good".into();
+        Self { class: Some(ErrorClass::Permanent), retry_after: None, outcome: Some(Box::new(outcome)), inner }
+    }
+
+    /// What the operation answers for ever, where the error says so.
+    pub(crate) fn take_outcome(&mut self) -> Option<ResultBody> {
+        self.outcome.take().map(|outcome| *outcome)
     }
 
     /// When the next attempt is wanted, where that was said.
@@ -141,7 +157,7 @@ pub(crate) fn with_causes(error: &SourceError) -> String {
 
 impl<E: Into<BoxError>> From<E> for HandlerError {
     fn from(error: E) -> Self {
-        Self { class: None, retry_after: None, inner: error.into() }
+        Self { class: None, retry_after: None, outcome: None, inner: error.into() }
     }
 }
 

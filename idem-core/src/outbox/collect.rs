@@ -41,6 +41,15 @@ impl Default for PublishRules {
     }
 }
 
+impl PublishRules {
+    /// Refuses a result that is not kept, or too large.
+    pub(crate) fn check_result(&self, result: &ResultBody) -> Result<(), PublishError> {
+        let max = self.result_bytes_max.ok_or(PublishError::NoResults)?;
+        let bytes = result.bytes();
+        if bytes > max { Err(PublishError::ResultTooLarge { bytes, max }) } else { Ok(()) }
+    }
+}
+
 /// An event that was handed in.
 #[derive(Debug)]
 pub(crate) struct Collected {
@@ -55,10 +64,23 @@ pub(crate) struct Collected {
 pub(crate) struct HandedIn {
     pub(crate) events: Vec<Collected>,
     pub(crate) result: Option<ResultBody>,
+    /// Whether the result is an error, which stands in place of all effects.
+    pub(crate) is_error: bool,
     bytes: usize,
 }
 
 impl HandedIn {
+    /// An error that is the outcome.
+    pub(crate) fn of_error(result: ResultBody) -> Self {
+        Self { result: Some(result), is_error: true, ..Self::default() }
+    }
+
+    /// Takes the result out, for a planted bug.
+    #[cfg(feature = "bugs")]
+    pub(crate) fn result_apart(&mut self) -> Self {
+        Self { result: self.result.take(), is_error: self.is_error, ..Self::default() }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.events.is_empty() && self.result.is_none()
     }
@@ -101,17 +123,21 @@ impl<'m> Collector<'m> {
         Self { rules, messages, buffer: Mutex::default() }
     }
 
+    /// The message of the call, where it is one.
+    pub(crate) fn message(&self) -> Option<&'m Message> {
+        match self.messages {
+            Messages::One(message) => Some(message),
+            Messages::Many(_) => None,
+        }
+    }
+
     pub(crate) fn publish(&self, message: &Message, event: Event) -> Result<IdempotencyKey, PublishError> {
         self.noted(|buffer| self.add_event(buffer, message, event))
     }
 
     pub(crate) fn set_result(&self, message: &Message, result: ResultBody) -> Result<(), PublishError> {
         self.noted(|buffer| {
-            let max = self.rules.result_bytes_max.ok_or(PublishError::NoResults)?;
-            let bytes = result.bytes();
-            if bytes > max {
-                return Err(PublishError::ResultTooLarge { bytes, max });
-            }
+            self.rules.check_result(&result)?;
             let place = self.place_of(message)?;
             self.at(buffer, place).result = Some(result);
             Ok(())

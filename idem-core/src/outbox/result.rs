@@ -75,3 +75,50 @@ impl fmt::Debug for ResultBody {
             .finish()
     }
 }
+
+/// A result that is kept: the outcome of the operation with its key and payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoredResult {
+    /// Whether the operation was refused for good, and had no effect; see [`WorkError::final_result`](crate::WorkError::final_result).
+    pub is_error: bool,
+    /// What it answered, byte for byte.
+    pub result: ResultBody,
+}
+
+impl StoredResult {
+    /// A result as it was handed in.
+    #[must_use]
+    pub fn new(is_error: bool, result: ResultBody) -> Self {
+        Self { is_error, result }
+    }
+}
+
+/// Why the result of an operation that is recorded cannot be given. The operation is done all the same, and never runs again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotKept {
+    /// There is none: its handler set none, its worker did not keep results, or the record was imported.
+    #[error("no result was kept")]
+    Absent,
+    /// It was erased, for privacy.
+    #[error("the result was erased")]
+    Erased {
+        /// Whether it was an error.
+        is_error: bool,
+        /// The status that it had.
+        status: Option<u16>,
+    },
+    /// It is sealed with a key that this program does not have. With the key it can be read.
+    #[error("the result is sealed with key {number}, which this program does not have")]
+    NoKey {
+        /// The key's number.
+        number: u16,
+    },
+    /// Its seal does not fit: the row was changed, or is another one's.
+    #[error("the result is sealed with key {number}, and was changed since")]
+    Altered {
+        /// The key's number.
+        number: u16,
+    },
+}

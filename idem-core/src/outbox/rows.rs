@@ -71,15 +71,46 @@ pub struct NewResult {
     pub key: IdempotencyKey,
     /// Whether it is an error, which is the operation's outcome all the same.
     pub is_error: bool,
-    /// The result.
+    /// The result. Where it is sealed, its body is the sealed one, and it has no headers of its own.
     pub result: ResultBody,
+    /// The number of the key that it is sealed with; 0 where it is not.
+    pub sealed_with: u16,
 }
 
 impl NewResult {
-    /// A result of this key.
+    /// A result of this key, which is not sealed.
     #[must_use]
     pub fn new(scope: ScopeId, key: IdempotencyKey, is_error: bool, result: ResultBody) -> Self {
-        Self { scope, key, is_error, result }
+        Self { scope, key, is_error, result, sealed_with: 0 }
+    }
+}
+
+/// A result as a store has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeptResult {
+    /// Whether it is an error.
+    pub is_error: bool,
+    /// The result as it was appended, still sealed where it was; without body and headers where it was erased.
+    pub result: ResultBody,
+    /// The number of the key that it is sealed with; 0 where it is not.
+    pub sealed_with: u16,
+    /// Whether body and headers were erased.
+    pub is_erased: bool,
+}
+
+impl KeptResult {
+    /// A result as it was appended.
+    #[must_use]
+    pub fn new(is_error: bool, result: ResultBody, sealed_with: u16) -> Self {
+        Self { is_error, result, sealed_with, is_erased: false }
+    }
+
+    /// Of which body and headers were erased.
+    #[must_use]
+    pub fn erased(is_error: bool, status: Option<u16>) -> Self {
+        let result = ResultBody { status, ..ResultBody::default() };
+        Self { is_error, result, sealed_with: 0, is_erased: true }
     }
 }
 

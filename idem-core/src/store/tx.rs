@@ -62,6 +62,12 @@ impl<'t, S: Store> Tx<'t, S> {
         self.handing_in().set_result(message, result)
     }
 
+    /// The message of this call, for code that is given only its transaction; `None` where a call has several.
+    #[must_use]
+    pub fn message(&self) -> Option<&'t Message> {
+        self.collector?.message()
+    }
+
     /// The connection, and beside it what events and results go into, for code that publishes while a nested transaction is
     /// open on the connection.
     pub fn parts(&mut self) -> (S::Connection<'_>, HandingIn<'_>) {

@@ -109,6 +109,8 @@ pub struct ResultColumns<'r> {
     pub headers: Vec<Option<String>>,
     /// `bytea[]`.
     pub bodies: Vec<&'r [u8]>,
+    /// `int4[]`: the numbers of the keys that they are sealed with.
+    pub sealed_with: Vec<Option<i32>>,
 }
 
 impl<'r> ResultColumns<'r> {
@@ -122,6 +124,9 @@ impl<'r> ResultColumns<'r> {
             content_types: each().map(|result| result.result.content_type.as_deref()).collect(),
             headers: each().map(|result| encode_headers(&result.result.headers)).collect(),
             bodies: each().map(|result| &*result.result.body).collect(),
+            sealed_with: each()
+                .map(|result| Some(i32::from(result.sealed_with)).filter(|number| *number != 0))
+                .collect(),
         }
     }
 }

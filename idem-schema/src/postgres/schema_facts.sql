@@ -86,7 +86,7 @@ SELECT
             AND NOT pg_catalog.has_sequence_privilege(c.oid, 'USAGE')
         UNION ALL
         SELECT pg_catalog.format('EXECUTE on %s', f.described) FROM functions AS f
-        WHERE f.described IN ('key_id(text)', 'read_records(integer[], uuid[])', 'server_identity()',
+        WHERE f.described IN ('key_id(text)', 'read_records(integer[], uuid[])', 'read_results(integer[], uuid[])', 'server_identity()',
                 'keep_payload(bigint, bytea)', 'next_events(integer, bigint, bigint)', 'mark_behind(integer, bigint[])',
                 'settle_events(integer, bigint[], json)', 'retry_events(bigint[])', 'skip_events(bigint[])')
             AND NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')

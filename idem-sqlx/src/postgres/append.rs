@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use idem_core::StoreError;
-use idem_schema::{AppendLimits, Appending, EventColumns, ResultColumns, Row};
+use idem_core::{StoreError, outbox::KeptResult, store::Claim};
+use idem_schema::{AppendLimits, Appending, EventColumns, ResultColumns, Row, claimed_ids, results_in_claim_order};
 use sqlx::{PgConnection, postgres::PgRow};
 
 use super::{
@@ -37,12 +37,27 @@ impl Appending for PostgresUnit<'_> {
     async fn insert_results(&mut self, results: &ResultColumns<'_>) -> Result<(), StoreError> {
         let query = self.query(&self.sql().append_results).bind(&results.consumers).bind(&results.key_ids);
         let query = query.bind(&results.kinds).bind(&results.statuses).bind(&results.content_types);
-        let rows = query.bind(&results.headers).bind(&results.bodies).fetch_all(self.connection()).await;
+        let query = query.bind(&results.headers).bind(&results.bodies).bind(&results.sealed_with);
+        let rows = query.fetch_all(self.connection()).await;
         self.read_or_explain(rows).await.map(|_| ())
     }
 }
 
 impl PostgresUnit<'_> {
+    pub(super) async fn kept_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
+        let (scopes, key_ids) = claimed_ids(claims);
+        let query = self.query(&self.sql().read_results).bind(&scopes).bind(&key_ids);
+        let rows = query.fetch_all(self.connection()).await;
+        let rows = rows.map_err(|source| error::store("reading results", source))?;
+        results_in_claim_order(claims, &driver::read(&rows)?)
+    }
+
+    /// Runs one of the two statements around a savepoint.
+    pub(super) async fn savepoint_of_work(&mut self, statement: &'static str) -> Result<(), StoreError> {
+        let done = sqlx::raw_sql(statement).execute(self.connection()).await;
+        done.map(|_| ()).map_err(|source| error::store("taking effects back", source))
+    }
+
     fn connection(&mut self) -> &mut PgConnection {
         &mut self.session.connection
     }

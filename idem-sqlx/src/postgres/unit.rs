@@ -5,6 +5,7 @@ use std::{fmt, future::poll_fn, sync::Arc, task::Poll};
 use futures_util::StreamExt as _;
 use idem_core::{
     Recorded, StoreError, Tx, failpoint,
+    outbox::KeptResult,
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions},
 };
 use idem_schema::{
@@ -190,6 +191,18 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
 
     async fn append(&mut self, appended: &Appended) -> Result<(), AppendError> {
         idem_schema::append(self, appended).await
+    }
+
+    async fn read_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
+        self.kept_results(claims).await
+    }
+
+    async fn savepoint(&mut self) -> Result<(), StoreError> {
+        self.savepoint_of_work("SAVEPOINT idem_work").await
+    }
+
+    async fn rollback_to_savepoint(&mut self) -> Result<(), StoreError> {
+        self.savepoint_of_work("ROLLBACK TO SAVEPOINT idem_work").await
     }
 
     async fn commit(mut self) -> Result<(), CommitError> {

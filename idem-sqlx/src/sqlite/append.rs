@@ -1,7 +1,11 @@
 //! What handlers handed in, written on the unit's own connection.
 
-use idem_core::{StoreError, store::boxed};
-use idem_schema::{Appending, EventColumns, ResultColumns, Row};
+use idem_core::{
+    StoreError,
+    outbox::KeptResult,
+    store::{Claim, boxed},
+};
+use idem_schema::{Appending, EventColumns, ResultColumns, Row, key_id, results_in_claim_order};
 use serde_json::{Value, json};
 use sqlx::{Sqlite as Db, query::Query, sqlite::SqliteArguments};
 
@@ -79,6 +83,7 @@ impl Appending for SqliteUnit<'_> {
                 results.headers.get(at)?,
                 id,
                 body,
+                results.sealed_with.get(at)?,
             ]))
         };
         let rows: Vec<Value> = (0..results.kinds.len()).map_while(row).collect();
@@ -88,6 +93,27 @@ impl Appending for SqliteUnit<'_> {
 }
 
 impl SqliteUnit<'_> {
+    pub(super) async fn kept_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
+        let ids: Vec<u8> = claims.iter().flat_map(|claim| *key_id(claim.key.as_str()).as_bytes()).collect();
+        let scopes: Vec<i32> = claims.iter().map(|claim| claim.scope.0).collect();
+        let statement = sqlx::query(self.store.statements.read_results()).bind(json!(scopes).to_string()).bind(ids);
+        let rows = statement.fetch_all(&mut *self.connection).await;
+        let rows = rows.map_err(|source| error::of_unit("reading results", source))?;
+        let rows = driver::decode(&rows).map_err(|source| idem_schema::unreadable(boxed(source)))?;
+        results_in_claim_order(claims, &rows)
+    }
+
+    /// Runs one of the two statements around a savepoint, in the transaction that claimed.
+    pub(super) async fn savepoint_of_work(&mut self, statement: &'static str) -> Result<(), StoreError> {
+        if !self.guard.is_open() {
+            // A savepoint outside of a transaction would begin one.
+            let problem = "a handler, or an error of SQLite, has ended the transaction".to_owned();
+            return Err(StoreError::Unsealed { problem, source: None });
+        }
+        let done = sqlx::raw_sql(statement).execute(&mut *self.connection).await;
+        done.map(|_| ()).map_err(|source| error::of_unit("taking effects back", source))
+    }
+
     async fn append(&mut self, statement: Statement<'_>) -> Result<Vec<Row>, StoreError> {
         if !self.guard.is_open() {
             // What is written now would be committed at once, and without a record.

@@ -11,6 +11,7 @@ use std::{
 
 use idem_core::{
     Recorded, StoreError, Tx, failpoint,
+    outbox::KeptResult,
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions, boxed},
 };
 use sqlx::{AssertSqlSafe, Database, SqlSafeStr, SqliteConnection};
@@ -187,6 +188,18 @@ impl UnitOfWork<SqliteStore> for SqliteUnit<'_> {
 
     async fn append(&mut self, appended: &Appended) -> Result<(), AppendError> {
         idem_schema::append(self, appended).await
+    }
+
+    async fn read_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
+        self.kept_results(claims).await
+    }
+
+    async fn savepoint(&mut self) -> Result<(), StoreError> {
+        self.savepoint_of_work("SAVEPOINT idem_work").await
+    }
+
+    async fn rollback_to_savepoint(&mut self) -> Result<(), StoreError> {
+        self.savepoint_of_work("ROLLBACK TO SAVEPOINT idem_work").await
     }
 
     async fn commit(mut self) -> Result<(), CommitError> {

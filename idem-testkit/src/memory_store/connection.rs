@@ -97,6 +97,8 @@ pub(super) struct Pending {
     pub(super) results: Vec<NewResult>,
     /// How many writes there were when each open nested transaction began.
     pub(super) nested: Vec<usize>,
+    /// How many writes there were when the engine set its savepoint.
+    pub(super) savepoint: Option<usize>,
     pub(super) status: Status,
     pub(super) breaks_deferred: bool,
     pub(super) lost: bool,
@@ -316,6 +318,7 @@ impl MemoryConnection<'_> {
         self.pending.events.clear();
         self.pending.results.clear();
         self.pending.nested.clear();
+        self.pending.savepoint = None;
         self.pending.claimed.clear();
         self.pending.forgets.clear();
         self.shared.release(self.pending.id);

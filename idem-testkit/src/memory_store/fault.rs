@@ -102,6 +102,14 @@ pub enum Defect {
     ScansByNumber,
     /// Events are written outside of the transaction.
     PutsEventsOutside,
+    /// A commit keeps the records and effects and loses the results (V1).
+    LosesResults,
+    /// Results are known by their key alone, whatever its scope (V5).
+    ResultsByKeyAlone,
+    /// A rollback to the savepoint leaves what was written since.
+    SavepointKeepsEffects,
+    /// A rollback to the savepoint lets the claimed keys go (V11).
+    SavepointLosesClaims,
     /// The dead letters of all consumers count for the quota of each (S23).
     MeasuresEverybodysDeadLetters,
     /// Another message at the origin of a dead letter is taken for that one (A29).

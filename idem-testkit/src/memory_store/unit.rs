@@ -4,7 +4,7 @@ use std::{error::Error, future::Future, sync::Arc, time::Duration};
 
 use idem_core::{
     ErrorClass, Recorded, Store, StoreError, Tx, chain,
-    outbox::{EventNumber, NewEvent},
+    outbox::{EventNumber, KeptResult, NewEvent, NewResult},
     store::{
         AppendError, Appended, Claim, ClaimError, Claimed, Cleaner, CommitError, Outbox, StoreCapabilities, UnitOfWork,
         UnitOptions, boxed,
@@ -119,6 +119,7 @@ impl Store for MemoryStore {
             events: Vec::new(),
             results: Vec::new(),
             nested: Vec::new(),
+            savepoint: None,
             status: Status::Open,
             breaks_deferred: false,
             lost: false,
@@ -261,6 +262,9 @@ impl MemoryUnit<'_> {
             }
         }
         for result in self.pending.results.drain(..) {
+            if self.shared.has(Defect::LosesResults) {
+                continue;
+            }
             state.events.results.entry((result.scope, result.key.clone())).or_insert(result);
         }
     }
@@ -399,6 +403,64 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
             Met::Nothing => Ok(()),
             Met::AnswerLost => Err(self.fail(doing, MemoryError::ConnectionLost).into()),
         }
+    }
+
+    async fn read_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
+        let doing = "reading results";
+        tokio::task::yield_now().await;
+        match self.shared.meet(Operation::Read).await {
+            Ok(Met::Nothing) => {}
+            Ok(Met::AnswerLost) => return Err(self.fail(doing, MemoryError::ConnectionLost)),
+            Err(error) => return Err(self.fail(doing, error)),
+        }
+        let state = self.shared.state();
+        let by_key_alone = self.shared.has(Defect::ResultsByKeyAlone);
+        let of = |claim: &Claim| {
+            let mut all = state.events.results.values();
+            all.find(|result| result.key == claim.key && (by_key_alone || result.scope == claim.scope))
+        };
+        let kept = |result: &NewResult| KeptResult::new(result.is_error, result.result.clone(), result.sealed_with);
+        Ok(claims.iter().map(|claim| of(claim).map(kept)).collect())
+    }
+
+    async fn savepoint(&mut self) -> Result<(), StoreError> {
+        let doing = "setting a savepoint";
+        tokio::task::yield_now().await;
+        match self.shared.meet(Operation::Statement).await {
+            Ok(Met::Nothing) => {}
+            Ok(Met::AnswerLost) => return Err(self.fail(doing, MemoryError::ConnectionLost)),
+            Err(error) => return Err(self.fail(doing, error)),
+        }
+        self.pending.savepoint = Some(self.pending.writes.len());
+        Ok(())
+    }
+
+    async fn rollback_to_savepoint(&mut self) -> Result<(), StoreError> {
+        let doing = "taking effects back";
+        tokio::task::yield_now().await;
+        if self.pending.lost {
+            return Err(self.fail(doing, MemoryError::ConnectionLost));
+        }
+        match self.shared.meet(Operation::Statement).await {
+            Ok(Met::Nothing) => {}
+            Ok(Met::AnswerLost) => return Err(self.fail(doing, MemoryError::ConnectionLost)),
+            Err(error) => return Err(self.fail(doing, error)),
+        }
+        let ended = self.pending.status == Status::Ended || self.pending.id != self.began_as;
+        let Some(writes) = self.pending.savepoint.filter(|_| !ended) else {
+            return Err(store_error(doing, MemoryError::NoTransaction));
+        };
+        if !self.shared.has(Defect::SavepointKeepsEffects) {
+            self.pending.writes.truncate(writes);
+        }
+        if self.shared.has(Defect::SavepointLosesClaims) {
+            self.shared.state().held.retain(|_, (holder, _)| *holder != self.pending.id);
+            self.shared.ended.notify_waiters();
+        }
+        self.pending.nested.clear();
+        self.pending.breaks_deferred = false;
+        self.pending.status = Status::Open;
+        Ok(())
     }
 
     async fn commit(mut self) -> Result<(), CommitError> {

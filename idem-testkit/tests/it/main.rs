@@ -15,5 +15,6 @@ mod prove;
 mod readme;
 mod relay;
 mod remote;
+mod run_once;
 mod source;
 mod store;

@@ -196,6 +196,11 @@ mod broken {
         ignores_scopes: IgnoresScopes by deliveries::two_consumers_with_the_same_key_both_run,
             deliveries::two_tenants_with_the_same_key_both_run;
         loses_effects: LosesEffects by deliveries::processes_exactly_once_on_first_delivery;
+        loses_results: LosesResults by results::v1_a_result_is_kept_with_its_record;
+        finds_results_of_others: ResultsByKeyAlone by results::v5_two_tenants_with_one_key_have_two_results;
+        keeps_what_was_refused: SavepointKeepsEffects by results::v11_a_refusal_keeps_its_key_and_takes_effects_back;
+        lets_go_what_was_refused: SavepointLosesClaims by results::v11_a_refused_operation_runs_once,
+            results::v11_a_refusal_keeps_its_key_and_takes_effects_back;
         measures_everybodys_dead_letters: MeasuresEverybodysDeadLetters by
             dead_letters::s23_the_bytes_of_a_consumers_dead_letters_are_its_own;
         stores_by_origin: StoresByOrigin by dead_letters::a29_another_message_at_a_used_origin_is_another_dead_letter,

@@ -6,7 +6,7 @@ use super::{Lane, failure::Failed};
 use crate::{
     bugs::{self, Bug},
     config::OnConflict,
-    consumer,
+    consumer::{self, conflict_details},
     dead_letter::{Reason, ReplayEnd},
     error::ErrorClass,
     outcome::{ConflictKind, Decision, Durable, Failure, Settle},
@@ -218,11 +218,4 @@ impl<S: Store, B: Source> Lane<S, B> {
             }
         }
     }
-}
-
-fn conflict_details(claim: &Claim, recorded: &Recorded, origin: &str) -> String {
-    format!(
-        "recorded hash {} (rule {}, run {}), found hash {} (rule {}) from {origin}",
-        recorded.hash, recorded.hash_rule, recorded.processed_by, claim.hash, claim.hash_rule
-    )
 }

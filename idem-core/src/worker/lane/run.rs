@@ -34,7 +34,7 @@ impl<S: Store, B: Source> Lane<S, B> {
     async fn unit(&mut self, jobs: &[Job<B::Handle>], gate: Option<Gate<'_>>) -> End {
         let (shared, connection) = (Arc::clone(&self.shared), self.connection.take());
         let was_open = connection.is_some();
-        let (connection, end) = consumer::run(&shared.consumer, connection, self.number, jobs, gate).await;
+        let (connection, end) = consumer::run(&shared.consumer, connection, self.number, jobs, gate, None).await;
         self.keep(connection, was_open);
         end
     }

@@ -9,7 +9,7 @@ use std::{
 
 use idem_core::{
     BatchAnswer, BatchHandler, Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Handler,
-    HandlerError, IdempotencyKey, Message, PayloadHash, Retention, Store, Tenant, Tx,
+    HandlerError, IdempotencyKey, Message, PayloadHash, ResultBody, Retention, Store, Tenant, Tx,
     store::{Bookkeeping as _, Claim, HashRuleId, Registered, Registration, RunId, ScopeId, UnitOptions},
 };
 
@@ -42,6 +42,8 @@ pub(super) enum Step {
     Panic,
     /// Never answers.
     Hang,
+    /// Sets this result.
+    SetResult(ResultBody),
     /// Waits until the case lets it go on.
     Pass(Gate),
 }
@@ -60,7 +62,7 @@ pub(super) struct Probe<T> {
 pub(super) struct Runs(Mutex<Vec<String>>);
 
 impl Runs {
-    fn note(&self, key: &str) -> usize {
+    pub(super) fn note(&self, key: &str) -> usize {
         let mut runs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         runs.push(key.to_owned());
         runs.iter().filter(|run| *run == key).count()
@@ -89,7 +91,8 @@ fn key_of(message: &Message) -> String {
 impl<T: StoreUnderTest> Probe<T> {
     async fn follow(&self, message: &Message, tx: &mut Tx<'_, Seen<T>>) -> Result<(), HandlerError> {
         let run = self.runs.note(&key_of(message));
-        let mut tx: Tx<'_, T::Store> = Tx::new(tx.connection());
+        let (connection, handing_in) = tx.parts();
+        let mut tx: Tx<'_, T::Store> = Tx::new(connection);
         for step in (self.plan)(message, run) {
             match step {
                 Step::Write(note) => T::write(&mut tx, &effect(message, note)).await?,
@@ -107,6 +110,7 @@ impl<T: StoreUnderTest> Probe<T> {
                 Step::FailForGood => return Err(HandlerError::permanent("the plan says so")),
                 Step::Panic => panic!("the plan says so: this panic is a part of the case"),
                 Step::Hang => std::future::pending().await,
+                Step::SetResult(result) => handing_in.set_result(message, result)?,
                 Step::Pass(gate) => gate.pass().await,
             }
         }

@@ -66,6 +66,7 @@ mod observed;
 pub mod pipelined;
 pub mod records;
 pub mod relays;
+pub mod results;
 pub mod shared_units;
 mod subject;
 pub mod transactions;
@@ -317,6 +318,25 @@ macro_rules! store_conformance {
                 one_relay_at_a_time_has_a_destination,
                 a_destination_is_declared_once,
                 what_waits_is_told_by_writer,
+            }
+            results {
+                v1_a_result_is_kept_with_its_record,
+                v1_a_result_of_a_unit_that_was_rolled_back_is_gone,
+                v1_a_lost_answer_to_a_commit_gives_the_value_that_is_kept,
+                v2_whoever_waits_for_the_owner_gets_the_owners_result,
+                v3_a_record_without_a_result_is_not_an_empty_one,
+                v4_a_result_over_the_bound_leaves_nothing,
+                v5_two_tenants_with_one_key_have_two_results,
+                v6_another_payload_is_told_nothing,
+                v7_two_processes_that_refuse_one_key_agree,
+                v9_a_result_goes_with_its_record,
+                v10_a_worker_that_keeps_no_results_leaves_none,
+                v11_a_refusal_keeps_its_key_and_takes_effects_back,
+                v11_a_refusal_after_a_failed_statement_is_kept,
+                v11_a_refused_operation_runs_once,
+                v11_a_refusal_whose_transaction_was_ended_is_not_kept,
+                results_cost_nothing_where_nobody_asks,
+                results_that_are_not_offered_are_refused,
             }
             consumers {
                 registering_twice_gives_the_same_scope,

@@ -8,6 +8,7 @@ use std::{
 
 use idem_core::{
     ErrorClass, IdempotencyKey, Recorded, Store, StoreError, Tx,
+    outbox::KeptResult,
     store::{
         AppendError, Appended, Claim, ClaimError, Claimed, Cleaner, CommitError, Outbox, ScopeId, StoreCapabilities,
         UnitOfWork, UnitOptions,
@@ -32,6 +33,10 @@ pub(super) struct Spy {
     pub(super) opened: Counter,
     /// Units that have written what handlers handed in.
     pub(super) appended: Counter,
+    /// Units that have read results.
+    pub(super) results_read: Counter,
+    /// Units that have set a savepoint.
+    pub(super) savepoints: Counter,
     claimed: Mutex<Vec<Vec<(ScopeId, IdempotencyKey)>>>,
     commits: Mutex<VecDeque<LostCommit>>,
     before_read: Mutex<Option<Gate>>,
@@ -158,6 +163,20 @@ impl<S: Store> UnitOfWork<Observed<S>> for ObservedUnit<'_, S> {
     async fn append(&mut self, appended: &Appended) -> Result<(), AppendError> {
         self.spy.appended.add();
         self.inner.append(appended).await
+    }
+
+    async fn read_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
+        self.spy.results_read.add();
+        self.inner.read_results(claims).await
+    }
+
+    async fn savepoint(&mut self) -> Result<(), StoreError> {
+        self.spy.savepoints.add();
+        self.inner.savepoint().await
+    }
+
+    async fn rollback_to_savepoint(&mut self) -> Result<(), StoreError> {
+        self.inner.rollback_to_savepoint().await
     }
 
     async fn commit(self) -> Result<(), CommitError> {

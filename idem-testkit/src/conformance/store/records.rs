@@ -30,7 +30,7 @@ pub(super) async fn clean<T: StoreUnderTest>(
     }
 }
 
-async fn clean_records<T: StoreUnderTest>(fixture: &Fixture<'_, T>, rows_max: u32) -> u64 {
+pub(super) async fn clean_records<T: StoreUnderTest>(fixture: &Fixture<'_, T>, rows_max: u32) -> u64 {
     clean(fixture, Expiring::Records, Duration::ZERO, rows_max).await
 }
 

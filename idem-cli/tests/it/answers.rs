@@ -1,0 +1,91 @@
+//! What operators see and do of kept results, on both databases.
+
+use std::sync::Arc;
+
+use idem_core::{Effects, NotKept, Ran, ResultBody, RunOnce, RunOnceError, Store, WorkError};
+use idem_sqlx::SqliteStore;
+
+use crate::fixture::{Answer, Fixture, command};
+
+/// Answers with the key's text, or refuses with it.
+async fn pay<S: Store>(store: &Arc<S>, key: &str) -> Result<Ran, RunOnceError> {
+    let builder = RunOnce::builder_shared(Arc::clone(store), "payments").effects(Effects::InTransaction);
+    let text = key.to_owned();
+    let work = move |result: ResultBody| {
+        if text.contains("refused") { Err(WorkError::final_result(result)) } else { Ok(result) }
+    };
+    let body = format!("answer to {key}");
+    let payments = builder.final_errors().build_once().unwrap();
+    payments
+        .run_once(key, key, move |_| {
+            let mut headers = idem_core::Headers::default();
+            headers.push("location", Some("/private".into()));
+            let result = ResultBody::new(body.clone()).with_status(402).with_content_type("text/plain");
+            let answer = work(result.with_headers(headers));
+            Box::pin(async move { answer })
+        })
+        .await
+}
+
+/// R94, V3: the result is shown where it is asked for, which the trail says; an erased one is told from one that is empty, and
+/// nothing runs again; what was forgotten runs again, with a result of its own.
+async fn results_are_shown_erased_and_forgotten<S: Store>(store: Arc<S>, idem: impl Fn(&str) -> Answer) {
+    for key in ["order-1", "order-refused"] {
+        assert!(!pay(&store, key).await.unwrap().replayed);
+    }
+    let plain = idem("show order-1").ok();
+    assert!(!plain.contains("answer to") && !plain.contains("/private"), "{plain}");
+    let shown = idem("show order-1 --result --json").json();
+    let result = &shown["results"][0];
+    assert_eq!(
+        (&result["body"], &result["kind"], &result["status"]),
+        (&"answer to order-1".into(), &"answer".into(), &402.into())
+    );
+    assert_eq!(idem("show order-refused --result --json").json()["results"][0]["kind"], "error");
+
+    for key in ["order-1", "order-refused"] {
+        idem(&format!("erase {key} --reason art-17 --yes")).ok();
+        let shown = idem(&format!("show {key} --result --json")).json();
+        assert!(!shown.to_string().contains("answer to") && !shown.to_string().contains("/private"), "{shown}");
+        assert_eq!(
+            shown["results"][0]["erased"].as_bool().or(shown["results"][0]["erased"].as_i64().map(|n| n != 0)),
+            Some(true)
+        );
+        let asked = pay(&store, key).await;
+        let erased = NotKept::Erased { is_error: key.contains("refused"), status: Some(402) };
+        assert!(matches!(&asked, Err(RunOnceError::NotKept { why, .. }) if *why == erased), "{asked:?}");
+    }
+    pay(&store, "order-2").await.unwrap();
+    idem("forget order-2 --consumer payments --reason again --yes").ok();
+    assert!(idem("show order-2 --result --json").json()["results"].as_array().is_some_and(Vec::is_empty));
+    assert!(!pay(&store, "order-2").await.unwrap().replayed);
+    assert!(pay(&store, "order-2").await.unwrap().replayed);
+}
+
+#[tokio::test]
+async fn v3_results_are_shown_erased_and_forgotten_on_postgres() {
+    let fixture = Fixture::new().await;
+    results_are_shown_erased_and_forgotten(Arc::new(fixture.store.clone()), |arguments| fixture.idem(arguments)).await;
+    let noted = "SELECT details FROM audit WHERE action = 'read-key' ORDER BY id";
+    let notes = fixture.texts(noted).await;
+    assert!(!notes[0].contains("result") && notes[1].ends_with(", and its result"), "{notes:?}");
+    let rows = fixture.texts("SELECT r::text FROM processed_results AS r WHERE kind >= 2").await.join("\n");
+    assert!(!rows.contains("text/plain") && !rows.contains("location"), "{rows}");
+    fixture.drop().await;
+}
+
+#[tokio::test]
+async fn v3_results_are_shown_erased_and_forgotten_on_sqlite() {
+    let path = std::env::temp_dir().join(format!("idem-cli-{:016x}.db", fastrand::u64(..)));
+    let url = format!("sqlite://{}", path.display());
+    let idem = |arguments: &str| {
+        let arguments: Vec<_> = arguments.split_whitespace().collect();
+        command(&[("DATABASE_URL", url.as_str()), ("IDEM_OPERATOR", "ada")], &arguments)
+    };
+    idem("migrate up").ok();
+    let store = Arc::new(SqliteStore::open(&path).await.unwrap());
+    results_are_shown_erased_and_forgotten(store, idem).await;
+    for end in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(format!("{}{end}", path.display()));
+    }
+}

@@ -1,0 +1,141 @@
+//! What a caller wants of a unit beside its decisions: the results, and work of the call's own.
+
+use std::borrow::Borrow;
+
+use super::{
+    Inner, Item,
+    claim::one_answer_each,
+    dedupe::Fold,
+    handlers::{AllHandedIn, HandlingError, TransactionState, checked},
+    outcomes::Outcomes,
+    unit::answered,
+};
+use crate::{
+    dead_letter::Reason,
+    error::{ErrorClass, StoreError},
+    handler::DynHandler,
+    message::Message,
+    outbox::{HandedIn, NotKept, ResultBody, StoredResult, known},
+    outcome::{Decision, Failure},
+    store::{Claim, Store, UnitOfWork},
+};
+
+/// The result of one message, where its operation is done.
+pub(super) type Known = Result<StoredResult, NotKept>;
+
+/// A message with its decision and, where it was handled now or before, with what its handler answered.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Decided {
+    /// The message.
+    pub message: Message,
+    /// The decision.
+    pub decision: Decision,
+    /// The result of a message that is processed or a duplicate, or why there is none to give; `None` for any other, so that a
+    /// conflict discloses nothing of what is stored.
+    pub result: Option<Result<StoredResult, NotKept>>,
+}
+
+/// Asked for by the caller of a unit. Without it a unit reads no results.
+pub(crate) struct Answers<'w, S: Store> {
+    /// What runs, in a consumer without a handler of its own.
+    pub(super) work: Option<&'w dyn DynHandler<S>>,
+    /// Whether the work may be refused for good.
+    pub(super) final_errors: bool,
+    /// By the place of the message in the unit.
+    pub(super) of: Vec<Option<Known>>,
+    /// What a planted bug writes in a second transaction.
+    #[cfg(feature = "bugs")]
+    pub(super) late: Option<AllHandedIn>,
+}
+
+impl<'w, S: Store> Answers<'w, S> {
+    pub(super) fn new(work: Option<&'w dyn DynHandler<S>>, final_errors: bool) -> Self {
+        Self {
+            work,
+            final_errors,
+            of: Vec::new(),
+            #[cfg(feature = "bugs")]
+            late: None,
+        }
+    }
+
+    /// The same for a unit of its own.
+    pub(super) fn apart(&self) -> Self {
+        Self::new(self.work, self.final_errors)
+    }
+
+    /// Reads the results of what is a duplicate, in the unit that has found it.
+    pub(super) async fn read<J: Borrow<Item>>(
+        &mut self,
+        inner: &Inner<S>,
+        unit: &mut S::Unit<'_>,
+        items: &[J],
+        ledger: &Outcomes,
+    ) -> Result<(), StoreError> {
+        self.of = items.iter().map(|_| None).collect();
+        let claim_of = |index: usize| Some((index, Borrow::<Item>::borrow(&items[index]).claim.clone()?));
+        let (indexes, claims): (Vec<usize>, Vec<Claim>) = ledger.duplicates().filter_map(claim_of).unzip();
+        if claims.is_empty() {
+            return Ok(());
+        }
+        let found = answered(inner.settings.answer_timeout, "reading results", unit.read_results(&claims)).await?;
+        one_answer_each(found.len(), claims.len())?;
+        for ((index, claim), kept) in indexes.into_iter().zip(&claims).zip(found) {
+            self.of[index] = Some(known(inner.seal.as_deref(), claim.scope, &claim.key, kept));
+        }
+        Ok(())
+    }
+
+    /// Notes what is about to be committed.
+    pub(super) fn note(&mut self, handed_in: &AllHandedIn) {
+        for (index, handed) in handed_in {
+            let result = handed.result.clone().ok_or(NotKept::Absent);
+            self.of[*index] = Some(result.map(|result| StoredResult::new(handed.is_error, result)));
+        }
+    }
+
+    /// Leaves an answer where the operation is done, and none elsewhere. A copy has that of its leader.
+    pub(super) fn end(&mut self, decisions: &[Decision], fold: &Fold) {
+        let all = decisions.iter().enumerate().map(|(index, decision)| {
+            let own = || self.of.get(index).cloned().flatten();
+            let leaders = || self.of.get(fold.leader.get(index).copied()??).cloned().flatten();
+            match decision {
+                Decision::Processed(_) | Decision::Duplicate(..) => {
+                    Some(own().or_else(leaders).unwrap_or(Err(NotKept::Absent)))
+                }
+                Decision::Conflict(..) | Decision::Busy | Decision::Failed(_) => None,
+            }
+        });
+        self.of = all.collect();
+    }
+}
+
+/// Takes back what the handler of the one message of a unit has done, and has its outcome in place of it. The key stays
+/// claimed all the while (V11).
+pub(super) async fn refuse<S: Store>(
+    inner: &Inner<S>,
+    unit: &mut S::Unit<'_>,
+    index: usize,
+    outcome: ResultBody,
+    final_errors: bool,
+) -> Result<AllHandedIn, HandlingError> {
+    if !final_errors {
+        let text = "the work was refused for good, but this consumer was not built with .final_errors()";
+        let failure = Failure::new(ErrorClass::Permanent, Reason::Permanent, text);
+        return Err(HandlingError::one(index, failure, TransactionState::Clean));
+    }
+    if crate::bugs::planted(crate::bugs::Bug::FinalInNewUnit) {
+        return Err(HandlingError::Final(outcome));
+    }
+    let undone = answered(inner.settings.answer_timeout, "taking effects back", unit.rollback_to_savepoint()).await;
+    undone.map_err(|error| match error.class() {
+        // The handler has ended the transaction, and the savepoint with it.
+        ErrorClass::Transient | ErrorClass::Permanent => {
+            HandlingError::one(index, super::handlers::unsealed::<S>(&error), TransactionState::Unknown)
+        }
+        ErrorClass::RunUnitAgain | ErrorClass::Infrastructure | ErrorClass::Fatal => HandlingError::Store(error),
+    })?;
+    checked::<S>(unit, index)?;
+    Ok(vec![(index, HandedIn::of_error(outcome))])
+}

@@ -1,0 +1,362 @@
+//! [`RunOnce`]: work that is given with each call, and runs once a key.
+
+use std::{fmt, future::Future, pin::Pin, sync::Arc};
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+
+use super::{Inner, Once, OwnSession, answers::Answers, guard, isolate, outcomes::conflict_details};
+use crate::{
+    error::{BoxError, ErrorClass, StoreError},
+    handler::{Handler, HandlerError},
+    key::{IdempotencyKey, KEY_FIELD},
+    message::{ConsumerName, DecodePayloadError, Message},
+    outbox::{NotKept, ResultBody, StoredResult},
+    outcome::{ConflictKind, Decision, Failure},
+    spawn,
+    store::{AuditEntry, Bookkeeping as _, Claim, Recorded, Store, Tx},
+    telemetry,
+};
+
+/// Runs work that a caller brings along, once for each key: the first call runs it, in the transaction that records the key,
+/// and every repeat with the same key and payload gets what the first one answered, byte for byte.
+///
+/// [`build_once`](crate::DedupConsumerBuilder::build_once) makes it. Cloning is cheap, and clones share everything.
+///
+/// ```
+/// use idem_core::{Effects, ResultBody, RunOnce, RunOnceError, Store, WorkError};
+///
+/// fn transfers<S: Store>(store: S) -> Result<RunOnce<S>, idem_core::ConfigError> {
+///     RunOnce::builder(store, "transfers").effects(Effects::InTransaction).final_errors().build_once()
+/// }
+///
+/// async fn transfer<S: Store>(transfers: &RunOnce<S>, key: &str, payload: &[u8]) -> Result<ResultBody, RunOnceError> {
+///     let cents: i64 = std::str::from_utf8(payload).ok().and_then(|text| text.parse().ok()).unwrap_or_default();
+///     let ran = transfers
+///         .run_once(key, payload, move |tx| {
+///             Box::pin(async move {
+///                 let _connection = tx.connection(); // the store's own: run statements on it
+///                 if cents <= 0 {
+///                     // Whoever asks again with this key is refused again, without a run.
+///                     return Err(WorkError::final_result(ResultBody::new("nothing to transfer").with_status(422)));
+///                 }
+///                 Ok(ResultBody::json(&serde_json::json!({ "transferred": cents }))?.with_status(201))
+///             })
+///         })
+///         .await?;
+///     Ok(ran.value)
+/// }
+/// ```
+pub struct RunOnce<S: Store> {
+    pub(super) inner: Arc<Inner<S>>,
+    pub(super) final_errors: bool,
+}
+
+impl<S: Store> Clone for RunOnce<S> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner), final_errors: self.final_errors }
+    }
+}
+
+impl<S: Store> fmt::Debug for RunOnce<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RunOnce").field("name", &self.inner.name).finish_non_exhaustive()
+    }
+}
+
+/// What the future of a call's work is.
+pub type Working<'a> = Pin<Box<dyn Future<Output = Result<ResultBody, WorkError>> + Send + 'a>>;
+
+/// Why the work of a [`RunOnce`] did not answer. `?` makes one of any error, which then is a failure and no outcome: nothing is
+/// stored, and the next call with the key runs the work.
+///
+/// A handler under a [`Worker`](crate::Worker) answers a [`HandlerError`] and can have no final error: its message would be
+/// acknowledged without its effect, and be no dead letter that anybody sees.
+#[derive(Debug)]
+pub struct WorkError(Why);
+
+#[derive(Debug)]
+enum Why {
+    Final(Box<ResultBody>),
+    Failed(HandlerError),
+}
+
+impl WorkError {
+    /// The operation is refused for good, and this is what it answers: what the work has written and published is taken back,
+    /// the refusal is stored with the key, and every repeat gets it without a run. Needs
+    /// [`final_errors`](crate::DedupConsumerBuilder::final_errors).
+    ///
+    /// A refusal with effects of its own, such as a declined payment that is to be counted, is no error: answer it with `Ok`.
+    #[must_use]
+    pub fn final_result(result: ResultBody) -> Self {
+        Self(Why::Final(Box::new(result)))
+    }
+
+    /// The work failed. [`HandlerError`] says what class an error has.
+    #[must_use]
+    pub fn failed(error: HandlerError) -> Self {
+        Self(Why::Failed(error))
+    }
+}
+
+impl<E: Into<BoxError>> From<E> for WorkError {
+    fn from(error: E) -> Self {
+        Self(Why::Failed(HandlerError::from(error)))
+    }
+}
+
+/// What a call of a [`RunOnce`] answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ran {
+    /// What the first run answered.
+    pub value: ResultBody,
+    /// Whether that was a [refusal for good](WorkError::final_result).
+    pub is_error: bool,
+    /// Whether it was read back: the work did not run in this call, or the answer to its commit was lost on the way.
+    pub replayed: bool,
+    /// The record that the value was read back with; `None` where this call has written it.
+    pub recorded: Option<Recorded>,
+}
+
+impl Ran {
+    /// The value, decoded from JSON.
+    ///
+    /// # Errors
+    /// [`DecodePayloadError`] where it is no `T`.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, DecodePayloadError> {
+        Message::new(self.value.body.clone()).json()
+    }
+}
+
+/// Why a call of a [`RunOnce`] has no value.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunOnceError {
+    /// The key was used before with another payload. Nothing ran, and nothing of what is stored is shown. It is in the audit
+    /// trail.
+    #[error("the key {key} was used before for another operation")]
+    Conflict {
+        /// The key.
+        key: IdempotencyKey,
+        /// How it was found.
+        kind: ConflictKind,
+    },
+    /// Somebody else runs this operation, for longer than
+    /// [`busy_timeout`](crate::DedupConsumerBuilder::busy_timeout); or the answers to several commits in a row were lost. Ask
+    /// again with the same key.
+    #[error("the operation is in progress; ask again with the same key")]
+    Busy,
+    /// The operation is done, and its result is not there to be given. It never runs again.
+    #[error("the operation was done before, but {why}")]
+    NotKept {
+        /// The record of the operation.
+        recorded: Box<Recorded>,
+        /// Why there is no result.
+        #[source]
+        why: NotKept,
+    },
+    /// The key, the tenant or the payload is none that this consumer takes. Nothing ran.
+    #[error("{0}")]
+    Refused(Failure),
+    /// The work failed, or did not end in time. Nothing was written, and the next call with the key runs it.
+    #[error("{0}")]
+    Failed(Failure),
+    /// The database could not be asked, or cannot keep the promise as it is. Nothing is known of the operation; ask again with
+    /// the same key.
+    #[error("{0}")]
+    Unavailable(Failure),
+}
+
+/// The work of one call as a handler.
+struct OfCall<F>(F);
+
+impl<S, F> Handler<S> for OfCall<F>
+where
+    S: Store,
+    F: for<'a, 't> Fn(&'a mut Tx<'t, S>) -> Working<'a> + Send + Sync + 'static,
+{
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, S>) -> Result<(), HandlerError> {
+        match (self.0)(tx).await {
+            Ok(value) => Ok(tx.set_result(message, value)?),
+            Err(WorkError(Why::Final(outcome))) => Err(HandlerError::final_result(*outcome)),
+            Err(WorkError(Why::Failed(error))) => Err(error),
+        }
+    }
+}
+
+impl<S: Store> RunOnce<S> {
+    /// Settings of one with this name on this store. The name scopes its keys.
+    pub fn builder(store: S, name: &str) -> crate::DedupConsumerBuilder<S> {
+        crate::DedupConsumer::builder(store, name)
+    }
+
+    /// The same on a store that others use too.
+    pub fn builder_shared(store: Arc<S>, name: &str) -> crate::DedupConsumerBuilder<S> {
+        crate::DedupConsumer::builder_shared(store, name)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &ConsumerName {
+        &self.inner.name
+    }
+
+    /// Checks the schema and registers the name, as [`DedupConsumer::start`](crate::DedupConsumer::start) does.
+    ///
+    /// # Errors
+    /// [`StoreError`] with the cure in its text.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn start(&self) -> Result<(), StoreError> {
+        self.inner.register(None).await.map(|_| ())
+    }
+
+    /// Runs `work` unless an operation with this key was done before, and answers what the first run answered. The payload is
+    /// what tells the operation from another one that uses the same key. The key is given as the header `idempotencykey`, where the
+    /// default [source](crate::DedupConsumerBuilder::key_source) finds it; with another source use [`run_message`](Self::run_message).
+    ///
+    /// The work is called again where its transaction could not be committed for another's sake (a deadlock), and where the
+    /// answer to the commit was lost and nothing had been committed, so it must not use anything up. What it writes through its
+    /// transaction happens once; what it does elsewhere may be repeated. To publish, it has the message as
+    /// [`tx.message()`](Tx::message).
+    ///
+    /// At most [`lanes`](crate::DedupConsumerBuilder::lanes) calls run at once; the others wait their turn, for as long as it takes.
+    ///
+    /// # Errors
+    /// [`RunOnceError`].
+    ///
+    /// # Cancel safety
+    /// What a dropped call has begun is finished by a task. Ask again with the same key to learn the outcome.
+    pub async fn run_once<F>(&self, key: &str, payload: impl AsRef<[u8]>, work: F) -> Result<Ran, RunOnceError>
+    where
+        F: for<'a, 't> Fn(&'a mut Tx<'t, S>) -> Working<'a> + Send + Sync + 'static,
+    {
+        self.run_message(operation(key, payload.as_ref()), work).await
+    }
+
+    /// The same step by step, for code that cannot put its work into a closure, such as a request whose handler is somebody
+    /// else's: the first caller gets its transaction open, and everybody else what the first one answered.
+    ///
+    /// ```
+    /// # use idem_core::{Once, ResultBody, RunOnce, RunOnceError, Store};
+    /// async fn pay<S: Store>(payments: &RunOnce<S>, key: &str, payload: &[u8]) -> Result<ResultBody, RunOnceError> {
+    ///     match payments.once(key, payload).await? {
+    ///         Once::Known(ran) => Ok(ran.value),
+    ///         Once::First(mut run) => {
+    ///             run.with(|tx| Box::pin(async move { drop(tx.connection()) })).await?;
+    ///             Ok(run.finish(ResultBody::new("paid")).await?.value)
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`RunOnceError`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a dropped call leaves nothing behind.
+    pub async fn once(&self, key: &str, payload: impl AsRef<[u8]>) -> Result<Once<S>, RunOnceError> {
+        guard::begin(self, operation(key, payload.as_ref())).await
+    }
+
+    /// The same for an operation that has more than a key and a payload; see [`run_message`](Self::run_message).
+    ///
+    /// # Errors
+    /// [`RunOnceError`].
+    ///
+    /// # Cancel safety
+    /// As for [`once`](Self::once).
+    pub async fn once_message(&self, message: Message) -> Result<Once<S>, RunOnceError> {
+        guard::begin(self, message).await
+    }
+
+    /// The same for an operation that has more than a key and a payload: headers, by which a consumer of many tenants
+    /// [tells them apart](crate::DedupConsumerBuilder::tenant_of), or a key that a [source](crate::KeySource) finds.
+    ///
+    /// # Errors
+    /// [`RunOnceError`].
+    ///
+    /// # Cancel safety
+    /// As for [`run_once`](Self::run_once).
+    pub async fn run_message<F>(&self, message: Message, work: F) -> Result<Ran, RunOnceError>
+    where
+        F: for<'a, 't> Fn(&'a mut Tx<'t, S>) -> Working<'a> + Send + Sync + 'static,
+    {
+        let register = self.inner.register(None).await;
+        register.map_err(|error| RunOnceError::Unavailable(isolate::store_failure::<S>(&error)))?;
+        let item = match self.inner.identify(message, None).await {
+            Ok(item) => item,
+            Err(rejected) if rejected.failure.class == ErrorClass::Permanent => {
+                return Err(RunOnceError::Refused(rejected.failure));
+            }
+            Err(rejected) => return Err(RunOnceError::Unavailable(rejected.failure)),
+        };
+        let mut own = OwnSession::of(&self.inner).await;
+        let final_errors = self.final_errors;
+        spawn::finished(async move {
+            let work = OfCall(work);
+            let mut answers = Answers::new(Some(&work), final_errors);
+            let decision = isolate::decide_one(&own.inner, &mut own.session, &item, Some(&mut answers)).await;
+            let result = answers.of.pop().flatten().unwrap_or(Err(NotKept::Absent));
+            if let (Decision::Conflict(recorded, _), Some(claim)) = (&decision, &item.claim) {
+                own.inner.audit_conflict(claim, recorded, item.message.origin().as_str()).await;
+            }
+            let key = item.message.key().cloned();
+            answered(decision, result, key)
+        })
+        .await
+    }
+}
+
+/// An operation as a message.
+fn operation(key: &str, payload: &[u8]) -> Message {
+    Message::new(Bytes::copy_from_slice(payload)).with_header(KEY_FIELD, key.to_owned())
+}
+
+fn answered(
+    decision: Decision,
+    result: Result<StoredResult, NotKept>,
+    key: Option<IdempotencyKey>,
+) -> Result<Ran, RunOnceError> {
+    let (result, recorded) = match decision {
+        Decision::Processed(_) => (result, None),
+        Decision::Duplicate(recorded, _) => (result, Some(recorded)),
+        Decision::Conflict(recorded, kind) => {
+            return Err(RunOnceError::Conflict { key: key.unwrap_or(recorded.key), kind });
+        }
+        Decision::Busy => return Err(RunOnceError::Busy),
+        Decision::Failed(failure) => {
+            let ours = failure.error.is_none()
+                && matches!(failure.class, ErrorClass::Infrastructure | ErrorClass::Fatal | ErrorClass::RunUnitAgain);
+            return Err(if ours { RunOnceError::Unavailable(failure) } else { RunOnceError::Failed(failure) });
+        }
+    };
+    match (result, recorded) {
+        (Ok(StoredResult { is_error, result: value }), recorded) => {
+            Ok(Ran { value, is_error, replayed: recorded.is_some(), recorded })
+        }
+        (Err(why), Some(recorded)) => Err(RunOnceError::NotKept { recorded: Box::new(recorded), why }),
+        // Its work has answered, so there is one.
+        (Err(_), None) => Err(RunOnceError::Busy),
+    }
+}
+
+impl<S: Store> Inner<S> {
+    /// Notes that a key was used for another operation. What is stored of the first one is told to nobody.
+    async fn audit_conflict(&self, claim: &Claim, recorded: &Recorded, origin: &str) {
+        let Some(registered) = self.registered.get() else { return };
+        let who = format!("run {}", registered.run);
+        let details = conflict_details(claim, recorded, origin);
+        let entry = AuditEntry::new(who, "conflict", claim.scope, details).key(Some(claim.key.clone()));
+        let noted = tokio::time::timeout(self.settings.answer_timeout, self.store.bookkeeping().audit(&entry)).await;
+        if !matches!(noted, Ok(Ok(()))) {
+            tracing::warn!(
+                target: telemetry::AUDIT,
+                { idem.consumer = %self.name, idem.key = %claim.key },
+                "the key was used before for another payload, which could not be noted in the audit trail"
+            );
+        }
+    }
+}

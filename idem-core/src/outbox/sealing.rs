@@ -1,0 +1,246 @@
+//! Results sealed with AES-256-GCM, for answers that nobody is to read in the database, in a replica or in a backup.
+//!
+//! Each row has 32 random bytes of its own, from which HKDF-SHA256 derives its key and its nonce: no two rows share either,
+//! however many a master key has sealed. Everything of the row that stays readable is authenticated with it, so that a row
+//! cannot be put in another one's place, nor an error be made a success.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use bytes::Bytes;
+use ring::{
+    aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
+    hkdf::{HKDF_SHA256, KeyType, Salt},
+    rand::{SecureRandom, SystemRandom},
+};
+
+use super::{
+    result::{NotKept, ResultBody, StoredResult},
+    rows::{KeptResult, NewResult},
+    seal::{Seal, SealError},
+};
+use crate::{error::ConfigError, key::IdempotencyKey, message::Headers, store::ScopeId};
+
+/// How many bytes a master key has.
+pub const SEAL_KEY_BYTES: usize = 32;
+
+const SALT_BYTES: usize = 32;
+
+/// A nonce stands behind the key in what is derived.
+const DERIVED_BYTES: usize = SEAL_KEY_BYTES + NONCE_LEN;
+
+/// Another layout of what is sealed or authenticated has another number here.
+const LAYOUT: &[u8] = b"idem:result:v1";
+
+/// Where master keys come from: a file that the orchestrator mounts, a key service. Asked at the start for the current one, and
+/// for an older one when the first result that is sealed with it is read; what it answers is remembered.
+///
+/// A key service (KMS) is asked before the program builds its consumer, since this is no place to wait: decrypt the data keys
+/// that stand in the settings, and put them into a map.
+///
+/// ```
+/// use std::{collections::BTreeMap, sync::Arc};
+///
+/// use idem_core::outbox::{ResultKeys, SEAL_KEY_BYTES, SealKeyProvider};
+///
+/// /// Data keys, as a key service has decrypted them at the start.
+/// struct FromKms(BTreeMap<u16, [u8; SEAL_KEY_BYTES]>);
+///
+/// impl SealKeyProvider for FromKms {
+///     fn current(&self) -> u16 {
+///         self.0.last_key_value().map_or(0, |(number, _)| *number)
+///     }
+///
+///     fn key(&self, number: u16) -> Option<[u8; SEAL_KEY_BYTES]> {
+///         self.0.get(&number).copied()
+///     }
+/// }
+///
+/// # fn main() -> Result<(), idem_core::ConfigError> {
+/// let keys = ResultKeys::from_provider(Arc::new(FromKms(BTreeMap::from([(1, [1; 32]), (2, [2; 32])]))))?;
+/// # let _ = keys;
+/// # Ok(())
+/// # }
+/// ```
+pub trait SealKeyProvider: Send + Sync + 'static {
+    /// The number of the key that new results are sealed with, from 1 to 32,767.
+    fn current(&self) -> u16;
+
+    /// The key with this number; `None` where it is gone or not known here.
+    fn key(&self, number: u16) -> Option<[u8; SEAL_KEY_BYTES]>;
+}
+
+/// The keys that results are sealed with; see [`seals_results`](crate::DedupConsumerBuilder::seals_results).
+///
+/// To change the key, give all programs the new one beside the old, and then make the new one the current one. The old one is
+/// needed for as long as results are kept that it has sealed.
+#[derive(Clone)]
+pub struct ResultKeys(Arc<dyn SealKeyProvider>);
+
+/// Keys in memory.
+struct Keys {
+    current: u16,
+    all: BTreeMap<u16, [u8; SEAL_KEY_BYTES]>,
+}
+
+impl SealKeyProvider for Keys {
+    fn current(&self) -> u16 {
+        self.current
+    }
+
+    fn key(&self, number: u16) -> Option<[u8; SEAL_KEY_BYTES]> {
+        self.all.get(&number).copied()
+    }
+}
+
+impl fmt::Debug for ResultKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResultKeys").field("current", &self.0.current()).finish_non_exhaustive()
+    }
+}
+
+impl ResultKeys {
+    /// Keys by their numbers, of which `current` seals and all open. A number belongs to one key for ever.
+    ///
+    /// # Errors
+    /// As for [`from_provider`](Self::from_provider).
+    pub fn new(current: u16, keys: impl IntoIterator<Item = (u16, [u8; SEAL_KEY_BYTES])>) -> Result<Self, ConfigError> {
+        Self::from_provider(Arc::new(Keys { current, all: keys.into_iter().collect() }))
+    }
+
+    /// Keys of somebody else's.
+    ///
+    /// # Errors
+    /// Where the current number is not from 1 to 32,767, or has no key.
+    pub fn from_provider(provider: Arc<dyn SealKeyProvider>) -> Result<Self, ConfigError> {
+        let current = provider.current();
+        if current == 0 || current > u16::MAX / 2 {
+            return Err(ConfigError::new("seals_results", current, "the current key has a number from 1 to 32,767"));
+        }
+        if provider.key(current).is_none() {
+            return Err(ConfigError::new("seals_results", current, "there must be a key with the current number"));
+        }
+        Ok(Self(provider))
+    }
+
+    /// Seals with this salt, which must never be used twice.
+    fn seal_with(&self, salt: [u8; SALT_BYTES], result: NewResult) -> Result<NewResult, SealError> {
+        let number = self.0.current();
+        let master = self.0.key(number).ok_or(SealError("the current key is gone"))?;
+        let NewResult { scope, key, is_error, result, .. } = result;
+        let (cipher, nonce) = derived(&master, &salt, scope, &key).ok_or(SealError("no key could be derived"))?;
+        let readable = readable(scope, &key, is_error, &result, number);
+        let mut sealed = plain(&result);
+        cipher.seal_in_place_append_tag(nonce, Aad::from(readable), &mut sealed).map_err(|_| SealError("too large"))?;
+        let body = Bytes::from([&salt[..], &sealed].concat());
+        let ResultBody { status, content_type, .. } = result;
+        let result = ResultBody { status, content_type, headers: Headers::default(), body };
+        Ok(NewResult { scope, key, is_error, result, sealed_with: number })
+    }
+}
+
+impl Seal for ResultKeys {
+    fn seal(&self, result: NewResult) -> Result<NewResult, SealError> {
+        let mut salt = [0; SALT_BYTES];
+        SystemRandom::new().fill(&mut salt).map_err(|_| SealError("the system gives no random bytes"))?;
+        self.seal_with(salt, result)
+    }
+
+    fn open(&self, scope: ScopeId, key: &IdempotencyKey, kept: KeptResult) -> Result<StoredResult, NotKept> {
+        let KeptResult { is_error, result, sealed_with: number, .. } = kept;
+        let master = self.0.key(number).ok_or(NotKept::NoKey { number })?;
+        let altered = NotKept::Altered { number };
+        let (salt, sealed) = result.body.split_first_chunk::<SALT_BYTES>().ok_or(altered)?;
+        let (cipher, nonce) = derived(&master, salt, scope, key).ok_or(altered)?;
+        let mut sealed = sealed.to_vec();
+        let readable = readable(scope, key, is_error, &result, number);
+        let opened = cipher.open_in_place(nonce, Aad::from(readable), &mut sealed).map_err(|_| altered)?;
+        let (headers, body) = parts(opened).ok_or(altered)?;
+        let ResultBody { status, content_type, .. } = result;
+        Ok(StoredResult::new(is_error, ResultBody { status, content_type, headers, body }))
+    }
+}
+
+/// What is derived for a row.
+struct Derived;
+
+impl KeyType for Derived {
+    fn len(&self) -> usize {
+        DERIVED_BYTES
+    }
+}
+
+/// The key and the nonce of one row.
+fn derived(
+    master: &[u8; SEAL_KEY_BYTES],
+    salt: &[u8; SALT_BYTES],
+    scope: ScopeId,
+    key: &IdempotencyKey,
+) -> Option<(LessSafeKey, Nonce)> {
+    let of_row = framed([LAYOUT, &scope.0.to_be_bytes(), key.as_str().as_bytes()]);
+    let mut derived = [0; DERIVED_BYTES];
+    let info = [&of_row[..]];
+    Salt::new(HKDF_SHA256, salt).extract(master).expand(&info, Derived).ok()?.fill(&mut derived).ok()?;
+    let (key, nonce) = derived.split_first_chunk::<SEAL_KEY_BYTES>()?;
+    let cipher = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).ok()?);
+    Some((cipher, Nonce::try_assume_unique_for_key(nonce).ok()?))
+}
+
+/// Everything of the row that is not encrypted, each part with its length.
+fn readable(scope: ScopeId, key: &IdempotencyKey, is_error: bool, result: &ResultBody, number: u16) -> Vec<u8> {
+    let status = result.status.map(u16::to_be_bytes);
+    let content_type = result.content_type.as_deref().map(str::as_bytes);
+    framed([
+        LAYOUT,
+        &scope.0.to_be_bytes(),
+        key.as_str().as_bytes(),
+        &[u8::from(is_error)],
+        // One that is not there differs from one that is empty.
+        &[u8::from(status.is_some()), u8::from(content_type.is_some())],
+        status.as_ref().map_or(&[], |status| &status[..]),
+        content_type.unwrap_or_default(),
+        &number.to_be_bytes(),
+    ])
+}
+
+fn framed<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+    let mut framed = Vec::new();
+    for part in parts {
+        framed.extend((part.len() as u64).to_be_bytes());
+        framed.extend(part);
+    }
+    framed
+}
+
+/// What is encrypted: the number of headers, each with its name and, where it has one, its value, and the body.
+fn plain(result: &ResultBody) -> Vec<u8> {
+    let headers: Vec<_> = result.headers.iter().collect();
+    let mut plain = (headers.len() as u64).to_be_bytes().to_vec();
+    for (name, value) in headers {
+        plain.extend(framed([name.as_bytes(), &[u8::from(value.is_some())], value.unwrap_or_default()]));
+    }
+    plain.extend(&result.body);
+    plain
+}
+
+/// Undoes [`plain`].
+fn parts(plain: &[u8]) -> Option<(Headers, Bytes)> {
+    let (count, mut rest) = plain.split_first_chunk::<8>()?;
+    let mut headers = Headers::default();
+    for _ in 0..u64::from_be_bytes(*count) {
+        let name = std::str::from_utf8(part(&mut rest)?).ok()?;
+        let has_value = part(&mut rest)? == [1];
+        let value = part(&mut rest)?;
+        headers.push(name, has_value.then(|| Bytes::copy_from_slice(value)));
+    }
+    Some((headers, Bytes::copy_from_slice(rest)))
+}
+
+fn part<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (length, after) = rest.split_first_chunk::<8>()?;
+    let (part, after) = after.split_at_checked(usize::try_from(u64::from_be_bytes(*length)).ok()?)?;
+    *rest = after;
+    Some(part)
+}
+
+#[cfg(test)]
+mod tests;

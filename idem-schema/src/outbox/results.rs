@@ -1,0 +1,45 @@
+//! Answers as they are read back.
+
+use std::collections::HashMap;
+
+use idem_core::{Bytes, Headers, ResultBody, StoreError, outbox::KeptResult, store::Claim};
+
+use crate::{ClaimedId, decode_headers, key_id, row::Row};
+
+/// What `kind` has of an error, and what an answer has whose body and headers were erased.
+const ERROR: i32 = 1;
+const ERASED: i32 = 2;
+
+/// The answers that [`read_results`](crate::PostgresStatements::read_results) has found, in the order of the claims.
+///
+/// # Errors
+/// [`StoreError::Schema`] where a row is not what idem has written.
+pub fn results_in_claim_order(claims: &[Claim], found: &[Row]) -> Result<Vec<Option<KeptResult>>, StoreError> {
+    let id = |row: &Row| Ok::<ClaimedId, StoreError>((row.get("consumer")?, row.get("key_id")?));
+    let found: HashMap<ClaimedId, &Row> =
+        found.iter().map(|row| Ok((id(row)?, row))).collect::<Result<_, StoreError>>()?;
+    let of = |claim: &Claim| found.get(&(claim.scope.0, key_id(claim.key.as_str()))).map(|row| kept(row)).transpose();
+    claims.iter().map(of).collect()
+}
+
+fn kept(row: &Row) -> Result<KeptResult, StoreError> {
+    let damaged = |what: &str| StoreError::Schema {
+        problem: format!("a row of processed_results holds a damaged {what}"),
+        cure: "Restore the table from a backup: somebody else has written to it".to_owned(),
+    };
+    let kind: i32 = row.get("kind")?;
+    let is_error = kind & ERROR != 0;
+    let status: Option<i32> = row.get("status")?;
+    let status = status.map(u16::try_from).transpose().map_err(|_| damaged("status"))?;
+    if kind & ERASED != 0 {
+        return Ok(KeptResult::erased(is_error, status));
+    }
+    let headers: Option<&str> = row.get("headers")?;
+    let headers = headers.map_or_else(|| Some(Headers::default()), decode_headers).ok_or_else(|| damaged("headers"))?;
+    let mut result = ResultBody::new(Bytes::from(row.get::<Vec<u8>>("body")?)).with_headers(headers);
+    result.status = status;
+    result.content_type = row.get::<Option<&str>>("content_type")?.map(Into::into);
+    let sealed_with: Option<i32> = row.get("sealed_with")?;
+    let sealed_with = sealed_with.map_or(Ok(0), u16::try_from).map_err(|_| damaged("sealed_with"))?;
+    Ok(KeptResult::new(is_error, result, sealed_with))
+}

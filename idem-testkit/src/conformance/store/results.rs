@@ -1,0 +1,440 @@
+//! Results that are kept with records, read back, and refusals that are results.
+
+use std::{sync::Arc, time::Duration};
+
+use idem_core::{
+    Decided, DedupConsumer, Effects, ErrorClass, Handler as _, Headers, Message, NotKept, Ran, ResultBody, Retention,
+    RunOnce, RunOnceError, Store, StoredResult, Tenant, Tx, WorkError, Working, outbox::RESULT_BYTES_MAX,
+};
+
+use super::{
+    fixture::{Fixture, Kind, Seen, Step, msg, write},
+    gate::{Gate, PATIENCE, within},
+    observed::LostCommit,
+    records::clean_records,
+    subject::{Arrangement, HandlerAction, StoreUnderTest},
+};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A result with everything that one can have.
+fn answer(text: &str) -> ResultBody {
+    let mut headers = Headers::default();
+    headers.push("location", Some(format!("/orders/{text}").into()));
+    headers.push("x-empty", Some(idem_core::Bytes::new()));
+    headers.push("x-none", None);
+    headers.push("x-empty", Some(vec![0, 255, b'"'].into()));
+    let body = [text.as_bytes(), &[0, 255, 10]].concat();
+    ResultBody::new(body).with_status(201).with_content_type("text/plain; charset=utf-8").with_headers(headers)
+}
+
+/// Whether the store keeps results; where it does not, [`results_that_are_not_offered_are_refused`] says what it must do.
+fn keeps_results<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> bool {
+    fixture.store.capabilities().results
+}
+
+/// A consumer whose handler writes an effect and sets the payload as its result.
+fn consumer<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> DedupConsumer<Seen<T>> {
+    fixture.builder("orders", |message, _| write_and_answer(message)).keeps_results(RESULT_BYTES_MAX).build().unwrap()
+}
+
+fn write_and_answer(message: &Message) -> Vec<Step> {
+    let text = message.payload().map(|payload| String::from_utf8_lossy(payload).into_owned()).unwrap_or_default();
+    vec![Step::Write(""), Step::SetResult(answer(&text))]
+}
+
+/// Decisions and results of messages that are handed in at once.
+async fn results<S: Store>(
+    consumer: &DedupConsumer<S>,
+    messages: impl IntoIterator<Item = Message> + Send,
+) -> Vec<(Kind, Option<Result<StoredResult, NotKept>>)> {
+    let messages: Vec<_> = messages.into_iter().collect();
+    let decided = within("processing messages", consumer.process_with_results(messages)).await.unwrap();
+    decided.into_iter().map(|Decided { decision, result, .. }| (Kind::of(&decision), result)).collect()
+}
+
+fn ok(text: &str) -> Option<Result<StoredResult, NotKept>> {
+    Some(Ok(StoredResult::new(false, answer(text))))
+}
+
+/// V1: what a handler has set is committed with its record, and every repeat gets it byte for byte, in another process too.
+pub async fn v1_a_result_is_kept_with_its_record<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) {
+        return;
+    }
+    let orders = consumer(&fixture);
+    let first = results(&orders, ["a", "b", "a"].map(|key| msg(key, key))).await;
+    assert_eq!(first, [(Kind::Processed, ok("a")), (Kind::Processed, ok("b")), (Kind::Duplicate, ok("a"))]);
+    let elsewhere = fixture.elsewhere().await;
+    let again = results(&consumer(&elsewhere), ["b", "c", "a"].map(|key| msg(key, key))).await;
+    assert_eq!(again, [(Kind::Duplicate, ok("b")), (Kind::Processed, ok("c")), (Kind::Duplicate, ok("a"))]);
+    fixture.assert_effects([("a", "a"), ("b", "b"), ("c", "c")]).await;
+}
+
+/// V1: a result goes with its unit, and another run's result is the one that is kept.
+pub async fn v1_a_result_of_a_unit_that_was_rolled_back_is_gone<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) {
+        return;
+    }
+    let plan = |_: &Message, run: usize| match run {
+        1 => vec![Step::SetResult(answer("first")), Step::Fail],
+        _ => vec![Step::Write(""), Step::SetResult(answer("second"))],
+    };
+    let orders = fixture.builder("orders", plan).keeps_results(RESULT_BYTES_MAX).build().unwrap();
+    assert_eq!(results(&orders, [msg("a", "a")]).await, [(Kind::Failed(ErrorClass::Transient), None)]);
+    assert_eq!(results(&orders, [msg("a", "a")]).await, [(Kind::Processed, ok("second"))]);
+    assert_eq!(results(&orders, [msg("a", "a")]).await, [(Kind::Duplicate, ok("second"))]);
+}
+
+/// What work answers in its n-th run.
+type Answering = dyn Fn(usize) -> Result<ResultBody, WorkError> + Send + Sync;
+
+/// What runs work: its savepoint is part of every run.
+fn once<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> RunOnce<Seen<T>> {
+    let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
+    builder.final_errors().busy_timeout(PATIENCE / 2).lanes(lanes(fixture)).build_once().unwrap()
+}
+
+fn lanes<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> usize {
+    fixture.store.capabilities().lanes_max.unwrap_or(8).min(8)
+}
+
+/// Work that follows steps, and then answers.
+fn work<T: StoreUnderTest>(
+    fixture: &Fixture<'_, T>,
+    steps: Vec<Step>,
+    answering: Arc<Answering>,
+) -> impl for<'a, 't> Fn(&'a mut Tx<'t, Seen<T>>) -> Working<'a> + Send + Sync + 'static + use<T> {
+    let probe = Arc::new(fixture.probe(move |_, _| steps.clone()));
+    let runs = Arc::clone(&fixture.runs);
+    move |tx| {
+        let (probe, answering, runs) = (Arc::clone(&probe), Arc::clone(&answering), Arc::clone(&runs));
+        Box::pin(async move {
+            let message = tx.message().cloned().unwrap();
+            probe.handle(&message, tx).await.map_err(WorkError::failed)?;
+            answering(runs.all().len())
+        })
+    }
+}
+
+/// A value that no other run answers.
+fn of_run(_: usize) -> Result<ResultBody, WorkError> {
+    Ok(answer(&fastrand::u64(..).to_string()))
+}
+
+fn refusal(_: usize) -> Result<ResultBody, WorkError> {
+    Err(WorkError::final_result(answer(&fastrand::u64(..).to_string()).with_status(422)))
+}
+
+/// V1, A5, A6: with a lost answer to the commit the value is the one that is kept, whatever became of the commit.
+pub async fn v1_a_lost_answer_to_a_commit_gives_the_value_that_is_kept<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) {
+        return;
+    }
+    for (lost, runs, key) in [(LostCommit::Committed, 1, "a"), (LostCommit::RolledBack, 3, "b")] {
+        fixture.spy.lose_commits(&[lost]);
+        let call = || work(&fixture, vec![Step::Write("")], Arc::new(of_run));
+        let first = within("a call", once(&fixture).run_once(key, key, call())).await.unwrap();
+        assert_eq!(fixture.runs.all().len(), runs);
+        let again = within("a repeat", once(&fixture).run_once(key, key, call())).await.unwrap();
+        assert_eq!(first.value, again.value);
+        assert!(again.replayed && again.recorded.is_some());
+    }
+    fixture.assert_effects([("a", "a"), ("b", "b")]).await;
+}
+
+/// V2: a caller who comes while the first one runs waits for it, and gets its result.
+pub async fn v2_whoever_waits_for_the_owner_gets_the_owners_result<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    // With a single writer, whoever comes meanwhile waits for any unit, and for no longer than its time-out.
+    if !keeps_results(&fixture) || !fixture.waits_per_key() {
+        return;
+    }
+    let (payments, gate) = (once(&fixture), Gate::new());
+    within("starting", payments.start()).await.unwrap();
+    let owner = payments.run_once("a", "a", work(&fixture, vec![Step::Pass(gate.clone())], Arc::new(of_run)));
+    let waiter = async {
+        gate.arrived(1).await;
+        let claims = fixture.spy.claiming.get();
+        let waiting = payments.run_once("a", "a", work(&fixture, Vec::new(), Arc::new(of_run)));
+        let let_go = async {
+            fixture.spy.claiming.at_least(claims + 1, "the waiter claims the key").await;
+            gate.open();
+        };
+        tokio::join!(waiting, let_go).0
+    };
+    let (owner, waiter) = within("both calls", async { tokio::join!(owner, waiter) }).await;
+    let (owner, waiter) = (owner.unwrap(), waiter.unwrap());
+    assert_eq!((owner.value, owner.replayed), (waiter.value, false));
+    assert!(waiter.replayed);
+    assert_eq!(fixture.runs.all().len(), 1);
+}
+
+/// V3: a record without a result says so. It is no empty result, and nothing runs.
+pub async fn v3_a_record_without_a_result_is_not_an_empty_one<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) {
+        return;
+    }
+    let orders = fixture.builder("payments", write).keeps_results(RESULT_BYTES_MAX).build().unwrap();
+    let absent = Some(Err(NotKept::Absent));
+    assert_eq!(results(&orders, [msg("a", "a")]).await, [(Kind::Processed, absent.clone())]);
+    assert_eq!(results(&orders, [msg("a", "a")]).await, [(Kind::Duplicate, absent)]);
+    let asked = once(&fixture).run_once("a", "a", work(&fixture, Vec::new(), Arc::new(of_run))).await;
+    let Err(RunOnceError::NotKept { recorded, why: NotKept::Absent }) = asked else { panic!("{asked:?}") };
+    assert_eq!((recorded.key.as_str(), fixture.runs.all().len()), ("a", 1));
+    // A result that is empty is one.
+    let empty = || work(&fixture, Vec::new(), Arc::new(|_| Ok(ResultBody::default())));
+    assert!(!once(&fixture).run_once("b", "b", empty()).await.unwrap().replayed);
+    let Ran { value, replayed, .. } = once(&fixture).run_once("b", "b", empty()).await.unwrap();
+    assert_eq!((value, replayed), (ResultBody::default(), true));
+}
+
+/// V4: a result over the bound is an error before anything is committed, and is never cut.
+pub async fn v4_a_result_over_the_bound_leaves_nothing<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) {
+        return;
+    }
+    let exact = ResultBody::new(vec![b'x'; RESULT_BYTES_MAX]);
+    let larger = ResultBody::new(vec![b'x'; RESULT_BYTES_MAX + 1]);
+    let plan = move |message: &Message, _: usize| {
+        let fits = message.key().is_some_and(|key| key.as_str() == "fits");
+        vec![Step::Write(""), Step::SetResult(if fits { exact.clone() } else { larger.clone() })]
+    };
+    let orders = fixture.builder("orders", plan).keeps_results(RESULT_BYTES_MAX).build().unwrap();
+    let decided = results(&orders, [msg("fits", "p"), msg("larger", "p")]).await;
+    assert_eq!(
+        decided.iter().map(|(kind, _)| *kind).collect::<Vec<_>>(),
+        [Kind::Processed, Kind::Failed(ErrorClass::Permanent)]
+    );
+    let again = results(&orders, [msg("fits", "p")]).await;
+    let Some((Kind::Duplicate, Some(Ok(kept)))) = again.first() else { panic!("{again:?}") };
+    assert_eq!(kept.result.body.len(), RESULT_BYTES_MAX);
+    let refused = work(
+        &fixture,
+        vec![Step::Write("")],
+        Arc::new(|_| Err(WorkError::final_result(ResultBody::new(vec![b'x'; RESULT_BYTES_MAX + 1])))),
+    );
+    let refused = once(&fixture).run_once("refused", "p", refused).await;
+    assert!(
+        matches!(&refused, Err(RunOnceError::Failed(failure)) if failure.class == ErrorClass::Permanent),
+        "{refused:?}"
+    );
+    fixture.assert_effects([("fits", "p")]).await;
+}
+
+/// V5, S2: two tenants that use one key have a result each.
+pub async fn v5_two_tenants_with_one_key_have_two_results<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) {
+        return;
+    }
+    let of_tenant = |tenant: &str| {
+        let text = tenant.to_owned();
+        let plan = move |_: &Message, _: usize| vec![Step::SetResult(answer(&text))];
+        let builder = fixture.builder("orders", plan).tenant(Tenant::new(tenant).unwrap());
+        builder.keeps_results(RESULT_BYTES_MAX).build().unwrap()
+    };
+    for kind in [Kind::Processed, Kind::Duplicate] {
+        for tenant in ["acme", "globex"] {
+            assert_eq!(results(&of_tenant(tenant), [msg("a", "a")]).await, [(kind, ok(tenant))]);
+        }
+    }
+}
+
+/// V6, S3: whoever uses a key for another payload is told nothing of what is stored, and it is in the audit trail.
+pub async fn v6_another_payload_is_told_nothing<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) {
+        return;
+    }
+    let payments = once(&fixture);
+    let secret = || work(&fixture, vec![Step::Write("")], Arc::new(|_| Ok(answer("secret"))));
+    payments.run_once("a", "a", secret()).await.unwrap();
+    let refused = payments.run_once("a", "other", secret()).await.unwrap_err();
+    assert!(matches!(&refused, RunOnceError::Conflict { key, .. } if key.as_str() == "a"), "{refused:?}");
+    assert!(!format!("{refused:?} {refused}").contains("secret"));
+    let audited = within("reading the audit trail", subject.audited()).await;
+    assert!(audited.contains(&("conflict".to_owned(), Some("a".to_owned()))), "{audited:?}");
+    // In one call with the message itself, and with nothing else.
+    let orders = consumer(&fixture);
+    let decided = results(&orders, [msg("a", "a"), msg("a", "other")]).await;
+    assert_eq!(decided, [(Kind::Processed, ok("a")), (Kind::Conflict, None)]);
+    assert_eq!(results(&orders, [msg("a", "other")]).await, [(Kind::Conflict, None)]);
+    assert_eq!(fixture.effects().await, [("a", "a"); 2].map(|(key, payload)| (key.to_owned(), payload.to_owned())));
+}
+
+/// V7: of two processes that refuse one key at once, one refusal is kept, and both callers get it.
+pub async fn v7_two_processes_that_refuse_one_key_agree<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) {
+        return;
+    }
+    let elsewhere = fixture.elsewhere().await;
+    let (here, there) = (once(&fixture), once(&elsewhere));
+    within("starting", here.start()).await.unwrap();
+    within("starting", there.start()).await.unwrap();
+    for key in ["a", "b", "c", "d"] {
+        let refusing = |fixture: &Fixture<'_, T>| work(fixture, vec![Step::Write("")], Arc::new(refusal));
+        let calls = async {
+            tokio::join!(here.run_once(key, key, refusing(&fixture)), there.run_once(key, key, refusing(&elsewhere)))
+        };
+        let (one, other) = within("both calls", calls).await;
+        let (one, other) = (one.unwrap(), other.unwrap());
+        assert_eq!((&one.value, one.is_error, other.is_error), (&other.value, true, true));
+        assert_eq!(fixture.runs.of(key), 1);
+    }
+    assert!(fixture.effects().await.is_empty());
+}
+
+/// V9: cleanup removes a result with its record and not before, so that what runs again has a result of its own.
+pub async fn v9_a_result_goes_with_its_record<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) {
+        return;
+    }
+    let short = || {
+        let builder = fixture.builder("orders", |_, run| vec![Step::SetResult(answer(&run.to_string()))]);
+        builder.keeps_results(RESULT_BYTES_MAX).retention(Retention::For(HOUR)).build().unwrap()
+    };
+    assert_eq!(results(&short(), [msg("a", "a")]).await, [(Kind::Processed, ok("1"))]);
+    if !fixture.arrange(Arrangement::Age(24 * HOUR)).await {
+        return;
+    }
+    assert_eq!(results(&short(), [msg("a", "a")]).await, [(Kind::Duplicate, ok("1"))], "expired, and still there");
+    assert_eq!(clean_records(&fixture, 100).await, 1);
+    assert_eq!(results(&short(), [msg("a", "a")]).await, [(Kind::Processed, ok("2"))]);
+    assert_eq!(results(&short(), [msg("a", "a")]).await, [(Kind::Duplicate, ok("2"))]);
+}
+
+/// V10: what a worker has handled that keeps no results is known to have none.
+pub async fn v10_a_worker_that_keeps_no_results_leaves_none<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) {
+        return;
+    }
+    let older = fixture.builder("orders", write).build().unwrap();
+    assert_eq!(super::fixture::process(&older, [msg("a", "a")]).await, [Kind::Processed]);
+    assert_eq!(results(&consumer(&fixture), [msg("a", "a")]).await, [(Kind::Duplicate, Some(Err(NotKept::Absent)))]);
+    let refused = older.process_with_results([msg("a", "a")]).await;
+    assert!(refused.is_err_and(|error| error.class() == ErrorClass::Fatal));
+}
+
+/// V11: a refusal takes the effects back, keeps the key, and is what every repeat gets.
+pub async fn v11_a_refusal_keeps_its_key_and_takes_effects_back<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) {
+        return;
+    }
+    let refusing = || work(&fixture, vec![Step::Write("")], Arc::new(refusal));
+    let first = within("a call", once(&fixture).run_once("a", "a", refusing())).await.unwrap();
+    assert_eq!((first.is_error, first.replayed, first.value.status), (true, false, Some(422)));
+    let again = within("a repeat", once(&fixture).run_once("a", "a", refusing())).await.unwrap();
+    assert_eq!((again.is_error, again.replayed, &again.value), (true, true, &first.value));
+    assert_eq!(fixture.runs.all(), ["a"]);
+    assert_eq!((fixture.effects().await.len(), fixture.recorded().await), (0, vec!["a".to_owned()]));
+    let other = once(&fixture).run_once("a", "other", refusing()).await;
+    assert!(matches!(other, Err(RunOnceError::Conflict { .. })), "{other:?}");
+    // Not where nobody said that work may be refused.
+    let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
+    let undeclared = builder.build_once().unwrap().run_once("b", "b", refusing()).await;
+    assert!(matches!(&undeclared, Err(RunOnceError::Failed(failure)) if failure.text.contains("final_errors")));
+    assert_eq!(fixture.recorded().await, ["a"]);
+}
+
+/// V11: the transaction that a failed statement has spoilt is whole again behind a refusal.
+pub async fn v11_a_refusal_after_a_failed_statement_is_kept<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) || !fixture.offers(HandlerAction::FailingStatement).await {
+        return;
+    }
+    let steps = || vec![Step::Write(""), Step::Swallow(HandlerAction::FailingStatement)];
+    let first = once(&fixture).run_once("a", "a", work(&fixture, steps(), Arc::new(refusal))).await.unwrap();
+    let again = once(&fixture).run_once("a", "a", work(&fixture, steps(), Arc::new(refusal))).await.unwrap();
+    assert_eq!((first.value, again.replayed), (again.value, true));
+    assert_eq!((fixture.runs.all().len(), fixture.effects().await.len()), (1, 0));
+}
+
+/// V11: of many who ask at once, each to be refused, one runs.
+pub async fn v11_a_refused_operation_runs_once<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) {
+        return;
+    }
+    let payments = once(&fixture);
+    within("starting", payments.start()).await.unwrap();
+    let calls: Vec<_> = (0..40)
+        .map(|_| {
+            let (payments, work) = (payments.clone(), work(&fixture, vec![Step::Write("")], Arc::new(refusal)));
+            tokio::spawn(async move { payments.run_once("a", "a", work).await })
+        })
+        .collect();
+    let mut values = Vec::new();
+    for call in calls {
+        values.push(within("a call", call).await.unwrap().unwrap().value);
+    }
+    values.dedup();
+    assert_eq!((values.len(), fixture.runs.all().len()), (1, 1), "one outcome, one run");
+    assert_eq!((fixture.effects().await.len(), fixture.recorded().await), (0, vec!["a".to_owned()]));
+}
+
+/// V11, A12: where the work has ended its transaction itself, nothing of a refusal is kept.
+pub async fn v11_a_refusal_whose_transaction_was_ended_is_not_kept<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) {
+        return;
+    }
+    for action in [HandlerAction::Rollback, HandlerAction::CommitAndBegin, HandlerAction::NestedLeft] {
+        if !fixture.offers(action).await {
+            continue;
+        }
+        let steps = vec![Step::Swallow(action)];
+        let refused = once(&fixture).run_once("a", "a", work(&fixture, steps, Arc::new(refusal))).await;
+        // A nested transaction that the driver knows nothing of ends with the savepoint around it.
+        if action == HandlerAction::NestedLeft && refused.is_ok() {
+            continue;
+        }
+        assert!(matches!(refused, Err(RunOnceError::Failed(_))), "{action:?}: {refused:?}");
+        assert_eq!((fixture.effects().await.len(), fixture.recorded().await.len()), (0, 0), "{action:?}");
+    }
+}
+
+/// A duplicate whose result nobody wants reads none, and no savepoint is set where nobody may be refused.
+pub async fn results_cost_nothing_where_nobody_asks<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) {
+        return;
+    }
+    let orders = consumer(&fixture);
+    for _ in 0..2 {
+        super::fixture::process(&orders, [msg("a", "a"), msg("b", "b")]).await;
+    }
+    assert_eq!((fixture.spy.results_read.get(), fixture.spy.savepoints.get()), (0, 0));
+    results(&orders, [msg("a", "a"), msg("b", "b"), msg("c", "c")]).await;
+    assert_eq!(fixture.spy.results_read.get(), 1, "one statement for those of a unit");
+    results(&orders, [msg("d", "d")]).await;
+    assert_eq!(fixture.spy.results_read.get(), 1, "what is new has none to be read");
+    let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
+    builder.build_once().unwrap().run_once("a", "a", work(&fixture, Vec::new(), Arc::new(of_run))).await.unwrap();
+    assert_eq!(fixture.spy.savepoints.get(), 0);
+}
+
+/// A store that keeps no results is refused where somebody asks for them, and final errors wherever handlers are.
+pub async fn results_that_are_not_offered_are_refused<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    let kept = fixture.builder("orders", write).keeps_results(RESULT_BYTES_MAX).build();
+    let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
+    let once = builder.build_once();
+    if keeps_results(&fixture) {
+        assert!(kept.is_ok() && once.is_ok());
+    } else {
+        assert_eq!(kept.unwrap_err().field, "keeps_results");
+        assert_eq!(once.unwrap_err().field, "keeps_results");
+    }
+    let refused = fixture.builder("orders", write).final_errors().build().unwrap_err();
+    assert_eq!(refused.field, "final_errors");
+}

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn o19_what_a_handler_has_set_is_permanent_and_an_overload_is_not() {
+    fn o22_what_a_handler_has_set_is_permanent_and_an_overload_is_not() {
         for name in ["42501", "57014", "55P03"] {
             assert_eq!(code(name, "0", true), Some(ErrorClass::Permanent));
             assert_eq!(code(name, "30s", false), None, "the session's own limit, or a right that is missing");

@@ -15,6 +15,7 @@ mod consumers;
 mod errors;
 mod fixture;
 mod handlers;
+mod outbox;
 mod pipelined;
 mod poolers;
 #[path = "../../../idem-schema/tests/shared/scratch.rs"]

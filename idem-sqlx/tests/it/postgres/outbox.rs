@@ -36,9 +36,9 @@ fn outbox(fixture: &Fixture) -> Arc<dyn Outbox> {
     Arc::new(fixture.store.clone()).outbox().unwrap()
 }
 
-/// O19: what a handler has set for its transaction stops its own message, with the cause, and no intake; or it does not matter.
+/// O22: what a handler has set for its transaction stops its own message, with the cause, and no intake; or it does not matter.
 #[tokio::test]
-async fn o19_events_are_written_in_whatever_a_handler_has_set() {
+async fn o22_events_are_written_in_whatever_a_handler_has_set() {
     let fixture = Fixture::new().await;
     for (number, sets) in
         ["SELECT 1", "SET LOCAL search_path = pg_catalog", "SET LOCAL row_security = off"].iter().enumerate()
@@ -71,9 +71,9 @@ async fn o19_events_are_written_in_whatever_a_handler_has_set() {
     fixture.drop().await;
 }
 
-/// O19: a right that the login itself lacks is nobody's fault among the messages.
+/// O22: a right that the login itself lacks is nobody's fault among the messages.
 #[tokio::test]
-async fn o19_a_right_that_is_missing_is_infrastructure() {
+async fn o22_a_right_that_is_missing_is_infrastructure() {
     let fixture = Fixture::new().await;
     let role = format!("{}_worker", fixture.schema.as_str());
     fixture.run(format!("CREATE ROLE {role} LOGIN")).await;
@@ -117,9 +117,9 @@ async fn answers_are_removed_with_their_records() {
     fixture.drop().await;
 }
 
-/// O20: a relay that asks again examines a handful of rows, however many stand behind one that failed.
+/// O23: a relay that asks again examines a handful of rows, however many stand behind one that failed.
 #[tokio::test]
-async fn o20_followers_of_one_key_are_met_once() {
+async fn o23_followers_of_one_key_are_met_once() {
     let fixture = Fixture::new().await;
     let outbox = outbox(&fixture);
     let id = outbox.declare(&["payments".into()]).await.unwrap()[0];

@@ -8,6 +8,7 @@ mod cleanup;
 mod conformance;
 mod locks;
 mod migrations;
+mod outbox;
 mod processes;
 #[cfg(feature = "failpoints")]
 mod prove;

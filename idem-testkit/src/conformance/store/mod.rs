@@ -314,7 +314,7 @@ macro_rules! store_conformance {
                 what_failed_waits_for_an_operator,
                 settling_what_is_gone_does_no_harm,
                 what_is_answered_is_bounded,
-                o20_followers_of_one_key_hide_no_other_key,
+                o23_followers_of_one_key_hide_no_other_key,
                 one_relay_at_a_time_has_a_destination,
                 a_destination_is_declared_once,
                 what_waits_is_told_by_writer,

@@ -184,8 +184,8 @@ pub async fn what_is_answered_is_bounded<T: StoreUnderTest>(subject: &T) {
     }
 }
 
-/// O20: behind many that wait, those of other keys are found in one call.
-pub async fn o20_followers_of_one_key_hide_no_other_key<T: StoreUnderTest>(subject: &T) {
+/// O23: behind many that wait, those of other keys are found in one call.
+pub async fn o23_followers_of_one_key_hide_no_other_key<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !offers(&fixture) {
         return;

@@ -1,0 +1,79 @@
+//! Messages out and answers kept, beyond what the suite asks of every store.
+
+use std::{sync::Arc, time::Duration};
+
+use idem_core::{
+    DedupConsumer, Effects, Event, Handler, HandlerError, Message, ResultBody, Store as _, Tx,
+    outbox::AppendError,
+    store::{Expiring, Removal, Removed},
+};
+use idem_sqlx::{PublishPlainError, SqliteStore};
+use sqlx::Connection as _;
+
+use super::{fresh, message, write};
+
+struct Answers;
+
+impl Handler<SqliteStore> for Answers {
+    async fn handle(&self, message: &Message, tx: &mut Tx<'_, SqliteStore>) -> Result<(), HandlerError> {
+        write(message, tx.connection()).await?;
+        tx.set_result(message, ResultBody::new(&b"\0an answer"[..]).with_status(201))?;
+        Ok(())
+    }
+}
+
+/// Answers are rows beside their records, and go with them.
+#[tokio::test]
+async fn answers_are_removed_with_their_records() {
+    let (file, store) = fresh().await;
+    let builder = DedupConsumer::builder_shared(Arc::clone(&store), "orders").handler(Answers);
+    let consumer = builder.effects(Effects::InTransaction).keeps_results(100).build().unwrap();
+    for key in ["a", "b"] {
+        consumer.process_one(message(key, "p")).await.unwrap();
+    }
+    let answers = "SELECT kind || ' ' || status || ' ' || hex(body) FROM idem_processed_results";
+    assert_eq!(file.ask(answers).await, ["0 201 00616E20616E73776572", "0 201 00616E20616E73776572"]);
+    file.run("UPDATE idem_processed_messages SET expires_at = 0 WHERE idempotency_key = 'a'").await;
+    let removal =
+        Removal { kind: Expiring::Records, kept: Duration::ZERO, rows_max: 10, timeout: Duration::from_secs(30) };
+    assert!(matches!(store.cleaner().remove(&removal).await.unwrap(), Removed::Rows(1)));
+    let left =
+        "SELECT idempotency_key FROM idem_processed_messages JOIN idem_processed_results USING (consumer, key_id)";
+    assert_eq!(file.ask(left).await, ["b"]);
+    assert_eq!(file.ask("SELECT CAST(count(*) AS TEXT) FROM idem_processed_results").await, ["1"]);
+}
+
+/// A plain outbox: an event is committed with whatever its caller writes, and known by the caller's key.
+#[tokio::test]
+async fn a_plain_outbox_commits_with_its_callers_transaction() {
+    let (file, store) = fresh().await;
+    let plain = store.plain_outbox("billing", ["payments"]).await.unwrap();
+    let mut connection = file.connect().await;
+    let event = |body: &'static str| Event::to("payments").body(body);
+    let mut transaction = connection.begin().await.unwrap();
+    plain.publish(&mut transaction, "invoice-1", event("rolled back")).await.unwrap();
+    transaction.rollback().await.unwrap();
+    let mut transaction = connection.begin().await.unwrap();
+    plain.publish(&mut transaction, "invoice-1", event("1")).await.unwrap();
+    plain.publish(&mut transaction, "invoice-1", event("1")).await.unwrap();
+    let refused = plain.publish(&mut transaction, "k", Event::to("nowhere")).await.unwrap_err();
+    assert!(matches!(refused, PublishPlainError::Refused(_)), "{refused:?}");
+    let other = plain.publish(&mut transaction, "invoice-1", event("2")).await.unwrap_err();
+    assert!(matches!(other, PublishPlainError::Append(AppendError::Conflict { event: 0 })), "{other:?}");
+    transaction.commit().await.unwrap();
+    assert_eq!(file.ask("SELECT event_key || ' ' || CAST(payload AS TEXT) FROM idem_outbox").await, ["invoice-1 1"]);
+}
+
+/// An event that waits is not dropped with its table.
+#[tokio::test]
+async fn the_migration_is_not_taken_back_while_an_event_waits() {
+    let (file, store) = fresh().await;
+    let plain = store.plain_outbox("billing", ["payments"]).await.unwrap();
+    plain.publish(&mut file.connect().await, "invoice-1", Event::to("payments")).await.unwrap();
+    let refused = store.migrate_down().await.unwrap_err();
+    let text = idem_core::chain(&refused).map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    assert!(text.contains("events that were not published"), "{text}");
+    file.run("DELETE FROM idem_outbox").await;
+    store.migrate_down().await.unwrap();
+    store.migrate().await.unwrap();
+}

@@ -30,9 +30,9 @@ fn key_of(message: &Message) -> String {
     default_key_source().key(message).unwrap().unwrap().as_str().to_owned()
 }
 
-/// O23: what is read back is the event, under the key by which a consumer that runs idem knows it.
+/// O26: what is read back is the event, under the key by which a consumer that runs idem knows it.
 #[tokio::test(flavor = "multi_thread")]
-async fn o23_an_event_is_read_back_by_its_key() {
+async fn o26_an_event_is_read_back_by_its_key() {
     let queue = Queue::new(Kind::Quorum).await;
     let mut event = outgoing_event("event-1", "{\"cents\":1}");
     for (name, value) in [("region", "eu"), ("CC", "elsewhere"), ("correlation-id", "c-1")] {

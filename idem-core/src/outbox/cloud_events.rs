@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn o23_binary_mode_has_every_required_attribute_and_the_plain_headers() {
+    fn o26_binary_mode_has_every_required_attribute_and_the_plain_headers() {
         let wire = CloudEvents::binary().on_wire(&event(Some("application/json"), b"{}"), "ce_");
         for (name, value) in [
             ("idempotencykey", "k\"1"),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn o23_structured_mode_has_the_key_in_the_payload() {
+    fn o26_structured_mode_has_the_key_in_the_payload() {
         let data = |content_type, payload| {
             let wire = CloudEvents::structured().on_wire(&event(content_type, payload), "ce_");
             assert_eq!(wire.content_type.as_deref(), Some(STRUCTURED));
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn o23_the_default_key_source_reads_every_form_back() {
+    fn o26_the_default_key_source_reads_every_form_back() {
         for payload in [&b"{\"cents\":1}"[..], b"no json", &[0xff]] {
             let event = event(Some("application/json"), payload);
             for mode in [CloudEvents::binary(), CloudEvents::structured()] {

@@ -49,14 +49,14 @@ async fn is_read_back(server: Server) {
     }
 }
 
-/// O23: what is read back is the event, under the key by which a consumer that runs idem knows it.
+/// O26: what is read back is the event, under the key by which a consumer that runs idem knows it.
 #[tokio::test(flavor = "multi_thread")]
-async fn o23_an_event_is_read_back_by_its_key_on_elasticmq() {
+async fn o26_an_event_is_read_back_by_its_key_on_elasticmq() {
     is_read_back(Server::elastic()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn o23_an_event_is_read_back_by_its_key_on_the_fake() {
+async fn o26_an_event_is_read_back_by_its_key_on_the_fake() {
     is_read_back(Server::fake().await).await;
 }
 

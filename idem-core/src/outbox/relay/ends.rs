@@ -47,7 +47,7 @@ pub(super) fn of(event: &OutgoingEvent, answer: Result<(), EventError>, retry: &
     })
 }
 
-/// An event whose receivers may have forgotten the first copy of it is not sent again (O22): they could not tell that it is
+/// An event whose receivers may have forgotten the first copy of it is not sent again (O25): they could not tell that it is
 /// one, and it would have its effect twice.
 pub(super) fn stale(event: &OutgoingEvent, route: &Route) -> Option<EventEnd> {
     let first = event.first_sent_ago?;
@@ -93,9 +93,9 @@ mod tests {
         assert!(matches!(end(0, wanted), EventEnd::Later { after, .. } if after == asked));
     }
 
-    /// O22: an event is sent again only while its receivers know it.
+    /// O25: an event is sent again only while its receivers know it.
     #[test]
-    fn o22_an_event_that_its_receivers_may_have_forgotten_is_stale() {
+    fn o25_an_event_that_its_receivers_may_have_forgotten_is_stale() {
         let hours = |hours: u64| Duration::from_secs(hours * 60 * 60);
         let route = Route::to("a", Silent).receiver_keeps(hours(24));
         let mut event = event(1, None);

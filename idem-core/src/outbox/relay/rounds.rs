@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use crate::{message::OrderingKey, outbox::OutgoingEvent};
 
 /// The events of a step, in rounds: each has the next event of each ordering key, and the first has all that have none. So
-/// no two unconfirmed events of one key are with a publisher, and one that fails keeps those behind it back (O21).
+/// no two unconfirmed events of one key are with a publisher, and one that fails keeps those behind it back (O24).
 pub(super) struct Rounds {
     /// The places of the events that are left, by ordering key. One without a key is a queue of its own.
     queues: Vec<VecDeque<usize>>,
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn o21_a_round_has_one_event_of_a_key_and_a_failure_keeps_those_behind_it_back() {
+    fn o24_a_round_has_one_event_of_a_key_and_a_failure_keeps_those_behind_it_back() {
         let events = events(&["a", "", "a", "b", "", "a", "b"]);
         let mut rounds = Rounds::of(&events);
         assert_eq!(rounds.next(), [0, 1, 3, 4]);

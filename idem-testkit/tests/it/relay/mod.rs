@@ -265,9 +265,9 @@ async fn o16_a_destination_in_trouble_holds_no_other_back() {
     run.abort();
 }
 
-/// O21: whatever fails, the first copies of one ordering key arrive in the order of their commits.
+/// O24: whatever fails, the first copies of one ordering key arrive in the order of their commits.
 #[tokio::test(start_paused = true)]
-async fn o21_first_copies_of_a_key_arrive_in_order_whatever_fails() {
+async fn o24_first_copies_of_a_key_arrive_in_order_whatever_fails() {
     let (fixture, mut topic) = (Fixture::new(), Topic::new());
     let mut rng = fastrand::Rng::with_seed(idem_testkit::seed());
     let all: Vec<_> = (0..300).map(|number: u32| (number % 7, number)).collect();
@@ -323,9 +323,9 @@ async fn o8_attempts_used_up_and_panics_cost_their_own_event() {
     run.abort();
 }
 
-/// O22: an event is not sent again once its receivers may have forgotten the first copy.
+/// O25: an event is not sent again once its receivers may have forgotten the first copy.
 #[tokio::test(start_paused = true)]
-async fn o22_an_event_whose_first_copy_is_old_is_left_to_a_person() {
+async fn o25_an_event_whose_first_copy_is_old_is_left_to_a_person() {
     let (fixture, topic) = (Fixture::new(), Topic::new().with("0", Does::LosesTheAnswer));
     fixture.commit_many("a", 0..1).await;
     let keeps = Duration::from_secs(2 * 60 * 60);

@@ -1,6 +1,6 @@
 //! Events to a queue.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use idem_amqp::AmqpPublisher;
 use idem_core::{
@@ -10,6 +10,7 @@ use idem_core::{
 };
 use idem_testkit::outgoing_event;
 use lapin::types::{AMQPValue, LongString};
+use tokio::time::Instant;
 
 use crate::{
     broker::{Kind, Queue},

@@ -48,8 +48,10 @@ pub struct Running<S: Store> {
 
 type StepFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+type StepFn<S> = dyn for<'a, 't> FnOnce(&'a mut Tx<'t, S>) -> StepFuture<'a, ()> + Send;
+
 enum Step<S: Store> {
-    Do(Box<dyn for<'a, 't> FnOnce(&'a mut Tx<'t, S>) -> StepFuture<'a, ()> + Send>),
+    Do(Box<StepFn<S>>),
     End(Result<ResultBody, WorkError>),
 }
 

@@ -1,6 +1,6 @@
 //! Events to a topic.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use idem_core::{
     Bytes, KeySource, Message, OrderingKey,
@@ -10,6 +10,7 @@ use idem_core::{
 use idem_kafka::{KafkaOptions, KafkaPublisher, Reset};
 use idem_testkit::outgoing_event;
 use rdkafka::mocking::MockCluster;
+use tokio::time::Instant;
 
 use crate::{
     cluster::{BROKERS, Topic, fast},

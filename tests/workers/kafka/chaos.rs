@@ -1,8 +1,7 @@
 //! Lives of a topic under every fault, for `./chaos`.
 
-use std::time::Instant;
-
 use idem_testkit::proxy::Proxy;
+use tokio::time::Instant;
 
 use super::{
     fixture::{Database, Fixture},

@@ -1,15 +1,12 @@
 //! Faults of every kind in any order, on servers of its own, for as long as `./chaos` says. The tests of every worker include
 //! this file; what they add is their broker.
 
-use std::{
-    fs::OpenOptions,
-    io::Write as _,
-    time::{Duration, Instant},
-};
+use std::{fs::OpenOptions, io::Write as _, time::Duration};
 
 use fastrand::Rng;
 use idem_testkit::proxy::Proxy;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, query, query_scalar};
+use tokio::time::Instant;
 
 use super::{
     database::{Database, Ledger, until},

@@ -1,9 +1,8 @@
 //! Lives of a queue under every fault, for `./chaos`. The queue is that of the test kit's server, which is strict as SQS's
 //! documentation is.
 
-use std::time::Instant;
-
 use idem_testkit::proxy::Proxy;
+use tokio::time::Instant;
 
 use super::{
     fixture::{Database, Fixture, until},

@@ -92,6 +92,10 @@ async fn copies_under_the_same_ids<L: Link>(link: &L, purchases: i64) {
     let killed = link.start_shop(&[]);
     until("events at the destination", async || link.arrived().await > 0).await;
     killed.kill().await;
+    // Its statement may wait for the lock already, and would be done after its process is gone.
+    let waiting_for_it = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    query_scalar::<_, i64>(waiting_for_it).fetch_one(&mut held).await.expect("the sessions");
     held.close().await.expect("the connection closes");
     let ended = link.start_shop(&["--until-idle", "2s"]).ended().await;
     assert_eq!(i64::try_from(ended.count("published")).expect("a count"), purchases, "{}", ended.log);

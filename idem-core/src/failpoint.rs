@@ -63,6 +63,9 @@ points! {
     DRAIN = "drain",
 }
 
+/// Those that a relay passes, and no consumer without one.
+pub const OF_A_RELAY: [&str; 3] = [RELAY_TAKEN, RELAY_CONFIRMED, RELAY_SETTLED];
+
 /// Nothing: the feature is off.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]

@@ -72,7 +72,7 @@ impl Service {
     /// and the text stands in the log.
     ///
     /// ```no_run
-    /// use std::{process::ExitCode};
+    /// use std::{process::ExitCode, sync::Arc};
     ///
     /// use idem_service::{Broker, Effects, Handlers, Service, axum, idem_core::handler_fn};
     /// # use idem_service::idem_core::{BoxError, Handler, HandlerError, Message, Tx};

@@ -24,7 +24,7 @@ async fn an_idle_worker_ends_with_0_and_its_last_line_is_the_summary() {
     assert!(summary["seconds"].take().as_f64().is_some_and(|seconds| seconds > 0.0), "{summary}");
     let expected = json!({
         "processed": 3, "duplicates": 1, "conflicts": 1, "dead_lettered": 2, "retries": 0, "busy": 0,
-        "unknown_resolved": 0, "seconds": null,
+        "unknown_resolved": 0, "published": 0, "seconds": null,
     });
     assert_eq!(summary, expected);
     assert_eq!(place.customers().await, [("1".to_owned(), 2, 2354), ("2".to_owned(), 1, 1177)]);

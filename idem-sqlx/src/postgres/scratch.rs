@@ -175,8 +175,8 @@ impl PostgresScratch {
 
 /// What people call the tables, and their names in full. A partition is a part of its table.
 const TABLES: &str = "
-SELECT c.oid::regclass::text, format('%I.%I', n.nspname, c.relname)
-FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+SELECT c.oid::regclass::text, pg_catalog.format('%I.%I', n.nspname, c.relname)
+FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND n.nspname <> 'information_schema'
     AND n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'idem_prove_saved'";
 
@@ -184,36 +184,36 @@ WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND n.nspname <> 'informa
 const SAVE: &str = "
 CREATE SCHEMA idem_prove_saved;
 CREATE TABLE idem_prove_saved.tables AS
-SELECT format('%I.%I', n.nspname, c.relname) AS name, 't' || c.oid AS saved,
-    (SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) FROM pg_attribute
+SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS name, 't' || c.oid AS saved,
+    (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(attname), ', ' ORDER BY attnum) FROM pg_catalog.pg_attribute
         WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped AND attgenerated = '') AS columns
-FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'
     AND n.nspname <> 'idem_prove_saved';
 DO $$ DECLARE t record; BEGIN
     FOR t IN SELECT * FROM idem_prove_saved.tables LOOP
-        EXECUTE format('CREATE TABLE idem_prove_saved.%I AS TABLE %s', t.saved, t.name);
+        EXECUTE pg_catalog.format('CREATE TABLE idem_prove_saved.%I AS TABLE %s', t.saved, t.name);
     END LOOP;
 END $$";
 
 /// Ends what is still connected, empties every table and fills it from its copy, without triggers and in any order, which is why a
 /// login needs more than CREATEDB for it.
 const PUT_BACK: &str = "
-SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid();
+SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid();
 SET session_replication_role = replica;
 DO $$ DECLARE t record; BEGIN
     FOR t IN SELECT * FROM idem_prove_saved.tables LOOP
-        EXECUTE format('DELETE FROM %s', t.name);
+        EXECUTE pg_catalog.format('DELETE FROM %s', t.name);
         IF t.columns IS NOT NULL THEN
-            EXECUTE format('INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM idem_prove_saved.%I', t.name, t.columns,
+            EXECUTE pg_catalog.format('INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM idem_prove_saved.%I', t.name, t.columns,
                 t.columns, t.saved);
         END IF;
     END LOOP;
 END $$";
 
 const DISTURB: &str = "
-SELECT setval(format('%I.%I', schemaname, sequencename)::regclass, coalesce(last_value, 0) + 1000)
-FROM pg_sequences";
+SELECT pg_catalog.setval(pg_catalog.format('%I.%I', schemaname, sequencename)::regclass, coalesce(last_value, 0) + 1000)
+FROM pg_catalog.pg_sequences";
 
 /// A row from its JSON.
 fn row(text: &str) -> Result<Row, BoxError> {
@@ -236,7 +236,7 @@ async fn names(connection: &mut PgConnection) -> Result<Vec<(String, String)>, s
 async fn read(connection: &mut PgConnection, own: &[String]) -> Result<Tables, BoxError> {
     let mut tables = Tables::new();
     for (name, quoted) in names(connection).await?.into_iter().filter(|(_, quoted)| !own.contains(quoted)) {
-        let query = format!("SELECT to_jsonb(t)::text FROM {quoted} AS t");
+        let query = format!("SELECT pg_catalog.to_jsonb(t)::text FROM {quoted} AS t");
         let rows: Vec<String> = sqlx::query_scalar(AssertSqlSafe(query)).fetch_all(&mut *connection).await?;
         tables.insert(name, rows.iter().map(|text| row(text)).collect::<Result<_, _>>()?);
     }

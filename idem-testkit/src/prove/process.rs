@@ -26,6 +26,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// For how long a worker is idle before it ends.
 const IDLE: Duration = Duration::from_millis(20);
 
+/// How many workers work on one queue in turn, at most.
+const WORKERS_MAX: u32 = 50;
+
 /// Rounds in which messages that were not settled are handed over again.
 const ROUNDS_MAX: usize = 20;
 
@@ -96,8 +99,26 @@ impl<D: Scratch, H: Handler<D::Store>> Making<D, H> {
         .await
     }
 
-    /// A process with a worker, until its queue is at its end.
+    /// A process with a worker, until its queue is at its end or it dies. On a busy machine a worker may take a queue for idle
+    /// before the broker has missed the one that died: another begins then, as it would in production.
     pub(super) async fn works(
+        &self,
+        address: &D::Address,
+        rig: &Arc<Rig>,
+        queue: &Queue,
+        doom: Option<Doom>,
+        deadline: Option<Duration>,
+    ) -> Result<Met, BoxError> {
+        let mut met = self.works_until_idle(address, rig, queue, doom, deadline).await?;
+        let mut begun = 1;
+        while doom.is_none() && !queue.is_drained() && begun < WORKERS_MAX {
+            met = self.works_until_idle(address, rig, queue, None, deadline).await?;
+            begun += 1;
+        }
+        Ok(met)
+    }
+
+    async fn works_until_idle(
         &self,
         address: &D::Address,
         rig: &Arc<Rig>,

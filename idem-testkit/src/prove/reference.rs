@@ -108,7 +108,9 @@ async fn handle_on<D: Scratch, H: Handler<D::Store>>(
     let tables = course.tables(address).await?;
     let keys = rig.seen().done.clone();
     if keys.iter().collect::<BTreeSet<_>>().len() < messages.len() {
-        return Err(NotProven::Unprovable("the messages must have different keys".to_owned()));
+        return Err(NotProven::Unprovable(
+            "each message must have a key, and all of them different ones: nothing else is protected".to_owned(),
+        ));
     }
     Ok((tables, keys))
 }

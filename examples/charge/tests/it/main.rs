@@ -29,8 +29,8 @@ use tokio::process::Command;
 
 const SIGABRT: i32 = 6;
 
-/// Where this worker never comes by: it has no batches, and cleanup has nothing to do for an hour.
-const NOT_REACHED: [&str; 2] = [failpoint::ISOLATE, failpoint::CLEAN_CHUNK];
+/// Where this worker never comes by: it publishes nothing, has no batches, and cleanup has nothing to do for an hour.
+const NOT_REACHED: [&str; 3] = [failpoint::APPENDED, failpoint::ISOLATE, failpoint::CLEAN_CHUNK];
 
 struct Fixture {
     provider: Provider,
@@ -89,7 +89,9 @@ async fn one_charge_an_order(point: &'static str) -> (&'static str, bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_charge_an_order_wherever_the_worker_is_killed() {
-    let rows = stream::iter(failpoint::ALL).map(|point| one_charge_an_order(point)).buffer_unordered(4);
+    let rows = stream::iter(failpoint::ALL.iter().filter(|point| !failpoint::OF_A_RELAY.contains(point)))
+        .map(|point| one_charge_an_order(point))
+        .buffer_unordered(4);
     let rows: Vec<_> = rows.collect().await;
     let mut spared: Vec<_> = rows.into_iter().filter(|(_, killed)| !killed).map(|(point, _)| point).collect();
     spared.sort_by_key(|point| failpoint::ALL.iter().position(|other| other == point));

@@ -1,4 +1,4 @@
-//! The contract of [`Outbox`](idem_core::outbox::Outbox), by its numbers.
+//! The contract of [`Outbox`], by its numbers.
 
 use std::time::Duration;
 

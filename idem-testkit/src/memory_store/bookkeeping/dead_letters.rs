@@ -79,7 +79,7 @@ pub(super) enum ReplayState {
     Taken(SystemTime),
 }
 
-/// A dead letter as a [`MemoryStore`] keeps it.
+/// A dead letter as a [`MemoryStore`](super::super::MemoryStore) keeps it.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct KeptDeadLetter {

@@ -9,7 +9,7 @@ use idem_tests::plan::Plan;
 
 use super::{
     fixture::{Fixture, conclude},
-    kills, wave,
+    kills, points, wave,
 };
 use crate::support::{child::Child, database::Kind};
 
@@ -177,7 +177,7 @@ impl Moment {
 }
 
 pub(super) async fn matrix(kind: Kind, batch: usize) {
-    let deaths = failpoint::ALL.iter().map(|point| Death::At(point)).chain([Death::Killed, Death::Terminated]);
+    let deaths = points().map(Death::At).chain([Death::Killed, Death::Terminated]);
     let rows = deaths.map(|death| Row { kind, batch, death });
     let only = std::env::var("IDEM_CRASH_ONLY").ok();
     let rows = rows.filter(|row| only.as_ref().is_none_or(|only| row.name().contains(only.as_str())));

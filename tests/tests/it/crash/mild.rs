@@ -9,6 +9,7 @@ use idem_tests::plan::{Plan, WORKER_FAILED};
 use super::{
     fixture::{Fixture, conclude},
     matrix::BATCH,
+    points,
 };
 use crate::support::database::Kind;
 
@@ -63,7 +64,7 @@ impl Accident {
 }
 
 pub(super) async fn accidents(kind: Kind, action: &'static str) {
-    let rows = failpoint::ALL.iter().map(|point| Accident { kind, point, action });
+    let rows = points().map(|point| Accident { kind, point, action });
     let only = std::env::var("IDEM_CRASH_ONLY").ok();
     let rows = rows.filter(|row| only.as_ref().is_none_or(|only| row.name().contains(only.as_str())));
     conclude(join_all(rows.map(|row| async move { (row.name(), row.run().await) })).await);

@@ -33,6 +33,13 @@ mod rolling;
 mod tokio_postgres;
 mod wave;
 
+use idem_core::failpoint;
+
+/// The failpoints that a consumer passes. A relay's are passed by no consumer here; its deaths are those of O2.
+fn points() -> impl Iterator<Item = &'static str> {
+    failpoint::ALL.iter().copied().filter(|point| !failpoint::OF_A_RELAY.contains(point))
+}
+
 /// How often a consumer is killed at each failpoint: `IDEM_CRASH_KILLS`, 2 unless set.
 fn kills() -> u64 {
     let text = std::env::var("IDEM_CRASH_KILLS").unwrap_or_else(|_| "2".to_owned());

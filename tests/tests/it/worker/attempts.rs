@@ -131,6 +131,8 @@ async fn d36_a_count_whose_answer_was_lost_costs_no_attempt() {
 
 /// The number that the next attempt of this message would get.
 pub(super) async fn next_attempt(fixture: &Fixture, key: &str, payload: &str) -> u32 {
+    // Only a consumer that was started has a scope.
+    fixture.consumer().build().unwrap().start().await.unwrap();
     let books = fixture.store.bookkeeping();
     let scope = books.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
     let key = idem_core::IdempotencyKey::new(key).unwrap();

@@ -3,10 +3,14 @@
 use std::{
     collections::BTreeSet,
     path::Path,
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, SystemTime},
 };
 
-use idem_core::{HashRules, JsonMembers, Message, OlderThanRetention, RawPayload, Reason, Router, WorkerBuilder};
+use idem_core::{
+    Event, HandlerError, HashRules, IdempotencyKey, JsonMembers, Message, OlderThanRetention, RawPayload, Reason,
+    Router, Store as _, Tenant, Tx, WorkerBuilder, handler_fn, store::Bookkeeping as _,
+};
 use idem_testkit::{Decide as _, Defect, MemoryStore, memory::MemorySource};
 
 use super::fixture::{Fixture, drain, message};
@@ -65,6 +69,23 @@ async fn reasons_of_a_router() -> Vec<Reason> {
     reasons(&fixture, fixture.worker_of(consumer)).await
 }
 
+/// A handler that gives another event for the same message than before it was forgotten.
+async fn reasons_of_another_event() -> Vec<Reason> {
+    async fn publish(message: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {
+        static RUNS: AtomicU32 = AtomicU32::new(0);
+        let body = RUNS.fetch_add(1, Ordering::Relaxed).to_string();
+        tx.publish(message, Event::to("payments").body(body))?;
+        Ok(())
+    }
+    let fixture = Fixture::new();
+    let consumer = fixture.consumer().publishes_to(["payments"]).handler(handler_fn(publish)).build().unwrap();
+    consumer.decisions(vec![message("order-1", "ok")]).await.unwrap();
+    let scope = fixture.store.bookkeeping().scope(consumer.name(), &Tenant::default()).await.unwrap();
+    assert!(fixture.store.forget(scope, &IdempotencyKey::new("order-1").unwrap()));
+    fixture.publish("order-1", "ok");
+    reasons(&fixture, fixture.worker_of(consumer)).await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_reason_can_be_had() {
     let all = [
@@ -72,6 +93,7 @@ async fn every_reason_can_be_had() {
         reasons_of_colliding_ids().await,
         reasons_of_a_forgotten_hash().await,
         reasons_of_a_router().await,
+        reasons_of_another_event().await,
     ];
     let mut had: Vec<&str> = all.concat().iter().map(|reason| reason.as_str()).collect();
     had.sort_unstable();

@@ -148,14 +148,23 @@ impl Confirmed {
             // As for one: the queue is asked for first.
             ready(&open.channel, queue).await.map_err(refused)?;
             let mandatory = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-            let mut confirms = Vec::with_capacity(messages.len());
+            let (mut confirms, mut unsent) = (Vec::with_capacity(messages.len()), None);
             for (payload, properties) in messages {
-                let sent =
-                    open.channel.basic_publish("".into(), queue.clone(), mandatory, payload, properties.clone()).await;
-                confirms.push(sent.map_err(refused)?);
+                match open.channel.basic_publish("".into(), queue.clone(), mandatory, payload, properties.clone()).await
+                {
+                    Ok(confirm) => confirms.push(confirm),
+                    Err(error) => {
+                        unsent = Some(error);
+                        break;
+                    }
+                }
             }
+            // Where the channel was closed meanwhile, the confirmations that are owed say why, and the sending does not.
             for (confirm, answer) in confirms.into_iter().zip(answers.iter_mut()) {
                 *answer = Some(self.stored(confirm.await.map_err(refused)?));
+            }
+            if let Some(error) = unsent {
+                return Err(refused(error));
             }
             Ok(())
         };

@@ -1,0 +1,1 @@
+//! The client: one key an intent, kept over its tries.

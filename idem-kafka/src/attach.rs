@@ -152,6 +152,17 @@ pub(crate) fn ends(
     partitions: &[i32],
     which: Reset,
 ) -> KafkaResult<HashMap<i32, i64>> {
+    ends_within(consumer, topic, partitions, which, ANSWER)
+}
+
+/// The same, waiting this long at most.
+pub(crate) fn ends_within(
+    consumer: &BaseConsumer<Context>,
+    topic: &str,
+    partitions: &[i32],
+    which: Reset,
+    waits: Duration,
+) -> KafkaResult<HashMap<i32, i64>> {
     if partitions.is_empty() {
         return Ok(HashMap::new());
     }
@@ -161,7 +172,7 @@ pub(crate) fn ends(
         Reset::Earliest => Offset::Beginning,
         Reset::Latest => Offset::End,
     })?;
-    let answers = consumer.offsets_for_times(asked, ANSWER)?;
+    let answers = consumer.offsets_for_times(asked, waits)?;
     let end = |element: &TopicPartitionListElem<'_>| {
         element.error()?;
         let offset = known(element).ok_or(KafkaError::OffsetFetch(Code::NoOffset))?;

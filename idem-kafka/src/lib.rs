@@ -5,6 +5,7 @@ mod commit;
 mod context;
 mod error;
 mod events;
+mod lag;
 mod message;
 #[cfg(feature = "msk-iam")]
 mod msk_iam;

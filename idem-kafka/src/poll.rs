@@ -18,6 +18,7 @@ use crate::{
     commit::Commits,
     context::Context,
     error::{classify, cure, is_authentication, refusal, said, unavailable_because, unreachable},
+    lag::Ends,
     message,
     options::{KafkaOptions, Reset},
     quiet,
@@ -58,6 +59,7 @@ pub(crate) struct Poller {
     refusals: Refusals,
     probe_at: Instant,
     watchdog: Watchdog,
+    ends: Ends,
 }
 
 /// Runs on a thread of its own until the source is closed or dropped.
@@ -129,6 +131,7 @@ impl Poller {
             refusals: Refusals::default(),
             probe_at: Instant::now(),
             watchdog: Watchdog::new(options.stalled_after),
+            ends: Ends::new(),
             options,
         };
         Ok((poller, attached))
@@ -143,6 +146,7 @@ impl Poller {
         self.commit_if_due();
         self.probe();
         self.ask_again();
+        self.ends.ask(&self.consumer, &self.options.topic, &self.shared);
         let rests = self.paused || self.rebalance.is_draining();
         if self.watchdog.is_stalled(&self.consumer, &self.options.topic, &self.shared, rests) {
             self.replace("no record was delivered although there are some");

@@ -47,6 +47,14 @@ impl KafkaSource {
         partitions
     }
 
+    /// The same partitions, each with how many of its records are not settled: those that are in hand, and those behind them, by
+    /// what the brokers said within the last seconds. `None` until they were asked. Records that compaction took away count until they
+    /// are passed.
+    #[must_use]
+    pub fn lag(&self) -> Vec<(i32, Option<u64>)> {
+        self.shared.lag()
+    }
+
     /// The topic that is consumed.
     #[must_use]
     pub fn topic(&self) -> &str {

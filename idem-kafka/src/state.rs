@@ -91,6 +91,8 @@ struct Held {
     committed: Option<i64>,
     /// Records and ends of the partition that were seen; the watchdog asks whether it moves.
     seen: u64,
+    /// Where the partition ended when the brokers were last asked.
+    end: Option<i64>,
 }
 
 /// How far a partition is done.
@@ -327,6 +329,7 @@ impl Shared {
                 dropped: false,
                 committed: start.committed.then_some(start.offset),
                 seen: 0,
+                end: None,
             };
             state.held.insert(start.partition, held);
         }
@@ -394,6 +397,31 @@ impl Shared {
         };
         held.committed = theirs.or(held.committed);
         heard
+    }
+
+    /// Where partitions end now, behind their last records.
+    pub(crate) fn ends(&self, ends: &HashMap<i32, i64>) {
+        let mut state = self.lock();
+        for (partition, end) in ends {
+            if let Some(held) = state.held.get_mut(partition) {
+                held.end = Some(*end);
+            }
+        }
+    }
+
+    /// The partitions that are held and not about to end, in order, each with how many of its records are not finished. What
+    /// compaction or an aborted transaction took away counts until it is passed.
+    pub(crate) fn lag(&self) -> Vec<(i32, Option<u64>)> {
+        let behind = |held: &Held| {
+            let position = held.offsets.position();
+            // More may have been delivered since the brokers were asked.
+            held.end.map(|end| u64::try_from(end.max(held.offsets.next()) - position).unwrap_or_default())
+        };
+        let state = self.lock();
+        let kept = state.held.iter().filter(|(_, held)| !held.draining);
+        let mut lag: Vec<_> = kept.map(|(partition, held)| (*partition, behind(held))).collect();
+        lag.sort_unstable();
+        lag
     }
 
     pub(crate) fn progress(&self) -> Vec<Progress> {
@@ -490,6 +518,21 @@ mod tests {
         let shared = Shared::default();
         assert_eq!(shared.drain(&[0, 1]).try_recv(), Err(TryRecvError::Closed), "it is answered at once");
         assert!(shared.lock().revocations.is_empty());
+    }
+
+    /// J81: what is behind is what is not finished, in hand or not fetched yet, and nothing before the brokers were asked.
+    #[test]
+    fn j81_a_partition_is_behind_by_what_is_not_finished() {
+        let shared = Shared::default();
+        let start = |partition, offset| Start { partition, offset, committed: false };
+        shared.assign(&[start(1, 0), start(0, 5)]);
+        assert_eq!(shared.lag(), [(0, None), (1, None)]);
+        shared.ends(&HashMap::from([(0, 9), (1, 0), (2, 7)]));
+        assert_eq!(shared.lag(), [(0, Some(4)), (1, Some(0))]);
+        shared.deliver((5..12).map(|offset| (0, offset, Message::new("x"))).collect());
+        assert_eq!(shared.lag(), [(0, Some(7)), (1, Some(0))], "more came since the brokers were asked");
+        let _ending = shared.drain(&[0]);
+        assert_eq!(shared.lag(), [(1, Some(0))]);
     }
 
     /// Dropped messages come again, however far the client library is.

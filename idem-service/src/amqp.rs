@@ -11,7 +11,7 @@ use idem_amqp::{AmqpOptions, AmqpPublisher, AmqpSource, DeliveryLimit};
 use idem_core::{BoxError, ConfigError};
 
 use crate::{
-    broker::{Broker, Built, Events},
+    broker::{self, Broker, Built, Events},
     relay::AmqpPart,
     settings, spans,
     told::Told,
@@ -100,6 +100,11 @@ impl Broker for Amqp {
     type Publisher = AmqpPublisher;
 
     const VARIABLES: &'static str = "AMQP_";
+
+    fn place(&self) -> Vec<(&'static str, String)> {
+        let hosts = std::iter::once(broker::shown(&self.amqp_url)).chain(self.amqp_host.iter().map(String::as_str));
+        vec![("RabbitMQ", hosts.collect::<Vec<_>>().join(", ")), ("queue", self.queue.clone())]
+    }
 
     async fn build(self) -> Result<Built<AmqpSource, AmqpPublisher>, BoxError> {
         let mut options = AmqpOptions::new(&self.amqp_url, &self.queue)

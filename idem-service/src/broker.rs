@@ -55,12 +55,34 @@ pub trait Broker: clap::Args + Send + 'static {
     /// A wrong setting: the worker says so and ends with status 2. The text names the flag and holds no secret.
     fn build(self) -> impl Future<Output = Result<Built<Self::Source, Self::Publisher>, BoxError>> + Send;
 
-    /// This worker's share of the queue or topic now, such as partitions, for `/readyz`; `None` where the broker does
-    /// not hand out parts.
-    fn partitions(source: &Self::Source) -> Option<Vec<String>> {
+    /// Where messages come from, for the worker's page: what it is and its value, such as `("topic", "orders")`. No secret.
+    fn place(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+
+    /// This worker's share of the queue or topic now, such as partitions, for `/readyz` and the page; `None` where the broker
+    /// does not hand out parts. It must not wait.
+    fn partitions(source: &Self::Source) -> Option<Vec<Lag>> {
         let _ = source;
         None
     }
+}
+
+/// A part of a topic, and how far this worker is behind in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lag {
+    /// Its name, such as `orders/0`.
+    pub part: String,
+    /// Messages in it that are not settled; `None` while that is not known, or where the broker cannot tell.
+    pub behind: Option<u64>,
+}
+
+/// What of a URL may be shown: host, port and path, without login, scheme and options.
+#[cfg(any(feature = "amqp", feature = "sqs"))]
+pub(crate) fn shown(url: &str) -> &str {
+    let url = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let url = url.split(['?', '#']).next().unwrap_or_default();
+    url.rsplit_once('@').map_or(url, |(_, rest)| rest)
 }
 
 /// Makes what brings events, written so, to the destination of this name.

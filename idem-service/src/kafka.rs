@@ -7,7 +7,7 @@ use idem_core::{BoxError, ConfigError};
 use idem_kafka::{KafkaOptions, KafkaPublisher, KafkaSource};
 
 use crate::{
-    broker::{Broker, Built, Events},
+    broker::{Broker, Built, Events, Lag},
     private,
     relay::KafkaPart,
     settings,
@@ -94,9 +94,14 @@ impl Broker for Kafka {
 
     const VARIABLES: &'static str = "KAFKA_";
 
-    fn partitions(source: &KafkaSource) -> Option<Vec<String>> {
+    fn place(&self) -> Vec<(&'static str, String)> {
+        vec![("Kafka", self.brokers.clone()), ("topic", self.topic.clone()), ("group", self.group.clone())]
+    }
+
+    fn partitions(source: &KafkaSource) -> Option<Vec<Lag>> {
         let topic = source.topic();
-        Some(source.partitions().into_iter().map(|partition| format!("{topic}/{partition}")).collect())
+        let part = |(partition, behind)| Lag { part: format!("{topic}/{partition}"), behind };
+        Some(source.lag().into_iter().map(part).collect())
     }
 
     async fn build(self) -> Result<Built<KafkaSource, KafkaPublisher>, BoxError> {

@@ -17,6 +17,7 @@ mod logs;
 mod metrics;
 mod page;
 mod private;
+mod rates;
 mod refusal;
 mod relay;
 mod run;
@@ -58,7 +59,7 @@ pub use idem_sqlx;
 pub use idem_tokio_postgres;
 
 pub use self::{
-    broker::{Broker, Built},
+    broker::{Broker, Built, Lag},
     exit::Exit,
     keys::key as key_rule,
     relay::relay,

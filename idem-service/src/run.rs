@@ -6,6 +6,7 @@ use idem_core::{
     BoxError, CancellationToken, ConfigError, DedupConsumer, DedupConsumerBuilder, RetryPolicy, Route, Store, Worker,
     WorkerSettings, chain, outbox::RelayBuilder, store,
 };
+use idem_schema::SchemaName;
 
 use crate::{
     admin,
@@ -17,7 +18,7 @@ use crate::{
     service::{Handlers, Parts, Service},
     settings::{self, Settings},
     signals, stack,
-    status::Status,
+    status::{Identity, Status},
     stores::{Started, Stores},
 };
 
@@ -129,6 +130,15 @@ where
     for (file, flag) in &secrets {
         private::warn_if_others_may(file, flag);
     }
+    status.identify(Identity {
+        program: name,
+        version,
+        process: process(),
+        place: broker.place(),
+        schema: Some(settings.schema.to_string()).filter(|schema| schema != SchemaName::DEFAULT),
+        keys_are_hidden: settings.key_secret_file.is_some(),
+    });
+    status.supervise("rates", Arc::clone(&status).count());
     let database = settings.database(&L::kinds()).map_err(Failure::refused)?;
     // Before anything takes the handle of a metric.
     let recorded = settings.admin.as_ref().map(|_| metrics::install(&status));

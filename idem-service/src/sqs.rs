@@ -9,7 +9,7 @@ use idem_core::{BoxError, ConfigError};
 use idem_sqs::{SqsOptions, SqsPublisher, SqsSource, aws_sdk_sqs::Client};
 
 use crate::{
-    broker::{Broker, Built, Events},
+    broker::{self, Broker, Built, Events},
     settings, spans,
     told::Told,
 };
@@ -59,6 +59,13 @@ impl Broker for Sqs {
     type Publisher = SqsPublisher;
 
     const VARIABLES: &'static str = "SQS_";
+
+    fn place(&self) -> Vec<(&'static str, String)> {
+        let shown = broker::shown(&self.queue_url);
+        let (host, path) = shown.split_once('/').unwrap_or((shown, ""));
+        let (_, queue) = path.rsplit_once('/').unwrap_or(("", path));
+        vec![("SQS", host.to_owned()), ("queue", queue.to_owned())]
+    }
 
     async fn build(self) -> Result<Built<SqsSource, SqsPublisher>, BoxError> {
         self.build_with(&client().await?)

@@ -5,19 +5,40 @@ use std::{
     future::Future,
     sync::{Arc, OnceLock},
     thread,
+    time::Duration,
 };
 
 use idem_core::{
     CancellationToken, CleanupState, Incident, IncidentKind, Load, Pause, Summary, Wait, WorkerView,
     outbox::{RelayView, Relayed},
+    store::RunId,
 };
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::relay::Standing;
+pub(crate) use crate::broker::Lag;
+use crate::{
+    rates::{self, Rates, Recent},
+    relay::Standing,
+};
 
 /// The source's share now, such as partitions.
-type Partitions = Box<dyn Fn() -> Option<Vec<String>> + Send + Sync>;
+type Partitions = Box<dyn Fn() -> Option<Vec<Lag>> + Send + Sync>;
+
+/// What the process is, beside its consumer.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    pub(crate) program: &'static str,
+    pub(crate) version: &'static str,
+    /// Host and number.
+    pub(crate) process: String,
+    /// Where its messages come from, as the broker's flags say it: what it is, and its value.
+    pub(crate) place: Vec<(&'static str, String)>,
+    /// The schema of idem's tables, where it is not the usual one.
+    pub(crate) schema: Option<String>,
+    /// Keys are shown by what stands for them.
+    pub(crate) keys_are_hidden: bool,
+}
 
 /// The state of one worker, from before it is built until after it has ended.
 pub(crate) struct Status {
@@ -25,6 +46,8 @@ pub(crate) struct Status {
     /// Cancelled when the worker shall stop.
     pub(crate) stop: CancellationToken,
     pub(crate) began: Instant,
+    identity: OnceLock<Identity>,
+    rates: Rates,
     worker: OnceLock<(WorkerView, Partitions)>,
     /// A relay without a worker.
     relay: OnceLock<RelayView>,
@@ -65,6 +88,8 @@ impl Status {
             consumer: consumer.to_owned(),
             stop,
             began: Instant::now(),
+            identity: OnceLock::new(),
+            rates: Rates::new(),
             worker: OnceLock::new(),
             relay: OnceLock::new(),
             dead: OnceLock::new(),
@@ -72,9 +97,62 @@ impl Status {
     }
 
     /// The worker is built.
-    pub(crate) fn built(&self, view: WorkerView, partitions: impl Fn() -> Option<Vec<String>> + Send + Sync + 'static) {
+    pub(crate) fn built(&self, view: WorkerView, partitions: impl Fn() -> Option<Vec<Lag>> + Send + Sync + 'static) {
         // There is one worker, so this is the first call.
         let _ = self.worker.set((view, Box::new(partitions)));
+    }
+
+    /// What it is, told once.
+    pub(crate) fn identify(&self, identity: Identity) {
+        // As above.
+        let _ = self.identity.set(identity);
+    }
+
+    /// What it is; nothing before it is told.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        self.identity.get()
+    }
+
+    /// A command line of `idem` for this worker's database.
+    pub(crate) fn command(&self, command: &str) -> String {
+        match self.identity().and_then(|identity| identity.schema.as_ref()) {
+            Some(schema) => format!("idem --schema {schema} {command}"),
+            None => format!("idem {command}"),
+        }
+    }
+
+    /// The number of this run in the database.
+    pub(crate) fn run(&self) -> Option<RunId> {
+        self.worker.get().and_then(|(view, _)| view.run())
+    }
+
+    /// Notes the counts every few seconds, for as long as the process lives.
+    pub(crate) async fn count(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(rates::EVERY).await;
+            self.rates.note(Instant::now(), self.summary());
+        }
+    }
+
+    /// What was counted in the last minute.
+    pub(crate) fn last_minute(&self, now: Instant) -> Recent {
+        self.rates.recent(now)
+    }
+
+    /// Why intake waits, and for how long already.
+    pub(crate) fn pause(&self) -> Option<(Pause, Option<Duration>)> {
+        let (view, _) = self.worker.get()?;
+        Some((view.pause()?, view.paused_for()))
+    }
+
+    /// For how long the broker cannot be used.
+    pub(crate) fn broker_unreachable_for(&self) -> Option<Duration> {
+        self.worker.get().filter(|(view, _)| view.has_joined())?.0.broker_unreachable_for()
+    }
+
+    /// The parts that this worker has now, each with how far it is behind; nothing where the broker hands out none.
+    pub(crate) fn lag(&self) -> Option<Vec<Lag>> {
+        self.worker.get().filter(|(view, _)| view.has_joined()).and_then(|(_, partitions)| partitions())
     }
 
     /// There is a relay, and no worker.
@@ -166,7 +244,7 @@ impl Status {
             broker_down_for: unreachable_for.map(|time| time.as_secs()),
             ready: (has_joined || self.relay.get().is_some()) && !self.stop.is_cancelled(),
             consumer: self.consumer.clone(),
-            partitions: worker.filter(|_| has_joined).and_then(|(_, partitions)| partitions()),
+            partitions: self.lag().map(|parts| parts.into_iter().map(|part| part.part).collect()),
             database: match pause {
                 _ if !has_joined => "unknown",
                 Some(Pause::StoreDown(_)) => "down",
@@ -182,8 +260,6 @@ impl Status {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[tokio::test]

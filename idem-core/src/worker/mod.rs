@@ -19,7 +19,7 @@ use std::{
     fmt,
     future::Future,
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Mutex, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
@@ -53,7 +53,7 @@ use crate::{
     outbox::{Relay, RelayError, RelayView, Stopping},
     source::{Attached, Source},
     spawn,
-    store::{Bookkeeping as _, Registered, Store},
+    store::{Bookkeeping as _, Registered, RunId, Store},
     telemetry::WorkerMetrics,
 };
 
@@ -121,6 +121,8 @@ pub struct Worker<S: Store, B: Source> {
     recent: Arc<Incidents>,
     waits: Arc<Waits>,
     gate: Arc<IntakeGate>,
+    /// Known once it is registered.
+    run: Arc<OnceLock<RunId>>,
 }
 
 impl<S: Store, B: Source> fmt::Debug for Worker<S, B> {
@@ -166,6 +168,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             recent: Arc::default(),
             waits: Arc::default(),
             gate: Arc::new(IntakeGate::new()),
+            run: Arc::default(),
             consumer,
             source,
             publisher,
@@ -186,6 +189,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             recent: Arc::clone(&self.recent),
             waits: Arc::clone(&self.waits),
             gate: Arc::clone(&self.gate),
+            run: Arc::clone(&self.run),
             open: Arc::clone(&self.consumer.inner.open),
             relay: self.relayed.clone(),
         }
@@ -225,6 +229,7 @@ impl<S: Store, B: Source> Worker<S, B> {
                 return stopped_or_failed.map(|_| self.summary(started));
             }
         };
+        let _ = self.run.set(registered.run);
         let (shared, settlements) = self.share(&attached, &registered, shutdown.clone());
         let give_up = GiveUp(Arc::clone(&shared));
         let (senders, receivers): (Vec<_>, Vec<_>) =

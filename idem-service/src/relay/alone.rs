@@ -3,6 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use idem_core::{BoxError, CancellationToken, Relay, Route, Store, chain, outbox::Outbox};
+use idem_schema::SchemaName;
 #[cfg(feature = "sqlite")]
 use idem_sqlx::{SqliteOptions, SqliteStore};
 
@@ -13,7 +14,7 @@ use crate::{
     exit::{self, Exit, Failure},
     logs::{self, LogFormat},
     metrics, private, run, signals, stack,
-    status::Status,
+    status::{Identity, Status},
 };
 
 /// Brings the events of a database to their destinations until it is stopped, as this file says, whose form is that of
@@ -63,6 +64,14 @@ async fn serve(settings: File, status: &Arc<Status>) -> Result<(), Failure> {
     let relay = routes.into_iter().fold(named, idem_core::outbox::RelayBuilder::route).build();
     let relay = relay.map_err(|error| Failure::refused(error.to_string()))?;
     status.relaying(relay.view());
+    status.identify(Identity {
+        program: "idem outbox relay",
+        version: env!("CARGO_PKG_VERSION"),
+        process: run::process(),
+        place: Vec::new(),
+        schema: settings.schema().ok().map(|schema| schema.to_string()).filter(|schema| schema != SchemaName::DEFAULT),
+        keys_are_hidden: false,
+    });
     if let Some((address, recorded)) = settings.admin.as_ref().zip(recorded) {
         admin::serve(address, &settings.admin_host, Arc::clone(status), recorded, axum::Router::new()).await?;
     }

@@ -136,7 +136,7 @@ async fn j16_a_pause_tells_for_how_long_already() {
     };
     assert!(gauge().await >= 1.0);
     let (_, page) = admin.get("/").await;
-    assert!(page.contains(">paused by ada: a look</p><p class=\"more\">paused for "), "{page}");
+    assert!(page.contains("<strong>paused by ada: a look</strong><div>paused for "), "{page}");
 
     place.control("running", "", "").await;
     let (_, json) = admin.readiness(|json| json["pause"].is_null()).await;

@@ -1,4 +1,6 @@
-//! A real browser, driven over its own pipe: no driver and no WebSocket in between.
+//! A real browser, driven over its own pipe: no driver and no WebSocket in between. The tests of every worker include this file.
+
+#![allow(dead_code, reason = "not every worker's tests use all of it")]
 
 use std::{io::ErrorKind, path::Path, process::Stdio, time::Duration};
 
@@ -12,7 +14,15 @@ use tokio::{
 /// Only a browser that hangs needs longer.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Chromium, with one page that is as wide as a phone.
+/// How a page is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Look {
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+    pub(crate) is_dark: bool,
+}
+
+/// Chromium, with one page in which no script may run.
 pub(crate) struct Browser {
     process: Child,
     to: Sender,
@@ -50,16 +60,22 @@ impl Browser {
         let attach = json!({ "targetId": target["targetId"], "flatten": true });
         let attached = browser.call("Target.attachToTarget", attach).await;
         browser.session = attached["sessionId"].as_str().map(str::to_owned);
-        let phone = json!({ "width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": true });
-        browser.call("Emulation.setDeviceMetricsOverride", phone).await;
+        browser.call("Emulation.setScriptExecutionDisabled", json!({ "value": true })).await;
         for domain in ["Page.enable", "Log.enable"] {
             browser.call(domain, json!({})).await;
         }
         browser
     }
 
-    /// Loads a page, and waits until everything of it is there.
-    pub(crate) async fn open(&mut self, url: &str) {
+    /// Loads a page as it is looked at, and waits until everything of it is there.
+    pub(crate) async fn open(&mut self, url: &str, look: Look) {
+        let Look { width, height, is_dark } = look;
+        let device = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600 });
+        self.call("Emulation.setDeviceMetricsOverride", device).await;
+        let scheme = if is_dark { "dark" } else { "light" };
+        let media = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
+        self.call("Emulation.setEmulatedMedia", media).await;
+        self.events.retain(|event| event["method"] != "Page.loadEventFired");
         self.call("Page.navigate", json!({ "url": url })).await;
         while !self.events.iter().any(|event| event["method"] == "Page.loadEventFired") {
             let event = self.said().await;
@@ -73,10 +89,10 @@ impl Browser {
         self.call("Runtime.evaluate", asked).await["result"]["value"].clone()
     }
 
-    /// The whole page, as a PNG in base64.
-    pub(crate) async fn screenshot(&mut self) -> String {
+    /// The whole page, as a PNG.
+    pub(crate) async fn screenshot(&mut self) -> Vec<u8> {
         let asked = json!({ "format": "png", "captureBeyondViewport": true });
-        self.call("Page.captureScreenshot", asked).await["data"].as_str().expect("a picture").to_owned()
+        decoded(self.call("Page.captureScreenshot", asked).await["data"].as_str().expect("a picture"))
     }
 
     /// What the browser complained about, such as a resource that the page's policy forbids.
@@ -114,6 +130,28 @@ impl Browser {
         read.expect("the browser answers").unwrap();
         serde_json::from_slice(said.strip_suffix(&[0]).unwrap_or(&said)).unwrap()
     }
+}
+
+/// The bytes of a text in base64, which is what the browser answers with.
+fn decoded(text: &str) -> Vec<u8> {
+    let digit = |byte: u8| match byte {
+        b'A'..=b'Z' => Some(byte - b'A'),
+        b'a'..=b'z' => Some(byte - b'a' + 26),
+        b'0'..=b'9' => Some(byte - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    };
+    let (mut bytes, mut bits, mut count) = (Vec::with_capacity(text.len() / 4 * 3), 0_u32, 0);
+    for digit in text.bytes().map_while(digit) {
+        bits = bits << 6 | u32::from(digit);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            bytes.push((bits >> count).to_le_bytes()[0]);
+        }
+    }
+    bytes
 }
 
 /// Fails, and says how to mend it, where there is no browser.

@@ -14,6 +14,7 @@ mod config;
 mod endings;
 mod events;
 mod hidden_keys;
+mod looks;
 mod open;
 mod page;
 mod place;

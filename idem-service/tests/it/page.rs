@@ -1,23 +1,15 @@
-//! The page at `/`, looked at in a real browser.
-
-use std::path::PathBuf;
-
-use base64::Engine as _;
+//! The page at `/`, looked at in a real browser. On each broker the workers' own tests look at it again.
 
 use crate::{
     admin::Admin,
-    browser::{self, Browser},
+    looks::look_at,
     place::{Place, purchase},
     process::Worker,
 };
 
-/// Everything that is wider than the page or sticks out of it.
-const STICKS_OUT: &str = "[...document.querySelectorAll('*')].filter(e => e.getBoundingClientRect().right > \
-                          innerWidth || e.getBoundingClientRect().left < 0).map(e => e.outerHTML)";
-
+/// J80, J82: keys as long and as hostile as they may be, and everything that may stand on a page at once.
 #[tokio::test]
-async fn a_phone_shows_the_state_and_nothing_sticks_out_or_is_run() {
-    browser::is_installed().await;
+async fn j80_j82_what_asks_for_a_person_stands_out_and_nothing_sticks_out_or_is_run() {
     let place = Place::new().await;
     // As long as a key may be, and without a place to break it.
     let long = "k".repeat(255);
@@ -30,45 +22,78 @@ async fn a_phone_shows_the_state_and_nothing_sticks_out_or_is_run() {
     place.publish_text(&purchase(&long, "1", 6));
     place.publish_text(r#"{"idempotencykey":"<script>document.title=1</script>"}"#);
     place.publish_text("{}");
-    let mut running = Worker::at(&place, "--admin 0").start();
+    let mut running = Worker::at(&place, "--admin 0 --schema shop").start();
     let admin = Admin::of(&mut running).await;
     place.orders.drained().await;
-
-    let mut browser = Browser::start(&place.folder).await;
-    browser.open(&format!("http://{}/", admin.address())).await;
-    let text = browser.evaluate("document.body.innerText").await;
-    let text = text.as_str().expect("a text");
+    let page = look_at(&place.folder, &format!("http://{}/", admin.address()), None).await;
     for shown in [
         "ledger\n",
         "consuming",
         "database up · breaker closed",
-        "partitions: orders/0",
-        "processed\n41\n",
-        "duplicates skipped\n1\n",
-        "conflicts\n2\n",
-        "dead letters\n4\n",
-        "lanes that reach the database\n1 of 1\n",
-        "messages in flight\n0\n",
+        "orders/0\t3",
+        "duplicates skipped\t",
+        "lanes that reach the database\n1 of 1",
+        "messages\n0",
         "missing-key: the message has no idempotency key",
         "key order-2 · from orders/",
         "key <script>document.title=1</script> · from",
         &format!("key {long} · from"),
+        concat!("ledger ", env!("CARGO_PKG_VERSION"), " · "),
+        "run 1 · running for",
     ] {
-        assert!(text.contains(shown), "{shown:?} is not shown:\n{text}");
+        page.says(shown);
     }
-    assert_eq!(browser.evaluate("document.title").await, "ledger · idem");
-    assert_eq!(browser.evaluate("document.scripts.length").await, 0);
-    assert_eq!(browser.evaluate("getComputedStyle(document.querySelector('dl')).display").await, "grid");
-    assert_eq!(browser.evaluate("innerWidth").await, 390);
-    assert_eq!(browser.evaluate("document.documentElement.scrollWidth").await, 390);
-    assert_eq!(browser.evaluate(STICKS_OUT).await, serde_json::json!([]));
-    assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
+    let count = |name: &str, wanted: &str| {
+        let line = page.text().lines().find(|line| line.starts_with(&format!("{name}\t")));
+        let count = line.and_then(|line| line.rsplit('\t').next());
+        assert_eq!(count, Some(wanted), "{name}:\n{}", page.text());
+    };
+    for (name, wanted) in [("processed", "41"), ("duplicates skipped", "1"), ("conflicts", "2"), ("dead letters", "4")]
+    {
+        count(name, wanted);
+    }
+    assert_eq!(page.title(), "(1) ledger · idem");
+    let [letters] = &page.matters()[..] else { panic!("{:?}", page.matters()) };
+    assert!(letters.starts_with("4 dead letters, 2 of a conflict\nsince this process started, the last "), "{letters}");
+    let commands = page.commands();
+    for command in [
+        "idem --schema shop dead-letters groups --consumer ledger",
+        "idem --schema shop dead-letters show 4",
+        "idem --schema shop show --consumer ledger order-2",
+    ] {
+        assert!(commands.contains(&command), "{command:?} is not among {commands:?}");
+    }
+    let links = page.links();
+    for path in ["errors/conflict.md", "errors/missing-key.md", "errors/README.md#why-a-message-was-set-aside"] {
+        assert!(links.iter().any(|link| link.ends_with(&format!("/blob/main/docs/{path}"))), "{path}: {links:?}");
+    }
+    running.signal("TERM").await;
+    running.ended().await.with(0);
+    place.remove();
+}
 
-    let picture = base64::engine::general_purpose::STANDARD.decode(browser.screenshot().await).unwrap();
-    // Where the documentation's picture is made anew.
-    let picture_file = std::env::var_os("PAGE_PICTURE").map_or_else(|| place.folder.join("page.png"), PathBuf::from);
-    std::fs::write(picture_file, picture).unwrap();
-    browser.close().await;
+/// J80: a quiet worker says so in one line, and a pause comes before everything else.
+#[tokio::test]
+async fn j80_nothing_asks_for_a_person_or_a_pause_does() {
+    let place = Place::new().await;
+    let mut running = Worker::at(&place, "--admin 0").start();
+    let admin = Admin::of(&mut running).await;
+    admin.readiness(|json| json["ready"] == true).await;
+    let url = format!("http://{}/", admin.address());
+    let page = look_at(&place.folder, &url, None).await;
+    assert_eq!((page.title(), page.matters()), ("ledger · idem", vec![]));
+    page.says("nothing asks for a person");
+
+    place.control("paused", "ada", "their deploy").await;
+    admin.readiness(|json| json["pause"].is_string()).await;
+    let folder = place.folder.join("again");
+    std::fs::create_dir(&folder).unwrap();
+    let page = look_at(&folder, &url, None).await;
+    assert_eq!(page.title(), "(1) ledger · idem");
+    let [pause] = &page.matters()[..] else { panic!("{:?}", page.matters()) };
+    assert!(pause.starts_with("paused by ada: their deploy\npaused for "), "{pause}");
+    assert!(pause.contains("\nidem consumers resume ledger\n"), "{pause}");
+    place.control("running", "", "").await;
     running.signal("TERM").await;
     running.ended().await.with(0);
     place.remove();

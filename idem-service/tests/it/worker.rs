@@ -15,7 +15,7 @@ use idem_core::{
     outbox::{CloudEvents, EventError, EventPublisher, OutgoingEvent},
     source::{Attached, Received, Settle, Settled, SourceCapabilities},
 };
-use idem_service::{Broker, Built, Effects, Handlers, Service};
+use idem_service::{Broker, Built, Effects, Handlers, Lag, Service};
 use idem_testkit::memory::{MemoryHandle, RemoteBroker, RemotePublisher, RemoteSource};
 use ledger::{Ledger, LedgerSettings, POSTGRES_TABLES, Purchase, SQLITE_TABLES};
 
@@ -107,8 +107,12 @@ impl Broker for Memory {
         }))
     }
 
-    fn partitions(_: &Panicking) -> Option<Vec<String>> {
-        Some(vec!["orders/0".to_owned()])
+    fn place(&self) -> Vec<(&'static str, String)> {
+        vec![("socket", self.socket.clone()), ("queue", self.queue.clone())]
+    }
+
+    fn partitions(_: &Panicking) -> Option<Vec<Lag>> {
+        Some(vec![Lag { part: "orders/0".to_owned(), behind: Some(3) }])
     }
 }
 

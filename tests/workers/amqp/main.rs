@@ -9,6 +9,8 @@
     reason = "a test that cannot go on fails, and says why"
 )]
 
+#[path = "../../../idem-service/tests/it/browser.rs"]
+mod browser;
 mod chain;
 mod chaos;
 #[path = "../shared/database.rs"]
@@ -21,9 +23,12 @@ mod floods;
 #[path = "../shared/input.rs"]
 mod input;
 mod large;
+#[path = "../../../idem-service/tests/it/looks.rs"]
+mod looks;
 mod outages;
 #[path = "../shared/own_servers.rs"]
 mod own_servers;
+mod page;
 #[path = "../shared/purchase.rs"]
 mod purchase;
 mod queue;
@@ -32,6 +37,8 @@ mod refusals;
 mod shared_chain;
 #[path = "../shared/chaos.rs"]
 mod shared_chaos;
+#[path = "../shared/page.rs"]
+mod shared_page;
 #[path = "../shared/storm.rs"]
 mod shared_storm;
 mod start;

@@ -5,10 +5,13 @@
     clippy::expect_used,
     clippy::panic,
     clippy::print_stdout,
+    clippy::unwrap_used,
     reason = "a test that cannot go on fails, and says why"
 )]
 
 mod breaker;
+#[path = "../../../idem-service/tests/it/browser.rs"]
+mod browser;
 mod chain;
 mod chaos;
 mod contract;
@@ -21,8 +24,11 @@ mod flood;
 mod floods;
 #[path = "../shared/input.rs"]
 mod input;
+#[path = "../../../idem-service/tests/it/looks.rs"]
+mod looks;
 #[path = "../shared/own_servers.rs"]
 mod own_servers;
+mod page;
 #[path = "../shared/purchase.rs"]
 mod purchase;
 mod queue;
@@ -31,6 +37,8 @@ mod refusals;
 mod shared_chain;
 #[path = "../shared/chaos.rs"]
 mod shared_chaos;
+#[path = "../shared/page.rs"]
+mod shared_page;
 #[path = "../shared/storm.rs"]
 mod shared_storm;
 mod storm;

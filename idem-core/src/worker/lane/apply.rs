@@ -17,7 +17,7 @@ use crate::{
     worker::{
         job::{Counts, DeadLetterCause, DeliveredBy, Job},
         settler::Answers,
-        view::IncidentKind,
+        view::{Incident, IncidentKind},
     },
 };
 
@@ -162,6 +162,10 @@ impl<S: Store, B: Source> Lane<S, B> {
     async fn conflict(&mut self, mut job: Job<B::Handle>, recorded: Recorded, kind: ConflictKind) {
         let Some(claim) = job.item.claim.clone() else { return self.returned.push(job) };
         let who = format!("run {}", self.shared.run);
+        let reason = match kind {
+            ConflictKind::OtherPayload => Reason::Conflict,
+            ConflictKind::UnknownRule => Reason::HashUnknown,
+        };
         let policy = self.shared.settings.on_conflict;
         let action = if policy == OnConflict::Halt { "halt" } else { "conflict" };
         let details = conflict_details(&claim, &recorded, job.item.message.origin().as_str());
@@ -180,7 +184,9 @@ impl<S: Store, B: Source> Lane<S, B> {
             );
             let (origin, run) = (job.item.message.origin(), recorded.processed_by);
             let text = format!("recorded by run {run} with another payload");
-            self.shared.recent.note(IncidentKind::Conflict, Some(&claim.key), Some(origin), text);
+            let mut incident = Incident::new(IncidentKind::Conflict, Some(&claim.key), Some(origin), text);
+            incident.reason = Some(reason);
+            self.shared.recent.keep(incident);
         }
         match policy {
             OnConflict::Acknowledge => {
@@ -194,10 +200,6 @@ impl<S: Store, B: Source> Lane<S, B> {
             }
             OnConflict::DeadLetter => {
                 self.shared.stats.conflicts.add(1);
-                let reason = match kind {
-                    ConflictKind::OtherPayload => Reason::Conflict,
-                    ConflictKind::UnknownRule => Reason::HashUnknown,
-                };
                 let text = format!("the key was recorded at run {} with another payload", recorded.processed_by);
                 let hash = Some((claim.hash, claim.hash_rule));
                 let (key, class) = (Some(claim.key), ErrorClass::Permanent);

@@ -19,7 +19,7 @@ use crate::{
     worker::{
         job::{Counts, DeadLetterCause, DeliveredBy, Job},
         quota::Room,
-        view::IncidentKind,
+        view::{Incident, IncidentKind},
     },
 };
 
@@ -81,8 +81,9 @@ impl<S: Store, B: Source> Lane<S, B> {
                 left_out, "set aside as a dead letter"
             );
             let (key, origin) = (dead.key.as_ref(), Some(dead_letter.message.origin()));
-            let text = format!("{}: {}", dead.reason, dead.text);
-            self.shared.recent.note(IncidentKind::DeadLetter, key, origin, text);
+            let mut incident = Incident::new(IncidentKind::DeadLetter, key, origin, &*dead.text);
+            (incident.reason, incident.dead_letter) = (Some(dead.reason), Some(stored.id));
+            self.shared.recent.keep(incident);
         }
         if let DeliveredBy::Broker(handle) = job.from {
             self.shared.settle(handle, Settle::DeadLetter(Durable::dead_lettered()), job.permit);

@@ -8,7 +8,11 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{key::IdempotencyKey, message::Origin};
+use crate::{
+    dead_letter::{DeadLetterId, Reason},
+    key::IdempotencyKey,
+    message::Origin,
+};
 
 /// How many of each kind are kept.
 const KEPT: usize = 10;
@@ -36,11 +40,32 @@ pub struct Incident {
     pub key: Option<IdempotencyKey>,
     /// Where the message came from, where it is about one.
     pub origin: Option<Origin>,
+    /// Why the message does not run, where it is set aside or conflicts; its text is the name of a page in `docs/errors`.
+    pub reason: Option<Reason>,
+    /// The row that holds the message, where it is set aside.
+    pub dead_letter: Option<DeadLetterId>,
     /// What happened.
     pub text: String,
 }
 
 impl Incident {
+    pub(crate) fn new(
+        kind: IncidentKind,
+        key: Option<&IdempotencyKey>,
+        origin: Option<&Origin>,
+        text: impl Into<String>,
+    ) -> Self {
+        Self {
+            at: Instant::now(),
+            kind,
+            key: key.cloned(),
+            origin: origin.cloned(),
+            reason: None,
+            dead_letter: None,
+            text: text.into(),
+        }
+    }
+
     /// How long ago it was.
     #[must_use]
     pub fn ago(&self) -> Duration {
@@ -72,9 +97,11 @@ impl Incidents {
         origin: Option<&Origin>,
         text: impl Into<String>,
     ) {
-        let incident =
-            Incident { at: Instant::now(), kind, key: key.cloned(), origin: origin.cloned(), text: text.into() };
-        let mut kept = self.of(kind).lock().unwrap_or_else(PoisonError::into_inner);
+        self.keep(Incident::new(kind, key, origin, text));
+    }
+
+    pub(crate) fn keep(&self, incident: Incident) {
+        let mut kept = self.of(incident.kind).lock().unwrap_or_else(PoisonError::into_inner);
         kept.push_front(incident);
         kept.truncate(KEPT);
     }

@@ -5,7 +5,10 @@ mod log_limit;
 mod stats;
 mod waits;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -27,7 +30,7 @@ use crate::{
     outbox::RelayView,
     policy::WaitCause,
     source::Source,
-    store::{ControlState, Store},
+    store::{ControlState, RunId, Store},
     telemetry::WorkerMetrics,
 };
 
@@ -54,6 +57,7 @@ pub struct WorkerView {
     pub(super) recent: Arc<Incidents>,
     pub(super) waits: Arc<Waits>,
     pub(super) gate: Arc<IntakeGate>,
+    pub(super) run: Arc<OnceLock<RunId>>,
     pub(super) open: Arc<OpenUnits>,
     pub(super) relay: Option<RelayView>,
 }
@@ -82,6 +86,12 @@ impl WorkerView {
     pub fn summary(&self) -> Summary {
         let published = self.relay.as_ref().map_or(0, RelayView::published);
         Summary { published, ..self.stats.summary(Duration::ZERO) }
+    }
+
+    /// The number under which the store knows this run, as in its records; `None` until the worker is registered.
+    #[must_use]
+    pub fn run(&self) -> Option<RunId> {
+        self.run.get().copied()
     }
 
     /// The relay in this worker; `None` where it has none.

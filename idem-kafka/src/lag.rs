@@ -1,0 +1,38 @@
+//! How far this member is behind the ends of its partitions, for people who look at it.
+
+use std::collections::HashMap;
+
+use rdkafka::consumer::BaseConsumer;
+use tokio::time::{Duration, Instant};
+
+use crate::{attach, context::Context, options::Reset, state::Shared};
+
+/// How often the brokers are asked where partitions end. What was last delivered would not do: a worker that is paused fetches nothing,
+/// and is the one that is behind.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// How long their answer is waited for. Nothing is polled meanwhile.
+const WAITS: Duration = Duration::from_millis(300);
+
+/// Asks for the ends of what is held, now and then.
+#[derive(Debug)]
+pub(crate) struct Ends {
+    ask_at: Instant,
+}
+
+impl Ends {
+    pub(crate) fn new() -> Self {
+        Self { ask_at: Instant::now() }
+    }
+
+    /// Asks where that is due. Where no answer comes, what was heard before stays.
+    pub(crate) fn ask(&mut self, consumer: &BaseConsumer<Context>, topic: &str, shared: &Shared) {
+        let partitions = shared.partitions();
+        if Instant::now() < self.ask_at || partitions.is_empty() || shared.unreachable_for().is_some() {
+            return;
+        }
+        let ends = attach::ends_within(consumer, topic, &partitions, Reset::Latest, WAITS);
+        shared.ends(&ends.unwrap_or_else(|_| HashMap::new()));
+        self.ask_at = Instant::now() + EVERY;
+    }
+}

@@ -1,0 +1,98 @@
+//! Numbers, spans and commands as people read and type them.
+
+use std::{fmt::Display, time::Duration};
+
+use super::html::misleads;
+
+/// Where the documentation can be read, whatever machine the page is looked at from.
+pub(super) const DOCS: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/");
+
+/// A span as people say it, in its largest unit.
+pub(super) fn span(span: Duration) -> String {
+    let seconds = span.as_secs();
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds / 60),
+        7_200..172_800 => format!("{} h", seconds / 3_600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+/// A count with its thousands apart: 3,011.
+pub(super) fn grouped(count: impl Display) -> String {
+    let digits = count.to_string();
+    let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+/// So many of them, in singular or plural.
+pub(super) fn counted(count: u64, one: &str, several: &str) -> String {
+    format!("{} {}", grouped(count), if count == 1 { one } else { several })
+}
+
+/// How often a second, where something happened so often in this time.
+pub(super) fn rate(count: u64, over: Duration) -> String {
+    #[allow(clippy::cast_precision_loss, reason = "a rate is shown with two digits")]
+    let rate = count as f64 / over.as_secs_f64().max(1.0);
+    match rate {
+        0.0 => "0".to_owned(),
+        ..0.1 => "under 0.1".to_owned(),
+        ..10.0 => format!("{rate:.1}"),
+        _ => grouped(format!("{rate:.0}")),
+    }
+}
+
+/// The class of a value: what is 0 or missing is no news.
+pub(super) fn loudness(value: &str) -> &'static str {
+    if matches!(value, "0" | "none" | "0 s") { "quiet" } else { "" }
+}
+
+/// One word of a command line; `None` where it cannot be shown as it is, and so not be copied either.
+pub(super) fn word(text: &str) -> Option<String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
+    if text.chars().any(misleads) {
+        return None;
+    }
+    if !text.is_empty() && text.chars().all(plain) {
+        return Some(text.to_owned());
+    }
+    Some(format!("'{}'", text.replace('\'', r"'\''")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_is_told_in_its_largest_unit() {
+        let told = |seconds| span(Duration::from_secs(seconds));
+        assert_eq!([told(0), told(119), told(120), told(7_200)], ["0 s", "119 s", "2 min", "2 h"]);
+        assert_eq!(told(604_800), "7 days");
+    }
+
+    #[test]
+    fn counts_and_rates_are_told_as_people_read_them() {
+        assert_eq!(["0", "999", "1000", "1234567"].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+        let rates = [(0, 60), (1, 60), (90, 60), (600, 60), (200_000, 60), (5, 0)];
+        let rates = rates.map(|(count, seconds)| rate(count, Duration::from_secs(seconds)));
+        assert_eq!(rates, ["0", "under 0.1", "1.5", "10", "3,333", "5.0"]);
+    }
+
+    /// J82: a key is what a producer wrote, and the command is pasted into an operator's shell.
+    #[test]
+    fn j82_a_word_is_one_word_for_a_shell_or_is_not_offered() {
+        let words = [("order-1", "order-1"), ("a b", "'a b'"), ("$(reboot)", "'$(reboot)'"), ("", "''")];
+        for (text, quoted) in words {
+            assert_eq!(word(text).as_deref(), Some(quoted));
+        }
+        assert_eq!(word("it's; rm -rf ~").as_deref(), Some(r"'it'\''s; rm -rf ~'"));
+        assert_eq!(word("a\u{202e}b"), None);
+        assert_eq!(word("a\nb"), None);
+    }
+}

@@ -1,0 +1,20 @@
+//! The worker's page, on RabbitMQ.
+
+use super::{
+    fixture::Fixture,
+    queue,
+    shared_page::{sent, shows, until_paused},
+};
+
+/// J80: the queue and the broker stand on the page, and the password that leads there does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn j80_the_page_shows_where_messages_come_from_and_what_asks_for_a_person() {
+    let fixture = Fixture::new("page").await;
+    fixture.queue.send_texts(&sent()).await;
+    let worker = fixture.start(&["--admin", "0"]);
+    until_paused(&fixture, &worker).await;
+    let host = queue::host(&fixture.queue.url);
+    let page = shows(&fixture, &worker, &[&format!("RabbitMQ {host}"), &format!("queue {}", fixture.name)], None).await;
+    assert!(!page.text().contains("guest"), "{}", page.text());
+    worker.kill().await;
+}

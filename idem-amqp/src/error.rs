@@ -16,7 +16,16 @@ const NOT_ALLOWED: u16 = 530;
 
 /// Refused where only a person can help, else unavailable.
 pub(crate) fn classify(settings: &Settings, doing: &'static str, error: Error) -> SourceError {
-    refusal(settings, &error).unwrap_or_else(|| SourceError::unavailable(doing, error))
+    if let Some(refused) = refusal(settings, &error) {
+        return refused;
+    }
+    // Which hosts were asked belongs to that, because it is the first thing to look at.
+    if let ErrorKind::IOError(problem) = error.kind() {
+        let hosts = settings.uris.iter().map(|uri| format!("{}:{}", uri.authority.host, uri.authority.port));
+        let hosts = hosts.collect::<Vec<_>>().join(", ");
+        return SourceError::unavailable(doing, format!("RabbitMQ at {hosts} does not answer: {problem}"));
+    }
+    SourceError::unavailable(doing, error)
 }
 
 /// Whether that is what the broker says, rather than that it cannot be reached.

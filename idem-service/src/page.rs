@@ -161,7 +161,7 @@ fn cause(cause: WaitCause) -> &'static str {
 fn partitions(page: &mut Page, lag: Option<Vec<Lag>>) {
     let Some(mut parts) = lag else { return };
     let total = parts.iter().try_fold(0, |sum, part| part.behind.map(|behind| sum + behind));
-    let behind = |behind: Option<u64>| behind.map_or_else(|| "not known yet".to_owned(), grouped);
+    let behind = |behind: Option<u64>| behind.map_or_else(|| words::UNKNOWN.to_owned(), grouped);
     parts.sort_by_key(|part| std::cmp::Reverse(part.behind));
     let left_out = parts.len().saturating_sub(PARTITIONS_MAX);
     page.section("Partitions", |page| {
@@ -206,7 +206,7 @@ fn events(page: &mut Page, relayed: &[Relayed]) {
 }
 
 fn cleaning(page: &mut Page, state: &CleanupState) {
-    let lag = state.backlog.map_or_else(|| "not known yet".to_owned(), |backlog| span(backlog.lag));
+    let lag = state.backlog.map_or_else(|| words::UNKNOWN.to_owned(), |backlog| span(backlog.lag));
     let removed = grouped(state.removed);
     page.section("Cleanup", |page| {
         page.rows(&[("lag", &lag), ("rows removed", &removed), ("failed cycles in a row", &state.failed_cycles)]);

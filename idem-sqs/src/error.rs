@@ -70,6 +70,13 @@ where
             "Give the client a region and an endpoint",
         );
     }
+    // Which host was asked belongs to that, because it is the first thing to look at.
+    if let SdkError::DispatchFailure(_) | SdkError::TimeoutError(_) = error {
+        let texts: Vec<_> = idem_core::chain(&error).map(ToString::to_string).collect();
+        let text =
+            format!("SQS does not answer for {url}, or for what AWS_ENDPOINT_URL says instead: {}", texts.join(": "));
+        return SourceError::unavailable(doing, text);
+    }
     SourceError::Unavailable { doing, source: Box::new(error) }
 }
 

@@ -7,6 +7,9 @@ use super::html::misleads;
 /// Where the documentation can be read, whatever machine the page is looked at from.
 pub(super) const DOCS: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/");
 
+/// What stands in the place of a number that nobody has told yet.
+pub(super) const UNKNOWN: &str = "not known yet";
+
 /// A span as people say it, in its largest unit.
 pub(super) fn span(span: Duration) -> String {
     let seconds = span.as_secs();
@@ -50,7 +53,7 @@ pub(super) fn rate(count: u64, over: Duration) -> String {
 
 /// The class of a value: what is 0 or missing is no news.
 pub(super) fn loudness(value: &str) -> &'static str {
-    if matches!(value, "0" | "none" | "0 s") { "quiet" } else { "" }
+    if matches!(value, "0" | "none" | "0 s" | UNKNOWN) { "quiet" } else { "" }
 }
 
 /// One word of a command line; `None` where it cannot be shown as it is, and so not be copied either.

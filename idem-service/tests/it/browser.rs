@@ -89,9 +89,9 @@ impl Browser {
         self.call("Runtime.evaluate", asked).await["result"]["value"].clone()
     }
 
-    /// The whole page, as a PNG.
+    /// What can be seen of the page without scrolling, as a PNG.
     pub(crate) async fn screenshot(&mut self) -> Vec<u8> {
-        let asked = json!({ "format": "png", "captureBeyondViewport": true });
+        let asked = json!({ "format": "png" });
         decoded(self.call("Page.captureScreenshot", asked).await["data"].as_str().expect("a picture"))
     }
 

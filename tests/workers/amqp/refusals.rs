@@ -5,7 +5,7 @@ use lapin::types::AMQPValue;
 use super::{
     fixture::{Fixture, quorum},
     queue::{Queue, management_url},
-    worker::Ended,
+    worker::{Ended, Worker},
 };
 
 /// Runs a worker with these values instead of its usual ones, and with further arguments.
@@ -51,7 +51,28 @@ async fn a_broker_that_cannot_be_reached_ends_the_start_with_its_own_code() {
     let fixture = Fixture::new("no_broker").await;
     let nowhere = [("--amqp-url", "amqp://guest:hunter2@127.0.0.1:1/%2f")];
     let ended = refused(&fixture, &nowhere, &["--startup-timeout", "3s"]).await;
-    assert_refused(&ended, 3, &["broker"]);
+    // The address is the first thing to look at.
+    assert_refused(&ended, 3, &["the broker could not be reached for 3s", "RabbitMQ at 127.0.0.1:1 does not answer"]);
+    fixture.remove().await;
+}
+
+/// J83: with the log as it is by default, a refusal is one line of ours. The client library would print three of its own, as Rust's
+/// structs.
+#[tokio::test(flavor = "multi_thread")]
+async fn j83_a_refusal_is_told_once_and_in_words() {
+    let fixture = Fixture::new("words").await;
+    let elsewhere = format!("{}-no-such-vhost", fixture.queue.url);
+    for instead in [("--queue", "idem-no-such-queue"), ("--amqp-url", &*elsewhere)] {
+        let mut arguments = fixture.arguments(&[]);
+        let at = arguments.iter().position(|argument| argument == instead.0).expect("a usual flag");
+        instead.1.clone_into(&mut arguments[at + 1]);
+        let unsaid = [("RUST_LOG", "")];
+        let ended =
+            Worker::start(env!("CARGO_BIN_EXE_amqp-worker"), &arguments, &unsaid, &fixture.next_log()).ended().await;
+        assert_refused(&ended, 2, &["no-such-"]);
+        let foreign = ended.log.lines().find(|line| line.contains("lapin") || line.contains("ShortString"));
+        assert_eq!(foreign, None, "{}", ended.log);
+    }
     fixture.remove().await;
 }
 

@@ -8,7 +8,7 @@ use super::{
 /// J80, J81: a worker that is paused is behind by all that comes meanwhile, and its page says so, partition by partition.
 #[tokio::test(flavor = "multi_thread")]
 async fn j80_j81_the_page_shows_what_the_worker_has_and_how_far_it_is_behind() {
-    let fixture = Fixture::new("page", 2).await;
+    let fixture = Fixture::new("orders", 2).await;
     let messages = sent();
     for text in &messages {
         // All of them in one partition.

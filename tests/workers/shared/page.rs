@@ -1,5 +1,7 @@
 //! The worker's page with a true broker and a true database behind it, in a browser. The tests of every worker include this file.
 
+#![allow(dead_code, reason = "not every worker's tests use all of it")]
+
 use sqlx::query;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -68,7 +70,8 @@ pub(crate) async fn shows(database: &Database, worker: &Worker, place: &[&str], 
         "key purchase-2 · from ",
         "idem dead-letters show 1",
         " · run 1 · running for ",
-        env!("CARGO_PKG_NAME"),
+        // What the program calls itself.
+        concat!("ledger ", env!("CARGO_PKG_VERSION"), " · "),
     ]) {
         page.says(shown);
     }

@@ -30,10 +30,11 @@ pub(crate) struct Ended {
 }
 
 impl Worker {
-    /// Starts `program` with these arguments and variables, and its log in `log`.
+    /// Starts `program` with these arguments and variables, and its log in `log`. An empty RUST_LOG is none.
     pub(crate) fn start(program: &str, arguments: &[String], variables: &[(&str, &str)], log: &Path) -> Self {
         let output = log.with_extension("out");
-        let process = Command::new(program)
+        let mut command = Command::new(program);
+        command
             .args(arguments)
             // A worker refuses variables that look like its own, and the tests have some.
             .env_clear()
@@ -43,9 +44,11 @@ impl Worker {
             .stdin(Stdio::null())
             .stdout(File::create(&output).expect("the output can be written"))
             .stderr(File::create(log).expect("the log can be written"))
-            .kill_on_drop(true)
-            .spawn()
-            .expect("the worker starts");
+            .kill_on_drop(true);
+        if variables.contains(&("RUST_LOG", "")) {
+            command.env_remove("RUST_LOG");
+        }
+        let process = command.spawn().expect("the worker starts");
         Self { process, log: log.to_owned(), output }
     }
 

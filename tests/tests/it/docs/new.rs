@@ -56,7 +56,24 @@ async fn each_worker_has_settings_that_exist_an_image_without_root_and_services_
             let ci = yaml(&folder.join(".github/workflows/ci.yaml"));
             let has_database = ci["jobs"]["test"]["env"]["DATABASE_URL"].is_string();
             assert_eq!(has_database, store == "postgres", "{ci}");
+            // A service that ends is waited for until it has; one that stays, until it is healthy.
+            for after in services.values().filter_map(|service| service["depends_on"].as_object()) {
+                for (other, waits) in after {
+                    let stays = services[other]["healthcheck"].is_object();
+                    let wanted = if stays { "service_healthy" } else { "service_completed_successfully" };
+                    let unhealthy = other == "sqs" && waits["condition"] == "service_started";
+                    assert!(waits["condition"] == wanted || unhealthy, "{name}: {other}: {waits}");
+                }
+            }
             let image = std::fs::read_to_string(folder.join("Dockerfile")).unwrap();
+            let copied: Vec<&str> = image.lines().filter_map(|line| line.strip_prefix("COPY ")).collect();
+            let ours = copied.iter().filter(|line| !line.starts_with("--from="));
+            for path in ours.filter_map(|line| line.split(' ').next()) {
+                assert!(folder.join(path).exists(), "{name}: the image copies {path}, which is not there");
+            }
+            assert!(image.contains(&format!("cp target/release/{name} /worker")), "{image}");
+            let ignored = std::fs::read_to_string(folder.join(".dockerignore")).unwrap();
+            assert!(ignored.lines().all(|line| !["src", "Cargo.toml", "worker.toml"].contains(&line)), "{ignored}");
             assert!(image.contains("USER 65532") && image.matches("\nFROM ").count() == 1, "{image}");
             let same = |ours: &str, theirs: &str| {
                 assert_eq!(programs::read(ours), std::fs::read_to_string(folder.join(theirs)).unwrap());

@@ -57,7 +57,14 @@ pub(crate) fn read<B: Broker, A: clap::Args>(
     // First, because a misspelt variable is why a required one is missing.
     let foreign = variables::foreign(&command, B::VARIABLES, variables).map_err(Stop::Refused)?;
     let refused = |error| Stop::Refused(refusal::line(&error, &command));
-    let matches = matches.map_err(refused)?;
+    let matches = matches.map_err(|error| match (error.kind(), &foreign[..]) {
+        // Somebody may have meant one of them, such as KAFKA_BOOTSTRAP_SERVERS.
+        (ErrorKind::MissingRequiredArgument, [_, ..]) => {
+            let line = refusal::line(&error, &command);
+            Stop::Refused(format!("{line}; set, and no settings of this worker: {}", foreign.join(" ")))
+        }
+        _ => refused(error),
+    })?;
     let settings = Settings::from_arg_matches(&matches).map_err(refused)?;
     let broker = B::from_arg_matches(&matches).map_err(refused)?;
     let config = config::with_secrets(&command, &matches).map(|file| (file, "--config"));

@@ -129,3 +129,20 @@ fn the_database_is_that_of_the_url() {
         assert_eq!(line.settings.database(&kinds()).ok(), kind, "{url}");
     }
 }
+
+/// Who sets `KAFKA_BOOTSTRAP_SERVERS` is told that it is not read, where what is missing may be just that.
+#[test]
+fn a_missing_setting_is_told_beside_the_variables_that_are_none() {
+    let read = |variables: &[&str]| {
+        let arguments = ["test", "--database-url=postgres://h/d"].map(OsString::from).to_vec();
+        let variables = variables.iter().map(|name| (*name).to_owned());
+        match read::<Nothing, NoSettings>("test", "1", &kinds(), arguments, variables) {
+            Err(Stop::Refused(line)) => line,
+            other => panic!("{other:?}"),
+        }
+    };
+    let missing = "--consumer (or the variable IDEM_CONSUMER) must be given";
+    assert_eq!(read(&["PATH"]), missing);
+    let told = read(&["NOTHING_BOOTSTRAP_SERVERS"]);
+    assert_eq!(told, format!("{missing}; set, and no settings of this worker: NOTHING_BOOTSTRAP_SERVERS"));
+}

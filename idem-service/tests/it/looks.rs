@@ -97,8 +97,8 @@ impl Seen {
     }
 }
 
-/// Looks at a page in all four ways, and answers what was seen on a phone. With `IDEM_PICTURES`, a folder, a page with a name leaves its
-/// pictures there: those of the documentation are made so.
+/// Looks at a page in all four ways, and answers what was seen on a phone. With `IDEM_PICTURES`, a whole path of a folder, a page with a
+/// name leaves two pictures there, which are those of the documentation.
 pub(crate) async fn look_at(folder: &Path, url: &str, picture: Option<&str>) -> Seen {
     browser::is_installed().await;
     let mut browser = Browser::start(folder).await;
@@ -109,10 +109,13 @@ pub(crate) async fn look_at(folder: &Path, url: &str, picture: Option<&str>) -> 
         browser.open(url, look).await;
         let seen = Seen(browser.evaluate(LOOK).await);
         seen.is_fit(look);
-        if let (Some(picture), Some(pictures)) = (picture, std::env::var_os("IDEM_PICTURES")) {
-            let place = if width == PHONE.0 { "" } else { "-desktop" };
-            let scheme = if is_dark { "-dark" } else { "" };
-            let file = PathBuf::from(pictures).join(format!("{picture}{place}{scheme}.png"));
+        let ending = match ((width, height), is_dark) {
+            (PHONE, true) => Some("-dark"),
+            (DESK, false) => Some("-desktop"),
+            _ => None,
+        };
+        if let (Some(picture), Some(ending), Some(pictures)) = (picture, ending, std::env::var_os("IDEM_PICTURES")) {
+            let file = PathBuf::from(pictures).join(format!("{picture}{ending}.png"));
             std::fs::write(file, browser.screenshot().await).expect("the picture can be written");
         }
         on_a_phone.get_or_insert(seen);

@@ -121,6 +121,7 @@ impl SqliteStore {
     /// Cancel safe.
     pub async fn connect(options: SqliteOptions) -> Result<Self, StoreError> {
         options.check()?;
+        options.check_place()?;
         let statements = Statements::new(&options.schema);
         if options.create_if_missing {
             create_private(&options.path);

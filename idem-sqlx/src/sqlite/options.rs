@@ -115,6 +115,26 @@ impl SqliteOptions {
         Ok(())
     }
 
+    /// Refuses a place where no file can be: it would be waited for as for a disk that comes back.
+    pub(super) fn check_place(&self) -> Result<(), StoreError> {
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        // What cannot be looked at may be there.
+        let is_missing = |path: &Path| matches!(path.try_exists(), Ok(false));
+        if let Some(folder) = folder.filter(|folder| is_missing(folder)) {
+            return Err(StoreError::Refused {
+                problem: format!("the database's folder {} does not exist", folder.display()),
+                cure: "Make it, or correct the path".to_owned(),
+            });
+        }
+        if !self.create_if_missing && is_missing(&self.path) {
+            return Err(StoreError::Refused {
+                problem: format!("the database {} does not exist", self.path.display()),
+                cure: "Correct the path, or have it made".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
     /// sqlx's options for a connection of ours.
     pub(super) fn connect_options(&self) -> SqliteConnectOptions {
         SqliteConnectOptions::new()
@@ -197,6 +217,14 @@ mod tests {
     fn a_database_in_memory_is_refused_with_the_cure() {
         let error = SqliteOptions::new(":memory:").check().unwrap_err().to_string();
         assert!(error.contains("\":memory:\"") && error.contains("temporary directory"), "{error}");
+        for (path, wanted) in [
+            ("/no/such/place/a.db", "folder /no/such/place does not exist"),
+            ("no-such.db", "no-such.db does not exist"),
+        ] {
+            let error = SqliteOptions::new(path).create_if_missing(false).check_place().unwrap_err().to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
+        assert!(SqliteOptions::new("no-such.db").check_place().is_ok(), "it is made");
         let error = SqliteOptions::new("a").bookkeeping_timeout(Duration::ZERO).check().unwrap_err().to_string();
         assert!(error.contains("bookkeeping_timeout is 0ns"), "{error}");
     }

@@ -85,6 +85,19 @@ async fn each_worker_has_settings_that_exist_an_image_without_root_and_services_
     std::fs::remove_dir_all(place).unwrap();
 }
 
+/// An image is made of what is in the folder, and the crates of a clone are not.
+#[tokio::test]
+async fn a_worker_on_the_crates_of_a_clone_is_told_that_its_image_cannot_be_built() {
+    let place = place();
+    let clone = programs::root();
+    let mut idem = Command::new(programs::folder().join("idem"));
+    idem.args(["new", "mine", "--broker", "sqs", "--store", "sqlite", "--crates"]).arg(clone).env_clear();
+    let output = idem.current_dir(&place).output().await.unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && said.contains("Docker cannot build its image: "), "{said}");
+    std::fs::remove_dir_all(place).unwrap();
+}
+
 #[tokio::test]
 async fn a_folder_that_is_there_a_bad_name_and_a_missing_choice_are_refused_in_one_line() {
     let place = place();

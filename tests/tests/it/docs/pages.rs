@@ -119,6 +119,26 @@ fn every_link_leads_to_a_file_and_a_heading() {
     }
 }
 
+/// A worker's page sends people who must act to these, at any hour.
+#[test]
+fn what_a_workers_page_links_to_is_there() {
+    let mut links = 0;
+    for file in ["idem-service/src/page.rs", "idem-service/src/page/attention.rs"] {
+        let text = programs::read(file);
+        // Those of reasons are made of their names, and other tests hold those against the pages that there are.
+        let links_in = |folder: &'static str| text.split(folder).skip(1).filter_map(|rest| rest.split('"').next());
+        let guide = links_in("\"guide/").map(|rest| format!("guide/{rest}"));
+        let errors = links_in("\"errors/").filter(|rest| !rest.contains('{')).map(|rest| format!("errors/{rest}"));
+        for link in guide.chain(errors) {
+            let (file, heading) = link.split_once('#').unwrap_or((&link, ""));
+            let path = programs::root().join("docs").join(file);
+            assert!(path.exists() && (heading.is_empty() || has_heading(&path, heading)), "{link}");
+            links += 1;
+        }
+    }
+    assert!(links > 10, "they were sought in the wrong place");
+}
+
 /// Whether the page has a heading that is found under this name, as GitHub makes names of headings.
 fn has_heading(page: &Path, name: &str) -> bool {
     let text = std::fs::read_to_string(page).unwrap();

@@ -8,3 +8,10 @@ pub mod inbound;
 mod server;
 
 pub use idem_core as core;
+
+/// The programs in the guide compile.
+#[cfg(all(doctest, feature = "reqwest"))]
+mod guide_of_the_client {
+    #[doc = include_str!("../../docs/guide/http-client.md")]
+    struct HttpClient;
+}

@@ -39,7 +39,12 @@ impl Profile {
         Self::ietf(memory)
             .named("idem")
             .asks_at(path)
+            // Rolled back, and nothing kept: the one may go better another time, the others not.
+            .word("/type", "failed-for-now", Meaning::NotYet)
+            .word("/type", "failed", Meaning::NotTaken)
+            .word("/type", "response-refused", Meaning::NotTaken)
             .word("/reason", "IDEMPOTENCY_IN_PROGRESS", Meaning::InProgress)
+            .word("/reason", "IDEMPOTENT_ANSWER_NOT_KEPT", Meaning::AnswerGone)
             .word("/reason", "CONFLICTING_IDEMPOTENT_REQUEST", Meaning::KeyReused)
     }
 

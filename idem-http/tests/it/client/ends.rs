@@ -20,8 +20,7 @@ pub(super) fn quick() -> Retries {
 }
 
 pub(super) fn client(profile: Profile) -> IdempotentClient<Reqwest> {
-    let client = reqwest::Client::builder().no_proxy().retry(reqwest::retry::never()).build().unwrap();
-    IdempotentClient::new(Reqwest::new(client), profile).retries(quick())
+    IdempotentClient::new(Reqwest::new(crate::http_client()), profile).retries(quick())
 }
 
 pub(super) fn request(provider: &Provider) -> Request<Bytes> {

@@ -3,12 +3,15 @@
 use std::{
     collections::{HashMap, VecDeque},
     io,
+    pin::Pin,
     sync::{Arc, Mutex},
+    task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, StatusCode, header::CONTENT_LENGTH};
+use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, combinators::BoxBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
@@ -177,9 +180,7 @@ async fn answer(state: Arc<State>, request: Request<Incoming>) -> Result<Respons
         Act::ChargeAndCutTheAnswer => {
             state.charge(&key);
             // More is announced than comes.
-            let cut = Full::new(Bytes::from_static(b"{\"id\"")).map_err(|never| match never {}).boxed();
-            let broken = cut.with_trailers(async { Some(Err(io::Error::other("cut"))) }).boxed();
-            Ok(Response::builder().status(201).header(CONTENT_LENGTH, 13).body(broken).unwrap())
+            Ok(Response::builder().status(201).header(CONTENT_LENGTH, 13).body(BoxBody::new(Half::default())).unwrap())
         }
         Act::Cut => Err(io::Error::other("cut")),
         Act::Answer(status, headers, body) => {
@@ -190,6 +191,33 @@ async fn answer(state: Arc<State>, request: Request<Incoming>) -> Result<Respons
             Ok(response)
         }
         Act::BusyUntil(_) => unreachable!("next() has resolved it"),
+    }
+}
+
+/// The beginning of a body, and then an error, once what came before is on its way.
+#[derive(Debug, Default)]
+struct Half {
+    polled: u32,
+}
+
+impl http_body::Body for Half {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        self.polled += 1;
+        match self.polled {
+            1 => Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"{\"id\""))))),
+            // The server flushes what it has while it waits for more.
+            2..=9 => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            _ => Poll::Ready(Some(Err(io::Error::other("cut")))),
+        }
     }
 }
 

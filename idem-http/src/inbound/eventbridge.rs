@@ -23,8 +23,8 @@ const DEADLINE: Duration = Duration::from_secs(4);
 /// The payload is the text of the event's `detail`, the type its `detail-type`. The key is `detail.idempotencykey`, else the event's `id`, which
 /// each retry of EventBridge's has, and which a producer that puts the event again does not repeat.
 ///
-/// After 5 s EventBridge gives a request up. It comes again after 5xx and 429 with pauses, by default 185 times in 24 hours, and then the event goes to
-/// its dead-letter queue, or is dropped: give the rule one.
+/// After 5 s EventBridge gives a request up. It tries again with pauses, by default 185 times in 24 hours; then the event goes to its dead-letter
+/// queue, or is dropped: give the rule one.
 ///
 /// Source: <https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-api-destinations.html>.
 #[derive(Clone)]

@@ -32,6 +32,9 @@ const BODY_BYTES_MAX: usize = 1 << 20;
 /// How many requests are handled at once by default.
 const AT_ONCE: usize = 64;
 
+/// How many times as many may be read meanwhile: whoever sends its body slowly takes no handler's place.
+const READ_PER_HANDLED: usize = 4;
+
 const NOT_POST: Reply = Reply::new(StatusCode::METHOD_NOT_ALLOWED, "events are posted");
 const TOO_LARGE: Reply = Reply::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is over the limit");
 const TOO_SLOW: Reply = Reply::new(StatusCode::REQUEST_TIMEOUT, "the body did not come");
@@ -52,14 +55,16 @@ struct Shared<S: Store, F> {
     deadline: Duration,
     body_bytes_max: usize,
     at_once: Arc<Semaphore>,
+    reading: Semaphore,
 }
 
 impl<S: Store, F: Sender> Inbound<S, F> {
     /// Events of `sender` for `consumer`, which knows them as the sender's `identify` has it.
     pub fn new(consumer: DedupConsumer<S>, sender: F) -> Self {
         let deadline = sender.deadline();
-        let at_once = Arc::new(Semaphore::new(AT_ONCE));
-        Self { shared: Arc::new(Shared { consumer, sender, deadline, body_bytes_max: BODY_BYTES_MAX, at_once }) }
+        let (at_once, reading) = (Arc::new(Semaphore::new(AT_ONCE)), Semaphore::new(AT_ONCE * READ_PER_HANDLED));
+        let body_bytes_max = BODY_BYTES_MAX;
+        Self { shared: Arc::new(Shared { consumer, sender, deadline, body_bytes_max, at_once, reading }) }
     }
 
     /// Sets how long a sender is kept waiting, body and handler together. Defaults to the [sender's](Sender::deadline).
@@ -74,11 +79,15 @@ impl<S: Store, F: Sender> Inbound<S, F> {
         self.with(|shared| shared.body_bytes_max = bytes)
     }
 
-    /// Sets how many requests are read and handled at once, with those that go on behind their deadline. Beyond it senders are told to come
-    /// again. Defaults to 64. More than the consumer has lanes wait for one.
+    /// Sets how many events are handled at once, with those that go on behind their deadline; four times as many are read. Beyond either
+    /// senders are told to come again. Defaults to 64. More than the consumer has lanes wait for one.
     #[must_use]
-    pub fn at_once(self, requests: usize) -> Self {
-        self.with(|shared| shared.at_once = Arc::new(Semaphore::new(requests.clamp(1, Semaphore::MAX_PERMITS))))
+    pub fn at_once(self, events: usize) -> Self {
+        let events = events.clamp(1, Semaphore::MAX_PERMITS / READ_PER_HANDLED);
+        self.with(|shared| {
+            shared.at_once = Arc::new(Semaphore::new(events));
+            shared.reading = Semaphore::new(events * READ_PER_HANDLED);
+        })
     }
 
     fn with(mut self, set: impl FnOnce(&mut Shared<S, F>)) -> Self {
@@ -103,7 +112,7 @@ impl<S: Store, F: Sender> Shared<S, F> {
         if let Err(why) = self.sender.admit(&head) {
             return self.refused(why);
         }
-        let Ok(permit) = Arc::clone(&self.at_once).try_acquire_owned() else { return TOO_MANY };
+        let Ok(reading) = self.reading.try_acquire() else { return TOO_MANY };
         let body = match tokio::time::timeout_at(until, Limited::new(body, self.body_bytes_max).collect()).await {
             Ok(Ok(body)) => body.to_bytes(),
             Ok(Err(error)) if error.is::<LengthLimitError>() => return TOO_LARGE,
@@ -116,6 +125,8 @@ impl<S: Store, F: Sender> Shared<S, F> {
             Ok(Err(why)) => return self.refused(why),
             Err(_) => return UNPROVED,
         };
+        drop(reading);
+        let Ok(permit) = Arc::clone(&self.at_once).try_acquire_owned() else { return TOO_MANY };
         // Its own task, which a sender that gives up does not end.
         let deciding = tokio::spawn(run(Arc::clone(&self), message, permit));
         match tokio::time::timeout_at(until, deciding).await {

@@ -16,7 +16,7 @@ use super::{
     standard_webhooks::{TOLERANCE, one, seconds},
 };
 
-/// Stripe asks for an answer "quickly"; after this the handler goes on in its task.
+/// For how long Stripe waits is published nowhere that was found, but that it is not for long.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// How many signatures of a request are looked at.

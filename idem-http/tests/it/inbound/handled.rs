@@ -5,6 +5,10 @@ use std::time::Duration;
 use http::HeaderName;
 use idem_http::inbound::{EventBridge, Inbound};
 use idem_sqlx::PostgresStore;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
 
 use super::fixture::{Act, Fixture, Said, post, serve};
 
@@ -115,6 +119,7 @@ async fn w43_a_handler_beyond_the_deadline_goes_on() {
     fixture.act(Act::WriteAndWait);
     let first = send(&url, "new", event("e-1", "{}")).await;
     assert_eq!(first, Said(503, Some("5".into()), "it is still being handled".into()));
+    tokio::time::timeout(Duration::from_secs(30), fixture.orders.began.notified()).await.expect("it began");
     let second = send(&url, "new", event("e-1", "{}")).await;
     assert_eq!((second.0, fixture.effects().await.len(), fixture.runs()), (503, 0, 1), "{second:?}");
     fixture.orders.let_go.notify_one();
@@ -127,11 +132,12 @@ async fn w43_a_handler_beyond_the_deadline_goes_on() {
     fixture.drop().await;
 }
 
-/// W43: a flood of slow events holds so many tasks and no more; the others are told to come again before their bodies are read.
+/// W43: a flood of slow events holds so many tasks and no more; the others are told to come again. Bodies that do not come hold none.
 #[tokio::test]
 async fn w43_requests_at_once_are_bounded() {
     let fixture = Fixture::new().await;
     let url = serve(inbound(&fixture).at_once(1)).await;
+    let _loris = (begin(&url, "new").await, begin(&url, "new").await);
     fixture.act(Act::WriteAndWait);
     let slow = tokio::spawn({
         let url = url.clone();
@@ -169,13 +175,17 @@ async fn w40_a_stranger_is_refused_before_anything_is_read() {
 }
 
 /// Announces a body and sends none of it.
-async fn post_raw(url: &str) -> String {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+async fn begin(url: &str, secret: &str) -> TcpStream {
     let address = url.trim_start_matches("http://").trim_end_matches("/events");
-    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-    let head = "POST /events HTTP/1.1\r\nhost: a\r\nx-api-key: wrong\r\ncontent-length: 1000000\r\n\r\n";
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let head = format!("POST /events HTTP/1.1\r\nhost: a\r\nx-api-key: {secret}\r\ncontent-length: 1000\r\n\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
-    let mut answer = [0; 64];
+    stream
+}
+
+/// What is answered to such a one.
+async fn post_raw(url: &str) -> String {
+    let (mut stream, mut answer) = (begin(url, "wrong").await, [0; 64]);
     let read =
         tokio::time::timeout(Duration::from_secs(10), stream.read(&mut answer)).await.expect("an answer").unwrap();
     String::from_utf8_lossy(&answer[..read]).into_owned()

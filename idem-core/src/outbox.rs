@@ -25,7 +25,7 @@ pub use self::{
     cloud_events::{CloudEvents, STRUCTURED, Wire},
     collect::{CAUSE, CAUSED_BY},
     event::{DESTINATION_BYTES_MAX, Destination, EVENT_PAYLOAD_BYTES_MAX, Event, PublishError},
-    id::IdForm,
+    id::{IdForm, derived_id},
     publisher::{Dispatch, EventError, EventPublisher},
     relay::{
         EVENT_RETRY, RECEIVER_KEEPS, Relay, RelayBuilder, RelayError, RelaySettings, RelayStanding, RelayView, Relayed,

@@ -8,3 +8,17 @@ pub mod inbound;
 mod server;
 
 pub use idem_core as core;
+
+/// The programs in the guide compile.
+#[cfg(all(doctest, feature = "client", feature = "reqwest"))]
+mod guide_of_the_client {
+    #[doc = include_str!("../../docs/guide/http-client.md")]
+    struct HttpClient;
+}
+
+/// The same.
+#[cfg(all(doctest, feature = "inbound"))]
+mod guide_of_inbound {
+    #[doc = include_str!("../../docs/guide/http-in.md")]
+    struct HttpIn;
+}

@@ -15,6 +15,7 @@ mod outcomes;
 #[cfg(feature = "bugs")]
 mod planted;
 mod run_once;
+mod set_aside;
 mod shared_units;
 mod transaction_use;
 mod unit;
@@ -33,6 +34,7 @@ pub use self::{
     builder::DedupConsumerBuilder,
     guard::{Once, Running},
     run_once::{Ran, RunOnce, RunOnceError, WorkError, Working},
+    set_aside::{Keep, SetAside},
 };
 pub(crate) use self::{
     identify::{Item, Rejected},

@@ -7,3 +7,16 @@
     clippy::wildcard_enum_match_arm,
     reason = "anything unexpected in a test is a failure"
 )]
+
+#[cfg(all(feature = "client", feature = "reqwest"))]
+mod client;
+#[cfg(all(feature = "inbound", feature = "reqwest"))]
+mod inbound;
+
+/// A client of HTTP for tests: no proxy, and no tries of its own.
+#[cfg(feature = "reqwest")]
+fn http_client() -> reqwest::Client {
+    // Somebody was first, or this is.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder().no_proxy().retry(reqwest::retry::never()).build().unwrap()
+}

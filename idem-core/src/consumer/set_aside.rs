@@ -1,0 +1,130 @@
+//! Dead letters of callers that keep their own receive loop.
+
+use super::{DedupConsumer, conflict_details};
+use crate::{
+    config::{DEAD_LETTER_PAYLOAD_BYTES_MAX, DEAD_LETTERS_BYTES_MAX},
+    dead_letter::{DeadLetter, FailureKind, Fingerprint, Reason},
+    error::{ErrorClass, StoreError},
+    message::Message,
+    outcome::{ConflictKind, Decision},
+    store::{AuditEntry, Bookkeeping as _, Store},
+};
+
+/// How much of a message is kept where it is set aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keep {
+    /// The payload too, so that the message is safe here and its sender may forget it.
+    Payload,
+    /// The facts: key, reason, hash, headers and origin. Its sender keeps the message.
+    Facts,
+}
+
+/// What became of a message that was to be set aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "only what was kept whole may be forgotten by its sender"]
+pub enum SetAside {
+    /// It is a dead letter, and its payload is kept, or it had none.
+    Whole,
+    /// It is a dead letter without its payload: as was asked for, or because the payload is larger than
+    /// [`DEAD_LETTER_PAYLOAD_BYTES_MAX`].
+    Facts,
+    /// Nothing was kept: the consumer's dead letters take all of [`DEAD_LETTERS_BYTES_MAX`].
+    NoRoom,
+    /// Nothing was kept, because nothing has to be: it was handled, or it may go better another time.
+    Nothing,
+}
+
+/// Why a message is set aside.
+struct Cause<'d> {
+    reason: Reason,
+    class: ErrorClass,
+    text: String,
+    code: Option<&'d str>,
+    attempts: u32,
+}
+
+impl<S: Store> DedupConsumer<S> {
+    /// Keeps a message that [`process`](Self::process) has given back, where its decision is one that no other attempt changes: a conflict, which
+    /// is noted in the audit trail too, or a failure that does not [come again](crate::Failure::comes_again) and is not the set-up's. A
+    /// [`Worker`](crate::Worker) does this by itself. A copy of what was set aside before is counted with it.
+    ///
+    /// # Errors
+    /// [`StoreError`] where nobody knows that it was kept. The message stays with its sender, and may be set aside again.
+    ///
+    /// # Cancel safety
+    /// A dropped call may or may not have kept it. Call it again.
+    pub async fn set_aside(&self, message: &Message, decision: &Decision, keep: Keep) -> Result<SetAside, StoreError> {
+        let Some(cause) = cause(decision) else { return Ok(SetAside::Nothing) };
+        let inner = &self.inner;
+        let registered = inner.register(None).await?;
+        let claim = match inner.identify(message.clone(), message.key().cloned()).await {
+            Ok(item) => item.claim,
+            Err(_) => None,
+        };
+        if let (Decision::Conflict(recorded, _), Some(claim)) = (decision, &claim) {
+            let details = conflict_details(claim, recorded, message.origin().as_str());
+            let who = format!("run {}", registered.run);
+            let entry = AuditEntry::new(who, "conflict", claim.scope, details).key(Some(claim.key.clone()));
+            inner.store.bookkeeping().audit(&entry).await?;
+        }
+        let size = message.payload().map_or(0, bytes::Bytes::len);
+        let keep_payload = keep == Keep::Payload && size <= DEAD_LETTER_PAYLOAD_BYTES_MAX;
+        let letter = DeadLetter {
+            consumer: inner.name.clone(),
+            scope: claim.as_ref().map_or(registered.scope, |claim| claim.scope),
+            message: message.clone(),
+            key: claim.as_ref().map(|claim| claim.key.clone()).or_else(|| message.key().cloned()),
+            hash: claim.as_ref().map(|claim| (claim.hash, claim.hash_rule)),
+            reason: cause.reason,
+            attempts: cause.attempts,
+            error: cause.text,
+            fingerprint: Fingerprint::of(&FailureKind {
+                reason: cause.reason,
+                class: cause.class,
+                code: cause.code,
+                handler: inner.handler_name.as_deref(),
+                message_type: message.message_type(),
+            }),
+            keep_payload,
+            payload_omitted: None,
+        };
+        let taken = inner.store.bookkeeping().dead_letter_bytes(&inner.name, DEAD_LETTERS_BYTES_MAX / 2).await?;
+        let payload = if keep_payload { size as u64 } else { 0 };
+        if taken.saturating_add(payload).saturating_add(letter.bytes_without_payload()) > DEAD_LETTERS_BYTES_MAX {
+            return Ok(SetAside::NoRoom);
+        }
+        let stored = inner.store.bookkeeping().store_dead_letter(&letter).await?;
+        tracing::warn!(
+            idem.consumer = %inner.name, idem.key = letter.key.as_ref().map(tracing::field::display),
+            origin = %letter.message.origin(), reason = %letter.reason, error = letter.error, "set aside as a dead letter"
+        );
+        Ok(if stored.payload_kept { SetAside::Whole } else { SetAside::Facts })
+    }
+}
+
+/// Why, or `None` where it is not set aside.
+fn cause(decision: &Decision) -> Option<Cause<'_>> {
+    match decision {
+        Decision::Conflict(_, kind) => {
+            let (reason, text) = match kind {
+                ConflictKind::OtherPayload => (Reason::Conflict, "the key was used before for another payload"),
+                ConflictKind::UnknownRule => {
+                    (Reason::HashUnknown, "the record of the key was hashed by a rule that this build does not know")
+                }
+            };
+            Some(Cause { reason, class: ErrorClass::Permanent, text: text.to_owned(), code: None, attempts: 0 })
+        }
+        Decision::Failed(failure) => match failure.class {
+            ErrorClass::Permanent => Some(Cause {
+                reason: failure.reason,
+                class: failure.class,
+                text: failure.text.clone(),
+                code: failure.code.as_deref(),
+                attempts: u32::from(failure.error.is_some()),
+            }),
+            // A wrong set-up is no message's fault.
+            ErrorClass::Fatal | ErrorClass::RunUnitAgain | ErrorClass::Transient | ErrorClass::Infrastructure => None,
+        },
+        Decision::Processed(_) | Decision::Duplicate(..) | Decision::Busy => None,
+    }
+}

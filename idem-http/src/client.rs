@@ -1,1 +1,0 @@
-//! The client: one key an intent, kept over its tries.

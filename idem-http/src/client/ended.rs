@@ -1,0 +1,196 @@
+//! How an intent ends.
+
+use std::{fmt, time::SystemTime};
+
+use idem_core::IdempotencyKey;
+
+use super::Answer;
+
+/// How the tries of an intent have ended. There is no fourth end, and none of them is a guess.
+#[derive(Debug)]
+#[must_use]
+pub enum Ended {
+    /// The answer of the operation: 2xx or 3xx.
+    Known(Answer),
+    /// It was not done, and the answer says why. Nothing of this call is left open.
+    Refused(Answer, Refusal),
+    /// It may have been done. Keep this, and find out; never send it under another key.
+    Indeterminate(Indeterminate),
+}
+
+/// Why something was not done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The operation itself was refused: a declined card, a rule of the business. The same key gives the same answer for as long as the
+    /// provider keeps it.
+    Operation,
+    /// The request was not accepted, as it was malformed or not allowed, and never came to the operation. Mend it; whether the same key may
+    /// be used for what was mended is in the provider's documentation.
+    Request,
+    /// The key was used for another request before: two intents share it, or one was changed after its first try. A program's fault.
+    KeyReused,
+    /// The server took none of the tries in time, and said so each time. The same intent may be sent again.
+    Busy,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Operation => "the operation was refused",
+            Self::Request => "the request was not accepted",
+            Self::KeyReused => "the key was used for another request",
+            Self::Busy => "the server was too busy to take it",
+        })
+    }
+}
+
+/// Why nobody knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Undecided {
+    /// The [deadline](super::Retries::deadline) has passed, or all tries were used up.
+    Deadline,
+    /// The provider may have forgotten the key, or will before another try could end. Sent again, it would be done again.
+    Memory,
+    /// The time of the first try lies in the future of this machine's clock, so nobody can tell how old the key is. Nothing was sent.
+    Clock,
+    /// The provider failed on the way and repeats that answer for this key for ever.
+    KeptFailure,
+    /// A try was left without an answer, and then one was not accepted: that says nothing of the first.
+    NotAccepted,
+    /// It was done, and the answer is no longer kept.
+    AnswerGone,
+    /// An answer came that is larger than [`answer_bytes_max`](super::Retries::answer_bytes_max).
+    AnswerTooLarge,
+}
+
+impl Undecided {
+    /// What to do, for the person or the program that has to find out.
+    #[must_use]
+    pub const fn what_to_do(self) -> &'static str {
+        match self {
+            Self::Deadline => {
+                "send the same intent again while the provider remembers its key, with the time of the first try (Intent::first_tried_at)"
+            }
+            Self::Memory => {
+                "do not send it again: look it up with the provider, by your own reference or its key, and note what is found"
+            }
+            Self::Clock => "set this machine's clock right, then send the same intent again",
+            Self::KeptFailure => {
+                "do not send it again under this key: look it up with the provider, or wait for its event, and note what is found"
+            }
+            Self::NotAccepted => {
+                "mend what was not accepted, such as credentials, and send the same intent again, with the time of the first try"
+            }
+            Self::AnswerGone => {
+                "it was done: read what it made, under the location that is given or your own reference"
+            }
+            Self::AnswerTooLarge => {
+                "it has the status of the last answer: send the same intent again with room for a larger one"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Undecided {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Deadline => "no answer came in time",
+            Self::Memory => "the provider may have forgotten the key",
+            Self::Clock => "the first try lies in the future of this clock",
+            Self::KeptFailure => "the provider keeps a failure as its answer",
+            Self::NotAccepted => "after a try without an answer, another was not accepted",
+            Self::AnswerGone => "the answer is no longer kept",
+            Self::AnswerTooLarge => "the answer is too large",
+        })
+    }
+}
+
+/// An intent of which nobody knows yet whether it was carried out. `Display` says so in a line, with the key as the engine
+/// [shows keys](idem_core::hide_keys_with).
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Indeterminate {
+    /// When it was tried first.
+    pub since: SystemTime,
+    /// The key that was sent.
+    pub key: IdempotencyKey,
+    /// Why nobody knows, and [what to do](Undecided::what_to_do).
+    pub why: Undecided,
+    /// How many tries this call has made. With none, it was this call that did not dare to.
+    pub tries: u32,
+    /// The last answer, if any came.
+    pub last: Option<Answer>,
+    /// What the server said of the key, if it was asked and answered.
+    pub state: Option<KeyState>,
+}
+
+impl fmt::Display for Indeterminate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} after {} tries under key {}", self.why, self.tries, self.key)?;
+        if let Some(state) = &self.state {
+            write!(f, "; the server says of it: {}", state.kind)?;
+        }
+        write!(f, "; {}", self.why.what_to_do())
+    }
+}
+
+/// What a server says of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeyState {
+    /// The state.
+    pub kind: KeyStateKind,
+    /// The status of the answer, where there was one.
+    pub status: Option<u16>,
+    /// Where what was made can be read.
+    pub location: Option<String>,
+}
+
+/// The states of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeyStateKind {
+    /// The server has no record of it. A request that is still on its way may yet make one.
+    Unknown,
+    /// Somebody works on it.
+    InProgress,
+    /// It was done.
+    Completed,
+    /// It was refused for good.
+    Failed,
+    /// The server itself does not know.
+    Uncertain,
+    /// It was done, and the answer is no longer kept.
+    AnswerNotKept,
+}
+
+impl KeyStateKind {
+    /// The word for it in answers of idem's.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::InProgress => "in_progress",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Uncertain => "uncertain",
+            Self::AnswerNotKept => "answer_not_kept",
+        }
+    }
+
+    /// The state of this word.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        let all =
+            [Self::Unknown, Self::InProgress, Self::Completed, Self::Failed, Self::Uncertain, Self::AnswerNotKept];
+        all.into_iter().find(|kind| kind.as_str() == word)
+    }
+}
+
+impl fmt::Display for KeyStateKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

@@ -1,0 +1,149 @@
+//! The providers whose documentation was read. What is written nowhere is not here: it is an argument.
+
+use std::time::Duration;
+
+use http::{HeaderName, StatusCode, header::HeaderName as Name};
+use idem_core::IdForm;
+
+use super::{KeyPlace, Meaning, Profile};
+
+const IDEMPOTENCY_KEY: HeaderName = Name::from_static("idempotency-key");
+const IDEMPOTENT_REPLAYED: HeaderName = Name::from_static("idempotent-replayed");
+
+const fn hours(hours: u64) -> Duration {
+    Duration::from_secs(hours * 3_600)
+}
+
+impl Profile {
+    /// A server that follows the IETF's draft `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header-07): the key in quotes, 422 for
+    /// another request under it, 409 while it is worked on. The draft has each server publish for how long it remembers, so say it here.
+    #[must_use]
+    pub fn ietf(memory: Duration) -> Self {
+        Self::new("ietf", KeyPlace::QuotedHeader(IDEMPOTENCY_KEY), memory)
+            .replayed(IDEMPOTENT_REPLAYED)
+            .status(StatusCode::UNPROCESSABLE_ENTITY, Meaning::Refused)
+            .word("/type", "idempotency-key-reused", Meaning::KeyReused)
+            .word("/type", "key-reused", Meaning::KeyReused)
+            .word("/type", "idempotency-in-progress", Meaning::InProgress)
+            .word("/type", "in-progress", Meaning::InProgress)
+            .word("/type", "outcome-unknown", Meaning::InProgress)
+            .word("/type", "answer-not-kept", Meaning::AnswerGone)
+    }
+
+    /// A server that runs idem, with the profile `ietf` or `guardia`: what it says in its problems is understood, and it is asked about the
+    /// key, at `{path}/idempotency/{key}`, before this gives up. `memory` is its retention of keys (`keys_for`).
+    ///
+    /// Both of guardia's conflicts are 409 and are told apart by their reason, as they must be: one is tried again, the other never.
+    #[must_use]
+    pub fn idem(memory: Duration, path: impl Into<String>) -> Self {
+        Self::ietf(memory)
+            .named("idem")
+            .asks_at(path)
+            // Rolled back, and nothing kept: the one may go better another time, the others not.
+            .word("/type", "failed-for-now", Meaning::NotYet)
+            .word("/type", "failed", Meaning::NotTaken)
+            .word("/type", "response-refused", Meaning::NotTaken)
+            .word("/reason", "IDEMPOTENCY_IN_PROGRESS", Meaning::InProgress)
+            .word("/reason", "IDEMPOTENT_ANSWER_NOT_KEPT", Meaning::AnswerGone)
+            .word("/reason", "CONFLICTING_IDEMPOTENT_REQUEST", Meaning::KeyReused)
+    }
+
+    /// Stripe's API v1. Keys of up to 255 characters, pruned once they are 24 hours old, and then a request is a new one. The first answer is
+    /// kept once the endpoint has begun, 500 included; a 500 therefore ends in doubt at once, and only what Stripe marks with
+    /// `stripe-should-retry: true` is tried again.
+    ///
+    /// Source: <https://docs.stripe.com/api/idempotent_requests>, <https://docs.stripe.com/error-low-level>.
+    #[must_use]
+    pub fn stripe() -> Self {
+        Self::new("stripe", KeyPlace::Header(IDEMPOTENCY_KEY), hours(24))
+            .form(IdForm::V5)
+            .replayed(IDEMPOTENT_REPLAYED)
+            .says_again(Name::from_static("stripe-should-retry"), true)
+            .status(StatusCode::CONFLICT, Meaning::InProgress)
+            .status(StatusCode::INTERNAL_SERVER_ERROR, Meaning::KeptFailure)
+            .word("/error/type", "idempotency_error", Meaning::KeyReused)
+            .word("/error/code", "idempotency_key_in_use", Meaning::InProgress)
+    }
+
+    /// Adyen. Keys of up to 64 characters, valid for at least 31 days and in one region only; what failed may be tried again only where
+    /// `transient-error: true` says so; error 704, with 409 or 422, is "request already processed or in progress".
+    ///
+    /// Source: <https://docs.adyen.com/development-resources/api-idempotency>,
+    /// <https://github.com/Adyen/adyen-java-api-library/issues/284>, <https://github.com/Adyen/adyen-java-api-library/pull/288>.
+    #[must_use]
+    pub fn adyen() -> Self {
+        Self::new("adyen", KeyPlace::Header(IDEMPOTENCY_KEY), hours(24 * 31))
+            .form(IdForm::V5)
+            .key_bytes_max(64)
+            .says_again(Name::from_static("transient-error"), false)
+            .status(StatusCode::CONFLICT, Meaning::InProgress)
+            .word("/errorCode", "704", Meaning::InProgress)
+    }
+
+    /// Square: the member `idempotency_key` of the body, up to 45 characters for a payment. It publishes no time for which keys are kept, so
+    /// the one that you were told, or dare to assume, is an argument.
+    ///
+    /// Source: <https://developer.squareup.com/docs/working-with-apis/idempotency>,
+    /// <https://developer.squareup.com/forums/t/how-long-are-idempotency-keys-retained-for-the-createpayment-endpoint/28303>.
+    #[must_use]
+    pub fn square(memory: Duration) -> Self {
+        Self::new("square", KeyPlace::Member("idempotency_key".into()), memory).form(IdForm::V5).key_bytes_max(45)
+    }
+
+    /// PayPal's orders, version 2: `PayPal-Request-Id`, up to 108 characters, kept for 6 hours (up to 72 by agreement; other APIs of
+    /// PayPal's differ, see each one's reference). Of two requests at once it may fail the second.
+    ///
+    /// Source: <https://developer.paypal.com/api/rest/reference/idempotency>,
+    /// <https://developer.paypal.com/api/orders/v2/orders-authorize>.
+    #[must_use]
+    pub fn paypal_orders() -> Self {
+        Self::new("paypal-orders", KeyPlace::Header(Name::from_static("paypal-request-id")), hours(6))
+            .form(IdForm::V5)
+            .key_bytes_max(108)
+    }
+
+    /// Qonto: `X-Qonto-Idempotency-Key`, kept for 30 minutes, after which the same request makes a new resource. It keeps what succeeded, and
+    /// gives it again whatever the body is, so two intents under one key would go unnoticed.
+    ///
+    /// Source: <https://docs.qonto.com/get-started/general/idempotent-requests>.
+    #[must_use]
+    pub fn qonto() -> Self {
+        let name = Name::from_static("x-qonto-idempotency-key");
+        Self::new("qonto", KeyPlace::Header(name), Duration::from_secs(30 * 60)).form(IdForm::V5)
+    }
+
+    /// Plaid's `/transfer/authorization/create`: the member `idempotency_key` of the body, which expires after 48 hours. Only keys of the
+    /// length of a UUID were looked at.
+    ///
+    /// Source: Plaid's schema of `TransferAuthorizationCreateRequest`,
+    /// <https://www.rubydoc.info/gems/plaid/38.0.0/Plaid/TransferAuthorizationCreateRequest>.
+    #[must_use]
+    pub fn plaid_transfer_authorization() -> Self {
+        Self::new("plaid-transfer-authorization", KeyPlace::Member("idempotency_key".into()), hours(48))
+            .form(IdForm::V5)
+            .key_bytes_max(36)
+    }
+
+    /// TrueLayer's payments, version 3: `Idempotency-Key`, valid for 30 days from its creation; another payload is an error.
+    ///
+    /// Source: <https://docs.truelayer.com/docs/idempotency-for-payment-requests>.
+    #[must_use]
+    pub fn truelayer() -> Self {
+        Self::new("truelayer", KeyPlace::Header(IDEMPOTENCY_KEY), hours(24 * 30)).form(IdForm::V5)
+    }
+
+    /// Checkout.com: `Cko-Idempotency-Key`, kept for 24 hours where the first answer was 2xx; what was answered with 4xx or 5xx is attempted
+    /// anew.
+    ///
+    /// Source: <https://www.checkout.com/docs/payments/manage-payments/idempotency>.
+    #[must_use]
+    pub fn checkout_com() -> Self {
+        Self::new("checkout.com", KeyPlace::Header(Name::from_static("cko-idempotency-key")), hours(24))
+            .form(IdForm::V5)
+    }
+
+    fn named(mut self, name: &'static str) -> Self {
+        self.name = name.into();
+        self
+    }
+}

@@ -1,0 +1,248 @@
+//! [`IdempotentClient`]: tries until it is known.
+
+use std::{fmt, future::poll_fn, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use http_body_util::{BodyExt as _, Limited};
+use idem_core::BoxError;
+use tower_service::Service;
+
+use super::{
+    Answer, Ended, Indeterminate, Intent, KeyState, KeyStateKind, Meaning, PrepareRequestError, Profile, Refusal,
+    Retries, Undecided, ask,
+    judge::{Judged, judge},
+    prepare::Prepared,
+    window::{Window, wall_clock},
+};
+
+/// How much longer than the server may wait its answer to a question may take.
+const ASKED_WITHIN: Duration = Duration::from_secs(5);
+
+/// A client that sends each intent until its outcome is known. See the [module](super).
+///
+/// It stands on any tower `Service` of `http` requests that can be cloned for each try, such as [`Reqwest`](super::Reqwest).
+#[derive(Clone)]
+pub struct IdempotentClient<C> {
+    service: C,
+    profile: Profile,
+    retries: Retries,
+}
+
+/// What the tries have shown so far.
+#[derive(Debug, Default)]
+struct Seen {
+    tries: u32,
+    /// A try may have been carried out, and no answer says.
+    open: bool,
+    last: Option<Answer>,
+}
+
+/// What comes after a try.
+enum Step {
+    End(Box<Ended>),
+    Again(Option<Duration>),
+    Stop(Undecided),
+}
+
+/// What became of one try.
+enum Tried {
+    Answered(Response<Bytes>),
+    /// An answer, but not the whole of it.
+    TooLarge(Response<Bytes>),
+    Lost,
+}
+
+impl<C, B> IdempotentClient<C>
+where
+    C: Service<Request<Bytes>, Response = Response<B>> + Clone + Send + Sync,
+    C::Error: Into<BoxError>,
+    C::Future: Send,
+    B: Body<Data = Bytes> + Send,
+    B::Error: Into<BoxError>,
+{
+    /// A client of this provider's, with [`Retries::default`].
+    pub fn new(service: C, profile: Profile) -> Self {
+        Self { service, profile, retries: Retries::default() }
+    }
+
+    /// Sets how long is tried, and how it is paced.
+    #[must_use]
+    pub fn retries(mut self, retries: Retries) -> Self {
+        self.retries = retries;
+        self
+    }
+
+    /// The provider's profile.
+    #[must_use]
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// Sends the request under the intent's key until it is known what became of it, or until another try might be a second order.
+    ///
+    /// All tries send the same bytes. Send the same request for the same intent, in later calls too: another one is
+    /// [refused](Refusal::KeyReused) by most providers, and answered with the first one's answer by some.
+    ///
+    /// # Errors
+    /// [`PrepareRequestError`] where the key would not arrive as it is. Nothing was sent.
+    ///
+    /// # Cancel safety
+    /// A dropped call leaves its outcome unknown, as a lost answer does: send the same intent again, with the time of this call as
+    /// [`Intent::first_tried_at`].
+    pub async fn send(&self, intent: &Intent, request: Request<Bytes>) -> Result<Ended, PrepareRequestError> {
+        let prepared = Prepared::new(&self.profile, intent, request)?;
+        // What an earlier call has tried, it may have left without an answer.
+        let mut seen = Seen { open: intent.tried_first().is_some(), ..Seen::default() };
+        let window = match Window::open(&self.profile, &self.retries, intent) {
+            Ok(window) => window,
+            Err(why) => {
+                let since = intent.tried_first().unwrap_or_else(wall_clock);
+                return Ok(Ended::Indeterminate(doubt(since, prepared, why, seen, None)));
+            }
+        };
+        let mut pause = Duration::ZERO;
+        let why = loop {
+            let within = match window.time_for_a_try(pause) {
+                Ok(_) if seen.tries >= self.retries.tries_max.max(1) => break Undecided::Deadline,
+                Ok(within) => within,
+                Err(why) => break why,
+            };
+            tokio::time::sleep(pause).await;
+            let asked = match self.step(&prepared, within, &mut seen).await {
+                Step::End(ended) => return Ok(*ended),
+                Step::Stop(why) => break why,
+                Step::Again(asked) => asked,
+            };
+            pause = self.retries.pause(seen.tries, asked, fastrand::f64());
+            tracing::debug!(
+                idem.provider = self.profile.name(), idem.key = %prepared.key, tries = seen.tries, pause = ?pause,
+                status = seen.last.as_ref().map(|last| last.response.status().as_u16()), "not known yet; the same key is tried again"
+            );
+        };
+        Ok(self.give_up(prepared, window, seen, why).await)
+    }
+
+    /// One try, and what it has shown.
+    async fn step(&self, prepared: &Prepared, within: Duration, seen: &mut Seen) -> Step {
+        seen.tries += 1;
+        let response = match self.try_once(prepared.request(), within).await {
+            Tried::Answered(response) => response,
+            Tried::TooLarge(response) => {
+                seen.open = true;
+                seen.last = Some(Answer { response, tries: seen.tries, replayed: false });
+                return Step::Stop(Undecided::AnswerTooLarge);
+            }
+            Tried::Lost => {
+                seen.open = true;
+                return Step::Again(None);
+            }
+        };
+        let Judged { meaning, after, replayed } = judge(&self.profile, &response);
+        // A conflict, or a condition that no longer holds, may be what an earlier try of this very request has brought about: only an
+        // answer that is known to be the key's own is a refusal then.
+        let own = !seen.open || replayed.is_some() || !matches!(response.status().as_u16(), 409 | 410 | 412);
+        let answer = Answer { response, tries: seen.tries, replayed: replayed == Some(true) };
+        let end = |ended| Step::End(Box::new(ended));
+        match meaning {
+            Meaning::Answer => return end(Ended::Known(answer)),
+            Meaning::Refused if own => return end(Ended::Refused(answer, Refusal::Operation)),
+            Meaning::KeyReused => return end(Ended::Refused(answer, Refusal::KeyReused)),
+            Meaning::NotTaken if !seen.open => return end(Ended::Refused(answer, Refusal::Request)),
+            Meaning::Refused | Meaning::NotTaken | Meaning::NotYet => {}
+            Meaning::InProgress | Meaning::Failed | Meaning::KeptFailure | Meaning::AnswerGone => seen.open = true,
+        }
+        seen.last = Some(answer);
+        match meaning {
+            Meaning::NotTaken | Meaning::Refused => Step::Stop(Undecided::NotAccepted),
+            Meaning::KeptFailure => Step::Stop(Undecided::KeptFailure),
+            Meaning::AnswerGone => Step::Stop(Undecided::AnswerGone),
+            Meaning::NotYet | Meaning::InProgress | Meaning::Failed | Meaning::Answer | Meaning::KeyReused => {
+                Step::Again(after)
+            }
+        }
+    }
+
+    /// Sends once and reads the whole answer. What is cut off, hangs, or comes in part is lost.
+    async fn try_once(&self, request: Request<Bytes>, within: Duration) -> Tried {
+        let mut service = self.service.clone();
+        let max = self.retries.answer_bytes_max;
+        let sent = async {
+            poll_fn(|context| service.poll_ready(context)).await.map_err(Into::into)?;
+            let (parts, body) = service.call(request).await.map_err(Into::into)?.into_parts();
+            let collected = Limited::new(body, max).collect().await.map(|body| body.to_bytes());
+            Ok::<_, BoxError>((parts, collected))
+        };
+        match tokio::time::timeout(within, sent).await {
+            Ok(Ok((parts, Ok(body)))) => Tried::Answered(Response::from_parts(parts, body)),
+            Ok(Ok((parts, Err(error)))) if error.is::<http_body_util::LengthLimitError>() => {
+                Tried::TooLarge(Response::from_parts(parts, Bytes::new()))
+            }
+            Ok(Ok((_, Err(error))) | Err(error)) => {
+                tracing::debug!(
+                    idem.provider = self.profile.name(),
+                    error = &*error as &dyn std::error::Error,
+                    "an answer was lost"
+                );
+                Tried::Lost
+            }
+            Err(_) => Tried::Lost,
+        }
+    }
+
+    /// No more tries. The server is asked about the key, where it can be, and its answer is fetched where it has one.
+    async fn give_up(&self, prepared: Prepared, window: Window, mut seen: Seen, why: Undecided) -> Ended {
+        if seen.tries > 0 && !seen.open && why != Undecided::NotAccepted {
+            // Each try was answered, and none was carried out.
+            if let Some(last) = seen.last {
+                return Ended::Refused(last, Refusal::Busy);
+            }
+        }
+        let state = self.ask(&prepared).await;
+        let is_there = state.as_ref().is_some_and(|state| match state.kind {
+            KeyStateKind::Completed | KeyStateKind::Failed => true,
+            KeyStateKind::Unknown
+            | KeyStateKind::InProgress
+            | KeyStateKind::Uncertain
+            | KeyStateKind::AnswerNotKept => false,
+        });
+        if is_there
+            && let Ok(within) = window.time_to_fetch()
+            && let Step::End(ended) = self.step(&prepared, within, &mut seen).await
+        {
+            return *ended;
+        }
+        let gone = state.as_ref().is_some_and(|state| state.kind == KeyStateKind::AnswerNotKept);
+        let why = if gone { Undecided::AnswerGone } else { why };
+        Ended::Indeterminate(doubt(window.since, prepared, why, seen, state))
+    }
+
+    async fn ask(&self, prepared: &Prepared) -> Option<KeyState> {
+        let path = self.profile.asks_at.as_deref()?;
+        let question = ask::question(prepared, path, self.retries.ask_for)?;
+        match self.try_once(question, self.retries.ask_for.saturating_add(ASKED_WITHIN)).await {
+            Tried::Answered(response) => ask::state(&response),
+            Tried::TooLarge(_) | Tried::Lost => None,
+        }
+    }
+}
+
+fn doubt(
+    since: std::time::SystemTime,
+    prepared: Prepared,
+    why: Undecided,
+    seen: Seen,
+    state: Option<KeyState>,
+) -> Indeterminate {
+    Indeterminate { since, key: prepared.key, why, tries: seen.tries, last: seen.last, state }
+}
+
+impl<C> fmt::Debug for IdempotentClient<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdempotentClient")
+            .field("profile", &self.profile)
+            .field("retries", &self.retries)
+            .finish_non_exhaustive()
+    }
+}

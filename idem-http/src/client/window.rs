@@ -1,0 +1,73 @@
+//! The time in which an intent may be tried: until the deadline, and never so long that the provider may have forgotten its key.
+
+use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
+
+use super::{Intent, Profile, Retries, ended::Undecided};
+
+/// From the first try on. What has passed is the longer of what two clocks say: the monotonic one stands still while a machine is
+/// suspended, and the other may be set back.
+#[derive(Debug)]
+pub(super) struct Window {
+    begun: Instant,
+    begun_at: SystemTime,
+    /// When the intent was first tried, by whoever it was.
+    pub(super) since: SystemTime,
+    deadline: Duration,
+    /// How long from the beginning of this call the provider remembers the key for sure.
+    remembered: Duration,
+    try_within: Duration,
+}
+
+impl Window {
+    /// Opens the window, at the first try or for a later one.
+    ///
+    /// # Errors
+    /// [`Undecided::Clock`] where the first try lies further in the future than two clocks may differ.
+    pub(super) fn open(profile: &Profile, retries: &Retries, intent: &Intent) -> Result<Self, Undecided> {
+        let (begun, begun_at) = (Instant::now(), wall_clock());
+        let since = intent.tried_first().unwrap_or(begun_at);
+        let ago = match begun_at.duration_since(since) {
+            Ok(ago) => ago,
+            Err(ahead) if ahead.duration() <= profile.margin() => Duration::ZERO,
+            Err(_) => return Err(Undecided::Clock),
+        };
+        let remembered = profile.memory().saturating_sub(profile.margin()).saturating_sub(ago);
+        Ok(Self { begun, begun_at, since, deadline: retries.deadline, remembered, try_within: retries.try_within })
+    }
+
+    fn passed(&self) -> Duration {
+        self.begun.elapsed().max(wall_clock().duration_since(self.begun_at).unwrap_or_default())
+    }
+
+    /// How long a try that begins `after` this may take.
+    ///
+    /// # Errors
+    /// Why there is no time left for one.
+    pub(super) fn time_for_a_try(&self, after: Duration) -> Result<Duration, Undecided> {
+        let at = self.passed().saturating_add(after);
+        let (memory, deadline) = (self.remembered.saturating_sub(at), self.deadline.saturating_sub(at));
+        if memory.is_zero() {
+            Err(Undecided::Memory)
+        } else if deadline.is_zero() {
+            Err(Undecided::Deadline)
+        } else {
+            Ok(self.try_within.min(deadline).min(memory))
+        }
+    }
+
+    /// The same beyond the deadline, to fetch an answer of which it is known that it is there.
+    pub(super) fn time_to_fetch(&self) -> Result<Duration, Undecided> {
+        let memory = self.remembered.saturating_sub(self.passed());
+        if memory.is_zero() { Err(Undecided::Memory) } else { Ok(self.try_within.min(memory)) }
+    }
+}
+
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the time of a first try comes from other processes, and machines are suspended"
+)]
+pub(super) fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}

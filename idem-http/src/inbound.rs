@@ -1,1 +1,0 @@
-//! Events that come in over HTTP, answered with 2xx once they are committed.

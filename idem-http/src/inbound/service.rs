@@ -1,0 +1,204 @@
+//! [`Inbound`]: the service.
+
+use std::{
+    convert::Infallible,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header::RETRY_AFTER, request::Parts};
+use http_body::Body;
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use idem_core::{BoxError, DedupConsumer, Store};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
+use tower_service::Service;
+
+use super::{
+    sender::{NotAdmitted, Opened, Sender},
+    settle::{Reply, decide},
+};
+
+/// The largest body by default: events of all senders here are below it.
+const BODY_BYTES_MAX: usize = 1 << 20;
+
+/// How many requests are handled at once by default.
+const AT_ONCE: usize = 64;
+
+/// How many times as many may be read meanwhile: whoever sends its body slowly takes no handler's place.
+const READ_PER_HANDLED: usize = 4;
+
+const NOT_POST: Reply = Reply::new(StatusCode::METHOD_NOT_ALLOWED, "events are posted");
+const TOO_LARGE: Reply = Reply::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is over the limit");
+const TOO_SLOW: Reply = Reply::new(StatusCode::REQUEST_TIMEOUT, "the body did not come");
+const CUT: Reply = Reply::new(StatusCode::BAD_REQUEST, "the body did not come whole");
+const TOO_MANY: Reply = Reply::later(2, "too many are being handled");
+const GOES_ON: Reply = Reply::later(5, "it is still being handled");
+const UNPROVED: Reply = Reply::later(10, "its signature cannot be checked now");
+
+/// A tower `Service` that takes one sender's events for one consumer. See the [module](super). Cloning is cheap, and clones share
+/// everything.
+pub struct Inbound<S: Store, F> {
+    shared: Arc<Shared<S, F>>,
+}
+
+struct Shared<S: Store, F> {
+    consumer: DedupConsumer<S>,
+    sender: F,
+    deadline: Duration,
+    body_bytes_max: usize,
+    at_once: Arc<Semaphore>,
+    reading: Semaphore,
+}
+
+impl<S: Store, F: Sender> Inbound<S, F> {
+    /// Events of `sender` for `consumer`, which knows them as the sender's `identify` has it.
+    pub fn new(consumer: DedupConsumer<S>, sender: F) -> Self {
+        let deadline = sender.deadline();
+        let (at_once, reading) = (Arc::new(Semaphore::new(AT_ONCE)), Semaphore::new(AT_ONCE * READ_PER_HANDLED));
+        let body_bytes_max = BODY_BYTES_MAX;
+        Self { shared: Arc::new(Shared { consumer, sender, deadline, body_bytes_max, at_once, reading }) }
+    }
+
+    /// Sets how long a sender is kept waiting, body and handler together. Defaults to the [sender's](Sender::deadline).
+    #[must_use]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        self.with(|shared| shared.deadline = deadline)
+    }
+
+    /// Sets the largest body, in bytes. Defaults to 1 MiB. The consumer's `payload_bytes_max` holds beside it.
+    #[must_use]
+    pub fn body_bytes_max(self, bytes: usize) -> Self {
+        self.with(|shared| shared.body_bytes_max = bytes)
+    }
+
+    /// Sets how many events are handled at once, with those that go on behind their deadline; four times as many are read. Beyond either
+    /// senders are told to come again. Defaults to 64. More than the consumer has lanes wait for one.
+    #[must_use]
+    pub fn at_once(self, events: usize) -> Self {
+        let events = events.clamp(1, Semaphore::MAX_PERMITS / READ_PER_HANDLED);
+        self.with(|shared| {
+            shared.at_once = Arc::new(Semaphore::new(events));
+            shared.reading = Semaphore::new(events * READ_PER_HANDLED);
+        })
+    }
+
+    fn with(mut self, set: impl FnOnce(&mut Shared<S, F>)) -> Self {
+        // Nobody shares it before it is served.
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            set(shared);
+        }
+        self
+    }
+}
+
+impl<S: Store, F: Sender> Shared<S, F> {
+    async fn answer<B>(self: Arc<Self>, head: Parts, body: B) -> Reply
+    where
+        B: Body<Data = Bytes> + Send,
+        B::Error: Into<BoxError>,
+    {
+        let until = Instant::now() + self.deadline;
+        if head.method != Method::POST && head.method != Method::PUT {
+            return NOT_POST;
+        }
+        if let Err(why) = self.sender.admit(&head) {
+            return self.refused(why);
+        }
+        let Ok(reading) = self.reading.try_acquire() else { return TOO_MANY };
+        let body = match tokio::time::timeout_at(until, Limited::new(body, self.body_bytes_max).collect()).await {
+            Ok(Ok(body)) => body.to_bytes(),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => return TOO_LARGE,
+            Ok(Err(_)) => return CUT,
+            Err(_) => return TOO_SLOW,
+        };
+        let message = match tokio::time::timeout_at(until, self.sender.open(&head, body)).await {
+            Ok(Ok(Opened::Message(message))) => *message,
+            Ok(Ok(Opened::Settled)) => return Reply::new(StatusCode::OK, "settled"),
+            Ok(Err(why)) => return self.refused(why),
+            Err(_) => return UNPROVED,
+        };
+        drop(reading);
+        let Ok(permit) = Arc::clone(&self.at_once).try_acquire_owned() else { return TOO_MANY };
+        // Its own task, which a sender that gives up does not end.
+        let deciding = tokio::spawn(run(Arc::clone(&self), message, permit));
+        match tokio::time::timeout_at(until, deciding).await {
+            Ok(Ok(reply)) => reply,
+            // The engine's task has panicked: whether it was handled is found out by the next copy.
+            Ok(Err(_)) | Err(_) => GOES_ON,
+        }
+    }
+
+    fn refused(&self, why: NotAdmitted) -> Reply {
+        match why {
+            NotAdmitted::Unauthenticated(text) => {
+                tracing::debug!(idem.consumer = %self.consumer.name(), why = text, "a request is not its sender's");
+                Reply::new(StatusCode::UNAUTHORIZED, text)
+            }
+            NotAdmitted::Unavailable(error) => {
+                tracing::warn!(idem.consumer = %self.consumer.name(), error = &*error as &dyn std::error::Error, "nobody can tell whether a request is its sender's");
+                UNPROVED
+            }
+        }
+    }
+}
+
+async fn run<S: Store, F: Sender>(
+    shared: Arc<Shared<S, F>>,
+    message: idem_core::Message,
+    permit: OwnedSemaphorePermit,
+) -> Reply {
+    let reply = decide(&shared.consumer, message).await;
+    drop(permit);
+    reply
+}
+
+impl<S: Store, F: Sender, B> Service<Request<B>> for Inbound<S, F>
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (head, body) = request.into_parts();
+        let answer = Arc::clone(&self.shared).answer(head, body);
+        Box::pin(async move { Ok(response(answer.await)) })
+    }
+}
+
+fn response(reply: Reply) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from_static(reply.text.as_bytes())));
+    *response.status_mut() = reply.status;
+    let headers = response.headers_mut();
+    headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    if let Some(after) = reply.after {
+        headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+    }
+    response
+}
+
+impl<S: Store, F> Clone for Inbound<S, F> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<S: Store, F> fmt::Debug for Inbound<S, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbound").field("consumer", &self.shared.consumer).finish_non_exhaustive()
+    }
+}

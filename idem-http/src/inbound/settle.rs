@@ -1,0 +1,87 @@
+//! What a decision is answered with.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use idem_core::{Decision, DedupConsumer, Failure, Keep, Message, Reason, SetAside, Store};
+
+/// An answer to the sender.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Reply {
+    pub(super) status: StatusCode,
+    /// When to come again.
+    pub(super) after: Option<Duration>,
+    /// For whoever reads the sender's log.
+    pub(super) text: &'static str,
+}
+
+impl Reply {
+    pub(super) const fn new(status: StatusCode, text: &'static str) -> Self {
+        Self { status, after: None, text }
+    }
+
+    /// Come again.
+    pub(super) const fn later(seconds: u64, text: &'static str) -> Self {
+        Self { status: StatusCode::SERVICE_UNAVAILABLE, after: Some(Duration::from_secs(seconds)), text }
+    }
+}
+
+const HELD: Reply = Reply::later(2, "another delivery of it is being handled");
+const FAILED: Reply = Reply::later(10, "it could not be handled now");
+const DOWN: Reply = Reply::later(10, "it cannot be recorded now");
+const NOT_KEPT: Reply = Reply::later(3_600, "it cannot be handled, and not be kept either");
+
+/// Hands the message to the consumer, keeps what can never be handled, and says what the sender is told.
+pub(super) async fn decide<S: Store>(consumer: &DedupConsumer<S>, message: Message) -> Reply {
+    let decided = match consumer.process([message]).await {
+        Ok(mut decided) => decided.pop(),
+        Err(error) => {
+            tracing::error!(idem.consumer = %consumer.name(), error = &error as &dyn std::error::Error, "an event cannot be taken in");
+            return DOWN;
+        }
+    };
+    let Some((message, decision)) = decided else { return FAILED };
+    match &decision {
+        Decision::Processed(_) => Reply::new(StatusCode::OK, "handled"),
+        Decision::Duplicate(..) => Reply::new(StatusCode::OK, "handled before"),
+        Decision::Busy => HELD,
+        Decision::Conflict(..) => kept(consumer, &message, &decision).await,
+        Decision::Failed(failure) if is_malformed(failure) => malformed(consumer, &message, &decision).await,
+        Decision::Failed(failure) => {
+            tracing::warn!(idem.consumer = %consumer.name(), idem.key = message.key().map(tracing::field::display), error = %failure, "an event failed");
+            match failure.comes_again() {
+                true => Reply { after: failure.retry_after.or(FAILED.after), ..FAILED },
+                false => kept(consumer, &message, &decision).await,
+            }
+        }
+        // A later release's: nothing is known of it, so the sender keeps the message.
+        _ => FAILED,
+    }
+}
+
+/// Whether it is the sender's fault.
+fn is_malformed(failure: &Failure) -> bool {
+    matches!(failure.reason, Reason::Malformed | Reason::MissingKey | Reason::TooLarge) && !failure.comes_again()
+}
+
+/// It is kept here, so that the sender may forget it, or it is not.
+async fn kept<S: Store>(consumer: &DedupConsumer<S>, message: &Message, decision: &Decision) -> Reply {
+    match consumer.set_aside(message, decision, Keep::Payload).await {
+        Ok(SetAside::Whole) => Reply::new(StatusCode::OK, "kept for a person to look at"),
+        Ok(SetAside::Facts | SetAside::NoRoom) => NOT_KEPT,
+        // A wrong set-up.
+        Ok(SetAside::Nothing) => FAILED,
+        Err(error) => {
+            tracing::error!(idem.consumer = %consumer.name(), error = &error as &dyn std::error::Error, "an event cannot be set aside");
+            DOWN
+        }
+    }
+}
+
+/// The sender keeps it, and is told so. A note of it is kept here, without what it held.
+async fn malformed<S: Store>(consumer: &DedupConsumer<S>, message: &Message, decision: &Decision) -> Reply {
+    if let Err(error) = consumer.set_aside(message, decision, Keep::Facts).await {
+        tracing::error!(idem.consumer = %consumer.name(), error = &error as &dyn std::error::Error, "a malformed event cannot be noted");
+    }
+    Reply::new(StatusCode::BAD_REQUEST, "malformed")
+}

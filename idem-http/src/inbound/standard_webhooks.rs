@@ -1,0 +1,88 @@
+//! Standard Webhooks.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{HeaderMap, header::CONTENT_TYPE, request::Parts};
+use idem_core::{DedupConsumerBuilder, Message, Store, key::MessageId};
+pub use idem_webhook::Secret;
+
+use super::{
+    clock::is_near,
+    sender::{NotAdmitted, Opened, Sender},
+};
+
+/// How far a signed time may lie from ours, by the specification's own libraries.
+pub(super) const TOLERANCE: Duration = Duration::from_secs(5 * 60);
+
+/// Shorter than the 8 s that idem's own publisher waits for an answer, and others 15 s and more.
+const DEADLINE: Duration = Duration::from_secs(7);
+
+/// Whoever signs as [Standard Webhooks](https://www.standardwebhooks.com) 1.0 says, with HMAC-SHA256: idem's outbox among them.
+///
+/// The key is `webhook-id`, which all tries of an event have and the signature covers. The payload is the body, and of the headers there is
+/// `content-type` alone, because the others are not signed.
+#[derive(Debug, Clone)]
+pub struct StandardWebhooks {
+    secrets: Vec<Secret>,
+}
+
+impl StandardWebhooks {
+    /// With these secrets: one, or several while one takes another's place. Without any, nothing is taken.
+    pub fn new(secrets: impl IntoIterator<Item = Secret>) -> Self {
+        Self { secrets: secrets.into_iter().collect() }
+    }
+
+    /// Has the consumer know its events by `webhook-id`.
+    #[must_use]
+    pub fn identify<S: Store>(consumer: DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S> {
+        consumer.key_source(MessageId)
+    }
+}
+
+/// The one header of this name.
+pub(super) fn one<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<&'h str, NotAdmitted> {
+    let mut values = headers.get_all(name).iter();
+    let (value, more) = (values.next(), values.next());
+    let text = value.filter(|_| more.is_none()).and_then(|value| value.to_str().ok());
+    text.ok_or(NotAdmitted::Unauthenticated("a header of the signature is missing, repeated or no text"))
+}
+
+/// The times, as texts of digits alone: `+1` and `01` are no times that anybody signs.
+pub(super) fn seconds(text: &str) -> Option<u64> {
+    let is_plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| is_plain)
+}
+
+#[async_trait]
+impl Sender for StandardWebhooks {
+    fn admit(&self, head: &Parts) -> Result<(), NotAdmitted> {
+        one(&head.headers, "webhook-id")?;
+        one(&head.headers, "webhook-signature")?;
+        let at = seconds(one(&head.headers, "webhook-timestamp")?);
+        match at.is_some_and(|at| is_near(at, TOLERANCE, TOLERANCE)) {
+            true => Ok(()),
+            false => Err(NotAdmitted::Unauthenticated("the time of the signature is too far from ours")),
+        }
+    }
+
+    async fn open(&self, head: &Parts, body: Bytes) -> Result<Opened, NotAdmitted> {
+        let id = one(&head.headers, "webhook-id")?;
+        let (at, signatures) = (one(&head.headers, "webhook-timestamp")?, one(&head.headers, "webhook-signature")?);
+        if !idem_webhook::verify(&self.secrets, id, at, &body, signatures) {
+            return Err(NotAdmitted::Unauthenticated("no signature is right"));
+        }
+        let message = Message::new(body).with_id(id);
+        let kind = head.headers.get(CONTENT_TYPE).map(|kind| Bytes::copy_from_slice(kind.as_bytes()));
+        let message = match kind {
+            Some(kind) => message.with_header("content-type", kind),
+            None => message,
+        };
+        Ok(Opened::Message(Box::new(message)))
+    }
+
+    fn deadline(&self) -> Duration {
+        DEADLINE
+    }
+}

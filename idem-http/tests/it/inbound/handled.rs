@@ -1,0 +1,213 @@
+//! What becomes of an event, whoever sends it: EventBridge here, which signs nothing.
+
+use std::time::Duration;
+
+use http::HeaderName;
+use idem_http::inbound::{EventBridge, Inbound};
+use idem_sqlx::PostgresStore;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use super::fixture::{Act, Fixture, Said, post, serve};
+
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+fn inbound(fixture: &Fixture) -> Inbound<PostgresStore, EventBridge> {
+    Inbound::new(fixture.consumer(EventBridge::identify), EventBridge::new(API_KEY, ["old", "new"]))
+}
+
+fn event(id: &str, detail: &str) -> String {
+    format!(
+        r#"{{"version":"0","id":"{id}","detail-type":"PaymentMade","source":"bank","time":"2026-11-25T00:00:00Z","detail":{detail}}}"#
+    )
+}
+
+async fn send(url: &str, secret: &str, body: String) -> Said {
+    post(url, &[("x-api-key", secret.to_owned())], body).await
+}
+
+async fn status(url: &str, body: String) -> u16 {
+    send(url, "new", body).await.0
+}
+
+/// W41: 200 comes after the commit, a second copy has no effect, and the key is the producer's where it gives one.
+#[tokio::test]
+async fn w41_an_event_is_confirmed_once_its_effect_is_committed() {
+    let fixture = Fixture::new().await;
+    let url = serve(inbound(&fixture)).await;
+    assert_eq!(send(&url, "new", event("e-1", r#"{"cents":1}"#)).await, Said(200, None, "handled".into()));
+    assert_eq!(fixture.effects().await, ["e-1"]);
+    assert_eq!(send(&url, "old", event("e-1", r#"{"cents":1}"#)).await, Said(200, None, "handled before".into()));
+    // The producer put it again: another id, and the same key.
+    for id in ["e-2", "e-3"] {
+        assert_eq!(status(&url, event(id, r#"{"idempotencykey":"order-1","cents":2}"#)).await, 200);
+    }
+    assert_eq!(fixture.effects().await, ["e-1", "order-1"]);
+    assert_eq!(
+        fixture.texts("SELECT type || convert_from(payload, 'UTF8') FROM effects WHERE key = 'e-1'").await,
+        [r#"PaymentMade{"cents":1}"#]
+    );
+    assert_eq!(fixture.runs(), 2);
+    fixture.drop().await;
+}
+
+/// W41: what fails now leaves nothing and comes again; what can never be handled is kept whole, and then confirmed.
+#[tokio::test]
+async fn w41_failures_come_again_or_are_kept() {
+    let fixture = Fixture::new().await;
+    let url = serve(inbound(&fixture)).await;
+    fixture.act(Act::Fail);
+    let said = send(&url, "new", event("e-1", "{}")).await;
+    assert_eq!((said.0, said.1.as_deref()), (503, Some("10")));
+    assert_eq!(fixture.effects().await.len() + fixture.dead_letters().await.len(), 0);
+    fixture.act(Act::Write);
+    assert_eq!(status(&url, event("e-1", "{}")).await, 200);
+    assert_eq!(fixture.effects().await, ["e-1"]);
+    fixture.act(Act::Refuse);
+    assert_eq!(status(&url, event("e-2", r#"{"cents":2}"#)).await, 200);
+    assert_eq!(fixture.effects().await, ["e-1"]);
+    assert_eq!(fixture.dead_letters().await, [r#"permanent|e-2|{"cents":2}"#]);
+    fixture.drop().await;
+}
+
+/// W42: another payload under a known key runs nothing, is kept whole and noted in the trail, and its sender does not send it for days.
+#[tokio::test]
+async fn w42_a_conflict_is_kept_and_confirmed() {
+    let fixture = Fixture::new().await;
+    let url = serve(inbound(&fixture)).await;
+    assert_eq!(status(&url, event("e-1", r#"{"cents":1}"#)).await, 200);
+    for _ in 0..2 {
+        assert_eq!(status(&url, event("e-1", r#"{"cents":9}"#)).await, 200);
+    }
+    assert_eq!((fixture.runs(), fixture.effects().await.len()), (1, 1));
+    assert_eq!(fixture.dead_letters().await, [r#"conflict|e-1|{"cents":9}"#]);
+    assert_eq!(fixture.texts("SELECT action FROM audit WHERE action = 'conflict'").await.len(), 2);
+    fixture.drop().await;
+}
+
+/// W42: what is malformed is the sender's to keep: it is told so, and the note of it has nothing of its content.
+#[tokio::test]
+async fn w42_what_is_malformed_is_noted_without_its_content() {
+    let fixture = Fixture::new().await;
+    let url = serve(inbound(&fixture)).await;
+    for body in [
+        "{\"secret\":\"canary\"}".to_owned(),
+        "canary".to_owned(),
+        event("e-1", "{}").replace("\"id\"", "\"id\":\"canary\",\"id\""),
+    ] {
+        assert_eq!(status(&url, body).await, 400);
+    }
+    assert_eq!(status(&url, event("e-1", r#"{"idempotencykey":7}"#)).await, 400);
+    let letters = fixture.dead_letters().await;
+    assert_eq!(letters.len(), 4, "{letters:?}");
+    assert!(
+        letters.iter().all(|letter| letter.starts_with("malformed|") && letter.ends_with("|not kept")),
+        "{letters:?}"
+    );
+    assert!(fixture.texts("SELECT d::text FROM dead_letters d").await.iter().all(|row| !row.contains("canary")));
+    assert_eq!(fixture.runs(), 0);
+    fixture.drop().await;
+}
+
+/// W43: a handler that is slower than its sender waits goes on, and has its effect once, however often it is sent meanwhile.
+#[tokio::test]
+async fn w43_a_handler_beyond_the_deadline_goes_on() {
+    let fixture = Fixture::new().await;
+    let url = serve(inbound(&fixture).deadline(Duration::from_millis(300))).await;
+    fixture.act(Act::WriteAndWait);
+    let first = send(&url, "new", event("e-1", "{}")).await;
+    assert_eq!(first, Said(503, Some("5".into()), "it is still being handled".into()));
+    tokio::time::timeout(Duration::from_secs(30), fixture.orders.began.notified()).await.expect("it began");
+    let second = send(&url, "new", event("e-1", "{}")).await;
+    assert_eq!((second.0, fixture.effects().await.len(), fixture.runs()), (503, 0, 1), "{second:?}");
+    fixture.orders.let_go.notify_one();
+    let until = tokio::time::Instant::now() + Duration::from_secs(30);
+    // The commit tells nobody here; the sender comes again until it is told.
+    while status(&url, event("e-1", "{}")).await != 200 {
+        assert!(tokio::time::Instant::now() < until, "never confirmed");
+    }
+    assert_eq!((fixture.effects().await, fixture.runs()), (vec!["e-1".to_owned()], 1));
+    fixture.drop().await;
+}
+
+/// W43: what fails for good beyond the deadline is kept, whether or not its sender comes again.
+#[tokio::test]
+async fn w43_what_fails_beyond_the_deadline_is_kept() {
+    let fixture = Fixture::new().await;
+    let url = serve(inbound(&fixture).deadline(Duration::from_millis(300))).await;
+    fixture.act(Act::WaitAndRefuse);
+    assert_eq!(status(&url, event("e-1", "{}")).await, 503);
+    tokio::time::timeout(Duration::from_secs(30), fixture.orders.began.notified()).await.expect("it began");
+    fixture.orders.let_go.notify_one();
+    // The row tells nobody that it is there.
+    let mut pace = tokio::time::interval(Duration::from_millis(20));
+    let kept = async {
+        while fixture.dead_letters().await.is_empty() {
+            pace.tick().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), kept).await.expect("it is kept");
+    assert_eq!(fixture.dead_letters().await, ["permanent|e-1|{}"]);
+    fixture.drop().await;
+}
+
+/// W43: a flood of slow events holds so many tasks and no more; the others are told to come again. Bodies that do not come hold none.
+#[tokio::test]
+async fn w43_requests_at_once_are_bounded() {
+    let fixture = Fixture::new().await;
+    let url = serve(inbound(&fixture).at_once(1)).await;
+    let _loris = (begin(&url, "new").await, begin(&url, "new").await);
+    fixture.act(Act::WriteAndWait);
+    let slow = tokio::spawn({
+        let url = url.clone();
+        async move { status(&url, event("e-1", "{}")).await }
+    });
+    tokio::time::timeout(Duration::from_secs(30), fixture.orders.began.notified()).await.expect("it began");
+    let said = send(&url, "new", event("e-2", "{}")).await;
+    assert_eq!(said, Said(503, Some("2".into()), "too many are being handled".into()));
+    fixture.orders.let_go.notify_one();
+    assert_eq!(slow.await.unwrap(), 200);
+    fixture.act(Act::Write);
+    assert_eq!(status(&url, event("e-2", "{}")).await, 200);
+    fixture.drop().await;
+}
+
+/// W40: a stranger is refused by the head alone: its body is not read and the database not asked. Bodies are bounded.
+#[tokio::test]
+async fn w40_a_stranger_is_refused_before_anything_is_read() {
+    let fixture = Fixture::new().await;
+    let url = serve(inbound(&fixture).body_bytes_max(1_000)).await;
+    for secret in ["", "ne", "NEW", "neww"] {
+        let said = send(&url, secret, event("e-1", "{}")).await;
+        assert_eq!(said.0, 401, "{secret:?}");
+    }
+    assert_eq!(post(&url, &[], "").await.0, 401);
+    let twice = [("x-api-key", "new".to_owned()), ("x-api-key", "other".to_owned())];
+    assert_eq!(post(&url, &twice, event("e-1", "{}")).await.0, 401);
+    // A body that never ends is answered all the same.
+    let said = post_raw(&url).await;
+    assert!(said.starts_with("HTTP/1.1 401"), "{said}");
+    assert_eq!(send(&url, "new", event("e-1", &format!("{{\"x\":\"{}\"}}", "y".repeat(1_000)))).await.0, 413);
+    // Not even the consumer was registered.
+    assert_eq!(fixture.texts("SELECT name FROM consumers").await.len(), 0);
+    fixture.drop().await;
+}
+
+/// Announces a body and sends none of it.
+async fn begin(url: &str, secret: &str) -> TcpStream {
+    let address = url.trim_start_matches("http://").trim_end_matches("/events");
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let head = format!("POST /events HTTP/1.1\r\nhost: a\r\nx-api-key: {secret}\r\ncontent-length: 1000\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream
+}
+
+/// What is answered to such a one.
+async fn post_raw(url: &str) -> String {
+    let (mut stream, mut answer) = (begin(url, "wrong").await, [0; 64]);
+    let read =
+        tokio::time::timeout(Duration::from_secs(10), stream.read(&mut answer)).await.expect("an answer").unwrap();
+    String::from_utf8_lossy(&answer[..read]).into_owned()
+}

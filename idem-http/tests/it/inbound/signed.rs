@@ -1,0 +1,134 @@
+//! Standard Webhooks and Stripe: what is signed is taken once, and nothing else is.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use hmac_of::hex_hmac;
+use idem_http::inbound::{Inbound, Secret, StandardWebhooks, Stripe};
+use idem_sqlx::PostgresStore;
+
+use super::fixture::{Fixture, Said, now, post, serve};
+
+fn secret(byte: u8) -> String {
+    format!("whsec_{}", STANDARD.encode([byte; 32]))
+}
+
+fn webhooks(fixture: &Fixture) -> Inbound<PostgresStore, StandardWebhooks> {
+    let secrets = [1, 2].map(|byte| secret(byte).parse::<Secret>().unwrap());
+    Inbound::new(fixture.consumer(StandardWebhooks::identify), StandardWebhooks::new(secrets))
+}
+
+/// The headers of a webhook, signed by the reference implementation.
+fn signed(by: u8, id: &str, at: u64, body: &str) -> Vec<(&'static str, String)> {
+    let signature = standardwebhooks::Webhook::new(&secret(by))
+        .unwrap()
+        .sign(id, i64::try_from(at).unwrap(), body.as_bytes())
+        .unwrap();
+    vec![("webhook-id", id.to_owned()), ("webhook-timestamp", at.to_string()), ("webhook-signature", signature)]
+}
+
+/// W40: a webhook that the reference implementation has signed, with either secret, has its effect once.
+#[tokio::test]
+async fn w40_a_signed_webhook_has_its_effect_once() {
+    let fixture = Fixture::new().await;
+    let url = serve(webhooks(&fixture)).await;
+    let body = r#"{"cents":1}"#;
+    assert_eq!(post(&url, &signed(1, "msg_1", now(), body), body).await, Said(200, None, "handled".into()));
+    // Another try, later and by the other secret.
+    assert_eq!(post(&url, &signed(2, "msg_1", now() + 1, body), body).await, Said(200, None, "handled before".into()));
+    assert_eq!(fixture.effects().await, ["msg_1"]);
+    fixture.drop().await;
+}
+
+/// W40: what was changed, is too old, is signed by somebody else or not at all, is refused, and nothing is asked or kept.
+#[tokio::test]
+async fn w40_an_unsigned_or_old_webhook_is_refused() {
+    let fixture = Fixture::new().await;
+    let url = serve(webhooks(&fixture)).await;
+    let (body, at) = (r#"{"cents":1}"#, now());
+    let right = signed(1, "msg_1", at, body);
+    let with = |index: usize, value: &str| {
+        let mut headers = right.clone();
+        headers[index].1 = value.to_owned();
+        headers
+    };
+    let refused = [
+        with(0, "msg_2"),
+        with(1, &(at - 1).to_string()),
+        with(1, &format!("+{at}")),
+        with(2, "v1,AAAA"),
+        with(2, ""),
+        signed(3, "msg_1", at, body),
+        signed(1, "msg_1", at - 301, body),
+        signed(1, "msg_1", at + 310, body),
+        right[..2].to_vec(),
+        [right.clone(), vec![("webhook-id", "msg_2".to_owned())]].concat(),
+        Vec::new(),
+    ];
+    for headers in refused {
+        let said = post(&url, &headers, body).await;
+        assert_eq!(said.0, 401, "{headers:?}: {said:?}");
+    }
+    assert_eq!(post(&url, &right, r#"{"cents":2}"#).await.0, 401);
+    assert_eq!(fixture.texts("SELECT name FROM consumers").await.len() + fixture.runs() as usize, 0);
+    assert_eq!(post(&url, &right, body).await.0, 200);
+    fixture.drop().await;
+}
+
+fn stripe(fixture: &Fixture) -> Inbound<PostgresStore, Stripe> {
+    Inbound::new(fixture.consumer(Stripe::identify), Stripe::new(["whsec_old", "whsec_new"]))
+}
+
+fn stripe_signed(secret: &str, at: u64, body: &str) -> Vec<(&'static str, String)> {
+    vec![("stripe-signature", format!("t={at},v1={},v0=00", hex_hmac(secret, &format!("{at}.{body}"))))]
+}
+
+/// W40: Stripe's events have their effect once, whatever else is still to be delivered of them; what is not signed is refused.
+#[tokio::test]
+async fn w40_stripes_events_have_their_effect_once() {
+    let fixture = Fixture::new().await;
+    let url = serve(stripe(&fixture)).await;
+    let event = |pending: u32, cents: u32| {
+        format!(
+            r#"{{"id":"evt_1","object":"event","type":"charge.succeeded","pending_webhooks":{pending},"data":{{"object":{{"amount":{cents}}}}}}}"#
+        )
+    };
+    let (first, again, other) = (event(2, 1), event(1, 1), event(1, 9));
+    assert_eq!(
+        post(&url, &stripe_signed("whsec_new", now(), &first), first.clone()).await,
+        Said(200, None, "handled".into())
+    );
+    let said = post(&url, &stripe_signed("whsec_old", now(), &again), again.clone()).await;
+    assert_eq!(said, Said(200, None, "handled before".into()));
+    assert_eq!(fixture.texts("SELECT key || ' ' || type FROM effects").await, ["evt_1 charge.succeeded"]);
+    assert_eq!(post(&url, &stripe_signed("whsec_new", now(), &other), other.clone()).await.0, 200);
+    assert_eq!(fixture.dead_letters().await.len(), 1, "another event under the same id");
+    let right = hex_hmac("whsec_new", &format!("{}.{first}", now()));
+    let refused = [
+        stripe_signed("whsec_other", now(), &first),
+        stripe_signed("whsec_new", now() - 301, &first),
+        stripe_signed("whsec_new", now(), &again),
+        vec![("stripe-signature", format!("t={},v0={right}", now()))],
+        vec![("stripe-signature", format!("t={},t=1,v1={right}", now()))],
+        vec![("stripe-signature", format!("v1={right}"))],
+        vec![("stripe-signature", format!("t={},v1=zz", now()))],
+        Vec::new(),
+    ];
+    for headers in refused {
+        assert_eq!(post(&url, &headers, first.clone()).await.0, 401, "{headers:?}");
+    }
+    assert_eq!(fixture.runs(), 1);
+    fixture.drop().await;
+}
+
+/// HMAC-SHA256 as the standard defines it, by hand, so that it is not our own that is compared with itself.
+mod hmac_of {
+    use sha2::{Digest as _, Sha256};
+
+    pub(super) fn hex_hmac(key: &str, text: &str) -> String {
+        let mut block = [0_u8; 64];
+        block[..key.len()].copy_from_slice(key.as_bytes());
+        let padded = |pad: u8| block.map(|byte| byte ^ pad);
+        let inner = Sha256::new().chain_update(padded(0x36)).chain_update(text).finalize();
+        let outer = Sha256::new().chain_update(padded(0x5c)).chain_update(inner).finalize();
+        outer.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}

@@ -147,6 +147,11 @@ async fn o23_followers_of_one_key_are_met_once() {
 
 /// Puts in and publishes so many events, by as many looks as that takes.
 async fn published(fixture: &Fixture, outbox: &Arc<dyn Outbox>, events: usize) {
+    published_with(fixture, outbox, events, 0).await;
+}
+
+/// The same, with so many that are there already.
+async fn published_with(fixture: &Fixture, outbox: &Arc<dyn Outbox>, events: usize, there: usize) {
     let put = format!(
         "INSERT INTO outbox (number, destination, consumer, key_id, event_key, event_hash, payload)
          SELECT nextval('outbox_numbers'), 1, 1, gen_random_uuid(), 'k' || n, '', 'x' FROM generate_series(1, {events}) AS n"
@@ -154,7 +159,7 @@ async fn published(fixture: &Fixture, outbox: &Arc<dyn Outbox>, events: usize) {
     fixture.run(&put).await;
     let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
     let mut gone = 0;
-    while gone < events {
+    while gone < events + there {
         let next = outbox.next(id, 2_000, 1_000_000).await.unwrap();
         let ends: Vec<_> = next.iter().map(|event| (event.number, EventEnd::Published)).collect();
         outbox.settle(id, &ends).await.unwrap();
@@ -211,21 +216,28 @@ async fn o32_events_that_become_pending_again_are_found_where_looks_have_passed(
     let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
     let plain = fixture.store.plain_outbox("writer", ["payments"]).await.unwrap();
     let mut connection = fixture.connect().await;
-    for key in ["first", "second"] {
-        plain.publish(&mut connection, key, Event::to("payments").ordering_key("a").body("1")).await.unwrap();
+    for (key, of) in [("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b")] {
+        plain.publish(&mut connection, key, Event::to("payments").ordering_key(of).body("1")).await.unwrap();
     }
-    let first = outbox.next(id, 1, 1_000_000).await.unwrap().remove(0);
+    let fails = outbox.next(id, 10, 1_000_000).await.unwrap();
+    let (retried, skipped) = (fails[0].number, fails[2].number);
     let end = EventEnd::Failed { error: "never".to_owned(), may_be_sent: false };
-    outbox.settle(id, &[(first.number, end)]).await.unwrap();
-    published(&fixture, &outbox, 24_000).await;
-    assert!(pending_from(&fixture).await > 2, "looks have not passed them by");
-    assert_eq!(outbox.retry(&[first.number]).await.unwrap(), 1);
-    for key in ["first", "second"] {
+    outbox.settle(id, &[(retried, end.clone()), (skipped, end)]).await.unwrap();
+    let next = async || {
         let next = outbox.next(id, 10, 1_000_000).await.unwrap();
-        assert_eq!(next.iter().map(|event| event.key.as_str()).collect::<Vec<_>>(), [key]);
-        outbox.settle(id, &[(next[0].number, EventEnd::Published)]).await.unwrap();
-        published(&fixture, &outbox, 12_000).await;
-    }
+        next.iter().map(|event| event.key.as_str().to_owned()).collect::<Vec<_>>()
+    };
+    published(&fixture, &outbox, 24_000).await;
+    assert!(pending_from(&fixture).await > 4, "looks have not passed them by");
+    assert_eq!(outbox.skip(&[skipped]).await.unwrap(), 1);
+    assert_eq!(next().await, ["b2"], "it waited behind the one that was removed");
+    // With the one that waits.
+    published_with(&fixture, &outbox, 24_000, 1).await;
+    assert!(pending_from(&fixture).await > 4, "looks have not passed them by");
+    assert_eq!(outbox.retry(&[retried]).await.unwrap(), 1);
+    assert_eq!(next().await, ["a1"]);
+    outbox.settle(id, &[(retried, EventEnd::Published)]).await.unwrap();
+    assert_eq!(next().await, ["a2"]);
     fixture.drop().await;
 }
 

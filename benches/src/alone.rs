@@ -6,7 +6,7 @@ use std::{error::Error, process::Stdio};
 use serde_json::{Value, json};
 
 use crate::{
-    amqp, calls, engine, kafka,
+    amqp, calls, engine, kafka, relay,
     report::{Line, Table},
 };
 
@@ -22,6 +22,9 @@ pub(crate) fn measure(arguments: &[String]) -> Result<Value, Box<dyn Error>> {
         [what, messages] if what == "engine" => runtime.block_on(engine::memory(messages.parse()?)),
         [what, topic, messages] if what == "kafka" => runtime.block_on(kafka::resident(topic, messages.parse()?)),
         [what, queue, messages] if what == "rabbitmq" => runtime.block_on(amqp::resident(queue, messages.parse()?)),
+        [what, url, brokers, topic] if what == "relay" => {
+            runtime.block_on(relay::relay_until_killed(url, brokers, topic)).map(|()| Value::Null)
+        }
         _ => Err(format!("{FLAG} is for the benchmark itself").into()),
     }
 }

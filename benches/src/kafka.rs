@@ -34,20 +34,45 @@ const MINUTE: Duration = Duration::from_secs(60);
 const KEYS: usize = 2_000;
 
 /// A topic of four partitions that is removed again.
-struct Topic {
-    name: String,
-    brokers: String,
+pub(crate) struct Topic {
+    pub(crate) name: String,
+    pub(crate) brokers: String,
     messages: usize,
 }
 
 impl Topic {
-    /// One with so many messages, of which each key comes as often as it takes.
-    async fn create(brokers: &str, messages: usize, keys: usize) -> Result<Self, Box<dyn Error>> {
-        let topic = Self { name: format!("idem-bench-{}", Uuid::new_v4()), brokers: brokers.to_owned(), messages };
+    /// One without a message.
+    pub(crate) async fn empty(brokers: &str) -> Result<Self, Box<dyn Error>> {
+        let topic = Self::named(brokers, &format!("idem-bench-{}", Uuid::new_v4()));
         let new = NewTopic::new(&topic.name, 4, TopicReplication::Fixed(1));
         for created in topic.admin()?.create_topics([&new], &AdminOptions::new()).await? {
             created.map_err(|(topic, code)| format!("{topic}: {code}"))?;
         }
+        Ok(topic)
+    }
+
+    /// One that is there.
+    pub(crate) fn named(brokers: &str, name: &str) -> Self {
+        Self { name: name.to_owned(), brokers: brokers.to_owned(), messages: 0 }
+    }
+
+    /// Checks that it holds exactly so many messages: none lost, and no copies.
+    pub(crate) async fn holds(&self, messages: usize) -> Result<(), Box<dyn Error>> {
+        let consumer: BaseConsumer = self.config().create()?;
+        let name = self.name.clone();
+        let there = tokio::task::spawn_blocking(move || {
+            let watermarks = |partition| Ok(consumer.fetch_watermarks(&name, partition, MINUTE)?.1);
+            (0..4).map(watermarks).sum::<Result<i64, rdkafka::error::KafkaError>>()
+        });
+        match there.await?? {
+            there if usize::try_from(there)? == messages => Ok(()),
+            there => Err(format!("the topic holds {there} messages, and not {messages}").into()),
+        }
+    }
+
+    /// One with so many messages, of which each key comes as often as it takes.
+    async fn create(brokers: &str, messages: usize, keys: usize) -> Result<Self, Box<dyn Error>> {
+        let topic = Self { messages, ..Self::empty(brokers).await? };
         let producer: ThreadedProducer<_> = topic.config().set("linger.ms", "20").create()?;
         for n in 0..messages {
             let key = format!("order-{}", n % keys);
@@ -73,7 +98,7 @@ impl Topic {
         Ok(self.config().create()?)
     }
 
-    async fn remove(self) -> Result<(), Box<dyn Error>> {
+    pub(crate) async fn remove(self) -> Result<(), Box<dyn Error>> {
         self.admin()?.delete_topics(&[&self.name], &AdminOptions::new()).await?;
         Ok(())
     }
@@ -199,7 +224,7 @@ pub(crate) async fn memory(url: &str, brokers: &str, messages: usize) -> Result<
 
 /// The same in the process that is measured.
 pub(crate) async fn resident(topic: &str, messages: usize) -> Result<Value, Box<dyn Error>> {
-    let topic = Topic { name: topic.to_owned(), brokers: crate::brokers()?, messages };
+    let topic = Topic { messages, ..Topic::named(&crate::brokers()?, topic) };
     let consumer = DedupConsumer::builder(store(&crate::url()?).await?, "bench").batch_handler(Work::Insert);
     let (took, resident) = topic.idem(consumer, 500, Some(5 * MINUTE)).await?;
     Ok(alone::answer(&resident, messages, took.as_secs_f64()))

@@ -10,6 +10,7 @@ mod cases;
 mod cleanup;
 mod drain;
 mod engine;
+mod events;
 mod feed;
 mod growth;
 mod hot;
@@ -21,6 +22,7 @@ mod options;
 mod pgbench;
 mod plots;
 mod postgres;
+mod relay;
 mod report;
 mod sqlite;
 mod targets;
@@ -100,6 +102,14 @@ async fn measure(case: &str, options: &Options) -> Result<Vec<Table>, Box<dyn Er
             let insert = amqp::insert(&url, &broker, rounds, size.broker).await?;
             vec![insert, amqp::memory(&url, &broker, size.backlog / 5).await?]
         }
+        "events" => events::all(at).await?,
+        "relay" => relay::rate(&url, &brokers()?, rounds, size.relay).await?,
+        "relay-times" => {
+            let half_load = relay::half_load(&url, &brokers()?, rounds, size.half_load).await?;
+            vec![half_load, relay::takeover(&url, &brokers()?, rounds * 2).await?]
+        }
+        "relay-backlog" => relay::backlog(&url, &brokers()?, rounds, size.relay * 2).await?,
+        "relay-snapshot" => relay::snapshot(&url, &brokers()?, size.relay).await?,
         "growth" => growth::measure(at, options.rows).await?,
         "steady" => growth::steady::measure(at, options.rows).await?,
         _ => return Err(format!("{case} is none of the cases; ./bench --list names them").into()),

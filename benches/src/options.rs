@@ -16,6 +16,10 @@ pub(crate) struct Size {
     pub(crate) memory: usize,
     pub(crate) duplicates: usize,
     pub(crate) backlog: usize,
+    /// Events that a relay has before it.
+    pub(crate) relay: usize,
+    /// How long a relay runs at each rate.
+    pub(crate) half_load: Duration,
 }
 
 const FULL: Size = Size {
@@ -26,6 +30,8 @@ const FULL: Size = Size {
     memory: 5_000_000,
     duplicates: 500_000,
     backlog: 5_000_000,
+    relay: 100_000,
+    half_load: Duration::from_secs(5),
 };
 const QUICK: Size = Size {
     round: Duration::from_millis(500),
@@ -35,6 +41,8 @@ const QUICK: Size = Size {
     memory: 1_000_000,
     duplicates: 200_000,
     backlog: 1_000_000,
+    relay: 40_000,
+    half_load: Duration::from_secs(2),
 };
 /// Only whether it works.
 const SMOKE: Size = Size {
@@ -45,6 +53,8 @@ const SMOKE: Size = Size {
     memory: 20_000,
     duplicates: 3_000,
     backlog: 5_000,
+    relay: 2_000,
+    half_load: Duration::from_millis(500),
 };
 
 /// When a case is measured.
@@ -59,7 +69,7 @@ enum When {
 }
 
 /// Every case: its name, when it is measured, and what it is.
-const CASES: [(&str, When, &str); 19] = [
+const CASES: [(&str, When, &str); 24] = [
     ("engine", When::Always, "the engine alone on one thread: time and allocations a message"),
     ("memory", When::Always, "resident memory over millions of messages through the engine"),
     ("insert", When::Always, "PostgreSQL, a row of JSON: idem beside five loops by hand and pgbench"),
@@ -75,6 +85,11 @@ const CASES: [(&str, When, &str); 19] = [
     ("sqlite", When::Full, "insert on SQLite"),
     ("kafka", When::Always, "from Kafka to PostgreSQL"),
     ("rabbitmq", When::Always, "from RabbitMQ to PostgreSQL"),
+    ("events", When::Asked, "what an event or an answer a message costs, on both stores; with --rounds 9 four minutes"),
+    ("relay", When::Asked, "a backlog of events from PostgreSQL to Kafka: the relay beside the loops by hand"),
+    ("relay-times", When::Asked, "from commit to confirmation at half load, and from a kill to the next relay"),
+    ("relay-backlog", When::Asked, "a backlog of one destination, and what another one notices of it"),
+    ("relay-snapshot", When::Asked, "six turnovers of the outbox, with and without an old snapshot open"),
     ("network", When::Asked, "both works at 0, 0.5, 1 and 5 ms, on both stores; 15 minutes"),
     ("growth", When::Asked, "up to --rows N (50 million) in the table; 40 minutes and 40 GB of disk"),
     ("steady", When::Asked, "three turnovers of up to 20 million rows, then cleanup at the rate of intake"),

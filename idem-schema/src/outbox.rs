@@ -1,6 +1,7 @@
 //! Messages out: what units append, and the outbox that relays empty, written once for every SQL store.
 
 mod append;
+mod passing;
 mod plain;
 mod results;
 mod statements;
@@ -39,12 +40,13 @@ const MARKING_ROUNDS: usize = 100;
 #[derive(Debug)]
 pub struct SqlOutbox<D> {
     driver: Arc<D>,
+    passing: passing::Passing,
 }
 
 impl<D: BookkeepingDriver> SqlOutbox<D> {
     /// The outbox through this driver. Nothing is connected yet.
     pub fn new(driver: Arc<D>) -> Self {
-        Self { driver }
+        Self { driver, passing: passing::Passing::default() }
     }
 
     fn sql(&self) -> &OutboxStatements {
@@ -134,6 +136,7 @@ impl<D: BookkeepingDriver + 'static> Outbox for SqlOutbox<D> {
     ) -> Result<Vec<OutgoingEvent>, StoreError> {
         for _ in 0..MARKING_ROUNDS {
             let (next, behind) = self.read_next(destination, events_max, bytes_max).await?;
+            self.pass_published(destination, next.len()).await;
             if behind.is_empty() {
                 return Ok(next);
             }

@@ -75,12 +75,13 @@ const COLUMNS: [&str; 9] = [
 const SEALED: [(&str, &str); 2] = [("units", ""), ("processed_messages", "WHEN (NEW.alone) ")];
 const KEY_COLUMNS: &str = "unique (consumer, key_id)";
 const EXPIRY_COLUMNS: &str = "index (expires_at)";
-const FUNCTIONS: [&str; 13] = [
+const FUNCTIONS: [&str; 14] = [
     "keep_payload(bigint, bytea)",
     "key_id(text)",
     "let_followers_go(integer, bytea[])",
     "mark_behind(integer, bigint[])",
     "next_events(integer, bigint, bigint)",
+    "raise_pending(integer, text, bigint)",
     "read_records(integer[], uuid[])",
     "read_results(integer[], uuid[])",
     "refuse_unsealed_commit()",

@@ -73,6 +73,7 @@ ALTER TABLE {schema}.consumers DROP COLUMN derives_as;
 DROP FUNCTION {schema}.read_results(int[], uuid[]);
 DROP TABLE {schema}.processed_results;
 DROP FUNCTION {schema}.skip_events(bigint[]);
+DROP FUNCTION {schema}.raise_pending(int, text, bigint);
 DROP FUNCTION {schema}.retry_events(bigint[]);
 DROP FUNCTION {schema}.settle_events(int, bigint[], json);
 DROP FUNCTION {schema}.let_followers_go(int, bytea[]);

@@ -10,6 +10,8 @@ CREATE TABLE {schema}.outbox_destinations (
     relayed_by    text        COLLATE "C",
     relayed_until timestamptz,
     paused_at     timestamptz,
+    -- No pending event of it has a lower number, or will have one: where a look for the next ones begins.
+    pending_from  bigint      NOT NULL DEFAULT 0,
     CONSTRAINT outbox_destinations_name UNIQUE (name)
 ) WITH (fillfactor = 50);
 
@@ -59,7 +61,8 @@ CREATE INDEX idx_outbox_behind ON {schema}.outbox (destination, ordering_key, nu
 
 -- The next events of a destination that may go, and those before them that stand behind others in their ordering key: these
 -- come without their payload, to be marked. It is a function, because a plan that is cached while the table is tiny reads all
--- of it, and goes on to do so while the table grows under it.
+-- of it, and goes on to do so while the table grows under it. Compiling its plan takes several times as long as running it,
+-- and by the plan's cost the server would do so at each look.
 CREATE FUNCTION {schema}.next_events(of_destination int, events_max bigint, bytes_max bigint)
     RETURNS TABLE (number bigint, is_behind boolean, tenant text, consumer_name text, event_key text, ordering_key bytea,
         event_type text, content_type text, headers text, payload bytea, created_at bigint, attempts int,
@@ -67,17 +70,22 @@ CREATE FUNCTION {schema}.next_events(of_destination int, events_max bigint, byte
     LANGUAGE plpgsql STABLE STRICT
     SET enable_seqscan = off
     SET enable_bitmapscan = off
+    SET jit = off
     SET search_path = pg_catalog, pg_temp
     AS $idem$
 #variable_conflict use_column
 DECLARE
     -- So many are looked at, so that those behind others are found by the thousand.
     looked_at CONSTANT bigint := greatest(events_max, 1000);
+    -- What was published is met again at each look for as long as somebody's old snapshot may see it, unless it is passed by.
+    pending_from CONSTANT bigint := coalesce((SELECT d.pending_from FROM {schema}.outbox_destinations AS d
+        WHERE d.id = of_destination), 0);
 BEGIN
     RETURN QUERY
     WITH ready AS (
         (SELECT o.ctid AS place, o.number, o.ordering_key, octet_length(o.payload) + coalesce(octet_length(o.headers::text), 0) AS bytes
-        FROM {schema}.outbox AS o WHERE o.destination = of_destination AND o.state = 0 ORDER BY o.number LIMIT looked_at)
+        FROM {schema}.outbox AS o WHERE o.destination = of_destination AND o.state = 0 AND o.number >= pending_from
+        ORDER BY o.number LIMIT looked_at)
         UNION ALL
         (SELECT o.ctid, o.number, o.ordering_key, octet_length(o.payload) + coalesce(octet_length(o.headers::text), 0)
         FROM {schema}.outbox AS o WHERE o.destination = of_destination AND o.state = 1 AND o.not_before <= clock_timestamp()
@@ -107,8 +115,9 @@ BEGIN
 END
 $idem$;
 
--- The functions that follow find each event by an index, whatever the statistics of the moment say: measured a second for a
--- thousand events among a hundred thousand, and some milliseconds so.
+-- The functions that follow find each event by an index, whatever the statistics of the moment say: a join with the numbers
+-- would be turned round while they are of a tiny table, and then takes seconds for two thousand events among some ten
+-- thousand. Each does it with the destination's row locked, so that no event has moved when it is met again by its place.
 
 -- Marks events that stand behind others in their ordering key, so that they are not met again. Whoever lets followers go has
 -- the destination's row locked too: otherwise one that is marked while what it waits for is removed would wait for ever.
@@ -116,6 +125,7 @@ CREATE FUNCTION {schema}.mark_behind(of_destination int, numbers bigint[]) RETUR
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
     SET enable_bitmapscan = off
+    SET jit = off
     SET enable_hashjoin = off
     SET enable_mergejoin = off
     SET search_path = pg_catalog, pg_temp
@@ -124,8 +134,10 @@ DECLARE
     marked bigint;
 BEGIN
     PERFORM FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination FOR NO KEY UPDATE;
-    UPDATE {schema}.outbox AS o SET state = 3 FROM unnest(numbers) AS m (number)
-    WHERE o.destination = of_destination AND o.number = m.number AND o.state = 0 AND (
+    UPDATE {schema}.outbox AS o SET state = 3
+    WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(numbers) AS m (number) CROSS JOIN LATERAL (
+            SELECT p.ctid AS place FROM {schema}.outbox AS p
+            WHERE p.destination = of_destination AND p.number = m.number AND p.state = 0 LIMIT 1) AS found)) AND (
         EXISTS (SELECT FROM {schema}.outbox AS b WHERE b.destination = o.destination AND b.ordering_key = o.ordering_key
             AND b.state IN (1, 2) AND b.number < o.number)
         OR EXISTS (SELECT FROM {schema}.outbox AS b WHERE b.destination = o.destination AND b.ordering_key = o.ordering_key
@@ -141,20 +153,32 @@ CREATE FUNCTION {schema}.let_followers_go(of_destination int, keys bytea[]) RETU
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
     SET enable_bitmapscan = off
+    SET jit = off
     SET enable_hashjoin = off
     SET enable_mergejoin = off
     SET search_path = pg_catalog, pg_temp
     AS $idem$
+DECLARE
+    first bigint;
 BEGIN
-    UPDATE {schema}.outbox AS o SET state = 0, not_before = NULL
-    FROM (SELECT DISTINCT k.ordering_key FROM unnest(keys) AS k (ordering_key) WHERE k.ordering_key IS NOT NULL) AS gone
-    CROSS JOIN LATERAL (
-        SELECT f.number FROM {schema}.outbox AS f
-        WHERE f.destination = of_destination AND f.ordering_key = gone.ordering_key AND f.state = 3
-            AND f.number < coalesce((SELECT min(b.number) FROM {schema}.outbox AS b WHERE b.destination = of_destination
-                AND b.ordering_key = gone.ordering_key AND b.state IN (1, 2)), 9223372036854775807)
-        ORDER BY f.number LIMIT 1000) AS free
-    WHERE o.destination = of_destination AND o.number = free.number AND o.state <> 0;
+    WITH gone AS (
+        UPDATE {schema}.outbox AS o SET state = 0, not_before = NULL
+        WHERE o.ctid = ANY (ARRAY(
+            SELECT free.place
+            FROM (SELECT DISTINCT k.ordering_key FROM unnest(keys) AS k (ordering_key) WHERE k.ordering_key IS NOT NULL) AS gone
+            CROSS JOIN LATERAL (
+                SELECT f.ctid AS place FROM {schema}.outbox AS f
+                WHERE f.destination = of_destination AND f.ordering_key = gone.ordering_key AND f.state = 3
+                    AND f.number < coalesce((SELECT min(b.number) FROM {schema}.outbox AS b
+                        WHERE b.destination = of_destination AND b.ordering_key = gone.ordering_key AND b.state IN (1, 2)),
+                        9223372036854775807)
+                ORDER BY f.number LIMIT 1000) AS free))
+        RETURNING o.number
+    )
+    SELECT min(g.number) FROM gone AS g INTO first;
+    -- In the same transaction, so that no look passes one of them by.
+    UPDATE {schema}.outbox_destinations AS d SET pending_from = first
+    WHERE d.id = of_destination AND d.pending_from > first;
 END
 $idem$;
 
@@ -164,6 +188,7 @@ CREATE FUNCTION {schema}.settle_events(of_destination int, published bigint[], o
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
     SET enable_bitmapscan = off
+    SET jit = off
     SET enable_hashjoin = off
     SET enable_mergejoin = off
     SET search_path = pg_catalog, pg_temp
@@ -192,35 +217,99 @@ BEGIN
         settled := settled + FOUND::int;
     END LOOP;
     WITH gone AS (
-        DELETE FROM {schema}.outbox AS o USING unnest(published) AS p (number)
-        WHERE o.destination = of_destination AND o.number = p.number AND o.state = 0
+        DELETE FROM {schema}.outbox AS o
+        WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(published) AS p (number) CROSS JOIN LATERAL (
+            SELECT f.ctid AS place FROM {schema}.outbox AS f
+            WHERE f.destination = of_destination AND f.number = p.number AND f.state = 0 LIMIT 1) AS found))
         RETURNING o.ordering_key
     )
     SELECT coalesce(array_agg(g.ordering_key), '{}') FROM gone AS g INTO keys;
-    WITH gone AS (
-        DELETE FROM {schema}.outbox AS o USING unnest(published) AS p (number)
-        WHERE o.destination = of_destination AND o.number = p.number AND o.state <> 0
-        RETURNING o.ordering_key
-    )
-    SELECT coalesce(array_agg(g.ordering_key), '{}') FROM gone AS g INTO more;
-    keys := keys || more;
+    IF cardinality(keys) < cardinality(published) THEN
+        WITH gone AS (
+            DELETE FROM {schema}.outbox AS o
+            WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(published) AS p (number) CROSS JOIN LATERAL (
+                SELECT f.ctid AS place FROM {schema}.outbox AS f
+                WHERE f.destination = of_destination AND f.number = p.number AND f.state <> 0 LIMIT 1) AS found))
+            RETURNING o.ordering_key
+        )
+        SELECT coalesce(array_agg(g.ordering_key), '{}') FROM gone AS g INTO more;
+        keys := keys || more;
+    END IF;
     PERFORM {schema}.let_followers_go(of_destination, keys);
     RETURN settled + cardinality(keys);
 END
 $idem$;
 
--- Lets waiting and failed events go again, their attempts counted anew.
+-- Lets waiting and failed events go again, their attempts counted anew. The destinations' rows are locked first, as wherever
+-- an event becomes pending again.
 CREATE FUNCTION {schema}.retry_events(numbers bigint[]) RETURNS bigint
-    LANGUAGE sql SECURITY DEFINER
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET jit = off
     SET search_path = pg_catalog, pg_temp
     AS $idem$
-WITH retried AS (
-    UPDATE {schema}.outbox AS o SET state = 0, attempts = 0, not_before = NULL
-    FROM {schema}.outbox_destinations AS d
-    WHERE o.destination = d.id AND o.number = ANY (numbers) AND o.state <> 0 AND o.state IN (1, 2)
-    RETURNING o.number
-)
-SELECT count(*) FROM retried
+DECLARE
+    retried bigint;
+BEGIN
+    PERFORM FROM {schema}.outbox_destinations AS d
+    WHERE d.id IN (SELECT o.destination FROM {schema}.outbox AS o WHERE o.number = ANY (numbers))
+    ORDER BY d.id FOR NO KEY UPDATE;
+    WITH gone AS (
+        UPDATE {schema}.outbox AS o SET state = 0, attempts = 0, not_before = NULL
+        FROM {schema}.outbox_destinations AS d
+        WHERE o.destination = d.id AND o.number = ANY (numbers) AND o.state <> 0 AND o.state IN (1, 2)
+        RETURNING o.destination, o.number
+    ), lowered AS (
+        UPDATE {schema}.outbox_destinations AS d SET pending_from = first.number
+        FROM (SELECT g.destination, min(g.number) AS number FROM gone AS g GROUP BY g.destination) AS first
+        WHERE d.id = first.destination AND d.pending_from > first.number
+    )
+    SELECT count(*) FROM gone INTO retried;
+    RETURN retried;
+END
+$idem$;
+
+-- Lets the looks at a destination begin further on, past what was published. A number that is drawn may be committed long
+-- after higher ones, so this is done in two calls: the first answers the last number that was drawn, and which transactions
+-- write to the outbox then; whoever draws a number has the lock of a writer before that. When the second finds none of these
+-- any more, all that they drew is committed or never will be. Both answer what the next call is to be given.
+CREATE FUNCTION {schema}.raise_pending(of_destination int, before text, drawn bigint, OUT writers text, OUT last bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET jit = off
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+DECLARE
+    of_outbox CONSTANT oid := '{schema}.outbox'::regclass;
+    begins bigint;
+    first bigint;
+BEGIN
+    -- Before the writers, so that each who has drawn it or a lower one is among them.
+    SELECT s.last_value - (NOT s.is_called)::int FROM {schema}.outbox_numbers AS s INTO last;
+    -- A prepared transaction has no process, and is known by another name than before.
+    SELECT coalesce(string_agg(CASE WHEN l.pid IS NULL THEN 'prepared' ELSE l.virtualtransaction END, ','), '')
+    FROM pg_locks AS l
+    WHERE l.locktype = 'relation' AND l.relation = of_outbox AND l.mode = 'RowExclusiveLock' AND l.granted
+        AND l.database = (SELECT b.oid FROM pg_database AS b WHERE b.datname = current_database())
+    INTO writers;
+    PERFORM FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination FOR NO KEY UPDATE;
+    SELECT d.pending_from FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination INTO begins;
+    IF begins > last + 1 THEN
+        -- The numbers begin anew, as after a restore without its sequences.
+        UPDATE {schema}.outbox_destinations AS d SET pending_from = 0 WHERE d.id = of_destination;
+        RETURN;
+    END IF;
+    -- Under another isolation what follows would be an older look than that at the writers.
+    IF before IS NULL OR current_setting('transaction_isolation') <> 'read committed'
+        OR string_to_array(writers, ',') && (string_to_array(before, ',') || 'prepared'::text) THEN
+        RETURN;
+    END IF;
+    SELECT o.number FROM {schema}.outbox AS o
+    WHERE o.destination = of_destination AND o.state = 0 AND o.number >= begins ORDER BY o.number LIMIT 1 INTO first;
+    first := least(first, drawn + 1, last + 1);
+    UPDATE {schema}.outbox_destinations AS d SET pending_from = first
+    WHERE d.id = of_destination AND d.pending_from < first;
+END
 $idem$;
 
 -- Removes events unsent, and lets those go that waited behind them.
@@ -228,6 +317,7 @@ CREATE FUNCTION {schema}.skip_events(numbers bigint[]) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
     SET enable_bitmapscan = off
+    SET jit = off
     SET enable_hashjoin = off
     SET enable_mergejoin = off
     SET search_path = pg_catalog, pg_temp
@@ -350,7 +440,7 @@ $idem$;
 -- again.
 REVOKE ALL ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
     {schema}.let_followers_go(int, bytea[]), {schema}.settle_events(int, bigint[], json), {schema}.retry_events(bigint[]),
-    {schema}.skip_events(bigint[]), {schema}.read_results(int[], uuid[]) FROM PUBLIC;
+    {schema}.raise_pending(int, text, bigint), {schema}.skip_events(bigint[]), {schema}.read_results(int[], uuid[]) FROM PUBLIC;
 
 DO $idem$
 BEGIN
@@ -361,7 +451,7 @@ BEGIN
         GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
         GRANT EXECUTE ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
             {schema}.settle_events(int, bigint[], json), {schema}.retry_events(bigint[]), {schema}.skip_events(bigint[]),
-            {schema}.read_results(int[], uuid[]) TO idem_worker;
+            {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]) TO idem_worker;
     END IF;
 END
 $idem$;

@@ -57,6 +57,7 @@ ALTER FUNCTION {schema}.mark_behind(int, bigint[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.let_followers_go(int, bytea[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.settle_events(int, bigint[], json) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.retry_events(bigint[]) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.raise_pending(int, text, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.skip_events(bigint[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.read_results(int[], uuid[]) OWNER TO idem_migrator;
 
@@ -85,7 +86,7 @@ GRANT SELECT ON {schema}.migrations TO idem_worker;
 GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]), {schema}.server_identity(),
     {schema}.keep_payload(bigint, bytea), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
     {schema}.settle_events(int, bigint[], json), {schema}.retry_events(bigint[]), {schema}.skip_events(bigint[]),
-    {schema}.read_results(int[], uuid[]) TO idem_worker;
+    {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]) TO idem_worker;
 
 -- Cleanup. It may run what deletes the expired and nothing else, count it beforehand, and write that it did.
 GRANT EXECUTE ON FUNCTION {schema}.remove_expired(text, bigint, bigint) TO idem_cleanup;

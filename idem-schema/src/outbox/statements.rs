@@ -51,6 +51,11 @@ FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
     /// Marks events that stand behind others. Parameters: 1 destination `int4`, 2 numbers `int8[]`. No result to look at.
     mark_behind: "SELECT {schema}.mark_behind($1::int4, $2::int8[]) AS marked";
 
+    /// Lets looks begin past what was published. Parameters: 1 destination `int4`, 2 the writers and 3 the number that the call
+    /// before has answered, `text` and `int8`, NULL for the first. Result, one row: `writers text`, `last int8`. Empty where
+    /// nothing that was published is met again.
+    raise_pending: "SELECT writers, last FROM {schema}.raise_pending($1::int4, $2::text, $3::int8)";
+
     /// Notes what became of events. Parameters: 1 destination `int4`, 2 the published `int8[]`, 3 the others as a JSON array of
     /// objects `text`: `number`, `state`, `after` in µs or null, `error`, `may_be_sent`, `counted`. No result to look at.
     settle: "SELECT {schema}.settle_events($1::int4, $2::int8[], $3::text::json) AS settled";

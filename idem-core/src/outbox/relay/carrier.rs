@@ -36,6 +36,10 @@ const NOTING: RetryPolicy = RetryPolicy::new(u32::MAX, Duration::from_millis(100
 /// After a step that found less than there was room for: more events come in one step then, and each costs less.
 const LINGER: Duration = Duration::from_millis(10);
 
+/// A step that found one in so many of the events that there was room for is followed by the next after that: so many come at
+/// once only where many come a second, and each would wait for the poll.
+const BUSY: usize = 20;
+
 /// How long one step may go on with rounds: an ordering key with many events holds the others back for so long.
 const ROUNDS_MAX: Duration = Duration::from_millis(500);
 
@@ -178,6 +182,7 @@ impl Carrier {
                 }
             };
             let (found, is_full) = (!events.is_empty(), events.len() >= max);
+            let is_busy = found && events.len() >= max / BUSY;
             if found {
                 if let Err(error) = self.step(id, lease, events).await {
                     self.store_failed("noting what became of events", &error);
@@ -201,7 +206,9 @@ impl Carrier {
             if found {
                 rest(LINGER, &self.stopping).await;
             }
-            self.wait(poll).await;
+            if !is_busy {
+                self.wait(poll).await;
+            }
         }
     }
 

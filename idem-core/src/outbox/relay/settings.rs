@@ -97,7 +97,8 @@ pub struct RelaySettings {
     /// How long a publisher may take for what it was given. What a client library still has then is dropped, and its events
     /// are sent again. A publisher's own limits are shorter. Defaults to 10 s; 1 s to 5 min.
     pub publish_deadline: Duration,
-    /// How often the outbox is looked at while events are found, where nobody tells of a commit. Defaults to 100 ms.
+    /// How often the outbox is looked at while events are found, where nobody tells of a commit; more often while they are many.
+    /// Defaults to 100 ms.
     pub poll_busy: Duration,
     /// How often it is looked at while none is found. Defaults to 1 s; at least `poll_busy`.
     pub poll_idle: Duration,

@@ -17,6 +17,8 @@ impl OutboxStatements {
             release: text(RELEASE),
             next_events: text(NEXT_EVENTS),
             mark_behind: text(MARK_BEHIND),
+            // A row that was deleted is gone at once.
+            raise_pending: "".into(),
             settle: text(
                 &SETTLE.replace("{free}", &FREE.replace("{gone}", "?2").replace("{of}", "AND o.destination = ?1")),
             ),

@@ -145,6 +145,102 @@ async fn o23_followers_of_one_key_are_met_once() {
     fixture.drop().await;
 }
 
+/// Puts in and publishes so many events, by as many looks as that takes.
+async fn published(fixture: &Fixture, outbox: &Arc<dyn Outbox>, events: usize) {
+    published_with(fixture, outbox, events, 0).await;
+}
+
+/// The same, with so many that are there already.
+async fn published_with(fixture: &Fixture, outbox: &Arc<dyn Outbox>, events: usize, there: usize) {
+    let put = format!(
+        "INSERT INTO outbox (number, destination, consumer, key_id, event_key, event_hash, payload)
+         SELECT nextval('outbox_numbers'), 1, 1, gen_random_uuid(), 'k' || n, '', 'x' FROM generate_series(1, {events}) AS n"
+    );
+    fixture.run(&put).await;
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    let mut gone = 0;
+    while gone < events + there {
+        let next = outbox.next(id, 2_000, 1_000_000).await.unwrap();
+        let ends: Vec<_> = next.iter().map(|event| (event.number, EventEnd::Published)).collect();
+        outbox.settle(id, &ends).await.unwrap();
+        gone += ends.len();
+    }
+}
+
+async fn pending_from(fixture: &Fixture) -> i64 {
+    fixture.text("SELECT pending_from FROM outbox_destinations").await.parse().unwrap()
+}
+
+/// O31: looks begin past what was published, so that an old snapshot costs them nothing, and never past what a transaction that
+/// is open may commit yet.
+#[tokio::test]
+async fn o31_looks_pass_what_was_published_and_nothing_that_may_be_committed_yet() {
+    let fixture = Fixture::new().await;
+    let outbox = outbox(&fixture);
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    let plain = fixture.store.plain_outbox("writer", ["payments"]).await.unwrap();
+    published(&fixture, &outbox, 12_000).await;
+    let before = pending_from(&fixture).await;
+    assert!(before > 5_000, "looks begin at {before}");
+
+    let mut connection = fixture.connect().await;
+    let mut late = connection.begin().await.unwrap();
+    plain.publish(&mut late, "late", Event::to("payments").body("1")).await.unwrap();
+    published(&fixture, &outbox, 24_000).await;
+    let meanwhile = pending_from(&fixture).await;
+    assert!((before..=12_001).contains(&meanwhile), "looks begin at {meanwhile}, and 12001 is not committed");
+    late.commit().await.unwrap();
+    let next = outbox.next(id, 10, 1_000_000).await.unwrap();
+    assert_eq!(next.iter().map(|event| event.key.as_str()).collect::<Vec<_>>(), ["late"]);
+    outbox.settle(id, &[(next[0].number, EventEnd::Published)]).await.unwrap();
+
+    published(&fixture, &outbox, 24_000).await;
+    let afterwards = pending_from(&fixture).await;
+    assert!(afterwards > 36_001, "looks begin at {afterwards}");
+    // A restore without the sequences: the numbers begin anew, and so do looks.
+    fixture.run("SELECT setval('outbox_numbers', 1, false)").await;
+    plain.publish(&mut connection, "anew", Event::to("payments").body("1")).await.unwrap();
+    for _ in 0..2 {
+        fixture.run("SELECT raise_pending(1, NULL, NULL)").await;
+    }
+    let next = outbox.next(id, 10, 1_000_000).await.unwrap();
+    assert_eq!(next.iter().map(|event| event.key.as_str()).collect::<Vec<_>>(), ["anew"]);
+    fixture.drop().await;
+}
+
+/// O32: an event that is let go again, and those behind it, are found however far on looks begin.
+#[tokio::test]
+async fn o32_events_that_become_pending_again_are_found_where_looks_have_passed() {
+    let fixture = Fixture::new().await;
+    let outbox = outbox(&fixture);
+    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
+    let plain = fixture.store.plain_outbox("writer", ["payments"]).await.unwrap();
+    let mut connection = fixture.connect().await;
+    for (key, of) in [("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b")] {
+        plain.publish(&mut connection, key, Event::to("payments").ordering_key(of).body("1")).await.unwrap();
+    }
+    let fails = outbox.next(id, 10, 1_000_000).await.unwrap();
+    let (retried, skipped) = (fails[0].number, fails[2].number);
+    let end = EventEnd::Failed { error: "never".to_owned(), may_be_sent: false };
+    outbox.settle(id, &[(retried, end.clone()), (skipped, end)]).await.unwrap();
+    let next = async || {
+        let next = outbox.next(id, 10, 1_000_000).await.unwrap();
+        next.iter().map(|event| event.key.as_str().to_owned()).collect::<Vec<_>>()
+    };
+    published(&fixture, &outbox, 24_000).await;
+    assert!(pending_from(&fixture).await > 4, "looks have not passed them by");
+    assert_eq!(outbox.skip(&[skipped]).await.unwrap(), 1);
+    assert_eq!(next().await, ["b2"], "it waited behind the one that was removed");
+    // With the one that waits.
+    published_with(&fixture, &outbox, 24_000, 1).await;
+    assert!(pending_from(&fixture).await > 4, "looks have not passed them by");
+    assert_eq!(outbox.retry(&[retried]).await.unwrap(), 1);
+    assert_eq!(next().await, ["a1"]);
+    outbox.settle(id, &[(retried, EventEnd::Published)]).await.unwrap();
+    assert_eq!(next().await, ["a2"]);
+    fixture.drop().await;
+}
+
 /// A plain outbox: an event is committed with whatever its caller writes, and known by the caller's key.
 #[tokio::test]
 async fn a_plain_outbox_commits_with_its_callers_transaction() {

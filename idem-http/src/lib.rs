@@ -8,3 +8,6 @@ pub mod inbound;
 mod server;
 
 pub use idem_core as core;
+
+#[cfg(feature = "server")]
+pub use self::server::*;

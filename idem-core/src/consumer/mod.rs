@@ -32,7 +32,7 @@ pub use self::{
     answers::Decided,
     builder::DedupConsumerBuilder,
     guard::{Once, Running},
-    run_once::{Ran, RunOnce, RunOnceError, WorkError, Working},
+    run_once::{KeyState, Ran, RunOnce, RunOnceError, WorkError, Working},
 };
 pub(crate) use self::{
     identify::{Item, Rejected},

@@ -108,31 +108,34 @@ impl<S: Store> Shared<S> {
         let key = key::formed(&key, self.key_policy).map_err(Problem::KeyMalformed)?;
         let _in_hand = self.tenants.admit(&who.tenant).ok_or(Problem::TooManyRequests)?;
         let until = Instant::now() + waits(parts);
-        for route in routes {
-            let joined = scope::joined(&who.tenant, route, &key).map_err(|_| Problem::NotFound)?;
-            if let Some(state) = self.state(&joined, until).await? {
+        let joined: Vec<_> = routes.iter().filter_map(|route| scope::joined(&who.tenant, route, &key).ok()).collect();
+        // What runs here first: it is told without the database.
+        for key in &joined {
+            if self.runs_here(key, until).await {
+                return self.told(KeyState::InProgress, &who, false);
+            }
+        }
+        for key in &joined {
+            if let Some(state) = self.state(key, until).await? {
                 return self.told(state, &who, wants_answer(parts));
             }
         }
         Err(Problem::NotFound)
     }
 
-    /// The state of a key; `None` where nothing is known of it. Waits for what is in progress.
+    /// Whether this process still runs the request with a key, after it was waited for.
+    async fn runs_here(&self, key: &IdempotencyKey, until: Instant) -> bool {
+        let Some(mut stage) = self.flights.stage(key) else { return false };
+        let ended = async { while stage.changed().await.is_ok() {} };
+        match tokio::time::timeout_at(until, ended).await {
+            Ok(()) => false,
+            Err(_late) => matches!(*stage.borrow(), Stage::Running),
+        }
+    }
+
+    /// The state of a key; `None` where nothing is known of it. Waits for what another process has in progress.
     async fn state(&self, key: &IdempotencyKey, until: Instant) -> Result<Option<KeyState>, Problem> {
         loop {
-            let is_here = match self.flights.stage(key) {
-                Some(mut stage) => {
-                    let ended = async { while stage.changed().await.is_ok() {} };
-                    match tokio::time::timeout_at(until, ended).await {
-                        Ok(()) => false,
-                        Err(_late) => matches!(*stage.borrow(), Stage::Running),
-                    }
-                }
-                None => false,
-            };
-            if is_here {
-                return Ok(Some(KeyState::InProgress));
-            }
             let message =
                 Message::new([0; 32].repeat(self.hashings.len())).with_header(KEY_FIELD, key.as_str().to_owned());
             let state = self.engine.ask(message).await.map_err(|error| {

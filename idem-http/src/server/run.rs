@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::{
     Shared,
     answer::{self, Times},
-    fingerprint::{self, Print},
+    fingerprint,
     flight::{Boarded, Flight, Landed, Progress, Stage},
     gates::{self, Admitted},
     problem::{Part, Problem},
@@ -160,7 +160,7 @@ impl<S: Store> Shared<S> {
                 return Err(Problem::ResponseRefused(what));
             }
             Ok(Ended::Late) => return Err(Problem::FailedForNow),
-            Err(error) => return Err(self.explained(admitted.print(), error)),
+            Err(error) => return Err(self.explained(admitted, error)),
         };
         Ok(self.done(admitted, flight, ran, own).await)
     }
@@ -216,10 +216,10 @@ impl<S: Store> Shared<S> {
     }
 
     /// Why there is no answer.
-    fn explained(&self, print: Print, error: RunOnceError) -> Problem {
+    fn explained(&self, admitted: &Admitted, error: RunOnceError) -> Problem {
         match error {
             RunOnceError::Conflict { recorded, .. } => {
-                match fingerprint::differs(&print, recorded.hash.as_bytes()).filter(|_| self.is_comparable(&recorded)) {
+                match fingerprint::differs(&admitted.prints, recorded.hash.as_bytes()) {
                     Some(Part::Subject) => Problem::OtherSubject,
                     part => Problem::Differs(part),
                 }
@@ -243,11 +243,6 @@ impl<S: Store> Shared<S> {
                 Problem::Unavailable
             }
         }
-    }
-
-    /// Whether the record's fingerprint was made in the way of today: with another secret every part differs.
-    fn is_comparable(&self, _recorded: &Recorded) -> bool {
-        self.hashings.len() == 1
     }
 }
 

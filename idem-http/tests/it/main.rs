@@ -7,3 +7,6 @@
     clippy::wildcard_enum_match_arm,
     reason = "anything unexpected in a test is a failure"
 )]
+
+#[cfg(all(feature = "server", feature = "axum"))]
+mod server;

@@ -221,6 +221,12 @@ impl<S: Store> RunOnce<S> {
         &self.inner.name
     }
 
+    /// The time by the database's clock, as it was learned at the start; `None` before that.
+    #[must_use]
+    pub fn database_now(&self) -> Option<std::time::SystemTime> {
+        self.inner.registered.get().map(|_| self.inner.clock.now())
+    }
+
     /// Checks the schema and registers the name, as [`DedupConsumer::start`](crate::DedupConsumer::start) does.
     ///
     /// # Errors

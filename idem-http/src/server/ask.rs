@@ -142,31 +142,28 @@ impl<S: Store> Shared<S> {
                 tracing::warn!({ idem.consumer = %self.engine.name() }, "a key cannot be asked about: {error}");
                 Problem::Unavailable
             })?;
-            match state {
-                KeyState::Unknown => return Ok(None),
-                KeyState::InProgress if Instant::now() + ASKED_EVERY < until => tokio::time::sleep(ASKED_EVERY).await,
-                state => return Ok(Some(state)),
+            let is_under_way = matches!(state, KeyState::InProgress);
+            if matches!(state, KeyState::Unknown) {
+                return Ok(None);
             }
+            if !is_under_way || Instant::now() + ASKED_EVERY >= until {
+                return Ok(Some(state));
+            }
+            tokio::time::sleep(ASKED_EVERY).await;
         }
     }
 
     fn told(&self, state: KeyState, who: &Authenticated, with_answer: bool) -> Result<Response<Bytes>, Problem> {
         let mut body = Map::new();
-        match state {
-            KeyState::Done { recorded, result } => {
-                if let Some(subject) = self.subject(who)
-                    && !self
-                        .hashings
-                        .iter()
-                        .any(|hashing| fingerprint::is_of(hashing, subject, recorded.hash.as_bytes()))
-                {
-                    return Err(Problem::NotFound);
-                }
-                done(&mut body, &recorded, result, with_answer);
+        if let KeyState::Done { recorded, result } = state {
+            if let Some(subject) = self.subject(who)
+                && !self.hashings.iter().any(|hashing| fingerprint::is_of(hashing, subject, recorded.hash.as_bytes()))
+            {
+                return Err(Problem::NotFound);
             }
-            _in_progress => {
-                body.insert("state".to_owned(), "in_progress".into());
-            }
+            done(&mut body, &recorded, result, with_answer);
+        } else {
+            body.insert("state".to_owned(), "in_progress".into());
         }
         let mut response = Response::new(Bytes::from(Value::Object(body).to_string()));
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -363,9 +363,9 @@ async fn ended<S: Store>(
     let is_taken = slot.is_taken.load(Ordering::Relaxed);
     let status = response.status();
     let answered = if is_refused {
-        Err(HttpError::Final(response))
+        Err(HttpError::refused(response))
     } else if !is_taken && status.is_client_error() {
-        Err(HttpError::NotKept(response))
+        Err(HttpError::not_kept(response))
     } else {
         if !is_taken && status.is_success() {
             shared.untaken.increment(1);

@@ -21,11 +21,25 @@ use idem_core::HandlerError;
 /// them as [`NotKept`](Self::NotKept). As `Ok` they are refused in debug builds, and counted in others.
 pub enum HttpError {
     /// The operation is refused for good: what the handler wrote is rolled back, and this answer is kept.
-    Final(Response<Bytes>),
+    Final(Box<Response<Bytes>>),
     /// The request is answered with this, and nothing of it is kept: it is malformed, or not to be served now.
-    NotKept(Response<Bytes>),
+    NotKept(Box<Response<Bytes>>),
     /// The handler failed. The client gets 503 where another try may go better, and 500 elsewhere, and nothing of the error.
     Failed(HandlerError),
+}
+
+impl HttpError {
+    /// [`Final`](Self::Final).
+    #[must_use]
+    pub fn refused(response: Response<Bytes>) -> Self {
+        Self::Final(Box::new(response))
+    }
+
+    /// [`NotKept`](Self::NotKept).
+    #[must_use]
+    pub fn not_kept(response: Response<Bytes>) -> Self {
+        Self::NotKept(Box::new(response))
+    }
 }
 
 impl fmt::Debug for HttpError {
@@ -75,9 +89,9 @@ pub(crate) fn judge(answered: Result<Response<Bytes>, HttpError>, limits: Limits
             }
             fit(response, limits, Judged::Keep)
         }
-        Err(HttpError::Final(response)) if response.status().is_server_error() => Judged::Drop(response),
-        Err(HttpError::Final(response)) => fit(response, limits, Judged::Refuse),
-        Err(HttpError::NotKept(response)) => Judged::Drop(response),
+        Err(HttpError::Final(response)) if response.status().is_server_error() => Judged::Drop(*response),
+        Err(HttpError::Final(response)) => fit(*response, limits, Judged::Refuse),
+        Err(HttpError::NotKept(response)) => Judged::Drop(*response),
         Err(HttpError::Failed(error)) => Judged::Fail(error),
     }
 }

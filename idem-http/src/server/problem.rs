@@ -278,15 +278,23 @@ impl Problem {
 
     /// As Stripe's libraries read it.
     fn stripe(&self) -> Value {
-        let code = match self {
-            Self::InProgress => Some("idempotency_key_in_use"),
-            Self::TooManyRequests => Some("rate_limit"),
-            _other_have_no_code => None,
-        };
-        let kind = match self {
-            Self::KeyMalformed(_) | Self::Differs(_) | Self::InProgress | Self::NotKept { .. } => "idempotency_error",
-            Self::Failed | Self::FailedForNow | Self::Unavailable | Self::ResponseRefused(_) => "api_error",
-            _the_request_is_wrong => "invalid_request_error",
+        let (kind, code) = match self {
+            Self::InProgress => ("idempotency_error", Some("idempotency_key_in_use")),
+            Self::KeyMalformed(_) | Self::Differs(_) | Self::NotKept { .. } => ("idempotency_error", None),
+            Self::Failed | Self::FailedForNow | Self::Unavailable | Self::ResponseRefused(_) => ("api_error", None),
+            Self::TooManyRequests => ("invalid_request_error", Some("rate_limit")),
+            Self::KeyMissing
+            | Self::Unauthenticated
+            | Self::HeadersTooLarge
+            | Self::BodyLate
+            | Self::BodyTooLarge { .. }
+            | Self::BodyUnreadable
+            | Self::BodyMalformed(_)
+            | Self::Encoding
+            | Self::Multipart
+            | Self::Digest(_)
+            | Self::OtherSubject
+            | Self::NotFound => ("invalid_request_error", None),
         };
         let mut error = json!({ "type": kind, "message": self.detail() });
         if let (Some(code), Some(error)) = (code, error.as_object_mut()) {

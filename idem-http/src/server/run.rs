@@ -1,11 +1,6 @@
 //! Claims a request's key and runs it, or finds what the first one answered.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -170,7 +165,7 @@ impl<S: Store> Shared<S> {
             Some(recorded) => recorded.into(),
             None => {
                 let expires_at = match self.keys_for {
-                    Retention::For(time) => SystemTime::now().checked_add(time),
+                    Retention::For(time) => self.engine.database_now().and_then(|now| now.checked_add(time)),
                     Retention::Forever => None,
                 };
                 Times { processed_at: None, expires_at }

@@ -108,11 +108,11 @@ pub(crate) fn answer(body: &str) -> Result<Response<Bytes>, HttpError> {
             .unwrap()
     };
     match body {
-        "final" => Err(HttpError::Final(response(422))),
+        "final" => Err(HttpError::refused(response(422))),
         "declined" => Ok(response(402)),
         "error" => Err("broken".into()),
         "panic" => panic!("as asked"),
-        "not kept" => Err(HttpError::NotKept(response(400))),
+        "not kept" => Err(HttpError::not_kept(response(400))),
         "large" => Ok(response(200).map(|_| Bytes::from(vec![b'x'; 2_000]))),
         "coded" => {
             let mut coded = response(200);

@@ -11,7 +11,7 @@ use crate::{
     admin,
     broker::{Broker, Built},
     command_line::{self, CommandLine, Stop},
-    database::{self, Database, DatabaseSettings},
+    database::{self, Database},
     exit::{self, Exit, Failure},
     key_secret, keys, logs, metrics, private, relay,
     service::{Handlers, Parts, Service},
@@ -159,8 +159,8 @@ pub(crate) async fn consume<D: Database, B: Broker>(
             return Err(Failure::refused("--batch-handler is given, and this worker has none: leave it out"));
         }
     };
-    let open = || D::open(DatabaseSettings(&settings));
-    let opened = database::reach::<D::Store, _, _>(&settings, &status.stop, open).await?;
+    let open = || D::open(settings.for_database());
+    let opened = database::reach::<D::Store, _, _>(settings.startup_timeout, &status.stop, open).await?;
     let Some(store) = opened.map(Arc::new) else { return Ok(()) };
     let consumer = attach(DedupConsumer::builder_shared(Arc::clone(&store), &settings.consumer))
         .handler_name(name)
@@ -179,8 +179,8 @@ pub(crate) async fn consume<D: Database, B: Broker>(
     };
     let worker = worker::<D::Store, B>(consumer, built, routes, &settings, parts, &status)
         .map_err(|error| Failure::refused(settings::refused(&error)))?;
-    let prepare = || D::prepare(&store, DatabaseSettings(&settings), handlers.tables);
-    if database::reach::<D::Store, _, _>(&settings, &status.stop, prepare).await?.is_none() {
+    let prepare = || D::prepare(&store, settings.for_database(), handlers.tables);
+    if database::reach::<D::Store, _, _>(settings.startup_timeout, &status.stop, prepare).await?.is_none() {
         return Ok(());
     }
     for hook in on_start {

@@ -171,8 +171,9 @@ pub(crate) async fn consume<D: Database, B: Broker>(
     // Before the database is waited for, so that a wrong setting is told at once.
     let consumer = (handlers.consumer)(with_settings(consumer, &settings));
     let own = std::mem::take(&mut parts.relayed);
+    let told = (settings.event_format, settings.receiver_keeps);
     let routes = if settings.relay {
-        relay::routes(&parts.destinations, own, built.events.as_ref(), &settings)
+        relay::routes(&parts.destinations, own, built.events.as_ref(), told)
             .map_err(|error| Failure::refused(texts(&error)))?
     } else {
         Vec::new()

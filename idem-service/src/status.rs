@@ -28,6 +28,8 @@ pub(crate) struct Status {
     worker: OnceLock<(WorkerView, Partitions)>,
     /// A relay without a worker.
     relay: OnceLock<RelayView>,
+    /// Whether requests are served, in a service over HTTP.
+    serves: OnceLock<()>,
     /// A task beside the worker that died.
     dead: OnceLock<&'static str>,
 }
@@ -67,6 +69,7 @@ impl Status {
             began: Instant::now(),
             worker: OnceLock::new(),
             relay: OnceLock::new(),
+            serves: OnceLock::new(),
             dead: OnceLock::new(),
         }
     }
@@ -81,6 +84,13 @@ impl Status {
     pub(crate) fn relaying(&self, view: RelayView) {
         // As above.
         let _ = self.relay.set(view);
+    }
+
+    /// Requests are served from now on.
+    #[cfg(feature = "http")]
+    pub(crate) fn serves(&self) {
+        // As above.
+        let _ = self.serves.set(());
     }
 
     /// Runs a task beside the worker. One that panics is told by [`dead`](Self::dead) from then on.
@@ -164,7 +174,7 @@ impl Status {
                 None => "up",
             },
             broker_down_for: unreachable_for.map(|time| time.as_secs()),
-            ready: (has_joined || self.relay.get().is_some()) && !self.stop.is_cancelled(),
+            ready: (has_joined || self.relay.get().is_some() || self.serves.get().is_some()) && !self.stop.is_cancelled(),
             consumer: self.consumer.clone(),
             partitions: worker.filter(|_| has_joined).and_then(|(_, partitions)| partitions()),
             database: match pause {

@@ -1,0 +1,27 @@
+//! `examples/payments-api` from outside: real processes on a real database, killed and cut off, and the books read back.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on fails, and says why"
+)]
+
+mod announce;
+mod client;
+mod collections;
+mod contract;
+#[path = "../shared/database.rs"]
+mod database;
+mod deaths;
+mod fixture;
+mod openapi;
+mod outages;
+#[path = "../shared/purchase.rs"]
+mod purchase;
+mod readme;
+#[path = "../kafka/topic.rs"]
+mod topic;
+#[path = "../shared/worker.rs"]
+mod worker;

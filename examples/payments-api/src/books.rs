@@ -25,12 +25,18 @@ pub(crate) struct Recorded {
 }
 
 /// A transaction that was read.
-#[derive(Debug, Serialize, sqlx::FromRow)]
+#[derive(Debug, Serialize)]
 pub(crate) struct Transaction {
     id: String,
     customer: String,
     cents: i64,
     at: String,
+}
+
+impl From<(String, String, i64, String)> for Transaction {
+    fn from((id, customer, cents, at): (String, String, i64, String)) -> Self {
+        Self { id, customer, cents, at }
+    }
 }
 
 /// A store with the tables of payments.

@@ -69,6 +69,7 @@ impl Books for PostgresStore {
     }
 
     async fn transaction(readers: &PgPool, tenant: &str, id: &str) -> Result<Option<Transaction>, sqlx::Error> {
-        query_as(READ).bind(tenant).bind(id).fetch_optional(readers).await
+        let row: Option<(_, _, _, _)> = query_as(READ).bind(tenant).bind(id).fetch_optional(readers).await?;
+        Ok(row.map(Transaction::from))
     }
 }

@@ -70,6 +70,7 @@ impl Books for SqliteStore {
     }
 
     async fn transaction(readers: &SqlitePool, tenant: &str, id: &str) -> Result<Option<Transaction>, sqlx::Error> {
-        query_as(READ).bind(tenant).bind(id).fetch_optional(readers).await
+        let row: Option<(_, _, _, _)> = query_as(READ).bind(tenant).bind(id).fetch_optional(readers).await?;
+        Ok(row.map(Transaction::from))
     }
 }

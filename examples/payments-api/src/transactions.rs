@@ -57,6 +57,7 @@ pub(crate) fn routes<S: Books>(opened: Opened<S>, payments: Payments) -> Result<
         .route("/transactions", post(create::<S>))
         .layer(opened.idempotency.layer())
         .route("/transactions/{id}", get(read::<S>))
+        .route_service("/idempotency/{key}", opened.idempotency.asks(["POST /transactions"]))
         .with_state(shared)
         .merge(problems::routes()))
 }

@@ -1,12 +1,11 @@
 //! What the contract says of requests and answers, by clients that know nothing else.
 
-use std::time::Duration;
-
 use tokio::task::JoinSet;
 
 use super::{
     client::{Answer, Cut, Request},
-    fixture::{Books, Fixture, start, until},
+    fixture::{Books, Fixture, PROGRAM, insist, start, until},
+    worker::Worker,
 };
 
 fn id(answer: &Answer) -> String {
@@ -225,7 +224,7 @@ async fn w57_a_client_that_is_gone_asks_again() {
     for (number, cut) in Cut::ALL.into_iter().enumerate() {
         let request = Request::pay(&format!("order-{number}"), "00001", 100);
         request.break_off(&one.address, cut).await;
-        let answer = super::fixture::insist(&request, &[&other.address]).await;
+        let answer = insist(&request, &[&other.address]).await;
         assert_eq!(answer.status, 201, "{cut:?}: {answer:?}");
         let again = request.answer(&one.address).await;
         assert_eq!(again.told(), answer.told(), "{cut:?}");
@@ -300,8 +299,8 @@ async fn w59_a_stop_answers_what_runs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn w60_wrong_settings_are_told_at_once() {
     let fixture = Fixture::new("http").await;
-    let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let taken = taken.local_addr().expect("its address").to_string();
+    let held = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let taken = held.local_addr().expect("its address").to_string();
     let cases: [(&[&str], &str); 6] = [
         (&["--profile", "paypal"], "--profile"),
         (&["--in-progress-wait", "10m"], "--in-progress-wait"),
@@ -315,11 +314,7 @@ async fn w60_wrong_settings_are_told_at_once() {
         let process = if flags[0] == "--listen" {
             let arguments: Vec<String> =
                 ["--database-url", &fixture.url].iter().chain(flags).map(|text| (*text).to_owned()).collect();
-            let held = tokio::net::TcpListener::bind(&taken).await.expect("the port");
-            let ended = super::worker::Worker::start(super::fixture::PROGRAM, &arguments, &[], &fixture.next_log());
-            let ended = ended.ended().await;
-            drop(held);
-            ended
+            Worker::start(PROGRAM, &arguments, &[], &fixture.next_log()).ended().await
         } else {
             fixture.begin(flags).ended().await
         };
@@ -337,19 +332,16 @@ async fn w61_a_key_can_be_asked_about() {
     let api = fixture.start(&[]).await;
     let first = Request::pay("order-1", "00001", 1177).answer(&api.address).await;
     let ask = |path: &str| Request::new("GET", path).tenant("acme");
-    let known = ask("/transactions/idempotency/order-1").answer(&api.address).await;
+    let known = ask("/idempotency/order-1").answer(&api.address).await;
     assert_eq!((known.status, known.json()["state"].as_str()), (200, Some("completed")), "{known:?}");
     assert_eq!(known.json()["status"], 201);
-    let told = ask("/transactions/idempotency/order-1?answer=true").answer(&api.address).await;
+    let told = ask("/idempotency/order-1?answer=true").answer(&api.address).await;
     assert!(told.text().contains(&id(&first)), "{}", told.text());
-    let unknown = ask("/transactions/idempotency/order-2").answer(&api.address).await;
+    let unknown = ask("/idempotency/order-2").answer(&api.address).await;
     assert_eq!(unknown.status, 404, "{unknown:?}");
-    let others = ask("/transactions/idempotency/order-1").tenant("globex").answer(&api.address).await;
+    let others = ask("/idempotency/order-1").tenant("globex").answer(&api.address).await;
     assert_eq!((others.status, others.text()), (404, unknown.text()), "as one that is unknown");
-    assert_eq!(ask("/transactions/idempotency/order-1").without("authorization").answer(&api.address).await.status, 401);
+    assert_eq!(ask("/idempotency/order-1").without("authorization").answer(&api.address).await.status, 401);
     assert!(api.stop().await.status.success());
     fixture.remove().await;
 }
-
-/// How long a wait may be answered late, on a busy machine.
-pub(crate) const LATE: Duration = Duration::from_secs(30);

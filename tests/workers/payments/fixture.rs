@@ -1,8 +1,9 @@
 //! A database, and the services on it.
 
-use std::ops::Deref;
+use std::{ops::Deref, time::Duration};
 
 use sqlx::{AssertSqlSafe, query_as, query_scalar, raw_sql};
+use tokio::time::Instant;
 
 use super::{
     client::Request,
@@ -10,6 +11,9 @@ use super::{
 };
 
 pub(crate) use super::database::{Database, until};
+
+/// How long a start may take.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) struct Fixture {
     database: Database,
@@ -51,7 +55,9 @@ impl Fixture {
     pub(crate) async fn new(label: &str) -> Self {
         let fixture = Self { database: Database::create(label, &super::database::server()).await };
         // Its own tables are the service's to create, with a login that may.
-        let owner = fixture.arguments_on(&fixture.owner_url, &["--migrate", "--create-tables"]);
+        // The owner is called as idem's schema is, which would come first.
+        let url = format!("{}?options[search_path]=public", fixture.owner_url);
+        let owner = fixture.arguments_on(&url, &["--migrate", "--create-tables"]);
         fixture.start_with(&owner, &[]).await.stop().await;
         let grants = "GRANT SELECT, INSERT ON transactions, declines TO idem_worker;
             GRANT SELECT, INSERT, UPDATE ON balances TO idem_worker";
@@ -95,7 +101,7 @@ impl Fixture {
 
     /// What is recorded of keys and of answers.
     pub(crate) async fn records(&self) -> (i64, i64) {
-        let text = "SELECT (SELECT count(*) FROM idem.processed_messages), (SELECT count(*) FROM idem.message_results)";
+        let text = "SELECT (SELECT count(*) FROM idem.processed_messages), (SELECT count(*) FROM idem.processed_results)";
         query_as(text).fetch_one(self.pool()).await.expect("the records")
     }
 }
@@ -106,16 +112,18 @@ pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_payments-api");
 pub(crate) async fn start(arguments: &[String], variables: &[(&str, &str)], log: &std::path::Path) -> Api {
     let variables: Vec<_> = variables.iter().copied().filter(|(_, value)| !value.is_empty()).collect();
     let mut process = Worker::start(PROGRAM, arguments, &variables, log);
-    let mut address = None;
-    until("the service to serve", async || {
+    let deadline = Instant::now() + PATIENCE;
+    let address = loop {
         assert!(process.runs(), "it ended: {}", process.logged());
         let log = process.logged();
         let line = log.lines().find(|line| line.contains("serving requests"));
-        address = line.and_then(|line| line.split("address=").nth(1)).map(|rest| rest.trim().to_owned());
-        address.is_some()
-    })
-    .await;
-    Api { address: address.expect("an address"), process }
+        if let Some(address) = line.and_then(|line| line.split("address=").nth(1)) {
+            break address.trim().to_owned();
+        }
+        assert!(Instant::now() < deadline, "it does not serve: {log}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    Api { address, process }
 }
 
 impl Books {

@@ -10,15 +10,19 @@ use axum::{
 use idem_service::axum;
 use serde_json::json;
 
-/// One section a kind: those of idem's layer, and ours.
-const PAGES: &str = include_str!("problems.md");
+/// One section a kind: ours, and those of idem's layer.
+const PAGES: [&str; 2] = [include_str!("problems.md"), include_str!("../../../docs/http-problems.md")];
+
+/// What this service promises, for machines.
+const OPENAPI: &str = include_str!("../openapi.yaml");
 
 pub(crate) fn routes() -> Router {
-    Router::new().route("/problems/{name}", get(page))
+    let openapi = get(async || ([(header::CONTENT_TYPE, "application/yaml")], OPENAPI));
+    Router::new().route("/problems/{name}", get(page)).route("/openapi.yaml", openapi)
 }
 
 async fn page(Path(name): Path<String>) -> Response {
-    let mut sections = PAGES.split("\n## ").skip(1);
+    let mut sections = PAGES.iter().flat_map(|pages| pages.split("\n## ").skip(1));
     match sections.find(|section| section.lines().next() == Some(&name)) {
         Some(section) => ([(header::CONTENT_TYPE, "text/markdown; charset=utf-8")], format!("# {section}")).into_response(),
         None => StatusCode::NOT_FOUND.into_response(),

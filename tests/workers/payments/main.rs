@@ -10,15 +10,18 @@
 
 mod announce;
 mod client;
+mod collections;
 mod contract;
 #[path = "../shared/database.rs"]
 mod database;
 mod deaths;
 mod fixture;
+mod openapi;
 mod outages;
 #[allow(dead_code, reason = "here nothing is sent to a topic")]
 #[path = "../shared/purchase.rs"]
 mod purchase;
+mod readme;
 #[allow(dead_code, reason = "here nothing is sent to a topic")]
 #[path = "../kafka/topic.rs"]
 mod topic;

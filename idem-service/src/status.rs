@@ -174,7 +174,8 @@ impl Status {
                 None => "up",
             },
             broker_down_for: unreachable_for.map(|time| time.as_secs()),
-            ready: (has_joined || self.relay.get().is_some() || self.serves.get().is_some()) && !self.stop.is_cancelled(),
+            ready: (has_joined || self.relay.get().is_some() || self.serves.get().is_some())
+                && !self.stop.is_cancelled(),
             consumer: self.consumer.clone(),
             partitions: worker.filter(|_| has_joined).and_then(|(_, partitions)| partitions()),
             database: match pause {

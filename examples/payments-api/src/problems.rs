@@ -24,13 +24,16 @@ pub(crate) fn routes() -> Router {
 async fn page(Path(name): Path<String>) -> Response {
     let mut sections = PAGES.iter().flat_map(|pages| pages.split("\n## ").skip(1));
     match sections.find(|section| section.lines().next() == Some(&name)) {
-        Some(section) => ([(header::CONTENT_TYPE, "text/markdown; charset=utf-8")], format!("# {section}")).into_response(),
+        Some(section) => {
+            ([(header::CONTENT_TYPE, "text/markdown; charset=utf-8")], format!("# {section}")).into_response()
+        }
         None => StatusCode::NOT_FOUND.into_response(),
     }
 }
 
 fn problem(status: StatusCode, name: &str, title: &str, detail: &str) -> Response {
-    let body = json!({ "type": format!("/problems/{name}"), "title": title, "status": status.as_u16(), "detail": detail });
+    let body =
+        json!({ "type": format!("/problems/{name}"), "title": title, "status": status.as_u16(), "detail": detail });
     (status, [(header::CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response()
 }
 

@@ -14,7 +14,9 @@ use crate::{
     config,
     database::{self, Database},
     exit::{self, Exit, Failure},
-    key_secret, logs, metrics, private, relay, run::process, signals, stack,
+    key_secret, logs, metrics, private, relay,
+    run::process,
+    signals, stack,
     status::Status,
     stores::Kind,
 };

@@ -72,7 +72,8 @@ fn postman(collection: &str, environment: &str) -> Vec<Step> {
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
     let environment: Value = serde_json::from_str(environment).expect("JSON");
     let values = environment["values"].as_array().expect("values").iter();
-    let variables = values.filter(|value| value["enabled"] == true).map(|value| (text(&value["key"]), text(&value["value"])));
+    let variables =
+        values.filter(|value| value["enabled"] == true).map(|value| (text(&value["key"]), text(&value["value"])));
     let variables: BTreeMap<String, String> = variables.collect();
     let collection: Value = serde_json::from_str(collection).expect("JSON");
     let schema = "https://schema.getpostman.com/json/collection/v2.1.0/collection.json";
@@ -87,11 +88,13 @@ fn postman(collection: &str, environment: &str) -> Vec<Step> {
         if let Some(raw) = request["body"]["raw"].as_str() {
             sent = sent.body(&filled(raw, &variables));
         }
-        let script: Vec<String> = item["event"][0]["script"]["exec"].as_array().expect("tests").iter().map(text).collect();
+        let script: Vec<String> =
+            item["event"][0]["script"]["exec"].as_array().expect("tests").iter().map(text).collect();
         let script = script.join("\n");
         let after = |what: &str| script.split(what).skip(1).map(str::to_owned).collect::<Vec<_>>();
-        let status = after("to.have.status(")[0].split(')').next().and_then(|text| text.parse().ok()).expect("a status");
-        let headers = after("to.have.header(").iter().map(|rest| {
+        let status =
+            after("to.have.status(")[0].split(')').next().and_then(|text| text.parse().ok()).expect("a status");
+        let headers = after("to.have.header(").into_iter().map(|rest| {
             let words: Vec<&str> = rest.split('"').collect();
             (words[1].to_ascii_lowercase(), words[3].to_owned())
         });

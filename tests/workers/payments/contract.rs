@@ -239,7 +239,8 @@ async fn w57_a_client_that_is_gone_asks_again() {
 /// W58: the same on SQLite, which is a file.
 #[tokio::test(flavor = "multi_thread")]
 async fn w58_sqlite_keeps_the_same_promise() {
-    let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("payments-{:08x}", fastrand::u32(..)));
+    let folder =
+        std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("payments-{:08x}", fastrand::u32(..)));
     std::fs::create_dir_all(&folder).expect("a folder");
     let url = format!("sqlite://{}", folder.join("payments.db").display());
     let own = ["--listen", "127.0.0.1:0", "--database-url", &url, "--migrate", "--create-tables", "--limit", "10000"];

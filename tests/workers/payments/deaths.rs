@@ -23,9 +23,8 @@ const SERVICES: usize = 3;
 const CLIENTS: usize = 50;
 
 /// Where a service dies: the points that a request meets.
-const POINTS: [&str; 9] = [
-    "begin", "claimed", "handler_mid", "handler_done", "appended", "guard", "commit_sent", "commit_ok", "rollback",
-];
+const POINTS: [&str; 9] =
+    ["begin", "claimed", "handler_mid", "handler_done", "appended", "guard", "commit_sent", "commit_ok", "rollback"];
 
 /// One of the services' addresses, which stays while processes behind it come and go.
 struct Seat {

@@ -101,7 +101,8 @@ impl Fixture {
 
     /// What is recorded of keys and of answers.
     pub(crate) async fn records(&self) -> (i64, i64) {
-        let text = "SELECT (SELECT count(*) FROM idem.processed_messages), (SELECT count(*) FROM idem.processed_results)";
+        let text =
+            "SELECT (SELECT count(*) FROM idem.processed_messages), (SELECT count(*) FROM idem.processed_results)";
         query_as(text).fetch_one(self.pool()).await.expect("the records")
     }
 }

@@ -69,8 +69,7 @@ async fn w65_a_start_waits_for_the_database() {
     let own = |limit: &'static str| {
         ["--listen", "127.0.0.1:0", "--database-url", url.as_str(), "--startup-timeout", limit].map(str::to_owned)
     };
-    let process =
-        super::worker::Worker::start(super::fixture::PROGRAM, &own("1s"), &[], &fixture.next_log());
+    let process = super::worker::Worker::start(super::fixture::PROGRAM, &own("1s"), &[], &fixture.next_log());
     let ended = process.ended().await;
     assert_eq!(ended.status.code(), Some(3), "{}", ended.log);
     let arguments = own("2m");

@@ -7,7 +7,7 @@ use bytes::{Buf, Bytes};
 use http::{HeaderMap, HeaderValue, Request, header, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use idem_core::{BoxError, IdempotencyKey, Message, key::KEY_FIELD, store::Store};
+use idem_core::{BoxError, IdempotencyKey, Message, key::KEY_FIELD, outbox::CAUSE, store::Store};
 
 use super::{
     Shared, digest,
@@ -22,6 +22,8 @@ use super::{
 /// A request that may be claimed.
 pub(crate) struct Admitted {
     pub(crate) key: IdempotencyKey,
+    /// The key as the client knows it.
+    pub(crate) asked: String,
     pub(crate) prints: Vec<Print>,
     pub(crate) parts: Parts,
     pub(crate) body: Bytes,
@@ -33,9 +35,12 @@ impl Admitted {
         self.prints.first().copied().unwrap_or_default()
     }
 
-    /// The operation as the engine knows it. Of the request it has nothing but its fingerprints.
+    /// The operation as the engine knows it. Of the request it has nothing but its fingerprints. Events that it publishes name the
+    /// client's own key as what set them going, and not the one that is joined with tenant and route.
     pub(crate) fn message(&self) -> Message {
-        let message = Message::new(self.prints.concat()).with_header(KEY_FIELD, self.key.as_str().to_owned());
+        let message = Message::new(self.prints.concat())
+            .with_header(KEY_FIELD, self.key.as_str().to_owned())
+            .with_header(CAUSE, self.asked.clone());
         ["traceparent", "tracestate"].iter().fold(message, |message, name| match self.parts.headers.get(*name) {
             Some(value) => message.with_header(name, value.as_bytes().to_vec()),
             None => message,
@@ -63,7 +68,7 @@ impl<S: Store> Shared<S> {
         let (parts, body) = request.into_parts();
         let who = (self.tenant)(&parts).ok_or(Problem::Unauthenticated)?;
         self.check_headers(&parts.headers)?;
-        let key = key::of(&parts.headers, self.strict_keys, self.key_policy).map_err(|fault| match fault {
+        let asked = key::of(&parts.headers, self.strict_keys, self.key_policy).map_err(|fault| match fault {
             KeyFault::Missing => Problem::KeyMissing,
             KeyFault::Malformed(what) => Problem::KeyMalformed(what),
         })?;
@@ -73,8 +78,8 @@ impl<S: Store> Shared<S> {
             digest::verify(&parts.headers, &body).map_err(Problem::Digest)?;
         }
         let prints = fingerprint::of(&self.hashings, &settings.fingerprint, &parts, &body, self.subject(&who))?;
-        let key = scope::joined(&who.tenant, route, &key).map_err(|_| Problem::KeyMalformed("it cannot be kept"))?;
-        Ok(Admitted { key, prints, parts, body, in_hand })
+        let key = scope::joined(&who.tenant, route, &asked).map_err(|_| Problem::KeyMalformed("it cannot be kept"))?;
+        Ok(Admitted { key, asked, prints, parts, body, in_hand })
     }
 
     /// Whom an answer is for, where that counts.

@@ -1,9 +1,12 @@
 //! What a database must be able to do for payments.
 
-use std::future::Future;
+use std::{future::Future, time::Duration};
 
 use idem_service::idem_core::{Store, Tx};
 use serde::Serialize;
+
+/// How long a read waits for a connection before it is answered with 503.
+pub(crate) const READ_WITHIN: Duration = Duration::from_secs(3);
 
 /// What a client asks for, of which tenant, under which key.
 #[derive(Debug, Clone)]

@@ -4,7 +4,7 @@ use idem_service::idem_core::Tx;
 use idem_sqlx::PostgresStore;
 use sqlx::{PgPool, postgres::PgPoolOptions, query, query_as, query_scalar};
 
-use crate::books::{Books, Order, Recorded, Transaction};
+use crate::books::{Books, Order, READ_WITHIN, Recorded, Transaction};
 
 /// Keys have no unique constraint here, and balances are changed relatively, so that a transaction that counted twice would show
 /// in both.
@@ -51,7 +51,7 @@ impl Books for PostgresStore {
     type Readers = PgPool;
 
     fn readers(url: &str) -> Result<PgPool, sqlx::Error> {
-        PgPoolOptions::new().max_connections(4).connect_lazy(url)
+        PgPoolOptions::new().max_connections(4).acquire_timeout(READ_WITHIN).connect_lazy(url)
     }
 
     async fn record(tx: &mut Tx<'_, Self>, order: &Order) -> Result<Recorded, sqlx::Error> {

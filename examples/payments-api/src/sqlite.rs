@@ -4,7 +4,7 @@ use idem_service::idem_core::Tx;
 use idem_sqlx::SqliteStore;
 use sqlx::{SqlitePool, query, query_as, query_scalar, sqlite::SqlitePoolOptions};
 
-use crate::books::{Books, Order, Recorded, Transaction};
+use crate::books::{Books, Order, READ_WITHIN, Recorded, Transaction};
 
 /// As those of `postgres.rs`.
 pub(crate) const TABLES: &str = "
@@ -52,7 +52,7 @@ impl Books for SqliteStore {
     type Readers = SqlitePool;
 
     fn readers(url: &str) -> Result<SqlitePool, sqlx::Error> {
-        SqlitePoolOptions::new().max_connections(4).connect_lazy(url)
+        SqlitePoolOptions::new().max_connections(4).acquire_timeout(READ_WITHIN).connect_lazy(url)
     }
 
     async fn record(tx: &mut Tx<'_, Self>, order: &Order) -> Result<Recorded, sqlx::Error> {

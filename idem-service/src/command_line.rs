@@ -45,7 +45,25 @@ pub(crate) fn read<B: Broker, A: clap::Args>(
     variables: impl IntoIterator<Item = String>,
 ) -> Result<CommandLine<B, A>, Stop> {
     let mut command = command::<B, A>(name, version, kinds);
-    let arguments = config::with_file(&command, arguments).map_err(Stop::Refused)?;
+    let (matches, foreign) = matches(&mut command, B::VARIABLES, arguments, variables)?;
+    let refused = |error| Stop::Refused(refusal::line(&error, &command));
+    let settings = Settings::from_arg_matches(&matches).map_err(refused)?;
+    let broker = B::from_arg_matches(&matches).map_err(refused)?;
+    let own = A::from_arg_matches(&matches).map_err(refused)?;
+    let secrets = secrets(&command, &matches, settings.key_secret_file.clone());
+    let (given, exposed) = (given(&command, &matches), exposed(&command, &matches));
+    Ok(CommandLine { settings, broker, own, given, secrets, exposed, foreign })
+}
+
+/// What the command line, the variables and the file give this command's flags, and the variables that begin with `prefix` and
+/// that nothing reads.
+pub(crate) fn matches(
+    command: &mut Command,
+    prefix: &str,
+    arguments: Vec<OsString>,
+    variables: impl IntoIterator<Item = String>,
+) -> Result<(ArgMatches, Vec<String>), Stop> {
+    let arguments = config::with_file(command, arguments).map_err(Stop::Refused)?;
     let matches = match command.try_get_matches_from_mut(arguments) {
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             // A reader that went away wants no help any more.
@@ -55,24 +73,26 @@ pub(crate) fn read<B: Broker, A: clap::Args>(
         matches => matches,
     };
     // First, because a misspelt variable is why a required one is missing.
-    let foreign = variables::foreign(&command, B::VARIABLES, variables).map_err(Stop::Refused)?;
-    let refused = |error| Stop::Refused(refusal::line(&error, &command));
+    let foreign = variables::foreign(command, prefix, variables).map_err(Stop::Refused)?;
     let matches = matches.map_err(|error| match (error.kind(), &foreign[..]) {
         // Somebody may have meant one of them, such as KAFKA_BOOTSTRAP_SERVERS.
         (ErrorKind::MissingRequiredArgument, [_, ..]) => {
-            let line = refusal::line(&error, &command);
+            let line = refusal::line(&error, command);
             Stop::Refused(format!("{line}; set, and no settings of this worker: {}", foreign.join(" ")))
         }
-        _ => refused(error),
+        _ => Stop::Refused(refusal::line(&error, command)),
     })?;
-    let settings = Settings::from_arg_matches(&matches).map_err(refused)?;
-    let broker = B::from_arg_matches(&matches).map_err(refused)?;
-    let config = config::with_secrets(&command, &matches).map(|file| (file, "--config"));
-    let key_secret = settings.key_secret_file.clone().map(|file| (file, "--key-secret-file"));
-    let secrets = config.into_iter().chain(key_secret).collect();
-    let own = A::from_arg_matches(&matches).map_err(refused)?;
-    let (given, exposed) = (given(&command, &matches), exposed(&command, &matches));
-    Ok(CommandLine { settings, broker, own, given, secrets, exposed, foreign })
+    Ok((matches, foreign))
+}
+
+/// The files with secrets that are read, each with its flag.
+pub(crate) fn secrets(
+    command: &Command,
+    matches: &ArgMatches,
+    key_secret: Option<PathBuf>,
+) -> Vec<(PathBuf, &'static str)> {
+    let config = config::with_secrets(command, matches).map(|file| (file, "--config"));
+    config.into_iter().chain(key_secret.map(|file| (file, "--key-secret-file"))).collect()
 }
 
 fn command<B: Broker, A: clap::Args>(name: &'static str, version: &'static str, kinds: &[Kind]) -> Command {
@@ -89,7 +109,7 @@ fn command<B: Broker, A: clap::Args>(name: &'static str, version: &'static str, 
 }
 
 /// The flags that were given, by the command line, a variable or the file.
-fn given(command: &Command, matches: &ArgMatches) -> String {
+pub(crate) fn given(command: &Command, matches: &ArgMatches) -> String {
     let mut given = Vec::new();
     for argument in command.get_arguments() {
         let (id, Some(flag)) = (argument.get_id().as_str(), argument.get_long()) else { continue };
@@ -109,7 +129,7 @@ fn given(command: &Command, matches: &ArgMatches) -> String {
 }
 
 /// The flags that have a password on the command line itself.
-fn exposed(command: &Command, matches: &ArgMatches) -> Vec<String> {
+pub(crate) fn exposed(command: &Command, matches: &ArgMatches) -> Vec<String> {
     let secret = command.get_arguments().filter(|argument| argument.is_hide_env_values_set());
     let exposed = secret.filter(|argument| {
         let id = argument.get_id().as_str();

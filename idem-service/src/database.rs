@@ -3,11 +3,12 @@
 use std::{error::Error, future::Future, time::Duration};
 
 use idem_core::{BoxError, CancellationToken, ErrorClass, RetryPolicy, Store, StoreError, chain, store};
+use idem_schema::SchemaName;
 use tokio::time::Instant;
 
 use crate::{
     exit::{Exit, Failure},
-    settings::Settings,
+    settings::DatabaseUrl,
 };
 
 #[cfg(feature = "postgres")]
@@ -95,43 +96,50 @@ pub trait Database: Send + Sync + 'static {
 
 /// The settings of the database.
 #[derive(Debug, Clone, Copy)]
-pub struct DatabaseSettings<'s>(pub(crate) &'s Settings);
+pub struct DatabaseSettings<'s> {
+    pub(crate) url: &'s DatabaseUrl,
+    pub(crate) schema: &'s SchemaName,
+    pub(crate) cleanup_url: Option<&'s DatabaseUrl>,
+    pub(crate) application_name: Option<&'s str>,
+    pub(crate) migrate: bool,
+    pub(crate) create_tables: bool,
+}
 
 impl<'s> DatabaseSettings<'s> {
     /// `--database-url`, which may hold a password.
     #[must_use]
     pub fn url(&self) -> &'s str {
-        self.0.database_url.as_str()
+        self.url.as_str()
     }
 
     /// `--schema`: where idem's tables are.
     #[must_use]
     pub fn schema(&self) -> &'s str {
-        self.0.schema.as_str()
+        self.schema.as_str()
     }
 
     /// `--cleanup-database-url`: the login that may delete, where it is another.
     #[must_use]
     pub fn cleanup_url(&self) -> Option<&'s str> {
-        self.0.cleanup.cleanup_database_url.as_ref().map(crate::settings::DatabaseUrl::as_str)
+        self.cleanup_url.map(DatabaseUrl::as_str)
     }
 
     /// The name of the connections in the database's list, unless the URL or `PGAPPNAME` has one.
     #[must_use]
     pub fn application_name(&self) -> Option<&'s str> {
-        self.0.application_name()
+        self.application_name
     }
 
     /// `--migrate`: whether idem's tables are to be created or updated.
     #[must_use]
     pub fn migrate(&self) -> bool {
-        self.0.migrate
+        self.migrate
     }
 
     /// `--create-tables`: whether the application's tables are to be created.
     #[must_use]
     pub fn create_tables(&self) -> bool {
-        self.0.create_tables
+        self.create_tables
     }
 }
 
@@ -149,14 +157,14 @@ fn postgres_tables(tables: &str) -> String {
 /// Tries something with a database again and again while it cannot be reached, until the start-up time-out. `None`
 /// where the stop came first.
 pub(crate) async fn reach<S: Store, T, F>(
-    settings: &Settings,
+    limit: Duration,
     stop: &CancellationToken,
     attempt: impl Fn() -> F,
 ) -> Result<Option<T>, Failure>
 where
     F: Future<Output = Result<T, BoxError>>,
 {
-    let (begun, limit) = (Instant::now(), settings.startup_timeout);
+    let begun = Instant::now();
     let pauses = RetryPolicy::default().max(Duration::from_secs(5));
     let mut tries = 0;
     loop {

@@ -136,6 +136,43 @@ pub(crate) fn relayed(part: &KafkaPart) -> Result<Events, BoxError> {
     Ok(events(options))
 }
 
+/// The part of a service that only sends events.
+#[cfg(feature = "http")]
+#[derive(clap::Args)]
+#[command(next_help_heading = "Kafka")]
+pub(crate) struct Announcing {
+    /// The brokers that events go to: host:port, several with commas between them [default: none, and no events]
+    #[arg(long, env = "KAFKA_BROKERS", value_name = "LIST")]
+    brokers: Option<String>,
+
+    /// A setting of librdkafka, such as security.protocol=sasl_ssl; repeatable. NAME=@FILE takes the value from a file, such
+    /// as sasl.password=@/run/secrets/kafka
+    // It may be a password, so it is marked as a secret.
+    #[arg(long = "kafka", value_name = "NAME=VALUE", hide_env_values = true, value_parser = name_and_value)]
+    settings: Vec<(String, String)>,
+}
+
+#[cfg(feature = "http")]
+impl fmt::Debug for Announcing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Announcing").field("brokers", &self.brokers).finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "http")]
+impl Announcing {
+    /// What makes publishers of events; nothing without brokers.
+    pub(crate) fn events(&self) -> Result<Option<Events>, BoxError> {
+        let Some(brokers) = &self.brokers else { return Ok(None) };
+        // Topic and group are a consumer's.
+        let mut options = KafkaOptions::new(brokers, "events", "idem-relay");
+        for (name, value) in &self.settings {
+            options = set(options, name, value)?;
+        }
+        Ok(Some(events(options)))
+    }
+}
+
 /// Sets a setting of the client library, from a file where the value names one.
 fn set(options: KafkaOptions, name: &str, value: &str) -> Result<KafkaOptions, BoxError> {
     Ok(match value.strip_prefix('@') {

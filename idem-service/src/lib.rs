@@ -9,6 +9,8 @@ mod command_line;
 mod config;
 pub mod database;
 mod exit;
+#[cfg(feature = "http")]
+mod http;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 mod key_secret;
@@ -53,11 +55,15 @@ pub mod fuzzing;
 pub use axum;
 pub use clap;
 pub use idem_core::{self, Effects};
+#[cfg(feature = "http")]
+pub use idem_http;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use idem_sqlx;
 #[cfg(feature = "tokio-postgres")]
 pub use idem_tokio_postgres;
 
+#[cfg(feature = "http")]
+pub use self::http::{Api, HttpConfigured, HttpService, Opened};
 pub use self::{
     broker::{Broker, Built, Lag},
     exit::Exit,

@@ -3,13 +3,17 @@
 mod alone;
 mod file;
 
+use std::time::Duration;
+
 use idem_core::{BoxError, Destination, Route, outbox::Relayed};
 use serde::Serialize;
 
 pub use self::alone::relay;
-#[cfg(any(feature = "amqp", feature = "kafka"))]
-pub(crate) use self::file::{AmqpPart, KafkaPart};
-use crate::{broker::Events, settings::Settings};
+#[cfg(feature = "amqp")]
+pub(crate) use self::file::AmqpPart;
+#[cfg(feature = "kafka")]
+pub(crate) use self::file::KafkaPart;
+use crate::{broker::Events, settings::EventFormat};
 
 /// A route for each destination: its own, or one by the worker's broker.
 ///
@@ -19,7 +23,7 @@ pub(crate) fn routes(
     destinations: &[Destination],
     own: Vec<Route>,
     events: Option<&Events>,
-    settings: &Settings,
+    (format, receiver_keeps): (EventFormat, Duration),
 ) -> Result<Vec<Route>, BoxError> {
     let mut routes = own;
     for Destination { name, .. } in destinations {
@@ -29,11 +33,11 @@ pub(crate) fn routes(
         let make = events.ok_or_else(|| {
             format!(
                 "the handlers publish to {name:?}, and nothing here brings events there: give --relay off where another \
-                 process does, or the Service a route with .relays(…)"
+                 process does, the service a route with .relays(…), or a service over HTTP its --brokers"
             )
         })?;
-        let route = Route::to_shared(name, make(name, settings.event_format.cloud_events())?);
-        routes.push(route.receiver_keeps(settings.receiver_keeps));
+        let route = Route::to_shared(name, make(name, format.cloud_events())?);
+        routes.push(route.receiver_keeps(receiver_keeps));
     }
     Ok(routes)
 }

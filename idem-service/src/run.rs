@@ -12,7 +12,7 @@ use crate::{
     admin,
     broker::{Broker, Built},
     command_line::{self, CommandLine, Stop},
-    database::{self, Database, DatabaseSettings},
+    database::{self, Database},
     exit::{self, Exit, Failure},
     key_secret, keys, logs, metrics, private, relay,
     service::{Handlers, Parts, Service},
@@ -169,8 +169,8 @@ pub(crate) async fn consume<D: Database, B: Broker>(
             return Err(Failure::refused("--batch-handler is given, and this worker has none: leave it out"));
         }
     };
-    let open = || D::open(DatabaseSettings(&settings));
-    let opened = database::reach::<D::Store, _, _>(&settings, &status.stop, open).await?;
+    let open = || D::open(settings.for_database());
+    let opened = database::reach::<D::Store, _, _>(settings.startup_timeout, &status.stop, open).await?;
     let Some(store) = opened.map(Arc::new) else { return Ok(()) };
     let consumer = attach(DedupConsumer::builder_shared(Arc::clone(&store), &settings.consumer))
         .handler_name(name)
@@ -181,16 +181,17 @@ pub(crate) async fn consume<D: Database, B: Broker>(
     // Before the database is waited for, so that a wrong setting is told at once.
     let consumer = (handlers.consumer)(with_settings(consumer, &settings));
     let own = std::mem::take(&mut parts.relayed);
+    let told = (settings.event_format, settings.receiver_keeps);
     let routes = if settings.relay {
-        relay::routes(&parts.destinations, own, built.events.as_ref(), &settings)
+        relay::routes(&parts.destinations, own, built.events.as_ref(), told)
             .map_err(|error| Failure::refused(texts(&error)))?
     } else {
         Vec::new()
     };
     let worker = worker::<D::Store, B>(consumer, built, routes, &settings, parts, &status)
         .map_err(|error| Failure::refused(settings::refused(&error)))?;
-    let prepare = || D::prepare(&store, DatabaseSettings(&settings), handlers.tables);
-    if database::reach::<D::Store, _, _>(&settings, &status.stop, prepare).await?.is_none() {
+    let prepare = || D::prepare(&store, settings.for_database(), handlers.tables);
+    if database::reach::<D::Store, _, _>(settings.startup_timeout, &status.stop, prepare).await?.is_none() {
         return Ok(());
     }
     for hook in on_start {

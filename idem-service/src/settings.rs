@@ -9,7 +9,7 @@ use idem_core::{
 };
 use idem_schema::{PostgresSettings, RECORD_BYTES, SchemaName};
 
-use crate::{cleanup::CleanupFlags, keys, logs::LogFormat, sizes, spans, stores::Kind};
+use crate::{cleanup::CleanupFlags, database::DatabaseSettings, keys, logs::LogFormat, sizes, spans, stores::Kind};
 
 /// The settings of a worker. Texts and defaults stand in `--help`.
 #[derive(Debug, clap::Args)]
@@ -201,8 +201,14 @@ impl DatabaseUrl {
         &self.0
     }
 
+    /// `name`, unless the URL or `PGAPPNAME` has a name for the database's list of activities.
+    pub(crate) fn application_name<'n>(&self, name: &'n str) -> Option<&'n str> {
+        let is_given = self.0.contains("application_name=");
+        (!is_given && std::env::var_os("PGAPPNAME").is_none()).then_some(name)
+    }
+
     /// What stands before the colon.
-    fn scheme(&self) -> &str {
+    pub(crate) fn scheme(&self) -> &str {
         self.0.split_once(':').map_or("", |(scheme, _)| scheme)
     }
 }
@@ -312,11 +318,16 @@ impl Settings {
         }
     }
 
-    /// The worker's name in PostgreSQL's list of activities, so that `idem stuck` finds it: its consumer, unless the URL
-    /// or `PGAPPNAME` has a name.
-    pub(crate) fn application_name(&self) -> Option<&str> {
-        let is_given = self.database_url.as_str().contains("application_name=");
-        (!is_given && std::env::var_os("PGAPPNAME").is_none()).then_some(&self.consumer)
+    /// The worker's name in PostgreSQL's list of activities is its consumer, so that `idem stuck` finds it.
+    pub(crate) fn for_database(&self) -> DatabaseSettings<'_> {
+        DatabaseSettings {
+            url: &self.database_url,
+            schema: &self.schema,
+            cleanup_url: self.cleanup.cleanup_database_url.as_ref(),
+            application_name: self.database_url.application_name(&self.consumer),
+            migrate: self.migrate,
+            create_tables: self.create_tables,
+        }
     }
 
     /// What the table of records comes to, for whoever plans a disk: rows are rate times retention.
@@ -416,7 +427,7 @@ pub(crate) fn refused(error: &ConfigError) -> String {
     format!("--{flag} is {}, but {}", error.value, error.rule)
 }
 
-fn schema(text: &str) -> Result<SchemaName, String> {
+pub(crate) fn schema(text: &str) -> Result<SchemaName, String> {
     SchemaName::new(text).map_err(|error| error.to_string())
 }
 
@@ -431,7 +442,7 @@ fn quota(text: &str) -> Result<Quota, String> {
     }
 }
 
-fn on_or_off(text: &str) -> Result<bool, String> {
+pub(crate) fn on_or_off(text: &str) -> Result<bool, String> {
     match text {
         "on" => Ok(true),
         "off" => Ok(false),

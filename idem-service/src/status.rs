@@ -51,6 +51,8 @@ pub(crate) struct Status {
     worker: OnceLock<(WorkerView, Partitions)>,
     /// A relay without a worker.
     relay: OnceLock<RelayView>,
+    /// Whether requests are served, in a service over HTTP.
+    serves: OnceLock<()>,
     /// A task beside the worker that died.
     dead: OnceLock<&'static str>,
 }
@@ -92,6 +94,7 @@ impl Status {
             rates: Rates::new(),
             worker: OnceLock::new(),
             relay: OnceLock::new(),
+            serves: OnceLock::new(),
             dead: OnceLock::new(),
         }
     }
@@ -159,6 +162,13 @@ impl Status {
     pub(crate) fn relaying(&self, view: RelayView) {
         // As above.
         let _ = self.relay.set(view);
+    }
+
+    /// Requests are served from now on.
+    #[cfg(feature = "http")]
+    pub(crate) fn serves(&self) {
+        // As above.
+        let _ = self.serves.set(());
     }
 
     /// Runs a task beside the worker. One that panics is told by [`dead`](Self::dead) from then on.
@@ -242,7 +252,8 @@ impl Status {
                 None => "up",
             },
             broker_down_for: unreachable_for.map(|time| time.as_secs()),
-            ready: (has_joined || self.relay.get().is_some()) && !self.stop.is_cancelled(),
+            ready: (has_joined || self.relay.get().is_some() || self.serves.get().is_some())
+                && !self.stop.is_cancelled(),
             consumer: self.consumer.clone(),
             partitions: self.lag().map(|parts| parts.into_iter().map(|part| part.part).collect()),
             database: match pause {

@@ -7,10 +7,11 @@ const OURS: &str = "IDEM_";
 
 /// Those that begin so, and are the command's or of the project's own scripts and tests, each of which may stand in the shell that
 /// a worker is started from. By their whole names, so that what is misspelt is still found out.
-const OF_THE_HOUSE: [&str; 16] = [
+const OF_THE_HOUSE: [&str; 17] = [
     "IDEM_AMQP_MANAGEMENT_URL",
     "IDEM_AMQP_URL",
     "IDEM_CRASH_KILLS",
+    "IDEM_FAILPOINTS",
     "IDEM_KAFKA_BROKERS",
     "IDEM_KAFKA_SSL_BROKERS",
     "IDEM_KAFKA_SSL_CA",

@@ -18,7 +18,7 @@ impl Database for Postgres {
     const SCHEMES: &'static [&'static str] = &["postgres", "postgresql"];
 
     async fn open(settings: DatabaseSettings<'_>) -> Result<PostgresStore, BoxError> {
-        let mut options = PostgresOptions::parse(settings.url())?.schema(settings.0.schema.clone());
+        let mut options = PostgresOptions::parse(settings.url())?.schema(settings.schema.clone());
         if let Some(url) = settings.cleanup_url() {
             options = options.cleanup_url(url)?;
         }

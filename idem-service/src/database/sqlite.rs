@@ -21,7 +21,7 @@ impl Database for Sqlite {
 
     async fn open(settings: DatabaseSettings<'_>) -> Result<SqliteStore, BoxError> {
         let options: SqliteOptions = settings.url().parse()?;
-        Ok(SqliteStore::connect(options.schema(settings.0.schema.clone())).await?)
+        Ok(SqliteStore::connect(options.schema(settings.schema.clone())).await?)
     }
 
     async fn prepare(store: &SqliteStore, settings: DatabaseSettings<'_>, tables: &str) -> Result<(), BoxError> {

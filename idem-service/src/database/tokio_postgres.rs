@@ -25,7 +25,7 @@ impl Database for TokioPostgres {
         if let Some(name) = settings.application_name() {
             options = options.application_name(name);
         }
-        Ok(options.schema(settings.0.schema.clone()).build()?)
+        Ok(options.schema(settings.schema.clone()).build()?)
     }
 
     async fn prepare(store: &PostgresStore, settings: DatabaseSettings<'_>, tables: &str) -> Result<(), BoxError> {

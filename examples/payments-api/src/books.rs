@@ -1,0 +1,65 @@
+//! What a database must be able to do for payments.
+
+use std::{future::Future, time::Duration};
+
+use idem_service::idem_core::{Store, Tx};
+use serde::Serialize;
+
+/// How long a read waits for a connection before it is answered with 503.
+pub(crate) const READ_WITHIN: Duration = Duration::from_secs(3);
+
+/// What a client asks for, of which tenant, under which key.
+#[derive(Debug, Clone)]
+pub(crate) struct Order {
+    pub(crate) tenant: String,
+    pub(crate) key: String,
+    pub(crate) customer: String,
+    pub(crate) cents: i64,
+}
+
+/// A transaction that has been recorded.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    pub(crate) id: String,
+    /// The day, in UTC.
+    pub(crate) day: String,
+    /// The customer's balance after it.
+    pub(crate) balance: i64,
+}
+
+/// A transaction that was read.
+#[derive(Debug, Serialize)]
+pub(crate) struct Transaction {
+    id: String,
+    customer: String,
+    cents: i64,
+    at: String,
+}
+
+impl From<(String, String, i64, String)> for Transaction {
+    fn from((id, customer, cents, at): (String, String, i64, String)) -> Self {
+        Self { id, customer, cents, at }
+    }
+}
+
+/// A store with the tables of payments.
+pub(crate) trait Books: Store {
+    /// Connections for what only reads.
+    type Readers: Clone + Send + Sync + 'static;
+
+    /// They connect when they are used.
+    fn readers(url: &str) -> Result<Self::Readers, sqlx::Error>;
+
+    /// Writes a transaction, and changes the balance by it.
+    fn record(tx: &mut Tx<'_, Self>, order: &Order) -> impl Future<Output = Result<Recorded, sqlx::Error>> + Send;
+
+    /// Writes that an order was declined.
+    fn decline(tx: &mut Tx<'_, Self>, order: &Order) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// The tenant's transaction of this id.
+    fn transaction(
+        readers: &Self::Readers,
+        tenant: &str,
+        id: &str,
+    ) -> impl Future<Output = Result<Option<Transaction>, sqlx::Error>> + Send;
+}

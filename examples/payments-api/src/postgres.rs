@@ -1,0 +1,75 @@
+//! Payments on PostgreSQL.
+
+use idem_service::idem_core::Tx;
+use idem_sqlx::PostgresStore;
+use sqlx::{PgPool, postgres::PgPoolOptions, query, query_as, query_scalar};
+
+use crate::books::{Books, Order, READ_WITHIN, Recorded, Transaction};
+
+/// Keys have no unique constraint here, and balances are changed relatively, so that a transaction that counted twice would show
+/// in both.
+pub(crate) const TABLES: &str = "
+    CREATE TABLE IF NOT EXISTS transactions (
+        id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+        idempotency_key text NOT NULL,
+        tenant text NOT NULL,
+        customer text NOT NULL,
+        cents bigint NOT NULL,
+        at timestamptz NOT NULL DEFAULT now()
+    );
+    CREATE TABLE IF NOT EXISTS balances (
+        tenant text NOT NULL,
+        customer text NOT NULL,
+        cents bigint NOT NULL,
+        PRIMARY KEY (tenant, customer)
+    );
+    CREATE TABLE IF NOT EXISTS declines (
+        id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+        idempotency_key text NOT NULL,
+        tenant text NOT NULL,
+        customer text NOT NULL,
+        cents bigint NOT NULL,
+        at timestamptz NOT NULL DEFAULT now()
+    )";
+
+const RECORD: &str = "
+    INSERT INTO transactions (idempotency_key, tenant, customer, cents) VALUES ($1, $2, $3, $4)
+    RETURNING id::text, (at AT TIME ZONE 'UTC')::date::text";
+
+const ADD: &str = "
+    INSERT INTO balances VALUES ($1, $2, $3) ON CONFLICT (tenant, customer)
+    DO UPDATE SET cents = balances.cents + excluded.cents
+    RETURNING cents";
+
+const DECLINE: &str = "INSERT INTO declines (idempotency_key, tenant, customer, cents) VALUES ($1, $2, $3, $4)";
+
+const READ: &str = "
+    SELECT id::text, customer, cents, to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"') AS at
+    FROM transactions WHERE tenant = $1 AND id::text = $2";
+
+impl Books for PostgresStore {
+    type Readers = PgPool;
+
+    fn readers(url: &str) -> Result<PgPool, sqlx::Error> {
+        PgPoolOptions::new().max_connections(4).acquire_timeout(READ_WITHIN).connect_lazy(url)
+    }
+
+    async fn record(tx: &mut Tx<'_, Self>, order: &Order) -> Result<Recorded, sqlx::Error> {
+        let Order { tenant, key, customer, cents } = order;
+        let record = query_as(RECORD).bind(key).bind(tenant).bind(customer).bind(cents);
+        let (id, day) = record.fetch_one(tx.connection()).await?;
+        let balance = query_scalar(ADD).bind(tenant).bind(customer).bind(cents).fetch_one(tx.connection()).await?;
+        Ok(Recorded { id, day, balance })
+    }
+
+    async fn decline(tx: &mut Tx<'_, Self>, order: &Order) -> Result<(), sqlx::Error> {
+        let Order { tenant, key, customer, cents } = order;
+        query(DECLINE).bind(key).bind(tenant).bind(customer).bind(cents).execute(tx.connection()).await?;
+        Ok(())
+    }
+
+    async fn transaction(readers: &PgPool, tenant: &str, id: &str) -> Result<Option<Transaction>, sqlx::Error> {
+        let row: Option<(_, _, _, _)> = query_as(READ).bind(tenant).bind(id).fetch_optional(readers).await?;
+        Ok(row.map(Transaction::from))
+    }
+}

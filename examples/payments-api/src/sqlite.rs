@@ -1,0 +1,76 @@
+//! Payments on SQLite.
+
+use idem_service::idem_core::Tx;
+use idem_sqlx::SqliteStore;
+use sqlx::{SqlitePool, query, query_as, query_scalar, sqlite::SqlitePoolOptions};
+
+use crate::books::{Books, Order, READ_WITHIN, Recorded, Transaction};
+
+/// As those of `postgres.rs`.
+pub(crate) const TABLES: &str = "
+    CREATE TABLE IF NOT EXISTS transactions (
+        id text PRIMARY KEY,
+        idempotency_key text NOT NULL,
+        tenant text NOT NULL,
+        customer text NOT NULL,
+        cents integer NOT NULL,
+        at text NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
+    );
+    CREATE TABLE IF NOT EXISTS balances (
+        tenant text NOT NULL,
+        customer text NOT NULL,
+        cents integer NOT NULL,
+        PRIMARY KEY (tenant, customer)
+    );
+    CREATE TABLE IF NOT EXISTS declines (
+        id integer PRIMARY KEY,
+        idempotency_key text NOT NULL,
+        tenant text NOT NULL,
+        customer text NOT NULL,
+        cents integer NOT NULL,
+        at text NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
+    )";
+
+/// The id is a UUID of version 4, which SQLite has no function for.
+const RECORD: &str = "
+    INSERT INTO transactions (id, idempotency_key, tenant, customer, cents)
+    SELECT substr(hex, 1, 8) || '-' || substr(hex, 9, 4) || '-4' || substr(hex, 14, 3) || '-a' || substr(hex, 18, 3) || '-'
+        || substr(hex, 21, 12), $1, $2, $3, $4
+    FROM (SELECT lower(hex(randomblob(16))) AS hex)
+    RETURNING id, substr(at, 1, 10)";
+
+const ADD: &str = "
+    INSERT INTO balances VALUES ($1, $2, $3) ON CONFLICT (tenant, customer)
+    DO UPDATE SET cents = balances.cents + excluded.cents
+    RETURNING cents";
+
+const DECLINE: &str = "INSERT INTO declines (idempotency_key, tenant, customer, cents) VALUES ($1, $2, $3, $4)";
+
+const READ: &str = "SELECT id, customer, cents, at FROM transactions WHERE tenant = $1 AND id = $2";
+
+impl Books for SqliteStore {
+    type Readers = SqlitePool;
+
+    fn readers(url: &str) -> Result<SqlitePool, sqlx::Error> {
+        SqlitePoolOptions::new().max_connections(4).acquire_timeout(READ_WITHIN).connect_lazy(url)
+    }
+
+    async fn record(tx: &mut Tx<'_, Self>, order: &Order) -> Result<Recorded, sqlx::Error> {
+        let Order { tenant, key, customer, cents } = order;
+        let record = query_as(RECORD).bind(key).bind(tenant).bind(customer).bind(cents);
+        let (id, day) = record.fetch_one(tx.connection()).await?;
+        let balance = query_scalar(ADD).bind(tenant).bind(customer).bind(cents).fetch_one(tx.connection()).await?;
+        Ok(Recorded { id, day, balance })
+    }
+
+    async fn decline(tx: &mut Tx<'_, Self>, order: &Order) -> Result<(), sqlx::Error> {
+        let Order { tenant, key, customer, cents } = order;
+        query(DECLINE).bind(key).bind(tenant).bind(customer).bind(cents).execute(tx.connection()).await?;
+        Ok(())
+    }
+
+    async fn transaction(readers: &SqlitePool, tenant: &str, id: &str) -> Result<Option<Transaction>, sqlx::Error> {
+        let row: Option<(_, _, _, _)> = query_as(READ).bind(tenant).bind(id).fetch_optional(readers).await?;
+        Ok(row.map(Transaction::from))
+    }
+}

@@ -1,0 +1,136 @@
+//! `/transactions`: what a request must be, and what it is answered.
+
+use std::sync::Arc;
+
+use axum::{
+    Json, Router,
+    body::Bytes,
+    extract::{Path, State},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use idem_service::{
+    Opened, axum,
+    idem_core::{BoxError, Event},
+    idem_http::{Idem, StepError},
+};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::{
+    bearer::Bearer,
+    books::{Books, Order, Recorded},
+    problems,
+};
+
+/// The settings of this service beyond those of every one.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Payments")]
+pub(crate) struct Payments {
+    /// Send an event for each transaction to this topic of --brokers [default: none]
+    #[arg(long, value_name = "DESTINATION")]
+    pub(crate) announce: Option<String>,
+
+    /// The most that one transaction may be, in cents; more is declined with 402
+    #[arg(long, value_name = "CENTS", default_value_t = 100_000_000)]
+    limit: i64,
+}
+
+/// What a client sends.
+#[derive(Deserialize)]
+struct Asked {
+    customer: String,
+    cents: i64,
+}
+
+/// What the routes share.
+struct Shared<S: Books> {
+    payments: Payments,
+    readers: S::Readers,
+}
+
+/// The routes. Whatever changes something stands under the layer.
+pub(crate) fn routes<S: Books>(opened: Opened<S>, payments: Payments) -> Result<Router, BoxError> {
+    let shared = Arc::new(Shared::<S> { payments, readers: S::readers(opened.database_url())? });
+    Ok(Router::new()
+        .route("/transactions", post(create::<S>))
+        .layer(opened.idempotency.layer())
+        .route("/transactions/{id}", get(read::<S>))
+        .route_service("/idempotency/{key}", opened.idempotency.asks(["POST /transactions"]))
+        .with_state(shared)
+        .merge(problems::routes()))
+}
+
+/// Records a transaction. Effect, event and answer are committed together; who asks again with the key gets the answer.
+async fn create<S: Books>(
+    State(shared): State<Arc<Shared<S>>>,
+    Bearer(tenant): Bearer,
+    idem: Idem<S>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, StepError> {
+    let Payments { announce, limit } = shared.payments.clone();
+    let (customer, cents) = match serde_json::from_slice(&body) {
+        Ok(Asked { customer, cents }) if (1..=200).contains(&customer.chars().count()) => (customer, cents),
+        // Nothing was decided, so nothing is kept: the corrected request may have the same key.
+        Ok(_) => return Ok(problems::malformed("customer must have 1 to 200 characters")),
+        Err(_) => return Ok(problems::malformed("the body must be {\"customer\": \"…\", \"cents\": …} in JSON")),
+    };
+    if cents <= 0 {
+        // A decision: whoever asks again with this key is refused again.
+        idem.refuse();
+        return Ok(problems::no_amount(cents));
+    }
+    let order = Order { tenant, key: key_of(&headers), customer, cents };
+    if cents > limit {
+        // A decline has an effect of its own, and is committed.
+        idem.with(|tx| Box::pin(async move { S::decline(tx, &order).await })).await?;
+        return Ok(problems::over_limit(cents, limit));
+    }
+    let asked = order.clone();
+    let recorded = idem.with(|tx| Box::pin(async move { S::record(tx, &asked).await })).await?;
+    if let Some(destination) = announce {
+        idem.publish(event(&destination, &order, &recorded)).await?;
+    }
+    let Recorded { id, balance, .. } = recorded;
+    let location = [(header::LOCATION, format!("/transactions/{id}"))];
+    let answer = json!({ "id": id, "customer": order.customer, "cents": cents, "balance": balance });
+    Ok((StatusCode::CREATED, location, Json(answer)).into_response())
+}
+
+/// The same event as the workers', so that they can consume it.
+fn event(destination: &str, order: &Order, recorded: &Recorded) -> Event {
+    let Order { key, customer, cents, .. } = order;
+    let body = json!({ "purchase": key, "customer": customer, "day": recorded.day, "cds": 1, "cents": cents });
+    Event::to(destination)
+        .event_type("PurchaseRecorded")
+        .ordering_key(customer.clone())
+        .content_type("application/json")
+        .body(body.to_string())
+}
+
+/// The key as the client knows it. That it is there and well-formed, the layer has seen to.
+fn key_of(headers: &HeaderMap) -> String {
+    let value = headers.get("idempotency-key").and_then(|value| value.to_str().ok()).unwrap_or_default().trim();
+    match value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) {
+        Some(quoted) => quoted.replace("\\\"", "\"").replace("\\\\", "\\"),
+        None => value.to_owned(),
+    }
+}
+
+/// Reads a transaction of the tenant's.
+async fn read<S: Books>(
+    State(shared): State<Arc<Shared<S>>>,
+    Bearer(tenant): Bearer,
+    Path(id): Path<String>,
+) -> Response {
+    match S::transaction(&shared.readers, &tenant, &id).await {
+        Ok(Some(transaction)) => Json(transaction).into_response(),
+        Ok(None) => StatusCode::NOT_FOUND.into_response(),
+        Err(error) => {
+            tracing::warn!(%error, "a transaction could not be read");
+            (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "1")]).into_response()
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! What the settings make of the engine's builder.
+
+use std::{fmt, path::PathBuf, sync::Arc};
+
+use idem_core::{Destination, Store};
+use idem_http::{HashSecret, Idempotency, IdempotencyBuilder, Profile};
+
+use super::flags::{HttpFlags, ProfileFlag};
+
+/// What routes are made of: `Idempotency-Key` as the settings want it, on the store that they name.
+pub struct Opened<S: Store> {
+    /// Protects routes: `idempotency.layer()`.
+    pub idempotency: Idempotency<S>,
+    /// The store, for whatever else the application does with it.
+    pub store: Arc<S>,
+    database_url: Box<str>,
+}
+
+impl<S: Store> Opened<S> {
+    /// `--database-url`, for routes that only read and need no transaction of idem's. It may hold a password.
+    #[must_use]
+    pub fn database_url(&self) -> &str {
+        &self.database_url
+    }
+}
+
+impl<S: Store> fmt::Debug for Opened<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Opened").field("idempotency", &self.idempotency).finish_non_exhaustive()
+    }
+}
+
+/// Changes the engine's settings.
+pub(super) type Set<S> = Box<dyn FnOnce(IdempotencyBuilder<S>) -> IdempotencyBuilder<S> + Send>;
+
+impl<S: Store> Opened<S> {
+    /// # Errors
+    /// One line that names the flag.
+    pub(super) fn new(
+        (name, version): (&str, &'static str),
+        store: Arc<S>,
+        flags: &HttpFlags,
+        destinations: &[Destination],
+        set: Set<S>,
+    ) -> Result<Self, String> {
+        let mut builder = Idempotency::builder_shared(Arc::clone(&store), name)
+            .profile(match flags.profile {
+                ProfileFlag::Ietf => Profile::ietf(),
+                ProfileFlag::Guardia => Profile::guardia(),
+                ProfileFlag::Stripe => Profile::stripe(),
+            })
+            .handler_deadline(flags.handler_deadline)
+            .body_bytes_max(flags.body_max);
+        if let Some(wait) = flags.in_progress_wait {
+            builder = builder.wait_for_owner(wait);
+        }
+        if let Some(keys_for) = flags.keys_for {
+            builder = builder.keys_for(keys_for);
+        }
+        if let Some(lanes) = flags.lanes {
+            builder = builder.lanes(lanes);
+        }
+        for (number, file) in &flags.hash_secret {
+            builder = builder.hash_secret(secret(*number, file)?);
+        }
+        // Of a service that had no secret at first, records are known all the same.
+        builder = builder.plain_hashes();
+        let destinations = destinations.to_vec();
+        builder = builder.engine(move |engine| engine.version(version).publishes_to(destinations));
+        let idempotency = set(builder).build().map_err(|error| match error.field {
+            "wait_for_owner" => format!("--in-progress-wait is {}, but {}", error.value, error.rule),
+            "hash_secret" => format!("--hash-secret is {}, but {}", error.value, error.rule),
+            "body_bytes_max" => format!("--body-max is {}, but {}", error.value, error.rule),
+            "keys_for" | "retention" => format!("--keys-for is {}, but {}", error.value, error.rule),
+            _ => crate::settings::refused(&error),
+        })?;
+        Ok(Self { idempotency, store, database_url: flags.database_url.as_str().into() })
+    }
+}
+
+fn secret(number: u16, file: &PathBuf) -> Result<HashSecret, String> {
+    let refused = |why: String| format!("the file {} of --hash-secret {why}", file.display());
+    let text = std::fs::read(file).map_err(|error| refused(format!("cannot be read: {error}")))?;
+    let secret = HashSecret::new(number, text.trim_ascii());
+    secret.map_err(|error| refused(format!("holds a secret that is {}, but {}", error.value, error.rule)))
+}
+
+/// `1=/run/secrets/hashes`.
+pub(super) fn numbered_file(text: &str) -> Result<(u16, PathBuf), String> {
+    let parsed = text.split_once('=').and_then(|(number, file)| Some((number.parse().ok()?, PathBuf::from(file))));
+    parsed.ok_or_else(|| "it must be NUMBER=FILE, such as 1=/run/secrets/hashes".to_owned())
+}

@@ -1,0 +1,149 @@
+//! Services are killed wherever the engine can be killed, while clients insist through a proxy that cuts.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use fastrand::Rng;
+use idem_testkit::proxy::Proxy;
+use tokio::task::JoinSet;
+
+use super::{
+    client::{Answer, Cut, Request},
+    database::count,
+    fixture::{Books, Fixture, insist},
+};
+
+const SERVICES: usize = 3;
+const CLIENTS: usize = 50;
+
+/// Where a service dies: the points that a request meets.
+const POINTS: [&str; 9] =
+    ["begin", "claimed", "handler_mid", "handler_done", "appended", "guard", "commit_sent", "commit_ok", "rollback"];
+
+/// One of the services' addresses, which stays while processes behind it come and go.
+struct Seat {
+    proxy: Proxy,
+    deaths: AtomicUsize,
+}
+
+/// W66: 50 clients, three services that are killed again and again, connections that are cut before the request, in its body,
+/// before the answer and in it: each key has one debit, every client that got an answer for a key got the same bytes, and the
+/// balances are exact.
+#[tokio::test(flavor = "multi_thread")]
+async fn w66_one_debit_and_one_answer_a_key_through_every_death() {
+    let fixture = Arc::new(Fixture::new("http").await);
+    let keys = usize::try_from(count(2_000, 150)).expect("a count");
+    let over = Arc::new(AtomicBool::new(false));
+    let mut seats = Vec::new();
+    for _ in 0..SERVICES {
+        // Nobody is there yet.
+        let proxy = Proxy::to("127.0.0.1:9").await.expect("a proxy");
+        seats.push(Arc::new(Seat { proxy, deaths: AtomicUsize::new(0) }));
+    }
+    let seed = idem_testkit::seed();
+    let mut services = JoinSet::new();
+    for (number, seat) in seats.iter().enumerate() {
+        let rng = Rng::with_seed(seed.wrapping_add(number as u64));
+        services.spawn(live(Arc::clone(&fixture), Arc::clone(seat), Arc::clone(&over), rng));
+    }
+    let weather = tokio::spawn(cut(seats.clone(), Arc::clone(&over), Rng::with_seed(seed ^ 1)));
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut clients = JoinSet::new();
+    for client in 0..CLIENTS {
+        let addresses: Vec<String> = seats.iter().map(|seat| seat.proxy.address().to_owned()).collect();
+        let rng = Rng::with_seed(seed.wrapping_add(1_000 + client as u64));
+        clients.spawn(pay(Arc::clone(&next), keys, addresses, rng));
+    }
+    let mut answers: BTreeMap<usize, Vec<Answer>> = BTreeMap::new();
+    for (key, answer) in clients.join_all().await.into_iter().flatten() {
+        answers.entry(key).or_default().push(answer);
+    }
+    over.store(true, Ordering::Relaxed);
+    weather.await.expect("no panic");
+    services.join_all().await;
+    let deaths: usize = seats.iter().map(|seat| seat.deaths.load(Ordering::Relaxed)).sum();
+    println!("{keys} keys, {deaths} deaths");
+    assert!(deaths > 0, "nobody died, so this has shown nothing");
+
+    assert_eq!(answers.len(), keys);
+    for (key, all) in &answers {
+        assert!(all.iter().all(|answer| answer.told() == all[0].told()), "{key}: {all:?}");
+    }
+    let status = |wanted: u16| answers.values().filter(|all| all[0].status == wanted).count();
+    assert_eq!(status(201) + status(402) + status(422), keys);
+    let paid: Vec<usize> = (0..keys).filter(|key| answers[key][0].status == 201).collect();
+    let cents = paid.iter().map(|key| cents(*key)).sum();
+    let declines = i64::try_from(status(402)).expect("a count");
+    let transactions = i64::try_from(paid.len()).expect("a count");
+    assert_eq!(fixture.books().await, Books { declines, ..Books::of(transactions, cents) });
+    // Each answer is that of the row that stands in the books.
+    let text = "SELECT idempotency_key, id::text FROM transactions";
+    let rows: Vec<(String, String)> = sqlx::query_as(text).fetch_all(fixture.pool()).await.expect("the books");
+    for (key, id) in rows {
+        let number: usize = key.trim_start_matches("order-").parse().expect("a number");
+        assert_eq!(answers[&number][0].json()["id"], id.as_str(), "{key}");
+    }
+    fixture.remove().await;
+}
+
+/// Some are refused, and some declined.
+fn cents(key: usize) -> i64 {
+    match key % 10 {
+        8 => 0,
+        9 => 10_001,
+        _ => 100 + i64::try_from(key).expect("a number"),
+    }
+}
+
+/// A client: takes keys that several clients have, and insists on an answer for each.
+async fn pay(next: Arc<AtomicUsize>, keys: usize, addresses: Vec<String>, mut rng: Rng) -> Vec<(usize, Answer)> {
+    let mut got = Vec::new();
+    loop {
+        // Each key is taken by three clients.
+        let key = next.fetch_add(1, Ordering::Relaxed) / 3;
+        if key >= keys {
+            return got;
+        }
+        let customer = format!("{:05}", key % 5);
+        let request = Request::pay(&format!("order-{key}"), &customer, cents(key));
+        if rng.u8(..2) == 0 {
+            let cut = Cut::ALL[rng.usize(..Cut::ALL.len())];
+            request.break_off(&addresses[rng.usize(..addresses.len())], cut).await;
+        }
+        let mut order: Vec<&str> = addresses.iter().map(String::as_str).collect();
+        rng.shuffle(&mut order);
+        got.push((key, insist(&request, &order).await));
+    }
+}
+
+/// Starts a service that dies at a point after some requests, and another in its place when it has, until it is over.
+async fn live(fixture: Arc<Fixture>, seat: Arc<Seat>, over: Arc<AtomicBool>, mut rng: Rng) {
+    while !over.load(Ordering::Relaxed) {
+        let point = POINTS[rng.usize(..POINTS.len())];
+        let armed = format!("{point}={}+1*abort", rng.u8(..20));
+        let mut api = fixture.start_armed(&["--limit", "10000", "--lanes", "4"], &armed).await;
+        seat.proxy.switch_to(&api.address);
+        while api.process.runs() && !over.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        if api.process.runs() {
+            assert!(api.stop().await.status.success());
+        } else {
+            seat.deaths.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Cuts all connections of one service now and then.
+async fn cut(seats: Vec<Arc<Seat>>, over: Arc<AtomicBool>, mut rng: Rng) {
+    while !over.load(Ordering::Relaxed) {
+        tokio::time::sleep(Duration::from_millis(rng.u64(20..200))).await;
+        seats[rng.usize(..seats.len())].proxy.cut().await;
+    }
+}

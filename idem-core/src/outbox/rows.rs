@@ -264,7 +264,9 @@ pub enum Leased {
     Paused,
 }
 
-/// How much of a destination waits.
+/// How much of a destination waits. It is looked at every few seconds, by every relay, so an outbox that is far behind is not
+/// counted to its end: stores may stop at 100,000 events or more that may go, and at as many that may not. The oldest are among
+/// those that are counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutboxBacklog {

@@ -1,33 +1,85 @@
-//! Signatures of Standard Webhooks, version 1: HMAC-SHA256.
+//! Signatures of Standard Webhooks: version 1, HMAC-SHA256 with a secret that both sides have, and version 1a, Ed25519 with a
+//! key that the receiver has the public half of.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hmac::{Hmac, KeyInit as _, Mac as _};
+use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use sha2::Sha256;
 
 /// What a secret begins with where it is written down.
 const PREFIX: &str = "whsec_";
 
+/// The same of a private key, and of its public half.
+const PRIVATE: &str = "whsk_";
+const PUBLIC: &str = "whpk_";
+
+/// How many bytes a private key has; its public half may stand behind it.
+const SEED_BYTES: usize = 32;
+
 /// How many bytes a secret has, by the specification.
 const BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 
-/// A secret that an endpoint shares with us. `Debug` shows nothing of it.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Box<[u8]>);
+/// What requests to an endpoint are signed with: a secret that it shares with us (`whsec_…`, signatures `v1`), or a private
+/// Ed25519 key of which it has the [public half](Self::public_key) (`whsk_…`, signatures `v1a`), so that nobody there can sign
+/// in our name. `Debug` shows nothing of it.
+#[derive(Clone)]
+pub struct Secret(Key);
+
+#[derive(Clone)]
+enum Key {
+    Shared(Box<[u8]>),
+    Private(Arc<Ed25519KeyPair>),
+}
 
 /// A text that is no secret. It does not quote the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a secret is whsec_ and the Base64 of 24 to 64 bytes")]
+#[error(
+    "a secret is whsec_ and the Base64 of 24 to 64 bytes, or whsk_ and that of an Ed25519 private key: 32 bytes, or 64 with its public key"
+)]
 pub struct ParseSecretError;
 
 impl FromStr for Secret {
     type Err = ParseSecretError;
 
     fn from_str(text: &str) -> Result<Self, ParseSecretError> {
-        let encoded = text.strip_prefix(PREFIX).ok_or(ParseSecretError)?;
-        let bytes = STANDARD.decode(encoded).map_err(|_| ParseSecretError)?;
-        if BYTES.contains(&bytes.len()) { Ok(Self(bytes.into())) } else { Err(ParseSecretError) }
+        let decode = |encoded: &str| STANDARD.decode(encoded).map_err(|_| ParseSecretError);
+        if let Some(encoded) = text.strip_prefix(PRIVATE) {
+            let bytes = decode(encoded)?;
+            let pair = match bytes.split_at_checked(SEED_BYTES) {
+                Some((seed, [])) => Ed25519KeyPair::from_seed_unchecked(seed),
+                Some((seed, public)) => Ed25519KeyPair::from_seed_and_public_key(seed, public),
+                None => return Err(ParseSecretError),
+            };
+            return Ok(Self(Key::Private(Arc::new(pair.map_err(|_| ParseSecretError)?))));
+        }
+        let bytes = decode(text.strip_prefix(PREFIX).ok_or(ParseSecretError)?)?;
+        if BYTES.contains(&bytes.len()) { Ok(Self(Key::Shared(bytes.into()))) } else { Err(ParseSecretError) }
+    }
+}
+
+impl Secret {
+    /// What the receiver checks signatures with, as it is written down (`whpk_…`); `None` for a secret that both sides have.
+    #[must_use]
+    pub fn public_key(&self) -> Option<String> {
+        match &self.0 {
+            Key::Shared(_) => None,
+            Key::Private(pair) => Some(format!("{PUBLIC}{}", STANDARD.encode(pair.public_key()))),
+        }
+    }
+
+    /// The signature of this content, with its version.
+    fn sign(&self, content: &[u8]) -> String {
+        match &self.0 {
+            Key::Shared(secret) => {
+                // A key of any length is one for HMAC.
+                let mut mac = Hmac::<Sha256>::new_from_slice(secret).unwrap_or_else(|_| Hmac::new(&Default::default()));
+                mac.update(content);
+                format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes()))
+            }
+            Key::Private(pair) => format!("v1a,{}", STANDARD.encode(pair.sign(content))),
+        }
     }
 }
 
@@ -39,13 +91,8 @@ impl fmt::Debug for Secret {
 
 /// The value of `webhook-signature`: a signature for each secret.
 pub(crate) fn sign(secrets: &[Secret], id: &str, timestamp: u64, payload: &[u8]) -> String {
-    let signatures = secrets.iter().map(|secret| {
-        // A key of any length is one for HMAC.
-        let mut mac = Hmac::<Sha256>::new_from_slice(&secret.0).unwrap_or_else(|_| Hmac::new(&Default::default()));
-        mac.update(format!("{id}.{timestamp}.").as_bytes());
-        mac.update(payload);
-        format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes()))
-    });
+    let content = [format!("{id}.{timestamp}.").as_bytes(), payload].concat();
+    let signatures = secrets.iter().map(|secret| secret.sign(&content));
     signatures.collect::<Vec<_>>().join(" ")
 }
 
@@ -62,11 +109,38 @@ mod tests {
         assert_eq!(signed, "v1,tZ1I4/hDygAJgO5TYxiSd6Sd0kDW6hPenDe+bTa3Kkw=");
     }
 
+    /// The first key of RFC 8032, and the content of the vector above. Signed by OpenSSL 3.0, with the key as DER:
+    /// `openssl pkeyutl -sign -rawin -keyform DER -inkey key.der -in content | base64`.
+    #[test]
+    fn an_ed25519_signature_of_another_implementation() {
+        let seed = "whsk_nWGxne/9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A=";
+        let with_public =
+            "whsk_nWGxne/9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2DXWpgBgrEKt9VL/tPJZAc6DuFy89qmIyWvAhpo9wdRGg==";
+        let payload = br#"{"email":"test@example.com","username":"test_user"}"#;
+        let expected = "v1a,jfp5j4J3Buv9EPOcc9Bqo8rJqAO1H6lrRl0WZQdzVZI6IttNPT8HSLyPvUvY54dJJt2BQGA01di1ePvigCwlCw==";
+        for text in [seed, with_public] {
+            let secret: Secret = text.parse().expect("a private key");
+            assert_eq!(secret.public_key().as_deref(), Some("whpk_11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo="));
+            assert_eq!(format!("{secret:?}"), "Secret");
+            let shared: Secret = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD".parse().expect("a secret");
+            assert_eq!(shared.public_key(), None);
+            let id = "msg_27UH4WbU6Z5A5EzD8u03UvzRbpk";
+            assert_eq!(sign(std::slice::from_ref(&secret), id, 1_649_367_553, payload), expected);
+            let both = sign(&[shared, secret], id, 1_649_367_553, payload);
+            assert_eq!(both, format!("v1,tZ1I4/hDygAJgO5TYxiSd6Sd0kDW6hPenDe+bTa3Kkw= {expected}"));
+        }
+    }
+
     #[test]
     fn texts_that_are_no_secrets() {
+        let other_public = format!("whsk_{}", STANDARD.encode([7; 64]));
+        let public = "whpk_11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=";
+        for text in [&other_public, public, "whsk_", "whsk_nWGxne8="] {
+            assert!(text.parse::<Secret>().is_err(), "{text}");
+        }
         let short = format!("whsec_{}", STANDARD.encode([7; 23]));
         for text in ["", "whsec_", "C2FVsBQIhrscChlQIMV+b5sSYspob7oD", "whsec_not base64", &short] {
-            assert_eq!(text.parse::<Secret>(), Err(ParseSecretError), "{text}");
+            assert_eq!(text.parse::<Secret>().err(), Some(ParseSecretError), "{text}");
         }
     }
 }

@@ -34,12 +34,22 @@ pub enum Expiring {
     Runs,
     /// Records that an operator forgot, until when that can be taken back.
     Forgotten,
+    /// Answers whose own time is over, each of which leaves that it was there. Those whose records have expired went with them.
+    Answers,
 }
 
 impl Expiring {
     /// Every kind.
-    pub const ALL: [Self; 7] =
-        [Self::Records, Self::Units, Self::Attempts, Self::DeadLetters, Self::Audit, Self::Runs, Self::Forgotten];
+    pub const ALL: [Self; 8] = [
+        Self::Records,
+        Self::Units,
+        Self::Attempts,
+        Self::DeadLetters,
+        Self::Audit,
+        Self::Runs,
+        Self::Forgotten,
+        Self::Answers,
+    ];
 
     /// The table's name.
     #[must_use]
@@ -52,6 +62,7 @@ impl Expiring {
             Self::Audit => "audit",
             Self::Runs => "worker_runs",
             Self::Forgotten => "forgotten",
+            Self::Answers => "processed_results",
         }
     }
 }
@@ -126,7 +137,7 @@ impl CleanupSettings {
     #[must_use]
     pub const fn kept(&self, kind: Expiring) -> Option<Duration> {
         match kind {
-            Expiring::Records => None,
+            Expiring::Records | Expiring::Answers => None,
             Expiring::Units => Some(self.units_kept),
             Expiring::Attempts => Some(self.attempts_kept),
             Expiring::DeadLetters | Expiring::Forgotten => Some(self.dead_letters_kept),
@@ -184,7 +195,7 @@ impl CleanupSettings {
 pub struct Removal {
     /// Which rows.
     pub kind: Expiring,
-    /// How long they are kept after their last change; of no interest to [`Expiring::Records`].
+    /// How long they are kept after their last change; of no interest to [`Expiring::Records`] and [`Expiring::Answers`].
     pub kept: Duration,
     /// How many are removed at most.
     pub rows_max: u32,

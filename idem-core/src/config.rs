@@ -83,6 +83,9 @@ pub enum OlderThanRetention {
 pub struct ConsumerSettings {
     /// How long records are kept. Defaults to 7 days; from 1 minute to 10 years, or for ever.
     pub retention: Retention,
+    /// How long results are kept, where the consumer keeps any; never longer than the records. `None`, the default: 24 hours, or
+    /// the retention where that is shorter. At least 1 minute.
+    pub answers_for: Option<Retention>,
     /// How long one claim waits for others that hold its keys. Defaults to 5 s; from 1 ms to 5 minutes.
     pub busy_timeout: Duration,
     /// How long one call of the handler may take. Defaults to 30 s; from 1 ms to 12 h.
@@ -132,6 +135,9 @@ pub const DEAD_LETTERS_BYTES_MAX: u64 = 4 << 30;
 /// is kept must also be got out again. Storing a payload takes about three times its length in memory for a moment.
 pub const PAYLOAD_BYTES_CAP: usize = 256 << 20;
 
+/// The default of [`ConsumerSettings::answers_for`], where the retention is not shorter.
+const ANSWERS_FOR: Duration = Duration::from_secs(24 * 3600);
+
 /// The longest time that any setting takes.
 const YEARS_10: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
@@ -139,6 +145,7 @@ impl ConsumerSettings {
     pub(crate) fn new(lanes_max: Option<usize>) -> Self {
         Self {
             retention: Retention::For(Duration::from_secs(7 * 24 * 3600)),
+            answers_for: None,
             busy_timeout: Duration::from_secs(5),
             handler_deadline: Duration::from_secs(30),
             commit_timeout: Duration::from_secs(10),
@@ -159,11 +166,34 @@ impl ConsumerSettings {
         std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(4)
     }
 
-    pub(crate) fn check(&self, lanes_max: Option<usize>) -> Result<(), ConfigError> {
+    /// How long a result is kept; `None` where it is as long as the record of its key.
+    pub(crate) fn answers_kept_for(&self) -> Option<Duration> {
+        match (self.answers_for.unwrap_or(Retention::For(ANSWERS_FOR)), self.retention) {
+            (Retention::For(answers), Retention::For(records)) if answers >= records => None,
+            (Retention::For(answers), Retention::For(_) | Retention::Forever) => Some(answers),
+            (Retention::Forever, _) => None,
+        }
+    }
+
+    fn check_retentions(&self) -> Result<(), ConfigError> {
         if let Retention::For(time) = self.retention {
             let rule = "it must be from 1 minute to 10 years; Retention::Forever keeps records for ever";
             span("retention", time, Duration::from_secs(60), YEARS_10, rule)?;
         }
+        let rule =
+            "it must be from 1 minute to the retention, because an answer is of no use without the record of its key";
+        match (self.answers_for, self.retention) {
+            (Some(Retention::For(time)), retention) => {
+                let max = if let Retention::For(records) = retention { records } else { YEARS_10 };
+                span("answers_for", time, Duration::from_secs(60), max, rule)
+            }
+            (Some(Retention::Forever), Retention::For(_)) => Err(ConfigError::new("answers_for", "for ever", rule)),
+            (Some(Retention::Forever), Retention::Forever) | (None, _) => Ok(()),
+        }
+    }
+
+    pub(crate) fn check(&self, lanes_max: Option<usize>) -> Result<(), ConfigError> {
+        self.check_retentions()?;
         let minutes_5 = Duration::from_secs(300);
         span("busy_timeout", self.busy_timeout, MILLISECOND, minutes_5, "it must be from 1 ms to 5 minutes")?;
         span("handler_deadline", self.handler_deadline, MILLISECOND, HOURS_12, "it must be from 1 ms to 12 hours")?;

@@ -31,9 +31,9 @@ pub use self::{
         EVENT_RETRY, RECEIVER_KEEPS, Relay, RelayBuilder, RelayError, RelaySettings, RelayStanding, RelayView, Relayed,
         Route,
     },
-    result::{NotKept, RESULT_BYTES_MAX, ResultBody, StoredResult},
+    result::{NotKept, REFERENCE_BYTES_MAX, RESULT_BYTES_MAX, ResultBody, StoredResult},
     rows::{
-        AppendError, Appended, DestinationId, EventEnd, EventNumber, EventState, KeptResult, Leased, NewEvent,
+        AppendError, Appended, DestinationId, EventEnd, EventNumber, EventState, Gone, KeptResult, Leased, NewEvent,
         NewResult, Outbox, OutboxBacklog, OutgoingEvent, StoredEvent,
     },
 };

@@ -166,6 +166,14 @@ pub const POSTGRES_MIGRATIONS: &[Migration] = &[
         up_template: include_str!("../migrations/postgres/0009_outbox.up.sql"),
         down_template: include_str!("../migrations/postgres/0009_outbox.down.sql"),
     },
+    Migration {
+        dialect: Dialect::Postgres,
+        version: 10,
+        name: "answer_retention",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/postgres/0010_answer_retention.up.sql"),
+        down_template: include_str!("../migrations/postgres/0010_answer_retention.down.sql"),
+    },
 ];
 
 /// The migrations for SQLite, oldest first.
@@ -217,6 +225,14 @@ pub const SQLITE_MIGRATIONS: &[Migration] = &[
         oldest_worker: "0.1.0",
         up_template: include_str!("../migrations/sqlite/0006_outbox.up.sql"),
         down_template: include_str!("../migrations/sqlite/0006_outbox.down.sql"),
+    },
+    Migration {
+        dialect: Dialect::Sqlite,
+        version: 7,
+        name: "answer_retention",
+        oldest_worker: "0.1.0",
+        up_template: include_str!("../migrations/sqlite/0007_answer_retention.up.sql"),
+        down_template: include_str!("../migrations/sqlite/0007_answer_retention.down.sql"),
     },
 ];
 

@@ -288,25 +288,30 @@ JOIN {schema}.outbox AS o
     ///
     /// Parameters, the arrays of one length: 1 consumers `int4[]`, 2 key ids `uuid[]`, 3 kinds `int4[]` (0 an answer, 1 an
     /// error), 4 statuses `int4[]`, 5 content types `text[]`, 6 headers `text[]` (JSON), 7 bodies `bytea[]`, 8 the numbers of
-    /// the keys that they are sealed with `int4[]`; 4 to 6 and 8 may hold NULLs. No result.
+    /// the keys that they are sealed with `int4[]`, 9 for how many microseconds they are kept `int8[]` (NULL: as long as their
+    /// records), 10 what stays of them then `text[]`; 4 to 6 and 8 to 10 may hold NULLs. No result.
     append_results: "\
-INSERT INTO {schema}.processed_results (consumer, key_id, kind, status, content_type, headers, body, sealed_with)
-SELECT consumer, key_id, kind::int2, status::int2, content_type, headers::json, body, sealed_with::int2
+INSERT INTO {schema}.processed_results (consumer, key_id, kind, status, content_type, headers, body, sealed_with, answer_until,
+    reference)
+SELECT consumer, key_id, kind::int2, status::int2, content_type, headers::json, body, sealed_with::int2,
+    pg_catalog.now() + kept_for::float8 * interval '1 microsecond', reference
 FROM ROWS FROM (pg_catalog.unnest($1::int4[]), pg_catalog.unnest($2::uuid[]), pg_catalog.unnest($3::int4[]),
     pg_catalog.unnest($4::int4[]), pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::bytea[]),
-    pg_catalog.unnest($8::int4[])) AS asked (consumer, key_id, kind, status, content_type, headers, body, sealed_with)
+    pg_catalog.unnest($8::int4[]), pg_catalog.unnest($9::int8[]), pg_catalog.unnest($10::text[]))
+    AS asked (consumer, key_id, kind, status, content_type, headers, body, sealed_with, kept_for, reference)
 ORDER BY consumer, key_id
 ON CONFLICT (consumer, key_id) DO UPDATE SET kind = excluded.kind, status = excluded.status,
     content_type = excluded.content_type, headers = excluded.headers, body = excluded.body,
-    sealed_with = excluded.sealed_with, stored_at = excluded.stored_at";
+    sealed_with = excluded.sealed_with, stored_at = excluded.stored_at, answer_until = excluded.answer_until,
+    reference = excluded.reference";
 
     /// Reads the answers of keys whose records were found. Parameters: 1 consumers `int4[]`, 2 key ids `uuid[]`. Result, a row an
-    /// answer that was found: `consumer int4`, `key_id uuid`, `kind int4` (1 an error, 2 more where it was erased), `status int4`,
-    /// `content_type text`, `headers text` (JSON), `body bytea`, `sealed_with int4`; `status` to `headers` and `sealed_with` may be
-    /// NULL.
+    /// answer that was found: `consumer int4`, `key_id uuid`, `kind int4` (1 an error, 2 more where it was erased, 6 more where its time was
+    /// over), `status int4`, `content_type text`, `headers text` (JSON), `body bytea`, `sealed_with int4`, `reference text`;
+    /// `status` to `headers`, `sealed_with` and `reference` may be NULL.
     read_results: "\
 SELECT consumer, key_id, kind::int4 AS kind, status::int4 AS status, content_type, headers::text AS headers, body,
-    sealed_with::int4 AS sealed_with
+    sealed_with::int4 AS sealed_with, reference
 FROM {schema}.read_results($1::int4[], $2::uuid[])";
 
     /// Whether this role may write events and answers. No parameters. Result, one row: `may bool`.

@@ -146,7 +146,7 @@ impl Broker for Amqp {
 /// What makes publishers of events to queues of this broker.
 fn events(options: AmqpOptions) -> Events {
     Box::new(move |queue, cloud_events| {
-        let publisher = AmqpPublisher::new(&options, queue).map_err(refused)?;
+        let publisher = AmqpPublisher::new(&options, queue).map_err(|error| settings::refused_destination(&error))?;
         Ok(Arc::new(publisher.cloud_events(cloud_events)))
     })
 }

@@ -427,6 +427,14 @@ pub(crate) fn refused(error: &ConfigError) -> String {
     format!("--{flag} is {}, but {}", error.value, error.rule)
 }
 
+/// The same of a publisher of events: what its type calls by dead letters, which it takes too, is a destination here.
+pub(crate) fn refused_destination(error: &ConfigError) -> String {
+    if error.field.starts_with("dead_letter_") {
+        return format!("the destination is {}, but {}", error.value, error.rule);
+    }
+    refused(error)
+}
+
 pub(crate) fn schema(text: &str) -> Result<SchemaName, String> {
     SchemaName::new(text).map_err(|error| error.to_string())
 }

@@ -86,7 +86,7 @@ async fn client() -> Result<Client, BoxError> {
 /// What makes publishers of events to queues, by their URLs.
 fn events(client: Client) -> Events {
     Box::new(move |url, cloud_events| {
-        let publisher = SqsPublisher::new(&client, url).map_err(refused)?;
+        let publisher = SqsPublisher::new(&client, url).map_err(|error| settings::refused_destination(&error))?;
         Ok(Arc::new(publisher.cloud_events(cloud_events)))
     })
 }

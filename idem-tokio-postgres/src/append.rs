@@ -44,7 +44,7 @@ impl Appending for PostgresUnit<'_> {
     }
 
     async fn insert_results(&mut self, results: &ResultColumns<'_>) -> Result<(), StoreError> {
-        let parameters: [Parameter<'_>; 8] = [
+        let parameters: [Parameter<'_>; 10] = [
             (&results.consumers, Type::INT4_ARRAY),
             (&results.key_ids, Type::UUID_ARRAY),
             (&results.kinds, Type::INT4_ARRAY),
@@ -53,6 +53,8 @@ impl Appending for PostgresUnit<'_> {
             (&results.headers, Type::TEXT_ARRAY),
             (&results.bodies, Type::BYTEA_ARRAY),
             (&results.sealed_with, Type::INT4_ARRAY),
+            (&results.kept_for, Type::INT8_ARRAY),
+            (&results.references, Type::TEXT_ARRAY),
         ];
         self.append_rows(&self.driver.statements.append_results, &parameters).await.map(|_| ())
     }

@@ -94,6 +94,7 @@ GRANT SELECT (expires_at, processed_by) ON {schema}.processed_messages TO idem_c
 GRANT SELECT (last_at, replay_requested_at, replayed_at, replay_taken_by) ON {schema}.dead_letters TO idem_cleanup;
 GRANT SELECT (last_at) ON {schema}.message_attempts, {schema}.attempts TO idem_cleanup;
 GRANT SELECT (forgotten_at) ON {schema}.forgotten TO idem_cleanup;
+GRANT SELECT (answer_until) ON {schema}.processed_results TO idem_cleanup;
 GRANT SELECT (id, at, who, action) ON {schema}.audit TO idem_cleanup;
 GRANT SELECT ON {schema}.units, {schema}.worker_runs, {schema}.consumers, {schema}.controls, {schema}.migrations
     TO idem_cleanup;

@@ -34,6 +34,32 @@ pub struct Plan {
     pub repaired: bool,
     /// The process is of a release that needs the table `notes`, and notes each message that it handles.
     pub newer: bool,
+    /// The process relays events too.
+    pub relay: Option<Relaying>,
+    /// The process consumes nothing, and asks for operations in place of that.
+    pub asks: Option<Asking>,
+}
+
+/// How a process relays.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Relaying {
+    /// The file that events go to.
+    pub to: PathBuf,
+    /// How many milliseconds each of them takes.
+    pub event_ms: u64,
+    /// The relay's deadline for what it gives to its publisher, in milliseconds.
+    pub deadline_ms: u64,
+}
+
+/// What a process asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asking {
+    /// How many operations there are, all of them everybody's.
+    pub keys: u64,
+    /// How often each is asked for.
+    pub times: u64,
+    /// The file that answers are noted in.
+    pub to: PathBuf,
 }
 
 /// Where the consumer's database is.

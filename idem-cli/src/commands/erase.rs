@@ -34,8 +34,8 @@ const ERASE: &str = "\
     UPDATE {schema}.processed_messages AS p SET idempotency_key = ''
     FROM asked WHERE p.consumer = asked.consumer AND p.key_id = asked.key_id RETURNING p.consumer
 ), results AS (
-    UPDATE {schema}.processed_results AS r SET kind = r.kind | 2::smallint, content_type = NULL, headers = NULL, body = '',
-        sealed_with = NULL
+    UPDATE {schema}.processed_results AS r SET kind = (r.kind & 1::smallint) | 2::smallint, content_type = NULL, headers = NULL, body = '',
+        sealed_with = NULL, reference = NULL, answer_until = NULL
     FROM asked WHERE r.consumer = asked.consumer AND r.key_id = asked.key_id RETURNING r.consumer
 ), forgotten AS (
     UPDATE {schema}.forgotten AS p SET idempotency_key = ''

@@ -38,7 +38,8 @@ WHERE d.key_id = {schema}.key_id($1::text) AND ($2::text IS NULL OR c.name = $2:
 /// What is no UTF-8 is shown in hexadecimal, and a sealed body as it is stored.
 const RESULTS: &str = "\
 SELECT c.name AS consumer, c.tenant, CASE WHEN r.kind & 1::smallint = 1 THEN 'error' ELSE 'answer' END AS kind, r.status, r.stored_at,
-    r.content_type, r.sealed_with, r.kind & 2::smallint = 2 AS erased, r.headers,
+    r.answer_until, r.reference, r.content_type, r.sealed_with, r.kind & 6::smallint = 2 AS erased, r.kind & 4::smallint = 4 AS ended,
+    r.headers,
     pg_catalog.length(r.body) AS bytes, pg_catalog.encode(r.body, 'hex') AS body
 FROM {schema}.processed_results AS r JOIN {schema}.consumers AS c ON c.id = r.consumer
 WHERE r.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE $2::text IS NULL OR name = $2::text))

@@ -47,7 +47,8 @@ WHERE a.action = 'erase' AND substr(a.details, 1, length(?1)) = ?1 AND (?2 IS NU
 
 const RESULTS: &str = r#"
 SELECT c.name AS consumer, c.tenant, CASE WHEN r.kind & 1 THEN 'error' ELSE 'answer' END AS kind, r.status,
-    {at}r.stored_at{} AS stored_at, r.content_type, r.sealed_with, r.kind & 2 <> 0 AS erased, r.headers, length(r.body) AS bytes,
+    {at}r.stored_at{} AS stored_at, {at}r.answer_until{} AS answer_until, r.reference, r.content_type, r.sealed_with,
+    r.kind & 6 = 2 AS erased, r.kind & 4 <> 0 AS ended, r.headers, length(r.body) AS bytes,
     lower(hex(r.body)) AS body
 FROM "{schema}_processed_results" AS r JOIN "{schema}_consumers" AS c ON c.id = r.consumer
 WHERE r.key_id = ?1 AND (?2 IS NULL OR c.name = ?2) ORDER BY c.name, c.tenant"#;
@@ -173,7 +174,8 @@ const ERASE: [&str; 9] = [
 SELECT consumer, {now}, 1 FROM "{schema}_processed_messages" WHERE {hold}
 ON CONFLICT (consumer) DO UPDATE SET epoch = c.epoch + 1"#,
     r#"UPDATE "{schema}_processed_messages" SET idempotency_key = '' WHERE {hold}"#,
-    r#"UPDATE "{schema}_processed_results" SET kind = kind | 2, content_type = NULL, headers = NULL, body = x'', sealed_with = NULL
+    r#"UPDATE "{schema}_processed_results" SET kind = (kind & 1) | 2, content_type = NULL, headers = NULL, body = x'', sealed_with = NULL,
+    reference = NULL, answer_until = NULL
 WHERE {hold}"#,
     r#"UPDATE "{schema}_message_attempts" SET idempotency_key = '' WHERE {hold}"#,
     r#"UPDATE "{schema}_attempts" SET idempotency_key = '', last_error = NULL WHERE {hold}"#,

@@ -20,7 +20,10 @@ async fn pay<S: Store>(store: &Arc<S>, key: &str) -> Result<Ran, RunOnceError> {
         .run_once(key, key, move |_| {
             let mut headers = idem_core::Headers::default();
             headers.push("location", Some("/private".into()));
-            let result = ResultBody::new(body.clone()).with_status(402).with_content_type("text/plain");
+            let result = ResultBody::new(body.clone())
+                .with_status(402)
+                .with_content_type("text/plain")
+                .with_reference("/orders/7");
             let answer = work(result.with_headers(headers));
             Box::pin(async move { answer })
         })
@@ -56,10 +59,57 @@ async fn results_are_shown_erased_and_forgotten<S: Store>(store: Arc<S>, idem: i
         assert!(matches!(&asked, Err(RunOnceError::NotKept { why, .. }) if *why == erased), "{asked:?}");
     }
     pay(&store, "order-2").await.unwrap();
+    assert!(!idem("show order-1 --result --json").ok().contains("/orders/7"));
     idem("forget order-2 --consumer payments --reason again --yes").ok();
     assert!(idem("show order-2 --result --json").json()["results"].as_array().is_some_and(Vec::is_empty));
     assert!(!pay(&store, "order-2").await.unwrap().replayed);
     assert!(pay(&store, "order-2").await.unwrap().replayed);
+}
+
+/// V12: of an answer that is over the table shows what is left, and the answer until then.
+async fn an_answer_that_is_over_is_shown_as_such<S: Store>(
+    store: Arc<S>,
+    idem: impl Fn(&str) -> Answer,
+    age: impl AsyncFn(),
+) {
+    pay(&store, "order-1").await.unwrap();
+    let result = idem("show order-1 --result --json").json()["results"][0].clone();
+    assert!(result["answer_until"].is_string() && result["body"] == "answer to order-1", "{result}");
+    age().await;
+    idem("cleanup").ok();
+    let shown = idem("show order-1 --result --json").json();
+    let result = &shown["results"][0];
+    let is = |name: &str| result[name].as_bool().or(result[name].as_i64().map(|n| n != 0));
+    assert_eq!((is("ended"), is("erased")), (Some(true), Some(false)));
+    assert_eq!((&result["status"], &result["reference"]), (&402.into(), &"/orders/7".into()));
+    assert!(!shown.to_string().contains("answer to") && !shown.to_string().contains("/private"), "{shown}");
+    let expired = NotKept::Expired { is_error: false, status: Some(402), reference: Some("/orders/7".into()) };
+    let asked = pay(&store, "order-1").await;
+    assert!(matches!(&asked, Err(RunOnceError::NotKept { why, .. }) if *why == expired), "{asked:?}");
+}
+
+#[tokio::test]
+async fn v12_an_answer_that_is_over_is_shown_as_such_on_postgres() {
+    let fixture = Fixture::new().await;
+    let age = async || {
+        fixture.texts("UPDATE processed_results SET answer_until = now() RETURNING kind::text").await;
+    };
+    let store = Arc::new(fixture.store.clone());
+    an_answer_that_is_over_is_shown_as_such(store, |arguments| fixture.idem(arguments), age).await;
+    fixture.drop().await;
+}
+
+#[tokio::test]
+async fn v12_an_answer_that_is_over_is_shown_as_such_on_sqlite() {
+    on_sqlite(async |store, path, idem| {
+        let age = async || {
+            let options = sqlx::sqlite::SqliteConnectOptions::new().filename(path);
+            let mut connection = sqlx::ConnectOptions::connect(&options).await.unwrap();
+            sqlx::raw_sql("UPDATE idem_processed_results SET answer_until = 1").execute(&mut connection).await.unwrap();
+        };
+        an_answer_that_is_over_is_shown_as_such(store, idem, age).await;
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -76,6 +126,11 @@ async fn v3_results_are_shown_erased_and_forgotten_on_postgres() {
 
 #[tokio::test]
 async fn v3_results_are_shown_erased_and_forgotten_on_sqlite() {
+    on_sqlite(async |store, _, idem| results_are_shown_erased_and_forgotten(store, idem).await).await;
+}
+
+/// Does this to a file that was migrated.
+async fn on_sqlite(act: impl AsyncFnOnce(Arc<SqliteStore>, &std::path::Path, &dyn Fn(&str) -> Answer)) {
     let path = std::env::temp_dir().join(format!("idem-cli-{:016x}.db", fastrand::u64(..)));
     let url = format!("sqlite://{}", path.display());
     let idem = |arguments: &str| {
@@ -84,7 +139,7 @@ async fn v3_results_are_shown_erased_and_forgotten_on_sqlite() {
     };
     idem("migrate up").ok();
     let store = Arc::new(SqliteStore::open(&path).await.unwrap());
-    results_are_shown_erased_and_forgotten(store, idem).await;
+    act(store, &path, &idem).await;
     for end in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(format!("{}{end}", path.display()));
     }

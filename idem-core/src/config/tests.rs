@@ -42,6 +42,26 @@ fn defaults_are_those_of_the_design() {
     assert_eq!((consumer.check(None), worker.check(&consumer)), (Ok(()), Ok(())), "the defaults break no rule");
 }
 
+/// V12: an answer never outlives its record, and says so where it was asked to.
+#[test]
+fn v12_answers_are_kept_for_a_day_and_never_longer_than_records() {
+    let of = |answers: Option<Retention>, records: Retention| {
+        let settings = ConsumerSettings { answers_for: answers, retention: records, ..consumer() };
+        settings.check(None).map(|()| settings.answers_kept_for())
+    };
+    let (hour, day) = (Duration::from_secs(3600), days(1));
+    assert_eq!(of(None, Retention::For(days(7))), Ok(Some(day)));
+    assert_eq!(of(None, Retention::Forever), Ok(Some(day)));
+    assert_eq!(of(None, Retention::For(day)), Ok(None), "they go together");
+    assert_eq!(of(None, Retention::For(hour)), Ok(None));
+    assert_eq!(of(Some(Retention::For(hour)), Retention::For(day)), Ok(Some(hour)));
+    assert_eq!(of(Some(Retention::For(day)), Retention::For(day)), Ok(None));
+    assert_eq!(of(Some(Retention::Forever), Retention::Forever), Ok(None));
+    refused(of(Some(Retention::For(day + NS)), Retention::For(day)).map(drop), "answers_for", "86400.000000001s");
+    refused(of(Some(Retention::For(MINUTE - NS)), Retention::For(day)).map(drop), "answers_for", "59.999999999s");
+    refused(of(Some(Retention::Forever), Retention::For(day)).map(drop), "answers_for", "for ever");
+}
+
 #[test]
 fn a_store_with_a_single_writer_gets_one_lane_and_refuses_more() {
     let mut settings = ConsumerSettings::new(Some(1));

@@ -53,6 +53,7 @@ fn rows<S: Store, J: Borrow<Item>>(
     handed_in: AllHandedIn,
 ) -> Result<(Appended, Vec<usize>, Vec<usize>), HandlingError> {
     let (mut appended, mut events_of, mut messages) = (Appended::default(), Vec::new(), Vec::new());
+    let kept_for = inner.settings.answers_kept_for();
     let destinations = inner.destinations.get().map_or(&[][..], Vec::as_slice);
     for (index, handed) in handed_in {
         let item: &Item = items[index].borrow();
@@ -66,7 +67,8 @@ fn rows<S: Store, J: Borrow<Item>>(
             }
         }
         let Some(result) = handed.result else { continue };
-        let result = NewResult::new(claim.scope, claim.key.clone(), handed.is_error, result);
+        let mut result = NewResult::new(claim.scope, claim.key.clone(), handed.is_error, result);
+        result.kept_for = kept_for;
         appended.results.push(match inner.seal.as_deref().map(|seal| seal.seal(result.clone())) {
             None => result,
             Some(Ok(sealed)) => sealed,

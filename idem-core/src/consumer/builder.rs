@@ -222,6 +222,16 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self
     }
 
+    /// How long results are kept; their records stay for the [`retention`](Self::retention). Defaults to 24 hours, or to the retention
+    /// where that is shorter; from 1 minute to the retention. Cleanup removes what is older, all but its kind, its status and its
+    /// [reference](crate::ResultBody::reference): whoever asks then is told [`NotKept::Expired`](crate::NotKept::Expired), and
+    /// nothing runs again.
+    #[must_use]
+    pub fn answers_for(mut self, time: Retention) -> Self {
+        self.settings.answers_for = Some(time);
+        self
+    }
+
     /// Seals results with AES-256-GCM before they are written, so that nobody can read them in the database, in a replica or in a
     /// backup. Results that were kept before stay readable.
     #[cfg(feature = "seal")]
@@ -367,6 +377,10 @@ impl<S: Store> DedupConsumerBuilder<S> {
             check_pipelined(effects, &work, capabilities.concurrent_handlers)?;
         }
         check_publishing(&self.publishing, capabilities)?;
+        if self.settings.answers_for.is_some() && self.publishing.result_bytes_max.is_none() {
+            let rule = "this consumer keeps no results: call .keeps_results(…), or leave .answers_for(…) out";
+            return Err(ConfigError::new("answers_for", "set", rule));
+        }
         self.settings.check(capabilities.lanes_max)?;
         let hashes = match work.dispatches_by() {
             Some(place) => self.hashes.with_type(&place),

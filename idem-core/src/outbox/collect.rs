@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use super::{
     event::{Destination, Event, PublishError},
     id::derived,
-    result::ResultBody,
+    result::{REFERENCE_BYTES_MAX, ResultBody},
 };
 use crate::{
     key::{IdempotencyKey, KEY_FIELD},
@@ -45,6 +45,9 @@ impl PublishRules {
     /// Refuses a result that is not kept, or too large.
     pub(crate) fn check_result(&self, result: &ResultBody) -> Result<(), PublishError> {
         let max = self.result_bytes_max.ok_or(PublishError::NoResults)?;
+        if let Some(bytes) = result.reference.as_deref().map(str::len).filter(|bytes| *bytes > REFERENCE_BYTES_MAX) {
+            return Err(PublishError::ReferenceTooLong { bytes });
+        }
         let bytes = result.bytes();
         if bytes > max { Err(PublishError::ResultTooLarge { bytes, max }) } else { Ok(()) }
     }

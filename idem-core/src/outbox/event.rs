@@ -5,7 +5,7 @@ use std::fmt;
 use bytes::Bytes;
 use serde::Serialize;
 
-use super::id::IdForm;
+use super::{id::IdForm, result::REFERENCE_BYTES_MAX};
 use crate::{
     error::ConfigError,
     key::{KEY_BYTES_MAX, KEY_FIELD},
@@ -245,6 +245,14 @@ pub enum PublishError {
         bytes: usize,
         /// What is allowed.
         max: usize,
+    },
+    /// The reference of a result is longer than [`REFERENCE_BYTES_MAX`](super::REFERENCE_BYTES_MAX).
+    #[error(
+        "the reference of the result has {bytes} bytes, and {REFERENCE_BYTES_MAX} are allowed: leave it out, or use a shorter one"
+    )]
+    ReferenceTooLong {
+        /// What it has.
+        bytes: usize,
     },
 }
 

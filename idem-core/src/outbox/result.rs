@@ -10,6 +10,9 @@ use crate::message::Headers;
 /// The largest result, in bytes of body and headers, unless the consumer says otherwise.
 pub const RESULT_BYTES_MAX: usize = 256 << 10;
 
+/// How many bytes the [reference](ResultBody::reference) of a result may have.
+pub const REFERENCE_BYTES_MAX: usize = 64;
+
 /// What an operation answers: a body, and for HTTP a status and headers. It is committed with the record of its key, and
 /// every repeat with the same key and payload gets it back byte for byte.
 #[derive(Clone, PartialEq, Eq, Default)]
@@ -21,6 +24,10 @@ pub struct ResultBody {
     pub content_type: Option<Box<str>>,
     /// Headers of an HTTP response that a repeat gets too.
     pub headers: Headers,
+    /// What is told of the operation when the answer's time is over and the record's is not, beside the status: where its outcome
+    /// can be looked up, such as the `Location` of an HTTP response. At most [`REFERENCE_BYTES_MAX`] bytes; it is never sealed, so
+    /// it must be nothing that nobody may read.
+    pub reference: Option<Box<str>>,
     /// The body.
     pub body: Bytes,
 }
@@ -57,6 +64,12 @@ impl ResultBody {
         Self { headers, ..self }
     }
 
+    /// Sets the [reference](Self::reference).
+    #[must_use]
+    pub fn with_reference(self, reference: &str) -> Self {
+        Self { reference: Some(reference.into()), ..self }
+    }
+
     /// What counts against the limit: body, headers and media type.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -71,6 +84,7 @@ impl fmt::Debug for ResultBody {
             .field("status", &self.status)
             .field("content_type", &self.content_type)
             .field("headers", &self.headers)
+            .field("reference", &self.reference.as_deref().map(str::len))
             .field("body", &format_args!("{} bytes", self.body.len()))
             .finish()
     }
@@ -95,7 +109,7 @@ impl StoredResult {
 }
 
 /// Why the result of an operation that is recorded cannot be given. The operation is done all the same, and never runs again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotKept {
     /// There is none: its handler set none, its worker did not keep results, or the record was imported.
@@ -108,6 +122,17 @@ pub enum NotKept {
         is_error: bool,
         /// The status that it had.
         status: Option<u16>,
+    },
+    /// Its time is over, which is shorter than that of the record; see
+    /// [`answers_for`](crate::DedupConsumerBuilder::answers_for).
+    #[error("the result is no longer kept")]
+    Expired {
+        /// Whether it was an error.
+        is_error: bool,
+        /// The status that it had.
+        status: Option<u16>,
+        /// Its [reference](ResultBody::reference).
+        reference: Option<Box<str>>,
     },
     /// It is sealed with a key that this program does not have. With the key it can be read.
     #[error("the result is sealed with key {number}, which this program does not have")]

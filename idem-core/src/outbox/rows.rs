@@ -75,13 +75,16 @@ pub struct NewResult {
     pub result: ResultBody,
     /// The number of the key that it is sealed with; 0 where it is not.
     pub sealed_with: u16,
+    /// After how long cleanup takes everything but kind, status and reference out of it, by the database's clock; `None` where
+    /// it is kept for as long as the record of its key.
+    pub kept_for: Option<Duration>,
 }
 
 impl NewResult {
     /// A result of this key, which is not sealed.
     #[must_use]
     pub fn new(scope: ScopeId, key: IdempotencyKey, is_error: bool, result: ResultBody) -> Self {
-        Self { scope, key, is_error, result, sealed_with: 0 }
+        Self { scope, key, is_error, result, sealed_with: 0, kept_for: None }
     }
 }
 
@@ -91,26 +94,42 @@ impl NewResult {
 pub struct KeptResult {
     /// Whether it is an error.
     pub is_error: bool,
-    /// The result as it was appended, still sealed where it was; without body and headers where it was erased.
+    /// The result as it was appended, still sealed where it was; without body and headers where they are gone.
     pub result: ResultBody,
     /// The number of the key that it is sealed with; 0 where it is not.
     pub sealed_with: u16,
-    /// Whether body and headers were erased.
-    pub is_erased: bool,
+    /// Why body and headers are gone; `None` where they are there.
+    pub gone: Option<Gone>,
+}
+
+/// Why a result is there without its body and headers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gone {
+    /// They were erased, for privacy, and the reference with them.
+    Erased,
+    /// Their time was over, and cleanup has removed them.
+    Expired,
 }
 
 impl KeptResult {
     /// A result as it was appended.
     #[must_use]
     pub fn new(is_error: bool, result: ResultBody, sealed_with: u16) -> Self {
-        Self { is_error, result, sealed_with, is_erased: false }
+        Self { is_error, result, sealed_with, gone: None }
     }
 
     /// Of which body and headers were erased.
     #[must_use]
     pub fn erased(is_error: bool, status: Option<u16>) -> Self {
         let result = ResultBody { status, ..ResultBody::default() };
-        Self { is_error, result, sealed_with: 0, is_erased: true }
+        Self { is_error, result, sealed_with: 0, gone: Some(Gone::Erased) }
+    }
+
+    /// Whose time is over.
+    #[must_use]
+    pub fn expired(is_error: bool, status: Option<u16>, reference: Option<Box<str>>) -> Self {
+        let result = ResultBody { status, reference, ..ResultBody::default() };
+        Self { is_error, result, sealed_with: 0, gone: Some(Gone::Expired) }
     }
 }
 
@@ -245,7 +264,9 @@ pub enum Leased {
     Paused,
 }
 
-/// How much of a destination waits.
+/// How much of a destination waits. It is looked at every few seconds, by every relay, so an outbox that is far behind is not
+/// counted to its end: stores may stop at 100,000 events or more that may go, and at as many that may not. The oldest are among
+/// those that are counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutboxBacklog {

@@ -2,7 +2,7 @@
 
 use super::{
     result::{NotKept, StoredResult},
-    rows::{KeptResult, NewResult},
+    rows::{Gone, KeptResult, NewResult},
 };
 use crate::{key::IdempotencyKey, store::ScopeId};
 
@@ -28,8 +28,11 @@ pub(crate) fn known(
     kept: Option<KeptResult>,
 ) -> Result<StoredResult, NotKept> {
     let kept = kept.ok_or(NotKept::Absent)?;
-    if kept.is_erased {
-        return Err(NotKept::Erased { is_error: kept.is_error, status: kept.result.status });
+    let (is_error, status) = (kept.is_error, kept.result.status);
+    match kept.gone {
+        Some(Gone::Erased) => return Err(NotKept::Erased { is_error, status }),
+        Some(Gone::Expired) => return Err(NotKept::Expired { is_error, status, reference: kept.result.reference }),
+        None => {}
     }
     match (kept.sealed_with, seal) {
         (0, _) => Ok(StoredResult::new(kept.is_error, kept.result)),

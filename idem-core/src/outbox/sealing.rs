@@ -126,15 +126,14 @@ impl ResultKeys {
     fn seal_with(&self, salt: [u8; SALT_BYTES], result: NewResult) -> Result<NewResult, SealError> {
         let number = self.0.current();
         let master = self.0.key(number).ok_or(SealError("the current key is gone"))?;
-        let NewResult { scope, key, is_error, result, .. } = result;
+        let NewResult { scope, key, is_error, result, kept_for, .. } = result;
         let (cipher, nonce) = derived(&master, &salt, scope, &key).ok_or(SealError("no key could be derived"))?;
         let readable = readable(scope, &key, is_error, &result, number);
         let mut sealed = plain(&result);
         cipher.seal_in_place_append_tag(nonce, Aad::from(readable), &mut sealed).map_err(|_| SealError("too large"))?;
         let body = Bytes::from([&salt[..], &sealed].concat());
-        let ResultBody { status, content_type, .. } = result;
-        let result = ResultBody { status, content_type, headers: Headers::default(), body };
-        Ok(NewResult { scope, key, is_error, result, sealed_with: number })
+        let result = ResultBody { headers: Headers::default(), body, ..result };
+        Ok(NewResult { scope, key, is_error, result, sealed_with: number, kept_for })
     }
 }
 
@@ -148,15 +147,14 @@ impl Seal for ResultKeys {
     fn open(&self, scope: ScopeId, key: &IdempotencyKey, kept: KeptResult) -> Result<StoredResult, NotKept> {
         let KeptResult { is_error, result, sealed_with: number, .. } = kept;
         let master = self.0.key(number).ok_or(NotKept::NoKey { number })?;
-        let altered = NotKept::Altered { number };
-        let (salt, sealed) = result.body.split_first_chunk::<SALT_BYTES>().ok_or(altered)?;
-        let (cipher, nonce) = derived(&master, salt, scope, key).ok_or(altered)?;
+        let altered = || NotKept::Altered { number };
+        let (salt, sealed) = result.body.split_first_chunk::<SALT_BYTES>().ok_or_else(altered)?;
+        let (cipher, nonce) = derived(&master, salt, scope, key).ok_or_else(altered)?;
         let mut sealed = sealed.to_vec();
         let readable = readable(scope, key, is_error, &result, number);
-        let opened = cipher.open_in_place(nonce, Aad::from(readable), &mut sealed).map_err(|_| altered)?;
-        let (headers, body) = parts(opened).ok_or(altered)?;
-        let ResultBody { status, content_type, .. } = result;
-        Ok(StoredResult::new(is_error, ResultBody { status, content_type, headers, body }))
+        let opened = cipher.open_in_place(nonce, Aad::from(readable), &mut sealed).map_err(|_| altered())?;
+        let (headers, body) = parts(opened).ok_or_else(altered)?;
+        Ok(StoredResult::new(is_error, ResultBody { headers, body, ..result }))
     }
 }
 
@@ -189,7 +187,7 @@ fn derived(
 fn readable(scope: ScopeId, key: &IdempotencyKey, is_error: bool, result: &ResultBody, number: u16) -> Vec<u8> {
     let status = result.status.map(u16::to_be_bytes);
     let content_type = result.content_type.as_deref().map(str::as_bytes);
-    framed([
+    let mut readable = framed([
         LAYOUT,
         &scope.0.to_be_bytes(),
         key.as_str().as_bytes(),
@@ -199,7 +197,10 @@ fn readable(scope: ScopeId, key: &IdempotencyKey, is_error: bool, result: &Resul
         status.as_ref().map_or(&[], |status| &status[..]),
         content_type.unwrap_or_default(),
         &number.to_be_bytes(),
-    ])
+    ]);
+    // A part more where there is one: what was sealed before there were references has none.
+    readable.extend(framed(result.reference.as_deref().map(str::as_bytes)));
+    readable
 }
 
 fn framed<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {

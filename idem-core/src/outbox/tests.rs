@@ -108,6 +108,10 @@ fn a_result_is_bounded_and_the_last_one_counts() {
     let collector = Collector::of_one(&rules, &own);
     let too_large = collector.set_result(&own, ResultBody::new("fiver"));
     assert_eq!(too_large, Err(PublishError::ResultTooLarge { bytes: 5, max: 4 }));
+    let referring = |bytes| ResultBody::default().with_reference(&"x".repeat(bytes));
+    assert_eq!(Collector::of_one(&rules, &own).set_result(&own, referring(64)), Ok(()));
+    let too_long = Collector::of_one(&rules, &own).set_result(&own, referring(65));
+    assert_eq!(too_long, Err(PublishError::ReferenceTooLong { bytes: 65 }));
     rules.result_bytes_max = None;
     assert_eq!(Collector::of_one(&rules, &own).set_result(&own, ResultBody::default()), Err(PublishError::NoResults));
 }

@@ -56,6 +56,7 @@ async fn bind(
     let horizon = registration.redelivery_horizon.and_then(microseconds);
     for _ in 0..INTERN_ROUNDS {
         let Some(row) = select(driver, doing, tenant, name).await? else {
+            check_first_name(driver, doing, name).await?;
             let binding = Binding::of(registration);
             let parameters = [
                 tenant.into(),
@@ -85,6 +86,21 @@ async fn bind(
         return Ok((id, derives_as.and_then(|name| ConsumerName::new(name).ok())));
     }
     Err(raced(doing))
+}
+
+/// Refuses a new consumer under a name that another one had at first: both would give the same ids to their events and
+/// calls, and whoever receives them would take one for the other (O37).
+async fn check_first_name(driver: &impl BookkeepingDriver, doing: &'static str, name: &str) -> Result<(), StoreError> {
+    let rows = driver.rows(doing, &driver.bookkeeping_statements().select_renamed, &[name.into()]).await?;
+    let Some(row) = rows.first() else { return Ok(()) };
+    let now: &str = row.get("name")?;
+    let problem = format!(
+        "{name} is what consumer {now} was called at first, and the ids of its events are still derived from that: a new \
+         consumer {name} would give the same ids"
+    );
+    let cure =
+        format!("Give this one another name, or the old one its name back with `idem consumers rename {now} {name}`");
+    Err(StoreError::refused(problem, cure))
 }
 
 async fn select(

@@ -32,6 +32,10 @@ INSERT INTO {schema}.consumers (tenant, name, bound_to, handler, key_rules, hash
 VALUES ($1::text, $2::text, $3::text, $4::text, $5::text, $6::text, $7::int8::float8 * interval '1 microsecond')
 ON CONFLICT (name, tenant) DO NOTHING RETURNING id";
 
+    /// What a consumer is called now that had this name at first. Parameter: 1 name `text`. Result: `name text`, or no row.
+    select_renamed: "\
+SELECT name FROM {schema}.consumers WHERE derives_as = $1::text AND name <> $1::text ORDER BY id LIMIT 1";
+
     /// Adds the scope of another tenant, like the oldest of its name.
     ///
     /// Parameters: 1 tenant `text`, 2 name `text`. Result: `id int4`, or no row where another was first: select again.

@@ -88,6 +88,7 @@ fn of(template: &str, kind: Expiring) -> String {
         Expiring::Audit => older("at", "30 days"),
         Expiring::Runs => older("started_at", "30 days"),
         Expiring::Forgotten => older("forgotten_at", "1 day"),
+        Expiring::Answers => "answer_until <= pg_catalog.now()".to_owned(),
     };
     let unneeded = if kind == Expiring::Runs { UNNAMED } else { "" };
     let texts = [("{table}", kind.table()), ("{expired}", &*expired), ("{unneeded}", unneeded)];

@@ -8,7 +8,10 @@ use idem_core::{
 };
 use uuid::Uuid;
 
-use crate::{encode_headers, key_id, row::Row};
+use crate::{
+    encode_headers, key_id,
+    row::{Row, microseconds},
+};
 
 /// What is unique in the outbox: destination, consumer and key id.
 type EventId = (i32, i32, Uuid);
@@ -111,6 +114,10 @@ pub struct ResultColumns<'r> {
     pub bodies: Vec<&'r [u8]>,
     /// `int4[]`: the numbers of the keys that they are sealed with.
     pub sealed_with: Vec<Option<i32>>,
+    /// `int8[]`: for how many microseconds they are kept, where their records are kept for longer.
+    pub kept_for: Vec<Option<i64>>,
+    /// `text[]`.
+    pub references: Vec<Option<&'r str>>,
 }
 
 impl<'r> ResultColumns<'r> {
@@ -127,6 +134,8 @@ impl<'r> ResultColumns<'r> {
             sealed_with: each()
                 .map(|result| Some(i32::from(result.sealed_with)).filter(|number| *number != 0))
                 .collect(),
+            kept_for: each().map(|result| result.kept_for.and_then(microseconds)).collect(),
+            references: each().map(|result| result.result.reference.as_deref()).collect(),
         }
     }
 }

@@ -9,6 +9,8 @@ use crate::{ClaimedId, decode_headers, key_id, row::Row};
 /// What `kind` has of an error, and what an answer has whose body and headers were erased.
 const ERROR: i32 = 1;
 const ERASED: i32 = 2;
+/// What `kind` has beside [`ERASED`] where the answer's time was over. A release that does not know it sees an erased one.
+const EXPIRED: i32 = 4;
 
 /// The answers that [`read_results`](crate::PostgresStatements::read_results) has found, in the order of the claims.
 ///
@@ -31,6 +33,10 @@ fn kept(row: &Row) -> Result<KeptResult, StoreError> {
     let is_error = kind & ERROR != 0;
     let status: Option<i32> = row.get("status")?;
     let status = status.map(u16::try_from).transpose().map_err(|_| damaged("status"))?;
+    let reference: Option<&str> = row.get("reference")?;
+    if kind & EXPIRED != 0 {
+        return Ok(KeptResult::expired(is_error, status, reference.map(Into::into)));
+    }
     if kind & ERASED != 0 {
         return Ok(KeptResult::erased(is_error, status));
     }
@@ -38,6 +44,7 @@ fn kept(row: &Row) -> Result<KeptResult, StoreError> {
     let headers = headers.map_or_else(|| Some(Headers::default()), decode_headers).ok_or_else(|| damaged("headers"))?;
     let mut result = ResultBody::new(Bytes::from(row.get::<Vec<u8>>("body")?)).with_headers(headers);
     result.status = status;
+    result.reference = reference.map(Into::into);
     result.content_type = row.get::<Option<&str>>("content_type")?.map(Into::into);
     let sealed_with: Option<i32> = row.get("sealed_with")?;
     let sealed_with = sealed_with.map_or(Ok(0), u16::try_from).map_err(|_| damaged("sealed_with"))?;

@@ -69,16 +69,21 @@ SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused,
     coalesce(n.pending, 0::int8) AS pending, coalesce(n.waiting, 0::int8) AS waiting, coalesce(n.failed, 0::int8) AS failed,
     coalesce(n.behind, 0::int8) AS behind,
     (extract(epoch FROM pg_catalog.clock_timestamp() - n.oldest) * 1000000::numeric)::int8 AS oldest
-FROM {schema}.outbox_destinations AS d LEFT JOIN (
-    SELECT o.destination, pg_catalog.count(*) FILTER (WHERE o.state = 0::int2) AS pending,
+FROM {schema}.outbox_destinations AS d LEFT JOIN LATERAL (
+    SELECT pg_catalog.count(*) FILTER (WHERE o.state = 0::int2) AS pending,
         pg_catalog.count(*) FILTER (WHERE o.state = 1::int2) AS waiting,
         pg_catalog.count(*) FILTER (WHERE o.state = 2::int2) AS failed,
         pg_catalog.count(*) FILTER (WHERE o.state = 3::int2) AS behind,
         pg_catalog.min(o.created_at) FILTER (WHERE o.state IN (0::int2, 1::int2)) AS oldest
-    FROM {schema}.outbox AS o
+    FROM (
+        (SELECT p.state, p.consumer, p.created_at FROM {schema}.outbox AS p WHERE p.destination = d.id AND p.state = 0::int2
+            ORDER BY p.number LIMIT 100000::int8)
+        UNION ALL
+        (SELECT h.state, h.consumer, h.created_at FROM {schema}.outbox AS h WHERE h.destination = d.id AND h.state <> 0::int2
+            ORDER BY h.number LIMIT 100000::int8)
+    ) AS o
     WHERE $1::text IS NULL OR o.consumer IN (SELECT c.id FROM {schema}.consumers AS c WHERE c.name = $1::text)
-    GROUP BY o.destination
-) AS n ON n.destination = d.id
+) AS n ON true
 ORDER BY d.id";
 
     /// Events for people. Parameters: 1 destination's name `text` or NULL, 2 state `int4` or NULL, 3 how many `int8`. Result, as

@@ -38,6 +38,7 @@ impl Appending for PostgresUnit<'_> {
         let query = self.query(&self.sql().append_results).bind(&results.consumers).bind(&results.key_ids);
         let query = query.bind(&results.kinds).bind(&results.statuses).bind(&results.content_types);
         let query = query.bind(&results.headers).bind(&results.bodies).bind(&results.sealed_with);
+        let query = query.bind(&results.kept_for).bind(&results.references);
         let rows = query.fetch_all(self.connection()).await;
         self.read_or_explain(rows).await.map(|_| ())
     }

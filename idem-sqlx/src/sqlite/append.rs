@@ -84,6 +84,8 @@ impl Appending for SqliteUnit<'_> {
                 id,
                 body,
                 results.sealed_with.get(at)?,
+                results.kept_for.get(at)?,
+                results.references.get(at)?,
             ]))
         };
         let rows: Vec<Value> = (0..results.kinds.len()).map_while(row).collect();

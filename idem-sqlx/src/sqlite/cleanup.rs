@@ -26,6 +26,11 @@ const ANSWERS: &str = r#"
 DELETE FROM "{schema}_processed_results" WHERE EXISTS (SELECT 1 FROM "{schema}_processed_results")
     AND (consumer, key_id) IN (SELECT consumer, key_id {older} LIMIT ?2)"#;
 
+/// What becomes of answers whose time is over.
+const ENDED: &str = r#"
+UPDATE "{schema}_processed_results" SET kind = kind | 6, content_type = NULL, headers = NULL, body = x'', sealed_with = NULL,
+    answer_until = NULL"#;
+
 /// The rows of a kind that are older than ?1, as the end of a SELECT.
 fn older(kind: Expiring) -> String {
     let (column, and) = match kind {
@@ -36,6 +41,7 @@ fn older(kind: Expiring) -> String {
         Expiring::DeadLetters => ("last_at", "AND (replay_requested_at IS NULL OR replayed_at IS NOT NULL)"),
         Expiring::Runs => ("started_at", UNNAMED),
         Expiring::Forgotten => ("forgotten_at", ""),
+        Expiring::Answers => ("answer_until", ""),
     };
     let table = kind.table();
     format!(r#"FROM "{{schema}}_{table}" AS t WHERE {column} < ?1 {and} ORDER BY {column}"#)
@@ -54,7 +60,7 @@ fn before(kind: Expiring, kept: Duration) -> i64 {
     let now = clock::now();
     match kind {
         // It counts until the very instant.
-        Expiring::Records => now.saturating_add(1),
+        Expiring::Records | Expiring::Answers => now.saturating_add(1),
         Expiring::Units
         | Expiring::Attempts
         | Expiring::DeadLetters
@@ -83,7 +89,18 @@ impl Cleaner for SqliteCleaner {
         // The one table without a rowid.
         let id = if kind == Expiring::Attempts { "(consumer, key_id, payload_hash)" } else { "rowid" };
         let (ids, table) = (id.trim_matches(['(', ')']), kind.table());
-        let template = format!(r#"DELETE FROM "{{schema}}_{table}" WHERE {id} IN (SELECT {ids} {older} LIMIT ?2)"#);
+        let act = match kind {
+            // That it was there stays, so that nobody takes it for an operation without an answer.
+            Expiring::Answers => ENDED.to_owned(),
+            Expiring::Records
+            | Expiring::Units
+            | Expiring::Attempts
+            | Expiring::DeadLetters
+            | Expiring::Audit
+            | Expiring::Runs
+            | Expiring::Forgotten => format!(r#"DELETE FROM "{{schema}}_{table}""#),
+        };
+        let template = format!("{act} WHERE {id} IN (SELECT {ids} {older} LIMIT ?2)");
         let mut connection = self.0.connections.write(DOING).await?;
         let failed = connection.failed();
         let before = before(kind, removal.kept);

@@ -67,20 +67,24 @@ FROM json_each(?1) AS asked CROSS JOIN "{schema}_outbox" AS o
 WHERE o.destination = asked.value ->> 0 AND o.consumer = asked.value ->> 1 AND o.key_id = substr(?2, 1 + 16 * asked.key, 16)"#;
 
     /// Writes answers, each in place of one that outlived its record. 1 a JSON array of `[consumer, kind, status, content type,
-    /// headers, key id, body, number of the sealing key]`, where key id and body are `[place, length]` in 2, a blob; 3 now.
+    /// headers, key id, body, number of the sealing key, µs that it is kept, reference]`, where key id and body are
+    /// `[place, length]` in 2, a blob; 3 now.
     append_results: r#"
-INSERT INTO "{schema}_processed_results" (consumer, kind, status, content_type, headers, key_id, body, sealed_with, stored_at)
+INSERT INTO "{schema}_processed_results" (consumer, kind, status, content_type, headers, key_id, body, sealed_with, stored_at,
+    answer_until, reference)
 SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4,
-    substr(?2, value ->> '$[5][0]', value ->> '$[5][1]'), substr(?2, value ->> '$[6][0]', value ->> '$[6][1]'), value ->> 7, ?3
+    substr(?2, value ->> '$[5][0]', value ->> '$[5][1]'), substr(?2, value ->> '$[6][0]', value ->> '$[6][1]'), value ->> 7, ?3,
+    ?3 + (value ->> 8), value ->> 9
 FROM json_each(?1) WHERE true
 ON CONFLICT (consumer, key_id) DO UPDATE SET kind = excluded.kind, status = excluded.status,
     content_type = excluded.content_type, headers = excluded.headers, body = excluded.body,
-    sealed_with = excluded.sealed_with, stored_at = excluded.stored_at"#;
+    sealed_with = excluded.sealed_with, stored_at = excluded.stored_at, answer_until = excluded.answer_until,
+    reference = excluded.reference"#;
 
     /// Reads the answers of keys. 1 a JSON array of consumers, 2 a blob with 16 bytes of key id each. Result, a row an answer that was
-    /// found: `consumer`, `key_id`, `kind`, `status`, `content_type`, `headers`, `body`, `sealed_with`.
+    /// found: `consumer`, `key_id`, `kind`, `status`, `content_type`, `headers`, `body`, `sealed_with`, `reference`.
     read_results: r#"
-SELECT r.consumer, r.key_id, r.kind, r.status, r.content_type, r.headers, r.body, r.sealed_with
+SELECT r.consumer, r.key_id, r.kind, r.status, r.content_type, r.headers, r.body, r.sealed_with, r.reference
 FROM json_each(?1) AS asked CROSS JOIN "{schema}_processed_results" AS r
 WHERE r.consumer = asked.value AND r.key_id = substr(?2, 1 + 16 * asked.key, 16)"#;
 

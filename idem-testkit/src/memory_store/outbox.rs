@@ -8,10 +8,10 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    ConsumerName, Destination, OrderingKey, StoreError, Tenant,
+    ConsumerName, Destination, OrderingKey, ResultBody, StoreError, Tenant,
     outbox::{
-        DestinationId, EventEnd, EventNumber, EventState, IdForm, Leased, NewEvent, NewResult, Outbox, OutboxBacklog,
-        OutgoingEvent, StoredEvent,
+        DestinationId, EventEnd, EventNumber, EventState, IdForm, KeptResult, Leased, NewEvent, NewResult, Outbox,
+        OutboxBacklog, OutgoingEvent, StoredEvent,
     },
     store::ScopeId,
 };
@@ -32,7 +32,7 @@ pub(super) struct Events {
     pub(super) numbers: BTreeMap<EventKey, EventNumber>,
     /// Those that a unit has written and not committed.
     pub(super) held: BTreeMap<EventKey, UnitId>,
-    pub(super) results: BTreeMap<RecordKey, NewResult>,
+    pub(super) results: BTreeMap<RecordKey, ResultRow>,
     last: i64,
     /// Where the store that scans by number goes on.
     scanned: BTreeMap<DestinationId, EventNumber>,
@@ -44,6 +44,41 @@ impl Events {
         let Self { rows, numbers, results, .. } = then;
         (self.rows, self.numbers, self.results) = (rows, numbers, results);
         self.held.clear();
+    }
+}
+
+/// A result beside its record.
+#[derive(Debug, Clone)]
+pub(super) struct ResultRow {
+    pub(super) result: NewResult,
+    /// When it is over, where that is before its record is.
+    pub(super) until: Option<SystemTime>,
+    /// Whether cleanup has removed all of it but kind, status and reference.
+    pub(super) is_ended: bool,
+}
+
+impl ResultRow {
+    pub(super) fn new(result: NewResult, now: SystemTime) -> Self {
+        let until = result.kept_for.and_then(|time| now.checked_add(time));
+        Self { result, until, is_ended: false }
+    }
+
+    pub(super) fn is_over(&self, now: SystemTime) -> bool {
+        self.until.is_some_and(|until| until <= now)
+    }
+
+    pub(super) fn end(&mut self) {
+        let ResultBody { status, reference, .. } = std::mem::take(&mut self.result.result);
+        (self.result.result.status, self.result.result.reference) = (status, reference);
+        (self.until, self.is_ended, self.result.sealed_with) = (None, true, 0);
+    }
+
+    pub(super) fn kept(&self) -> KeptResult {
+        let NewResult { is_error, ref result, sealed_with, .. } = self.result;
+        if self.is_ended {
+            return KeptResult::expired(is_error, result.status, result.reference.clone());
+        }
+        KeptResult::new(is_error, result.clone(), sealed_with)
     }
 }
 
@@ -327,7 +362,7 @@ impl MemoryStore {
     /// The results that are kept beside committed records, by scope and key.
     #[must_use]
     pub fn results(&self) -> Vec<NewResult> {
-        self.shared.state().events.results.values().cloned().collect()
+        self.shared.state().events.results.values().map(|row| row.result.clone()).collect()
     }
 }
 

@@ -4,7 +4,7 @@ use std::{error::Error, future::Future, sync::Arc, time::Duration};
 
 use idem_core::{
     ErrorClass, Recorded, Store, StoreError, Tx, chain,
-    outbox::{EventNumber, KeptResult, NewEvent, NewResult},
+    outbox::{EventNumber, KeptResult, NewEvent},
     store::{
         AppendError, Appended, Claim, ClaimError, Claimed, Cleaner, CommitError, Outbox, StoreCapabilities, UnitOfWork,
         UnitOptions, boxed,
@@ -17,7 +17,7 @@ use super::{
     bookkeeping::MemoryCleaner,
     connection::{Pending, Status},
     fault::{Met, store_error},
-    outbox::{MemoryOutbox, event_key},
+    outbox::{MemoryOutbox, ResultRow, event_key},
     state::{RecordKey, State, UnitId, record, record_key},
 };
 
@@ -265,7 +265,8 @@ impl MemoryUnit<'_> {
             if self.shared.has(Defect::LosesResults) {
                 continue;
             }
-            state.events.results.entry((result.scope, result.key.clone())).or_insert(result);
+            let key = (result.scope, result.key.clone());
+            state.events.results.entry(key).or_insert_with(|| ResultRow::new(result, now));
         }
     }
 
@@ -417,10 +418,11 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
         let by_key_alone = self.shared.has(Defect::ResultsByKeyAlone);
         let of = |claim: &Claim| {
             let mut all = state.events.results.values();
-            all.find(|result| result.key == claim.key && (by_key_alone || result.scope == claim.scope))
+            all.find(|ResultRow { result, .. }| {
+                result.key == claim.key && (by_key_alone || result.scope == claim.scope)
+            })
         };
-        let kept = |result: &NewResult| KeptResult::new(result.is_error, result.result.clone(), result.sealed_with);
-        Ok(claims.iter().map(|claim| of(claim).map(kept)).collect())
+        Ok(claims.iter().map(|claim| of(claim).map(ResultRow::kept)).collect())
     }
 
     async fn savepoint(&mut self) -> Result<(), StoreError> {

@@ -18,7 +18,11 @@ use idem_testkit::{
     failpoints::{self, Armed},
     memory::{RemotePublisher, RemoteSource},
 };
-use idem_tests::plan::{Act, BAD_PLAN, Handling, NOT_REACHED, Payment, Plan, StorePlan, WORKER_FAILED};
+use idem_tests::{
+    asker::{self, Noting},
+    plan::{Act, BAD_PLAN, Handling, NOT_REACHED, Payment, Plan, StorePlan, WORKER_FAILED},
+    told::FilePublisher,
+};
 use sqlx::{Connection as _, Executor as _, PgConnection};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -69,12 +73,12 @@ async fn consume(plan: Plan, armed: &[Armed]) -> Result<bool, BoxError> {
                 // As a release does that knows the migration: it refuses a schema without it.
                 PgConnection::connect(&url).await?.execute("SELECT FROM idem.notes LIMIT 0").await?;
             }
-            run(PostgresStore::connect(&url).await?, plan).await?;
+            begin(PostgresStore::connect(&url).await?, plan).await?;
         }
         StorePlan::TokioPostgres { url, .. } => {
-            run(idem_tokio_postgres::PostgresStore::connect(&url).await?, plan).await?
+            begin(idem_tokio_postgres::PostgresStore::connect(&url).await?, plan).await?
         }
-        StorePlan::SqliteStore { path } => run(SqliteStore::open(path).await?, plan).await?,
+        StorePlan::SqliteStore { path } => begin(SqliteStore::open(path).await?, plan).await?,
     }
     let mut reached = true;
     for Armed { point, skip, action, .. } in armed {
@@ -91,6 +95,16 @@ async fn still_armed(point: &'static str, skip: u64) -> bool {
         }
     }
     false
+}
+
+async fn begin<S: Noting>(store: S, plan: Plan) -> Result<(), BoxError>
+where
+    Payments: Handler<S>,
+{
+    match &plan.asks {
+        Some(asking) => asker::ask(store, asking).await,
+        None => run(store, plan).await,
+    }
 }
 
 async fn run<S: Store>(store: S, plan: Plan) -> Result<(), BoxError>
@@ -126,6 +140,12 @@ where
     let mut worker = Worker::builder(consumer, source);
     if let Some(time) = cache_for {
         worker = worker.cache_for(time);
+    }
+    if let Some(relaying) = plan.relay.clone() {
+        let deadline = Duration::from_millis(relaying.deadline_ms);
+        worker = worker.relay(|relay| {
+            relay.to("credits", FilePublisher(relaying)).settings(|settings| settings.publish_deadline = deadline)
+        });
     }
     let worker = worker
         .batch(plan.batch)

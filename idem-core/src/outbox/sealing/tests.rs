@@ -33,10 +33,12 @@ fn hex(bytes: &[u8]) -> String {
 
 #[test]
 fn v8_what_was_sealed_is_opened_byte_for_byte_and_shows_nothing_before() {
-    for result in [result(), ResultBody::default(), ResultBody::new(vec![0; 100_000])] {
+    for result in
+        [result(), result().with_reference("/orders"), ResultBody::default(), ResultBody::new(vec![0; 100_000])]
+    {
         let sealed = keys().seal(NewResult { result: result.clone(), ..new("order-1") }).unwrap();
         assert_eq!((sealed.sealed_with, sealed.result.headers.len()), (3, 0));
-        assert_eq!(sealed.result.status, result.status);
+        assert_eq!((sealed.result.status, &sealed.result.reference), (result.status, &result.reference));
         let text = String::from_utf8_lossy(&sealed.result.body).into_owned();
         assert!(!text.contains("balance") && !text.contains("/orders/1"));
         assert_eq!(open(&keys(), "order-1", kept(sealed)), Ok(StoredResult::new(false, result)));
@@ -54,7 +56,8 @@ fn v8_a_row_that_was_changed_or_swapped_is_refused() {
     let key = IdempotencyKey::new("order-1").unwrap();
     assert_eq!(keys().open(ScopeId(6), &key, sealed()), altered, "the row of another tenant");
     type Change = fn(&mut KeptResult);
-    let changes: [Change; 8] = [
+    let changes: [Change; 9] = [
+        |row| row.result.reference = Some("/orders/2".into()),
         |row| row.is_error = true,
         |row| row.result.status = Some(200),
         |row| row.result.status = None,

@@ -23,6 +23,7 @@ impl BookkeepingStatements {
         Self {
             select_consumer: text(SELECT_CONSUMER),
             insert_consumer: text(INSERT_CONSUMER),
+            select_renamed: text(SELECT_RENAMED),
             insert_tenant: text(INSERT_TENANT),
             fill_binding: text(FILL_BINDING),
             update_horizons: text(UPDATE_HORIZONS),
@@ -83,6 +84,9 @@ LEFT JOIN "{schema}_consumers" AS wanted ON wanted.name = oldest.name AND wanted
 const INSERT_CONSUMER: &str = r#"
 INSERT INTO "{schema}_consumers" (tenant, name, bound_to, handler, key_rules, hash_rules, retention, first_started_at)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (tenant, name) DO NOTHING RETURNING id"#;
+
+const SELECT_RENAMED: &str =
+    r#"SELECT name FROM "{schema}_consumers" WHERE derives_as = ?1 AND name <> ?1 ORDER BY id LIMIT 1"#;
 
 const INSERT_TENANT: &str = r#"
 INSERT INTO "{schema}_consumers" (tenant, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon,

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    Decision, DedupConsumer, Destination, Effects, ErrorClass, Event, Handler, HandlerError, IdempotencyKey, Message,
-    ResultBody, Store as _, Tx,
+    ConsumerName, Decision, DedupConsumer, Destination, Effects, ErrorClass, Event, Handler, HandlerError,
+    IdempotencyKey, Message, ResultBody, Store as _, Tx,
     outbox::{AppendError, EventEnd, EventState, Outbox},
     store::{Expiring, Removal, Removed},
 };
@@ -291,9 +291,27 @@ async fn a_plain_outbox_and_a_consumer_share_no_name() {
     fixture.drop().await;
 }
 
+/// O38: what waits is counted every few seconds, and not to its end; how old the oldest is stays right.
+#[tokio::test]
+async fn o38_an_outbox_that_is_far_behind_is_not_counted_to_its_end() {
+    let fixture = Fixture::new().await;
+    consumer(&fixture, "SELECT 1").process_one(message("a", "p")).await.unwrap();
+    fixture
+        .run("INSERT INTO outbox (key_id, number, destination, consumer, state, event_key, event_hash, payload) SELECT gen_random_uuid(), nextval('outbox_numbers'), destination, consumer, CASE WHEN n <= 100001 THEN 0 ELSE 2 END, n::text, '', '' FROM generate_series(1, 100003) AS n, outbox; UPDATE outbox SET created_at = now() - interval '1 hour' WHERE number = (SELECT min(number) FROM outbox)")
+        .await;
+    for asked in [None, Some(ConsumerName::new("orders").unwrap())] {
+        let backlog = outbox(&fixture).backlog(asked.as_ref()).await.unwrap().remove(0);
+        assert_eq!((backlog.pending, backlog.failed), (100_000, 2));
+        assert!(backlog.oldest.is_some_and(|age| age >= Duration::from_secs(3_600)), "{backlog:?}");
+    }
+    let other = ConsumerName::new("other").unwrap();
+    assert_eq!(outbox(&fixture).backlog(Some(&other)).await.unwrap().remove(0).pending, 0);
+    fixture.drop().await;
+}
+
 /// A consumer that was renamed derives the ids of its events as before.
 #[tokio::test]
-async fn a_renamed_consumer_derives_the_same_ids() {
+async fn o37_a_renamed_consumer_derives_the_same_ids_and_no_other_one_does() {
     let fixture = Fixture::new().await;
     consumer(&fixture, "SELECT 1").process_one(message("a", "p")).await.unwrap();
     let first = fixture.text("SELECT event_key FROM outbox").await;
@@ -304,5 +322,13 @@ async fn a_renamed_consumer_derives_the_same_ids() {
     let (_, decision) = renamed.process_one(message("a", "p")).await.unwrap();
     assert!(decision.is_processed(), "{decision:?}");
     assert_eq!(fixture.text("SELECT event_key FROM outbox").await, first);
+    // O37: a new consumer under the old name would derive the same ids.
+    let builder = DedupConsumer::builder(fixture.another(), "orders").handler(Sets("SELECT 1"));
+    let new = builder.effects(Effects::InTransaction).publishes_to(["payments"]).keeps_results(100).build().unwrap();
+    let refused = new.process_one(message("a", "p")).await.unwrap_err();
+    assert_eq!(refused.class(), ErrorClass::Fatal);
+    assert!(refused.to_string().contains("idem consumers rename purchases orders"), "{refused}");
+    fixture.run("UPDATE consumers SET name = 'orders'").await;
+    assert!(new.process_one(message("a", "p")).await.unwrap().1.is_skipped(), "its name is its own again");
     fixture.drop().await;
 }

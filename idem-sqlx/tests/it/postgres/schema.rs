@@ -82,12 +82,12 @@ async fn a_changed_or_newer_schema_is_left_alone() {
     let changed = fixture.store.migrate().await;
     assert!(matches!(changed, Err(MigrateError::Plan(MigrationError::Changed { version: 1, .. }))), "{changed:?}");
     fixture
-        .run("INSERT INTO migrations (version, name, checksum, oldest_worker) VALUES (10, 'n', 'x', '999.0.0')")
+        .run("INSERT INTO migrations (version, name, checksum, oldest_worker) VALUES (1000, 'n', 'x', '999.0.0')")
         .await;
     let newer = fixture.store.migrate().await;
-    assert!(matches!(newer, Err(MigrateError::Plan(MigrationError::Newer { found: 10, .. }))), "{newer:?}");
+    assert!(matches!(newer, Err(MigrateError::Plan(MigrationError::Newer { found: 1000, .. }))), "{newer:?}");
     let error = fixture.store.bookkeeping().verify().await.unwrap_err().to_string();
-    assert!(error.contains("version 10") && error.contains("later release"), "{error}");
+    assert!(error.contains("version 1000") && error.contains("later release"), "{error}");
     fixture.drop().await;
 }
 

@@ -49,6 +49,7 @@ fn age(by: Duration) -> String {
         ("audit", &["at"]),
         ("outbox", &["created_at", "not_before", "first_sent_at"]),
         ("outbox_destinations", &["relayed_until"]),
+        ("processed_results", &["stored_at", "answer_until"]),
     ];
     let update = |(table, columns): (&str, &[&str])| {
         let set = columns.iter().map(|c| format!("{c} = iif({c} = {}, {c}, {c} - {})", i64::MAX, by.as_micros()));

@@ -117,7 +117,7 @@ pub fn arrangement_sql(arrangement: Arrangement) -> String {
 
 /// Puts every instant that idem has stored this far into the past.
 fn age(by: Duration) -> String {
-    let columns: [(&str, &[&str]); 7] = [
+    let columns: [(&str, &[&str]); 8] = [
         ("processed_messages", &["processed_at", "expires_at"]),
         ("units", &["at"]),
         ("message_attempts", &["first_at", "last_at"]),
@@ -128,6 +128,7 @@ fn age(by: Duration) -> String {
         ("audit", &["at"]),
         ("outbox", &["created_at", "not_before", "first_sent_at"]),
         ("outbox_destinations", &["relayed_until"]),
+        ("processed_results", &["stored_at", "answer_until"]),
     ];
     let update = |(table, columns): (&str, &[&str])| {
         let change = |column: &&str| format!("{column} = {column} - {} * interval '1 microsecond'", by.as_micros());

@@ -330,6 +330,7 @@ macro_rules! store_conformance {
                 v6_another_payload_is_told_nothing,
                 v7_two_processes_that_refuse_one_key_agree,
                 v9_a_result_goes_with_its_record,
+                v12_an_answer_may_go_before_its_record_and_never_runs_again,
                 v10_a_worker_that_keeps_no_results_leaves_none,
                 v11_a_refusal_keeps_its_key_and_takes_effects_back,
                 v11_a_refusal_after_a_failed_statement_is_kept,

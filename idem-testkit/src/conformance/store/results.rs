@@ -3,15 +3,16 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    Decided, DedupConsumer, Effects, ErrorClass, Handler as _, Headers, Message, NotKept, Ran, ResultBody, Retention,
-    RunOnce, RunOnceError, Store, StoredResult, Tenant, Tx, WorkError, Working, outbox::RESULT_BYTES_MAX,
+    CleanupSettings, Decided, DedupConsumer, Effects, ErrorClass, Handler as _, Headers, Message, NotKept, Ran,
+    ResultBody, Retention, RunOnce, RunOnceError, Store, StoredResult, Tenant, Tx, WorkError, Working,
+    outbox::RESULT_BYTES_MAX, store::Expiring,
 };
 
 use super::{
     fixture::{Fixture, Kind, Seen, Step, msg, write},
     gate::{Gate, PATIENCE, within},
     observed::LostCommit,
-    records::clean_records,
+    records::{clean, clean_records},
     subject::{Arrangement, HandlerAction, StoreUnderTest},
 };
 
@@ -309,6 +310,50 @@ pub async fn v9_a_result_goes_with_its_record<T: StoreUnderTest>(subject: &T) {
     assert_eq!(clean_records(&fixture, 100).await, 1);
     assert_eq!(results(&short(), [msg("a", "a")]).await, [(Kind::Processed, ok("2"))]);
     assert_eq!(results(&short(), [msg("a", "a")]).await, [(Kind::Duplicate, ok("2"))]);
+}
+
+/// V12: an answer whose own time is over goes, its status and its reference stay as long as the record, and nothing runs again
+/// until that has gone too.
+pub async fn v12_an_answer_may_go_before_its_record_and_never_runs_again<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !keeps_results(&fixture) {
+        return;
+    }
+    let payments = || {
+        let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
+        let builder = builder.final_errors().answers_for(Retention::For(HOUR)).retention(Retention::For(48 * HOUR));
+        builder.build_once().unwrap()
+    };
+    let accepted: Arc<Answering> = Arc::new(|_| Ok(answer("private").with_reference("/orders/7")));
+    let refused: Arc<Answering> = Arc::new(|_| Err(WorkError::final_result(answer("private").with_status(402))));
+    let call = async |key: &str| {
+        let answering = Arc::clone(if key == "a" { &accepted } else { &refused });
+        within("a call", payments().run_once(key, key, work(&fixture, vec![Step::Write("")], answering))).await
+    };
+    let ended = async || clean(&fixture, Expiring::Answers, Duration::ZERO, 100).await;
+    for key in ["a", "b"] {
+        assert!(!call(key).await.unwrap().replayed);
+    }
+    assert_eq!(ended().await, 0, "no answer is over yet");
+    assert_eq!(call("a").await.unwrap().value, answer("private").with_reference("/orders/7"));
+    if !fixture.arrange(Arrangement::Age(24 * HOUR)).await {
+        return;
+    }
+    let preview = within("counting", fixture.store.cleaner().preview(&CleanupSettings::default())).await.unwrap();
+    assert!(preview.contains(&(Expiring::Answers, 2)), "{preview:?}");
+    assert_eq!((clean(&fixture, Expiring::Answers, Duration::ZERO, 1).await, ended().await, ended().await), (1, 1, 0));
+    assert_eq!(clean_records(&fixture, 100).await, 0);
+    let facts = [("a", false, 201, Some("/orders/7".into())), ("b", true, 402, None)];
+    for (key, is_error, status, reference) in facts {
+        let expired = NotKept::Expired { is_error, status: Some(status), reference };
+        let asked = call(key).await;
+        assert!(matches!(&asked, Err(RunOnceError::NotKept { why, .. }) if *why == expired), "{asked:?}");
+    }
+    assert_eq!((fixture.runs.of("a"), fixture.runs.of("b")), (1, 1));
+    fixture.arrange(Arrangement::Age(48 * HOUR)).await;
+    assert_eq!((ended().await, clean_records(&fixture, 100).await), (0, 2));
+    assert!(!call("a").await.unwrap().replayed, "the record is gone, and the key is new");
+    assert!(call("a").await.unwrap().replayed);
 }
 
 /// V10: what a worker has handled that keeps no results is known to have none.

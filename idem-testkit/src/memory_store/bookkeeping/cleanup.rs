@@ -63,6 +63,7 @@ impl State {
                 self.books.attempts.values().filter(|row| is_old(row.last_at, kept, self.now())).count()
             }
             Expiring::DeadLetters => self.books.dead_letters.iter().filter(|row| row.is_done(kept, self.now())).count(),
+            Expiring::Answers => self.events.results.values().filter(|row| row.is_over(self.now())).count(),
             Expiring::Units | Expiring::Audit | Expiring::Runs | Expiring::Forgotten => 0,
         };
         count as u64
@@ -84,6 +85,13 @@ impl State {
             }
             Expiring::Attempts => attempts.retain(|_, row| !take(is_old(row.last_at, kept, now))),
             Expiring::DeadLetters => dead_letters.retain(|row| !take(row.is_done(kept, now))),
+            Expiring::Answers => {
+                for row in self.events.results.values_mut() {
+                    if take(row.is_over(now)) {
+                        row.end();
+                    }
+                }
+            }
             Expiring::Units | Expiring::Audit | Expiring::Runs | Expiring::Forgotten => {}
         }
         u64::from(rows_max - left)

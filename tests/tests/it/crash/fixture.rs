@@ -66,11 +66,18 @@ impl Fixture {
             handler_ms: 0,
             repaired: false,
             newer: false,
+            relay: None,
+            asks: None,
         };
         // In single mode no batch has to be earned.
         let producer = if batch == 1 { Producer::new(2, 14) } else { Producer::new(batch + 2, 30) };
         let (children, _server, _turn) = (0, server, turn);
         Self { plan, database, queue, dead, ledger, producer, rng, folder, children, _server, _turn }
+    }
+
+    /// Where its logs are, and whatever else goes with it.
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        &self.folder
     }
 
     /// Publishes a wave of messages.

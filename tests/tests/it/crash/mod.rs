@@ -16,6 +16,8 @@
 //! | G8 | kills at `dead_letter_sent`, `dead_letter_ok`: kept and published before the original is settled |
 //! | J1, J2 | SIGTERM at any moment, kills at `drain` after one; SIGKILL at any moment |
 //! | J10 | each wave has messages without a key and with two |
+//! | O36 | [`relays`]: a relay is killed at its failpoints, or stands still for twice its deadline |
+//! | V13 | [`answers`]: processes ask for the same operations, and die |
 //! | J12 | [`rolling`]: workers of two releases on two schemas, side by side |
 //!
 //! `IDEM_SEED` makes a run's choices again: messages, order, where the kills land. `IDEM_CRASH_KILLS` is how many
@@ -23,11 +25,13 @@
 //! `postgres-batch-commit_ok`. The consumers' logs are in `tmp/crash` of the target folder; they and the database stay
 //! where a row fails.
 
+mod answers;
 mod fixture;
 mod ledger;
 mod matrix;
 mod mild;
 mod poison;
+mod relays;
 mod replay;
 mod rolling;
 mod tokio_postgres;
@@ -35,7 +39,7 @@ mod wave;
 
 use idem_core::failpoint;
 
-/// The failpoints that a consumer passes. A relay's are passed by no consumer here; its deaths are those of O2.
+/// The failpoints that a consumer passes. A relay's are those of [`relays`].
 fn points() -> impl Iterator<Item = &'static str> {
     failpoint::ALL.iter().copied().filter(|point| !failpoint::OF_A_RELAY.contains(point))
 }

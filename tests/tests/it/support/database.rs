@@ -4,7 +4,10 @@ use std::{path::PathBuf, sync::Arc};
 
 use idem_core::{ConsumerName, Store as _, StoredDeadLetter, store::Bookkeeping};
 use idem_sqlx::{PostgresStore, SqliteStore};
-use idem_tests::plan::{Handling, StorePlan};
+use idem_tests::{
+    plan::{Handling, StorePlan},
+    told::Told,
+};
 use sqlx::{Connection, PgConnection, SqliteConnection, query, query_as, query_scalar};
 
 use super::postgres::FreshPostgres;
@@ -137,6 +140,23 @@ impl Database {
                 query_scalar(text).fetch_all(&mut self.sqlite().await).await.unwrap()
             }
         }
+    }
+
+    /// What waits in the outbox, in the order of its numbers.
+    pub(crate) async fn outbox(&self) -> Vec<Told> {
+        let rows: Vec<(String, String, String)> = match self.postgres().await {
+            Some(mut connection) => {
+                let text = "SELECT event_key, convert_from(ordering_key, 'UTF8'), convert_from(payload, 'UTF8') \
+                            FROM idem.outbox ORDER BY number";
+                query_as(text).fetch_all(&mut connection).await.unwrap()
+            }
+            None => {
+                let text = "SELECT event_key, CAST(ordering_key AS TEXT), CAST(payload AS TEXT) \
+                            FROM idem_outbox ORDER BY number";
+                query_as(text).fetch_all(&mut self.sqlite().await).await.unwrap()
+            }
+        };
+        rows.into_iter().map(|(id, ordering_key, payload)| Told { id, ordering_key, payload }).collect()
     }
 
     /// Account and balance.

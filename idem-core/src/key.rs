@@ -557,7 +557,11 @@ pub enum KeyPolicy {
 }
 
 impl KeyPolicy {
-    pub(crate) fn apply(self, key: IdempotencyKey) -> Result<IdempotencyKey, KeyError> {
+    /// The key in the form of this policy.
+    ///
+    /// # Errors
+    /// [`KeyError::NotUuid`] where it has none.
+    pub fn apply(self, key: IdempotencyKey) -> Result<IdempotencyKey, KeyError> {
         if self == Self::Token {
             return Ok(key);
         }

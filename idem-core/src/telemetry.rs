@@ -30,6 +30,8 @@ pub const CONSUMER: &str = "consumer";
 pub const CAUSE: &str = "cause";
 /// The label of every metric of the outbox, in place of the consumer: the name of the destination.
 pub const DESTINATION: &str = "destination";
+/// The label of [`HTTP_REQUESTS`].
+pub const OUTCOME: &str = "outcome";
 /// The label of [`DEAD_LETTER_REASONS`]: see [`Reason::as_str`](crate::Reason::as_str).
 pub const REASON: &str = "reason";
 
@@ -169,6 +171,12 @@ metrics! {
     OUTBOX_PUBLISHED = "idem.outbox_published", Kind::Counter, Count, "events that their destination has confirmed";
     OUTBOX_PUBLISH = "idem.outbox_publish", Kind::Histogram(SECONDS), Seconds,
         "how long a destination took to confirm what it was given at once";
+    HTTP_REQUESTS = "idem.http_requests", Kind::Counter, Count,
+        "requests to protected routes, by how they ended: `first`, `replayed`, or the problem that was answered";
+    HTTP_MISPLACED_STATUSES = "idem.http_misplaced_statuses", Kind::Counter, Count,
+        "answers with a status that is about a request and not its operation (401, 403, 408, 425, 429), and was to be kept";
+    HTTP_UNTAKEN = "idem.http_untaken", Kind::Counter, Count,
+        "protected handlers that answered with success without having used their transaction";
 }
 
 #[cfg(test)]

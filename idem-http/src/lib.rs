@@ -9,6 +9,9 @@ mod server;
 
 pub use idem_core as core;
 
+#[cfg(feature = "server")]
+pub use self::server::*;
+
 /// The programs in the guide compile.
 #[cfg(all(doctest, feature = "client", feature = "reqwest"))]
 mod guide_of_the_client {

@@ -1,1 +1,115 @@
 //! Protected routes.
+
+mod answer;
+mod ask;
+#[cfg(feature = "axum")]
+mod axum_layer;
+mod builder;
+mod closure;
+mod digest;
+mod error;
+mod fingerprint;
+mod flight;
+mod gates;
+mod key;
+mod problem;
+mod profile;
+mod route;
+mod run;
+mod scope;
+mod tenants;
+
+use std::{
+    fmt,
+    sync::{Arc, Once},
+    time::Duration,
+};
+
+use http::HeaderName;
+use idem_core::{KeyPolicy, Retention, RunOnce, StoreError, store::Store};
+use metrics::Counter;
+use tokio::sync::Semaphore;
+
+#[cfg(feature = "axum")]
+pub use self::axum_layer::{Idem, IdempotencyLayer, Idempotent, StepError};
+pub use self::{
+    answer::EXPOSED_HEADERS,
+    ask::AskService,
+    builder::IdempotencyBuilder,
+    closure::{Answering, IdempotentRoute},
+    error::HttpError,
+    fingerprint::{Fingerprint, HashSecret},
+    profile::Profile,
+    scope::Authenticated,
+};
+use self::{builder::Limits, fingerprint::Hashing, flight::Flights, scope::TenantFn, tenants::Tenants};
+
+/// `Idempotency-Key` for the routes of a service: the effect of a request, the record of its key and its answer are committed in
+/// one transaction.
+///
+/// One serves all routes of a service, with one pool of connections. Cloning is cheap, and clones share everything.
+pub struct Idempotency<S: Store>(pub(crate) Arc<Shared<S>>);
+
+pub(crate) struct Shared<S: Store> {
+    engine: RunOnce<S>,
+    tenant: Arc<TenantFn>,
+    hashings: Vec<Hashing>,
+    profile: Profile,
+    keys_for: Retention,
+    key_policy: KeyPolicy,
+    strict_keys: bool,
+    wait: Duration,
+    waiting: Arc<Semaphore>,
+    tenants: Arc<Tenants>,
+    flights: Arc<Flights>,
+    handler_deadline: Duration,
+    limits: Limits,
+    kept_headers: Vec<HeaderName>,
+    answers_by_subject: bool,
+    problem_types: String,
+    misplaced: Counter,
+    untaken: Counter,
+    told_of_untaken: Once,
+}
+
+impl<S: Store> Clone for Idempotency<S> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<S: Store> fmt::Debug for Idempotency<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Idempotency").field("engine", &self.0.engine).finish_non_exhaustive()
+    }
+}
+
+impl<S: Store> Idempotency<S> {
+    /// Settings of one with this name on this store. The name scopes its keys: instances of one service have the same.
+    pub fn builder(store: S, name: &str) -> IdempotencyBuilder<S> {
+        Self::builder_shared(Arc::new(store), name)
+    }
+
+    /// The same on a store that others use too.
+    pub fn builder_shared(store: Arc<S>, name: &str) -> IdempotencyBuilder<S> {
+        IdempotencyBuilder::new(store, name)
+    }
+
+    /// Checks the schema and registers the name. The first request does it; calling it before finds a wrong set-up at start-up.
+    ///
+    /// # Errors
+    /// [`StoreError`] with the cure in its text.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn start(&self) -> Result<(), StoreError> {
+        self.0.engine.start().await
+    }
+
+    /// The engine below, for operations that come in some other way and share the keys' name; see
+    /// [`RunOnce::once`]. Keys of requests stand there with their tenant and route.
+    #[must_use]
+    pub fn engine(&self) -> &RunOnce<S> {
+        &self.0.engine
+    }
+}

@@ -114,6 +114,17 @@ impl<S: Store> Running<S> {
         self.end(Err(WorkError::final_result(value))).await
     }
 
+    /// Gives the operation up: it is rolled back, and its key is free again once this has returned.
+    ///
+    /// # Cancel safety
+    /// A dropped call lets the end come by itself, as dropping the operation does.
+    pub async fn give_up(self) {
+        let Self { steps, ended } = self;
+        drop(steps);
+        // It ends as given up, or has ended before.
+        let _ = ended.await;
+    }
+
     async fn end(self, outcome: Result<ResultBody, WorkError>) -> Result<Ran, RunOnceError> {
         let Self { steps, ended } = self;
         // Where the task is over, it says why.

@@ -3,7 +3,7 @@
 use std::{borrow::Borrow, future::Future};
 
 use super::{
-    Inner, Item,
+    Inner, Item, KeyState,
     claim::{claim_all, one_answer_each},
     outcomes::decision,
     unit::{answered, options, session_or_open},
@@ -12,8 +12,9 @@ use crate::{
     error::{ClaimError, ErrorClass, StoreError},
     key::IdempotencyKey,
     message::Message,
+    outbox::{NotKept, known},
     outcome::{self, Decision, Verdict},
-    store::{Claim, Store, UnitOfWork},
+    store::{Claim, Claimed, Store, UnitOfWork},
 };
 
 /// Looks up which of these messages have a record already, in one read-only unit. `None` for those that have none.
@@ -140,6 +141,61 @@ async fn alone_on<S: Store, T>(
     answered(limit, "rolling back", unit.rollback()).await?;
     Ok(Alone::Done(done))
 }
+
+/// What is known of one key. Nothing is left behind.
+pub(super) async fn ask<S: Store>(
+    inner: &Inner<S>,
+    session: &mut Option<S::Session>,
+    item: &Item,
+) -> Result<KeyState, StoreError> {
+    let mut own = session_or_open(inner, session.take()).await?;
+    let asked = ask_on(inner, &mut own, item).await;
+    *session = asked.is_ok().then_some(own);
+    asked
+}
+
+async fn ask_on<S: Store>(inner: &Inner<S>, session: &mut S::Session, item: &Item) -> Result<KeyState, StoreError> {
+    let Some(claim) = item.claim.clone() else { return Ok(KeyState::Unknown) };
+    let claims = [claim];
+    let registered = inner.register(None).await?;
+    let limit = inner.settings.answer_timeout;
+    let begin = inner.store.begin(session, options(&inner.settings, registered.run, ASKS));
+    let mut unit = answered(limit, "beginning a transaction", begin).await?;
+    let found = answered(limit, "looking keys up", unit.read(&claims)).await?;
+    one_answer_each(found.len(), claims.len())?;
+    let state = match found.into_iter().flatten().next() {
+        Some(recorded) => {
+            let kept = answered(limit, "reading results", unit.read_results(&claims)).await?;
+            one_answer_each(kept.len(), claims.len())?;
+            let [claim] = &claims;
+            let result = kept
+                .into_iter()
+                .next()
+                .map_or(Err(NotKept::Absent), |kept| known(inner.seal.as_deref(), claim.scope, &claim.key, kept));
+            KeyState::Done { recorded: Box::new(recorded), result }
+        }
+        // Who holds a key shows nothing of it before it commits, but lets nobody else have it.
+        None => match answered(limit + inner.settings.busy_timeout, "claiming", async {
+            match unit.claim(&claims).await {
+                Ok(claimed) => Ok(Some(claimed)),
+                Err(ClaimError::Held | ClaimError::NoWinner { .. }) => Ok(None),
+                Err(ClaimError::Store(error)) => Err(error),
+            }
+        })
+        .await?
+        .as_deref()
+        {
+            Some([Claimed::Inserted]) => KeyState::Unknown,
+            // It was held, or was recorded since: whoever asks again is told.
+            Some(_) | None => KeyState::InProgress,
+        },
+    };
+    answered(limit, "rolling back", unit.rollback()).await?;
+    Ok(state)
+}
+
+/// The lane's number in the transactions of those who ask.
+const ASKS: i32 = -1;
 
 async fn look_up_on<S: Store, J: Borrow<Item> + Sync>(
     inner: &Inner<S>,

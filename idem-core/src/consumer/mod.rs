@@ -33,7 +33,7 @@ pub use self::{
     answers::Decided,
     builder::DedupConsumerBuilder,
     guard::{Once, Running},
-    run_once::{Ran, RunOnce, RunOnceError, WorkError, Working},
+    run_once::{KeyState, Ran, RunOnce, RunOnceError, WorkError, Working},
     set_aside::{Keep, SetAside},
 };
 pub(crate) use self::{

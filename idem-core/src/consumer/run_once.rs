@@ -5,7 +5,7 @@ use std::{fmt, future::Future, pin::Pin, sync::Arc};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use super::{Inner, Once, OwnSession, answers::Answers, guard, isolate, outcomes::conflict_details};
+use super::{Inner, Item, Once, OwnSession, answers::Answers, guard, isolate, lookup, outcomes::conflict_details};
 use crate::{
     error::{BoxError, ErrorClass, StoreError},
     handler::{Handler, HandlerError},
@@ -129,6 +129,23 @@ impl Ran {
     }
 }
 
+/// What is known of the operation of a key: see [`RunOnce::ask`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum KeyState {
+    /// Nobody has done it, and nobody is doing it now. A call that is on its way may still come.
+    Unknown,
+    /// Somebody holds the key: it is under way, or the answer to its commit was lost and its transaction is not over yet.
+    InProgress,
+    /// It is done.
+    Done {
+        /// Its record.
+        recorded: Box<Recorded>,
+        /// What it answered, or why that cannot be given.
+        result: Result<StoredResult, NotKept>,
+    },
+}
+
 /// Why a call of a [`RunOnce`] has no value.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -141,6 +158,8 @@ pub enum RunOnceError {
         key: IdempotencyKey,
         /// How it was found.
         kind: ConflictKind,
+        /// The record of the other operation. It is for the one who runs the service: what it holds is not the caller's.
+        recorded: Box<Recorded>,
     },
     /// Somebody else runs this operation, for longer than
     /// [`busy_timeout`](crate::DedupConsumerBuilder::busy_timeout); or the answers to several commits in a row were lost. Ask
@@ -200,6 +219,12 @@ impl<S: Store> RunOnce<S> {
     #[must_use]
     pub fn name(&self) -> &ConsumerName {
         &self.inner.name
+    }
+
+    /// The time by the database's clock, as it was learned at the start; `None` before that.
+    #[must_use]
+    pub fn database_now(&self) -> Option<std::time::SystemTime> {
+        self.inner.registered.get().map(|_| self.inner.clock.now())
     }
 
     /// Checks the schema and registers the name, as [`DedupConsumer::start`](crate::DedupConsumer::start) does.
@@ -272,6 +297,36 @@ impl<S: Store> RunOnce<S> {
         guard::begin(self, message).await
     }
 
+    /// What is known of the operation with this message's key, without running anything: who has lost an answer asks so. The
+    /// payload counts for nothing, so whoever may ask may read the answer.
+    ///
+    /// # Errors
+    /// [`RunOnceError::Refused`] where the message has no key, and [`RunOnceError::Unavailable`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe: nothing is written.
+    pub async fn ask(&self, message: Message) -> Result<KeyState, RunOnceError> {
+        let item = self.identified(message).await?;
+        let mut own = OwnSession::of(&self.inner).await;
+        spawn::finished(async move {
+            let state = lookup::ask(&own.inner, &mut own.session, &item).await;
+            state.map_err(|error| RunOnceError::Unavailable(isolate::store_failure::<S>(&error)))
+        })
+        .await
+    }
+
+    /// Registers the name, and finds the message's key.
+    async fn identified(&self, message: Message) -> Result<Item, RunOnceError> {
+        let register = self.inner.register(None).await;
+        register.map_err(|error| RunOnceError::Unavailable(isolate::store_failure::<S>(&error)))?;
+        self.inner.identify(message, None).await.map_err(|rejected| match rejected.failure.class {
+            ErrorClass::Permanent => RunOnceError::Refused(rejected.failure),
+            ErrorClass::RunUnitAgain | ErrorClass::Transient | ErrorClass::Infrastructure | ErrorClass::Fatal => {
+                RunOnceError::Unavailable(rejected.failure)
+            }
+        })
+    }
+
     /// The same for an operation that has more than a key and a payload: headers, by which a consumer of many tenants
     /// [tells them apart](crate::DedupConsumerBuilder::tenant_of), or a key that a [source](crate::KeySource) finds.
     ///
@@ -284,15 +339,7 @@ impl<S: Store> RunOnce<S> {
     where
         F: for<'a, 't> Fn(&'a mut Tx<'t, S>) -> Working<'a> + Send + Sync + 'static,
     {
-        let register = self.inner.register(None).await;
-        register.map_err(|error| RunOnceError::Unavailable(isolate::store_failure::<S>(&error)))?;
-        let item = match self.inner.identify(message, None).await {
-            Ok(item) => item,
-            Err(rejected) if rejected.failure.class == ErrorClass::Permanent => {
-                return Err(RunOnceError::Refused(rejected.failure));
-            }
-            Err(rejected) => return Err(RunOnceError::Unavailable(rejected.failure)),
-        };
+        let item = self.identified(message).await?;
         let mut own = OwnSession::of(&self.inner).await;
         let final_errors = self.final_errors;
         spawn::finished(async move {
@@ -324,7 +371,8 @@ fn answered(
         Decision::Processed(_) => (result, None),
         Decision::Duplicate(recorded, _) => (result, Some(recorded)),
         Decision::Conflict(recorded, kind) => {
-            return Err(RunOnceError::Conflict { key: key.unwrap_or(recorded.key), kind });
+            let key = key.unwrap_or_else(|| recorded.key.clone());
+            return Err(RunOnceError::Conflict { key, kind, recorded: Box::new(recorded) });
         }
         Decision::Busy => return Err(RunOnceError::Busy),
         Decision::Failed(failure) => {

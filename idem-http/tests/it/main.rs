@@ -12,6 +12,8 @@
 mod client;
 #[cfg(all(feature = "inbound", feature = "reqwest"))]
 mod inbound;
+#[cfg(all(feature = "server", feature = "axum"))]
+mod server;
 
 /// A client of HTTP for tests: no proxy, and no tries of its own.
 #[cfg(feature = "reqwest")]

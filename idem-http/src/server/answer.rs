@@ -1,0 +1,176 @@
+//! Answers: what of a response is kept, and how it is given again.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+use idem_core::{Headers, Recorded, ResultBody};
+
+use super::{digest, key::KEY_HEADER};
+
+/// Whether an answer was given before: `true` or `false`.
+pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+/// When the request of a replayed answer was done.
+pub(crate) const PROCESSED_AT: HeaderName = HeaderName::from_static("idempotency-processed-at");
+/// Until when the key is known at least.
+pub(crate) const EXPIRES: HeaderName = HeaderName::from_static("idempotency-expires");
+
+/// The response headers that a browser's script may read once they are named in `Access-Control-Expose-Headers`.
+pub const EXPOSED_HEADERS: [HeaderName; 5] = [KEY_HEADER, REPLAYED, PROCESSED_AT, EXPIRES, digest::CONTENT_DIGEST];
+
+/// What is kept unless more is named: what a client needs to go on.
+pub(crate) const KEPT_BY_DEFAULT: [HeaderName; 5] =
+    [header::LOCATION, header::ETAG, header::CONTENT_LANGUAGE, header::CONTENT_LOCATION, header::LINK];
+
+/// What is never kept, whoever asks for it: what is for one connection, one client or one moment.
+const NEVER_KEPT: [HeaderName; 16] = [
+    header::SET_COOKIE,
+    header::AUTHORIZATION,
+    header::WWW_AUTHENTICATE,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::CONNECTION,
+    header::TRANSFER_ENCODING,
+    header::TE,
+    header::TRAILER,
+    header::UPGRADE,
+    header::CONTENT_LENGTH,
+    header::CONTENT_ENCODING,
+    header::DATE,
+    header::AGE,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("authentication-info"),
+];
+
+/// Whether an application may have this header kept.
+pub(crate) fn may_be_kept(name: &HeaderName) -> bool {
+    !NEVER_KEPT.contains(name)
+}
+
+/// What is kept of a response.
+pub(crate) fn kept(response: &Response<Bytes>, names: &[HeaderName]) -> ResultBody {
+    let mut headers = Headers::default();
+    for name in names {
+        for value in response.headers().get_all(name) {
+            headers.push(name.as_str(), Some(Bytes::copy_from_slice(value.as_bytes())));
+        }
+    }
+    let result = ResultBody::new(response.body().clone()).with_status(response.status().as_u16()).with_headers(headers);
+    match response.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()) {
+        Some(content_type) => result.with_content_type(content_type),
+        None => result,
+    }
+}
+
+/// The response that was kept.
+pub(crate) fn again(kept: &ResultBody) -> Response<Bytes> {
+    let mut response = Response::new(kept.body.clone());
+    *response.status_mut() = kept.status.and_then(|status| StatusCode::from_u16(status).ok()).unwrap_or(StatusCode::OK);
+    let headers = response.headers_mut();
+    if let Some(value) = kept.content_type.as_deref().and_then(|value| HeaderValue::from_str(value).ok()) {
+        headers.insert(header::CONTENT_TYPE, value);
+    }
+    for (name, value) in kept.headers.iter() {
+        let name = HeaderName::from_bytes(name.as_bytes()).ok().filter(may_be_kept);
+        if let (Some(name), Some(Ok(value))) = (name, value.map(HeaderValue::from_bytes)) {
+            headers.append(name, value);
+        }
+    }
+    response
+}
+
+/// When a request was done, and until when its key is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Times {
+    pub(crate) processed_at: Option<SystemTime>,
+    pub(crate) expires_at: Option<SystemTime>,
+}
+
+impl From<&Recorded> for Times {
+    fn from(recorded: &Recorded) -> Self {
+        Self { processed_at: Some(recorded.processed_at), expires_at: recorded.expires_at }
+    }
+}
+
+/// Gives an answer of a handler the headers that tell what it is.
+pub(crate) fn tell(headers: &mut HeaderMap, replayed: bool, times: Times, last_modified: bool) {
+    headers.insert(REPLAYED, HeaderValue::from_static(if replayed { "true" } else { "false" }));
+    if let (true, Some(at)) = (replayed, times.processed_at) {
+        let (name, value) =
+            if last_modified { (header::LAST_MODIFIED, http_date(at)) } else { (PROCESSED_AT, rfc3339(at)) };
+        if let Ok(value) = HeaderValue::try_from(value) {
+            headers.insert(name, value);
+        }
+    }
+    if let Some(Ok(value)) = times.expires_at.map(|at| HeaderValue::try_from(rfc3339(at))) {
+        headers.insert(EXPIRES, value);
+    }
+}
+
+/// Gives every answer, problems included, what belongs to it.
+pub(crate) fn seal(response: &mut Response<Bytes>, key: Option<&HeaderValue>) {
+    if let Some(value) = digest::of(response.body()) {
+        response.headers_mut().insert(digest::CONTENT_DIGEST, value);
+    }
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store, no-transform"));
+    if let Some(key) = key {
+        headers.insert(KEY_HEADER, key.clone());
+    }
+}
+
+/// A date of HTTP, which has no fractions; what was before 1970 is its first second.
+fn http_date(at: SystemTime) -> String {
+    httpdate::fmt_http_date(at.max(UNIX_EPOCH))
+}
+
+/// A date and time in UTC, to the millisecond.
+pub(crate) fn rfc3339(at: SystemTime) -> String {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    let (seconds, milliseconds) = (since.as_secs(), since.subsec_millis());
+    let (days, of_day) = (seconds / 86_400, seconds % 86_400);
+    // Howard Hinnant's days to civil date, for days since 1970.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (of_day / 3_600, of_day / 60 % 60, of_day % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milliseconds:03}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn w10_dates_are_of_utc_and_none_is_before_1970() {
+        let at = |seconds, milliseconds: u32| UNIX_EPOCH + Duration::new(seconds, milliseconds * 1_000_000);
+        assert_eq!(rfc3339(at(0, 0)), "1970-01-01T00:00:00.000Z");
+        assert_eq!(rfc3339(at(951_782_400, 7)), "2000-02-29T00:00:00.007Z");
+        assert_eq!(rfc3339(at(1_795_569_961, 999)), "2026-11-25T01:26:01.999Z");
+        assert_eq!(rfc3339(UNIX_EPOCH - Duration::from_secs(1)), "1970-01-01T00:00:00.000Z");
+        assert_eq!(http_date(UNIX_EPOCH - Duration::from_secs(1)), "Thu, 01 Jan 1970 00:00:00 GMT");
+        assert_eq!(http_date(at(784_111_777, 900)), "Sun, 06 Nov 1994 08:49:37 GMT");
+    }
+
+    #[test]
+    fn w6_what_is_for_one_client_is_never_kept() {
+        let mut response = Response::new(Bytes::from_static(b"{}"));
+        for name in NEVER_KEPT {
+            response.headers_mut().insert(name, HeaderValue::from_static("secret"));
+        }
+        response.headers_mut().insert(header::LOCATION, HeaderValue::from_static("/t/1"));
+        let names: Vec<_> = KEPT_BY_DEFAULT.into_iter().filter(may_be_kept).collect();
+        let again = again(&kept(&response, &names));
+        assert_eq!(again.headers().len(), 1, "{again:?}");
+        assert_eq!(again.headers()[header::LOCATION], "/t/1");
+        // Also where the row says otherwise: it may have been written by another version.
+        let mut headers = Headers::default();
+        headers.push("set-cookie", Some(Bytes::from_static(b"session=1")));
+        assert!(super::again(&ResultBody::new("").with_headers(headers)).headers().is_empty());
+    }
+}

@@ -1,0 +1,255 @@
+//! A key can be asked about: who has lost an answer learns what became of the request.
+
+use std::{
+    convert::Infallible,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, SystemTime},
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
+use http_body_util::Full;
+use idem_core::{
+    IdempotencyKey, KeyState, Message, NotKept, Recorded, ResultBody, StoredResult, key::KEY_FIELD, store::Store,
+};
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+use tower_service::Service;
+
+use super::{
+    Idempotency, Shared, answer,
+    answer::rfc3339,
+    fingerprint,
+    flight::Stage,
+    key,
+    problem::Problem,
+    run::not_kept,
+    scope::{self, Authenticated},
+};
+
+/// The longest wait that `Prefer: wait` gets.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+/// How often the database is asked meanwhile, where another process runs the request.
+const ASKED_EVERY: Duration = Duration::from_millis(250);
+
+/// Answers what became of the request with a key: [`Idempotency::asks`] makes it.
+///
+/// It takes `GET …/{key}`, with the key as the last part of the path, percent-encoded, and answers JSON:
+/// `{"state":"completed","status":201,"location":"/t/1","processed_at":"…","key_expires":"…"}`. States are `in_progress`,
+/// `completed`, `failed` (refused for good) and `answer_not_kept`. A key that is not known is 404 with the state `unknown`, and so
+/// is one of another tenant. With `?answer=true` the answer stands there too: `status`, `content_type`, `headers`, and `body` or,
+/// where it is no UTF-8, `body_base64`. With `Prefer: wait=10` it waits for so many seconds, 30 at most, for what is in progress to
+/// end.
+///
+/// It authenticates as the routes do, and its requests count among the tenant's.
+pub struct AskService<S: Store> {
+    shared: Arc<Shared<S>>,
+    routes: Arc<[String]>,
+}
+
+impl<S: Store> Clone for AskService<S> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), routes: Arc::clone(&self.routes) }
+    }
+}
+
+impl<S: Store> fmt::Debug for AskService<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AskService").field("routes", &self.routes).finish_non_exhaustive()
+    }
+}
+
+impl<S: Store> Idempotency<S> {
+    /// A service that answers what became of requests to these routes, each named by method and path as in
+    /// `POST /transactions`, in the order in which they are looked at. In axum:
+    /// `.route_service("/idempotency/{key}", idempotency.asks(["POST /transactions"]))`.
+    pub fn asks(&self, routes: impl IntoIterator<Item = impl Into<String>>) -> AskService<S> {
+        AskService { shared: Arc::clone(&self.0), routes: routes.into_iter().map(Into::into).collect() }
+    }
+}
+
+impl<S: Store, B: Send + 'static> Service<Request<B>> for AskService<S> {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let Self { shared, routes } = self.clone();
+        let (parts, _body) = request.into_parts();
+        Box::pin(async move {
+            let asked = shared.asked(&parts, &routes).await;
+            let mut response = asked.unwrap_or_else(|problem| problem.response(&shared.profile, &shared.problem_types));
+            answer::seal(&mut response, None);
+            Ok(response.map(Full::new))
+        })
+    }
+}
+
+impl<S: Store> Shared<S> {
+    async fn asked(&self, parts: &Parts, routes: &[String]) -> Result<Response<Bytes>, Problem> {
+        if parts.method != Method::GET && parts.method != Method::HEAD {
+            let mut response = Response::new(Bytes::new());
+            *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+            response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return Ok(response);
+        }
+        let who = (self.tenant)(parts).ok_or(Problem::Unauthenticated)?;
+        self.check_headers(&parts.headers)?;
+        let key = key_in(parts.uri.path()).ok_or(Problem::KeyMalformed("the path ends with no key"))?;
+        let key = key::formed(&key, self.key_policy).map_err(Problem::KeyMalformed)?;
+        let _in_hand = self.tenants.admit(&who.tenant).ok_or(Problem::TooManyRequests)?;
+        let until = Instant::now() + waits(parts);
+        let joined: Vec<_> = routes.iter().filter_map(|route| scope::joined(&who.tenant, route, &key).ok()).collect();
+        // What runs here first: it is told without the database.
+        for key in &joined {
+            if self.runs_here(key, until).await {
+                return self.told(KeyState::InProgress, &who, false);
+            }
+        }
+        for key in &joined {
+            if let Some(state) = self.state(key, until).await? {
+                return self.told(state, &who, wants_answer(parts));
+            }
+        }
+        Err(Problem::NotFound)
+    }
+
+    /// Whether this process still runs the request with a key, after it was waited for.
+    async fn runs_here(&self, key: &IdempotencyKey, until: Instant) -> bool {
+        let Some(mut stage) = self.flights.stage(key) else { return false };
+        let ended = async { while stage.changed().await.is_ok() {} };
+        match tokio::time::timeout_at(until, ended).await {
+            Ok(()) => false,
+            Err(_late) => matches!(*stage.borrow(), Stage::Running),
+        }
+    }
+
+    /// The state of a key; `None` where nothing is known of it. Waits for what another process has in progress.
+    async fn state(&self, key: &IdempotencyKey, until: Instant) -> Result<Option<KeyState>, Problem> {
+        loop {
+            let message =
+                Message::new([0; 32].repeat(self.hashings.len())).with_header(KEY_FIELD, key.as_str().to_owned());
+            let state = self.engine.ask(message).await.map_err(|error| {
+                tracing::warn!({ idem.consumer = %self.engine.name() }, "a key cannot be asked about: {error}");
+                Problem::Unavailable
+            })?;
+            let is_under_way = matches!(state, KeyState::InProgress);
+            if matches!(state, KeyState::Unknown) {
+                return Ok(None);
+            }
+            if !is_under_way || Instant::now() + ASKED_EVERY >= until {
+                return Ok(Some(state));
+            }
+            tokio::time::sleep(ASKED_EVERY).await;
+        }
+    }
+
+    fn told(&self, state: KeyState, who: &Authenticated, with_answer: bool) -> Result<Response<Bytes>, Problem> {
+        let mut body = Map::new();
+        if let KeyState::Done { recorded, result } = state {
+            if let Some(subject) = self.subject(who)
+                && !self.hashings.iter().any(|hashing| fingerprint::is_of(hashing, subject, recorded.hash.as_bytes()))
+            {
+                return Err(Problem::NotFound);
+            }
+            done(&mut body, &recorded, result, with_answer);
+        } else {
+            body.insert("state".to_owned(), "in_progress".into());
+        }
+        let mut response = Response::new(Bytes::from(Value::Object(body).to_string()));
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        Ok(response)
+    }
+}
+
+fn done(body: &mut Map<String, Value>, recorded: &Recorded, result: Result<StoredResult, NotKept>, with_answer: bool) {
+    let time = |at: SystemTime| Value::from(rfc3339(at));
+    let mut put = |name: &str, value: Value| body.insert(name.to_owned(), value);
+    put("processed_at", time(recorded.processed_at));
+    put("key_expires", recorded.expires_at.map_or(Value::Null, time));
+    match result {
+        Ok(StoredResult { is_error, result, .. }) => {
+            put("state", if is_error { "failed" } else { "completed" }.into());
+            put("status", result.status.into());
+            put("location", result.headers.text("location").into());
+            if with_answer {
+                put("answer", answer_of(&result));
+            }
+        }
+        Err(why) => {
+            put("state", "answer_not_kept".into());
+            if let Problem::NotKept { status, location, .. } = not_kept(recorded, why) {
+                put("status", status.into());
+                put("location", location.into());
+            }
+        }
+    }
+}
+
+fn answer_of(result: &ResultBody) -> Value {
+    let headers: Map<String, Value> = result
+        .headers
+        .iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), std::str::from_utf8(value?).ok()?.into())))
+        .collect();
+    let mut answer = json!({ "status": result.status, "content_type": result.content_type, "headers": headers });
+    let (name, body) = match std::str::from_utf8(&result.body) {
+        Ok(text) => ("body", text.to_owned()),
+        Err(_) => ("body_base64", STANDARD.encode(&result.body)),
+    };
+    if let Some(answer) = answer.as_object_mut() {
+        answer.insert(name.to_owned(), body.into());
+    }
+    answer
+}
+
+/// The last part of a path, decoded.
+fn key_in(path: &str) -> Option<String> {
+    let mut rest = path.rsplit('/').next()?.bytes();
+    let mut key = Vec::new();
+    while let Some(byte) = rest.next() {
+        key.push(match byte {
+            b'%' => {
+                let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
+                u8::try_from(digit(rest.next())? * 16 + digit(rest.next())?).ok()?
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(key).ok().filter(|key| !key.is_empty())
+}
+
+fn wants_answer(parts: &Parts) -> bool {
+    parts.uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "answer=true"))
+}
+
+/// How long `Prefer` asks to wait (RFC 7240).
+fn waits(parts: &Parts) -> Duration {
+    let all = parts.headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
+    let mut preferences = all.flat_map(|value| value.split(',')).map(str::trim);
+    let seconds = preferences.find_map(|one| one.strip_prefix("wait=")?.parse().ok());
+    seconds.map_or(Duration::ZERO, Duration::from_secs).min(WAIT_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn w21_the_key_is_the_last_part_of_the_path_decoded() {
+        assert_eq!(key_in("/idempotency/a%22b%2Fc").as_deref(), Some("a\"b/c"));
+        assert_eq!(key_in("/v1/idempotency/k").as_deref(), Some("k"));
+        for path in ["/idempotency/", "/a%2", "/a%zz", "/%ff"] {
+            assert_eq!(key_in(path), None, "{path}");
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! The layer for existing routers of axum, and the extractor with which a handler gets its transaction.
+
+use std::{
+    convert::Infallible,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use axum::{
+    body::Body,
+    extract::{FromRequestParts, MatchedPath},
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use idem_core::{
+    BoxError, ErrorClass, Event, HandlerError, IdempotencyKey, Once, RunOnceError, Running,
+    store::{Store, Tx},
+};
+use tokio::sync::Mutex;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::{
+    Idempotency, Shared, answer,
+    error::{self, HttpError, Judged},
+    flight::Progress,
+    gates::Admitted,
+    key::KEY_HEADER,
+    route::{RouteSettings, route_setters},
+    run::{Ended, Run, Runs},
+};
+
+/// Protects the routes of an existing router: see [`Idempotency::layer`].
+pub struct IdempotencyLayer<S: Store> {
+    shared: Arc<Shared<S>>,
+    settings: RouteSettings,
+}
+
+impl<S: Store> Clone for IdempotencyLayer<S> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), settings: self.settings.clone() }
+    }
+}
+
+impl<S: Store> fmt::Debug for IdempotencyLayer<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdempotencyLayer").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl<S: Store> IdempotencyLayer<S> {
+    route_setters!();
+}
+
+impl<S: Store> Idempotency<S> {
+    /// A layer for routers of axum. The key of a `POST` or a `PATCH` is required; a `PUT` or a `DELETE` is protected where it
+    /// has one; other methods pass. A handler gets its transaction by the extractor [`Idem`], and it is committed, with the
+    /// answer, after the handler has answered and before the client hears of it.
+    ///
+    /// What becomes of an answer is [`HttpError`]'s table, where a handler of axum answers `Ok` with whatever it answers. Beside
+    /// that, an answer with 4xx of a handler that has not used its transaction is not kept: an extractor has refused the
+    /// request. [`Idem::refuse`] has one kept, and what was written rolled back.
+    ///
+    /// Scopes are method and matched path, so it belongs on the router (`.layer` or `.route_layer`), and layers that coin the
+    /// response's bytes, such as compression, belong outside of it.
+    #[must_use]
+    pub fn layer(&self) -> IdempotencyLayer<S> {
+        IdempotencyLayer { shared: Arc::clone(&self.0), settings: RouteSettings::new(self.0.limits) }
+    }
+}
+
+impl<S: Store, T> Layer<T> for IdempotencyLayer<S> {
+    type Service = Idempotent<S, T>;
+
+    fn layer(&self, inner: T) -> Idempotent<S, T> {
+        Idempotent { layer: self.clone(), inner }
+    }
+}
+
+/// A router behind an [`IdempotencyLayer`].
+pub struct Idempotent<S: Store, T> {
+    layer: IdempotencyLayer<S>,
+    inner: T,
+}
+
+impl<S: Store, T: Clone> Clone for Idempotent<S, T> {
+    fn clone(&self) -> Self {
+        Self { layer: self.layer.clone(), inner: self.inner.clone() }
+    }
+}
+
+impl<S: Store, T> fmt::Debug for Idempotent<S, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Idempotent").field("layer", &self.layer).finish_non_exhaustive()
+    }
+}
+
+impl<S, T> Service<Request<Body>> for Idempotent<S, T>
+where
+    S: Store,
+    T: Service<Request<Body>, Error = Infallible> + Clone + Send + 'static,
+    T::Response: IntoResponse,
+    T::Future: Send + 'static,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        // The one that is ready is the one to call.
+        let clone = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, clone);
+        let IdempotencyLayer { shared, settings } = self.layer.clone();
+        Box::pin(async move {
+            if !is_protected(&request) {
+                return Ok(inner.call(request).await?.into_response());
+            }
+            let template = match request.extensions().get::<MatchedPath>() {
+                Some(path) => path.as_str().to_owned(),
+                None => request.uri().path().to_owned(),
+            };
+            let route = format!("{} {template}", request.method());
+            let runs = OfLayer { inner, settings: settings.clone() };
+            Ok(shared.serve(request, &route, &settings, runs).await.map(Body::from))
+        })
+    }
+}
+
+fn is_protected<B>(request: &Request<B>) -> bool {
+    match *request.method() {
+        Method::POST | Method::PATCH => true,
+        Method::PUT | Method::DELETE => request.headers().contains_key(KEY_HEADER),
+        _ => false,
+    }
+}
+
+/// The transaction of a request, which a handler takes as an argument. `S` is the store's type.
+///
+/// ```
+/// # use idem_http::{Idem, StepError};
+/// # use idem_core::{BoxError, store::Store};
+/// async fn pay<S: Store>(idem: Idem<S>, body: String) -> Result<String, StepError> {
+///     idem.with(|tx| Box::pin(async move {
+///         let _connection = tx.connection(); // the store's own: run statements on it
+///         Ok::<_, BoxError>(())
+///     }))
+///     .await?;
+///     Ok(format!("paid {body}"))
+/// }
+/// ```
+pub struct Idem<S: Store>(Arc<Slot<S>>);
+
+struct Slot<S: Store> {
+    running: Mutex<Option<Running<S>>>,
+    is_taken: AtomicBool,
+    is_refused: AtomicBool,
+}
+
+impl<S: Store> Clone for Idem<S> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<S: Store> fmt::Debug for Idem<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Idem").finish_non_exhaustive()
+    }
+}
+
+/// What the future of a step is.
+type Step<'a, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>;
+
+impl<S: Store> Idem<S> {
+    /// Does something in the transaction, and answers what it answers. May be called several times.
+    ///
+    /// # Errors
+    /// [`StepError`], of the step or because the operation has ended, at its deadline. Answered as it is, it is a 500 or a 503
+    /// and nothing of the request is kept. What a failed statement means for the rest of the transaction is the database's.
+    ///
+    /// # Cancel safety
+    /// What a dropped call has begun is done before the next step.
+    pub async fn with<T, E, F>(&self, step: F) -> Result<T, StepError>
+    where
+        T: Send + 'static,
+        E: Into<BoxError> + Send + 'static,
+        F: for<'a, 't> FnOnce(&'a mut Tx<'t, S>) -> Step<'a, T, E> + Send + 'static,
+    {
+        self.0.is_taken.store(true, Ordering::Relaxed);
+        let mut running = self.0.running.lock().await;
+        let run = running.as_mut().ok_or_else(|| StepError::new(HandlerError::transient("the operation has ended")))?;
+        let done = run.with(step).await.map_err(|error| StepError::new(HandlerError::transient(error.to_string())))?;
+        done.map_err(|error| {
+            let error = HandlerError::from(error);
+            let class = error.class().or_else(|| S::classify(error.inner()));
+            StepError::new(match class {
+                Some(class) => error.with_class(class),
+                None => error,
+            })
+        })
+    }
+
+    /// Publishes an event of the request, with its effects or not at all; see [`Tx::publish`].
+    ///
+    /// # Errors
+    /// As for [`with`](Self::with).
+    ///
+    /// # Cancel safety
+    /// As for [`with`](Self::with).
+    pub async fn publish(&self, event: Event) -> Result<IdempotencyKey, StepError> {
+        self.with(|tx| {
+            let published = match tx.message() {
+                Some(message) => tx.publish(message, event).map_err(BoxError::from),
+                None => Err("the operation has no message to publish for".into()),
+            };
+            Box::pin(std::future::ready(published))
+        })
+        .await
+    }
+
+    /// The answer of this handler is a refusal for good: whatever was written is rolled back, and the answer is kept.
+    pub fn refuse(&self) {
+        self.0.is_refused.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Why a step in a transaction failed. Its response is a 503 where another try may go better, and a 500 elsewhere.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", .0.inner())]
+pub struct StepError(HandlerError);
+
+impl StepError {
+    fn new(error: HandlerError) -> Self {
+        Self(error)
+    }
+
+    /// The error below.
+    #[must_use]
+    pub fn handler_error(&self) -> &HandlerError {
+        &self.0
+    }
+}
+
+impl IntoResponse for StepError {
+    fn into_response(self) -> Response {
+        let again = match self.0.class() {
+            Some(ErrorClass::Permanent | ErrorClass::Fatal) | None => false,
+            Some(ErrorClass::RunUnitAgain | ErrorClass::Transient | ErrorClass::Infrastructure) => true,
+        };
+        tracing::warn!("a step of a request failed: {}", self.0.inner());
+        let status = if again { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::INTERNAL_SERVER_ERROR };
+        let mut response = status.into_response();
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        response
+    }
+}
+
+impl<S: Store, A: Send + Sync> FromRequestParts<A> for Idem<S> {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, _: &A) -> Result<Self, Response> {
+        if let Some(idem) = parts.extensions.get::<Self>() {
+            return Ok(idem.clone());
+        }
+        tracing::error!(
+            "a handler takes Idem<{}>, and its route has no idempotency layer on that store, or its method none without a key",
+            std::any::type_name::<S>()
+        );
+        // A PUT without a key comes here too.
+        let is_keyless = !parts.headers.contains_key(KEY_HEADER);
+        let status = if is_keyless { StatusCode::BAD_REQUEST } else { StatusCode::INTERNAL_SERVER_ERROR };
+        Err((status, "this operation needs the header Idempotency-Key").into_response())
+    }
+}
+
+struct OfLayer<T> {
+    inner: T,
+    settings: RouteSettings,
+}
+
+impl<S, T> Runs<S> for OfLayer<T>
+where
+    S: Store,
+    T: Service<Request<Body>, Error = Infallible> + Clone + Send + 'static,
+    T::Response: IntoResponse,
+    T::Future: Send + 'static,
+{
+    fn run<'a>(&'a mut self, shared: &'a Shared<S>, admitted: &'a Admitted, progress: &'a Arc<Progress>) -> Run<'a> {
+        let message = admitted.message();
+        let request = admitted.request();
+        // Called once: where the key is held, it is not called at all.
+        let inner = &mut self.inner;
+        let bytes_max = self.settings.response_bytes_max;
+        Box::pin(async move {
+            let running = match shared.engine.once_message(message).await? {
+                Once::Known(ran) => return Ok(Ended::Done(ran, None)),
+                Once::First(running) => running,
+            };
+            progress.runs();
+            let slot = Arc::new(Slot {
+                running: Mutex::new(Some(running)),
+                is_taken: AtomicBool::new(false),
+                is_refused: AtomicBool::new(false),
+            });
+            let mut request = request.map(Body::from);
+            request.extensions_mut().insert(Idem(Arc::clone(&slot)));
+            let answered = tokio::time::timeout(shared.handler_deadline, collected(inner, request, bytes_max)).await;
+            // Whoever has kept a copy of it finds it over.
+            let running = slot.running.lock().await.take();
+            let Some(running) = running else { return Ok(Ended::Late) };
+            let why = match answered {
+                Ok(Ok(response)) => return ended(shared, running, &slot, response, bytes_max).await,
+                Ok(Err(what)) => Ended::Unfit(what),
+                Err(_late) => Ended::Late,
+            };
+            running.give_up().await;
+            Ok(why)
+        })
+    }
+}
+
+/// The handler's response, with its body as far as one may go.
+async fn collected<T>(
+    inner: &mut T,
+    request: Request<Body>,
+    bytes_max: usize,
+) -> Result<http::Response<Bytes>, &'static str>
+where
+    T: Service<Request<Body>, Error = Infallible> + Send,
+    T::Response: IntoResponse,
+    T::Future: Send,
+{
+    let Ok(response) = inner.call(request).await;
+    let (parts, body) = response.into_response().into_parts();
+    match Limited::new(body, bytes_max).collect().await {
+        Ok(body) => Ok(http::Response::from_parts(parts, body.to_bytes())),
+        Err(error) if error.is::<LengthLimitError>() => Err("it is larger than what is kept of one answer"),
+        Err(_) => Err("its body broke off"),
+    }
+}
+
+/// Commits, or rolls back, as the answer says.
+async fn ended<S: Store>(
+    shared: &Shared<S>,
+    running: Running<S>,
+    slot: &Slot<S>,
+    response: http::Response<Bytes>,
+    response_bytes_max: usize,
+) -> Result<Ended, RunOnceError> {
+    let is_refused = slot.is_refused.load(Ordering::Relaxed);
+    let is_taken = slot.is_taken.load(Ordering::Relaxed);
+    let status = response.status();
+    let answered = if is_refused {
+        Err(HttpError::refused(response))
+    } else if !is_taken && status.is_client_error() {
+        Err(HttpError::not_kept(response))
+    } else {
+        if !is_taken && status.is_success() {
+            shared.untaken.increment(1);
+            shared.told_of_untaken.call_once(|| {
+                tracing::warn!(
+                    { idem.consumer = %shared.engine.name() },
+                    "a protected handler answered {status} and did not use its transaction: its effects, if it has any, are \
+                     not protected; take Idem<S> as an argument, or leave the layer off"
+                );
+            });
+        }
+        Ok(response)
+    };
+    let limits = error::Limits { response_bytes_max, misplaced: &shared.misplaced };
+    match error::judge(answered, limits) {
+        Judged::Keep(response) => {
+            let ran = running.finish(answer::kept(&response, &shared.kept_headers)).await?;
+            Ok(Ended::Done(ran, Some(response)))
+        }
+        Judged::Refuse(response) => {
+            let ran = running.refuse(answer::kept(&response, &shared.kept_headers)).await?;
+            Ok(Ended::Done(ran, Some(response)))
+        }
+        Judged::Drop(response) => {
+            running.give_up().await;
+            Ok(Ended::Dropped(response))
+        }
+        Judged::Unfit(what) => {
+            running.give_up().await;
+            Ok(Ended::Unfit(what))
+        }
+        // What axum's handlers answer is a response.
+        Judged::Fail(_) => {
+            running.give_up().await;
+            Ok(Ended::Late)
+        }
+    }
+}

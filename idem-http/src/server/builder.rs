@@ -1,0 +1,364 @@
+//! Builds an [`Idempotency`], refusing settings that break a rule.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use http::{HeaderName, request::Parts};
+use idem_core::{
+    ConfigError, DedupConsumerBuilder, Effects, KeyPolicy, Retention, RunOnce,
+    key::{Header, KEY_FIELD},
+    store::Store,
+    telemetry::{self, CONSUMER},
+};
+use tokio::sync::Semaphore;
+
+use super::{
+    Idempotency, Shared,
+    answer::{self, KEPT_BY_DEFAULT},
+    fingerprint::{self, HashSecret, Hashing},
+    flight::Flights,
+    profile::Profile,
+    scope::{Authenticated, TenantFn},
+    tenants::Tenants,
+};
+
+type EngineFn<S> = dyn FnOnce(DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S>;
+
+/// Settings of an [`Idempotency`].
+pub struct IdempotencyBuilder<S: Store> {
+    store: Arc<S>,
+    name: String,
+    is_single: bool,
+    tenant: Option<Arc<TenantFn>>,
+    hashings: Vec<Hashing>,
+    profile: Profile,
+    keys_for: Option<Retention>,
+    key_policy: Option<KeyPolicy>,
+    strict_keys: bool,
+    wait: Option<Duration>,
+    waiting_connections: usize,
+    lanes: usize,
+    tenant_requests_max: usize,
+    tenant_connections_max: Option<usize>,
+    handler_deadline: Duration,
+    limits: Limits,
+    kept_headers: Vec<HeaderName>,
+    answers_by_subject: bool,
+    problem_types: String,
+    engine: Vec<Box<EngineFn<S>>>,
+}
+
+/// What requests and responses may be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) body_bytes_max: usize,
+    pub(crate) body_deadline: Duration,
+    pub(crate) headers_max: usize,
+    pub(crate) headers_bytes_max: usize,
+    pub(crate) response_bytes_max: usize,
+}
+
+impl<S: Store> fmt::Debug for IdempotencyBuilder<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdempotencyBuilder")
+            .field("name", &self.name)
+            .field("profile", &self.profile.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: Store> IdempotencyBuilder<S> {
+    pub(super) fn new(store: Arc<S>, name: &str) -> Self {
+        let lanes = store.capabilities().lanes_max.unwrap_or(usize::MAX).min(16);
+        Self {
+            store,
+            name: name.to_owned(),
+            is_single: false,
+            tenant: None,
+            hashings: Vec::new(),
+            profile: Profile::ietf(),
+            keys_for: None,
+            key_policy: None,
+            strict_keys: false,
+            wait: None,
+            waiting_connections: 4,
+            lanes,
+            tenant_requests_max: 1_000,
+            tenant_connections_max: None,
+            handler_deadline: Duration::from_secs(30),
+            limits: Limits {
+                body_bytes_max: 1 << 20,
+                body_deadline: Duration::from_secs(10),
+                headers_max: 100,
+                headers_bytes_max: 16 << 10,
+                response_bytes_max: idem_core::outbox::RESULT_BYTES_MAX,
+            },
+            kept_headers: KEPT_BY_DEFAULT.to_vec(),
+            answers_by_subject: false,
+            problem_types: "https://github.com/idem-rs/idem/blob/main/docs/http-problems.md#".to_owned(),
+            engine: Vec::new(),
+        }
+    }
+
+    /// Tells who sends a request, from what was authenticated before: an extension that the application's own layer has set, a
+    /// token that it checks. `None` is answered with 401, before anything is read or looked up. This or
+    /// [`single_tenant`](Self::single_tenant) is required, because two customers must never meet on one key.
+    #[must_use]
+    pub fn tenant(mut self, function: impl Fn(&Parts) -> Option<Authenticated> + Send + Sync + 'static) -> Self {
+        self.tenant = Some(Arc::new(function));
+        self
+    }
+
+    /// All callers are one: a service behind another one, or for one customer.
+    #[must_use]
+    pub fn single_tenant(self) -> Self {
+        Self { is_single: true, ..self.tenant(|_| Some(Authenticated::tenant(""))) }
+    }
+
+    /// The secret that fingerprints are made with. The first one counts for new records, and the others for older ones. This or
+    /// [`plain_hashes`](Self::plain_hashes) is required.
+    #[must_use]
+    pub fn hash_secret(mut self, secret: HashSecret) -> Self {
+        self.hashings.push(Hashing::Keyed(secret));
+        self
+    }
+
+    /// Fingerprints are plain SHA-256: for bodies that hold nothing which must not be guessed from its hash. A body with a
+    /// card's number does (PCI DSS 3.5.1.1).
+    #[must_use]
+    pub fn plain_hashes(mut self) -> Self {
+        self.hashings.push(Hashing::Plain);
+        self
+    }
+
+    /// The profile. Defaults to [`Profile::ietf`].
+    #[must_use]
+    pub fn profile(mut self, profile: Profile) -> Self {
+        self.profile = profile;
+        self
+    }
+
+    /// How long keys are known: a repeat in that time has no effect. Defaults to what the profile says.
+    #[must_use]
+    pub fn keys_for(mut self, retention: Retention) -> Self {
+        self.keys_for = Some(retention);
+        self
+    }
+
+    /// The form that keys must have. Defaults to what the profile says.
+    #[must_use]
+    pub fn key_policy(mut self, policy: KeyPolicy) -> Self {
+        self.key_policy = Some(policy);
+        self
+    }
+
+    /// Takes only keys that are quoted strings of RFC 9651, as the IETF's draft has them. Most clients send them bare.
+    #[must_use]
+    pub fn strict_keys(mut self) -> Self {
+        self.strict_keys = true;
+        self
+    }
+
+    /// How long a repeat waits for the first request to end before it is answered with 409, up to a minute. It waits in memory;
+    /// where another process runs the first one, [some](Self::waiting_connections) wait at the database. Defaults to what the
+    /// profile says: at once in `ietf` and `stripe`, 2 seconds in `guardia`.
+    #[must_use]
+    pub fn wait_for_owner(mut self, wait: Duration) -> Self {
+        self.wait = Some(wait);
+        self
+    }
+
+    /// How many requests may wait at the database for one that another process runs; the others wait their turn in memory.
+    /// Defaults to 4.
+    #[must_use]
+    pub fn waiting_connections(mut self, connections: usize) -> Self {
+        self.waiting_connections = connections;
+        self
+    }
+
+    /// How many requests run side by side, each on a connection of its own, over all routes. Defaults to 16, or to as many as
+    /// the store has.
+    #[must_use]
+    pub fn lanes(mut self, lanes: usize) -> Self {
+        self.lanes = lanes;
+        self
+    }
+
+    /// How many requests of one tenant may be in hand at once, repeats included; more are answered with 429. Defaults to 1,000.
+    #[must_use]
+    pub fn tenant_requests_max(mut self, requests: usize) -> Self {
+        self.tenant_requests_max = requests;
+        self
+    }
+
+    /// How many connections the requests of one tenant may use at once; the others wait their turn. Defaults to all
+    /// [lanes](Self::lanes) with a single tenant, and to all but a quarter of them where there are several.
+    #[must_use]
+    pub fn tenant_connections_max(mut self, connections: usize) -> Self {
+        self.tenant_connections_max = Some(connections);
+        self
+    }
+
+    /// How long a handler may take. Defaults to 30 seconds.
+    #[must_use]
+    pub fn handler_deadline(mut self, deadline: Duration) -> Self {
+        self.handler_deadline = deadline;
+        self
+    }
+
+    /// The largest body of a request, in bytes; a larger one is answered with 413. Defaults to 1 MiB.
+    #[must_use]
+    pub fn body_bytes_max(mut self, bytes: usize) -> Self {
+        self.limits.body_bytes_max = bytes;
+        self
+    }
+
+    /// How long a body may take to come; one that takes longer is answered with 408. Defaults to 10 seconds.
+    #[must_use]
+    pub fn body_deadline(mut self, deadline: Duration) -> Self {
+        self.limits.body_deadline = deadline;
+        self
+    }
+
+    /// The most bytes of a request's header names and values; more are answered with 431. Defaults to 16 KiB. Beyond that no
+    /// request may have more than 100 headers.
+    #[must_use]
+    pub fn headers_bytes_max(mut self, bytes: usize) -> Self {
+        self.limits.headers_bytes_max = bytes;
+        self
+    }
+
+    /// The largest body of a response, in bytes; a larger one is answered with 500, and its effects are rolled back. Defaults to
+    /// 256 KiB.
+    #[must_use]
+    pub fn response_bytes_max(mut self, bytes: usize) -> Self {
+        self.limits.response_bytes_max = bytes;
+        self
+    }
+
+    /// Keeps this header of responses too, beside `content-type`, `location`, `etag`, `content-language`, `content-location` and
+    /// `link`.
+    #[must_use]
+    pub fn keeps_header(mut self, name: HeaderName) -> Self {
+        self.kept_headers.push(name);
+        self
+    }
+
+    /// Refuses to give an answer to another subject of the tenant than the one who has first asked, with 403.
+    #[must_use]
+    pub fn answers_by_subject(mut self) -> Self {
+        self.answers_by_subject = true;
+        self
+    }
+
+    /// What the `type` of a problem begins with; the problem's name follows. Defaults to a page of this project.
+    #[must_use]
+    pub fn problem_types(mut self, prefix: &str) -> Self {
+        self.problem_types = prefix.to_owned();
+        self
+    }
+
+    /// Any other setting of the engine: what handlers publish to, sealing of answers, how long answers are kept.
+    ///
+    /// ```
+    /// # use idem_core::{outbox::Destination, store::Store};
+    /// # fn with_events<S: Store>(builder: idem_http::IdempotencyBuilder<S>) -> idem_http::IdempotencyBuilder<S> {
+    /// builder.engine(|engine| engine.events_max(8))
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn engine(
+        mut self,
+        settings: impl FnOnce(DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S> + 'static,
+    ) -> Self {
+        self.engine.push(Box::new(settings));
+        self
+    }
+
+    /// Builds it. It does not connect yet.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with field, value and rule.
+    pub fn build(self) -> Result<Idempotency<S>, ConfigError> {
+        let rule = "two customers must never meet on one key: call .tenant(…), or .single_tenant() where there is one";
+        let tenant = self.tenant.clone().ok_or_else(|| ConfigError::new("tenant", "not set", rule))?;
+        let rule =
+            "fingerprints are made with a secret: call .hash_secret(…), or .plain_hashes() where bodies are no secret";
+        let rules =
+            fingerprint::rules(&self.hashings).ok_or_else(|| ConfigError::new("hash_secret", "not set", rule))?;
+        self.check()?;
+        let capabilities = self.store.capabilities();
+        let keys_for = self.keys_for.unwrap_or(self.profile.keys_for);
+        // A claim waits at the database for a moment only: who waits longer does so in memory. Where one unit writes at a time, the
+        // wait is for the database and not for the key.
+        let busy = if capabilities.waits_per_key { Duration::from_millis(500) } else { Duration::from_secs(5) };
+        let engine = RunOnce::builder_shared(Arc::clone(&self.store), &self.name)
+            .effects(Effects::InTransaction)
+            .final_errors()
+            .handler_name("http")
+            .key_source(Header::new(KEY_FIELD))
+            .hash_rules(rules)
+            .retention(keys_for)
+            .busy_timeout(busy)
+            .handler_deadline(self.handler_deadline)
+            .lanes(self.lanes)
+            // Its headers count too.
+            .keeps_results(self.limits.response_bytes_max.saturating_add(16 << 10));
+        let engine = self.engine.into_iter().fold(engine, |engine, settings| settings(engine)).build_once()?;
+        let name = engine.name().to_string();
+        let counter = |metric: telemetry::Metric| metrics::counter!(metric.name, CONSUMER => name.clone());
+        let connections = self.tenant_connections_max.unwrap_or(if self.is_single {
+            self.lanes
+        } else {
+            self.lanes - self.lanes / 4
+        });
+        Ok(Idempotency(Arc::new(Shared {
+            misplaced: counter(telemetry::HTTP_MISPLACED_STATUSES),
+            untaken: counter(telemetry::HTTP_UNTAKEN),
+            told_of_untaken: std::sync::Once::new(),
+            engine,
+            tenant,
+            hashings: self.hashings,
+            wait: self.wait.unwrap_or(self.profile.wait),
+            key_policy: self.key_policy.unwrap_or(self.profile.key_policy),
+            profile: self.profile,
+            keys_for,
+            strict_keys: self.strict_keys,
+            waiting: Arc::new(Semaphore::new(self.waiting_connections)),
+            tenants: Arc::new(Tenants::new(self.tenant_requests_max, connections)),
+            flights: Arc::new(Flights::default()),
+            handler_deadline: self.handler_deadline,
+            limits: self.limits,
+            kept_headers: self.kept_headers,
+            answers_by_subject: self.answers_by_subject,
+            problem_types: self.problem_types,
+        })))
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        if let Some((least, most)) = self.profile.keys_within {
+            let rule = "this profile keeps keys for 2 to 24 hours";
+            let keys_for = self.keys_for.unwrap_or(self.profile.keys_for);
+            if !matches!(keys_for, Retention::For(time) if (least..=most).contains(&time)) {
+                return Err(ConfigError::new("keys_for", format!("{keys_for:?}"), rule));
+            }
+        }
+        if let Some(name) = self.kept_headers.iter().find(|name| !answer::may_be_kept(name)) {
+            let rule = "this header is for one connection, client or moment: no repeat may get it";
+            return Err(ConfigError::new("keeps_header", name, rule));
+        }
+        if self.wait.is_some_and(|wait| wait > Duration::from_secs(60)) {
+            return Err(ConfigError::new("wait_for_owner", format!("{:?}", self.wait), "at most a minute"));
+        }
+        for (field, value) in [
+            ("waiting_connections", self.waiting_connections),
+            ("tenant_requests_max", self.tenant_requests_max),
+            ("tenant_connections_max", self.tenant_connections_max.unwrap_or(1)),
+            ("lanes", self.lanes),
+        ] {
+            if value == 0 {
+                return Err(ConfigError::new(field, value, "at least 1"));
+            }
+        }
+        Ok(())
+    }
+}

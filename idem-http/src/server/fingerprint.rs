@@ -1,0 +1,250 @@
+//! The fingerprint: what tells a request from another one that uses the same key.
+
+use std::{fmt, sync::Arc};
+
+use bytes::Bytes;
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use http::{header, request::Parts};
+use idem_core::{
+    ConfigError, HashPayloadError, HashRules, JsonMembers, Message, PayloadHash, PayloadHasher, RawPayload,
+};
+use sha2::{Digest as _, Sha256};
+
+use super::problem::{Part, Problem};
+
+/// The secret with which fingerprints are made, and its number. `Debug` does not print it.
+///
+/// A plain hash of a body with a card number is found by trying, as everything else in it is known or guessable. With a secret
+/// that is not in the database nobody can try. All instances of a service need the same one; a new one is added in front, and
+/// the former one stays until its records are gone.
+#[derive(Clone)]
+pub struct HashSecret {
+    number: u16,
+    hmac: Hmac<Sha256>,
+}
+
+impl HashSecret {
+    /// A secret. The number is noted with each record, and so never used for another secret.
+    ///
+    /// # Errors
+    /// When it has less than 32 bytes.
+    pub fn new(number: u16, secret: &[u8]) -> Result<Self, ConfigError> {
+        let value = || format!("{} bytes long", secret.len());
+        let rule = "it must have 32 bytes at least, such as `openssl rand -hex 32` makes";
+        let refused = || ConfigError::new("hash_secret", value(), rule);
+        if secret.len() < idem_core::key::KEY_SECRET_BYTES_MIN {
+            return Err(refused());
+        }
+        Ok(Self { number, hmac: Hmac::new_from_slice(secret).map_err(|_| refused())? })
+    }
+}
+
+impl fmt::Debug for HashSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HashSecret").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+/// How fingerprints are hashed.
+#[derive(Debug, Clone)]
+pub(crate) enum Hashing {
+    Keyed(HashSecret),
+    Plain,
+}
+
+impl Hashing {
+    fn rule(&self) -> String {
+        match self {
+            Self::Keyed(secret) => format!("http-hmac-sha256/1:{}", secret.number),
+            Self::Plain => "http-sha256/1".to_owned(),
+        }
+    }
+
+    fn hash(&self, parts: &[&[u8]]) -> [u8; 32] {
+        // Each with its length, so that no two lists of parts are one text.
+        let prefixed = parts.iter().flat_map(|part| [(part.len() as u64).to_be_bytes().to_vec(), part.to_vec()]);
+        match self {
+            Self::Keyed(secret) => {
+                let hmac = prefixed.fold(secret.hmac.clone(), |hmac, part| hmac.chain_update(part));
+                hmac.finalize().into_bytes().into()
+            }
+            Self::Plain => prefixed.fold(Sha256::new(), |hash, part| hash.chain_update(part)).finalize().into(),
+        }
+    }
+}
+
+type BodyFn = dyn Fn(&Parts, &Bytes) -> Result<Vec<u8>, String> + Send + Sync;
+
+/// What counts of a request's body, for a route. Method, path, query and media type always count.
+#[derive(Clone)]
+pub struct Fingerprint(Of);
+
+#[derive(Clone)]
+enum Of {
+    Rule(Arc<dyn PayloadHasher>),
+    Own { name: String, function: Arc<BodyFn> },
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fingerprint({})", self.rule())
+    }
+}
+
+impl Default for Fingerprint {
+    fn default() -> Self {
+        Self::raw()
+    }
+}
+
+impl Fingerprint {
+    /// The bytes as they came: the default. Clients that send a request again send the same bytes.
+    #[must_use]
+    pub fn raw() -> Self {
+        Self(Of::Rule(Arc::new(RawPayload)))
+    }
+
+    /// The whole body as canonical JSON, for clients that write it anew for each try: order of members, spacing and the way in
+    /// which numbers are written count for nothing.
+    #[must_use]
+    pub fn jcs() -> Self {
+        // No pointer is malformed where there is none.
+        JsonMembers::without([]).map_or_else(Self::raw, |rule| Self(Of::Rule(Arc::new(rule))))
+    }
+
+    /// These members of a JSON body, by JSON pointer, in canonical form. `None` where a pointer is malformed.
+    #[must_use]
+    pub fn fields<'a>(pointers: impl IntoIterator<Item = &'a str>) -> Option<Self> {
+        Some(Self(Of::Rule(Arc::new(JsonMembers::only(pointers)?))))
+    }
+
+    /// All members of a JSON body but these, for a timestamp that each try draws anew. `None` where a pointer is malformed.
+    #[must_use]
+    pub fn without_fields<'a>(pointers: impl IntoIterator<Item = &'a str>) -> Option<Self> {
+        Some(Self(Of::Rule(Arc::new(JsonMembers::without(pointers)?))))
+    }
+
+    /// What this function writes of a request: also of its headers, such as one with a version, and of forms in several parts,
+    /// whose boundary is another one at each try. Its error is answered with 400. Change the name when the function writes
+    /// something else for the same request.
+    #[must_use]
+    pub fn own<F>(name: &str, function: F) -> Self
+    where
+        F: Fn(&Parts, &Bytes) -> Result<Vec<u8>, String> + Send + Sync + 'static,
+    {
+        Self(Of::Own { name: name.to_owned(), function: Arc::new(function) })
+    }
+
+    fn rule(&self) -> String {
+        match &self.0 {
+            Of::Rule(rule) => rule.rule(),
+            Of::Own { name, .. } => format!("fn:{name}"),
+        }
+    }
+
+    fn body(&self, parts: &Parts, body: &Bytes) -> Result<Vec<u8>, Problem> {
+        match &self.0 {
+            Of::Rule(rule) => match rule.hash(&Message::new(body.clone())) {
+                Ok(hash) => Ok(hash.as_bytes().to_vec()),
+                Err(error) => Err(Problem::BodyMalformed(error.problem)),
+            },
+            Of::Own { function, .. } => function(parts, body).map_err(Problem::BodyMalformed),
+        }
+    }
+}
+
+/// A fingerprint: 16 bytes over everything, and a few bytes of each part, which tell what differs and nothing more.
+pub(crate) type Print = [u8; 32];
+
+/// The fingerprints of a request by each of these ways, the first one first.
+pub(crate) fn of(
+    hashings: &[Hashing],
+    fingerprint: &Fingerprint,
+    parts: &Parts,
+    body: &Bytes,
+    subject: Option<&str>,
+) -> Result<Vec<Print>, Problem> {
+    let media_type = parts.headers.get(header::CONTENT_TYPE).map(|value| essence(value.as_bytes()));
+    let is_multipart = media_type.as_deref().is_some_and(|of| of.starts_with("multipart/"));
+    if is_multipart && matches!(fingerprint.0, Of::Rule(_)) {
+        return Err(Problem::Multipart);
+    }
+    let rule = fingerprint.rule();
+    let body = fingerprint.body(parts, body)?;
+    let (method, path) = (parts.method.as_str(), parts.uri.path());
+    // What is absent differs from what is empty.
+    let query = parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+    let media_type = media_type.unwrap_or_default();
+    let subject = subject.map(|subject| format!("s{subject}")).unwrap_or_default();
+    let one = |hashing: &Hashing| {
+        let all = [method, path, &query, &media_type, &subject, &rule].map(str::as_bytes);
+        let mut print = hashing.hash(&[all[0], all[1], all[2], all[3], all[4], all[5], &body]);
+        let mut part = |label: &str, range: std::ops::Range<usize>, value: &[u8]| {
+            let length = range.len();
+            print[range].copy_from_slice(&hashing.hash(&[label.as_bytes(), value])[..length]);
+        };
+        part("path", 16..19, path.as_bytes());
+        part("query", 19..22, query.as_bytes());
+        part("type", 22..25, media_type.as_bytes());
+        part("body", 25..29, &body);
+        part("subject", 29..32, subject.as_bytes());
+        print
+    };
+    Ok(hashings.iter().map(one).collect())
+}
+
+/// Which part of two requests differs, as far as their fingerprints tell: by the way of hashing under which the most is the same.
+/// `None` where that cannot be told, as the record was made by another secret.
+pub(crate) fn differs(asked: &[Print], recorded: &Print) -> Option<Part> {
+    let parts = [
+        (29..32, Part::Subject),
+        (16..19, Part::Path),
+        (19..22, Part::Query),
+        (22..25, Part::MediaType),
+        (25..29, Part::Body),
+    ];
+    let other = |asked: &Print| -> Vec<Part> {
+        let others = parts.iter().filter(|(range, _)| asked[range.clone()] != recorded[range.clone()]);
+        others.map(|(_, part)| *part).collect()
+    };
+    let fewest = asked.iter().map(other).min_by_key(Vec::len)?;
+    fewest.first().copied().filter(|_| fewest.len() < parts.len())
+}
+
+/// Whether a recorded fingerprint may be of this subject.
+pub(crate) fn is_of(hashing: &Hashing, subject: &str, recorded: &Print) -> bool {
+    recorded[29..32] == hashing.hash(&[b"subject", format!("s{subject}").as_bytes()])[..3]
+}
+
+/// The media type without its parameters, in lower case.
+pub(crate) fn essence(value: &[u8]) -> String {
+    let end = value.iter().position(|byte| *byte == b';').unwrap_or(value.len());
+    String::from_utf8_lossy(value[..end].trim_ascii()).to_ascii_lowercase()
+}
+
+/// The engine's rules: a request's message carries its fingerprints one after the other, in this order.
+pub(crate) fn rules(hashings: &[Hashing]) -> Option<HashRules> {
+    let mut all = hashings.iter().enumerate().map(|(index, hashing)| Slot { index, rule: hashing.rule() });
+    let first = HashRules::new(all.next()?);
+    Some(all.fold(first, HashRules::and_formerly))
+}
+
+/// One of the fingerprints that a message carries.
+#[derive(Debug, Clone)]
+struct Slot {
+    index: usize,
+    rule: String,
+}
+
+impl PayloadHasher for Slot {
+    fn hash(&self, message: &Message) -> Result<PayloadHash, HashPayloadError> {
+        let all = message.payload().map(Bytes::as_ref).unwrap_or_default();
+        let slot = all.chunks_exact(32).nth(self.index).and_then(|slot| <Print>::try_from(slot).ok());
+        slot.map(PayloadHash::from_bytes)
+            .ok_or_else(|| HashPayloadError { rule: self.rule(), problem: "there is no such fingerprint".to_owned() })
+    }
+
+    fn rule(&self) -> String {
+        self.rule.clone()
+    }
+}

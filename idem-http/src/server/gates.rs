@@ -1,0 +1,123 @@
+//! What a request passes before anything is claimed for it, cheapest and most telling first.
+//!
+//! The order: who sends it, its headers, its key, its tenant's share, its body, its digest, its fingerprint. Nobody who is not
+//! known makes us read a body, and nothing before the claim asks the database.
+
+use bytes::{Buf, Bytes};
+use http::{HeaderMap, HeaderValue, Request, header, request::Parts};
+use http_body::Body;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use idem_core::{BoxError, IdempotencyKey, Message, key::KEY_FIELD, store::Store};
+
+use super::{
+    Shared, digest,
+    fingerprint::{self, Print},
+    key::{self, KEY_HEADER, KeyFault},
+    problem::Problem,
+    route::RouteSettings,
+    scope::{self, Authenticated},
+    tenants::InHand,
+};
+
+/// A request that may be claimed.
+pub(crate) struct Admitted {
+    pub(crate) key: IdempotencyKey,
+    pub(crate) prints: Vec<Print>,
+    pub(crate) parts: Parts,
+    pub(crate) body: Bytes,
+    pub(crate) in_hand: InHand,
+}
+
+impl Admitted {
+    pub(crate) fn print(&self) -> Print {
+        self.prints.first().copied().unwrap_or_default()
+    }
+
+    /// The operation as the engine knows it. Of the request it has nothing but its fingerprints.
+    pub(crate) fn message(&self) -> Message {
+        let message = Message::new(self.prints.concat()).with_header(KEY_FIELD, self.key.as_str().to_owned());
+        ["traceparent", "tracestate"].iter().fold(message, |message, name| match self.parts.headers.get(*name) {
+            Some(value) => message.with_header(name, value.as_bytes().to_vec()),
+            None => message,
+        })
+    }
+
+    /// The request again, for each run.
+    pub(crate) fn request(&self) -> Request<Bytes> {
+        Request::from_parts(self.parts.clone(), self.body.clone())
+    }
+}
+
+impl<S: Store> Shared<S> {
+    /// Lets a request through to its claim.
+    pub(crate) async fn admit<B>(
+        &self,
+        request: Request<B>,
+        route: &str,
+        settings: &RouteSettings,
+    ) -> Result<Admitted, Problem>
+    where
+        B: Body,
+        B::Error: Into<BoxError>,
+    {
+        let (parts, body) = request.into_parts();
+        let who = (self.tenant)(&parts).ok_or(Problem::Unauthenticated)?;
+        self.check_headers(&parts.headers)?;
+        let key = key::of(&parts.headers, self.strict_keys, self.key_policy).map_err(|fault| match fault {
+            KeyFault::Missing => Problem::KeyMissing,
+            KeyFault::Malformed(what) => Problem::KeyMalformed(what),
+        })?;
+        let in_hand = self.tenants.admit(&who.tenant).ok_or(Problem::TooManyRequests)?;
+        let body = read(&parts.headers, body, settings).await?;
+        if !settings.decoded_before {
+            digest::verify(&parts.headers, &body).map_err(Problem::Digest)?;
+        }
+        let prints = fingerprint::of(&self.hashings, &settings.fingerprint, &parts, &body, self.subject(&who))?;
+        let key = scope::joined(&who.tenant, route, &key).map_err(|_| Problem::KeyMalformed("it cannot be kept"))?;
+        Ok(Admitted { key, prints, parts, body, in_hand })
+    }
+
+    /// Whom an answer is for, where that counts.
+    pub(crate) fn subject<'a>(&self, who: &'a Authenticated) -> Option<&'a str> {
+        who.subject.as_deref().filter(|_| self.answers_by_subject)
+    }
+
+    pub(crate) fn check_headers(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+        if headers.len() > self.limits.headers_max || bytes > self.limits.headers_bytes_max {
+            return Err(Problem::HeadersTooLarge);
+        }
+        Ok(())
+    }
+}
+
+/// The key's header as it was received, where there is exactly one: each answer repeats it.
+pub(crate) fn received_key(headers: &HeaderMap) -> Option<HeaderValue> {
+    let mut all = headers.get_all(KEY_HEADER).iter();
+    all.next().filter(|_| all.next().is_none()).cloned()
+}
+
+async fn read<B>(headers: &HeaderMap, body: B, settings: &RouteSettings) -> Result<Bytes, Problem>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    let is_coded = headers.get(header::CONTENT_ENCODING).is_some_and(|coding| coding != "identity");
+    if is_coded {
+        return Err(Problem::Encoding);
+    }
+    let max = settings.body_bytes_max;
+    let too_large = Problem::BodyTooLarge { max };
+    if body.size_hint().lower() > max as u64 {
+        return Err(too_large);
+    }
+    let collected = tokio::time::timeout(settings.body_deadline, Limited::new(body, max).collect()).await;
+    match collected.map_err(|_| Problem::BodyLate)? {
+        Ok(collected) => {
+            let mut buffer = collected.aggregate();
+            Ok(buffer.copy_to_bytes(buffer.remaining()))
+        }
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large),
+        Err(_) => Err(Problem::BodyUnreadable),
+    }
+}

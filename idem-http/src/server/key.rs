@@ -1,0 +1,110 @@
+//! The key as it stands in the header.
+
+use http::{HeaderMap, HeaderName};
+use idem_core::{KeyPolicy, key::KEY_BYTES_MAX};
+
+/// The header.
+pub(crate) const KEY_HEADER: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// Why there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KeyFault {
+    /// There is no header.
+    Missing,
+    /// There is one, and this is wrong with it.
+    Malformed(&'static str),
+}
+
+/// Reads the header. Where `strict`, only a string of RFC 9651 counts, as the draft wants it.
+pub(crate) fn of(headers: &HeaderMap, strict: bool, policy: KeyPolicy) -> Result<String, KeyFault> {
+    let mut all = headers.get_all(KEY_HEADER).iter();
+    let received = all.next().ok_or(KeyFault::Missing)?;
+    if all.next().is_some() {
+        return Err(KeyFault::Malformed("the header stands there more than once"));
+    }
+    let text = read(received.as_bytes(), strict).map_err(KeyFault::Malformed)?;
+    formed(&text, policy).map_err(KeyFault::Malformed)
+}
+
+/// The key in the form that the service wants.
+pub(crate) fn formed(text: &str, policy: KeyPolicy) -> Result<String, &'static str> {
+    let key = idem_core::IdempotencyKey::new(text).map_err(|_| "the key is longer than 255 bytes")?;
+    let key = policy.apply(key).map_err(|_| "the key is no UUID as RFC 9562 writes it")?;
+    Ok(key.as_str().to_owned())
+}
+
+/// The key in a header's value, or in a path: two values that differ give two keys, but for the quotes.
+pub(crate) fn read(value: &[u8], strict: bool) -> Result<String, &'static str> {
+    let value = value.trim_ascii();
+    let key = match value.first() {
+        None => return Err("the header is empty"),
+        Some(b'"') => string(value)?,
+        Some(_) if strict => return Err("the key is not a quoted string of RFC 9651"),
+        Some(_) => bare(value)?,
+    };
+    if key.is_empty() {
+        return Err("the key is empty");
+    }
+    if key.len() > KEY_BYTES_MAX {
+        return Err("the key is longer than 255 bytes");
+    }
+    Ok(key)
+}
+
+/// A string of RFC 9651 and nothing beside it: parameters would be lost, and two keys become one.
+fn string(value: &[u8]) -> Result<String, &'static str> {
+    let mut key = String::new();
+    let mut rest = value.iter().copied().skip(1);
+    while let Some(byte) = rest.next() {
+        match byte {
+            b'"' if rest.next().is_none() => return Ok(key),
+            b'"' => return Err("something follows the quoted key"),
+            b'\\' => match rest.next() {
+                Some(escaped @ (b'"' | b'\\')) => key.push(char::from(escaped)),
+                Some(_) | None => return Err("a backslash escapes a quote or a backslash only"),
+            },
+            0x20..=0x7e => key.push(char::from(byte)),
+            _ => return Err("the quoted key holds a byte that is not printable ASCII"),
+        }
+    }
+    Err("the quote is not closed")
+}
+
+/// The whole value, byte for byte. What could be a list, a parameter or two words is refused, because proxies join lines.
+fn bare(value: &[u8]) -> Result<String, &'static str> {
+    if value.iter().any(|byte| !byte.is_ascii_graphic() || matches!(byte, b',' | b';' | b'"')) {
+        return Err("a key without quotes holds no comma, semicolon, quote, space or byte beyond ASCII");
+    }
+    Ok(value.iter().copied().map(char::from).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn w5_keys_are_read_whole_or_not_at_all() {
+        for (value, key) in [
+            ("\"k\"", "k"),
+            (" k ", "k"),
+            ("\"a\\\"b\\\\\"", "a\"b\\"),
+            ("\"order;1, 2\"", "order;1, 2"),
+            ("1.50", "1.50"),
+            ("?1", "?1"),
+            ("8e03978e-40d5-43e8-bc93-6894a57f9324", "8e03978e-40d5-43e8-bc93-6894a57f9324"),
+        ] {
+            assert_eq!(read(value.as_bytes(), false).as_deref(), Ok(key), "{value}");
+        }
+        let long = "k".repeat(256);
+        for value in ["", " ", "\"\"", "\"a", "\"a\" ", "\"a\";p=1", "a,b", "a, b", "a b", "order;1", "\"a\\x\"", &long]
+        {
+            let refused = read(value.as_bytes(), false);
+            assert!(refused.is_err() || value == "\"a\" ", "{value:?}: {refused:?}");
+        }
+        assert!(read("é".as_bytes(), false).is_err());
+        assert!(read(b"\"\x01\"", false).is_err());
+        assert!(read(&[b'k'; 255], false).is_ok());
+        assert!(read(b"bare", true).is_err());
+        assert_eq!(read(b"\"quoted\"", true).as_deref(), Ok("quoted"));
+    }
+}

@@ -1,0 +1,305 @@
+//! What is answered where nothing ran: problems of RFC 9457, and their words in each profile.
+
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use serde_json::{Map, Value, json};
+
+use super::{
+    answer::rfc3339,
+    profile::{Profile, Words},
+};
+
+/// A part of a request that a fingerprint tells apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    Path,
+    Query,
+    MediaType,
+    Body,
+    Subject,
+}
+
+impl Part {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Path => "path",
+            Self::Query => "query",
+            Self::MediaType => "type",
+            Self::Body => "body",
+            Self::Subject => "subject",
+        }
+    }
+}
+
+/// Why a request has no answer of its handler's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Problem {
+    KeyMissing,
+    KeyMalformed(&'static str),
+    Unauthenticated,
+    HeadersTooLarge,
+    TooManyRequests,
+    BodyLate,
+    BodyTooLarge {
+        max: usize,
+    },
+    BodyUnreadable,
+    BodyMalformed(String),
+    Encoding,
+    Multipart,
+    Digest(&'static str),
+    /// The key was used for another request.
+    Differs(Option<Part>),
+    /// The answer is for another subject of the tenant.
+    OtherSubject,
+    InProgress,
+    NotKept {
+        status: Option<u16>,
+        location: Option<String>,
+        processed_at: SystemTime,
+    },
+    /// The handler failed in a way that another try does not mend.
+    Failed,
+    /// The handler failed, or did not end in time; another try may go better.
+    FailedForNow,
+    /// The database cannot be asked.
+    Unavailable,
+    /// The handler's response is none that can be kept.
+    ResponseRefused(&'static str),
+    NotFound,
+}
+
+/// One row of the table: status, the last part of the type's URI, title.
+type Row = (StatusCode, &'static str, &'static str);
+
+impl Problem {
+    fn row(&self, profile: &Profile) -> Row {
+        match self {
+            Self::KeyMissing => (StatusCode::BAD_REQUEST, "key-missing", "Idempotency-Key is missing"),
+            Self::KeyMalformed(_) => (StatusCode::BAD_REQUEST, "key-malformed", "Idempotency-Key is malformed"),
+            Self::Unauthenticated => {
+                (StatusCode::UNAUTHORIZED, "unauthenticated", "Who sends the request is not known")
+            }
+            Self::HeadersTooLarge => {
+                (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers-too-large", "The headers are too large")
+            }
+            Self::TooManyRequests => (StatusCode::TOO_MANY_REQUESTS, "too-many-requests", "Too many requests at once"),
+            Self::BodyLate => (StatusCode::REQUEST_TIMEOUT, "body-late", "The body did not come in time"),
+            Self::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large"),
+            Self::BodyUnreadable => (StatusCode::BAD_REQUEST, "body-unreadable", "The body could not be read"),
+            Self::BodyMalformed(_) => (StatusCode::BAD_REQUEST, "body-malformed", "The body is malformed"),
+            Self::Encoding => {
+                (StatusCode::UNSUPPORTED_MEDIA_TYPE, "encoding-unsupported", "The body's coding is not supported")
+            }
+            Self::Multipart => {
+                (StatusCode::UNSUPPORTED_MEDIA_TYPE, "multipart-unsupported", "The body's type is not supported")
+            }
+            Self::Digest(_) => (StatusCode::BAD_REQUEST, "digest-mismatch", "Content-Digest does not fit the content"),
+            Self::Differs(_) => (profile.differs, "key-reused", "Idempotency-Key was used for another request"),
+            Self::OtherSubject => (StatusCode::FORBIDDEN, "other-subject", "The answer is for somebody else"),
+            Self::InProgress => {
+                (StatusCode::CONFLICT, "in-progress", "A request with this Idempotency-Key is in progress")
+            }
+            Self::NotKept { .. } => {
+                (StatusCode::CONFLICT, "answer-not-kept", "The request was done before, and its answer is gone")
+            }
+            Self::Failed => (StatusCode::INTERNAL_SERVER_ERROR, "failed", "The request failed"),
+            Self::FailedForNow => (StatusCode::SERVICE_UNAVAILABLE, "failed-for-now", "The request failed for now"),
+            Self::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "The service is not available"),
+            Self::ResponseRefused(_) => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "response-refused", "The response cannot be kept")
+            }
+            Self::NotFound => (StatusCode::NOT_FOUND, "key-unknown", "Nothing is known of this Idempotency-Key"),
+        }
+    }
+
+    fn detail(&self) -> String {
+        match self {
+            Self::KeyMissing => {
+                "This operation needs the header Idempotency-Key, with a key that is new for each intent \
+                                 and the same for each try of it."
+                    .to_owned()
+            }
+            Self::KeyMalformed(what) => format!("Idempotency-Key cannot be used: {what}."),
+            Self::Unauthenticated => "The request names nobody, or nobody that is known here.".to_owned(),
+            Self::HeadersTooLarge => "Send fewer or shorter headers.".to_owned(),
+            Self::TooManyRequests => "Wait for some of your requests to end, and send this one again.".to_owned(),
+            Self::BodyLate => "Send the request again with the same key.".to_owned(),
+            Self::BodyTooLarge { max } => format!("The body may have {max} bytes."),
+            Self::BodyUnreadable => "The connection broke while the body was read.".to_owned(),
+            Self::BodyMalformed(what) => format!("The body is not what this operation takes: {what}."),
+            Self::Encoding => "Send the body without Content-Encoding.".to_owned(),
+            Self::Multipart => {
+                "A form of several parts has another boundary at each try, so that it cannot be compared.".to_owned()
+            }
+            Self::Digest(what) => format!("{what}."),
+            Self::Differs(part) => match part {
+                Some(part) => format!(
+                    "The key was used before for a request with another {}. Use a new key for a new request.",
+                    part.as_str()
+                ),
+                None => "The key was used before for another request. Use a new key for a new request.".to_owned(),
+            },
+            Self::OtherSubject => "The key was used before by somebody else.".to_owned(),
+            Self::InProgress => {
+                "The first request with this key has not ended yet. Send it again with the same key.".to_owned()
+            }
+            Self::NotKept { .. } => {
+                "The operation was done, and is not done again. Its answer is not kept any more.".to_owned()
+            }
+            Self::Failed => "Nothing of the request was kept.".to_owned(),
+            Self::FailedForNow => "Nothing of the request was kept. Send it again with the same key.".to_owned(),
+            Self::Unavailable => {
+                "Whether the operation was done is not known now. Send it again with the same key, and it is done once."
+                    .to_owned()
+            }
+            Self::ResponseRefused(what) => format!("Nothing of the request was kept: {what}."),
+            Self::NotFound => "No request with this key has ended or is in progress.".to_owned(),
+        }
+    }
+
+    /// When to come again, where that helps. Never where the same request would meet the same answer.
+    fn retry_after(&self, profile: &Profile) -> Option<Duration> {
+        match self {
+            Self::InProgress | Self::TooManyRequests | Self::BodyLate | Self::FailedForNow | Self::Unavailable => {
+                Some(profile.retry_after)
+            }
+            Self::KeyMissing
+            | Self::KeyMalformed(_)
+            | Self::Unauthenticated
+            | Self::HeadersTooLarge
+            | Self::BodyTooLarge { .. }
+            | Self::BodyUnreadable
+            | Self::BodyMalformed(_)
+            | Self::Encoding
+            | Self::Multipart
+            | Self::Digest(_)
+            | Self::Differs(_)
+            | Self::OtherSubject
+            | Self::NotKept { .. }
+            | Self::Failed
+            | Self::ResponseRefused(_)
+            | Self::NotFound => None,
+        }
+    }
+
+    /// The code and the reason of the platform rules, where they have one.
+    fn code(&self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::KeyMissing | Self::KeyMalformed(_) => {
+                Some(("ERR400_MISSING_OR_MALFORMED_HEADER", "IDEMPOTENCY_KEY_REQUIRED"))
+            }
+            Self::Differs(_) => Some(("ERR409_SERVER_STATE_CONFLICT", "CONFLICTING_IDEMPOTENT_REQUEST")),
+            Self::InProgress => Some(("ERR409_SERVER_STATE_CONFLICT", "IDEMPOTENCY_IN_PROGRESS")),
+            Self::NotKept { .. } => Some(("ERR409_SERVER_STATE_CONFLICT", "IDEMPOTENT_ANSWER_NOT_KEPT")),
+            Self::Unauthenticated
+            | Self::HeadersTooLarge
+            | Self::TooManyRequests
+            | Self::BodyLate
+            | Self::BodyTooLarge { .. }
+            | Self::BodyUnreadable
+            | Self::BodyMalformed(_)
+            | Self::Encoding
+            | Self::Multipart
+            | Self::Digest(_)
+            | Self::OtherSubject
+            | Self::Failed
+            | Self::FailedForNow
+            | Self::Unavailable
+            | Self::ResponseRefused(_)
+            | Self::NotFound => None,
+        }
+    }
+
+    /// The last part of the type's URI, which is also what metrics call it.
+    pub(crate) fn slug(&self, profile: &Profile) -> &'static str {
+        self.row(profile).1
+    }
+
+    /// The response, in the words of this profile.
+    pub(crate) fn response(&self, profile: &Profile, types: &str) -> Response<Bytes> {
+        let (status, slug, title) = self.row(profile);
+        let uri = format!("{types}{slug}");
+        let body = match profile.words {
+            Words::Stripe => self.stripe(),
+            Words::Ietf | Words::Guardia => self.problem(profile, &uri),
+        };
+        let mut response = Response::new(Bytes::from(body.to_string()));
+        *response.status_mut() = status;
+        let content_type = match profile.words {
+            Words::Stripe => "application/json",
+            Words::Ietf | Words::Guardia => "application/problem+json",
+        };
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+        if let Ok(link) = HeaderValue::try_from(format!("<{uri}>; rel=\"describedby\"; title=\"{title}\"")) {
+            headers.insert(header::LINK, link);
+        }
+        if let Some(after) = self.retry_after(profile) {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+        }
+        if matches!(self, Self::Unauthenticated) {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Self::NotKept { location: Some(location), .. } = self
+            && let Ok(location) = HeaderValue::try_from(location)
+        {
+            headers.insert(header::LOCATION, location);
+        }
+        response
+    }
+
+    fn problem(&self, profile: &Profile, uri: &str) -> Value {
+        let (status, _, title) = self.row(profile);
+        let mut body = Map::new();
+        body.insert("type".to_owned(), uri.into());
+        body.insert("title".to_owned(), title.into());
+        body.insert("status".to_owned(), status.as_u16().into());
+        body.insert("detail".to_owned(), self.detail().into());
+        if let (Words::Guardia, Some((code, reason))) = (profile.words, self.code()) {
+            body.insert("code".to_owned(), code.into());
+            body.insert("reason".to_owned(), reason.into());
+        }
+        if let Self::Differs(Some(part)) = self {
+            body.insert("differs".to_owned(), part.as_str().into());
+        }
+        if matches!(self, Self::NotFound) {
+            body.insert("state".to_owned(), "unknown".into());
+        }
+        if let Self::NotKept { status, location, processed_at } = self {
+            body.insert("original_status".to_owned(), (*status).into());
+            body.insert("original_location".to_owned(), location.clone().into());
+            body.insert("processed_at".to_owned(), rfc3339(*processed_at).into());
+        }
+        Value::Object(body)
+    }
+
+    /// As Stripe's libraries read it.
+    fn stripe(&self) -> Value {
+        let (kind, code) = match self {
+            Self::InProgress => ("idempotency_error", Some("idempotency_key_in_use")),
+            Self::KeyMalformed(_) | Self::Differs(_) | Self::NotKept { .. } => ("idempotency_error", None),
+            Self::Failed | Self::FailedForNow | Self::Unavailable | Self::ResponseRefused(_) => ("api_error", None),
+            Self::TooManyRequests => ("invalid_request_error", Some("rate_limit")),
+            Self::KeyMissing
+            | Self::Unauthenticated
+            | Self::HeadersTooLarge
+            | Self::BodyLate
+            | Self::BodyTooLarge { .. }
+            | Self::BodyUnreadable
+            | Self::BodyMalformed(_)
+            | Self::Encoding
+            | Self::Multipart
+            | Self::Digest(_)
+            | Self::OtherSubject
+            | Self::NotFound => ("invalid_request_error", None),
+        };
+        let mut error = json!({ "type": kind, "message": self.detail() });
+        if let (Some(code), Some(error)) = (code, error.as_object_mut()) {
+            error.insert("code".to_owned(), code.into());
+        }
+        json!({ "error": error })
+    }
+}

@@ -1,0 +1,88 @@
+//! Profiles: which statuses and words a service answers with.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use idem_core::{KeyPolicy, Retention};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// Whose words problems have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Words {
+    Ietf,
+    Guardia,
+    Stripe,
+}
+
+/// Which statuses and words a service answers with, and what it starts from.
+#[derive(Debug, Clone)]
+pub struct Profile {
+    pub(crate) name: &'static str,
+    pub(crate) words: Words,
+    /// The status of a key that was used for another request.
+    pub(crate) differs: StatusCode,
+    pub(crate) wait: Duration,
+    pub(crate) keys_for: Retention,
+    /// The bounds of what records are kept for, where the profile has some.
+    pub(crate) keys_within: Option<(Duration, Duration)>,
+    pub(crate) key_policy: KeyPolicy,
+    /// Whether a replay says by `Last-Modified` when the request was done.
+    pub(crate) last_modified: bool,
+    pub(crate) retry_after: Duration,
+}
+
+impl Profile {
+    /// The semantics of the IETF's draft -07: 400 without a key, 422 for another request, 409 at once while the first one runs.
+    /// Keys are kept for 90 days. The default.
+    #[must_use]
+    pub fn ietf() -> Self {
+        Self {
+            name: "ietf",
+            words: Words::Ietf,
+            differs: StatusCode::UNPROCESSABLE_ENTITY,
+            wait: Duration::ZERO,
+            keys_for: Retention::For(HOUR * 24 * 90),
+            keys_within: None,
+            key_policy: KeyPolicy::default(),
+            last_modified: false,
+            retry_after: Duration::from_secs(1),
+        }
+    }
+
+    /// The platform rules of Guardia: its codes and reasons, 409 for another request, keys that are UUIDs and are kept for 23
+    /// hours (2 to 24 are allowed), `Last-Modified` on replays. A repeat waits for 2 seconds for the first request to end.
+    #[must_use]
+    pub fn guardia() -> Self {
+        Self {
+            name: "guardia",
+            words: Words::Guardia,
+            differs: StatusCode::CONFLICT,
+            wait: Duration::from_secs(2),
+            keys_for: Retention::For(HOUR * 23),
+            keys_within: Some((HOUR * 2, HOUR * 24)),
+            key_policy: KeyPolicy::Uuid,
+            last_modified: true,
+            ..Self::ietf()
+        }
+    }
+
+    /// As clients of Stripe know it: 400 `idempotency_error` for other parameters, 409 `idempotency_key_in_use` while the first
+    /// request runs. Keys are kept for 30 days.
+    #[must_use]
+    pub fn stripe() -> Self {
+        Self {
+            name: "stripe",
+            words: Words::Stripe,
+            differs: StatusCode::BAD_REQUEST,
+            keys_for: Retention::For(HOUR * 24 * 30),
+            ..Self::ietf()
+        }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+}

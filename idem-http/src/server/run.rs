@@ -1,0 +1,259 @@
+//! Claims a request's key and runs it, or finds what the first one answered.
+
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use idem_core::{
+    ErrorClass, Failure, KeyState, NotKept, Ran, Recorded, Retention, RunOnceError,
+    store::Store,
+    telemetry::{CONSUMER, HTTP_REQUESTS, OUTCOME},
+};
+use tokio::time::Instant;
+
+use super::{
+    Shared,
+    answer::{self, Times},
+    fingerprint,
+    flight::{Boarded, Flight, Landed, Progress, Stage},
+    gates::{self, Admitted},
+    problem::{Part, Problem},
+    route::RouteSettings,
+};
+
+/// How a run ended.
+pub(crate) enum Ended {
+    /// The operation is done. The response is the handler's own, where it ran here.
+    Done(Ran, Option<Response<Bytes>>),
+    /// Nothing is kept, and this is the answer.
+    Dropped(Response<Bytes>),
+    /// Nothing is kept: the response is none that can be.
+    Unfit(&'static str),
+    /// Nothing is kept: the handler did not end in time.
+    Late,
+}
+
+pub(crate) type Run<'a> = Pin<Box<dyn Future<Output = Result<Ended, RunOnceError>> + Send + 'a>>;
+
+/// A way in: runs a handler in the transaction that records its key.
+pub(crate) trait Runs<S: Store>: Send + 'static {
+    /// Claims the key and, where it is new, runs the handler. May be called again where the key was held.
+    fn run<'a>(&'a mut self, shared: &'a Shared<S>, admitted: &'a Admitted, progress: &'a Arc<Progress>) -> Run<'a>;
+}
+
+/// How an answer came about, for metrics.
+struct Answered {
+    response: Response<Bytes>,
+    outcome: &'static str,
+}
+
+/// How long to rest before a key is claimed again that somebody else has.
+const REST: Duration = Duration::from_millis(20);
+
+impl<S: Store> Shared<S> {
+    /// Serves one request of a protected route.
+    pub(crate) async fn serve<B, R>(
+        self: &Arc<Self>,
+        request: Request<B>,
+        route: &str,
+        settings: &RouteSettings,
+        runs: R,
+    ) -> Response<Bytes>
+    where
+        B: http_body::Body,
+        B::Error: Into<idem_core::BoxError>,
+        R: Runs<S>,
+    {
+        let received = gates::received_key(request.headers());
+        let answered = match self.admit(request, route, settings).await {
+            Ok(admitted) => self.answer(Arc::new(admitted), runs).await,
+            Err(problem) => Err(problem),
+        };
+        let Answered { mut response, outcome } = answered.unwrap_or_else(|problem| self.problem(&problem));
+        metrics::counter!(
+            HTTP_REQUESTS.name, CONSUMER => self.engine.name().to_string(), OUTCOME => outcome
+        )
+        .increment(1);
+        answer::seal(&mut response, received.as_ref());
+        response
+    }
+
+    fn problem(&self, problem: &Problem) -> Answered {
+        let response = problem.response(&self.profile, &self.problem_types);
+        Answered { response, outcome: problem.slug(&self.profile) }
+    }
+
+    /// The answer to a request: of the first one with its key here, or of a repeat of it.
+    async fn answer<R: Runs<S>>(self: &Arc<Self>, admitted: Arc<Admitted>, runs: R) -> Result<Answered, Problem> {
+        let deadline = Instant::now() + self.wait;
+        loop {
+            let mut stage = match self.flights.board(&admitted.key) {
+                Boarded::First(flight) => {
+                    let shared = Arc::clone(self);
+                    // A task of its own: the client may go, and what was begun comes to its end.
+                    let task = tokio::spawn(async move { shared.lead(&admitted, &flight, runs, deadline).await });
+                    // A handler that panics outside of the engine's care takes its task with it.
+                    return task.await.unwrap_or(Err(Problem::Failed));
+                }
+                Boarded::Other(stage) => stage,
+            };
+            loop {
+                let now = stage.borrow_and_update().clone();
+                let is_running = match now {
+                    Stage::Landed(landed) if landed.print == admitted.print() => return Ok(self.same(&landed)),
+                    // It is another request; the database tells, and notes it.
+                    Stage::Landed(_) => break,
+                    Stage::Running => true,
+                    Stage::Claiming => false,
+                };
+                if is_running && Instant::now() >= deadline {
+                    return Err(Problem::InProgress);
+                }
+                let until = if is_running { deadline } else { deadline + self.handler_deadline };
+                match tokio::time::timeout_at(until, stage.changed()).await {
+                    Ok(Ok(())) => {}
+                    // It has ended without an answer that is kept: the next one runs.
+                    Ok(Err(_ended)) => break,
+                    Err(_late) => return Err(Problem::InProgress),
+                }
+            }
+            // Whoever leads leaves its place right after it has landed.
+            while stage.changed().await.is_ok() {}
+        }
+    }
+
+    /// The answer of a request that had the same key and the same content, and ended while this one waited.
+    fn same(&self, landed: &Landed) -> Answered {
+        let mut response = answer::again(&landed.value);
+        answer::tell(response.headers_mut(), true, landed.times, self.profile.last_modified);
+        Answered { response, outcome: "replayed" }
+    }
+
+    /// Runs the first request with its key here.
+    async fn lead<R: Runs<S>>(
+        &self,
+        admitted: &Admitted,
+        flight: &Flight,
+        mut runs: R,
+        deadline: Instant,
+    ) -> Result<Answered, Problem> {
+        let ended = self.claimed(admitted, &flight.tell, &mut runs, deadline).await;
+        let (ran, own) = match ended {
+            Ok(Ended::Done(ran, own)) => (ran, own),
+            Ok(Ended::Dropped(mut response)) => {
+                let retry_after = http::HeaderValue::from(self.profile.retry_after.as_secs().max(1));
+                if response.status().is_server_error() {
+                    response.headers_mut().entry(http::header::RETRY_AFTER).or_insert(retry_after);
+                }
+                return Ok(Answered { response, outcome: "not-kept" });
+            }
+            Ok(Ended::Unfit(what)) => {
+                tracing::error!(
+                    { idem.consumer = %self.engine.name(), http.route = admitted.parts.uri.path() },
+                    "the response of a handler cannot be kept, so its effects were rolled back: {what}"
+                );
+                return Err(Problem::ResponseRefused(what));
+            }
+            Ok(Ended::Late) => return Err(Problem::FailedForNow),
+            Err(error) => return Err(self.explained(admitted, error)),
+        };
+        Ok(self.done(admitted, flight, ran, own).await)
+    }
+
+    async fn done(&self, admitted: &Admitted, flight: &Flight, ran: Ran, own: Option<Response<Bytes>>) -> Answered {
+        let times = match &ran.recorded {
+            Some(recorded) => recorded.into(),
+            None => {
+                let expires_at = match self.keys_for {
+                    Retention::For(time) => self.engine.database_now().and_then(|now| now.checked_add(time)),
+                    Retention::Forever => None,
+                };
+                Times { processed_at: None, expires_at }
+            }
+        };
+        if flight.tell.has_company() {
+            // Their answers say when this one was done, as all later ones will.
+            let exact = match (times.processed_at, self.engine.ask(admitted.message()).await) {
+                (None, Ok(KeyState::Done { recorded, .. })) => Times::from(&*recorded),
+                (_, _) => times,
+            };
+            flight.tell.landed(Landed { print: admitted.print(), value: ran.value.clone(), times: exact });
+        }
+        // An answer that was read back is the one that counts, also where the handler has run here in vain.
+        let mut response = own.filter(|_| !ran.replayed).unwrap_or_else(|| answer::again(&ran.value));
+        answer::tell(response.headers_mut(), ran.replayed, times, self.profile.last_modified);
+        Answered { response, outcome: if ran.replayed { "replayed" } else { "first" } }
+    }
+
+    /// Claims, and waits for whoever has the key in another process: a few at a time, as each wait takes a connection.
+    async fn claimed<R: Runs<S>>(
+        &self,
+        admitted: &Admitted,
+        progress: &Arc<Progress>,
+        runs: &mut R,
+        deadline: Instant,
+    ) -> Result<Ended, RunOnceError> {
+        loop {
+            let _connection = admitted.in_hand.run().await;
+            let ended = runs.run(self, admitted, progress).await;
+            if !matches!(ended, Err(RunOnceError::Busy)) || Instant::now() + REST >= deadline {
+                return ended;
+            }
+            drop(_connection);
+            progress.waits(None);
+            let waiting = Arc::clone(&self.waiting).acquire_owned();
+            match tokio::time::timeout_at(deadline, waiting).await {
+                Ok(permit) => progress.waits(permit.ok()),
+                Err(_late) => return ended,
+            }
+            tokio::time::sleep(REST).await;
+        }
+    }
+
+    /// Why there is no answer.
+    fn explained(&self, admitted: &Admitted, error: RunOnceError) -> Problem {
+        match error {
+            RunOnceError::Conflict { recorded, .. } => {
+                match fingerprint::differs(&admitted.prints, recorded.hash.as_bytes()) {
+                    Some(Part::Subject) => Problem::OtherSubject,
+                    part => Problem::Differs(part),
+                }
+            }
+            RunOnceError::Busy => Problem::InProgress,
+            RunOnceError::NotKept { recorded, why } => not_kept(&recorded, why),
+            RunOnceError::Refused(failure) => {
+                tracing::warn!({ idem.consumer = %self.engine.name() }, "a request was refused: {failure}");
+                Problem::KeyMalformed("it cannot be kept")
+            }
+            RunOnceError::Failed(failure) => {
+                tracing::warn!({ idem.consumer = %self.engine.name() }, "a handler failed: {failure}");
+                if comes_again(&failure) { Problem::FailedForNow } else { Problem::Failed }
+            }
+            RunOnceError::Unavailable(failure) => {
+                tracing::warn!({ idem.consumer = %self.engine.name() }, "the database cannot be asked: {failure}");
+                Problem::Unavailable
+            }
+            error => {
+                tracing::error!({ idem.consumer = %self.engine.name() }, "a request has no answer: {error}");
+                Problem::Unavailable
+            }
+        }
+    }
+}
+
+/// The status that is known of an answer that cannot be given.
+pub(crate) fn not_kept(recorded: &Recorded, why: NotKept) -> Problem {
+    let status = match why {
+        NotKept::Erased { status, .. } => status,
+        NotKept::Absent | NotKept::NoKey { .. } | NotKept::Altered { .. } => None,
+        _ => None,
+    };
+    Problem::NotKept { status, location: None, processed_at: recorded.processed_at }
+}
+
+fn comes_again(failure: &Failure) -> bool {
+    match failure.class {
+        ErrorClass::RunUnitAgain | ErrorClass::Transient | ErrorClass::Infrastructure => true,
+        ErrorClass::Permanent | ErrorClass::Fatal => false,
+    }
+}

@@ -1,0 +1,11 @@
+//! The server's side, on every store.
+
+mod ask;
+mod gates;
+mod grounds;
+mod layer;
+mod outcomes;
+mod profiles;
+mod repeats;
+mod stores;
+mod support;

@@ -1,0 +1,202 @@
+//! What becomes of each answer, and of each failure.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use idem_core::bugs::{self, Bug};
+use idem_http::Idempotency;
+use idem_testkit::{Fault, Operation};
+use sqlx::Connection as _;
+
+use super::{
+    grounds::{Ground, Memory, Postgres, url},
+    support::{Runs, builder, pausing, request, route, send},
+};
+
+/// The table at `HttpError`, row by row: the effect, whether the answer is kept, and what a repeat gets.
+pub(crate) async fn w15_what_becomes_of_each_answer<G: Ground>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let route = route::<G>(&builder(&ground).build().unwrap(), &runs);
+    for (body, status, has_effect, is_kept) in [
+        ("status 200", 200, true, true),
+        ("status 204", 204, true, true),
+        ("status 303", 303, true, true),
+        ("status 404", 404, true, true),
+        ("status 409", 409, true, true),
+        ("declined", 402, true, true),
+        ("status 500", 500, false, false),
+        ("status 503", 503, false, false),
+        ("final", 422, false, true),
+        ("not kept", 400, false, false),
+        ("error", 500, false, false),
+        ("panic", 503, false, false),
+        ("status 401", 500, false, false),
+        ("status 403", 500, false, false),
+        ("status 408", 500, false, false),
+        ("status 425", 500, false, false),
+        ("status 429", 500, false, false),
+    ] {
+        let key = body.replace(' ', "-");
+        let begun = runs.begun.load(Ordering::SeqCst);
+        let first = send::<G>(&route, request(&key, body)).await;
+        // A panic and an error that nobody has classed are the engine's to judge.
+        let is_right = first.status == status || (matches!(body, "error" | "panic") && first.status >= 500);
+        assert!(is_right, "{body}: {first:?}");
+        assert_eq!(ground.paid().await.contains(&body.to_owned()), has_effect, "{body}: its effect");
+        let again = send::<G>(&route, request(&key, body)).await;
+        let ran = runs.begun.load(Ordering::SeqCst) - begun;
+        if is_kept {
+            assert_eq!((ran, again.status, &again.body), (1, first.status, &first.body), "{body}: a repeat");
+        } else {
+            assert!(ran >= 2, "{body}: a repeat runs");
+            assert_eq!(again.is_replayed(), None, "{body}");
+        }
+        if first.status >= 500 && body.starts_with("status 50") {
+            assert_eq!(first.header("retry-after"), Some("1"), "{body}");
+        }
+    }
+}
+
+pub(crate) async fn w12_a_response_that_cannot_be_kept_has_no_effect<G: Ground>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let route = route::<G>(&builder(&ground).response_bytes_max(1_000).build().unwrap(), &runs);
+    for body in ["large", "coded"] {
+        let refused = send::<G>(&route, request(body, body)).await;
+        assert_eq!(refused.status, 500, "{body}: {refused:?}");
+        assert!(refused.json()["type"].as_str().unwrap().ends_with("response-refused"));
+    }
+    assert_eq!(ground.paid().await.len(), 0);
+}
+
+pub(crate) async fn w23_a_refusal_is_repeated_and_its_effect_is_not_there<G: Ground>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let idempotency = builder(&ground).wait_for_owner(Duration::from_secs(20)).build().unwrap();
+    let route = route::<G>(&idempotency, &runs);
+    let one = || send::<G>(&route, pausing(request("k", "final"), 50));
+    let (a, b, c) = tokio::join!(one(), one(), one());
+    assert_eq!([a.status, b.status, c.status], [422; 3]);
+    assert_eq!((&a.body, &b.body), (&b.body, &c.body));
+    assert_eq!((ground.paid().await.len(), runs.begun.load(Ordering::SeqCst)), (0, 1));
+}
+
+/// A database that is down: 503, and the handler never ran.
+#[tokio::test]
+async fn w16_without_a_database_nothing_runs() {
+    let options: sqlx::postgres::PgConnectOptions = url().parse().unwrap();
+    let store = idem_sqlx::PostgresStore::with_options(options.port(1)).build().unwrap();
+    let payments = Idempotency::builder(store, "payments").single_tenant().plain_hashes().build().unwrap();
+    let route = payments.route("/t", |_, _| Box::pin(async { panic!("it ran") }));
+    let refused = super::support::Seen::of(tower::ServiceExt::oneshot(route, request("k", "one")).await.unwrap()).await;
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")), "{refused:?}");
+    assert!(refused.json()["type"].as_str().unwrap().ends_with("#unavailable"));
+}
+
+/// The answer to the commit is lost, on either side of it: the engine finds out, and there is one effect.
+#[tokio::test]
+async fn w17_a_lost_answer_to_the_commit_is_resolved() {
+    for fault in [Fault::AnswerLost, Fault::ConnectionLost] {
+        let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+        let payments = builder(&ground).build().unwrap();
+        payments.start().await.unwrap();
+        ground.store().inject(Operation::Commit, fault);
+        let route = route::<Memory>(&payments, &runs);
+        let first = send::<Memory>(&route, request("k", "one")).await;
+        assert_eq!(first.status, 201, "{first:?}");
+        assert_eq!(ground.paid().await, ["one"]);
+        assert_eq!(send::<Memory>(&route, request("k", "one")).await.body, first.body);
+    }
+}
+
+/// The answer was erased for privacy: the operation is known, and never runs again.
+#[tokio::test]
+async fn w18_an_operation_whose_answer_is_gone_never_runs_again() {
+    let (ground, runs) = (Postgres::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).build().unwrap();
+    let route = route::<Postgres>(&payments, &runs);
+    send::<Postgres>(&route, request("k", "one")).await;
+    let mut connection = sqlx::PgConnection::connect(&url()).await.unwrap();
+    let erase = format!("DELETE FROM {}.processed_results", ground.schema.quoted());
+    let erased = sqlx::raw_sql(sqlx::AssertSqlSafe(erase)).execute(&mut connection).await.unwrap();
+    assert_eq!(erased.rows_affected(), 1);
+    let gone = send::<Postgres>(&route, request("k", "one")).await;
+    assert_eq!((gone.status, gone.header("retry-after")), (409, None), "{gone:?}");
+    assert!(gone.json()["type"].as_str().unwrap().ends_with("#answer-not-kept"));
+    assert!(gone.json()["processed_at"].as_str().unwrap().ends_with('Z'));
+    assert_eq!(send::<Postgres>(&route, request("k", "two")).await.status, 422, "another request is told so");
+    assert_eq!((ground.paid().await.len(), runs.begun.load(Ordering::SeqCst)), (1, 1));
+}
+
+/// Nothing of a request is stored but its key and a keyed hash, and of the answer what is named.
+#[tokio::test]
+async fn w25_a_request_stands_nowhere_in_the_database() {
+    let (ground, runs) = (Postgres::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).build().unwrap();
+    let route = payments.route("/t", |request, _| {
+        let body = request.into_body();
+        Box::pin(async move {
+            match &*body {
+                b"canary-4000-0012-error" => Err("it failed".into()),
+                _ => Ok(http::Response::new("an answer".into())),
+            }
+        })
+    });
+    drop(runs);
+    let with_canary = |key: &str, body: &str| {
+        let mut request = request(key, body);
+        request.headers_mut().insert("x-secret", "canary-4000-header".parse().unwrap());
+        request
+    };
+    for (key, body) in [("a", "canary-4000-0012"), ("a", "canary-4000-0012-other"), ("b", "canary-4000-0012-error")] {
+        let _ = tower::ServiceExt::oneshot(route.clone(), with_canary(key, body)).await.unwrap();
+    }
+    let mut connection = sqlx::PgConnection::connect(&url()).await.unwrap();
+    let tables = "SELECT table_name::text FROM information_schema.tables WHERE table_schema = $1";
+    let tables: Vec<String> =
+        sqlx::query_scalar(tables).bind(ground.schema.to_string()).fetch_all(&mut connection).await.unwrap();
+    let plain = idem_core::PayloadHash::of(b"canary-4000-0012").to_string();
+    let mut rows = 0;
+    for table in tables {
+        // Bytes are shown as text and as hexadecimal digits.
+        let all = format!("SELECT t::text FROM {}.\"{table}\" AS t", ground.schema.quoted());
+        let all: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(all)).fetch_all(&mut connection).await.unwrap();
+        for row in all {
+            rows += 1;
+            let hex: String = b"canary-4000".iter().map(|byte| format!("{byte:02x}")).collect();
+            assert!(!row.contains("canary-4000") && !row.contains(&hex) && !row.contains(&plain), "{table}: {row}");
+        }
+    }
+    assert!(rows >= 3, "the record, its answer and the conflict were looked at");
+}
+
+/// Bugs that were planted, and are found by what the tests above look at.
+#[tokio::test]
+async fn w26_planted_bugs_are_seen() {
+    // hash_ignored
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).build().unwrap();
+    let one = route::<Memory>(&payments, &runs);
+    send::<Memory>(&one, request("k", "one")).await;
+    bugs::plant(Some(Bug::ConflictIsADuplicate));
+    let status = send::<Memory>(&one, request("k", "two")).await.status;
+    bugs::plant(None);
+    assert_ne!(status, 422, "w4 is red with it");
+    // store_after_commit: a repeat that comes between the two transactions finds the effect without its answer.
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).build().unwrap();
+    let (here, there) = (route::<Memory>(&payments, &runs), route::<Memory>(&builder(&ground).build().unwrap(), &runs));
+    payments.start().await.unwrap();
+    bugs::plant(Some(Bug::ResultInSecondTx));
+    let mut seen = std::collections::BTreeSet::new();
+    for number in 0..50 {
+        let key = format!("k-{number}");
+        let (first, second) = tokio::join!(send::<Memory>(&here, request(&key, "one")), async {
+            tokio::task::yield_now().await;
+            send::<Memory>(&there, request(&key, "one")).await
+        });
+        seen.extend([first.status, second.status]);
+    }
+    bugs::plant(None);
+    assert!(seen.contains(&409), "an operation without its answer: {seen:?}");
+}

@@ -1,0 +1,109 @@
+//! The words of each profile, byte for byte.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use idem_http::Profile;
+
+use super::{
+    grounds::{Ground, Memory},
+    support::{Route, Runs, Seen, builder, pausing, request, route, send},
+};
+
+const KEY: &str = "8e03978e-40d5-43e8-bc93-6894a57f9324";
+
+async fn with(profile: Profile, wait: Duration) -> (Memory, Route<Memory>, Arc<Runs>) {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).profile(profile).wait_for_owner(wait).problem_types("/problems/").build().unwrap();
+    let route = route::<Memory>(&payments, &runs);
+    (ground, route, runs)
+}
+
+fn text(seen: &Seen) -> &str {
+    std::str::from_utf8(&seen.body).unwrap()
+}
+
+async fn while_running(route: &Route<Memory>, runs: &Runs) -> Seen {
+    let begun = runs.begun.load(Ordering::SeqCst);
+    let key = "8e03978e-40d5-43e8-bc93-6894a57f9325";
+    let first = send::<Memory>(route, pausing(request(key, "one"), 200));
+    let second = async {
+        while runs.begun.load(Ordering::SeqCst) == begun {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        send::<Memory>(route, request(key, "one")).await
+    };
+    tokio::join!(first, second).1
+}
+
+#[tokio::test]
+async fn w23_guardia_answers_with_its_codes() {
+    let (ground, route, runs) = with(Profile::guardia(), Duration::ZERO).await;
+    let mut without = request(KEY, "one");
+    without.headers_mut().remove("idempotency-key");
+    let missing = send::<Memory>(&route, without).await;
+    assert_eq!(missing.status, 400);
+    assert_eq!(
+        text(&missing),
+        "{\"code\":\"ERR400_MISSING_OR_MALFORMED_HEADER\",\"detail\":\"This operation needs the header Idempotency-Key, with \
+         a key that is new for each intent and the same for each try of it.\",\"reason\":\"IDEMPOTENCY_KEY_REQUIRED\",\
+         \"status\":400,\"title\":\"Idempotency-Key is missing\",\"type\":\"/problems/key-missing\"}"
+    );
+    for malformed in ["no-uuid", "00000000-0000-0000-0000-000000000000"] {
+        let malformed = send::<Memory>(&route, request(malformed, "one")).await;
+        assert_eq!(malformed.status, 400);
+        assert_eq!(malformed.json()["code"], "ERR400_MISSING_OR_MALFORMED_HEADER");
+        assert_eq!(malformed.json()["reason"], "IDEMPOTENCY_KEY_REQUIRED");
+    }
+    let first = send::<Memory>(&route, request(KEY, "one")).await;
+    let again = send::<Memory>(&route, request(&KEY.to_uppercase(), "one")).await;
+    assert_eq!((again.status, &again.body), (first.status, &first.body), "one UUID in two cases is one key");
+    assert_eq!(again.header("idempotency-key"), Some(&*KEY.to_uppercase()), "as it was received");
+    let at = again.header("last-modified").unwrap();
+    assert!(at.ends_with(" GMT") && at.len() == 29, "{at}");
+    assert_eq!((again.header("idempotency-processed-at"), first.header("last-modified")), (None, None));
+    let other = send::<Memory>(&route, request(KEY, "two")).await;
+    assert_eq!((other.status, other.header("retry-after")), (409, None));
+    assert_eq!(
+        text(&other),
+        "{\"code\":\"ERR409_SERVER_STATE_CONFLICT\",\"detail\":\"The key was used before for a request with another body. Use a \
+         new key for a new request.\",\"differs\":\"body\",\"reason\":\"CONFLICTING_IDEMPOTENT_REQUEST\",\"status\":409,\
+         \"title\":\"Idempotency-Key was used for another request\",\"type\":\"/problems/key-reused\"}"
+    );
+    let running = while_running(&route, &runs).await;
+    assert_eq!((running.status, running.header("retry-after")), (409, Some("1")));
+    assert_eq!(
+        text(&running),
+        "{\"code\":\"ERR409_SERVER_STATE_CONFLICT\",\"detail\":\"The first request with this key has not ended yet. Send it again \
+         with the same key.\",\"reason\":\"IDEMPOTENCY_IN_PROGRESS\",\"status\":409,\"title\":\"A request with this \
+         Idempotency-Key is in progress\",\"type\":\"/problems/in-progress\"}"
+    );
+    assert_eq!(ground.paid().await, ["one", "one"]);
+}
+
+/// By itself the profile waits for the first request, so that all of R85's three get its answer.
+#[tokio::test]
+async fn w23_guardia_waits_for_the_first_request() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).profile(Profile::guardia()).build().unwrap();
+    let route = route::<Memory>(&payments, &runs);
+    let one = || send::<Memory>(&route, pausing(request(KEY, "one"), 300));
+    let (a, b, c) = tokio::join!(one(), one(), one());
+    assert_eq!([a.status, b.status, c.status], [201; 3]);
+    assert_eq!((&a.body, &b.body), (&b.body, &c.body));
+    assert_eq!(ground.paid().await, ["one"]);
+}
+
+#[tokio::test]
+async fn w23_stripes_clients_find_their_errors() {
+    let (_ground, route, runs) = with(Profile::stripe(), Duration::ZERO).await;
+    send::<Memory>(&route, request("k", "one")).await;
+    let other = send::<Memory>(&route, request("k", "two")).await;
+    assert_eq!((other.status, &other.json()["error"]["type"]), (400, &"idempotency_error".into()), "{other:?}");
+    let again = send::<Memory>(&route, request("k", "one")).await;
+    assert_eq!((again.status, again.header("idempotent-replayed")), (201, Some("true")));
+    let running = while_running(&route, &runs).await;
+    assert_eq!((running.status, &running.json()["error"]["code"]), (409, &"idempotency_key_in_use".into()));
+}

@@ -1,0 +1,245 @@
+//! Repeats: one effect, and the first answer.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use http::Request;
+use tower::ServiceExt as _;
+
+use super::{
+    grounds::{Ground, Memory, Postgres},
+    support::{Runs, Seen, builder, pausing, request, request_of, route, send},
+};
+
+pub(crate) async fn w1_a_lost_answer_is_given_again<G: Ground>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let route = route::<G>(&builder(&ground).build().unwrap(), &runs);
+    let first = send::<G>(&route, request("\"k-1\"", "one")).await;
+    assert_eq!((first.status, first.is_replayed()), (201, Some(false)), "{first:?}");
+    assert_eq!(ground.paid().await, ["one"], "it is committed before it is answered");
+    for _ in 0..3 {
+        let again = send::<G>(&route, request("\"k-1\"", "one")).await;
+        assert_eq!((again.status, again.is_replayed(), &again.body), (201, Some(true), &first.body));
+        assert_eq!(again.header("content-digest"), first.header("content-digest"));
+        assert_eq!(again.header("location"), first.header("location"));
+        assert_eq!(again.header("content-type"), Some("text/plain"));
+        assert_eq!(again.header("idempotency-key"), Some("\"k-1\""), "as it was received");
+        assert_eq!(again.header("cache-control"), Some("no-store, no-transform"));
+        assert!(again.header("idempotency-processed-at").is_some_and(|at| at.ends_with('Z')));
+        assert!(again.header("idempotency-expires").is_some_and(|at| at.ends_with('Z')));
+    }
+    // With and without quotes it is one key.
+    assert_eq!(send::<G>(&route, request("k-1", "one")).await.body, first.body);
+    assert_eq!(ground.paid().await, ["one"]);
+    assert_eq!(runs.begun.load(Ordering::SeqCst), 1);
+}
+
+/// R85 to the letter: three concurrent requests with one key, one debit, and all three get the same response.
+pub(crate) async fn w2_three_at_once_have_one_effect_and_one_answer<G: Ground>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let idempotency = builder(&ground).wait_for_owner(Duration::from_secs(20)).build().unwrap();
+    let route = route::<G>(&idempotency, &runs);
+    let one = || send::<G>(&route, pausing(request("k", "one"), 100));
+    let (a, b, c) = tokio::join!(one(), one(), one());
+    assert_eq!((a.status, &a.body), (201, &b.body));
+    assert_eq!((b.status, &b.body), (c.status, &c.body));
+    assert_eq!(a.status, b.status);
+    let replayed = [&a, &b, &c].iter().filter(|seen| seen.is_replayed() == Some(true)).count();
+    assert_eq!(replayed, 2);
+    assert_eq!(ground.paid().await, ["one"]);
+    assert_eq!(runs.begun.load(Ordering::SeqCst), 1);
+    // Those who waited in memory were told the same time as those who come later.
+    let later = send::<G>(&route, request("k", "one")).await;
+    for seen in [&a, &b, &c].into_iter().filter(|seen| seen.is_replayed() == Some(true)) {
+        assert_eq!(seen.header("idempotency-processed-at"), later.header("idempotency-processed-at"));
+    }
+}
+
+pub(crate) async fn w2_who_does_not_wait_is_told_that_it_runs<G: Ground>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let route = route::<G>(&builder(&ground).build().unwrap(), &runs);
+    let first = send::<G>(&route, pausing(request("k", "one"), 400));
+    let second = async {
+        while runs.begun.load(Ordering::SeqCst) == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        send::<G>(&route, request("k", "one")).await
+    };
+    let (first, second) = tokio::join!(first, second);
+    assert_eq!((first.status, second.status), (201, 409), "{second:?}");
+    assert_eq!(second.header("retry-after"), Some("1"));
+    assert_eq!(second.header("content-type"), Some("application/problem+json"));
+    assert!(second.json()["type"].as_str().unwrap().ends_with("in-progress"));
+    assert!(second.header("link").unwrap().contains("rel=\"describedby\""));
+    assert_eq!(ground.paid().await, ["one"]);
+    assert_eq!(send::<G>(&route, request("k", "one")).await.body, first.body);
+}
+
+pub(crate) async fn w3_what_was_begun_ends_without_its_client<G: Ground>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let idempotency = builder(&ground).wait_for_owner(Duration::from_secs(20)).build().unwrap();
+    let route = route::<G>(&idempotency, &runs);
+    let mut gone = Box::pin(send::<G>(&route, pausing(request("k", "one"), 300)));
+    while runs.begun.load(Ordering::SeqCst) == 0 {
+        let _ = tokio::time::timeout(Duration::from_millis(5), &mut gone).await;
+    }
+    drop(gone);
+    let again = send::<G>(&route, request("k", "one")).await;
+    assert_eq!((again.status, again.is_replayed()), (201, Some(true)), "{again:?}");
+    assert_eq!(ground.paid().await, ["one"]);
+    assert_eq!(runs.begun.load(Ordering::SeqCst), 1);
+}
+
+pub(crate) async fn w4_another_request_is_no_repeat<G: Ground>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let route = route::<G>(&builder(&ground).build().unwrap(), &runs);
+    let first = send::<G>(&route, request("k", "one")).await;
+    let with = |change: fn(&mut Request<_>)| {
+        let mut other = request("k", "one");
+        change(&mut other);
+        other
+    };
+    for (part, other) in [
+        ("body", request("k", "two")),
+        ("path", with(|request| *request.uri_mut() = "/u".parse().unwrap())),
+        ("query", with(|request| *request.uri_mut() = "/t?x=1".parse().unwrap())),
+        ("query", with(|request| *request.uri_mut() = "/t?".parse().unwrap())),
+        ("type", with(|request| drop(request.headers_mut().insert("content-type", "text/html".parse().unwrap())))),
+    ] {
+        let refused = send::<G>(&route, other).await;
+        assert_eq!((refused.status, refused.header("retry-after")), (422, None), "{part}: {refused:?}");
+        assert_eq!(refused.json()["differs"], part);
+        assert!(!refused.body.windows(first.body.len()).any(|part| part == first.body), "it discloses nothing");
+    }
+    // What says the same in other words is the same.
+    let same = |request: &mut Request<_>| {
+        let value = "TEXT/plain; charset=utf-8".parse().unwrap();
+        request.headers_mut().insert("content-type", value);
+    };
+    let mut worded = request("k", "one");
+    same(&mut worded);
+    assert_eq!(send::<G>(&route, worded).await.body, first.body);
+    assert_eq!(ground.paid().await, ["one"]);
+    // Another tenant and another method have keys of their own.
+    let other = send::<G>(&route, request_of("globex", "k", "two")).await;
+    assert_eq!((other.status, other.is_replayed()), (201, Some(false)));
+    let mut patch = request("k", "three");
+    *patch.method_mut() = http::Method::PATCH;
+    assert_eq!(send::<G>(&route, patch).await.is_replayed(), Some(false));
+    assert_eq!(ground.paid().await, ["one", "three", "two"]);
+}
+
+pub(crate) async fn w5_malformed_keys_have_no_effect<G: Ground>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let route = route::<G>(&builder(&ground).build().unwrap(), &runs);
+    for key in ["", "\"a", "a,b", "a b", "\"a\";p=1", &"k".repeat(256)] {
+        let refused = send::<G>(&route, request(key, "one")).await;
+        assert_eq!(refused.status, 400, "{key:?}: {refused:?}");
+        assert_eq!(refused.json()["type"].as_str().unwrap().split('#').nth(1), Some("key-malformed"));
+    }
+    let mut twice = request("k", "one");
+    twice.headers_mut().append("idempotency-key", "k".parse().unwrap());
+    assert_eq!(send::<G>(&route, twice).await.status, 400);
+    let mut without = request("k", "one");
+    without.headers_mut().remove("idempotency-key");
+    let refused = send::<G>(&route, without).await;
+    assert_eq!(refused.status, 400);
+    assert_eq!(refused.json()["type"].as_str().unwrap().split('#').nth(1), Some("key-missing"));
+    assert_eq!((ground.paid().await.len(), runs.begun.load(Ordering::SeqCst)), (0, 0));
+    // The longest one that is allowed, which is more than a record's key holds with its scope.
+    let longest = "k".repeat(255);
+    let first = send::<G>(&route, request(&longest, "one")).await;
+    assert_eq!(send::<G>(&route, request(&longest, "one")).await.body, first.body);
+    assert_eq!(ground.paid().await, ["one"]);
+}
+
+pub(crate) async fn w6_a_repeat_gets_no_cookie<G: Ground>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let route = route::<G>(&builder(&ground).build().unwrap(), &runs);
+    let first = send::<G>(&route, request("k", "one")).await;
+    assert_eq!(first.header("set-cookie"), Some("session=secret"));
+    let again = send::<G>(&route, request("k", "one")).await;
+    assert_eq!(again.header("set-cookie"), None);
+    assert!(again.header("location").is_some());
+}
+
+pub(crate) async fn w7_another_instance_gives_the_same_answer<G: Ground>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let instance = || builder(&ground).wait_for_owner(Duration::from_secs(20)).build().unwrap();
+    let (here, there) = (route::<G>(&instance(), &runs), route::<G>(&instance(), &runs));
+    let (a, b) = tokio::join!(
+        send::<G>(&here, pausing(request("k", "one"), 700)),
+        send::<G>(&there, pausing(request("k", "one"), 700))
+    );
+    assert_eq!((a.status, &a.body), (b.status, &b.body), "{a:?} {b:?}");
+    assert_eq!(ground.paid().await, ["one"]);
+    assert_eq!(send::<G>(&there, request("k", "one")).await.body, a.body);
+    assert_eq!(send::<G>(&there, request("k", "two")).await.status, 422);
+}
+
+pub(crate) async fn w11_a_repeat_gets_the_answer_of_the_old_handler<G: Ground>() {
+    let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
+    let first = send::<G>(&route::<G>(&builder(&ground).build().unwrap(), &runs), request("k", "one")).await;
+    let next = builder(&ground)
+        .build()
+        .unwrap()
+        .route("/t", |_, _| Box::pin(async { Ok(http::Response::new("of the new handler".into())) }));
+    let again = Seen::of(next.oneshot(request("k", "one")).await.unwrap()).await;
+    assert_eq!((again.status, again.body), (201, first.body));
+}
+
+/// 10,000 who ask for one key hold no connection while they wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn w22_ten_thousand_repeats_wait_without_connections() {
+    let (ground, runs) = (Postgres::new().await, Arc::new(Runs::default()));
+    let idempotency =
+        builder(&ground).wait_for_owner(Duration::from_secs(60)).tenant_requests_max(20_000).build().unwrap();
+    let route = route::<Postgres>(&idempotency, &runs);
+    let all: Vec<_> = (0..10_000)
+        .map(|_| {
+            let route = route.clone();
+            tokio::spawn(async move { send::<Postgres>(&route, pausing(request("k", "one"), 3_000)).await })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
+    let mut connection = <sqlx::PgConnection as sqlx::Connection>::connect(&super::grounds::url()).await.unwrap();
+    let name = ground.schema.to_string();
+    let open: i64 = sqlx::query_scalar(count).bind(&name).fetch_one(&mut connection).await.unwrap();
+    assert!((1..=4).contains(&open), "{open} connections");
+    let mut bodies = std::collections::BTreeSet::new();
+    for one in all {
+        let seen = one.await.unwrap();
+        assert_eq!(seen.status, 201, "{seen:?}");
+        bodies.insert(seen.body);
+    }
+    assert_eq!((bodies.len(), runs.begun.load(Ordering::SeqCst)), (1, 1));
+    assert_eq!(ground.paid().await, ["one"]);
+}
+
+/// One tenant's slow requests leave connections to others.
+#[tokio::test]
+async fn w13_one_tenant_does_not_take_all_connections() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let idempotency = builder(&ground).lanes(4).tenant_requests_max(40).build().unwrap();
+    let route = route::<Memory>(&idempotency, &runs);
+    let slow: Vec<_> = (0..40)
+        .map(|number| {
+            let route = route.clone();
+            let request = pausing(request(&format!("slow-{number}"), "slow"), 500);
+            tokio::spawn(async move { send::<Memory>(&route, request).await.status })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(runs.begun.load(Ordering::SeqCst), 3, "a quarter of the connections is left");
+    let started = tokio::time::Instant::now();
+    assert_eq!(send::<Memory>(&route, request_of("globex", "k", "quick")).await.status, 201);
+    assert!(started.elapsed() < Duration::from_millis(400), "it waited for another tenant");
+    let refused = send::<Memory>(&route, request("one-more", "one")).await;
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
+    for one in slow {
+        assert_eq!(one.await.unwrap(), 201);
+    }
+}

@@ -1,0 +1,42 @@
+//! Each statement of `repeats`, `outcomes`, `layer` and `ask` on each store.
+
+macro_rules! on {
+    ($store:ident, $ground:ident, $($module:ident :: $test:ident),* $(,)?) => {
+        mod $store {
+            $(
+                #[tokio::test]
+                async fn $test() {
+                    crate::server::$module::$test::<crate::server::grounds::$ground>().await;
+                }
+            )*
+        }
+    };
+}
+
+macro_rules! on_every_store {
+    ($($module:ident :: $test:ident),* $(,)?) => {
+        on!(memory, Memory, $($module::$test),*);
+        on!(sqlite, Sqlite, $($module::$test),*);
+        on!(postgres, Postgres, $($module::$test),*);
+        on!(tokio_postgres, TokioPostgres, $($module::$test),*);
+    };
+}
+
+on_every_store!(
+    repeats::w1_a_lost_answer_is_given_again,
+    repeats::w2_three_at_once_have_one_effect_and_one_answer,
+    repeats::w2_who_does_not_wait_is_told_that_it_runs,
+    repeats::w3_what_was_begun_ends_without_its_client,
+    repeats::w4_another_request_is_no_repeat,
+    repeats::w5_malformed_keys_have_no_effect,
+    repeats::w6_a_repeat_gets_no_cookie,
+    repeats::w7_another_instance_gives_the_same_answer,
+    repeats::w11_a_repeat_gets_the_answer_of_the_old_handler,
+    outcomes::w15_what_becomes_of_each_answer,
+    outcomes::w12_a_response_that_cannot_be_kept_has_no_effect,
+    outcomes::w23_a_refusal_is_repeated_and_its_effect_is_not_there,
+    layer::w24_a_handler_of_axum_has_its_effect_once,
+    layer::w24_an_extractor_refuses_and_nothing_is_kept,
+    layer::w9_a_response_that_does_not_end_has_no_effect,
+    ask::w21_a_key_can_be_asked_about,
+);

@@ -1,0 +1,153 @@
+//! A service for tests: `POST /t` writes the body as an effect, and answers as the body says.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body_util::{BodyExt as _, Full};
+use idem_core::{BoxError, Tx};
+use idem_http::{Answering, Authenticated, HashSecret, HttpError, Idempotency, IdempotencyBuilder, IdempotentRoute};
+use tower::Service as _;
+
+use super::grounds::Ground;
+
+pub(crate) const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
+
+/// An answer as a client sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+impl Seen {
+    pub(crate) async fn of<B>(response: Response<B>) -> Self
+    where
+        B: http_body::Body<Data = Bytes>,
+        B::Error: std::fmt::Debug,
+    {
+        let (parts, body) = response.into_parts();
+        Self { status: parts.status.as_u16(), headers: parts.headers, body: body.collect().await.unwrap().to_bytes() }
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+
+    pub(crate) fn is_replayed(&self) -> Option<bool> {
+        self.header("idempotent-replayed").map(|value| value == "true")
+    }
+}
+
+/// Settings with tenants by token, and keyed hashes.
+pub(crate) fn builder<G: Ground>(ground: &G) -> IdempotencyBuilder<G::Store> {
+    let tenant = |parts: &http::request::Parts| {
+        let token = parts.headers.get("authorization")?.to_str().ok()?.strip_prefix("Bearer ")?;
+        let who = Authenticated::tenant(token.split('/').next()?);
+        Some(match token.split_once('/') {
+            Some((_, subject)) => who.with_subject(subject),
+            None => who,
+        })
+    };
+    Idempotency::builder_shared(ground.store(), "payments")
+        .tenant(tenant)
+        .hash_secret(HashSecret::new(1, SECRET).unwrap())
+}
+
+/// What the handler counts.
+#[derive(Default)]
+pub(crate) struct Runs {
+    pub(crate) begun: AtomicUsize,
+}
+
+type Handler<S> = Box<dyn for<'a, 't> Fn(Request<Bytes>, &'a mut Tx<'t, S>) -> Answering<'a> + Send + Sync>;
+
+/// The route of the tests.
+pub(crate) type Route<G> = IdempotentRoute<<G as Ground>::Store, Handler<<G as Ground>::Store>>;
+
+pub(crate) fn route<G: Ground>(idempotency: &Idempotency<G::Store>, runs: &Arc<Runs>) -> Route<G> {
+    let runs = Arc::clone(runs);
+    let handler: Handler<G::Store> = Box::new(move |request, tx| {
+        let runs = Arc::clone(&runs);
+        Box::pin(async move {
+            runs.begun.fetch_add(1, Ordering::SeqCst);
+            let body = String::from_utf8(request.body().to_vec()).unwrap();
+            G::pay(tx, body.clone()).await.map_err(|error: BoxError| HttpError::from(error))?;
+            if let Some(pause) = request.headers().get("x-pause") {
+                let milliseconds = pause.to_str().unwrap().parse().unwrap();
+                tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+            }
+            answer(&body)
+        })
+    });
+    idempotency.route("/t", handler)
+}
+
+/// What the handler answers: a number that no other run has, unless the body asks for something else.
+pub(crate) fn answer(body: &str) -> Result<Response<Bytes>, HttpError> {
+    let number = fastrand::u64(..).to_string();
+    let response = |status: u16| {
+        Response::builder()
+            .status(status)
+            .header("content-type", "text/plain")
+            .header("location", format!("/t/{number}"))
+            .header("set-cookie", "session=secret")
+            .body(Bytes::from(number.clone()))
+            .unwrap()
+    };
+    match body {
+        "final" => Err(HttpError::refused(response(422))),
+        "declined" => Ok(response(402)),
+        "error" => Err("broken".into()),
+        "panic" => panic!("as asked"),
+        "not kept" => Err(HttpError::not_kept(response(400))),
+        "large" => Ok(response(200).map(|_| Bytes::from(vec![b'x'; 2_000]))),
+        "coded" => {
+            let mut coded = response(200);
+            coded.headers_mut().insert("content-encoding", "gzip".parse().unwrap());
+            Ok(coded)
+        }
+        status if status.starts_with("status ") => Ok(response(status[7..].parse().unwrap())),
+        _ => Ok(response(201)),
+    }
+}
+
+/// A request of tenant `acme`.
+pub(crate) fn request(key: &str, body: &str) -> Request<Full<Bytes>> {
+    request_of("acme", key, body)
+}
+
+pub(crate) fn request_of(token: &str, key: &str, body: &str) -> Request<Full<Bytes>> {
+    Request::post("/t")
+        .header("authorization", format!("Bearer {token}"))
+        .header("idempotency-key", key)
+        .header("content-type", "text/plain")
+        .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))
+        .unwrap()
+}
+
+pub(crate) fn pausing(mut request: Request<Full<Bytes>>, milliseconds: u64) -> Request<Full<Bytes>> {
+    request.headers_mut().insert("x-pause", milliseconds.into());
+    request
+}
+
+/// Sends a request to the route.
+pub(crate) fn send<G: Ground>(
+    route: &Route<G>,
+    request: Request<Full<Bytes>>,
+) -> Pin<Box<dyn Future<Output = Seen> + Send>> {
+    let answered = route.clone().call(request);
+    Box::pin(async move { Seen::of(answered.await.unwrap()).await })
+}

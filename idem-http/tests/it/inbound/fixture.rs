@@ -27,6 +27,8 @@ pub(crate) enum Act {
     WriteAndWait,
     Fail,
     Refuse,
+    /// Waits until it is let go, and refuses.
+    WaitAndRefuse,
 }
 
 /// A handler's orders.
@@ -54,6 +56,11 @@ impl Handler<PostgresStore> for Obey {
                 self.0.began.notify_one();
                 self.0.let_go.notified().await;
                 Ok(())
+            }
+            Act::WaitAndRefuse => {
+                self.0.began.notify_one();
+                self.0.let_go.notified().await;
+                Err(HandlerError::permanent("no such account"))
             }
             Act::Fail => Err(HandlerError::transient("the bank is closed")),
             Act::Refuse => Err(HandlerError::permanent("no such account")),

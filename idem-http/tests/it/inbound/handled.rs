@@ -132,6 +132,27 @@ async fn w43_a_handler_beyond_the_deadline_goes_on() {
     fixture.drop().await;
 }
 
+/// W43: what fails for good beyond the deadline is kept, whether or not its sender comes again.
+#[tokio::test]
+async fn w43_what_fails_beyond_the_deadline_is_kept() {
+    let fixture = Fixture::new().await;
+    let url = serve(inbound(&fixture).deadline(Duration::from_millis(300))).await;
+    fixture.act(Act::WaitAndRefuse);
+    assert_eq!(status(&url, event("e-1", "{}")).await, 503);
+    tokio::time::timeout(Duration::from_secs(30), fixture.orders.began.notified()).await.expect("it began");
+    fixture.orders.let_go.notify_one();
+    // The row tells nobody that it is there.
+    let mut pace = tokio::time::interval(Duration::from_millis(20));
+    let kept = async {
+        while fixture.dead_letters().await.is_empty() {
+            pace.tick().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), kept).await.expect("it is kept");
+    assert_eq!(fixture.dead_letters().await, ["permanent|e-1|{}"]);
+    fixture.drop().await;
+}
+
 /// W43: a flood of slow events holds so many tasks and no more; the others are told to come again. Bodies that do not come hold none.
 #[tokio::test]
 async fn w43_requests_at_once_are_bounded() {

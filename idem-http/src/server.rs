@@ -19,11 +19,7 @@ mod run;
 mod scope;
 mod tenants;
 
-use std::{
-    fmt,
-    sync::{Arc, Once},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use http::HeaderName;
 use idem_core::{KeyPolicy, Retention, RunOnce, StoreError, store::Store};
@@ -68,8 +64,10 @@ pub(crate) struct Shared<S: Store> {
     answers_by_subject: bool,
     problem_types: String,
     misplaced: Counter,
+    #[cfg(feature = "axum")]
     untaken: Counter,
-    told_of_untaken: Once,
+    #[cfg(feature = "axum")]
+    told_of_untaken: std::sync::Once,
 }
 
 impl<S: Store> Clone for Idempotency<S> {

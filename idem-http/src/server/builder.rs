@@ -313,7 +313,9 @@ impl<S: Store> IdempotencyBuilder<S> {
         });
         Ok(Idempotency(Arc::new(Shared {
             misplaced: counter(telemetry::HTTP_MISPLACED_STATUSES),
+            #[cfg(feature = "axum")]
             untaken: counter(telemetry::HTTP_UNTAKEN),
+            #[cfg(feature = "axum")]
             told_of_untaken: std::sync::Once::new(),
             engine,
             tenant,

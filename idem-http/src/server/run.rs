@@ -30,6 +30,7 @@ pub(crate) enum Ended {
     /// Nothing is kept: the response is none that can be.
     Unfit(&'static str),
     /// Nothing is kept: the handler did not end in time.
+    #[cfg(feature = "axum")]
     Late,
 }
 
@@ -154,6 +155,7 @@ impl<S: Store> Shared<S> {
                 );
                 return Err(Problem::ResponseRefused(what));
             }
+            #[cfg(feature = "axum")]
             Ok(Ended::Late) => return Err(Problem::FailedForNow),
             Err(error) => return Err(self.explained(admitted, error)),
         };

@@ -155,7 +155,8 @@ async fn w25_a_request_stands_nowhere_in_the_database() {
     let tables = "SELECT table_name::text FROM information_schema.tables WHERE table_schema = $1";
     let tables: Vec<String> =
         sqlx::query_scalar(tables).bind(ground.schema.to_string()).fetch_all(&mut connection).await.unwrap();
-    let plain = idem_core::PayloadHash::of(b"canary-4000-0012").to_string();
+    // Also of its beginning: the audit trail shows as much.
+    let plain = idem_core::PayloadHash::of(b"canary-4000-0012").to_string()[..8].to_owned();
     let mut rows = 0;
     for table in tables {
         // Bytes are shown as text and as hexadecimal digits.

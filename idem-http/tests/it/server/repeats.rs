@@ -208,6 +208,7 @@ async fn w22_ten_thousand_repeats_wait_without_connections() {
     let mut connection = <sqlx::PgConnection as sqlx::Connection>::connect(&super::grounds::url()).await.unwrap();
     let name = ground.schema.to_string();
     let open: i64 = sqlx::query_scalar(count).bind(&name).fetch_one(&mut connection).await.unwrap();
+    // That of the one that runs, and those of the bookkeeping.
     assert!((1..=4).contains(&open), "{open} connections");
     let mut bodies = std::collections::BTreeSet::new();
     for one in all {

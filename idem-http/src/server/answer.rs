@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
-use idem_core::{Headers, Recorded, ResultBody};
+use idem_core::{Headers, Recorded, ResultBody, outbox::REFERENCE_BYTES_MAX};
 
 use super::{digest, key::KEY_HEADER};
 
@@ -55,9 +55,16 @@ pub(crate) fn kept(response: &Response<Bytes>, names: &[HeaderName]) -> ResultBo
             headers.push(name.as_str(), Some(Bytes::copy_from_slice(value.as_bytes())));
         }
     }
-    let result = ResultBody::new(response.body().clone()).with_status(response.status().as_u16()).with_headers(headers);
-    match response.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()) {
-        Some(content_type) => result.with_content_type(content_type),
+    let mut result =
+        ResultBody::new(response.body().clone()).with_status(response.status().as_u16()).with_headers(headers);
+    let told = |name: HeaderName| response.headers().get(name).and_then(|value| value.to_str().ok());
+    if let Some(content_type) = told(header::CONTENT_TYPE) {
+        result = result.with_content_type(content_type);
+    }
+    // What a repeat is told once the answer's time is over.
+    let location = told(header::LOCATION).filter(|location| location.len() <= REFERENCE_BYTES_MAX);
+    match location.filter(|_| names.contains(&header::LOCATION)) {
+        Some(location) => result.with_reference(location),
         None => result,
     }
 }

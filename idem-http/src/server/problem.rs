@@ -57,7 +57,7 @@ pub(crate) enum Problem {
     InProgress,
     NotKept {
         status: Option<u16>,
-        location: Option<String>,
+        location: Option<Box<str>>,
         processed_at: SystemTime,
     },
     /// The handler failed in a way that another try does not mend.
@@ -244,7 +244,7 @@ impl Problem {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if let Self::NotKept { location: Some(location), .. } = self
-            && let Ok(location) = HeaderValue::try_from(location)
+            && let Ok(location) = HeaderValue::try_from(&**location)
         {
             headers.insert(header::LOCATION, location);
         }
@@ -270,7 +270,7 @@ impl Problem {
         }
         if let Self::NotKept { status, location, processed_at } = self {
             body.insert("original_status".to_owned(), (*status).into());
-            body.insert("original_location".to_owned(), location.clone().into());
+            body.insert("original_location".to_owned(), location.as_deref().into());
             body.insert("processed_at".to_owned(), rfc3339(*processed_at).into());
         }
         Value::Object(body)

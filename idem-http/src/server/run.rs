@@ -243,14 +243,16 @@ impl<S: Store> Shared<S> {
     }
 }
 
-/// The status that is known of an answer that cannot be given.
+/// What is known of an answer that cannot be given.
 pub(crate) fn not_kept(recorded: &Recorded, why: NotKept) -> Problem {
-    let status = match why {
-        NotKept::Erased { status, .. } => status,
-        NotKept::Absent | NotKept::NoKey { .. } | NotKept::Altered { .. } => None,
-        _ => None,
+    let (status, location) = match why {
+        NotKept::Expired { status, reference, .. } => (status, reference),
+        NotKept::Erased { status, .. } => (status, None),
+        NotKept::Absent | NotKept::NoKey { .. } | NotKept::Altered { .. } => (None, None),
+        // It grows with idem-core.
+        _ => (None, None),
     };
-    Problem::NotKept { status, location: None, processed_at: recorded.processed_at }
+    Problem::NotKept { status, location, processed_at: recorded.processed_at }
 }
 
 fn comes_again(failure: &Failure) -> bool {

@@ -14,6 +14,8 @@ mod client;
 mod inbound;
 #[cfg(all(feature = "server", feature = "axum"))]
 mod server;
+#[cfg(all(feature = "axum", feature = "client", feature = "inbound", feature = "reqwest"))]
+mod together;
 
 /// A client of HTTP for tests: no proxy, and no tries of its own.
 #[cfg(feature = "reqwest")]

@@ -21,7 +21,7 @@ use tokio::{net::TcpListener, sync::Notify};
 
 /// What the handler does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Act {
+pub(crate) enum Act {
     Write,
     /// Writes, and waits until it is let go.
     WriteAndWait,
@@ -33,11 +33,11 @@ pub(super) enum Act {
 
 /// A handler's orders.
 #[derive(Debug)]
-pub(super) struct Orders {
-    pub(super) act: Mutex<Act>,
-    pub(super) began: Notify,
-    pub(super) let_go: Notify,
-    pub(super) runs: AtomicU32,
+pub(crate) struct Orders {
+    pub(crate) act: Mutex<Act>,
+    pub(crate) began: Notify,
+    pub(crate) let_go: Notify,
+    pub(crate) runs: AtomicU32,
 }
 
 struct Obey(Arc<Orders>);
@@ -68,11 +68,11 @@ impl Handler<PostgresStore> for Obey {
     }
 }
 
-pub(super) struct Fixture {
-    pub(super) store: PostgresStore,
+pub(crate) struct Fixture {
+    pub(crate) store: PostgresStore,
     schema: SchemaName,
     admin: PgPool,
-    pub(super) orders: Arc<Orders>,
+    pub(crate) orders: Arc<Orders>,
 }
 
 /// A name that no other test and no other run has.
@@ -83,7 +83,7 @@ fn fresh_name() -> SchemaName {
 }
 
 impl Fixture {
-    pub(super) async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let url =
             std::env::var("IDEM_POSTGRES_URL").unwrap_or_else(|_| "postgres://idem@127.0.0.1:25432/idem".to_owned());
         let schema = fresh_name();
@@ -104,33 +104,33 @@ impl Fixture {
         Self { store, schema, admin, orders }
     }
 
-    pub(super) fn act(&self, act: Act) {
+    pub(crate) fn act(&self, act: Act) {
         *self.orders.act.lock().unwrap() = act;
     }
 
-    pub(super) fn runs(&self) -> u32 {
+    pub(crate) fn runs(&self) -> u32 {
         self.orders.runs.load(Ordering::Relaxed)
     }
 
     /// The first column of what a query answers, as texts.
-    pub(super) async fn texts(&self, query: &str) -> Vec<String> {
+    pub(crate) async fn texts(&self, query: &str) -> Vec<String> {
         let rows = sqlx::raw_sql(AssertSqlSafe(query.to_owned())).fetch_all(&self.admin).await.unwrap();
         rows.iter().map(|row| row.try_get_unchecked::<Option<String>, _>(0).unwrap().unwrap_or_default()).collect()
     }
 
     /// The keys of the committed effects, sorted.
-    pub(super) async fn effects(&self) -> Vec<String> {
+    pub(crate) async fn effects(&self) -> Vec<String> {
         self.texts("SELECT key FROM effects ORDER BY 1").await
     }
 
     /// Reason, key and kept payload of each dead letter.
-    pub(super) async fn dead_letters(&self) -> Vec<String> {
+    pub(crate) async fn dead_letters(&self) -> Vec<String> {
         let query = "SELECT reason || '|' || coalesce(idempotency_key, '') || '|' || coalesce(convert_from(payload, 'UTF8'), 'not kept') \
                      FROM dead_letters ORDER BY 1";
         self.texts(query).await
     }
 
-    pub(super) fn consumer(
+    pub(crate) fn consumer(
         &self,
         identify: impl FnOnce(DedupConsumerBuilder<PostgresStore>) -> DedupConsumerBuilder<PostgresStore>,
     ) -> DedupConsumer<PostgresStore> {
@@ -141,7 +141,7 @@ impl Fixture {
     }
 
     /// Drops the schema. A red test does not come here, and its schema stays for a look.
-    pub(super) async fn drop(self) {
+    pub(crate) async fn drop(self) {
         self.store.disconnect().await;
         sqlx::raw_sql(AssertSqlSafe(format!("DROP SCHEMA {} CASCADE", self.schema.quoted())))
             .execute(&self.admin)
@@ -151,7 +151,7 @@ impl Fixture {
 }
 
 /// Serves, and answers the URL.
-pub(super) async fn serve<F: Sender>(service: Inbound<PostgresStore, F>) -> String {
+pub(crate) async fn serve<F: Sender>(service: Inbound<PostgresStore, F>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://127.0.0.1:{}/events", listener.local_addr().unwrap().port());
     tokio::spawn(async move {
@@ -165,9 +165,9 @@ pub(super) async fn serve<F: Sender>(service: Inbound<PostgresStore, F>) -> Stri
 
 /// An answer: status, `Retry-After`, text.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Said(pub(super) u16, pub(super) Option<String>, pub(super) String);
+pub(crate) struct Said(pub(crate) u16, pub(crate) Option<String>, pub(crate) String);
 
-pub(super) async fn post(url: &str, headers: &[(&str, String)], body: impl Into<reqwest::Body>) -> Said {
+pub(crate) async fn post(url: &str, headers: &[(&str, String)], body: impl Into<reqwest::Body>) -> Said {
     let client = crate::http_client();
     let request = headers.iter().fold(client.post(url), |request, (name, value)| request.header(*name, value));
     let response = request.body(body).send().await.unwrap();
@@ -177,6 +177,6 @@ pub(super) async fn post(url: &str, headers: &[(&str, String)], body: impl Into<
 
 /// Seconds since 1970.
 #[allow(clippy::disallowed_methods, reason = "senders sign the time of their wall clock")]
-pub(super) fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs()
 }

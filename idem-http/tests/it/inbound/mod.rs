@@ -1,6 +1,6 @@
 //! Events that come in over HTTP, on a real server and a real database.
 
-mod fixture;
+pub(crate) mod fixture;
 mod handled;
 mod signed;
 mod sns;

@@ -5,7 +5,11 @@ use std::{
     time::Duration,
 };
 
-use idem_core::bugs::{self, Bug};
+use idem_core::{
+    bugs::{self, Bug},
+    cleanup::{Cleaner as _, Expiring, Removal, Removed},
+    store::Store as _,
+};
 use idem_http::Idempotency;
 use idem_testkit::{Fault, Operation};
 use sqlx::Connection as _;
@@ -126,6 +130,29 @@ async fn w18_an_operation_whose_answer_is_gone_never_runs_again() {
     assert!(gone.json()["processed_at"].as_str().unwrap().ends_with('Z'));
     assert_eq!(send::<Postgres>(&route, request("k", "two")).await.status, 422, "another request is told so");
     assert_eq!((ground.paid().await.len(), runs.begun.load(Ordering::SeqCst)), (1, 1));
+}
+
+/// What a repeat is told once the answer's time is over and the key's is not.
+#[tokio::test]
+async fn w18_of_an_answer_whose_time_is_over_status_and_place_are_told() {
+    let (ground, runs) = (Postgres::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).build().unwrap();
+    let route = payments.route("/t", move |_, _| {
+        runs.begun.fetch_add(1, Ordering::SeqCst);
+        let answer = http::Response::builder().status(201).header("location", "/t/7").body("made".into());
+        Box::pin(async move { Ok(answer?) })
+    });
+    assert_eq!(send::<Postgres>(&route, request("k", "one")).await.status, 201);
+    let mut connection = sqlx::PgConnection::connect(&url()).await.unwrap();
+    let age = format!("UPDATE {}.processed_results SET answer_until = now() - interval '1 s'", ground.schema.quoted());
+    sqlx::raw_sql(sqlx::AssertSqlSafe(age)).execute(&mut connection).await.unwrap();
+    let removal =
+        Removal { kind: Expiring::Answers, kept: Duration::ZERO, rows_max: 100, timeout: Duration::from_secs(30) };
+    let cleaned = ground.store().cleaner().remove(&removal).await;
+    assert!(matches!(cleaned, Ok(Removed::Rows(1))), "{cleaned:?}");
+    let gone = send::<Postgres>(&route, request("k", "one")).await;
+    assert_eq!((gone.status, gone.header("location")), (409, Some("/t/7")), "{gone:?}");
+    assert_eq!((&gone.json()["original_status"], &gone.json()["original_location"]), (&201.into(), &"/t/7".into()));
 }
 
 /// Nothing of a request is stored but its key and a keyed hash, and of the answer what is named.

@@ -7,8 +7,10 @@ use idem_core::{BoxError, Destination, Route, outbox::Relayed};
 use serde::Serialize;
 
 pub use self::alone::relay;
-#[cfg(any(feature = "amqp", feature = "kafka"))]
-pub(crate) use self::file::{AmqpPart, KafkaPart};
+#[cfg(feature = "amqp")]
+pub(crate) use self::file::AmqpPart;
+#[cfg(feature = "kafka")]
+pub(crate) use self::file::KafkaPart;
 use crate::{broker::Events, settings::Settings};
 
 /// A route for each destination: its own, or one by the worker's broker.

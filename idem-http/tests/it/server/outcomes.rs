@@ -7,8 +7,7 @@ use std::{
 
 use idem_core::{
     bugs::{self, Bug},
-    cleanup::{Cleaner as _, Expiring, Removal, Removed},
-    store::Store as _,
+    store::{Expiring, Removal, Removed, Store as _},
 };
 use idem_http::Idempotency;
 use idem_testkit::{Fault, Operation};

@@ -189,7 +189,7 @@ fn done(body: &mut Map<String, Value>, recorded: &Recorded, result: Result<Store
             put("state", "answer_not_kept".into());
             if let Problem::NotKept { status, location, .. } = not_kept(recorded, why) {
                 put("status", status.into());
-                put("location", String::from(location).into());
+                put("location", location.as_deref().into());
             }
         }
     }

@@ -26,7 +26,7 @@ use tokio::{
 pub(crate) use self::{
     backlog::{BESIDE, DRAINED, all as backlog},
     half_load::{P99, all as half_load},
-    rate::{BY_HAND_BEST, RELAY, all as rate},
+    rate::{RELAY, all as rate},
     snapshot::{ALONE, SNAPSHOT, all as snapshot},
     takeover::{TAKEN_OVER, all as takeover, relay_until_killed},
 };

@@ -11,11 +11,12 @@ use crate::{
         lanes,
     },
     engine::{CACHED, FRESH},
+    events,
     growth::{
         EMPTY_EACH, EMPTY_SET, GROWN_EACH, GROWN_SET, LARGEST_TABLE,
         steady::{EACH_TABLE, SET_TABLE, WITH, WITHOUT},
     },
-    hot, latency, network,
+    hot, latency, network, relay,
     report::{Line, Table, number},
 };
 
@@ -122,7 +123,34 @@ fn targets() -> Vec<Target> {
     let log = Target::new("log a message, over (b)'s", "alone", "alone-16-wal", calls::IDEM, Must::BeAtMost(1.15));
     targets.push(log.over(calls::KEPT));
     targets.extend(others());
+    targets.extend(outgoing());
     targets
+}
+
+/// Of events and answers. The lines of pairs are shares of the line without, round by round.
+fn outgoing() -> impl Iterator<Item = Target> {
+    use Must::{BeAtLeast, BeAtMost};
+    let mut targets = Vec::new();
+    for (is_tokio, batch, least) in [(false, 100, 0.9), (true, 100, 0.9), (false, 1, 0.8), (true, 1, 0.8)] {
+        let of =
+            |what, line, least| Target::new(what, "events", &events::table(is_tokio, batch), line, BeAtLeast(least));
+        targets.push(of("one event a message, over none", events::EVENT, least));
+        if batch > 1 {
+            targets.push(of("an answer of 1 KiB a message, over none", events::ANSWER, 0.85));
+        }
+    }
+    let of = |what, case, table, line, must| Target::new(what, case, table, line, must);
+    targets.extend([
+        of("the relay alone to Kafka, events a second", "relay", "relay", relay::RELAY, BeAtLeast(20_000.0)),
+        of("p99 at 10,000 a second, ms", "relay-times", "relay-half-load", relay::P99, BeAtMost(100.0)),
+        of("a kill to the next confirmation, s", "relay-times", "relay-takeover", relay::TAKEN_OVER, BeAtMost(2.0)),
+        of("backlog, over rate less arrivals", "relay-backlog", "relay-backlog-share", relay::DRAINED, BeAtLeast(0.9)),
+        of("p99 beside a backlog, ms", "relay-backlog", "relay-backlog-beside", relay::BESIDE, BeAtMost(250.0)),
+        of("size over six turnovers", "relay-snapshot", "relay-snapshot-size", relay::ALONE, BeAtMost(1.1)),
+        of("rate over six, snapshot open", "relay-snapshot", "relay-snapshot-rate", relay::SNAPSHOT, BeAtLeast(0.8)),
+        of("look over six, snapshot open", "relay-snapshot", "relay-snapshot-look", relay::SNAPSHOT, BeAtMost(2.0)),
+    ]);
+    targets.into_iter()
 }
 
 /// What is not said of one of the two works.

@@ -23,8 +23,8 @@ use crate::{
 
 const DESTINATION: &str = "bench";
 
-/// The lines that targets are about.
-pub(crate) const BY_HAND_BEST: &str = "by hand: poll 1000, publish, wait for all, update";
+/// The lines that the docs and a target are about.
+const BY_HAND_BEST: &str = "by hand: poll 1000, publish, wait for all, update";
 pub(crate) const RELAY: &str = "the relay";
 
 #[derive(Clone, Copy)]

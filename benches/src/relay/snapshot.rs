@@ -49,12 +49,13 @@ pub(crate) async fn all(url: &str, brokers: &str, events: usize) -> Result<Vec<T
         let of = |value: fn(&Turnover) -> f64| {
             turnovers.first().zip(turnovers.last()).map_or(f64::NAN, |(first, last)| value(last) / value(first))
         };
-        ratios.push((ratio, of(|t| t.megabytes), of(|t| t.rate), of(|t| t.look)));
+        ratios.push(
+            [("size", of(|t| t.megabytes)), ("rate", of(|t| t.rate)), ("look", of(|t| t.look))]
+                .map(|(kind, last_over_first)| (kind, Line { name: ratio.to_owned(), rounds: vec![last_over_first] })),
+        );
     }
-    let kinds: [(&str, fn(&(&str, f64, f64, f64)) -> f64); 3] =
-        [("size", |r| r.1), ("rate", |r| r.2), ("look", |r| r.3)];
-    for (kind, value) in kinds {
-        let lines = ratios.iter().map(|ratio| Line { name: ratio.0.to_owned(), rounds: vec![value(ratio)] }).collect();
+    for kind in ["size", "rate", "look"] {
+        let lines = ratios.iter().flatten().filter(|(of, _)| *of == kind).map(|(_, line)| line.clone()).collect();
         tables.push(Table::print(format!("relay-snapshot-{kind}"), format!("Six turnovers: {kind}"), "ratio", lines));
     }
     crate::postgres::remove(Filling::new(url, &[DESTINATION]).await?.connection()).await?;

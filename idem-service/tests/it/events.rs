@@ -1,5 +1,7 @@
 //! Workers whose handlers publish, and what is seen of it.
 
+use std::time::Duration;
+
 use idem_core::Message;
 use idem_testkit::memory::{Queue, QueueOptions};
 use serde_json::{Value, json};
@@ -114,8 +116,13 @@ async fn o9_what_waits_for_a_destination_is_seen() {
     let told = place.broker.create("told", QueueOptions::default()).expect("a queue");
     told.until(|stats| stats.published == 1).await;
     admin.readiness(|json| json["relay"][0]["trouble"].is_null()).await;
-    let (_, metrics) = admin.get("/metrics").await;
-    assert!(metrics.contains("idem_outbox_published_total{destination=\"told\"} 1"), "{metrics}");
+    // It is counted once it is settled, which is a moment after the trouble is over.
+    let is_counted = tokio::time::timeout(Duration::from_secs(60), async {
+        while !admin.get("/metrics").await.1.contains("idem_outbox_published_total{destination=\"told\"} 1") {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    is_counted.await.expect("the metric counts it");
     running.signal("TERM").await;
     assert_eq!(running.ended().await.with(0).summary()["published"], 1);
     place.remove();

@@ -15,7 +15,7 @@ use sqlx::Connection as _;
 
 use super::{
     grounds::{Ground, Memory, Postgres, url},
-    support::{Runs, builder, pausing, request, route, send},
+    support::{Handler, Runs, builder, pausing, request, route, send},
 };
 
 /// The table at `HttpError`, row by row: the effect, whether the answer is kept, and what a repeat gets.
@@ -134,13 +134,13 @@ async fn w18_an_operation_whose_answer_is_gone_never_runs_again() {
 /// What a repeat is told once the answer's time is over and the key's is not.
 #[tokio::test]
 async fn w18_of_an_answer_whose_time_is_over_status_and_place_are_told() {
-    let (ground, runs) = (Postgres::new().await, Arc::new(Runs::default()));
+    let ground = Postgres::new().await;
     let payments = builder(&ground).build().unwrap();
-    let route = payments.route("/t", move |_, _| {
-        runs.begun.fetch_add(1, Ordering::SeqCst);
+    let handler: Handler<_> = Box::new(|_, _| {
         let answer = http::Response::builder().status(201).header("location", "/t/7").body("made".into());
         Box::pin(async move { Ok(answer?) })
     });
+    let route = payments.route("/t", handler);
     assert_eq!(send::<Postgres>(&route, request("k", "one")).await.status, 201);
     let mut connection = sqlx::PgConnection::connect(&url()).await.unwrap();
     let age = format!("UPDATE {}.processed_results SET answer_until = now() - interval '1 s'", ground.schema.quoted());

@@ -72,7 +72,7 @@ pub(crate) struct Runs {
     pub(crate) begun: AtomicUsize,
 }
 
-type Handler<S> = Box<dyn for<'a, 't> Fn(Request<Bytes>, &'a mut Tx<'t, S>) -> Answering<'a> + Send + Sync>;
+pub(crate) type Handler<S> = Box<dyn for<'a, 't> Fn(Request<Bytes>, &'a mut Tx<'t, S>) -> Answering<'a> + Send + Sync>;
 
 /// The route of the tests.
 pub(crate) type Route<G> = IdempotentRoute<<G as Ground>::Store, Handler<<G as Ground>::Store>>;

@@ -92,8 +92,9 @@ async fn a_file_that_left_wal_mode_is_refused() {
 async fn what_cannot_be_opened_is_told() {
     let error = SqliteStore::open(":memory:").await.unwrap_err();
     assert!(matches!(error, StoreError::Refused { .. }), "{error}");
+    // A folder does not come by itself, and a start that waits for it is of no use to anybody.
     let error = SqliteStore::open("/proc/nowhere/x.db").await.unwrap_err();
-    assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+    assert!(matches!(error, StoreError::Refused { .. }), "{error}");
     let missing = SqliteOptions::new(File::new().path()).create_if_missing(false);
     let error = SqliteStore::connect(missing).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");

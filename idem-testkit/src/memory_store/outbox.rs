@@ -292,9 +292,7 @@ impl Events {
             }
             backlog
         };
-        let mut all: Vec<_> = self.destinations.iter().enumerate().map(count).collect();
-        all.sort_by(|one, other| one.destination.cmp(&other.destination));
-        all
+        self.destinations.iter().enumerate().map(count).collect()
     }
 }
 

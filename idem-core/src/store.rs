@@ -3,7 +3,6 @@
 
 mod claim;
 mod describe;
-mod interned;
 mod registration;
 mod tx;
 mod usage;
@@ -20,7 +19,6 @@ use async_trait::async_trait;
 pub use self::{
     claim::{Claim, Claimed, Recorded},
     describe::describe,
-    interned::Interned,
     registration::{Registered, Registration},
     tx::{HandingIn, Tx},
     usage::Usage,

@@ -95,7 +95,8 @@ async fn what_cannot_be_opened_is_told() {
     // A folder does not come by itself, and a start that waits for it is of no use to anybody.
     let error = SqliteStore::open("/proc/nowhere/x.db").await.unwrap_err();
     assert!(matches!(error, StoreError::Refused { .. }), "{error}");
-    let missing = SqliteOptions::new(File::new().path()).create_if_missing(false);
+    let absent = File::new();
+    let missing = SqliteOptions::new(absent.path()).create_if_missing(false);
     let error = SqliteStore::connect(missing).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
     let file = File::new();

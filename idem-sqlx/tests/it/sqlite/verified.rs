@@ -98,7 +98,7 @@ async fn what_cannot_be_opened_is_told() {
     let absent = File::new();
     let missing = SqliteOptions::new(absent.path()).create_if_missing(false);
     let error = SqliteStore::connect(missing).await.unwrap_err();
-    assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+    assert!(matches!(error, StoreError::Refused { .. }), "{error}");
     let file = File::new();
     std::fs::write(file.path(), "this is no database, and it is long enough to have a header of its own".repeat(20))
         .unwrap();

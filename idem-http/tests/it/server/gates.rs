@@ -63,7 +63,9 @@ async fn w19_the_cheapest_gate_comes_first() {
         let route = route.clone();
         async move { send::<Memory>(&route, super::support::pausing(request("held", "held"), 300)).await }
     });
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    while runs.begun.load(Ordering::SeqCst) < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     // Each row mends one fault more than the one before.
     let large = Bytes::from(vec![b'x'; 2_000]);
     let steps: [(u16, bool); 9] = [

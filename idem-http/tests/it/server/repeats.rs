@@ -233,6 +233,9 @@ async fn w13_one_tenant_does_not_take_all_connections() {
             tokio::spawn(async move { send::<Memory>(&route, request).await.status })
         })
         .collect();
+    while runs.begun.load(Ordering::SeqCst) < 3 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(runs.begun.load(Ordering::SeqCst), 3, "a quarter of the connections is left");
     let started = tokio::time::Instant::now();

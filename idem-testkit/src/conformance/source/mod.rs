@@ -83,18 +83,17 @@ pub mod cases {
     pub use super::{content::*, deliver::*, lifecycle::*, order::*, revoke::*, settle::*};
 }
 
+/// How long one case may take.
+const CASE_MAX: std::time::Duration = std::time::Duration::from_secs(600);
+
 /// Runs one case to its end on a runtime of its own, or fails after ten minutes.
 ///
 /// # Panics
 /// Where the case fails.
 pub fn run(name: &str, case: impl Future<Output = ()>) {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = runtime.worker_threads(2).enable_all().build().expect("a runtime");
-    let limit = std::time::Duration::from_secs(600);
-    let ended = runtime.block_on(async { tokio::time::timeout(limit, case).await });
-    assert!(ended.is_ok(), "{name} did not end within {limit:?}");
-    // Tasks that wait for a broker that hangs must not keep the test waiting.
-    runtime.shutdown_background();
+    runtime.worker_threads(2);
+    super::block_on(name, runtime, CASE_MAX, Box::pin(case));
 }
 
 /// Makes one test of each case of the source suite. The argument is the path of an `async fn() -> impl

@@ -89,15 +89,14 @@ where
     F: Future<Output = T>,
     C: AsyncFnOnce(&T),
 {
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = runtime.worker_threads(2).enable_all().build();
-    let runtime = runtime.unwrap_or_else(|error| panic!("no runtime for {name}: {error}"));
-    runtime.block_on(async {
+    let whole = async {
         let subject = gate::within("a fresh subject", factory()).await;
-        let done = tokio::time::timeout(CASE_MAX, case(&subject)).await;
-        assert!(done.is_ok(), "{name} took longer than {CASE_MAX:?}");
+        case(&subject).await;
         gate::within("removing the subject", subject.discard()).await;
-    });
+    };
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.worker_threads(2);
+    super::block_on(name, runtime, CASE_MAX, Box::pin(whole));
 }
 
 /// Makes one `#[test]` of each case of the [store suite](crate::conformance::store), on what an async function without

@@ -6,7 +6,7 @@ use std::{error::Error, process::Stdio};
 use serde_json::{Value, json};
 
 use crate::{
-    amqp, calls, engine, kafka, relay,
+    amqp, calls, engine, http, kafka, relay,
     report::{Line, Table},
 };
 
@@ -22,6 +22,9 @@ pub(crate) fn measure(arguments: &[String]) -> Result<Value, Box<dyn Error>> {
         [what, messages] if what == "engine" => runtime.block_on(engine::memory(messages.parse()?)),
         [what, topic, messages] if what == "kafka" => runtime.block_on(kafka::resident(topic, messages.parse()?)),
         [what, queue, messages] if what == "rabbitmq" => runtime.block_on(amqp::resident(queue, messages.parse()?)),
+        [what, way, driver, url] if what == "http" => {
+            runtime.block_on(http::serve(way, driver, url)).map(|()| Value::Null)
+        }
         [what, url, brokers, topic] if what == "relay" => {
             runtime.block_on(relay::relay_until_killed(url, brokers, topic)).map(|()| Value::Null)
         }
@@ -51,8 +54,13 @@ pub(crate) async fn resident(id: &str, title: &str, arguments: &[&str]) -> Resul
 
 /// The process's resident memory in MiB.
 pub(crate) fn resident_mib() -> Result<usize, Box<dyn Error>> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).ok_or("no VmRSS in /proc/self/status")?;
+    resident_mib_of("self")
+}
+
+/// That of the process with this id.
+pub(crate) fn resident_mib_of(process: &str) -> Result<usize, Box<dyn Error>> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).ok_or("no VmRSS in /proc/…/status")?;
     let kib: usize = line.split_whitespace().nth(1).ok_or("VmRSS has no value")?.parse()?;
     Ok(kib / 1024)
 }

@@ -1,5 +1,10 @@
 //! Measures idem beside what people write by hand, in one run. `./bench` runs it, and says what it takes.
-#![allow(clippy::print_stdout, clippy::disallowed_methods, reason = "a measurement prints, and waits while it samples")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::disallowed_methods,
+    reason = "a measurement prints, and waits while it samples"
+)]
 
 mod alone;
 mod amqp;
@@ -14,6 +19,7 @@ mod events;
 mod feed;
 mod growth;
 mod hot;
+mod http;
 mod kafka;
 mod latency;
 mod network;
@@ -70,6 +76,7 @@ async fn measure(case: &str, options: &Options) -> Result<Vec<Table>, Box<dyn Er
     let Options { rounds, size, .. } = *options;
     let url = if matches!(case, "engine" | "instructions" | "memory") { String::new() } else { url()? };
     let at = (url.as_str(), rounds, size.round);
+    let http_at = (url.as_str(), rounds.min(size.http_rounds_max), size.http);
     Ok(match case {
         "engine" => engine::cost(rounds, size.engine).await?,
         "instructions" => vec![engine::instructions(20_000).await?],
@@ -110,6 +117,10 @@ async fn measure(case: &str, options: &Options) -> Result<Vec<Table>, Box<dyn Er
         }
         "relay-backlog" => relay::backlog(&url, &brokers()?, rounds, size.relay * 2).await?,
         "relay-snapshot" => relay::snapshot(&url, &brokers()?, size.relay).await?,
+        "http" => http::all(http_at).await?,
+        "http-refused" => http::refused(http_at).await?,
+        "http-latency" => http::latency(http_at).await?,
+        "http-memory" => vec![http::memory(&url, options.minutes).await?],
         "growth" => growth::measure(at, options.rows).await?,
         "steady" => growth::steady::measure(at, options.rows).await?,
         _ => return Err(format!("{case} is none of the cases; ./bench --list names them").into()),

@@ -20,6 +20,9 @@ pub(crate) struct Size {
     pub(crate) relay: usize,
     /// How long a relay runs at each rate.
     pub(crate) half_load: Duration,
+    /// How long wrk sends, in whole seconds, and how often at most.
+    pub(crate) http: Duration,
+    pub(crate) http_rounds_max: usize,
 }
 
 const FULL: Size = Size {
@@ -32,6 +35,8 @@ const FULL: Size = Size {
     backlog: 5_000_000,
     relay: 100_000,
     half_load: Duration::from_secs(5),
+    http: Duration::from_secs(2),
+    http_rounds_max: usize::MAX,
 };
 const QUICK: Size = Size {
     round: Duration::from_millis(500),
@@ -43,6 +48,8 @@ const QUICK: Size = Size {
     backlog: 1_000_000,
     relay: 40_000,
     half_load: Duration::from_secs(2),
+    http: Duration::from_secs(1),
+    http_rounds_max: 1,
 };
 /// Only whether it works.
 const SMOKE: Size = Size {
@@ -55,6 +62,8 @@ const SMOKE: Size = Size {
     backlog: 5_000,
     relay: 2_000,
     half_load: Duration::from_millis(500),
+    http: Duration::from_secs(1),
+    http_rounds_max: 1,
 };
 
 /// When a case is measured.
@@ -69,7 +78,7 @@ enum When {
 }
 
 /// Every case: its name, when it is measured, and what it is.
-const CASES: [(&str, When, &str); 24] = [
+const CASES: [(&str, When, &str); 28] = [
     ("engine", When::Always, "the engine alone on one thread: time and allocations a message"),
     ("memory", When::Always, "resident memory over millions of messages through the engine"),
     ("insert", When::Always, "PostgreSQL, a row of JSON: idem beside five loops by hand and pgbench"),
@@ -90,6 +99,10 @@ const CASES: [(&str, When, &str); 24] = [
     ("relay-times", When::Asked, "from commit to confirmation at half load, and from a kill to the next relay"),
     ("relay-backlog", When::Asked, "a backlog of one destination, and what another one notices of it"),
     ("relay-snapshot", When::Asked, "six turnovers of the outbox, with and without an old snapshot open"),
+    ("http", When::Asked, "first runs and replays over HTTP, on both stores; with --rounds 9 four minutes; needs wrk"),
+    ("http-refused", When::Asked, "what requests that are refused, and replays, have the database write; needs wrk"),
+    ("http-latency", When::Asked, "an answer's latency at half of what the bare handler can"),
+    ("http-memory", When::Asked, "resident memory at full load, for --minutes N (2); needs wrk"),
     ("network", When::Asked, "both works at 0, 0.5, 1 and 5 ms, on both stores; 15 minutes"),
     ("growth", When::Asked, "up to --rows N (50 million) in the table; 40 minutes and 40 GB of disk"),
     ("steady", When::Asked, "three turnovers of up to 20 million rows, then cleanup at the rate of intake"),
@@ -112,12 +125,14 @@ pub(crate) struct Options {
     pub(crate) size: Size,
     /// How far the table of records grows.
     pub(crate) rows: usize,
+    /// How long memory is watched.
+    pub(crate) minutes: usize,
     pub(crate) json: Option<String>,
 }
 
 pub(crate) fn parse(arguments: Vec<String>) -> Result<Asked, Box<dyn Error>> {
     let mut options =
-        Options { cases: Vec::new(), is_whole: false, rounds: 5, size: FULL, rows: 50_000_000, json: None };
+        Options { cases: Vec::new(), is_whole: false, rounds: 5, size: FULL, rows: 50_000_000, minutes: 2, json: None };
     let (mut quick, mut arguments) = (false, arguments.into_iter());
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
@@ -129,6 +144,7 @@ pub(crate) fn parse(arguments: Vec<String>) -> Result<Asked, Box<dyn Error>> {
             "--case" => options.cases.push(value()?),
             "--rounds" => options.rounds = value()?.parse()?,
             "--rows" => options.rows = value()?.parse()?,
+            "--minutes" => options.minutes = value()?.parse()?,
             "--json" => options.json = Some(value()?),
             other => match other.strip_prefix("--").filter(|name| CASES.iter().any(|(case, ..)| case == name)) {
                 Some(case) => options.cases.push(case.to_owned()),

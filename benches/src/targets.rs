@@ -16,7 +16,7 @@ use crate::{
         EMPTY_EACH, EMPTY_SET, GROWN_EACH, GROWN_SET, LARGEST_TABLE,
         steady::{EACH_TABLE, SET_TABLE, WITH, WITHOUT},
     },
-    hot, latency, network, relay,
+    hot, http, latency, network, relay,
     report::{Line, Table, number},
 };
 
@@ -124,7 +124,38 @@ fn targets() -> Vec<Target> {
     targets.push(log.over(calls::KEPT));
     targets.extend(others());
     targets.extend(outgoing());
+    targets.extend(requests());
     targets
+}
+
+/// Of requests over HTTP. The lines of pairs are shares of another line, round by round.
+fn requests() -> impl Iterator<Item = Target> {
+    use Must::{BeAtLeast, BeAtMost};
+    let mut targets = Vec::new();
+    for driver in ["sqlx", "tokio"] {
+        let table = http::table(driver);
+        let replays = format!("{table}-replays");
+        let of = |what, case, table: &str, line, must| Target::new(what, case, table, line, must);
+        targets.extend([
+            of("first runs, over the textbook by hand", "http", &table, http::IDEM, BeAtLeast(0.9)),
+            of("replays, over first runs", "http", &replays, http::REPLAYS, BeAtLeast(2.0)),
+        ]);
+        // What else the server does meanwhile is in these too, so they are not exactly nothing.
+        for (what, line) in [
+            ("a replay's log, bytes", http::REPLAY),
+            ("that of a 400", http::KEYLESS),
+            ("that of a 409", http::HELD),
+            ("that of a 422", http::OTHER),
+        ] {
+            let table = http::refused_table(driver, "log");
+            targets.push(of(what, "http-refused", &table, line, BeAtMost(1.0)));
+        }
+        let latency = http::latency_table(driver);
+        targets.push(of("p99 at half the bare rate, ms more", "http-latency", &latency, http::MORE, BeAtMost(1.0)));
+    }
+    let what = "memory, last tenth over the first";
+    targets.push(Target::new(what, "http-memory", "http-memory", http::GROWN, BeAtMost(1.1)));
+    targets.into_iter()
 }
 
 /// Of events and answers. The lines of pairs are shares of the line without, round by round.

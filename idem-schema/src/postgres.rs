@@ -250,27 +250,26 @@ WHERE pid = $1::int4 AND ((extract(epoch FROM backend_start) * 1000000::numeric)
     /// one row: `version int4`, `oldest_worker text`.
     schema_version: "SELECT version, oldest_worker FROM {schema}.migrations ORDER BY version DESC LIMIT 1";
 
-    /// Writes the events of a unit. The numbers are drawn in the order given, and the rows inserted in the order of what is unique:
-    /// two units with the same events wait for each other one way only.
+    /// Writes the events of a unit. The numbers are drawn first and given by rank, so that the rows come sorted and nothing is kept
+    /// or sorted here: functions in FROM, and a sort of whole rows, cost the server more than they are worth.
     ///
-    /// Parameters, the arrays of one length: 1 destinations `int4[]`, 2 consumers `int4[]`, 3 key ids `uuid[]`, 4 keys `text[]`,
-    /// 5 ordering keys `bytea[]`, 6 event types `text[]`, 7 content types `text[]`, 8 headers `text[]` (JSON), 9 payloads
-    /// `bytea[]`, 10 hashes `bytea[]`; 5 to 8 may hold NULLs. Result, a row an event that was inserted: `destination int4`,
-    /// `consumer int4`, `key_id uuid`. What is not among them is in the outbox, or was: read it, in another statement.
+    /// Parameters, the arrays of one length, in the order of the first three: 1 destinations `int4[]`, 2 consumers `int4[]`, 3 key
+    /// ids `uuid[]`, 4 keys `text[]`, 5 ordering keys `bytea[]`, 6 event types `text[]`, 7 content types `text[]`, 8 headers `text[]`
+    /// (JSON), 9 payloads `bytea[]`, 10 hashes `bytea[]`, 11 ranks from 1 `int4[]`; 5 to 8 may hold NULLs. Result, a row an event
+    /// that was inserted: `destination int4`, `consumer int4`, `key_id uuid`. What is not among them is in the outbox, or was: read
+    /// it, in another statement.
     append_events: "\
-WITH asked AS MATERIALIZED (
-    SELECT pg_catalog.nextval('{schema}.outbox_numbers') AS number, given.*
-    FROM ROWS FROM (pg_catalog.unnest($1::int4[]), pg_catalog.unnest($2::int4[]), pg_catalog.unnest($3::uuid[]),
-        pg_catalog.unnest($4::text[]), pg_catalog.unnest($5::bytea[]), pg_catalog.unnest($6::text[]),
-        pg_catalog.unnest($7::text[]), pg_catalog.unnest($8::text[]), pg_catalog.unnest($9::bytea[]),
-        pg_catalog.unnest($10::bytea[])) WITH ORDINALITY AS given (destination, consumer, key_id, event_key, ordering_key,
-        event_type, content_type, headers, payload, event_hash, place)
-    ORDER BY given.place
-)
 INSERT INTO {schema}.outbox (number, destination, consumer, key_id, event_key, ordering_key, event_type, content_type, headers,
     payload, event_hash)
-SELECT number, destination, consumer, key_id, event_key, ordering_key, event_type, content_type, headers::json, payload, event_hash
-FROM asked ORDER BY destination, consumer, key_id
+SELECT (ARRAY(SELECT pg_catalog.nextval('{schema}.outbox_numbers')
+        FROM pg_catalog.generate_series(1, pg_catalog.cardinality($1::int4[]))))[asked.rank],
+    destination, consumer, key_id, event_key, ordering_key, event_type, content_type, headers::json, payload, event_hash
+FROM (SELECT pg_catalog.unnest($1::int4[]) AS destination, pg_catalog.unnest($2::int4[]) AS consumer,
+    pg_catalog.unnest($3::uuid[]) AS key_id, pg_catalog.unnest($4::text[]) AS event_key,
+    pg_catalog.unnest($5::bytea[]) AS ordering_key, pg_catalog.unnest($6::text[]) AS event_type,
+    pg_catalog.unnest($7::text[]) AS content_type, pg_catalog.unnest($8::text[]) AS headers,
+    pg_catalog.unnest($9::bytea[]) AS payload, pg_catalog.unnest($10::bytea[]) AS event_hash,
+    pg_catalog.unnest($11::int4[]) AS rank) AS asked
 ON CONFLICT (destination, consumer, key_id) DO NOTHING
 RETURNING destination, consumer, key_id";
 

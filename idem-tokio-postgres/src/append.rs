@@ -11,7 +11,7 @@ use crate::{
     link::{Parameter, Parameters},
 };
 
-pub(crate) fn new_events<'p>(events: &'p EventColumns<'_>) -> [Parameter<'p>; 10] {
+pub(crate) fn new_events<'p>(events: &'p EventColumns<'_>) -> [Parameter<'p>; 11] {
     [
         (&events.destinations, Type::INT4_ARRAY),
         (&events.consumers, Type::INT4_ARRAY),
@@ -23,6 +23,7 @@ pub(crate) fn new_events<'p>(events: &'p EventColumns<'_>) -> [Parameter<'p>; 10
         (&events.headers, Type::TEXT_ARRAY),
         (&events.payloads, Type::BYTEA_ARRAY),
         (&events.hashes, Type::BYTEA_ARRAY),
+        (&events.ranks, Type::INT4_ARRAY),
     ]
 }
 

@@ -19,11 +19,14 @@ type EventId = (i32, i32, Uuid);
 /// How often events are inserted that were neither inserted nor found: a relay may have removed the one that was in the way.
 const ROUNDS: usize = 3;
 
-/// Events as the columns of the statement that writes them, and of the one that reads what was not written.
+/// Events as the columns of the statement that writes them, and of the one that reads what was not written: in the order of
+/// what is unique, so that two units with the same events wait for each other one way only.
 #[derive(Debug)]
 pub struct EventColumns<'e> {
     /// The places in the unit's events.
     places: Vec<usize>,
+    /// `int4[]`: which of the statement's numbers each gets, from 1, in the order of their publication.
+    pub ranks: Vec<i32>,
     /// `int4[]`.
     pub destinations: Vec<i32>,
     /// `int4[]`.
@@ -47,13 +50,23 @@ pub struct EventColumns<'e> {
 }
 
 impl<'e> EventColumns<'e> {
-    /// The columns of the events at these places, in this order.
-    fn of(events: &'e [NewEvent], places: Vec<usize>) -> Self {
-        let chosen = || places.iter().filter_map(|place| events.get(*place));
+    /// The columns of the events at these places.
+    fn of(events: &'e [NewEvent], mut places: Vec<usize>) -> Self {
+        places.sort_unstable();
+        let ranked = (1..).zip(places).filter_map(|(rank, place)| Some((rank, place, events.get(place)?)));
+        let ids = ranked.map(|(rank, place, event)| {
+            let id: EventId = (event.destination.0, event.scope.0, key_id(event.key.as_str()));
+            (id, rank, place, event)
+        });
+        let mut ids: Vec<_> = ids.collect();
+        ids.sort_unstable_by_key(|(id, rank, ..)| (*id, *rank));
+        let chosen = || ids.iter().map(|(.., event)| *event);
         Self {
-            destinations: chosen().map(|event| event.destination.0).collect(),
-            consumers: chosen().map(|event| event.scope.0).collect(),
-            key_ids: chosen().map(|event| key_id(event.key.as_str())).collect(),
+            places: ids.iter().map(|(_, _, place, _)| *place).collect(),
+            ranks: ids.iter().map(|(_, rank, ..)| *rank).collect(),
+            destinations: ids.iter().map(|((destination, ..), ..)| *destination).collect(),
+            consumers: ids.iter().map(|((_, consumer, _), ..)| *consumer).collect(),
+            key_ids: ids.iter().map(|((.., key_id), ..)| *key_id).collect(),
             keys: chosen().map(|event| event.key.as_str()).collect(),
             ordering_keys: chosen().map(|event| event.ordering_key.as_ref().map(|key| key.as_bytes())).collect(),
             event_types: chosen().map(|event| event.event_type.as_deref()).collect(),
@@ -61,7 +74,6 @@ impl<'e> EventColumns<'e> {
             headers: chosen().map(|event| encode_headers(&event.headers)).collect(),
             payloads: chosen().map(|event| &*event.payload).collect(),
             hashes: chosen().map(|event| event.hash.as_bytes().as_slice()).collect(),
-            places,
         }
     }
 
@@ -240,7 +252,36 @@ pub(crate) fn left_by_handler(
 
 #[cfg(test)]
 mod tests {
+    use idem_core::{Event, IdempotencyKey, outbox::DestinationId, store::ScopeId};
+
     use super::*;
+
+    #[test]
+    fn events_stand_in_the_order_of_their_ids_and_are_numbered_in_that_of_publication() {
+        let event = |(destination, key): (i32, &str)| {
+            NewEvent::plain(
+                ScopeId(1),
+                DestinationId(destination),
+                IdempotencyKey::new(key).unwrap(),
+                Event::to("d").body("it"),
+            )
+            .unwrap()
+        };
+        let given = [(2, "one"), (1, "two"), (1, "three"), (2, "four"), (1, "five")];
+        let events: Vec<NewEvent> = given.into_iter().map(event).collect();
+        for places in [vec![0, 1, 2, 3, 4], vec![4, 0, 2]] {
+            let columns = EventColumns::of(&events, places.clone());
+            assert!(columns.ids().is_sorted());
+            let mut published: Vec<_> = columns.ranks.iter().zip(&columns.keys).collect();
+            published.sort();
+            let mut in_order = places;
+            in_order.sort_unstable();
+            let expected = (1..).zip(in_order.iter().map(|place| given[*place].1));
+            assert!(published.into_iter().map(|(rank, key)| (*rank, *key)).eq(expected));
+            let at_their_places = columns.places.iter().zip(&columns.keys);
+            assert!(at_their_places.into_iter().all(|(place, key)| given[*place].1 == *key));
+        }
+    }
 
     fn code(code: &str, limit: &str, may_append: bool) -> Option<ErrorClass> {
         let limits = AppendLimits { lock: limit, statement: limit, may_append };

@@ -16,7 +16,7 @@ use super::{
 pub(super) fn new_events<'q>(query: Statement<'q>, events: &'q EventColumns<'_>) -> Statement<'q> {
     let query = query.bind(&events.destinations).bind(&events.consumers).bind(&events.key_ids).bind(&events.keys);
     let query = query.bind(&events.ordering_keys).bind(&events.event_types).bind(&events.content_types);
-    query.bind(&events.headers).bind(&events.payloads).bind(&events.hashes)
+    query.bind(&events.headers).bind(&events.payloads).bind(&events.hashes).bind(&events.ranks)
 }
 
 pub(super) fn known_events<'q>(query: Statement<'q>, events: &'q EventColumns<'_>) -> Statement<'q> {

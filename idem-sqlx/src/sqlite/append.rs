@@ -33,7 +33,7 @@ pub(super) type Statement<'q> = Query<'q, Db, SqliteArguments>;
 
 pub(super) fn new_events<'q>(statements: &Statements, events: &EventColumns<'_>) -> Statement<'q> {
     let mut blob = Blob::default();
-    let row = |at: usize| -> Option<Value> {
+    let mut row = |at: usize| -> Option<Value> {
         let [id, hash] = [events.key_ids.get(at)?.as_bytes().as_slice(), events.hashes.get(at)?].map(|it| blob.add(it));
         let (ordering_key, payload) =
             (blob.add_optional(*events.ordering_keys.get(at)?), blob.add(events.payloads.get(at)?));
@@ -50,7 +50,10 @@ pub(super) fn new_events<'q>(statements: &Statements, events: &EventColumns<'_>)
             payload,
         ]))
     };
-    let rows: Vec<Value> = (0..events.keys.len()).map_while(row).collect();
+    // Rows are numbered as they are inserted, and with one writer no other order is needed.
+    let mut published: Vec<(i32, usize)> = events.ranks.iter().copied().zip(0..).collect();
+    published.sort_unstable();
+    let rows: Vec<Value> = published.into_iter().map_while(|(_, at)| row(at)).collect();
     let statement = sqlx::query(statements.append_events());
     statement.bind(Value::Array(rows).to_string()).bind(blob.0).bind(clock::now())
 }

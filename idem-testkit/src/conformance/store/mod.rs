@@ -309,6 +309,7 @@ macro_rules! store_conformance {
             }
             relays {
                 o5_a_late_commit_of_a_lower_number_is_answered,
+                events_of_one_unit_keep_their_order,
                 what_waits_holds_its_ordering_key_back,
                 what_failed_waits_for_an_operator,
                 settling_what_is_gone_does_no_harm,

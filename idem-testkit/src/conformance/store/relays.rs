@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use idem_core::{
     Destination, Event, Store,
-    outbox::{DestinationId, EventEnd, EventNumber, EventState, IdForm, Leased, Outbox},
+    outbox::{Appended, DestinationId, EventEnd, EventNumber, EventState, IdForm, Leased, Outbox},
     store::{Registered, UnitOfWork},
 };
 
@@ -71,6 +71,23 @@ pub async fn o5_a_late_commit_of_a_lower_number_is_answered<T: StoreUnderTest>(s
     let late = next(&*outbox, ids[0]).await;
     assert_eq!(bodies(&late), ["slow"]);
     assert!(late[0].number < fast[0].number, "the case proves nothing: {late:?}");
+}
+
+/// Contract 2: the events of one unit go in the order in which they were published, whatever their ids.
+pub async fn events_of_one_unit_keep_their_order<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
+    let keys: Vec<String> = (0..20).map(|number| format!("event-{number}")).collect();
+    let mut all = Appended::default();
+    for key in &keys {
+        let event = Event::to("payments").body(key.clone()).ordering_key("account");
+        all.events.push(appended(&registered, ids[0], key, event).events.remove(0));
+    }
+    unit(&fixture, &registered, "order", &all).await.unwrap();
+    assert_eq!(bodies(&next(&*outbox, ids[0]).await), keys);
 }
 
 /// Contract 2: what follows one that waits, in its ordering key, waits with it; others do not.

@@ -119,7 +119,7 @@ pub struct DeadLetter {
     pub attempts: u32,
     /// The last error, without any value of a payload, statement or row.
     pub error: String,
-    /// What it shares with those that failed alike.
+    /// Shared by all dead letters that failed alike.
     pub fingerprint: Fingerprint,
     /// Whether the store keeps the payload. Off where it is larger than `dead_letter_payload_bytes_max`.
     pub keep_payload: bool,
@@ -165,7 +165,7 @@ pub struct StoredDeadLetter {
     pub attempts: u32,
     /// The last error.
     pub error: String,
-    /// What it shares with those that failed alike; `None` where an older release set it aside.
+    /// Shared by all dead letters that failed alike; `None` where an older release set it aside.
     pub fingerprint: Option<Fingerprint>,
     /// How many equal messages it stands for.
     pub copies: u64,

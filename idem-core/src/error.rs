@@ -142,7 +142,7 @@ impl StoreError {
         Self::Failed { doing, class, source: source.into() }
     }
 
-    /// What the engine does next. There is no `_` arm: whoever adds a variant decides here.
+    /// The class, by which the engine decides what to do next. There is no `_` arm: a new variant gets its class here.
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self {
@@ -240,7 +240,7 @@ impl SourceError {
         Self::DoesNotFit { problem: problem.into(), cure: cure.into() }
     }
 
-    /// What the engine does next.
+    /// The class, by which the engine decides what to do next.
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self {

@@ -97,7 +97,7 @@ mod armed {
 
     use super::{Fate, Injected, Life};
 
-    /// What happens at a failpoint.
+    /// The action that a failpoint takes.
     #[derive(Debug, Clone)]
     pub enum Action {
         /// The process dies at once, without unwinding.

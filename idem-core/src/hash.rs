@@ -59,7 +59,7 @@ impl fmt::Debug for PayloadHash {
 pub struct HashPayloadError {
     /// The rule's text.
     pub rule: String,
-    /// What is wrong, without a word of the payload.
+    /// The problem, without a word of the payload.
     pub problem: String,
 }
 

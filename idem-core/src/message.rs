@@ -318,7 +318,7 @@ impl Message {
         self
     }
 
-    /// What the source has set with [`with_broker_properties`](Self::with_broker_properties).
+    /// The properties that the source has set with [`with_broker_properties`](Self::with_broker_properties).
     #[must_use]
     pub fn broker_properties(&self) -> Option<&[u8]> {
         self.parts.broker_properties.as_deref()
@@ -433,14 +433,14 @@ impl Message {
         self.parts.sent_at
     }
 
-    /// What the broker's client had of the message, where its source kept that and it is of this type. A message that was
+    /// The message as the broker's client had it, where its source kept that and it is of this type. A message that was
     /// stored and read again has none.
     #[must_use]
     pub fn original<T: Any>(&self) -> Option<&T> {
         self.parts.original.of.as_ref()?.downcast_ref()
     }
 
-    /// What its source could not read of it; `None` for nearly every message.
+    /// The part that its source could not read; `None` for nearly every message.
     #[must_use]
     pub fn problem(&self) -> Option<&str> {
         self.parts.problem.as_deref()

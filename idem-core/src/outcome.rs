@@ -123,7 +123,7 @@ pub(crate) fn unprotected() -> Ticket {
 ///
 /// `Debug` prints class, reason, whether it comes again, and text, and not the handler's error, which may quote a statement or a row.
 pub struct Failure {
-    /// What to do about it.
+    /// The class, by which the engine decides what to do about it.
     pub class: ErrorClass,
     /// The reason that its dead letter would carry. Where it [comes again](Self::comes_again) first, that is
     /// [`Reason::AttemptsExhausted`], although none may be used up yet.

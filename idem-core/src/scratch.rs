@@ -11,7 +11,7 @@ use crate::{
 /// A row: its columns by name, each as text; `None` for NULL.
 pub type Row = BTreeMap<String, Option<String>>;
 
-/// What the application's own tables hold, those of idem left out: the rows of each table, in any order.
+/// The content of the application's own tables, those of idem left out: the rows of each table, in any order.
 pub type Tables = BTreeMap<String, Vec<Row>>;
 
 /// Makes databases of a kind.

@@ -183,14 +183,14 @@ impl SessionFacts {
         (self.fence == Fence::Session).then_some(self.backend)
     }
 
-    /// What a commit of this session waits for before any handler sets something else. Behind a pooler that is what RESET
-    /// would make of it: another client may have set it for everybody who is given this server process.
+    /// The durability that a commit of this session waits for, unless a handler sets another. Behind a pooler that is the
+    /// value after a RESET: another client may have set one for all clients of this server process.
     #[must_use]
     pub fn durability(&self) -> Durability {
         if self.own_backend().is_some() { self.synchronous_commit } else { self.synchronous_commit_default }
     }
 
-    /// What each BEGIN has to set `synchronous_commit` to, where the session is not this client's alone.
+    /// The value to which each BEGIN has to set `synchronous_commit`, where the session is not this client's alone.
     #[must_use]
     pub fn shared_durability(&self) -> Option<&'static str> {
         if self.own_backend().is_some() { None } else { self.durability().name() }

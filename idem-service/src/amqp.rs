@@ -14,7 +14,7 @@ use crate::{
     broker::{self, Broker, Built, Events},
     relay::AmqpPart,
     settings, spans,
-    told::Told,
+    worker_flags::WorkerFlags,
 };
 
 /// RabbitMQ, as its flags: `Service::run::<Amqp>()`.
@@ -77,7 +77,7 @@ pub struct Amqp {
     consumer_priority: Option<i32>,
 
     #[command(flatten)]
-    told: Told,
+    worker: WorkerFlags,
 }
 
 /// The broker allows 255 bytes for the names that are made of this.
@@ -131,7 +131,7 @@ impl Broker for Amqp {
         if let (Some(certificate), Some(key)) = (&self.client_certificate, &self.client_key) {
             options = options.client_certificate(read("client-certificate", certificate)?, read("client-key", key)?);
         }
-        let consumer = &self.told.consumer;
+        let consumer = &self.worker.consumer;
         options = options.connection_name(format!("idem {}", &consumer[..consumer.floor_char_boundary(NAME_MAX)]));
         let publisher = self.dead_letter_queue.as_ref().map(|queue| AmqpPublisher::new(&options, queue));
         let publisher = publisher.transpose().map_err(refused)?;

@@ -11,7 +11,7 @@ use crate::{
     private,
     relay::KafkaPart,
     settings,
-    told::Told,
+    worker_flags::WorkerFlags,
 };
 
 /// Kafka, as its flags: `Service::run::<Kafka>()`.
@@ -54,7 +54,7 @@ pub struct Kafka {
     settings: Vec<(String, String)>,
 
     #[command(flatten)]
-    told: Told,
+    worker: WorkerFlags,
 }
 
 /// How much longer partitions that move are kept than the worker takes to finish: what it settled last is committed.
@@ -111,9 +111,9 @@ impl Broker for Kafka {
             Some(region) => options.tokens(msk_iam(region).await?),
             None => options,
         };
-        let source = options.build().map_err(|error| refused(error, self.told.drain))?;
+        let source = options.build().map_err(|error| refused(error, self.worker.drain))?;
         let publisher = self.dead_letter_topic.map(|topic| KafkaPublisher::new(&options, &topic));
-        let publisher = publisher.transpose().map_err(|error| refused(error, self.told.drain))?;
+        let publisher = publisher.transpose().map_err(|error| refused(error, self.worker.drain))?;
         Ok(Built { events: Some(events(options)), ..Built::new(source).publisher(publisher) })
     }
 }
@@ -188,7 +188,7 @@ impl Kafka {
                 LaneBy::Partition => idem_kafka::LaneBy::Partition,
                 LaneBy::Key => idem_kafka::LaneBy::Key,
             })
-            .drain(self.told.drain + LET_GO);
+            .drain(self.worker.drain + LET_GO);
         if let Some(reset) = self.reset {
             options = options.reset(match reset {
                 Reset::Earliest => idem_kafka::Reset::Earliest,

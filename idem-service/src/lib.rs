@@ -33,9 +33,9 @@ pub mod sqs;
 mod stack;
 mod status;
 mod stores;
-#[cfg(any(feature = "amqp", feature = "kafka", feature = "sqs"))]
-mod told;
 mod variables;
+#[cfg(any(feature = "amqp", feature = "kafka", feature = "sqs"))]
+mod worker_flags;
 
 /// The programs in the guide compile.
 #[cfg(doctest)]

@@ -11,7 +11,7 @@ use idem_sqs::{SqsOptions, SqsPublisher, SqsSource, aws_sdk_sqs::Client};
 use crate::{
     broker::{self, Broker, Built, Events},
     settings, spans,
-    told::Told,
+    worker_flags::WorkerFlags,
 };
 
 /// SQS, as its flags: `Service::run::<Sqs>()`. Region, endpoint and credentials come from where the AWS SDK looks for
@@ -41,7 +41,7 @@ pub struct Sqs {
     wait: Duration,
 
     #[command(flatten)]
-    told: Told,
+    worker: WorkerFlags,
 }
 
 /// The time that a stop needs beyond a receive's wait, to give back its messages.
@@ -101,7 +101,7 @@ impl Sqs {
         let mut options = SqsOptions::new(client.clone(), &self.queue_url)
             .visibility(self.visibility)
             .wait(self.wait)
-            .handler_deadline(self.told.handler_deadline);
+            .handler_deadline(self.worker.handler_deadline);
         if let Some(envelope) = self.envelope {
             options = options.envelope(match envelope {
                 Envelope::Sns => idem_sqs::Envelope::Sns,
@@ -114,8 +114,8 @@ impl Sqs {
             options = options.needs(url);
         }
         let source = options.build().map_err(refused)?;
-        if self.wait + GIVE_BACK > self.told.drain {
-            let (wait, drain) = (self.wait, self.told.drain);
+        if self.wait + GIVE_BACK > self.worker.drain {
+            let (wait, drain) = (self.wait, self.worker.drain);
             return Err(format!(
                 "--wait is {wait:?}, but --drain is {drain:?}: a stop waits for the last receive, and needs 3s more to give \
                  back what that brings; make --wait shorter, or --drain longer"

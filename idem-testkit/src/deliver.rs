@@ -146,11 +146,11 @@ fn tell_of_unused(handler: &str) {
     );
 }
 
-/// What a delivery did.
+/// The outcome of a delivery.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Delivered {
-    /// What was decided.
+    /// The decision.
     pub decision: Decision,
     /// The events that were committed with it, each with the name of its destination, in the order of their numbers.
     pub events: Vec<(String, OutgoingEvent)>,

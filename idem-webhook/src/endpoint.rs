@@ -13,7 +13,7 @@ use crate::signature::Secret;
 pub struct Endpoint {
     /// The URL.
     pub url: String,
-    /// What its requests are signed with: one, or several while one takes another's place.
+    /// The secrets that sign its requests: one, or several while one takes another's place.
     pub secrets: Vec<Secret>,
 }
 

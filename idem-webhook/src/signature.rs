@@ -28,7 +28,7 @@ const SIGNATURES_MAX: usize = 16;
 /// How many bytes a secret has, by the specification.
 const BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 
-/// What requests to an endpoint are signed with: a secret that it shares with us (`whsec_…`, signatures `v1`), or a private
+/// The secret that signs requests to an endpoint: one that it shares with us (`whsec_…`, signatures `v1`), or a private
 /// Ed25519 key of which it has the [public half](Self::public_key) (`whsk_…`, signatures `v1a`), so that nobody there can sign
 /// in our name. `Debug` shows nothing of it.
 #[derive(Clone)]
@@ -67,7 +67,8 @@ impl FromStr for Secret {
 }
 
 impl Secret {
-    /// What the receiver checks signatures with, as it is written down (`whpk_…`); `None` for a secret that both sides have.
+    /// The key with which the receiver checks signatures, as it is written down (`whpk_…`); `None` for a secret that both
+    /// sides have.
     #[must_use]
     pub fn public_key(&self) -> Option<String> {
         match &self.0 {

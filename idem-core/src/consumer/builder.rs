@@ -90,7 +90,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
         self
     }
 
-    /// What the handler does beside writing through its transaction. Required.
+    /// The handler's effects beside its writes through the transaction. Required.
     #[must_use]
     pub fn effects(mut self, effects: Effects) -> Self {
         self.effects = Some(effects);

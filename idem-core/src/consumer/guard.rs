@@ -27,7 +27,7 @@ use crate::{
     store::{Store, Tx},
 };
 
-/// What [`RunOnce::once`](crate::RunOnce::once) answers.
+/// The answer of [`RunOnce::once`](crate::RunOnce::once).
 #[derive(Debug)]
 pub enum Once<S: Store> {
     /// The operation is new, its key is claimed, and its transaction is open.

@@ -64,7 +64,7 @@ impl<S: Store> fmt::Debug for RunOnce<S> {
     }
 }
 
-/// What the future of a call's work is.
+/// The future of a call's work.
 pub type Working<'a> = Pin<Box<dyn Future<Output = Result<ResultBody, WorkError>> + Send + 'a>>;
 
 /// Why the work of a [`RunOnce`] did not answer. `?` makes one of any error, which then is a failure and no outcome: nothing is
@@ -105,11 +105,11 @@ impl<E: Into<BoxError>> From<E> for WorkError {
     }
 }
 
-/// What a call of a [`RunOnce`] answers.
+/// The answer of a call of a [`RunOnce`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ran {
-    /// What the first run answered.
+    /// The answer of the first run.
     pub value: ResultBody,
     /// Whether that was a [refusal for good](WorkError::final_result).
     pub is_error: bool,
@@ -129,13 +129,13 @@ impl Ran {
     }
 }
 
-/// What is known of the operation of a key: see [`RunOnce::ask`].
+/// The state of a key's operation: see [`RunOnce::ask`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum KeyState {
-    /// Nobody has done it, and nobody is doing it now. A call that is on its way may still come.
+    /// It has not been done, and is not under way. A call that is on its way may still come.
     Unknown,
-    /// Somebody holds the key: it is under way, or the answer to its commit was lost and its transaction is not over yet.
+    /// The key is held: its operation is under way, or the answer to its commit was lost and its transaction is not over yet.
     InProgress,
     /// It is done.
     Done {
@@ -161,7 +161,7 @@ pub enum RunOnceError {
         /// The record of the other operation. It is for the one who runs the service: what it holds is not the caller's.
         recorded: Box<Recorded>,
     },
-    /// Somebody else runs this operation, for longer than
+    /// Another call has been running this operation for longer than
     /// [`busy_timeout`](crate::DedupConsumerBuilder::busy_timeout); or the answers to several commits in a row were lost. Ask
     /// again with the same key.
     #[error("the operation is in progress; ask again with the same key")]

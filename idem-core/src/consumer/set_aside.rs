@@ -19,7 +19,7 @@ pub enum Keep {
     Facts,
 }
 
-/// What became of a message that was to be set aside.
+/// The outcome for a message that was to be set aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "only what was kept whole may be forgotten by its sender"]
 pub enum SetAside {

@@ -40,7 +40,7 @@ struct Inner {
 type AfterPoll = dyn Fn(&Life, u64) + Send + Sync;
 type AtFailpoint = dyn Fn(&'static str) -> Fate + Send + Sync;
 
-/// What becomes of a life at a failpoint.
+/// The fate of a life at a failpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     /// It goes on.

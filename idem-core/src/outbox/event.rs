@@ -133,7 +133,7 @@ impl Event {
         self
     }
 
-    /// What has happened, as its receivers tell events apart: the `type` of a CloudEvent.
+    /// The kind of event, by which receivers tell events apart: the `type` of a CloudEvent.
     pub fn event_type(mut self, event_type: &str) -> Self {
         self.event_type = Some(event_type.into());
         self

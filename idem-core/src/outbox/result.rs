@@ -13,7 +13,7 @@ pub const RESULT_BYTES_MAX: usize = 256 << 10;
 /// How many bytes the [reference](ResultBody::reference) of a result may have.
 pub const REFERENCE_BYTES_MAX: usize = 64;
 
-/// What an operation answers: a body, and for HTTP a status and headers. It is committed with the record of its key, and
+/// The answer of an operation: a body, and for HTTP a status and headers. It is committed with the record of its key, and
 /// every repeat with the same key and payload gets it back byte for byte.
 #[derive(Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -70,7 +70,7 @@ impl ResultBody {
         Self { reference: Some(reference.into()), ..self }
     }
 
-    /// What counts against the limit: body, headers and media type.
+    /// The size that counts against the limit: body, headers and media type.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.body.len() + self.headers.bytes() + self.content_type.as_deref().map_or(0, str::len)
@@ -96,7 +96,7 @@ impl fmt::Debug for ResultBody {
 pub struct StoredResult {
     /// Whether the operation was refused for good, and had no effect; see [`WorkError::final_result`](crate::WorkError::final_result).
     pub is_error: bool,
-    /// What it answered, byte for byte.
+    /// Its answer, byte for byte.
     pub result: ResultBody,
 }
 

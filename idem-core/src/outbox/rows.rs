@@ -45,11 +45,11 @@ pub struct NewEvent {
     pub scope: ScopeId,
     /// Where it goes.
     pub destination: DestinationId,
-    /// What its receivers know it by.
+    /// The key by which its receivers know it.
     pub key: IdempotencyKey,
-    /// What keeps it in order.
+    /// The key that keeps it in order.
     pub ordering_key: Option<OrderingKey>,
-    /// What has happened.
+    /// The kind of event.
     pub event_type: Option<Box<str>>,
     /// The media type of the payload.
     pub content_type: Option<Box<str>>,
@@ -133,7 +133,7 @@ impl KeptResult {
     }
 }
 
-/// What a unit's handlers handed in, to be written with their effects. Never empty.
+/// Events and results that a unit's handlers handed in, to be written with their effects. Never empty.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Appended {
@@ -178,11 +178,11 @@ pub struct OutgoingEvent {
     pub consumer: ConsumerName,
     /// The tenant of that consumer's message; empty for the single one.
     pub tenant: Box<str>,
-    /// What its receivers know it by.
+    /// The key by which its receivers know it.
     pub key: IdempotencyKey,
-    /// What keeps it in order.
+    /// The key that keeps it in order.
     pub ordering_key: Option<OrderingKey>,
-    /// What has happened.
+    /// The kind of event.
     pub event_type: Option<Box<str>>,
     /// The media type of the payload.
     pub content_type: Option<Box<str>>,
@@ -225,7 +225,7 @@ impl OutgoingEvent {
     }
 }
 
-/// What became of an event that a relay had taken.
+/// The outcome for an event that a relay had taken.
 #[derive(Debug, Clone)]
 pub enum EventEnd {
     /// Its destination has confirmed it: the row is removed, and what waited behind it may go.
@@ -260,7 +260,7 @@ pub enum Leased {
         /// Until it ends, unless they renew it.
         left: Duration,
     },
-    /// Nobody: an operator has paused the destination.
+    /// No relay: an operator has paused the destination.
     Paused,
 }
 

@@ -85,7 +85,7 @@ impl<'t, S: Store> Tx<'t, S> {
     }
 }
 
-/// What a handler's events and results go into: see [`Tx::parts`].
+/// The place for a handler's events and results: see [`Tx::parts`].
 #[derive(Debug, Clone, Copy)]
 pub struct HandingIn<'t> {
     collector: Option<&'t Collector<'t>>,

@@ -13,7 +13,7 @@ use sqlx::{
     sqlite::{SqliteConnectOptions, SqliteSynchronous},
 };
 
-/// What a commit waits for.
+/// The point to which a commit waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Synchronous {
     /// Each commit waits until the disk has it (`PRAGMA synchronous = FULL`): what was acknowledged survives a power

@@ -56,7 +56,7 @@ pub enum MemoryError {
 }
 
 impl MemoryError {
-    /// What the engine does about it.
+    /// The class, by which the engine decides what to do about it.
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self {

@@ -25,7 +25,7 @@ pub struct Checkpoint {
 }
 
 impl MemoryStore {
-    /// What is committed now, for [`MemoryStore::go_back_to`].
+    /// The committed state as it is now, for [`MemoryStore::go_back_to`].
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         let State { records, tables, books, events, .. } = &*self.shared.state();

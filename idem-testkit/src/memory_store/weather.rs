@@ -11,7 +11,7 @@ use crate::memory::Rate;
 /// The same seed and the same calls meet the same faults. See [`MemoryStore::weather`](super::MemoryStore::weather).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Weather {
-    /// What the choices come from.
+    /// The seed of all choices.
     pub seed: u64,
     /// How often an operation takes longer, before it begins or before its answer arrives.
     pub slow: Rate,

@@ -9,7 +9,7 @@ use super::tables::Difference;
 /// How many rows a text shows.
 const ROWS_SHOWN: usize = 3;
 
-/// What a handler was put through, and held.
+/// The trials that a handler has passed.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Proven {
@@ -74,11 +74,11 @@ fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
     idem_core::chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// What a handler's user relies on.
+/// A promise that a handler's user relies on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Promise {
-    /// What is rolled back leaves nothing.
+    /// A run that is rolled back leaves nothing.
     RollsBack,
     /// An attempt that was rolled back changes nothing for the next one.
     ForgetsAttempts,

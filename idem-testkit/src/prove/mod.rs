@@ -68,7 +68,7 @@ pub fn prove<D: Scratch, H: Handler<D::Store>>(
     }
 }
 
-/// What [`prove`] will do.
+/// The trials that [`prove`] will run.
 #[must_use = "nothing is proved before it has run"]
 pub struct Proof<D: Scratch, H> {
     making: Making<D, H>,

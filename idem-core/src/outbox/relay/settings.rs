@@ -24,7 +24,7 @@ pub const EVENT_RETRY: RetryPolicy = RetryPolicy::new(10, Duration::from_millis(
 pub struct Route {
     /// The destination's name, as the consumers that publish to it declare it.
     pub destination: String,
-    /// What brings events there.
+    /// The publisher that brings events there.
     pub publisher: Arc<dyn EventPublisher>,
     /// The attempts of an event, and the waits between them. An event that has used them up waits for a person; it is never
     /// discarded. Defaults to what the publisher says.
@@ -172,7 +172,7 @@ impl RelayBuilder {
         self
     }
 
-    /// What people know this relay by, such as its host and process: `idem outbox list` shows who has a destination. A random
+    /// The relay's name for people, such as its host and process: `idem outbox list` shows who has a destination. A random
     /// part is appended, because two relays of one name would have a destination at once. Defaults to `relay`.
     pub fn named(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();

@@ -61,7 +61,7 @@ struct Look {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RelayStanding {
-    /// Nobody has declared it yet: it has no events.
+    /// It is not declared yet, and has no events.
     Undeclared,
     /// Another relay has it, and this one waits to take over.
     Standby,
@@ -84,7 +84,7 @@ impl RelayStanding {
     }
 }
 
-/// What a relay knows of one of its destinations.
+/// A destination as its relay knows it.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Relayed {
@@ -98,7 +98,7 @@ pub struct Relayed {
     pub failed: u64,
     /// Why nothing goes there now, and for how long nothing has; `None` while all is well.
     pub trouble: Option<(String, Duration)>,
-    /// What waits for it, of all consumers, as it was last counted; `None` before the first time.
+    /// The events that wait for it, of all consumers, as it was last counted; `None` before the first time.
     pub backlog: Option<OutboxBacklog>,
 }
 

@@ -7,13 +7,13 @@ use clap::{ArgMatches, Command, FromArgMatches, error::ErrorKind};
 /// Settings of every worker.
 #[derive(Debug, Clone)]
 #[allow(dead_code, reason = "each broker reads some of them")]
-pub(crate) struct Told {
+pub(crate) struct WorkerFlags {
     pub(crate) consumer: String,
     pub(crate) handler_deadline: Duration,
     pub(crate) drain: Duration,
 }
 
-impl clap::Args for Told {
+impl clap::Args for WorkerFlags {
     fn augment_args(command: Command) -> Command {
         command
     }
@@ -23,7 +23,7 @@ impl clap::Args for Told {
     }
 }
 
-impl FromArgMatches for Told {
+impl FromArgMatches for WorkerFlags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let missing = || clap::Error::new(ErrorKind::MissingRequiredArgument);
         let span = |id| matches.try_get_one::<Duration>(id).ok().flatten().copied().ok_or_else(missing);

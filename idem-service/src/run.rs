@@ -4,7 +4,7 @@ use std::{ffi::OsString, future::Future, sync::Arc, time::Duration};
 
 use idem_core::{
     BoxError, CancellationToken, ConfigError, DedupConsumer, DedupConsumerBuilder, RetryPolicy, Route, Store, Worker,
-    WorkerSettings, chain, outbox::RelayBuilder, store,
+    WorkerError, WorkerSettings, chain, outbox::RelayBuilder, store,
 };
 use idem_schema::SchemaName;
 
@@ -78,10 +78,13 @@ where
     signals::listen(stop.clone()).map_err(system)?;
     let runtime = stack::runtime().map_err(system)?;
     let ended = runtime.block_on(async {
-        let status = Arc::new(Status::new(&line.settings.consumer, stop));
+        let (status, checks) = (Arc::new(Status::new(&line.settings.consumer, stop)), line.settings.check);
         // In a task, whose panic is an answer.
         let ended = tokio::spawn(serve(name, version, line, build, Arc::clone(&status))).await;
-        exit::print_summary(&status.summary());
+        // Of a run, which a check is not.
+        if !checks {
+            exit::print_summary(&status.summary());
+        }
         ended.unwrap_or_else(|_| {
             let why = "the worker panicked; the place is on standard error. Outside of the application's own functions and \
                        hooks that is a bug in idem: report it, with the log";
@@ -194,6 +197,12 @@ pub(crate) async fn consume<D: Database, B: Broker>(
     if database::reach::<D::Store, _, _>(settings.startup_timeout, &status.stop, prepare).await?.is_none() {
         return Ok(());
     }
+    if settings.check {
+        let checked = worker.check(status.stop.clone().cancelled_owned()).await;
+        checked.map_err(ended_with::<D::Store>)?;
+        tracing::info!("checked: the worker could start; nothing was received or written");
+        return Ok(());
+    }
     for hook in on_start {
         hook().await.map_err(|error| Failure::refused(store::describe::<D::Store>(&*error)))?;
     }
@@ -201,9 +210,11 @@ pub(crate) async fn consume<D: Database, B: Broker>(
     for hook in on_stop {
         hook().await;
     }
-    ended
-        .map(|_| ())
-        .map_err(|error| Failure::new(exit::of_worker(&error), database::ended(&store::describe::<D::Store>(&error))))
+    ended.map(|_| ()).map_err(ended_with::<D::Store>)
+}
+
+fn ended_with<S: Store>(error: WorkerError) -> Failure {
+    Failure::new(exit::of_worker(&error), database::ended(&store::describe::<S>(&error)))
 }
 
 /// What people know this process by.

@@ -57,6 +57,11 @@ pub(crate) struct Settings {
     #[arg(long)]
     pub(crate) create_tables: bool,
 
+    /// Try whether the worker could start, and exit: 0, or the status and line of the start that would fail. Receives and writes
+    /// nothing; on Kafka it joins its group for a moment
+    #[arg(long, conflicts_with_all = ["migrate", "create_tables"])]
+    pub(crate) check: bool,
+
     /// Drain and exit once attached and idle for that long [default: never]
     #[arg(long, value_name = "TIME", value_parser = spans::span)]
     pub(crate) until_idle: Option<Duration>,

@@ -220,6 +220,26 @@ impl<S: Store, B: Source> Worker<S, B> {
         run.await
     }
 
+    /// Tries whether [`run`](Worker::run) could start, and ends: attaches to the broker, which refuses what it would refuse then,
+    /// holds the settings against the broker's, and warns of what a start warns of. Nothing is received, and nothing written: the
+    /// consumer is not registered, so that its binding is compared only by the start itself. On Kafka the source joins its group
+    /// and leaves it again, so the group's other members share the partitions anew, twice. What cannot be reached is waited for
+    /// as by a start.
+    ///
+    /// # Errors
+    /// What a start ends with.
+    ///
+    /// # Cancel safety
+    /// A dropped call leaves nothing behind.
+    pub async fn check(self, shutdown: impl Future<Output = ()>) -> Result<(), WorkerError> {
+        let tried = tokio::select! {
+            tried = self.try_out() => tried,
+            () = shutdown => Ok(()),
+        };
+        self.source.close(self.settings.drain).await;
+        tried
+    }
+
     async fn run_until(mut self, shutdown: CancellationToken) -> Result<Summary, WorkerError> {
         let started = Instant::now();
         let (attached, registered) = match self.start(&shutdown).await {

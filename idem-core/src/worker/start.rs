@@ -15,6 +15,18 @@ use crate::{
     store::{AuditEntry, Bookkeeping as _, Registered, Retention, Store},
 };
 
+/// How long a start has been waiting.
+struct Waits {
+    begun: Instant,
+    tries: u32,
+}
+
+impl Waits {
+    fn new() -> Self {
+        Self { begun: Instant::now(), tries: 0 }
+    }
+}
+
 impl<S: Store, B: Source> Worker<S, B> {
     /// Attaches to the broker and registers with the store, waiting for what cannot be reached. `None` where the stop
     /// came first.
@@ -22,58 +34,82 @@ impl<S: Store, B: Source> Worker<S, B> {
         &self,
         shutdown: &CancellationToken,
     ) -> Result<Option<(Attached, Registered)>, WorkerError> {
-        let begun = Instant::now();
-        let (mut tries, mut attached) = (0, None);
+        tokio::select! {
+            started = self.started() => started.map(Some),
+            () = shutdown.cancelled() => Ok(None),
+        }
+    }
+
+    async fn started(&self) -> Result<(Attached, Registered), WorkerError> {
+        let (mut waits, mut known) = (Waits::new(), None);
         loop {
-            let started = tokio::select! {
-                started = self.try_start(&mut attached) => started,
-                () = shutdown.cancelled() => return Ok(None),
-            };
-            // Without what wraps it, which says that it refused: it may never have been asked.
-            let (what, error): (_, BoxError) = match started {
-                Ok(started) => return Ok(Some(started)),
-                Err(WorkerError::Store(error)) if error.class() != ErrorClass::Fatal => ("the database", error.into()),
-                Err(WorkerError::Source(error)) if error.class() != ErrorClass::Fatal => ("the broker", error.into()),
-                Err(error) => return Err(error),
-            };
-            let tried_for = self.settings.startup_timeout;
-            if begun.elapsed() >= tried_for {
-                return Err(WorkerError::Unreachable { what, tried_for, source: error });
-            }
-            tries += 1;
-            let text = consumer::describe::<S>(&*error);
-            tracing::warn!(idem.consumer = %self.consumer.inner.name, error = text, "{what} cannot be reached yet");
-            let retry = RetryPolicy { max: Duration::from_secs(5), ..RetryPolicy::default() };
-            let wait = retry.backoff_now(tries).min(tried_for.saturating_sub(begun.elapsed()));
-            tokio::select! {
-                () = tokio::time::sleep(wait) => {}
-                () = shutdown.cancelled() => return Ok(None),
+            match self.try_start(&mut known).await {
+                Ok(started) => return Ok(started),
+                Err(error) => self.wait_after(error, &mut waits).await?,
             }
         }
     }
 
+    /// The same without what a start writes.
+    pub(super) async fn try_out(&self) -> Result<(), WorkerError> {
+        let mut waits = Waits::new();
+        while let Err(error) = self.attached(&mut None).await {
+            self.wait_after(error, &mut waits).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits before the next try. An error that no further try would mend, or not in time, comes back.
+    async fn wait_after(&self, error: WorkerError, waits: &mut Waits) -> Result<(), WorkerError> {
+        // Without what wraps it, which says that it refused: it may never have been asked.
+        let (what, error): (_, BoxError) = match error {
+            WorkerError::Store(error) if error.class() != ErrorClass::Fatal => ("the database", error.into()),
+            WorkerError::Source(error) if error.class() != ErrorClass::Fatal => ("the broker", error.into()),
+            WorkerError::Store(_)
+            | WorkerError::Source(_)
+            | WorkerError::Unreachable { .. }
+            | WorkerError::DrainDeadline { .. }
+            | WorkerError::Halted
+            | WorkerError::Relay(_)
+            | WorkerError::TaskDied { .. } => return Err(error),
+        };
+        let (tried_for, elapsed) = (self.settings.startup_timeout, waits.begun.elapsed());
+        if elapsed >= tried_for {
+            return Err(WorkerError::Unreachable { what, tried_for, source: error });
+        }
+        waits.tries += 1;
+        let text = consumer::describe::<S>(&*error);
+        tracing::warn!(idem.consumer = %self.consumer.inner.name, error = text, "{what} cannot be reached yet");
+        let retry = RetryPolicy { max: Duration::from_secs(5), ..RetryPolicy::default() };
+        tokio::time::sleep(retry.backoff_now(waits.tries).min(tried_for.saturating_sub(elapsed))).await;
+        Ok(())
+    }
+
     /// `known` is what an earlier try found of the broker, which is not asked twice.
     async fn try_start(&self, known: &mut Option<Attached>) -> Result<(Attached, Registered), WorkerError> {
-        let attached = match known {
-            Some(attached) => attached.clone(),
-            None => {
-                self.check_handlers()?;
-                let attached = self.source.attach().await.map_err(WorkerError::Source)?;
-                for warning in &attached.warnings {
-                    tracing::warn!(idem.consumer = %self.consumer.inner.name, "{warning}");
-                }
-                self.check_retention(&attached)?;
-                self.check_delivery_limit(&attached)?;
-                self.check_deadline(&attached)?;
-                if let Some(warning) = self.too_small_for(attached.message_bytes_max) {
-                    tracing::warn!(idem.consumer = %self.consumer.inner.name, "{warning}");
-                }
-                known.insert(attached).clone()
-            }
-        };
+        let attached = self.attached(known).await?;
         let registered = self.consumer.inner.register_bound(&attached).await.map_err(WorkerError::Store)?;
         self.note_start(&attached, registered).await.map_err(WorkerError::Store)?;
         Ok((attached, registered.clone()))
+    }
+
+    /// Attaches, and holds the settings against the broker's.
+    async fn attached(&self, known: &mut Option<Attached>) -> Result<Attached, WorkerError> {
+        if let Some(attached) = known {
+            return Ok(attached.clone());
+        }
+        self.check_handlers()?;
+        let attached = self.source.attach().await.map_err(WorkerError::Source)?;
+        for warning in &attached.warnings {
+            tracing::warn!(idem.consumer = %self.consumer.inner.name, "{warning}");
+        }
+        self.check_retention(&attached)?;
+        self.check_delivery_limit(&attached)?;
+        self.check_deadline(&attached)?;
+        if let Some(warning) = self.too_small_for(attached.message_bytes_max) {
+            tracing::warn!(idem.consumer = %self.consumer.inner.name, "{warning}");
+        }
+        Ok(known.insert(attached).clone())
     }
 
     /// Writes down what a person should know of the broker, for `idem doctor`, which knows none.

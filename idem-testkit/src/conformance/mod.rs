@@ -8,6 +8,7 @@ use std::{future::Future, pin::Pin, time::Duration};
 
 /// Runs the case of this name to its end, and fails after `limit`. Boxed, so that the runtime is compiled once and not for each
 /// of some thousand cases.
+#[allow(clippy::panic, reason = "a test without a runtime has failed")]
 fn block_on(
     name: &str,
     mut runtime: tokio::runtime::Builder,

@@ -76,6 +76,32 @@ async fn j83_a_refusal_is_told_once_and_in_words() {
     fixture.remove().await;
 }
 
+/// J84: a check ends as a start would that fails, and otherwise leaves the queue, the ledger and idem's tables as they were.
+#[tokio::test(flavor = "multi_thread")]
+async fn j84_a_check_tells_what_a_start_would_and_changes_nothing() {
+    let fixture = Fixture::new("check").await;
+    fixture.send(0..1).await;
+    let ended = fixture.start(&["--check"]).ended().await;
+    assert!(ended.status.success(), "{}", ended.log);
+    assert!(ended.log.contains("the worker could start") && ended.output.is_empty(), "{}{}", ended.log, ended.output);
+    for table in ["consumers", "worker_runs", "audit", "processed_messages"] {
+        let text = format!("SELECT count(*) FROM {table}");
+        let rows: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(text)).fetch_one(fixture.pool()).await.expect("a count");
+        assert_eq!(rows, 0, "{table}");
+    }
+    for (flag, wrong) in [("--queue", "idem-no-such-queue"), ("--database-url", "postgres://127.0.0.1:1/no-such-base")]
+    {
+        let ended = refused(&fixture, &[(flag, wrong)], &["--check", "--startup-timeout", "1s"]).await;
+        assert_refused(&ended, if flag == "--queue" { 2 } else { 3 }, &[]);
+        assert_eq!(ended.output, "");
+    }
+    let ended = fixture.start(&["--check", "--migrate"]).ended().await;
+    assert_refused(&ended, 2, &[]);
+    let ended = fixture.drain(&[]).await;
+    assert_eq!((ended.count("processed"), fixture.purchases().await), (1, 1), "what was checked with is there still");
+    fixture.remove().await;
+}
+
 /// Two queues under one consumer's name would see each other's duplicates.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_is_bound_elsewhere_is_refused_with_both_names() {

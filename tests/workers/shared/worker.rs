@@ -26,7 +26,7 @@ pub(crate) struct Worker {
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
     pub(crate) log: String,
-    output: String,
+    pub(crate) output: String,
 }
 
 impl Worker {

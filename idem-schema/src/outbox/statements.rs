@@ -60,8 +60,8 @@ FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
     /// objects `text`: `number`, `state`, `after` in µs or null, `error`, `may_be_sent`, `counted`. No result to look at.
     settle: "SELECT {schema}.settle_events($1::int4, $2::int8[], $3::text::json) AS settled";
 
-    /// What waits. Parameter: 1 consumer's name `text` or NULL. Result, a row a destination in the order of `id int4`: `name
-    /// text`, `paused bool`, `relayed_by text` or NULL, `pending int8`, `waiting int8`, `failed int8`, `behind int8`, `oldest` in
+    /// What waits. Parameter: 1 consumer's name `text` or NULL. Result, a row a destination, in the order of the names: `id int4`,
+    /// `name text`, `paused bool`, `relayed_by text` or NULL, `pending int8`, `waiting int8`, `failed int8`, `behind int8`, `oldest` in
     /// µs or NULL.
     backlog: "\
 SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused,
@@ -84,7 +84,7 @@ FROM {schema}.outbox_destinations AS d LEFT JOIN LATERAL (
     ) AS o
     WHERE $1::text IS NULL OR o.consumer IN (SELECT c.id FROM {schema}.consumers AS c WHERE c.name = $1::text)
 ) AS n ON true
-ORDER BY d.id";
+ORDER BY d.name";
 
     /// Events for people. Parameters: 1 destination's name `text` or NULL, 2 state `int4` or NULL, 3 how many `int8`. Result, as
     /// that of `next_events` with a payload that is always NULL, and `destination text`, `payload_bytes int8`, `state int4`,

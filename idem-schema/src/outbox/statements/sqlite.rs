@@ -114,7 +114,7 @@ SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused, iif(d.relayed_until > ?2
     ?2 - min(o.created_at) FILTER (WHERE o.state IN (0, 1)) AS oldest
 FROM "{schema}_outbox_destinations" AS d LEFT JOIN "{schema}_outbox" AS o ON o.destination = d.id
     AND (?1 IS NULL OR o.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1))
-GROUP BY d.id ORDER BY d.id"#;
+GROUP BY d.id ORDER BY d.name"#;
 
 const LIST_EVENTS: &str = r#"
 SELECT o.number, {event}, NULL AS payload, ?4 - o.first_sent_at AS first_sent_ago, d.name AS destination,

@@ -1,12 +1,9 @@
 //! `idem consumers`.
 
-use idem_core::{
-    ControlState, Store as _,
-    store::{Bookkeeping as _, ScopeId},
-};
+use idem_core::{ControlState, Store as _, store::Bookkeeping as _};
 use idem_testkit::Decide as _;
 
-use crate::fixture::Fixture;
+use crate::fixture::{Fixture, orders};
 
 #[tokio::test]
 async fn a_pause_is_what_workers_read_until_it_is_resumed() {
@@ -15,7 +12,7 @@ async fn a_pause_is_what_workers_read_until_it_is_resumed() {
     fixture.idem("consumers pause orders").refused("--reason");
     fixture.idem("consumers pause ordres --reason x").refused("no consumer \"ordres\"");
     fixture.idem("consumers pause orders --reason ledger-is-down").ok();
-    let control = fixture.store.bookkeeping().control(ScopeId(1)).await.unwrap();
+    let control = fixture.store.bookkeeping().control(orders()).await.unwrap();
     assert_eq!(
         (control.state, control.by.as_str(), control.reason.as_str()),
         (ControlState::Paused, "ada", "ledger-is-down")
@@ -27,7 +24,7 @@ async fn a_pause_is_what_workers_read_until_it_is_resumed() {
         (&"orders".into(), &"paused".into(), &"ada".into())
     );
     fixture.idem("consumers resume orders").ok();
-    assert_eq!(fixture.store.bookkeeping().control(ScopeId(1)).await.unwrap().state, ControlState::Running);
+    assert_eq!(fixture.store.bookkeeping().control(orders()).await.unwrap().state, ControlState::Running);
     assert_eq!(fixture.trail().await, ["ada pause ledger-is-down", "ada resume"]);
     fixture.drop().await;
 }

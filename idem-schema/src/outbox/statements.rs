@@ -14,11 +14,13 @@ statements! {
     /// A destination. Parameter: 1 name `text`. Result, at most one row: `id int4`, `id_form text`.
     select_destination: "SELECT id, id_form FROM {schema}.outbox_destinations WHERE name = $1::text";
 
-    /// Interns a destination. Parameters: 1 name, 2 form of its ids, both `text`. Result, no row where another was first: `id
-    /// int4`, `id_form text`.
+    /// Interns a destination. Parameters: 1 name, 2 form of its ids, both `text`, 3 the [numbers](idem_core::store::Interned) that
+    /// it may have `int8[]`. Result, no row where another was first: `id int4`, `id_form text`.
     insert_destination: "\
-INSERT INTO {schema}.outbox_destinations (name, id_form) VALUES ($1::text, $2::text)
-ON CONFLICT (name) DO NOTHING RETURNING id, id_form";
+INSERT INTO {schema}.outbox_destinations (id, name, id_form) OVERRIDING SYSTEM VALUE
+SELECT free.id::int4, $1::text, $2::text FROM pg_catalog.unnest($3::int8[]) WITH ORDINALITY AS free (id, place)
+WHERE NOT EXISTS (SELECT FROM {schema}.outbox_destinations AS other WHERE other.id = free.id) ORDER BY free.place LIMIT 1
+ON CONFLICT DO NOTHING RETURNING id, id_form";
 
     /// Takes or renews a lease. Parameters: 1 destination `int4`, 2 relay `text`, 3 for µs `int8`. Result, one row: `mine bool`,
     /// `paused bool`, `left` in µs or NULL.

@@ -213,8 +213,9 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     /// Runs what comes next; false where that is nothing.
     pub(super) async fn step(&mut self, next: Next<Job<B::Handle>>, probing: bool) -> bool {
-        match next {
+        match self.without_set_aside(next).await {
             Next::Nothing => return false,
+            Next::Together(jobs) | Next::Look(jobs) if jobs.is_empty() => {}
             // A claim that finds every key taken is followed by the same look-up.
             Next::Together(jobs) if self.only_duplicates => self.look(jobs).await,
             Next::Together(jobs) => self.together(jobs).await,

@@ -62,14 +62,14 @@ pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lane
     }
 }
 
-/// Interns what is missing where another server answers than before. Where that fails it is tried again with the next look.
+/// Interns what is missing where another server answers than before, and at the first look, because nobody knows which one has
+/// registered the consumer. Where that fails it is tried again with the next look.
 async fn interned_there<S: Store, B: Source>(
     shared: &Arc<Shared<S, B>>,
     server: &mut Option<StoreIdentity>,
     now: &StoreIdentity,
 ) {
-    if server.as_ref().is_none_or(|known| known == now) {
-        *server = Some(now.clone());
+    if server.as_ref() == Some(now) {
         return;
     }
     match shared.consumer.intern_again().await {

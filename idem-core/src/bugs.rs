@@ -50,6 +50,8 @@ pub enum Bug {
     RemembersOverServers,
     /// What was set aside and settled too late gets its attempts anew when it comes again (J64).
     LateDeadLettersBeginAnew,
+    /// A worker takes the first server that it sees for the one that knows its consumer (J63).
+    TrustsTheFirstServer,
     /// The id of an event is drawn, so that a second run by the same cause makes another event (O17).
     RandomId,
     /// An event is noted as published before it is (O2).
@@ -63,7 +65,7 @@ pub enum Bug {
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -86,6 +88,7 @@ impl Bug {
         Self::TrustsTheBrokersCount,
         Self::RemembersOverServers,
         Self::LateDeadLettersBeginAnew,
+        Self::TrustsTheFirstServer,
         Self::RandomId,
         Self::MarksFirst,
         Self::ResultInSecondTx,

@@ -139,6 +139,11 @@ fn all() -> Vec<Planted> {
             Theme::Any,
             "what was set aside and settled too late gets its attempts anew when it comes again (J64)",
         ),
+        planted(
+            Bug::TrustsTheFirstServer,
+            Theme::Small,
+            "a worker takes the first server that it sees for the one that knows its consumer (J63)",
+        ),
     ];
     all.extend(in_the_store());
     all

@@ -176,3 +176,17 @@ fn j64_what_is_settled_too_late_does_not_begin_anew_under_an_open_breaker() {
         scenario
     });
 }
+
+/// J63: a failover that loses the consumer's row comes between a worker's registration and its first look at the controls.
+#[test]
+fn j63_a_consumer_that_is_lost_before_the_first_look_is_put_back() {
+    found("TrustsTheFirstServer", 0..30, |seed| {
+        let mut scenario = plain(seed);
+        scenario.calm = false;
+        scenario.weather = Weather { seed, slow: Rate::OneIn(1), slow_max: at(50), ..Weather::default() };
+        scenario.contents = vec![content(0, Behaviour::Good(0))];
+        scenario.messages = vec![(at(1_000), 0)];
+        scenario.events = vec![(at(0), Event::Checkpoint), (at(40), Event::FailOver)];
+        scenario
+    });
+}

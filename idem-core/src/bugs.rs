@@ -50,6 +50,8 @@ pub enum Bug {
     RemembersOverServers,
     /// What was set aside and settled too late gets its attempts anew when it comes again (J64).
     LateDeadLettersBeginAnew,
+    /// What was set aside and came again waits for its turn under an open breaker before it is set aside again (J64).
+    LateDeadLettersWait,
     /// A worker takes the first server that it sees for the one that knows its consumer (J63).
     TrustsTheFirstServer,
     /// The id of an event is drawn, so that a second run by the same cause makes another event (O17).
@@ -65,7 +67,7 @@ pub enum Bug {
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -88,6 +90,7 @@ impl Bug {
         Self::TrustsTheBrokersCount,
         Self::RemembersOverServers,
         Self::LateDeadLettersBeginAnew,
+        Self::LateDeadLettersWait,
         Self::TrustsTheFirstServer,
         Self::RandomId,
         Self::MarksFirst,

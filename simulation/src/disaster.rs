@@ -13,7 +13,12 @@ use idem_core::{
 };
 use tokio::time::sleep;
 
-use crate::{journal::Happened, life::{answered, control}, process::CONSUMER, world::World};
+use crate::{
+    journal::Happened,
+    life::{answered, control},
+    process::CONSUMER,
+    world::World,
+};
 
 /// By when workers no longer answer from memory after another server has taken over: they ask once a second whether it is the
 /// same, and believe an answer for two.

@@ -140,6 +140,11 @@ fn all() -> Vec<Planted> {
             "what was set aside and settled too late gets its attempts anew when it comes again (J64)",
         ),
         planted(
+            Bug::LateDeadLettersWait,
+            Theme::Any,
+            "what was set aside and came again waits for its turn under an open breaker (J64)",
+        ),
+        planted(
             Bug::TrustsTheFirstServer,
             Theme::Small,
             "a worker takes the first server that it sees for the one that knows its consumer (J63)",

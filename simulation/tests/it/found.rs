@@ -190,3 +190,19 @@ fn j63_a_consumer_that_is_lost_before_the_first_look_is_put_back() {
         scenario
     });
 }
+
+/// J64: the same on more lanes than one, which take the breaker's turns one after the other: what comes again is settled before its
+/// lease runs out once more.
+#[test]
+fn j64_what_comes_again_under_an_open_breaker_waits_for_no_turn() {
+    found("LateDeadLettersWait", 0..3, |seed| {
+        let mut scenario = plain(seed);
+        (scenario.breaker, scenario.in_flight, scenario.batch, scenario.lanes) = (true, 100, 1, 3);
+        (scenario.order, scenario.effects, scenario.settle_latency) = (Order::ByKeyOneAtATime, Effects::Outside, 50);
+        (scenario.deadline, scenario.lease) = (at(3_000), Some(at(8_000)));
+        scenario.retry = RetryPolicy::new(5, at(150), at(600));
+        scenario.contents = (0..79).map(|number| content(number, Behaviour::FailsAlways)).collect();
+        scenario.messages = (0..79).map(|number| (at(10 * number as u64), number)).collect();
+        scenario
+    });
+}

@@ -98,6 +98,34 @@ impl<S: Store, B: Source> Lane<S, B> {
         }
     }
 
+    /// Says of what was set aside before and came again that it failed for good.
+    pub(super) fn recognise(&mut self, jobs: &mut [Job<B::Handle>]) {
+        if self.shared.unsettled.is_empty() {
+            return;
+        }
+        for job in jobs.iter_mut().filter(|job| job.dead.is_none()) {
+            if let Some((cause, attempts)) = Place::of(job).and_then(|place| self.shared.unsettled.cause(&place)) {
+                (job.dead, job.attempt) = (Some(Box::new(cause)), Attempt::Ended(attempts));
+                self.came_again = true;
+            }
+        }
+    }
+
+    /// Sets what was set aside before aside again, before anything waits for the breaker, which lets one message a second pass:
+    /// where leases run out meanwhile, each settlement would be late again, for ever.
+    pub(super) async fn set_aside_again(&mut self) {
+        // While the database is down, it has its turn in the queue.
+        if !std::mem::take(&mut self.came_again) || self.down > 0 || bugs::planted(Bug::LateDeadLettersWait) {
+            return;
+        }
+        let again = |job: &Job<B::Handle>| {
+            job.waiting.is_none() && job.dead.as_ref().is_some_and(|dead| dead.counts == Counts::Nothing)
+        };
+        for job in self.queue.remove(again) {
+            self.dead_letter(job).await;
+        }
+    }
+
     /// Takes out what was set aside before and came again because its settlement was late: it is set aside once more, and does not
     /// run. Its row is written again, which changes nothing where it is there.
     pub(super) async fn without_set_aside(&mut self, next: Next<Job<B::Handle>>) -> Next<Job<B::Handle>> {

@@ -48,6 +48,14 @@ pub enum Bug {
     TrustsTheBrokersCount,
     /// Keys are remembered as committed although another server answers now (A43).
     RemembersOverServers,
+    /// What was set aside and settled too late gets its attempts anew when it comes again (J64).
+    LateDeadLettersBeginAnew,
+    /// What was set aside and came again waits for its turn under an open breaker before it is set aside again (J64).
+    LateDeadLettersWait,
+    /// A worker takes the first server that it sees for the one that knows its consumer (J63).
+    TrustsTheFirstServer,
+    /// The id of an event is drawn, so that a second run by the same cause makes another event (O17).
+    RandomId,
     /// An event is noted as published before it is (O2).
     MarksFirst,
     /// A result is written in a second transaction, after the commit of its effect (V1).
@@ -59,7 +67,7 @@ pub enum Bug {
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 28] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -81,6 +89,10 @@ impl Bug {
         Self::RestingLaneSpins,
         Self::TrustsTheBrokersCount,
         Self::RemembersOverServers,
+        Self::LateDeadLettersBeginAnew,
+        Self::LateDeadLettersWait,
+        Self::TrustsTheFirstServer,
+        Self::RandomId,
         Self::MarksFirst,
         Self::ResultInSecondTx,
         Self::FinalInNewUnit,

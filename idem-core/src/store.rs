@@ -3,6 +3,7 @@
 
 mod claim;
 mod describe;
+mod interned;
 mod registration;
 mod tx;
 mod usage;
@@ -19,6 +20,7 @@ use async_trait::async_trait;
 pub use self::{
     claim::{Claim, Claimed, Recorded},
     describe::describe,
+    interned::Interned,
     registration::{Registered, Registration},
     tx::{HandingIn, Tx},
     usage::Usage,

@@ -14,6 +14,7 @@ use idem_core::{
     outbox::{
         DestinationId, EventEnd, EventNumber, EventState, Leased, Outbox, OutboxBacklog, OutgoingEvent, StoredEvent,
     },
+    store::Interned,
 };
 use serde_json::{Value, json};
 
@@ -55,10 +56,12 @@ impl<D: BookkeepingDriver> SqlOutbox<D> {
 
     async fn intern(&self, destination: &Destination) -> Result<DestinationId, StoreError> {
         let (doing, name, form) = ("declaring destinations", destination.name.as_str(), destination.id_form.as_str());
+        let numbers = Interned::Destination.numbers(&[name]).map(i64::from);
         for _ in 0..INTERN_ROUNDS {
             let mut rows = self.driver.rows(doing, &self.sql().select_destination, &[name.into()]).await?;
             if rows.is_empty() {
-                rows = self.driver.rows(doing, &self.sql().insert_destination, &[name.into(), form.into()]).await?;
+                let parameters = [name.into(), form.into(), numbers.as_slice().into()];
+                rows = self.driver.rows(doing, &self.sql().insert_destination, &parameters).await?;
             }
             let Some(row) = rows.first() else { continue };
             let known: &str = row.get("id_form")?;

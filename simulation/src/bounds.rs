@@ -11,6 +11,10 @@ const SLOWEST: Duration = Duration::from_millis(300);
 /// For how long a message that failed for good is kept in hand while the breaker is open.
 const BREAKER_HOLD: Duration = Duration::from_secs(600);
 
+/// For how long an operator asks the store for what he wants. Faults of the store are single ones, and a worker puts back a consumer's
+/// row that a failover has lost when it next reads its controls; five minutes are hundreds of both.
+pub(crate) const OPERATOR: Duration = Duration::from_secs(300);
+
 /// After how long no handler begins any more once the consumer was paused: the controls are read, and the units that run
 /// then are finished.
 pub(crate) fn pause(scenario: &Scenario) -> Duration {

@@ -13,7 +13,12 @@ use idem_core::{
 };
 use tokio::time::sleep;
 
-use crate::{journal::Happened, life::control, process::CONSUMER, world::World};
+use crate::{
+    journal::Happened,
+    life::{answered, control},
+    process::CONSUMER,
+    world::World,
+};
 
 /// By when workers no longer answer from memory after another server has taken over: they ask once a second whether it is the
 /// same, and believe an answer for two.
@@ -151,12 +156,15 @@ pub(crate) async fn forget(world: &World, content: usize) {
 async fn scope_of(world: &World, tenant: Option<&str>) -> Option<ScopeId> {
     let consumer = ConsumerName::new(CONSUMER).ok()?;
     let tenant = tenant.map_or(Ok(Tenant::default()), Tenant::new).ok()?;
-    loop {
-        match world.store.scope(&consumer, &tenant).await {
-            Ok(scope) => return Some(scope),
-            Err(_) => sleep(Duration::from_millis(100)).await,
+    let asks = async {
+        loop {
+            match world.store.scope(&consumer, &tenant).await {
+                Ok(scope) => break scope,
+                Err(_) => sleep(Duration::from_millis(100)).await,
+            }
         }
-    }
+    };
+    answered(world, "a tenant's row", asks).await
 }
 
 /// The store's clock is set right, or wrong.

@@ -293,12 +293,10 @@ fn accounts(scenario: &mut Scenario, rng: &mut Rng) {
     }
 }
 
-/// So many messages fail for good that the breaker opens. Not where deliveries have a lease: the breaker tries one message a
-/// second, and what is in flight beyond that comes back before it was tried, again and again, which is not mended; theme any,
-/// seed 523 was the first to show it, with a lease.
+/// So many messages fail for good that the breaker opens.
 fn poison(scenario: &mut Scenario, span: u64, rng: &mut Rng) {
     // Each is held for ten minutes while the breaker is open, and with few in flight they would be so one after the other.
-    (scenario.breaker, scenario.in_flight, scenario.lease) = (true, scenario.in_flight.max(100), None);
+    (scenario.breaker, scenario.in_flight) = (true, scenario.in_flight.max(100));
     let behaviour = pick(rng, &[Behaviour::Permanent, Behaviour::FailsAlways]);
     for number in 0..rng.usize(30..90) {
         scenario.contents.push(Content {

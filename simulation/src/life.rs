@@ -206,15 +206,31 @@ async fn scope(world: &World) -> Option<ScopeId> {
     world.store.scope(&name, &Tenant::default()).await.ok()
 }
 
+/// Waits for an operator who asks until he is answered. Where he is not for long, something is not mended that should be: a promise
+/// is broken, and the life goes on.
+pub(crate) async fn answered<T>(world: &World, what: &str, asks: impl Future<Output = T>) -> Option<T> {
+    let answer = timeout(bounds::OPERATOR, asks).await.ok();
+    if answer.is_none() {
+        let text = format!("for {:?} no operator could reach {what}", bounds::OPERATOR);
+        world.journal.breach(Rule::NotAtRest, text);
+    }
+    answer
+}
+
 /// Pauses or resumes the consumer, for as long as it takes.
 pub(crate) async fn control(world: &World, state: ControlState) {
-    loop {
-        if let Some(scope) = scope(world).await
-            && world.store.set_control(scope, state, "operator", "the scenario").await.is_ok()
-        {
-            break;
+    let asks = async {
+        loop {
+            if let Some(scope) = scope(world).await
+                && world.store.set_control(scope, state, "operator", "the scenario").await.is_ok()
+            {
+                break;
+            }
+            sleep(Duration::from_millis(100)).await;
         }
-        sleep(Duration::from_millis(100)).await;
+    };
+    if answered(world, "the consumer's row", asks).await.is_none() {
+        return;
     }
     let since = (state != ControlState::Running).then(|| world.journal.now());
     world.known().paused_since = since;
@@ -239,7 +255,7 @@ async fn resume_after_halts(world: Arc<World>) {
     let mut seen = 0;
     loop {
         sleep(Duration::from_millis(500)).await;
-        let halts = world.store.audited().iter().filter(|(action, _)| action == "halt").count();
+        let halts = halts_of(&world);
         world.halts.fetch_max(halts, Ordering::SeqCst);
         // A store that went back has forgotten some.
         if std::mem::replace(&mut seen, halts) >= halts {
@@ -249,8 +265,15 @@ async fn resume_after_halts(world: Arc<World>) {
         world.known().paused_since.get_or_insert(now);
         world.journal.note(&Happened::Noted("the consumer has halted".to_owned()));
         sleep(Duration::from_secs(20)).await;
+        // A second halt before this one ends with it, and is no new one: theme calm, seed 689 counted its runs as breaches.
+        seen = halts_of(&world);
         control(&world, ControlState::Running).await;
     }
+}
+
+/// How often the consumer has halted, as far as the store knows.
+fn halts_of(world: &World) -> usize {
+    world.store.audited().iter().filter(|(action, _)| action == "halt").count()
 }
 
 /// Stops every process, and waits until each has ended.

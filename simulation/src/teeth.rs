@@ -82,6 +82,11 @@ fn in_the_store() -> Vec<Planted> {
         planted(Defect::PutsEffectsOutside, Theme::Small, "handlers write outside of their transaction"),
         planted(Defect::FindsUncommitted, Theme::Small, "a claim finds records that are not committed"),
         planted(Defect::IgnoresScopes, Theme::Small, "tenants share their keys"),
+        planted(
+            Defect::NumbersInOrder,
+            Theme::Any,
+            "consumers and tenants are numbered as they come, also by a server that has lost some (J63)",
+        ),
         planted(Defect::CleansLiveRecords, Theme::Small, "cleanup removes records that have not expired"),
         planted(Defect::DroppedUnitsHoldKeys, Theme::Small, "a unit whose process died holds its keys for ever"),
         planted(Defect::ForgetsHashes, Theme::Small, "a record has whatever hash it is compared with"),
@@ -128,6 +133,21 @@ fn all() -> Vec<Planted> {
             Bug::RemembersOverServers,
             Theme::Any,
             "keys are remembered as committed although another server answers now (A43)",
+        ),
+        planted(
+            Bug::LateDeadLettersBeginAnew,
+            Theme::Any,
+            "what was set aside and settled too late gets its attempts anew when it comes again (J64)",
+        ),
+        planted(
+            Bug::LateDeadLettersWait,
+            Theme::Any,
+            "what was set aside and came again waits for its turn under an open breaker (J64)",
+        ),
+        planted(
+            Bug::TrustsTheFirstServer,
+            Theme::Small,
+            "a worker takes the first server that it sees for the one that knows its consumer (J63)",
         ),
     ];
     all.extend(in_the_store());

@@ -1,12 +1,9 @@
 //! `idem consumers`.
 
-use idem_core::{
-    ControlState, Store as _,
-    store::{Bookkeeping as _, ScopeId},
-};
+use idem_core::{ControlState, Store as _, store::Bookkeeping as _};
 use idem_testkit::Decide as _;
 
-use crate::fixture::Fixture;
+use crate::fixture::{Fixture, orders};
 
 #[tokio::test]
 async fn a_pause_is_what_workers_read_until_it_is_resumed() {
@@ -15,7 +12,7 @@ async fn a_pause_is_what_workers_read_until_it_is_resumed() {
     fixture.idem("consumers pause orders").refused("--reason");
     fixture.idem("consumers pause ordres --reason x").refused("no consumer \"ordres\"");
     fixture.idem("consumers pause orders --reason ledger-is-down").ok();
-    let control = fixture.store.bookkeeping().control(ScopeId(1)).await.unwrap();
+    let control = fixture.store.bookkeeping().control(orders()).await.unwrap();
     assert_eq!(
         (control.state, control.by.as_str(), control.reason.as_str()),
         (ControlState::Paused, "ada", "ledger-is-down")
@@ -27,7 +24,7 @@ async fn a_pause_is_what_workers_read_until_it_is_resumed() {
         (&"orders".into(), &"paused".into(), &"ada".into())
     );
     fixture.idem("consumers resume orders").ok();
-    assert_eq!(fixture.store.bookkeeping().control(ScopeId(1)).await.unwrap().state, ControlState::Running);
+    assert_eq!(fixture.store.bookkeeping().control(orders()).await.unwrap().state, ControlState::Running);
     assert_eq!(fixture.trail().await, ["ada pause ledger-is-down", "ada resume"]);
     fixture.drop().await;
 }
@@ -81,11 +78,13 @@ async fn a_list_says_about_how_many_records_there_are_without_counting_them() {
                  VALUES ('bulk', '', '', '', '', '', interval '7 d'), ('kept', '', '', '', '', '', NULL);
              INSERT INTO processed_messages (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by,
                      processed_at, expires_at)
-                 SELECT 2, key_id('bulk-' || n), 'bulk-' || n, '', 1, 1, now() - interval '6 d', now() + interval '1 d'
+                 SELECT (SELECT id FROM consumers WHERE name = 'bulk'), key_id('bulk-' || n), 'bulk-' || n, '',
+                     (SELECT id FROM payload_hashes LIMIT 1), 1, now() - interval '6 d', now() + interval '1 d'
                  FROM generate_series(1, 12000) AS n;
              INSERT INTO processed_messages (consumer, key_id, idempotency_key, payload_hash, hash_id, processed_by,
                      processed_at, expires_at)
-                 VALUES (3, key_id('kept-1'), 'kept-1', '', 1, 1, '2026-01-02T03:04:05Z', 'infinity')",
+                 VALUES ((SELECT id FROM consumers WHERE name = 'kept'), key_id('kept-1'), 'kept-1', '',
+                     (SELECT id FROM payload_hashes LIMIT 1), 1, '2026-01-02T03:04:05Z', 'infinity')",
         )
         .await;
     let records = || fixture.idem("consumers list --json").json()["records"].as_array().unwrap().clone();

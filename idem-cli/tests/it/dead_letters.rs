@@ -5,7 +5,7 @@ use std::sync::Arc;
 use idem_core::{CancellationToken, Effects, Reason, Store as _, Worker, store::Bookkeeping as _};
 use idem_testkit::memory::{Broker, QueueOptions};
 
-use crate::fixture::{Accepting, Fixture, PATIENCE, PAYLOAD, message};
+use crate::fixture::{Accepting, Fixture, PATIENCE, PAYLOAD, message, orders};
 
 /// A fixture with dead letters 1 and 2 of the keys order-1 and order-2, which the handler refused, and 3, a conflict with
 /// order-3.
@@ -120,11 +120,12 @@ async fn dropped_dead_letters_are_gone_and_written_down() {
 async fn a_replay_that_would_fail_again_is_refused_with_the_option_that_helps() {
     let fixture = fixture().await;
     let row = "(consumer, origin, last_origin, reason, attempts, error, payload, payload_bytes, has_payload, headers)";
+    let orders = orders().0;
     fixture
         .run(&format!(
-            "INSERT INTO dead_letters {row} VALUES (1, 'o/4', 'o/4', 'missing-key', 1, '', 'x', 1, true, NULL),
-                 (1, 'o/5', 'o/5', 'malformed', 1, '', '{{', 1, true, '[[\"idempotencykey\", \"order-5\"]]'),
-                 (1, 'o/6', 'o/6', 'too-large', 1, '', NULL, 9, true, NULL)"
+            "INSERT INTO dead_letters {row} VALUES ({orders}, 'o/4', 'o/4', 'missing-key', 1, '', 'x', 1, true, NULL),
+                 ({orders}, 'o/5', 'o/5', 'malformed', 1, '', '{{', 1, true, '[[\"idempotencykey\", \"order-5\"]]'),
+                 ({orders}, 'o/6', 'o/6', 'too-large', 1, '', NULL, 9, true, NULL)"
         ))
         .await;
     for (id, option) in [(3, "--forget-first"), (4, "--key KEY"), (5, "--payload FILE"), (6, "too large to keep")] {
@@ -203,10 +204,11 @@ async fn u6_what_is_not_there_is_refused() {
 
 /// Further dead letters of the consumer, each with this error and fingerprint.
 async fn add(fixture: &Fixture, count: i64, group: &str, error: &str) {
+    let orders = orders().0;
     let text = format!(
         "INSERT INTO dead_letters (consumer, origin, last_origin, reason, attempts, error, fingerprint, payload, payload_bytes,
              has_payload, identity)
-         SELECT 1, 'o/{group}/' || n, 'o/{group}/' || n, 'permanent', 1, '{error}', '{group}', 'x', 1, true,
+         SELECT {orders}, 'o/{group}/' || n, 'o/{group}/' || n, 'permanent', 1, '{error}', '{group}', 'x', 1, true,
              sha256(('{group}' || n)::bytea) FROM generate_series(1, {count}) AS n"
     );
     fixture.run(&text).await;

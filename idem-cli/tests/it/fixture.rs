@@ -11,7 +11,7 @@ use idem_core::{
     ConsumerName, ControlState, DeadLetter, DedupConsumer, Effects, ErrorClass, Handler, HandlerError, IdempotencyKey,
     Message, Origin, PayloadHash, Reason, Retention, Store, Tenant, Tx,
     dead_letter::{FailureKind, Fingerprint},
-    store::{Bookkeeping as _, HashRuleId, Registration, ScopeId},
+    store::{Bookkeeping as _, HashRuleId, Interned, Registration, ScopeId},
 };
 use idem_schema::SchemaName;
 use idem_sqlx::{PostgresOptions, PostgresStore};
@@ -168,16 +168,21 @@ pub(crate) fn message(key: &str) -> Message {
     Message::new(format!("{PAYLOAD} {key}")).with_header("idempotencykey", key.to_owned())
 }
 
+/// The scope of `orders` without a tenant.
+pub(crate) fn orders() -> ScopeId {
+    ScopeId(Interned::Scope.numbers(&["orders", ""])[0])
+}
+
 /// Counts an attempt of `orders`, as a worker does before it.
 pub(crate) async fn attempt(store: &impl Store, key: &str, payload: &str) {
     let (key, hash) = (IdempotencyKey::new(key).unwrap(), PayloadHash::of(payload.as_bytes()));
-    store.bookkeeping().count_attempt(ScopeId(1), &key, hash).await.unwrap();
+    store.bookkeeping().count_attempt(orders(), &key, hash).await.unwrap();
 }
 
 async fn set_aside(store: &impl Store, key: &str, payload: &str) {
     let letter = DeadLetter {
         consumer: ConsumerName::new("orders").unwrap(),
-        scope: ScopeId(1),
+        scope: orders(),
         message: Message::new(payload.to_owned()).with_origin(Origin::new(&format!("q/{key}"))),
         key: Some(IdempotencyKey::new(key).unwrap()),
         hash: Some((PayloadHash::of(payload.as_bytes()), HashRuleId(1))),
@@ -198,7 +203,7 @@ pub(crate) async fn leave_counts(store: &impl Store) {
         attempt(store, key, "x").await;
     }
     let (ended, hash) = (IdempotencyKey::new("ended").unwrap(), PayloadHash::of(b"x"));
-    store.bookkeeping().end_attempts(ScopeId(1), &ended, hash).await.unwrap();
+    store.bookkeeping().end_attempts(orders(), &ended, hash).await.unwrap();
     for key in ["aside", "left", "again", "other"] {
         set_aside(store, key, "x").await;
     }

@@ -1,12 +1,9 @@
 //! `idem show`, `stats`, `workers`, `stuck`, `doctor`, `completions`.
 
-use idem_core::{
-    IdempotencyKey, PayloadHash, Store as _,
-    store::{Bookkeeping as _, ScopeId},
-};
+use idem_core::{IdempotencyKey, PayloadHash, Store as _, store::Bookkeeping as _};
 use sqlx::Connection as _;
 
-use crate::fixture::{Fixture, agree_on_what_fails, attempt, command, leave_counts, see_what_is_stopped};
+use crate::fixture::{Fixture, agree_on_what_fails, attempt, command, leave_counts, orders, see_what_is_stopped};
 
 #[tokio::test]
 async fn show_tells_who_when_and_what_a_redelivery_would_meet() {
@@ -23,7 +20,7 @@ async fn show_tells_who_when_and_what_a_redelivery_would_meet() {
     let shown = fixture.idem("show order-9").ok();
     assert!(shown.contains("no records") && shown.contains("A redelivery is handled: there is no record"), "{shown}");
     let key = IdempotencyKey::new("order-2").unwrap();
-    fixture.store.bookkeeping().count_attempt(ScopeId(1), &key, PayloadHash::of(b"x")).await.unwrap();
+    fixture.store.bookkeeping().count_attempt(orders(), &key, PayloadHash::of(b"x")).await.unwrap();
     let shown = fixture.idem("show order-2 --consumer orders --json").json();
     assert_eq!(shown["attempts"][0]["attempts"], 1);
     assert!(shown["messages"][0].as_str().unwrap().contains("attempts go on"), "{shown}");
@@ -74,7 +71,7 @@ async fn stuck_names_the_failing_key_and_the_session_that_blocks() {
     fixture.deliver(&["order-1"]).await;
     for key in ["order-1", "order-2"] {
         let key = IdempotencyKey::new(key).unwrap();
-        fixture.store.bookkeeping().count_attempt(ScopeId(1), &key, PayloadHash::of(b"x")).await.unwrap();
+        fixture.store.bookkeeping().count_attempt(orders(), &key, PayloadHash::of(b"x")).await.unwrap();
     }
     // One session holds a lock that another waits for.
     let lock = "SELECT pg_advisory_xact_lock(hashtext(current_schema()))";

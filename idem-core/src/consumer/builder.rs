@@ -408,6 +408,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
             clock: DatabaseClock::new(),
             open: Arc::default(),
             registered: OnceCell::new(),
+            attached: OnceLock::new(),
             scopes: Mutex::new(HashMap::new()),
             idle: Mutex::new(Vec::new()),
             slots: Arc::new(Semaphore::new(self.settings.lanes)),

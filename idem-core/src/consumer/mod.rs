@@ -114,6 +114,8 @@ pub(crate) struct Inner<S: Store> {
     pub(crate) open: Arc<OpenUnits>,
     /// The source of a worker's messages, for spans; unset without a worker.
     pub(crate) source: OnceLock<Destination>,
+    /// What that source said of its broker.
+    attached: OnceLock<Attached>,
     /// What handlers may publish, and how large a result may be.
     pub(crate) publishing: PublishRules,
     /// What results are sealed with.
@@ -350,6 +352,7 @@ impl<S: Store> Inner<S> {
     pub(crate) async fn register_bound(&self, attached: &Attached) -> Result<&Registered, StoreError> {
         // Told once, as the consumer is bound once.
         let _ = self.source.set(Destination::of(&attached.bound_to));
+        let _ = self.attached.set(attached.clone());
         if self.registered.initialized() {
             self.store.bookkeeping().register(&self.registration(Some(attached))).await?;
         }
@@ -379,9 +382,50 @@ impl<S: Store> Inner<S> {
         if let Some(scope) = known {
             return Ok(scope);
         }
-        let scope = self.store.bookkeeping().scope(&self.name, tenant).await?;
+        let scope = match self.store.bookkeeping().scope(&self.name, tenant).await {
+            // The consumer's own row is not there: a server answers that has lost it.
+            Err(StoreError::Refused { .. }) => {
+                self.register_again().await?;
+                self.store.bookkeeping().scope(&self.name, tenant).await?
+            }
+            answer => answer?,
+        };
         self.scopes.lock().unwrap_or_else(PoisonError::into_inner).insert(tenant.clone(), scope);
         Ok(scope)
+    }
+
+    /// Interns what is missing on another server that answers now: a standby that had not received it, or a backup. Its rows
+    /// are needed to read records by names; that numbers keep their meaning while they are missing follows from
+    /// [`Interned`](store::Interned).
+    pub(crate) async fn intern_again(&self) -> Result<(), StoreError> {
+        self.scopes.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let own = self.registration(None);
+        match self.store.bookkeeping().scope(&own.consumer, &own.tenant).await {
+            Ok(scope) => self.check_number(scope),
+            Err(StoreError::Refused { .. }) => self.register_again().await,
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Registers the consumer once more, where its row was lost.
+    async fn register_again(&self) -> Result<(), StoreError> {
+        let registered = self.store.bookkeeping().register(&self.registration(self.attached.get())).await?;
+        tracing::warn!(
+            idem.consumer = %self.name,
+            "the database had lost this consumer's row: another server answers, or a backup was restored; it was registered again"
+        );
+        self.check_number(registered.scope)
+    }
+
+    /// Only a row that a release before numbers followed from names has written may come back with another number.
+    fn check_number(&self, scope: ScopeId) -> Result<(), StoreError> {
+        match self.registered.get() {
+            Some(known) if known.scope != scope => Err(StoreError::refused(
+                format!("consumer {} had number {} in the database, and has {scope} now", self.name, known.scope),
+                "Restart its workers, so that they claim under the number that the database knows",
+            )),
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Hashes a message by the rule that a record carries, where this build knows it.

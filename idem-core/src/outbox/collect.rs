@@ -8,6 +8,7 @@ use super::{
     result::{REFERENCE_BYTES_MAX, ResultBody},
 };
 use crate::{
+    bugs::{self, Bug},
     key::{IdempotencyKey, KEY_FIELD},
     message::{Headers, Message, OrderingKey},
 };
@@ -172,7 +173,11 @@ impl<'m> Collector<'m> {
             cause.clone()
         } else {
             let parts = [tenant.as_str(), consumer.as_str(), cause.as_str(), name, &*event.label];
-            let id = derived(std::iter::once(b"idem:event:v1".as_slice()).chain(parts.map(str::as_bytes)));
+            let id = if bugs::planted(Bug::RandomId) {
+                uuid::Uuid::from_u128(fastrand::u128(..))
+            } else {
+                derived(std::iter::once(b"idem:event:v1".as_slice()).chain(parts.map(str::as_bytes)))
+            };
             let text = declared.id_form.text(id);
             IdempotencyKey::new(&text).map_err(|_| PublishError::invalid("id", &text, "it must be a key"))?
         };

@@ -46,6 +46,31 @@ fn o17_ids_match_their_golden_vectors() {
     }
 }
 
+/// O17: a message that runs again, in whatever process and however often, hands in the events that it handed in before: their
+/// receivers know them by these ids alone.
+fn ids_of_two_runs() -> [Vec<String>; 2] {
+    [(); 2].map(|()| {
+        let events = vec![Event::to("a"), Event::to("b").label("x")];
+        published(&rules(), &message(Some("order-1")), events).expect("events")
+    })
+}
+
+#[test]
+fn o17_a_second_run_makes_the_same_events() {
+    let [first, second] = ids_of_two_runs();
+    assert_eq!(first, second);
+}
+
+/// The check above finds ids that are drawn at random.
+#[cfg(feature = "bugs")]
+#[test]
+fn o17_ids_that_are_drawn_are_found() {
+    crate::bugs::plant(Some(crate::bugs::Bug::RandomId));
+    let [first, second] = ids_of_two_runs();
+    crate::bugs::plant(None);
+    assert!(first != second && first.len() == second.len());
+}
+
 /// O15: what the outbox and its receivers know an event by differs for every destination and label.
 #[test]
 fn o15_two_destinations_and_two_labels_are_four_events() {

@@ -48,7 +48,7 @@ pub(crate) enum DeliveredBy<H> {
 }
 
 /// That a message is to be set aside, and why.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct DeadLetterCause {
     pub(crate) reason: Reason,
     pub(crate) class: ErrorClass,

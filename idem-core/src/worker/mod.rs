@@ -13,6 +13,7 @@ mod settler;
 mod shared;
 mod start;
 mod tasks;
+mod unsettled;
 mod view;
 
 use std::{
@@ -272,6 +273,7 @@ impl<S: Store, B: Source> Worker<S, B> {
                 Arc::clone(&self.consumer.inner),
                 Arc::clone(&self.source),
                 Arc::clone(&self.stats),
+                Arc::clone(&shared.unsettled),
                 settlements,
             ),
         );
@@ -351,6 +353,7 @@ impl<S: Store, B: Source> Worker<S, B> {
             one_at_a_time: tokio::sync::Mutex::new(()),
             scarce_until: Mutex::new(None),
             dead_letter_settled: AtomicBool::new(false),
+            unsettled: Arc::default(),
             shutdown,
             given_up: AtomicBool::new(false),
             running: Mutex::default(),

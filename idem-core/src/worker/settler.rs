@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{in_flight::Permit, view::Stats};
+use super::{
+    in_flight::Permit,
+    unsettled::{Place, Unsettled},
+    view::Stats,
+};
 use tracing::Instrument as _;
 
 use crate::{
@@ -24,11 +28,13 @@ const AT_ONCE: usize = 1_000;
 pub(crate) struct Answers<H> {
     of: Vec<(H, Settle)>,
     permits: Vec<Permit>,
+    /// Which of them are dead letters, by their place among the answers.
+    set_aside: Vec<(usize, Place)>,
 }
 
 impl<H> Default for Answers<H> {
     fn default() -> Self {
-        Self { of: Vec::new(), permits: Vec::new() }
+        Self { of: Vec::new(), permits: Vec::new(), set_aside: Vec::new() }
     }
 }
 
@@ -36,6 +42,19 @@ impl<H> Answers<H> {
     pub(crate) fn push(&mut self, handle: H, settle: Settle, permit: Option<Permit>) {
         self.of.push((handle, settle));
         self.permits.extend(permit);
+    }
+
+    /// The next answer is that of this dead letter.
+    pub(crate) fn next_is(&mut self, place: Option<Place>) {
+        let next = self.of.len();
+        self.set_aside.extend(place.map(|place| (next, place)));
+    }
+
+    fn append(&mut self, more: Self) {
+        let before = self.of.len();
+        self.set_aside.extend(more.set_aside.into_iter().map(|(index, place)| (before + index, place)));
+        self.of.extend(more.of);
+        self.permits.extend(more.permits);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -55,6 +74,7 @@ pub(crate) async fn run<S: Store, B: Source>(
     consumer: Arc<Inner<S>>,
     source: Arc<B>,
     stats: Arc<Stats>,
+    unsettled: Arc<Unsettled>,
     mut settlements: mpsc::UnboundedReceiver<Settlement<B::Handle>>,
 ) {
     while let Some(first) = settlements.recv().await {
@@ -63,15 +83,12 @@ pub(crate) async fn run<S: Store, B: Source>(
         while let Some(settlement) = next {
             match settlement {
                 Settlement::Of(more) if answers.is_empty() => answers = more,
-                Settlement::Of(more) => {
-                    answers.of.extend(more.of);
-                    answers.permits.extend(more.permits);
-                }
+                Settlement::Of(more) => answers.append(more),
                 Settlement::Flush(done) => flushes.push(done),
             }
             next = if answers.of.len() < AT_ONCE { settlements.try_recv().ok() } else { None };
         }
-        let Answers { of: batch, permits } = answers;
+        let Answers { of: batch, permits, set_aside } = answers;
         if !batch.is_empty() {
             // Injected errors stand for a settlement that got lost; the message comes back.
             let lost = failpoint!(ACK_SENT).is_err();
@@ -80,6 +97,11 @@ pub(crate) async fn run<S: Store, B: Source>(
             let _ = failpoint!(ACK_OK);
             let stale = answers.iter().filter(|answer| **answer == Settled::Stale).count();
             stats.stale_settlements.add(stale as u64);
+            for (index, place) in set_aside {
+                if answers.get(index) == Some(&Settled::Settled) {
+                    unsettled.settled(&place);
+                }
+            }
         }
         Permit::end(permits);
         for done in flushes {

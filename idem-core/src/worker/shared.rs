@@ -20,6 +20,7 @@ use super::{
     pause::IntakeGate,
     quota::Quota,
     settler::{Answers, Settlement},
+    unsettled::{Place, Unsettled},
     view::{Incidents, LogLimiter, Stats, Summary, Waits},
 };
 use crate::{
@@ -28,7 +29,7 @@ use crate::{
     dead_letter::Publisher,
     error::StoreError,
     outbox::RelayView,
-    outcome::Settle,
+    outcome::{Durable, Settle},
     source::Source,
     store::{Bookkeeping as _, Claim, Control, ControlState, Recorded, RunId, ScopeId, Store},
     telemetry::{Cause, WorkerMetrics},
@@ -53,6 +54,8 @@ pub(crate) struct Shared<S: Store, B: Source> {
     pub(super) scarce_until: Mutex<Option<Instant>>,
     /// A dead letter was settled, and the broker may not have been told yet.
     pub(super) dead_letter_settled: AtomicBool,
+    /// Dead letters that the broker may not have taken.
+    pub(super) unsettled: Arc<Unsettled>,
     pub(super) lanes: LaneCount,
     pub(super) cache: Option<CommittedKeys>,
     pub(super) flight: Arc<InFlight>,
@@ -128,6 +131,20 @@ impl<S: Store, B: Source> Shared<S, B> {
     pub(super) fn settle(&self, handle: B::Handle, settle: Settle, permit: Option<Permit>) {
         let mut answers = Answers::default();
         answers.push(handle, settle, permit);
+        self.settle_all(answers);
+    }
+
+    /// Settles what was set aside, whose row is written.
+    pub(super) fn settle_dead_letter(
+        &self,
+        handle: B::Handle,
+        durable: Durable,
+        permit: Option<Permit>,
+        of: Option<Place>,
+    ) {
+        let mut answers = Answers::default();
+        answers.next_is(of);
+        answers.push(handle, Settle::DeadLetter(durable), permit);
         self.settle_all(answers);
     }
 

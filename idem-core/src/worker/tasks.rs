@@ -8,15 +8,17 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Shared, committed_keys,
+    Shared, WorkerError, committed_keys,
     intake::{self, LaneSenders},
     job::DeliveredBy,
 };
 use crate::{
+    bugs::{self, Bug},
     cleanup::{Cleanup, CleanupSettings},
+    error::StoreError,
     outbox::{Relay, RelayView, Stopping},
     source::{Assignment, Source},
-    store::{Bookkeeping as _, ControlState, Store, Usage},
+    store::{Bookkeeping as _, ControlState, Store, StoreIdentity, Usage},
 };
 
 /// Replays that are taken at a time.
@@ -31,6 +33,7 @@ async fn sleep<S: Store, B: Source>(shared: &Shared<S, B>, time: Duration) {
 
 /// Obeys what operators set, and takes dead letters that they want replayed.
 pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lanes: LaneSenders<B::Handle>) {
+    let mut server = None;
     while !shared.shutdown.is_cancelled() {
         let (asked_at, was_halted) = (Instant::now(), shared.gate.is_halted());
         let read = match shared.record_halt().await {
@@ -42,6 +45,7 @@ pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lane
             Ok(_) if !was_halted && shared.gate.is_halted() => {}
             Ok(control) => {
                 let state = control.state;
+                interned_there(&shared, &mut server, &control.identity).await;
                 shared.obey(control, asked_at);
                 if state == ControlState::Running {
                     take_replays(&shared, &lanes).await;
@@ -56,6 +60,28 @@ pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lane
         }
         let often = if shared.cache.is_some() { committed_keys::CONFIRM_EVERY } else { Duration::MAX };
         sleep(&shared, shared.settings.control_every.min(often)).await;
+    }
+}
+
+/// Interns what is missing where another server answers than before, and at the first look, because nobody knows which one has
+/// registered the consumer. Where that fails it is tried again with the next look.
+async fn interned_there<S: Store, B: Source>(
+    shared: &Arc<Shared<S, B>>,
+    server: &mut Option<StoreIdentity>,
+    now: &StoreIdentity,
+) {
+    if server.is_none() && bugs::planted(Bug::TrustsTheFirstServer) {
+        *server = Some(now.clone());
+    }
+    if server.as_ref() == Some(now) {
+        return;
+    }
+    match shared.consumer.intern_again().await {
+        Ok(()) => *server = Some(now.clone()),
+        Err(error @ StoreError::Refused { .. }) => shared.fatal(WorkerError::Store(error)),
+        Err(error) => {
+            tracing::debug!(idem.consumer = %shared.consumer.name, %error, "what is interned cannot be looked up");
+        }
     }
 }
 

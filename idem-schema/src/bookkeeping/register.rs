@@ -2,7 +2,7 @@
 
 use idem_core::{
     ConsumerName, ErrorClass, StoreError, Tenant,
-    store::{Binding, HashRuleId, Registered, Registration, RunId, ScopeId},
+    store::{Binding, HashRuleId, Interned, Registered, Registration, RunId, ScopeId},
 };
 
 use crate::{
@@ -54,6 +54,7 @@ async fn bind(
     let (tenant, name) = (registration.tenant.as_str(), registration.consumer.as_str());
     let retention = retention(registration.retention);
     let horizon = registration.redelivery_horizon.and_then(microseconds);
+    let numbers = Interned::Scope.numbers(&[name, tenant]).map(i64::from);
     for _ in 0..INTERN_ROUNDS {
         let Some(row) = select(driver, doing, tenant, name).await? else {
             check_first_name(driver, doing, name).await?;
@@ -66,6 +67,7 @@ async fn bind(
                 binding.key_rules.as_str().into(),
                 binding.hash_rules.as_str().into(),
                 retention.into(),
+                numbers.as_slice().into(),
             ];
             driver.rows(doing, &driver.bookkeeping_statements().insert_consumer, &parameters).await?;
             // The row that was inserted, or met, is read and compared like any other.
@@ -140,6 +142,7 @@ pub(super) async fn scope(
 ) -> Result<ScopeId, StoreError> {
     let doing = "interning a tenant";
     let (tenant, name) = (tenant.as_str(), consumer.as_str());
+    let numbers = Interned::Scope.numbers(&[name, tenant]).map(i64::from);
     for _ in 0..INTERN_ROUNDS {
         let Some(row) = select(driver, doing, tenant, name).await? else {
             return Err(StoreError::Refused {
@@ -150,16 +153,21 @@ pub(super) async fn scope(
         if let Some(id) = row.get("id")? {
             return Ok(ScopeId(id));
         }
-        driver.rows(doing, &driver.bookkeeping_statements().insert_tenant, &[tenant.into(), name.into()]).await?;
+        let parameters = [tenant.into(), name.into(), numbers.as_slice().into()];
+        driver.rows(doing, &driver.bookkeeping_statements().insert_tenant, &parameters).await?;
     }
     Err(raced(doing))
 }
 
 async fn intern_rule(driver: &impl BookkeepingDriver, rule: &str) -> Result<HashRuleId, StoreError> {
-    let doing = "interning a hash rule";
+    let (doing, statements) = ("interning a hash rule", driver.bookkeeping_statements());
+    let numbers = Interned::HashRule.numbers(&[rule]).map(i64::from);
+    let inserting = [rule.into(), numbers.as_slice().into()];
     for _ in 0..INTERN_ROUNDS {
-        for text in [&driver.bookkeeping_statements().select_hash, &driver.bookkeeping_statements().insert_hash] {
-            if let Some(row) = driver.rows(doing, text, &[rule.into()]).await?.first() {
+        for (text, parameters) in
+            [(&statements.select_hash, &inserting[..1]), (&statements.insert_hash, &inserting[..])]
+        {
+            if let Some(row) = driver.rows(doing, text, parameters).await?.first() {
                 return Ok(HashRuleId(row.get("id")?));
             }
         }

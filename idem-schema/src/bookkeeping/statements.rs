@@ -25,12 +25,15 @@ FROM (SELECT * FROM {schema}.consumers WHERE name = $2::text ORDER BY id LIMIT 1
 LEFT JOIN {schema}.consumers AS wanted ON wanted.name = oldest.name AND wanted.tenant = $1::text";
 
     /// Parameters: 1 tenant, 2 name, 3 bound_to, 4 handler, 5 key_rules, 6 hash_rules, all `text`, 7 retention in µs or
-    /// NULL for ever. Result: `id int4`, or no row where another start was first: select again. Select before you
-    /// insert, so that no start burns a sequence value.
+    /// NULL for ever, 8 the [numbers](idem_core::store::Interned) that it may have `int8[]`. Result: `id int4`, or no row where
+    /// another start was first: select again.
     insert_consumer: "\
-INSERT INTO {schema}.consumers (tenant, name, bound_to, handler, key_rules, hash_rules, retention)
-VALUES ($1::text, $2::text, $3::text, $4::text, $5::text, $6::text, $7::int8::float8 * interval '1 microsecond')
-ON CONFLICT (name, tenant) DO NOTHING RETURNING id";
+INSERT INTO {schema}.consumers (id, tenant, name, bound_to, handler, key_rules, hash_rules, retention)
+OVERRIDING SYSTEM VALUE
+SELECT free.id::int4, $1::text, $2::text, $3::text, $4::text, $5::text, $6::text, $7::int8::float8 * interval '1 microsecond'
+FROM pg_catalog.unnest($8::int8[]) WITH ORDINALITY AS free (id, place)
+WHERE NOT EXISTS (SELECT FROM {schema}.consumers AS other WHERE other.id = free.id) ORDER BY free.place LIMIT 1
+ON CONFLICT DO NOTHING RETURNING id";
 
     /// What a consumer is called now that had this name at first. Parameter: 1 name `text`. Result: `name text`, or no row.
     select_renamed: "\
@@ -38,13 +41,20 @@ SELECT name FROM {schema}.consumers WHERE derives_as = $1::text AND name <> $1::
 
     /// Adds the scope of another tenant, like the oldest of its name.
     ///
-    /// Parameters: 1 tenant `text`, 2 name `text`. Result: `id int4`, or no row where another was first: select again.
+    /// Parameters: 1 tenant `text`, 2 name `text`, 3 the [numbers](idem_core::store::Interned) that it may have `int8[]`. Result:
+    /// `id int4`, or no row where another was first: select again.
     insert_tenant: "\
-INSERT INTO {schema}.consumers (tenant, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon,
+INSERT INTO {schema}.consumers (id, tenant, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon,
     derives_as)
-SELECT $1::text, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon, derives_as
-FROM {schema}.consumers WHERE name = $2::text ORDER BY id LIMIT 1
-ON CONFLICT (name, tenant) DO NOTHING RETURNING id";
+OVERRIDING SYSTEM VALUE
+SELECT free.id::int4, $1::text, oldest.name, oldest.bound_to, oldest.handler, oldest.key_rules, oldest.hash_rules,
+    oldest.retention, oldest.redelivery_horizon, oldest.derives_as
+FROM (SELECT * FROM {schema}.consumers WHERE name = $2::text ORDER BY id LIMIT 1) AS oldest
+CROSS JOIN (
+    SELECT asked.id FROM pg_catalog.unnest($3::int8[]) WITH ORDINALITY AS asked (id, place)
+    WHERE NOT EXISTS (SELECT FROM {schema}.consumers AS other WHERE other.id = asked.id) ORDER BY asked.place LIMIT 1
+) AS free
+ON CONFLICT DO NOTHING RETURNING id";
 
     /// Fills in what no start had said, and goes over to another hash rule. It never changes what is bound: a race that
     /// was lost answers no row, and the start has to compare again.
@@ -70,9 +80,13 @@ WHERE c.id = $1::int4 AND (c.retention IS DISTINCT FROM asked.retention
     /// Parameter: 1 rule `text`. Result: `id int4` or no row.
     select_hash: "SELECT id FROM {schema}.payload_hashes WHERE rule = $1::text";
 
-    /// Parameter: 1 rule `text`. Result: `id int4`, or no row where another start was first: select again.
+    /// Parameters: 1 rule `text`, 2 the [numbers](idem_core::store::Interned) that it may have `int8[]`. Result: `id int4`, or no
+    /// row where another start was first: select again.
     insert_hash: "\
-INSERT INTO {schema}.payload_hashes (rule) VALUES ($1::text) ON CONFLICT (rule) DO NOTHING RETURNING id";
+INSERT INTO {schema}.payload_hashes (id, rule) OVERRIDING SYSTEM VALUE
+SELECT free.id::int4, $1::text FROM pg_catalog.unnest($2::int8[]) WITH ORDINALITY AS free (id, place)
+WHERE NOT EXISTS (SELECT FROM {schema}.payload_hashes AS other WHERE other.id = free.id) ORDER BY free.place LIMIT 1
+ON CONFLICT DO NOTHING RETURNING id";
 
     /// Parameters: 1 host `text`, 2 process `int4`, 3 version `text`. Result: `id int4` and
     /// `server_now` in µs since the Unix epoch.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use idem_core::{
     ConsumerName, Destination, Event, IdempotencyKey, PublishError, StoreError,
     outbox::{AppendError, Appended, DestinationId, NewEvent, Outbox as _},
-    store::ScopeId,
+    store::{Interned, ScopeId},
 };
 
 use super::{INTERN_ROUNDS, SqlOutbox};
@@ -49,6 +49,7 @@ impl PlainWriter {
         let refused = |problem: String| StoreError::refused(problem, "Give the writer a name of its own");
         let name = ConsumerName::new(name).map_err(|error| refused(error.to_string()))?;
         let (doing, sql) = ("registering a plain outbox", driver.bookkeeping_statements());
+        let numbers = Interned::Scope.numbers(&[name.as_str(), ""]).map(i64::from);
         let mut scope = None;
         for _ in 0..INTERN_ROUNDS {
             let known = driver.rows(doing, &sql.select_consumer, &["".into(), name.as_str().into()]).await?;
@@ -60,7 +61,8 @@ impl PlainWriter {
                 break;
             }
             let empty = "".into();
-            let parameters = [empty, name.as_str().into(), empty, BOUND_TO.into(), empty, empty, RETENTION.into()];
+            let (writer, numbers) = (name.as_str().into(), numbers.as_slice().into());
+            let parameters = [empty, writer, empty, BOUND_TO.into(), empty, empty, RETENTION.into(), numbers];
             driver.rows(doing, &sql.insert_consumer, &parameters).await?;
         }
         let scope = scope.ok_or_else(|| StoreError::unavailable(doing, "another start was first each time"))?;

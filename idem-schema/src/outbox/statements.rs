@@ -14,11 +14,13 @@ statements! {
     /// A destination. Parameter: 1 name `text`. Result, at most one row: `id int4`, `id_form text`.
     select_destination: "SELECT id, id_form FROM {schema}.outbox_destinations WHERE name = $1::text";
 
-    /// Interns a destination. Parameters: 1 name, 2 form of its ids, both `text`. Result, no row where another was first: `id
-    /// int4`, `id_form text`.
+    /// Interns a destination. Parameters: 1 name, 2 form of its ids, both `text`, 3 the [numbers](idem_core::store::Interned) that
+    /// it may have `int8[]`. Result, no row where another was first: `id int4`, `id_form text`.
     insert_destination: "\
-INSERT INTO {schema}.outbox_destinations (name, id_form) VALUES ($1::text, $2::text)
-ON CONFLICT (name) DO NOTHING RETURNING id, id_form";
+INSERT INTO {schema}.outbox_destinations (id, name, id_form) OVERRIDING SYSTEM VALUE
+SELECT free.id::int4, $1::text, $2::text FROM pg_catalog.unnest($3::int8[]) WITH ORDINALITY AS free (id, place)
+WHERE NOT EXISTS (SELECT FROM {schema}.outbox_destinations AS other WHERE other.id = free.id) ORDER BY free.place LIMIT 1
+ON CONFLICT DO NOTHING RETURNING id, id_form";
 
     /// Takes or renews a lease. Parameters: 1 destination `int4`, 2 relay `text`, 3 for µs `int8`. Result, one row: `mine bool`,
     /// `paused bool`, `left` in µs or NULL.
@@ -60,8 +62,8 @@ FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
     /// objects `text`: `number`, `state`, `after` in µs or null, `error`, `may_be_sent`, `counted`. No result to look at.
     settle: "SELECT {schema}.settle_events($1::int4, $2::int8[], $3::text::json) AS settled";
 
-    /// What waits. Parameter: 1 consumer's name `text` or NULL. Result, a row a destination in the order of `id int4`: `name
-    /// text`, `paused bool`, `relayed_by text` or NULL, `pending int8`, `waiting int8`, `failed int8`, `behind int8`, `oldest` in
+    /// What waits. Parameter: 1 consumer's name `text` or NULL. Result, a row a destination, in the order of the names: `id int4`,
+    /// `name text`, `paused bool`, `relayed_by text` or NULL, `pending int8`, `waiting int8`, `failed int8`, `behind int8`, `oldest` in
     /// µs or NULL.
     backlog: "\
 SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused,
@@ -84,7 +86,7 @@ FROM {schema}.outbox_destinations AS d LEFT JOIN LATERAL (
     ) AS o
     WHERE $1::text IS NULL OR o.consumer IN (SELECT c.id FROM {schema}.consumers AS c WHERE c.name = $1::text)
 ) AS n ON true
-ORDER BY d.id";
+ORDER BY d.name";
 
     /// Events for people. Parameters: 1 destination's name `text` or NULL, 2 state `int4` or NULL, 3 how many `int8`. Result, as
     /// that of `next_events` with a payload that is always NULL, and `destination text`, `payload_bytes int8`, `state int4`,

@@ -14,8 +14,8 @@ use idem_core::{
     Tenant,
     dead_letter::REPLAY_TAKEN_FOR,
     store::{
-        AuditEntry, Binding, Bookkeeping, Control, HashRuleId, Registered, Registration, Replay, ReplayEnd, RunId,
-        ScopeId, Usage,
+        AuditEntry, Binding, Bookkeeping, Control, HashRuleId, Interned, Registered, Registration, Replay, ReplayEnd,
+        RunId, ScopeId, Usage,
     },
 };
 
@@ -32,7 +32,7 @@ use super::{
 pub(super) struct Books {
     pub(super) scopes: BTreeMap<(ConsumerName, Tenant), ScopeId>,
     bindings: BTreeMap<ConsumerName, Binding>,
-    rules: Vec<String>,
+    rules: BTreeMap<String, HashRuleId>,
     runs: i32,
     /// A count belongs to a key and a payload.
     attempts: BTreeMap<(ScopeId, IdempotencyKey, PayloadHash), Attempts>,
@@ -65,19 +65,23 @@ impl Books {
         self.dead_letters.iter().map(kept).collect()
     }
 
-    fn scope(&mut self, consumer: &ConsumerName, tenant: &Tenant) -> ScopeId {
+    fn scope(&mut self, consumer: &ConsumerName, tenant: &Tenant, in_order: bool) -> ScopeId {
+        let own = (consumer.clone(), tenant.clone());
+        if let Some(known) = self.scopes.get(&own) {
+            return *known;
+        }
+        let mut numbers = Interned::Scope.numbers(&[consumer.as_str(), tenant.as_str()]).into_iter().map(ScopeId);
+        let free = numbers.find(|number| !self.scopes.values().any(|used| used == number));
         // Scope 0 stays free, so that a scope that was never interned is found out.
         let next = ScopeId(self.scopes.len() as i32 + 1);
-        *self.scopes.entry((consumer.clone(), tenant.clone())).or_insert(next)
+        *self.scopes.entry(own).or_insert(free.filter(|_| !in_order).unwrap_or(next))
     }
 
     fn rule(&mut self, rule: &str) -> HashRuleId {
-        let known = self.rules.iter().position(|known| known == rule);
-        let index = known.unwrap_or_else(|| {
-            self.rules.push(rule.to_owned());
-            self.rules.len() - 1
-        });
-        HashRuleId(index as i32 + 1)
+        let mut numbers = Interned::HashRule.numbers(&[rule]).into_iter().map(HashRuleId);
+        let free = numbers.find(|number| !self.rules.iter().any(|(other, used)| other != rule && used == number));
+        let next = HashRuleId(self.rules.len() as i32 + 1);
+        *self.rules.entry(rule.to_owned()).or_insert(free.unwrap_or(next))
     }
 
     /// Ends the count of a payload's attempts, and of no other's.
@@ -85,12 +89,6 @@ impl Books {
         if let Some(counted) = key.and_then(|key| self.attempts.get_mut(&(scope, key.clone(), hash))) {
             counted.count = 0;
         }
-    }
-
-    /// Everything is as it was then, but for the names.
-    pub(super) fn go_back_to(&mut self, then: Self) {
-        let Self { scopes, bindings, rules, runs, .. } = std::mem::take(self);
-        *self = Self { scopes, bindings, rules, runs, ..then };
     }
 
     /// The record of a key was forgotten: its attempts begin anew, and no cache may answer for it.
@@ -142,6 +140,7 @@ impl Bookkeeping for MemoryStore {
 
     async fn register(&self, registration: &Registration) -> Result<Registered, StoreError> {
         let (lenient, shares) = (self.shared.has(Defect::BindsNothing), self.shared.has(Defect::SharesHashRules));
+        let in_order = self.shared.has(Defect::NumbersInOrder);
         let register = |state: &mut State| {
             let now = state.now();
             let books = &mut state.books;
@@ -156,7 +155,7 @@ impl Bookkeeping for MemoryStore {
                 }
             }
             books.runs += 1;
-            let scope = books.scope(&registration.consumer, &registration.tenant);
+            let scope = books.scope(&registration.consumer, &registration.tenant, in_order);
             let rules = &registration.hash_rules;
             let hash_rules = rules.iter().map(|rule| if shares { HashRuleId(1) } else { books.rule(rule) }).collect();
             let warnings = vec!["MemoryStore is for tests: a restart forgets every key".to_owned()];
@@ -166,9 +165,10 @@ impl Bookkeeping for MemoryStore {
     }
 
     async fn scope(&self, consumer: &ConsumerName, tenant: &Tenant) -> Result<ScopeId, StoreError> {
+        let in_order = self.shared.has(Defect::NumbersInOrder);
         let scope = |state: &mut State| {
             let known = state.books.bindings.contains_key(consumer);
-            known.then(|| state.books.scope(consumer, tenant)).ok_or_else(|| StoreError::Refused {
+            known.then(|| state.books.scope(consumer, tenant, in_order)).ok_or_else(|| StoreError::Refused {
                 problem: format!("consumer {consumer} is not registered, so it has no scope for a tenant"),
                 cure: "Start a consumer of that name first".to_owned(),
             })

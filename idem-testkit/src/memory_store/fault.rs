@@ -110,6 +110,9 @@ pub enum Defect {
     SavepointKeepsEffects,
     /// A rollback to the savepoint lets the claimed keys go (V11).
     SavepointLosesClaims,
+    /// Consumers and tenants are numbered in the order in which they come, so that a server that has lost some numbers others like
+    /// them (J63).
+    NumbersInOrder,
     /// The dead letters of all consumers count for the quota of each (S23).
     MeasuresEverybodysDeadLetters,
     /// Another message at the origin of a dead letter is taken for that one (A29).

@@ -292,7 +292,9 @@ impl Events {
             }
             backlog
         };
-        self.destinations.iter().enumerate().map(count).collect()
+        let mut all: Vec<_> = self.destinations.iter().enumerate().map(count).collect();
+        all.sort_by(|one, other| one.destination.cmp(&other.destination));
+        all
     }
 }
 

@@ -42,13 +42,13 @@ impl MemoryStore {
     /// Another server answers from now on, and it has what was committed at the checkpoint and nothing else: a standby that
     /// was promoted before it had received everything, or a backup that was restored. Every session ends. Workers can tell by
     /// the server's [identity](idem_core::store::Control::identity), which is a new one. What consumers and tenants are called
-    /// inside of the database is not lost: it was written long before.
+    /// inside of the database may be lost too.
     pub fn go_back_to(&self, checkpoint: &Checkpoint) {
         let mut state = self.shared.state();
         state.end_sessions();
         let Checkpoint { records, tables, books, events } = checkpoint.clone();
         (state.records, state.tables) = (records, tables);
-        state.books.go_back_to(books);
+        state.books = books;
         state.events.go_back_to(events);
         state.server += 1;
         drop(state);

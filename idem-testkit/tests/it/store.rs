@@ -195,6 +195,7 @@ mod broken {
             batches::copies_of_a_recorded_key_are_compared_with_its_record;
         ignores_scopes: IgnoresScopes by deliveries::two_consumers_with_the_same_key_both_run,
             deliveries::two_tenants_with_the_same_key_both_run;
+        numbers_in_order: NumbersInOrder by consumers::j63_numbers_follow_from_names;
         loses_effects: LosesEffects by deliveries::processes_exactly_once_on_first_delivery;
         loses_results: LosesResults by results::v1_a_result_is_kept_with_its_record;
         finds_results_of_others: ResultsByKeyAlone by results::v5_two_tenants_with_one_key_have_two_results;

@@ -125,3 +125,84 @@ fn j19_a_resting_lane_waits() {
         scenario
     });
 }
+
+/// J63: a failover loses the rows of consumer and tenants, and of the workers one goes on by the numbers that it remembers, while
+/// the other is started again and asks for them in another order.
+#[test]
+fn j63_a_failover_that_loses_what_tenants_are_called_mixes_none_up() {
+    found("NumbersInOrder", 0..30, |seed| {
+        let mut scenario = plain(seed);
+        (scenario.calm, scenario.processes, scenario.tenants) = (false, 2, true);
+        (scenario.control_every, scenario.marks_redelivery) = (at(2_000), false);
+        // Neither takes more than it handles.
+        (scenario.batch, scenario.in_flight) = (1, 1);
+        scenario.contents = (0..12).map(|number| content(number / 3, Behaviour::Good(0))).collect();
+        for (number, content) in scenario.contents.iter_mut().enumerate() {
+            content.tenant = Some(format!("t{}", number % 3));
+        }
+        let mut numbers: Vec<usize> = (0..12).collect();
+        let rng = &mut fastrand::Rng::with_seed(seed);
+        rng.shuffle(&mut numbers);
+        // Everything before the failover and right after it, and once workers have seen that another server answers, in another
+        // order of the tenants.
+        for from in [100, 2_400, 6_000] {
+            let copies = numbers.iter().enumerate().map(|(place, number)| (at(from + 40 * place as u64), *number));
+            scenario.messages.extend(copies);
+            if from > 100 {
+                numbers.reverse();
+            }
+        }
+        scenario.events = vec![
+            (at(1), Event::Checkpoint),
+            // Workers have read the controls just before it.
+            (at(2_300), Event::FailOver),
+            (at(2_350), Event::Kill { process: 1, polls: 0, down: 500 }),
+        ];
+        scenario
+    });
+}
+
+/// J64: everything fails for good, the breaker is open, and deliveries come back before their turn to be tried has come: each
+/// message has its attempts once.
+#[test]
+fn j64_what_is_settled_too_late_does_not_begin_anew_under_an_open_breaker() {
+    found("LateDeadLettersBeginAnew", 0..3, |seed| {
+        let mut scenario = plain(seed);
+        (scenario.breaker, scenario.in_flight, scenario.batch) = (true, 100, 10);
+        (scenario.deadline, scenario.lease) = (at(2_000), Some(at(8_000)));
+        scenario.retry = RetryPolicy::new(5, at(100), at(1_000));
+        scenario.contents = (0..79).map(|number| content(number, Behaviour::FailsAlways)).collect();
+        scenario.messages = (0..79).map(|number| (at(10 * number as u64), number)).collect();
+        scenario
+    });
+}
+
+/// J63: a failover that loses the consumer's row comes between a worker's registration and its first look at the controls.
+#[test]
+fn j63_a_consumer_that_is_lost_before_the_first_look_is_put_back() {
+    found("TrustsTheFirstServer", 0..30, |seed| {
+        let mut scenario = plain(seed);
+        scenario.calm = false;
+        scenario.weather = Weather { seed, slow: Rate::OneIn(1), slow_max: at(50), ..Weather::default() };
+        scenario.contents = vec![content(0, Behaviour::Good(0))];
+        scenario.messages = vec![(at(1_000), 0)];
+        scenario.events = vec![(at(0), Event::Checkpoint), (at(40), Event::FailOver)];
+        scenario
+    });
+}
+
+/// J64: the same on more lanes than one, which take the breaker's turns one after the other: what comes again is settled before its
+/// lease runs out once more.
+#[test]
+fn j64_what_comes_again_under_an_open_breaker_waits_for_no_turn() {
+    found("LateDeadLettersWait", 0..3, |seed| {
+        let mut scenario = plain(seed);
+        (scenario.breaker, scenario.in_flight, scenario.batch, scenario.lanes) = (true, 100, 1, 3);
+        (scenario.order, scenario.effects, scenario.settle_latency) = (Order::ByKeyOneAtATime, Effects::Outside, 50);
+        (scenario.deadline, scenario.lease) = (at(3_000), Some(at(8_000)));
+        scenario.retry = RetryPolicy::new(5, at(150), at(600));
+        scenario.contents = (0..79).map(|number| content(number, Behaviour::FailsAlways)).collect();
+        scenario.messages = (0..79).map(|number| (at(10 * number as u64), number)).collect();
+        scenario
+    });
+}

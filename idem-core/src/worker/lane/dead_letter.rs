@@ -6,6 +6,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use super::{
     Lane,
     publishing::{Secured, Unkeepable},
+    queue::Next,
 };
 use crate::{
     bugs::{self, Bug},
@@ -17,8 +18,9 @@ use crate::{
     source::Source,
     store::{Bookkeeping as _, Store},
     worker::{
-        job::{Counts, DeadLetterCause, DeliveredBy, Job},
+        job::{Attempt, Counts, DeadLetterCause, DeliveredBy, Job},
         quota::Room,
+        unsettled::Place,
         view::{Incident, IncidentKind},
     },
 };
@@ -85,11 +87,75 @@ impl<S: Store, B: Source> Lane<S, B> {
             (incident.reason, incident.dead_letter) = (Some(dead.reason), Some(stored.id));
             self.shared.recent.keep(incident);
         }
+        let place = Place::of(&job);
+        if let Some(place) = &place {
+            self.shared.unsettled.note(place.clone(), dead, dead_letter.attempts);
+        }
         if let DeliveredBy::Broker(handle) = job.from {
-            self.shared.settle(handle, Settle::DeadLetter(Durable::dead_lettered()), job.permit);
+            self.shared.settle_dead_letter(handle, Durable::dead_lettered(), job.permit, place);
             // Behind it, so that a lane that clears this has waited for it.
             self.shared.dead_letter_settled.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Says of what was set aside before and came again that it failed for good.
+    pub(super) fn recognise(&mut self, jobs: &mut [Job<B::Handle>]) {
+        if self.shared.unsettled.is_empty() {
+            return;
+        }
+        for job in jobs.iter_mut().filter(|job| job.dead.is_none()) {
+            if let Some((cause, attempts)) = Place::of(job).and_then(|place| self.shared.unsettled.cause(&place)) {
+                (job.dead, job.attempt) = (Some(Box::new(cause)), Attempt::Ended(attempts));
+                self.came_again = true;
+            }
+        }
+    }
+
+    /// Sets what was set aside before aside again, before anything waits for the breaker, which lets one message a second pass:
+    /// where leases run out meanwhile, each settlement would be late again, for ever.
+    pub(super) async fn set_aside_again(&mut self) {
+        // While the database is down, it has its turn in the queue.
+        if !std::mem::take(&mut self.came_again) || self.down > 0 || bugs::planted(Bug::LateDeadLettersWait) {
+            return;
+        }
+        let again = |job: &Job<B::Handle>| {
+            job.waiting.is_none() && job.dead.as_ref().is_some_and(|dead| dead.counts == Counts::Nothing)
+        };
+        for job in self.queue.remove(again) {
+            self.dead_letter(job).await;
+        }
+    }
+
+    /// Takes out what was set aside before and came again because its settlement was late: it is set aside once more, and does not
+    /// run. Its row is written again, which changes nothing where it is there.
+    pub(super) async fn without_set_aside(&mut self, next: Next<Job<B::Handle>>) -> Next<Job<B::Handle>> {
+        if self.shared.unsettled.is_empty() {
+            return next;
+        }
+        match next {
+            Next::Nothing => Next::Nothing,
+            Next::Together(jobs) => Next::Together(self.not_set_aside(jobs).await),
+            Next::Look(jobs) => Next::Look(self.not_set_aside(jobs).await),
+            Next::Alone(job) => match self.not_set_aside(vec![job]).await.pop() {
+                Some(job) => Next::Alone(job),
+                None => Next::Together(Vec::new()),
+            },
+        }
+    }
+
+    async fn not_set_aside(&mut self, jobs: Vec<Job<B::Handle>>) -> Vec<Job<B::Handle>> {
+        let mut left = Vec::with_capacity(jobs.len());
+        for mut job in jobs {
+            let known = Place::of(&job).filter(|_| job.dead.is_none());
+            match known.and_then(|place| self.shared.unsettled.cause(&place)) {
+                Some((cause, attempts)) => {
+                    (job.dead, job.attempt) = (Some(Box::new(cause)), Attempt::Ended(attempts));
+                    self.dead_letter(job).await;
+                }
+                None => left.push(job),
+            }
+        }
+        left
     }
 
     /// A planted bug.

@@ -107,6 +107,8 @@ pub(crate) struct Lane<S: Store, B: Source> {
     duty: Duty,
     /// Messages that were not begun go back to the broker before anything else.
     giving_back: bool,
+    /// Among what came is something that was set aside before, and does not wait for a turn.
+    came_again: bool,
     /// Attempts that were counted and never came to a verdict, of messages that went back while the database was down.
     owed: Vec<Claim>,
     _present: Counted,
@@ -140,6 +142,7 @@ impl<S: Store, B: Source> Lane<S, B> {
             only_duplicates: false,
             duty: Duty::Serve,
             giving_back: false,
+            came_again: false,
             owed: Vec::new(),
             _present: present,
             at_work: Some(at_work),
@@ -184,6 +187,7 @@ impl<S: Store, B: Source> Lane<S, B> {
                     break;
                 }
             }
+            self.set_aside_again().await;
             let turn = tokio::select! {
                 turn = self.shared.gate.turn() => turn,
                 () = self.shared.shutdown.cancelled() => break,
@@ -213,8 +217,9 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     /// Runs what comes next; false where that is nothing.
     pub(super) async fn step(&mut self, next: Next<Job<B::Handle>>, probing: bool) -> bool {
-        match next {
+        match self.without_set_aside(next).await {
             Next::Nothing => return false,
+            Next::Together(jobs) | Next::Look(jobs) if jobs.is_empty() => {}
             // A claim that finds every key taken is followed by the same look-up.
             Next::Together(jobs) if self.only_duplicates => self.look(jobs).await,
             Next::Together(jobs) => self.together(jobs).await,
@@ -276,7 +281,8 @@ impl<S: Store, B: Source> Lane<S, B> {
 
     fn accept(&mut self, command: Command<B::Handle>) {
         match command {
-            Command::Jobs(jobs) => {
+            Command::Jobs(mut jobs) => {
+                self.recognise(&mut jobs);
                 let newest = jobs.iter().map(|job| job.assignment).max().unwrap_or_default();
                 if newest > self.newest {
                     self.newest = newest;

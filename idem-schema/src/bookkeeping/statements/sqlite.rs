@@ -28,9 +28,7 @@ impl BookkeepingStatements {
             fill_binding: text(FILL_BINDING),
             update_horizons: text(UPDATE_HORIZONS),
             select_hash: text(r#"SELECT id FROM "{schema}_payload_hashes" WHERE rule = ?1"#),
-            insert_hash: text(
-                r#"INSERT INTO "{schema}_payload_hashes" (rule) VALUES (?1) ON CONFLICT (rule) DO NOTHING RETURNING id"#,
-            ),
+            insert_hash: text(INSERT_HASH),
             insert_run: text(INSERT_RUN),
             count_attempt: text(COUNT_ATTEMPT),
             uncount_attempt: text(UNCOUNT_ATTEMPT),
@@ -82,17 +80,29 @@ FROM (SELECT * FROM "{schema}_consumers" WHERE name = ?2 ORDER BY id LIMIT 1) AS
 LEFT JOIN "{schema}_consumers" AS wanted ON wanted.name = oldest.name AND wanted.tenant = ?1"#;
 
 const INSERT_CONSUMER: &str = r#"
-INSERT INTO "{schema}_consumers" (tenant, name, bound_to, handler, key_rules, hash_rules, retention, first_started_at)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (tenant, name) DO NOTHING RETURNING id"#;
+INSERT INTO "{schema}_consumers" (id, tenant, name, bound_to, handler, key_rules, hash_rules, retention, first_started_at)
+SELECT free.id, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?9 FROM (SELECT asked.value AS id FROM json_each(?8) AS asked
+    WHERE NOT EXISTS (SELECT 1 FROM "{schema}_consumers" AS other WHERE other.id = asked.value) ORDER BY asked.key LIMIT 1) AS free
+WHERE true ON CONFLICT DO NOTHING RETURNING id"#;
+
+const INSERT_HASH: &str = r#"
+INSERT INTO "{schema}_payload_hashes" (id, rule)
+SELECT free.id, ?1 FROM (SELECT asked.value AS id FROM json_each(?2) AS asked
+    WHERE NOT EXISTS (SELECT 1 FROM "{schema}_payload_hashes" AS other WHERE other.id = asked.value) ORDER BY asked.key LIMIT 1) AS free
+WHERE true ON CONFLICT DO NOTHING RETURNING id"#;
 
 const SELECT_RENAMED: &str =
     r#"SELECT name FROM "{schema}_consumers" WHERE derives_as = ?1 AND name <> ?1 ORDER BY id LIMIT 1"#;
 
 const INSERT_TENANT: &str = r#"
-INSERT INTO "{schema}_consumers" (tenant, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon,
+INSERT INTO "{schema}_consumers" (id, tenant, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon,
     derives_as, first_started_at)
-SELECT ?1, name, bound_to, handler, key_rules, hash_rules, retention, redelivery_horizon, derives_as, ?3 FROM "{schema}_consumers"
-WHERE name = ?2 ORDER BY id LIMIT 1 ON CONFLICT (tenant, name) DO NOTHING RETURNING id"#;
+SELECT free.id, ?1, oldest.name, oldest.bound_to, oldest.handler, oldest.key_rules, oldest.hash_rules, oldest.retention,
+    oldest.redelivery_horizon, oldest.derives_as, ?4
+FROM (SELECT * FROM "{schema}_consumers" WHERE name = ?2 ORDER BY id LIMIT 1) AS oldest
+CROSS JOIN (SELECT asked.value AS id FROM json_each(?3) AS asked
+    WHERE NOT EXISTS (SELECT 1 FROM "{schema}_consumers" AS other WHERE other.id = asked.value) ORDER BY asked.key LIMIT 1) AS free
+WHERE true ON CONFLICT DO NOTHING RETURNING id"#;
 
 const FILL_BINDING: &str = r#"
 UPDATE "{schema}_consumers" SET bound_to = ?2, handler = ?3, hash_rules = ?4, key_rules = ?6

@@ -32,8 +32,10 @@ impl OutboxStatements {
 }
 
 const INSERT_DESTINATION: &str = r#"
-INSERT INTO "{schema}_outbox_destinations" (name, id_form, created_at) VALUES (?1, ?2, ?3)
-ON CONFLICT (name) DO NOTHING RETURNING id, id_form"#;
+INSERT INTO "{schema}_outbox_destinations" (id, name, id_form, created_at)
+SELECT free.id, ?1, ?2, ?4 FROM (SELECT asked.value AS id FROM json_each(?3) AS asked
+    WHERE NOT EXISTS (SELECT 1 FROM "{schema}_outbox_destinations" AS other WHERE other.id = asked.value) ORDER BY asked.key LIMIT 1) AS free
+WHERE true ON CONFLICT DO NOTHING RETURNING id, id_form"#;
 
 const LEASE: &str = r#"
 UPDATE "{schema}_outbox_destinations" SET relayed_by = ?2, relayed_until = ?4 + ?3
@@ -114,7 +116,7 @@ SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused, iif(d.relayed_until > ?2
     ?2 - min(o.created_at) FILTER (WHERE o.state IN (0, 1)) AS oldest
 FROM "{schema}_outbox_destinations" AS d LEFT JOIN "{schema}_outbox" AS o ON o.destination = d.id
     AND (?1 IS NULL OR o.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1))
-GROUP BY d.id ORDER BY d.id"#;
+GROUP BY d.id ORDER BY d.name"#;
 
 const LIST_EVENTS: &str = r#"
 SELECT o.number, {event}, NULL AS payload, ?4 - o.first_sent_at AS first_sent_ago, d.name AS destination,

@@ -4,13 +4,14 @@ use std::{future::Future, pin::pin, task::Poll, time::Duration};
 
 use idem_core::{
     ControlState, DeadLetter, ErrorClass, IdempotencyKey, Message, Origin, PayloadHash, Reason, Store as _, StoreError,
+    Tenant,
     dead_letter::{FailureKind, Fingerprint},
     store::{AuditEntry, Bookkeeping as _, Control},
 };
 use idem_sqlx::PostgresStore;
 
 use super::{
-    consumers::claim_of,
+    consumers::{Write, builder, claim_of, msg, process},
     fixture::{Fixture, PATIENCE},
 };
 
@@ -103,5 +104,42 @@ async fn b10_texts_with_nul_are_stored() {
     fixture.store.bookkeeping().audit(&entry).await.unwrap();
     fixture.store.bookkeeping().set_control(claim.scope, ControlState::Paused, "b\0", "r\0").await.unwrap();
     assert_eq!(fixture.store.bookkeeping().control(claim.scope).await.unwrap().by, "b\u{fffd}");
+    fixture.drop().await;
+}
+
+/// J63: a standby took over that had not received the rows of the consumer and its tenants, and another worker asks for them in
+/// another order. The worker that goes on by the numbers that it remembers and the other one keep each tenant's keys as one.
+#[tokio::test]
+async fn j63_a_failover_that_loses_what_tenants_are_called_mixes_none_up() {
+    let fixture = Fixture::new().await;
+    let of_header = |message: &Message| message.headers().text("tenant").map(|name| Tenant::new(name).unwrap());
+    let build = || builder(fixture.another(), Write).tenant_of(of_header).build().unwrap();
+    let of = |tenant: &str, key: &str| msg(key).with_header("tenant", tenant.to_owned());
+    let goes_on = build();
+    let first = vec![of("acme", "order-1"), of("globex", "order-2")];
+    assert_eq!(process(&goes_on, first).await, "PP");
+    fixture.run("DELETE FROM consumers; SELECT setval(pg_get_serial_sequence('consumers', 'id'), 1, false)").await;
+    let other = build();
+    // Its first tenant is the other's second, and a new one.
+    let messages = vec![of("globex", "order-2"), of("initech", "order-1"), of("acme", "order-1")];
+    assert_eq!(process(&other, messages).await, "DPD");
+    let messages = vec![of("acme", "order-1"), of("globex", "order-1"), of("initech", "order-1")];
+    assert_eq!(process(&goes_on, messages).await, "DPD");
+    assert_eq!(fixture.effects().await.len(), 4);
+    fixture.drop().await;
+}
+
+/// J63: a worker that goes on after its consumer's row was lost registers it again for the first tenant that is new to it.
+#[tokio::test]
+async fn j63_a_consumer_whose_row_was_lost_is_registered_again() {
+    let fixture = Fixture::new().await;
+    let of_header = |message: &Message| message.headers().text("tenant").map(|name| Tenant::new(name).unwrap());
+    let consumer = builder(fixture.another(), Write).tenant_of(of_header).build().unwrap();
+    let of = |tenant: &str| msg("order-1").with_header("tenant", tenant.to_owned());
+    assert_eq!(process(&consumer, vec![of("acme")]).await, "P");
+    let before = fixture.texts("SELECT id::text FROM consumers WHERE tenant = ''").await;
+    fixture.run("DELETE FROM consumers").await;
+    assert_eq!(process(&consumer, vec![of("globex"), of("acme")]).await, "PD");
+    assert_eq!(fixture.texts("SELECT id::text FROM consumers WHERE tenant = ''").await, before);
     fixture.drop().await;
 }

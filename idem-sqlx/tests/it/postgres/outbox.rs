@@ -126,7 +126,7 @@ async fn o23_followers_of_one_key_are_met_once() {
     fixture.store.plain_outbox("writer", ["payments"]).await.unwrap();
     let rows = "
         INSERT INTO outbox (number, destination, consumer, key_id, event_key, event_hash, ordering_key, payload)
-        SELECT nextval('outbox_numbers'), 1, 1, gen_random_uuid(), 'k' || n, '', convert_to(CASE WHEN n <= 20000 THEN 'a' ELSE n::text END, 'UTF8'), 'x'
+        SELECT nextval('outbox_numbers'), (SELECT id FROM outbox_destinations), (SELECT id FROM consumers), gen_random_uuid(), 'k' || n, '', convert_to(CASE WHEN n <= 20000 THEN 'a' ELSE n::text END, 'UTF8'), 'x'
         FROM generate_series(1, 20010) AS n";
     fixture.run(rows).await;
     let first = outbox.next(id, 10, 1_000_000).await.unwrap();
@@ -136,7 +136,10 @@ async fn o23_followers_of_one_key_are_met_once() {
     assert_eq!(others.first().map(|event| event.key.as_str()), Some("k20001"));
     let mut connection = fixture.connect().await;
     let mut looking = connection.begin().await.unwrap();
-    sqlx::query("SELECT number FROM next_events(1, 10, 1000000)").fetch_all(&mut *looking).await.unwrap();
+    sqlx::query("SELECT number FROM next_events((SELECT id FROM outbox_destinations), 10, 1000000)")
+        .fetch_all(&mut *looking)
+        .await
+        .unwrap();
     let examined = "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables
         WHERE relname = 'outbox' AND schemaname = current_schema()";
     let examined: i64 = sqlx::query(examined).fetch_one(&mut *looking).await.unwrap().get(0);
@@ -154,7 +157,7 @@ async fn published(fixture: &Fixture, outbox: &Arc<dyn Outbox>, events: usize) {
 async fn published_with(fixture: &Fixture, outbox: &Arc<dyn Outbox>, events: usize, there: usize) {
     let put = format!(
         "INSERT INTO outbox (number, destination, consumer, key_id, event_key, event_hash, payload)
-         SELECT nextval('outbox_numbers'), 1, 1, gen_random_uuid(), 'k' || n, '', 'x' FROM generate_series(1, {events}) AS n"
+         SELECT nextval('outbox_numbers'), (SELECT id FROM outbox_destinations), (SELECT id FROM consumers), gen_random_uuid(), 'k' || n, '', 'x' FROM generate_series(1, {events}) AS n"
     );
     fixture.run(&put).await;
     let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
@@ -201,7 +204,7 @@ async fn o31_looks_pass_what_was_published_and_nothing_that_may_be_committed_yet
     fixture.run("SELECT setval('outbox_numbers', 1, false)").await;
     plain.publish(&mut connection, "anew", Event::to("payments").body("1")).await.unwrap();
     for _ in 0..2 {
-        fixture.run("SELECT raise_pending(1, NULL, NULL)").await;
+        fixture.run("SELECT raise_pending((SELECT id FROM outbox_destinations), NULL, NULL)").await;
     }
     let next = outbox.next(id, 10, 1_000_000).await.unwrap();
     assert_eq!(next.iter().map(|event| event.key.as_str()).collect::<Vec<_>>(), ["anew"]);

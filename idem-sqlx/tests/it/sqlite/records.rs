@@ -158,7 +158,7 @@ async fn attempts_are_forgotten_with_the_success() {
     let (file, store) = fresh().await;
     let consumer = consumer(&store);
     consumer.start().await.unwrap();
-    let scope = idem_core::store::ScopeId(1);
+    let scope = store.bookkeeping().scope(consumer.name(), &idem_core::Tenant::default()).await.unwrap();
     let key = IdempotencyKey::new("a").unwrap();
     for number in 1..=3 {
         assert_eq!(store.bookkeeping().count_attempt(scope, &key, PayloadHash::of(b"fail")).await.unwrap(), number);

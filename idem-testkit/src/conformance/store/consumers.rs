@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::Arc};
 use idem_core::{
     ConflictKind, ConsumerName, ControlState, Decision, ErrorClass, HashRules, JsonMembers, RawPayload, Store,
     StoreError, Tenant,
-    store::{AuditEntry, Bookkeeping, Claimed, Registration, UnitOfWork},
+    store::{AuditEntry, Bookkeeping, Claimed, HashRuleId, Interned, Registration, ScopeId, UnitOfWork},
 };
 
 use super::{
@@ -56,6 +56,28 @@ pub async fn every_consumer_and_tenant_has_a_scope_of_its_own<T: StoreUnderTest>
             assert_eq!(fixture.store.bookkeeping().scope(&consumer, &tenant).await.unwrap(), scope);
             assert_eq!(scope == registered.scope, tenant == Tenant::default());
             assert!(scopes.insert(scope), "{name:?} {tenant:?}");
+        }
+    }
+}
+
+/// J63: what is interned has the number that its name gives it, in whatever order names come: a server that has lost rows gives
+/// them the numbers that running workers remember, and nobody else's.
+pub async fn j63_numbers_follow_from_names<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    let number = |name: &str, tenant: &str| ScopeId(Interned::Scope.numbers(&[name, tenant])[0]);
+    for name in ["orders", "billing"] {
+        let registered = fixture.register_as(&registration(name)).await.unwrap();
+        assert_eq!(registered.scope, number(name, ""));
+        let rules: Vec<HashRuleId> = registration(name)
+            .hash_rules
+            .iter()
+            .map(|rule| HashRuleId(Interned::HashRule.numbers(&[rule])[0]))
+            .collect();
+        assert_eq!(registered.hash_rules, rules);
+        for tenant in ["globex", "acme"] {
+            let consumer = ConsumerName::new(name).unwrap();
+            let scope = fixture.store.bookkeeping().scope(&consumer, &Tenant::new(tenant).unwrap()).await.unwrap();
+            assert_eq!(scope, number(name, tenant));
         }
     }
 }

@@ -343,6 +343,7 @@ macro_rules! store_conformance {
                 registering_twice_gives_the_same_scope,
                 workers_that_start_at_once_are_one_consumer,
                 every_consumer_and_tenant_has_a_scope_of_its_own,
+                j63_numbers_follow_from_names,
                 another_source_is_refused_with_both_values,
                 another_handler_is_refused_with_both_values,
                 another_key_rule_is_refused_with_both_values,

@@ -1,5 +1,7 @@
 //! `Content-Digest` of RFC 9530: the hash of a message's content as it goes over the wire.
 
+use std::cell::LazyCell;
+
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use sha2::{Digest as _, Sha256, Sha512};
@@ -17,6 +19,8 @@ pub(crate) fn of(content: &[u8]) -> Option<HeaderValue> {
 /// # Errors
 /// What is wrong.
 pub(crate) fn verify(headers: &HeaderMap, content: &[u8]) -> Result<(), &'static str> {
+    // Once each: headers have room for hundreds of members, which may all name one algorithm.
+    let (sha256, sha512) = (LazyCell::new(|| Sha256::digest(content)), LazyCell::new(|| Sha512::digest(content)));
     for value in headers.get_all(CONTENT_DIGEST) {
         let text = value.to_str().map_err(|_| "Content-Digest is not ASCII")?;
         for member in text.split(',') {
@@ -25,8 +29,8 @@ pub(crate) fn verify(headers: &HeaderMap, content: &[u8]) -> Result<(), &'static
             let digest = digest.strip_prefix(':').and_then(|digest| digest.strip_suffix(':')).ok_or(malformed)?;
             let digest = STANDARD.decode(digest).map_err(|_| malformed)?;
             let is_right = match name {
-                "sha-256" => digest == Sha256::digest(content).as_slice(),
-                "sha-512" => digest == Sha512::digest(content).as_slice(),
+                "sha-256" => digest == sha256.as_slice(),
+                "sha-512" => digest == sha512.as_slice(),
                 _ => true,
             };
             if !is_right {

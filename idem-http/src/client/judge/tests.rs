@@ -40,6 +40,16 @@ fn w31_conflicts_are_told_apart_by_what_they_say() {
     assert_eq!(meaning(&idem, 500, &[], kind("failed")), Meaning::NotTaken);
 }
 
+/// W31: the draft's own 409 has neither a time to wait nor a word that is known: the first try may still run.
+#[test]
+fn w31_a_bare_conflict_of_the_draft_is_no_refusal() {
+    let ietf = Profile::ietf(Duration::from_secs(3_600));
+    let example = r#"{"type":"https://developer.example.com/idempotency","title":"A request is outstanding for this Idempotency-Key"}"#;
+    assert_eq!(meaning(&ietf, 409, &[], example), Meaning::InProgress);
+    assert_eq!(meaning(&ietf, 409, &[], ""), Meaning::InProgress);
+    assert_eq!(meaning(&ietf, 422, &[], ""), Meaning::Refused);
+}
+
 /// W32: what a provider stores is not asked for again and again, and what it marks is.
 #[test]
 fn w32_stripe_says_itself_what_may_be_tried_again() {

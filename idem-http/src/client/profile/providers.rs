@@ -16,11 +16,14 @@ const fn hours(hours: u64) -> Duration {
 
 impl Profile {
     /// A server that follows the IETF's draft `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header-07): the key in quotes, 422 for
-    /// another request under it, 409 while it is worked on. The draft has each server publish for how long it remembers, so say it here.
+    /// another request under it, 409 while it is worked on. So a 409 that says no more is never taken for the operation's refusal: the
+    /// draft's own example has neither a `Retry-After` nor a type that tells. The draft has each server publish for how long it remembers,
+    /// so say it here.
     #[must_use]
     pub fn ietf(memory: Duration) -> Self {
         Self::new("ietf", KeyPlace::QuotedHeader(IDEMPOTENCY_KEY), memory)
             .replayed(IDEMPOTENT_REPLAYED)
+            .status(StatusCode::CONFLICT, Meaning::InProgress)
             .status(StatusCode::UNPROCESSABLE_ENTITY, Meaning::Refused)
             .word("/type", "idempotency-key-reused", Meaning::KeyReused)
             .word("/type", "key-reused", Meaning::KeyReused)
@@ -39,6 +42,8 @@ impl Profile {
         Self::ietf(memory)
             .named("idem")
             .asks_at(path)
+            // What idem says with this status it names, or gives a time to wait; any other is the handler's own.
+            .status(StatusCode::CONFLICT, Meaning::Refused)
             // Rolled back, and nothing kept: the one may go better another time, the others not.
             .word("/type", "failed-for-now", Meaning::NotYet)
             .word("/type", "failed", Meaning::NotTaken)

@@ -19,7 +19,7 @@ mod guide_of_the_client {
     struct HttpClient;
 }
 
-/// The same.
+/// The programs in the guide compile.
 #[cfg(all(doctest, feature = "inbound"))]
 mod guide_of_inbound {
     #[doc = include_str!("../../docs/guide/http-in.md")]

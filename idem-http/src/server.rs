@@ -43,7 +43,7 @@ use self::{builder::Limits, fingerprint::Hashing, flight::Flights, scope::Tenant
 /// `Idempotency-Key` for the routes of a service: the effect of a request, the record of its key and its answer are committed in
 /// one transaction.
 ///
-/// One serves all routes of a service, with one pool of connections. Cloning is cheap, and clones share everything.
+/// One value serves all routes of a service, with one pool of connections. Cloning is cheap, and clones share everything.
 pub struct Idempotency<S: Store>(pub(crate) Arc<Shared<S>>);
 
 pub(crate) struct Shared<S: Store> {
@@ -83,17 +83,17 @@ impl<S: Store> fmt::Debug for Idempotency<S> {
 }
 
 impl<S: Store> Idempotency<S> {
-    /// Settings of one with this name on this store. The name scopes its keys: instances of one service have the same.
+    /// Begins the settings, with this name on this store. The name scopes the keys: all instances of a service have the same name.
     pub fn builder(store: S, name: &str) -> IdempotencyBuilder<S> {
         Self::builder_shared(Arc::new(store), name)
     }
 
-    /// The same on a store that others use too.
+    /// The same on a shared store.
     pub fn builder_shared(store: Arc<S>, name: &str) -> IdempotencyBuilder<S> {
         IdempotencyBuilder::new(store, name)
     }
 
-    /// Checks the schema and registers the name. The first request does it; calling it before finds a wrong set-up at start-up.
+    /// Checks the schema and registers the name. The first request does so too; calling this finds set-up errors at start-up.
     ///
     /// # Errors
     /// [`StoreError`] with the cure in its text.
@@ -104,8 +104,8 @@ impl<S: Store> Idempotency<S> {
         self.0.engine.start().await
     }
 
-    /// The engine below, for operations that come in some other way and share the keys' name; see
-    /// [`RunOnce::once`]. Keys of requests stand there with their tenant and route.
+    /// The engine, for operations that do not come as HTTP requests and share the name of the keys; see
+    /// [`RunOnce::once`]. Keys of requests are stored there joined with tenant and route.
     #[must_use]
     pub fn engine(&self) -> &RunOnce<S> {
         &self.0.engine

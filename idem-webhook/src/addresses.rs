@@ -1,10 +1,10 @@
-//! Which addresses a stranger's endpoint may have: none by which it would reach what stands behind this machine.
+//! The addresses that a stranger's endpoint may have: none that would reach the networks behind this machine.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-/// Whether it is an address of the public internet.
+/// Whether this is an address of the public internet.
 pub(crate) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -15,7 +15,7 @@ pub(crate) fn is_public(address: IpAddr) -> bool {
     }
 }
 
-/// By the registry of special purposes (RFC 6890 and its successors).
+/// By the registry of special-purpose addresses (RFC 6890 and its successors).
 fn is_public_v4(address: Ipv4Addr) -> bool {
     let [a, b, c, _] = address.octets();
     let is_special = matches!(
@@ -35,7 +35,7 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
     !is_special
 }
 
-/// What is given out to anybody is in 2000::/3, but for documentation and benchmarks.
+/// Public addresses are in 2000::/3, except those for documentation and benchmarks.
 fn is_public_v6(address: Ipv6Addr) -> bool {
     let [a, b, ..] = address.segments();
     let is_special = matches!((a, b), (0x2001, 0x0db8 | 0x0000..=0x01ff) | (0x3fff, 0x0000..=0x0fff));
@@ -54,15 +54,15 @@ fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     }
 }
 
-/// A name has no address that may be called.
+/// The error of a name without an address that may be called.
 #[derive(Debug, thiserror::Error)]
 #[error("{name} has no public address")]
 pub(crate) struct NotPublic {
     pub(crate) name: String,
 }
 
-/// Resolves names, and answers public addresses alone. The client connects to what is answered here, so a name that
-/// resolves to another address a moment later gains nothing.
+/// Resolves names, and returns public addresses alone. The client connects to a returned address, so a name that resolves to
+/// another one a moment later gains nothing.
 pub(crate) struct PublicOnly;
 
 impl Resolve for PublicOnly {
@@ -83,7 +83,7 @@ impl Resolve for PublicOnly {
 mod tests {
     use super::*;
 
-    /// S38: whatever leads into a network of our own is refused, however it is written.
+    /// S38: every address in a network of our own is refused, in each notation.
     #[test]
     fn s38_addresses_that_are_not_public() {
         let refused = [

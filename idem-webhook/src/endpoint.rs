@@ -1,4 +1,4 @@
-//! Where the events of one destination go: an endpoint for each event.
+//! The endpoints of a destination's events.
 
 use std::future::Future;
 
@@ -7,13 +7,13 @@ use idem_core::{BoxError, outbox::OutgoingEvent};
 
 use crate::signature::Secret;
 
-/// Where an event goes.
+/// The endpoint of an event.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Endpoint {
     /// The URL.
     pub url: String,
-    /// The secrets that sign its requests: one, or several while one takes another's place.
+    /// The secrets that sign its requests: one, or several while a new one replaces an old one.
     pub secrets: Vec<Secret>,
 }
 
@@ -24,19 +24,18 @@ impl Endpoint {
     }
 }
 
-/// Finds the endpoint of each event, at each try: from a table in which customers change their URLs and secrets. An async
-/// function of an event that keeps nothing of it is one.
+/// Finds the endpoint of each event, at each try, for example in a table in which customers change their URLs and secrets. An
+/// async function of an event implements it, if its future does not borrow the event.
 #[async_trait]
 pub trait Endpoints: Send + Sync + 'static {
-    /// The endpoint of this event; `None` where there is none any more, or it was switched off. The event then waits for a
-    /// person.
+    /// The endpoint of this event; `None` if it no longer exists or was switched off. The event then waits for a person.
     ///
     /// # Errors
-    /// Where it could not be found now: the event is tried again later, and the try does not count.
+    /// If it could not be found now. The event is tried again later, and the try does not count.
     async fn of(&self, event: &OutgoingEvent) -> Result<Option<Endpoint>, BoxError>;
 
-    /// The endpoint answered 410: it wants no more. Switch it off, so that [`of`](Self::of) answers `None` for it. Does nothing by
-    /// default.
+    /// Called when the endpoint answered 410, which means that it wants no more events. Switch it off, so that [`of`](Self::of)
+    /// returns `None` for it. Does nothing by default.
     async fn gone(&self, event: &OutgoingEvent, url: &str) {
         let _ = (event, url);
     }

@@ -1,4 +1,4 @@
-//! [`WebhookPublisher`]: posts events to their endpoints.
+//! [`WebhookPublisher`], which posts events to their endpoints.
 
 use std::{
     collections::HashMap,
@@ -26,13 +26,13 @@ use crate::{
     signature,
 };
 
-/// How long one try may take. Shorter than a relay's deadline, so that it is the answer which ends a try.
+/// How long one try may take. This is shorter than a relay's deadline, so that a try ends with an answer.
 const ANSWER: Duration = Duration::from_secs(8);
 
-/// How many events are on their way at once.
+/// The most events in flight at once.
 const AT_ONCE: usize = 64;
 
-/// How many of them go to one host.
+/// The most of them for one host.
 const AT_ONCE_A_HOST: usize = 4;
 
 /// The pauses before the second and every further try, as Standard Webhooks proposes them: some 75 hours in all.
@@ -51,7 +51,7 @@ const PAUSES: [Duration; 9] = [
 /// The longest pause that an endpoint may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3_600);
 
-/// When an event is tried again that was not tried: its host was busy, or its endpoint not to be found now.
+/// The pause after a try that was not made, because the host was busy or the endpoint could not be found.
 const SOON: Duration = Duration::from_secs(1);
 
 /// An [`EventPublisher`] to HTTP endpoints: see the [crate's documentation](crate).
@@ -87,8 +87,8 @@ impl WebhookPublisher {
         })
     }
 
-    /// Calls endpoints in private networks too, and on this machine: where all of them are your own. Whoever may set an endpoint
-    /// reaches everything behind this machine then.
+    /// Also calls endpoints in private networks and on this machine. Use it only if all endpoints are your own: everyone who may
+    /// set an endpoint can then reach everything behind this machine.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -96,7 +96,7 @@ impl WebhookPublisher {
         Ok(Self { client: client(true)?, is_private_allowed: true, ..self })
     }
 
-    /// Calls `http://` endpoints too. Whoever is on the way reads their events then.
+    /// Also calls `http://` endpoints. Everyone on the network path can then read their events.
     #[must_use]
     pub fn allow_plaintext(self) -> Self {
         Self { is_plaintext_allowed: true, ..self }
@@ -115,12 +115,12 @@ impl WebhookPublisher {
         let request = self.client.post(url).headers(headers(event, &endpoint)?).body(event.payload.clone());
         match request.send().await {
             Ok(response) => self.answered(event, &endpoint, &response).await,
-            // The URL may hold a secret of the endpoint's owner.
+            // The URL may contain a secret of the endpoint's owner.
             Err(error) => Err(later(event, not_answered(error.without_url()), None)),
         }
     }
 
-    /// Refuses what may not be called. The names are checked as they are resolved.
+    /// Refuses URLs that may not be called. Names are checked when they are resolved.
     fn checked(&self, endpoint: &Endpoint) -> Result<Url, EventError> {
         let Ok(url) = Url::parse(&endpoint.url) else { return Err(waits_for_a_person("its endpoint's URL is none")) };
         let is_plaintext = url.scheme() == "http";
@@ -138,11 +138,11 @@ impl WebhookPublisher {
         Ok(url)
     }
 
-    /// A place among the events that are on their way to this host; `None` where there is none free.
+    /// A place among the events in flight to this host; `None` if none is free.
     fn permit(&self, url: &Url) -> Option<OwnedSemaphorePermit> {
         let host = url.host_str().unwrap_or_default().to_owned();
         let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
-        // Hosts that nothing is on its way to are forgotten, or the map would grow with every endpoint there ever was.
+        // Forget hosts without events in flight, or the map would grow with every endpoint that ever existed.
         if hosts.len() > 2 * AT_ONCE {
             hosts.retain(|_, places| places.available_permits() < AT_ONCE_A_HOST);
         }
@@ -183,7 +183,7 @@ impl EventPublisher for WebhookPublisher {
 }
 
 fn client(is_private_allowed: bool) -> Result<Client, ConfigError> {
-    // For the process, unless it has one, as the brokers' connections do it. Without one the client panics.
+    // Sets the process's TLS provider if it has none, as the brokers' connections do. Without one the client panics.
     #[cfg(feature = "tls")]
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = ClientBuilder::new().redirect(Policy::none()).no_proxy().timeout(ANSWER).user_agent("idem-webhook");
@@ -228,13 +228,13 @@ fn waits_for_a_person(problem: &str) -> EventError {
     EventError::DoesNotFit { problem: format!("the event was not delivered: {problem}") }
 }
 
-/// It was not tried.
+/// The try was not made.
 fn soon(source: BoxError) -> EventError {
     let after = Some(SOON + SOON.mul_f64(fastrand::f64()));
     EventError::Later { source, may_be_sent: false, after, counted: false }
 }
 
-/// It was tried, and is again after a pause, up to ten times.
+/// The try failed. The event is tried again after a pause, up to ten times.
 fn later(event: &OutgoingEvent, source: BoxError, wanted: Option<Duration>) -> EventError {
     let Some(pause) = PAUSES.get(event.attempts as usize) else {
         return waits_for_a_person(&format!("ten tries have failed, the last one with: {source}"));
@@ -263,7 +263,7 @@ fn now() -> SystemTime {
     SystemTime::now()
 }
 
-/// What `Retry-After` asks for: seconds, or a date.
+/// The pause that `Retry-After` asks for, in seconds or as a date.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     let after = match text.parse() {

@@ -1,5 +1,5 @@
-//! Signatures of Standard Webhooks: version 1, HMAC-SHA256 with a secret that both sides have, and version 1a, Ed25519 with a
-//! key that the receiver has the public half of.
+//! Signatures of Standard Webhooks: version 1, HMAC-SHA256 with a shared secret, and version 1a, Ed25519 with a private key
+//! whose public half the receiver has.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -8,29 +8,29 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
 use sha2::Sha256;
 
-/// What a secret begins with where it is written down.
+/// The prefix of a secret in its text form.
 const PREFIX: &str = "whsec_";
 
-/// The same of a private key, and of its public half.
+/// The prefixes of a private key and of its public half.
 const PRIVATE: &str = "whsk_";
 const PUBLIC: &str = "whpk_";
 
-/// How many bytes a private key has; its public half may stand behind it.
+/// The length of a private key, in bytes; its public half may follow it.
 const SEED_BYTES: usize = 32;
 
-/// What signatures of the two kinds begin with.
+/// The prefixes of the two kinds of signatures.
 const BY_SECRET: &str = "v1,";
 const BY_KEY: &str = "v1a,";
 
-/// How many signatures of a request are looked at.
+/// The most signatures of a request that are checked.
 const SIGNATURES_MAX: usize = 16;
 
-/// How many bytes a secret has, by the specification.
+/// The lengths that the specification allows for a secret, in bytes.
 const BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 
-/// The secret that signs requests to an endpoint: one that it shares with us (`whsec_…`, signatures `v1`), or a private
-/// Ed25519 key of which it has the [public half](Self::public_key) (`whsk_…`, signatures `v1a`), so that nobody there can sign
-/// in our name. `Debug` shows nothing of it.
+/// The secret that signs requests to an endpoint. It is shared with the endpoint (`whsec_…`, signatures `v1`), or it is a
+/// private Ed25519 key whose [public half](Self::public_key) the endpoint has (`whsk_…`, signatures `v1a`), so that the
+/// endpoint cannot sign in our name. `Debug` shows nothing of it.
 #[derive(Clone)]
 pub struct Secret(Key);
 
@@ -40,7 +40,7 @@ enum Key {
     Private(Arc<Ed25519KeyPair>),
 }
 
-/// A text that is no secret. It does not quote the text.
+/// The error of a text that is not a secret. It does not quote the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a secret is whsec_ and the Base64 of 24 to 64 bytes, or whsk_ and that of an Ed25519 private key: 32 bytes, or 64 with its public key"
@@ -67,8 +67,7 @@ impl FromStr for Secret {
 }
 
 impl Secret {
-    /// The key with which the receiver checks signatures, as it is written down (`whpk_…`); `None` for a secret that both
-    /// sides have.
+    /// The text form (`whpk_…`) of the key with which the receiver checks signatures; `None` for a shared secret.
     #[must_use]
     pub fn public_key(&self) -> Option<String> {
         match &self.0 {
@@ -102,7 +101,7 @@ impl Secret {
 }
 
 fn mac(secret: &[u8], content: &[u8]) -> Hmac<Sha256> {
-    // A key of any length is one for HMAC.
+    // HMAC accepts keys of any length.
     let mut mac = Hmac::<Sha256>::new_from_slice(secret).unwrap_or_else(|_| Hmac::new(&Default::default()));
     mac.update(content);
     mac
@@ -123,10 +122,11 @@ pub fn sign(secrets: &[Secret], id: &str, timestamp: u64, payload: &[u8]) -> Str
 }
 
 /// Whether `signatures`, the value of `webhook-signature`, holds one of the payload by one of the secrets. `id` and `timestamp` are the texts of
-/// `webhook-id` and `webhook-timestamp`, and `payload` the bytes of the body as they came. Signatures of other versions are passed over, and those
-/// after the first 16.
+/// `webhook-id` and `webhook-timestamp`, and `payload` the bytes of the body as they came. Signatures of other versions, and those after
+/// the first 16, are ignored.
 ///
-/// How long it takes does not tell how much of a signature is right. The caller looks whether the time is near its own: a signature is for ever.
+/// The time that it takes does not show how much of a signature is right. The caller must check that the timestamp is near its own time, because a
+/// signature never expires.
 #[must_use]
 pub fn verify(secrets: &[Secret], id: &str, timestamp: &str, payload: &[u8], signatures: &str) -> bool {
     let content = content(id, timestamp, payload);
@@ -134,7 +134,7 @@ pub fn verify(secrets: &[Secret], id: &str, timestamp: &str, payload: &[u8], sig
     given.any(|signature| secrets.iter().any(|secret| secret.is_signed(&content, signature)))
 }
 
-/// What is signed.
+/// The signed content.
 fn content(id: &str, timestamp: &str, payload: &[u8]) -> Vec<u8> {
     [id.as_bytes(), b".", timestamp.as_bytes(), b".", payload].concat()
 }
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(signed, "v1,tZ1I4/hDygAJgO5TYxiSd6Sd0kDW6hPenDe+bTa3Kkw=");
     }
 
-    /// W40: of several signatures one by one of our secrets is enough, and nothing less is.
+    /// W40: one signature by one of our secrets is necessary and sufficient.
     #[test]
     fn w40_a_signature_covers_id_time_and_payload() {
         let secret =

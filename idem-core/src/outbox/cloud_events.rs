@@ -1,4 +1,4 @@
-//! Events on the wire, as CloudEvents 1.0: one place for every publisher.
+//! Writes events as CloudEvents 1.0, for all publishers.
 
 use std::{
     fmt::Write as _,
@@ -17,20 +17,20 @@ use crate::{error::ConfigError, key::KEY_FIELD, message::Headers};
 /// The media type of an event in structured mode.
 pub const STRUCTURED: &str = "application/cloudevents+json";
 
-/// How events are written for their receivers, as [CloudEvents 1.0](https://github.com/cloudevents/spec).
+/// The form in which events are sent, as [CloudEvents 1.0](https://github.com/cloudevents/spec).
 ///
-/// Every event carries the plain headers `idempotencykey`, which is its id, `idemcause`, the key of the message that set the
-/// chain going, and `idemcausedby`, that of the message whose handler published it. Beside them stand the attributes of
+/// Every event has the plain headers `idempotencykey`, which is its id, `idemcause`, the key of the message at the beginning
+/// of the chain, and `idemcausedby`, the key of the message whose handler published it. It also has the attributes of
 /// CloudEvents: `specversion`, `id`, `source`, `type`, `time`, `datacontenttype`, and the extensions `idempotencykey`,
 /// `correlationid` (as `idemcause`) and `causationid` (as `idemcausedby`). An event without a
-/// [type](crate::Event::event_type) is no CloudEvent, and goes with the plain headers alone.
+/// [type](crate::Event::event_type) is not a CloudEvent, and has the plain headers alone.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CloudEvents {
     is_structured: bool,
     source: Option<Box<str>>,
 }
 
-/// An event as a broker takes it.
+/// An event in the form that a broker accepts.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Wire {
@@ -55,14 +55,14 @@ impl std::fmt::Debug for Wire {
 }
 
 impl CloudEvents {
-    /// The attributes stand in headers, and the payload is what the handler published. This is the default.
+    /// The attributes are headers, and the payload is the handler's. This is the default.
     #[must_use]
     pub fn binary() -> Self {
         Self::default()
     }
 
-    /// The payload is a JSON object with the attributes and, as its member `data`, what the handler published; as
-    /// `data_base64` where that is no text. So the key stands in the payload too.
+    /// The payload is a JSON object with the attributes and, as its member `data`, the handler's payload, or `data_base64` if
+    /// that is not text. So the key is in the payload too.
     #[must_use]
     pub fn structured() -> Self {
         Self { is_structured: true, source: None }
@@ -72,7 +72,7 @@ impl CloudEvents {
     /// `/idem/<consumer>` where there is only one tenant.
     ///
     /// # Errors
-    /// [`ConfigError`] where it is empty, longer than 500 bytes, or holds what no URI does.
+    /// [`ConfigError`] if it is empty, longer than 500 bytes, or not a URI reference.
     pub fn source(self, source: &str) -> Result<Self, ConfigError> {
         let is_fine = (1..=500).contains(&source.len())
             && source.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"<>\\^`{|}".contains(&byte));
@@ -83,7 +83,7 @@ impl CloudEvents {
         }
     }
 
-    /// The attributes of CloudEvents, without a prefix; none where the event has no type.
+    /// The attributes of CloudEvents, without a prefix; none if the event has no type.
     #[must_use]
     pub fn attributes(&self, event: &OutgoingEvent) -> Vec<(&'static str, String)> {
         let Some(event_type) = &event.event_type else { return Vec::new() };
@@ -129,7 +129,7 @@ impl CloudEvents {
         let mut headers = Headers::default();
         headers.push(KEY_FIELD, Some(event.key.as_str().to_owned().into()));
         for (name, value) in event.headers.iter() {
-            // It has a place of its own, and a name stands once: some brokers have no other way.
+            // The media type has a place of its own, and each name is there once, because some brokers allow no repeats.
             let is_content_type = event.content_type.is_some() && name.eq_ignore_ascii_case("content-type");
             if !is_content_type && headers.all(name).next().is_none() {
                 headers.push(name, value.map(Bytes::copy_from_slice));
@@ -161,7 +161,7 @@ fn structured(event: &OutgoingEvent, attributes: &[(&str, String)]) -> Bytes {
     let text = std::str::from_utf8(&event.payload).ok();
     let data = match text {
         Some("") => String::new(),
-        // As it is: numbers keep their digits.
+        // Unchanged, so that numbers keep their digits.
         Some(text) if says_json && serde_json::from_str::<IgnoredAny>(text).is_ok() => format!(",\"data\":{text}"),
         Some(text) if kind.is_some_and(|kind| kind.starts_with("text/")) => {
             format!(",\"data\":{}", serde_json::Value::from(text))
@@ -186,7 +186,7 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
-/// All but what RFC 3986 calls unreserved.
+/// Escapes all characters but the unreserved ones of RFC 3986.
 fn percent_encoded(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -1,4 +1,4 @@
-//! What handlers hand in beside their writes: events and results, which are appended to the unit before its seal.
+//! Collects the events and results of handlers, which are appended to the unit before its seal.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -13,22 +13,22 @@ use crate::{
     message::{Headers, Message, OrderingKey},
 };
 
-/// What one consumer's handlers may hand in.
+/// The limits of one consumer's events and results.
 #[derive(Debug, Clone)]
 pub(crate) struct PublishRules {
     pub(crate) destinations: Vec<Destination>,
-    /// Of one message.
+    /// The most events of one message.
     pub(crate) events_max: usize,
-    /// Payloads and headers of one message's events.
+    /// The most bytes in payloads and headers of one message's events.
     pub(crate) events_bytes_max: usize,
-    /// `None` where no results are kept.
+    /// The largest result; `None` if no results are kept.
     pub(crate) result_bytes_max: Option<usize>,
 }
 
-/// How many events one message may publish, unless the consumer says otherwise.
+/// The most events of one message, unless the consumer has another limit.
 pub(crate) const EVENTS_MAX: usize = 64;
 
-/// How many bytes the events of one message may have, unless the consumer says otherwise.
+/// The most bytes of one message's events, unless the consumer has another limit.
 pub(crate) const EVENTS_BYTES_MAX: usize = 4 << 20;
 
 impl Default for PublishRules {
@@ -54,7 +54,7 @@ impl PublishRules {
     }
 }
 
-/// An event that was handed in.
+/// An event that a handler has published.
 #[derive(Debug)]
 pub(crate) struct Collected {
     /// Its place among the consumer's destinations.
@@ -63,18 +63,18 @@ pub(crate) struct Collected {
     pub(crate) event: Event,
 }
 
-/// All that the handler of one message handed in.
+/// All events and the result of one message's handler.
 #[derive(Debug, Default)]
 pub(crate) struct HandedIn {
     pub(crate) events: Vec<Collected>,
     pub(crate) result: Option<ResultBody>,
-    /// Whether the result is an error, which stands in place of all effects.
+    /// Whether the result is an error, which replaces all effects.
     pub(crate) is_error: bool,
     bytes: usize,
 }
 
 impl HandedIn {
-    /// An error that is the outcome.
+    /// An error that is the outcome of the operation.
     pub(crate) fn of_error(result: ResultBody) -> Self {
         Self { result: Some(result), is_error: true, ..Self::default() }
     }
@@ -90,8 +90,8 @@ impl HandedIn {
     }
 }
 
-/// What one call of a handler hands in. It is shared by whoever holds the call's [`Tx`](crate::Tx), and only buffers: what a
-/// failed call had handed in is dropped with it.
+/// The events and results of one call of a handler. All copies of the call's [`Tx`](crate::Tx) share it. It only buffers: the
+/// events of a failed call are dropped with it.
 #[derive(Debug)]
 pub(crate) struct Collector<'m> {
     rules: &'m PublishRules,
@@ -107,18 +107,18 @@ enum Messages<'m> {
 
 #[derive(Debug, Default)]
 struct Buffer {
-    /// By the place of the message in the call. Empty until something is handed in, so that nothing is allocated where nothing is.
+    /// By the place of the message in the call. Empty until a handler publishes, so that a call without events allocates nothing.
     by_message: Vec<HandedIn>,
     refused: Option<PublishError>,
 }
 
 impl<'m> Collector<'m> {
-    /// For a call with one message.
+    /// A buffer for a call with one message.
     pub(crate) fn of_one(rules: &'m PublishRules, message: &'m Message) -> Self {
         Self::new(rules, Messages::One(message))
     }
 
-    /// For a call with several.
+    /// A buffer for a call with several messages.
     pub(crate) fn of_many(rules: &'m PublishRules, messages: &'m [&'m Message]) -> Self {
         Self::new(rules, Messages::Many(messages))
     }
@@ -127,7 +127,7 @@ impl<'m> Collector<'m> {
         Self { rules, messages, buffer: Mutex::default() }
     }
 
-    /// The message of the call, where it is one.
+    /// The message of the call, if there is only one.
     pub(crate) fn message(&self) -> Option<&'m Message> {
         match self.messages {
             Messages::One(message) => Some(message),
@@ -148,7 +148,7 @@ impl<'m> Collector<'m> {
         })
     }
 
-    /// A refusal stays: a handler that ignores it must not commit its effect without the event.
+    /// Keeps a refusal: a handler that ignores it must not commit its effect without the event.
     fn noted<T>(&self, hand_in: impl FnOnce(&mut Buffer) -> Result<T, PublishError>) -> Result<T, PublishError> {
         let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
         hand_in(&mut buffer).inspect_err(|error| {
@@ -199,7 +199,7 @@ impl<'m> Collector<'m> {
         Ok(key)
     }
 
-    /// A message is known by its key, so that a clone of it will do: a unit holds no key twice.
+    /// Messages are found by key, so a clone of one works: a unit holds no key twice.
     fn place_of(&self, message: &Message) -> Result<usize, PublishError> {
         let Some(cause) = message.cause() else {
             return Err(match self.messages {
@@ -226,7 +226,7 @@ impl<'m> Collector<'m> {
         &mut buffer.by_message[place]
     }
 
-    /// What was handed in, by the place of the message in the call; no entry where nothing was.
+    /// The events and results, by the place of the message in the call; a message without any has no entry.
     pub(crate) fn finish(self) -> Result<Vec<HandedIn>, PublishError> {
         let Buffer { by_message, refused } = self.buffer.into_inner().unwrap_or_else(PoisonError::into_inner);
         match refused {
@@ -236,14 +236,14 @@ impl<'m> Collector<'m> {
     }
 }
 
-/// The header that names the first cause of an event: the key of the message that set a chain of consumers going. Copied from
-/// the message that is handled where that has one, and else its key.
+/// The header that names the first cause of an event: the key of the message at the beginning of a chain of consumers. It is
+/// copied from the handled message, or is that message's key if it has no such header.
 pub const CAUSE: &str = "idemcause";
 
 /// The header of an event that names the key of the message whose handler published it.
 pub const CAUSED_BY: &str = "idemcausedby";
 
-/// The headers that are stored with an event: the handler's own, the causes, and the trace that the message was sent under.
+/// The headers that are stored with an event: the handler's own, the causes, and the trace of the handled message.
 pub(crate) fn headers(event: &Event, message: &Message) -> Headers {
     let incoming = message.headers();
     let key = message.key().map_or("", IdempotencyKey::as_str);

@@ -1,4 +1,4 @@
-//! [`Event`]: what a handler wants to tell others, and [`Destination`]: whom.
+//! [`Event`], a message that a handler publishes, and [`Destination`], where it goes.
 
 use std::fmt;
 
@@ -16,20 +16,20 @@ use crate::{
 /// The longest name of a destination, in bytes: the URL of a queue is one.
 pub const DESTINATION_BYTES_MAX: usize = 500;
 
-/// The largest payload of an event, in bytes, unless its destination says otherwise: what Kafka takes by default, and SQS.
+/// The largest payload of an event, in bytes, unless its destination has another limit. Kafka and SQS accept it by default.
 pub const EVENT_PAYLOAD_BYTES_MAX: usize = 1_000_000;
 
-/// Where events of a handler go: a name, and what events for it are like. What is behind the name, a topic, a queue or an
-/// endpoint, the relay knows.
+/// A destination of events: a name, and the form and size of its events. The relay knows the topic, queue or endpoint behind
+/// the name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Destination {
-    /// Its name, of 1 to 500 bytes without control characters.
+    /// The name, of 1 to 500 bytes without control characters.
     pub name: String,
-    /// How the ids of its events are written. Fixed when it is declared for the first time. Defaults to [`IdForm::V8`].
+    /// The form of its events' ids. Fixed when the destination is first declared. Defaults to [`IdForm::V8`].
     pub id_form: IdForm,
-    /// The largest payload of an event for it, in bytes: a larger one is refused as it is published by the handler, because
-    /// the broker could never take it. Defaults to 1,000,000.
+    /// The largest payload of an event for it, in bytes. A larger one is refused when the handler publishes it, because the
+    /// broker would never accept it. Defaults to 1,000,000.
     pub payload_bytes_max: usize,
 }
 
@@ -40,7 +40,7 @@ impl Destination {
     }
 
     setters! {
-        /// Sets how the ids of its events are written.
+        /// Sets the form of its events' ids.
         id_form: IdForm,
         /// Sets the largest payload of an event for it, in bytes.
         payload_bytes_max: usize,
@@ -66,8 +66,8 @@ impl From<String> for Destination {
     }
 }
 
-/// Something that happened, to be told to others: [`Tx::publish`](crate::Tx::publish) puts it into the outbox, in the
-/// handler's transaction, and a relay brings it to its destination.
+/// A message that a handler publishes: [`Tx::publish`](crate::Tx::publish) puts it into the outbox, in the handler's
+/// transaction, and a relay sends it to its destination.
 ///
 /// ```
 /// use idem_core::Event;
@@ -107,33 +107,33 @@ impl Event {
         }
     }
 
-    /// The name of its destination.
+    /// The name of the destination.
     #[must_use]
     pub fn destination(&self) -> &str {
         &self.destination
     }
 
-    /// Tells it apart from another event of the same message for the same destination: both need labels, which stay what they
-    /// are over versions of the handler, because the event's id is made of them.
+    /// Sets the label that distinguishes it from another event of the same message for the same destination. Both events need
+    /// labels, and the labels must stay the same in all versions of the handler, because the ids are derived from them.
     pub fn label(mut self, label: &str) -> Self {
         self.label = label.into();
         self
     }
 
-    /// Gives it the key of the message that caused it in place of a derived one, for a handler that sends on exactly what
-    /// came in. Only one event of a message for a destination can have it.
+    /// Gives it the key of the handled message in place of a derived one, for a handler that forwards a message unchanged. Only
+    /// one event of a message for a destination can have it.
     pub fn same_key(mut self) -> Self {
         self.same_key = true;
         self
     }
 
-    /// Keeps it in order with the other events of this key for its destination. On Kafka it becomes the record's key.
+    /// Sets the ordering key: events with the same one stay in order at their destination. On Kafka it becomes the record's key.
     pub fn ordering_key(mut self, key: impl Into<Bytes>) -> Self {
         self.ordering_key = Some(key.into());
         self
     }
 
-    /// The kind of event, by which receivers tell events apart: the `type` of a CloudEvent.
+    /// Sets the kind of event, by which receivers distinguish events: the `type` of a CloudEvent.
     pub fn event_type(mut self, event_type: &str) -> Self {
         self.event_type = Some(event_type.into());
         self
@@ -145,7 +145,7 @@ impl Event {
         self
     }
 
-    /// Appends a header. Names of idem's own are refused when the event is published: `idempotencykey`, and what begins with
+    /// Appends a header. Reserved names are refused when the event is published: `idempotencykey`, and names that begin with
     /// `idem`, `ce_`, `ce-` or `cloudEvents`.
     pub fn header(mut self, name: &str, value: impl Into<Bytes>) -> Self {
         self.headers.push(name, Some(value.into()));
@@ -158,10 +158,10 @@ impl Event {
         self
     }
 
-    /// The payload as JSON, whose media type it also sets.
+    /// Sets the payload to this value as JSON, and the media type to that of JSON.
     ///
     /// # Errors
-    /// Where the value is none that JSON has, such as a map whose keys are no texts.
+    /// If JSON cannot represent the value, such as a map whose keys are not text.
     pub fn json(self, value: &impl Serialize) -> Result<Self, serde_json::Error> {
         Ok(self.content_type("application/json").body(serde_json::to_vec(value)?))
     }
@@ -169,7 +169,7 @@ impl Event {
 
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // No payload and no header's value (S4).
+        // Neither the payload nor the value of a header (S4).
         f.debug_struct("Event")
             .field("destination", &self.destination)
             .field("label", &self.label)
@@ -180,8 +180,8 @@ impl fmt::Debug for Event {
     }
 }
 
-/// Why an event or a result was refused. The unit of a handler that was refused cannot commit, whatever the handler answers:
-/// an effect without its event is what nobody asked for.
+/// Why an event or a result was refused. After a refusal the handler's unit cannot commit, whatever the handler answers,
+/// because its effect must not be committed without the event.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PublishError {
@@ -191,10 +191,10 @@ pub enum PublishError {
         /// Its name.
         destination: String,
     },
-    /// The message is none of those that this call of the handler is for.
+    /// The message is not one of those in this call of the handler.
     #[error("the message is none of those that this call handles: publish for the message that was handed in")]
     OtherMessage,
-    /// The message's type opted out of protection, so there is no record that an event could be committed with.
+    /// The message's type opted out of protection, so there is no record to commit the event with.
     #[error("the message is of an unprotected type and has no record: its handler cannot publish or keep a result")]
     Unprotected,
     /// An event with the same id was published for this message already.
@@ -207,17 +207,17 @@ pub enum PublishError {
         /// The label that both have.
         label: String,
     },
-    /// It is larger than its destination takes.
+    /// The payload is larger than the destination allows.
     #[error("the payload has {bytes} bytes, and destination {destination:?} takes {max}")]
     TooLarge {
         /// The destination.
         destination: String,
-        /// What it has.
+        /// Its size in bytes.
         bytes: usize,
-        /// What is allowed.
+        /// The limit in bytes.
         max: usize,
     },
-    /// A message may publish only so many events or bytes.
+    /// The message has published more events or bytes than allowed.
     #[error("the message publishes more than {max} {what}: .events_max(…) and .events_bytes_max(…) set the limits")]
     TooMany {
         /// `events` or `bytes`.
@@ -225,25 +225,25 @@ pub enum PublishError {
         /// The limit.
         max: usize,
     },
-    /// A name or a value that no broker would carry, or that is idem's own.
+    /// A name or a value that brokers do not allow, or that idem reserves.
     #[error("{what} {value:?} is refused: {rule}")]
     Invalid {
-        /// What part of the event.
+        /// The part of the event.
         what: &'static str,
         /// The value, cut after 100 characters; never the payload.
         value: String,
-        /// What is allowed.
+        /// The rule for it.
         rule: &'static str,
     },
     /// The consumer keeps no results.
     #[error("this consumer keeps no results: build it with .keeps_results(…)")]
     NoResults,
-    /// The result is larger than allowed.
+    /// The result is larger than the limit.
     #[error("the result has {bytes} bytes, and {max} are allowed: .keeps_results(…) sets the limit")]
     ResultTooLarge {
-        /// What it has.
+        /// Its size in bytes.
         bytes: usize,
-        /// What is allowed.
+        /// The limit in bytes.
         max: usize,
     },
     /// The reference of a result is longer than [`REFERENCE_BYTES_MAX`](super::REFERENCE_BYTES_MAX).
@@ -251,7 +251,7 @@ pub enum PublishError {
         "the reference of the result has {bytes} bytes, and {REFERENCE_BYTES_MAX} are allowed: leave it out, or use a shorter one"
     )]
     ReferenceTooLong {
-        /// What it has.
+        /// Its size in bytes.
         bytes: usize,
     },
 }
@@ -262,11 +262,11 @@ impl PublishError {
     }
 }
 
-/// What begins so is a header of idem's or of CloudEvents.
+/// Headers with these prefixes belong to idem or to CloudEvents.
 const RESERVED: [&str; 4] = ["idem", "ce_", "ce-", "cloudevents"];
 
 impl Event {
-    /// Refuses what no broker would carry.
+    /// Refuses names and values that brokers do not allow.
     pub(super) fn check(&self) -> Result<(), PublishError> {
         let has_controls = |text: &str| text.chars().any(char::is_control);
         let invalid = PublishError::invalid;

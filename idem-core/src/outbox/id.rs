@@ -1,21 +1,21 @@
-//! The ids of events: derived from what caused them, so that a second run by any cause gives the same.
+//! The ids of events. They are derived from the cause, so that every further run gives the same ids.
 
 use std::fmt;
 
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-/// How a derived id is written. Another form of the same id is another key to whoever receives it, so a destination keeps
-/// the form that it was first declared with.
+/// The form of a derived id. To receivers another form of the same id is another key, so a destination keeps the form with
+/// which it was first declared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum IdForm {
-    /// A UUID of version 8, which is what the id is.
+    /// A UUID of version 8: the id itself.
     #[default]
     V8,
-    /// A UUID of version 5 made of that one, for receivers that check for the versions 1 to 5 which older libraries know.
+    /// A UUID of version 5 that is derived from it, for receivers whose libraries accept only the versions 1 to 5.
     V5,
-    /// The first one as 32 hexadecimal digits, for receivers that take no hyphens.
+    /// The UUID of version 8 as 32 hexadecimal digits, for receivers that do not accept hyphens.
     Hex32,
 }
 
@@ -26,7 +26,7 @@ impl IdForm {
     /// Every form.
     pub const ALL: [Self; 3] = [Self::V8, Self::V5, Self::Hex32];
 
-    /// The word for it in settings and tables: `uuid8`, `uuid5`, `hex32`.
+    /// The name of the form in settings and tables: `uuid8`, `uuid5`, `hex32`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -36,7 +36,7 @@ impl IdForm {
         }
     }
 
-    /// The form of this word.
+    /// The form with this name.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|form| form.as_str() == word)
@@ -60,10 +60,10 @@ impl fmt::Display for IdForm {
 }
 
 /// A version-8 UUID from the SHA-256 of these parts, each with its length before it, so that no two lists of parts meet: the same
-/// parts give the same id in every process and release. Whoever derives ids of a new kind begins with a part that names the kind;
-/// those that begin with `idem:` are idem's own.
+/// parts give the same id in every process and release. For ids of a new kind, make the first part a name of the kind;
+/// names that begin with `idem:` are reserved.
 ///
-/// Whoever knows the parts knows the id, so it is no secret.
+/// Knowing the parts is enough to compute the id, so it is not a secret.
 pub fn derived_id<'p>(parts: impl IntoIterator<Item = &'p [u8]>) -> Uuid {
     derived(parts)
 }

@@ -1,4 +1,4 @@
-//! [`EventPublisher`]: what brings events to a broker or an endpoint.
+//! [`EventPublisher`], which sends events to a broker or an endpoint.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Dispatch {
-    /// Many at once, the next ones when all of them have been answered: a broker, which serves all events alike.
+    /// In batches, the next one once all events of the last have an answer: for a broker, which treats all events alike.
     Batches {
-        /// How many at most.
+        /// The most events of a batch.
         events_max: usize,
     },
-    /// Each by itself, so that one that takes long holds no other back: endpoints of different owners.
+    /// Each event by itself, so that a slow one delays no other: for endpoints of different owners.
     Each {
-        /// How many at once at most.
+        /// The most events at once.
         at_once: usize,
     },
 }
@@ -30,38 +30,38 @@ pub enum Dispatch {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EventError {
-    /// The destination did not confirm it now: unreachable, too slow, or it said so.
+    /// The destination did not confirm it now: it is unreachable, too slow, or said so.
     #[error("the destination has not confirmed the event")]
     Later {
-        /// What happened.
+        /// The problem.
         #[source]
         source: BoxError,
-        /// Whether the destination may have it all the same.
+        /// Whether the destination may have received it nevertheless.
         may_be_sent: bool,
-        /// When it wants the next try, where it said so.
+        /// When the destination wants the next try, if it said so.
         after: Option<Duration>,
-        /// Whether this try counts. One that was not made, because the destination was busy, does not.
+        /// Whether this try counts. A try that was not made, because the destination was busy, does not.
         counted: bool,
     },
-    /// The destination takes nothing before somebody changes something: it is not there, or the rights are missing. All of its
-    /// events wait, and none is charged.
+    /// The destination accepts nothing until a person acts: it does not exist, or rights are missing. All of its events wait, and
+    /// none is charged an attempt.
     #[error("{problem}. {cure}")]
     Refused {
-        /// What is wrong, with the destination's name.
+        /// The problem, with the destination's name.
         problem: String,
-        /// What to do.
+        /// The cure.
         cure: String,
     },
-    /// The destination can never take this event. It waits for a person.
+    /// The destination can never accept this event. It waits for a person.
     #[error("{problem}")]
     DoesNotFit {
-        /// Why.
+        /// The reason.
         problem: String,
     },
 }
 
 impl EventError {
-    /// The destination did not answer, or said that it could not now. It may have the event all the same.
+    /// The destination did not answer, or could not accept the event now. It may have received it nevertheless.
     pub fn unconfirmed(source: impl Into<BoxError>) -> Self {
         Self::Later { source: source.into(), may_be_sent: true, after: None, counted: true }
     }
@@ -71,7 +71,7 @@ impl EventError {
         Self::Later { source: source.into(), may_be_sent: false, after: None, counted: true }
     }
 
-    /// The same failure as one that the destination is to blame for and not the event, such as an outage: it is no attempt.
+    /// The same failure, but caused by the destination and not by the event, such as an outage: it does not count as an attempt.
     #[must_use]
     pub fn uncounted(self) -> Self {
         match self {
@@ -84,7 +84,7 @@ impl EventError {
 }
 
 impl From<SourceError> for EventError {
-    /// A broker that is away is an outage, whatever it did with the event.
+    /// An unreachable broker is an outage, whether or not it received the event.
     fn from(error: SourceError) -> Self {
         match error {
             SourceError::Unavailable { .. } => Self::unconfirmed(error).uncounted(),
@@ -94,34 +94,34 @@ impl From<SourceError> for EventError {
     }
 }
 
-/// Brings events to where they go.
+/// Sends events to a destination.
 #[async_trait]
 pub trait EventPublisher: Send + Sync + 'static {
-    /// Publishes these, in this order, and waits until each is confirmed or refused: one answer an event, in order. No two of
-    /// them have one ordering key, unless the publisher [keeps order](Self::keeps_order).
+    /// Publishes these events, in this order, and waits until each is confirmed or refused. Returns one answer for each event, in
+    /// order. No two of them share an ordering key, unless the publisher [keeps order](Self::keeps_order).
     ///
     /// # Cancel safety
-    /// A call that has not answered at the relay's deadline is dropped, its events count as perhaps sent, and
+    /// A call that has not returned at the relay's deadline is dropped. Its events count as possibly sent, and
     /// [`purge`](Self::purge) is called.
     async fn publish_events(&self, events: &[&OutgoingEvent]) -> Vec<Result<(), EventError>>;
 
-    /// How a relay gives events to it. Defaults to batches of a thousand.
+    /// How a relay hands events to this publisher. Defaults to batches of a thousand.
     fn dispatch(&self) -> Dispatch {
         Dispatch::Batches { events_max: 1_000 }
     }
 
-    /// The attempts of an event, and the waits between them, unless its route says otherwise. Only failures that
+    /// The attempts of an event, and the waits between them, unless its route sets others. Only failures that
     /// [count](EventError::Later::counted) are attempts. Defaults to 10, with waits from 200 ms to 5 min.
     fn retry(&self) -> RetryPolicy {
         EVENT_RETRY
     }
 
-    /// Whether an event that fails takes those with it that were given behind it under its ordering key. Where it does not, at
-    /// most one unconfirmed event of an ordering key is with the publisher at a time.
+    /// Whether a failed event also fails the events of its ordering key that were handed over after it. If not, the relay gives
+    /// the publisher at most one unconfirmed event of an ordering key at a time.
     fn keeps_order(&self) -> bool {
         false
     }
 
-    /// Drops what a client library would go on sending by itself after its call was dropped.
+    /// Drops the events that a client library would still send on its own after the call was dropped.
     async fn purge(&self) {}
 }

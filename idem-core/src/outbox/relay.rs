@@ -1,4 +1,4 @@
-//! [`Relay`]: brings what was committed to its destinations.
+//! [`Relay`], which sends committed events to their destinations.
 
 mod carrier;
 mod each;
@@ -36,30 +36,30 @@ use crate::{
     spawn,
 };
 
-/// Why a relay ended other than by being asked to.
+/// Why a relay ended without being asked to.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RelayError {
-    /// The store refused at the start; the text has the cure. Later a relay waits and tries again, whatever the store says.
+    /// The store refused at the start; the text has the cure. After its start a relay waits and tries again on every error.
     #[error("the store refused")]
     Store(#[source] StoreError),
     /// A task of the relay died.
     #[error("the relay's task for {what} died, which is a bug in idem; its events stay in the outbox")]
     TaskDied {
-        /// The destination, or what the task did.
+        /// The destination, or the task's purpose.
         what: String,
     },
 }
 
-/// Brings the events of an outbox to their destinations: each at least once, always under the same id, those of one
+/// Sends the events of an outbox to their destinations: each at least once, always under the same id, and the events of one
 /// ordering key in the order of their commits.
 ///
-/// One relay at a time has a destination, by a lease; any number of them may run, in workers and alone, and another goes
-/// on within two seconds of a kill. Each destination has a task of its own, so that its trouble holds no other back. What a
-/// destination has confirmed is removed from the outbox. What it cannot take waits for a person, and nothing is ever
+/// One relay at a time serves a destination, by a lease. Any number of relays may run, in workers or alone, and another takes
+/// over within two seconds of a kill. Each destination has a task of its own, so that its failures delay no other. Events that
+/// a destination has confirmed are removed from the outbox. Events that it cannot accept wait for a person, and none is ever
 /// discarded.
 ///
-/// A worker has one by [`WorkerBuilder::relay`](crate::WorkerBuilder::relay). It can be run once.
+/// A worker gets one by [`WorkerBuilder::relay`](crate::WorkerBuilder::relay). A relay can be run once.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -81,7 +81,7 @@ pub struct Relay {
     settings: RelaySettings,
     name: Arc<str>,
     state: Arc<State>,
-    /// Told after commits in this process.
+    /// Notified after commits in this process.
     published: Option<Arc<Notify>>,
 }
 
@@ -95,12 +95,12 @@ impl fmt::Debug for Relay {
     }
 }
 
-/// When a relay stops: first it sends what is there, then it ends.
+/// When a relay stops: first it sends the remaining events, then it ends.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Stopping {
-    /// From now on it ends as soon as nothing may go any more.
+    /// Once cancelled, the relay ends as soon as no event may go.
     pub(crate) drain: CancellationToken,
-    /// From now on it begins nothing.
+    /// Once cancelled, the relay begins nothing more.
     pub(crate) stop: CancellationToken,
 }
 
@@ -111,32 +111,32 @@ impl Stopping {
 }
 
 impl Relay {
-    /// A relay of this outbox, which a store has as [`Store::outbox`](crate::Store::outbox).
+    /// Begins a relay of this outbox, which [`Store::outbox`](crate::Store::outbox) gives.
     pub fn builder(outbox: Arc<dyn Outbox>) -> RelayBuilder {
         RelayBuilder::new(outbox)
     }
 
-    /// A view that outlives the call of [`run`](Self::run).
+    /// A view of this relay, which outlives the call of [`run`](Self::run).
     #[must_use]
     pub fn view(&self) -> RelayView {
         RelayView(Arc::clone(&self.state))
     }
 
-    /// A relay that is woken when something was committed, in place of looking for it.
+    /// A relay that is woken by commits, and need not poll for them.
     pub(crate) fn woken_by(mut self, published: Arc<Notify>) -> Self {
         self.published = Some(published);
         self
     }
 
-    /// Runs until `shutdown` is ready. Then what is with publishers is waited for, up to the publish deadline, and noted, and
-    /// the destinations are let go.
+    /// Runs until `shutdown` is ready. Then it waits for the publishers' answers, up to the publish deadline, notes them, and
+    /// releases the destinations.
     ///
     /// # Errors
-    /// [`RelayError`]. A database or a destination that cannot be reached is none: the relay waits and tries again.
+    /// [`RelayError`]. An unreachable database or destination is not an error: the relay waits and tries again.
     ///
     /// # Cancel safety
-    /// A dropped call ends the relay's tasks. What was with publishers is sent again, under the same ids, by the relay that
-    /// comes next.
+    /// A dropped call ends the relay's tasks. The next relay sends the events that were with publishers again, under the same
+    /// ids.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), RelayError> {
         let stopping = Stopping::default();
         let mut run = Box::pin(self.run_until(stopping.clone()));
@@ -153,7 +153,7 @@ impl Relay {
         let (tasks, ended) = (TaskTracker::new(), Arc::new(Ended::default()));
         let running = Running(Arc::clone(&ended));
         let (waker, woken) = watch::channel(0);
-        // What runs beside the destinations ends with them.
+        // The other tasks end with those of the destinations.
         let aside = CancellationToken::new();
         let beside = TaskTracker::new();
         if let Some(published) = published {
@@ -178,7 +178,7 @@ impl Relay {
     }
 }
 
-/// Hands on that something was committed to however many destinations listen.
+/// Forwards the notice of a commit to all destinations.
 async fn wake(published: Arc<Notify>, waker: watch::Sender<u64>) {
     loop {
         published.notified().await;
@@ -189,7 +189,7 @@ async fn wake(published: Arc<Notify>, waker: watch::Sender<u64>) {
 /// The task that died first.
 #[derive(Default)]
 struct Ended {
-    /// The run is over, and what ends now was ended by it.
+    /// The run is over, and ends its tasks itself.
     over: AtomicBool,
     died: CancellationToken,
     what: Mutex<Option<String>>,
@@ -200,7 +200,7 @@ struct Ended {
 struct Running(Arc<Ended>);
 
 impl Running {
-    /// Runs a task until it ends or `until` is cancelled. One that dies ends the relay: it would stand still in silence.
+    /// Runs a task until it ends or `until` is cancelled. A task that dies ends the relay, which would otherwise stop silently.
     fn spawn(
         &self,
         tasks: &TaskTracker,
@@ -239,7 +239,7 @@ impl Drop for Running {
     }
 }
 
-/// A span between two asks of what does not answer or is not there.
+/// Sleeps for this long, unless the relay is to stop.
 async fn rest(time: Duration, stopping: &Stopping) {
     tokio::select! {
         () = tokio::time::sleep(time) => {}
@@ -248,7 +248,7 @@ async fn rest(time: Duration, stopping: &Stopping) {
     }
 }
 
-/// Whether a store's error is one that only a person can mend.
+/// Whether only a person can cure this error of a store.
 fn is_refused(error: &StoreError) -> bool {
     match error.class() {
         ErrorClass::Fatal | ErrorClass::Permanent => true,
@@ -256,7 +256,7 @@ fn is_refused(error: &StoreError) -> bool {
     }
 }
 
-/// The texts of a publisher's error and of what caused it, none of which quotes a value.
+/// The texts of a publisher's error and its sources, none of which quotes a value.
 fn told(error: &(dyn std::error::Error + 'static)) -> String {
     const CHARS_MAX: usize = 500;
     let mut texts: Vec<String> = Vec::new();

@@ -1,4 +1,4 @@
-//! The answer of an operation, kept with its record and given again to whoever asks with the same key.
+//! The answer of an operation, kept with its record and given to every repeat of its key.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use crate::message::Headers;
 
-/// The largest result, in bytes of body and headers, unless the consumer says otherwise.
+/// The largest result, in bytes of body and headers, unless the consumer has another limit.
 pub const RESULT_BYTES_MAX: usize = 256 << 10;
 
-/// How many bytes the [reference](ResultBody::reference) of a result may have.
+/// The largest [reference](ResultBody::reference) of a result, in bytes.
 pub const REFERENCE_BYTES_MAX: usize = 64;
 
 /// The answer of an operation: a body, and for HTTP a status and headers. It is committed with the record of its key, and
@@ -24,9 +24,9 @@ pub struct ResultBody {
     pub content_type: Option<Box<str>>,
     /// Headers of an HTTP response that a repeat gets too.
     pub headers: Headers,
-    /// What is told of the operation when the answer's time is over and the record's is not, beside the status: where its outcome
-    /// can be looked up, such as the `Location` of an HTTP response. At most [`REFERENCE_BYTES_MAX`] bytes; it is never sealed, so
-    /// it must be nothing that nobody may read.
+    /// Where the operation's outcome can be looked up, such as the `Location` of an HTTP response. Repeats get it, with the status,
+    /// when the answer's time is over and the record's is not. At most [`REFERENCE_BYTES_MAX`] bytes. It is never sealed, so it must
+    /// not be confidential.
     pub reference: Option<Box<str>>,
     /// The body.
     pub body: Bytes,
@@ -38,10 +38,10 @@ impl ResultBody {
         Self { body: body.into(), ..Self::default() }
     }
 
-    /// The value as JSON, whose media type it also sets.
+    /// A result with this value as JSON, and the media type of JSON.
     ///
     /// # Errors
-    /// Where the value is none that JSON has, such as a map whose keys are no texts.
+    /// If JSON cannot represent the value, such as a map whose keys are not text.
     pub fn json(value: &impl Serialize) -> Result<Self, serde_json::Error> {
         Ok(Self::new(serde_json::to_vec(value)?).with_content_type("application/json"))
     }
@@ -79,7 +79,7 @@ impl ResultBody {
 
 impl fmt::Debug for ResultBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Nothing of the body and no header's value (S4).
+        // Neither the body nor the value of a header (S4).
         f.debug_struct("ResultBody")
             .field("status", &self.status)
             .field("content_type", &self.content_type)
@@ -94,9 +94,9 @@ impl fmt::Debug for ResultBody {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoredResult {
-    /// Whether the operation was refused for good, and had no effect; see [`WorkError::final_result`](crate::WorkError::final_result).
+    /// Whether the operation was refused permanently, without an effect; see [`WorkError::final_result`](crate::WorkError::final_result).
     pub is_error: bool,
-    /// Its answer, byte for byte.
+    /// The answer, byte for byte.
     pub result: ResultBody,
 }
 
@@ -108,14 +108,14 @@ impl StoredResult {
     }
 }
 
-/// Why the result of an operation that is recorded cannot be given. The operation is done all the same, and never runs again.
+/// Why the result of a recorded operation cannot be given. The operation is done nevertheless, and does not run again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotKept {
-    /// There is none: its handler set none, its worker did not keep results, or the record was imported.
+    /// There is no result: the handler set none, the worker did not keep results, or the record was imported.
     #[error("no result was kept")]
     Absent,
-    /// It was erased, for privacy.
+    /// The result was erased, for privacy.
     #[error("the result was erased")]
     Erased {
         /// Whether it was an error.
@@ -123,7 +123,7 @@ pub enum NotKept {
         /// The status that it had.
         status: Option<u16>,
     },
-    /// Its time is over, which is shorter than that of the record; see
+    /// The result's time is over, and the record's is not; see
     /// [`answers_for`](crate::DedupConsumerBuilder::answers_for).
     #[error("the result is no longer kept")]
     Expired {
@@ -134,13 +134,13 @@ pub enum NotKept {
         /// Its [reference](ResultBody::reference).
         reference: Option<Box<str>>,
     },
-    /// It is sealed with a key that this program does not have. With the key it can be read.
+    /// The result is sealed with a key that this program does not have. With the key it can be read.
     #[error("the result is sealed with key {number}, which this program does not have")]
     NoKey {
         /// The key's number.
         number: u16,
     },
-    /// Its seal does not fit: the row was changed, or is another one's.
+    /// The seal does not match: the row was changed, or belongs to another record.
     #[error("the result is sealed with key {number}, and was changed since")]
     Altered {
         /// The key's number.

@@ -1,4 +1,4 @@
-//! For those who write a store: what is appended to a unit, and the table that a relay empties.
+//! For authors of stores: the rows that are appended to a unit, and the outbox that relays empty.
 
 use std::{
     fmt,
@@ -17,7 +17,7 @@ use crate::{
     store::ScopeId,
 };
 
-/// A destination, interned by the store.
+/// The id that the store gave a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DestinationId(pub i32);
 
@@ -27,7 +27,7 @@ impl fmt::Display for DestinationId {
     }
 }
 
-/// The store's number of an event. A later one is higher, but may be committed first.
+/// The number that the store gave an event. A later event has a higher number, but may be committed first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventNumber(pub i64);
 
@@ -41,9 +41,9 @@ impl fmt::Display for EventNumber {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct NewEvent {
-    /// The scope of the message that caused it; of a plain outbox the scope of its writer.
+    /// The scope of the message that caused it, or of the writer of a plain outbox.
     pub scope: ScopeId,
-    /// Where it goes.
+    /// Its destination.
     pub destination: DestinationId,
     /// The key by which its receivers know it.
     pub key: IdempotencyKey,
@@ -53,15 +53,15 @@ pub struct NewEvent {
     pub event_type: Option<Box<str>>,
     /// The media type of the payload.
     pub content_type: Option<Box<str>>,
-    /// The handler's headers, and idem's that are known now.
+    /// The handler's headers, and those of idem's that are known already.
     pub headers: Headers,
     /// The payload.
     pub payload: Bytes,
-    /// The SHA-256 of all that is sent, by which another event of the same key is told from the same one.
+    /// The SHA-256 of everything that is sent. It distinguishes a copy from another event with the same key.
     pub hash: PayloadHash,
 }
 
-/// A result as it goes beside the record of its key.
+/// A result in the form in which it is stored with the record of its key.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct NewResult {
@@ -69,40 +69,40 @@ pub struct NewResult {
     pub scope: ScopeId,
     /// The key.
     pub key: IdempotencyKey,
-    /// Whether it is an error, which is the operation's outcome all the same.
+    /// Whether it is an error, which is an outcome of the operation too.
     pub is_error: bool,
-    /// The result. Where it is sealed, its body is the sealed one, and it has no headers of its own.
+    /// The result. If it is sealed, the body is the sealed one, and there are no headers.
     pub result: ResultBody,
     /// The number of the key that it is sealed with; 0 where it is not.
     pub sealed_with: u16,
-    /// After how long cleanup takes everything but kind, status and reference out of it, by the database's clock; `None` where
-    /// it is kept for as long as the record of its key.
+    /// After how long cleanup removes all of it but kind, status and reference, by the database's clock; `None` if it is kept as
+    /// long as the record of its key.
     pub kept_for: Option<Duration>,
 }
 
 impl NewResult {
-    /// A result of this key, which is not sealed.
+    /// A result for this key, not sealed.
     #[must_use]
     pub fn new(scope: ScopeId, key: IdempotencyKey, is_error: bool, result: ResultBody) -> Self {
         Self { scope, key, is_error, result, sealed_with: 0, kept_for: None }
     }
 }
 
-/// A result as a store has it.
+/// A stored result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeptResult {
     /// Whether it is an error.
     pub is_error: bool,
-    /// The result as it was appended, still sealed where it was; without body and headers where they are gone.
+    /// The result as appended, and still sealed if it was; without body and headers if they are gone.
     pub result: ResultBody,
     /// The number of the key that it is sealed with; 0 where it is not.
     pub sealed_with: u16,
-    /// Why body and headers are gone; `None` where they are there.
+    /// Why body and headers are gone; `None` if they are there.
     pub gone: Option<Gone>,
 }
 
-/// Why a result is there without its body and headers.
+/// Why a stored result has no body and no headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gone {
     /// They were erased, for privacy, and the reference with them.
@@ -112,20 +112,20 @@ pub enum Gone {
 }
 
 impl KeptResult {
-    /// A result as it was appended.
+    /// A result that is complete, as appended.
     #[must_use]
     pub fn new(is_error: bool, result: ResultBody, sealed_with: u16) -> Self {
         Self { is_error, result, sealed_with, gone: None }
     }
 
-    /// Of which body and headers were erased.
+    /// A result whose body and headers were erased.
     #[must_use]
     pub fn erased(is_error: bool, status: Option<u16>) -> Self {
         let result = ResultBody { status, ..ResultBody::default() };
         Self { is_error, result, sealed_with: 0, gone: Some(Gone::Erased) }
     }
 
-    /// Whose time is over.
+    /// A result whose time is over.
     #[must_use]
     pub fn expired(is_error: bool, status: Option<u16>, reference: Option<Box<str>>) -> Self {
         let result = ResultBody { status, reference, ..ResultBody::default() };
@@ -133,7 +133,7 @@ impl KeptResult {
     }
 }
 
-/// Events and results that a unit's handlers handed in, to be written with their effects. Never empty.
+/// Events and results of a unit's handlers, to be written with their effects. Never empty.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Appended {
@@ -155,20 +155,20 @@ impl Appended {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AppendError {
-    /// The event at this place of [`Appended::events`] is in the outbox already, with another content: a handler that is
-    /// not deterministic ran again after a `forget` or a restore.
+    /// The event at this place of [`Appended::events`] is in the outbox already with other content: a non-deterministic handler
+    /// ran again after a `forget` or a restore.
     #[error("an event with the same id and another content waits in the outbox already")]
     Conflict {
         /// Its place.
         event: usize,
     },
-    /// The statement failed. One that failed because of what a handler has set for its transaction, such as a role that may
-    /// not write to the outbox, is of class permanent.
+    /// The statement failed. The class is permanent if a setting of the handler for its transaction caused the failure, such as a
+    /// role that may not write to the outbox.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// An event as a relay gets it.
+/// An event in the form that a relay gets.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct OutgoingEvent {
@@ -176,7 +176,7 @@ pub struct OutgoingEvent {
     pub number: EventNumber,
     /// The consumer whose handler published it, or the writer of a plain outbox.
     pub consumer: ConsumerName,
-    /// The tenant of that consumer's message; empty for the single one.
+    /// The tenant of that consumer's message; empty if there is only one tenant.
     pub tenant: Box<str>,
     /// The key by which its receivers know it.
     pub key: IdempotencyKey,
@@ -192,9 +192,9 @@ pub struct OutgoingEvent {
     pub payload: Bytes,
     /// When its transaction began, by the database's clock.
     pub created_at: SystemTime,
-    /// How often it was given to a publisher that did not confirm it.
+    /// How often a publisher did not confirm it.
     pub attempts: u32,
-    /// For how long a copy of it may be with its receivers already, by the database's clock; `None` where it was never sent.
+    /// How long ago receivers may first have got a copy of it, by the database's clock; `None` if it was never sent.
     pub first_sent_ago: Option<Duration>,
 }
 
@@ -228,44 +228,44 @@ impl OutgoingEvent {
 /// The outcome for an event that a relay had taken.
 #[derive(Debug, Clone)]
 pub enum EventEnd {
-    /// Its destination has confirmed it: the row is removed, and what waited behind it may go.
+    /// The destination has confirmed it: the row is removed, and the events behind it may go.
     Published,
-    /// It is to be tried again after this long. Until then what follows it under its ordering key waits.
+    /// It is to be tried again after this long. Until then the events behind it in its ordering key wait.
     Later {
         /// How long.
         after: Duration,
         /// Why, without a value of a payload.
         error: String,
-        /// Whether its destination may have it all the same, as after a confirmation that did not come.
+        /// Whether the destination may have received it nevertheless, as after a missing confirmation.
         may_be_sent: bool,
         /// Whether it counts as an attempt.
         counted: bool,
     },
-    /// It waits for a person, and what follows it under its ordering key waits with it. It is never discarded.
+    /// It waits for a person, and the events behind it in its ordering key wait too. It is never discarded.
     Failed {
         /// Why.
         error: String,
-        /// Whether its destination may have it all the same.
+        /// Whether the destination may have received it nevertheless.
         may_be_sent: bool,
     },
 }
 
-/// Who relays a destination.
+/// The holder of a destination's lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Leased {
-    /// The one who asked, for the time that was asked for.
+    /// The relay that asked, for the time that it asked for.
     Mine,
-    /// Somebody else, for as long at most.
+    /// Another relay, for this long at most.
     Others {
-        /// Until it ends, unless they renew it.
+        /// The time until the lease ends, unless it is renewed.
         left: Duration,
     },
     /// No relay: an operator has paused the destination.
     Paused,
 }
 
-/// How much of a destination waits. It is looked at every few seconds, by every relay, so an outbox that is far behind is not
-/// counted to its end: stores may stop at 100,000 events or more that may go, and at as many that may not. The oldest are among
+/// The number of events that wait for a destination. Every relay asks for it every few seconds, so a long backlog is not counted
+/// to its end: stores may stop at 100,000 events or more that may go, and at as many that may not. The oldest events are among
 /// those that are counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -280,18 +280,18 @@ pub struct OutboxBacklog {
     pub waiting: u64,
     /// Events that wait for a person.
     pub failed: u64,
-    /// Events that wait behind one of those for their ordering key's sake.
+    /// Events that wait behind one of those in their ordering key.
     pub behind: u64,
-    /// The age of the oldest event that is neither failed nor behind one; `None` where there is none.
+    /// The age of the oldest event that neither failed nor waits behind a failed one; `None` if there is none.
     pub oldest: Option<Duration>,
-    /// Who relays it now, as it calls itself; `None` where nobody does.
+    /// The name of the relay that has it now; `None` if none has.
     pub relayed_by: Option<String>,
     /// Whether an operator has paused it.
     pub is_paused: bool,
 }
 
 impl OutboxBacklog {
-    /// A destination of which nothing waits.
+    /// The backlog of a destination for which no event waits.
     #[must_use]
     pub fn new(destination: String, id: DestinationId) -> Self {
         Self {
@@ -313,7 +313,7 @@ impl OutboxBacklog {
 pub enum EventState {
     /// It may go.
     Pending,
-    /// It is tried again when its time has come.
+    /// It is tried again at its time.
     Waiting,
     /// It waits for a person.
     Failed,
@@ -325,7 +325,7 @@ impl EventState {
     /// Every state.
     pub const ALL: [Self; 4] = [Self::Pending, Self::Waiting, Self::Failed, Self::Behind];
 
-    /// The number that tables have.
+    /// The number of the state in tables.
     #[must_use]
     pub const fn number(self) -> i32 {
         match self {
@@ -336,7 +336,7 @@ impl EventState {
         }
     }
 
-    /// The word for it.
+    /// The word for the state.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -354,7 +354,7 @@ impl EventState {
     }
 }
 
-/// An event as people see it. The payload is not read.
+/// An event for display, without its payload.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct StoredEvent {
@@ -362,53 +362,52 @@ pub struct StoredEvent {
     pub event: OutgoingEvent,
     /// Its destination's name.
     pub destination: String,
-    /// How large the payload is.
+    /// The size of the payload, in bytes.
     pub payload_bytes: u64,
     /// Its state.
     pub state: EventState,
     /// The last error.
     pub error: Option<String>,
-    /// When it is tried again, where it waits.
+    /// The time of the next try, if it waits for one.
     pub not_before: Option<SystemTime>,
 }
 
 impl StoredEvent {
-    /// An event that is in this state.
+    /// An event in this state.
     #[must_use]
     pub fn new(event: OutgoingEvent, destination: String, payload_bytes: u64, state: EventState) -> Self {
         Self { event, destination, payload_bytes, state, error: None, not_before: None }
     }
 }
 
-/// The outbox of a store: where relays find what was committed, each call a short transaction of its own.
+/// The outbox of a store, in which relays find committed events. Each call is a short transaction of its own.
 ///
-/// One relay at a time has a destination, by a lease on the destination's row. What it takes stays in the table until it is
-/// settled, so a relay that dies loses nothing: the next one sends copies under the same keys.
+/// One relay at a time has a destination, by a lease on the destination's row. Events that a relay takes stay in the table until
+/// they are settled, so a relay that dies loses nothing: the next one sends copies under the same keys.
 ///
 /// # Contract
-/// 1. [`next`](Self::next) answers committed events only, and every one of them sooner or later: by its state, never by a
-///    number above the last one, because a transaction that began earlier may commit later.
-/// 2. Events of one ordering key of a destination are answered in the order of their numbers. While one of them is waiting or
-///    failed, none of those behind it is answered.
+/// 1. [`next`](Self::next) returns committed events only, and every one of them sooner or later: it selects them by state, and
+///    never by a number above the last one, because a transaction that began earlier may commit later.
+/// 2. Events of one ordering key of a destination are returned in the order of their numbers. While one of them waits for its
+///    next try or has failed, none of those behind it is returned.
 /// 3. An event that is settled as published is gone. One that is settled otherwise stays until it is published or an operator
 ///    skips it.
-/// 4. Settling what is no longer there, or by a relay whose lease has ended, does no harm: what a broker has confirmed is
-///    removed, and a later state never brings an event back.
+/// 4. Settling an event that is gone, or for a relay whose lease has ended, does no harm: confirmed events are removed, and a
+///    later state never brings an event back.
 ///
 /// `idem_testkit::store_conformance!` tests each number.
 #[async_trait]
 pub trait Outbox: Send + Sync + 'static {
-    /// Interns destinations and answers their ids, in order. One that is known keeps its form of ids.
+    /// Registers destinations and returns their ids, in order. A known destination keeps its form of ids.
     ///
     /// # Errors
-    /// [`StoreError::Refused`] where a destination was declared with another form of ids.
+    /// [`StoreError::Refused`] if a destination was declared with another form of ids.
     async fn declare(&self, destinations: &[Destination]) -> Result<Vec<DestinationId>, StoreError>;
 
-    /// Takes or renews the lease of a destination, by the database's clock. `relay` tells relays apart, and names them for
-    /// people.
+    /// Takes or renews the lease of a destination, by the database's clock. `relay` identifies the relay, also to people.
     async fn lease(&self, destination: DestinationId, relay: &str, time: Duration) -> Result<Leased, StoreError>;
 
-    /// Ends a lease before its time, where the relay has it.
+    /// Ends a lease before its time, if the relay has it.
     async fn release(&self, destination: DestinationId, relay: &str) -> Result<(), StoreError>;
 
     /// The next events that may go, oldest first: pending ones, and waiting ones whose time has come. At most `events_max`, and
@@ -420,13 +419,13 @@ pub trait Outbox: Send + Sync + 'static {
         bytes_max: u64,
     ) -> Result<Vec<OutgoingEvent>, StoreError>;
 
-    /// Notes what became of events.
+    /// Notes the outcomes of events.
     async fn settle(&self, destination: DestinationId, ends: &[(EventNumber, EventEnd)]) -> Result<(), StoreError>;
 
-    /// What waits, for each destination; of one writer's events where a consumer is named.
+    /// The backlog of each destination; only one writer's events if a consumer is given.
     async fn backlog(&self, consumer: Option<&ConsumerName>) -> Result<Vec<OutboxBacklog>, StoreError>;
 
-    /// Events for people, oldest first: of one destination where it is named, in one state where it is given.
+    /// Events for display, oldest first: of one destination or one state, if these are given.
     async fn events(
         &self,
         destination: Option<&str>,
@@ -434,12 +433,12 @@ pub trait Outbox: Send + Sync + 'static {
         max: u32,
     ) -> Result<Vec<StoredEvent>, StoreError>;
 
-    /// Lets these waiting or failed events go now, their attempts counted anew. Answers how many there were.
+    /// Releases these waiting or failed events at once, and counts their attempts anew. Returns how many there were.
     async fn retry(&self, events: &[EventNumber]) -> Result<u64, StoreError>;
 
-    /// Removes these events unsent, and lets go what waits behind them. Answers how many there were.
+    /// Removes these events unsent, and releases the events behind them. Returns how many there were.
     async fn skip(&self, events: &[EventNumber]) -> Result<u64, StoreError>;
 
-    /// Pauses a destination, or lets it go on. Answers whether there is one of this name.
+    /// Pauses a destination, or resumes it. Returns whether it exists.
     async fn pause(&self, destination: &str, is_paused: bool) -> Result<bool, StoreError>;
 }

@@ -1,4 +1,4 @@
-//! What stands between a result and its row: a seal, where the consumer has one.
+//! Seals results before they are stored, if the consumer has a seal.
 
 use super::{
     result::{NotKept, StoredResult},
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{key::IdempotencyKey, store::ScopeId};
 
-/// A result could not be sealed, so that it must not be stored.
+/// A result could not be sealed, so it must not be stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the result could not be sealed: {0}")]
 pub(crate) struct SealError(pub(crate) &'static str);
@@ -16,11 +16,11 @@ pub(crate) trait Seal: Send + Sync + 'static {
     /// Seals a result with the current key.
     fn seal(&self, result: NewResult) -> Result<NewResult, SealError>;
 
-    /// Opens what was sealed for this key.
+    /// Opens a result that was sealed for this key.
     fn open(&self, scope: ScopeId, key: &IdempotencyKey, kept: KeptResult) -> Result<StoredResult, NotKept>;
 }
 
-/// What is known of the result of a key whose record was read.
+/// The result of a key whose record was read, or why there is none.
 pub(crate) fn known(
     seal: Option<&dyn Seal>,
     scope: ScopeId,

@@ -1,8 +1,8 @@
-//! Results sealed with AES-256-GCM, for answers that nobody is to read in the database, in a replica or in a backup.
+//! Seals results with AES-256-GCM, for answers that must not be readable in the database, in a replica or in a backup.
 //!
 //! Each row has 32 random bytes of its own, from which HKDF-SHA256 derives its key and its nonce: no two rows share either,
-//! however many a master key has sealed. Everything of the row that stays readable is authenticated with it, so that a row
-//! cannot be put in another one's place, nor an error be made a success.
+//! however many a master key has sealed. The readable part of the row is authenticated too, so that no row can
+//! be put in another one's place, and no error can be turned into a success.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -20,22 +20,22 @@ use super::{
 };
 use crate::{error::ConfigError, key::IdempotencyKey, message::Headers, store::ScopeId};
 
-/// How many bytes a master key has.
+/// The length of a master key, in bytes.
 pub const SEAL_KEY_BYTES: usize = 32;
 
 const SALT_BYTES: usize = 32;
 
-/// A nonce stands behind the key in what is derived.
+/// The derived bytes are the key, and behind it the nonce.
 const DERIVED_BYTES: usize = SEAL_KEY_BYTES + NONCE_LEN;
 
-/// Another layout of what is sealed or authenticated has another number here.
+/// The version of the layout of the sealed and authenticated bytes. Another layout needs another number.
 const LAYOUT: &[u8] = b"idem:result:v1";
 
-/// Where master keys come from: a file that the orchestrator mounts, a key service. Asked at the start for the current one, and
-/// for an older one when the first result that is sealed with it is read; what it answers is remembered.
+/// Where master keys come from: a file that the orchestrator mounts, a key service. It is asked for the current key at the
+/// start, and for an older key when the first result that is sealed with it is read. Its answers are remembered.
 ///
-/// A key service (KMS) is asked before the program builds its consumer, since this is no place to wait: decrypt the data keys
-/// that stand in the settings, and put them into a map.
+/// These calls must not wait, so ask a key service (KMS) before building the consumer: decrypt the data keys from the settings,
+/// and put them into a map.
 ///
 /// ```
 /// use std::{collections::BTreeMap, sync::Arc};
@@ -65,14 +65,14 @@ pub trait SealKeyProvider: Send + Sync + 'static {
     /// The number of the key that new results are sealed with, from 1 to 32,767.
     fn current(&self) -> u16;
 
-    /// The key with this number; `None` where it is gone or not known here.
+    /// The key with this number; `None` if it is gone or not known here.
     fn key(&self, number: u16) -> Option<[u8; SEAL_KEY_BYTES]>;
 }
 
 /// The keys that results are sealed with; see [`seals_results`](crate::DedupConsumerBuilder::seals_results).
 ///
-/// To change the key, give all programs the new one beside the old, and then make the new one the current one. The old one is
-/// needed for as long as results are kept that it has sealed.
+/// To change the key, give all programs the new one beside the old, and then make the new one the current one. Keep the old
+/// one for as long as results are kept that it has sealed.
 #[derive(Clone)]
 pub struct ResultKeys(Arc<dyn SealKeyProvider>);
 
@@ -99,7 +99,7 @@ impl fmt::Debug for ResultKeys {
 }
 
 impl ResultKeys {
-    /// Keys by their numbers, of which `current` seals and all open. A number belongs to one key for ever.
+    /// Keys by their numbers: `current` seals, and all of them open. Never use a number for another key.
     ///
     /// # Errors
     /// As for [`from_provider`](Self::from_provider).
@@ -107,10 +107,10 @@ impl ResultKeys {
         Self::from_provider(Arc::new(Keys { current, all: keys.into_iter().collect() }))
     }
 
-    /// Keys of somebody else's.
+    /// Keys from a provider.
     ///
     /// # Errors
-    /// Where the current number is not from 1 to 32,767, or has no key.
+    /// If the current number is not from 1 to 32,767, or has no key.
     pub fn from_provider(provider: Arc<dyn SealKeyProvider>) -> Result<Self, ConfigError> {
         let current = provider.current();
         if current == 0 || current > u16::MAX / 2 {
@@ -158,7 +158,7 @@ impl Seal for ResultKeys {
     }
 }
 
-/// What is derived for a row.
+/// The bytes that are derived for a row.
 struct Derived;
 
 impl KeyType for Derived {
@@ -183,7 +183,7 @@ fn derived(
     Some((cipher, Nonce::try_assume_unique_for_key(nonce).ok()?))
 }
 
-/// Everything of the row that is not encrypted, each part with its length.
+/// All parts of the row that are not encrypted, each with its length.
 fn readable(scope: ScopeId, key: &IdempotencyKey, is_error: bool, result: &ResultBody, number: u16) -> Vec<u8> {
     let status = result.status.map(u16::to_be_bytes);
     let content_type = result.content_type.as_deref().map(str::as_bytes);
@@ -192,13 +192,13 @@ fn readable(scope: ScopeId, key: &IdempotencyKey, is_error: bool, result: &Resul
         &scope.0.to_be_bytes(),
         key.as_str().as_bytes(),
         &[u8::from(is_error)],
-        // One that is not there differs from one that is empty.
+        // An absent part differs from an empty one.
         &[u8::from(status.is_some()), u8::from(content_type.is_some())],
         status.as_ref().map_or(&[], |status| &status[..]),
         content_type.unwrap_or_default(),
         &number.to_be_bytes(),
     ]);
-    // A part more where there is one: what was sealed before there were references has none.
+    // A further part if there is a reference: results that were sealed before references existed have none.
     readable.extend(framed(result.reference.as_deref().map(str::as_bytes)));
     readable
 }
@@ -212,7 +212,7 @@ fn framed<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     framed
 }
 
-/// What is encrypted: the number of headers, each with its name and, where it has one, its value, and the body.
+/// The bytes that are encrypted: the number of headers, each header's name and its value if it has one, and the body.
 fn plain(result: &ResultBody) -> Vec<u8> {
     let headers: Vec<_> = result.headers.iter().collect();
     let mut plain = (headers.len() as u64).to_be_bytes().to_vec();

@@ -21,14 +21,14 @@ fn rules() -> PublishRules {
 fn published(rules: &PublishRules, message: &Message, events: Vec<Event>) -> Result<Vec<String>, PublishError> {
     let collector = Collector::of_one(rules, message);
     for event in events {
-        // As a handler does that does not look at the answer.
+        // A handler may ignore the answer.
         let _ = collector.publish(message, event);
     }
     let handed_in = collector.finish()?.pop().unwrap_or_default();
     Ok(handed_in.events.into_iter().map(|event| event.key.as_str().to_owned()).collect())
 }
 
-/// O17: ids of events were given out, and may never be given differently. Computed with Python's `hashlib` and `uuid`.
+/// O17: receivers know these ids, so the derivation may never change. Computed with Python's `hashlib` and `uuid`.
 #[test]
 fn o17_ids_match_their_golden_vectors() {
     let labelled = || Event::to("a").label("charged");
@@ -46,7 +46,7 @@ fn o17_ids_match_their_golden_vectors() {
     }
 }
 
-/// O17: a message that runs again, in whatever process and however often, hands in the events that it handed in before: their
+/// O17: a message that runs again, in any process and any number of times, gives its events the ids that they had before:
 /// receivers know them by these ids alone.
 fn ids_of_two_runs() -> [Vec<String>; 2] {
     [(); 2].map(|()| {
@@ -61,7 +61,7 @@ fn o17_a_second_run_makes_the_same_events() {
     assert_eq!(first, second);
 }
 
-/// The check above finds ids that are drawn at random.
+/// The check above would find random ids.
 #[cfg(feature = "bugs")]
 #[test]
 fn o17_ids_that_are_drawn_are_found() {
@@ -71,7 +71,7 @@ fn o17_ids_that_are_drawn_are_found() {
     assert!(first != second && first.len() == second.len());
 }
 
-/// O15: what the outbox and its receivers know an event by differs for every destination and label.
+/// O15: the id of an event differs for every destination and label.
 #[test]
 fn o15_two_destinations_and_two_labels_are_four_events() {
     let mut rules = rules();
@@ -83,7 +83,7 @@ fn o15_two_destinations_and_two_labels_are_four_events() {
     assert_eq!(published(&rules, &message(Some("order-1")), same).expect("events"), ["order-1", "order-1"]);
 }
 
-/// O18: a refused event fails its message, also where the handler does not look at the answer.
+/// O18: a refused event fails its message, even if the handler ignores the refusal.
 #[test]
 fn o18_what_is_refused_fails_the_message() {
     let refused = |events: Vec<Event>| published(&rules(), &message(Some("order-1")), events).expect_err("refused");
@@ -141,7 +141,7 @@ fn a_result_is_bounded_and_the_last_one_counts() {
     assert_eq!(Collector::of_one(&rules, &own).set_result(&own, ResultBody::default()), Err(PublishError::NoResults));
 }
 
-/// The first cause goes through every hop, and the trace does not make another event of the same one.
+/// Every hop passes the first cause on, and another trace does not make a copy a different event.
 #[test]
 fn causes_travel_and_the_trace_is_no_content() {
     let row = |message: &Message| {

@@ -1,9 +1,9 @@
-//! An answer of the server's.
+//! The server's answer to a request.
 
 use bytes::Bytes;
 use http::Response;
 
-/// What the server answered.
+/// The server's answer, and how many tries it took.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Answer {
@@ -11,7 +11,6 @@ pub struct Answer {
     pub response: Response<Bytes>,
     /// How many tries this call has made.
     pub tries: u32,
-    /// Whether the server said that it had answered before and this is that answer again. False also where the profile's provider does not
-    /// say so.
+    /// Whether the server marked this as an earlier answer that it repeats. Also false for a provider that does not mark repeats.
     pub replayed: bool,
 }

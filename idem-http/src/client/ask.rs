@@ -1,4 +1,4 @@
-//! Asking a server about a key, before one gives up.
+//! Asks a server about a key, before the client gives up.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::{
 
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 
-/// The question: on the authority and with the credentials of the request itself. `None` where its URI has no room for it.
+/// Builds the question, for the authority and with the credentials of the request itself. `None` if no URI can be built from the request's.
 pub(super) fn question(prepared: &Prepared, path: &str, wait: Duration) -> Option<Request<Bytes>> {
     let asked_for = prepared.request();
     let mut uri: Parts = asked_for.uri().clone().into_parts();
@@ -38,7 +38,7 @@ pub(super) fn question(prepared: &Prepared, path: &str, wait: Duration) -> Optio
     Some(question)
 }
 
-/// What it answered. `None` where that says nothing of the key.
+/// Reads the server's answer. `None` if it says nothing about the key.
 pub(super) fn state(response: &Response<Bytes>) -> Option<KeyState> {
     if response.status() == StatusCode::NOT_FOUND {
         return Some(KeyState { kind: KeyStateKind::Unknown, status: None, location: None });
@@ -59,7 +59,7 @@ fn in_a_path(key: &str) -> String {
             escaped.push_str(&format!("%{byte:02X}"));
         }
     }
-    // A segment of dots would be taken for a directory.
+    // A segment of dots alone would mean a directory.
     if escaped.bytes().all(|byte| byte == b'.') { escaped.replace('.', "%2E") } else { escaped }
 }
 
@@ -79,7 +79,7 @@ mod tests {
             .header("content-type", "application/json")
             .body("{}".into())
             .expect("a request");
-        // The header cannot carry this key, so it is put together by hand.
+        // No header can carry this key.
         assert!(Prepared::new(&profile, &intent, request).is_err());
         let intent = Intent::from_key(IdempotencyKey::new("a/b..").expect("a key"));
         let request = Request::post("https://pay.example:8443/v1/transactions?x=1")

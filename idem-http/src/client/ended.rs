@@ -1,4 +1,4 @@
-//! How an intent ends.
+//! The three ways in which an intent ends.
 
 use std::{fmt, time::SystemTime};
 
@@ -6,31 +6,31 @@ use idem_core::IdempotencyKey;
 
 use super::Answer;
 
-/// How the tries of an intent have ended. There is no fourth end, and none of them is a guess.
+/// How the tries of an intent have ended. There is no fourth way, and none of the three is a guess.
 #[derive(Debug)]
 #[must_use]
 pub enum Ended {
     /// The answer of the operation: 2xx or 3xx.
     Known(Answer),
-    /// It was not done, and the answer says why. Nothing of this call is left open.
+    /// The operation was not carried out, and the answer says why. No try of this call is left without an answer.
     Refused(Answer, Refusal),
-    /// It may have been done. Keep this, and find out; never send it under another key.
+    /// The operation may have been carried out. Keep this value and find out; never send the request under another key.
     Indeterminate(Indeterminate),
 }
 
-/// Why something was not done.
+/// Why an operation was not carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
     /// The operation itself was refused: a declined card, a rule of the business. The same key gives the same answer for as long as the
     /// provider keeps it.
     Operation,
-    /// The request was not accepted, as it was malformed or not allowed, and never came to the operation. Mend it; whether the same key may
-    /// be used for what was mended is in the provider's documentation.
+    /// The request was malformed or not allowed, so the operation never began. Correct the request; the provider's documentation says
+    /// whether the corrected one may use the same key.
     Request,
-    /// The key was used for another request before: two intents share it, or one was changed after its first try. A program's fault.
+    /// The key was used for another request before: two intents share it, or one was changed after its first try. This is a bug in the program.
     KeyReused,
-    /// The server took none of the tries in time, and said so each time. The same intent may be sent again.
+    /// The server accepted none of the tries in time, and said so each time. The same intent may be sent again.
     Busy,
 }
 
@@ -45,28 +45,29 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Why nobody knows.
+/// Why the outcome is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Undecided {
     /// The [deadline](super::Retries::deadline) has passed, or all tries were used up.
     Deadline,
-    /// The provider may have forgotten the key, or will before another try could end. Sent again, it would be done again.
+    /// The provider may have forgotten the key, or may forget it before another try could end. Another try could carry the operation out a
+    /// second time.
     Memory,
-    /// The time of the first try lies in the future of this machine's clock, so nobody can tell how old the key is. Nothing was sent.
+    /// The time of the first try is in the future by this machine's clock, so the age of the key is not known. Nothing was sent.
     Clock,
-    /// The provider failed on the way and repeats that answer for this key for ever.
+    /// The provider failed midway, and repeats that answer for this key every time.
     KeptFailure,
-    /// A try was left without an answer, and then one was not accepted: that says nothing of the first.
+    /// One try was left without an answer, and a later one was not accepted, which says nothing about the first.
     NotAccepted,
     /// It was done, and the answer is no longer kept.
     AnswerGone,
-    /// An answer came that is larger than [`answer_bytes_max`](super::Retries::answer_bytes_max).
+    /// The answer is larger than [`answer_bytes_max`](super::Retries::answer_bytes_max).
     AnswerTooLarge,
 }
 
 impl Undecided {
-    /// What to do, for the person or the program that has to find out.
+    /// The advice to the person or program that has to find out.
     #[must_use]
     pub const fn what_to_do(self) -> &'static str {
         match self {
@@ -107,22 +108,22 @@ impl fmt::Display for Undecided {
     }
 }
 
-/// An intent of which nobody knows yet whether it was carried out. `Display` says so in a line, with the key as the engine
+/// An intent that may or may not have been carried out. `Display` says so in one line, with the key as the engine
 /// [shows keys](idem_core::hide_keys_with).
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Indeterminate {
-    /// When it was tried first.
+    /// The time of the first try.
     pub since: SystemTime,
     /// The key that was sent.
     pub key: IdempotencyKey,
-    /// Why nobody knows, and [what to do](Undecided::what_to_do).
+    /// Why the outcome is not known, and [what to do](Undecided::what_to_do).
     pub why: Undecided,
-    /// How many tries this call has made. With none, it was this call that did not dare to.
+    /// How many tries this call has made. Zero means that another try was too risky from the start.
     pub tries: u32,
-    /// The last answer, if any came.
+    /// The last answer, if there was one.
     pub last: Option<Answer>,
-    /// What the server said of the key, if it was asked and answered.
+    /// What the server knows about the key, if it was asked and answered.
     pub state: Option<KeyState>,
 }
 
@@ -136,15 +137,15 @@ impl fmt::Display for Indeterminate {
     }
 }
 
-/// What a server says of a key.
+/// A server's knowledge of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyState {
     /// The state.
     pub kind: KeyStateKind,
-    /// The status of the answer, where there was one.
+    /// The status of the answer, if there was one.
     pub status: Option<u16>,
-    /// Where what was made can be read.
+    /// The URL of the resource that the operation made.
     pub location: Option<String>,
 }
 
@@ -152,13 +153,13 @@ pub struct KeyState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeyStateKind {
-    /// The server has no record of it. A request that is still on its way may yet make one.
+    /// The server has no record of the key. A request that is still on its way may make one later.
     Unknown,
-    /// Somebody works on it.
+    /// A request with this key is being worked on.
     InProgress,
     /// It was done.
     Completed,
-    /// It was refused for good.
+    /// The operation was refused permanently.
     Failed,
     /// The server itself does not know.
     Uncertain,
@@ -167,7 +168,7 @@ pub enum KeyStateKind {
 }
 
 impl KeyStateKind {
-    /// The word for it in answers of idem's.
+    /// The word for this state in idem's answers.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -180,7 +181,7 @@ impl KeyStateKind {
         }
     }
 
-    /// The state of this word.
+    /// The state that this word stands for.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
         let all =

@@ -1,11 +1,11 @@
-//! What the caller wants done once, and the key that follows from it.
+//! An operation that the caller wants done once, and the key derived from it.
 
 use std::{fmt, time::SystemTime};
 
 use idem_core::{IdForm, IdempotencyKey, Uuid, outbox::derived_id};
 
-/// One thing that is to be done once, by whichever process and in however many tries. Its key follows from it and is never drawn
-/// anew.
+/// One operation that must be carried out once, whichever process sends it and however many tries that takes. Its key is derived from
+/// it, and no try draws a new one.
 ///
 /// `Debug` does not show the key.
 #[derive(Clone, PartialEq, Eq)]
@@ -16,40 +16,41 @@ pub struct Intent {
 
 #[derive(Clone, PartialEq, Eq)]
 enum Key {
-    /// Written in the form that a provider takes.
+    /// Written in the form that the provider accepts.
     Derived(Uuid),
     /// Sent as it is.
     Given(IdempotencyKey),
 }
 
 impl Intent {
-    /// What is done to `subject` in `step`: `Intent::of("order-4711", "charge")`. The same two texts give the same key in every process
+    /// The operation `step` on `subject`: `Intent::of("order-4711", "charge")`. The same two texts give the same key in every process
     /// and release, so `subject` must name one order, not one customer, and two charges of one order need two steps.
     ///
-    /// Whoever knows both texts knows the key. Within one account at a provider that lets one user read the answer that another's key
-    /// has, put something secret into `subject`.
+    /// Knowing both texts is enough to compute the key. If users who share an account at the provider must not read each other's answers,
+    /// put a secret into `subject`.
     #[must_use]
     pub fn of(subject: &str, step: &str) -> Self {
         Self::derived(derived_id([b"idem:intent:v1".as_slice(), subject.as_bytes(), step.as_bytes()]))
     }
 
-    /// What a message is handled for: `Intent::from_derived(message.derived_key("charge"))`. The message's every attempt has the same key.
+    /// An operation that a message's handler carries out: `Intent::from_derived(message.derived_key("charge"))`. Every attempt of the
+    /// message has the same key.
     #[must_use]
     pub fn from_derived(id: Uuid) -> Self {
         Self::derived(id)
     }
 
-    /// A key that was kept before the first try, such as that of an outbox's row. It is sent as it is.
+    /// A key that was stored before the first try, such as the key of an outbox row. It is sent unchanged.
     #[must_use]
     pub fn from_key(key: IdempotencyKey) -> Self {
         Self { key: Key::Given(key), first_tried_at: None }
     }
 
-    /// A key that is drawn at random, and known to nobody but this value.
+    /// A random key, which only this value knows.
     ///
-    /// It protects the tries of one [`send`](super::IdempotentClient::send), and **nothing else**: where the process ends before it has an
-    /// answer, or the caller's next layer calls again with another `ephemeral()`, the second request is a second charge. It is for requests
-    /// behind which there is no order, message or row that could name them.
+    /// It protects the tries of one [`send`](super::IdempotentClient::send), and **nothing else**: if the process ends before it has an
+    /// answer, or the caller calls again with another `ephemeral()`, the second request is a second charge. Use it only for requests
+    /// that no order, message or row can name.
     #[must_use]
     pub fn ephemeral() -> Self {
         Self::derived(Uuid::new_v4())
@@ -59,8 +60,8 @@ impl Intent {
         Self { key: Key::Derived(id), first_tried_at: None }
     }
 
-    /// When it was tried first, where that was in an earlier call or another process: from the row that was written before it. The
-    /// provider's memory counts from then. Without it, the call at hand is taken to be the first.
+    /// Sets the time of the first try if an earlier call or another process made it, as read from the row that was written before it. The
+    /// provider's memory counts from that time. Without it, this call counts as the first.
     #[must_use]
     pub fn first_tried_at(mut self, at: SystemTime) -> Self {
         self.first_tried_at = Some(at);
@@ -71,7 +72,7 @@ impl Intent {
         self.first_tried_at
     }
 
-    /// The key as it is sent to a provider whose derived keys have this form.
+    /// The key as it is sent, for a provider whose derived keys have this form.
     #[must_use]
     pub fn key(&self, form: IdForm) -> String {
         match &self.key {

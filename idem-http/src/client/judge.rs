@@ -1,4 +1,4 @@
-//! What an answer means. A pure function of the profile and the answer.
+//! Judges answers: a pure function of the profile and the answer.
 
 use std::time::Duration;
 
@@ -8,27 +8,27 @@ use serde_json::Value;
 
 use super::{Profile, window::wall_clock};
 
-/// What an answer says of the operation.
+/// What an answer says about the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Meaning {
     /// It is the operation's answer.
     Answer,
-    /// It is the operation's refusal, and another try gives the same.
+    /// It is the operation's refusal, and another try would give the same.
     Refused,
-    /// It speaks of the request alone: this try was not carried out. It says nothing of an earlier try.
+    /// It concerns the request alone: this try was not carried out. It says nothing about an earlier try.
     NotTaken,
-    /// This try was not carried out, and a later one may be.
+    /// This try was not carried out, but a later one may succeed.
     NotYet,
-    /// Another request with this key is worked on, or its outcome is not known to the server yet: ask again.
+    /// Another request with this key is in progress, or the server does not know its outcome yet: ask again.
     InProgress,
-    /// It failed on the way: it may have been done, or not. The same request tells.
+    /// It failed midway and may have been carried out or not. Sending the same request again shows which.
     Failed,
-    /// It failed on the way, and the provider repeats this answer for ever.
+    /// It failed midway, and the provider repeats this answer every time.
     KeptFailure,
     /// The key was used for another request.
     KeyReused,
-    /// It was done, and the answer is gone.
+    /// It was carried out, and the answer is no longer kept.
     AnswerGone,
 }
 
@@ -38,16 +38,16 @@ pub(super) struct Judged {
     pub(super) meaning: Meaning,
     /// When the server wants the next try.
     pub(super) after: Option<Duration>,
-    /// Whether the server has answered before and gives that answer again; `None` where it does not say.
+    /// Whether the server repeats an earlier answer; `None` if it does not say.
     pub(super) replayed: Option<bool>,
 }
 
-/// Judges an answer: by what its body says, else by its status, and then by what the provider says of another try.
+/// Judges an answer: by its body, else by its status, and then by the provider's header about another try.
 pub(super) fn judge(profile: &Profile, response: &Response<Bytes>) -> Judged {
     let (status, headers) = (response.status(), response.headers());
     let after = retry_after(headers);
     let of_the_status = profile.meaning(status);
-    // A conflict of the business has nothing to wait for.
+    // A conflict of the business does not pass with time, so waiting is pointless.
     let is_worked_on = of_the_status == Meaning::Refused && status == http::StatusCode::CONFLICT && after.is_some();
     let by_status = if is_worked_on { Meaning::InProgress } else { of_the_status };
     let by_word =
@@ -60,7 +60,7 @@ pub(super) fn judge(profile: &Profile, response: &Response<Bytes>) -> Judged {
     }
 }
 
-/// What the body says.
+/// The meaning that the body gives the answer.
 fn word(profile: &Profile, body: &Bytes) -> Option<Meaning> {
     if profile.words.is_empty() {
         return None;
@@ -73,7 +73,7 @@ fn word(profile: &Profile, body: &Bytes) -> Option<Meaning> {
     })
 }
 
-/// A provider that says whether to try again knows better than its statuses do.
+/// A provider's own word on whether to try again counts for more than its status.
 fn as_the_provider_says(profile: &Profile, headers: &HeaderMap, meaning: Meaning) -> Meaning {
     let Some(says_again) = &profile.says_again else { return meaning };
     let again = says(headers, &says_again.header);
@@ -84,7 +84,7 @@ fn as_the_provider_says(profile: &Profile, headers: &HeaderMap, meaning: Meaning
         (Meaning::Failed, Some(false)) => Meaning::KeptFailure,
         (Meaning::NotYet, Some(false)) => Meaning::NotTaken,
         (Meaning::Failed, None) if !says_again.unless_said => Meaning::KeptFailure,
-        // What is worked on ends, whether or not the same request may be sent: its answer is what is waited for.
+        // A request in progress ends, whether or not it may be sent again, and the client waits for its answer.
         (Meaning::InProgress, _)
         | (Meaning::NotYet, Some(true) | None)
         | (Meaning::Failed, None)
@@ -100,7 +100,7 @@ fn says(headers: &HeaderMap, name: &http::HeaderName) -> Option<bool> {
     }
 }
 
-/// What `Retry-After` asks for: seconds, or a date.
+/// The pause that `Retry-After` asks for, in seconds or as a date.
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     match text.parse() {

@@ -1,4 +1,4 @@
-//! The request as each try sends it: the same bytes and the same key.
+//! The request that every try sends: the same bytes and the same key.
 
 use bytes::{Bytes, BytesMut};
 use http::{
@@ -10,14 +10,14 @@ use serde_json::{Map, Value};
 
 use super::{Intent, KeyPlace, Profile};
 
-/// A request that is not sent, because its key would not arrive as it is. A program's fault; nothing was sent.
+/// Why a request was not sent: its key would not arrive unchanged. This is a bug in the program; nothing was sent.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrepareRequestError {
-    /// The key is no key.
+    /// The key is not valid.
     #[error("the intent's key is refused")]
     Key(#[source] KeyError),
-    /// The key is longer than the provider takes. It is never cut, because two keys would then become one.
+    /// The key is longer than the provider accepts. It is never cut, because two keys would then become one.
     #[error(
         "the key has {bytes} bytes, and {profile} takes {max} at most: derive it (Intent::of), or take a shorter one"
     )]
@@ -26,16 +26,16 @@ pub enum PrepareRequestError {
         profile: String,
         /// The key's length.
         bytes: usize,
-        /// What the provider takes.
+        /// The longest key that the provider accepts.
         max: usize,
     },
-    /// The key holds what a header cannot carry unchanged, or what servers read as two values.
+    /// The key contains characters that a header cannot carry unchanged, or that servers read as two values.
     #[error("the key holds a character that the header {header} does not carry unchanged: derive it (Intent::of)")]
     Characters {
         /// The header.
         header: HeaderName,
     },
-    /// The same.
+    /// The key gives no valid value of the header.
     #[error("the header {header} cannot carry the key")]
     Header {
         /// The header.
@@ -43,13 +43,13 @@ pub enum PrepareRequestError {
         /// Why.
         source: InvalidHeaderValue,
     },
-    /// The request has a key already, and it is another.
+    /// The request already has another key.
     #[error("the request has another key already, in {place}: leave it to the intent")]
     OtherKey {
-        /// Where.
+        /// The header or the member that has it.
         place: String,
     },
-    /// The key belongs into the body, and the body is no JSON object.
+    /// The key belongs in the body, which is not a JSON object.
     #[error("{profile} takes the key as a member of the body, and the body is no JSON object")]
     NoObject {
         /// The profile.
@@ -83,7 +83,7 @@ impl Prepared {
             KeyPlace::Member(name) => {
                 let body = with_member(profile, name, &key, request.body())?;
                 *request.body_mut() = body;
-                // It is another length now.
+                // The body's length has changed.
                 request.headers_mut().remove(CONTENT_LENGTH);
                 None
             }
@@ -100,19 +100,20 @@ impl Prepared {
         Ok(Self { request, key, header: Some(name) })
     }
 
-    /// The request of a try.
+    /// The request for one try.
     pub(super) fn request(&self) -> Request<Bytes> {
         self.request.clone()
     }
 }
 
-/// As it is. Blanks at its ends are cut by HTTP, a comma joins two lines, and a semicolon begins parameters, so none may be in it.
+/// The key unchanged. HTTP cuts blanks at both ends, a comma joins two lines, and a semicolon begins parameters, so a key may contain none of
+/// them.
 fn bare(name: &HeaderName, key: &str) -> Result<String, PrepareRequestError> {
     let carried = key.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b',' | b';' | b'"'));
     carried.then(|| key.to_owned()).ok_or_else(|| PrepareRequestError::Characters { header: name.clone() })
 }
 
-/// As a string of structured fields (RFC 9651, 3.3.3).
+/// The key as a string of structured fields (RFC 9651, 3.3.3).
 fn quoted(name: &HeaderName, key: &str) -> Result<String, PrepareRequestError> {
     if !key.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
         return Err(PrepareRequestError::Characters { header: name.clone() });
@@ -120,7 +121,7 @@ fn quoted(name: &HeaderName, key: &str) -> Result<String, PrepareRequestError> {
     Ok(format!("\"{}\"", key.replace('\\', "\\\\").replace('"', "\\\"")))
 }
 
-/// The body with one more member in front. The other bytes stay as they are, because a serialiser writes numbers its own way.
+/// The body with one more member in front. The other bytes stay unchanged, because a serialiser would write numbers its own way.
 fn with_member(profile: &Profile, name: &str, key: &str, body: &Bytes) -> Result<Bytes, PrepareRequestError> {
     let no_object = || PrepareRequestError::NoObject { profile: profile.name().to_owned() };
     let object: Map<String, Value> = serde_json::from_slice(body).map_err(|_| no_object())?;
@@ -174,7 +175,7 @@ mod tests {
         ));
     }
 
-    /// W33: a key that somebody else has put there is not overruled, nor sent beside ours.
+    /// W33: a key that the request already has is neither replaced nor sent beside ours.
     #[test]
     fn w33_another_key_in_the_request_is_refused() {
         let intent = Intent::of("order-1", "charge");

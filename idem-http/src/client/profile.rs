@@ -1,4 +1,4 @@
-//! What each provider makes of a key: as data, with where it is written.
+//! How each provider treats a key, as data, with its sources.
 
 mod providers;
 
@@ -13,7 +13,7 @@ use super::judge::Meaning;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeyPlace {
-    /// A header, with the key as it is.
+    /// A header, with the key unchanged.
     Header(HeaderName),
     /// A header, with the key as a string of structured fields: in quotes, as the IETF's draft has it.
     QuotedHeader(HeaderName),
@@ -21,28 +21,28 @@ pub enum KeyPlace {
     Member(Cow<'static, str>),
 }
 
-/// A word in the body of an answer that tells what its status does not.
+/// A word in an answer's body that says more than its status.
 #[derive(Debug, Clone)]
 pub(super) struct Word {
     /// A JSON pointer.
     pub(super) pointer: Cow<'static, str>,
-    /// What stands there, or the last segment of the URI that does.
+    /// The text at the pointer, or the last segment of the URI there.
     pub(super) word: Cow<'static, str>,
     pub(super) meaning: Meaning,
 }
 
-/// A header by which a provider says whether a failure is worth another try.
+/// The header in which a provider says whether a failure may be tried again.
 #[derive(Debug, Clone)]
 pub(super) struct SaysAgain {
     pub(super) header: HeaderName,
-    /// Whether an answer without it may be tried again, as its status says.
+    /// Whether an answer without the header may be tried again, if its status allows it.
     pub(super) unless_said: bool,
 }
 
-/// How a provider takes keys, for how long it remembers them, and what its answers mean. Data, with a constructor for each provider whose
-/// documentation was read, and a builder for the others.
+/// How a provider accepts keys, how long it remembers them, and what its answers mean. It is data: there is a constructor for each provider
+/// whose documentation was read, and a builder for the others.
 ///
-/// The form in which [derived](super::Intent::of) keys are written belongs to it and never changes within it, because another form is another
+/// A profile fixes the form in which [derived](super::Intent::of) keys are written and never changes it, because another form is another
 /// key.
 #[derive(Clone)]
 pub struct Profile {
@@ -59,15 +59,15 @@ pub struct Profile {
     pub(super) asks_at: Option<String>,
 }
 
-/// The longest margin that is taken by default.
+/// The longest default margin.
 const MARGIN_MAX: Duration = Duration::from_secs(3_600);
 
-/// The part of the memory that the default margin is.
+/// The default margin is the memory divided by this.
 const MARGIN_PART: u32 = 10;
 
 impl Profile {
     /// A provider of your own: the key in this place, remembered for at least `memory` after its first use. There is no default for the
-    /// memory, because a try after it is a second order. Statuses mean what [`meaning`](Self::meaning) says until you tell otherwise.
+    /// memory, because a try after it is a second order. Statuses have the meanings of [`meaning`](Self::meaning) unless you set others.
     #[must_use]
     pub fn new(name: impl Into<Cow<'static, str>>, place: KeyPlace, memory: Duration) -> Self {
         Self {
@@ -85,7 +85,7 @@ impl Profile {
         }
     }
 
-    /// Sets the form of derived keys. It stays for as long as the provider is used.
+    /// Sets the form of derived keys. Do not change it while the provider is in use.
     #[must_use]
     pub fn form(mut self, form: IdForm) -> Self {
         self.form = form;
@@ -99,7 +99,8 @@ impl Profile {
         self
     }
 
-    /// Sets how long before the end of the memory the last try ends. It covers what two machines' clocks differ by, and what is on its way.
+    /// Sets how long before the end of the memory the last try ends. It covers the difference between two machines' clocks and the time on the
+    /// network.
     /// Defaults to a tenth of the memory, and to an hour at most.
     #[must_use]
     pub fn with_margin(mut self, margin: Duration) -> Self {
@@ -107,7 +108,7 @@ impl Profile {
         self
     }
 
-    /// Sets what a status means.
+    /// Sets the meaning of a status.
     #[must_use]
     pub fn status(mut self, status: StatusCode, meaning: Meaning) -> Self {
         self.statuses.retain(|(known, _)| *known != status);
@@ -115,7 +116,7 @@ impl Profile {
         self
     }
 
-    /// Sets what an answer of 4xx or 5xx means that has `word` in its JSON body at `pointer`, or a URI there whose last segment it is. It
+    /// Sets the meaning of an answer of 4xx or 5xx whose JSON body has `word` at `pointer`, or a URI there whose last segment is `word`. It
     /// counts for more than the status.
     #[must_use]
     pub fn word(
@@ -128,22 +129,22 @@ impl Profile {
         self
     }
 
-    /// Sets the header with which the provider says, by `true` or `false`, whether a failure may be tried again; and whether one without it
-    /// may, as its status says.
+    /// Sets the header in which the provider says, by `true` or `false`, whether a failure may be tried again, and whether a failure without
+    /// the header may be, if its status allows it.
     #[must_use]
     pub fn says_again(mut self, header: HeaderName, unless_said: bool) -> Self {
         self.says_again = Some(SaysAgain { header, unless_said });
         self
     }
 
-    /// Sets the header that is `true` on an answer which is given again.
+    /// Sets the header that is `true` on a repeated answer.
     #[must_use]
     pub fn replayed(mut self, header: HeaderName) -> Self {
         self.replayed = Some(header);
         self
     }
 
-    /// The server can be asked about a key with `GET {path}/idempotency/{key}`, on the authority and with the headers of the request. `path`
+    /// Lets the client ask the server about a key with `GET {path}/idempotency/{key}`, on the authority and with the headers of the request. `path`
     /// is empty, or begins with a slash.
     #[must_use]
     pub fn asks_at(mut self, path: impl Into<String>) -> Self {
@@ -157,7 +158,7 @@ impl Profile {
         &self.name
     }
 
-    /// For how long after its first use a key is remembered at least.
+    /// How long at least the provider remembers a key after its first use.
     #[must_use]
     pub fn memory(&self) -> Duration {
         self.memory
@@ -169,12 +170,12 @@ impl Profile {
         self.margin
     }
 
-    /// What a status means where neither a header nor the body says more.
+    /// The meaning of a status if neither a header nor the body says more.
     ///
-    /// By default: 2xx and 3xx are the answer; 425 and 429 are for later; a 409 is [`InProgress`](Meaning::InProgress) where it has a
-    /// `Retry-After`, and else the operation's refusal, for which this answers `Refused`; 402, 410, 412, 422 and the other 4xx
-    /// that speak of the operation are refusals; those that speak of the request, such as 400, 401, 403, 404, 405 and 413, are
-    /// [`NotTaken`](Meaning::NotTaken); 408 and 5xx say nothing and are tried again.
+    /// By default 2xx and 3xx are the answer; 425 and 429 mean later; a 409 is [`InProgress`](Meaning::InProgress) if it has a
+    /// `Retry-After`, and otherwise the operation's refusal, for which this answers `Refused`; 402, 410, 412, 422 and the other 4xx
+    /// that concern the operation are refusals; those that concern the request, such as 400, 401, 403, 404, 405 and 413, are
+    /// [`NotTaken`](Meaning::NotTaken); 408 and 5xx leave the outcome open and are tried again.
     #[must_use]
     pub fn meaning(&self, status: StatusCode) -> Meaning {
         let told = self.statuses.iter().find(|(known, _)| *known == status);
@@ -186,11 +187,11 @@ fn by_default(status: StatusCode) -> Meaning {
     match status.as_u16() {
         200..=399 => Meaning::Answer,
         425 | 429 => Meaning::NotYet,
-        // Of a route that is not there during a deploy, 404 says as little as 403 does.
+        // A route may be missing during a deploy, so 404 says no more than 403 does.
         400 | 401 | 403..=407 | 411 | 413..=415 | 417 | 421 | 426 | 428 | 431 | 451 => Meaning::NotTaken,
         408 | 500..=599 => Meaning::Failed,
         400..=499 => Meaning::Refused,
-        // No HTTP.
+        // Not a status of HTTP.
         _ => Meaning::Failed,
     }
 }

@@ -12,13 +12,13 @@ use tower_service::Service;
 
 /// A [`reqwest::Client`] as the service under an [`IdempotentClient`](super::IdempotentClient).
 ///
-/// Build the client without retries or a timeout of its own: those of [`Retries`](super::Retries) hold. Redirects that it follows carry the
-/// same key.
+/// Build the client without retries or a timeout of its own: those of [`Retries`](super::Retries) hold. A redirect that it follows carries
+/// the same key.
 #[derive(Debug, Clone)]
 pub struct Reqwest(reqwest::Client);
 
 impl Reqwest {
-    /// Over this client.
+    /// Sends over this client.
     #[must_use]
     pub fn new(client: reqwest::Client) -> Self {
         Self(client)

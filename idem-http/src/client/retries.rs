@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How long is tried, and the pauses in between. Every wait is bounded by the deadline and by the provider's memory.
+/// How long a client tries, and its pauses. The deadline and the provider's memory bound every wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Retries {
@@ -11,7 +11,7 @@ pub struct Retries {
     pub deadline: Duration,
     /// How long one try may take, from the connection to the last byte of the answer. Defaults to 15 s.
     pub try_within: Duration,
-    /// How many tries are made at most. Defaults to 12; at least 1 is made.
+    /// The most tries. Defaults to 12; at least 1 is made.
     pub tries_max: u32,
     /// The pause after the first try. Defaults to 200 ms.
     pub first: Duration,
@@ -19,10 +19,10 @@ pub struct Retries {
     pub max: Duration,
     /// The longest pause that a server may ask for with `Retry-After`; a longer one is cut to this. Defaults to 60 s.
     pub retry_after_max: Duration,
-    /// How long the server may wait for whoever works on the key when it is [asked](super::Profile::asks_at), in whole seconds. Defaults to
-    /// 10 s.
+    /// How long the server may wait for a request in progress when it is [asked](super::Profile::asks_at) about the key, in whole seconds.
+    /// Defaults to 10 s.
     pub ask_for: Duration,
-    /// The largest answer that is read, in bytes. Of a larger one only status and headers are known. Defaults to 1 MiB.
+    /// The largest answer that is read, in bytes. A larger one is known by its status and headers alone. Defaults to 1 MiB.
     pub answer_bytes_max: usize,
 }
 
@@ -54,11 +54,11 @@ macro_rules! setters {
 
 impl Retries {
     setters! {
-        /// Sets how long is tried in all.
+        /// Sets how long one call may try in all.
         deadline: Duration,
         /// Sets how long one try may take.
         try_within: Duration,
-        /// Sets how many tries are made at most.
+        /// Sets the most tries.
         tries_max: u32,
         /// Sets the pause after the first try.
         first: Duration,
@@ -72,8 +72,8 @@ impl Retries {
         answer_bytes_max: usize,
     }
 
-    /// The pause after so many tries (from 1). `spread` in `0.0..1.0` picks a point: between half the pause and the whole of one that
-    /// doubles, and up to a tenth behind one that the server asked for, because many were told the same.
+    /// The pause after this many tries (from 1). `spread` in `0.0..1.0` picks a point: between half and the whole of a doubling pause, and
+    /// up to a tenth beyond a pause that the server asked for, because it told many clients the same.
     pub(super) fn pause(&self, tries: u32, asked: Option<Duration>, spread: f64) -> Duration {
         if let Some(asked) = asked {
             return asked.min(self.retry_after_max).max(self.first).mul_f64(1.0 + spread / 10.0);

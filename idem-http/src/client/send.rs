@@ -1,4 +1,4 @@
-//! [`IdempotentClient`]: tries until it is known.
+//! [`IdempotentClient`]: tries until the outcome is known.
 
 use std::{fmt, future::poll_fn, time::Duration};
 
@@ -17,12 +17,12 @@ use super::{
     window::{Window, wall_clock},
 };
 
-/// How much longer than the server may wait its answer to a question may take.
+/// How much longer than the server's own wait its answer to a question may take.
 const ASKED_WITHIN: Duration = Duration::from_secs(5);
 
 /// A client that sends each intent until its outcome is known. See the [module](super).
 ///
-/// It stands on any tower `Service` of `http` requests that can be cloned for each try, such as [`Reqwest`](super::Reqwest).
+/// It sends over any tower `Service` of `http` requests that can be cloned for each try, such as [`Reqwest`](super::Reqwest).
 #[derive(Clone)]
 pub struct IdempotentClient<C> {
     service: C,
@@ -30,26 +30,26 @@ pub struct IdempotentClient<C> {
     retries: Retries,
 }
 
-/// What the tries have shown so far.
+/// The knowledge from the tries so far.
 #[derive(Debug, Default)]
 struct Seen {
     tries: u32,
-    /// A try may have been carried out, and no answer says.
+    /// A try may have been carried out, and no answer says whether.
     open: bool,
     last: Option<Answer>,
 }
 
-/// What comes after a try.
+/// The step after a try.
 enum Step {
     End(Box<Ended>),
     Again(Option<Duration>),
     Stop(Undecided),
 }
 
-/// What became of one try.
+/// The outcome of one try.
 enum Tried {
     Answered(Response<Bytes>),
-    /// An answer, but not the whole of it.
+    /// An answer that did not arrive in full.
     TooLarge(Response<Bytes>),
     Lost,
 }
@@ -62,12 +62,12 @@ where
     B: Body<Data = Bytes> + Send,
     B::Error: Into<BoxError>,
 {
-    /// A client of this provider's, with [`Retries::default`].
+    /// A client for this provider, with [`Retries::default`].
     pub fn new(service: C, profile: Profile) -> Self {
         Self { service, profile, retries: Retries::default() }
     }
 
-    /// Sets how long is tried, and how it is paced.
+    /// Sets how long the client tries, and its pauses.
     #[must_use]
     pub fn retries(mut self, retries: Retries) -> Self {
         self.retries = retries;
@@ -80,20 +80,20 @@ where
         &self.profile
     }
 
-    /// Sends the request under the intent's key until it is known what became of it, or until another try might be a second order.
+    /// Sends the request under the intent's key until its outcome is known, or until another try might be a second order.
     ///
-    /// All tries send the same bytes. Send the same request for the same intent, in later calls too: another one is
-    /// [refused](Refusal::KeyReused) by most providers, and answered with the first one's answer by some.
+    /// All tries send the same bytes. Send the same request for the same intent in later calls too: most providers
+    /// [refuse](Refusal::KeyReused) another one, and some answer it with the first one's answer.
     ///
     /// # Errors
-    /// [`PrepareRequestError`] where the key would not arrive as it is. Nothing was sent.
+    /// [`PrepareRequestError`] if the key would not arrive unchanged. Nothing was sent.
     ///
     /// # Cancel safety
     /// A dropped call leaves its outcome unknown, as a lost answer does: send the same intent again, with the time of this call as
     /// [`Intent::first_tried_at`].
     pub async fn send(&self, intent: &Intent, request: Request<Bytes>) -> Result<Ended, PrepareRequestError> {
         let prepared = Prepared::new(&self.profile, intent, request)?;
-        // What an earlier call has tried, it may have left without an answer.
+        // A try of an earlier call may have been left without an answer.
         let mut seen = Seen { open: intent.tried_first().is_some(), ..Seen::default() };
         let window = match Window::open(&self.profile, &self.retries, intent) {
             Ok(window) => window,
@@ -124,7 +124,7 @@ where
         Ok(self.give_up(prepared, window, seen, why).await)
     }
 
-    /// One try, and what it has shown.
+    /// Makes one try, and notes its outcome.
     async fn step(&self, prepared: &Prepared, within: Duration, seen: &mut Seen) -> Step {
         seen.tries += 1;
         let response = match self.try_once(prepared.request(), within).await {
@@ -140,8 +140,8 @@ where
             }
         };
         let Judged { meaning, after, replayed } = judge(&self.profile, &response);
-        // A conflict, or a condition that no longer holds, may be what an earlier try of this very request has brought about: only an
-        // answer that is known to be the key's own is a refusal then.
+        // An earlier try of this very request may itself have caused a conflict, or a condition that no longer holds. So only an answer that
+        // is known to be the key's own counts as a refusal.
         let own = !seen.open || replayed.is_some() || !matches!(response.status().as_u16(), 409 | 410 | 412);
         let answer = Answer { response, tries: seen.tries, replayed: replayed == Some(true) };
         let end = |ended| Step::End(Box::new(ended));
@@ -164,7 +164,7 @@ where
         }
     }
 
-    /// Sends once and reads the whole answer. What is cut off, hangs, or comes in part is lost.
+    /// Sends once and reads the whole answer. An answer that is cut off, hangs, or arrives in part is lost.
     async fn try_once(&self, request: Request<Bytes>, within: Duration) -> Tried {
         let mut service = self.service.clone();
         let max = self.retries.answer_bytes_max;
@@ -191,10 +191,10 @@ where
         }
     }
 
-    /// No more tries. The server is asked about the key, where it can be, and its answer is fetched where it has one.
+    /// Ends the tries. Asks the server about the key if it can be asked, and fetches its answer if it has one.
     async fn give_up(&self, prepared: Prepared, window: Window, mut seen: Seen, why: Undecided) -> Ended {
         if seen.tries > 0 && !seen.open && why != Undecided::NotAccepted {
-            // Each try was answered, and none was carried out.
+            // Every try was answered, and none was carried out.
             if let Some(last) = seen.last {
                 return Ended::Refused(last, Refusal::Busy);
             }

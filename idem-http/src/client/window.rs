@@ -1,4 +1,4 @@
-//! The time in which an intent may be tried: until the deadline, and never so long that the provider may have forgotten its key.
+//! The time in which an intent may be tried: until the deadline, and always before the provider may forget the key.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,16 +6,16 @@ use tokio::time::Instant;
 
 use super::{Intent, Profile, Retries, ended::Undecided};
 
-/// From the first try on. What has passed is the longer of what two clocks say: the monotonic one stands still while a machine is
-/// suspended, and the other may be set back.
+/// The window begins at the first try. Of two clocks the one that shows more time passed counts: the monotonic one stands still while a
+/// machine is suspended, and the other may be set back.
 #[derive(Debug)]
 pub(super) struct Window {
     begun: Instant,
     begun_at: SystemTime,
-    /// When the intent was first tried, by whoever it was.
+    /// The time of the intent's first try, in any process.
     pub(super) since: SystemTime,
     deadline: Duration,
-    /// How long from the beginning of this call the provider remembers the key for sure.
+    /// How long the provider certainly remembers the key, counted from the beginning of this call.
     remembered: Duration,
     try_within: Duration,
 }
@@ -24,7 +24,7 @@ impl Window {
     /// Opens the window, at the first try or for a later one.
     ///
     /// # Errors
-    /// [`Undecided::Clock`] where the first try lies further in the future than two clocks may differ.
+    /// [`Undecided::Clock`] if the first try lies further in the future than two clocks may differ.
     pub(super) fn open(profile: &Profile, retries: &Retries, intent: &Intent) -> Result<Self, Undecided> {
         let (begun, begun_at) = (Instant::now(), wall_clock());
         let since = intent.tried_first().unwrap_or(begun_at);
@@ -44,7 +44,7 @@ impl Window {
     /// How long a try that begins `after` this may take.
     ///
     /// # Errors
-    /// Why there is no time left for one.
+    /// The reason why no time is left for a try.
     pub(super) fn time_for_a_try(&self, after: Duration) -> Result<Duration, Undecided> {
         let at = self.passed().saturating_add(after);
         let (memory, deadline) = (self.remembered.saturating_sub(at), self.deadline.saturating_sub(at));
@@ -57,7 +57,7 @@ impl Window {
         }
     }
 
-    /// The same beyond the deadline, to fetch an answer of which it is known that it is there.
+    /// The same beyond the deadline, to fetch an answer that is known to exist.
     pub(super) fn time_to_fetch(&self) -> Result<Duration, Undecided> {
         let memory = self.remembered.saturating_sub(self.passed());
         if memory.is_zero() { Err(Undecided::Memory) } else { Ok(self.try_within.min(memory)) }

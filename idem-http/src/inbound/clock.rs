@@ -1,8 +1,8 @@
-//! Times of senders, compared with ours.
+//! Compares senders' times with ours.
 
 use std::time::{Duration, SystemTime};
 
-/// Whether a time, in seconds since 1970, is at most so long ago, and not further ahead than clocks may differ.
+/// Whether a time, in seconds since 1970, is no older than the limit, and no further ahead than clocks may differ.
 pub(super) fn is_near(seconds: u64, ago_max: Duration, ahead_max: Duration) -> bool {
     let now = now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     seconds <= now.saturating_add(ahead_max.as_secs()) && now.saturating_sub(seconds) <= ago_max.as_secs()
@@ -37,7 +37,7 @@ fn numbers(text: &str, between: char, digits: [usize; 3]) -> Option<[u64; 3]> {
     parts.next().is_none().then_some(found)
 }
 
-/// The days from 1970 to a date of the Gregorian calendar. The year begins in March, so that a leap day is its last.
+/// The days from 1970 to a date of the Gregorian calendar. The year begins in March, so that a leap day is its last day.
 fn days(year: u64, month: u64, day: u64) -> u64 {
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let leaps = year / 4 - year / 100 + year / 400;

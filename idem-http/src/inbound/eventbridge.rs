@@ -15,16 +15,16 @@ use sha2::{Digest as _, Sha256};
 
 use super::sender::{NotAdmitted, Opened, Sender};
 
-/// It gives up after 5 s.
+/// EventBridge gives up after 5 s.
 const DEADLINE: Duration = Duration::from_secs(4);
 
-/// Rules of EventBridge whose target is an API destination. It signs nothing: its connection sends a header with a secret, so take HTTPS.
+/// Rules of EventBridge whose target is an API destination. EventBridge signs nothing: its connection sends a header with a secret, so use HTTPS.
 ///
-/// The payload is the text of the event's `detail`, the type its `detail-type`. The key is `detail.idempotencykey`, else the event's `id`, which
-/// each retry of EventBridge's has, and which a producer that puts the event again does not repeat.
+/// The payload is the text of the event's `detail`, the type its `detail-type`. The key is `detail.idempotencykey`, else the event's `id`: retries
+/// of EventBridge have the same one, but a producer that puts the event again gets a new one.
 ///
-/// After 5 s EventBridge gives a request up. It tries again with pauses, by default 185 times in 24 hours; then the event goes to its dead-letter
-/// queue, or is dropped: give the rule one.
+/// EventBridge gives up a request after 5 s. It tries again with pauses, by default 185 times in 24 hours; then the event goes to the rule's
+/// dead-letter queue, or is dropped if the rule has none. Give the rule one.
 ///
 /// Source: <https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-api-destinations.html>.
 #[derive(Clone)]
@@ -34,14 +34,14 @@ pub struct EventBridge {
 }
 
 impl EventBridge {
-    /// With the header of the connection, such as `x-api-key`, or `authorization` for basic authentication, and its whole value: one, or several while
-    /// one takes another's place. Without any, nothing is taken.
+    /// With the header of the connection, such as `x-api-key`, or `authorization` for basic authentication, and its whole value: one, or several
+    /// while a new one replaces an old one. With none, every request is refused.
     pub fn new(header: HeaderName, values: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
         let values = values.into_iter().filter(|value| !value.as_ref().is_empty());
         Self { header, secrets: values.map(|value| Sha256::digest(value.as_ref().as_bytes()).into()).collect() }
     }
 
-    /// Has the consumer know its events by `detail.idempotencykey`, else by their `id`.
+    /// Makes `detail.idempotencykey`, else the event's `id`, the consumer's key.
     #[must_use]
     pub fn identify<S: Store>(consumer: DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S> {
         consumer.key_source(FirstOf(vec![Arc::new(JsonMember::field(KEY_FIELD)), Arc::new(MessageId)]))
@@ -70,7 +70,7 @@ impl Sender for EventBridge {
     fn admit(&self, head: &Parts) -> Result<(), NotAdmitted> {
         let mut values = head.headers.get_all(&self.header).iter();
         let (value, more) = (values.next(), values.next());
-        // Digests are compared, whose equal beginnings tell nothing of the secret.
+        // Comparing digests gives nothing away: how far two of them agree says nothing about the secret.
         let given = value.filter(|_| more.is_none()).map(|value| <[u8; 32]>::from(Sha256::digest(value.as_bytes())));
         match given.is_some_and(|given| self.secrets.contains(&given)) {
             true => Ok(()),

@@ -1,4 +1,4 @@
-//! What SNS refers to, over reqwest.
+//! Fetches the URLs in SNS's messages, over reqwest.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use idem_core::BoxError;
 
 use super::Fetch;
 
-/// How long it may take.
+/// How long one fetch may take.
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// The largest body that is read: a certificate has 2 KiB.
+/// The largest body that is read; a certificate has 2 KiB.
 const BYTES_MAX: usize = 64 << 10;
 
 #[async_trait]

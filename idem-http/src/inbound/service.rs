@@ -32,7 +32,7 @@ const BODY_BYTES_MAX: usize = 1 << 20;
 /// How many requests are handled at once by default.
 const AT_ONCE: usize = 64;
 
-/// How many times as many may be read meanwhile: whoever sends its body slowly takes no handler's place.
+/// Requests that may be read at once, for each one that may be handled: a sender with a slow body takes no handler's place.
 const READ_PER_HANDLED: usize = 4;
 
 const NOT_POST: Reply = Reply::new(StatusCode::METHOD_NOT_ALLOWED, "events are posted");
@@ -59,7 +59,7 @@ struct Shared<S: Store, F> {
 }
 
 impl<S: Store, F: Sender> Inbound<S, F> {
-    /// Events of `sender` for `consumer`, which knows them as the sender's `identify` has it.
+    /// Hands the events of `sender` to `consumer`, which must take its key and hash as the sender's `identify` sets them.
     pub fn new(consumer: DedupConsumer<S>, sender: F) -> Self {
         let deadline = sender.deadline();
         let (at_once, reading) = (Arc::new(Semaphore::new(AT_ONCE)), Semaphore::new(AT_ONCE * READ_PER_HANDLED));
@@ -67,20 +67,20 @@ impl<S: Store, F: Sender> Inbound<S, F> {
         Self { shared: Arc::new(Shared { consumer, sender, deadline, body_bytes_max, at_once, reading }) }
     }
 
-    /// Sets how long a sender is kept waiting, body and handler together. Defaults to the [sender's](Sender::deadline).
+    /// Sets how long a sender is kept waiting for body and handler together. Defaults to the [sender's](Sender::deadline).
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         self.with(|shared| shared.deadline = deadline)
     }
 
-    /// Sets the largest body, in bytes. Defaults to 1 MiB. The consumer's `payload_bytes_max` holds beside it.
+    /// Sets the largest body, in bytes. Defaults to 1 MiB. The consumer's `payload_bytes_max` applies too.
     #[must_use]
     pub fn body_bytes_max(self, bytes: usize) -> Self {
         self.with(|shared| shared.body_bytes_max = bytes)
     }
 
-    /// Sets how many events are handled at once, with those that go on behind their deadline; four times as many are read. Beyond either
-    /// senders are told to come again. Defaults to 64. More than the consumer has lanes wait for one.
+    /// Sets how many events are handled at once, including those that run on after their deadline; four times as many are read. Beyond
+    /// either limit senders are told to try again. Defaults to 64. Events in excess of the consumer's lanes wait for one.
     #[must_use]
     pub fn at_once(self, events: usize) -> Self {
         let events = events.clamp(1, Semaphore::MAX_PERMITS / READ_PER_HANDLED);
@@ -91,7 +91,7 @@ impl<S: Store, F: Sender> Inbound<S, F> {
     }
 
     fn with(mut self, set: impl FnOnce(&mut Shared<S, F>)) -> Self {
-        // Nobody shares it before it is served.
+        // It is not shared before it is served.
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
             set(shared);
         }
@@ -127,11 +127,11 @@ impl<S: Store, F: Sender> Shared<S, F> {
         };
         drop(reading);
         let Ok(permit) = Arc::clone(&self.at_once).try_acquire_owned() else { return TOO_MANY };
-        // Its own task, which a sender that gives up does not end.
+        // A task of its own, so that a sender that gives up does not end it.
         let deciding = tokio::spawn(run(Arc::clone(&self), message, permit));
         match tokio::time::timeout_at(until, deciding).await {
             Ok(Ok(reply)) => reply,
-            // The engine's task has panicked: whether it was handled is found out by the next copy.
+            // The engine's task has panicked; the next copy shows whether the event was handled.
             Ok(Err(_)) | Err(_) => GOES_ON,
         }
     }

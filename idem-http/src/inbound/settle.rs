@@ -1,4 +1,4 @@
-//! What a decision is answered with.
+//! The answer to each decision.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use idem_core::{Decision, DedupConsumer, Failure, Keep, Message, Reason, SetAsid
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reply {
     pub(super) status: StatusCode,
-    /// When to come again.
+    /// When the sender is to try again.
     pub(super) after: Option<Duration>,
-    /// For whoever reads the sender's log.
+    /// A text for the sender's log.
     pub(super) text: &'static str,
 }
 
@@ -20,7 +20,7 @@ impl Reply {
         Self { status, after: None, text }
     }
 
-    /// Come again.
+    /// Asks the sender to try again.
     pub(super) const fn later(seconds: u64, text: &'static str) -> Self {
         Self { status: StatusCode::SERVICE_UNAVAILABLE, after: Some(Duration::from_secs(seconds)), text }
     }
@@ -31,7 +31,7 @@ const FAILED: Reply = Reply::later(10, "it could not be handled now");
 const DOWN: Reply = Reply::later(10, "it cannot be recorded now");
 const NOT_KEPT: Reply = Reply::later(3_600, "it cannot be handled, and not be kept either");
 
-/// Hands the message to the consumer, keeps what can never be handled, and says what the sender is told.
+/// Hands the message to the consumer, keeps a message that can never be handled, and gives the answer for the sender.
 pub(super) async fn decide<S: Store>(consumer: &DedupConsumer<S>, message: Message) -> Reply {
     let decided = match consumer.process([message]).await {
         Ok(mut decided) => decided.pop(),
@@ -54,22 +54,22 @@ pub(super) async fn decide<S: Store>(consumer: &DedupConsumer<S>, message: Messa
                 false => kept(consumer, &message, &decision).await,
             }
         }
-        // A later release's: nothing is known of it, so the sender keeps the message.
+        // A decision of a later release has an unknown meaning, so the sender keeps the message.
         _ => FAILED,
     }
 }
 
-/// Whether it is the sender's fault.
+/// Whether the sender is at fault.
 fn is_malformed(failure: &Failure) -> bool {
     matches!(failure.reason, Reason::Malformed | Reason::MissingKey | Reason::TooLarge) && !failure.comes_again()
 }
 
-/// It is kept here, so that the sender may forget it, or it is not.
+/// Keeps the message as a dead letter, so that the sender may forget it; if that fails, the sender keeps it.
 async fn kept<S: Store>(consumer: &DedupConsumer<S>, message: &Message, decision: &Decision) -> Reply {
     match consumer.set_aside(message, decision, Keep::Payload).await {
         Ok(SetAside::Whole) => Reply::new(StatusCode::OK, "kept for a person to look at"),
         Ok(SetAside::Facts | SetAside::NoRoom) => NOT_KEPT,
-        // A wrong set-up.
+        // A set-up error.
         Ok(SetAside::Nothing) => FAILED,
         Err(error) => {
             tracing::error!(idem.consumer = %consumer.name(), error = &error as &dyn std::error::Error, "an event cannot be set aside");
@@ -78,7 +78,7 @@ async fn kept<S: Store>(consumer: &DedupConsumer<S>, message: &Message, decision
     }
 }
 
-/// The sender keeps it, and is told so. A note of it is kept here, without what it held.
+/// Refuses the message as malformed, which leaves the payload with the sender. A note of it is kept here.
 async fn malformed<S: Store>(consumer: &DedupConsumer<S>, message: &Message, decision: &Decision) -> Reply {
     if let Err(error) = consumer.set_aside(message, decision, Keep::Facts).await {
         tracing::error!(idem.consumer = %consumer.name(), error = &error as &dyn std::error::Error, "a malformed event cannot be noted");

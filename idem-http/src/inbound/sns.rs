@@ -20,35 +20,36 @@ use super::{
     standard_webhooks::one,
 };
 
-/// It waits for 15 s.
+/// SNS waits for 15 s.
 const DEADLINE: Duration = Duration::from_secs(12);
 
-/// A message is signed once, when it is published, and tried for an hour at most.
+/// SNS signs a message once, when it is published, and tries to deliver it for an hour at most.
 const TRIED_FOR: Duration = Duration::from_secs(65 * 60);
 
-/// How far its clock may be ahead of ours.
+/// How far the clock of SNS may be ahead of ours.
 const AHEAD: Duration = Duration::from_secs(5 * 60);
 
-/// Gets what SNS's messages refer to: certificates, and the pages that confirm subscriptions. With the feature `reqwest` a `reqwest::Client` does.
+/// Fetches the URLs in SNS's messages: certificates, and pages that confirm subscriptions. With the feature `reqwest`, `reqwest::Client` implements
+/// it.
 #[async_trait]
 pub trait Fetch: Send + Sync + 'static {
-    /// The body of what this `https` URL answers with 200. It checks the server's certificate, as that is what the trust in all of SNS's
-    /// messages comes from, goes to no other host, and has a time limit.
+    /// Fetches this `https` URL, and gives the body of an answer with 200. It must check the server's certificate, on which all trust in SNS's
+    /// messages rests, contact no other host, and have a time limit.
     ///
     /// # Errors
-    /// Whatever is not that. The message comes again.
+    /// On any other outcome. SNS sends the message again.
     async fn get(&self, url: &str) -> Result<Bytes, BoxError>;
 }
 
 /// HTTPS subscriptions to topics of SNS, without raw message delivery, which is not signed.
 ///
-/// Signatures are of version 2 (SHA-256). Version 1, which topics have by default, is refused, because it is SHA-1, for which messages with equal digests
-/// can be made: set the topic's attribute `SignatureVersion` to 2. The certificate comes from `https://sns.<region>.amazonaws.com`, the region being
-/// that of the topic, and from nowhere else. Confirmations of subscriptions to the topics that are named here are answered, to the same host;
-/// a message of any other topic is refused, because anybody may have a topic whose messages Amazon signs.
+/// Signatures are of version 2 (SHA-256). Version 1, the default of topics, is refused, because it uses SHA-1, for which collisions can
+/// be made: set the topic's attribute `SignatureVersion` to 2. The certificate comes from `https://sns.<region>.amazonaws.com`, the region being
+/// that of the topic, and from nowhere else. Subscriptions to the topics that are named here are confirmed, at the same host;
+/// messages of other topics are refused, because Amazon signs the messages of everyone's topics.
 ///
-/// The key is `MessageId`, which each try of a message has; a producer that publishes again gets another one. The payload is `Message`. Attributes
-/// and the subject's header are not handed over: SNS does not sign attributes.
+/// The key is `MessageId`, which is the same on every try; a producer that publishes again gets another one. The payload is `Message`. Attributes
+/// and the subject are not handed over: SNS does not sign attributes.
 ///
 /// Source: <https://docs.aws.amazon.com/sns/latest/dg/sns-verify-signature-of-message.html>.
 pub struct Sns {
@@ -58,13 +59,13 @@ pub struct Sns {
 }
 
 impl Sns {
-    /// Messages of the topics with these ARNs. Without any, nothing is taken.
+    /// Accepts messages of the topics with these ARNs. With none, every message is refused.
     pub fn new(topics: impl IntoIterator<Item = impl Into<String>>, fetch: impl Fetch) -> Self {
         let topics = topics.into_iter().map(Into::into).collect();
         Self { topics, certificates: Certificates::default(), fetch: Box::new(fetch) }
     }
 
-    /// Has the consumer know its messages by `MessageId`.
+    /// Makes `MessageId` the consumer's key.
     #[must_use]
     pub fn identify<S: Store>(consumer: DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S> {
         consumer.key_source(MessageId)
@@ -122,7 +123,7 @@ fn host(topic: &str) -> Option<String> {
     is_region.then(|| format!("sns.{region}.{domain}"))
 }
 
-/// What follows the host in a URL that is `https` at the host of the topic's region, without a port or a user.
+/// The rest of a URL behind its host, if the URL is `https` at the host of the topic's region, without a port or a user.
 fn path_at_host<'u>(topic: &str, url: &'u str) -> Option<&'u str> {
     url.strip_prefix("https://")?.strip_prefix(&*host(topic)?)?.strip_prefix('/')
 }

@@ -13,35 +13,36 @@ use super::{
     sender::{NotAdmitted, Opened, Sender},
 };
 
-/// How far a signed time may lie from ours, by the specification's own libraries.
+/// How far a signed time may differ from ours, as in the specification's own libraries.
 pub(super) const TOLERANCE: Duration = Duration::from_secs(5 * 60);
 
 /// Shorter than the 8 s that idem's own publisher waits for an answer, and others 15 s and more.
 const DEADLINE: Duration = Duration::from_secs(7);
 
-/// Whoever signs as [Standard Webhooks](https://www.standardwebhooks.com) 1.0 says, with HMAC-SHA256: idem's outbox among them.
+/// A sender that signs by [Standard Webhooks](https://www.standardwebhooks.com) 1.0 with HMAC-SHA256, such as idem's outbox.
 ///
-/// The key is `webhook-id`, which all tries of an event have and the signature covers. The payload is the body, and of the headers there is
-/// `content-type` alone, because the others are not signed.
+/// The key is `webhook-id`, which is the same on all tries of an event and which the signature covers. The payload is the body. Of the headers
+/// the message has `content-type` alone, because the signature covers none of them.
 #[derive(Debug, Clone)]
 pub struct StandardWebhooks {
     secrets: Vec<Secret>,
 }
 
 impl StandardWebhooks {
-    /// With these secrets: one, or several while one takes another's place. Without any, nothing is taken.
+    /// Accepts requests that are signed with these secrets: one, or several while a new one replaces an old one. With none, every request is
+    /// refused.
     pub fn new(secrets: impl IntoIterator<Item = Secret>) -> Self {
         Self { secrets: secrets.into_iter().collect() }
     }
 
-    /// Has the consumer know its events by `webhook-id`.
+    /// Makes `webhook-id` the consumer's key.
     #[must_use]
     pub fn identify<S: Store>(consumer: DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S> {
         consumer.key_source(MessageId)
     }
 }
 
-/// The one header of this name.
+/// The value of this header, if the request has it once.
 pub(super) fn one<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<&'h str, NotAdmitted> {
     let mut values = headers.get_all(name).iter();
     let (value, more) = (values.next(), values.next());
@@ -49,7 +50,7 @@ pub(super) fn one<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<&'h 
     text.ok_or(NotAdmitted::Unauthenticated("a header of the signature is missing, repeated or no text"))
 }
 
-/// The times, as texts of digits alone: `+1` and `01` are no times that anybody signs.
+/// The time, as a text of digits alone: no sender signs `+1` or `01`.
 pub(super) fn seconds(text: &str) -> Option<u64> {
     let is_plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| is_plain)

@@ -16,36 +16,37 @@ use super::{
     standard_webhooks::{TOLERANCE, one, seconds},
 };
 
-/// For how long Stripe waits is published nowhere that was found, but that it is not for long.
+/// No published source was found for how long Stripe waits, only that it is not long.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// How many signatures of a request are looked at.
+/// The most signatures of a request that are checked.
 const SIGNATURES_MAX: usize = 16;
 
 /// Stripe's events, with `Stripe-Signature`: HMAC-SHA256 over the time and the body, which may be 5 minutes old.
 ///
-/// The key is the event's `id`, and the type its `type`. Two deliveries of one event may differ in how many others are still to be made
-/// (`pending_webhooks`), so that is not compared. Stripe may make two events, with two ids, of what is one thing to you: let the handler
-/// look at the object's state.
+/// The key is the event's `id`, and the type its `type`. Two deliveries of one event may differ in `pending_webhooks`, the number of deliveries
+/// that are still to be made, so that member is not compared. Stripe may send two events, with two ids, for one change: let the handler look
+/// at the object's state.
 #[derive(Clone)]
 pub struct Stripe {
     secrets: Vec<Box<str>>,
 }
 
 impl Stripe {
-    /// With the endpoint's signing secrets, `whsec_…`: one, or several while one takes another's place. Without any, nothing is taken.
+    /// Accepts requests that are signed with these signing secrets of the endpoint (`whsec_…`): one, or several while a new one replaces an old
+    /// one. With none, every request is refused.
     pub fn new(secrets: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let secrets = secrets.into_iter().map(|secret| secret.into().into_boxed_str());
         Self { secrets: secrets.filter(|secret| !secret.is_empty()).collect() }
     }
 
-    /// Has the consumer know its events by their `id`, and compare all of them but `pending_webhooks`.
+    /// Makes the event's `id` the consumer's key, and all members but `pending_webhooks` the compared content.
     #[must_use]
     pub fn identify<S: Store>(consumer: DedupConsumerBuilder<S>) -> DedupConsumerBuilder<S> {
         let consumer = consumer.key_source(JsonMember::field("id"));
         match JsonMembers::without(["/pending_webhooks"]) {
             Some(rule) => consumer.hash_rules(HashRules::new(rule)),
-            // The pointer is one.
+            // The pointer is valid.
             None => consumer,
         }
     }

@@ -1,4 +1,4 @@
-//! Answers: what of a response is kept, and how it is given again.
+//! Answers: which parts of a response are kept, and how they are given again.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,19 +10,19 @@ use super::{digest, key::KEY_HEADER};
 
 /// Whether an answer was given before: `true` or `false`.
 pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
-/// When the request of a replayed answer was done.
+/// When the request of a replayed answer was carried out.
 pub(crate) const PROCESSED_AT: HeaderName = HeaderName::from_static("idempotency-processed-at");
-/// Until when the key is known at least.
+/// Until when at least the key is known.
 pub(crate) const EXPIRES: HeaderName = HeaderName::from_static("idempotency-expires");
 
 /// The response headers that a browser's script may read once they are named in `Access-Control-Expose-Headers`.
 pub const EXPOSED_HEADERS: [HeaderName; 5] = [KEY_HEADER, REPLAYED, PROCESSED_AT, EXPIRES, digest::CONTENT_DIGEST];
 
-/// What is kept unless more is named: what a client needs to go on.
+/// The headers that are kept unless more are named: those that a client needs to go on.
 pub(crate) const KEPT_BY_DEFAULT: [HeaderName; 5] =
     [header::LOCATION, header::ETAG, header::CONTENT_LANGUAGE, header::CONTENT_LOCATION, header::LINK];
 
-/// What is never kept, whoever asks for it: what is for one connection, one client or one moment.
+/// Headers that are never kept, even on request: they are meant for one connection, one client or one moment.
 const NEVER_KEPT: [HeaderName; 16] = [
     header::SET_COOKIE,
     header::AUTHORIZATION,
@@ -47,7 +47,7 @@ pub(crate) fn may_be_kept(name: &HeaderName) -> bool {
     !NEVER_KEPT.contains(name)
 }
 
-/// What is kept of a response.
+/// The part of a response that is kept.
 pub(crate) fn kept(response: &Response<Bytes>, names: &[HeaderName]) -> ResultBody {
     let mut headers = Headers::default();
     for name in names {
@@ -61,7 +61,7 @@ pub(crate) fn kept(response: &Response<Bytes>, names: &[HeaderName]) -> ResultBo
     if let Some(content_type) = told(header::CONTENT_TYPE) {
         result = result.with_content_type(content_type);
     }
-    // What a repeat is told once the answer's time is over.
+    // A repeat gets this once the answer's time is over.
     let location = told(header::LOCATION).filter(|location| location.len() <= REFERENCE_BYTES_MAX);
     match location.filter(|_| names.contains(&header::LOCATION)) {
         Some(location) => result.with_reference(location),
@@ -69,7 +69,7 @@ pub(crate) fn kept(response: &Response<Bytes>, names: &[HeaderName]) -> ResultBo
     }
 }
 
-/// The response that was kept.
+/// Rebuilds the response that was kept.
 pub(crate) fn again(kept: &ResultBody) -> Response<Bytes> {
     let mut response = Response::new(kept.body.clone());
     *response.status_mut() = kept.status.and_then(|status| StatusCode::from_u16(status).ok()).unwrap_or(StatusCode::OK);
@@ -86,7 +86,7 @@ pub(crate) fn again(kept: &ResultBody) -> Response<Bytes> {
     response
 }
 
-/// When a request was done, and until when its key is known.
+/// When a request was carried out, and until when its key is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Times {
     pub(crate) processed_at: Option<SystemTime>,
@@ -99,7 +99,7 @@ impl From<&Recorded> for Times {
     }
 }
 
-/// Gives an answer of a handler the headers that tell what it is.
+/// Adds to a handler's answer the headers that say whether it is a replay, and its times.
 pub(crate) fn tell(headers: &mut HeaderMap, replayed: bool, times: Times, last_modified: bool) {
     headers.insert(REPLAYED, HeaderValue::from_static(if replayed { "true" } else { "false" }));
     if let (true, Some(at)) = (replayed, times.processed_at) {
@@ -114,7 +114,7 @@ pub(crate) fn tell(headers: &mut HeaderMap, replayed: bool, times: Times, last_m
     }
 }
 
-/// Gives every answer, problems included, what belongs to it.
+/// Adds to every answer, problems included, the headers that all answers have.
 pub(crate) fn seal(response: &mut Response<Bytes>, key: Option<&HeaderValue>) {
     if let Some(value) = digest::of(response.body()) {
         response.headers_mut().insert(digest::CONTENT_DIGEST, value);
@@ -126,7 +126,7 @@ pub(crate) fn seal(response: &mut Response<Bytes>, key: Option<&HeaderValue>) {
     }
 }
 
-/// A date of HTTP, which has no fractions; what was before 1970 is its first second.
+/// A date of HTTP, which has no fractions. A time before 1970 becomes the first second of 1970.
 fn http_date(at: SystemTime) -> String {
     httpdate::fmt_http_date(at.max(UNIX_EPOCH))
 }
@@ -175,7 +175,7 @@ mod tests {
         let again = again(&kept(&response, &names));
         assert_eq!(again.headers().len(), 1, "{again:?}");
         assert_eq!(again.headers()[header::LOCATION], "/t/1");
-        // Also where the row says otherwise: it may have been written by another version.
+        // Even if the row says otherwise, because another version may have written it.
         let mut headers = Headers::default();
         headers.push("set-cookie", Some(Bytes::from_static(b"session=1")));
         assert!(super::again(&ResultBody::new("").with_headers(headers)).headers().is_empty());

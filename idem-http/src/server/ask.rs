@@ -1,4 +1,4 @@
-//! A key can be asked about: who has lost an answer learns what became of the request.
+//! Answers questions about keys, so that a client that has lost an answer learns the outcome of its request.
 
 use std::{
     convert::Infallible,
@@ -34,19 +34,19 @@ use super::{
 
 /// The longest wait that `Prefer: wait` gets.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-/// How often the database is asked meanwhile, where another process runs the request.
+/// How often the database is asked during a wait for a request that another process runs.
 const ASKED_EVERY: Duration = Duration::from_millis(250);
 
-/// Answers what became of the request with a key: [`Idempotency::asks`] makes it.
+/// Answers with the outcome of the request that used a key. [`Idempotency::asks`] makes it.
 ///
 /// It takes `GET …/{key}`, with the key as the last part of the path, percent-encoded, and answers JSON:
 /// `{"state":"completed","status":201,"location":"/t/1","processed_at":"…","key_expires":"…"}`. States are `in_progress`,
-/// `completed`, `failed` (refused for good) and `answer_not_kept`. A key that is not known is 404 with the state `unknown`, and so
-/// is one of another tenant. With `?answer=true` the answer stands there too: `status`, `content_type`, `headers`, and `body` or,
-/// where it is no UTF-8, `body_base64`. With `Prefer: wait=10` it waits for so many seconds, 30 at most, for what is in progress to
-/// end.
+/// `completed`, `failed` (refused for good) and `answer_not_kept`. An unknown key is answered with 404 and the
+/// state `unknown`, and so is a key of another tenant. With `?answer=true` the answer is included: `status`, `content_type`, `headers`, and
+/// `body`, or `body_base64` if the body is not UTF-8. With `Prefer: wait=10` it waits 10 seconds, and never more than 30, for a request in
+/// progress to end.
 ///
-/// It authenticates as the routes do, and its requests count among the tenant's.
+/// It authenticates as the routes do, and its requests count towards the tenant's limit.
 pub struct AskService<S: Store> {
     shared: Arc<Shared<S>>,
     routes: Arc<[String]>,
@@ -65,8 +65,8 @@ impl<S: Store> fmt::Debug for AskService<S> {
 }
 
 impl<S: Store> Idempotency<S> {
-    /// A service that answers what became of requests to these routes, each named by method and path as in
-    /// `POST /transactions`, in the order in which they are looked at. In axum:
+    /// A service that answers with the outcome of requests to these routes. Each is named by method and path, as in
+    /// `POST /transactions`, and they are tried in this order. In axum:
     /// `.route_service("/idempotency/{key}", idempotency.asks(["POST /transactions"]))`.
     pub fn asks(&self, routes: impl IntoIterator<Item = impl Into<String>>) -> AskService<S> {
         AskService { shared: Arc::clone(&self.0), routes: routes.into_iter().map(Into::into).collect() }
@@ -109,7 +109,7 @@ impl<S: Store> Shared<S> {
         let _in_hand = self.tenants.admit(&who.tenant).ok_or(Problem::TooManyRequests)?;
         let until = Instant::now() + waits(parts);
         let joined: Vec<_> = routes.iter().filter_map(|route| scope::joined(&who.tenant, route, &key).ok()).collect();
-        // What runs here first: it is told without the database.
+        // A request that runs in this process comes first: the answer needs no database.
         for key in &joined {
             if self.runs_here(key, until).await {
                 return self.told(KeyState::InProgress, &who, false);
@@ -123,7 +123,7 @@ impl<S: Store> Shared<S> {
         Err(Problem::NotFound)
     }
 
-    /// Whether this process still runs the request with a key, after it was waited for.
+    /// Whether this process still runs the request with a key after the wait.
     async fn runs_here(&self, key: &IdempotencyKey, until: Instant) -> bool {
         let Some(mut stage) = self.flights.stage(key) else { return false };
         let ended = async { while stage.changed().await.is_ok() {} };
@@ -133,7 +133,7 @@ impl<S: Store> Shared<S> {
         }
     }
 
-    /// The state of a key; `None` where nothing is known of it. Waits for what another process has in progress.
+    /// The state of a key; `None` if nothing is known about it. Waits for a request that another process has in progress.
     async fn state(&self, key: &IdempotencyKey, until: Instant) -> Result<Option<KeyState>, Problem> {
         loop {
             let message =

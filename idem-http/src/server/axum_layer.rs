@@ -38,7 +38,7 @@ use super::{
     run::{Ended, Run, Runs},
 };
 
-/// Protects the routes of an existing router: see [`Idempotency::layer`].
+/// Protects the routes of an existing router. See [`Idempotency::layer`].
 pub struct IdempotencyLayer<S: Store> {
     shared: Arc<Shared<S>>,
     settings: RouteSettings,
@@ -61,16 +61,16 @@ impl<S: Store> IdempotencyLayer<S> {
 }
 
 impl<S: Store> Idempotency<S> {
-    /// A layer for routers of axum. The key of a `POST` or a `PATCH` is required; a `PUT` or a `DELETE` is protected where it
-    /// has one; other methods pass. A handler gets its transaction by the extractor [`Idem`], and it is committed, with the
-    /// answer, after the handler has answered and before the client hears of it.
+    /// A layer for routers of axum. A `POST` or a `PATCH` needs a key; a `PUT` or a `DELETE` is protected if it has one; other
+    /// methods pass. A handler gets its transaction through the extractor [`Idem`]. The transaction is committed together with the
+    /// answer, after the handler has answered and before the client gets the answer.
     ///
-    /// What becomes of an answer is [`HttpError`]'s table, where a handler of axum answers `Ok` with whatever it answers. Beside
-    /// that, an answer with 4xx of a handler that has not used its transaction is not kept: an extractor has refused the
-    /// request. [`Idem::refuse`] has one kept, and what was written rolled back.
+    /// [`HttpError`]'s table says which answers are kept; every answer of an axum handler counts as `Ok` there. In addition, a 4xx of a
+    /// handler that has not used its transaction is not kept, because an extractor has refused the request.
+    /// [`Idem::refuse`] keeps such an answer, and rolls back the handler's writes.
     ///
-    /// Scopes are method and matched path, so it belongs on the router (`.layer` or `.route_layer`), and layers that coin the
-    /// response's bytes, such as compression, belong outside of it.
+    /// Method and matched path scope the keys, so the layer belongs on the router (`.layer` or `.route_layer`). Layers that change
+    /// the response's bytes, such as compression, belong outside of it.
     #[must_use]
     pub fn layer(&self) -> IdempotencyLayer<S> {
         IdempotencyLayer { shared: Arc::clone(&self.0), settings: RouteSettings::new(self.0.limits) }
@@ -119,7 +119,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // The one that is ready is the one to call.
+        // Call the instance that was polled ready.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
         let IdempotencyLayer { shared, settings } = self.layer.clone();
@@ -180,18 +180,18 @@ impl<S: Store> fmt::Debug for Idem<S> {
     }
 }
 
-/// What the future of a step is.
+/// The type of a step's future.
 type Step<'a, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>;
 
 impl<S: Store> Idem<S> {
-    /// Does something in the transaction, and answers what it answers. May be called several times.
+    /// Runs a step in the transaction, and returns its result. May be called several times.
     ///
     /// # Errors
-    /// [`StepError`], of the step or because the operation has ended, at its deadline. Answered as it is, it is a 500 or a 503
-    /// and nothing of the request is kept. What a failed statement means for the rest of the transaction is the database's.
+    /// [`StepError`] if the step failed, or if the operation has ended at its deadline. As the handler's answer it becomes a 500 or a 503,
+    /// and nothing of the request is kept. Whether the transaction can go on after a failed statement depends on the database.
     ///
     /// # Cancel safety
-    /// What a dropped call has begun is done before the next step.
+    /// A step whose call was dropped is finished before the next step.
     pub async fn with<T, E, F>(&self, step: F) -> Result<T, StepError>
     where
         T: Send + 'static,
@@ -212,7 +212,7 @@ impl<S: Store> Idem<S> {
         })
     }
 
-    /// Publishes an event of the request, with its effects or not at all; see [`Tx::publish`].
+    /// Publishes an event, which is committed with the request's effects or not at all; see [`Tx::publish`].
     ///
     /// # Errors
     /// As for [`with`](Self::with).
@@ -230,13 +230,13 @@ impl<S: Store> Idem<S> {
         .await
     }
 
-    /// The answer of this handler is a refusal for good: whatever was written is rolled back, and the answer is kept.
+    /// Marks the handler's answer as a permanent refusal: its writes are rolled back, and the answer is kept.
     pub fn refuse(&self) {
         self.0.is_refused.store(true, Ordering::Relaxed);
     }
 }
 
-/// Why a step in a transaction failed. Its response is a 503 where another try may go better, and a 500 elsewhere.
+/// Why a step in a transaction failed. Its response is a 503 if another try may succeed, and otherwise a 500.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", .0.inner())]
 pub struct StepError(HandlerError);
@@ -278,7 +278,7 @@ impl<S: Store, A: Send + Sync> FromRequestParts<A> for Idem<S> {
             "a handler takes Idem<{}>, and its route has no idempotency layer on that store, or its method none without a key",
             std::any::type_name::<S>()
         );
-        // A PUT without a key comes here too.
+        // A PUT without a key also comes here.
         let is_keyless = !parts.headers.contains_key(KEY_HEADER);
         let status = if is_keyless { StatusCode::BAD_REQUEST } else { StatusCode::INTERNAL_SERVER_ERROR };
         Err((status, "this operation needs the header Idempotency-Key").into_response())
@@ -300,7 +300,7 @@ where
     fn run<'a>(&'a mut self, shared: &'a Shared<S>, admitted: &'a Admitted, progress: &'a Arc<Progress>) -> Run<'a> {
         let message = admitted.message();
         let request = admitted.request();
-        // Called once: where the key is held, it is not called at all.
+        // Called at most once: not at all while the key is held.
         let inner = &mut self.inner;
         let bytes_max = self.settings.response_bytes_max;
         Box::pin(async move {
@@ -317,7 +317,7 @@ where
             let mut request = request.map(Body::from);
             request.extensions_mut().insert(Idem(Arc::clone(&slot)));
             let answered = tokio::time::timeout(shared.handler_deadline, collected(inner, request, bytes_max)).await;
-            // Whoever has kept a copy of it finds it over.
+            // A copy of `Idem` that the handler has kept finds the operation ended.
             let running = slot.running.lock().await.take();
             let Some(running) = running else { return Ok(Ended::Late) };
             let why = match answered {
@@ -331,7 +331,7 @@ where
     }
 }
 
-/// The handler's response, with its body as far as one may go.
+/// The handler's response, with its body up to the limit.
 async fn collected<T>(
     inner: &mut T,
     request: Request<Body>,
@@ -351,7 +351,7 @@ where
     }
 }
 
-/// Commits, or rolls back, as the answer says.
+/// Commits or rolls back, depending on the answer.
 async fn ended<S: Store>(
     shared: &Shared<S>,
     running: Running<S>,
@@ -397,7 +397,7 @@ async fn ended<S: Store>(
             running.give_up().await;
             Ok(Ended::Unfit(what))
         }
-        // What axum's handlers answer is a response.
+        // Every answer of an axum handler is a response.
         Judged::Fail(_) => {
             running.give_up().await;
             Ok(Ended::Late)

@@ -47,7 +47,7 @@ pub struct IdempotencyBuilder<S: Store> {
     engine: Vec<Box<EngineFn<S>>>,
 }
 
-/// What requests and responses may be.
+/// The limits of requests and responses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) body_bytes_max: usize,
@@ -99,75 +99,75 @@ impl<S: Store> IdempotencyBuilder<S> {
         }
     }
 
-    /// Tells who sends a request, from what was authenticated before: an extension that the application's own layer has set, a
+    /// Sets the function that identifies the sender of a request, by an extension that the application's own layer has set or by a
     /// token that it checks. `None` is answered with 401, before anything is read or looked up. This or
-    /// [`single_tenant`](Self::single_tenant) is required, because two customers must never meet on one key.
+    /// [`single_tenant`](Self::single_tenant) is required, because two customers must never share a key.
     #[must_use]
     pub fn tenant(mut self, function: impl Fn(&Parts) -> Option<Authenticated> + Send + Sync + 'static) -> Self {
         self.tenant = Some(Arc::new(function));
         self
     }
 
-    /// All callers are one: a service behind another one, or for one customer.
+    /// Treats all callers as one tenant, for a service behind another one or for one customer.
     #[must_use]
     pub fn single_tenant(self) -> Self {
         Self { is_single: true, ..self.tenant(|_| Some(Authenticated::tenant(""))) }
     }
 
-    /// The secret that fingerprints are made with. The first one counts for new records, and the others for older ones. This or
-    /// [`plain_hashes`](Self::plain_hashes) is required.
+    /// Adds a secret for fingerprints. The first secret makes the fingerprints of new records, and the others are for older ones.
+    /// This or [`plain_hashes`](Self::plain_hashes) is required.
     #[must_use]
     pub fn hash_secret(mut self, secret: HashSecret) -> Self {
         self.hashings.push(Hashing::Keyed(secret));
         self
     }
 
-    /// Fingerprints are plain SHA-256: for bodies that hold nothing which must not be guessed from its hash. A body with a
-    /// card's number does (PCI DSS 3.5.1.1).
+    /// Makes fingerprints plain SHA-256, for bodies without data that must not be guessed from its hash, such as a card number
+    /// (PCI DSS 3.5.1.1).
     #[must_use]
     pub fn plain_hashes(mut self) -> Self {
         self.hashings.push(Hashing::Plain);
         self
     }
 
-    /// The profile. Defaults to [`Profile::ietf`].
+    /// Sets the profile. Defaults to [`Profile::ietf`].
     #[must_use]
     pub fn profile(mut self, profile: Profile) -> Self {
         self.profile = profile;
         self
     }
 
-    /// How long keys are known: a repeat in that time has no effect. Defaults to what the profile says.
+    /// Sets how long keys are known: a repeat in that time has no effect. The profile has the default.
     #[must_use]
     pub fn keys_for(mut self, retention: Retention) -> Self {
         self.keys_for = Some(retention);
         self
     }
 
-    /// The form that keys must have. Defaults to what the profile says.
+    /// Sets the form that keys must have. The profile has the default.
     #[must_use]
     pub fn key_policy(mut self, policy: KeyPolicy) -> Self {
         self.key_policy = Some(policy);
         self
     }
 
-    /// Takes only keys that are quoted strings of RFC 9651, as the IETF's draft has them. Most clients send them bare.
+    /// Accepts only keys that are quoted strings of RFC 9651, as in the IETF's draft. Most clients send keys without quotes.
     #[must_use]
     pub fn strict_keys(mut self) -> Self {
         self.strict_keys = true;
         self
     }
 
-    /// How long a repeat waits for the first request to end before it is answered with 409, up to a minute. It waits in memory;
-    /// where another process runs the first one, [some](Self::waiting_connections) wait at the database. Defaults to what the
-    /// profile says: at once in `ietf` and `stripe`, 2 seconds in `guardia`.
+    /// Sets how long a repeat waits for the first request to end before it is answered with 409, up to a minute. It waits in
+    /// memory; if another process runs the first one, [some](Self::waiting_connections) wait at the database. The profile has the
+    /// default: no wait in `ietf` and `stripe`, 2 seconds in `guardia`.
     #[must_use]
     pub fn wait_for_owner(mut self, wait: Duration) -> Self {
         self.wait = Some(wait);
         self
     }
 
-    /// How many requests may wait at the database for one that another process runs; the others wait their turn in memory.
+    /// Sets how many requests may wait at the database for one that another process runs; the others queue in memory.
     /// Defaults to 4.
     #[must_use]
     pub fn waiting_connections(mut self, connections: usize) -> Self {
@@ -175,22 +175,22 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// How many requests run side by side, each on a connection of its own, over all routes. Defaults to 16, or to as many as
-    /// the store has.
+    /// Sets how many requests of all routes run at once, each on its own connection. Defaults to 16, or to the store's limit if
+    /// that is lower.
     #[must_use]
     pub fn lanes(mut self, lanes: usize) -> Self {
         self.lanes = lanes;
         self
     }
 
-    /// How many requests of one tenant may be in hand at once, repeats included; more are answered with 429. Defaults to 1,000.
+    /// Sets how many requests of one tenant may be in progress at once, repeats included; more are answered with 429. Defaults to 1,000.
     #[must_use]
     pub fn tenant_requests_max(mut self, requests: usize) -> Self {
         self.tenant_requests_max = requests;
         self
     }
 
-    /// How many connections the requests of one tenant may use at once; the others wait their turn. Defaults to all
+    /// Sets how many connections the requests of one tenant may use at once; further requests queue. Defaults to all
     /// [lanes](Self::lanes) with a single tenant, and to all but a quarter of them where there are several.
     #[must_use]
     pub fn tenant_connections_max(mut self, connections: usize) -> Self {
@@ -198,28 +198,28 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// How long a handler may take. Defaults to 30 seconds.
+    /// Sets how long a handler may take. Defaults to 30 seconds.
     #[must_use]
     pub fn handler_deadline(mut self, deadline: Duration) -> Self {
         self.handler_deadline = deadline;
         self
     }
 
-    /// The largest body of a request, in bytes; a larger one is answered with 413. Defaults to 1 MiB.
+    /// Sets the largest body of a request, in bytes; a larger one is answered with 413. Defaults to 1 MiB.
     #[must_use]
     pub fn body_bytes_max(mut self, bytes: usize) -> Self {
         self.limits.body_bytes_max = bytes;
         self
     }
 
-    /// How long a body may take to come; one that takes longer is answered with 408. Defaults to 10 seconds.
+    /// Sets how long a body may take to arrive; a slower one is answered with 408. Defaults to 10 seconds.
     #[must_use]
     pub fn body_deadline(mut self, deadline: Duration) -> Self {
         self.limits.body_deadline = deadline;
         self
     }
 
-    /// The most bytes of a request's header names and values; more are answered with 431. Defaults to 16 KiB. Beyond that no
+    /// Sets the most bytes of a request's header names and values; more are answered with 431. Defaults to 16 KiB. In addition, no
     /// request may have more than 100 headers.
     #[must_use]
     pub fn headers_bytes_max(mut self, bytes: usize) -> Self {
@@ -227,7 +227,7 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// The largest body of a response, in bytes; a larger one is answered with 500, and its effects are rolled back. Defaults to
+    /// Sets the largest body of a response, in bytes; a larger one is answered with 500, and its effects are rolled back. Defaults to
     /// 256 KiB.
     #[must_use]
     pub fn response_bytes_max(mut self, bytes: usize) -> Self {
@@ -235,7 +235,7 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// Keeps this header of responses too, beside `content-type`, `location`, `etag`, `content-language`, `content-location` and
+    /// Also keeps this header of responses, in addition to `content-type`, `location`, `etag`, `content-language`, `content-location` and
     /// `link`.
     #[must_use]
     pub fn keeps_header(mut self, name: HeaderName) -> Self {
@@ -243,21 +243,21 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// Refuses to give an answer to another subject of the tenant than the one who has first asked, with 403.
+    /// Gives an answer only to the subject whose request was the first; another subject of the tenant gets 403.
     #[must_use]
     pub fn answers_by_subject(mut self) -> Self {
         self.answers_by_subject = true;
         self
     }
 
-    /// What the `type` of a problem begins with; the problem's name follows. Defaults to a page of this project.
+    /// Sets the beginning of a problem's `type`, which the problem's name completes. Defaults to a page of this project.
     #[must_use]
     pub fn problem_types(mut self, prefix: &str) -> Self {
         self.problem_types = prefix.to_owned();
         self
     }
 
-    /// Any other setting of the engine: what handlers publish to, sealing of answers, how long answers are kept.
+    /// Changes other settings of the engine, such as the destinations of events, sealing of answers, and how long answers are kept.
     ///
     /// ```
     /// # use idem_core::{outbox::Destination, store::Store};
@@ -274,7 +274,7 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// Builds it. It does not connect yet.
+    /// Builds the [`Idempotency`]. It does not connect yet.
     ///
     /// # Errors
     /// [`ConfigError`] with field, value and rule.
@@ -288,8 +288,8 @@ impl<S: Store> IdempotencyBuilder<S> {
         self.check()?;
         let capabilities = self.store.capabilities();
         let keys_for = self.keys_for.unwrap_or(self.profile.keys_for);
-        // A claim waits at the database for a moment only: who waits longer does so in memory. Where one unit writes at a time, the
-        // wait is for the database and not for the key.
+        // A claim waits at the database only briefly; longer waits are in memory. Where one unit writes at a time, the wait is for the
+        // database and not for the key.
         let busy = if capabilities.waits_per_key { Duration::from_millis(500) } else { Duration::from_secs(5) };
         let engine = RunOnce::builder_shared(Arc::clone(&self.store), &self.name)
             .effects(Effects::InTransaction)
@@ -301,7 +301,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             .busy_timeout(busy)
             .handler_deadline(self.handler_deadline)
             .lanes(self.lanes)
-            // Its headers count too.
+            // The headers count too.
             .keeps_results(self.limits.response_bytes_max.saturating_add(16 << 10));
         let engine = self.engine.into_iter().fold(engine, |engine, settings| settings(engine)).build_once()?;
         let name = engine.name().to_string();

@@ -28,14 +28,14 @@ use super::{
     run::{Ended, Run, Runs},
 };
 
-/// What the future of a handler is.
+/// The type of a handler's future.
 pub type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'a>>;
 
 /// A protected route: a [`tower` service](Service) around a handler that is given the request and its open transaction.
 ///
 /// [`Idempotency::route`] makes it. It never fails, and is mounted as it is: `.route_service("/transactions", route)` in axum.
 ///
-/// It needs a key for every request that comes to it, whatever its method.
+/// Every request to it needs a key, whatever the method.
 pub struct IdempotentRoute<S: Store, H> {
     shared: Arc<Shared<S>>,
     template: Arc<str>,
@@ -68,9 +68,9 @@ impl<S: Store> Idempotency<S> {
     /// A protected route. `template` is the path as the router knows it, such as `/accounts/{id}/transfers`: with the request's
     /// method it scopes the keys.
     ///
-    /// The handler is called again where its transaction could not be committed for another's sake (a deadlock), and where the
-    /// answer to the commit was lost and nothing had been committed, so it must not use anything up. What it writes through its
-    /// transaction happens once; what it does elsewhere may be repeated.
+    /// The handler is called again if its transaction lost against another one (a deadlock), or if the answer to the commit was
+    /// lost and nothing had been committed, so it must not consume what it captures. Writes through its transaction take effect
+    /// once; its other actions may be repeated.
     pub fn route<H>(&self, template: &str, handler: H) -> IdempotentRoute<S, H>
     where
         H: for<'a, 't> Fn(Request<Bytes>, &'a mut Tx<'t, S>) -> Answering<'a> + Send + Sync + 'static,
@@ -111,7 +111,7 @@ struct OfClosure<H> {
     response_bytes_max: usize,
 }
 
-/// What the last run made beside what is kept.
+/// The response of the last run, apart from the part that is kept.
 #[derive(Default)]
 enum Made {
     #[default]
@@ -172,7 +172,7 @@ where
     }
 }
 
-/// Has the engine roll back.
+/// An error that makes the engine roll back.
 fn dropped() -> HandlerError {
     HandlerError::permanent("its answer is not kept")
 }

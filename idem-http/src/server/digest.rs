@@ -13,11 +13,10 @@ pub(crate) fn of(content: &[u8]) -> Option<HeaderValue> {
     HeaderValue::try_from(format!("sha-256=:{}:", STANDARD.encode(Sha256::digest(content)))).ok()
 }
 
-/// Compares what the request says of its content with what came. Algorithms that nobody knows here are passed over, as the RFC
-/// wants it.
+/// Compares the request's digests with the received content. Unknown algorithms are ignored, as the RFC requires.
 ///
 /// # Errors
-/// What is wrong.
+/// A text that names the problem.
 pub(crate) fn verify(headers: &HeaderMap, content: &[u8]) -> Result<(), &'static str> {
     // Once each: headers have room for hundreds of members, which may all name one algorithm.
     let (sha256, sha512) = (LazyCell::new(|| Sha256::digest(content)), LazyCell::new(|| Sha512::digest(content)));

@@ -1,4 +1,4 @@
-//! What a handler answers in place of a response that is committed.
+//! The error of a handler, in place of a response that is committed.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::Response;
 use idem_core::HandlerError;
 
-/// Why a request has no effect. `?` makes one of any error.
+/// Why a request has no effect. `?` turns any error into one.
 ///
 /// | A handler answers | its effects | the answer is kept | a repeat gets |
 /// |---|---|---|---|
@@ -16,15 +16,15 @@ use idem_core::HandlerError;
 /// | [`HttpError::NotKept`] | rolled back | no | a run |
 /// | any other error, a panic, no end in time | rolled back | no | a run |
 ///
-/// A decline that has effects of its own, such as a row that counts it, is no error: answer it with `Ok` and its status. 401,
-/// 403, 408, 425 and 429 are about a request and not about its operation, and kept for a key they would be told for ever: answer
+/// A decline that has effects of its own, such as a row that counts it, is not an error: answer it with `Ok` and its status. 401,
+/// 403, 408, 425 and 429 concern a request and not its operation. If they were kept, every repeat of the key would get them: answer
 /// them as [`NotKept`](Self::NotKept). As `Ok` they are refused in debug builds, and counted in others.
 pub enum HttpError {
-    /// The operation is refused for good: what the handler wrote is rolled back, and this answer is kept.
+    /// The operation is refused permanently: the handler's writes are rolled back, and this answer is kept.
     Final(Box<Response<Bytes>>),
-    /// The request is answered with this, and nothing of it is kept: it is malformed, or not to be served now.
+    /// The request is malformed or cannot be served now: it gets this answer, and nothing is kept.
     NotKept(Box<Response<Bytes>>),
-    /// The handler failed. The client gets 503 where another try may go better, and 500 elsewhere, and nothing of the error.
+    /// The handler failed. The client gets 503 if another try may succeed, otherwise 500, and no part of the error.
     Failed(HandlerError),
 }
 
@@ -58,24 +58,24 @@ impl<E: Into<HandlerError>> From<E> for HttpError {
     }
 }
 
-/// What becomes of a response.
+/// How a response is treated.
 pub(crate) enum Judged {
     /// It is committed and kept.
     Keep(Response<Bytes>),
-    /// What was written is rolled back, and it is kept.
+    /// The writes are rolled back, and the response is kept.
     Refuse(Response<Bytes>),
-    /// What was written is rolled back, and nothing is kept.
+    /// The writes are rolled back, and nothing is kept.
     Drop(Response<Bytes>),
-    /// The same; the handler gave no response.
+    /// As above, and the handler gave no response.
     Fail(HandlerError),
-    /// It is none that can be kept.
+    /// The response cannot be kept.
     Unfit(&'static str),
 }
 
-/// Statuses that are about a request and not about its operation.
+/// Statuses that concern a request and not its operation.
 const OF_THE_REQUEST: [u16; 5] = [401, 403, 408, 425, 429];
 
-/// Decides what becomes of what a handler answered.
+/// Decides how a handler's answer is treated.
 pub(crate) fn judge(answered: Result<Response<Bytes>, HttpError>, limits: Limits<'_>) -> Judged {
     match answered {
         Ok(response) if response.status().is_server_error() => Judged::Drop(response),
@@ -96,7 +96,7 @@ pub(crate) fn judge(answered: Result<Response<Bytes>, HttpError>, limits: Limits
     }
 }
 
-/// What a response may be.
+/// The limits of a response.
 #[derive(Clone, Copy)]
 pub(crate) struct Limits<'a> {
     pub(crate) response_bytes_max: usize,

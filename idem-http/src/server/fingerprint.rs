@@ -1,4 +1,4 @@
-//! The fingerprint: what tells a request from another one that uses the same key.
+//! Fingerprints, which distinguish a request from another one that uses the same key.
 
 use std::{fmt, sync::Arc};
 
@@ -12,11 +12,11 @@ use sha2::{Digest as _, Sha256};
 
 use super::problem::{Part, Problem};
 
-/// The secret with which fingerprints are made, and its number. `Debug` does not print it.
+/// The secret for fingerprints, and its number. `Debug` does not print it.
 ///
-/// A plain hash of a body with a card number is found by trying, as everything else in it is known or guessable. With a secret
-/// that is not in the database nobody can try. All instances of a service need the same one; a new one is added in front, and
-/// the former one stays until its records are gone.
+/// A plain hash of a body with a card number can be broken by trying, because the rest of the body is known or guessable. With a
+/// secret that is not in the database, trying is impossible. All instances of a service need the same secret. Add a new one in
+/// front, and keep the old one until its records are gone.
 #[derive(Clone)]
 pub struct HashSecret {
     number: u16,
@@ -24,10 +24,10 @@ pub struct HashSecret {
 }
 
 impl HashSecret {
-    /// A secret. The number is noted with each record, and so never used for another secret.
+    /// A secret with its number. Records contain the number, so never use it for another secret.
     ///
     /// # Errors
-    /// When it has less than 32 bytes.
+    /// If the secret has fewer than 32 bytes.
     pub fn new(number: u16, secret: &[u8]) -> Result<Self, ConfigError> {
         let value = || format!("{} bytes long", secret.len());
         let rule = "it must have 32 bytes at least, such as `openssl rand -hex 32` makes";
@@ -61,7 +61,7 @@ impl Hashing {
     }
 
     fn hash(&self, parts: &[&[u8]]) -> [u8; 32] {
-        // Each with its length, so that no two lists of parts are one text.
+        // Each with its length, so that no two lists of parts give the same bytes.
         let prefixed = parts.iter().flat_map(|part| [(part.len() as u64).to_be_bytes().to_vec(), part.to_vec()]);
         match self {
             Self::Keyed(secret) => {
@@ -75,7 +75,7 @@ impl Hashing {
 
 type BodyFn = dyn Fn(&Parts, &Bytes) -> Result<Vec<u8>, String> + Send + Sync;
 
-/// What counts of a request's body, for a route. Method, path, query and media type always count.
+/// The part of a request's body that is compared, for a route. Method, path, query and media type are always compared.
 #[derive(Clone)]
 pub struct Fingerprint(Of);
 
@@ -98,35 +98,35 @@ impl Default for Fingerprint {
 }
 
 impl Fingerprint {
-    /// The bytes as they came: the default. Clients that send a request again send the same bytes.
+    /// The bytes as received: the default. Clients that send a request again send the same bytes.
     #[must_use]
     pub fn raw() -> Self {
         Self(Of::Rule(Arc::new(RawPayload)))
     }
 
-    /// The whole body as canonical JSON, for clients that write it anew for each try: order of members, spacing and the way in
-    /// which numbers are written count for nothing.
+    /// The whole body as canonical JSON, for clients that serialise it anew for each try: the order of members, spacing and the
+    /// notation of numbers make no difference.
     #[must_use]
     pub fn jcs() -> Self {
-        // No pointer is malformed where there is none.
+        // There is no pointer that could be malformed.
         JsonMembers::without([]).map_or_else(Self::raw, |rule| Self(Of::Rule(Arc::new(rule))))
     }
 
-    /// These members of a JSON body, by JSON pointer, in canonical form. `None` where a pointer is malformed.
+    /// These members of a JSON body, by JSON pointer, in canonical form. `None` if a pointer is malformed.
     #[must_use]
     pub fn fields<'a>(pointers: impl IntoIterator<Item = &'a str>) -> Option<Self> {
         Some(Self(Of::Rule(Arc::new(JsonMembers::only(pointers)?))))
     }
 
-    /// All members of a JSON body but these, for a timestamp that each try draws anew. `None` where a pointer is malformed.
+    /// All members of a JSON body except these, such as a timestamp that is new on each try. `None` if a pointer is malformed.
     #[must_use]
     pub fn without_fields<'a>(pointers: impl IntoIterator<Item = &'a str>) -> Option<Self> {
         Some(Self(Of::Rule(Arc::new(JsonMembers::without(pointers)?))))
     }
 
-    /// What this function writes of a request: also of its headers, such as one with a version, and of forms in several parts,
-    /// whose boundary is another one at each try. Its error is answered with 400. Change the name when the function writes
-    /// something else for the same request.
+    /// The bytes that this function writes for a request. It can include headers, such as one with a version, and handle multipart
+    /// forms, whose boundary is different on each try. Its error is answered with 400. Change the name whenever the function writes
+    /// other bytes for the same request.
     #[must_use]
     pub fn own<F>(name: &str, function: F) -> Self
     where
@@ -153,10 +153,10 @@ impl Fingerprint {
     }
 }
 
-/// A fingerprint: 16 bytes over everything, and a few bytes of each part, which tell what differs and nothing more.
+/// A fingerprint: 16 bytes over everything, and a few bytes over each part, which show which part differs and nothing more.
 pub(crate) type Print = [u8; 32];
 
-/// The fingerprints of a request by each of these ways, the first one first.
+/// The fingerprints of a request by each of these ways of hashing, in their order.
 pub(crate) fn of(
     hashings: &[Hashing],
     fingerprint: &Fingerprint,
@@ -172,7 +172,7 @@ pub(crate) fn of(
     let rule = fingerprint.rule();
     let body = fingerprint.body(parts, body)?;
     let (method, path) = (parts.method.as_str(), parts.uri.path());
-    // What is absent differs from what is empty.
+    // An absent part differs from an empty one.
     let query = parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     let media_type = media_type.unwrap_or_default();
     let subject = subject.map(|subject| format!("s{subject}")).unwrap_or_default();
@@ -193,8 +193,8 @@ pub(crate) fn of(
     Ok(hashings.iter().map(one).collect())
 }
 
-/// Which part of two requests differs, as far as their fingerprints tell: by the way of hashing under which the most is the same.
-/// `None` where that cannot be told, as the record was made by another secret.
+/// The part in which two requests differ, as far as their fingerprints show it: by the way of hashing under which most parts are
+/// equal. `None` if the fingerprints cannot show it, because the record was made with another secret.
 pub(crate) fn differs(asked: &[Print], recorded: &Print) -> Option<Part> {
     let parts = [
         (29..32, Part::Subject),
@@ -211,7 +211,7 @@ pub(crate) fn differs(asked: &[Print], recorded: &Print) -> Option<Part> {
     fewest.first().copied().filter(|_| fewest.len() < parts.len())
 }
 
-/// Whether a recorded fingerprint may be of this subject.
+/// Whether a recorded fingerprint may belong to this subject.
 pub(crate) fn is_of(hashing: &Hashing, subject: &str, recorded: &Print) -> bool {
     recorded[29..32] == hashing.hash(&[b"subject", format!("s{subject}").as_bytes()])[..3]
 }

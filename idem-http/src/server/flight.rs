@@ -1,4 +1,4 @@
-//! The keys that run in this process, so that whoever repeats one waits in memory, without a connection.
+//! The keys that run in this process, so that a repeat waits in memory, without a connection.
 
 use std::{
     collections::HashMap,
@@ -10,10 +10,10 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::{answer::Times, fingerprint::Print};
 
-/// How far the first request with a key is.
+/// The progress of the first request with a key.
 #[derive(Clone, Default)]
 pub(crate) enum Stage {
-    /// It claims its key, or reads what is known of it.
+    /// It claims its key, or reads the record of it.
     #[default]
     Claiming,
     /// Its handler runs.
@@ -22,21 +22,21 @@ pub(crate) enum Stage {
     Landed(Arc<Landed>),
 }
 
-/// An answer, for those who asked for the same meanwhile.
+/// An answer, for repeats that came meanwhile.
 pub(crate) struct Landed {
     pub(crate) print: Print,
     pub(crate) value: ResultBody,
     pub(crate) times: Times,
 }
 
-/// All keys that run.
+/// All keys that run now.
 #[derive(Default)]
 pub(crate) struct Flights(Mutex<HashMap<IdempotencyKey, watch::Receiver<Stage>>>);
 
-/// Whether a request is the first of its key here.
+/// Whether a request is the first one with its key in this process.
 pub(crate) enum Boarded {
     First(Flight),
-    /// Another one is on its way; the channel closes when it has ended.
+    /// Another one is in progress; the channel closes when that one has ended.
     Other(watch::Receiver<Stage>),
 }
 
@@ -51,13 +51,13 @@ impl Flights {
         Boarded::First(Flight { flights: Arc::clone(self), key: key.clone(), tell: Arc::new(Progress::new(tell)) })
     }
 
-    /// How far the request with this key is, if one is on its way.
+    /// The progress of the request with this key, if one runs.
     pub(crate) fn stage(&self, key: &IdempotencyKey) -> Option<watch::Receiver<Stage>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
 }
 
-/// The place of the first request with a key. Dropped, it lets the next one be the first.
+/// The place of the first request with a key. When it is dropped, the next request becomes the first.
 pub(crate) struct Flight {
     flights: Arc<Flights>,
     key: IdempotencyKey,
@@ -70,10 +70,10 @@ impl Drop for Flight {
     }
 }
 
-/// Tells those who wait how far it is.
+/// Reports the progress to waiting requests.
 pub(crate) struct Progress {
     tell: watch::Sender<Stage>,
-    /// Held while another process has the key.
+    /// A permit to wait at the database, held while another process has the key.
     waiting: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
@@ -82,7 +82,7 @@ impl Progress {
         Self { tell, waiting: Mutex::new(None) }
     }
 
-    /// The handler runs now.
+    /// Reports that the handler runs.
     pub(crate) fn runs(&self) {
         self.waits(None);
         self.tell.send_replace(Stage::Running);
@@ -96,7 +96,7 @@ impl Progress {
         *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = permit;
     }
 
-    /// Whether anybody else waits: the map has one receiver.
+    /// Whether another request waits; one receiver is the map's own.
     pub(crate) fn has_company(&self) -> bool {
         self.tell.receiver_count() > 1
     }

@@ -1,7 +1,7 @@
-//! What a request passes before anything is claimed for it, cheapest and most telling first.
+//! The checks that a request passes before its key is claimed, the cheapest and most decisive first.
 //!
-//! The order: who sends it, its headers, its key, its tenant's share, its body, its digest, its fingerprint. Nobody who is not
-//! known makes us read a body, and nothing before the claim asks the database.
+//! Their order: sender, headers, key, the tenant's limit, body, digest, fingerprint. The body of an unknown sender is never
+//! read, and no check asks the database.
 
 use bytes::{Buf, Bytes};
 use http::{HeaderMap, HeaderValue, Request, header, request::Parts};
@@ -22,7 +22,7 @@ use super::{
 /// A request that may be claimed.
 pub(crate) struct Admitted {
     pub(crate) key: IdempotencyKey,
-    /// The key as the client knows it.
+    /// The client's own key.
     pub(crate) asked: String,
     pub(crate) prints: Vec<Print>,
     pub(crate) parts: Parts,
@@ -35,8 +35,8 @@ impl Admitted {
         self.prints.first().copied().unwrap_or_default()
     }
 
-    /// The operation as the engine knows it. Of the request it has nothing but its fingerprints. Events that it publishes name the
-    /// client's own key as what set them going, and not the one that is joined with tenant and route.
+    /// The operation as a message for the engine, which contains only the request's fingerprints. Events that the handler publishes
+    /// name the client's own key as their cause, and not the key that is joined with tenant and route.
     pub(crate) fn message(&self) -> Message {
         let message = Message::new(self.prints.concat())
             .with_header(KEY_FIELD, self.key.as_str().to_owned())
@@ -47,7 +47,7 @@ impl Admitted {
         })
     }
 
-    /// The request again, for each run.
+    /// A copy of the request, for each run.
     pub(crate) fn request(&self) -> Request<Bytes> {
         Request::from_parts(self.parts.clone(), self.body.clone())
     }
@@ -82,7 +82,7 @@ impl<S: Store> Shared<S> {
         Ok(Admitted { key, asked, prints, parts, body, in_hand })
     }
 
-    /// Whom an answer is for, where that counts.
+    /// The subject that an answer is for, if answers are kept by subject.
     pub(crate) fn subject<'a>(&self, who: &'a Authenticated) -> Option<&'a str> {
         who.subject.as_deref().filter(|_| self.answers_by_subject)
     }
@@ -96,7 +96,7 @@ impl<S: Store> Shared<S> {
     }
 }
 
-/// The key's header as it was received, where there is exactly one: each answer repeats it.
+/// The key's header as received, if there is exactly one. Each answer repeats it.
 pub(crate) fn received_key(headers: &HeaderMap) -> Option<HeaderValue> {
     let mut all = headers.get_all(KEY_HEADER).iter();
     all.next().filter(|_| all.next().is_none()).cloned()

@@ -1,4 +1,4 @@
-//! The key as it stands in the header.
+//! Reads the key from its header.
 
 use http::{HeaderMap, HeaderName};
 use idem_core::{KeyPolicy, key::KEY_BYTES_MAX};
@@ -6,16 +6,16 @@ use idem_core::{KeyPolicy, key::KEY_BYTES_MAX};
 /// The header.
 pub(crate) const KEY_HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// Why there is none.
+/// Why a request has no usable key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyFault {
     /// There is no header.
     Missing,
-    /// There is one, and this is wrong with it.
+    /// There is a header, with this problem.
     Malformed(&'static str),
 }
 
-/// Reads the header. Where `strict`, only a string of RFC 9651 counts, as the draft wants it.
+/// Reads the header. If `strict`, only a string of RFC 9651 is accepted, as the draft requires.
 pub(crate) fn of(headers: &HeaderMap, strict: bool, policy: KeyPolicy) -> Result<String, KeyFault> {
     let mut all = headers.get_all(KEY_HEADER).iter();
     let received = all.next().ok_or(KeyFault::Missing)?;
@@ -26,14 +26,14 @@ pub(crate) fn of(headers: &HeaderMap, strict: bool, policy: KeyPolicy) -> Result
     formed(&text, policy).map_err(KeyFault::Malformed)
 }
 
-/// The key in the form that the service wants.
+/// The key, checked against the form that the service requires.
 pub(crate) fn formed(text: &str, policy: KeyPolicy) -> Result<String, &'static str> {
     let key = idem_core::IdempotencyKey::new(text).map_err(|_| "the key is longer than 255 bytes")?;
     let key = policy.apply(key).map_err(|_| "the key is no UUID as RFC 9562 writes it")?;
     Ok(key.as_str().to_owned())
 }
 
-/// The key in a header's value, or in a path: two values that differ give two keys, but for the quotes.
+/// The key in a header's value or in a path. Different values give different keys, except that quotes make no difference.
 pub(crate) fn read(value: &[u8], strict: bool) -> Result<String, &'static str> {
     let value = value.trim_ascii();
     let key = match value.first() {
@@ -51,7 +51,7 @@ pub(crate) fn read(value: &[u8], strict: bool) -> Result<String, &'static str> {
     Ok(key)
 }
 
-/// A string of RFC 9651 and nothing beside it: parameters would be lost, and two keys become one.
+/// A string of RFC 9651 without parameters: they would be lost, and two keys would become one.
 fn string(value: &[u8]) -> Result<String, &'static str> {
     let mut key = String::new();
     let mut rest = value.iter().copied().skip(1);
@@ -70,7 +70,7 @@ fn string(value: &[u8]) -> Result<String, &'static str> {
     Err("the quote is not closed")
 }
 
-/// The whole value, byte for byte. What could be a list, a parameter or two words is refused, because proxies join lines.
+/// The whole value, byte for byte. A value that could be a list, a parameter or two words is refused, because proxies join lines.
 fn bare(value: &[u8]) -> Result<String, &'static str> {
     if value.iter().any(|byte| !byte.is_ascii_graphic() || matches!(byte, b',' | b';' | b'"')) {
         return Err("a key without quotes holds no comma, semicolon, quote, space or byte beyond ASCII");

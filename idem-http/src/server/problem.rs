@@ -1,4 +1,4 @@
-//! What is answered where nothing ran: problems of RFC 9457, and their words in each profile.
+//! The answers to requests that did not run: problems of RFC 9457, with their texts in each profile.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +11,7 @@ use super::{
     profile::{Profile, Words},
 };
 
-/// A part of a request that a fingerprint tells apart.
+/// A part of a request that a fingerprint distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     Path,
@@ -33,7 +33,7 @@ impl Part {
     }
 }
 
-/// Why a request has no answer of its handler's.
+/// Why a request has no answer from its handler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Problem {
     KeyMissing,
@@ -60,13 +60,13 @@ pub(crate) enum Problem {
         location: Option<Box<str>>,
         processed_at: SystemTime,
     },
-    /// The handler failed in a way that another try does not mend.
+    /// The handler failed, and another try would fail too.
     Failed,
-    /// The handler failed, or did not end in time; another try may go better.
+    /// The handler failed, or did not end in time; another try may succeed.
     FailedForNow,
-    /// The database cannot be asked.
+    /// The database cannot be reached.
     Unavailable,
-    /// The handler's response is none that can be kept.
+    /// The handler's response cannot be kept.
     ResponseRefused(&'static str),
     NotFound,
 }
@@ -160,7 +160,7 @@ impl Problem {
         }
     }
 
-    /// When to come again, where that helps. Never where the same request would meet the same answer.
+    /// When the client may try again, if that helps. Never if the same request would get the same answer.
     fn retry_after(&self, profile: &Profile) -> Option<Duration> {
         match self {
             Self::InProgress | Self::TooManyRequests | Self::BodyLate | Self::FailedForNow | Self::Unavailable => {
@@ -185,7 +185,7 @@ impl Problem {
         }
     }
 
-    /// The code and the reason of the platform rules, where they have one.
+    /// The code and the reason of the platform rules, if they have one.
     fn code(&self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::KeyMissing | Self::KeyMalformed(_) => {
@@ -213,12 +213,12 @@ impl Problem {
         }
     }
 
-    /// The last part of the type's URI, which is also what metrics call it.
+    /// The last part of the type's URI, which is also the name in metrics.
     pub(crate) fn slug(&self, profile: &Profile) -> &'static str {
         self.row(profile).1
     }
 
-    /// The response, in the words of this profile.
+    /// The response, with the texts of this profile.
     pub(crate) fn response(&self, profile: &Profile, types: &str) -> Response<Bytes> {
         let (status, slug, title) = self.row(profile);
         let uri = format!("{types}{slug}");
@@ -276,7 +276,7 @@ impl Problem {
         Value::Object(body)
     }
 
-    /// As Stripe's libraries read it.
+    /// The form that Stripe's libraries read.
     fn stripe(&self) -> Value {
         let (kind, code) = match self {
             Self::InProgress => ("idempotency_error", Some("idempotency_key_in_use")),

@@ -1,4 +1,4 @@
-//! Profiles: which statuses and words a service answers with.
+//! Profiles: the statuses and texts of a service's answers.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use idem_core::{KeyPolicy, Retention};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Whose words problems have.
+/// The specification whose texts problems use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Words {
     Ietf,
@@ -15,25 +15,25 @@ pub(crate) enum Words {
     Stripe,
 }
 
-/// Which statuses and words a service answers with, and what it starts from.
+/// The statuses and texts of a service's answers, and the defaults of its settings.
 #[derive(Debug, Clone)]
 pub struct Profile {
     pub(crate) name: &'static str,
     pub(crate) words: Words,
-    /// The status of a key that was used for another request.
+    /// The status for a key that was used for another request.
     pub(crate) differs: StatusCode,
     pub(crate) wait: Duration,
     pub(crate) keys_for: Retention,
-    /// The bounds of what records are kept for, where the profile has some.
+    /// The bounds of how long records are kept, if the profile has any.
     pub(crate) keys_within: Option<(Duration, Duration)>,
     pub(crate) key_policy: KeyPolicy,
-    /// Whether a replay says by `Last-Modified` when the request was done.
+    /// Whether a replay gives the time of the first run in `Last-Modified`.
     pub(crate) last_modified: bool,
     pub(crate) retry_after: Duration,
 }
 
 impl Profile {
-    /// The semantics of the IETF's draft -07: 400 without a key, 422 for another request, 409 at once while the first one runs.
+    /// The semantics of the IETF's draft -07: 400 without a key, 422 for another request, 409 without a wait while the first one runs.
     /// Keys are kept for 90 days. The default.
     #[must_use]
     pub fn ietf() -> Self {
@@ -67,7 +67,7 @@ impl Profile {
         }
     }
 
-    /// As clients of Stripe know it: 400 `idempotency_error` for other parameters, 409 `idempotency_key_in_use` while the first
+    /// The form that Stripe's clients know: 400 `idempotency_error` for other parameters, 409 `idempotency_key_in_use` while the first
     /// request runs. Keys are kept for 30 days.
     #[must_use]
     pub fn stripe() -> Self {

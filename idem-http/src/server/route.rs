@@ -1,4 +1,4 @@
-//! What one route has of its own.
+//! The settings of one route.
 
 use std::time::Duration;
 
@@ -26,32 +26,32 @@ impl RouteSettings {
     }
 }
 
-/// The setters that every way in has, on its field `settings`.
+/// The setters that routes and layers share, on their field `settings`.
 macro_rules! route_setters {
     () => {
-        /// What counts of the bodies of these routes. Defaults to their bytes.
+        /// Sets which part of the bodies of these routes is compared. Defaults to all bytes.
         #[must_use]
         pub fn fingerprint(mut self, fingerprint: $crate::Fingerprint) -> Self {
             self.settings.fingerprint = fingerprint;
             self
         }
 
-        /// The largest body of a request here, in bytes.
+        /// Sets the largest body of a request here, in bytes.
         #[must_use]
         pub fn body_bytes_max(mut self, bytes: usize) -> Self {
             self.settings.body_bytes_max = bytes;
             self
         }
 
-        /// How long a body may take to come here.
+        /// Sets how long a body may take to arrive here.
         #[must_use]
         pub fn body_deadline(mut self, deadline: std::time::Duration) -> Self {
             self.settings.body_deadline = deadline;
             self
         }
 
-        /// A layer outside of this one decodes bodies, so that a request's `Content-Digest` is of something else than what comes
-        /// here, and is left to that layer.
+        /// Says that a layer outside of this one decodes bodies. The request's `Content-Digest` then belongs to the encoded body, and
+        /// that layer must check it.
         #[must_use]
         pub fn bodies_are_decoded_before(mut self) -> Self {
             self.settings.decoded_before = true;

@@ -1,4 +1,4 @@
-//! Claims a request's key and runs it, or finds what the first one answered.
+//! Claims a request's key and runs the request, or finds the first one's answer.
 
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
@@ -23,32 +23,32 @@ use super::{
 
 /// How a run ended.
 pub(crate) enum Ended {
-    /// The operation is done. The response is the handler's own, where it ran here.
+    /// The operation is done. The response is the handler's own if it ran here.
     Done(Ran, Option<Response<Bytes>>),
     /// Nothing is kept, and this is the answer.
     Dropped(Response<Bytes>),
-    /// Nothing is kept: the response is none that can be.
+    /// Nothing is kept, because the response cannot be kept.
     Unfit(&'static str),
-    /// Nothing is kept: the handler did not end in time.
+    /// Nothing is kept, because the handler did not end in time.
     #[cfg(feature = "axum")]
     Late,
 }
 
 pub(crate) type Run<'a> = Pin<Box<dyn Future<Output = Result<Ended, RunOnceError>> + Send + 'a>>;
 
-/// A way in: runs a handler in the transaction that records its key.
+/// Runs a handler in the transaction that records its key. Routes and layers each implement it.
 pub(crate) trait Runs<S: Store>: Send + 'static {
-    /// Claims the key and, where it is new, runs the handler. May be called again where the key was held.
+    /// Claims the key and, if it is new, runs the handler. May be called again if the key was held.
     fn run<'a>(&'a mut self, shared: &'a Shared<S>, admitted: &'a Admitted, progress: &'a Arc<Progress>) -> Run<'a>;
 }
 
-/// How an answer came about, for metrics.
+/// The origin of an answer, for metrics.
 struct Answered {
     response: Response<Bytes>,
     outcome: &'static str,
 }
 
-/// How long to rest before a key is claimed again that somebody else has.
+/// The pause before another claim of a key that another process holds.
 const REST: Duration = Duration::from_millis(20);
 
 impl<S: Store> Shared<S> {
@@ -84,16 +84,16 @@ impl<S: Store> Shared<S> {
         Answered { response, outcome: problem.slug(&self.profile) }
     }
 
-    /// The answer to a request: of the first one with its key here, or of a repeat of it.
+    /// The answer to a request, which is the first one with its key here or a repeat.
     async fn answer<R: Runs<S>>(self: &Arc<Self>, admitted: Arc<Admitted>, runs: R) -> Result<Answered, Problem> {
         let deadline = Instant::now() + self.wait;
         loop {
             let mut stage = match self.flights.board(&admitted.key) {
                 Boarded::First(flight) => {
                     let shared = Arc::clone(self);
-                    // A task of its own: the client may go, and what was begun comes to its end.
+                    // A task of its own: it runs to its end even if the client disconnects.
                     let task = tokio::spawn(async move { shared.lead(&admitted, &flight, runs, deadline).await });
-                    // A handler that panics outside of the engine's care takes its task with it.
+                    // A panic that the engine does not catch ends the task.
                     return task.await.unwrap_or(Err(Problem::Failed));
                 }
                 Boarded::Other(stage) => stage,
@@ -102,7 +102,7 @@ impl<S: Store> Shared<S> {
                 let now = stage.borrow_and_update().clone();
                 let is_running = match now {
                     Stage::Landed(landed) if landed.print == admitted.print() => return Ok(self.same(&landed)),
-                    // It is another request; the database tells, and notes it.
+                    // It is another request: the database finds and records the conflict.
                     Stage::Landed(_) => break,
                     Stage::Running => true,
                     Stage::Claiming => false,
@@ -113,17 +113,17 @@ impl<S: Store> Shared<S> {
                 let until = if is_running { deadline } else { deadline + self.handler_deadline };
                 match tokio::time::timeout_at(until, stage.changed()).await {
                     Ok(Ok(())) => {}
-                    // It has ended without an answer that is kept: the next one runs.
+                    // It ended without an answer that is kept, so the next one runs.
                     Ok(Err(_ended)) => break,
                     Err(_late) => return Err(Problem::InProgress),
                 }
             }
-            // Whoever leads leaves its place right after it has landed.
+            // The first request gives up its place right after its answer is set.
             while stage.changed().await.is_ok() {}
         }
     }
 
-    /// The answer of a request that had the same key and the same content, and ended while this one waited.
+    /// The answer of a request with the same key and content that ended while this one waited.
     fn same(&self, landed: &Landed) -> Answered {
         let mut response = answer::again(&landed.value);
         answer::tell(response.headers_mut(), true, landed.times, self.profile.last_modified);
@@ -174,20 +174,20 @@ impl<S: Store> Shared<S> {
             }
         };
         if flight.tell.has_company() {
-            // Their answers say when this one was done, as all later ones will.
+            // Their answers give the time of this run, as all later answers will.
             let exact = match (times.processed_at, self.engine.ask(admitted.message()).await) {
                 (None, Ok(KeyState::Done { recorded, .. })) => Times::from(&*recorded),
                 (_, _) => times,
             };
             flight.tell.landed(Landed { print: admitted.print(), value: ran.value.clone(), times: exact });
         }
-        // An answer that was read back is the one that counts, also where the handler has run here in vain.
+        // An answer that was read back counts, even if the handler has run here in vain.
         let mut response = own.filter(|_| !ran.replayed).unwrap_or_else(|| answer::again(&ran.value));
         answer::tell(response.headers_mut(), ran.replayed, times, self.profile.last_modified);
         Answered { response, outcome: if ran.replayed { "replayed" } else { "first" } }
     }
 
-    /// Claims, and waits for whoever has the key in another process: a few at a time, as each wait takes a connection.
+    /// Claims the key, and waits while another process has it: a few requests at a time, as each wait takes a connection.
     async fn claimed<R: Runs<S>>(
         &self,
         admitted: &Admitted,
@@ -212,7 +212,7 @@ impl<S: Store> Shared<S> {
         }
     }
 
-    /// Why there is no answer.
+    /// The problem that explains why there is no answer.
     fn explained(&self, admitted: &Admitted, error: RunOnceError) -> Problem {
         match error {
             RunOnceError::Conflict { recorded, .. } => {
@@ -243,13 +243,13 @@ impl<S: Store> Shared<S> {
     }
 }
 
-/// What is known of an answer that cannot be given.
+/// The problem for an answer that cannot be given.
 pub(crate) fn not_kept(recorded: &Recorded, why: NotKept) -> Problem {
     let (status, location) = match why {
         NotKept::Expired { status, reference, .. } => (status, reference),
         NotKept::Erased { status, .. } => (status, None),
         NotKept::Absent | NotKept::NoKey { .. } | NotKept::Altered { .. } => (None, None),
-        // It grows with idem-core.
+        // Later releases of idem-core may add variants.
         _ => (None, None),
     };
     Problem::NotKept { status, location, processed_at: recorded.processed_at }

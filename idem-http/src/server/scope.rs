@@ -1,16 +1,16 @@
-//! Whose key it is, and of which route.
+//! The scope of a key: its tenant and its route.
 
 use http::request::Parts;
 use idem_core::{IdempotencyKey, KeyError};
 use sha2::{Digest as _, Sha256};
 
-/// Who sends a request: what an application has found out before, such as from a token that it has checked.
+/// The sender of a request, as the application has identified it, for example by a token that it has checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Authenticated {
-    /// The tenant: keys of two tenants never meet.
+    /// The tenant. Two tenants never share a key.
     pub tenant: String,
-    /// Who it is within the tenant, where answers are for nobody else; see
+    /// The sender's name within the tenant, if only the same subject may read its answers; see
     /// [`answers_by_subject`](super::IdempotencyBuilder::answers_by_subject).
     pub subject: Option<String>,
 }
@@ -22,19 +22,19 @@ impl Authenticated {
         Self { tenant: tenant.into(), subject: None }
     }
 
-    /// Sets who it is within the tenant.
+    /// Sets the sender's name within the tenant.
     #[must_use]
     pub fn with_subject(self, subject: impl Into<String>) -> Self {
         Self { subject: Some(subject.into()), ..self }
     }
 }
 
-/// Tells who sends a request; `None` for nobody that it knows.
+/// Identifies the sender of a request; `None` for an unknown one.
 pub(crate) type TenantFn = dyn Fn(&Parts) -> Option<Authenticated> + Send + Sync;
 
-/// The key of the record: that of the request within tenant and route, each with its length, so that no tenant's name can run
-/// into a route's. One that would be too long, or that holds what no key may hold, is the SHA-256 of the same text; it begins
-/// with a letter, and the others with a digit.
+/// The key of the record: tenant, route and the request's key, each with its length, so that no tenant's name can run into a
+/// route's. If that is too long or contains characters that no key may have, the key is the SHA-256 of the same text; it begins
+/// with a letter, and other keys begin with a digit.
 pub(crate) fn joined(tenant: &str, route: &str, key: &str) -> Result<IdempotencyKey, KeyError> {
     let text = format!("{}:{tenant} {}:{route} {key}", tenant.len(), route.len());
     IdempotencyKey::new(&text).or_else(|_| {

@@ -1,4 +1,4 @@
-//! How many requests of one tenant are in hand, and how many of them run.
+//! Counts the requests of each tenant that are in progress, and those that run.
 
 use std::{
     collections::HashMap,
@@ -7,7 +7,7 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The tenants that have requests in hand; the others cost nothing.
+/// The tenants with requests in progress; the others cost nothing.
 pub(crate) struct Tenants {
     requests_max: usize,
     runs_max: usize,
@@ -24,7 +24,7 @@ impl Tenants {
         Self { requests_max, runs_max, all: Mutex::default() }
     }
 
-    /// Takes one request more in hand. `None` where the tenant has as many as it may.
+    /// Admits one more request. `None` if the tenant has reached its limit.
     pub(crate) fn admit(self: &Arc<Self>, tenant: &str) -> Option<InHand> {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let name: Arc<str> = tenant.into();
@@ -39,7 +39,7 @@ impl Tenants {
     }
 }
 
-/// A request in hand.
+/// A request in progress.
 pub(crate) struct InHand {
     tenants: Arc<Tenants>,
     name: Arc<str>,
@@ -49,7 +49,7 @@ pub(crate) struct InHand {
 impl InHand {
     /// Waits until one more of the tenant's requests may use a connection.
     pub(crate) async fn run(&self) -> Option<OwnedSemaphorePermit> {
-        // It is never closed.
+        // The semaphore is never closed.
         Arc::clone(&self.runs).acquire_owned().await.ok()
     }
 }

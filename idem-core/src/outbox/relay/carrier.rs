@@ -1,5 +1,5 @@
-//! One destination's task: takes the lease, and while it has it takes events, gives them to the publisher, and notes what
-//! became of them.
+//! The task of one destination. While it has the lease, it takes events, gives them to the publisher, and notes the
+//! outcomes.
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -24,32 +24,32 @@ use crate::{
     retry::RetryPolicy,
 };
 
-/// What is taken at once at most, in bytes of payloads and headers.
+/// The most bytes of payloads and headers that are taken at once.
 pub(super) const BYTES_MAX: u64 = 16 << 20;
 
-/// The waits between steps that brought nothing there.
+/// The waits between steps in which the destination confirmed nothing.
 pub(super) const TROUBLE: RetryPolicy = RetryPolicy::new(u32::MAX, Duration::from_millis(200), Duration::from_secs(5));
 
-/// The waits between two tries to note what became of events.
+/// The waits between tries to note outcomes.
 const NOTING: RetryPolicy = RetryPolicy::new(u32::MAX, Duration::from_millis(100), Duration::from_secs(2));
 
-/// After a step that found less than there was room for: more events come in one step then, and each costs less.
+/// The wait after a step that found fewer events than it had room for: the next step then finds more events, and each costs less.
 const LINGER: Duration = Duration::from_millis(10);
 
-/// A step that found one in so many of the events that there was room for is followed by the next after that: so many come at
-/// once only where many come a second, and each would wait for the poll.
+/// A step that filled at least one part in this many of its room is followed by the next one without waiting for the poll. Only
+/// a high rate fills so much, and each of its events would otherwise wait for the poll.
 const BUSY: usize = 20;
 
-/// How long one step may go on with rounds: an ordering key with many events holds the others back for so long.
+/// How long one step may go on with rounds. An ordering key with many events delays the others for this long at most.
 const ROUNDS_MAX: Duration = Duration::from_millis(500);
 
-/// How often it is told again why nothing gets there.
+/// How often the log repeats why the destination receives nothing.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// The same for events that are left to a person.
+/// The same for events that wait for a person.
 const FAILURES_TOLD_EVERY: Duration = Duration::from_secs(1);
 
-/// How long a publisher may take to drop what it has.
+/// How long a publisher may take to drop its events.
 const PURGED_WITHIN: Duration = Duration::from_secs(1);
 
 pub(super) struct Carrier {
@@ -61,14 +61,14 @@ pub(super) struct Carrier {
     line: Arc<Line>,
     woken: watch::Receiver<u64>,
     pub(super) stopping: Stopping,
-    /// Steps in a row that brought nothing there.
+    /// Consecutive steps in which the destination confirmed nothing.
     pub(super) tries: u32,
     told_at: Option<Instant>,
     failures_told_at: Option<Instant>,
     untold_failures: u64,
 }
 
-/// Ends that are to be noted.
+/// Outcomes that are to be noted.
 pub(super) type Ends = Vec<(EventNumber, EventEnd)>;
 
 impl Carrier {
@@ -128,7 +128,7 @@ impl Carrier {
                     self.settings.poll_idle
                 }
             };
-            // A worker that drains sends what it has the lease for, and waits for nobody.
+            // A worker that drains sends the events of destinations whose lease it has, and waits for no other lease.
             if self.stopping.is_asked() {
                 break;
             }
@@ -138,7 +138,7 @@ impl Carrier {
         self.line.stands(RelayStanding::Standby);
     }
 
-    /// Works while the lease is ours, which is renewed meanwhile.
+    /// Works while the relay has the lease, and renews it meanwhile.
     async fn relay(&mut self, id: DestinationId, lease: &Arc<Lease>) {
         let kept = Arc::clone(lease);
         tokio::select! {
@@ -164,7 +164,7 @@ impl Carrier {
     async fn batches(&mut self, id: DestinationId, lease: &Lease, events_max: usize) {
         let mut poll = self.settings.poll_busy;
         while self.goes_on(lease) {
-            // One event finds out whether it goes again: of many, each would have to be noted as tried.
+            // One event tests whether the destination is back: with many, each would have to be noted as tried.
             let max = if self.tries == 0 { events_max } else { 1 };
             self.woken_now();
             let events = match self.outbox.next(id, u32::try_from(max).unwrap_or(u32::MAX), BYTES_MAX).await {
@@ -212,13 +212,13 @@ impl Carrier {
         }
     }
 
-    /// Whether a relay that is to end once nothing may go any more is there.
+    /// Whether a relay that ends once no event may go has reached that point.
     pub(super) async fn is_drained(&self, found: bool) -> bool {
         self.stopping.drain.is_cancelled()
             && (!found || self.state.has_pending().await.is_ok_and(|has_pending| !has_pending))
     }
 
-    /// Gives events to the publisher, in rounds where order asks for it, and notes after each what became of them.
+    /// Gives events to the publisher, in rounds if their order requires it, and notes the outcomes after each round.
     async fn step(&mut self, id: DestinationId, lease: &Lease, events: Vec<OutgoingEvent>) -> Result<(), StoreError> {
         failpoint!(RELAY_TAKEN).map_err(injected)?;
         let events = self.without_stale(id, events).await?;
@@ -228,7 +228,7 @@ impl Carrier {
         }
         let begun = Instant::now();
         let mut rounds = if self.route.keeps_order { Rounds::at_once(&events) } else { Rounds::of(&events) };
-        // What is left when another relay may have the destination, or time is up, is taken again: nothing was noted of it.
+        // If another relay may have the destination, or time is up, the remaining events are taken again: nothing was noted of them.
         while self.goes_on(lease) && begun.elapsed() < ROUNDS_MAX {
             let places = rounds.next();
             if places.is_empty() {
@@ -255,7 +255,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// Leaves to a person what must not be sent again.
+    /// Leaves events that must not be sent again to a person.
     pub(super) async fn without_stale(
         &mut self,
         id: DestinationId,
@@ -272,18 +272,18 @@ impl Carrier {
         if !judged.ends.is_empty() {
             self.tell(&judged);
             self.note(id, judged.ends).await;
-            // One of the others may follow one of these in its ordering key.
+            // Another event may follow one of these in its ordering key.
             return Ok(Vec::new());
         }
         Ok(fresh)
     }
 
-    /// One answer an event, whatever the publisher does.
+    /// One answer for each event, whatever the publisher does.
     pub(super) async fn publish(&self, events: &[&OutgoingEvent]) -> Vec<Result<(), EventError>> {
         give(&self.route, &self.settings, &self.line, events).await
     }
 
-    /// Notes what became of events, until the database has it: what was confirmed and is not noted is sent again.
+    /// Notes outcomes, and tries until the database has them: a confirmed event whose outcome is not noted is sent again.
     pub(super) async fn note(&self, id: DestinationId, ends: Ends) {
         if ends.is_empty() {
             return;
@@ -308,7 +308,7 @@ impl Carrier {
         self.line.settled(published, failed, ends.len() as u64);
     }
 
-    /// Says what people must know, sparsely, and counts whether anything got there.
+    /// Logs what an operator must know, at a limited rate, and counts steps without a confirmation.
     pub(super) fn tell(&mut self, judged: &Judged) {
         let destination = &*self.line.destination;
         if judged.confirmed > 0 {
@@ -345,7 +345,7 @@ impl Carrier {
         }
     }
 
-    /// Nothing is wrong any more, unless it is the destination.
+    /// Notes that the store answers, which ends the trouble unless the destination itself has failed.
     pub(super) fn store_answers(&self) {
         if self.tries == 0 {
             self.line.out_of_trouble();
@@ -363,12 +363,12 @@ impl Carrier {
         }
     }
 
-    /// What was committed before this is found by what follows.
+    /// Forgets earlier notices: the next look at the outbox finds everything that was committed before this call.
     pub(super) fn woken_now(&mut self) {
         self.woken.borrow_and_update();
     }
 
-    /// Waits until a commit is told of, for this long at most.
+    /// Waits for the notice of a commit, for this long at most.
     pub(super) async fn wait(&mut self, time: Duration) {
         tokio::select! {
             () = rest(time, &self.stopping) => {}
@@ -378,22 +378,22 @@ impl Carrier {
     }
 }
 
-/// What became of the events of a step.
+/// The outcomes of a step.
 #[derive(Default)]
 pub(super) struct Judged {
     pub(super) ends: Ends,
     confirmed: u64,
-    /// Why the destination takes none, where it said so.
+    /// Why the destination accepts no events, if it said so.
     refused: Option<String>,
-    /// Why an event was not confirmed that is not to blame.
+    /// Why an event was not confirmed, if the event is not at fault.
     away: Option<String>,
     failures: u64,
-    /// Of the first event that is left to a person: its key and why.
+    /// Key and reason of the first event that is left to a person.
     failure: Option<(String, String)>,
 }
 
 impl Judged {
-    /// Leaves out that events were not confirmed which are not to blame: where each goes by itself, that says nothing of the
+    /// Drops the reason why events were not confirmed that are not at fault: where each goes by itself, it says nothing about the
     /// others.
     pub(super) fn of_each(mut self) -> Self {
         self.away = None;
@@ -423,7 +423,8 @@ impl Judged {
     }
 }
 
-/// Gives events to the publisher. It is somebody else's code: it may panic, take too long, or answer with another number.
+/// Gives events to the publisher. Publishers are the application's code: they may panic, take too long, or return another number
+/// of answers.
 pub(super) async fn give(
     route: &Route,
     settings: &RelaySettings,
@@ -441,10 +442,10 @@ pub(super) async fn give(
         Ok(Ok(answers)) => {
             (answers, "the publisher did not answer for this event, which is a bug in it".to_owned(), each)
         }
-        // One of them makes it panic, which is found out one by one.
+        // One of the events makes it panic; trying each alone finds it.
         Ok(Err(_panic)) => (Vec::new(), "the publisher panicked".to_owned(), events.len() == 1),
         Err(_late) => {
-            // It may panic too, and there is nothing that it could be asked for then.
+            // It may panic too, and then there is nothing left to do.
             let purging = AssertUnwindSafe(async { route.publisher.purge().await }).catch_unwind();
             let _ = tokio::time::timeout(PURGED_WITHIN, purging).await;
             (Vec::new(), format!("no confirmation came within {deadline:?}"), each)

@@ -1,4 +1,4 @@
-//! Events that go each by itself: to endpoints of different owners, of which one that takes long holds no other back.
+//! Sends each event by itself, to endpoints of different owners, so that a slow endpoint delays no other.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,19 +18,19 @@ use crate::{
     outbox::{DestinationId, EventEnd, EventError, EventNumber, OutgoingEvent},
 };
 
-/// How many events are looked at for each that may be under way: those behind one of their ordering key cannot begin.
+/// Events that are read for each one that may be in flight: events behind another of their ordering key cannot begin.
 const LOOKED_AT: usize = 8;
 
-/// An event that is under way for longer than this is noted as tried, so that those behind it are not looked at again and
+/// An event that is in flight for longer than this is noted as tried. Otherwise the events behind it would be read again and
 /// again, in place of others that could go.
 const SLOW_AFTER: Duration = Duration::from_millis(200);
 
-/// What an answer that never comes costs beyond the deadline.
+/// The extra wait beyond the deadline for an answer that never comes.
 const MARGIN: Duration = Duration::from_secs(2);
 
 type Answered = (Arc<OutgoingEvent>, Result<(), EventError>);
 
-/// What is with the publisher.
+/// The events that are with the publisher.
 #[derive(Default)]
 struct UnderWay {
     calls: FuturesUnordered<BoxFuture<'static, Answered>>,
@@ -79,7 +79,7 @@ impl Carrier {
                     None => std::future::pending().await,
                 }
             };
-            // A slot is free for what may come, or nothing can begin before one is.
+            // Look for events if a slot is free; otherwise wait until one is.
             let may_begin = under_way.events.len() < at_once && !self.stopping.is_asked();
             tokio::select! {
                 Some(answer) = under_way.calls.next() => {
@@ -131,7 +131,7 @@ impl Carrier {
         Ok(begun)
     }
 
-    /// Notes what became of this event, and of those that have ended meanwhile.
+    /// Notes the outcome of this event, and of those that have ended meanwhile.
     async fn answered(
         &mut self,
         id: DestinationId,
@@ -151,14 +151,14 @@ impl Carrier {
             self.tell(&judged);
             self.note(id, judged.ends).await;
         }
-        // Only now: until it is noted, the outbox answers with them again.
+        // Only now, because the outbox returns them again until they are noted.
         ended.into_iter().for_each(|number| under_way.ended(number));
         confirmed?;
         failpoint!(RELAY_SETTLED).map_err(injected)
     }
 
-    /// Notes that an event is under way, so that what is behind it waits in the outbox and not in what is looked at. Where
-    /// nobody answers for it, because this process ends, it is tried again after the deadline.
+    /// Notes that an event is in flight, so that the events behind it wait in the outbox and are not read. If no outcome follows,
+    /// because this process ends, the event is tried again after the deadline.
     async fn note_slow(&self, id: DestinationId, under_way: &mut UnderWay) {
         let now = Instant::now();
         let mut ends = Vec::new();
@@ -181,7 +181,7 @@ impl Carrier {
         if lease.holds() {
             self.wait(time).await;
         } else {
-            // What is under way is waited for; nothing begins.
+            // Wait for the events in flight; begin none.
             rest(Duration::from_secs(1), &self.stopping).await;
         }
     }

@@ -1,4 +1,4 @@
-//! What becomes of an event by what its destination said: pure.
+//! Turns a destination's answer into an event's outcome: pure functions.
 
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use crate::{
     retry::RetryPolicy,
 };
 
-/// What became of an event.
+/// The outcome of an event.
 #[derive(Debug)]
 pub(super) enum Became {
-    /// This is to be noted.
+    /// An outcome that is to be noted.
     Noted(EventEnd),
-    /// Nothing: the destination takes none at all, for this reason.
+    /// No outcome: the destination accepts no events at all, for this reason.
     Refused(String),
 }
 
-/// The waits of an event that was not confirmed, and is not to blame.
+/// The waits of an event that was not confirmed, and is not at fault.
 const UNCOUNTED: RetryPolicy = RetryPolicy::new(u32::MAX, Duration::from_secs(1), UNCOUNTED_MAX);
 pub(super) const UNCOUNTED_MAX: Duration = Duration::from_secs(5);
 
-/// What becomes of an event. `tries` is how often in a row nothing at all got there.
+/// The outcome of an event. `tries` is the number of consecutive steps in which the destination confirmed nothing.
 pub(super) fn of(event: &OutgoingEvent, answer: Result<(), EventError>, retry: &RetryPolicy, tries: u32) -> Became {
     let error = match answer {
         Ok(()) => return Became::Noted(EventEnd::Published),
@@ -47,8 +47,8 @@ pub(super) fn of(event: &OutgoingEvent, answer: Result<(), EventError>, retry: &
     })
 }
 
-/// An event whose receivers may have forgotten the first copy of it is not sent again (O25): they could not tell that it is
-/// one, and it would have its effect twice.
+/// An event whose receivers may have forgotten its first copy is not sent again (O25): they could not recognise the copy, and
+/// it would have its effect twice.
 pub(super) fn stale(event: &OutgoingEvent, route: &Route) -> Option<EventEnd> {
     let first = event.first_sent_ago?;
     let keeps = route.receiver_keeps;
@@ -93,7 +93,7 @@ mod tests {
         assert!(matches!(end(0, wanted), EventEnd::Later { after, .. } if after == asked));
     }
 
-    /// O25: an event is sent again only while its receivers know it.
+    /// O25: an event is sent again only while its receivers still know it.
     #[test]
     fn o25_an_event_that_its_receivers_may_have_forgotten_is_stale() {
         let hours = |hours: u64| Duration::from_secs(hours * 60 * 60);

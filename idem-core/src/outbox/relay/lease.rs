@@ -1,4 +1,4 @@
-//! The lease of a destination: one relay at a time has it, as the database's clock says.
+//! The lease of a destination: one relay at a time has it, by the database's clock.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -18,7 +18,7 @@ pub(super) struct Lease {
     destination: DestinationId,
     relay: Arc<str>,
     time: Duration,
-    /// Until when it is certainly ours. Counted from before it was asked for, so it ends here before it ends there.
+    /// Until when the lease is certainly ours. Counted from before the request, so it ends here before it ends in the database.
     until: Mutex<Option<Instant>>,
 }
 
@@ -37,19 +37,19 @@ impl Lease {
         *self.until.lock().unwrap_or_else(PoisonError::into_inner) = until;
     }
 
-    /// Whether it is ours for a while yet. What is sent afterwards may be sent by another relay too: a process that was frozen
-    /// asks here before it sends, and only one that is frozen between the two sends copies.
+    /// Whether the lease is ours for some time yet. Later, another relay may send the same events. A process that was frozen
+    /// checks this before it sends, so it sends copies only if it freezes between the check and the sending.
     pub(super) fn holds(&self) -> bool {
         let until = *self.until.lock().unwrap_or_else(PoisonError::into_inner);
         until.is_some_and(|until| Instant::now() + self.time / 10 < until)
     }
 
-    /// Takes or renews it.
+    /// Takes or renews the lease.
     pub(super) async fn ask(&self) -> Result<Leased, StoreError> {
         let asked_at = Instant::now();
         let (outbox, relay) = (Arc::clone(&self.outbox), Arc::clone(&self.relay));
         let (destination, time) = (self.destination, self.time);
-        // Whoever waits for it may be dropped, and what was begun on a connection comes to its end.
+        // The waiting call may be dropped, but the statement on the connection runs to its end.
         let answer = spawn::finished(async move { outbox.lease(destination, &relay, time).await }).await?;
         self.set(match &answer {
             Leased::Mine => Some(asked_at + self.time),
@@ -58,7 +58,7 @@ impl Lease {
         Ok(answer)
     }
 
-    /// Renews it for as long as this is polled, also while a publisher takes its time.
+    /// Renews the lease for as long as this is polled, even while a publisher is slow.
     pub(super) async fn keep(&self) {
         loop {
             tokio::time::sleep(self.time / 3).await;
@@ -68,7 +68,7 @@ impl Lease {
         }
     }
 
-    /// Lets another relay have it at once.
+    /// Gives up the lease, so that another relay can take it at once.
     pub(super) async fn release(&self) {
         self.set(None);
         if let Err(error) = self.outbox.release(self.destination, &self.relay).await {

@@ -1,4 +1,4 @@
-//! Counts what waits: for metrics and people, and to learn the ids of destinations.
+//! Counts waiting events, for metrics and people, and learns the ids of destinations.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -11,11 +11,11 @@ use crate::{
     retry::RetryPolicy,
 };
 
-/// How often a destination is looked for that nobody has declared.
+/// How often the relay looks for a destination that no consumer has declared.
 const LOOKED_FOR_EVERY: Duration = Duration::from_secs(1);
 
-/// From when on it is told that a destination has events and no relay, and how often: none may be configured yet in the
-/// middle of a deploy.
+/// After how long, and how often, the log says that a destination has events and no relay. In the middle of a deploy a relay
+/// may not be configured yet.
 const UNRELAYED_FOR: Duration = Duration::from_secs(60);
 const UNRELAYED_EVERY: Duration = Duration::from_secs(600);
 
@@ -59,7 +59,7 @@ async fn count(state: &State) -> Result<Vec<OutboxBacklog>, StoreError> {
     let backlog = state.outbox.backlog(None).await?;
     for one in &backlog {
         if let Some(line) = state.line(&one.destination) {
-            // Told once: a destination keeps its id.
+            // Reported once: a destination keeps its id.
             if line.id.set(one.id).is_ok() {
                 line.stands(RelayStanding::Standby);
             }
@@ -69,7 +69,7 @@ async fn count(state: &State) -> Result<Vec<OutboxBacklog>, StoreError> {
     Ok(backlog)
 }
 
-/// A destination that was taken out of the configuration of every relay keeps its events (O10): a person must know.
+/// A destination that is in no relay's configuration any more keeps its events (O10), and an operator must know.
 fn tell_of_unrelayed(state: &State, backlog: &[OutboxBacklog], told: &mut BTreeMap<String, Instant>) {
     let now = Instant::now();
     for one in backlog {

@@ -1,11 +1,11 @@
-//! In which order events of one step go to a publisher that may lose one and keep what was behind it.
+//! The order in which a step's events go to a publisher that may lose one event and still send the next.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::{message::OrderingKey, outbox::OutgoingEvent};
 
-/// The events of a step, in rounds: each has the next event of each ordering key, and the first has all that have none. So
-/// no two unconfirmed events of one key are with a publisher, and one that fails keeps those behind it back (O24).
+/// The events of a step, in rounds. Each round has the next event of each ordering key, and the first also has all events
+/// without one. So a publisher never has two unconfirmed events of one key, and a failed event holds back those behind it (O24).
 pub(super) struct Rounds {
     /// The places of the events that are left, by ordering key. One without a key is a queue of its own.
     queues: Vec<VecDeque<usize>>,
@@ -14,7 +14,7 @@ pub(super) struct Rounds {
 }
 
 impl Rounds {
-    /// Of events in the order of their numbers.
+    /// Makes rounds of events, which are in the order of their numbers.
     pub(super) fn of(events: &[OutgoingEvent]) -> Self {
         let mut queues: Vec<VecDeque<usize>> = Vec::new();
         let mut by_key: HashMap<&OrderingKey, usize> = HashMap::new();
@@ -31,20 +31,20 @@ impl Rounds {
         Self { queues, queue_of }
     }
 
-    /// All at once, for a publisher that keeps order itself.
+    /// Makes one round of all events, for a publisher that keeps order itself.
     pub(super) fn at_once(events: &[OutgoingEvent]) -> Self {
         let queues = (0..events.len()).map(|place| VecDeque::from([place])).collect();
         Self { queues, queue_of: (0..events.len()).collect() }
     }
 
-    /// The places of the next round, in order; empty where nothing is left.
+    /// The places of the next round's events, in order; empty if none are left.
     pub(super) fn next(&mut self) -> Vec<usize> {
         let mut places: Vec<usize> = self.queues.iter_mut().filter_map(VecDeque::pop_front).collect();
         places.sort_unstable();
         places
     }
 
-    /// Takes out what is behind an event that was not confirmed.
+    /// Removes the events behind one that was not confirmed.
     pub(super) fn hold_behind(&mut self, place: usize) {
         self.queues[self.queue_of[place]].clear();
     }

@@ -1,4 +1,4 @@
-//! What a relay brings where, and how: [`RelayBuilder`], [`Route`], [`RelaySettings`].
+//! A relay's routes and settings: [`RelayBuilder`], [`Route`], [`RelaySettings`].
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -11,29 +11,29 @@ use crate::{
     setters::setters,
 };
 
-/// How long a receiver remembers the ids of events, unless its route says otherwise: the default retention of a consumer.
+/// How long receivers remember the ids of events, unless the route has another time: the default retention of a consumer.
 pub const RECEIVER_KEEPS: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// The attempts of an event that its destination refuses for what it is, and the waits between them, unless the publisher or
-/// the route says otherwise. An outage is no attempt.
+/// The attempts of an event that its destination refuses, and the waits between them, unless the publisher or the route sets
+/// others. An outage does not count as an attempt.
 pub const EVENT_RETRY: RetryPolicy = RetryPolicy::new(10, Duration::from_millis(200), Duration::from_secs(5 * 60));
 
-/// A destination, what brings events there, and how.
+/// A destination, its publisher, and the settings for it.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Route {
     /// The destination's name, as the consumers that publish to it declare it.
     pub destination: String,
-    /// The publisher that brings events there.
+    /// The publisher that sends events there.
     pub publisher: Arc<dyn EventPublisher>,
     /// The attempts of an event, and the waits between them. An event that has used them up waits for a person; it is never
-    /// discarded. Defaults to what the publisher says.
+    /// discarded. The publisher has the default.
     pub retry: RetryPolicy,
-    /// For how long its receivers tell a copy of an event from a new one: what their retention is. An event whose first copy
-    /// may have been sent that long ago, less an hour, is not sent again but waits for a person, because it could have its
-    /// effect twice. Defaults to 7 days; more than an hour.
+    /// How long its receivers recognise a copy of an event, which is their retention. An event whose first copy may have been
+    /// sent that long ago, less an hour, is not sent again but waits for a person, because it could have its effect twice.
+    /// Defaults to 7 days; must be more than an hour.
     pub receiver_keeps: Duration,
-    /// What the publisher says, asked once: it is somebody else's code.
+    /// The publisher's answers, asked for once, because publishers are the application's code.
     pub(super) dispatch: Dispatch,
     pub(super) keeps_order: bool,
 }
@@ -49,12 +49,12 @@ impl fmt::Debug for Route {
 }
 
 impl Route {
-    /// Events for this destination go to `publisher`.
+    /// A route for events of this destination to `publisher`.
     pub fn to(destination: impl Into<String>, publisher: impl EventPublisher) -> Self {
         Self::to_shared(destination, Arc::new(publisher))
     }
 
-    /// The same for a publisher that others use too.
+    /// The same for a shared publisher.
     pub fn to_shared(destination: impl Into<String>, publisher: Arc<dyn EventPublisher>) -> Self {
         let (retry, dispatch, keeps_order) = (publisher.retry(), publisher.dispatch(), publisher.keeps_order());
         let destination = destination.into();
@@ -64,7 +64,7 @@ impl Route {
     setters! {
         /// Sets the attempts of an event, and the waits between them.
         retry: RetryPolicy,
-        /// Sets for how long its receivers tell a copy of an event from a new one.
+        /// Sets how long its receivers recognise a copy of an event.
         receiver_keeps: Duration,
     }
 
@@ -83,26 +83,26 @@ impl Route {
     }
 }
 
-/// How long before its receivers forget it an event is not sent any more: what two clocks, and a broker that keeps what
-/// it was given for a while, may differ by.
+/// How long before its receivers forget an event it is no longer sent. This covers the difference between two clocks, and the
+/// time for which a broker keeps an event before it delivers it.
 pub(super) const STALE_MARGIN: Duration = Duration::from_secs(60 * 60);
 
 /// The settings of a [`Relay`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RelaySettings {
-    /// For how long a relay has a destination without renewing: so long at most a destination stands still after its relay
-    /// was killed. It is renewed each third of it. Defaults to 1.5 s; 300 ms to 60 s.
+    /// How long a lease lasts without renewal. After its relay was killed, a destination waits for this long at most. The lease
+    /// is renewed each third of it. Defaults to 1.5 s; 300 ms to 60 s.
     pub lease: Duration,
-    /// How long a publisher may take for what it was given. What a client library still has then is dropped, and its events
-    /// are sent again. A publisher's own limits are shorter. Defaults to 10 s; 1 s to 5 min.
+    /// How long a publisher may take for one call. Events that a client library still has then are dropped and sent again. Make
+    /// the publisher's own limits shorter. Defaults to 10 s; 1 s to 5 min.
     pub publish_deadline: Duration,
-    /// How often the outbox is looked at while events are found, where nobody tells of a commit; more often while they are many.
+    /// How often the outbox is polled while events are found and no commit is announced; more often at a high rate.
     /// Defaults to 100 ms.
     pub poll_busy: Duration,
-    /// How often it is looked at while none is found. Defaults to 1 s; at least `poll_busy`.
+    /// How often the outbox is polled while no events are found. Defaults to 1 s; at least `poll_busy`.
     pub poll_idle: Duration,
-    /// How often what waits is counted, for metrics and people. Defaults to 10 s.
+    /// How often waiting events are counted, for metrics and people. Defaults to 10 s.
     pub measure_every: Duration,
 }
 
@@ -146,7 +146,7 @@ pub struct RelayBuilder {
     name: String,
 }
 
-/// The outbox, which does not say what it holds.
+/// The outbox, whose `Debug` shows nothing of its content.
 struct Outboxes(Arc<dyn Outbox>);
 
 impl fmt::Debug for Outboxes {
@@ -161,25 +161,25 @@ impl RelayBuilder {
         Self { outbox: Outboxes(outbox), routes: Vec::new(), settings, name: "relay".to_owned() }
     }
 
-    /// Brings events for this destination to `publisher`, with the defaults of a [`Route`].
+    /// Sends events of this destination to `publisher`, with the defaults of a [`Route`].
     pub fn to(self, destination: impl Into<String>, publisher: impl EventPublisher) -> Self {
         self.route(Route::to(destination, publisher))
     }
 
-    /// Brings events along this route.
+    /// Adds this route.
     pub fn route(mut self, route: Route) -> Self {
         self.routes.push(route);
         self
     }
 
-    /// The relay's name for people, such as its host and process: `idem outbox list` shows who has a destination. A random
-    /// part is appended, because two relays of one name would have a destination at once. Defaults to `relay`.
+    /// Sets the relay's name for people, such as its host and process: `idem outbox list` shows which relay has a destination. A
+    /// random part is appended, because two relays of one name would both have the same lease. Defaults to `relay`.
     pub fn named(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// Sets any of the settings.
+    /// Changes any of the settings.
     pub fn settings(mut self, set: impl FnOnce(&mut RelaySettings)) -> Self {
         set(&mut self.settings);
         self
@@ -188,13 +188,13 @@ impl RelayBuilder {
     /// Builds the relay. It does not connect yet.
     ///
     /// # Errors
-    /// [`ConfigError`] with field, value and rule: where there is no route, two for one destination, or a setting is out of its
+    /// [`ConfigError`] with field, value and rule if there is no route, if a destination has two, or if a setting is out of
     /// bounds.
     pub fn build(self) -> Result<Relay, ConfigError> {
         self.build_for(None)
     }
 
-    /// The same for a worker, whose relay looks after the events of its consumer.
+    /// The same for a worker, which waits for the events of its consumer before it is idle.
     pub(crate) fn build_for(self, consumer: Option<ConsumerName>) -> Result<Relay, ConfigError> {
         let Self { outbox: Outboxes(outbox), routes, settings, name } = self;
         settings.check()?;

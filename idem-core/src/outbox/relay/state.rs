@@ -1,4 +1,4 @@
-//! What a relay's tasks share, and what others see of it.
+//! The state that a relay's tasks share, and its view for others.
 
 use std::{
     fmt,
@@ -19,10 +19,10 @@ use crate::{
     telemetry::RelayMetrics,
 };
 
-/// What a relay and its views have in common.
+/// The state that a relay and its views share.
 pub(super) struct State {
     pub(super) outbox: Arc<dyn Outbox>,
-    /// Whose events a worker waits for before it is idle; all where it is `None`.
+    /// The consumer whose events a worker waits for before it is idle; all consumers if `None`.
     pub(super) consumer: Option<ConsumerName>,
     /// In the order of the routes.
     pub(super) lines: Vec<Arc<Line>>,
@@ -34,16 +34,16 @@ impl fmt::Debug for State {
     }
 }
 
-/// One destination.
+/// The state of one destination.
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) destination: Box<str>,
-    /// Known once somebody has declared it.
+    /// The id, known once the destination is declared.
     pub(super) id: OnceLock<DestinationId>,
     pub(super) metrics: RelayMetrics,
     published: AtomicU64,
     failed: AtomicU64,
-    /// Rises with each event that is settled, however.
+    /// Rises with each settled event, whatever its outcome.
     settled: AtomicU64,
     look: Mutex<Look>,
 }
@@ -52,16 +52,16 @@ pub(super) struct Line {
 struct Look {
     standing: RelayStanding,
     trouble: Option<(Instant, String)>,
-    /// When it last was in trouble.
+    /// The time at which the last trouble ended.
     mended_at: Option<Instant>,
     backlog: Option<OutboxBacklog>,
 }
 
-/// How a relay stands to a destination.
+/// A relay's relation to a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RelayStanding {
-    /// It is not declared yet, and has no events.
+    /// The destination is not declared yet, and has no events.
     Undeclared,
     /// Another relay has it, and this one waits to take over.
     Standby,
@@ -72,7 +72,7 @@ pub enum RelayStanding {
 }
 
 impl RelayStanding {
-    /// The word for it.
+    /// The word for this standing.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -88,17 +88,17 @@ impl RelayStanding {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Relayed {
-    /// Its name.
+    /// The destination's name.
     pub destination: String,
-    /// How the relay stands to it.
+    /// The relay's relation to it.
     pub standing: RelayStanding,
-    /// Events that it has confirmed to this relay.
+    /// Events that the destination has confirmed to this relay.
     pub published: u64,
     /// Events that this relay has left to a person.
     pub failed: u64,
-    /// Why nothing goes there now, and for how long nothing has; `None` while all is well.
+    /// Why no event goes there now, and since how long; `None` while all is well.
     pub trouble: Option<(String, Duration)>,
-    /// The events that wait for it, of all consumers, as it was last counted; `None` before the first time.
+    /// The waiting events of all consumers by the last count; `None` before the first count.
     pub backlog: Option<OutboxBacklog>,
 }
 
@@ -128,7 +128,7 @@ impl Line {
         self.look().standing = standing;
     }
 
-    /// Notes how many of the events that were just settled were confirmed, failed, and there in all.
+    /// Notes the numbers of events that were just settled: confirmed, failed, and in all.
     pub(super) fn settled(&self, published: u64, failed: u64, all: u64) {
         self.published.fetch_add(published, Ordering::Relaxed);
         self.failed.fetch_add(failed, Ordering::Relaxed);
@@ -136,7 +136,7 @@ impl Line {
         self.metrics.published.increment(published);
     }
 
-    /// Notes why nothing goes there. Answers for how long nothing has, and whether the reason is another than before.
+    /// Notes why no event goes there. Returns since how long, and whether the reason is a new one.
     pub(super) fn in_trouble(&self, why: &str) -> (Duration, bool) {
         let mut look = self.look();
         let (since, before) = look.trouble.get_or_insert_with(|| (Instant::now(), String::new()));
@@ -147,7 +147,7 @@ impl Line {
         (since.elapsed(), is_new)
     }
 
-    /// Notes that something went there. Answers for how long nothing had, where that was so.
+    /// Notes that events go there again. Returns how long none did, if that was so.
     pub(super) fn out_of_trouble(&self) -> Option<Duration> {
         let mut look = self.look();
         let (since, _) = look.trouble.take()?;
@@ -155,7 +155,7 @@ impl Line {
         Some(since.elapsed())
     }
 
-    /// Whether an outage is what events wait for.
+    /// Whether events wait for the end of an outage.
     fn is_recovering(&self) -> bool {
         let look = self.look();
         look.trouble.is_some() || look.mended_at.is_some_and(|at| at.elapsed() <= UNCOUNTED_MAX)
@@ -192,13 +192,13 @@ impl State {
         Self { outbox, consumer, lines: destinations.map(|name| Arc::new(Line::new(name))).collect() }
     }
 
-    /// The line of this destination, where there is a route for it.
+    /// The state of this destination, if it has a route.
     pub(super) fn line(&self, destination: &str) -> Option<&Arc<Line>> {
         self.lines.iter().find(|line| &*line.destination == destination)
     }
 
-    /// Whether an event that may go now waits on one of the relay's routes, or would but for an outage of its destination: one
-    /// of the worker's consumer, where it is a worker's.
+    /// Whether an event waits on one of the relay's routes that may go now, or could but for an outage of its destination. A
+    /// worker's relay counts the events of the worker's consumer alone.
     pub(super) async fn has_pending(&self) -> Result<bool, StoreError> {
         let backlog = self.outbox.backlog(self.consumer.as_ref()).await?;
         let is_pending =
@@ -212,7 +212,7 @@ impl State {
 pub struct RelayView(pub(super) Arc<State>);
 
 impl RelayView {
-    /// Events that were confirmed by their destinations so far.
+    /// How many events their destinations have confirmed so far.
     #[must_use]
     pub fn published(&self) -> u64 {
         self.0.lines.iter().map(|line| line.published.load(Ordering::Relaxed)).sum()
@@ -224,10 +224,9 @@ impl RelayView {
         self.0.lines.iter().map(|line| line.relayed()).collect()
     }
 
-    /// Whether no event that may go now waits on a route of this relay; of the worker's consumer alone, where it is a worker's.
-    /// What is tried again later, waits behind that or has failed does not count, unless its destination is in trouble or was just now.
-    /// Asks the database; `false` where it does not
-    /// answer.
+    /// Whether no event that may go now waits on a route of this relay; a worker's relay counts the events of the worker's consumer
+    /// alone. Events that are tried again later, wait behind such an event, or have failed do not count, unless their destination is
+    /// failing or was a moment ago. Asks the database; `false` if it does not answer.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -235,7 +234,7 @@ impl RelayView {
         self.0.has_pending().await.is_ok_and(|has_pending| !has_pending)
     }
 
-    /// A number that rises with each event that is settled, however: where it has changed, the relay was not idle meanwhile.
+    /// A number that rises with each settled event, whatever its outcome. If it has changed, the relay was not idle meanwhile.
     #[must_use]
     pub fn settled(&self) -> u64 {
         self.0.lines.iter().map(|line| line.settled.load(Ordering::Relaxed)).sum()

@@ -8,7 +8,7 @@ use crate::{
     outbox::{EventError, EventNumber, EventPublisher, OutgoingEvent},
 };
 
-/// An event of this number.
+/// An event with this number.
 pub(super) fn event(number: i64, ordering_key: Option<&str>) -> OutgoingEvent {
     let consumer = ConsumerName::new("ledger").expect("a name");
     let key = IdempotencyKey::new(&format!("event-{number}")).expect("a key");
@@ -18,7 +18,7 @@ pub(super) fn event(number: i64, ordering_key: Option<&str>) -> OutgoingEvent {
     event
 }
 
-/// Confirms everything.
+/// A publisher that confirms everything.
 pub(super) struct Silent;
 
 #[async_trait]

@@ -47,7 +47,7 @@ fn v8_what_was_sealed_is_opened_byte_for_byte_and_shows_nothing_before() {
     assert_ne!(one.result.body, other.result.body, "each row has a salt of its own");
 }
 
-/// M17: no row can stand in another one's place, and nothing that is readable beside the seal can be changed.
+/// M17: no row can take another one's place, and no readable part beside the seal can be changed.
 #[test]
 fn v8_a_row_that_was_changed_or_swapped_is_refused() {
     let sealed = || kept(keys().seal(new("order-1")).unwrap());
@@ -109,8 +109,8 @@ fn keys_are_refused_that_could_not_seal() {
     assert!(!format!("{:?}", keys()).contains('7'));
 }
 
-/// What is stored once is read for years: another layout, derivation or order of the authenticated parts opens nothing of it.
-/// Computed by another program: HKDF-SHA256 and AES-256-GCM of Python's `cryptography`.
+/// Stored results are read for years, and a change of the layout, the derivation or the order of the authenticated parts would
+/// make them unreadable. Computed by another program: HKDF-SHA256 and AES-256-GCM of Python's `cryptography`.
 #[test]
 fn v8_known_answers() {
     let salt: [u8; 32] = std::array::from_fn(|index| u8::try_from(index).unwrap());

@@ -1,4 +1,4 @@
-//! The providers whose documentation was read. What is written nowhere is not here: it is an argument.
+//! The providers whose documentation was read. A value that no documentation states is an argument.
 
 use std::time::Duration;
 
@@ -16,9 +16,13 @@ const fn hours(hours: u64) -> Duration {
 
 impl Profile {
     /// A server that follows the IETF's draft `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header-07): the key in quotes, 422 for
+<<<<<<< HEAD
     /// another request under it, 409 while it is worked on. So a 409 that says no more is never taken for the operation's refusal: the
     /// draft's own example has neither a `Retry-After` nor a type that tells. The draft has each server publish for how long it remembers,
     /// so say it here.
+=======
+    /// another request under it, 409 while it is in progress. By the draft each server publishes how long it remembers keys: `memory` is that.
+>>>>>>> refs/heads/prose
     #[must_use]
     pub fn ietf(memory: Duration) -> Self {
         Self::new("ietf", KeyPlace::QuotedHeader(IDEMPOTENCY_KEY), memory)
@@ -33,18 +37,22 @@ impl Profile {
             .word("/type", "answer-not-kept", Meaning::AnswerGone)
     }
 
-    /// A server that runs idem, with the profile `ietf` or `guardia`: what it says in its problems is understood, and it is asked about the
-    /// key, at `{path}/idempotency/{key}`, before this gives up. `memory` is its retention of keys (`keys_for`).
+    /// A server that runs idem, with the profile `ietf` or `guardia`. The client understands its problems, and asks it about the key at
+    /// `{path}/idempotency/{key}` before giving up. `memory` is its retention of keys (`keys_for`).
     ///
-    /// Both of guardia's conflicts are 409 and are told apart by their reason, as they must be: one is tried again, the other never.
+    /// Both of guardia's conflicts are 409. Their reasons tell them apart, because one is tried again and the other never.
     #[must_use]
     pub fn idem(memory: Duration, path: impl Into<String>) -> Self {
         Self::ietf(memory)
             .named("idem")
             .asks_at(path)
+<<<<<<< HEAD
             // What idem says with this status it names, or gives a time to wait; any other is the handler's own.
             .status(StatusCode::CONFLICT, Meaning::Refused)
             // Rolled back, and nothing kept: the one may go better another time, the others not.
+=======
+            // Rolled back, and nothing kept: the first may succeed later, the others cannot.
+>>>>>>> refs/heads/prose
             .word("/type", "failed-for-now", Meaning::NotYet)
             .word("/type", "failed", Meaning::NotTaken)
             .word("/type", "response-refused", Meaning::NotTaken)
@@ -53,9 +61,9 @@ impl Profile {
             .word("/reason", "CONFLICTING_IDEMPOTENT_REQUEST", Meaning::KeyReused)
     }
 
-    /// Stripe's API v1. Keys of up to 255 characters, pruned once they are 24 hours old, and then a request is a new one. The first answer is
-    /// kept once the endpoint has begun, 500 included; a 500 therefore ends in doubt at once, and only what Stripe marks with
-    /// `stripe-should-retry: true` is tried again.
+    /// Stripe's API v1. Keys of up to 255 characters, pruned once they are 24 hours old; after that a request is a new one. The first answer is
+    /// kept once the endpoint has begun, 500 included, so a 500 ends in doubt at once. The client tries again only if Stripe sends
+    /// `stripe-should-retry: true`.
     ///
     /// Source: <https://docs.stripe.com/api/idempotent_requests>, <https://docs.stripe.com/error-low-level>.
     #[must_use]
@@ -70,8 +78,8 @@ impl Profile {
             .word("/error/code", "idempotency_key_in_use", Meaning::InProgress)
     }
 
-    /// Adyen. Keys of up to 64 characters, valid for at least 31 days and in one region only; what failed may be tried again only where
-    /// `transient-error: true` says so; error 704, with 409 or 422, is "request already processed or in progress".
+    /// Adyen. Keys of up to 64 characters, valid for at least 31 days and in one region only. A failure may be tried again only with
+    /// `transient-error: true`; error 704, with 409 or 422, is "request already processed or in progress".
     ///
     /// Source: <https://docs.adyen.com/development-resources/api-idempotency>,
     /// <https://github.com/Adyen/adyen-java-api-library/issues/284>, <https://github.com/Adyen/adyen-java-api-library/pull/288>.
@@ -85,8 +93,8 @@ impl Profile {
             .word("/errorCode", "704", Meaning::InProgress)
     }
 
-    /// Square: the member `idempotency_key` of the body, up to 45 characters for a payment. It publishes no time for which keys are kept, so
-    /// the one that you were told, or dare to assume, is an argument.
+    /// Square: the member `idempotency_key` of the body, up to 45 characters for a payment. It does not publish how long it
+    /// keeps keys, so `memory` is an argument: the time that Square has told you, or one that you accept.
     ///
     /// Source: <https://developer.squareup.com/docs/working-with-apis/idempotency>,
     /// <https://developer.squareup.com/forums/t/how-long-are-idempotency-keys-retained-for-the-createpayment-endpoint/28303>.
@@ -96,7 +104,7 @@ impl Profile {
     }
 
     /// PayPal's orders, version 2: `PayPal-Request-Id`, up to 108 characters, kept for 6 hours (up to 72 by agreement; other APIs of
-    /// PayPal's differ, see each one's reference). Of two requests at once it may fail the second.
+    /// PayPal's differ, see their references). Of two simultaneous requests it may fail the second.
     ///
     /// Source: <https://developer.paypal.com/api/rest/reference/idempotency>,
     /// <https://developer.paypal.com/api/orders/v2/orders-authorize>.
@@ -107,8 +115,8 @@ impl Profile {
             .key_bytes_max(108)
     }
 
-    /// Qonto: `X-Qonto-Idempotency-Key`, kept for 30 minutes, after which the same request makes a new resource. It keeps what succeeded, and
-    /// gives it again whatever the body is, so two intents under one key would go unnoticed.
+    /// Qonto: `X-Qonto-Idempotency-Key`, kept for 30 minutes, after which the same request makes a new resource. It keeps successes,
+    /// and repeats them whatever the body is, so two intents under one key would go unnoticed.
     ///
     /// Source: <https://docs.qonto.com/get-started/general/idempotent-requests>.
     #[must_use]
@@ -118,7 +126,7 @@ impl Profile {
     }
 
     /// Plaid's `/transfer/authorization/create`: the member `idempotency_key` of the body, which expires after 48 hours. Only keys of the
-    /// length of a UUID were looked at.
+    /// length of a UUID were examined.
     ///
     /// Source: Plaid's schema of `TransferAuthorizationCreateRequest`,
     /// <https://www.rubydoc.info/gems/plaid/38.0.0/Plaid/TransferAuthorizationCreateRequest>.
@@ -137,8 +145,8 @@ impl Profile {
         Self::new("truelayer", KeyPlace::Header(IDEMPOTENCY_KEY), hours(24 * 30)).form(IdForm::V5)
     }
 
-    /// Checkout.com: `Cko-Idempotency-Key`, kept for 24 hours where the first answer was 2xx; what was answered with 4xx or 5xx is attempted
-    /// anew.
+    /// Checkout.com: `Cko-Idempotency-Key`, kept for 24 hours if the first answer was 2xx; after 4xx or 5xx the request is attempted
+    /// again.
     ///
     /// Source: <https://www.checkout.com/docs/payments/manage-payments/idempotency>.
     #[must_use]

@@ -1,4 +1,4 @@
-//! The certificates by which SNS signs, fetched once each.
+//! The certificates with which SNS signs, each fetched once.
 
 use std::{
     collections::HashMap,
@@ -10,15 +10,15 @@ use rustls_pki_types::{CertificateDer, pem::PemObject as _};
 
 use super::Fetch;
 
-/// How many are kept. A region has one at a time, for years.
+/// The most certificates that are kept. A region has one at a time, for years.
 const KEPT_MAX: usize = 16;
 
-/// Those that were fetched, by their URLs.
+/// The fetched certificates, by URL.
 #[derive(Default)]
 pub(super) struct Certificates(Mutex<HashMap<String, CertificateDer<'static>>>);
 
 impl Certificates {
-    /// The certificate at this URL, whose host was checked.
+    /// The certificate at this URL. The caller has checked the host.
     pub(super) async fn get(&self, url: &str, fetch: &dyn Fetch) -> Result<CertificateDer<'static>, BoxError> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(url).cloned();
         if let Some(known) = known {

@@ -1,10 +1,10 @@
-//! What SNS posts, and what of it is signed.
+//! The body that SNS posts, and the part of it that is signed.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use rustls_pki_types::CertificateDer;
 use serde::Deserialize;
 
-/// A message of SNS's. A member that is repeated makes it none.
+/// A message of SNS. A body with a repeated member is refused.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct Envelope {
@@ -42,7 +42,7 @@ impl Kind {
 }
 
 impl Envelope {
-    /// Whether the signature is of the owner of this certificate: RSA with PKCS #1 v1.5 and SHA-256.
+    /// Whether the owner of this certificate made the signature: RSA with PKCS #1 v1.5 and SHA-256.
     pub(super) fn is_signed_by(&self, certificate: &CertificateDer<'_>) -> bool {
         let (Ok(certificate), Ok(signature)) =
             (webpki::EndEntityCert::try_from(certificate), STANDARD.decode(&self.signature))
@@ -53,7 +53,7 @@ impl Envelope {
         certificate.verify_signature(webpki::ring::RSA_PKCS1_2048_8192_SHA256, signed.as_bytes(), &signature).is_ok()
     }
 
-    /// The text that is signed: names and values, each with its line.
+    /// The signed text: names and values, each on a line.
     fn signed(&self) -> String {
         let (message, id) = (Some(&*self.message), Some(&*self.message_id));
         let (timestamp, topic, kind) = (Some(&*self.timestamp), Some(&*self.topic_arn), Some(self.kind.as_str()));

@@ -16,13 +16,9 @@ const fn hours(hours: u64) -> Duration {
 
 impl Profile {
     /// A server that follows the IETF's draft `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header-07): the key in quotes, 422 for
-<<<<<<< HEAD
-    /// another request under it, 409 while it is worked on. So a 409 that says no more is never taken for the operation's refusal: the
-    /// draft's own example has neither a `Retry-After` nor a type that tells. The draft has each server publish for how long it remembers,
-    /// so say it here.
-=======
-    /// another request under it, 409 while it is in progress. By the draft each server publishes how long it remembers keys: `memory` is that.
->>>>>>> refs/heads/prose
+    /// another request under it, 409 while it is in progress. A 409 that says no more is never taken for the operation's refusal: the
+    /// draft's own example has neither a `Retry-After` nor a type that tells. By the draft each server publishes how long it remembers
+    /// keys: `memory` is that.
     #[must_use]
     pub fn ietf(memory: Duration) -> Self {
         Self::new("ietf", KeyPlace::QuotedHeader(IDEMPOTENCY_KEY), memory)
@@ -46,13 +42,9 @@ impl Profile {
         Self::ietf(memory)
             .named("idem")
             .asks_at(path)
-<<<<<<< HEAD
-            // What idem says with this status it names, or gives a time to wait; any other is the handler's own.
+            // Of its own conflicts idem says the type or a time to wait; any other is the handler's.
             .status(StatusCode::CONFLICT, Meaning::Refused)
-            // Rolled back, and nothing kept: the one may go better another time, the others not.
-=======
             // Rolled back, and nothing kept: the first may succeed later, the others cannot.
->>>>>>> refs/heads/prose
             .word("/type", "failed-for-now", Meaning::NotYet)
             .word("/type", "failed", Meaning::NotTaken)
             .word("/type", "response-refused", Meaning::NotTaken)

@@ -9,7 +9,7 @@ use idem_tests::plan::Plan;
 
 use super::{
     fixture::{Fixture, conclude},
-    kills, points, wave,
+    is_chosen, kills, points, wave,
 };
 use crate::support::{child::Child, database::Kind};
 
@@ -179,8 +179,7 @@ impl Moment {
 pub(super) async fn matrix(kind: Kind, batch: usize) {
     let deaths = points().map(Death::At).chain([Death::Killed, Death::Terminated]);
     let rows = deaths.map(|death| Row { kind, batch, death });
-    let only = std::env::var("IDEM_CRASH_ONLY").ok();
-    let rows = rows.filter(|row| only.as_ref().is_none_or(|only| row.name().contains(only.as_str())));
+    let rows = rows.filter(|row| is_chosen(&row.name()));
     conclude(join_all(rows.map(|row| async move { (row.name(), row.run().await) })).await);
 }
 

@@ -8,6 +8,7 @@ use idem_tests::plan::{Plan, WORKER_FAILED};
 
 use super::{
     fixture::{Fixture, conclude},
+    is_chosen,
     matrix::BATCH,
     points,
 };
@@ -65,8 +66,7 @@ impl Accident {
 
 pub(super) async fn accidents(kind: Kind, action: &'static str) {
     let rows = points().map(|point| Accident { kind, point, action });
-    let only = std::env::var("IDEM_CRASH_ONLY").ok();
-    let rows = rows.filter(|row| only.as_ref().is_none_or(|only| row.name().contains(only.as_str())));
+    let rows = rows.filter(|row| is_chosen(&row.name()));
     conclude(join_all(rows.map(|row| async move { (row.name(), row.run().await) })).await);
 }
 

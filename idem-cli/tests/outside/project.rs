@@ -62,6 +62,13 @@ impl Project {
     fn cargo(&self, arguments: &[&str], database: &str) -> Output {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.arg(arguments[0]).current_dir(self.path("."));
+        // What cargo tells a test of its package, build scripts take for theirs: ring would be built again here, and after this in the
+        // workspace once more, with all that depends on it.
+        for (name, _) in
+            std::env::vars().filter(|(name, _)| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
+        {
+            cargo.env_remove(name);
+        }
         if arguments[0] != "fmt" {
             cargo.arg("--offline").args(PROFILE.iter().flat_map(|setting| ["--config", setting]));
         }

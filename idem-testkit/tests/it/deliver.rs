@@ -59,6 +59,28 @@ async fn a_first_delivery_a_duplicate_a_conflict_and_a_failure() {
     assert_eq!(keys(&store), ["order-1", "order-2"]);
 }
 
+/// Takes its connection never, and writes nothing.
+#[tokio::test]
+async fn a_handler_without_a_write_is_delivered_to() {
+    let nothing = Arc::new(handler_fn(async |_: &Message, _: &mut Tx<'_, MemoryStore>| Ok(())));
+    assert!(deliver(&Arc::new(MemoryStore::new()), &nothing, message("order-1", "250")).await.unwrap().is_processed());
+}
+
+/// A13: whose handler writes past its transaction is told so by the test, on standard error, and nobody else is.
+#[test]
+fn a13_deliver_tells_of_a_transaction_that_was_not_used() {
+    for (test, is_told) in [
+        ("deliver::a_handler_without_a_write_is_delivered_to", true),
+        ("deliver::a_first_delivery_a_duplicate_a_conflict_and_a_failure", false),
+    ] {
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = again.args(["--exact", test, "--nocapture"]).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+        assert_eq!(told.contains("has taken no connection from its transaction"), is_told, "{told}");
+    }
+}
+
 #[tokio::test]
 async fn two_handlers_of_one_test_each_see_every_message() {
     async fn notes(_: &Message, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {

@@ -103,12 +103,17 @@ impl<S: Store, B: Source> Lane<S, B> {
         if self.shared.unsettled.is_empty() {
             return;
         }
-        for job in jobs.iter_mut().filter(|job| job.dead.is_none()) {
-            if let Some((cause, attempts)) = Place::of(job).and_then(|place| self.shared.unsettled.cause(&place)) {
-                (job.dead, job.attempt) = (Some(Box::new(cause)), Attempt::Ended(attempts));
-                self.came_again = true;
-            }
+        for job in jobs {
+            self.came_again |= self.was_set_aside(job);
         }
+    }
+
+    /// Whether it was set aside before, which it then says again.
+    fn was_set_aside(&self, job: &mut Job<B::Handle>) -> bool {
+        let place = Place::of(job).filter(|_| job.dead.is_none());
+        let Some((cause, attempts)) = place.and_then(|place| self.shared.unsettled.cause(&place)) else { return false };
+        (job.dead, job.attempt) = (Some(Box::new(cause)), Attempt::Ended(attempts));
+        true
     }
 
     /// Sets what was set aside before aside again, before anything waits for the breaker, which lets one message a second pass:
@@ -146,13 +151,10 @@ impl<S: Store, B: Source> Lane<S, B> {
     async fn not_set_aside(&mut self, jobs: Vec<Job<B::Handle>>) -> Vec<Job<B::Handle>> {
         let mut left = Vec::with_capacity(jobs.len());
         for mut job in jobs {
-            let known = Place::of(&job).filter(|_| job.dead.is_none());
-            match known.and_then(|place| self.shared.unsettled.cause(&place)) {
-                Some((cause, attempts)) => {
-                    (job.dead, job.attempt) = (Some(Box::new(cause)), Attempt::Ended(attempts));
-                    self.dead_letter(job).await;
-                }
-                None => left.push(job),
+            if self.was_set_aside(&mut job) {
+                self.dead_letter(job).await;
+            } else {
+                left.push(job);
             }
         }
         left

@@ -60,6 +60,11 @@ CREATE INDEX idx_outbox_held ON {schema}.outbox (destination, number) WHERE stat
 CREATE INDEX idx_outbox_blocking ON {schema}.outbox (destination, ordering_key, number) WHERE state IN (1, 2);
 CREATE INDEX idx_outbox_behind ON {schema}.outbox (destination, ordering_key, number) WHERE state = 3;
 
+-- The functions that follow find each event by the index that is meant for it, whatever the statistics of the moment say. Where
+-- the table was analysed while nothing in it was alive, as is usual of an outbox, the planner expects one row at most of any
+-- index: it may take the primary key, and read all of it for each event that it looks for. So each look asks for the order that
+-- its own index alone has, and sorting is off. Two equal bounds stand for an equality, which would make the order worth nothing.
+
 -- The next events of a destination that may go, and those before them that stand behind others in their ordering key: these
 -- come without their payload, to be marked. It is a function, because a plan that is cached while the table is tiny reads all
 -- of it, and goes on to do so while the table grows under it. Compiling its plan takes several times as long as running it,
@@ -71,6 +76,7 @@ CREATE FUNCTION {schema}.next_events(of_destination int, events_max bigint, byte
     LANGUAGE plpgsql STABLE STRICT
     SET enable_seqscan = off
     SET enable_bitmapscan = off
+    SET enable_sort = off
     SET jit = off
     SET search_path = pg_catalog, pg_temp
     AS $idem$
@@ -95,10 +101,14 @@ BEGIN
         SELECT * FROM ready ORDER BY number LIMIT looked_at
     ), judged AS MATERIALIZED (
         SELECT l.*, l.ordering_key IS NOT NULL AND (
-            EXISTS (SELECT FROM {schema}.outbox AS b WHERE b.destination = of_destination AND b.ordering_key = l.ordering_key
-                AND b.state IN (1, 2) AND b.number < l.number AND b.number NOT IN (SELECT other.number FROM oldest AS other))
-            OR EXISTS (SELECT FROM {schema}.outbox AS b WHERE b.destination = of_destination
-                AND b.ordering_key = l.ordering_key AND b.state = 3 AND b.number < l.number)) AS is_behind
+            (SELECT b.number FROM {schema}.outbox AS b
+            WHERE b.destination = of_destination AND b.ordering_key >= l.ordering_key AND b.ordering_key <= l.ordering_key
+                AND b.state IN (1, 2) AND b.number < l.number AND b.number NOT IN (SELECT other.number FROM oldest AS other)
+            ORDER BY b.ordering_key, b.number LIMIT 1) IS NOT NULL
+            OR (SELECT b.number FROM {schema}.outbox AS b
+            WHERE b.destination = of_destination AND b.ordering_key >= l.ordering_key AND b.ordering_key <= l.ordering_key
+                AND b.state = 3 AND b.number < l.number
+            ORDER BY b.ordering_key, b.number LIMIT 1) IS NOT NULL) AS is_behind
         FROM oldest AS l
     ), measured AS (
         SELECT j.*, count(*) FILTER (WHERE NOT j.is_behind) OVER up_to_it AS events,
@@ -116,9 +126,9 @@ BEGIN
 END
 $idem$;
 
--- The functions that follow find each event by an index, whatever the statistics of the moment say: a join with the numbers
--- would be turned round while they are of a tiny table, and then takes seconds for two thousand events among some ten
--- thousand. Each does it with the destination's row locked, so that no event has moved when it is met again by its place.
+-- What changes events finds their places first: a join with the numbers would be turned round while the statistics are those
+-- of a tiny table, and then takes seconds for two thousand events among some ten thousand. It has the destination's row locked,
+-- so that no event has moved when it is met again by its place.
 
 -- Marks events that stand behind others in their ordering key, so that they are not met again. Whoever lets followers go has
 -- the destination's row locked too: otherwise one that is marked while what it waits for is removed would wait for ever.
@@ -126,9 +136,10 @@ CREATE FUNCTION {schema}.mark_behind(of_destination int, numbers bigint[]) RETUR
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
     SET enable_bitmapscan = off
-    SET jit = off
+    SET enable_sort = off
     SET enable_hashjoin = off
     SET enable_mergejoin = off
+    SET jit = off
     SET search_path = pg_catalog, pg_temp
     AS $idem$
 DECLARE
@@ -138,42 +149,49 @@ BEGIN
     UPDATE {schema}.outbox AS o SET state = 3
     WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(numbers) AS m (number) CROSS JOIN LATERAL (
             SELECT p.ctid AS place FROM {schema}.outbox AS p
-            WHERE p.destination = of_destination AND p.number = m.number AND p.state = 0 LIMIT 1) AS found)) AND (
-        EXISTS (SELECT FROM {schema}.outbox AS b WHERE b.destination = o.destination AND b.ordering_key = o.ordering_key
-            AND b.state IN (1, 2) AND b.number < o.number)
-        OR EXISTS (SELECT FROM {schema}.outbox AS b WHERE b.destination = o.destination AND b.ordering_key = o.ordering_key
-            AND b.state = 3 AND b.number < o.number));
+            WHERE p.destination = of_destination AND p.number >= m.number AND p.number <= m.number AND p.state = 0
+            ORDER BY p.number LIMIT 1) AS found)) AND (
+        o.number > (SELECT b.number FROM {schema}.outbox AS b
+            WHERE b.destination = of_destination AND b.ordering_key >= o.ordering_key AND b.ordering_key <= o.ordering_key
+                AND b.state IN (1, 2) ORDER BY b.ordering_key, b.number LIMIT 1)
+        OR o.number > (SELECT b.number FROM {schema}.outbox AS b
+            WHERE b.destination = of_destination AND b.ordering_key >= o.ordering_key AND b.ordering_key <= o.ordering_key
+                AND b.state = 3 ORDER BY b.ordering_key, b.number LIMIT 1));
     GET DIAGNOSTICS marked = ROW_COUNT;
     RETURN marked;
 END
 $idem$;
 
--- Lets those go that stand behind nothing any more in these ordering keys, in their order. A thousand of a key at most: each
--- of them that is published lets the next ones go.
+-- Lets those go that stand behind nothing any more in these ordering keys, in their order. Some ten thousand in all and a
+-- thousand of a key at most, and one of each at least: each of them that is published lets the next ones go.
 CREATE FUNCTION {schema}.let_followers_go(of_destination int, keys bytea[]) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
     SET enable_bitmapscan = off
-    SET jit = off
+    SET enable_sort = off
     SET enable_hashjoin = off
     SET enable_mergejoin = off
+    SET jit = off
     SET search_path = pg_catalog, pg_temp
     AS $idem$
 DECLARE
+    of_keys CONSTANT bytea[] := ARRAY(SELECT DISTINCT k.ordering_key FROM unnest(keys) AS k (ordering_key)
+        WHERE k.ordering_key IS NOT NULL);
+    of_each_max CONSTANT bigint := least(1000, 1 + 10000 / greatest(1, cardinality(of_keys)));
     first bigint;
 BEGIN
     WITH gone AS (
         UPDATE {schema}.outbox AS o SET state = 0, not_before = NULL
         WHERE o.ctid = ANY (ARRAY(
-            SELECT free.place
-            FROM (SELECT DISTINCT k.ordering_key FROM unnest(keys) AS k (ordering_key) WHERE k.ordering_key IS NOT NULL) AS gone
+            SELECT free.place FROM unnest(of_keys) AS k (ordering_key)
             CROSS JOIN LATERAL (
                 SELECT f.ctid AS place FROM {schema}.outbox AS f
-                WHERE f.destination = of_destination AND f.ordering_key = gone.ordering_key AND f.state = 3
-                    AND f.number < coalesce((SELECT min(b.number) FROM {schema}.outbox AS b
-                        WHERE b.destination = of_destination AND b.ordering_key = gone.ordering_key AND b.state IN (1, 2)),
-                        9223372036854775807)
-                ORDER BY f.number LIMIT 1000) AS free))
+                WHERE f.destination = of_destination AND f.ordering_key >= k.ordering_key AND f.ordering_key <= k.ordering_key
+                    AND f.state = 3 AND f.number < coalesce((SELECT b.number FROM {schema}.outbox AS b
+                        WHERE b.destination = of_destination AND b.ordering_key >= k.ordering_key
+                            AND b.ordering_key <= k.ordering_key AND b.state IN (1, 2)
+                        ORDER BY b.ordering_key, b.number LIMIT 1), 9223372036854775807)
+                ORDER BY f.ordering_key, f.number LIMIT of_each_max) AS free))
         RETURNING o.number
     )
     SELECT min(g.number) FROM gone AS g INTO first;
@@ -189,9 +207,10 @@ CREATE FUNCTION {schema}.settle_events(of_destination int, published bigint[], o
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
     SET enable_bitmapscan = off
-    SET jit = off
+    SET enable_sort = off
     SET enable_hashjoin = off
     SET enable_mergejoin = off
+    SET jit = off
     SET search_path = pg_catalog, pg_temp
     AS $idem$
 DECLARE
@@ -199,29 +218,33 @@ DECLARE
     more bytea[];
     settled bigint := 0;
     one record;
+    place tid;
 BEGIN
     PERFORM FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination FOR NO KEY UPDATE;
     -- One by one, and first among the pending ones, so that each is found by an index, however many wait.
     FOR one IN SELECT s.* FROM json_to_recordset(others)
         AS s (number bigint, state smallint, after bigint, error text, may_be_sent boolean, counted boolean)
     LOOP
+        SELECT f.ctid FROM {schema}.outbox AS f
+        WHERE f.destination = of_destination AND f.number >= one.number AND f.number <= one.number AND f.state = 0
+        ORDER BY f.number LIMIT 1 INTO place;
+        IF NOT FOUND THEN
+            SELECT f.ctid FROM {schema}.outbox AS f
+            WHERE f.destination = of_destination AND f.number >= one.number AND f.number <= one.number AND f.state <> 0
+            ORDER BY f.number LIMIT 1 INTO place;
+        END IF;
         UPDATE {schema}.outbox AS o SET state = one.state, attempts = o.attempts + one.counted::int, error = one.error,
             not_before = CASE WHEN one.state = 1 THEN clock_timestamp() + one.after * interval '1 microsecond' END,
             first_sent_at = CASE WHEN one.may_be_sent THEN coalesce(o.first_sent_at, clock_timestamp()) ELSE o.first_sent_at END
-        WHERE o.destination = of_destination AND o.number = one.number AND o.state = 0;
-        IF NOT FOUND THEN
-            UPDATE {schema}.outbox AS o SET state = one.state, attempts = o.attempts + one.counted::int, error = one.error,
-                not_before = CASE WHEN one.state = 1 THEN clock_timestamp() + one.after * interval '1 microsecond' END,
-                first_sent_at = CASE WHEN one.may_be_sent THEN coalesce(o.first_sent_at, clock_timestamp()) ELSE o.first_sent_at END
-            WHERE o.destination = of_destination AND o.number = one.number AND o.state <> 0;
-        END IF;
+        WHERE o.ctid = place;
         settled := settled + FOUND::int;
     END LOOP;
     WITH gone AS (
         DELETE FROM {schema}.outbox AS o
         WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(published) AS p (number) CROSS JOIN LATERAL (
             SELECT f.ctid AS place FROM {schema}.outbox AS f
-            WHERE f.destination = of_destination AND f.number = p.number AND f.state = 0 LIMIT 1) AS found))
+            WHERE f.destination = of_destination AND f.number >= p.number AND f.number <= p.number AND f.state = 0
+            ORDER BY f.number LIMIT 1) AS found))
         RETURNING o.ordering_key
     )
     SELECT coalesce(array_agg(g.ordering_key), '{}') FROM gone AS g INTO keys;
@@ -230,7 +253,8 @@ BEGIN
             DELETE FROM {schema}.outbox AS o
             WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(published) AS p (number) CROSS JOIN LATERAL (
                 SELECT f.ctid AS place FROM {schema}.outbox AS f
-                WHERE f.destination = of_destination AND f.number = p.number AND f.state <> 0 LIMIT 1) AS found))
+                WHERE f.destination = of_destination AND f.number >= p.number AND f.number <= p.number AND f.state <> 0
+                ORDER BY f.number LIMIT 1) AS found))
             RETURNING o.ordering_key
         )
         SELECT coalesce(array_agg(g.ordering_key), '{}') FROM gone AS g INTO more;
@@ -245,26 +269,41 @@ $idem$;
 -- an event becomes pending again.
 CREATE FUNCTION {schema}.retry_events(numbers bigint[]) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
+    SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_sort = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
     SET jit = off
     SET search_path = pg_catalog, pg_temp
     AS $idem$
 DECLARE
-    retried bigint;
+    of_destination int;
+    first bigint;
+    here bigint;
+    retried bigint := 0;
 BEGIN
-    PERFORM FROM {schema}.outbox_destinations AS d
-    WHERE d.id IN (SELECT o.destination FROM {schema}.outbox AS o WHERE o.number = ANY (numbers))
-    ORDER BY d.id FOR NO KEY UPDATE;
-    WITH gone AS (
-        UPDATE {schema}.outbox AS o SET state = 0, attempts = 0, not_before = NULL
-        FROM {schema}.outbox_destinations AS d
-        WHERE o.destination = d.id AND o.number = ANY (numbers) AND o.state <> 0 AND o.state IN (1, 2)
-        RETURNING o.destination, o.number
-    ), lowered AS (
-        UPDATE {schema}.outbox_destinations AS d SET pending_from = first.number
-        FROM (SELECT g.destination, min(g.number) AS number FROM gone AS g GROUP BY g.destination) AS first
-        WHERE d.id = first.destination AND d.pending_from > first.number
-    )
-    SELECT count(*) FROM gone INTO retried;
+    FOR of_destination IN SELECT d.id FROM {schema}.outbox_destinations AS d
+        WHERE EXISTS (SELECT FROM unnest(numbers) AS r (number) CROSS JOIN LATERAL (
+            SELECT FROM {schema}.outbox AS f
+            WHERE f.destination = d.id AND f.number >= r.number AND f.number <= r.number AND f.state IN (1, 2)
+            ORDER BY f.number LIMIT 1) AS found)
+        ORDER BY d.id
+    LOOP
+        PERFORM FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination FOR NO KEY UPDATE;
+        WITH gone AS (
+            UPDATE {schema}.outbox AS o SET state = 0, attempts = 0, not_before = NULL
+            WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(numbers) AS r (number) CROSS JOIN LATERAL (
+                SELECT f.ctid AS place FROM {schema}.outbox AS f
+                WHERE f.destination = of_destination AND f.number >= r.number AND f.number <= r.number AND f.state IN (1, 2)
+                ORDER BY f.number LIMIT 1) AS found))
+            RETURNING o.number
+        )
+        SELECT count(*), min(g.number) FROM gone AS g INTO here, first;
+        UPDATE {schema}.outbox_destinations AS d SET pending_from = first
+        WHERE d.id = of_destination AND d.pending_from > first;
+        retried := retried + here;
+    END LOOP;
     RETURN retried;
 END
 $idem$;
@@ -277,6 +316,7 @@ CREATE FUNCTION {schema}.raise_pending(of_destination int, before text, drawn bi
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan = off
     SET enable_bitmapscan = off
+    SET enable_sort = off
     SET jit = off
     SET search_path = pg_catalog, pg_temp
     AS $idem$
@@ -316,11 +356,6 @@ $idem$;
 -- Removes events unsent, and lets those go that waited behind them.
 CREATE FUNCTION {schema}.skip_events(numbers bigint[]) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
-    SET enable_seqscan = off
-    SET enable_bitmapscan = off
-    SET jit = off
-    SET enable_hashjoin = off
-    SET enable_mergejoin = off
     SET search_path = pg_catalog, pg_temp
     AS $idem$
 DECLARE

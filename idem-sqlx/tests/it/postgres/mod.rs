@@ -21,6 +21,7 @@ mod failover;
 mod fixture;
 mod full_disk;
 mod handlers;
+mod lookups;
 mod outbox;
 mod poolers;
 #[cfg(feature = "failpoints")]

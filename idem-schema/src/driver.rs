@@ -91,7 +91,8 @@ pub trait PostgresDriver: Send + Sync {
     /// The schema that holds idem's tables.
     fn schema(&self) -> &SchemaName;
 
-    /// Runs a statement once, within the time for it, and answers its rows.
+    /// Runs a statement once, within the time for it, and answers its rows. The server ends it after that time too, however the
+    /// connection comes to it (A54).
     fn run_once(
         &self,
         doing: &'static str,
@@ -159,6 +160,10 @@ impl<D: PostgresDriver> BookkeepingDriver for D {
                         return Err(error);
                     }
                 }
+                // The server's clock may be a little before this client's, which says the same.
+                Err(StoreError::Failed { doing, source, .. }) if is_late::<D>(&*source) => {
+                    return Err(StoreError::Unavailable { doing, source });
+                }
                 answer => return answer,
             }
         }
@@ -171,6 +176,11 @@ impl<D: PostgresDriver> BookkeepingDriver for D {
     async fn warnings(&self) -> Result<Vec<String>, StoreError> {
         start::warnings(self).await
     }
+}
+
+/// Whether the server has ended the statement, because of its limit or by an operator's hand.
+fn is_late<D: PostgresDriver>(error: &(dyn Error + 'static)) -> bool {
+    chain(error).find_map(D::sqlstate).as_deref() == Some("57014")
 }
 
 fn is_read_only<D: PostgresDriver>(error: &StoreError) -> bool {

@@ -30,6 +30,7 @@ mod errors;
 mod headers;
 mod host;
 mod key_id;
+mod limit;
 mod migrations;
 mod name;
 mod outbox;
@@ -49,6 +50,7 @@ pub use crate::{
     headers::{decode_headers, encode_headers},
     host::host_name,
     key_id::{KEY_ID_VECTORS, key_id},
+    limit::StatementLimit,
     migrations::{
         AppliedMigration, Dialect, MigrateError, Migration, MigrationConnection, MigrationError, MigrationStatements,
         Migrator, POSTGRES_MIGRATIONS, SQLITE_MIGRATIONS, pending_migrations, postgres_roles, version_to_revert,

@@ -47,15 +47,18 @@ pub fn begin_unit(limits: UnitLimits, durability: Option<&str>) -> String {
         ("idle_in_transaction_session_timeout", Some(limits.idle_in_transaction)),
     ];
     for (name, limit) in settings.into_iter().filter_map(|(name, limit)| Some((name, limit?))) {
-        // Zero would switch the limit off, and the server takes no more milliseconds than an i32 holds.
-        let milliseconds = limit.as_millis().clamp(1, 2_147_483_647);
         // Writing to a String cannot fail.
-        let _ = write!(text, "; SET LOCAL {name} = {milliseconds}");
+        let _ = write!(text, "; SET LOCAL {name} = {}", milliseconds(limit));
     }
     if let Some(durability) = durability {
         let _ = write!(text, "; SET LOCAL synchronous_commit = {durability}");
     }
     text
+}
+
+/// A limit as the server's settings take it: zero would switch it off, and there are no more milliseconds than an i32 holds.
+pub(crate) fn milliseconds(limit: Duration) -> i32 {
+    i32::try_from(limit.as_millis()).unwrap_or(i32::MAX).max(1)
 }
 
 /// Makes a struct of statements, each a field with its documentation.

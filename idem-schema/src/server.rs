@@ -66,8 +66,7 @@ impl RoleDefault {
     }
 
     /// How one of idem's statements outside of units begins, where it needs a transaction of its own.
-    #[must_use]
-    pub fn begin(&self) -> &'static str {
+    pub(crate) fn begin(&self) -> &'static str {
         if self.is_read_only() {
             "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
         } else {

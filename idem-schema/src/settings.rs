@@ -117,8 +117,8 @@ macro_rules! postgres_setters {
             connections: u32,
             /// How long connecting may take. Defaults to 5 s; from 10 ms to 5 minutes.
             connect_timeout: ::std::time::Duration,
-            /// How long one call outside of units of work may take, the wait for a connection included. Defaults to 10 s;
-            /// from 10 ms to 5 minutes.
+            /// How long one call outside of units of work may take, the wait for a connection included; the server ends its
+            /// statement after this time too. Defaults to 10 s; from 10 ms to 5 minutes.
             answer_timeout: ::std::time::Duration,
         }
     };

@@ -2,13 +2,14 @@
 
 use std::{error::Error as StdError, fmt, future::Future, sync::Arc, time::Duration};
 
+use futures_util::join;
 use idem_core::StoreError;
 use idem_schema::{
-    Fence, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids, SessionSettings, Value,
-    refuse_fenced,
+    Fence, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids, SessionSettings, StatementLimit,
+    Value, refuse_fenced,
 };
 use tokio::sync::OnceCell;
-use tokio_postgres::{Client, Error, config::Config, error::Severity, types::Type};
+use tokio_postgres::{Client, Error, SimpleQueryMessage, config::Config, error::Severity, types::Type};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::{
@@ -29,6 +30,7 @@ pub struct Driver {
     tls: MakeRustlsConnect,
     /// The settings that the server, or the pooler before it, takes at the start of a connection.
     session_settings: SessionSettings,
+    statement_limit: StatementLimit,
     /// Whether the way to the server lets a session have settings of its own, which is looked at once.
     is_direct: OnceCell<bool>,
     role_default: RoleDefault,
@@ -112,6 +114,7 @@ impl Driver {
             framework: Pool::new(options.connection.clone(), options.settings.connections as usize),
             cleaner: Pool::new(cleanup, 1),
             tls: tls::connector(options.tls.clone())?,
+            statement_limit: StatementLimit::new(options.settings.answer_timeout, options.settings.statements),
             options,
             session_settings: SessionSettings::default(),
             is_direct: OnceCell::new(),
@@ -136,6 +139,30 @@ impl Driver {
         let connect = Link::connect(config, self.tls.clone(), options.settings.connect_timeout, options.statements_max);
         // It is rare and its future large: without a box each unit's would be as large.
         Box::pin(connect).await
+    }
+
+    /// The same for statements outside of units, with their limit where a session can have it.
+    async fn connect_limited(&self, plain: &Config) -> Result<Link, StoreError> {
+        let limit = &self.statement_limit;
+        let Some((name, value)) = limit.setting() else { return self.connect_with(plain).await };
+        let link = match self.connect_with(&with_settings(plain, &[(name, value.as_str())])).await {
+            Err(StoreError::Refused { .. }) => {
+                // It may have been something else, and then it is refused again.
+                let link = self.connect_with(plain).await?;
+                limit.refused();
+                return Ok(link);
+            }
+            connected => connected?,
+        };
+        if let Some(question) = limit.question() {
+            let answer = link.client.simple_query(&question).await;
+            let answer = answer.map_err(|source| error::store("connecting", source))?;
+            let has = |message: &SimpleQueryMessage| matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some("t"));
+            if !answer.iter().any(has) {
+                limit.refused();
+            }
+        }
+        Ok(link)
     }
 
     /// The same with the settings of a session, as far as they are taken.
@@ -223,22 +250,26 @@ impl Driver {
         within(self.options.settings.answer_timeout, doing, call).await
     }
 
-    /// Runs one statement, in a transaction that `begin` begins where that is given.
+    /// Runs one statement; one of cleanup in a transaction that `cleaning` begins.
     async fn once(
         &self,
         pool: &Pool,
         doing: &'static str,
-        begin: Option<&str>,
+        cleaning: Option<&str>,
         text: &str,
         parameters: &Parameters<'_>,
     ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
         let (_permit, idle) = pool.turn().await;
         let link = match idle {
             Some(link) => link,
-            None => self.connect_with(&pool.config).await?,
+            None if cleaning.is_some() => self.connect_with(&pool.config).await?,
+            None => self.connect_limited(&pool.config).await?,
         };
-        let begin = begin.or_else(|| self.role_default.is_read_only().then(|| self.role_default.begin()));
-        let rows = run(&link.client, begin, text, parameters).await;
+        let begin = match cleaning {
+            Some(begin) => Some(begin.to_owned()),
+            None => self.statement_limit.begin(&self.role_default),
+        };
+        let rows = run(&link.client, begin.as_deref(), text, parameters).await;
         // After an error of the server's the connection is sound, unless that ended it; after any other it is closed.
         let is_sound = match &rows {
             Ok(_) => true,
@@ -259,10 +290,14 @@ async fn run(
 ) -> Result<Vec<tokio_postgres::Row>, Error> {
     // Nothing is prepared: one round trip, and the pooler that there may be gives it to one server connection.
     let Some(begin) = begin else { return client.query_typed(text, parameters).await };
-    client.batch_execute(begin).await?;
-    let rows = client.query_typed(text, parameters).await;
-    client.batch_execute(if rows.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
-    rows
+    // All is on its way before anybody waits. Where the statement fails, the server takes the COMMIT for a ROLLBACK; it refuses the
+    // BEGIN only where it takes no writes.
+    let (began, rows, ended) =
+        join!(client.batch_execute(begin), client.query_typed(text, parameters), client.batch_execute("COMMIT"));
+    began?;
+    let rows = rows?;
+    ended?;
+    Ok(rows)
 }
 
 async fn within<T>(

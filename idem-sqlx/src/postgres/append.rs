@@ -80,7 +80,7 @@ impl PostgresUnit<'_> {
 /// Whether the login may write what the unit could not. Where that cannot be found out, it is taken for a missing right.
 async fn may_append(driver: &Driver) -> bool {
     let query = sqlx::query(sqlx::AssertSqlSafe(Arc::clone(&driver.statements.may_append)));
-    let asked = driver.within("looking at the rights", driver.once(&driver.framework, None, query)).await;
+    let asked = driver.within("looking at the rights", driver.once(None, query)).await;
     let row = asked.and_then(|rows| driver::read(&rows));
     row.is_ok_and(|rows| rows.first().is_some_and(|row| row.get("may").unwrap_or(false)))
 }

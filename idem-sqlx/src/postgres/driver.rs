@@ -16,7 +16,7 @@ use sqlx::{
 };
 use tokio::sync::OnceCell;
 
-use super::{PostgresOptions, PostgresSession, error};
+use super::{PostgresOptions, PostgresSession, error, framework::Framework};
 
 /// A statement with its parameters, built anew for each try.
 pub(super) type Statement<'q> = Query<'q, Db, PgArguments>;
@@ -26,7 +26,7 @@ pub(super) type Statement<'q> = Query<'q, Db, PgArguments>;
 pub struct Driver {
     pub(super) options: PostgresOptions,
     pub(super) statements: PostgresStatements,
-    pub(super) framework: PgPool,
+    pub(super) framework: Framework,
     /// One connection for cleanup, whose login may be another.
     pub(super) cleaner: PgPool,
     /// The settings that the server, or the pooler before it, takes at the start of a connection.
@@ -71,7 +71,7 @@ impl PostgresDriver for Driver {
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<Row>, StoreError> {
         let statement = bound(sqlx::query(AssertSqlSafe(Arc::clone(text))), parameters);
-        read(&self.within(doing, self.once(&self.framework, None, statement)).await?)
+        read(&self.within(doing, self.once(None, statement)).await?)
     }
 
     async fn clean_once(
@@ -83,7 +83,7 @@ impl PostgresDriver for Driver {
     ) -> Result<Vec<Row>, StoreError> {
         let statement = bound(sqlx::query(AssertSqlSafe(Arc::clone(text))), parameters);
         let limit = limit + self.options.settings.answer_timeout;
-        read(&within(limit, "cleaning up", self.once(&self.cleaner, Some(begin), statement)).await?)
+        read(&within(limit, "cleaning up", self.once(Some(begin), statement)).await?)
     }
 
     async fn rest(&self) {
@@ -122,8 +122,9 @@ impl PostgresDriver for Driver {
 
 impl Driver {
     pub(super) fn new(options: PostgresOptions) -> Self {
-        let framework = options.pool(&options.connection, options.settings.connections);
-        let cleaner = options.pool(options.cleanup.as_ref().unwrap_or(&options.connection), 1);
+        let framework = Framework::new(&options);
+        let cleanup = options.cleanup.as_ref().unwrap_or(&options.connection).clone();
+        let cleaner = options.pool_options(1).connect_lazy_with(cleanup);
         Self {
             statements: PostgresStatements::new(&options.settings.schema),
             options,
@@ -221,28 +222,30 @@ impl Driver {
         within(self.options.settings.answer_timeout, doing, call)
     }
 
-    /// Runs one statement, in a transaction that `begin` begins where that is given. It is rare and its future large: without
+    /// Runs one statement; one of cleanup in a transaction that `cleaning` begins. It is rare and its future large: without
     /// a box each unit's would be as large.
     pub(super) fn once<'s>(
         &'s self,
-        pool: &'s PgPool,
-        begin: Option<&'s str>,
+        cleaning: Option<&'s str>,
         statement: Statement<'s>,
     ) -> BoxFuture<'s, Result<Vec<PgRow>, sqlx::Error>> {
         async move {
-            let mut borrowed = Borrowed(pool.acquire().await?, false);
+            let (acquired, begin) = match cleaning {
+                Some(begin) => (self.cleaner.acquire().await?, Some(begin.to_owned())),
+                None => (self.framework.acquire().await?, self.framework.begin(&self.role_default)),
+            };
+            let mut borrowed = Borrowed(acquired, false);
             let connection = &mut *borrowed.0;
-            let rows = if begin.is_none() && self.is_named() && !self.role_default.is_read_only() {
-                statement.fetch_all(&mut *connection).await
-            } else {
+            let rows = if let Some(begin) = begin {
                 // sqlx prepares and runs in two steps, between which a pooler may change the server connection unless a
                 // transaction holds it. It is no transaction of sqlx's, so nothing is left to a destructor.
-                let begin = begin.unwrap_or(self.role_default.begin()).to_owned();
                 sqlx::raw_sql(AssertSqlSafe(begin)).execute(&mut *connection).await?;
                 let rows = statement.persistent(false).fetch_all(&mut *connection).await;
                 let end = if rows.is_ok() { "COMMIT" } else { "ROLLBACK" };
                 sqlx::raw_sql(end).execute(&mut *connection).await?;
                 rows
+            } else {
+                statement.fetch_all(&mut *connection).await
             };
             // After an error of the server's the connection is sound; after any other it is closed. A stale plan would fail
             // again on it.

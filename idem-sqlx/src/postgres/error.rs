@@ -170,7 +170,7 @@ pub(super) fn connecting(source: sqlx::Error) -> StoreError {
     StoreError::Unavailable { doing: "connecting", source: Box::new(source) }
 }
 
-fn is_refused_setting(error: &sqlx::Error) -> bool {
+pub(super) fn is_refused_setting(error: &sqlx::Error) -> bool {
     let reported = error.as_database_error();
     reported.is_some_and(|error| match code_of(error).as_str() {
         "08P01" => error.message().contains("startup parameter"),

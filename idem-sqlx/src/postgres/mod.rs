@@ -3,6 +3,7 @@
 mod append;
 mod driver;
 mod error;
+mod framework;
 mod migrate;
 mod options;
 mod outbox;
@@ -100,7 +101,7 @@ impl PostgresStore {
     /// # Cancel safety
     /// Cancel safe: what is not closed in good order is closed when the store is dropped.
     pub async fn disconnect(&self) {
-        self.driver().framework.close().await;
+        self.driver().framework.pool.close().await;
         self.driver().cleaner.close().await;
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use idem_core::StoreError;
 use idem_schema::{PostgresSettings, Statements, is_this_machine, unreadable_url};
 use sqlx::{
-    ConnectOptions as _, PgPool,
+    ConnectOptions as _,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 
@@ -93,7 +93,7 @@ impl PostgresOptions {
         Ok(PostgresStore::from_options(self))
     }
 
-    pub(super) fn pool(&self, connection: &PgConnectOptions, connections: u32) -> PgPool {
+    pub(super) fn pool_options(&self, connections: u32) -> PgPoolOptions {
         PgPoolOptions::new()
             .max_connections(connections)
             .acquire_timeout(self.settings.answer_timeout)
@@ -101,7 +101,6 @@ impl PostgresOptions {
             // needs no task of its own.
             .idle_timeout(None)
             .max_lifetime(None)
-            .connect_lazy_with(connection.clone())
     }
 
     /// Whether somebody between here and the server could read along.

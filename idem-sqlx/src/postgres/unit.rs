@@ -248,7 +248,7 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
         let own = self.session.backend.filter(|(own, _)| *own == pid).map(|(_, start)| start);
         let terminate = sqlx::query(AssertSqlSafe(Arc::clone(&self.sql().terminate_unit)));
         let terminate = terminate.bind(pid).bind(own).bind(self.xid.as_deref());
-        let terminated = self.driver.once(&self.driver.framework, None, terminate);
+        let terminated = self.driver.once(None, terminate);
         if let Err(error) = self.driver.within("ending an abandoned transaction", terminated).await {
             tracing::warn!(%error, "an abandoned transaction could not be ended; it ends when the server notices the closed connection");
         }

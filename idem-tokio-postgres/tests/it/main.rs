@@ -14,6 +14,7 @@ mod conformance;
 mod consumers;
 mod errors;
 mod fixture;
+mod given_up;
 mod handlers;
 mod outbox;
 mod pipelined;

@@ -15,7 +15,7 @@ use crate::{
     fixture::Fixture,
 };
 
-fn pooler() -> Config {
+pub(crate) fn pooler() -> Config {
     let url = std::env::var("IDEM_PGBOUNCER_URL");
     url.unwrap_or_else(|_| "postgres://idem@127.0.0.1:26432/idem".to_owned()).parse().unwrap()
 }

@@ -20,6 +20,7 @@ mod errors;
 mod failover;
 mod fixture;
 mod full_disk;
+mod given_up;
 mod handlers;
 mod lookups;
 mod outbox;

@@ -19,7 +19,7 @@ use super::{
     fixture::Fixture,
 };
 
-fn pooler() -> PgConnectOptions {
+pub(super) fn pooler() -> PgConnectOptions {
     let url = std::env::var("IDEM_PGBOUNCER_URL");
     url.unwrap_or_else(|_| "postgres://idem@127.0.0.1:26432/idem".to_owned()).parse().unwrap()
 }

@@ -117,7 +117,8 @@ pub trait PostgresDriver: Send + Sync {
     /// The SQLSTATE of this driver's own error, where the server has reported one.
     fn sqlstate(error: &(dyn Error + 'static)) -> Option<String>;
 
-    /// Prepares a statement on one connection, holds another in a transaction, and uses the statement again: see
+    /// Prepares a statement on one connection, holds another in a transaction, and uses the statement again, up to
+    /// [`SeenPids::ROUNDS`] times over the same two. Answers the first round that shows a pooler, or else the last: see
     /// [`is_pooled`](crate::is_pooled).
     fn seen_pids(&self) -> impl Future<Output = Result<SeenPids, StoreError>> + Send;
 

@@ -174,8 +174,17 @@ pub struct SeenPids {
     pub again: i32,
 }
 
-/// Rounds of looking, because other clients of a pooler can take the server connection in between.
-const POOLER_ROUNDS: usize = 3;
+impl SeenPids {
+    /// Rounds of looking, because other clients of a pooler can take the server connection in between. All of them go over the same
+    /// two connections: to a server without a pooler each further one is another process.
+    pub const ROUNDS: usize = 3;
+
+    /// Whether a pooler gave the two what only one of them has elsewhere.
+    #[must_use]
+    pub fn is_pooled(&self) -> bool {
+        self.second == self.first || self.again != self.first
+    }
+}
 
 /// Looks whether a pooler in transaction mode stands in between, which gives the server connection that a first client has
 /// just used to a second one, and answers so where it keeps prepared statements apart.
@@ -186,19 +195,12 @@ const POOLER_ROUNDS: usize = 3;
 /// # Cancel safety
 /// As [`PostgresDriver::seen_pids`].
 pub async fn is_pooled(driver: &impl PostgresDriver) -> Result<bool, StoreError> {
-    for _ in 0..POOLER_ROUNDS {
-        match driver.seen_pids().await {
-            Ok(SeenPids { first, second, again }) if second == first || again != first => return Ok(true),
-            Ok(_) => {}
-            Err(StoreError::Unavailable { source, .. }) if source.is::<PoolerError>() => {
-                return Err(StoreError::Refused {
-                    problem: "statements is Named, and a pooler in transaction mode loses prepared statements"
-                        .to_owned(),
-                    cure: POOLER_CURE.to_owned(),
-                });
-            }
-            Err(other) => return Err(other),
-        }
+    match driver.seen_pids().await {
+        Ok(seen) => Ok(seen.is_pooled()),
+        Err(StoreError::Unavailable { source, .. }) if source.is::<PoolerError>() => Err(StoreError::Refused {
+            problem: "statements is Named, and a pooler in transaction mode loses prepared statements".to_owned(),
+            cure: POOLER_CURE.to_owned(),
+        }),
+        Err(other) => Err(other),
     }
-    Ok(false)
 }

@@ -231,8 +231,10 @@ SELECT pg_catalog.current_setting('server_version_num')::int4 AS version_num,
     (SELECT (extract(epoch FROM a.backend_start) * 1000000::numeric)::int8
         FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) AS a) AS backend_start,
     pg_catalog.current_setting('default_transaction_read_only') AS default_transaction_read_only,
-    (SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'synchronous_commit') AS synchronous_commit_default,
-    (SELECT source FROM pg_catalog.pg_settings WHERE name = 'default_transaction_read_only') AS read_only_source";
+    s.synchronous_commit_default, s.read_only_source
+FROM (SELECT pg_catalog.max(reset_val) FILTER (WHERE name = 'synchronous_commit') AS synchronous_commit_default,
+        pg_catalog.max(source) FILTER (WHERE name = 'default_transaction_read_only') AS read_only_source
+    FROM pg_catalog.pg_settings WHERE name = 'synchronous_commit' OR name = 'default_transaction_read_only') AS s";
 
     /// Whether transactions of this session are read only unless they say otherwise, and by whose word. No parameters.
     /// Result, one row: `read_only bool`, `source text` as `pg_settings` has it.

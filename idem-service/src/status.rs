@@ -283,7 +283,7 @@ mod tests {
         });
         let told = tokio::time::timeout(Duration::from_secs(60), async {
             while status.dead().is_none() {
-                tokio::task::yield_now().await;
+                tokio::time::sleep(Duration::from_millis(2)).await;
             }
         });
         told.await.expect("it is told");

@@ -87,7 +87,7 @@ async fn stuck_names_the_failing_key_and_the_session_that_blocks() {
         let mut other = sqlx::PgConnection::connect(&fixture.url).await.unwrap();
         let is_waiting = "SELECT cardinality(pg_blocking_pids($1)) > 0";
         while !sqlx::query_scalar::<_, bool>(is_waiting).bind(waiting).fetch_one(&mut other).await.unwrap() {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
         }
         let stuck = fixture.idem("stuck --json").json();
         sqlx::raw_sql("ROLLBACK").execute(&mut *holder).await.unwrap();

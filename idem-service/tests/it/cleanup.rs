@@ -97,7 +97,7 @@ async fn s24_a_worker_without_cleanup_tells_the_tables_sizes() {
         let start = format!("{sample}{{consumer=\"ledger\"}} ");
         match metrics.lines().find_map(|line| line.strip_prefix(&start)) {
             Some(value) if value != "0" => break value.parse::<f64>().unwrap(),
-            Some(_) | None => tokio::task::yield_now().await,
+            Some(_) | None => tokio::time::sleep(std::time::Duration::from_millis(20)).await,
         }
     };
     let all = async { (told("idem_record_bytes").await, told("idem_dead_letter_bytes").await) };

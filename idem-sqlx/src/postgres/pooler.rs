@@ -34,12 +34,19 @@ impl Driver {
 }
 
 async fn prepare_on_both(first: &mut PgConnection, second: &mut PgConnection) -> Result<SeenPids, sqlx::Error> {
-    let before = pid(first).await?;
-    sqlx::raw_sql("BEGIN").execute(&mut *second).await?;
-    let held = pid(second).await?;
-    let again = pid(first).await?;
-    sqlx::raw_sql("ROLLBACK").execute(&mut *second).await?;
-    Ok(SeenPids { first: before, second: held, again })
+    let mut rounds = 1;
+    loop {
+        let before = pid(first).await?;
+        sqlx::raw_sql("BEGIN").execute(&mut *second).await?;
+        let held = pid(second).await?;
+        let again = pid(first).await?;
+        sqlx::raw_sql("ROLLBACK").execute(&mut *second).await?;
+        let seen = SeenPids { first: before, second: held, again };
+        if seen.is_pooled() || rounds == SeenPids::ROUNDS {
+            return Ok(seen);
+        }
+        rounds += 1;
+    }
 }
 
 async fn pid(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    BoxError, Handler, Message, OrderingKey,
+    BoxError, Handler, Message, OrderingKey, Store as _,
     failpoint::{self, Fate},
     scratch::{Scratch, Tables},
 };
@@ -335,7 +335,13 @@ impl<D: Scratch, H: Handler<D::Store>> Course<D, H> {
     /// Two processes, each with a queue that has every message.
     async fn two_at_once(&mut self, reference: &Reference) -> Result<(), NotProven> {
         let when = "two workers had the same messages at the same time";
-        let (address, rig) = (self.database(when).await?, Rig::new(|_, _| Act::Linger));
+        let address = self.database(when).await?;
+        let store = self.databases().connect(&address).await;
+        let store = store.map_err(|source| NotProven::Failed { when: when.to_owned(), source })?;
+        // Elsewhere no handler begins while another transaction is open.
+        let act = if store.capabilities().waits_per_key { Act::Meet } else { Act::Linger };
+        drop(store);
+        let rig = Rig::new(move |_, _| act);
         // In another order, so that they meet with different messages in hand.
         let (one, other) = (self.queue(2)?, queue_of(&in_another_order(&self.messages), 2)?);
         let (first, second) = tokio::join!(

@@ -100,7 +100,8 @@ impl<D: Scratch, H: Handler<D::Store>> Making<D, H> {
     }
 
     /// A process with a worker, until its queue is at its end or it dies. On a busy machine a worker may take a queue for idle
-    /// before the broker has missed the one that died: another begins then, as it would in production.
+    /// before the broker has missed the one that died, and before it has come to where it is to die: another begins then, as it would
+    /// in production.
     pub(super) async fn works(
         &self,
         address: &D::Address,
@@ -109,13 +110,13 @@ impl<D: Scratch, H: Handler<D::Store>> Making<D, H> {
         doom: Option<Doom>,
         deadline: Option<Duration>,
     ) -> Result<Met, BoxError> {
-        let mut met = self.works_until_idle(address, rig, queue, doom, deadline).await?;
-        let mut begun = 1;
-        while doom.is_none() && !queue.is_drained() && begun < WORKERS_MAX {
-            met = self.works_until_idle(address, rig, queue, None, deadline).await?;
-            begun += 1;
+        for _ in 1..WORKERS_MAX {
+            let met = self.works_until_idle(address, rig, queue, doom, deadline).await?;
+            if met == Met::Yes || queue.is_drained() {
+                return Ok(met);
+            }
         }
-        Ok(met)
+        self.works_until_idle(address, rig, queue, doom, deadline).await
     }
 
     async fn works_until_idle(

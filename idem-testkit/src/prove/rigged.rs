@@ -10,12 +10,19 @@ use std::{
 };
 
 use idem_core::{Handler, HandlerError, Message, Tx, TypePlace, failpoint, scratch::Scratch};
+use tokio::time::Instant;
 
 /// The failpoint of a handler that waits for something.
 pub(super) const HANDLER_WAITS: &str = "handler_waits";
 
 /// How long a transaction stays open, so that others meet it.
 const LINGER: Duration = Duration::from_millis(20);
+
+/// How long one stays open at most until the first meeting of all: on a busy machine another worker may take its time to begin.
+const MEETS_MAX: Duration = Duration::from_secs(10);
+
+/// A handler that was not polled for so long waits for the transaction that it has met.
+const RESTS_FOR: Duration = Duration::from_millis(500);
 
 /// What goes wrong in one run of the handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +39,9 @@ pub(super) enum Act {
     FailAfter,
     /// It has done all it does, and its transaction stays open for a moment.
     Linger,
+    /// The same, and the first one's stays open until another run of the handler has met it: that has done all it does too, or waits
+    /// for it.
+    Meet,
     /// Every statement of it fails.
     Spoil,
     /// The process comes by [`HANDLER_WAITS`] once it has waited so often.
@@ -53,6 +63,20 @@ pub(super) struct Seen {
     pub(super) done: Vec<String>,
     /// The keys whose handler answered `Ok` although its statements failed.
     pub(super) swallowed: Vec<String>,
+    meetings: Meetings,
+}
+
+/// Of runs that are to meet.
+#[derive(Debug, Default)]
+struct Meetings {
+    /// Those whose transactions are open.
+    open: u32,
+    /// Those of them that have not done all they do.
+    at_work: u32,
+    /// When one of those was last polled.
+    moved_at: Option<Instant>,
+    /// Whether two have met.
+    happened: bool,
 }
 
 impl Rig {
@@ -72,6 +96,58 @@ impl Rig {
             *run
         };
         (self.plan)(key, run)
+    }
+}
+
+impl Rig {
+    async fn meets(&self, handler: impl Future<Output = Result<(), HandlerError>>) -> Result<(), HandlerError> {
+        let mut open = Open::of(self);
+        let mut handler = pin!(handler);
+        let answer = poll_fn(|context| {
+            self.seen().meetings.moved_at = Some(Instant::now());
+            handler.as_mut().poll(context)
+        })
+        .await;
+        open.has_worked();
+        answer?;
+        let since = Instant::now();
+        loop {
+            tokio::time::sleep(LINGER).await;
+            let meetings = &mut self.seen().meetings;
+            let rests = meetings.at_work == 0 || meetings.moved_at.is_none_or(|at| at.elapsed() >= RESTS_FOR);
+            meetings.happened |= meetings.open > 1 && rests;
+            if meetings.happened || since.elapsed() >= MEETS_MAX {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A run whose transaction is open; it may be dropped at any await.
+struct Open<'r> {
+    rig: &'r Rig,
+    is_at_work: bool,
+}
+
+impl<'r> Open<'r> {
+    fn of(rig: &'r Rig) -> Self {
+        let meetings = &mut rig.seen().meetings;
+        meetings.open += 1;
+        meetings.at_work += 1;
+        Self { rig, is_at_work: true }
+    }
+
+    fn has_worked(&mut self) {
+        if std::mem::replace(&mut self.is_at_work, false) {
+            self.rig.seen().meetings.at_work -= 1;
+        }
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.has_worked();
+        self.rig.seen().meetings.open -= 1;
     }
 }
 
@@ -105,6 +181,7 @@ impl<D: Scratch, H: Handler<D::Store>> Handler<D::Store> for Rigged<D, H> {
                 self.handler.handle(message, tx).await?;
                 tokio::time::sleep(LINGER).await;
             }
+            Act::Meet => self.rig.meets(self.handler.handle(message, tx)).await?,
             Act::Spoil => {
                 self.databases.spoil(tx).await;
                 let answer = self.handler.handle(message, tx).await;

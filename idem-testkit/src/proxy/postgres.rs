@@ -7,7 +7,6 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
 use idem_core::CancellationToken;
@@ -18,8 +17,10 @@ use tokio::{
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
     sync::{mpsc, oneshot},
-    time::Instant,
 };
+
+/// Between two messages that a client sends without an answer lie a few polls of its tasks, and a look at the sockets with each.
+const RESTS: usize = 200;
 
 /// Where a connection is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +46,8 @@ struct Plan {
     cuts_left: AtomicUsize,
     /// A setting with which no connection may begin.
     refused: Option<&'static str>,
-    delay: Duration,
+    /// How often an answer lets everything else in the runtime go first.
+    rests: usize,
     round_trips: AtomicUsize,
     /// The texts that clients had the server parse.
     parsed: Mutex<Vec<String>>,
@@ -62,7 +64,7 @@ impl PostgresProxy {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn cutting(server: &str, cut: Cut, times: usize) -> io::Result<Self> {
-        Self::new(server, cut, times, None, Duration::ZERO).await
+        Self::new(server, cut, times, None, 0).await
     }
 
     /// In front of `server`, which is `host:port`: refuses each connection that is to begin with this setting, as a server does
@@ -74,18 +76,20 @@ impl PostgresProxy {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn refusing(server: &str, setting: &'static str) -> io::Result<Self> {
-        Self::new(server, Cut::Before, 0, Some(setting), Duration::ZERO).await
+        Self::new(server, Cut::Before, 0, Some(setting), 0).await
     }
 
-    /// In front of `server`, which is `host:port`: holds every answer back for this long.
+    /// In front of `server`, which is `host:port`: holds every answer back until nothing in this runtime has anything left to do, so
+    /// that clients in it have sent all that they send without an answer. Only for a runtime of one thread, in which that takes no
+    /// longer however busy the machine is.
     ///
     /// # Errors
     /// Where no port can be had.
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub async fn delaying(server: &str, delay: Duration) -> io::Result<Self> {
-        Self::new(server, Cut::Before, 0, None, delay).await
+    pub async fn patient(server: &str) -> io::Result<Self> {
+        Self::new(server, Cut::Before, 0, None, RESTS).await
     }
 
     async fn new(
@@ -93,7 +97,7 @@ impl PostgresProxy {
         cut: Cut,
         times: usize,
         refused: Option<&'static str>,
-        delay: Duration,
+        rests: usize,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let port = listener.local_addr()?.port();
@@ -101,7 +105,7 @@ impl PostgresProxy {
             cut,
             cuts_left: AtomicUsize::new(times),
             refused,
-            delay,
+            rests,
             round_trips: AtomicUsize::new(0),
             parsed: Mutex::default(),
             has_answered: AtomicBool::new(true),
@@ -219,28 +223,30 @@ async fn forward(
     }
 }
 
-/// Passes on what the server answers, after the delay.
+/// Passes on what the server answers, once the clients have come to rest.
 async fn answer(
     mut server: OwnedReadHalf,
     mut client: OwnedWriteHalf,
     plan: &Plan,
     mut muted: oneshot::Receiver<()>,
 ) -> io::Result<()> {
-    let (queue, mut due) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
+    let (queue, mut due) = mpsc::unbounded_channel::<Vec<u8>>();
     let read = async {
         let mut buffer = vec![0; 64 << 10];
         let mut is_muted = false;
         loop {
             let count = server.read(&mut buffer).await?;
             is_muted = is_muted || muted.try_recv().is_ok();
-            if count == 0 || is_muted || queue.send((Instant::now() + plan.delay, buffer[..count].to_vec())).is_err() {
+            if count == 0 || is_muted || queue.send(buffer[..count].to_vec()).is_err() {
                 return Ok(());
             }
         }
     };
     let write = async {
-        while let Some((at, bytes)) = due.recv().await {
-            tokio::time::sleep_until(at).await;
+        while let Some(bytes) = due.recv().await {
+            for _ in 0..plan.rests {
+                tokio::task::yield_now().await;
+            }
             plan.has_answered.store(true, Ordering::SeqCst);
             client.write_all(&bytes).await?;
         }

@@ -20,10 +20,10 @@ fn behind(proxy: &PostgresProxy, fixture: &Fixture, handlers: Concurrency) -> De
 
 /// BEGIN with the claim, the handlers' statements, the seal with COMMIT; for duplicates BEGIN with the claim, read, and
 /// ROLLBACK. Handlers at once cost one round trip together.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn a_unit_costs_two_round_trips_beside_its_handlers() {
     let fixture = Fixture::new().await;
-    let proxy = PostgresProxy::delaying(&authority(), Duration::from_millis(30)).await.unwrap();
+    let proxy = PostgresProxy::patient(&authority()).await.unwrap();
     for (handlers, handlers_cost) in BOTH.into_iter().zip([20, 1]) {
         let consumer = behind(&proxy, &fixture, handlers);
         let keys: Vec<String> = keys(40).into_iter().map(|key| format!("{handlers:?}-{key}")).collect();

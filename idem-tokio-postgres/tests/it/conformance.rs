@@ -20,7 +20,7 @@ struct Subject {
 
 impl Subject {
     async fn new(handlers: Concurrency) -> Self {
-        let fixture = Fixture::new().await;
+        let fixture = Fixture::reused().await;
         let store = Arc::new(fixture.store.clone());
         Self { fixture, store, handlers }
     }
@@ -39,7 +39,7 @@ mod pipelined {
         super::Subject::new(idem_core::Concurrency::pipelined()).await
     }
 
-    idem_testkit::store_conformance!(fresh);
+    idem_testkit::store_conformance!(fresh, handlers);
 }
 
 async fn insert(connection: &PostgresConnection<'_>, effect: &Effect) -> Result<(), RunStatementError> {
@@ -71,7 +71,7 @@ impl StoreUnderTest for Subject {
     }
 
     async fn effects(&self) -> Vec<Effect> {
-        let rows = self.fixture.connect().await.query("SELECT key, payload, note FROM effects", &[]).await.unwrap();
+        let rows = self.fixture.admin().await.query("SELECT key, payload, note FROM effects", &[]).await.unwrap();
         rows.iter().map(|row| Effect { key: row.get(0), payload: row.get(1), note: row.get(2) }).collect()
     }
 
@@ -80,7 +80,7 @@ impl StoreUnderTest for Subject {
     }
 
     async fn audited(&self) -> Vec<(String, Option<String>)> {
-        let client = self.fixture.connect().await;
+        let client = self.fixture.admin().await;
         let rows = client.query("SELECT action, idempotency_key FROM audit ORDER BY id", &[]).await.unwrap();
         rows.iter().map(|row| (row.get(0), row.get(1))).collect()
     }
@@ -175,7 +175,7 @@ struct Postgres(Fixture, Concurrency);
 
 mod postgres_in_order {
     async fn fresh() -> super::Postgres {
-        super::Postgres(super::Fixture::new().await, idem_core::Concurrency::InOrder)
+        super::Postgres(super::Fixture::reused().await, idem_core::Concurrency::InOrder)
     }
 
     idem_testkit::postgres_conformance!(fresh);
@@ -183,7 +183,7 @@ mod postgres_in_order {
 
 mod postgres_pipelined {
     async fn fresh() -> super::Postgres {
-        super::Postgres(super::Fixture::new().await, idem_core::Concurrency::pipelined())
+        super::Postgres(super::Fixture::reused().await, idem_core::Concurrency::pipelined())
     }
 
     idem_testkit::postgres_conformance!(fresh);

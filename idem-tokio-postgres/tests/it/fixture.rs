@@ -1,10 +1,13 @@
 //! A schema of its own for each test, dropped when the test is green.
 
+#[path = "../../../idem-schema/tests/shared/reused.rs"]
+mod reused;
+
 use std::{
     collections::hash_map::RandomState,
     hash::BuildHasher as _,
     sync::{
-        LazyLock,
+        Arc, LazyLock,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -19,6 +22,7 @@ use idem_tokio_postgres::{
         config::{Host, SslMode},
     },
 };
+use tokio::sync::Mutex;
 
 /// How long a test waits for anything before it is red.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -47,6 +51,10 @@ pub(crate) struct Fixture {
     pub(crate) store: PostgresStore,
     pub(crate) schema: SchemaName,
     pub(crate) config: Config,
+    /// For looking and arranging, as an administrator does. A connection costs the server more than most of what it is asked.
+    admin: Mutex<Option<Arc<Client>>>,
+    /// Whether another case has it after this one.
+    is_reused: bool,
 }
 
 /// A name that no other test and no other run has.
@@ -76,16 +84,42 @@ impl Fixture {
 
     /// A migrated schema on this server.
     pub(crate) async fn on(url: &str) -> Self {
-        let schema = fresh_name();
-        let mut config: Config = url.parse().unwrap();
+        let fixture = Self::unmade(url.parse().unwrap(), fresh_name(), None, false);
+        fixture.make().await;
+        fixture
+    }
+
+    /// A migrated schema on the shared server that is emptied for the next case, where this one does not change what is defined in it.
+    pub(crate) async fn reused() -> Self {
+        let server: Config = url().parse().unwrap();
+        let admin = connect(&server).await;
+        admin.batch_execute(reused::LIST).await.unwrap();
+        let taken = admin.simple_query(&reused::take()).await.unwrap().into_iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some(SchemaName::new(row.get(0).unwrap()).unwrap()),
+            _ => None,
+        });
+        let is_made = taken.is_some();
+        let schema = taken.unwrap_or_else(fresh_name);
+        admin.batch_execute(&format!("SET search_path = {}", schema.quoted())).await.unwrap();
+        let fixture = Self::unmade(server, schema, Some(Arc::new(admin)), true);
+        if !is_made {
+            fixture.make().await;
+            fixture.run(reused::enter(&fixture.schema)).await;
+        }
+        fixture
+    }
+
+    fn unmade(mut config: Config, schema: SchemaName, admin: Option<Arc<Client>>, is_reused: bool) -> Self {
         // So that handlers name their tables as people do, without a schema.
         config.options(format!("-c search_path={schema}"));
         let store = PostgresStore::with_options(config.clone()).schema(schema.clone()).build().unwrap();
-        let fixture = Self { store, schema, config };
-        fixture.run(format!("CREATE SCHEMA {}", fixture.schema.quoted())).await;
-        fixture.store.migrate().await.unwrap();
-        fixture.run(EFFECTS).await;
-        fixture
+        Self { store, schema, config, admin: Mutex::new(admin), is_reused }
+    }
+
+    async fn make(&self) {
+        self.run(format!("CREATE SCHEMA {}", self.schema.quoted())).await;
+        self.store.migrate().await.unwrap();
+        self.run(EFFECTS).await;
     }
 
     /// Settings of another store on the same schema.
@@ -108,14 +142,23 @@ impl Fixture {
         connect(&self.config).await
     }
 
+    /// The administrator's connection, a new one where the server has ended it.
+    pub(crate) async fn admin(&self) -> Arc<Client> {
+        let mut admin = self.admin.lock().await;
+        if let Some(client) = admin.as_ref().filter(|client| !client.is_closed()) {
+            return Arc::clone(client);
+        }
+        Arc::clone(admin.insert(Arc::new(self.connect().await)))
+    }
+
     /// Runs statements as an administrator.
     pub(crate) async fn run(&self, statements: impl AsRef<str>) {
-        self.connect().await.batch_execute(statements.as_ref()).await.unwrap();
+        self.admin().await.batch_execute(statements.as_ref()).await.unwrap();
     }
 
     /// What a query answers, as texts.
     pub(crate) async fn table(&self, query: impl AsRef<str>) -> Vec<Vec<String>> {
-        let messages = self.connect().await.simple_query(query.as_ref()).await.unwrap();
+        let messages = self.admin().await.simple_query(query.as_ref()).await.unwrap();
         let rows = messages.iter().filter_map(|message| match message {
             SimpleQueryMessage::Row(row) => Some(row),
             _ => None,
@@ -161,6 +204,7 @@ impl Fixture {
             }
         };
         tokio::time::timeout(PATIENCE, waiting).await.expect("the server comes back");
+        *self.admin.lock().await = None;
     }
 
     /// Settings of a login that is read only by default, as a pooler in transaction mode needs it. It goes with
@@ -185,6 +229,10 @@ impl Fixture {
     /// Drops the schema. A red test does not come here, and its schema stays for a look.
     pub(crate) async fn drop(self) {
         self.store.disconnect().await;
-        self.run(format!("DROP SCHEMA {} CASCADE", self.schema.quoted())).await;
+        let end = match self.is_reused {
+            true => reused::give_back(&self.schema),
+            false => format!("DROP SCHEMA {} CASCADE", self.schema.quoted()),
+        };
+        self.run(end).await;
     }
 }

@@ -1,7 +1,5 @@
 //! Handlers at once: what is refused, what is shared, and what can go wrong between neighbours.
 
-use std::time::Duration;
-
 use futures_util::FutureExt as _;
 use idem_core::{Concurrency, HandlerError, Message, OrderingKey};
 use idem_testkit::proxy::postgres::PostgresProxy;
@@ -67,7 +65,7 @@ async fn a12_several_statements_in_one_text_do_not_pass() {
 async fn first_uses_at_once_share_one_prepared_statement() {
     for handlers in BOTH {
         let fixture = Fixture::new().await;
-        let proxy = PostgresProxy::delaying(&authority(), Duration::from_millis(5)).await.unwrap();
+        let proxy = PostgresProxy::patient(&authority()).await.unwrap();
         let store = fixture.options_of(fixture.through(proxy.port())).build().unwrap();
         let consumer = builder(store, Write).lanes(1).handlers(handlers).build().unwrap();
         assert_eq!(process(&consumer, messages(&keys(50))).await, "P".repeat(50));

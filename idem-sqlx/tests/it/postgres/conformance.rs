@@ -19,7 +19,7 @@ struct Subject {
 }
 
 async fn fresh() -> Subject {
-    let fixture = Fixture::new().await;
+    let fixture = Fixture::reused().await;
     let store = Arc::new(fixture.store.clone());
     Subject { fixture, store }
 }
@@ -145,7 +145,7 @@ impl StoreUnderTest for Subject {
 
 mod postgres {
     async fn fresh() -> super::Fixture {
-        super::Fixture::new().await
+        super::Fixture::reused().await
     }
 
     idem_testkit::postgres_conformance!(fresh);

@@ -1,10 +1,13 @@
 //! A schema of its own for each test, dropped when the test is green.
 
+#[path = "../../../../idem-schema/tests/shared/reused.rs"]
+mod reused;
+
 use std::{
     collections::hash_map::RandomState,
     hash::BuildHasher as _,
     sync::{
-        LazyLock,
+        Arc, LazyLock, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -13,7 +16,10 @@ use std::{
 use idem_schema::SchemaName;
 use idem_sqlx::{PostgresOptions, PostgresStore};
 use idem_testkit::conformance::postgres::EFFECTS;
-use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection, PgPool, Row as _, postgres::PgConnectOptions};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions as _, PgConnection, PgPool, Row as _,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
 
 /// The server that the tests share.
 pub(super) fn url() -> String {
@@ -27,6 +33,8 @@ pub(super) struct Fixture {
     /// For looking and arranging, as an administrator does.
     pub(super) admin: PgPool,
     pub(super) connection: PgConnectOptions,
+    /// Whether another case has it after this one.
+    pub(super) is_reused: bool,
 }
 
 /// A name that no other test and no other run has.
@@ -62,6 +70,43 @@ impl Fixture {
         Self::on(&url()).await
     }
 
+    /// A migrated schema on the shared server that is emptied for the next case, where this one does not change what is defined in it.
+    pub(super) async fn reused() -> Self {
+        let server: PgConnectOptions = url().parse().unwrap();
+        let server = server.disable_statement_logging();
+        let path = Arc::new(OnceLock::<SchemaName>::new());
+        let found = Arc::clone(&path);
+        let pool = PgPoolOptions::new().max_connections(4).after_connect(move |connection, _| {
+            let path = found.get().map(|schema| AssertSqlSafe(format!("SET search_path = {}", schema.quoted())));
+            Box::pin(async move {
+                if let Some(path) = path {
+                    sqlx::raw_sql(path).execute(connection).await?;
+                }
+                Ok(())
+            })
+        });
+        let admin = pool.connect_with(server.clone()).await.unwrap();
+        let mut first = admin.acquire().await.unwrap();
+        sqlx::raw_sql(reused::LIST).execute(&mut *first).await.unwrap();
+        let taken: Option<String> =
+            sqlx::query_scalar(AssertSqlSafe(reused::take())).fetch_optional(&mut *first).await.unwrap();
+        let is_made = taken.is_some();
+        let schema = taken.map_or_else(fresh_name, |name| SchemaName::new(name).unwrap());
+        path.set(schema.clone()).unwrap();
+        let own = format!("CREATE SCHEMA IF NOT EXISTS {0}; SET search_path = {0}", schema.quoted());
+        sqlx::raw_sql(AssertSqlSafe(own)).execute(&mut *first).await.unwrap();
+        drop(first);
+        let connection = server.options([("search_path", schema.as_str())]);
+        let store = PostgresStore::with_options(connection.clone()).schema(schema.clone()).build().unwrap();
+        let fixture = Self { store, schema, admin, connection, is_reused: true };
+        if !is_made {
+            fixture.store.migrate().await.unwrap();
+            fixture.run(EFFECTS).await;
+            fixture.run(reused::enter(&fixture.schema)).await;
+        }
+        fixture
+    }
+
     /// A migrated schema on this server.
     pub(super) async fn on(url: &str) -> Self {
         let fixture = Self::empty_on(url).await;
@@ -76,11 +121,10 @@ impl Fixture {
         // So that handlers name their tables as people do, without a schema.
         let connection: PgConnectOptions = url.parse().unwrap();
         let connection = connection.disable_statement_logging().options([("search_path", schema.as_str())]);
-        let pool = sqlx::postgres::PgPoolOptions::new().max_connections(4);
-        let admin = pool.connect_with(connection.clone()).await.unwrap();
+        let admin = PgPoolOptions::new().max_connections(4).connect_with(connection.clone()).await.unwrap();
         sqlx::raw_sql(AssertSqlSafe(format!("CREATE SCHEMA {}", schema.quoted()))).execute(&admin).await.unwrap();
         let store = PostgresStore::with_options(connection.clone()).schema(schema.clone()).build().unwrap();
-        Self { store, schema, admin, connection }
+        Self { store, schema, admin, connection, is_reused: false }
     }
 
     /// Settings of another store on the same schema.
@@ -166,7 +210,11 @@ impl Fixture {
     /// Drops the schema. A red test does not come here, and its schema stays for a look.
     pub(super) async fn drop(self) {
         self.store.disconnect().await;
-        self.run(format!("DROP SCHEMA {} CASCADE", self.schema.quoted())).await;
+        let end = match self.is_reused {
+            true => reused::give_back(&self.schema),
+            false => format!("DROP SCHEMA {} CASCADE", self.schema.quoted()),
+        };
+        self.run(end).await;
         self.admin.close().await;
     }
 }

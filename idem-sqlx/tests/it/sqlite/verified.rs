@@ -78,7 +78,7 @@ async fn a_file_that_left_wal_mode_is_refused() {
             if let Ok::<String, _>(mode) = mode {
                 break mode;
             }
-            tokio::task::yield_now().await;
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
         }
     })
     .await;

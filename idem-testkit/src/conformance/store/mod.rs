@@ -101,9 +101,16 @@ where
 
 /// Makes one `#[test]` of each case of the [store suite](crate::conformance::store), on what an async function without
 /// arguments makes: a fresh [`StoreUnderTest`](crate::conformance::store::StoreUnderTest).
+///
+/// With `, handlers` behind the function only those in which handlers run, and with `, bookkeeping` the others: a store that runs
+/// handlers in several ways needs those once.
 #[macro_export]
 macro_rules! store_conformance {
     ($factory:path) => {
+        $crate::store_conformance!($factory, handlers);
+        $crate::store_conformance!($factory, bookkeeping);
+    };
+    ($factory:path, handlers) => {
         $crate::__store_cases! {
             $factory =>
             deliveries {
@@ -254,6 +261,42 @@ macro_rules! store_conformance {
                 a_failure_leaves_no_record_in_the_way_of_its_replay,
                 the_databases_clock_goes_forward,
             }
+            events {
+                append_is_atomic_with_the_record,
+                o1_append_of_a_rolled_back_unit_leaves_nothing,
+                append_is_refused_when_off,
+                o12_a_failed_handler_of_a_batch_appends_nothing,
+                every_kind_of_handler_appends_the_same_rows,
+                o15_two_scopes_and_two_destinations_with_one_key_are_four_events,
+                o6_o7_the_same_event_again_is_no_news_and_another_one_is_a_conflict,
+                o7_another_event_of_a_message_that_runs_again_is_a_conflict,
+                appended_keys_in_opposite_orders_never_deadlock,
+            }
+            results {
+                v1_a_result_is_kept_with_its_record,
+                v1_a_result_of_a_unit_that_was_rolled_back_is_gone,
+                v1_a_lost_answer_to_a_commit_gives_the_value_that_is_kept,
+                v2_whoever_waits_for_the_owner_gets_the_owners_result,
+                v3_a_record_without_a_result_is_not_an_empty_one,
+                v4_a_result_over_the_bound_leaves_nothing,
+                v5_two_tenants_with_one_key_have_two_results,
+                v6_another_payload_is_told_nothing,
+                v7_two_processes_that_refuse_one_key_agree,
+                v9_a_result_goes_with_its_record,
+                v12_an_answer_may_go_before_its_record_and_never_runs_again,
+                v10_a_worker_that_keeps_no_results_leaves_none,
+                v11_a_refusal_keeps_its_key_and_takes_effects_back,
+                v11_a_refusal_after_a_failed_statement_is_kept,
+                v11_a_refused_operation_runs_once,
+                v11_a_refusal_whose_transaction_was_ended_is_not_kept,
+                results_cost_nothing_where_nobody_asks,
+                results_that_are_not_offered_are_refused,
+            }
+        }
+    };
+    ($factory:path, bookkeeping) => {
+        $crate::__store_cases! {
+            $factory =>
             failures {
                 attempts_are_counted_from_one,
                 an_attempt_can_be_taken_back,
@@ -296,17 +339,6 @@ macro_rules! store_conformance {
                 s23_the_bytes_of_a_consumers_dead_letters_are_its_own,
                 s24_the_tables_sizes_are_told,
             }
-            events {
-                append_is_atomic_with_the_record,
-                o1_append_of_a_rolled_back_unit_leaves_nothing,
-                append_is_refused_when_off,
-                o12_a_failed_handler_of_a_batch_appends_nothing,
-                every_kind_of_handler_appends_the_same_rows,
-                o15_two_scopes_and_two_destinations_with_one_key_are_four_events,
-                o6_o7_the_same_event_again_is_no_news_and_another_one_is_a_conflict,
-                o7_another_event_of_a_message_that_runs_again_is_a_conflict,
-                appended_keys_in_opposite_orders_never_deadlock,
-            }
             relays {
                 o5_a_late_commit_of_a_lower_number_is_answered,
                 events_of_one_unit_keep_their_order,
@@ -318,26 +350,6 @@ macro_rules! store_conformance {
                 one_relay_at_a_time_has_a_destination,
                 a_destination_is_declared_once,
                 what_waits_is_told_by_writer,
-            }
-            results {
-                v1_a_result_is_kept_with_its_record,
-                v1_a_result_of_a_unit_that_was_rolled_back_is_gone,
-                v1_a_lost_answer_to_a_commit_gives_the_value_that_is_kept,
-                v2_whoever_waits_for_the_owner_gets_the_owners_result,
-                v3_a_record_without_a_result_is_not_an_empty_one,
-                v4_a_result_over_the_bound_leaves_nothing,
-                v5_two_tenants_with_one_key_have_two_results,
-                v6_another_payload_is_told_nothing,
-                v7_two_processes_that_refuse_one_key_agree,
-                v9_a_result_goes_with_its_record,
-                v12_an_answer_may_go_before_its_record_and_never_runs_again,
-                v10_a_worker_that_keeps_no_results_leaves_none,
-                v11_a_refusal_keeps_its_key_and_takes_effects_back,
-                v11_a_refusal_after_a_failed_statement_is_kept,
-                v11_a_refused_operation_runs_once,
-                v11_a_refusal_whose_transaction_was_ended_is_not_kept,
-                results_cost_nothing_where_nobody_asks,
-                results_that_are_not_offered_are_refused,
             }
             consumers {
                 registering_twice_gives_the_same_scope,

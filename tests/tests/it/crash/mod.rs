@@ -22,8 +22,9 @@
 //!
 //! `IDEM_SEED` makes a run's choices again: messages, order, where the kills land. `IDEM_CRASH_KILLS` is how many
 //! kills each failpoint gets, 2 unless set; with 1, as in `./test`, the seed draws half of the rows, each a store, a mode and a
-//! failpoint. `IDEM_CRASH_ONLY` runs the rows whose name holds it, such as `postgres-batch-commit_ok`. The consumers' logs are in `tmp/crash` of the target folder; they and the database stay
-//! where a row fails.
+//! failpoint, and half of those of [`poison`] and [`replay`]. `IDEM_CRASH_ONLY` runs the rows whose name holds it, such as
+//! `postgres-batch-commit_ok`. The consumers' logs are in `tmp/crash` of the target folder; they and the database stay where a row
+//! fails.
 
 mod answers;
 mod fixture;

@@ -7,6 +7,7 @@ use idem_tests::plan::Act;
 
 use super::{
     fixture::{Fixture, conclude},
+    is_chosen,
     matrix::BATCH,
 };
 use crate::support::database::Kind;
@@ -74,6 +75,7 @@ pub(super) async fn poison(kind: Kind) {
             })
         },
     );
+    let rows = rows.filter(|row| is_chosen(&row.name()));
     conclude(join_all(rows.map(|row| async move { (row.name(), row.run().await) })).await);
 }
 

@@ -1,16 +1,22 @@
 //! A database with idem's schema and the tables of the handler in `src/bin/consumer.rs`, and what can be read back.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    path::PathBuf,
+    sync::Arc,
+};
 
 use idem_core::{ConsumerName, Store as _, StoredDeadLetter, store::Bookkeeping};
+use idem_schema::POSTGRES_MIGRATIONS;
 use idem_sqlx::{PostgresStore, SqliteStore};
 use idem_tests::{
     plan::{Handling, StorePlan},
     told::Told,
 };
 use sqlx::{Connection, PgConnection, SqliteConnection, query, query_as, query_scalar};
+use tokio::sync::OnceCell;
 
-use super::postgres::FreshPostgres;
+use super::postgres::{self, FreshPostgres};
 
 /// Which store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,6 +53,36 @@ pub(crate) struct Database {
     bookkeeping: Arc<dyn Bookkeeping>,
 }
 
+/// What every database on PostgreSQL here is a copy of: to migrate each takes the server longer than most rows do. It stays for the
+/// next run.
+async fn template() -> &'static str {
+    static NAME: OnceCell<String> = OnceCell::const_new();
+    let make = async || {
+        let mut hasher = DefaultHasher::new();
+        POSTGRES_MIGRATIONS.iter().for_each(|migration| migration.up_template.hash(&mut hasher));
+        TABLES.hash(&mut hasher);
+        let name = format!("idem_crash_template_{:016x}", hasher.finish());
+        // Another run may be about to make it.
+        let mut server = postgres::server().await;
+        query("SELECT pg_advisory_lock(4714)").execute(&mut server).await.unwrap();
+        if !postgres::exists(&name).await {
+            let place = FreshPostgres::create("idem_crash_making").await;
+            let mut connection = PgConnection::connect(&place.url()).await.unwrap();
+            for table in TABLES {
+                query(table).execute(&mut connection).await.unwrap();
+            }
+            connection.close().await.unwrap();
+            let store = PostgresStore::connect(&place.url()).await.unwrap();
+            store.migrate().await.unwrap();
+            store.disconnect().await;
+            place.rename(&name).await;
+        }
+        server.close().await.unwrap();
+        name
+    };
+    NAME.get_or_init(make).await
+}
+
 enum Place {
     PostgresStore(FreshPostgres),
     SqliteStore(PathBuf),
@@ -57,14 +93,8 @@ impl Database {
     pub(crate) async fn fresh(kind: Kind, folder: &std::path::Path) -> Self {
         match kind {
             Kind::PostgresStore | Kind::TokioPostgres | Kind::TokioPostgresPipelined | Kind::TokioPostgresTogether => {
-                let place = FreshPostgres::create("idem_crash").await.without_waiting_for_the_disk().await;
-                let mut connection = PgConnection::connect(&place.url()).await.unwrap();
-                for table in TABLES {
-                    query(table).execute(&mut connection).await.unwrap();
-                }
-                connection.close().await.unwrap();
+                let place = FreshPostgres::copy_of(template().await, "idem_crash").await;
                 let store = PostgresStore::connect(&place.url()).await.unwrap();
-                store.migrate().await.unwrap();
                 Self { kind, place: Place::PostgresStore(place), bookkeeping: Arc::new(store.bookkeeping().clone()) }
             }
             Kind::SqliteStore => {

@@ -207,7 +207,7 @@ async fn g8_an_unconfirmed_dead_letter_is_published_again_before_its_original_is
     let running = Running::new(fixture.worker().publisher(aside.publisher()));
     within("the row", async {
         while fixture.dead_letters().await.is_empty() {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(Duration::from_millis(2)).await;
         }
     })
     .await;

@@ -48,7 +48,7 @@ impl Handler<PostgresStore> for Poison {
 
 /// Forty good messages around the poison, on two lanes: all are handled, and the poison is set aside.
 async fn ends(poison: Poison, waits: Duration) -> StoredDeadLetter {
-    let database = FreshPostgres::create("idem_evidence").await.without_waiting_for_the_disk().await;
+    let database = FreshPostgres::create("idem_evidence").await;
     let pool = PgPool::connect(&database.url()).await.unwrap();
     sqlx::raw_sql("CREATE TABLE effects (key text PRIMARY KEY)").execute(&pool).await.unwrap();
     let store = Arc::new(PostgresStore::connect(&database.url()).await.unwrap());
@@ -116,7 +116,7 @@ async fn d26_a_table_that_never_comes_is_charged_after_a_while() {
 #[tokio::test(flavor = "multi_thread")]
 async fn d29_no_copy_is_set_aside_for_an_attempt_that_has_not_run() {
     const LANES: usize = 8;
-    let database = FreshPostgres::create("idem_copies").await.without_waiting_for_the_disk().await;
+    let database = FreshPostgres::create("idem_copies").await;
     let pool = PgPool::connect(&database.url()).await.unwrap();
     sqlx::raw_sql("CREATE TABLE effects (key text PRIMARY KEY)").execute(&pool).await.unwrap();
     let store = Arc::new(PostgresStore::connect(&database.url()).await.unwrap());
@@ -162,7 +162,7 @@ async fn d29_no_copy_is_set_aside_for_an_attempt_that_has_not_run() {
         let waiting =
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
         while query_scalar::<_, i64>(waiting).fetch_one(&pool).await.unwrap() < 2 * LANES as i64 {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(Duration::from_millis(2)).await;
         }
     })
     .await;

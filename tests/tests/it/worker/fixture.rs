@@ -213,7 +213,7 @@ impl Running {
     pub(crate) async fn until(&self, what: &str, wanted: impl Fn(&Self) -> bool) {
         within(what, async {
             while !wanted(self) {
-                tokio::task::yield_now().await;
+                tokio::time::sleep(Duration::from_millis(2)).await;
             }
         })
         .await;

@@ -113,7 +113,7 @@ async fn j17_a_halt_halts_every_tenant() {
     let whole = books.scope(&ConsumerName::new("ledger").unwrap(), &Tenant::default()).await.unwrap();
     within("the halt of the whole consumer on record", async {
         while books.control(whole).await.unwrap().state != ControlState::Halted {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
         }
     })
     .await;

@@ -58,7 +58,7 @@ pub use crate::{
     name::{SchemaName, SchemaNameError},
     outbox::{
         AppendLimits, Appending, EventColumns, OutboxStatements, PlainWriter, PublishPlainError, ResultColumns,
-        SqlOutbox, append, results_in_claim_order,
+        SqlOutbox, WRITING, append, results_in_claim_order,
     },
     postgres::{PostgresStatements, UnitLimits, begin_unit},
     row::{FromValue, Row, Value, microseconds, retention, unreadable},

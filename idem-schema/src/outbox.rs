@@ -18,9 +18,9 @@ use idem_core::{
 };
 use serde_json::{Value, json};
 
-pub(crate) use self::append::{WRITING, left_by_handler};
+pub(crate) use self::append::left_by_handler;
 pub use self::{
-    append::{AppendLimits, Appending, EventColumns, ResultColumns, append},
+    append::{AppendLimits, Appending, EventColumns, ResultColumns, WRITING, append},
     plain::{PlainWriter, PublishPlainError},
     results::results_in_claim_order,
     statements::OutboxStatements,

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, sync::Arc, time::Duration};
 
-use crate::{bookkeeping::BookkeepingStatements, migrations::Dialect, name::SchemaName};
+use crate::{EventColumns, ResultColumns, bookkeeping::BookkeepingStatements, migrations::Dialect, name::SchemaName};
 
 /// The limits that hold from `BEGIN` to the end of the claim, and for the idle time of the whole unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -278,6 +278,15 @@ FROM (SELECT pg_catalog.unnest($1::int4[]) AS destination, pg_catalog.unnest($2:
 ON CONFLICT (destination, consumer, key_id) DO NOTHING
 RETURNING destination, consumer, key_id";
 
+    /// Writes the event of a unit that has one, with the same parameters and the same result: without what takes arrays apart.
+    append_event: "\
+INSERT INTO {schema}.outbox (number, destination, consumer, key_id, event_key, ordering_key, event_type, content_type, headers,
+    payload, event_hash)
+VALUES (pg_catalog.nextval('{schema}.outbox_numbers'), ($1::int4[])[1], ($2::int4[])[1], ($3::uuid[])[1], ($4::text[])[1],
+    ($5::bytea[])[1], ($6::text[])[1], ($7::text[])[1], ($8::text[])[1]::json, ($9::bytea[])[1], ($10::bytea[])[($11::int4[])[1]])
+ON CONFLICT (destination, consumer, key_id) DO NOTHING
+RETURNING destination, consumer, key_id";
+
     /// Reads events that were not inserted, as a statement of its own, which sees what was committed meanwhile. Parameters: 1
     /// destinations `int4[]`, 2 consumers `int4[]`, 3 key ids `uuid[]`. Result, a row an event that was found: `destination int4`,
     /// `consumer int4`, `key_id uuid`, `event_key text`, `event_hash bytea`.
@@ -309,6 +318,17 @@ ON CONFLICT (consumer, key_id) DO UPDATE SET kind = excluded.kind, status = excl
     sealed_with = excluded.sealed_with, stored_at = excluded.stored_at, answer_until = excluded.answer_until,
     reference = excluded.reference";
 
+    /// Writes the answer of a unit that has one, with the same parameters.
+    append_result: "\
+INSERT INTO {schema}.processed_results (consumer, key_id, kind, status, content_type, headers, body, sealed_with, answer_until,
+    reference)
+VALUES (($1::int4[])[1], ($2::uuid[])[1], ($3::int4[])[1]::int2, ($4::int4[])[1]::int2, ($5::text[])[1], ($6::text[])[1]::json,
+    ($7::bytea[])[1], ($8::int4[])[1]::int2, pg_catalog.now() + ($9::int8[])[1]::float8 * interval '1 microsecond', ($10::text[])[1])
+ON CONFLICT (consumer, key_id) DO UPDATE SET kind = excluded.kind, status = excluded.status,
+    content_type = excluded.content_type, headers = excluded.headers, body = excluded.body,
+    sealed_with = excluded.sealed_with, stored_at = excluded.stored_at, answer_until = excluded.answer_until,
+    reference = excluded.reference";
+
     /// Reads the answers of keys whose records were found. Parameters: 1 consumers `int4[]`, 2 key ids `uuid[]`. Result, a row an
     /// answer that was found: `consumer int4`, `key_id uuid`, `kind int4` (1 an error, 2 more where it was erased, 6 more where its time was
     /// over), `status int4`, `content_type text`, `headers text` (JSON), `body bytea`, `sealed_with int4`, `reference text`;
@@ -330,6 +350,20 @@ SELECT pg_catalog.has_table_privilege('{schema}.outbox', 'INSERT')
     /// `columns text[]`, `indexes text[]`, `seal_triggers text[]`, `suppressors text[]`, `functions text[]`,
     /// `missing_privileges text[]`, `triggers_fire bool`.
     schema_facts: include_str!("postgres/schema_facts.sql");
+}
+
+impl PostgresStatements {
+    /// The statement that writes these events.
+    #[must_use]
+    pub fn appending_events(&self, events: &EventColumns<'_>) -> &Arc<str> {
+        if events.ranks.len() == 1 { &self.append_event } else { &self.append_events }
+    }
+
+    /// The statement that writes these answers.
+    #[must_use]
+    pub fn appending_results(&self, results: &ResultColumns<'_>) -> &Arc<str> {
+        if results.kinds.len() == 1 { &self.append_result } else { &self.append_results }
+    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,12 @@
 //! What handlers handed in, written on the unit's own connection.
 
-use idem_core::{StoreError, outbox::KeptResult, store::Claim};
+use idem_core::{
+    StoreError,
+    outbox::{KeptResult, NewResult},
+    store::Claim,
+};
 use idem_schema::{AppendLimits, Appending, EventColumns, ResultColumns, Row, claimed_ids, results_in_claim_order};
-use tokio_postgres::{SimpleQueryMessage, types::Type};
+use tokio_postgres::{Error, SimpleQueryMessage, types::Type};
 
 use crate::{
     PostgresUnit,
@@ -35,29 +39,33 @@ pub(crate) fn known_events<'p>(events: &'p EventColumns<'_>) -> [Parameter<'p>; 
     ]
 }
 
+pub(crate) fn result_parameters<'p>(results: &'p ResultColumns<'_>) -> [Parameter<'p>; 10] {
+    [
+        (&results.consumers, Type::INT4_ARRAY),
+        (&results.key_ids, Type::UUID_ARRAY),
+        (&results.kinds, Type::INT4_ARRAY),
+        (&results.statuses, Type::INT4_ARRAY),
+        (&results.content_types, Type::TEXT_ARRAY),
+        (&results.headers, Type::TEXT_ARRAY),
+        (&results.bodies, Type::BYTEA_ARRAY),
+        (&results.sealed_with, Type::INT4_ARRAY),
+        (&results.kept_for, Type::INT8_ARRAY),
+        (&results.references, Type::TEXT_ARRAY),
+    ]
+}
+
 impl Appending for PostgresUnit<'_> {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        self.append_rows(&self.driver.statements.append_events, &new_events(events)).await
+        self.append_rows(self.driver.statements.appending_events(events), &new_events(events)).await
     }
 
     async fn read_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
         self.append_rows(&self.driver.statements.read_events, &known_events(events)).await
     }
 
-    async fn insert_results(&mut self, results: &ResultColumns<'_>) -> Result<(), StoreError> {
-        let parameters: [Parameter<'_>; 10] = [
-            (&results.consumers, Type::INT4_ARRAY),
-            (&results.key_ids, Type::UUID_ARRAY),
-            (&results.kinds, Type::INT4_ARRAY),
-            (&results.statuses, Type::INT4_ARRAY),
-            (&results.content_types, Type::TEXT_ARRAY),
-            (&results.headers, Type::TEXT_ARRAY),
-            (&results.bodies, Type::BYTEA_ARRAY),
-            (&results.sealed_with, Type::INT4_ARRAY),
-            (&results.kept_for, Type::INT8_ARRAY),
-            (&results.references, Type::TEXT_ARRAY),
-        ];
-        self.append_rows(&self.driver.statements.append_results, &parameters).await.map(|_| ())
+    async fn insert_results(&mut self, results: &[NewResult]) -> Result<(), StoreError> {
+        self.results.extend_from_slice(results);
+        Ok(())
     }
 }
 
@@ -96,15 +104,19 @@ impl PostgresUnit<'_> {
     /// The rows, or whose fault it is that there are none.
     async fn append_rows(&self, text: &str, parameters: &Parameters<'_>) -> Result<Vec<Row>, StoreError> {
         // The claim has read the answer to BEGIN.
-        let source = match self.rows(None, text, parameters).await? {
-            Ok(rows) => return driver::read(&rows),
-            Err(source) => source,
-        };
+        match self.rows(None, text, parameters).await? {
+            Ok(rows) => driver::read(&rows),
+            Err(source) => Err(self.explain(source).await),
+        }
+    }
+
+    /// Whose fault it is that something was not written.
+    pub(crate) async fn explain(&self, source: Error) -> StoreError {
         // A right that this login itself lacks is nobody's in the handlers.
         let is_denied = sqlstate(&source).as_deref() == Some("42501");
         let may_append = is_denied && may_append(self.driver).await;
         let (lock, statement) = (&*self.session.lock_timeout, &*self.session.statement_timeout);
-        Err(error::appending(source, AppendLimits { lock, statement, may_append }))
+        error::appending(source, AppendLimits { lock, statement, may_append })
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
-use idem_core::{Destination, Event, IdempotencyKey, StoreError};
-use idem_schema::{AppendLimits, Appending, EventColumns, PlainWriter, PublishPlainError, ResultColumns, Row};
+use idem_core::{Destination, Event, IdempotencyKey, StoreError, outbox::NewResult};
+use idem_schema::{AppendLimits, Appending, EventColumns, PlainWriter, PublishPlainError, Row};
 use tokio_postgres::GenericClient;
 
 use crate::{
@@ -93,14 +93,14 @@ struct Plain<'c, C> {
 
 impl<C: GenericClient + Sync> Appending for Plain<'_, C> {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        self.rows(&self.driver.statements.append_events, &new_events(events)).await
+        self.rows(self.driver.statements.appending_events(events), &new_events(events)).await
     }
 
     async fn read_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
         self.rows(&self.driver.statements.read_events, &known_events(events)).await
     }
 
-    async fn insert_results(&mut self, _: &ResultColumns<'_>) -> Result<(), StoreError> {
+    async fn insert_results(&mut self, _: &[NewResult]) -> Result<(), StoreError> {
         // There is no record that an answer could be kept beside.
         Err(StoreError::Unsupported { what: "keep an answer without a record" })
     }

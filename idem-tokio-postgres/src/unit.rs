@@ -2,23 +2,29 @@
 
 use std::{
     fmt,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    task::Poll,
 };
 
-use futures_util::{TryStreamExt as _, join};
+use futures_util::{TryStreamExt as _, future::OptionFuture, join, poll};
 use idem_core::{
     ErrorClass, Recorded, StoreError, Tx, failpoint,
-    outbox::KeptResult,
+    outbox::{KeptResult, NewResult},
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions},
 };
-use idem_schema::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order, key_id, retention, unreadable};
+use idem_schema::{
+    ClaimColumns, ClaimedId, ResultColumns, WRITING, claim_answers, claimed_ids, in_claim_order, key_id, retention,
+    unreadable,
+};
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
 
 use crate::{
-    PostgresConnection, PostgresSession, PostgresStore, claim,
+    PostgresConnection, PostgresSession, PostgresStore,
+    append::result_parameters,
+    claim,
     driver::{self, Driver},
-    error::{self, get},
+    error::{self, get, sqlstate},
     link::{Parameter, Parameters},
 };
 
@@ -33,6 +39,8 @@ pub struct PostgresUnit<'l> {
     xid: Option<String>,
     /// The server process that runs this transaction.
     backend_pid: Option<i32>,
+    /// Answers that go out with the seal, which saves their round trip.
+    pub(crate) results: Vec<NewResult>,
     /// Whether a claim has put the session's own limits back.
     limits_are_back: bool,
     /// Whether handlers had the connection.
@@ -63,6 +71,7 @@ impl<'l> PostgresUnit<'l> {
             options,
             begun: Some(Box::pin(begun)),
             xid: None,
+            results: Vec::new(),
             limits_are_back: false,
             is_lent: AtomicBool::new(false),
             nested: AtomicUsize::new(0),
@@ -159,12 +168,31 @@ impl<'l> PostgresUnit<'l> {
         let durable = self.session.durability.no_weaker();
         let parameters = [parameter, (&durable, Type::TEXT_ARRAY)];
         let ready = link.ready(self.driver.naming(), text).await.map_err(error::sealing)?;
-        let (sealed, committed, passed) = join!(ready.rows(&parameters), link.client.batch_execute("COMMIT"), async {
-            // Both are on the wire once the connection's task has run.
-            tokio::task::yield_now().await;
-            failpoint!(COMMIT_SENT)
-        });
+        let results = ResultColumns::of(&self.results);
+        let of_results = result_parameters(&results);
+        let to_write = match &*self.results {
+            [] => None,
+            _ => Some(link.ready(self.driver.naming(), sql.appending_results(&results)).await.map_err(error::sealing)?),
+        };
+        let mut writing = pin!(OptionFuture::from(to_write.as_ref().map(|statement| statement.rows(&of_results))));
+        // The first poll sends it. Where it cannot be sent, nothing is: a COMMIT would go through without it.
+        if let Poll::Ready(Some(Err(source))) = poll!(writing.as_mut()) {
+            return Err(CommitError::RolledBack(error::store(WRITING, source)));
+        }
+        let (written, sealed, committed, passed) =
+            join!(writing, ready.rows(&parameters), link.client.batch_execute("COMMIT"), async {
+                // All are on the wire once the connection's task has run.
+                tokio::task::yield_now().await;
+                failpoint!(COMMIT_SENT)
+            });
         passed.map_err(|injected| CommitError::Unknown(Box::new(injected)))?;
+        if let Some(Err(source)) = written {
+            return Err(match sqlstate(&source).as_deref() {
+                // The connection is lost, or a handler had broken the transaction before.
+                None | Some("25P02") => error::sealing(source),
+                Some(_) => CommitError::RolledBack(self.explain(source).await),
+            });
+        }
         let rows = sealed.map_err(error::sealing)?;
         committed.map_err(error::committing)?;
         if !rows.first().is_some_and(|row| is_sealed(row, self.xid.as_ref())) {

@@ -133,7 +133,9 @@ pub struct ResultColumns<'r> {
 }
 
 impl<'r> ResultColumns<'r> {
-    fn of(results: &'r [NewResult]) -> Self {
+    /// The columns of these answers.
+    #[must_use]
+    pub fn of(results: &'r [NewResult]) -> Self {
         let each = || results.iter();
         Self {
             consumers: each().map(|result| result.scope.0).collect(),
@@ -162,8 +164,8 @@ pub trait Appending: Send {
     /// Runs [`read_events`](crate::PostgresStatements::read_events), or its like.
     fn read_events(&mut self, events: &EventColumns<'_>) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
 
-    /// Runs [`append_results`](crate::PostgresStatements::append_results), or its like.
-    fn insert_results(&mut self, results: &ResultColumns<'_>) -> impl Future<Output = Result<(), StoreError>> + Send;
+    /// Runs [`append_results`](crate::PostgresStatements::append_results), or its like. It may wait for the seal, and go out with that.
+    fn insert_results(&mut self, results: &[NewResult]) -> impl Future<Output = Result<(), StoreError>> + Send;
 }
 
 /// Writes what a unit's handlers handed in: one statement a table, and one more for events that are in the outbox already.
@@ -175,7 +177,7 @@ pub trait Appending: Send {
 /// Not cancel safe: drop the session.
 pub async fn append(unit: &mut impl Appending, appended: &Appended) -> Result<(), AppendError> {
     if !appended.results.is_empty() {
-        unit.insert_results(&ResultColumns::of(&appended.results)).await?;
+        unit.insert_results(&appended.results).await?;
     }
     let mut left: Vec<usize> = (0..appended.events.len()).collect();
     for _ in 0..ROUNDS {
@@ -204,7 +206,7 @@ pub async fn append(unit: &mut impl Appending, appended: &Appended) -> Result<()
 }
 
 /// What an append is doing, for the texts of its errors.
-pub(crate) const WRITING: &str = "writing events and results";
+pub const WRITING: &str = "writing events and results";
 
 /// The limits that a session has of its own, as texts of the server: where they are none, one that an append meets is a
 /// handler's.

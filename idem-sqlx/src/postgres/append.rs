@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use idem_core::{StoreError, outbox::KeptResult, store::Claim};
+use idem_core::{
+    StoreError,
+    outbox::{KeptResult, NewResult},
+    store::Claim,
+};
 use idem_schema::{AppendLimits, Appending, EventColumns, ResultColumns, Row, claimed_ids, results_in_claim_order};
 use sqlx::{PgConnection, postgres::PgRow};
 
@@ -25,7 +29,8 @@ pub(super) fn known_events<'q>(query: Statement<'q>, events: &'q EventColumns<'_
 
 impl Appending for PostgresUnit<'_> {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        let rows = new_events(self.query(&self.sql().append_events), events).fetch_all(self.connection()).await;
+        let rows =
+            new_events(self.query(self.sql().appending_events(events)), events).fetch_all(self.connection()).await;
         self.read_or_explain(rows).await
     }
 
@@ -34,8 +39,9 @@ impl Appending for PostgresUnit<'_> {
         self.read_or_explain(rows).await
     }
 
-    async fn insert_results(&mut self, results: &ResultColumns<'_>) -> Result<(), StoreError> {
-        let query = self.query(&self.sql().append_results).bind(&results.consumers).bind(&results.key_ids);
+    async fn insert_results(&mut self, results: &[NewResult]) -> Result<(), StoreError> {
+        let results = &ResultColumns::of(results);
+        let query = self.query(self.sql().appending_results(results)).bind(&results.consumers).bind(&results.key_ids);
         let query = query.bind(&results.kinds).bind(&results.statuses).bind(&results.content_types);
         let query = query.bind(&results.headers).bind(&results.bodies).bind(&results.sealed_with);
         let query = query.bind(&results.kept_for).bind(&results.references);

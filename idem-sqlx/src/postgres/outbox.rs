@@ -2,8 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
-use idem_core::{Destination, Event, IdempotencyKey, StoreError};
-use idem_schema::{AppendLimits, Appending, EventColumns, PlainWriter, PublishPlainError, ResultColumns, Row};
+use idem_core::{Destination, Event, IdempotencyKey, StoreError, outbox::NewResult};
+use idem_schema::{AppendLimits, Appending, EventColumns, PlainWriter, PublishPlainError, Row};
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::{
@@ -92,7 +92,7 @@ struct Plain<'c> {
 
 impl Appending for Plain<'_> {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.driver.statements.append_events)));
+        let query = sqlx::query(AssertSqlSafe(Arc::clone(self.driver.statements.appending_events(events))));
         self.rows(new_events(query, events)).await
     }
 
@@ -101,7 +101,7 @@ impl Appending for Plain<'_> {
         self.rows(known_events(query, events)).await
     }
 
-    async fn insert_results(&mut self, _: &ResultColumns<'_>) -> Result<(), StoreError> {
+    async fn insert_results(&mut self, _: &[NewResult]) -> Result<(), StoreError> {
         // There is no record that an answer could be kept beside.
         Err(StoreError::Unsupported { what: "keep an answer without a record" })
     }

@@ -2,7 +2,7 @@
 
 use idem_core::{
     StoreError,
-    outbox::KeptResult,
+    outbox::{KeptResult, NewResult},
     store::{Claim, boxed},
 };
 use idem_schema::{Appending, EventColumns, ResultColumns, Row, key_id, results_in_claim_order};
@@ -74,7 +74,8 @@ impl Appending for SqliteUnit<'_> {
         self.append(known_events(&self.store.statements, events)).await
     }
 
-    async fn insert_results(&mut self, results: &ResultColumns<'_>) -> Result<(), StoreError> {
+    async fn insert_results(&mut self, results: &[NewResult]) -> Result<(), StoreError> {
+        let results = &ResultColumns::of(results);
         let mut blob = Blob::default();
         let row = |at: usize| -> Option<Value> {
             let (id, body) = (blob.add(results.key_ids.get(at)?.as_bytes()), blob.add(results.bodies.get(at)?));

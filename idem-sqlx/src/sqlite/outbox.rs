@@ -2,8 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
-use idem_core::{Destination, Event, IdempotencyKey, StoreError};
-use idem_schema::{Appending, EventColumns, PlainWriter, PublishPlainError, ResultColumns, Row};
+use idem_core::{Destination, Event, IdempotencyKey, StoreError, outbox::NewResult};
+use idem_schema::{Appending, EventColumns, PlainWriter, PublishPlainError, Row};
 use sqlx::SqliteConnection;
 
 use super::{
@@ -101,7 +101,7 @@ impl Appending for Plain<'_> {
         self.rows(statement).await
     }
 
-    async fn insert_results(&mut self, _: &ResultColumns<'_>) -> Result<(), StoreError> {
+    async fn insert_results(&mut self, _: &[NewResult]) -> Result<(), StoreError> {
         // There is no record that an answer could be kept beside.
         Err(StoreError::Unsupported { what: "keep an answer without a record" })
     }

@@ -10,6 +10,7 @@ mod memory;
 mod open_loop;
 mod refused;
 mod server;
+mod shared;
 
 use std::error::Error;
 
@@ -22,6 +23,7 @@ pub(crate) use self::{
     memory::{GROWN, watched as memory},
     refused::{HELD, KEYLESS, OTHER, REPLAY, all as refused, table as refused_table},
     server::serve,
+    shared::{SHARED, table as shared_table},
 };
 use crate::postgres::{checkpoint, reset_tables, store};
 
@@ -33,17 +35,24 @@ enum Way {
     /// The handler in a transaction, and no key.
     Bare,
     ByHand,
+    /// Under the layer.
     Idem,
+    /// As a route of idem's, which is given its transaction.
+    Route,
+    /// The same, with transactions that requests share.
+    Shared,
 }
 
 impl Way {
-    const ALL: [Self; 3] = [Self::Bare, Self::ByHand, Self::Idem];
+    const ALL: [Self; 5] = [Self::Bare, Self::ByHand, Self::Idem, Self::Route, Self::Shared];
 
     fn name(self) -> &'static str {
         match self {
             Self::Bare => "bare",
             Self::ByHand => "by-hand",
             Self::Idem => "idem",
+            Self::Route => "route",
+            Self::Shared => "shared",
         }
     }
 
@@ -55,7 +64,7 @@ impl Way {
     async fn start(self, driver: Driver, url: &str, connection: &mut PgConnection) -> Result<Running, Failed> {
         reset_tables(connection).await?;
         sqlx::raw_sql(debit::TABLES).execute(&mut *connection).await?;
-        if self == Self::Idem {
+        if matches!(self, Self::Idem | Self::Route | Self::Shared) {
             store(url).await?;
         }
         checkpoint(connection).await?;
@@ -63,12 +72,13 @@ impl Way {
     }
 }
 
-/// How many debits there are. Each has a key of its own, a record where somebody keeps one, and is in its balance once.
+/// How many debits there are. Each has a key of its own, an answer where somebody keeps one, and is in its balance once. What was
+/// refused is no debit.
 async fn debits(connection: &mut PgConnection, way: Way) -> Result<usize, Failed> {
     let records = match way {
         Way::Bare => "idem_bench.transactions",
         Way::ByHand => "idem_bench.idempotency_keys",
-        Way::Idem => "idem_bench_records.processed_results",
+        Way::Idem | Way::Route | Way::Shared => "idem_bench_records.processed_results WHERE kind = 0",
     };
     let counted = format!(
         "SELECT (SELECT count(*) FROM idem_bench.transactions),

@@ -44,8 +44,8 @@ pub use self::{
         OlderThanRetention, OnConflict, OnUnkeepable, PAYLOAD_BYTES_CAP, PAYLOAD_BYTES_MAX, WorkerSettings,
     },
     consumer::{
-        Decided, DedupConsumer, DedupConsumerBuilder, Keep, KeyState, Once, Ran, RunOnce, RunOnceError, Running,
-        SetAside, WorkError, Working,
+        Call, Decided, DedupConsumer, DedupConsumerBuilder, Keep, KeyState, Once, Ran, RunOnce, RunOnceError, Running,
+        SetAside, SharedUnit, WorkError, Working,
     },
     dead_letter::{DeadLetter, DeadLetterId, Publisher, Reason, StoredDeadLetter},
     error::{BoxError, ConfigError, ErrorClass, SourceError, StoreError},

@@ -234,9 +234,12 @@ pub trait Store: Send + Sync + Sized + 'static {
 /// 7. What `append` wrote is committed or rolled back with the claim and the handlers' writes. Core calls it once a unit at
 ///    most, when all handlers have succeeded, and only where there is something to write.
 /// 8. `read_results` answers what was committed with the records of these keys.
-/// 9. `rollback_to_savepoint` undoes what was written since `savepoint`, and a statement that failed since; what was claimed
-///    before stays claimed, and nobody else gets it in between. Core calls each once a unit at most, and only in a unit of one
-///    message.
+/// 9. `rollback_to_savepoint` undoes what was written since the last savepoint, and a statement that failed since; what was
+///    claimed before stays claimed, and nobody else gets it in between. Core calls it once a savepoint at most. In a unit of one
+///    message it calls `savepoint` once at most.
+/// 10. Where several calls share a unit, core calls `savepoint` before the first one's handler, and `next_savepoint` between two.
+///     What a handler has set for the transaction or the session is put back by it, so that the next one does not see it. It
+///     fails where the handler before has spoilt the transaction. Core asks for it only where `shares_calls` says so.
 pub trait UnitOfWork<S: Store>: Send + Sync {
     /// Claims all keys with one statement and waits for uncommitted twins at most [`UnitOptions::busy_timeout`] in all.
     ///
@@ -320,6 +323,24 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     /// Not cancel safe: drop the session.
     fn rollback_to_savepoint(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send {
         std::future::ready(Err(StoreError::Unsupported { what: "keep errors as results" }))
+    }
+
+    /// Whether several calls may share this unit, because [`next_savepoint`](Self::next_savepoint) can put back what a handler has
+    /// set on this connection.
+    fn shares_calls(&self) -> bool {
+        false
+    }
+
+    /// Goes on to the handler of the next call that shares the unit: what was done since the last savepoint stays, what the
+    /// handler has set (time-outs, a role, a search path) is as it was when the claim returned, and a new savepoint is set.
+    ///
+    /// # Errors
+    /// The unit cannot commit, and is rolled back.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: drop the session.
+    fn next_savepoint(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send {
+        std::future::ready(Err(StoreError::Unsupported { what: "let calls share a unit" }))
     }
 
     /// Seals the transaction and commits it.

@@ -17,6 +17,7 @@ mod profile;
 mod route;
 mod run;
 mod scope;
+mod sharing;
 mod tenants;
 
 use std::{fmt, sync::Arc, time::Duration};

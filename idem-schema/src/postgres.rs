@@ -56,9 +56,31 @@ pub fn begin_unit(limits: UnitLimits, durability: Option<&str>) -> String {
     text
 }
 
+<<<<<<< HEAD
 /// A limit as the server's settings take it: zero would switch it off, and there are no more milliseconds than an i32 holds.
 pub(crate) fn milliseconds(limit: Duration) -> i32 {
     i32::try_from(limit.as_millis()).unwrap_or(i32::MAX).max(1)
+=======
+/// The text between the handlers of two calls that share a unit, in one round trip of the simple protocol. It keeps what was
+/// done since the savepoint `idem_work`, which it fails to where a statement has failed since; puts settings back that a handler
+/// has made; and sets the savepoint anew.
+///
+/// RESET goes back to what the session began with, so it is for sessions that their store has opened and that nobody else uses:
+/// there the claim has put the same values back. Neither the modes of constraints nor READ ONLY can be put back in the middle of a
+/// transaction: the one would fire the seal's own trigger, the other is refused by the server.
+///
+/// ```
+/// let text = idem_schema::next_call(std::time::Duration::from_secs(35));
+/// assert!(text.starts_with("RELEASE SAVEPOINT idem_work; ") && text.ends_with("; SAVEPOINT idem_work"));
+/// ```
+#[must_use]
+pub fn next_call(idle_in_transaction: Duration) -> String {
+    let milliseconds = idle_in_transaction.as_millis().clamp(1, 2_147_483_647);
+    format!(
+        "RELEASE SAVEPOINT idem_work; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; \
+         SET LOCAL idle_in_transaction_session_timeout = {milliseconds}; SAVEPOINT idem_work"
+    )
+>>>>>>> shared
 }
 
 /// Makes a struct of statements, each a field with its documentation.

@@ -84,14 +84,13 @@ impl PostgresUnit<'_> {
         set.map_err(|source| error::store("setting a savepoint", source))
     }
 
-    /// Only a connection that answers this very statement may go on: a COPY that went wrong leaves the driver an answer ahead
-    /// or behind.
-    pub(crate) async fn back_to_savepoint(&mut self) -> Result<(), StoreError> {
-        self.session.rollbacks += 1;
-        let number = self.session.rollbacks.to_string();
-        let text = format!("ROLLBACK TO SAVEPOINT idem_work; SELECT {number}");
-        let answer = self.session.link.client.simple_query(&text).await;
-        let answer = answer.map_err(|source| error::store("taking effects back", source))?;
+    /// Runs what goes back to the savepoint, or on to the next one. Only a connection that answers this very statement may go on:
+    /// a COPY that went wrong leaves the driver an answer ahead or behind.
+    pub(crate) async fn behind_handler(&mut self, doing: &'static str, text: &str) -> Result<(), StoreError> {
+        self.session.asked += 1;
+        let number = self.session.asked.to_string();
+        let answer = self.session.link.client.simple_query(&format!("{text}; SELECT {number}")).await;
+        let answer = answer.map_err(|source| error::store(doing, source))?;
         let is_ours = |message: &SimpleQueryMessage| matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some(&number));
         if answer.iter().any(is_ours) {
             return Ok(());

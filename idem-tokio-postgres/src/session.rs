@@ -21,8 +21,10 @@ pub struct PostgresSession {
     /// The server process and when it began, where it serves this session alone: behind a pooler it may be another in each
     /// transaction.
     pub(crate) backend: Option<(i32, i64)>,
-    /// How many units were rolled back here after handlers ran, to tell the answers to them apart.
-    pub(crate) rollbacks: u64,
+    /// Whether RESET makes of the session what it was as this store began it.
+    pub(crate) may_reset: bool,
+    /// How often an answer was asked for by number here, after handlers ran, so that it cannot be another statement's.
+    pub(crate) asked: u64,
     /// Whether nobody knows any more what the connection's state is. The next unit opens another.
     pub(crate) is_spent: bool,
 }
@@ -45,7 +47,8 @@ impl PostgresSession {
             durability,
             shared_durability,
             backend,
-            rollbacks: 0,
+            may_reset: backend.is_some(),
+            asked: 0,
             is_spent: false,
         }
     }
@@ -82,7 +85,8 @@ impl PostgresStore {
             facts.fence = Fence::Session;
         }
         facts.refuse_unfenced()?;
-        Ok(PostgresSession::new(link, facts))
+        // What its owner has set is not to be reset.
+        Ok(PostgresSession { may_reset: false, ..PostgresSession::new(link, facts) })
     }
 }
 

@@ -14,8 +14,8 @@ use idem_core::{
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions},
 };
 use idem_schema::{
-    ClaimColumns, ClaimedId, ResultColumns, WRITING, claim_answers, claimed_ids, in_claim_order, key_id, retention,
-    unreadable,
+    ClaimColumns, ClaimedId, ResultColumns, WRITING, claim_answers, claimed_ids, in_claim_order, key_id, next_call,
+    retention, unreadable,
 };
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
 
@@ -265,7 +265,15 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
     }
 
     async fn rollback_to_savepoint(&mut self) -> Result<(), StoreError> {
-        self.back_to_savepoint().await
+        self.behind_handler("taking effects back", "ROLLBACK TO SAVEPOINT idem_work").await
+    }
+
+    fn shares_calls(&self) -> bool {
+        self.session.may_reset
+    }
+
+    async fn next_savepoint(&mut self) -> Result<(), StoreError> {
+        self.behind_handler("going on to the next call", &next_call(self.options.idle_timeout)).await
     }
 
     async fn commit(self) -> Result<(), CommitError> {
@@ -284,8 +292,8 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
         // A handler failed, perhaps because a table was altered under a prepared statement, which then fails each time it
         // runs on this connection (A27).
         session.link.cache.clear();
-        session.rollbacks += 1;
-        let number = session.rollbacks.to_string();
+        session.asked += 1;
+        let number = session.asked.to_string();
         let answer = session.link.client.simple_query(&format!("ROLLBACK; SELECT {number}")).await;
         let answer = match answer.map_err(|source| error::store("rolling back", source)) {
             Err(error) if error.class() == ErrorClass::Infrastructure => return Err(error),

@@ -1,4 +1,4 @@
-//! First runs and replays.
+//! First runs and replays, and first runs that share transactions.
 
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use super::{
     connected, debits,
     load::{self, CONNECTIONS, Sent},
     server::POOL,
+    shared,
 };
 use crate::{
     cases::At,
@@ -93,7 +94,7 @@ impl Compared {
     }
 }
 
-fn note<const N: usize>(lines: &mut [Line; N], values: [f64; N]) {
+pub(super) fn note<const N: usize>(lines: &mut [Line; N], values: [f64; N]) {
     for (line, value) in lines.iter_mut().zip(values) {
         line.rounds.push(value);
     }
@@ -156,15 +157,20 @@ async fn pgbench(lines: &mut [Line; 2], url: &str, time: Duration) -> Result<(),
 
 pub(crate) async fn all((url, rounds, time): At<'_>) -> Result<Vec<Table>, Failed> {
     let mut compared = Driver::ALL.map(Compared::new);
+    let mut shared = Driver::ALL.map(shared::Compared::new);
     let mut server = ["begin, a row and a balance, commit", "begin, claim, the same, commit"].map(Line::new);
     for number in 0..rounds {
         for one in &mut compared {
+            one.measure(number, url, time).await?;
+        }
+        for one in &mut shared {
             one.measure(number, url, time).await?;
         }
         pgbench(&mut server, url, time).await?;
     }
     remove(&mut connected(url).await?).await?;
     let mut tables: Vec<Table> = compared.into_iter().flat_map(|one| one.print(rounds, time)).collect();
+    tables.extend(shared.into_iter().flat_map(|one| one.print(rounds, time)));
     let title = format!("What a claim costs PostgreSQL itself: pgbench with {POOL} clients, between the same rounds");
     tables.push(Table::print("http-pgbench", title, "transactions a second", server.into()));
     Ok(tables)

@@ -38,8 +38,9 @@ pub struct Decided {
 
 /// Asked for by the caller of a unit. Without it a unit reads no results.
 pub(crate) struct Answers<'w, S: Store> {
-    /// What runs, in a consumer without a handler of its own.
-    pub(super) work: Option<&'w dyn DynHandler<S>>,
+    /// What runs, in a consumer without a handler of its own: the work of the one call, or that of each of several, by the
+    /// place of its message in the unit.
+    pub(super) works: &'w [&'w dyn DynHandler<S>],
     /// Whether the work may be refused for good.
     pub(super) final_errors: bool,
     /// By the place of the message in the unit.
@@ -50,9 +51,9 @@ pub(crate) struct Answers<'w, S: Store> {
 }
 
 impl<'w, S: Store> Answers<'w, S> {
-    pub(super) fn new(work: Option<&'w dyn DynHandler<S>>, final_errors: bool) -> Self {
+    pub(super) fn new(works: &'w [&'w dyn DynHandler<S>], final_errors: bool) -> Self {
         Self {
-            work,
+            works,
             final_errors,
             of: Vec::new(),
             #[cfg(feature = "bugs")]
@@ -62,7 +63,12 @@ impl<'w, S: Store> Answers<'w, S> {
 
     /// The same for a unit of its own.
     pub(super) fn apart(&self) -> Self {
-        Self::new(self.work, self.final_errors)
+        Self::new(self.works, self.final_errors)
+    }
+
+    /// Whether several calls share the unit.
+    pub(super) fn are_of_calls(&self) -> bool {
+        self.works.len() > 1
     }
 
     /// Reads the results of what is a duplicate, in the unit that has found it.
@@ -111,7 +117,7 @@ impl<'w, S: Store> Answers<'w, S> {
     }
 }
 
-/// Takes back what the handler of the one message of a unit has done, and has its outcome in place of it. The key stays
+/// Takes back what the handler of this message has done since its savepoint, and has its outcome in place of it. The key stays
 /// claimed all the while (V11).
 pub(super) async fn refuse<S: Store>(
     inner: &Inner<S>,
@@ -129,13 +135,18 @@ pub(super) async fn refuse<S: Store>(
         return Err(HandlingError::Final(outcome));
     }
     let undone = answered(inner.settings.answer_timeout, "taking effects back", unit.rollback_to_savepoint()).await;
-    undone.map_err(|error| match error.class() {
-        // The handler has ended the transaction, and the savepoint with it.
+    undone.map_err(|error| behind_handler::<S>(index, error))?;
+    checked::<S>(unit, index)?;
+    Ok(vec![(index, HandedIn::of_error(outcome))])
+}
+
+/// What it says of a handler that a statement of idem's own failed behind it.
+pub(super) fn behind_handler<S: Store>(index: usize, error: StoreError) -> HandlingError {
+    match error.class() {
+        // The handler has ended the transaction, and the savepoint with it, or has passed over an error.
         ErrorClass::Transient | ErrorClass::Permanent => {
             HandlingError::one(index, super::handlers::unsealed::<S>(&error), TransactionState::Unknown)
         }
         ErrorClass::RunUnitAgain | ErrorClass::Infrastructure | ErrorClass::Fatal => HandlingError::Store(error),
-    })?;
-    checked::<S>(unit, index)?;
-    Ok(vec![(index, HandedIn::of_error(outcome))])
+    }
 }

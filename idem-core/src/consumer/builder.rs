@@ -369,8 +369,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
             return Err(ConfigError::new("batch_handler", "set", rule));
         }
         if self.settings.shared_unit_max.is_some() && (effects == Effects::Outside || self.settings.units_of_one) {
-            let rule = "Effects::Outside and .units_of_one() handle one message a unit: leave .shares_units(…) out";
-            return Err(ConfigError::new("shares_units", "set", rule));
+            return Err(shares_no_units());
         }
         let capabilities = self.store.capabilities();
         if self.settings.handlers != Concurrency::InOrder {
@@ -413,11 +412,18 @@ impl<S: Store> DedupConsumerBuilder<S> {
             idle: Mutex::new(Vec::new()),
             slots: Arc::new(Semaphore::new(self.settings.lanes)),
             shared_units: self.settings.shared_unit_max.map(|max| SharedUnits::new(max, self.settings.lanes)),
+            calls_run_alone: OnceLock::new(),
             transaction_use: super::TransactionUse::default(),
             no_winner: AtomicU32::new(0),
         };
         Ok(DedupConsumer { inner: Arc::new(inner) })
     }
+}
+
+/// Refuses that messages or calls share units where each has to have its own.
+pub(super) fn shares_no_units() -> ConfigError {
+    let rule = "Effects::Outside and .units_of_one() handle one message a unit: leave .shares_units(…) out";
+    ConfigError::new("shares_units", "set", rule)
 }
 
 /// Refuses what the store has no table for, and what could never be published.

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use super::{Inner, Item, Once, OwnSession, answers::Answers, guard, isolate, lookup, outcomes::conflict_details};
 use crate::{
     error::{BoxError, ErrorClass, StoreError},
-    handler::{Handler, HandlerError},
+    handler::{DynHandler, Handler, HandlerError},
     key::{IdempotencyKey, KEY_FIELD},
     message::{ConsumerName, DecodePayloadError, Message},
     outbox::{NotKept, ResultBody, StoredResult},
@@ -188,7 +188,7 @@ pub enum RunOnceError {
 }
 
 /// The work of one call as a handler.
-struct OfCall<F>(F);
+pub(super) struct OfCall<F>(pub(super) F);
 
 impl<S, F> Handler<S> for OfCall<F>
 where
@@ -316,7 +316,7 @@ impl<S: Store> RunOnce<S> {
     }
 
     /// Registers the name, and finds the message's key.
-    async fn identified(&self, message: Message) -> Result<Item, RunOnceError> {
+    pub(super) async fn identified(&self, message: Message) -> Result<Item, RunOnceError> {
         let register = self.inner.register(None).await;
         register.map_err(|error| RunOnceError::Unavailable(isolate::store_failure::<S>(&error)))?;
         self.inner.identify(message, None).await.map_err(|rejected| match rejected.failure.class {
@@ -344,7 +344,8 @@ impl<S: Store> RunOnce<S> {
         let final_errors = self.final_errors;
         spawn::finished(async move {
             let work = OfCall(work);
-            let mut answers = Answers::new(Some(&work), final_errors);
+            let works: [&dyn DynHandler<S>; 1] = [&work];
+            let mut answers = Answers::new(&works, final_errors);
             let decision = isolate::decide_one(&own.inner, &mut own.session, &item, Some(&mut answers)).await;
             let result = answers.of.pop().flatten().unwrap_or(Err(NotKept::Absent));
             if let (Decision::Conflict(recorded, _), Some(claim)) = (&decision, &item.claim) {
@@ -362,7 +363,7 @@ fn operation(key: &str, payload: &[u8]) -> Message {
     Message::new(Bytes::copy_from_slice(payload)).with_header(KEY_FIELD, key.to_owned())
 }
 
-fn answered(
+pub(super) fn answered(
     decision: Decision,
     result: Result<StoredResult, NotKept>,
     key: Option<IdempotencyKey>,
@@ -393,7 +394,7 @@ fn answered(
 
 impl<S: Store> Inner<S> {
     /// Notes that a key was used for another operation. What is stored of the first one is told to nobody.
-    async fn audit_conflict(&self, claim: &Claim, recorded: &Recorded, origin: &str) {
+    pub(super) async fn audit_conflict(&self, claim: &Claim, recorded: &Recorded, origin: &str) {
         let Some(registered) = self.registered.get() else { return };
         let who = format!("run {}", registered.run);
         let details = conflict_details(claim, recorded, origin);

@@ -6,7 +6,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{
+    Semaphore,
+    oneshot::{self, error::RecvError},
+};
 
 use super::{Inner, Item, OwnSession, isolate};
 use crate::{
@@ -77,27 +80,36 @@ pub(super) async fn process<S: Store>(
     let call = Waiting { item, scope, answer };
     shared.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(call);
     loop {
-        let unit = tokio::select! {
+        let lead = async { (Arc::clone(&shared.units).acquire_owned().await, OwnSession::of(inner).await) };
+        let (unit, own) = tokio::select! {
             biased;
-            answer = &mut answered => return match answer {
-                Ok(Answer::Decided(message, decision)) => Ok(Ok((message, decision))),
-                Ok(Answer::Alone(item)) => Ok(Err(item)),
-                // The task that led the unit has panicked in idem's own code.
-                Err(gone) => Err(StoreError::Failed {
-                    doing: "running a unit of work",
-                    class: ErrorClass::Transient,
-                    source: Box::new(gone),
-                }),
-            },
-            unit = Arc::clone(&shared.units).acquire_owned() => unit,
+            answer = &mut answered => return given(answer),
+            lead = lead => lead,
         };
-        let own = OwnSession::of(inner).await;
         let calls = shared.next();
+        if calls.is_empty() {
+            // Others have taken all that waited, and this call with it: to go on leading would be to spin until they are done.
+            drop((own, unit));
+            return given(answered.await);
+        }
         spawn::finished(async move {
             run(own, calls).await;
             drop(unit);
         })
         .await;
+    }
+}
+
+fn given(answer: Result<Answer, RecvError>) -> Result<Result<(Message, Decision), Item>, StoreError> {
+    match answer {
+        Ok(Answer::Decided(message, decision)) => Ok(Ok((message, decision))),
+        Ok(Answer::Alone(item)) => Ok(Err(item)),
+        // The task that led the unit has panicked in idem's own code.
+        Err(gone) => Err(StoreError::Failed {
+            doing: "running a unit of work",
+            class: ErrorClass::Transient,
+            source: Box::new(gone),
+        }),
     }
 }
 

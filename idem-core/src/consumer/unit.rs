@@ -16,6 +16,7 @@ use super::{
     handlers::{AllHandedIn, HandlingError, TransactionState, handle_all},
     isolate::NO_LANE,
     outcomes::Outcomes,
+    together,
 };
 use crate::{
     bugs::{self, Bug},
@@ -33,7 +34,8 @@ use crate::{
 pub(crate) enum End {
     /// Every message has a decision, in order.
     Decided(Vec<Decision>),
-    /// Something was fresh, its keys are claimed no more, and its handler was not to run: see [`Gate`].
+    /// Something was fresh, its keys are claimed no more, and its handler was not to run: see [`Gate`]. Or its calls cannot share a
+    /// unit on this connection.
     NotBegun,
     /// A unit of several messages was rolled back. Those named run alone; the others may run as one batch again.
     Isolate(Vec<usize>),
@@ -179,6 +181,9 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     if let Err(injected) = failpoint!(BEGIN) {
         return (false, store_failed(inject(injected)));
     }
+    if answers.as_deref().is_some_and(Answers::are_of_calls) && !unit.shares_calls() {
+        return (rollback(inner, unit).await.is_ok(), End::NotBegun);
+    }
     let fold = dedupe::fold(items);
     let claims: Vec<Claim> = fold.claims.iter().filter_map(|index| items[*index].borrow().claim.clone()).collect();
     let leader = |position: usize| Borrow::<Item>::borrow(&items[fold.claims[position]]);
@@ -190,12 +195,7 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     let verdicts = match claimed {
         Ok(Ok(verdicts)) => verdicts,
         Ok(Err(error)) => return claim_failed(inner, unit, error, items.len()).await,
-        Err(elapsed) => {
-            return (
-                false,
-                store_failed(StoreError::Unavailable { doing: "claiming keys", source: Box::new(elapsed) }),
-            );
-        }
+        Err(elapsed) => return (false, store_failed(StoreError::unavailable("claiming keys", elapsed))),
     };
     *claimed_any = true;
     if let Err(injected) = failpoint!(CLAIMED) {
@@ -300,13 +300,16 @@ async fn handle<S: Store, J: Borrow<Item> + Sync>(
     fresh: Vec<(usize, Ticket)>,
     answers: Option<&Answers<'_, S>>,
 ) -> Result<AllHandedIn, HandlingError> {
-    let final_errors = answers.is_some_and(|answers| answers.final_errors);
+    let (works, final_errors) = answers.map_or((&[][..], false), |answers| (answers.works, answers.final_errors));
+    if answers.is_some_and(Answers::are_of_calls) {
+        return together::handle(inner, unit, items, fresh, works, final_errors).await;
+    }
     let index = fresh.first().map_or(0, |(index, _)| *index);
     if final_errors {
         let savepoint = answered(inner.settings.answer_timeout, "setting a savepoint", unit.savepoint());
         savepoint.await.map_err(HandlingError::Store)?;
     }
-    match handle_all(inner, unit, items, fresh, answers.and_then(|answers| answers.work)).await {
+    match handle_all(inner, unit, items, fresh, works.first().copied()).await {
         Err(HandlingError::Final(outcome)) => refuse(inner, unit, index, outcome, final_errors).await,
         handled => handled,
     }

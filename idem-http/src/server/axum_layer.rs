@@ -71,6 +71,16 @@ impl<S: Store> Idempotency<S> {
     ///
     /// Method and matched path scope the keys, so the layer belongs on the router (`.layer` or `.route_layer`). Layers that change
     /// the response's bytes, such as compression, belong outside of it.
+    ///
+    /// Requests under a layer share no transactions. A handler here runs once a key, and what it has done in its own steps cannot be
+    /// repeated for a neighbour's sake: [`IdempotentRoute::shares_units`](crate::IdempotentRoute::shares_units) is for handlers that may
+    /// run again.
+    ///
+    /// ```compile_fail,E0599
+    /// # fn shared<S: idem_core::Store>(idempotency: idem_http::Idempotency<S>) {
+    /// let _ = idempotency.layer().shares_units(16);
+    /// # }
+    /// ```
     #[must_use]
     pub fn layer(&self) -> IdempotencyLayer<S> {
         IdempotencyLayer { shared: Arc::clone(&self.0), settings: RouteSettings::new(self.0.limits) }
@@ -304,6 +314,7 @@ where
         let inner = &mut self.inner;
         let bytes_max = self.settings.response_bytes_max;
         Box::pin(async move {
+            let _connection = admitted.in_hand.run().await;
             let running = match shared.engine.once_message(message).await? {
                 Once::Known(ran) => return Ok(Ended::Done(ran, None)),
                 Once::First(running) => running,

@@ -14,7 +14,7 @@ use http::{Request, Response};
 use http_body::Body;
 use http_body_util::Full;
 use idem_core::{
-    BoxError, HandlerError, WorkError,
+    BoxError, Call, ConfigError, HandlerError, RunOnceError, WorkError, Working,
     store::{Store, Tx},
 };
 use tower_service::Service;
@@ -26,6 +26,7 @@ use super::{
     gates::Admitted,
     route::{RouteSettings, route_setters},
     run::{Ended, Run, Runs},
+    sharing::{REQUESTS_MAX, Sharing},
 };
 
 /// The type of a handler's future.
@@ -41,6 +42,7 @@ pub struct IdempotentRoute<S: Store, H> {
     template: Arc<str>,
     handler: Arc<H>,
     settings: RouteSettings,
+    sharing: Option<Arc<Sharing<S>>>,
 }
 
 impl<S: Store, H> Clone for IdempotentRoute<S, H> {
@@ -50,6 +52,7 @@ impl<S: Store, H> Clone for IdempotentRoute<S, H> {
             template: Arc::clone(&self.template),
             handler: Arc::clone(&self.handler),
             settings: self.settings.clone(),
+            sharing: self.sharing.clone(),
         }
     }
 }
@@ -62,6 +65,49 @@ impl<S: Store, H> fmt::Debug for IdempotentRoute<S, H> {
 
 impl<S: Store, H> IdempotentRoute<S, H> {
     route_setters!();
+
+    /// Lets requests of one tenant that come together share a transaction, at most this many, from 2 to 16. Many clients at once then
+    /// pay one commit for several requests. None waits for company: a request runs at once, alone, unless requests of its tenant run
+    /// here already, and then it is in the next transaction with those that came meanwhile.
+    ///
+    /// Each handler runs behind a savepoint of its own, so that a [`Final`](HttpError::Final) answer takes back the writes of its own
+    /// handler only. After any other failure (an error, a panic, no end in time, an answer that is not kept, a deadlock, a commit
+    /// without an answer) nothing of that transaction is kept, and each of its requests runs again, alone.
+    ///
+    /// What it costs: an answer comes once the slowest of its transaction has ended, and rows stay locked until then; a handler may run
+    /// again for a neighbour's sake. What a handler sets for its transaction (`SET LOCAL`, a role, a search path) is put back before the
+    /// next one runs; advisory locks, temporary tables and the modes of constraints are not, and `now()` is the same for all. On
+    /// PostgreSQL behind a pooler in transaction mode every request runs alone.
+    ///
+    /// ```
+    /// # use idem_core::{ConfigError, store::Store};
+    /// # use idem_http::{Idempotency, IdempotentRoute};
+    /// # fn transfers<S: Store>(idempotency: &Idempotency<S>) -> Result<(), ConfigError> {
+    /// let transfers = idempotency
+    ///     .route("/transfers", |_request, tx| {
+    ///         Box::pin(async move {
+    ///             let _connection = tx.connection(); // the store's own: run statements on it
+    ///             Ok(http::Response::new("done".into()))
+    ///         })
+    ///     })
+    ///     .shares_units(16)?;
+    /// # drop(transfers);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ConfigError`] for another number, and if the [engine](super::IdempotencyBuilder::engine) was given
+    /// [`Effects::Outside`](idem_core::Effects::Outside) or units of one: a call to another system must not be repeated for a
+    /// neighbour's sake.
+    pub fn shares_units(mut self, requests_max: usize) -> Result<Self, ConfigError> {
+        if !(2..=REQUESTS_MAX).contains(&requests_max) {
+            return Err(ConfigError::new("shares_units", requests_max, "it must be from 2 to 16"));
+        }
+        self.shared.engine.check_sharing()?;
+        self.sharing = Some(Arc::new(Sharing::new(requests_max)));
+        Ok(self)
+    }
 }
 
 impl<S: Store> Idempotency<S> {
@@ -76,7 +122,8 @@ impl<S: Store> Idempotency<S> {
         H: for<'a, 't> Fn(Request<Bytes>, &'a mut Tx<'t, S>) -> Answering<'a> + Send + Sync + 'static,
     {
         let settings = RouteSettings::new(self.0.limits);
-        IdempotentRoute { shared: Arc::clone(&self.0), template: template.into(), handler: Arc::new(handler), settings }
+        let (shared, template, handler) = (Arc::clone(&self.0), template.into(), Arc::new(handler));
+        IdempotentRoute { shared, template, handler, settings, sharing: None }
     }
 }
 
@@ -97,18 +144,20 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let Self { shared, template, handler, settings } = self.clone();
+        let Self { shared, template, handler, settings, sharing } = self.clone();
         Box::pin(async move {
             let route = format!("{} {template}", request.method());
-            let runs = OfClosure { handler, response_bytes_max: settings.response_bytes_max };
+            let runs = OfClosure { handler, response_bytes_max: settings.response_bytes_max, sharing };
             Ok(shared.serve(request, &route, &settings, runs).await.map(Full::new))
         })
     }
 }
 
-struct OfClosure<H> {
+struct OfClosure<S: Store, H> {
     handler: Arc<H>,
     response_bytes_max: usize,
+    /// The company of this request; `None` once it has to run alone.
+    sharing: Option<Arc<Sharing<S>>>,
 }
 
 /// The response of the last run, apart from the part that is kept.
@@ -121,19 +170,62 @@ enum Made {
     Unfit(&'static str),
 }
 
-impl<S, H> Runs<S> for OfClosure<H>
+impl<S, H> Runs<S> for OfClosure<S, H>
 where
     S: Store,
     H: for<'a, 't> Fn(Request<Bytes>, &'a mut Tx<'t, S>) -> Answering<'a> + Send + Sync + 'static,
 {
     fn run<'a>(&'a mut self, shared: &'a Shared<S>, admitted: &'a Admitted, progress: &'a Arc<Progress>) -> Run<'a> {
         let made = Arc::new(Mutex::new(Made::Nothing));
-        let of_run = Arc::clone(&made);
+        let work = Arc::new(self.work(shared, admitted, progress, &made));
+        Box::pin(async move {
+            let in_company = match self.sharing.take() {
+                Some(sharing) => {
+                    let work = Arc::clone(&work);
+                    let call = Call::new(admitted.message(), move |tx| work(tx));
+                    sharing.run(&shared.engine, admitted, call).await
+                }
+                None => None,
+            };
+            let ran = match in_company {
+                Some(ran) => ran,
+                None => {
+                    // Of a run in company nothing is kept then, or nobody knows: this one finds out.
+                    take(&made);
+                    let _connection = admitted.in_hand.run().await;
+                    shared.engine.run_message(admitted.message(), move |tx| work(tx)).await
+                }
+            };
+            match (ran, take(&made)) {
+                (Ok(ran), Made::Own(response)) => Ok(Ended::Done(ran, Some(response))),
+                (Ok(ran), _) => Ok(Ended::Done(ran, None)),
+                (Err(RunOnceError::Failed(_)), Made::Dropped(response)) => Ok(Ended::Dropped(response)),
+                (Err(RunOnceError::Failed(_)), Made::Unfit(what)) => Ok(Ended::Unfit(what)),
+                (Err(error), _) => Err(error),
+            }
+        })
+    }
+}
+
+impl<S, H> OfClosure<S, H>
+where
+    S: Store,
+    H: for<'a, 't> Fn(Request<Bytes>, &'a mut Tx<'t, S>) -> Answering<'a> + Send + Sync + 'static,
+{
+    /// The handler as work of the engine, which leaves the response of its last run in `made`.
+    fn work(
+        &self,
+        shared: &Shared<S>,
+        admitted: &Admitted,
+        progress: &Arc<Progress>,
+        made: &Arc<Mutex<Made>>,
+    ) -> impl for<'a, 't> Fn(&'a mut Tx<'t, S>) -> Working<'a> + Send + Sync + 'static + use<S, H> {
+        let of_run = Arc::clone(made);
         let (handler, progress) = (Arc::clone(&self.handler), Arc::clone(progress));
         let (parts, body) = admitted.request().into_parts();
         let (misplaced, kept_headers) = (shared.misplaced.clone(), shared.kept_headers.clone());
         let response_bytes_max = self.response_bytes_max;
-        let ran = shared.engine.run_message(admitted.message(), move |tx| {
+        move |tx| {
             let request = Request::from_parts(parts.clone(), body.clone());
             let (handler, made, progress) = (Arc::clone(&handler), Arc::clone(&of_run), Arc::clone(&progress));
             let (misplaced, kept_headers) = (misplaced.clone(), kept_headers.clone());
@@ -157,19 +249,12 @@ where
                 *made.lock().unwrap_or_else(PoisonError::into_inner) = now;
                 outcome
             })
-        });
-        Box::pin(async move {
-            let ran = ran.await;
-            let made = std::mem::take(&mut *made.lock().unwrap_or_else(PoisonError::into_inner));
-            match (ran, made) {
-                (Ok(ran), Made::Own(response)) => Ok(Ended::Done(ran, Some(response))),
-                (Ok(ran), _) => Ok(Ended::Done(ran, None)),
-                (Err(idem_core::RunOnceError::Failed(_)), Made::Dropped(response)) => Ok(Ended::Dropped(response)),
-                (Err(idem_core::RunOnceError::Failed(_)), Made::Unfit(what)) => Ok(Ended::Unfit(what)),
-                (Err(error), _) => Err(error),
-            }
-        })
+        }
     }
+}
+
+fn take(made: &Mutex<Made>) -> Made {
+    std::mem::take(&mut *made.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// An error that makes the engine roll back.

@@ -38,7 +38,8 @@ pub(crate) type Run<'a> = Pin<Box<dyn Future<Output = Result<Ended, RunOnceError
 
 /// Runs a handler in the transaction that records its key. Routes and layers each implement it.
 pub(crate) trait Runs<S: Store>: Send + 'static {
-    /// Claims the key and, if it is new, runs the handler. May be called again if the key was held.
+    /// Claims the key and, if it is new, runs the handler, on one of the connections that the tenant may use. May be called again
+    /// if the key was held.
     fn run<'a>(&'a mut self, shared: &'a Shared<S>, admitted: &'a Admitted, progress: &'a Arc<Progress>) -> Run<'a>;
 }
 
@@ -196,12 +197,10 @@ impl<S: Store> Shared<S> {
         deadline: Instant,
     ) -> Result<Ended, RunOnceError> {
         loop {
-            let _connection = admitted.in_hand.run().await;
             let ended = runs.run(self, admitted, progress).await;
             if !matches!(ended, Err(RunOnceError::Busy)) || Instant::now() + REST >= deadline {
                 return ended;
             }
-            drop(_connection);
             progress.waits(None);
             let waiting = Arc::clone(&self.waiting).acquire_owned();
             match tokio::time::timeout_at(deadline, waiting).await {

@@ -47,6 +47,11 @@ pub(crate) struct InHand {
 }
 
 impl InHand {
+    /// Its tenant.
+    pub(crate) fn tenant(&self) -> Arc<str> {
+        Arc::clone(&self.name)
+    }
+
     /// Waits until one more of the tenant's requests may use a connection.
     pub(crate) async fn run(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed.

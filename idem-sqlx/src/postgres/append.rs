@@ -59,9 +59,9 @@ impl PostgresUnit<'_> {
         results_in_claim_order(claims, &driver::read(&rows)?)
     }
 
-    /// Runs one of the two statements around a savepoint.
-    pub(super) async fn savepoint_of_work(&mut self, statement: &'static str) -> Result<(), StoreError> {
-        let done = sqlx::raw_sql(statement).execute(self.connection()).await;
+    /// Runs what sets a savepoint, goes back to it, or goes on to the next one.
+    pub(super) async fn savepoint_of_work(&mut self, statement: &str) -> Result<(), StoreError> {
+        let done = sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(self.connection()).await;
         done.map(|_| ()).map_err(|source| error::store("taking effects back", source))
     }
 

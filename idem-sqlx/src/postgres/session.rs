@@ -24,6 +24,8 @@ pub struct PostgresSession {
     /// The server process and when it began, where it serves this session alone: behind a pooler it may be another in each
     /// transaction.
     pub(super) backend: Option<(i32, i64)>,
+    /// Whether RESET makes of the session what it was as this store began it.
+    pub(super) may_reset: bool,
     /// Whether nobody knows any more what the connection's state is. The next unit opens another.
     pub(super) is_spent: bool,
     /// Whether the connection was handed over, and made read only by default here.
@@ -65,6 +67,7 @@ impl PostgresSession {
             durability,
             shared_durability,
             backend,
+            may_reset: backend.is_some(),
             is_spent: false,
             is_fenced_here: false,
         }
@@ -129,7 +132,9 @@ impl PostgresStore {
         }
         facts.refuse_unfenced()?;
         let prepare = PostgresSession::prepare(connection, facts, &self.driver().statements);
-        Ok(PostgresSession { is_fenced_here, ..self.driver().within("opening a session", prepare).await? })
+        let session = self.driver().within("opening a session", prepare).await?;
+        // What its owner has set is not to be reset.
+        Ok(PostgresSession { is_fenced_here, may_reset: false, ..session })
     }
 }
 

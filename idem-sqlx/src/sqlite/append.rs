@@ -109,7 +109,7 @@ impl SqliteUnit<'_> {
         results_in_claim_order(claims, &rows)
     }
 
-    /// Runs one of the two statements around a savepoint, in the transaction that claimed.
+    /// Runs what sets a savepoint, goes back to it, or goes on to the next one, in the transaction that claimed.
     pub(super) async fn savepoint_of_work(&mut self, statement: &'static str) -> Result<(), StoreError> {
         if !self.guard.is_open() {
             // A savepoint outside of a transaction would begin one.

@@ -156,6 +156,11 @@ impl MemoryUnit<'_> {
         store_error(doing, error)
     }
 
+    /// Whether a handler has ended the transaction that was begun.
+    fn has_ended(&self) -> bool {
+        self.pending.status == Status::Ended || self.pending.id != self.began_as
+    }
+
     /// Looks until there is an answer, and waits for those in the way until `deadline`.
     async fn wait_for<T>(
         &mut self,
@@ -433,8 +438,26 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
             Ok(Met::AnswerLost) => return Err(self.fail(doing, MemoryError::ConnectionLost)),
             Err(error) => return Err(self.fail(doing, error)),
         }
-        self.pending.savepoint = Some(self.pending.writes.len());
+        self.pending.savepoint = Some((self.pending.writes.len(), self.pending.breaks_deferred));
         Ok(())
+    }
+
+    fn shares_calls(&self) -> bool {
+        true
+    }
+
+    async fn next_savepoint(&mut self) -> Result<(), StoreError> {
+        let doing = "going on to the next call";
+        if self.pending.lost {
+            return Err(self.fail(doing, MemoryError::ConnectionLost));
+        }
+        if self.pending.status == Status::Aborted {
+            return Err(store_error(doing, MemoryError::Aborted));
+        }
+        if self.pending.savepoint.is_none() || self.has_ended() {
+            return Err(store_error(doing, MemoryError::NoTransaction));
+        }
+        self.savepoint().await
     }
 
     async fn rollback_to_savepoint(&mut self) -> Result<(), StoreError> {
@@ -448,8 +471,8 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
             Ok(Met::AnswerLost) => return Err(self.fail(doing, MemoryError::ConnectionLost)),
             Err(error) => return Err(self.fail(doing, error)),
         }
-        let ended = self.pending.status == Status::Ended || self.pending.id != self.began_as;
-        let Some(writes) = self.pending.savepoint.filter(|_| !ended) else {
+        let ended = self.has_ended();
+        let Some((writes, broke_deferred)) = self.pending.savepoint.filter(|_| !ended) else {
             return Err(store_error(doing, MemoryError::NoTransaction));
         };
         if !self.shared.has(Defect::SavepointKeepsEffects) {
@@ -460,7 +483,7 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
             self.shared.ended.notify_waiters();
         }
         self.pending.nested.clear();
-        self.pending.breaks_deferred = false;
+        self.pending.breaks_deferred = broke_deferred;
         self.pending.status = Status::Open;
         Ok(())
     }

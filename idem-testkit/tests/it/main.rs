@@ -16,5 +16,6 @@ mod readme;
 mod relay;
 mod remote;
 mod run_once;
+mod shared_units;
 mod source;
 mod store;

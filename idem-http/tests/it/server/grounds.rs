@@ -30,6 +30,10 @@ pub(crate) trait Ground: Sized + 'static {
     fn pay<'a>(tx: &'a mut Tx<'_, Self::Store>, text: String) -> Paying<'a>;
     /// The committed effects, sorted.
     async fn paid(&self) -> Vec<String>;
+    /// The keys of the records with the transactions that wrote them, where the store has numbers for those.
+    async fn transactions(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
 }
 
 fn fresh_name(prefix: &str) -> String {
@@ -132,6 +136,12 @@ async fn paid_in(schema: &SchemaName) -> Vec<String> {
     sqlx::query_scalar(sqlx::AssertSqlSafe(rows)).fetch_all(&mut connection).await.unwrap()
 }
 
+async fn transactions_in(schema: &SchemaName) -> Vec<(String, String)> {
+    let mut connection = sqlx::PgConnection::connect(&url()).await.unwrap();
+    let rows = format!("SELECT idempotency_key, xmin::text FROM {}.processed_messages", schema.quoted());
+    sqlx::query_as(sqlx::AssertSqlSafe(rows)).fetch_all(&mut connection).await.unwrap()
+}
+
 /// Drops the schema in a thread of its own, as a test's runtime may be the current one's.
 fn drop_schema(schema: &SchemaName) {
     if std::thread::panicking() {
@@ -182,6 +192,10 @@ impl Ground for Postgres {
     async fn paid(&self) -> Vec<String> {
         paid_in(&self.schema).await
     }
+
+    async fn transactions(&self) -> Vec<(String, String)> {
+        transactions_in(&self.schema).await
+    }
 }
 
 impl Drop for Postgres {
@@ -192,7 +206,7 @@ impl Drop for Postgres {
 
 pub(crate) struct TokioPostgres {
     store: Arc<idem_tokio_postgres::PostgresStore>,
-    schema: SchemaName,
+    pub(crate) schema: SchemaName,
 }
 
 impl Ground for TokioPostgres {
@@ -220,6 +234,10 @@ impl Ground for TokioPostgres {
 
     async fn paid(&self) -> Vec<String> {
         paid_in(&self.schema).await
+    }
+
+    async fn transactions(&self) -> Vec<(String, String)> {
+        transactions_in(&self.schema).await
     }
 }
 

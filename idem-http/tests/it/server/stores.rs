@@ -1,4 +1,4 @@
-//! Each statement of `repeats`, `outcomes`, `layer` and `ask` on each store.
+//! Each statement of `repeats`, `outcomes`, `layer`, `ask` and `shared` on each store.
 
 macro_rules! on {
     ($store:ident, $ground:ident, $($module:ident :: $test:ident),* $(,)?) => {
@@ -39,4 +39,12 @@ on_every_store!(
     layer::w24_an_extractor_refuses_and_nothing_is_kept,
     layer::w9_a_response_that_does_not_end_has_no_effect,
     ask::w21_a_key_can_be_asked_about,
+    shared::w80_requests_that_come_together_share_a_transaction,
+    shared::w80_no_answer_comes_before_the_commit,
+    shared::w81_tenants_and_routes_share_no_transaction,
+    shared::w82_a_refusal_takes_back_its_own_effects_alone,
+    shared::w83_a_neighbours_failure_is_its_own,
+    shared::w83_a_neighbour_that_does_not_end_is_cut_off,
+    shared::w84_a_client_that_is_gone_takes_nobody_with_it,
+    shared::w85_one_key_in_one_group_is_one_operation,
 );

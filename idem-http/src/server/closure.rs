@@ -24,7 +24,7 @@ use super::{
     error::{self, HttpError, Judged},
     flight::Progress,
     gates::Admitted,
-    route::{RouteSettings, route_setters},
+    route::{RouteName, RouteSettings, route_setters},
     run::{Ended, Run, Runs},
 };
 
@@ -99,7 +99,7 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let Self { shared, template, handler, settings } = self.clone();
         Box::pin(async move {
-            let route = format!("{} {template}", request.method());
+            let route = RouteName::new(request.method(), &template);
             let runs = OfClosure { handler, response_bytes_max: settings.response_bytes_max };
             Ok(shared.serve(request, &route, &settings, runs).await.map(Full::new))
         })
@@ -131,7 +131,7 @@ where
         let of_run = Arc::clone(&made);
         let (handler, progress) = (Arc::clone(&self.handler), Arc::clone(progress));
         let (parts, body) = admitted.request().into_parts();
-        let (misplaced, kept_headers) = (shared.misplaced.clone(), shared.kept_headers.clone());
+        let (misplaced, kept_headers) = (shared.counts.misplaced.clone(), shared.kept_headers.clone());
         let response_bytes_max = self.response_bytes_max;
         let ran = shared.engine.run_message(admitted.message(), move |tx| {
             let request = Request::from_parts(parts.clone(), body.clone());

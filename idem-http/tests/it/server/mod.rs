@@ -9,3 +9,4 @@ mod profiles;
 mod repeats;
 mod stores;
 mod support;
+mod telemetry;

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod outbox;
+mod request;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -8,7 +9,10 @@ use clap::{Args, Parser, Subcommand};
 use idem_core::{Reason, dead_letter::Fingerprint};
 use idem_schema::SchemaName;
 
-pub(crate) use self::outbox::{Outbox, RetryEvents, SkipEvents, WhichEvents};
+pub(crate) use self::{
+    outbox::{Outbox, RetryEvents, SkipEvents, WhichEvents},
+    request::{Named, OfRequest},
+};
 use crate::{
     commands::new::{BrokerKind, StoreKind},
     spans,
@@ -253,6 +257,8 @@ pub(crate) struct Because {
 pub(crate) struct Show {
     /// The key as it came
     pub(crate) key: String,
+    #[command(flatten)]
+    pub(crate) of: OfRequest,
     /// Of this consumer only
     #[arg(long, value_name = "NAME")]
     pub(crate) consumer: Option<String>,
@@ -266,6 +272,8 @@ pub(crate) struct Show {
 pub(crate) struct Forget {
     /// Keys as they came
     pub(crate) key: Vec<String>,
+    #[command(flatten)]
+    pub(crate) of: OfRequest,
     /// The consumer
     #[arg(long, value_name = "NAME")]
     pub(crate) consumer: String,
@@ -311,6 +319,8 @@ pub(crate) enum Forgotten {
 pub(crate) struct Erase {
     /// The key as it came
     pub(crate) key: String,
+    #[command(flatten)]
+    pub(crate) of: OfRequest,
     /// Of this consumer only
     #[arg(long, value_name = "NAME")]
     pub(crate) consumer: Option<String>,
@@ -505,6 +515,12 @@ pub(crate) struct Doctor {
     /// For how long the broker may deliver a message again, such as the topic's retention: compared with the consumers'
     #[arg(long, value_name = "TIME", value_parser = spans::span)]
     pub(crate) broker_horizon: Option<Duration>,
+    /// For how long clients of services over HTTP may send a request again: compared with how long their keys are known
+    #[arg(long, value_name = "TIME", value_parser = spans::span)]
+    pub(crate) client_window: Option<Duration>,
+    /// The number of a key that services have for sealing answers; repeatable: compared with those that answers are sealed with
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) sealing_key: Vec<u16>,
     /// How to answer
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub(crate) format: Format,

@@ -24,6 +24,9 @@ const LIMITS: UnitLimits = UnitLimits {
     idle_in_transaction: Duration::from_secs(60),
 };
 
+/// How long a look whether a key is held waits for it.
+const PROBE: UnitLimits = UnitLimits { lock: Duration::from_millis(200), ..LIMITS };
+
 /// What the transaction has written into the audit trail. Such a row has the beginning of its transaction as its time, by
 /// which there is an index.
 const WRITTEN: &str = "\
@@ -172,6 +175,26 @@ impl Database {
     ) -> Result<(i64, Option<String>), Failure> {
         let rows = self.rows(statement, binds).await?;
         rows.first().map_or(Ok((0, None)), |row| Ok((row.try_get(0)?, row.try_get(1)?)))
+    }
+
+    /// Whether somebody holds a key that this statement claims. What it writes is taken back, so who claims the key meanwhile
+    /// waits for no longer than this takes. `None` where the login may not ask so.
+    pub(crate) async fn is_held(&mut self, claim: &str, binds: &[Bind<'_>]) -> Result<Option<bool>, Failure> {
+        sqlx::raw_sql(AssertSqlSafe(begin_unit(PROBE, None))).execute(&mut self.connection).await?;
+        let text = Dialect::Postgres.render(claim, &self.schema);
+        let query = sqlx::query(AssertSqlSafe(text)).persistent(false);
+        let claimed = binds.iter().fold(query, |query, value| bind(query, *value)).execute(&mut self.connection).await;
+        sqlx::raw_sql("ROLLBACK").execute(&mut self.connection).await?;
+        let code = |error: &sqlx::Error| error.as_database_error().and_then(|error| error.code()).map(String::from);
+        match claimed {
+            Ok(_) => Ok(Some(false)),
+            // lock_not_available, insufficient_privilege
+            Err(error) => match code(&error).as_deref() {
+                Some("55P03") => Ok(Some(true)),
+                Some("42501") => Ok(None),
+                _ => Err(error.into()),
+            },
+        }
     }
 
     /// Refuses a consumer that was never registered: with a mistyped name, every command would find nothing to do.

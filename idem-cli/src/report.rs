@@ -17,7 +17,7 @@ use crate::exit::Exit;
 #[derive(Debug, Default)]
 pub(crate) struct Table(Vec<Row>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Row(Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Row {

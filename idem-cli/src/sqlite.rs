@@ -15,8 +15,8 @@ use idem_sqlx::{SqliteOptions, SqliteStore};
 
 use self::file::File;
 use crate::{
-    command_line::{Clean, Command, Consumers, Migrate, Outbox, Target},
-    commands::{self, cleanup},
+    command_line::{Clean, Command, Consumers, Doctor, Migrate, Outbox, Target},
+    commands::{self, cleanup, services},
     exit::{Exit, Failure},
     report::{Report, Row},
 };
@@ -36,7 +36,7 @@ pub(crate) async fn run(target: &Target, command: Command) -> Result<Report, Fai
     let store = Arc::new(SqliteStore::connect(options.create_if_missing(false)).await?);
     match command {
         Command::Cleanup(clean) if !clean.print_sql => clean_up(&store, &clean).await,
-        Command::Doctor(_) => doctor(&store).await,
+        Command::Doctor(asked) => doctor(&store, File::open(target).await?, &asked).await,
         Command::Show(show) => keys::show(File::open(target).await?, &show).await,
         Command::Forget(forget) => keys::forget(File::open(target).await?, &forget).await,
         Command::Erase(erase) => keys::erase(File::open(target).await?, &erase).await,
@@ -85,19 +85,43 @@ async fn clean_up(store: &Arc<SqliteStore>, clean: &Clean) -> Result<Report, Fai
     Ok(cleanup::cleaned(&runner.cycle().await?))
 }
 
-async fn doctor(store: &Arc<SqliteStore>) -> Result<Report, Failure> {
+/// As on PostgreSQL.
+const SERVICES: &str = r#"
+WITH latest AS (
+    SELECT r.consumer, r.key_id, r.stored_at, r.answer_until, r.sealed_with FROM "{schema}_processed_results" AS r
+    WHERE r.answer_until IS NOT NULL ORDER BY r.answer_until DESC LIMIT 10000
+), answers AS (
+    SELECT l.consumer, count(*) FILTER (WHERE l.answer_until > p.expires_at) AS outliving,
+        max(l.stored_at) FILTER (WHERE l.sealed_with IS NULL)
+            > min(l.stored_at) FILTER (WHERE l.sealed_with IS NOT NULL) AS unsealed,
+        group_concat(DISTINCT l.sealed_with) AS sealed_with
+    FROM latest AS l JOIN "{schema}_processed_messages" AS p ON p.consumer = l.consumer AND p.key_id = l.key_id
+    GROUP BY l.consumer
+)
+SELECT c.name AS service, c.retention / 1000000 AS keys_for, ifnull(a.outliving, 0) AS outliving,
+    ifnull(a.unsealed, 0) AS unsealed, a.sealed_with
+FROM "{schema}_consumers" AS c LEFT JOIN answers AS a ON a.consumer = c.id
+WHERE c.handler = 'http' ORDER BY c.name"#;
+
+async fn doctor(store: &Arc<SqliteStore>, mut file: File, asked: &Doctor) -> Result<Report, Failure> {
     match store.bookkeeping().verify().await {
         Ok(()) => {
-            let findings = match store.outbox() {
+            let mut findings = match store.outbox() {
                 Some(outbox) => commands::outbox::findings(&outbox.backlog(None).await?),
                 None => Vec::new(),
             };
+            let facts = file.table(SERVICES, &[]).await?;
+            findings.extend(services::findings(&facts, asked));
+            let services = |report: Report| match facts.is_empty() {
+                true => report,
+                false => report.table("services", services::services(&facts)),
+            };
             if findings.is_empty() {
-                return Ok(Report::said("All is well."));
+                return Ok(services(Report::new()).line("All is well."));
             }
             // A notice is nothing that a script should stop for.
             let is_grave = findings.iter().any(|row| row.text("level") != "notice");
-            let report = Report::new().table("findings", findings.into_iter().collect());
+            let report = services(Report::new().table("findings", findings.into_iter().collect()));
             Ok(report.exit(if is_grave { Exit::Found } else { Exit::Done }))
         }
         Err(StoreError::Schema { problem, cure } | StoreError::Refused { problem, cure }) => {

@@ -14,7 +14,7 @@ pub(crate) use self::{
     spans::{Destination, process, receive, settle, unit},
 };
 pub use self::{
-    spans::{Link, link_spans_with},
+    spans::{Link, link_spans_with, request},
     trace_context::TraceContext,
 };
 
@@ -30,8 +30,12 @@ pub const CONSUMER: &str = "consumer";
 pub const CAUSE: &str = "cause";
 /// The label of every metric of the outbox, in place of the consumer: the name of the destination.
 pub const DESTINATION: &str = "destination";
-/// The label of [`HTTP_REQUESTS`].
+/// The label of [`HTTP_REQUESTS`] and [`HTTP_TIME`]: how a request ended.
 pub const OUTCOME: &str = "outcome";
+/// The label of [`HTTP_REQUESTS`] and [`HTTP_TIME`]: method and path, as the router knows it, and never as a client has sent it.
+pub const ROUTE: &str = "route";
+/// The label of [`HTTP_WAITING`]: `memory` or `database`.
+pub const PLACE: &str = "place";
 /// The label of [`DEAD_LETTER_REASONS`]: see [`Reason::as_str`](crate::Reason::as_str).
 pub const REASON: &str = "reason";
 
@@ -172,7 +176,13 @@ metrics! {
     OUTBOX_PUBLISH = "idem.outbox_publish", Kind::Histogram(SECONDS), Seconds,
         "how long a destination took to confirm what it was given at once";
     HTTP_REQUESTS = "idem.http_requests", Kind::Counter, Count,
-        "requests to protected routes, by how they ended: `first`, `replayed`, or the problem that was answered";
+        "requests to protected routes, by route and by how they ended: `first`, `replayed`, `not-kept`, `server-error`, or the problem that was answered";
+    HTTP_TIME = "idem.http_time", Kind::Histogram(SECONDS), Seconds,
+        "how long a request to a protected route took, from its head to its answer";
+    HTTP_WAITING = "idem.http_waiting", Kind::Gauge, Count,
+        "repeats that wait for the first request with their key: in memory for one of this process, or at the database for another's";
+    HTTP_WAITING_MAX = "idem.http_waiting_max", Kind::Gauge, Count,
+        "how many repeats may wait at the database at once; the others wait for their turn";
     HTTP_MISPLACED_STATUSES = "idem.http_misplaced_statuses", Kind::Counter, Count,
         "answers with a status that is about a request and not its operation (401, 403, 408, 425, 429), and was to be kept";
     HTTP_UNTAKEN = "idem.http_untaken", Kind::Counter, Count,

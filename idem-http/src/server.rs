@@ -6,6 +6,7 @@ mod ask;
 mod axum_layer;
 mod builder;
 mod closure;
+mod counts;
 mod digest;
 mod error;
 mod fingerprint;
@@ -14,6 +15,7 @@ mod gates;
 mod key;
 mod problem;
 mod profile;
+mod request_key;
 mod route;
 mod run;
 mod scope;
@@ -24,7 +26,6 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use http::HeaderName;
 use idem_core::{KeyPolicy, Retention, RunOnce, StoreError, store::Store};
-use metrics::Counter;
 use tokio::sync::Semaphore;
 
 #[cfg(feature = "axum")]
@@ -34,12 +35,14 @@ pub use self::{
     ask::AskService,
     builder::IdempotencyBuilder,
     closure::{Answering, IdempotentRoute},
+    counts::{RouteCounts, WaitingRepeats},
     error::HttpError,
     fingerprint::{Fingerprint, HashSecret},
     profile::Profile,
+    request_key::RequestKey,
     scope::Authenticated,
 };
-use self::{builder::Limits, fingerprint::Hashing, flight::Flights, scope::TenantFn, tenants::Tenants};
+use self::{builder::Limits, counts::Counts, fingerprint::Hashing, flight::Flights, scope::TenantFn, tenants::Tenants};
 
 /// `Idempotency-Key` for the routes of a service: the effect of a request, the record of its key and its answer are committed in
 /// one transaction.
@@ -64,9 +67,7 @@ pub(crate) struct Shared<S: Store> {
     kept_headers: Vec<HeaderName>,
     answers_by_subject: bool,
     problem_types: String,
-    misplaced: Counter,
-    #[cfg(feature = "axum")]
-    untaken: Counter,
+    counts: Counts,
     #[cfg(feature = "axum")]
     told_of_untaken: std::sync::Once,
 }

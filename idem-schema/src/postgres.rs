@@ -56,11 +56,11 @@ pub fn begin_unit(limits: UnitLimits, durability: Option<&str>) -> String {
     text
 }
 
-<<<<<<< HEAD
 /// A limit as the server's settings take it: zero would switch it off, and there are no more milliseconds than an i32 holds.
 pub(crate) fn milliseconds(limit: Duration) -> i32 {
     i32::try_from(limit.as_millis()).unwrap_or(i32::MAX).max(1)
-=======
+}
+
 /// The text between the handlers of two calls that share a unit, in one round trip of the simple protocol. It keeps what was
 /// done since the savepoint `idem_work`, which it fails to where a statement has failed since; puts settings back that a handler
 /// has made; and sets the savepoint anew.
@@ -75,12 +75,11 @@ pub(crate) fn milliseconds(limit: Duration) -> i32 {
 /// ```
 #[must_use]
 pub fn next_call(idle_in_transaction: Duration) -> String {
-    let milliseconds = idle_in_transaction.as_millis().clamp(1, 2_147_483_647);
     format!(
         "RELEASE SAVEPOINT idem_work; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; \
-         SET LOCAL idle_in_transaction_session_timeout = {milliseconds}; SAVEPOINT idem_work"
+         SET LOCAL idle_in_transaction_session_timeout = {}; SAVEPOINT idem_work",
+        milliseconds(idle_in_transaction)
     )
->>>>>>> shared
 }
 
 /// Makes a struct of statements, each a field with its documentation.

@@ -50,7 +50,7 @@ pub(crate) fn read<B: Broker, A: clap::Args>(
     let settings = Settings::from_arg_matches(&matches).map_err(refused)?;
     let broker = B::from_arg_matches(&matches).map_err(refused)?;
     let own = A::from_arg_matches(&matches).map_err(refused)?;
-    let secrets = secrets(&command, &matches, settings.key_secret_file.clone());
+    let secrets = secrets(&command, &matches, settings.flags.key_secret_file.clone());
     let (given, exposed) = (given(&command, &matches), exposed(&command, &matches));
     Ok(CommandLine { settings, broker, own, given, secrets, exposed, foreign })
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::{
     exit::{Exit, Failure},
-    settings::DatabaseUrl,
+    flags::DatabaseUrl,
 };
 
 #[cfg(feature = "postgres")]

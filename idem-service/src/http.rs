@@ -20,15 +20,16 @@ use crate::database::Sqlite;
 #[cfg(feature = "tokio-postgres")]
 use crate::database::TokioPostgres;
 use crate::{
+    beside::Beside,
     database::Database,
     exit::{Exit, Failure},
-    service::{Hook, NoSettings},
+    service::NoSettings,
     stores::Kind,
 };
 
 /// A service over HTTP, short of its settings: its routes for each store that it supports, and what runs beside them.
 ///
-/// Which store is used is said by `--database-url`; one without routes is refused.
+/// Which store is used is said by `--database-url` and `--store`; one without routes is refused.
 #[must_use]
 pub struct HttpService {
     name: &'static str,
@@ -37,12 +38,9 @@ pub struct HttpService {
 }
 
 /// What the application brings.
+#[derive(Default)]
 pub(crate) struct Parts {
-    destinations: Vec<Destination>,
-    relayed: Vec<Route>,
-    admin_routes: axum::Router,
-    on_start: Vec<Hook<Result<(), BoxError>>>,
-    on_stop: Vec<Hook<()>>,
+    beside: Beside,
     on_store: Vec<(Kind, Serve)>,
 }
 
@@ -53,15 +51,7 @@ impl HttpService {
     /// A service of this name, which scopes its keys and is what its connections are called in the database's list: keep it over
     /// versions of the service.
     pub fn new(name: &'static str) -> Self {
-        let parts = Parts {
-            destinations: Vec::new(),
-            relayed: Vec::new(),
-            admin_routes: axum::Router::new(),
-            on_start: Vec::new(),
-            on_stop: Vec::new(),
-            on_store: Vec::new(),
-        };
-        Self { name, version: env!("CARGO_PKG_VERSION"), parts }
+        Self { name, version: env!("CARGO_PKG_VERSION"), parts: Parts::default() }
     }
 
     /// A service with settings of its own, `A`, which `--help`, variables and the file know as they know idem's. `build` is called
@@ -86,19 +76,19 @@ impl HttpService {
     /// [`relays`](Self::relays) says otherwise. Events are committed with the request's effects, and this process relays
     /// them, unless `--relay off` says that another one does. May be called several times.
     pub fn publishes_to(mut self, destinations: impl IntoIterator<Item = impl Into<Destination>>) -> Self {
-        self.parts.destinations.extend(destinations.into_iter().map(Into::into));
+        self.parts.beside.publishes_to(destinations);
         self
     }
 
     /// Brings events along this route. May be called once a destination.
     pub fn relays(mut self, route: Route) -> Self {
-        self.parts.relayed.push(route);
+        self.parts.beside.relays(route);
         self
     }
 
     /// Serves these on the admin port beside idem's own, as [`Service::routes`](crate::Service::routes) does.
     pub fn admin_routes(mut self, routes: axum::Router) -> Self {
-        self.parts.admin_routes = self.parts.admin_routes.merge(routes);
+        self.parts.beside.serves_admin(routes);
         self
     }
 
@@ -109,7 +99,7 @@ impl HttpService {
         F: FnOnce() -> R + Send + 'static,
         R: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
-        self.parts.on_start.push(Box::new(|| Box::pin(hook())));
+        self.parts.beside.on_start(hook);
         self
     }
 
@@ -120,7 +110,7 @@ impl HttpService {
         F: FnOnce() -> R + Send + 'static,
         R: Future<Output = ()> + Send + 'static,
     {
-        self.parts.on_stop.push(Box::new(|| Box::pin(hook())));
+        self.parts.beside.on_stop(hook);
         self
     }
 
@@ -137,7 +127,7 @@ impl HttpService {
         self.store::<Postgres>(api)
     }
 
-    /// The routes on PostgreSQL through tokio-postgres, where there are none through sqlx.
+    /// The routes on PostgreSQL through tokio-postgres, for `--store tokio-postgres`.
     #[cfg(feature = "tokio-postgres")]
     pub fn tokio_postgres(self, api: Api<idem_tokio_postgres::PostgresStore>) -> Self {
         self.store::<TokioPostgres>(api)

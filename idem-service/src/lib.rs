@@ -3,18 +3,21 @@
 mod admin;
 #[cfg(feature = "amqp")]
 pub mod amqp;
+mod beside;
 mod broker;
 mod cleanup;
 mod command_line;
 mod config;
 pub mod database;
 mod exit;
+mod flags;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 mod key_secret;
 mod keys;
+mod life;
 mod logs;
 mod metrics;
 mod page;
@@ -23,6 +26,7 @@ mod rates;
 mod refusal;
 mod relay;
 mod run;
+mod served;
 mod service;
 mod settings;
 mod signals;

@@ -18,6 +18,7 @@ use self::{
 };
 use crate::{
     rates::Recent,
+    served::{RouteServed, Served},
     status::{Lag, Status},
 };
 
@@ -58,6 +59,9 @@ pub(crate) fn html(status: &Status) -> String {
         in_hand(&mut page, &load, &status.waits());
         partitions(&mut page, status.lag());
     }
+    if let Some(served) = status.served() {
+        requests(&mut page, &served);
+    }
     events(&mut page, &status.relayed());
     if let Some(cleanup) = status.cleanup() {
         cleaning(&mut page, &cleanup);
@@ -81,6 +85,7 @@ fn state(page: &mut Page, status: &Status) {
         Some(_) => page.classed("p", "state wait", "paused"),
         None if status.stop.is_cancelled() => page.classed("p", "state wait", "stopping"),
         None if !readiness.ready => page.classed("p", "state wait", "starting"),
+        None if status.served().is_some() => page.classed("p", "state good", "serving"),
         None if status.load().is_none() => page.classed("p", "state good", "relaying"),
         None => page.classed("p", "state good", "consuming"),
     }
@@ -177,6 +182,28 @@ fn partitions(page: &mut Page, lag: Option<Vec<Lag>>) {
         if left_out > 0 {
             page.classed("p", "more", format_args!("and {left_out} more, which are no further behind"));
         }
+    });
+}
+
+/// The protected routes of a service over HTTP, with what became of their requests.
+fn requests(page: &mut Page, served: &Served) {
+    let Served { routes, in_memory, at_database, at_database_max } = served;
+    page.section("Requests since the start", |page| {
+        if routes.is_empty() {
+            return page.classed("p", "more", "there was none to a protected route yet");
+        }
+        let cells = |of: &RouteServed| {
+            let RouteServed { route, first, replayed, refused, failed } = of;
+            let counts = [first, replayed, refused, failed].map(grouped);
+            ("", std::iter::once(route.clone()).chain(counts).collect::<Vec<_>>())
+        };
+        let rows: Vec<_> = routes.iter().map(cells).collect();
+        page.table(&["", "first runs", "replays", "refused", "failed"], &rows);
+        let at_database = format!("{} of {at_database_max} at once", grouped(at_database));
+        page.rows(&[
+            ("repeats that wait for a request of this process", &grouped(in_memory)),
+            ("repeats that wait for one of another process", &at_database),
+        ]);
     });
 }
 

@@ -1,6 +1,19 @@
 //! Files that hold secrets, and who else may read them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// Warns of flags whose password others may read: in the list of processes, or in their file.
+pub(crate) fn warn_of(exposed: &[String], secrets: &[(PathBuf, &'static str)]) {
+    for flag in exposed {
+        tracing::warn!(
+            "the password in {flag} stands in the list of processes, where every login of this machine can read it; give it \
+             by a variable or by --config"
+        );
+    }
+    for (file, flag) in secrets {
+        warn_if_others_may(file, flag);
+    }
+}
 
 /// Warns where everybody may read a file with secrets, or others than its owner may write it: whoever can do that has the
 /// database's password, or chooses it.

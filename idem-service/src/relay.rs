@@ -3,8 +3,6 @@
 mod alone;
 mod file;
 
-use std::time::Duration;
-
 use idem_core::{BoxError, Destination, Route, outbox::Relayed};
 use serde::Serialize;
 
@@ -13,20 +11,18 @@ pub use self::alone::relay;
 pub(crate) use self::file::AmqpPart;
 #[cfg(feature = "kafka")]
 pub(crate) use self::file::KafkaPart;
-use crate::{broker::Events, settings::EventFormat};
+use crate::{beside::Beside, broker::Events, flags::Flags};
 
-/// A route for each destination: its own, or one by the worker's broker.
+/// A route for each destination: its own, or one by the broker. None where another process relays.
 ///
 /// # Errors
 /// Where nothing brings events there, or the broker's part refuses the destination's name.
-pub(crate) fn routes(
-    destinations: &[Destination],
-    own: Vec<Route>,
-    events: Option<&Events>,
-    (format, receiver_keeps): (EventFormat, Duration),
-) -> Result<Vec<Route>, BoxError> {
-    let mut routes = own;
-    for Destination { name, .. } in destinations {
+pub(crate) fn routes(beside: Beside, events: Option<&Events>, flags: &Flags) -> Result<Vec<Route>, BoxError> {
+    if !flags.relay {
+        return Ok(Vec::new());
+    }
+    let Beside { destinations, relayed: mut routes, .. } = beside;
+    for Destination { name, .. } in &destinations {
         if routes.iter().any(|route| route.destination == *name) {
             continue;
         }
@@ -36,8 +32,8 @@ pub(crate) fn routes(
                  process does, the service a route with .relays(…), or a service over HTTP its --brokers"
             )
         })?;
-        let route = Route::to_shared(name, make(name, format.cloud_events())?);
-        routes.push(route.receiver_keeps(receiver_keeps));
+        let route = Route::to_shared(name, make(name, flags.event_format.cloud_events())?);
+        routes.push(route.receiver_keeps(flags.receiver_keeps));
     }
     Ok(routes)
 }

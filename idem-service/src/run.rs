@@ -3,21 +3,21 @@
 use std::{ffi::OsString, future::Future, sync::Arc, time::Duration};
 
 use idem_core::{
-    BoxError, CancellationToken, ConfigError, DedupConsumer, DedupConsumerBuilder, RetryPolicy, Route, Store, Worker,
-    WorkerError, WorkerSettings, chain, outbox::RelayBuilder, store,
+    BoxError, ConfigError, DedupConsumer, DedupConsumerBuilder, RetryPolicy, Route, Store, Worker, WorkerError,
+    WorkerSettings, outbox::RelayBuilder, store,
 };
-use idem_schema::SchemaName;
 
 use crate::{
     admin,
     broker::{Broker, Built},
-    command_line::{self, CommandLine, Stop},
+    command_line::{self, CommandLine},
     database::{self, Database},
     exit::{self, Exit, Failure},
-    key_secret, keys, logs, metrics, private, relay,
+    keys,
+    life::{self, process, texts},
+    metrics, private, relay,
     service::{Handlers, Parts, Service},
     settings::{self, Settings},
-    signals, stack,
     status::{Identity, Status},
     stores::{Started, Stores},
 };
@@ -39,61 +39,21 @@ where
     L: Stores,
 {
     let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let line = match command_line::read::<B, A>(name, version, &L::kinds(), arguments, variables) {
-        Ok(line) => line,
-        Err(Stop::Answered) => return Exit::Done,
-        Err(Stop::Refused(text)) => {
-            logs::last_line(logs::LogFormat::Text, &text);
-            return Exit::Refused;
-        }
-    };
-    let format = line.settings.log_format;
-    let secret = line.settings.key_secret_file.as_deref();
-    let prepared = logs::start(format).and_then(|()| secret.map_or(Ok(()), key_secret::hide_keys));
-    let ended = prepared.map_err(Failure::refused).and_then(|()| start(name, version, line, build));
-    match ended {
-        Ok(()) => Exit::Done,
-        Err(Failure { exit, line }) => {
-            logs::last_line(format, &line);
-            exit
-        }
-    }
-}
-
-/// Starts the runtime, and prints the summary once the worker has ended.
-fn start<B, A, R, L>(
-    name: &'static str,
-    version: &'static str,
-    line: CommandLine<B, A>,
-    build: impl FnOnce(A) -> R + Send + 'static,
-) -> Result<(), Failure>
-where
-    B: Broker,
-    A: Send + 'static,
-    R: Future<Output = Result<Service<L>, BoxError>> + Send + 'static,
-    L: Stores,
-{
-    let stop = CancellationToken::new();
-    let system = |error| Failure::new(Exit::Bug, format!("the system gives no thread or signal handler: {error}"));
-    signals::listen(stop.clone()).map_err(system)?;
-    let runtime = stack::runtime().map_err(system)?;
-    let ended = runtime.block_on(async {
-        let (status, checks) = (Arc::new(Status::new(&line.settings.consumer, stop)), line.settings.check);
-        // In a task, whose panic is an answer.
-        let ended = tokio::spawn(serve(name, version, line, build, Arc::clone(&status))).await;
-        // Of a run, which a check is not.
-        if !checks {
-            exit::print_summary(&status.summary());
-        }
-        ended.unwrap_or_else(|_| {
-            let why = "the worker panicked; the place is on standard error. Outside of the application's own functions and \
-                       hooks that is a bug in idem: report it, with the log";
-            Err(Failure::new(Exit::Bug, why))
-        })
-    });
-    // A handler that passed the drain deadline may block its thread, and is not waited for.
-    std::mem::forget(runtime);
-    ended
+    let read = command_line::read::<B, A>(name, version, &L::kinds(), arguments, variables);
+    life::run(
+        read,
+        |line| &line.settings.flags,
+        |line| {
+            let (consumer, checks) = (line.settings.consumer.clone(), line.settings.check);
+            let serve = |status| serve(name, version, line, build, status);
+            // Of a run, which a check is not.
+            life::serve("worker", &consumer, serve, |summary| {
+                if !checks {
+                    exit::print_summary(summary)
+                }
+            })
+        },
+    )
 }
 
 async fn serve<B, A, R, L>(
@@ -124,39 +84,19 @@ where
             "variables that begin like the broker's are no settings of this worker, and are not read"
         );
     }
-    for flag in &exposed {
-        tracing::warn!(
-            "the password in {flag} stands in the list of processes, where every login of this machine can read it; give it \
-             by a variable or by --config"
-        );
-    }
-    for (file, flag) in &secrets {
-        private::warn_if_others_may(file, flag);
-    }
-    status.identify(Identity {
-        program: name,
-        version,
-        process: process(),
-        place: broker.place(),
-        schema: Some(settings.schema.to_string()).filter(|schema| schema != SchemaName::DEFAULT),
-        keys_are_hidden: settings.key_secret_file.is_some(),
-    });
+    private::warn_of(&exposed, &secrets);
+    status.identify(Identity::new(name, version, broker.place(), &settings.flags));
     status.supervise("rates", Arc::clone(&status).count());
     let database = settings.database(&L::kinds()).map_err(Failure::refused)?;
     // Before anything takes the handle of a metric.
-    let recorded = settings.admin.as_ref().map(|_| metrics::install(&status));
+    let recorded = settings.flags.admin.as_ref().map(|_| metrics::install(&status));
     let Service { stores, mut parts, .. } = build(own).await.map_err(|error| Failure::refused(texts(&error)))?;
-    if let Some((address, recorded)) = settings.admin.as_ref().zip(recorded) {
-        admin::serve(address, &settings.admin_host, Arc::clone(&status), recorded, std::mem::take(&mut parts.routes))
-            .await?;
+    if let Some((address, recorded)) = settings.flags.admin.as_ref().zip(recorded) {
+        let own = parts.beside.take_admin_routes();
+        admin::serve(address, &settings.flags.admin_host, Arc::clone(&status), recorded, own).await?;
     }
     let built = broker.build().await.map_err(|error| Failure::refused(texts(&error)))?;
     stores.consume(database, Started::<B> { name, version, parts, settings, built, status }).await
-}
-
-/// An error and its sources in one line.
-fn texts(error: &BoxError) -> String {
-    chain(&**error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// Opens the store, puts consumer and worker together, and runs them.
@@ -173,28 +113,23 @@ pub(crate) async fn consume<D: Database, B: Broker>(
         }
     };
     let open = || D::open(settings.for_database());
-    let opened = database::reach::<D::Store, _, _>(settings.startup_timeout, &status.stop, open).await?;
+    let limit = settings.flags.startup_timeout;
+    let opened = database::reach::<D::Store, _, _>(limit, &status.stop, open).await?;
     let Some(store) = opened.map(Arc::new) else { return Ok(()) };
     let consumer = attach(DedupConsumer::builder_shared(Arc::clone(&store), &settings.consumer))
         .handler_name(name)
         .version(version)
-        .publishes_to(parts.destinations.clone())
+        .publishes_to(parts.beside.destinations.clone())
         .effects(parts.effects);
-    let (on_start, on_stop) = (std::mem::take(&mut parts.on_start), std::mem::take(&mut parts.on_stop));
+    let mut hooks = parts.beside.take_hooks();
     // Before the database is waited for, so that a wrong setting is told at once.
     let consumer = (handlers.consumer)(with_settings(consumer, &settings));
-    let own = std::mem::take(&mut parts.relayed);
-    let told = (settings.event_format, settings.receiver_keeps);
-    let routes = if settings.relay {
-        relay::routes(&parts.destinations, own, built.events.as_ref(), told)
-            .map_err(|error| Failure::refused(texts(&error)))?
-    } else {
-        Vec::new()
-    };
+    let routes = relay::routes(std::mem::take(&mut parts.beside), built.events.as_ref(), &settings.flags)
+        .map_err(|error| Failure::refused(texts(&error)))?;
     let worker = worker::<D::Store, B>(consumer, built, routes, &settings, parts, &status)
         .map_err(|error| Failure::refused(settings::refused(&error)))?;
     let prepare = || D::prepare(&store, settings.for_database(), handlers.tables);
-    if database::reach::<D::Store, _, _>(settings.startup_timeout, &status.stop, prepare).await?.is_none() {
+    if database::reach::<D::Store, _, _>(limit, &status.stop, prepare).await?.is_none() {
         return Ok(());
     }
     if settings.check {
@@ -203,23 +138,14 @@ pub(crate) async fn consume<D: Database, B: Broker>(
         tracing::info!("checked: the worker could start; nothing was received or written");
         return Ok(());
     }
-    for hook in on_start {
-        hook().await.map_err(|error| Failure::refused(store::describe::<D::Store>(&*error)))?;
-    }
+    hooks.start::<D::Store>().await?;
     let ended = worker.run(status.stop.clone().cancelled_owned()).await;
-    for hook in on_stop {
-        hook().await;
-    }
+    hooks.stop().await;
     ended.map(|_| ()).map_err(ended_with::<D::Store>)
 }
 
 fn ended_with<S: Store>(error: WorkerError) -> Failure {
     Failure::new(exit::of_worker(&error), database::ended(&store::describe::<S>(&error)))
-}
-
-/// What people know this process by.
-pub(crate) fn process() -> String {
-    format!("{}:{}", idem_schema::host_name(), std::process::id())
 }
 
 /// Hands the settings of a consumer to its builder.
@@ -233,7 +159,7 @@ fn with_settings<S: Store>(consumer: DedupConsumerBuilder<S>, settings: &Setting
         .headers_max(settings.headers_max)
         .headers_bytes_max(settings.headers_bytes_max)
         .busy_timeout(settings.busy_timeout)
-        .handler_deadline(settings.handler_deadline);
+        .handler_deadline(settings.flags.handler_deadline);
     match settings.lanes {
         Some(lanes) => consumer.lanes(lanes),
         None => consumer,
@@ -265,8 +191,8 @@ fn worker<S: Store, B: Broker>(
         .breaker(settings.dead_letter_breaker)
         .cache_for(COMMITTED_FOR)
         .cleanup(settings.cleanup.settings())
-        .drain(settings.drain)
-        .startup_timeout(settings.startup_timeout);
+        .drain(settings.flags.drain)
+        .startup_timeout(settings.flags.startup_timeout);
     if let Some(idle_for) = settings.until_idle {
         worker = worker.until_idle(idle_for);
     }

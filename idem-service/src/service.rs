@@ -1,6 +1,6 @@
 //! The application's part: its handlers and tables for each store, their effects, and the tasks beside them.
 
-use std::{ffi::OsString, fmt, future::Future, marker::PhantomData, pin::Pin, process::ExitCode};
+use std::{ffi::OsString, fmt, future::Future, marker::PhantomData, process::ExitCode};
 
 use idem_core::{
     BatchHandler, BoxError, DedupConsumerBuilder, Destination, Effects, Handler, Store, WorkerSettings, outbox::Route,
@@ -13,6 +13,7 @@ use crate::database::Sqlite;
 #[cfg(feature = "tokio-postgres")]
 use crate::database::TokioPostgres;
 use crate::{
+    beside::Beside,
     broker::Broker,
     database::Database,
     exit::Exit,
@@ -37,32 +38,15 @@ type WorkerHook = Box<dyn FnOnce(&mut WorkerSettings) + Send>;
 /// The part that does not depend on the store.
 pub(crate) struct Parts {
     pub(crate) effects: Effects,
-    /// Whom the handlers tell of what happened.
-    pub(crate) destinations: Vec<Destination>,
-    /// How events get there, where that is not by the worker's own broker.
-    pub(crate) relayed: Vec<Route>,
+    pub(crate) beside: Beside,
     pub(crate) worker: Vec<WorkerHook>,
-    pub(crate) routes: axum::Router,
-    pub(crate) on_start: Vec<Hook<Result<(), BoxError>>>,
-    pub(crate) on_stop: Vec<Hook<()>>,
 }
-
-/// A future that is made when it is wanted.
-pub(crate) type Hook<T> = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = T> + Send>> + Send>;
 
 impl Service {
     /// A worker whose handlers have this name, to which a consumer is
     /// [bound](idem_core::DedupConsumerBuilder::handler_name) at its first start: keep it over versions of one handler.
     pub fn new(name: &'static str, effects: Effects) -> Self {
-        let parts = Parts {
-            effects,
-            destinations: Vec::new(),
-            relayed: Vec::new(),
-            worker: Vec::new(),
-            routes: axum::Router::new(),
-            on_start: Vec::new(),
-            on_stop: Vec::new(),
-        };
+        let parts = Parts { effects, beside: Beside::default(), worker: Vec::new() };
         Self { name, version: env!("CARGO_PKG_VERSION"), stores: (), parts }
     }
 
@@ -157,14 +141,14 @@ impl<L> Service<L> {
     /// }
     /// ```
     pub fn publishes_to(mut self, destinations: impl IntoIterator<Item = impl Into<Destination>>) -> Self {
-        self.parts.destinations.extend(destinations.into_iter().map(Into::into));
+        self.parts.beside.publishes_to(destinations);
         self
     }
 
     /// Brings events along this route, where a destination is none of the worker's own broker, or its receivers remember ids
     /// for another time than `--receiver-keeps`. May be called once a destination.
     pub fn relays(mut self, route: Route) -> Self {
-        self.parts.relayed.push(route);
+        self.parts.beside.relays(route);
         self
     }
 
@@ -197,7 +181,7 @@ impl<L> Service<L> {
     /// let service = Service::new("ledger", Effects::InTransaction).routes(Router::new().route("/version", version));
     /// ```
     pub fn routes(mut self, routes: axum::Router) -> Self {
-        self.parts.routes = self.parts.routes.merge(routes);
+        self.parts.beside.serves_admin(routes);
         self
     }
 
@@ -218,7 +202,7 @@ impl<L> Service<L> {
         F: FnOnce() -> R + Send + 'static,
         R: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
-        self.parts.on_start.push(Box::new(|| Box::pin(hook())));
+        self.parts.beside.on_start(hook);
         self
     }
 
@@ -230,7 +214,7 @@ impl<L> Service<L> {
         F: FnOnce() -> R + Send + 'static,
         R: Future<Output = ()> + Send + 'static,
     {
-        self.parts.on_stop.push(Box::new(|| Box::pin(hook())));
+        self.parts.beside.on_stop(hook);
         self
     }
 }

@@ -12,15 +12,23 @@ use idem_core::{
     CancellationToken, CleanupState, Incident, IncidentKind, Load, Pause, Summary, Wait, WorkerView,
     outbox::{RelayView, Relayed},
     store::RunId,
+    telemetry::{CONSUMER, READY},
 };
+use idem_schema::SchemaName;
 use serde::Serialize;
 use tokio::time::Instant;
 
 pub(crate) use crate::broker::Lag;
 use crate::{
+    flags::Flags,
+    life::process,
     rates::{self, Rates, Recent},
     relay::Standing,
+    served::Served,
 };
+
+/// What a service over HTTP has served so far.
+type Look = Box<dyn Fn() -> Served + Send + Sync>;
 
 /// The source's share now, such as partitions.
 type Partitions = Box<dyn Fn() -> Option<Vec<Lag>> + Send + Sync>;
@@ -40,6 +48,19 @@ pub(crate) struct Identity {
     pub(crate) keys_are_hidden: bool,
 }
 
+impl Identity {
+    /// This process, with these flags.
+    pub(crate) fn new(
+        program: &'static str,
+        version: &'static str,
+        place: Vec<(&'static str, String)>,
+        flags: &Flags,
+    ) -> Self {
+        let schema = Some(flags.schema.to_string()).filter(|schema| schema != SchemaName::DEFAULT);
+        Self { program, version, process: process(), place, schema, keys_are_hidden: flags.key_secret_file.is_some() }
+    }
+}
+
 /// The state of one worker, from before it is built until after it has ended.
 pub(crate) struct Status {
     pub(crate) consumer: String,
@@ -51,8 +72,8 @@ pub(crate) struct Status {
     worker: OnceLock<(WorkerView, Partitions)>,
     /// A relay without a worker.
     relay: OnceLock<RelayView>,
-    /// Whether requests are served, in a service over HTTP.
-    serves: OnceLock<()>,
+    /// What is served, in a service over HTTP.
+    serves: OnceLock<Look>,
     /// A task beside the worker that died.
     dead: OnceLock<&'static str>,
 }
@@ -166,9 +187,14 @@ impl Status {
 
     /// Requests are served from now on.
     #[cfg(feature = "http")]
-    pub(crate) fn serves(&self) {
+    pub(crate) fn serves(&self, look: impl Fn() -> Served + Send + Sync + 'static) {
         // As above.
-        let _ = self.serves.set(());
+        let _ = self.serves.set(Box::new(look));
+    }
+
+    /// What was served; nothing where requests are not, or not yet.
+    pub(crate) fn served(&self) -> Option<Served> {
+        self.serves.get().map(|look| look())
     }
 
     /// Runs a task beside the worker. One that panics is told by [`dead`](Self::dead) from then on.
@@ -236,6 +262,11 @@ impl Status {
     pub(crate) fn measure(&self) {
         if let Some((view, _)) = self.worker.get() {
             view.measure();
+        }
+        // A worker tells this of itself.
+        if self.serves.get().is_some() {
+            let is_ready = f64::from(u8::from(!self.stop.is_cancelled()));
+            metrics::gauge!(READY.name, CONSUMER => self.consumer.clone()).set(is_ready);
         }
     }
 

@@ -44,6 +44,9 @@ impl From<(String, String, i64, String)> for Transaction {
 
 /// A store with the tables of payments.
 pub(crate) trait Books: Store {
+    /// What statements in a transaction fail with.
+    type Error: std::error::Error + Send + Sync + 'static;
+
     /// Connections for what only reads.
     type Readers: Clone + Send + Sync + 'static;
 
@@ -51,10 +54,10 @@ pub(crate) trait Books: Store {
     fn readers(url: &str) -> Result<Self::Readers, sqlx::Error>;
 
     /// Writes a transaction, and changes the balance by it.
-    fn record(tx: &mut Tx<'_, Self>, order: &Order) -> impl Future<Output = Result<Recorded, sqlx::Error>> + Send;
+    fn record(tx: &mut Tx<'_, Self>, order: &Order) -> impl Future<Output = Result<Recorded, Self::Error>> + Send;
 
     /// Writes that an order was declined.
-    fn decline(tx: &mut Tx<'_, Self>, order: &Order) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+    fn decline(tx: &mut Tx<'_, Self>, order: &Order) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
     /// The tenant's transaction of this id.
     fn transaction(

@@ -5,6 +5,7 @@ mod books;
 mod postgres;
 mod problems;
 mod sqlite;
+mod tokio_postgres;
 mod transactions;
 
 use std::process::ExitCode;
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
             Ok(service
                 .publishes_to(payments.announce.clone())
                 .postgres(api(&payments, postgres::TABLES))
+                .tokio_postgres(api(&payments, postgres::TABLES))
                 .sqlite(api(&payments, sqlite::TABLES)))
         })
         .run()

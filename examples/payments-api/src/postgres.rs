@@ -32,22 +32,24 @@ pub(crate) const TABLES: &str = "
         at timestamptz NOT NULL DEFAULT now()
     )";
 
-const RECORD: &str = "
+pub(crate) const RECORD: &str = "
     INSERT INTO transactions (idempotency_key, tenant, customer, cents) VALUES ($1, $2, $3, $4)
     RETURNING id::text, (at AT TIME ZONE 'UTC')::date::text";
 
-const ADD: &str = "
+pub(crate) const ADD: &str = "
     INSERT INTO balances VALUES ($1, $2, $3) ON CONFLICT (tenant, customer)
     DO UPDATE SET cents = balances.cents + excluded.cents
     RETURNING cents";
 
-const DECLINE: &str = "INSERT INTO declines (idempotency_key, tenant, customer, cents) VALUES ($1, $2, $3, $4)";
+pub(crate) const DECLINE: &str =
+    "INSERT INTO declines (idempotency_key, tenant, customer, cents) VALUES ($1, $2, $3, $4)";
 
 const READ: &str = "
     SELECT id::text, customer, cents, to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"') AS at
     FROM transactions WHERE tenant = $1 AND id::text = $2";
 
 impl Books for PostgresStore {
+    type Error = sqlx::Error;
     type Readers = PgPool;
 
     fn readers(url: &str) -> Result<PgPool, sqlx::Error> {

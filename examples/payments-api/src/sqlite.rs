@@ -49,6 +49,7 @@ const DECLINE: &str = "INSERT INTO declines (idempotency_key, tenant, customer, 
 const READ: &str = "SELECT id, customer, cents, at FROM transactions WHERE tenant = $1 AND id = $2";
 
 impl Books for SqliteStore {
+    type Error = sqlx::Error;
     type Readers = SqlitePool;
 
     fn readers(url: &str) -> Result<SqlitePool, sqlx::Error> {

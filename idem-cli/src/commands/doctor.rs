@@ -7,7 +7,7 @@ use idem_schema::RECORD_BYTES;
 
 use crate::{
     command_line::{Doctor, Target},
-    commands::{consumers::LAST_HOUR, outbox},
+    commands::{consumers::LAST_HOUR, outbox, services},
     database::{self, Bind, Database},
     exit::{Exit, Failure},
     report::{Report, Row, Table},
@@ -73,6 +73,8 @@ pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Fail
         }
         Err(error) => return Err(error.into()),
     };
+    let facts = database.table(services::FACTS, &[]).await?;
+    let findings = findings.and(services::findings(&facts, doctor));
     let sources = database.table(SOURCES, &[horizon]).await?;
     let forecast = FORECAST.replace("{last_hour}", LAST_HOUR).replace("{record_bytes}", &RECORD_BYTES.to_string());
     let forecast = database.table(&forecast, &[]).await?;
@@ -80,7 +82,9 @@ pub(crate) async fn run(target: &Target, doctor: &Doctor) -> Result<Report, Fail
     // A notice is nothing that a script should stop for.
     let is_grave = findings.rows().iter().any(|row| row.text("level") != "notice");
     let exit = if is_grave { Exit::Found } else { Exit::Done };
-    let report = Report::new().table("findings", findings).table("sources", sources).table("forecast", forecast);
+    let report = Report::new().table("findings", findings).table("sources", sources);
+    let report = if facts.is_empty() { report } else { report.table("services", services::services(&facts)) };
+    let report = report.table("forecast", forecast);
     let report = report.line(UNSEEN).exit(exit);
     Ok(if is_well { report.line("All is well.") } else { report })
 }

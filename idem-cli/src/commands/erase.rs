@@ -2,7 +2,6 @@
 
 use crate::{
     command_line::Erase,
-    commands::show,
     confirm::confirm,
     database::{Bind, Database},
     exit::Failure,
@@ -69,12 +68,12 @@ SELECT (SELECT pg_catalog.count(*) FROM records) + (SELECT pg_catalog.count(*) F
     + (SELECT pg_catalog.count(*) FROM former) + (SELECT pg_catalog.count(*) FROM letters) + (SELECT pg_catalog.count(*) FROM trail)";
 
 pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report, Failure> {
-    show::check_key(&erase.key)?;
+    let key = erase.of.recorded(&erase.key)?;
     let consumer = erase.consumer.as_deref();
     if let Some(consumer) = consumer {
         database.known(consumer).await?;
     }
-    let binds = [Bind::Text(&erase.key), Bind::TextOr(consumer)];
+    let binds = [Bind::Text(&key), Bind::TextOr(consumer)];
     let count = database.number(&COUNT.replace("{asked}", ASKED), &binds).await?;
     if count == 0 {
         return Ok(Report::said("0 rows hold this key"));

@@ -133,10 +133,9 @@ pub(crate) fn keys(forget: &Forget) -> Result<Option<Vec<String>>, Failure> {
             .map_err(|error| Failure::refused(format!("{} cannot be read: {}", path.display(), error.kind())))?;
         keys.extend(text.lines().filter(|line| !line.is_empty()).map(str::to_owned));
     }
-    for (number, key) in keys.iter().enumerate() {
-        let number = number + 1;
-        idem_core::IdempotencyKey::new(key)
-            .map_err(|error| Failure::refused(format!("key number {number} is not a valid key: {error}")))?;
+    for (number, key) in keys.iter_mut().enumerate() {
+        let numbered = |failure: Failure| failure.so(&format!("key number {} cannot be forgotten", number + 1));
+        *key = forget.of.recorded(key).map_err(numbered)?;
     }
     Ok((forget.keys.is_some() || !keys.is_empty()).then_some(keys))
 }

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use crate::{
     command_line::Show,
+    commands::requests,
     database::{Bind, Database},
     exit::Failure,
     report::{Report, Row, Table},
@@ -89,22 +90,40 @@ SELECT pg_catalog.count(*) FROM noted";
 /// Why nothing is shown where reading could not be noted.
 pub(crate) const UNNOTED: &str = "nothing is shown, because who reads keys and payloads is noted in the audit trail first, and \
     that failed";
+
+/// What is known of a key.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) records: Table,
+    /// Where they were asked for.
+    pub(crate) results: Option<Table>,
+    pub(crate) attempts: Table,
+    pub(crate) dead_letters: Table,
+    pub(crate) audit: Table,
+    /// Of a key that is a request's.
+    pub(crate) request: Option<requests::Found>,
+}
+
 pub(crate) async fn run(mut database: Database, show: &Show) -> Result<Report, Failure> {
-    check_key(&show.key)?;
+    let key = show.of.recorded(&show.key)?;
     let consumer = show.consumer.as_deref();
     if let Some(consumer) = consumer {
         database.known(consumer).await?;
     }
-    let binds = [Bind::Text(&show.key), Bind::TextOr(consumer)];
+    let binds = [Bind::Text(&key), Bind::TextOr(consumer)];
     let by = database.by.clone();
-    let noting = [Bind::Text(&show.key), Bind::TextOr(consumer), Bind::Text(&by), Bind::Text(also(show))];
+    let noting = [binds[0], binds[1], Bind::Text(&by), Bind::Text(also(show))];
     database.act(NOTE_READ, &noting).await.map_err(|failure| failure.so(UNNOTED))?;
     let records = database.table(RECORDS, &binds).await?;
     let attempts = database.table(ATTEMPTS, &binds).await?;
     let dead_letters = database.table(DEAD_LETTERS, &binds).await?;
     let audit = database.table(if is_erased(&records, &dead_letters) { ERASED } else { AUDIT }, &binds).await?;
     let results = if show.result { Some(database.table(RESULTS, &binds).await?) } else { None };
-    Ok(report(records, results, attempts, dead_letters, audit))
+    let request = match show.of.named(&show.key, &key) {
+        Some(named) => Some(requests::find(&mut database, named, &key, &binds, records.is_empty()).await?),
+        None => None,
+    };
+    Ok(report(Found { records, results, attempts, dead_letters, audit, request }))
 }
 
 /// Whether the key was erased, and then nothing holds its text any more.
@@ -137,20 +156,28 @@ fn readable(row: &Row) -> Row {
 }
 
 /// The facts of a key, and the outcome of a redelivery.
-pub(crate) fn report(
-    records: Table,
-    results: Option<Table>,
-    attempts: Table,
-    dead_letters: Table,
-    audit: Table,
-) -> Report {
-    let redelivery = redelivery(&records, &attempts);
-    let report = Report::new().record("records", records);
+pub(crate) fn report(found: Found) -> Report {
+    let Found { records, results, attempts, dead_letters, audit, request } = found;
+    let redelivery = match &request {
+        Some(request) => requests::repeat(&request.requests(&records)),
+        None => redelivery(&records, &attempts),
+    };
+    let report = Report::new();
+    let report = match &request {
+        Some(request) => report.record("requests", request.requests(&records)),
+        None => report,
+    };
+    let report = report.record("records", records);
     let report = match results {
         Some(results) => report.record("results", results.rows().iter().map(readable).collect()),
         None => report,
     };
-    report.table("attempts", attempts).record("dead letters", dead_letters).table("audit", audit).line(redelivery)
+    let report = report.table("attempts", attempts).record("dead letters", dead_letters);
+    let report = match request {
+        Some(request) => report.table("unsent events", request.events).line(requests::SENT),
+        None => report,
+    };
+    report.table("audit", audit).line(redelivery)
 }
 
 /// Refuses a text that no message can have as its key.

@@ -3,7 +3,7 @@
 use super::file::{Bind, File, Keys, time};
 use crate::{
     command_line::{Erase, Forget, Show},
-    commands::{erase, forget, show},
+    commands::{erase, forget, requests, show},
     confirm::confirm,
     exit::Failure,
     report::Report,
@@ -53,6 +53,24 @@ SELECT c.name AS consumer, c.tenant, CASE WHEN r.kind & 1 THEN 'error' ELSE 'ans
 FROM "{schema}_processed_results" AS r JOIN "{schema}_consumers" AS c ON c.id = r.consumer
 WHERE r.key_id = ?1 AND (?2 IS NULL OR c.name = ?2) ORDER BY c.name, c.tenant"#;
 
+/// Of a request, as on PostgreSQL.
+const ANSWERS: &str = r#"
+SELECT c.name AS consumer, c.tenant, r.kind & 1 AS refused, r.kind & 6 <> 0 AS gone, r.status, r.reference,
+    {at}r.answer_until{} AS answer_until
+FROM "{schema}_processed_results" AS r JOIN "{schema}_consumers" AS c ON c.id = r.consumer
+WHERE r.key_id = ?1 AND (?2 IS NULL OR c.name = ?2) ORDER BY c.name, c.tenant"#;
+
+const EVENTS: &str = r#"
+SELECT o.number AS event, d.name AS destination, o.event_key AS key, o.event_type AS type,
+    CASE o.state WHEN 0 THEN 'pending' WHEN 1 THEN 'waiting' WHEN 2 THEN 'failed' ELSE 'behind' END AS state, o.attempts,
+    {at}o.created_at{} AS created_at, o.error
+FROM "{schema}_processed_messages" AS p JOIN "{schema}_outbox" AS o ON o.consumer = p.consumer
+JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination
+WHERE p.consumer IN (SELECT id FROM "{schema}_consumers" WHERE ?2 IS NULL OR name = ?2) AND p.key_id = ?1
+    AND EXISTS (SELECT 1 FROM json_each(o.headers) AS pair
+        WHERE json_extract(pair.value, '$[0]') = 'idemcausedby' AND json_extract(pair.value, '$[1]') = ?3)
+ORDER BY o.number LIMIT 100"#;
+
 /// What is noted is the same as on PostgreSQL. Further parameters: 4 who, 5 what the trail says.
 const NOTE_READ: &str = r#"
 WITH held AS (
@@ -65,17 +83,16 @@ SELECT {now}, ?4, 'read-key', consumer, idempotency_key, ?5 FROM asked
 UNION ALL SELECT {now}, ?4, 'read-key', NULL, NULL, ?5 WHERE NOT EXISTS (SELECT 1 FROM asked)"#;
 
 pub(super) async fn show(mut file: File, show: &Show) -> Result<Report, Failure> {
-    show::check_key(&show.key)?;
+    let key = show.of.recorded(&show.key)?;
     if let Some(consumer) = &show.consumer {
         file.known(consumer).await?;
     }
-    let key_id = idem_schema::key_id(&show.key);
+    let key_id = idem_schema::key_id(&key);
     let (id, by, details) = (*key_id.as_bytes(), file.by.clone(), format!("key id {key_id}{}", show::also(show)));
     let consumer = Bind::Text(show.consumer.as_deref());
-    let noting =
-        [show.key.as_str().into(), consumer, Bind::Bytes(Some(&id)), by.as_str().into(), details.as_str().into()];
+    let noting = [key.as_str().into(), consumer, Bind::Bytes(Some(&id)), by.as_str().into(), details.as_str().into()];
     file.act([&*NOTE_READ.replace("{hold}", HOLD)], &noting).await.map_err(|failure| failure.so(show::UNNOTED))?;
-    let binds = [Bind::Bytes(Some(&id)), consumer, show.key.as_str().into()];
+    let binds = [Bind::Bytes(Some(&id)), consumer, key.as_str().into()];
     let records = file.table(RECORDS, &binds).await?;
     let attempts = file.table(ATTEMPTS, &binds).await?;
     let dead_letters = file.table(DEAD_LETTERS, &binds).await?;
@@ -86,7 +103,18 @@ pub(super) async fn show(mut file: File, show: &Show) -> Result<Report, Failure>
         file.table(AUDIT, &binds).await?
     };
     let results = if show.result { Some(file.table(RESULTS, &binds).await?) } else { None };
-    Ok(show::report(records, results, attempts, dead_letters, audit))
+    let request = match show.of.named(&show.key, &key) {
+        Some(named) => Some(requests::Found {
+            answers: file.table(ANSWERS, &binds).await?,
+            events: file.table(EVENTS, &binds).await?,
+            // Whoever writes holds the whole file.
+            runs: None,
+            recorded: key,
+            named,
+        }),
+        None => None,
+    };
+    Ok(show::report(show::Found { records, results, attempts, dead_letters, audit, request }))
 }
 
 /// Parameters: 1 consumer, 2 and 3 the [`Keys`] or NULL, 4 from or NULL, 5 to or NULL, 6 run or NULL, 7 version or NULL.
@@ -191,15 +219,15 @@ WHERE {hold}"#,
 ];
 
 pub(super) async fn erase(mut file: File, asked: &Erase) -> Result<Report, Failure> {
-    show::check_key(&asked.key)?;
+    let key = asked.of.recorded(&asked.key)?;
     if let Some(consumer) = &asked.consumer {
         file.known(consumer).await?;
     }
-    let id = idem_schema::key_id(&asked.key);
+    let id = idem_schema::key_id(&key);
     let (bytes, by) = (*id.as_bytes(), file.by.clone());
     let details = format!("key id {id}: {}", asked.reason);
     let binds = [
-        asked.key.as_str().into(),
+        key.as_str().into(),
         Bind::Text(asked.consumer.as_deref()),
         Bind::Bytes(Some(&bytes)),
         by.as_str().into(),

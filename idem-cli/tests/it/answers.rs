@@ -107,7 +107,7 @@ async fn v12_an_answer_that_is_over_is_shown_as_such_on_sqlite() {
             let mut connection = sqlx::ConnectOptions::connect(&options).await.unwrap();
             sqlx::raw_sql("UPDATE idem_processed_results SET answer_until = 1").execute(&mut connection).await.unwrap();
         };
-        an_answer_that_is_over_is_shown_as_such(store, idem, age).await;
+        an_answer_that_is_over_is_shown_as_such(store, |line| idem(&words(line)), age).await;
     })
     .await;
 }
@@ -126,18 +126,23 @@ async fn v3_results_are_shown_erased_and_forgotten_on_postgres() {
 
 #[tokio::test]
 async fn v3_results_are_shown_erased_and_forgotten_on_sqlite() {
-    on_sqlite(async |store, _, idem| results_are_shown_erased_and_forgotten(store, idem).await).await;
+    on_sqlite(async |store, _, idem| {
+        results_are_shown_erased_and_forgotten(store, |line| idem(&words(line))).await;
+    })
+    .await;
+}
+
+/// The arguments of a line, which hold no blanks.
+fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
 }
 
 /// Does this to a file that was migrated.
-async fn on_sqlite(act: impl AsyncFnOnce(Arc<SqliteStore>, &std::path::Path, &dyn Fn(&str) -> Answer)) {
+pub(crate) async fn on_sqlite(act: impl AsyncFnOnce(Arc<SqliteStore>, &std::path::Path, &dyn Fn(&[&str]) -> Answer)) {
     let path = std::env::temp_dir().join(format!("idem-cli-{:016x}.db", fastrand::u64(..)));
     let url = format!("sqlite://{}", path.display());
-    let idem = |arguments: &str| {
-        let arguments: Vec<_> = arguments.split_whitespace().collect();
-        command(&[("DATABASE_URL", url.as_str()), ("IDEM_OPERATOR", "ada")], &arguments)
-    };
-    idem("migrate up").ok();
+    let idem = |arguments: &[&str]| command(&[("DATABASE_URL", url.as_str()), ("IDEM_OPERATOR", "ada")], arguments);
+    idem(&["migrate", "up"]).ok();
     let store = Arc::new(SqliteStore::open(&path).await.unwrap());
     act(store, &path, &idem).await;
     for end in ["", "-wal", "-shm"] {

@@ -19,6 +19,7 @@ mod guide;
 mod import;
 mod kept;
 mod outbox;
+mod requests;
 mod schema;
 mod secrets;
 mod seeing;

@@ -14,6 +14,7 @@ use tokio::{
     sync::{mpsc, oneshot},
     task::JoinHandle,
 };
+use tracing::Instrument as _;
 
 use super::{Ran, RunOnce, RunOnceError, WorkError};
 use crate::{
@@ -147,7 +148,7 @@ pub(super) async fn begin<S: Store>(runs: &RunOnce<S>, message: Message) -> Resu
     // Taken by the first run. Where the engine runs the unit again, its steps are gone.
     let first = Arc::new(Mutex::new(Some((to_do, tell))));
     let runs = runs.clone();
-    let mut ended = spawn::spawn(async move {
+    let work = async move {
         let work = runs.run_message(message, move |tx| {
             let first = first.lock().unwrap_or_else(PoisonError::into_inner).take();
             Box::pin(async move {
@@ -158,7 +159,9 @@ pub(super) async fn begin<S: Store>(runs: &RunOnce<S>, message: Message) -> Resu
             })
         });
         work.await
-    });
+    };
+    // The spans of the unit stand under the caller's, as those of a call that waits.
+    let mut ended = spawn::spawn(work.in_current_span());
     let running = |ended| Ok(Once::First(Running { steps, ended }));
     tokio::select! {
         biased;

@@ -1,4 +1,5 @@
-//! The spans: `receive`, `unit` with a `process` for each message that its handler runs for, and `settle`.
+//! The spans: `receive`, `unit` with a `process` for each message that its handler runs for, and `settle`; around the unit of a
+//! request over HTTP, `request`.
 //!
 //! `otel.name`, `otel.kind` and `otel.status_code` are what tracing-opentelemetry reads.
 
@@ -119,12 +120,40 @@ pub(crate) fn process(consumer: &ConsumerName, from: Option<&Destination>, messa
     for message in messages {
         let Some(producer) = TraceContext::of(message) else { continue };
         if messages.len() == 1 {
-            span.record("idem.producer.trace_id", format!("{:032x}", producer.trace_id));
-            span.record("idem.producer.span_id", format!("{:016x}", producer.span_id));
-        }
-        if let Some(link) = LINK.get() {
+            link_to(&span, &producer);
+        } else if let Some(link) = LINK.get() {
             link(&span, &producer);
         }
     }
     span
+}
+
+/// A request to a protected route of a service over HTTP, by OpenTelemetry's HTTP conventions v1.44.0; its unit is within it. The
+/// fields `idem.key`, `idem.outcome`, `http.response.status_code`, `error.type` and `otel.status_code` are for whoever makes it.
+/// `traceparent` is the client's.
+pub fn request(consumer: &ConsumerName, method: &str, route: &str, traceparent: Option<&str>) -> Span {
+    let span = debug_span!(
+        target: SPANS, "request",
+        otel.name = field::Empty, otel.kind = "server", otel.status_code = field::Empty, error.type = field::Empty,
+        http.request.method = method, http.route = field::Empty, http.response.status_code = field::Empty,
+        idem.consumer = %consumer, idem.key = field::Empty, idem.outcome = field::Empty,
+        idem.producer.trace_id = field::Empty, idem.producer.span_id = field::Empty,
+    );
+    if span.is_disabled() {
+        return span;
+    }
+    span.record("otel.name", route);
+    span.record("http.route", route.split_once(' ').map_or(route, |(_, path)| path));
+    if let Some(client) = traceparent.and_then(TraceContext::parse) {
+        link_to(&span, &client);
+    }
+    span
+}
+
+fn link_to(span: &Span, producer: &TraceContext) {
+    span.record("idem.producer.trace_id", format!("{:032x}", producer.trace_id));
+    span.record("idem.producer.span_id", format!("{:016x}", producer.span_id));
+    if let Some(link) = LINK.get() {
+        link(span, producer);
+    }
 }

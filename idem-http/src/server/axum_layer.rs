@@ -34,7 +34,7 @@ use super::{
     flight::Progress,
     gates::Admitted,
     key::KEY_HEADER,
-    route::{RouteSettings, route_setters},
+    route::{RouteName, RouteSettings, route_setters},
     run::{Ended, Run, Runs},
 };
 
@@ -137,11 +137,10 @@ where
             if !is_protected(&request) {
                 return Ok(inner.call(request).await?.into_response());
             }
-            let template = match request.extensions().get::<MatchedPath>() {
-                Some(path) => path.as_str().to_owned(),
-                None => request.uri().path().to_owned(),
+            let route = match request.extensions().get::<MatchedPath>() {
+                Some(path) => RouteName::new(request.method(), path.as_str()),
+                None => RouteName::unmatched(request.method(), request.uri().path()),
             };
-            let route = format!("{} {template}", request.method());
             let runs = OfLayer { inner, settings: settings.clone() };
             Ok(shared.serve(request, &route, &settings, runs).await.map(Body::from))
         })
@@ -379,7 +378,7 @@ async fn ended<S: Store>(
         Err(HttpError::not_kept(response))
     } else {
         if !is_taken && status.is_success() {
-            shared.untaken.increment(1);
+            shared.counts.untaken.increment(1);
             shared.told_of_untaken.call_once(|| {
                 tracing::warn!(
                     { idem.consumer = %shared.engine.name() },
@@ -390,7 +389,7 @@ async fn ended<S: Store>(
         }
         Ok(response)
     };
-    let limits = error::Limits { response_bytes_max, misplaced: &shared.misplaced };
+    let limits = error::Limits { response_bytes_max, misplaced: &shared.counts.misplaced };
     match error::judge(answered, limits) {
         Judged::Keep(response) => {
             let ran = running.finish(answer::kept(&response, &shared.kept_headers)).await?;

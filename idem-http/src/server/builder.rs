@@ -7,13 +7,13 @@ use idem_core::{
     ConfigError, DedupConsumerBuilder, Effects, KeyPolicy, Retention, RunOnce,
     key::{Header, KEY_FIELD},
     store::Store,
-    telemetry::{self, CONSUMER},
 };
 use tokio::sync::Semaphore;
 
 use super::{
     Idempotency, Shared,
     answer::{self, KEPT_BY_DEFAULT},
+    counts::Counts,
     fingerprint::{self, HashSecret, Hashing},
     flight::Flights,
     profile::Profile,
@@ -304,17 +304,13 @@ impl<S: Store> IdempotencyBuilder<S> {
             // The headers count too.
             .keeps_results(self.limits.response_bytes_max.saturating_add(16 << 10));
         let engine = self.engine.into_iter().fold(engine, |engine, settings| settings(engine)).build_once()?;
-        let name = engine.name().to_string();
-        let counter = |metric: telemetry::Metric| metrics::counter!(metric.name, CONSUMER => name.clone());
         let connections = self.tenant_connections_max.unwrap_or(if self.is_single {
             self.lanes
         } else {
             self.lanes - self.lanes / 4
         });
         Ok(Idempotency(Arc::new(Shared {
-            misplaced: counter(telemetry::HTTP_MISPLACED_STATUSES),
-            #[cfg(feature = "axum")]
-            untaken: counter(telemetry::HTTP_UNTAKEN),
+            counts: Counts::new(engine.name().as_str(), self.waiting_connections),
             #[cfg(feature = "axum")]
             told_of_untaken: std::sync::Once::new(),
             engine,

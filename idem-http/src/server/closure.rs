@@ -24,7 +24,7 @@ use super::{
     error::{self, HttpError, Judged},
     flight::Progress,
     gates::Admitted,
-    route::{RouteSettings, route_setters},
+    route::{RouteName, RouteSettings, route_setters},
     run::{Ended, Run, Runs},
     sharing::{REQUESTS_MAX, Sharing},
 };
@@ -146,7 +146,7 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let Self { shared, template, handler, settings, sharing } = self.clone();
         Box::pin(async move {
-            let route = format!("{} {template}", request.method());
+            let route = RouteName::new(request.method(), &template);
             let runs = OfClosure { handler, response_bytes_max: settings.response_bytes_max, sharing };
             Ok(shared.serve(request, &route, &settings, runs).await.map(Full::new))
         })
@@ -223,7 +223,7 @@ where
         let of_run = Arc::clone(made);
         let (handler, progress) = (Arc::clone(&self.handler), Arc::clone(progress));
         let (parts, body) = admitted.request().into_parts();
-        let (misplaced, kept_headers) = (shared.misplaced.clone(), shared.kept_headers.clone());
+        let (misplaced, kept_headers) = (shared.counts.misplaced.clone(), shared.kept_headers.clone());
         let response_bytes_max = self.response_bytes_max;
         move |tx| {
             let request = Request::from_parts(parts.clone(), body.clone());

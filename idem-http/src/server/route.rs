@@ -1,8 +1,46 @@
-//! The settings of one route.
+//! A route's name and settings.
 
 use std::time::Duration;
 
+use http::Method;
+
 use super::{builder::Limits, fingerprint::Fingerprint};
+
+/// A route's name.
+#[derive(Debug)]
+pub(crate) struct RouteName {
+    /// Method and path: the scope of keys.
+    pub(crate) scope: String,
+    is_bounded: bool,
+}
+
+impl RouteName {
+    /// The route of this path, as the router knows it.
+    pub(crate) fn new(method: &Method, template: &str) -> Self {
+        Self { scope: format!("{method} {template}"), is_bounded: is_known(method) }
+    }
+
+    /// No route is known, so the path is a client's.
+    #[cfg(feature = "axum")]
+    pub(crate) fn unmatched(method: &Method, path: &str) -> Self {
+        Self { scope: format!("{method} {path}"), is_bounded: false }
+    }
+
+    /// The name for metrics and spans, of which there are no more than the service has routes.
+    pub(crate) fn label(&self) -> &str {
+        if self.is_bounded { &self.scope } else { "other" }
+    }
+}
+
+/// A method in OpenTelemetry's words, of which there are few.
+pub(crate) fn method(method: &Method) -> &str {
+    if is_known(method) { method.as_str() } else { "_OTHER" }
+}
+
+fn is_known(method: &Method) -> bool {
+    [Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::GET, Method::HEAD, Method::OPTIONS]
+        .contains(method)
+}
 
 /// The settings of a route.
 #[derive(Debug, Clone)]

@@ -5,20 +5,20 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{Request, Response};
 use idem_core::{
-    ErrorClass, Failure, KeyState, NotKept, Ran, Recorded, Retention, RunOnceError,
-    store::Store,
-    telemetry::{CONSUMER, HTTP_REQUESTS, OUTCOME},
+    ErrorClass, Failure, KeyState, NotKept, Ran, Recorded, Retention, RunOnceError, store::Store, telemetry,
 };
 use tokio::time::Instant;
+use tracing::{Instrument as _, Span, field};
 
 use super::{
     Shared,
     answer::{self, Times},
+    counts::{FIRST, REPLAYED},
     fingerprint,
     flight::{Boarded, Flight, Landed, Progress, Stage},
     gates::{self, Admitted},
     problem::{Part, Problem},
-    route::RouteSettings,
+    route::{self, RouteName, RouteSettings},
 };
 
 /// How a run ended.
@@ -43,7 +43,7 @@ pub(crate) trait Runs<S: Store>: Send + 'static {
     fn run<'a>(&'a mut self, shared: &'a Shared<S>, admitted: &'a Admitted, progress: &'a Arc<Progress>) -> Run<'a>;
 }
 
-/// The origin of an answer, for metrics.
+/// An answer, and how its request ended, for metrics.
 struct Answered {
     response: Response<Bytes>,
     outcome: &'static str,
@@ -57,7 +57,7 @@ impl<S: Store> Shared<S> {
     pub(crate) async fn serve<B, R>(
         self: &Arc<Self>,
         request: Request<B>,
-        route: &str,
+        route: &RouteName,
         settings: &RouteSettings,
         runs: R,
     ) -> Response<Bytes>
@@ -66,16 +66,24 @@ impl<S: Store> Shared<S> {
         B::Error: Into<idem_core::BoxError>,
         R: Runs<S>,
     {
-        let received = gates::received_key(request.headers());
-        let answered = match self.admit(request, route, settings).await {
-            Ok(admitted) => self.answer(Arc::new(admitted), runs).await,
-            Err(problem) => Err(problem),
+        let (begun, received) = (Instant::now(), gates::received_key(request.headers()));
+        let trace = request.headers().get("traceparent").and_then(|value| value.to_str().ok());
+        let span = telemetry::request(self.engine.name(), route::method(request.method()), route.label(), trace);
+        let answered = async {
+            let admitted = self.admit(request, &route.scope, settings).await?;
+            Span::current().record("idem.key", field::display(&admitted.key));
+            self.answer(Arc::new(admitted), runs).await
         };
+        let answered = answered.instrument(span.clone()).await;
         let Answered { mut response, outcome } = answered.unwrap_or_else(|problem| self.problem(&problem));
-        metrics::counter!(
-            HTTP_REQUESTS.name, CONSUMER => self.engine.name().to_string(), OUTCOME => outcome
-        )
-        .increment(1);
+        let status = response.status();
+        self.counts.answered(route.label(), outcome, status, begun.elapsed());
+        span.record("http.response.status_code", status.as_u16());
+        span.record("idem.outcome", outcome);
+        if status.is_server_error() {
+            span.record("error.type", outcome);
+            span.record("otel.status_code", "ERROR");
+        }
         answer::seal(&mut response, received.as_ref());
         response
     }
@@ -93,12 +101,14 @@ impl<S: Store> Shared<S> {
                 Boarded::First(flight) => {
                     let shared = Arc::clone(self);
                     // A task of its own: it runs to its end even if the client disconnects.
-                    let task = tokio::spawn(async move { shared.lead(&admitted, &flight, runs, deadline).await });
+                    let lead = async move { shared.lead(&admitted, &flight, runs, deadline).await };
+                    let task = tokio::spawn(lead.in_current_span());
                     // A panic that the engine does not catch ends the task.
                     return task.await.unwrap_or(Err(Problem::Failed));
                 }
                 Boarded::Other(stage) => stage,
             };
+            let _waits = self.counts.in_memory.one();
             loop {
                 let now = stage.borrow_and_update().clone();
                 let is_running = match now {
@@ -128,7 +138,7 @@ impl<S: Store> Shared<S> {
     fn same(&self, landed: &Landed) -> Answered {
         let mut response = answer::again(&landed.value);
         answer::tell(response.headers_mut(), true, landed.times, self.profile.last_modified);
-        Answered { response, outcome: "replayed" }
+        Answered { response, outcome: REPLAYED }
     }
 
     /// Runs the first request with its key here.
@@ -144,14 +154,16 @@ impl<S: Store> Shared<S> {
             Ok(Ended::Done(ran, own)) => (ran, own),
             Ok(Ended::Dropped(mut response)) => {
                 let retry_after = http::HeaderValue::from(self.profile.retry_after.as_secs().max(1));
+                let mut outcome = "not-kept";
                 if response.status().is_server_error() {
                     response.headers_mut().entry(http::header::RETRY_AFTER).or_insert(retry_after);
+                    outcome = "server-error";
                 }
-                return Ok(Answered { response, outcome: "not-kept" });
+                return Ok(Answered { response, outcome });
             }
             Ok(Ended::Unfit(what)) => {
                 tracing::error!(
-                    { idem.consumer = %self.engine.name(), http.route = admitted.parts.uri.path() },
+                    { idem.consumer = %self.engine.name(), url.path = admitted.parts.uri.path() },
                     "the response of a handler cannot be kept, so its effects were rolled back: {what}"
                 );
                 return Err(Problem::ResponseRefused(what));
@@ -185,7 +197,7 @@ impl<S: Store> Shared<S> {
         // An answer that was read back counts, even if the handler has run here in vain.
         let mut response = own.filter(|_| !ran.replayed).unwrap_or_else(|| answer::again(&ran.value));
         answer::tell(response.headers_mut(), ran.replayed, times, self.profile.last_modified);
-        Answered { response, outcome: if ran.replayed { "replayed" } else { "first" } }
+        Answered { response, outcome: if ran.replayed { REPLAYED } else { FIRST } }
     }
 
     /// Claims the key, and waits while another process has it: a few requests at a time, as each wait takes a connection.
@@ -196,12 +208,14 @@ impl<S: Store> Shared<S> {
         runs: &mut R,
         deadline: Instant,
     ) -> Result<Ended, RunOnceError> {
+        let mut waits = None;
         loop {
             let ended = runs.run(self, admitted, progress).await;
             if !matches!(ended, Err(RunOnceError::Busy)) || Instant::now() + REST >= deadline {
                 return ended;
             }
             progress.waits(None);
+            waits.get_or_insert_with(|| self.counts.at_database.one());
             let waiting = Arc::clone(&self.waiting).acquire_owned();
             match tokio::time::timeout_at(deadline, waiting).await {
                 Ok(permit) => progress.waits(permit.ok()),

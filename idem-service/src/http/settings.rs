@@ -49,7 +49,7 @@ impl<S: Store> Opened<S> {
                 ProfileFlag::Guardia => Profile::guardia(),
                 ProfileFlag::Stripe => Profile::stripe(),
             })
-            .handler_deadline(flags.handler_deadline)
+            .handler_deadline(flags.common.handler_deadline)
             .body_bytes_max(flags.body_max);
         if let Some(wait) = flags.in_progress_wait {
             builder = builder.wait_for_owner(wait);
@@ -65,8 +65,14 @@ impl<S: Store> Opened<S> {
         }
         // Of a service that had no secret at first, records are known all the same.
         builder = builder.plain_hashes();
-        let destinations = destinations.to_vec();
-        builder = builder.engine(move |engine| engine.version(version).publishes_to(destinations));
+        let (destinations, answers_for) = (destinations.to_vec(), flags.answers_for);
+        builder = builder.engine(move |engine| {
+            let engine = engine.version(version).publishes_to(destinations);
+            match answers_for {
+                Some(time) => engine.answers_for(time),
+                None => engine,
+            }
+        });
         let idempotency = set(builder).build().map_err(|error| match error.field {
             "wait_for_owner" => format!("--in-progress-wait is {}, but {}", error.value, error.rule),
             "hash_secret" => format!("--hash-secret is {}, but {}", error.value, error.rule),
@@ -74,7 +80,7 @@ impl<S: Store> Opened<S> {
             "keys_for" | "retention" => format!("--keys-for is {}, but {}", error.value, error.rule),
             _ => crate::settings::refused(&error),
         })?;
-        Ok(Self { idempotency, store, database_url: flags.database_url.as_str().into() })
+        Ok(Self { idempotency, store, database_url: flags.common.database_url.as_str().into() })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use idem_core::{BoxError, CancellationToken, Relay, Route, Store, chain, outbox::Outbox};
+use idem_core::{BoxError, CancellationToken, Relay, Route, Store, outbox::Outbox};
 use idem_schema::SchemaName;
 #[cfg(feature = "sqlite")]
 use idem_sqlx::{SqliteOptions, SqliteStore};
@@ -12,8 +12,9 @@ use crate::{
     admin,
     broker::Events,
     exit::{self, Exit, Failure},
+    life::{process, texts},
     logs::{self, LogFormat},
-    metrics, private, run, signals, stack,
+    metrics, private, signals, stack,
     status::{Identity, Status},
 };
 
@@ -60,14 +61,14 @@ async fn serve(settings: File, status: &Arc<Status>) -> Result<(), Failure> {
     let recorded = settings.admin.as_ref().map(|_| metrics::install(status));
     let outbox = open(&settings).await.map_err(|error| Failure::refused(texts(&error)))?;
     let routes = routes(&settings).await.map_err(|error| Failure::refused(texts(&error)))?;
-    let named = Relay::builder(outbox).named(run::process());
+    let named = Relay::builder(outbox).named(process());
     let relay = routes.into_iter().fold(named, idem_core::outbox::RelayBuilder::route).build();
     let relay = relay.map_err(|error| Failure::refused(error.to_string()))?;
     status.relaying(relay.view());
     status.identify(Identity {
         program: "idem outbox relay",
         version: env!("CARGO_PKG_VERSION"),
-        process: run::process(),
+        process: process(),
         place: Vec::new(),
         schema: settings.schema().ok().map(|schema| schema.to_string()).filter(|schema| schema != SchemaName::DEFAULT),
         keys_are_hidden: false,
@@ -77,10 +78,6 @@ async fn serve(settings: File, status: &Arc<Status>) -> Result<(), Failure> {
     }
     let ended = relay.run(status.stop.clone().cancelled_owned()).await;
     ended.map_err(|error| Failure::new(exit::of_relay(&error), texts(&error.into())))
-}
-
-fn texts(error: &BoxError) -> String {
-    chain(&**error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// The outbox of the database, which is reached later.

@@ -10,7 +10,7 @@ use idem_core::{BoxError, outbox::RECEIVER_KEEPS};
 use idem_schema::SchemaName;
 use serde::Deserialize;
 
-use crate::{logs::LogFormat, settings::EventFormat, spans};
+use crate::{flags::EventFormat, logs::LogFormat, spans};
 
 /// What stands in it. Names are those of the workers' flags, where those have them.
 #[derive(Deserialize)]

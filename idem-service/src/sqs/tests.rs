@@ -38,7 +38,7 @@ fn each_flag_reaches_its_setting() {
 fn f1_the_deadline_of_the_handler_is_the_workers_own() {
     assert_eq!(sqs("").worker.handler_deadline, Duration::from_secs(30));
     let line = read("--handler-deadline 10m").unwrap_or_else(|stop| panic!("{stop:?}"));
-    assert_eq!(line.broker.worker.handler_deadline, line.settings.handler_deadline);
+    assert_eq!(line.broker.worker.handler_deadline, line.settings.flags.handler_deadline);
     assert_eq!(line.broker.worker.handler_deadline, Duration::from_secs(600));
 }
 

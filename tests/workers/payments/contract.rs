@@ -302,10 +302,13 @@ async fn w60_wrong_settings_are_told_at_once() {
     let fixture = Fixture::new("http").await;
     let held = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let taken = held.local_addr().expect("its address").to_string();
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 9] = [
         (&["--profile", "paypal"], "--profile"),
         (&["--in-progress-wait", "10m"], "--in-progress-wait"),
         (&["--profile", "guardia", "--keys-for", "90d"], "--keys-for"),
+        (&["--keys-for", "1h", "--answers-for", "2h"], "--answers-for"),
+        (&["--answers-for", "1s"], "--answers-for"),
+        (&["--store", "mongo"], "--store is \"mongo\", and must be sqlx or tokio-postgres"),
         (&["--announce", "events"], "--brokers"),
         (&["--listen", &taken], "--listen"),
         (&["--hash-secret", "1=missing"], "--hash-secret"),
@@ -343,6 +346,56 @@ async fn w61_a_key_can_be_asked_about() {
     let others = ask("/idempotency/order-1").tenant("globex").answer(&api.address).await;
     assert_eq!((others.status, others.text()), (404, unknown.text()), "as one that is unknown");
     assert_eq!(ask("/idempotency/order-1").without("authorization").answer(&api.address).await.status, 401);
+    assert!(api.stop().await.status.success());
+    fixture.remove().await;
+}
+
+/// W75: on the other client of PostgreSQL, which `--store` asks for, the same promise is kept, also to those who were answered before.
+#[tokio::test(flavor = "multi_thread")]
+async fn w75_the_other_client_keeps_the_same_promise() {
+    let fixture = Fixture::new("http").await;
+    let before = fixture.start(&[]).await;
+    let first = Request::pay("order-1", "00001", 1177).answer(&before.address).await;
+    assert!(before.process.logged().contains("serving requests store=\"sqlx\""), "{}", before.process.logged());
+    assert!(before.stop().await.status.success());
+    let api = fixture.start(&["--store", "tokio-postgres", "--limit", "10000"]).await;
+    assert!(api.process.logged().contains("serving requests store=\"tokio-postgres\""), "{}", api.process.logged());
+    let again = Request::pay("order-1", "00001", 1177).answer(&api.address).await;
+    assert_eq!((again.told(), again.header("idempotent-replayed")), (first.told(), Some("true")));
+    for (key, cents, status) in [("order-2", 23, 201), ("order-3", 0, 422), ("order-4", 10_001, 402)] {
+        let request = Request::pay(key, "00001", cents);
+        let first = request.answer(&api.address).await;
+        assert_eq!(first.status, status, "{first:?}");
+        let again = request.answer(&api.address).await;
+        assert_eq!((again.told(), again.header("idempotent-replayed")), (first.told(), Some("true")));
+    }
+    let place = first.header("location").expect("a place").to_owned();
+    let read = Request::new("GET", &place).tenant("acme").answer(&api.address).await;
+    assert_eq!((read.status, read.json()["cents"].as_i64()), (200, Some(1177)));
+    assert_eq!(fixture.books().await, Books { declines: 1, ..Books::of(2, 1200) });
+    assert!(api.stop().await.status.success());
+    fixture.remove().await;
+}
+
+/// W76: an answer is kept for `--answers-for`; behind that its repeat is told that it was done, and where, and never runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn w76_an_answer_is_kept_for_its_own_time() {
+    let fixture = Fixture::new("http").await;
+    let api = fixture.start(&["--answers-for", "5m", "--keys-for", "1h"]).await;
+    let request = Request::pay("order-1", "00001", 1177);
+    let first = request.answer(&api.address).await;
+    assert_eq!(request.answer(&api.address).await.told(), first.told());
+    let kept = "SELECT (answer_until - stored_at BETWEEN '5 min' AND '6 min')::text FROM idem.processed_results";
+    let kept: String = sqlx::query_scalar(kept).fetch_one(fixture.pool()).await.expect("it is kept");
+    assert_eq!(kept, "true");
+    let age = "UPDATE idem.processed_results SET answer_until = now() - interval '1 s'";
+    sqlx::raw_sql(age).execute(fixture.pool()).await.expect("it is older");
+    let cleaned = "SELECT idem.remove_expired('processed_results', 100, 0)";
+    sqlx::raw_sql(cleaned).execute(fixture.pool()).await.expect("it is removed");
+    let over = request.answer(&api.address).await;
+    assert_eq!((over.status, over.json()["type"].as_str()), (409, Some("/problems/answer-not-kept")), "{over:?}");
+    assert_eq!(over.json()["original_location"].as_str(), first.header("location"));
+    assert_eq!(fixture.books().await, Books::of(1, 1177));
     assert!(api.stop().await.status.success());
     fixture.remove().await;
 }

@@ -22,6 +22,7 @@ mod outages;
 #[path = "../shared/purchase.rs"]
 mod purchase;
 mod readme;
+mod seen;
 #[allow(dead_code, reason = "here nothing is sent to a topic")]
 #[path = "../kafka/topic.rs"]
 mod topic;

@@ -10,3 +10,4 @@ mod repeats;
 mod shared;
 mod stores;
 mod support;
+mod telemetry;

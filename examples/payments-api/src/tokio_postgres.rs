@@ -1,0 +1,38 @@
+//! Payments on PostgreSQL through tokio-postgres: the same statements.
+
+use idem_service::{
+    idem_core::Tx,
+    idem_tokio_postgres::{PostgresStore, RunStatementError},
+};
+use sqlx::PgPool;
+
+use crate::{
+    books::{Books, Order, Recorded, Transaction},
+    postgres::{ADD, DECLINE, RECORD},
+};
+
+impl Books for PostgresStore {
+    type Error = RunStatementError;
+    type Readers = PgPool;
+
+    fn readers(url: &str) -> Result<PgPool, sqlx::Error> {
+        idem_sqlx::PostgresStore::readers(url)
+    }
+
+    async fn record(tx: &mut Tx<'_, Self>, order: &Order) -> Result<Recorded, RunStatementError> {
+        let Order { tenant, key, customer, cents } = order;
+        let recorded = tx.connection().query_one(RECORD, &[key, tenant, customer, cents]).await?;
+        let balance = tx.connection().query_one(ADD, &[tenant, customer, cents]).await?.try_get(0)?;
+        Ok(Recorded { id: recorded.try_get(0)?, day: recorded.try_get(1)?, balance })
+    }
+
+    async fn decline(tx: &mut Tx<'_, Self>, order: &Order) -> Result<(), RunStatementError> {
+        let Order { tenant, key, customer, cents } = order;
+        tx.connection().execute(DECLINE, &[key, tenant, customer, cents]).await?;
+        Ok(())
+    }
+
+    async fn transaction(readers: &PgPool, tenant: &str, id: &str) -> Result<Option<Transaction>, sqlx::Error> {
+        idem_sqlx::PostgresStore::transaction(readers, tenant, id).await
+    }
+}

@@ -1,0 +1,162 @@
+//! What `idem doctor` finds of services over HTTP, on every database.
+
+use std::time::Duration;
+
+use crate::{
+    command_line::Doctor,
+    report::{Row, Table},
+};
+
+/// The facts of each service. The answers that go last are looked at, so that no table is read as a whole.
+pub(crate) const FACTS: &str = "\
+WITH latest AS (
+    SELECT r.consumer, r.key_id, r.stored_at, r.answer_until, r.sealed_with FROM {schema}.processed_results AS r
+    WHERE r.answer_until IS NOT NULL ORDER BY r.answer_until DESC LIMIT 10000
+), answers AS (
+    SELECT l.consumer, pg_catalog.count(*) FILTER (WHERE l.answer_until > p.expires_at) AS outliving,
+        pg_catalog.max(l.stored_at) FILTER (WHERE l.sealed_with IS NULL)
+            > pg_catalog.min(l.stored_at) FILTER (WHERE l.sealed_with IS NOT NULL) AS unsealed,
+        pg_catalog.string_agg(DISTINCT l.sealed_with::text, ',') AS sealed_with
+    FROM latest AS l JOIN {schema}.processed_messages AS p ON p.consumer = l.consumer AND p.key_id = l.key_id
+    GROUP BY l.consumer
+)
+SELECT c.name AS service, extract(epoch FROM c.retention)::int8 AS keys_for, coalesce(a.outliving, 0) AS outliving,
+    coalesce(a.unsealed, false) AS unsealed, a.sealed_with
+FROM {schema}.consumers AS c LEFT JOIN answers AS a ON a.consumer = c.id
+WHERE c.handler = 'http' ORDER BY c.name";
+
+/// The findings, as rows of those of the database.
+pub(crate) fn findings(facts: &Table, doctor: &Doctor) -> Vec<Row> {
+    facts.rows().iter().flat_map(|service| of(service, doctor)).collect()
+}
+
+/// What a person should know of each service, whether or not something is wrong with it.
+pub(crate) fn services(facts: &Table) -> Table {
+    let told = |service: &Row| {
+        let keys_for = match service.get("keys_for").as_i64() {
+            Some(seconds) => span(seconds).into(),
+            None => "for ever".into(),
+        };
+        Row::new([
+            ("service", service.get("service").clone()),
+            ("keys_for", keys_for),
+            ("answers_sealed_with", service.get("sealed_with").clone()),
+        ])
+    };
+    facts.rows().iter().map(told).collect()
+}
+
+fn of(service: &Row, doctor: &Doctor) -> Vec<Row> {
+    let name = service.text("service");
+    let finding = |level: &str, finding: String, cure: String| {
+        Row::new([("level", level.into()), ("finding", finding.into()), ("cure", cure.into())])
+    };
+    let mut findings = Vec::new();
+    let keys_for = service.get("keys_for").as_i64();
+    if let (Some(keys_for), Some(window)) = (keys_for, doctor.client_window.map(seconds))
+        && keys_for < window
+    {
+        findings.push(finding(
+            "error",
+            format!(
+                "{name} knows keys for {}, and its clients may send a request again for {}: a late one takes effect a second \
+                 time",
+                span(keys_for),
+                span(window)
+            ),
+            format!("Give the service --keys-for of more than that, and run idem retention set {name} TIME --existing"),
+        ));
+    }
+    let outliving = service.number("outliving");
+    if outliving > 0 {
+        findings.push(finding(
+            "warning",
+            format!(
+                "{outliving} answers of {name} were to be kept for longer than the records of their keys, and go with them"
+            ),
+            "Give the service an --answers-for that is no longer than its keys are known; those that are there are no worse \
+             than that"
+                .to_owned(),
+        ));
+    }
+    if service.get("unsealed").as_bool() == Some(true) || service.number("unsealed") != 0 {
+        findings.push(finding(
+            "warning",
+            format!("{name} has stored answers unsealed after sealed ones: one of its processes lacks the sealing key"),
+            "Give all processes of the service the same keys, and start again the one that lacks them".to_owned(),
+        ));
+    }
+    let used = service.text("sealed_with").split(',').filter(|number| !number.is_empty());
+    let missing: Vec<&str> =
+        used.filter(|number| !doctor.sealing_key.iter().any(|key| key.to_string() == **number)).collect();
+    if !doctor.sealing_key.is_empty() && !missing.is_empty() {
+        findings.push(finding(
+            "error",
+            format!(
+                "answers of {name} are sealed with key {}, which is not among those given: no repeat gets them",
+                missing.join(" and ")
+            ),
+            "Give the service that key too, behind the one for new answers, until they are gone".to_owned(),
+        ));
+    }
+    findings
+}
+
+fn seconds(time: Duration) -> i64 {
+    i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// A time in the largest unit that it is a whole number of.
+fn span(seconds: i64) -> String {
+    let units = [(86_400, "d"), (3_600, "h"), (60, "m")];
+    match units.into_iter().find(|(unit, _)| seconds > 0 && seconds % unit == 0) {
+        Some((unit, name)) => format!("{}{name}", seconds / unit),
+        None => format!("{seconds}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn told(facts: Value, client_window: Option<u64>, sealing_key: &[u16]) -> Vec<String> {
+        let row: Row = serde_json::from_value(facts).unwrap();
+        let doctor = Doctor {
+            broker_horizon: None,
+            client_window: client_window.map(Duration::from_secs),
+            sealing_key: sealing_key.to_vec(),
+            format: crate::command_line::Format::Text,
+        };
+        let findings = findings(&std::iter::once(row).collect(), &doctor);
+        findings.iter().map(|row| format!("{}: {}", row.text("level"), row.text("finding"))).collect()
+    }
+
+    #[test]
+    fn w79_a_service_that_keeps_what_it_promises_is_no_finding() {
+        let well =
+            json!({"service": "payments", "keys_for": 86_400, "outliving": 0, "unsealed": false, "sealed_with": "1"});
+        assert!(told(well.clone(), Some(86_400), &[1]).is_empty());
+        assert!(told(well, None, &[]).is_empty(), "nothing is compared with what was not said");
+        let for_ever =
+            json!({"service": "payments", "keys_for": null, "outliving": 0, "unsealed": 0, "sealed_with": null});
+        assert!(told(for_ever, Some(1 << 40), &[1]).is_empty());
+    }
+
+    #[test]
+    fn w79_what_a_service_does_not_keep_is_told() {
+        let facts =
+            json!({"service": "payments", "keys_for": 3_600, "outliving": 3, "unsealed": 1, "sealed_with": "1,2"});
+        assert_eq!(
+            told(facts, Some(86_400), &[1]),
+            [
+                "error: payments knows keys for 1h, and its clients may send a request again for 1d: a late one takes effect \
+                 a second time",
+                "warning: 3 answers of payments were to be kept for longer than the records of their keys, and go with them",
+                "warning: payments has stored answers unsealed after sealed ones: one of its processes lacks the sealing key",
+                "error: answers of payments are sealed with key 2, which is not among those given: no repeat gets them",
+            ]
+        );
+    }
+}

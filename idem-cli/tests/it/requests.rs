@@ -1,0 +1,286 @@
+//! What operators see and do of requests over HTTP, on both databases.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use idem_core::{Event, Store};
+use idem_http::{Authenticated, HttpError, Idempotency};
+use serde_json::Value;
+use tokio::sync::Notify;
+use tower_service::Service as _;
+
+use crate::{
+    answers::on_sqlite,
+    fixture::{Answer, Fixture},
+};
+
+const ROUTE: &str = "POST /t";
+
+/// Sends requests of the tenant `acme` to a service on this store: each is answered with its body and announced, but for
+/// `refused`, which is, and `slow`, which first waits.
+struct Payments<S: Store> {
+    idempotency: Idempotency<S>,
+    begun: Arc<Notify>,
+    goes_on: Arc<Notify>,
+}
+
+impl<S: Store> Payments<S> {
+    fn on(store: &Arc<S>) -> Self {
+        let builder = Idempotency::builder_shared(Arc::clone(store), "payments")
+            .tenant(|_| Some(Authenticated::tenant("acme")))
+            .plain_hashes()
+            .engine(|engine| engine.publishes_to(["told"]));
+        Self { idempotency: builder.build().unwrap(), begun: Arc::default(), goes_on: Arc::default() }
+    }
+
+    /// Sends one, and answers its status and whether it was a replay.
+    async fn send(&self, key: &str, body: &'static str) -> (u16, bool) {
+        let (begun, goes_on) = (Arc::clone(&self.begun), Arc::clone(&self.goes_on));
+        let mut route = self.idempotency.route("/t", move |request: Request<Bytes>, tx| {
+            let (begun, goes_on) = (Arc::clone(&begun), Arc::clone(&goes_on));
+            Box::pin(async move {
+                let body = request.into_body();
+                let answer = |status: u16| {
+                    let text = Bytes::from(format!("answer to {}", String::from_utf8_lossy(&body)));
+                    Response::builder().status(status).header("location", "/t/7").body(text)
+                };
+                match &*body {
+                    b"refused" => return Err(HttpError::refused(answer(422)?)),
+                    b"slow" => {
+                        begun.notify_one();
+                        goes_on.notified().await;
+                    }
+                    _ => {}
+                }
+                let message = tx.message().ok_or("there is no message")?;
+                tx.publish(message, Event::to("told").event_type("Paid").body("x"))?;
+                Ok(answer(201)?)
+            })
+        });
+        let request = Request::post("/t").header("idempotency-key", key).body(Full::new(Bytes::from(body))).unwrap();
+        let answer = route.call(request).await.unwrap();
+        (answer.status().as_u16(), answer.headers().get("idempotent-replayed").is_some_and(|is| is == "true"))
+    }
+}
+
+/// A command about a request of the tenant `acme`.
+fn of<'a>(words: &[&'a str]) -> Vec<&'a str> {
+    [words, &["--route", ROUTE, "--tenant", "acme"]].concat()
+}
+
+fn request(shown: &Value) -> &Value {
+    &shown["requests"][0]
+}
+
+/// W70: a request is found by its tenant, its route and its key as the client sent it, with its state, the status of its answer,
+/// when both go, and the events that wait.
+async fn a_request_is_shown<S: Store>(store: Arc<S>, idem: impl Fn(&[&str]) -> Answer) {
+    let payments = Payments::on(&store);
+    assert_eq!(payments.send("\"order;1\"", "paid").await, (201, false));
+    assert_eq!(payments.send("order-2", "refused").await, (422, false));
+    let shown = idem(&of(&["show", "\"order;1\"", "--consumer", "payments", "--json"])).json();
+    for (name, value) in [
+        ("tenant", "acme"),
+        ("route", ROUTE),
+        ("key", "order;1"),
+        ("recorded_as", "4:acme 7:POST /t order;1"),
+        ("consumer", "payments"),
+        ("state", "completed"),
+        ("location", "/t/7"),
+    ] {
+        assert_eq!(request(&shown)[name], value, "{name} of {shown}");
+    }
+    assert_eq!(request(&shown)["status"], 201);
+    for time in ["processed_at", "expires_at", "answer_until"] {
+        assert!(request(&shown)[time].is_string(), "{time} of {shown}");
+    }
+    let event = &shown["unsent_events"][0];
+    assert_eq!(
+        (&event["destination"], &event["state"], &event["type"]),
+        (&"told".into(), &"pending".into(), &"Paid".into())
+    );
+    assert!(!shown.to_string().contains("answer to"), "{shown}");
+    idem(&of(&["show", "order;1"])).refused("no comma, semicolon");
+    let with_answer = idem(&of(&["show", "\"order;1\"", "--result", "--json"])).json();
+    assert_eq!(with_answer["results"][0]["body"], "answer to paid", "{with_answer}");
+    // Whoever has the key of the record, out of a log, sees the same.
+    let recorded = request(&shown)["recorded_as"].as_str().unwrap();
+    assert_eq!(request(&idem(&["show", recorded, "--json"]).json()), request(&shown));
+
+    let refused = idem(&of(&["show", "order-2", "--json"])).json();
+    assert_eq!(
+        (&request(&refused)["state"], &request(&refused)["status"]),
+        (&"failed".into(), &422.into()),
+        "{refused}"
+    );
+    assert_eq!(
+        refused["unsent_events"].as_array().map(Vec::len),
+        Some(0),
+        "it was taken back with the rest: {refused}"
+    );
+    let unknown = idem(&["show", "order-2", "--route", ROUTE, "--tenant", "globex", "--json"]).json();
+    assert_eq!(request(&unknown)["state"], "unknown", "{unknown}");
+    assert!(unknown["messages"].to_string().contains("runs: there is no record"), "{unknown}");
+    // A key that its record has no more than the hash of.
+    let long = "k".repeat(255);
+    assert_eq!(payments.send(&long, "paid").await, (201, false));
+    let shown = idem(&of(&["show", &long, "--json"])).json();
+    assert_eq!(
+        (&request(&shown)["key"], &request(&shown)["state"]),
+        (&long.as_str().into(), &"completed".into()),
+        "{shown}"
+    );
+}
+
+/// W70: what is said wrongly is refused, and not looked for in vain.
+fn wrong_words_are_refused(idem: impl Fn(&[&str]) -> Answer) {
+    idem(&["show", "order-1", "--route", "/t"]).refused("a method and a path");
+    idem(&["show", "order-1", "--route", "post /t"]).refused("a method and a path");
+    idem(&["show", "order-1", "--tenant", "acme"]).refused("--route");
+    idem(&of(&["show", "a,b"])).refused("that is no key");
+    idem(&of(&["forget", "a,b", "--consumer", "payments", "--reason", "x", "--yes"])).refused("key number 1");
+    idem(&of(&["erase", "\"a", "--reason", "x", "--yes"])).refused("that is no key");
+}
+
+/// W71: a request is forgotten and erased by the same words: the one runs again, the other never.
+async fn a_request_is_forgotten_or_erased<S: Store>(store: Arc<S>, idem: impl Fn(&[&str]) -> Answer) {
+    let payments = Payments::on(&store);
+    for key in ["order-1", "order-2"] {
+        assert_eq!(payments.send(key, "paid").await, (201, false));
+        assert_eq!(payments.send(key, "paid").await, (201, true));
+    }
+    let forget = of(&["forget", "order-1", "--consumer", "payments", "--reason", "again", "--yes"]);
+    assert!(idem(&forget).ok().contains("1 forgotten"));
+    assert!(idem(&forget).ok().contains("0 records"));
+    let erase = of(&["erase", "order-2", "--consumer", "payments", "--reason", "art-17", "--yes"]);
+    assert!(idem(&erase).ok().contains("rows erased"));
+    let shown = idem(&of(&["show", "order-2", "--result", "--json"])).json();
+    assert_eq!(
+        (&request(&shown)["state"], &request(&shown)["key"]),
+        (&"answer_not_kept".into(), &"order-2".into()),
+        "{shown}"
+    );
+    assert!(!shown.to_string().contains("answer to") && !shown.to_string().contains("/t/7"), "{shown}");
+    assert_eq!(payments.send("order-2", "paid").await.0, 409);
+    assert_eq!(payments.send("order-1", "paid").await, (201, false), "it was forgotten");
+}
+
+#[tokio::test]
+async fn w70_a_request_is_shown_by_tenant_route_and_key_on_postgres() {
+    let fixture = Fixture::new().await;
+    let idem = |arguments: &[&str]| fixture.idem_with(arguments);
+    a_request_is_shown(Arc::new(fixture.store.clone()), idem).await;
+    wrong_words_are_refused(idem);
+    let noted = "SELECT coalesce(idempotency_key, '') || (details LIKE '%, and its result')::text FROM audit WHERE action = 'read-key'";
+    let notes = fixture.texts(noted).await;
+    let key = "4:acme 7:POST /t order;1";
+    assert_eq!(notes[..3], [format!("{key}false"), format!("{key}true"), format!("{key}false")]);
+    fixture.drop().await;
+}
+
+#[tokio::test]
+async fn w70_a_request_is_shown_by_tenant_route_and_key_on_sqlite() {
+    on_sqlite(async |store, _, idem| {
+        let idem = |arguments: &[&str]| idem(arguments);
+        a_request_is_shown(store, idem).await;
+        wrong_words_are_refused(idem);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn w71_a_request_is_forgotten_or_erased_by_the_same_words_on_postgres() {
+    let fixture = Fixture::new().await;
+    a_request_is_forgotten_or_erased(Arc::new(fixture.store.clone()), |words| fixture.idem_with(words)).await;
+    fixture.drop().await;
+}
+
+#[tokio::test]
+async fn w71_a_request_is_forgotten_or_erased_by_the_same_words_on_sqlite() {
+    on_sqlite(async |store, _, idem| a_request_is_forgotten_or_erased(store, idem).await).await;
+}
+
+/// W70: a request that runs is told from one that nobody knows, and whoever looks takes nothing from it.
+#[tokio::test(flavor = "multi_thread")]
+async fn w70_a_request_that_runs_is_told_from_an_unknown_one() {
+    let fixture = Fixture::new().await;
+    let payments = Payments::on(&Arc::new(fixture.store.clone()));
+    let state = |key: &str| {
+        let shown = fixture.idem_with(&of(&["show", key, "--json"])).json();
+        request(&shown)["state"].as_str().map(str::to_owned)
+    };
+    let running = payments.send("order-1", "slow");
+    let looking = async {
+        payments.begun.notified().await;
+        let (runs, unknown) = tokio::task::block_in_place(|| (state("order-1"), state("order-2")));
+        payments.goes_on.notify_one();
+        (runs, unknown)
+    };
+    let (answered, (runs, unknown)) = tokio::join!(running, looking);
+    assert_eq!((runs.as_deref(), unknown.as_deref()), (Some("in_progress"), Some("unknown")));
+    assert_eq!(answered, (201, false));
+    assert_eq!(payments.send("order-2", "paid").await, (201, false), "the look at it left nothing");
+    fixture.drop().await;
+}
+
+/// W79: the doctor knows services over HTTP: who forgets keys before their clients forget their requests, answers that were to
+/// outlive their records, and answers that a process has stored unsealed.
+async fn the_doctor_knows_services<S: Store>(
+    store: Arc<S>,
+    idem: impl Fn(&[&str]) -> Answer,
+    run: impl AsyncFn(&'static str),
+) {
+    let payments = Payments::on(&store);
+    assert_eq!(payments.send("order-1", "paid").await, (201, false));
+    assert_eq!(payments.send("order-2", "paid").await, (201, false));
+    let findings = |arguments: &[&str]| {
+        let answer = idem(&[&["doctor", "--format", "json"], arguments].concat());
+        let report: Value = serde_json::from_str(&answer.out).unwrap();
+        assert_eq!(report["services"][0]["service"], "payments", "{report}");
+        let found = report["findings"].as_array().cloned().unwrap_or_default();
+        let of_payments = found.iter().map(|row| row["finding"].as_str().unwrap().to_owned());
+        of_payments.filter(|finding| finding.contains("payments ") && !finding.contains("relays")).collect::<Vec<_>>()
+    };
+    assert_eq!(findings(&["--client-window", "90d", "--sealing-key", "1"]), Vec::<String>::new());
+    let [late] = &findings(&["--client-window", "91d"])[..] else { panic!("one finding") };
+    assert!(late.contains("knows keys for 90d") && late.contains("again for 91d"), "{late}");
+    run("UPDATE {processed_results} SET sealed_with = 2, stored_at = {earlier} WHERE key_id = (SELECT key_id FROM
+        {processed_messages} WHERE idempotency_key LIKE '%order-1')")
+    .await;
+    run("UPDATE {processed_messages} SET expires_at = {earlier} WHERE idempotency_key LIKE '%order-2'").await;
+    let found = findings(&["--sealing-key", "1"]);
+    let [outliving, unsealed, missing] = &found[..] else { panic!("{found:?}") };
+    assert!(outliving.starts_with("1 answers of payments were to be kept for longer"), "{outliving}");
+    assert!(unsealed.contains("lacks the sealing key"), "{unsealed}");
+    assert!(missing.contains("sealed with key 2,"), "{missing}");
+}
+
+#[tokio::test]
+async fn w79_the_doctor_knows_services_on_postgres() {
+    let fixture = Fixture::new().await;
+    let run = async |text: &'static str| {
+        let tables = text
+            .replace("{processed_results}", "processed_results")
+            .replace("{processed_messages}", "processed_messages");
+        fixture.run(&tables.replace("{earlier}", "now() - interval '1 minute'")).await;
+    };
+    the_doctor_knows_services(Arc::new(fixture.store.clone()), |words| fixture.idem_with(words), run).await;
+    fixture.drop().await;
+}
+
+#[tokio::test]
+async fn w79_the_doctor_knows_services_on_sqlite() {
+    on_sqlite(async |store, path, idem| {
+        let run = async |text: &'static str| {
+            let tables = text.replace("{processed_results}", "idem_processed_results");
+            let tables = tables.replace("{processed_messages}", "idem_processed_messages").replace("{earlier}", "1");
+            let options = sqlx::sqlite::SqliteConnectOptions::new().filename(path);
+            let mut connection = sqlx::ConnectOptions::connect(&options).await.unwrap();
+            sqlx::raw_sql(sqlx::AssertSqlSafe(tables)).execute(&mut connection).await.unwrap();
+        };
+        the_doctor_knows_services(store, idem, run).await;
+    })
+    .await;
+}

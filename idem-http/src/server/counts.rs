@@ -1,0 +1,194 @@
+//! What is counted of requests: for metrics, and for whoever looks at the service.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use http::StatusCode;
+#[cfg(feature = "axum")]
+use idem_core::telemetry::HTTP_UNTAKEN;
+use idem_core::{
+    store::Store,
+    telemetry::{
+        CONSUMER, HTTP_MISPLACED_STATUSES, HTTP_REQUESTS, HTTP_TIME, HTTP_WAITING, HTTP_WAITING_MAX, Metric, OUTCOME,
+        PLACE, ROUTE,
+    },
+};
+use metrics::{Counter, Gauge, Histogram};
+
+use super::Idempotency;
+
+/// A request that ran here.
+pub(crate) const FIRST: &str = "first";
+/// A request that got the first one's answer.
+pub(crate) const REPLAYED: &str = "replayed";
+
+/// The counts of a service.
+pub(crate) struct Counts {
+    consumer: String,
+    routes: RwLock<BTreeMap<String, Arc<OfRoute>>>,
+    /// Repeats that wait for a request of this process.
+    pub(crate) in_memory: Waiting,
+    /// Repeats that wait for a request of another process, with those that wait for their turn to do so.
+    pub(crate) at_database: Waiting,
+    at_database_max: usize,
+    pub(crate) misplaced: Counter,
+    #[cfg(feature = "axum")]
+    pub(crate) untaken: Counter,
+}
+
+#[derive(Default)]
+struct OfRoute {
+    first: AtomicU64,
+    replayed: AtomicU64,
+    refused: AtomicU64,
+    failed: AtomicU64,
+    /// By outcome. There are some twenty at most.
+    handles: Mutex<Vec<(&'static str, Counter, Histogram)>>,
+}
+
+impl Counts {
+    /// Takes the handles of metrics, so a recorder must be there.
+    pub(crate) fn new(consumer: &str, at_database_max: usize) -> Self {
+        let counter = |metric: Metric| metrics::counter!(metric.name, CONSUMER => consumer.to_owned());
+        #[allow(clippy::cast_precision_loss, reason = "a few")]
+        metrics::gauge!(HTTP_WAITING_MAX.name, CONSUMER => consumer.to_owned()).set(at_database_max as f64);
+        Self {
+            routes: RwLock::default(),
+            in_memory: Waiting::new(consumer, "memory"),
+            at_database: Waiting::new(consumer, "database"),
+            at_database_max,
+            misplaced: counter(HTTP_MISPLACED_STATUSES),
+            #[cfg(feature = "axum")]
+            untaken: counter(HTTP_UNTAKEN),
+            consumer: consumer.to_owned(),
+        }
+    }
+
+    /// A request to this route was answered.
+    pub(crate) fn answered(&self, route: &str, outcome: &'static str, status: StatusCode, took: Duration) {
+        let of = self.of(route);
+        let counter = match outcome {
+            FIRST => &of.first,
+            REPLAYED => &of.replayed,
+            _ if status.is_server_error() => &of.failed,
+            _ => &of.refused,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        let mut handles = of.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = handles.iter().position(|(known, ..)| *known == outcome).unwrap_or_else(|| {
+            let consumer = || self.consumer.clone();
+            let counter = metrics::counter!(
+                HTTP_REQUESTS.name, CONSUMER => consumer(), ROUTE => route.to_owned(), OUTCOME => outcome
+            );
+            let time = metrics::histogram!(
+                HTTP_TIME.name, CONSUMER => consumer(), ROUTE => route.to_owned(), OUTCOME => outcome
+            );
+            handles.push((outcome, counter, time));
+            handles.len() - 1
+        });
+        let (_, requests, time) = &handles[place];
+        requests.increment(1);
+        time.record(took);
+    }
+
+    fn of(&self, route: &str) -> Arc<OfRoute> {
+        if let Some(of) = self.routes.read().unwrap_or_else(PoisonError::into_inner).get(route) {
+            return Arc::clone(of);
+        }
+        Arc::clone(self.routes.write().unwrap_or_else(PoisonError::into_inner).entry(route.to_owned()).or_default())
+    }
+}
+
+/// Requests that wait now.
+pub(crate) struct Waiting {
+    now: AtomicU64,
+    gauge: Gauge,
+}
+
+impl Waiting {
+    fn new(consumer: &str, place: &'static str) -> Self {
+        let gauge = metrics::gauge!(HTTP_WAITING.name, CONSUMER => consumer.to_owned(), PLACE => place);
+        gauge.set(0.0);
+        Self { now: AtomicU64::new(0), gauge }
+    }
+
+    /// One more, until what this answers is dropped.
+    pub(crate) fn one(&self) -> Waits<'_> {
+        self.now.fetch_add(1, Ordering::Relaxed);
+        self.gauge.increment(1.0);
+        Waits(self)
+    }
+}
+
+/// One that waits.
+pub(crate) struct Waits<'a>(&'a Waiting);
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.now.fetch_sub(1, Ordering::Relaxed);
+        self.0.gauge.decrement(1.0);
+    }
+}
+
+/// The counts of one route, since the service was built.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RouteCounts {
+    /// Method and path, as the router knows it. `other` holds together what has a method or path that no router knows.
+    pub route: String,
+    /// Requests that ran, and whose answer was kept.
+    pub first: u64,
+    /// Repeats that got the first answer again.
+    pub replayed: u64,
+    /// Requests that were answered with 4xx and left nothing.
+    pub refused: u64,
+    /// Requests that were answered with 5xx and left nothing.
+    pub failed: u64,
+}
+
+/// How many repeats wait for the first request with their key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WaitingRepeats {
+    /// In memory, for a request that this process runs.
+    pub in_memory: u64,
+    /// At the database, for a request that another process runs, or for their turn there.
+    pub at_database: u64,
+    /// How many may wait at the database at once; see
+    /// [`waiting_connections`](crate::IdempotencyBuilder::waiting_connections).
+    pub at_database_max: usize,
+}
+
+impl<S: Store> Idempotency<S> {
+    /// What was counted of each route that had requests, in the order of their names.
+    #[must_use]
+    pub fn routes(&self) -> Vec<RouteCounts> {
+        let routes = self.0.counts.routes.read().unwrap_or_else(PoisonError::into_inner);
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let of = |(route, of): (&String, &Arc<OfRoute>)| RouteCounts {
+            route: route.clone(),
+            first: count(&of.first),
+            replayed: count(&of.replayed),
+            refused: count(&of.refused),
+            failed: count(&of.failed),
+        };
+        routes.iter().map(of).collect()
+    }
+
+    /// How many repeats wait now.
+    #[must_use]
+    pub fn waiting(&self) -> WaitingRepeats {
+        let counts = &self.0.counts;
+        WaitingRepeats {
+            in_memory: counts.in_memory.now.load(Ordering::Relaxed),
+            at_database: counts.at_database.now.load(Ordering::Relaxed),
+            at_database_max: counts.at_database_max,
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! The flags and variables that workers and services over HTTP have in common.
+
+use std::{fmt, path::PathBuf, time::Duration};
+
+use clap::{ArgAction, ValueEnum};
+use idem_core::outbox::CloudEvents;
+use idem_schema::SchemaName;
+
+use crate::{
+    cleanup::CleanupFlags,
+    database::DatabaseSettings,
+    logs::LogFormat,
+    spans,
+    stores::{self, Kind},
+};
+
+/// The settings of every process. Texts and defaults stand in `--help`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Flags {
+    /// The database: postgres://… or, with one lane, sqlite://…
+    #[arg(long, env = "DATABASE_URL", value_name = "URL", hide_env_values = true)]
+    pub(crate) database_url: DatabaseUrl,
+
+    /// The client library of the database; tokio-postgres is for PostgreSQL only [default: sqlx, where the program has it]
+    #[arg(long, value_name = "NAME")]
+    store: Option<String>,
+
+    /// The schema (on SQLite the prefix) of idem's tables
+    #[arg(long, env = "IDEM_SCHEMA", value_name = "NAME", default_value = SchemaName::DEFAULT, value_parser = schema)]
+    pub(crate) schema: SchemaName,
+
+    /// Create or update idem's tables before the start
+    #[arg(long)]
+    pub(crate) migrate: bool,
+
+    /// Create the application's tables before the start
+    #[arg(long)]
+    pub(crate) create_tables: bool,
+
+    /// How long the start waits for a database or broker that cannot be reached
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = spans::span)]
+    pub(crate) startup_timeout: Duration,
+
+    /// How long a stop waits for what is running
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = spans::span)]
+    pub(crate) drain: Duration,
+
+    /// How long one call of the handler may take
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = spans::span)]
+    pub(crate) handler_deadline: Duration,
+
+    /// Serve /metrics, /healthz, /readyz and a page on this address; a port alone is one of 127.0.0.1 [default: off]
+    #[arg(long, env = "IDEM_ADMIN", value_name = "ADDRESS")]
+    pub(crate) admin: Option<String>,
+
+    /// A name by which --admin may be asked for, beside addresses and localhost; repeatable
+    #[arg(long, value_name = "NAME")]
+    pub(crate) admin_host: Vec<String>,
+
+    /// Show keys in logs, spans and errors and on the page as keyed hashes, with the secret in this file [default: show
+    /// them as they are]
+    #[arg(long, env = "IDEM_KEY_SECRET_FILE", value_name = "FILE")]
+    pub(crate) key_secret_file: Option<PathBuf>,
+
+    /// Whether this process brings the events that its handlers publish to their destinations; off where another one does
+    #[arg(
+        long, value_name = "on|off", default_value = "on", default_missing_value = "on", num_args = 0..=1,
+        action = ArgAction::Set, value_parser = on_or_off
+    )]
+    pub(crate) relay: bool,
+
+    /// How events are written: binary, with the attributes of CloudEvents as headers, or structured, with them in a payload of
+    /// JSON around the event's
+    #[arg(long, value_name = "FORMAT", default_value = "binary")]
+    pub(crate) event_format: EventFormat,
+
+    /// For how long the receivers of events remember their ids: an event of which a copy may have been sent that long ago is
+    /// not sent again, but waits for a person
+    #[arg(long, value_name = "TIME", default_value = "7d", value_parser = spans::span)]
+    pub(crate) receiver_keeps: Duration,
+
+    /// How the log on standard error is written; RUST_LOG says what it holds
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub(crate) log_format: LogFormat,
+}
+
+impl Flags {
+    /// For a database in whose list of activities connections are called by this name.
+    pub(crate) fn for_database<'s>(&'s self, name: &'s str, cleanup: &'s CleanupFlags) -> DatabaseSettings<'s> {
+        DatabaseSettings {
+            url: &self.database_url,
+            schema: &self.schema,
+            cleanup_url: cleanup.cleanup_database_url.as_ref(),
+            application_name: self.database_url.application_name(name),
+            migrate: self.migrate,
+            create_tables: self.create_tables,
+        }
+    }
+
+    /// The index of the store that `--database-url` and `--store` ask for, where they agree.
+    ///
+    /// # Errors
+    /// One line that names the flags and the cure.
+    pub(crate) fn store(&self, kinds: &[Kind]) -> Result<usize, String> {
+        stores::chosen(kinds, self.database_url.scheme(), self.store.as_deref())
+    }
+}
+
+/// The database's URL, which may hold a password: `Debug` prints nothing of it.
+#[derive(Clone)]
+pub(crate) struct DatabaseUrl(String);
+
+impl From<String> for DatabaseUrl {
+    fn from(url: String) -> Self {
+        Self(url)
+    }
+}
+
+impl DatabaseUrl {
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// `name`, unless the URL or `PGAPPNAME` has a name for the database's list of activities.
+    pub(crate) fn application_name<'n>(&self, name: &'n str) -> Option<&'n str> {
+        let is_given = self.0.contains("application_name=");
+        (!is_given && std::env::var_os("PGAPPNAME").is_none()).then_some(name)
+    }
+
+    /// What stands before the colon.
+    pub(crate) fn scheme(&self) -> &str {
+        self.0.split_once(':').map_or("", |(scheme, _)| scheme)
+    }
+}
+
+impl fmt::Debug for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DatabaseUrl")
+    }
+}
+
+/// The words for [`CloudEvents`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum EventFormat {
+    #[default]
+    Binary,
+    Structured,
+}
+
+impl EventFormat {
+    pub(crate) fn cloud_events(self) -> CloudEvents {
+        match self {
+            Self::Binary => CloudEvents::binary(),
+            Self::Structured => CloudEvents::structured(),
+        }
+    }
+}
+
+pub(crate) fn schema(text: &str) -> Result<SchemaName, String> {
+    SchemaName::new(text).map_err(|error| error.to_string())
+}
+
+pub(crate) fn on_or_off(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("it must be on or off".to_owned()),
+    }
+}

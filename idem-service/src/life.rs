@@ -1,0 +1,84 @@
+//! The life of a process, from its command line to its exit status.
+
+use std::{future::Future, sync::Arc};
+
+use idem_core::{BoxError, CancellationToken, Summary, chain};
+
+use crate::{
+    command_line::Stop,
+    exit::{Exit, Failure},
+    flags::Flags,
+    key_secret,
+    logs::{self, LogFormat},
+    signals, stack,
+    status::Status,
+};
+
+/// Does what a command line says, and answers how that ended.
+pub(crate) fn run<L>(
+    read: Result<L, Stop>,
+    flags: impl FnOnce(&L) -> &Flags,
+    start: impl FnOnce(L) -> Result<(), Failure>,
+) -> Exit {
+    let line = match read {
+        Ok(line) => line,
+        Err(Stop::Answered) => return Exit::Done,
+        Err(Stop::Refused(text)) => {
+            logs::last_line(LogFormat::Text, &text);
+            return Exit::Refused;
+        }
+    };
+    let flags = flags(&line);
+    let (format, secret) = (flags.log_format, flags.key_secret_file.as_deref());
+    let prepared = logs::start(format).and_then(|()| secret.map_or(Ok(()), key_secret::hide_keys));
+    match prepared.map_err(Failure::refused).and_then(|()| start(line)) {
+        Ok(()) => Exit::Done,
+        Err(Failure { exit, line }) => {
+            logs::last_line(format, &line);
+            exit
+        }
+    }
+}
+
+/// Starts the runtime and listens for signals, and tells the summary once what is served has ended. `what` people call this
+/// process by, and `consumer` is its name in the database.
+pub(crate) fn serve<F>(
+    what: &str,
+    consumer: &str,
+    serve: impl FnOnce(Arc<Status>) -> F,
+    tell: impl FnOnce(&Summary),
+) -> Result<(), Failure>
+where
+    F: Future<Output = Result<(), Failure>> + Send + 'static,
+{
+    let stop = CancellationToken::new();
+    let system = |error| Failure::new(Exit::Bug, format!("the system gives no thread or signal handler: {error}"));
+    signals::listen(stop.clone()).map_err(system)?;
+    let runtime = stack::runtime().map_err(system)?;
+    let ended = runtime.block_on(async {
+        let status = Arc::new(Status::new(consumer, stop));
+        // In a task, whose panic is an answer.
+        let ended = tokio::spawn(serve(Arc::clone(&status))).await;
+        tell(&status.summary());
+        ended.unwrap_or_else(|_| {
+            let why = format!(
+                "the {what} panicked; the place is on standard error. Outside of the application's own functions and hooks \
+                 that is a bug in idem: report it, with the log"
+            );
+            Err(Failure::new(Exit::Bug, why))
+        })
+    });
+    // A handler that passed the drain deadline may block its thread, and is not waited for.
+    std::mem::forget(runtime);
+    ended
+}
+
+/// An error and its sources in one line.
+pub(crate) fn texts(error: &BoxError) -> String {
+    chain(&**error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// What people know this process by.
+pub(crate) fn process() -> String {
+    format!("{}:{}", idem_schema::host_name(), std::process::id())
+}

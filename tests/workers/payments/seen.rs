@@ -1,0 +1,95 @@
+//! What an operator sees of a running service: metrics, the page and the log.
+
+use idem_testkit::proxy::Proxy;
+
+use super::{
+    client::Request,
+    fixture::{Api, Fixture},
+};
+
+/// The address of the admin endpoint, which the log tells.
+fn admin(api: &Api) -> String {
+    let log = api.process.logged();
+    let line = log.lines().find(|line| line.contains("serving /metrics")).expect("it serves them");
+    line.split("address=").nth(1).expect("its address").trim().to_owned()
+}
+
+/// W77: what became of requests is scraped by route and outcome, and stands on the page; neither tells of a tenant or a key.
+#[tokio::test(flavor = "multi_thread")]
+async fn w77_metrics_and_page_tell_what_became_of_requests() {
+    let fixture = Fixture::new("http").await;
+    let api = fixture.start(&["--admin", "127.0.0.1:0"]).await;
+    let (address, admin) = (&api.address, admin(&api));
+    let look = async |path: &str| {
+        let answer = Request::new("GET", path).answer(&admin).await;
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        answer.text().to_owned()
+    };
+    let page = look("/").await;
+    assert!(page.contains("serving") && page.contains("there was none to a protected route yet"), "{page}");
+    let pay = |cents| Request::pay("order-canary", "00001", cents);
+    for (request, status) in [
+        (pay(1177), 201),
+        (pay(1177), 201),
+        (pay(9999), 422),
+        (pay(1).without("idempotency-key"), 400),
+        (pay(1).without("authorization"), 401),
+    ] {
+        assert_eq!(request.answer(address).await.status, status);
+    }
+    let metrics = look("/metrics").await;
+    let of =
+        |outcome: &str| format!("{{consumer=\"payments\",route=\"POST /transactions\",outcome=\"{outcome}\"}} 1\n");
+    for outcome in ["first", "replayed", "key-reused", "key-missing", "unauthenticated"] {
+        let (requests, times) = (
+            format!("idem_http_requests_total{}", of(outcome)),
+            format!("idem_http_time_seconds_count{}", of(outcome)),
+        );
+        assert!(metrics.contains(&requests) && metrics.contains(&times), "{requests}{times}: {metrics}");
+    }
+    for sample in [
+        "idem_http_waiting{consumer=\"payments\",place=\"memory\"} 0\n",
+        "idem_http_waiting{consumer=\"payments\",place=\"database\"} 0\n",
+        "idem_http_waiting_max{consumer=\"payments\"} 4\n",
+        "idem_ready{consumer=\"payments\"} 1\n",
+    ] {
+        assert!(metrics.contains(sample), "{sample} is not in {metrics}");
+    }
+    let page = look("/").await;
+    let cells = ["POST /transactions", "1", "1", "3"].map(|cell| format!("<td class=\"\">{cell}</td>")).concat();
+    assert!(page.contains(&format!("{cells}<td class=\"quiet\">0</td>")), "{cells} is not in {page}");
+    for text in [metrics, page] {
+        assert!(!text.contains("canary") && !text.contains("acme"), "{text}");
+    }
+    assert!(api.stop().await.status.success());
+    fixture.remove().await;
+}
+
+/// W78: the span of a request stands in the log with its key, and with a keyed hash in its place where keys are hidden.
+#[tokio::test(flavor = "multi_thread")]
+async fn w78_where_keys_are_hidden_the_span_of_a_request_hides_it() {
+    let fixture = Fixture::new("http").await;
+    let proxy = Proxy::to(fixture.host()).await.expect("a proxy");
+    let url = fixture.url.replace(fixture.host(), proxy.address());
+    let secret = std::env::temp_dir().join(format!("idem-key-secret-{:016x}", fastrand::u64(..)));
+    std::fs::write(&secret, "k".repeat(64)).expect("a file");
+    for hides in [false, true] {
+        let own = ["--listen", "127.0.0.1:0", "--database-url", &url, "--cleanup-every", "off"];
+        let hiding = ["--key-secret-file", secret.to_str().expect("a path")];
+        let flags = own.into_iter().chain(hiding.into_iter().filter(|_| hides));
+        let arguments: Vec<String> = flags.map(str::to_owned).collect();
+        let api = fixture.start_with(&arguments, &[("RUST_LOG", "info,idem::spans=debug")]).await;
+        // The line that says so is written within the request's span.
+        proxy.refuse(true);
+        proxy.cut().await;
+        assert_eq!(Request::pay("order-canary", "00001", 100).answer(&api.address).await.status, 503);
+        proxy.refuse(false);
+        let log = api.stop().await.log;
+        let line = log.lines().find(|line| line.contains("the database cannot be asked")).expect("it is told");
+        assert!(line.contains("request{") && line.contains("http.route=\"/transactions\""), "{line}");
+        assert!(line.contains("idem.key="), "{line}");
+        assert_eq!(log.contains("canary"), !hides, "{log}");
+    }
+    std::fs::remove_file(secret).expect("it is there");
+    fixture.remove().await;
+}

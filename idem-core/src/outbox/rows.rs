@@ -265,7 +265,7 @@ pub enum Leased {
 }
 
 /// The number of events that wait for a destination. Every relay asks for it every few seconds, so a long backlog is not counted
-/// to its end: stores may stop at 100,000 events or more that may go, and at as many that may not. The oldest events are among
+/// to its end: stores may stop at 100,000 events or more that may go, and at as many that may not. The oldest that may go is among
 /// those that are counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -287,6 +287,8 @@ pub struct OutboxBacklog {
     /// The name of the relay that has it now; `None` if none has.
     pub relayed_by: Option<String>,
     /// Whether an operator has paused it.
+    /// How long ago receivers may first have got a copy of one of its events, at most; `None` if none of them was ever sent.
+    pub first_sent_ago: Option<Duration>,
     pub is_paused: bool,
 }
 
@@ -305,6 +307,7 @@ impl OutboxBacklog {
             relayed_by: None,
             is_paused: false,
         }
+            first_sent_ago: None,
     }
 }
 

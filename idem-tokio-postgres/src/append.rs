@@ -37,7 +37,7 @@ pub(crate) fn known_events<'p>(events: &'p EventColumns<'_>) -> [Parameter<'p>; 
 
 impl Appending for PostgresUnit<'_> {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        self.append_rows(&self.driver.statements.append_events, &new_events(events)).await
+        self.append_rows(self.driver.statements.inserting(events), &new_events(events)).await
     }
 
     async fn read_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {

@@ -93,7 +93,7 @@ struct Plain<'c, C> {
 
 impl<C: GenericClient + Sync> Appending for Plain<'_, C> {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        self.rows(&self.driver.statements.append_events, &new_events(events)).await
+        self.rows(self.driver.statements.inserting(events), &new_events(events)).await
     }
 
     async fn read_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {

@@ -25,7 +25,7 @@ pub(super) fn known_events<'q>(query: Statement<'q>, events: &'q EventColumns<'_
 
 impl Appending for PostgresUnit<'_> {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        let rows = new_events(self.query(&self.sql().append_events), events).fetch_all(self.connection()).await;
+        let rows = new_events(self.query(self.sql().inserting(events)), events).fetch_all(self.connection()).await;
         self.read_or_explain(rows).await
     }
 

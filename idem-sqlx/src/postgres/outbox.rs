@@ -92,7 +92,7 @@ struct Plain<'c> {
 
 impl Appending for Plain<'_> {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.driver.statements.append_events)));
+        let query = sqlx::query(AssertSqlSafe(Arc::clone(self.driver.statements.inserting(events))));
         self.rows(new_events(query, events)).await
     }
 

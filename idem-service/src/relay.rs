@@ -2,6 +2,8 @@
 
 mod alone;
 mod file;
+#[cfg(feature = "webhooks")]
+mod webhook;
 
 use std::time::Duration;
 

@@ -32,14 +32,19 @@ fn message(n: usize) -> Message {
 
 fn consumer(store: NullStore) -> Result<DedupConsumer<NullStore>, ConfigError> {
     let consumer = DedupConsumer::builder(store, "bench").handler(handler_fn(nothing)).effects(Effects::InTransaction);
+    let consumer = match store {
+        NullStore::NewBesideAnOutbox => consumer.publishes_to(["payments"]).keeps_results(1_000),
+        NullStore::EverythingIsNew | NullStore::EverythingIsRecorded => consumer,
+    };
     consumer.busy_timeout(NEVER).lanes(1).build()
 }
 
 /// The names of the lines, and of what a process of its own is asked to measure.
 pub(crate) const FRESH: &str = "a fresh message";
+pub(crate) const SILENT: &str = "a fresh one of a handler that may publish and does not";
 const DUPLICATE: &str = "a duplicate, as the store says";
 pub(crate) const CACHED: &str = "a duplicate, from the cache of committed keys";
-const KINDS: [&str; 3] = [FRESH, DUPLICATE, CACHED];
+const KINDS: [&str; 4] = [FRESH, SILENT, DUPLICATE, CACHED];
 
 /// Keys of a backlog that the cache answers for; it knows each after its first commit.
 const CACHED_KEYS: usize = 2_000;
@@ -48,6 +53,7 @@ const CACHED_KEYS: usize = 2_000;
 pub(crate) fn on_one_thread(kind: &str, messages: usize) -> Result<Value, Box<dyn Error>> {
     let (store, cache, keys) = match kind {
         FRESH => (NullStore::EverythingIsNew, None, usize::MAX),
+        SILENT => (NullStore::NewBesideAnOutbox, None, usize::MAX),
         DUPLICATE => (NullStore::EverythingIsRecorded, None, usize::MAX),
         CACHED => (NullStore::EverythingIsNew, Some(NEVER), CACHED_KEYS),
         _ => return Err(format!("{kind} is none of {KINDS:?}").into()),
@@ -100,7 +106,7 @@ async fn allocations(messages: usize) -> Result<Table, Box<dyn Error>> {
 /// Instructions a message, as valgrind counts them, which no other program on the machine disturbs. Under it the cache
 /// answers nothing: everything is so slow that what it knows is always too old.
 pub(crate) async fn instructions(messages: usize) -> Result<Table, Box<dyn Error>> {
-    let kinds = [FRESH, DUPLICATE];
+    let kinds = [FRESH, SILENT, DUPLICATE];
     let mut lines = kinds.map(Line::new);
     for (kind, line) in kinds.iter().zip(&mut lines) {
         let once = valgrind(kind, messages).await?;

@@ -9,8 +9,11 @@ use std::{
 
 use async_trait::async_trait;
 use idem_core::{
-    CleanupReport, CleanupSettings, ConsumerName, ControlState, DeadLetter, DeadLetterId, ErrorClass, IdempotencyKey,
-    LastCleanup, PayloadHash, Recorded, Store, StoreError, StoredDeadLetter, Tenant, Tx,
+    CleanupReport, CleanupSettings, ConsumerName, ControlState, DeadLetter, DeadLetterId, Destination, ErrorClass,
+    IdempotencyKey, LastCleanup, PayloadHash, Recorded, Store, StoreError, StoredDeadLetter, Tenant, Tx,
+    outbox::{
+        DestinationId, EventEnd, EventNumber, EventState, Leased, Outbox, OutboxBacklog, OutgoingEvent, StoredEvent,
+    },
     store::{
         AuditEntry, Backlog, Bookkeeping, Claim, ClaimError, Claimed, Cleaner, CommitError, Control, Expiring,
         HashRuleId, Registered, Registration, Removal, Removed, Replay, ReplayEnd, RunId, ScopeId, StoreCapabilities,
@@ -21,6 +24,8 @@ use idem_core::{
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NullStore {
     EverythingIsNew,
+    /// And there is an outbox, into which nothing may be written: a unit that appends anything ends the measurement.
+    NewBesideAnOutbox,
     EverythingIsRecorded,
 }
 
@@ -33,7 +38,14 @@ impl Store for NullStore {
     type Unit<'l> = NullUnit;
 
     fn capabilities(&self) -> StoreCapabilities {
-        StoreCapabilities::server()
+        let mut capabilities = StoreCapabilities::server();
+        let has_outbox = *self == Self::NewBesideAnOutbox;
+        (capabilities.outbox, capabilities.results) = (has_outbox, has_outbox);
+        capabilities
+    }
+
+    fn outbox(self: &Arc<Self>) -> Option<Arc<dyn Outbox>> {
+        (**self == Self::NewBesideAnOutbox).then(|| Arc::new(NullOutbox) as Arc<dyn Outbox>)
     }
 
     fn bookkeeping(&self) -> &Self {
@@ -68,7 +80,7 @@ impl Store for NullStore {
 impl UnitOfWork<NullStore> for NullUnit {
     async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
         let answer = |claim: &Claim| match self.0 {
-            NullStore::EverythingIsNew => Claimed::Inserted,
+            NullStore::EverythingIsNew | NullStore::NewBesideAnOutbox => Claimed::Inserted,
             NullStore::EverythingIsRecorded => Claimed::Found(recorded(claim)),
         };
         Ok(claims.iter().map(answer).collect())
@@ -76,7 +88,7 @@ impl UnitOfWork<NullStore> for NullUnit {
 
     async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
         let answer = |claim: &Claim| match self.0 {
-            NullStore::EverythingIsNew => None,
+            NullStore::EverythingIsNew | NullStore::NewBesideAnOutbox => None,
             NullStore::EverythingIsRecorded => Some(recorded(claim)),
         };
         Ok(claims.iter().map(answer).collect())
@@ -203,6 +215,52 @@ impl Cleaner for NullStore {
 
     async fn note(&mut self, _: &CleanupReport) -> Result<(), StoreError> {
         Ok(())
+    }
+}
+
+/// Knows its destinations, and has never an event.
+struct NullOutbox;
+
+#[async_trait]
+impl Outbox for NullOutbox {
+    async fn declare(&self, destinations: &[Destination]) -> Result<Vec<DestinationId>, StoreError> {
+        Ok((1..).map(DestinationId).take(destinations.len()).collect())
+    }
+
+    async fn lease(&self, _: DestinationId, _: &str, _: Duration) -> Result<Leased, StoreError> {
+        Ok(Leased::Mine)
+    }
+
+    async fn release(&self, _: DestinationId, _: &str) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn next(&self, _: DestinationId, _: u32, _: u64) -> Result<Vec<OutgoingEvent>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    async fn settle(&self, _: DestinationId, _: &[(EventNumber, EventEnd)]) -> Result<(), StoreError> {
+        nothing()
+    }
+
+    async fn backlog(&self, _: Option<&ConsumerName>) -> Result<Vec<OutboxBacklog>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    async fn events(&self, _: Option<&str>, _: Option<EventState>, _: u32) -> Result<Vec<StoredEvent>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    async fn retry(&self, _: &[EventNumber]) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+
+    async fn skip(&self, _: &[EventNumber]) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+
+    async fn pause(&self, _: &str, _: bool) -> Result<bool, StoreError> {
+        Ok(false)
     }
 }
 

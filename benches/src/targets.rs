@@ -10,7 +10,7 @@ use crate::{
         ALL_COPIES, AUTOCOMMIT, EACH, ONE_BY_ONE, ONE_BY_ONE_TOKIO, PGBENCH_16, PIPELINED, SET, TEXTBOOK, TRANSACTION,
         lanes,
     },
-    engine::{CACHED, FRESH},
+    engine::{CACHED, FRESH, SILENT},
     events,
     growth::{
         EMPTY_EACH, EMPTY_SET, GROWN_EACH, GROWN_SET, LARGEST_TABLE,
@@ -216,6 +216,15 @@ fn others() -> impl IntoIterator<Item = Target> {
         ),
         Target::new("the engine's cost of a fresh message, µs", "engine", "engine", FRESH, BeAtMost(3.0)),
         Target::new("the engine's allocations a fresh message", "engine", "allocations", FRESH, BeAtMost(3.0)),
+        Target::new(
+            "the same of a handler that might publish, over none",
+            "engine",
+            "allocations",
+            SILENT,
+            BeAtMost(1.01),
+        )
+        .over(FRESH),
+        Target::new("its instructions, over none", "instructions", "instructions", SILENT, BeAtMost(1.01)).over(FRESH),
         Target::new(
             "resident memory over the engine's messages, MiB",
             "memory",

@@ -63,7 +63,8 @@ pub use crate::{
     postgres::{PostgresStatements, UnitLimits, begin_unit, next_call},
     row::{FromValue, Row, Value, microseconds, retention, unreadable},
     server::{
-        Durability, Fence, RoleDefault, SESSION_SETTINGS, ServerFacts, SessionFacts, SessionSettings, refuse_fenced,
+        Connecting, Durability, Fence, RoleDefault, SESSION_SETTINGS, ServerFacts, SessionFacts, SessionSettings,
+        connect_lane, refuse_fenced,
     },
     settings::{PostgresSettings, RECORD_BYTES, Statements, check_number, is_this_machine, unreadable_url},
     sqlstate::{CommitOutcome, SQLSTATES, UNSEALED_COMMIT, WEAKER_COMMIT, class_of, commit_outcome, describe_report},

@@ -265,6 +265,7 @@ fn backlog(row: &Row) -> Result<OutboxBacklog, StoreError> {
     (backlog.pending, backlog.waiting) = (count("pending")?, count("waiting")?);
     (backlog.failed, backlog.behind) = (count("failed")?, count("behind")?);
     backlog.oldest = span(row, "oldest")?;
+    backlog.first_sent_ago = span(row, "first_sent_ago")?;
     backlog.relayed_by = row.get("relayed_by")?;
     backlog.is_paused = row.get("paused")?;
     Ok(backlog)

@@ -1,6 +1,9 @@
 //! Whether a PostgreSQL server can keep the promise, and what a person should know of it.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::{
+    future::Future,
+    sync::atomic::{AtomicBool, AtomicU8, Ordering},
+};
 
 use idem_core::StoreError;
 
@@ -44,6 +47,53 @@ impl SessionSettings {
             self.0.fetch_and(!(1 << place), Ordering::Relaxed);
         }
     }
+}
+
+/// Opens and closes the connections of a driver, for [`connect_lane`].
+pub trait Connecting: Sync {
+    /// A connection.
+    type Connection: Send;
+
+    /// Opens one that begins with these settings, within the time for it.
+    fn connect(
+        &self,
+        settings: &[(&'static str, &'static str)],
+    ) -> impl Future<Output = Result<Self::Connection, StoreError>> + Send;
+
+    /// Closes it in good order.
+    fn close(&self, connection: Self::Connection) -> impl Future<Output = ()> + Send;
+}
+
+/// Opens a connection with the settings of a session, as far as they are taken.
+///
+/// # Errors
+/// Those of connecting.
+pub async fn connect_lane<C: Connecting>(driver: &C, known: &SessionSettings) -> Result<C::Connection, StoreError> {
+    let settings = known.taken();
+    match driver.connect(&settings).await {
+        Err(StoreError::Refused { .. }) if !settings.is_empty() => {}
+        connected => return connected,
+    }
+    // PgBouncer refuses what it cannot keep apart by client, and a server what its system does not offer: which it is
+    // shows when each is asked for alone.
+    let (mut taken, mut refused) = (Vec::new(), Vec::new());
+    for setting in settings {
+        match driver.connect(&[setting]).await {
+            Ok(alone) => {
+                driver.close(alone).await;
+                taken.push(setting);
+            }
+            Err(error @ StoreError::Refused { .. }) => refused.push((setting.0, error)),
+            Err(other) => return Err(other),
+        }
+    }
+    let connected = driver.connect(&taken).await?;
+    // Only now is it known that nothing else was wrong.
+    for (name, error) in refused {
+        known.refused(name);
+        tracing::warn!(setting = name, %error, "the server refuses a setting of a session");
+    }
+    Ok(connected)
 }
 
 /// Whether a session's default comes from its role or database. A server's own default, or one that somebody set by hand,

@@ -2,6 +2,8 @@
 
 mod alone;
 mod file;
+#[cfg(feature = "webhooks")]
+mod webhook;
 
 use idem_core::{BoxError, Destination, Route, outbox::Relayed};
 use serde::Serialize;

@@ -56,7 +56,7 @@ pub(crate) fn result_parameters<'p>(results: &'p ResultColumns<'_>) -> [Paramete
 
 impl Appending for PostgresUnit<'_> {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        self.append_rows(self.driver.statements.appending_events(events), &new_events(events)).await
+        self.append_rows(self.driver.statements.inserting(events), &new_events(events)).await
     }
 
     async fn read_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {

@@ -5,7 +5,8 @@ use std::{error::Error as StdError, fmt, future::Future, sync::Arc, time::Durati
 use futures_util::join;
 use idem_core::StoreError;
 use idem_schema::{
-    Fence, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids, SessionSettings, StatementLimit,
+    Connecting, Fence, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids, SessionSettings,
+    StatementLimit,
     Value, refuse_fenced,
 };
 use tokio::sync::OnceCell;
@@ -167,32 +168,7 @@ impl Driver {
 
     /// The same with the settings of a session, as far as they are taken.
     async fn connect_lane(&self) -> Result<Link, StoreError> {
-        let (plain, known) = (&self.options.connection, &self.session_settings);
-        let settings = known.taken();
-        match self.connect_with(&with_settings(plain, &settings)).await {
-            Err(StoreError::Refused { .. }) if !settings.is_empty() => {}
-            connected => return connected,
-        }
-        // PgBouncer refuses what it cannot keep apart by client, and a server what its system does not offer: which it is
-        // shows when each is asked for alone.
-        let (mut taken, mut refused) = (Vec::new(), Vec::new());
-        for setting in settings {
-            match self.connect_with(&with_settings(plain, &[setting])).await {
-                Ok(alone) => {
-                    alone.close(self.options.settings.connect_timeout).await;
-                    taken.push(setting);
-                }
-                Err(error @ StoreError::Refused { .. }) => refused.push((setting.0, error)),
-                Err(other) => return Err(other),
-            }
-        }
-        let connected = self.connect_with(&with_settings(plain, &taken)).await?;
-        // Only now is it known that nothing else was wrong.
-        for (name, error) in refused {
-            known.refused(name);
-            tracing::warn!(setting = name, %error, "the server refuses a setting of a session");
-        }
-        Ok(connected)
+        idem_schema::connect_lane(&Lanes(self), &self.session_settings).await
     }
 
     pub(crate) async fn open_session(&self) -> Result<PostgresSession, StoreError> {
@@ -212,6 +188,21 @@ impl Driver {
             Ok(facts.fence == Fence::Session)
         };
         self.is_direct.get_or_try_init(look).await.copied()
+    }
+}
+
+/// The connections are nobody else's affair.
+struct Lanes<'d>(&'d Driver);
+
+impl Connecting for Lanes<'_> {
+    type Connection = Link;
+
+    async fn connect(&self, settings: &[(&'static str, &'static str)]) -> Result<Link, StoreError> {
+        self.0.connect_with(&with_settings(&self.0.options.connection, settings)).await
+    }
+
+    async fn close(&self, connection: Link) {
+        connection.close(self.0.options.settings.connect_timeout).await;
     }
 }
 

@@ -1,6 +1,6 @@
 //! A plain outbox: events of code that has a transaction and no message.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use idem_core::{Destination, Event, IdempotencyKey, StoreError, outbox::NewResult};
 use idem_schema::{AppendLimits, Appending, EventColumns, PlainWriter, PublishPlainError, Row};
@@ -28,16 +28,10 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct PostgresOutbox {
     driver: Arc<Driver>,
     writer: PlainWriter,
-}
-
-impl fmt::Debug for PostgresOutbox {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("PostgresOutbox").field(&self.writer).finish()
-    }
 }
 
 impl PostgresStore {
@@ -56,7 +50,6 @@ impl PostgresStore {
         destinations: impl IntoIterator<Item = impl Into<Destination>>,
     ) -> Result<PostgresOutbox, StoreError> {
         let driver = Arc::clone(self.bookkeeping.driver());
-        let destinations = destinations.into_iter().map(Into::into).collect();
         let writer = PlainWriter::intern(&driver, writer, destinations).await?;
         Ok(PostgresOutbox { driver, writer })
     }
@@ -93,7 +86,7 @@ struct Plain<'c, C> {
 
 impl<C: GenericClient + Sync> Appending for Plain<'_, C> {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        self.rows(self.driver.statements.appending_events(events), &new_events(events)).await
+        self.rows(self.driver.statements.inserting(events), &new_events(events)).await
     }
 
     async fn read_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {

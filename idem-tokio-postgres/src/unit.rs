@@ -172,7 +172,7 @@ impl<'l> PostgresUnit<'l> {
         let of_results = result_parameters(&results);
         let to_write = match &*self.results {
             [] => None,
-            _ => Some(link.ready(self.driver.naming(), sql.appending_results(&results)).await.map_err(error::sealing)?),
+            _ => Some(link.ready(self.driver.naming(), sql.inserting_results(&results)).await.map_err(error::sealing)?),
         };
         let mut writing = pin!(OptionFuture::from(to_write.as_ref().map(|statement| statement.rows(&of_results))));
         // The first poll sends it. Where it cannot be sent, nothing is: a COMMIT would go through without it.

@@ -102,13 +102,23 @@ impl WebhookPublisher {
         Self { is_plaintext_allowed: true, ..self }
     }
 
+    /// Whether this endpoint would be called: what can be known of it without a try. Ask before you store what a customer has
+    /// entered, because the events of an endpoint that is refused wait for a person.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if it has no secret, or a URL that is none, is not allowed to be called, or has an address that is not.
+    pub fn check(&self, endpoint: &Endpoint) -> Result<(), ConfigError> {
+        // The URL may contain a secret of the endpoint's owner.
+        self.checked(endpoint).map(|_| ()).map_err(|problem| ConfigError::new("endpoint", "(not shown)", problem))
+    }
+
     async fn publish(&self, event: &OutgoingEvent) -> Result<(), EventError> {
         let endpoint = match self.endpoints.of(event).await {
             Ok(Some(endpoint)) => endpoint,
             Ok(None) => return Err(waits_for_a_person("there is no endpoint for it, or it is switched off")),
             Err(source) => return Err(soon(source)),
         };
-        let url = self.checked(&endpoint)?;
+        let url = self.checked(&endpoint).map_err(waits_for_a_person)?;
         let Some(_on_its_way) = self.permit(&url) else {
             return Err(soon("its host has as many events on their way as it may have".into()));
         };
@@ -121,19 +131,19 @@ impl WebhookPublisher {
     }
 
     /// Refuses URLs that may not be called. Names are checked when they are resolved.
-    fn checked(&self, endpoint: &Endpoint) -> Result<Url, EventError> {
-        let Ok(url) = Url::parse(&endpoint.url) else { return Err(waits_for_a_person("its endpoint's URL is none")) };
+    fn checked(&self, endpoint: &Endpoint) -> Result<Url, &'static str> {
+        let url = Url::parse(&endpoint.url).map_err(|_| "its endpoint's URL is none")?;
         let is_plaintext = url.scheme() == "http";
         if !(url.scheme() == "https" || is_plaintext && self.is_plaintext_allowed) {
-            return Err(waits_for_a_person("its endpoint's URL does not begin with https://"));
+            return Err("its endpoint's URL does not begin with https://");
         }
-        let Some(host) = url.host_str() else { return Err(waits_for_a_person("its endpoint's URL has no host")) };
+        let host = url.host_str().ok_or("its endpoint's URL has no host")?;
         let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
         if !self.is_private_allowed && literal.is_ok_and(|address| !is_public(address)) {
-            return Err(waits_for_a_person("its endpoint has no public address"));
+            return Err("its endpoint has no public address");
         }
         if endpoint.secrets.is_empty() {
-            return Err(waits_for_a_person("its endpoint has no secret to sign with"));
+            return Err("its endpoint has no secret to sign with");
         }
         Ok(url)
     }

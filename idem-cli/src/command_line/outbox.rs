@@ -1,11 +1,12 @@
 //! Of `idem outbox`.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand};
 use idem_core::outbox::EventState;
 
 use super::{Limit, Yes, why};
+use crate::spans;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Outbox {
@@ -72,6 +73,9 @@ pub(crate) struct RetryEvents {
     /// take effect twice
     #[arg(long)]
     pub(crate) stale: bool,
+    /// For how long the receivers remember an event: as the relay has it
+    #[arg(long, value_name = "TIME", default_value = "7d", value_parser = spans::span)]
+    pub(crate) receiver_keeps: Duration,
     /// Only say how many there are
     #[arg(long)]
     pub(crate) dry_run: bool,

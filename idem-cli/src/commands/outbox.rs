@@ -4,9 +4,9 @@ mod findings;
 mod list;
 mod postgres;
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, sync::Arc, time::Duration};
 
-use idem_core::Store as _;
+use idem_core::{Store as _, outbox::RECEIVER_KEEPS};
 
 use crate::{
     command_line::{Outbox, RetryEvents, SkipEvents, Target, WhichEvents},
@@ -35,8 +35,9 @@ pub(crate) const NO_OUTBOX: &str = "this database has no outbox: run `idem migra
 
 /// The statements of a database, each with its line in the audit trail.
 pub(crate) trait Events {
-    /// `event`, `state` (by its number) and `stale` of those of these numbers that there are.
-    fn found(&mut self, events: &[i64]) -> impl Future<Output = Result<Table, Failure>>;
+    /// `event`, `state` (by its number) and `stale` of those of these numbers that there are: a relay has said so, or a copy may
+    /// have been sent so many microseconds ago.
+    fn found(&mut self, events: &[i64], stale_after: i64) -> impl Future<Output = Result<Table, Failure>>;
 
     /// The numbers, as `event`, of those that have failed for a destination; `None` where there is no such destination.
     fn failed(&mut self, destination: &str) -> impl Future<Output = Result<Option<Table>, Failure>>;
@@ -96,8 +97,11 @@ fn gone(event: i64) -> Failure {
     ))
 }
 
-/// Those that are meant, with their states.
-async fn chosen(events: &mut impl Events, which: &WhichEvents) -> Result<Table, Failure> {
+/// How long before its receivers forget an event it is stale, as a relay has it.
+const MARGIN: Duration = Duration::from_secs(60 * 60);
+
+/// Those that are meant, with their states, where receivers remember events for so long.
+async fn chosen(events: &mut impl Events, which: &WhichEvents, receivers_keep: Duration) -> Result<Table, Failure> {
     let numbers = match &which.failed {
         None => which.event.clone(),
         Some(destination) => {
@@ -108,7 +112,8 @@ async fn chosen(events: &mut impl Events, which: &WhichEvents) -> Result<Table, 
             failed.rows().iter().map(|row| row.number("event")).collect()
         }
     };
-    let found = events.found(&numbers).await?;
+    let stale_after = receivers_keep.saturating_sub(MARGIN).as_micros();
+    let found = events.found(&numbers, i64::try_from(stale_after).unwrap_or(i64::MAX)).await?;
     let is_found = |number: &&i64| found.rows().iter().any(|row| row.number("event") == **number);
     match numbers.iter().find(|number| !is_found(number)) {
         // Of all that have failed, one that went meanwhile is no mistake of the operator's.
@@ -118,7 +123,7 @@ async fn chosen(events: &mut impl Events, which: &WhichEvents) -> Result<Table, 
 }
 
 async fn retry(events: &mut impl Events, asked: &RetryEvents) -> Result<Report, Failure> {
-    let found = chosen(events, &asked.which).await?;
+    let found = chosen(events, &asked.which, asked.receiver_keeps).await?;
     // Waiting and failed ones.
     let can_go: Vec<_> = found.rows().iter().filter(|row| [1, 2].contains(&row.number("state"))).collect();
     if can_go.is_empty() {
@@ -147,7 +152,7 @@ async fn retry(events: &mut impl Events, asked: &RetryEvents) -> Result<Report, 
 }
 
 async fn skip(events: &mut impl Events, asked: &SkipEvents) -> Result<Report, Failure> {
-    let found = chosen(events, &asked.which).await?;
+    let found = chosen(events, &asked.which, RECEIVER_KEEPS).await?;
     let count = found.rows().len();
     if asked.dry_run {
         return Ok(Report::said(format!("{} would be skipped", number(count))));

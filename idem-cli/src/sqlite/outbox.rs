@@ -3,9 +3,9 @@
 use super::file::{Bind, File};
 use crate::{commands::outbox::Events, exit::Failure, report::Table};
 
-/// Parameter: 1 numbers as a JSON array.
+/// Parameters: 1 numbers as a JSON array, 2 after how many microseconds one that may have been sent is stale.
 const FOUND: &str = r#"
-SELECT number AS event, state, ifnull(substr(error, 1, 7) = 'stale: ', 0) AS stale
+SELECT number AS event, state, ifnull(substr(error, 1, 7) = 'stale: ', 0) OR ifnull(first_sent_at < {now} - ?2, 0) AS stale
 FROM "{schema}_outbox" WHERE number IN (SELECT value FROM json_each(?1)) ORDER BY number"#;
 
 const FAILED: &str = r#"
@@ -69,8 +69,8 @@ SELECT {now}, ?2, 'resume-outbox', name FROM "{schema}_outbox_destinations" WHER
 ];
 
 impl Events for File {
-    async fn found(&mut self, events: &[i64]) -> Result<Table, Failure> {
-        self.table(FOUND, &[format!("{events:?}").as_str().into()]).await
+    async fn found(&mut self, events: &[i64], stale_after: i64) -> Result<Table, Failure> {
+        self.table(FOUND, &[format!("{events:?}").as_str().into(), stale_after.into()]).await
     }
 
     async fn failed(&mut self, destination: &str) -> Result<Option<Table>, Failure> {

@@ -19,6 +19,12 @@ mod guide;
 mod import;
 mod kept;
 mod outbox;
+#[cfg(all(feature = "amqp", feature = "webhooks"))]
+#[allow(dead_code, reason = "its own tests use all of it")]
+#[path = "../../../idem-webhook/tests/it/receiver.rs"]
+mod receiver;
+#[cfg(all(feature = "amqp", feature = "webhooks"))]
+mod relay;
 mod requests;
 mod schema;
 mod secrets;

@@ -100,6 +100,10 @@ async fn o30_events_are_seen_sent_and_skipped<S: Store>(subject: &Subject<S>, id
     assert_eq!(next[0].first_sent_ago, None, "or the relay would set it aside again");
 
     subject.fail(first, "again").await;
+    // O25: a copy may have been sent, and for all that is known its receivers have forgotten it.
+    assert_eq!(ask("outbox list --json").json()["destinations"][0]["first_sent"], "0 s");
+    ask(&format!("outbox retry {first} --receiver-keeps 1h --yes")).refused("1 of them are stale");
+    assert!(ask(&format!("outbox retry {first} --dry-run")).ok().contains("1 would be sent"));
     ask(&format!("outbox skip {first} --yes")).refused("--because");
     let why = ["outbox", "skip", &first.to_string(), "--because", "paid by hand", "--yes"];
     assert!(idem(&why).ok().contains("1 skipped"));

@@ -53,6 +53,7 @@ fn rows<S: Store, J: Borrow<Item>>(
     handed_in: AllHandedIn,
 ) -> Result<(Appended, Vec<usize>, Vec<usize>), HandlingError> {
     let (mut appended, mut events_of, mut messages) = (Appended::default(), Vec::new(), Vec::new());
+    appended.is_shared = items.len() > 1;
     let kept_for = inner.settings.answers_kept_for();
     let destinations = inner.destinations.get().map_or(&[][..], Vec::as_slice);
     for (index, handed) in handed_in {
@@ -61,10 +62,13 @@ fn rows<S: Store, J: Borrow<Item>>(
         let Some(claim) = &item.claim else { continue };
         messages.push(index);
         for event in handed.events {
-            if let Some(event) = NewEvent::of(claim.scope, destinations, &item.message, event) {
-                events_of.push(index);
-                appended.events.push(event);
-            }
+            // No effect is committed without its event.
+            let Some(event) = NewEvent::of(claim.scope, destinations, &item.message, event) else {
+                let what = "publish to a destination that it was not asked to declare";
+                return Err(HandlingError::Store(StoreError::Unsupported { what }));
+            };
+            events_of.push(index);
+            appended.events.push(event);
         }
         let Some(result) = handed.result else { continue };
         let mut result = NewResult::new(claim.scope, claim.key.clone(), handed.is_error, result);

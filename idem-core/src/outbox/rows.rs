@@ -141,6 +141,9 @@ pub struct Appended {
     pub events: Vec<NewEvent>,
     /// The results, in the order of their messages.
     pub results: Vec<NewResult>,
+    /// Whether the unit has other messages too, so that each runs alone if this fails. A store may then take it that none of the
+    /// events is in the outbox, and fail where one is: hardly any ever is, and looking costs every event.
+    pub is_shared: bool,
 }
 
 impl Appended {
@@ -265,7 +268,7 @@ pub enum Leased {
 }
 
 /// The number of events that wait for a destination. Every relay asks for it every few seconds, so a long backlog is not counted
-/// to its end: stores may stop at 100,000 events or more that may go, and at as many that may not. The oldest events are among
+/// to its end: stores may stop at 100,000 events or more that may go, and at as many that may not. The oldest that may go is among
 /// those that are counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -284,6 +287,8 @@ pub struct OutboxBacklog {
     pub behind: u64,
     /// The age of the oldest event that neither failed nor waits behind a failed one; `None` if there is none.
     pub oldest: Option<Duration>,
+    /// How long ago receivers may first have got a copy of one of its events, at most; `None` if none of them was ever sent.
+    pub first_sent_ago: Option<Duration>,
     /// The name of the relay that has it now; `None` if none has.
     pub relayed_by: Option<String>,
     /// Whether an operator has paused it.
@@ -302,6 +307,7 @@ impl OutboxBacklog {
             failed: 0,
             behind: 0,
             oldest: None,
+            first_sent_ago: None,
             relayed_by: None,
             is_paused: false,
         }

@@ -1,6 +1,6 @@
 //! What a unit writes beside its records: the rows as columns, and what became of them.
 
-use std::{collections::HashSet, future::Future};
+use std::{collections::HashSet, future::Future, sync::Arc};
 
 use idem_core::{
     ErrorClass, StoreError,
@@ -9,7 +9,7 @@ use idem_core::{
 use uuid::Uuid;
 
 use crate::{
-    encode_headers, key_id,
+    PostgresStatements, encode_headers, key_id,
     row::{Row, microseconds},
 };
 
@@ -23,6 +23,8 @@ const ROUNDS: usize = 3;
 /// what is unique, so that two units with the same events wait for each other one way only.
 #[derive(Debug)]
 pub struct EventColumns<'e> {
+    /// Whether one of them may be in the outbox already; if not, the statement may fail of that.
+    pub may_be_known: bool,
     /// The places in the unit's events.
     places: Vec<usize>,
     /// `int4[]`: which of the statement's numbers each gets, from 1, in the order of their publication.
@@ -51,7 +53,7 @@ pub struct EventColumns<'e> {
 
 impl<'e> EventColumns<'e> {
     /// The columns of the events at these places.
-    fn of(events: &'e [NewEvent], mut places: Vec<usize>) -> Self {
+    fn of(events: &'e [NewEvent], mut places: Vec<usize>, may_be_known: bool) -> Self {
         places.sort_unstable();
         let ranked = (1..).zip(places).filter_map(|(rank, place)| Some((rank, place, events.get(place)?)));
         let ids = ranked.map(|(rank, place, event)| {
@@ -62,6 +64,7 @@ impl<'e> EventColumns<'e> {
         ids.sort_unstable_by_key(|(id, rank, ..)| (*id, *rank));
         let chosen = || ids.iter().map(|(.., event)| *event);
         Self {
+            may_be_known,
             places: ids.iter().map(|(_, _, place, _)| *place).collect(),
             ranks: ids.iter().map(|(_, rank, ..)| *rank).collect(),
             destinations: ids.iter().map(|((destination, ..), ..)| *destination).collect(),
@@ -154,10 +157,28 @@ impl<'r> ResultColumns<'r> {
     }
 }
 
+impl PostgresStatements {
+    /// The statement that writes these events.
+    #[must_use]
+    pub fn inserting(&self, events: &EventColumns<'_>) -> &Arc<str> {
+        match events.ranks.len() {
+            _ if !events.may_be_known => &self.append_new_events,
+            1 => &self.append_event,
+            _ => &self.append_events,
+        }
+    }
+
+    /// The statement that writes these answers.
+    #[must_use]
+    pub fn inserting_results(&self, results: &ResultColumns<'_>) -> &Arc<str> {
+        if results.kinds.len() == 1 { &self.append_result } else { &self.append_results }
+    }
+}
+
 /// An open transaction that events and answers are written in. Errors are those of
 /// [`append`](idem_core::store::UnitOfWork::append).
 pub trait Appending: Send {
-    /// Runs [`append_events`](crate::PostgresStatements::append_events), or its like.
+    /// Runs the statement of [`inserting`](crate::PostgresStatements::inserting), or its like.
     fn insert_events(&mut self, events: &EventColumns<'_>)
     -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
 
@@ -180,16 +201,16 @@ pub async fn append(unit: &mut impl Appending, appended: &Appended) -> Result<()
         unit.insert_results(&appended.results).await?;
     }
     let mut left: Vec<usize> = (0..appended.events.len()).collect();
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS {
         if left.is_empty() {
             return Ok(());
         }
-        let events = EventColumns::of(&appended.events, left);
+        let events = EventColumns::of(&appended.events, left, !appended.is_shared || round > 0);
         left = events.not_among(&unit.insert_events(&events).await?)?;
         if left.is_empty() {
             return Ok(());
         }
-        let events = EventColumns::of(&appended.events, left);
+        let events = EventColumns::of(&appended.events, left, true);
         let found = unit.read_events(&events).await?;
         if let Some(event) = events.conflict(&found)? {
             return Err(AppendError::Conflict { event });
@@ -272,7 +293,7 @@ mod tests {
         let given = [(2, "one"), (1, "two"), (1, "three"), (2, "four"), (1, "five")];
         let events: Vec<NewEvent> = given.into_iter().map(event).collect();
         for places in [vec![0, 1, 2, 3, 4], vec![4, 0, 2]] {
-            let columns = EventColumns::of(&events, places.clone());
+            let columns = EventColumns::of(&events, places.clone(), true);
             assert!(columns.ids().is_sorted());
             let mut published: Vec<_> = columns.ranks.iter().zip(&columns.keys).collect();
             published.sort();

@@ -44,8 +44,9 @@ impl PlainWriter {
     pub async fn intern<D: BookkeepingDriver + 'static>(
         driver: &Arc<D>,
         name: &str,
-        destinations: Vec<Destination>,
+        destinations: impl IntoIterator<Item = impl Into<Destination>>,
     ) -> Result<Self, StoreError> {
+        let destinations: Vec<Destination> = destinations.into_iter().map(Into::into).collect();
         let refused = |problem: String| StoreError::refused(problem, "Give the writer a name of its own");
         let name = ConsumerName::new(name).map_err(|error| refused(error.to_string()))?;
         let (doing, sql) = ("registering a plain outbox", driver.bookkeeping_statements());

@@ -63,26 +63,28 @@ FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
     settle: "SELECT {schema}.settle_events($1::int4, $2::int8[], $3::text::json) AS settled";
 
     /// What waits. Parameter: 1 consumer's name `text` or NULL. Result, a row a destination, in the order of the names: `id int4`,
-    /// `name text`, `paused bool`, `relayed_by text` or NULL, `pending int8`, `waiting int8`, `failed int8`, `behind int8`, `oldest` in
-    /// µs or NULL.
+    /// `name text`, `paused bool`, `relayed_by text` or NULL, `pending int8`, `waiting int8`, `failed int8`, `behind int8`, `oldest`
+    /// and `first_sent_ago` in µs or NULL.
     backlog: "\
 SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused,
     CASE WHEN d.relayed_until > pg_catalog.clock_timestamp() THEN d.relayed_by END AS relayed_by,
     coalesce(n.pending, 0::int8) AS pending, coalesce(n.waiting, 0::int8) AS waiting, coalesce(n.failed, 0::int8) AS failed,
     coalesce(n.behind, 0::int8) AS behind,
-    (extract(epoch FROM pg_catalog.clock_timestamp() - n.oldest) * 1000000::numeric)::int8 AS oldest
+    (extract(epoch FROM pg_catalog.clock_timestamp() - n.oldest) * 1000000::numeric)::int8 AS oldest,
+    (extract(epoch FROM pg_catalog.clock_timestamp() - n.first_sent_at) * 1000000::numeric)::int8 AS first_sent_ago
 FROM {schema}.outbox_destinations AS d LEFT JOIN LATERAL (
     SELECT pg_catalog.count(*) FILTER (WHERE o.state = 0::int2) AS pending,
         pg_catalog.count(*) FILTER (WHERE o.state = 1::int2) AS waiting,
         pg_catalog.count(*) FILTER (WHERE o.state = 2::int2) AS failed,
         pg_catalog.count(*) FILTER (WHERE o.state = 3::int2) AS behind,
-        pg_catalog.min(o.created_at) FILTER (WHERE o.state IN (0::int2, 1::int2)) AS oldest
+        pg_catalog.min(o.created_at) FILTER (WHERE o.state IN (0::int2, 1::int2)) AS oldest,
+        pg_catalog.min(o.first_sent_at) AS first_sent_at
     FROM (
-        (SELECT p.state, p.consumer, p.created_at FROM {schema}.outbox AS p WHERE p.destination = d.id AND p.state = 0::int2
-            ORDER BY p.number LIMIT 100000::int8)
+        (SELECT p.state, p.consumer, p.created_at, p.first_sent_at FROM {schema}.outbox AS p
+            WHERE p.destination = d.id AND p.state = 0::int2 ORDER BY p.number LIMIT 100000::int8)
         UNION ALL
-        (SELECT h.state, h.consumer, h.created_at FROM {schema}.outbox AS h WHERE h.destination = d.id AND h.state <> 0::int2
-            ORDER BY h.number LIMIT 100000::int8)
+        (SELECT h.state, h.consumer, h.created_at, h.first_sent_at FROM {schema}.outbox AS h
+            WHERE h.destination = d.id AND h.state <> 0::int2 ORDER BY h.number LIMIT 100000::int8)
     ) AS o
     WHERE $1::text IS NULL OR o.consumer IN (SELECT c.id FROM {schema}.consumers AS c WHERE c.name = $1::text)
 ) AS n ON true

@@ -7,7 +7,7 @@ use idem_schema::SchemaName;
 #[cfg(feature = "sqlite")]
 use idem_sqlx::{SqliteOptions, SqliteStore};
 
-use super::file::{Broker, File};
+use super::file::{Broker, File, Way};
 use crate::{
     admin,
     broker::Events,
@@ -22,7 +22,7 @@ use crate::{
 /// `docs/guide/events-out.md`. It is the whole of its process, as a worker is: it installs the handlers of SIGTERM and SIGINT
 /// and the log, and ends with the same statuses. A database or broker that cannot be reached is waited for.
 ///
-/// What it relays to is what this crate was built for: the features `kafka`, `amqp` and `sqs`.
+/// What it relays to is what this crate was built for: the features `kafka`, `amqp`, `sqs` and `webhooks`.
 pub fn relay(file: &Path) -> Exit {
     let read = File::read(file);
     let format = read.as_ref().map_or(LogFormat::Text, File::log_format);
@@ -107,31 +107,41 @@ fn of(store: impl Store) -> Result<Arc<dyn Outbox>, BoxError> {
 async fn routes(settings: &File) -> Result<Vec<Route>, BoxError> {
     let mut routes = Vec::new();
     for destination in &settings.destination {
-        let broker = settings.broker_of(destination)?;
-        let events = events(settings, broker).await?;
-        let publisher = events(&destination.name, destination.event_format.cloud_events())?;
+        let publisher = match settings.way_to(destination)? {
+            Way::Broker(broker, format) => {
+                let events = events(settings, broker).await?;
+                events(&destination.name, format.cloud_events())?
+            }
+            #[cfg(feature = "webhooks")]
+            Way::Webhook(part) => super::webhook::publisher(&destination.name, part)?,
+            #[cfg(not(feature = "webhooks"))]
+            Way::Webhook(_) => return Err(missing("webhooks")),
+        };
         routes.push(Route::to_shared(&*destination.name, publisher).receiver_keeps(destination.receiver_keeps()?));
     }
     Ok(routes)
 }
 
+#[allow(dead_code, reason = "nothing is, with every feature")]
+fn missing(feature: &str) -> BoxError {
+    format!("this program was built without {feature}: build it with the feature {feature}").into()
+}
+
 /// What makes publishers of this broker.
 #[allow(clippy::unused_async, unused_variables, reason = "what is asked of the file depends on the features")]
 async fn events(settings: &File, broker: Broker) -> Result<Events, BoxError> {
-    let missing =
-        |feature: &str| format!("this program was built without {feature}: build it with the feature {feature}");
     match broker {
         #[cfg(feature = "kafka")]
         Broker::Kafka => crate::kafka::relayed(settings.kafka.as_ref().ok_or("the file has no [kafka]")?),
         #[cfg(not(feature = "kafka"))]
-        Broker::Kafka => Err(missing("kafka").into()),
+        Broker::Kafka => Err(missing("kafka")),
         #[cfg(feature = "amqp")]
         Broker::Amqp => crate::amqp::relayed(settings.amqp.as_ref().ok_or("the file has no [amqp]")?),
         #[cfg(not(feature = "amqp"))]
-        Broker::Amqp => Err(missing("amqp").into()),
+        Broker::Amqp => Err(missing("amqp")),
         #[cfg(feature = "sqs")]
         Broker::Sqs => crate::sqs::relayed().await,
         #[cfg(not(feature = "sqs"))]
-        Broker::Sqs => Err(missing("sqs").into()),
+        Broker::Sqs => Err(missing("sqs")),
     }
 }

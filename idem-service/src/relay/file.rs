@@ -73,13 +73,34 @@ pub(crate) struct SqsPart {}
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct DestinationPart {
-    /// As the handlers say it: a topic, a queue, the URL of a queue.
+    /// As the handlers say it: a topic, a queue, the URL of a queue. One with a webhook may have any.
     pub(crate) name: String,
     /// Needed where the file has several.
     broker: Option<Broker>,
+    webhook: Option<WebhookPart>,
     receiver_keeps: Option<String>,
+    event_format: Option<EventFormat>,
+}
+
+/// `[destination.webhook]`: an endpoint over HTTP in place of a broker.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[cfg_attr(not(feature = "webhooks"), allow(dead_code, reason = "read, and then refused"))]
+pub(crate) struct WebhookPart {
+    pub(crate) endpoint: String,
+    /// One, or several while a new one replaces an old one. What begins with `@` names a file.
+    pub(crate) secrets: Vec<String>,
     #[serde(default)]
-    pub(crate) event_format: EventFormat,
+    pub(crate) private_networks: bool,
+    #[serde(default)]
+    pub(crate) plaintext: bool,
+}
+
+/// What brings the events of a destination there.
+#[cfg_attr(not(feature = "webhooks"), allow(dead_code, reason = "refused without a look"))]
+pub(crate) enum Way<'f> {
+    Broker(Broker, EventFormat),
+    Webhook(&'f WebhookPart),
 }
 
 /// A broker.
@@ -120,7 +141,10 @@ impl File {
     pub(crate) fn holds_secrets(&self) -> bool {
         let in_kafka =
             self.kafka.as_ref().is_some_and(|kafka| kafka.settings.keys().any(|name| name.contains("password")));
-        self.database_url.is_some() || in_kafka || self.amqp.as_ref().is_some_and(|amqp| amqp.url.is_some())
+        // The URL of an endpoint may be one too.
+        let has_webhooks = self.destination.iter().any(|destination| destination.webhook.is_some());
+        let in_amqp = self.amqp.as_ref().is_some_and(|amqp| amqp.url.is_some());
+        self.database_url.is_some() || in_kafka || in_amqp || has_webhooks
     }
 
     pub(crate) fn database_url(&self) -> Result<String, BoxError> {
@@ -135,10 +159,19 @@ impl File {
         Ok(SchemaName::new(self.schema.as_deref().unwrap_or(SchemaName::DEFAULT))?)
     }
 
-    /// Where a destination is: at the broker that it names, or the only one that the file has.
-    pub(crate) fn broker_of(&self, destination: &DestinationPart) -> Result<Broker, BoxError> {
-        if let Some(broker) = destination.broker {
-            return Ok(broker);
+    /// What brings events to a destination: its webhook, the broker that it names, or the only one that the file has.
+    pub(crate) fn way_to<'f>(&self, destination: &'f DestinationPart) -> Result<Way<'f>, BoxError> {
+        let DestinationPart { name, broker, webhook, event_format, .. } = destination;
+        if let Some(webhook) = webhook {
+            if broker.is_some() || event_format.is_some() {
+                let why = "has a webhook: broker and event-format are for brokers";
+                return Err(format!("the destination {name:?} {why}").into());
+            }
+            return Ok(Way::Webhook(webhook));
+        }
+        let of = |broker| Ok(Way::Broker(broker, event_format.unwrap_or_default()));
+        if let Some(broker) = *broker {
+            return of(broker);
         }
         let there = [
             self.kafka.as_ref().map(|_| Broker::Kafka),
@@ -146,10 +179,13 @@ impl File {
             self.sqs.as_ref().map(|_| Broker::Sqs),
         ];
         match there.into_iter().flatten().collect::<Vec<_>>()[..] {
-            [broker] => Ok(broker),
-            [] => Err("the file names no broker: it needs one of [kafka], [amqp] and [sqs]".into()),
+            [broker] => of(broker),
+            [] => Err(format!(
+                "nothing brings events to the destination {name:?}: the file needs one of [kafka], [amqp] and [sqs], or the \
+                 destination a [destination.webhook]"
+            )
+            .into()),
             [_, _, ..] => {
-                let name = &destination.name;
                 Err(format!("the file has several brokers: the destination {name:?} needs broker = \"kafka\", \"amqp\" or \"sqs\"").into())
             }
         }

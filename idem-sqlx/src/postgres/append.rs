@@ -29,8 +29,7 @@ pub(super) fn known_events<'q>(query: Statement<'q>, events: &'q EventColumns<'_
 
 impl Appending for PostgresUnit<'_> {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        let rows =
-            new_events(self.query(self.sql().appending_events(events)), events).fetch_all(self.connection()).await;
+        let rows = new_events(self.query(self.sql().inserting(events)), events).fetch_all(self.connection()).await;
         self.read_or_explain(rows).await
     }
 
@@ -41,7 +40,7 @@ impl Appending for PostgresUnit<'_> {
 
     async fn insert_results(&mut self, results: &[NewResult]) -> Result<(), StoreError> {
         let results = &ResultColumns::of(results);
-        let query = self.query(self.sql().appending_results(results)).bind(&results.consumers).bind(&results.key_ids);
+        let query = self.query(self.sql().inserting_results(results)).bind(&results.consumers).bind(&results.key_ids);
         let query = query.bind(&results.kinds).bind(&results.statuses).bind(&results.content_types);
         let query = query.bind(&results.headers).bind(&results.bodies).bind(&results.sealed_with);
         let query = query.bind(&results.kept_for).bind(&results.references);

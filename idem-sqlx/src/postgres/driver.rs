@@ -5,8 +5,8 @@ use std::{error::Error, fmt, future::Future, sync::Arc, time::Duration};
 use futures_util::{FutureExt as _, future::BoxFuture};
 use idem_core::StoreError;
 use idem_schema::{
-    Fence, Parameter, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids, SessionSettings,
-    Statements, Value, refuse_fenced,
+    Connecting, Fence, Parameter, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids,
+    SessionSettings, Statements, Value, refuse_fenced,
 };
 use sqlx::{
     AssertSqlSafe, Column as _, Connection as _, PgConnection, PgPool, Postgres as Db, Row as _, TypeInfo as _,
@@ -154,32 +154,7 @@ impl Driver {
 
     /// The same with the settings of a session, as far as they are taken.
     pub(super) async fn connect_lane(&self) -> Result<PgConnection, StoreError> {
-        let (plain, known) = (&self.options.connection, &self.session_settings);
-        let settings = known.taken();
-        match self.connect_with(&with_settings(plain, &settings)).await {
-            Err(StoreError::Refused { .. }) if !settings.is_empty() => {}
-            connected => return connected,
-        }
-        // PgBouncer refuses what it cannot keep apart by client, and a server what its system does not offer: which it is
-        // shows when each is asked for alone.
-        let (mut taken, mut refused) = (Vec::new(), Vec::new());
-        for setting in settings {
-            match self.connect_with(&with_settings(plain, &[setting])).await {
-                Ok(alone) => {
-                    let _ = alone.close().await;
-                    taken.push(setting);
-                }
-                Err(error @ StoreError::Refused { .. }) => refused.push((setting.0, error)),
-                Err(other) => return Err(other),
-            }
-        }
-        let connected = self.connect_with(&with_settings(plain, &taken)).await?;
-        // Only now is it known that nothing else was wrong.
-        for (name, error) in refused {
-            known.refused(name);
-            tracing::warn!(setting = name, %error, "the server refuses a setting of a session");
-        }
-        Ok(connected)
+        idem_schema::connect_lane(&Lanes(self), &self.session_settings).await
     }
 
     pub(super) async fn open_session(&self) -> Result<PostgresSession, StoreError> {
@@ -204,6 +179,22 @@ impl Driver {
             Ok(facts.fence == Fence::Session)
         };
         self.is_direct.get_or_try_init(look).await.copied()
+    }
+}
+
+/// The connections are nobody else's affair.
+struct Lanes<'d>(&'d Driver);
+
+impl Connecting for Lanes<'_> {
+    type Connection = PgConnection;
+
+    async fn connect(&self, settings: &[(&'static str, &'static str)]) -> Result<PgConnection, StoreError> {
+        self.0.connect_with(&with_settings(&self.0.options.connection, settings)).await
+    }
+
+    async fn close(&self, connection: PgConnection) {
+        // The server ends it anyhow.
+        let _ = connection.close().await;
     }
 }
 

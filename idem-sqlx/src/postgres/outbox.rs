@@ -1,6 +1,6 @@
 //! A plain outbox: events of code that has a transaction and no message.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use idem_core::{Destination, Event, IdempotencyKey, StoreError, outbox::NewResult};
 use idem_schema::{AppendLimits, Appending, EventColumns, PlainWriter, PublishPlainError, Row};
@@ -27,16 +27,10 @@ use super::{
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct PostgresOutbox {
     driver: Arc<Driver>,
     writer: PlainWriter,
-}
-
-impl fmt::Debug for PostgresOutbox {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("PostgresOutbox").field(&self.writer).finish()
-    }
 }
 
 impl PostgresStore {
@@ -55,7 +49,6 @@ impl PostgresStore {
         destinations: impl IntoIterator<Item = impl Into<Destination>>,
     ) -> Result<PostgresOutbox, StoreError> {
         let driver = Arc::clone(self.bookkeeping.driver());
-        let destinations = destinations.into_iter().map(Into::into).collect();
         let writer = PlainWriter::intern(&driver, writer, destinations).await?;
         Ok(PostgresOutbox { driver, writer })
     }
@@ -92,7 +85,7 @@ struct Plain<'c> {
 
 impl Appending for Plain<'_> {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
-        let query = sqlx::query(AssertSqlSafe(Arc::clone(self.driver.statements.appending_events(events))));
+        let query = sqlx::query(AssertSqlSafe(Arc::clone(self.driver.statements.inserting(events))));
         self.rows(new_events(query, events)).await
     }
 

@@ -56,7 +56,6 @@ impl SqliteStore {
         destinations: impl IntoIterator<Item = impl Into<Destination>>,
     ) -> Result<SqliteOutbox, StoreError> {
         let driver = self.bookkeeping.driver();
-        let destinations = destinations.into_iter().map(Into::into).collect();
         let writer = PlainWriter::intern(driver, writer, destinations).await?;
         Ok(SqliteOutbox { statements: Arc::new(Statements::new(&self.options().schema)), writer })
     }

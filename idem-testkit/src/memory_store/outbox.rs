@@ -289,6 +289,8 @@ impl Events {
                 if may_go {
                     backlog.oldest = backlog.oldest.max(Some(age));
                 }
+                let ago = row.first_sent_at.map(|at| now.duration_since(at).unwrap_or_default());
+                backlog.first_sent_ago = backlog.first_sent_ago.max(ago);
             }
             backlog
         };

@@ -276,13 +276,14 @@ impl MemoryUnit<'_> {
     }
 
     /// What an append makes of an event: its number where it is new, `None` where it is there already.
-    fn look_at_event(&mut self, event: &NewEvent) -> Look<Result<Option<EventNumber>, OtherEvent>> {
+    fn look_at_event(&mut self, event: &NewEvent, may_be_known: bool) -> Look<Result<Option<EventNumber>, Known>> {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.state();
         let key = event_key(event, shared.defect);
         match (state.events.is_same(&key, event), state.events.held.get(&key)) {
+            (Some(_), _) if !may_be_known => return Look::Answer(Err(Known::Unexpected)),
             (Some(true), _) => return Look::Answer(Ok(None)),
-            (Some(false), _) => return Look::Answer(Err(OtherEvent)),
+            (Some(false), _) => return Look::Answer(Err(Known::Other)),
             // The engine has refused a second event of one message under one key.
             (None, Some(holder)) if *holder == self.pending.id => return Look::Answer(Ok(None)),
             (None, Some(holder)) => return Look::Held(*holder),
@@ -299,8 +300,13 @@ impl MemoryUnit<'_> {
     }
 }
 
-/// The outbox holds an event with the same key and another content.
-struct OtherEvent;
+/// The outbox holds an event with the same key.
+enum Known {
+    /// With another content.
+    Other,
+    /// With any content, and none was expected to be there: a server's primary key refuses the statement.
+    Unexpected,
+}
 
 fn found(state: &State, key: &RecordKey, claim: &Claim, defect: Option<Defect>) -> Option<Recorded> {
     let mut recorded = state.records.get(key).cloned()?;
@@ -384,11 +390,14 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
         let deadline = Instant::now() + TWIN_OF_AN_EVENT_MAX;
         let mut inserted = Vec::with_capacity(order.len());
         for (place, event) in order {
-            let looked = self.wait_for(doing, deadline, |unit| unit.look_at_event(event)).await;
+            let looked = self.wait_for(doing, deadline, |unit| unit.look_at_event(event, !appended.is_shared)).await;
             match looked {
                 Ok(Ok(Some(number))) => inserted.push((place, number)),
                 Ok(Ok(None)) => {}
-                Ok(Err(OtherEvent)) => return Err(AppendError::Conflict { event: place }),
+                Ok(Err(Known::Other)) => return Err(AppendError::Conflict { event: place }),
+                Ok(Err(Known::Unexpected)) => {
+                    return Err(StoreError::failed(doing, ErrorClass::Permanent, "the outbox has an event").into());
+                }
                 Err(ClaimError::Store(error)) => return Err(error.into()),
                 // It waited for too long.
                 Err(_) => {

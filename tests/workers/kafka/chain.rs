@@ -7,6 +7,7 @@ use rdkafka::message::{Headers as _, Message as _, OwnedMessage};
 use super::{
     database::Database,
     fixture::{Fixture, PIPELINED},
+    own_servers::OwnServers,
     shared_chain::{self, Link},
     topic::Topic,
     worker::Worker,
@@ -67,6 +68,18 @@ async fn o2_o3_both_ledgers_are_exact() {
     let shop = Fixture::new("shop", 2).await.client(PIPELINED);
     let chain = Chain { shop, accounts: Fixture::new("accounts", 1).await };
     shared_chain::o2_o3_both_ledgers_are_exact(&chain).await;
+    chain.shop.remove().await;
+    chain.accounts.remove().await;
+}
+
+/// On servers of its own, which it restarts.
+#[tokio::test(flavor = "multi_thread")]
+async fn o2_o3_o9_a_chain_outlives_its_servers() {
+    let servers = OwnServers::up("kafka-worker-chain", 800, &["postgres", "kafka"]);
+    let on_them =
+        async |label, partitions| Fixture::on(label, partitions, &servers.url("kafka"), &servers.url("postgres")).await;
+    let chain = Chain { shop: on_them("shop", 2).await, accounts: on_them("accounts", 1).await };
+    shared_chain::o2_o3_o9_a_chain_outlives_its_servers(&chain, &servers, "kafka").await;
     chain.shop.remove().await;
     chain.accounts.remove().await;
 }

@@ -1,16 +1,19 @@
 //! Two workers in a row: the first announces its purchases, the second consumes what it hears of. The tests of every worker
 //! include this file.
 
+#![allow(dead_code, reason = "not every worker's tests use all of it")]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
     time::Duration,
 };
 
-use sqlx::{Connection, PgConnection, query, query_as, query_scalar};
+use sqlx::{Connection, PgConnection, query, query_as, query_scalar, raw_sql};
 
 use crate::{
     database::{Database, Ledger, count, until},
+    own_servers::OwnServers,
     worker::Worker,
 };
 
@@ -74,6 +77,94 @@ pub(crate) async fn o2_o3_both_ledgers_are_exact(link: &impl Link) {
         assert_eq!(database.ledger().await, Ledger::of(0..all), "{}", database.name);
         assert!(database.dead_letters().await.is_empty(), "{:?}", database.dead_letters().await);
     }
+}
+
+/// What notes the id of each event that is committed, and has relays wait with removing any while [`Holding`] lives.
+const WATCHED: &str = "
+    CREATE TABLE told (event_key text NOT NULL);
+    CREATE FUNCTION note_told() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+        INSERT INTO public.told VALUES (NEW.event_key);
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER told AFTER INSERT ON idem.outbox FOR EACH ROW EXECUTE FUNCTION note_told();
+    CREATE FUNCTION wait_to_remove() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        PERFORM pg_catalog.pg_advisory_xact_lock_shared(1997);
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER held BEFORE DELETE ON idem.outbox FOR EACH STATEMENT EXECUTE FUNCTION wait_to_remove();";
+
+/// While it lives, no event leaves the outbox.
+struct Holding(PgConnection);
+
+impl Holding {
+    async fn back(database: &Database) -> Self {
+        let mut connection = PgConnection::connect(&database.owner_url).await.expect("the database answers");
+        query("SELECT pg_advisory_lock(1997)").execute(&mut connection).await.expect("the lock");
+        Self(connection)
+    }
+
+    /// Ends what waits for it on behalf of a process that is gone, and lets the others go on.
+    async fn end(mut self) {
+        let waiting_for_it = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+            WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        query_scalar::<_, i64>(waiting_for_it).fetch_one(&mut self.0).await.expect("the sessions");
+        self.0.close().await.expect("the connection closes");
+    }
+}
+
+/// O2, O3, O9: while both workers run, the broker crashes, the database crashes, both do; and each worker is killed, the first one
+/// with events that the broker has and the outbox does not know of. Both ledgers are exact, and what has arrived are the ids of
+/// what was committed, some of them more than once.
+pub(crate) async fn o2_o3_o9_a_chain_outlives_its_servers(link: &impl Link, servers: &OwnServers, broker: &str) {
+    let all: [&[&str]; 3] = [&[broker, "postgres"], &[broker], &["postgres"]];
+    let (outages, wave) = (&all[..usize::try_from(count(3, 1)).expect("a count")], count(3_000, 150));
+    raw_sql(WATCHED).execute(link.shop().pool()).await.expect("the outbox is watched");
+    let (mut shop, mut accounts) = (link.start_shop(&[]), link.start_accounts(&[]));
+    let mut sent = 0;
+    for outage in outages {
+        let (before, holding) = (link.arrived().await, Holding::back(link.shop()).await);
+        link.send(sent..sent + wave).await;
+        sent += wave;
+        until("events at the destination", async || link.arrived().await > before).await;
+        shop.kill().await;
+        holding.end().await;
+        shop = link.start_shop(&[]);
+        link.accounts().until_purchases(sent).await;
+
+        link.send(sent..sent + wave).await;
+        link.accounts().until_purchases(sent + wave / 10).await;
+        sent += wave;
+        for server in *outage {
+            servers.restart(server);
+        }
+        link.accounts().until_purchases(sent - wave / 2).await;
+        accounts.kill().await;
+        accounts = link.start_accounts(&[]);
+        for (worker, name) in [(&mut shop, "shop"), (&mut accounts, "accounts")] {
+            assert!(worker.runs(), "the {name}, after {outage:?}:\n{}", worker.logged());
+        }
+    }
+    link.accounts().until_purchases(sent).await;
+    until("an empty outbox", async || pending(link.shop()).await == 0).await;
+    for worker in [shop, accounts] {
+        let ended = worker.stop().await;
+        assert!(ended.status.success(), "{}", ended.log);
+    }
+    for database in [link.shop(), link.accounts()] {
+        assert_eq!(database.ledger().await, Ledger::of(0..sent), "{}", database.name);
+        assert!(database.dead_letters().await.is_empty(), "{:?}", database.dead_letters().await);
+    }
+    let texts = async |database: &Database, text| {
+        let texts: Vec<String> = query_scalar(text).fetch_all(database.pool()).await.expect("ids");
+        texts
+    };
+    let told = texts(link.shop(), "SELECT event_key FROM told ORDER BY event_key").await;
+    assert_eq!(i64::try_from(told.len()).expect("a count"), sent, "one event a purchase, and none twice");
+    let keys = texts(link.accounts(), "SELECT idempotency_key FROM purchases ORDER BY idempotency_key").await;
+    assert_eq!(keys, told, "the accounts know each event by its id");
+    let ids = link.ids().await;
+    assert_eq!(ids.iter().collect::<BTreeSet<_>>(), told.iter().collect::<BTreeSet<_>>());
+    assert!(ids.len() > told.len(), "no copy came, so this has shown nothing");
 }
 
 /// A relay that is killed with events that its broker has confirmed and the outbox still holds. The ids at the destination are

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::outbox::OutboxBacklog;
+use idem_core::outbox::{OutboxBacklog, RECEIVER_KEEPS};
 
 use super::{list::span, number};
 use crate::report::Row;
@@ -10,13 +10,18 @@ use crate::report::Row;
 /// An event that may go and is older has been waiting: a relay looks every second.
 const LATE: Duration = Duration::from_secs(60);
 
+/// Half of the time for which receivers remember an event by default, and longer than a webhook is tried: who looks now can still
+/// bring it there while they would know a copy.
+const OLD: Duration = Duration::from_secs(RECEIVER_KEEPS.as_secs() / 2);
+
 /// One row a finding, as those of the database.
 pub(crate) fn findings(backlog: &[OutboxBacklog]) -> Vec<Row> {
     backlog.iter().flat_map(of).collect()
 }
 
 fn of(backlog: &OutboxBacklog) -> Vec<Row> {
-    let OutboxBacklog { destination, pending, waiting, failed, behind, oldest, relayed_by, is_paused, .. } = backlog;
+    let OutboxBacklog { destination, pending, waiting, failed, behind, oldest, first_sent_ago, .. } = backlog;
+    let OutboxBacklog { relayed_by, is_paused, .. } = backlog;
     let finding = |level: &str, finding: String, cure: String| {
         Row::new([("level", level.into()), ("finding", finding.into()), ("cure", cure.into())])
     };
@@ -38,6 +43,16 @@ fn of(backlog: &OutboxBacklog) -> Vec<Row> {
             "Look at the log or the page of the relay {relay}, which says why {destination} does not take them"
         );
         findings.push(finding("warning", format!("the oldest event for {destination} is {} old", span(age)), cure));
+    }
+    if let Some(ago) = first_sent_ago.filter(|ago| *ago > OLD) {
+        let cure = format!(
+            "Have it sent or skip it while its receivers would still know a copy: for 7 days, unless the relay's \
+             receiver-keeps says otherwise. After that, less an hour, it is stale and waits for idem outbox retry --stale; \
+             idem outbox list --destination {destination} shows it"
+        );
+        let text =
+            format!("a copy of an event that waits for {destination} may first have been sent {} ago", span(ago));
+        findings.push(finding("warning", text, cure));
     }
     if *failed > 0 {
         let cure = format!(
@@ -70,6 +85,7 @@ mod tests {
     fn an_outbox_that_is_emptied_is_no_finding() {
         assert_eq!(told(|backlog| (backlog.pending, backlog.oldest) = (3, Some(LATE))), Vec::<String>::new());
         assert_eq!(told(|backlog| backlog.relayed_by = None), Vec::<String>::new(), "nothing waits");
+        assert_eq!(told(|backlog| backlog.first_sent_ago = Some(OLD)), Vec::<String>::new());
     }
 
     #[test]
@@ -82,5 +98,8 @@ mod tests {
         assert_eq!(paused, ["notice: payments is paused, and 2 events wait"]);
         let failed = told(|backlog| (backlog.failed, backlog.behind) = (1, 7));
         assert_eq!(failed, ["warning: 1 events for payments have failed, and 7 wait behind them"]);
+        // O25: an event is safe to be sent again only while its receivers know the first copy.
+        let old = told(|backlog| backlog.first_sent_ago = Some(Duration::from_secs(5 * 86_400)));
+        assert_eq!(old, ["warning: a copy of an event that waits for payments may first have been sent 5 days ago"]);
     }
 }

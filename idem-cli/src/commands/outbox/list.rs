@@ -65,6 +65,7 @@ fn of_destination(backlog: &OutboxBacklog) -> Row {
         ("failed", backlog.failed.into()),
         ("behind", backlog.behind.into()),
         ("oldest", backlog.oldest.map(span).into()),
+        ("first_sent", backlog.first_sent_ago.map(span).into()),
         ("relayed_by", backlog.relayed_by.as_deref().into()),
         ("paused", backlog.is_paused.into()),
     ])
@@ -81,6 +82,7 @@ fn of_event(stored: &StoredEvent) -> Row {
         ("state", stored.state.as_str().into()),
         ("attempts", event.attempts.into()),
         ("age", event.created_at.elapsed().ok().map(span).into()),
+        ("first_sent", event.first_sent_ago.map(span).into()),
         ("next_try_in", stored.not_before.and_then(until).map(span).into()),
         ("error", stored.error.as_deref().map_or(Value::Null, Value::from)),
     ])

@@ -7,9 +7,10 @@ use crate::{
     report::Table,
 };
 
-/// Parameter: 1 numbers.
+/// Parameters: 1 numbers, 2 after how many microseconds one that may have been sent is stale.
 const FOUND: &str = "\
-SELECT o.number AS event, o.state, coalesce(pg_catalog.starts_with(o.error, 'stale: '), false) AS stale
+SELECT o.number AS event, o.state, coalesce(pg_catalog.starts_with(o.error, 'stale: '), false) OR coalesce(
+    o.first_sent_at < pg_catalog.clock_timestamp() - $2::int8::float8 * interval '1 microsecond', false) AS stale
 FROM {schema}.outbox AS o WHERE o.number = ANY ($1::int8[]) ORDER BY o.number";
 
 /// Parameter: 1 destination.
@@ -95,8 +96,8 @@ WITH resumed AS (
 SELECT pg_catalog.count(*) FROM resumed";
 
 impl Events for Database {
-    async fn found(&mut self, events: &[i64]) -> Result<Table, Failure> {
-        self.table(FOUND, &[Bind::Numbers(events)]).await
+    async fn found(&mut self, events: &[i64], stale_after: i64) -> Result<Table, Failure> {
+        self.table(FOUND, &[Bind::Numbers(events), Bind::Number(stale_after)]).await
     }
 
     async fn failed(&mut self, destination: &str) -> Result<Option<Table>, Failure> {

@@ -109,14 +109,30 @@ WHERE o.number = s.number AND o.destination = ?1;
 {free};
 DELETE FROM "{schema}_outbox" WHERE number IN (SELECT value FROM json_each(?2)) AND destination = ?1"#;
 
+/// Each state is counted by an index of its own, and not further than this: every relay asks every few seconds.
 const BACKLOG: &str = r#"
-SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused, iif(d.relayed_until > ?2, d.relayed_by, NULL) AS relayed_by,
-    count(*) FILTER (WHERE o.state = 0) AS pending, count(*) FILTER (WHERE o.state = 1) AS waiting,
-    count(*) FILTER (WHERE o.state = 2) AS failed, count(*) FILTER (WHERE o.state = 3) AS behind,
-    ?2 - min(o.created_at) FILTER (WHERE o.state IN (0, 1)) AS oldest
-FROM "{schema}_outbox_destinations" AS d LEFT JOIN "{schema}_outbox" AS o ON o.destination = d.id
-    AND (?1 IS NULL OR o.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1))
-GROUP BY d.id ORDER BY d.name"#;
+WITH counted AS MATERIALIZED (
+    SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused, iif(d.relayed_until > ?2, d.relayed_by, NULL) AS relayed_by, (
+        SELECT json_array(count(*) FILTER (WHERE o.state = 0), count(*) FILTER (WHERE o.state = 1),
+            count(*) FILTER (WHERE o.state = 2), count(*) FILTER (WHERE o.state = 3),
+            ?2 - min(o.created_at) FILTER (WHERE o.state IN (0, 1)), ?2 - min(o.first_sent_at))
+        FROM (
+            SELECT * FROM (SELECT state, consumer, created_at, first_sent_at FROM "{schema}_outbox"
+                WHERE destination = d.id AND state = 0 ORDER BY number LIMIT 100000)
+            UNION ALL
+            SELECT * FROM (SELECT state, consumer, created_at, first_sent_at FROM "{schema}_outbox"
+                WHERE destination = d.id AND state IN (1, 2) LIMIT 100000)
+            UNION ALL
+            SELECT * FROM (SELECT state, consumer, created_at, first_sent_at FROM "{schema}_outbox"
+                WHERE destination = d.id AND state = 3 LIMIT 100000)
+        ) AS o
+        WHERE ?1 IS NULL OR o.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1)
+    ) AS n
+    FROM "{schema}_outbox_destinations" AS d
+)
+SELECT id, name, paused, relayed_by, n ->> 0 AS pending, n ->> 1 AS waiting, n ->> 2 AS failed, n ->> 3 AS behind,
+    n ->> 4 AS oldest, n ->> 5 AS first_sent_ago
+FROM counted ORDER BY name"#;
 
 const LIST_EVENTS: &str = r#"
 SELECT o.number, {event}, NULL AS payload, ?4 - o.first_sent_at AS first_sent_ago, d.name AS destination,

@@ -8,6 +8,12 @@ fn read(text: &str) -> Result<File, String> {
     read
 }
 
+/// Why nothing brings events to this destination.
+fn refused(file: &File, destination: usize) -> String {
+    let way = file.way_to(&file.destination[destination]);
+    way.err().map(|error| error.to_string()).unwrap_or_else(|| panic!("there is a way"))
+}
+
 #[test]
 fn a_file_says_where_the_events_are_and_where_they_go() {
     let file = read(
@@ -28,11 +34,10 @@ fn a_file_says_where_the_events_are_and_where_they_go() {
     .unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(file.log_format(), LogFormat::Json);
     assert!(file.holds_secrets());
-    assert_eq!(file.broker_of(&file.destination[0]).ok(), Some(Broker::Kafka));
+    assert!(matches!(file.way_to(&file.destination[0]), Ok(Way::Broker(Broker::Kafka, EventFormat::Binary))));
     assert_eq!(file.destination[0].receiver_keeps().ok(), Some(Duration::from_secs(14 * 86_400)));
     assert_eq!(file.destination[1].receiver_keeps().ok(), Some(RECEIVER_KEEPS));
-    let several = file.broker_of(&file.destination[1]).map_err(|error| error.to_string());
-    assert!(several.is_err_and(|error| error.contains("\"mails\" needs broker")));
+    assert!(refused(&file, 1).contains("\"mails\" needs broker"));
 }
 
 #[test]
@@ -50,6 +55,62 @@ fn what_is_wrong_is_named_and_no_value_is_shown() {
         assert!(error.contains(told) && !error.contains("canary"), "{error}");
     }
     let file = read("[[destination]]\nname = \"a\"").unwrap_or_else(|error| panic!("{error}"));
-    let none = file.broker_of(&file.destination[0]).map_err(|error| error.to_string());
-    assert!(none.is_err_and(|error| error.contains("names no broker")));
+    assert!(refused(&file, 0).contains("needs one of [kafka], [amqp] and [sqs]"));
+}
+
+#[test]
+fn a_destination_is_at_a_broker_or_has_a_webhook() {
+    let file = read(
+        r#"
+        [kafka]
+        brokers = "k:9092"
+        [[destination]]
+        name = "partner"
+        [destination.webhook]
+        endpoint = "https://partner.example/hooks"
+        secrets = ["@/run/secrets/new", "@/run/secrets/old"]
+        [[destination]]
+        name = "both"
+        broker = "kafka"
+        webhook = { endpoint = "https://partner.example/hooks", secrets = [] }
+        [[destination]]
+        name = "a-form"
+        event-format = "structured"
+        webhook = { endpoint = "https://partner.example/hooks", secrets = [] }
+        "#,
+    )
+    .unwrap_or_else(|error| panic!("{error}"));
+    let Ok(Way::Webhook(webhook)) = file.way_to(&file.destination[0]) else { panic!("no webhook") };
+    assert_eq!((webhook.secrets.len(), webhook.private_networks, webhook.plaintext), (2, false, false));
+    assert!(file.holds_secrets(), "whoever knows the URL may post there");
+    for destination in [1, 2] {
+        assert!(refused(&file, destination).contains("has a webhook"));
+    }
+}
+
+/// What a webhook needs is looked at before anything is sent, and neither its URL nor a secret is told.
+#[cfg(feature = "webhooks")]
+#[test]
+fn what_is_wrong_with_a_webhook_is_told_at_the_start() {
+    let webhook = |endpoint: &str, secret: &str| WebhookPart {
+        endpoint: endpoint.to_owned(),
+        secrets: vec![secret.to_owned()],
+        private_networks: false,
+        plaintext: false,
+    };
+    let secret = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
+    let publisher = super::super::webhook::publisher;
+    assert!(publisher("partner", &webhook("https://partner.example/canary", secret)).is_ok());
+    let none = WebhookPart { secrets: Vec::new(), ..webhook("https://partner.example/canary", "") };
+    for (part, told) in [
+        (webhook("http://partner.example/canary", secret), "does not begin with https://"),
+        (webhook("https://10.0.0.1/canary", secret), "no public address"),
+        (webhook("canary", secret), "URL is none"),
+        (webhook("https://partner.example/canary", "canary"), "whsec_ and the Base64"),
+        (webhook("https://partner.example/canary", "@/nowhere/canary"), "cannot be read"),
+        (none, "no secret"),
+    ] {
+        let error = publisher("partner", &part).err().unwrap_or_else(|| panic!("it was taken")).to_string();
+        assert!(error.contains(told) && error.contains("\"partner\"") && !error.contains("canary"), "{error}");
+    }
 }

@@ -16,6 +16,7 @@ mod commits;
 mod conformance;
 mod consumers;
 mod crashes;
+mod debezium;
 mod errors;
 mod failover;
 mod fixture;

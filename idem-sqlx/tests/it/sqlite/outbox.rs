@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    DedupConsumer, Effects, Event, Handler, HandlerError, Message, ResultBody, Store as _, Tx,
+    ConsumerName, DedupConsumer, Effects, Event, Handler, HandlerError, Message, ResultBody, Store as _, Tx,
     outbox::AppendError,
     store::{Expiring, Removal, Removed},
 };
@@ -62,6 +62,30 @@ async fn a_plain_outbox_commits_with_its_callers_transaction() {
     assert!(matches!(other, PublishPlainError::Append(AppendError::Conflict { event: 0 })), "{other:?}");
     transaction.commit().await.unwrap();
     assert_eq!(file.ask("SELECT event_key || ' ' || CAST(payload AS TEXT) FROM idem_outbox").await, ["invoice-1 1"]);
+}
+
+/// O38: what is asked every few seconds takes the same time, however far behind a destination is.
+#[tokio::test]
+async fn o38_an_outbox_that_is_far_behind_is_not_counted_to_its_end() {
+    let (file, store) = fresh().await;
+    let plain = store.plain_outbox("billing", ["payments"]).await.unwrap();
+    plain.publish(&mut file.connect().await, "invoice-1", Event::to("payments")).await.unwrap();
+    file.run(
+        "INSERT INTO idem_outbox (destination, consumer, key_id, event_key, payload, event_hash, state, created_at)
+        WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 100003)
+        SELECT destination, consumer, CAST(n AS BLOB), n, x'', x'', iif(n <= 100001, 0, 1 + n % 2), created_at
+        FROM numbers, (SELECT * FROM idem_outbox WHERE event_key = 'invoice-1');
+        UPDATE idem_outbox SET created_at = created_at - 3600000000 WHERE event_key = 'invoice-1'",
+    )
+    .await;
+    let outbox = store.outbox().unwrap();
+    for asked in [None, Some(ConsumerName::new("billing").unwrap())] {
+        let backlog = outbox.backlog(asked.as_ref()).await.unwrap().remove(0);
+        assert_eq!((backlog.pending, backlog.waiting, backlog.failed, backlog.behind), (100_000, 1, 1, 0));
+        assert!(backlog.oldest.is_some_and(|age| age >= Duration::from_secs(3_600)), "{backlog:?}");
+    }
+    let other = ConsumerName::new("other").unwrap();
+    assert_eq!(outbox.backlog(Some(&other)).await.unwrap().remove(0).pending, 0);
 }
 
 /// An event that waits is not dropped with its table.

@@ -17,7 +17,7 @@ use idem_core::{
 };
 
 use super::{
-    fixture::{Fixture, Kind, Seen, claim, decide, effect, key_from, msg, options, process},
+    fixture::{Fixture, Kind, Seen, claim, decide, effect, key_from, msg, options, process, write},
     gate::within,
     records::clean,
     subject::{Arrangement, StoreUnderTest},
@@ -140,6 +140,20 @@ pub async fn append_is_atomic_with_the_record<T: StoreUnderTest>(subject: &T) {
     assert_eq!(fixture.spy.appended.get(), 1, "one append a unit");
 }
 
+/// A handler that might publish and does not has the store write nothing but what it writes for any other.
+pub async fn a_handler_that_publishes_nothing_appends_nothing<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let builder = fixture.builder("orders", write).publishes_to(DESTINATIONS).keeps_results(1_000);
+    let consumer = builder.build().unwrap();
+    assert_eq!(process(&consumer, [msg("a", "1"), msg("b", "2")]).await, [Kind::Processed; 2]);
+    assert_eq!(process(&consumer, [msg("c", "3")]).await, [Kind::Processed]);
+    assert_eq!(fixture.spy.appended.get(), 0);
+    assert!(everything(&fixture).await.is_empty());
+}
+
 /// What a unit by hand appends.
 pub(super) fn appended(registered: &Registered, to: DestinationId, key: &str, event: Event) -> Appended {
     let mut appended = Appended::default();
@@ -222,11 +236,18 @@ pub async fn o12_a_failed_handler_of_a_batch_appends_nothing<T: StoreUnderTest>(
         let mut events = vec![Event::to("payments").body(body.clone())];
         // The second is refused, and so the message fails although its handler might not look.
         events.extend((body == "bad").then(|| Event::to("payments")));
+        // As is one for a destination that nobody has declared.
+        events.extend((body == "astray").then(|| Event::to("nowhere")));
         Ok(events)
     };
     let consumer = builder(&fixture, "orders").handler(announcer::<T>(events)).build().unwrap();
-    let kinds = process(&consumer, [msg("a", "1"), msg("b", "bad"), msg("c", "3")]).await;
-    assert_eq!(kinds, [Kind::Processed, Kind::Failed(ErrorClass::Permanent), Kind::Processed]);
+    let refused = Kind::Failed(ErrorClass::Permanent);
+    let kinds = process(&consumer, [msg("a", "1"), msg("b", "bad"), msg("c", "3"), msg("d", "astray")]).await;
+    assert_eq!(kinds, [Kind::Processed, refused, Kind::Processed, refused]);
+    let Decision::Failed(failure) = decide(&consumer, [msg("d", "astray")]).await.remove(0) else {
+        panic!("published")
+    };
+    assert!(failure.text.contains("destination \"nowhere\" is not declared"), "{failure:?}");
     fixture.assert_effects([("a", "1"), ("c", "3")]).await;
     let all = everything(&fixture).await;
     assert_eq!(bodies(&all.into_iter().map(|(_, event)| event).collect::<Vec<_>>()), ["1", "3"]);
@@ -334,6 +355,28 @@ pub async fn o7_another_event_of_a_message_that_runs_again_is_a_conflict<T: Stor
     let all = everything(&fixture).await;
     assert_eq!(bodies(&all.into_iter().map(|(_, event)| event).collect::<Vec<_>>()), ["0"]);
     assert_eq!(fixture.effects().await.len(), 1, "the second run's effect was rolled back");
+}
+
+/// O6: so it is with a batch, and with one of which another message is new: nobody is charged for what was there already.
+pub async fn o6_a_batch_that_runs_again_publishes_what_is_new<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let events =
+        |message: &Message| Ok(vec![Event::to("payments").body(message.payload().cloned().unwrap_or_default())]);
+    let retention = idem_core::Retention::For(Duration::from_secs(3600));
+    let consumer = builder(&fixture, "orders").retention(retention).handler(announcer::<T>(events)).build().unwrap();
+    assert_eq!(process(&consumer, [msg("a", "1"), msg("b", "2")]).await, [Kind::Processed; 2]);
+    if !fixture.arrange(Arrangement::Age(Duration::from_secs(7 * 24 * 3600))).await {
+        return;
+    }
+    assert_eq!(clean(&fixture, Expiring::Records, Duration::ZERO, 10).await, 2);
+    let again = [msg("c", "3"), msg("b", "2"), msg("a", "1"), msg("d", "4")];
+    assert_eq!(process(&consumer, again).await, [Kind::Processed; 4]);
+    let (outbox, ids) = outbox(&fixture).await;
+    assert_eq!(bodies(&next(&*outbox, ids[0]).await), ["1", "2", "3", "4"]);
+    assert_eq!(fixture.recorded().await, ["a", "b", "c", "d"]);
 }
 
 /// Two units with keys of the user's own in opposite orders wait for each other one way only.

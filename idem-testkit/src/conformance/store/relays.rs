@@ -300,4 +300,16 @@ pub async fn what_waits_is_told_by_writer<T: StoreUnderTest>(subject: &T) {
         let backlog = within("the backlog", outbox.backlog(consumer)).await.unwrap();
         assert_eq!((backlog.len(), backlog[0].pending, backlog[0].oldest), (2, 0, None));
     }
+    // O25: how long its receivers must have remembered a copy, where one may have been sent.
+    let both = next(&*outbox, ids[0]).await;
+    let [first, second] = &both[..] else { panic!("{both:?}") };
+    settle(&*outbox, ids[0], second.number, failed()).await;
+    assert_eq!(first_of(&*outbox, None).await.first_sent_ago, None, "it was not sent");
+    settle(&*outbox, ids[0], first.number, later(Duration::ZERO)).await;
+    if fixture.arrange(Arrangement::Age(MINUTE)).await {
+        let ago = first_of(&*outbox, None).await.first_sent_ago;
+        assert!(ago.is_some_and(|ago| ago >= MINUTE), "{ago:?}");
+    }
+    assert_eq!(within("retrying", outbox.retry(&[first.number])).await.unwrap(), 1);
+    assert!(first_of(&*outbox, None).await.first_sent_ago.is_some(), "who lets it go does not take it back");
 }

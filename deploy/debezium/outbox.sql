@@ -1,0 +1,52 @@
+-- Events out through Debezium in place of a relay. Run it as idem_migrator or a superuser, once, after `idem migrate up`; in
+-- another schema than idem, change `idem.` throughout. Workers then run with --relay off.
+--
+-- Each event leaves the outbox in the transaction that has published it. What Debezium reads is the log, so the row that it
+-- reads is deleted again at once, and both tables stay empty. The columns have the names that its EventRouter expects.
+
+CREATE TABLE idem.outbox_cdc (
+    -- What receivers know the event by, and the header `id` of the record.
+    id             text  NOT NULL,
+    -- The destination, which is the topic, and what keeps events in order, which is the record's key.
+    aggregatetype  text  NOT NULL,
+    aggregateid    text  NOT NULL,
+    type           text,
+    payload        bytea NOT NULL,
+    contenttype    text,
+    -- The keys at the beginning of the chain, and of the message whose handler has published it.
+    correlationid  text,
+    causationid    text,
+    traceparent    text
+);
+CREATE INDEX outbox_cdc_id ON idem.outbox_cdc (id);
+
+CREATE FUNCTION idem.outbox_to_cdc() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET enable_seqscan = off
+    SET jit = off
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+BEGIN
+    INSERT INTO idem.outbox_cdc
+        (id, aggregatetype, aggregateid, type, payload, contenttype, correlationid, causationid, traceparent)
+    SELECT o.event_key, d.name, coalesce(encode(o.ordering_key, 'escape'), o.event_key), o.event_type, o.payload, o.content_type,
+        h.correlationid, h.causationid, h.traceparent
+    FROM added AS o JOIN idem.outbox_destinations AS d ON d.id = o.destination CROSS JOIN LATERAL (
+        SELECT max(value) FILTER (WHERE name = 'idemcause') AS correlationid,
+            max(value) FILTER (WHERE name = 'idemcausedby') AS causationid,
+            max(value) FILTER (WHERE name = 'traceparent') AS traceparent
+        FROM (SELECT pair ->> 0 AS name, pair ->> 1 AS value FROM json_array_elements(o.headers) AS e (pair)) AS headers
+    ) AS h
+    ORDER BY o.number;
+    DELETE FROM idem.outbox_cdc AS c USING added AS o WHERE c.id = o.event_key;
+    DELETE FROM idem.outbox AS p USING added AS o
+        WHERE p.key_id = o.key_id AND p.destination = o.destination AND p.consumer = o.consumer;
+    RETURN NULL;
+END
+$idem$;
+REVOKE ALL ON FUNCTION idem.outbox_to_cdc() FROM PUBLIC;
+
+CREATE TRIGGER outbox_to_cdc AFTER INSERT ON idem.outbox
+    REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION idem.outbox_to_cdc();
+
+CREATE PUBLICATION idem_outbox FOR TABLE idem.outbox_cdc WITH (publish = 'insert');

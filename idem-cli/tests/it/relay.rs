@@ -1,0 +1,166 @@
+//! `idem outbox relay`, from a plain outbox to a real RabbitMQ (`IDEM_AMQP_URL`, as `./servers url rabbitmq` prints it) and to an
+//! endpoint over HTTP.
+
+use std::{collections::BTreeSet, path::Path, process::Stdio, time::Duration};
+
+use idem_core::Event;
+use lapin::{
+    Channel, Connection, ConnectionProperties,
+    options::{BasicGetOptions, QueueDeclareOptions, QueueDeleteOptions},
+    types::FieldTable,
+};
+use serde_json::Value;
+use sqlx::Connection as _;
+use tokio::process::{Child, Command};
+
+use crate::{
+    fixture::{Fixture, PATIENCE},
+    receiver::{Answer, Receiver},
+};
+
+const INVOICES: usize = 200;
+const SECRETS: [&str; 2] = ["whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"];
+
+struct Queue {
+    name: String,
+    url: String,
+    connection: Connection,
+    channel: Channel,
+}
+
+impl Queue {
+    async fn new(name: &str) -> Self {
+        let url = std::env::var("IDEM_AMQP_URL");
+        let url = url.unwrap_or_else(|_| "amqp://guest:guest@127.0.0.1:25673/%2f".to_owned());
+        let connection = Connection::connect(&url, ConnectionProperties::default()).await.unwrap();
+        let channel = connection.create_channel().await.unwrap();
+        let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        channel.queue_declare(name.into(), durable, FieldTable::default()).await.unwrap();
+        Self { name: name.to_owned(), url, connection, channel }
+    }
+
+    async fn messages(&self) -> u32 {
+        let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let queue = self.channel.queue_declare(self.name.as_str().into(), passive, FieldTable::default()).await;
+        queue.unwrap().message_count()
+    }
+
+    /// The ids of what is there, whose two places agree, and the payloads.
+    async fn take(&self) -> Vec<(String, String)> {
+        let mut all = Vec::new();
+        while let Some(got) =
+            self.channel.basic_get(self.name.as_str().into(), BasicGetOptions { no_ack: true }).await.unwrap()
+        {
+            let properties = &got.delivery.properties;
+            let id = properties.message_id().as_ref().unwrap().as_str().to_owned();
+            let headers = properties.headers().as_ref().unwrap();
+            let header = headers.inner().get("idempotencykey").unwrap().as_long_string().unwrap();
+            assert_eq!(header.as_bytes(), id.as_bytes());
+            all.push((id, String::from_utf8(got.delivery.data.clone()).unwrap()));
+        }
+        all
+    }
+
+    async fn remove(self) {
+        self.channel.queue_delete(self.name.as_str().into(), QueueDeleteOptions::default()).await.unwrap();
+        self.connection.close(200, "done".into()).await.unwrap();
+    }
+}
+
+fn relay(config: &Path) -> Child {
+    let mut idem = Command::new(env!("CARGO_BIN_EXE_idem"));
+    idem.args(["outbox", "relay", "--config"]).arg(config).env_clear();
+    idem.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap()
+}
+
+/// Writes an invoice, and an event of it for each of two destinations.
+async fn issue(fixture: &Fixture, queue: &str) {
+    let outbox = fixture.store.plain_outbox("billing", [queue, "partner"]).await.unwrap();
+    let mut connection = fixture.admin.acquire().await.unwrap();
+    for is_issued in [false, true] {
+        let mut transaction = connection.begin().await.unwrap();
+        for number in 0..INVOICES {
+            // Under other keys, so that one of them would be seen.
+            let key = if is_issued { format!("invoice-{number}") } else { format!("withdrawn-{number}") };
+            for destination in [queue, "partner"] {
+                let event = Event::to(destination).event_type("InvoiceIssued").json(&number).unwrap();
+                outbox.publish(&mut transaction, &key, event).await.unwrap();
+            }
+        }
+        if is_issued {
+            transaction.commit().await.unwrap();
+        } else {
+            transaction.rollback().await.unwrap();
+        }
+    }
+}
+
+/// O2, O19: events of a plain outbox are brought to a queue and to an endpoint by a relay of its own, and by the next one after a
+/// kill; under the keys that their writer gave them, and signed.
+#[tokio::test(flavor = "multi_thread")]
+async fn o2_o19_a_relay_alone_brings_events_to_a_queue_and_to_an_endpoint() {
+    let fixture = Fixture::new().await;
+    let queue = Queue::new(&fixture.schema).await;
+    // It wants the first try once more.
+    let partner = Receiver::new([Answer::With(503, "retry-after", "1".to_owned())]).await;
+    issue(&fixture, &queue.name).await;
+    let folder = std::env::temp_dir().join(format!("idem-relay-{}", fixture.schema));
+    std::fs::create_dir(&folder).unwrap();
+    let secret = folder.join("secret");
+    std::fs::write(&secret, format!("{}\n", SECRETS[0])).unwrap();
+    let config = folder.join("relay.toml");
+    let text = format!(
+        "database-url = {:?}\nschema = {:?}\n\
+         [amqp]\nurl = {:?}\n\
+         [[destination]]\nname = {:?}\n\
+         [[destination]]\nname = \"partner\"\n\
+         [destination.webhook]\nendpoint = {:?}\nsecrets = [\"@{}\", {:?}]\nprivate-networks = true\nplaintext = true\n",
+        fixture.url,
+        fixture.schema,
+        queue.url,
+        queue.name,
+        partner.url("/hooks"),
+        secret.display(),
+        SECRETS[1],
+    );
+    std::fs::write(&config, text).unwrap();
+
+    let mut killed = relay(&config);
+    let begun = async {
+        while queue.messages().await == 0 || partner.posts().len() < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, begun).await.unwrap();
+    killed.kill().await.unwrap();
+    let relay = relay(&config);
+    fixture.until("SELECT count(*) FROM outbox", "0").await;
+    let stop = format!("kill -TERM {}", relay.id().unwrap());
+    assert!(Command::new("sh").args(["-c", &stop]).status().await.unwrap().success());
+    let ended = tokio::time::timeout(PATIENCE, relay.wait_with_output()).await.unwrap().unwrap();
+    let (out, log) = (String::from_utf8(ended.stdout).unwrap(), String::from_utf8(ended.stderr).unwrap());
+    assert!(ended.status.success(), "{log}");
+    let summary: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+    assert!(summary["published"].as_u64().unwrap() > 0, "{summary}");
+    assert!(SECRETS.iter().all(|secret| !log.contains(secret)) && !log.contains("/hooks"), "{log}");
+
+    let keys: BTreeSet<String> = (0..INVOICES).map(|number| format!("invoice-{number}")).collect();
+    let came = queue.take().await;
+    assert_eq!(came.iter().map(|(id, _)| id.clone()).collect::<BTreeSet<_>>(), keys);
+    assert!(came.iter().all(|(id, payload)| *id == format!("invoice-{payload}")), "{came:?}");
+    let posts = partner.posts();
+    assert!(posts.len() > INVOICES, "the first was to come again");
+    let mut posted = BTreeSet::new();
+    for post in &posts {
+        for secret in SECRETS {
+            standardwebhooks::Webhook::new(secret).unwrap().verify(&post.body, &post.headers).unwrap();
+        }
+        let id = post.headers["webhook-id"].to_str().unwrap().to_owned();
+        assert_eq!(id, format!("invoice-{}", String::from_utf8_lossy(&post.body)));
+        posted.insert(id);
+    }
+    assert_eq!(posted, keys);
+    std::fs::remove_dir_all(&folder).unwrap();
+    queue.remove().await;
+    fixture.drop().await;
+}

@@ -6,8 +6,7 @@ use futures_util::join;
 use idem_core::StoreError;
 use idem_schema::{
     Connecting, Fence, PostgresDriver, PostgresStatements, RoleDefault, Row, SchemaName, SeenPids, SessionSettings,
-    StatementLimit,
-    Value, refuse_fenced,
+    StatementLimit, Value, refuse_fenced,
 };
 use tokio::sync::OnceCell;
 use tokio_postgres::{Client, Error, SimpleQueryMessage, config::Config, error::Severity, types::Type};

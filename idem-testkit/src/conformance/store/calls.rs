@@ -50,7 +50,7 @@ fn value(ended: &Ended) -> &Ran {
 const KEYS: [&str; 5] = ["a", "b", "c", "d", "e"];
 
 /// One claim, one transaction, and an answer for each, which every repeat gets.
-pub async fn v14_calls_share_a_unit<T: StoreUnderTest>(subject: &T) {
+pub async fn v16_calls_share_a_unit<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
         return;
@@ -70,7 +70,7 @@ pub async fn v14_calls_share_a_unit<T: StoreUnderTest>(subject: &T) {
 }
 
 /// A refusal takes back what its own work has done, and nothing of those before it and after it.
-pub async fn v14_a_refusal_among_calls_takes_back_its_own<T: StoreUnderTest>(subject: &T) {
+pub async fn v16_a_refusal_among_calls_takes_back_its_own<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
         return;
@@ -99,7 +99,7 @@ pub async fn v14_a_refusal_among_calls_takes_back_its_own<T: StoreUnderTest>(sub
 }
 
 /// Where any work fails, nothing of the unit is kept, and each call is to run alone.
-pub async fn v14_a_failure_among_calls_leaves_nothing<T: StoreUnderTest>(subject: &T) {
+pub async fn v16_a_failure_among_calls_leaves_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
         return;
@@ -127,7 +127,7 @@ pub async fn v14_a_failure_among_calls_leaves_nothing<T: StoreUnderTest>(subject
 }
 
 /// A9, A12, A14: a work that spoils the transaction and says nothing has nobody's effect acknowledged, wherever it stands.
-pub async fn v14_a_transaction_that_one_call_has_spoilt_is_nobodys<T: StoreUnderTest>(subject: &T) {
+pub async fn v16_a_transaction_that_one_call_has_spoilt_is_nobodys<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
         return;
@@ -160,7 +160,7 @@ pub async fn v14_a_transaction_that_one_call_has_spoilt_is_nobodys<T: StoreUnder
 }
 
 /// A5, A6: after a lost answer to the commit, each call finds out alone, and has its one value.
-pub async fn v14_a_lost_commit_of_calls_is_found_out<T: StoreUnderTest>(subject: &T) {
+pub async fn v16_a_lost_commit_of_calls_is_found_out<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
         return;
@@ -182,7 +182,7 @@ pub async fn v14_a_lost_commit_of_calls_is_found_out<T: StoreUnderTest>(subject:
 }
 
 /// Two calls with one key are one operation, with another payload they are a conflict, and what is recorded is read back.
-pub async fn v14_copies_and_conflicts_among_calls<T: StoreUnderTest>(subject: &T) {
+pub async fn v16_copies_and_conflicts_among_calls<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
         return;
@@ -207,7 +207,7 @@ pub async fn v14_copies_and_conflicts_among_calls<T: StoreUnderTest>(subject: &T
 }
 
 /// A tenant's calls are not committed or rolled back with another's.
-pub async fn v14_calls_of_two_tenants_share_nothing<T: StoreUnderTest>(subject: &T) {
+pub async fn v16_calls_of_two_tenants_share_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
         return;
@@ -230,7 +230,7 @@ pub async fn v14_calls_of_two_tenants_share_nothing<T: StoreUnderTest>(subject: 
 }
 
 /// A work that answers nothing that may be kept has its unit rolled back, as it would alone.
-pub async fn v14_a_result_over_the_bound_among_calls_leaves_nothing<T: StoreUnderTest>(subject: &T) {
+pub async fn v16_a_result_over_the_bound_among_calls_leaves_nothing<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
         return;
@@ -255,7 +255,7 @@ pub async fn v14_a_result_over_the_bound_among_calls_leaves_nothing<T: StoreUnde
 }
 
 /// A key that another process holds is waited for once, for all, and then each call runs alone.
-pub async fn v14_a_held_key_among_calls_has_each_run_alone<T: StoreUnderTest>(subject: &T) {
+pub async fn v16_a_held_key_among_calls_has_each_run_alone<T: StoreUnderTest>(subject: &T) {
     let fixture = Fixture::new(subject);
     if !keeps_results(&fixture) {
         return;

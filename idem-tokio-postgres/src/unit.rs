@@ -10,7 +10,7 @@ use futures_util::{TryStreamExt as _, join};
 use idem_core::{
     ErrorClass, Recorded, StoreError, Tx, failpoint,
     outbox::KeptResult,
-    store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions},
+    store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions},
 };
 use idem_schema::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order, key_id, retention, unreadable};
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
@@ -28,7 +28,7 @@ pub struct PostgresUnit<'l> {
     pub(crate) session: &'l mut PostgresSession,
     options: UnitOptions,
     /// The answer to BEGIN, which is read with that of the first statement.
-    begun: Option<Begun>,
+    pub(crate) begun: Option<Begun>,
     /// The transaction's id, where a claim inserted something: only this transaction may be committed.
     xid: Option<String>,
     /// The server process that runs this transaction.
@@ -230,6 +230,10 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
 
     async fn read_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
         self.kept_results(claims).await
+    }
+
+    async fn look_up(&mut self, claims: &[Claim]) -> Result<Vec<Option<Found>>, StoreError> {
+        self.found(claims).await
     }
 
     async fn savepoint(&mut self) -> Result<(), StoreError> {

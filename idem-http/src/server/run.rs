@@ -195,8 +195,15 @@ impl<S: Store> Shared<S> {
         runs: &mut R,
         deadline: Instant,
     ) -> Result<Ended, RunOnceError> {
+        let mut is_again = admitted.is_again;
         loop {
             let _connection = admitted.in_hand.run().await;
+            // Where the key was seen here before, the engine looks by itself.
+            if std::mem::take(&mut is_again)
+                && let Some(ran) = self.engine.known(admitted.message()).await?
+            {
+                return Ok(Ended::Done(ran, None));
+            }
             let ended = runs.run(self, admitted, progress).await;
             if !matches!(ended, Err(RunOnceError::Busy)) || Instant::now() + REST >= deadline {
                 return ended;

@@ -19,7 +19,7 @@ use super::{
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// A result with everything that one can have.
-fn answer(text: &str) -> ResultBody {
+pub(super) fn answer(text: &str) -> ResultBody {
     let mut headers = Headers::default();
     headers.push("location", Some(format!("/orders/{text}").into()));
     headers.push("x-empty", Some(idem_core::Bytes::new()));
@@ -30,7 +30,7 @@ fn answer(text: &str) -> ResultBody {
 }
 
 /// Whether the store keeps results; where it does not, [`results_that_are_not_offered_are_refused`] says what it must do.
-fn keeps_results<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> bool {
+pub(super) fn keeps_results<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> bool {
     fixture.store.capabilities().results
 }
 
@@ -90,10 +90,10 @@ pub async fn v1_a_result_of_a_unit_that_was_rolled_back_is_gone<T: StoreUnderTes
 }
 
 /// What work answers in its n-th run.
-type Answering = dyn Fn(usize) -> Result<ResultBody, WorkError> + Send + Sync;
+pub(super) type Answering = dyn Fn(usize) -> Result<ResultBody, WorkError> + Send + Sync;
 
 /// What runs work: its savepoint is part of every run.
-fn once<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> RunOnce<Seen<T>> {
+pub(super) fn once<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> RunOnce<Seen<T>> {
     let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
     builder.final_errors().busy_timeout(PATIENCE / 2).lanes(lanes(fixture)).build_once().unwrap()
 }
@@ -103,7 +103,7 @@ fn lanes<T: StoreUnderTest>(fixture: &Fixture<'_, T>) -> usize {
 }
 
 /// Work that follows steps, and then answers.
-fn work<T: StoreUnderTest>(
+pub(super) fn work<T: StoreUnderTest>(
     fixture: &Fixture<'_, T>,
     steps: Vec<Step>,
     answering: Arc<Answering>,
@@ -121,7 +121,7 @@ fn work<T: StoreUnderTest>(
 }
 
 /// A value that no other run answers.
-fn of_run(_: usize) -> Result<ResultBody, WorkError> {
+pub(super) fn of_run(_: usize) -> Result<ResultBody, WorkError> {
     Ok(answer(&fastrand::u64(..).to_string()))
 }
 

@@ -1,6 +1,7 @@
 //! A message as the broker delivered it: payload, headers, and what identifies it.
 
 mod headers;
+mod senders_key;
 
 use std::{
     any::Any,
@@ -212,6 +213,7 @@ struct Parts {
     broker_properties: Option<Box<[u8]>>,
     problem: Option<Box<str>>,
     identity: Option<Identity>,
+    senders_key: Option<Box<str>>,
     original: Original,
 }
 
@@ -256,6 +258,7 @@ impl Message {
             broker_properties: None,
             problem: None,
             identity: None,
+            senders_key: None,
             original: Original::default(),
         };
         Self { parts: Box::new(parts) }

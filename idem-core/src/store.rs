@@ -18,7 +18,7 @@ use std::{
 use async_trait::async_trait;
 
 pub use self::{
-    claim::{Claim, Claimed, Recorded},
+    claim::{Claim, Claimed, Found, Recorded},
     describe::describe,
     interned::Interned,
     registration::{Registered, Registration},
@@ -149,6 +149,7 @@ impl UnitOptions {
 /// 2. `begin` is never cancelled by core between its first poll and its end unless the session is dropped too.
 /// 3. A unit that is dropped leaves nothing committed that was not committed before.
 /// 4. A COMMIT that [`UnitOfWork::commit`] did not send fails on the server when the unit inserted any record.
+/// 5. `look_up` answers from rows that were committed, and writes nothing.
 ///
 /// `idem_testkit::store_conformance!` tests each number.
 pub trait Store: Send + Sync + Sized + 'static {
@@ -200,6 +201,32 @@ pub trait Store: Send + Sync + Sized + 'static {
         options: UnitOptions,
     ) -> impl Future<Output = Result<Self::Unit<'l>, StoreError>> + Send;
 
+    /// Reads the committed records of these keys and the results that were kept with them, in the order of `claims`, outside of any
+    /// unit: the way of a repeat that is expected to be one. Nobody waits for it, and it waits for nobody: a key that is held and not
+    /// committed is `None`, which proves nothing.
+    ///
+    /// As it is here it begins a unit and rolls it back. A store should take one statement instead, in one round trip and without
+    /// a lock.
+    ///
+    /// # Errors
+    /// Nothing is known of the keys, and the session must be dropped.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: drop the session.
+    fn look_up<'l>(
+        &'l self,
+        session: &'l mut Self::Session,
+        options: UnitOptions,
+        claims: &'l [Claim],
+    ) -> impl Future<Output = Result<Vec<Option<Found>>, StoreError>> + Send {
+        async move {
+            let mut unit = self.begin(session, options).await?;
+            let found = unit.look_up(claims).await?;
+            unit.rollback().await?;
+            Ok(found)
+        }
+    }
+
     /// A shorter borrow of a connection, which is what makes [`Tx::connection`] usable more than once.
     fn reborrow<'a, 't: 'a>(connection: &'a mut Self::Connection<'t>) -> Self::Connection<'a>;
 
@@ -233,7 +260,7 @@ pub trait Store: Send + Sync + Sized + 'static {
 /// 6. Core calls `claim` before it gives any handle out, with an empty slice where a unit has nothing to claim.
 /// 7. What `append` wrote is committed or rolled back with the claim and the handlers' writes. Core calls it once a unit at
 ///    most, when all handlers have succeeded, and only where there is something to write.
-/// 8. `read_results` answers what was committed with the records of these keys.
+/// 8. `read_results` answers what was committed with the records of these keys, and `look_up` what `read` and `read_results` do.
 /// 9. `rollback_to_savepoint` undoes what was written since the last savepoint, and a statement that failed since; what was
 ///    claimed before stays claimed, and nobody else gets it in between. Core calls it once a savepoint at most. In a unit of one
 ///    message it calls `savepoint` once at most.
@@ -301,6 +328,23 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     ) -> impl Future<Output = Result<Vec<Option<KeptResult>>, StoreError>> + Send {
         let _ = claims;
         std::future::ready(Err(StoreError::Unsupported { what: "read results" }))
+    }
+
+    /// Reads the committed records of these keys and their results: both halves of what a repeat is told. A store should take one
+    /// statement for it.
+    ///
+    /// # Errors
+    /// As for `read`.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: drop the session.
+    fn look_up(&mut self, claims: &[Claim]) -> impl Future<Output = Result<Vec<Option<Found>>, StoreError>> + Send {
+        async move {
+            let recorded = self.read(claims).await?;
+            let results = self.read_results(claims).await?;
+            let found = recorded.into_iter().zip(results);
+            Ok(found.map(|(recorded, result)| Some(Found::new(recorded?, result))).collect())
+        }
     }
 
     /// Marks where the handler begins, so that its effects can be taken back and the claim be kept.

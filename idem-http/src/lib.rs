@@ -9,6 +9,11 @@ mod server;
 
 pub use idem_core as core;
 
+/// The header that says how often a client has sent a request, from 1. [`client`] sends it to servers that run idem, so that the
+/// repeat is looked up at once by an instance that has not had its key before. It is a hint, and decides nothing.
+#[cfg(any(feature = "client", feature = "server"))]
+pub const ATTEMPT_HEADER: http::HeaderName = http::HeaderName::from_static("idempotency-attempt");
+
 #[cfg(feature = "server")]
 pub use self::server::*;
 

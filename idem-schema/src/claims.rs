@@ -4,12 +4,13 @@ use std::collections::HashMap;
 
 use idem_core::{
     IdempotencyKey, PayloadHash, Recorded, StoreError,
-    store::{Claim, Claimed, HashRuleId, RunId},
+    store::{Claim, Claimed, Found, HashRuleId, RunId},
 };
 use uuid::Uuid;
 
 use crate::{
     key_id,
+    outbox::kept_beside,
     row::{Row, retention},
 };
 
@@ -94,12 +95,32 @@ pub fn claim_answers(scopes: &[i32], key_ids: &[Uuid], won: &[ClaimedId]) -> Vec
 /// # Errors
 /// [`StoreError::Schema`] where a row is not what idem has written.
 pub fn in_claim_order(claims: &[Claim], key_ids: &[Uuid], found: &[Row]) -> Result<Vec<Option<Recorded>>, StoreError> {
+    each(claims, key_ids, found, recorded)
+}
+
+/// The records and their results that [`look_up`](crate::PostgresStatements::look_up) has found, in the order of the claims.
+///
+/// # Errors
+/// As for [`in_claim_order`].
+pub fn found_in_claim_order(
+    claims: &[Claim],
+    key_ids: &[Uuid],
+    found: &[Row],
+) -> Result<Vec<Option<Found>>, StoreError> {
+    each(claims, key_ids, found, |row, claim| Ok(Found::new(recorded(row, claim)?, kept_beside(row)?)))
+}
+
+fn each<T>(
+    claims: &[Claim],
+    key_ids: &[Uuid],
+    found: &[Row],
+    read: impl Fn(&Row, &Claim) -> Result<T, StoreError>,
+) -> Result<Vec<Option<T>>, StoreError> {
     let id = |row: &Row| Ok::<ClaimedId, StoreError>((row.get("consumer")?, row.get("key_id")?));
     let found: HashMap<ClaimedId, &Row> =
         found.iter().map(|row| Ok((id(row)?, row))).collect::<Result<_, StoreError>>()?;
-    let answer = |(claim, key_id): (&Claim, &Uuid)| {
-        found.get(&(claim.scope.0, *key_id)).map(|row| recorded(row, claim)).transpose()
-    };
+    let answer =
+        |(claim, key_id): (&Claim, &Uuid)| found.get(&(claim.scope.0, *key_id)).map(|row| read(row, claim)).transpose();
     claims.iter().zip(key_ids).map(answer).collect()
 }
 

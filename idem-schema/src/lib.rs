@@ -9,7 +9,7 @@
 //! | turn a key into the id it is recorded under | [`key_id`], checked against [`KEY_ID_VECTORS`] |
 //! | decide what an error of the server means | [`class_of`]; at COMMIT also [`commit_outcome`] |
 //! | begin, claim, read, seal | [`begin_unit`], [`PostgresStatements`]; between calls that share a unit [`next_call`] |
-//! | turn a claim's rows into answers in order | [`claim_answers`], [`in_claim_order`] |
+//! | turn a claim's rows into answers in order | [`claim_answers`], [`in_claim_order`], [`found_in_claim_order`] |
 //! | do the bookkeeping: starts, attempts, dead letters, controls | [`PostgresDriver`] or [`BookkeepingDriver`], [`SqlBookkeeping`] |
 //! | say what a driver's error means where it happened | [`DriverError`] |
 //! | compare a start with what its name is bound to | [`Binding`](idem_core::store::Binding) |
@@ -43,7 +43,7 @@ mod verify;
 
 pub use crate::{
     bookkeeping::{BookkeepingStatements, SqlBookkeeping},
-    claims::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, in_claim_order},
+    claims::{ClaimColumns, ClaimedId, claim_answers, claimed_ids, found_in_claim_order, in_claim_order},
     cleanup::{PostgresCleaner, cleanup_script},
     driver::{BookkeepingDriver, Parameter, PostgresDriver, refused_login},
     errors::{DriverError, POOLER_CURE, SeenPids, is_pooled, read_only},
@@ -58,7 +58,7 @@ pub use crate::{
     name::{SchemaName, SchemaNameError},
     outbox::{
         AppendLimits, Appending, EventColumns, OutboxStatements, PlainWriter, PublishPlainError, ResultColumns,
-        SqlOutbox, WRITING, append, results_in_claim_order,
+        SqlOutbox, WRITING, append, kept_beside, results_in_claim_order,
     },
     postgres::{PostgresStatements, UnitLimits, begin_unit, next_call},
     row::{FromValue, Row, Value, microseconds, retention, unreadable},

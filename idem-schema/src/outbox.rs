@@ -22,7 +22,7 @@ pub(crate) use self::append::left_by_handler;
 pub use self::{
     append::{AppendLimits, Appending, EventColumns, ResultColumns, WRITING, append},
     plain::{PlainWriter, PublishPlainError},
-    results::results_in_claim_order,
+    results::{kept_beside, results_in_claim_order},
     statements::OutboxStatements,
 };
 use crate::{

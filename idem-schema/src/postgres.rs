@@ -223,6 +223,20 @@ SELECT consumer, key_id, idempotency_key, payload_hash, hash_id,
     CASE WHEN expires_at < 'infinity' THEN (extract(epoch FROM expires_at) * 1000000::numeric)::int8 END AS expires_at
 FROM {schema}.read_records($1::int4[], $2::uuid[])";
 
+    /// Reads the records of keys as `read` does, and their answers beside them: all that a repeat is told, in one statement, which may be
+    /// a transaction of its own. Record and answer are of one commit, and one snapshot has both or neither.
+    ///
+    /// Parameters: 1 consumers `int4[]`, 2 key ids `uuid[]`. Result, a row a key that was found: the columns of `read`, and those of
+    /// `read_results` from `kind` on, which are NULL where there is no answer.
+    look_up: "\
+SELECT p.consumer, p.key_id, p.idempotency_key, p.payload_hash, p.hash_id,
+    (extract(epoch FROM p.processed_at) * 1000000::numeric)::int8 AS processed_at, p.processed_by,
+    CASE WHEN p.expires_at < 'infinity' THEN (extract(epoch FROM p.expires_at) * 1000000::numeric)::int8 END AS expires_at,
+    r.kind::int4 AS kind, r.status::int4 AS status, r.content_type, r.headers::text AS headers, r.body,
+    r.sealed_with::int4 AS sealed_with, r.reference
+FROM {schema}.read_records($1::int4[], $2::uuid[]) AS p
+LEFT JOIN {schema}.read_results($1::int4[], $2::uuid[]) AS r ON r.consumer = p.consumer AND r.key_id = p.key_id";
+
     /// Permits this transaction to commit, if it is the one that claimed; the last statement before COMMIT.
     ///
     /// Parameters: 1 the claim's xid `text`, 2 the values of `synchronous_commit` that are no weaker than the session's own

@@ -1,15 +1,18 @@
 //! What handlers handed in, written on the unit's own connection.
 
 use idem_core::{
-    StoreError,
+    StoreError, Uuid,
     outbox::{KeptResult, NewResult},
-    store::Claim,
+    store::{Claim, Found},
 };
-use idem_schema::{AppendLimits, Appending, EventColumns, ResultColumns, Row, claimed_ids, results_in_claim_order};
+use idem_schema::{
+    AppendLimits, Appending, EventColumns, ResultColumns, Row, claimed_ids, found_in_claim_order,
+    results_in_claim_order,
+};
 use tokio_postgres::{Error, SimpleQueryMessage, types::Type};
 
 use crate::{
-    PostgresUnit,
+    PostgresSession, PostgresUnit,
     driver::{self, Driver},
     error::{self, sqlstate},
     link::{Parameter, Parameters},
@@ -72,16 +75,25 @@ impl Appending for PostgresUnit<'_> {
 impl PostgresUnit<'_> {
     pub(crate) async fn kept_results(&self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
         let (scopes, key_ids) = claimed_ids(claims);
-        let parameters: [Parameter<'_>; 2] = [(&scopes, Type::INT4_ARRAY), (&key_ids, Type::UUID_ARRAY)];
         // The claim has read the answer to BEGIN.
-        let rows = self.rows(None, &self.driver.statements.read_results, &parameters).await?;
+        let rows = self.rows(None, &self.driver.statements.read_results, &ids(&scopes, &key_ids)).await?;
         let rows = rows.map_err(|source| error::store("reading results", source))?;
         results_in_claim_order(claims, &driver::read(&rows)?)
     }
 
+    pub(crate) async fn found(&mut self, claims: &[Claim]) -> Result<Vec<Option<Found>>, StoreError> {
+        let begun = self.begun.take();
+        let (scopes, key_ids) = claimed_ids(claims);
+        let rows = self.rows(begun, &self.driver.statements.look_up, &ids(&scopes, &key_ids)).await?;
+        let rows = rows.map_err(looking_up)?;
+        found_in_claim_order(claims, &key_ids, &driver::read(&rows)?)
+    }
+
+    /// Nobody waits for the answer: it goes out with what follows. Should it fail, the transaction has failed, which what follows is
+    /// told.
     pub(crate) async fn set_savepoint(&self) -> Result<(), StoreError> {
-        let set = self.session.link.client.batch_execute("SAVEPOINT idem_work").await;
-        set.map_err(|source| error::store("setting a savepoint", source))
+        let set = self.session.link.client.simple_query_raw("SAVEPOINT idem_work").await;
+        set.map(drop).map_err(|source| error::store("setting a savepoint", source))
     }
 
     /// Runs what goes back to the savepoint, or on to the next one. Only a connection that answers this very statement may go on:
@@ -117,6 +129,24 @@ impl PostgresUnit<'_> {
         let (lock, statement) = (&*self.session.lock_timeout, &*self.session.statement_timeout);
         error::appending(source, AppendLimits { lock, statement, may_append })
     }
+}
+
+impl PostgresSession {
+    /// The records of keys and their results, in a statement of its own.
+    pub(crate) async fn found(&self, driver: &Driver, claims: &[Claim]) -> Result<Vec<Option<Found>>, StoreError> {
+        let (scopes, key_ids) = claimed_ids(claims);
+        let ready = self.link.ready(driver.naming(), &driver.statements.look_up).await.map_err(looking_up)?;
+        let rows = ready.rows(&ids(&scopes, &key_ids)).await.map_err(looking_up)?;
+        found_in_claim_order(claims, &key_ids, &driver::read(&rows)?)
+    }
+}
+
+fn ids<'p>(scopes: &'p Vec<i32>, key_ids: &'p Vec<Uuid>) -> [Parameter<'p>; 2] {
+    [(scopes, Type::INT4_ARRAY), (key_ids, Type::UUID_ARRAY)]
+}
+
+fn looking_up(source: Error) -> StoreError {
+    error::store("looking keys up", source)
 }
 
 /// Whether the login may write what the unit could not. Where that cannot be found out, it is taken for a missing right.

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use idem_core::{
     ErrorClass, Store, StoreError,
-    store::{Cleaner, Outbox, StoreCapabilities, UnitOptions},
+    store::{Claim, Cleaner, Found, Outbox, StoreCapabilities, UnitOptions},
 };
 use idem_schema::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit, refused_login};
 use tokio_postgres::config::Config;
@@ -90,6 +90,14 @@ impl PostgresStore {
     pub(crate) fn driver(&self) -> &Driver {
         self.bookkeeping.driver()
     }
+
+    /// Opens another connection in place of one that cannot be used again.
+    async fn renew(&self, session: &mut PostgresSession) -> Result<(), StoreError> {
+        if session.is_spent || session.link.client.is_closed() {
+            *session = self.driver().open_session().await?;
+        }
+        Ok(())
+    }
 }
 
 impl Store for PostgresStore {
@@ -130,9 +138,7 @@ impl Store for PostgresStore {
         session: &'l mut PostgresSession,
         options: UnitOptions,
     ) -> Result<PostgresUnit<'l>, StoreError> {
-        if session.is_spent || session.link.client.is_closed() {
-            *session = self.driver().open_session().await?;
-        }
+        self.renew(session).await?;
         let limits = UnitLimits {
             lock: options.busy_timeout,
             statement: options.busy_timeout,
@@ -142,6 +148,16 @@ impl Store for PostgresStore {
         // On the wire with what follows; its answer is read with the claim's.
         let begun = session.link.client.simple_query_raw(&text).await.map_err(error::beginning)?;
         Ok(PostgresUnit::new(self.driver(), session, options, begun))
+    }
+
+    async fn look_up<'l>(
+        &'l self,
+        session: &'l mut PostgresSession,
+        _: UnitOptions,
+        claims: &'l [Claim],
+    ) -> Result<Vec<Option<Found>>, StoreError> {
+        self.renew(session).await?;
+        session.found(self.driver(), claims).await
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut PostgresConnection<'t>) -> PostgresConnection<'a> {

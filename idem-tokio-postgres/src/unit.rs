@@ -11,7 +11,7 @@ use futures_util::{TryStreamExt as _, future::OptionFuture, join, poll};
 use idem_core::{
     ErrorClass, Recorded, StoreError, Tx, failpoint,
     outbox::{KeptResult, NewResult},
-    store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions},
+    store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions},
 };
 use idem_schema::{
     ClaimColumns, ClaimedId, ResultColumns, WRITING, claim_answers, claimed_ids, in_claim_order, key_id, next_call,
@@ -34,7 +34,7 @@ pub struct PostgresUnit<'l> {
     pub(crate) session: &'l mut PostgresSession,
     options: UnitOptions,
     /// The answer to BEGIN, which is read with that of the first statement.
-    begun: Option<Begun>,
+    pub(crate) begun: Option<Begun>,
     /// The transaction's id, where a claim inserted something: only this transaction may be committed.
     xid: Option<String>,
     /// The server process that runs this transaction.
@@ -258,6 +258,10 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
 
     async fn read_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
         self.kept_results(claims).await
+    }
+
+    async fn look_up(&mut self, claims: &[Claim]) -> Result<Vec<Option<Found>>, StoreError> {
+        self.found(claims).await
     }
 
     async fn savepoint(&mut self) -> Result<(), StoreError> {

@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 
 use super::{
     Inner, Item,
-    claim::one_answer_each,
+    claim::{Results, one_answer_each},
     dedupe::Fold,
     handlers::{AllHandedIn, HandlingError, TransactionState, checked},
     outcomes::Outcomes,
@@ -71,24 +71,35 @@ impl<'w, S: Store> Answers<'w, S> {
         self.works.len() > 1
     }
 
-    /// Reads the results of what is a duplicate, in the unit that has found it.
+    /// Takes the results of what is a duplicate from those that were read with the records, by the places of the messages, and reads
+    /// the others in the unit that has found them.
     pub(super) async fn read<J: Borrow<Item>>(
         &mut self,
         inner: &Inner<S>,
         unit: &mut S::Unit<'_>,
         items: &[J],
         ledger: &Outcomes,
+        mut found: Results,
     ) -> Result<(), StoreError> {
         self.of = items.iter().map(|_| None).collect();
-        let claim_of = |index: usize| Some((index, Borrow::<Item>::borrow(&items[index]).claim.clone()?));
-        let (indexes, claims): (Vec<usize>, Vec<Claim>) = ledger.duplicates().filter_map(claim_of).unzip();
+        let seal = inner.seal.as_deref();
+        let (mut indexes, mut claims): (Vec<usize>, Vec<Claim>) = (Vec::new(), Vec::new());
+        for index in ledger.duplicates() {
+            let Some(claim) = &Borrow::<Item>::borrow(&items[index]).claim else { continue };
+            if let Some(kept) = found.remove(&index) {
+                self.of[index] = Some(known(seal, claim.scope, &claim.key, kept));
+            } else {
+                indexes.push(index);
+                claims.push(claim.clone());
+            }
+        }
         if claims.is_empty() {
             return Ok(());
         }
         let found = answered(inner.settings.answer_timeout, "reading results", unit.read_results(&claims)).await?;
         one_answer_each(found.len(), claims.len())?;
         for ((index, claim), kept) in indexes.into_iter().zip(&claims).zip(found) {
-            self.of[index] = Some(known(inner.seal.as_deref(), claim.scope, &claim.key, kept));
+            self.of[index] = Some(known(seal, claim.scope, &claim.key, kept));
         }
         Ok(())
     }

@@ -388,6 +388,8 @@ impl<S: Store> DedupConsumerBuilder<S> {
         let inner = Inner {
             store: self.store,
             metrics: UnitMetrics::of(&name),
+            conflicts: super::Conflicts::of(&name),
+            repeats: super::Repeats::default(),
             source: OnceLock::new(),
             name,
             handler_name: self.handler_name,

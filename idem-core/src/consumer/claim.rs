@@ -1,22 +1,27 @@
 //! Claims the keys of a unit, and reads who has those that it did not get.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::HashMap};
 
 use crate::{
     error::{ClaimError, StoreError},
+    outbox::KeptResult,
     outcome::{self, Verdict},
-    store::{Claim, Store, UnitOfWork},
+    store::{Claim, Found, Store, UnitOfWork},
 };
 
 /// Rounds of claim and read before a key counts as having no winner (C3).
 const CLAIM_ROUNDS: usize = 3;
 
+/// Results that were read with the records of their keys, by the place of the claim or of its message.
+pub(super) type Results = HashMap<usize, Option<KeptResult>>;
+
 /// Claims every key and reads who has those that were not inserted, for a bounded number of rounds. One verdict a
-/// claim, in order; none is `Unanswered`.
+/// claim, in order; none is `Unanswered`. Where somebody wants results, those of what was found are read with it.
 pub(super) async fn claim_all<S: Store>(
     unit: &mut S::Unit<'_>,
     claims: &[Claim],
     rehash: impl Fn(usize, crate::store::HashRuleId) -> Option<crate::PayloadHash>,
+    mut results: Option<&mut Results>,
 ) -> Result<Vec<Verdict>, ClaimError> {
     let mut verdicts: Vec<Option<Verdict>> = claims.iter().map(|_| None).collect();
     let mut open: Vec<usize> = (0..claims.len()).collect();
@@ -41,12 +46,18 @@ pub(super) async fn claim_all<S: Store>(
             break;
         }
         let asked = claims_at(claims, &open);
-        let found = unit.read(&asked).await?;
+        let found = match results {
+            Some(_) => unit.look_up(&asked).await?,
+            None => unit.read(&asked).await?.into_iter().map(|read| Some(Found::new(read?, None))).collect(),
+        };
         one_answer_each(found.len(), asked.len())?;
         let mut vanished = Vec::new();
-        for (index, recorded) in open.into_iter().zip(found) {
-            match recorded {
-                Some(recorded) => {
+        for (index, found) in open.into_iter().zip(found) {
+            match found {
+                Some(Found { recorded, result }) => {
+                    if let Some(results) = results.as_deref_mut() {
+                        results.insert(index, result);
+                    }
                     verdicts[index] = Some(outcome::compare(&claims[index], recorded, |rule| rehash(index, rule)));
                 }
                 None => vanished.push(index),

@@ -3,10 +3,10 @@
 use std::{borrow::Borrow, future::Future};
 
 use super::{
-    Inner, Item, KeyState,
+    Inner, Item, KeyState, answers,
     claim::{claim_all, one_answer_each},
     outcomes::decision,
-    unit::{answered, options, session_or_open},
+    unit::{answered, is_lost, options, session_or_open},
 };
 use crate::{
     error::{ClaimError, ErrorClass, StoreError},
@@ -14,7 +14,7 @@ use crate::{
     message::Message,
     outbox::{NotKept, known},
     outcome::{self, Decision, Verdict},
-    store::{Claim, Claimed, Store, UnitOfWork},
+    store::{Claim, Claimed, Found, Store, UnitOfWork},
 };
 
 /// Looks up which of these messages have a record already, in one read-only unit. `None` for those that have none.
@@ -113,7 +113,7 @@ async fn alone_on<S: Store, T>(
     let mut unit = answered(limit, "beginning a transaction", begin).await?;
     let claims: Vec<Claim> = item.claim.iter().cloned().collect();
     let claim = async {
-        match claim_all::<S>(&mut unit, &claims, |_, rule| inner.rehash(&item.message, rule)).await {
+        match claim_all::<S>(&mut unit, &claims, |_, rule| inner.rehash(&item.message, rule), None).await {
             Ok(verdicts) => Ok(Some(verdicts)),
             Err(ClaimError::Held) => Ok(None),
             Err(ClaimError::Store(error)) => Err(error),
@@ -142,56 +142,93 @@ async fn alone_on<S: Store, T>(
     Ok(Alone::Done(done))
 }
 
+/// The decision about a message whose key is recorded, with its result; `None` where it is not. The record is compared as after a
+/// claim.
+pub(super) async fn recorded<S: Store>(
+    inner: &Inner<S>,
+    session: &mut Option<S::Session>,
+    item: &Item,
+) -> Result<Option<(Decision, answers::Known)>, StoreError> {
+    let Some(claim) = &item.claim else { return Ok(None) };
+    let Some(Found { recorded, result }) = find(inner, session, claim).await? else { return Ok(None) };
+    let verdict = outcome::compare(claim, recorded, |rule| inner.rehash(&item.message, rule));
+    Ok(decision(verdict).map(|decision| {
+        // Whoever asks for something else has no use for it.
+        let result = match &decision {
+            Decision::Duplicate(..) => known(inner.seal.as_deref(), claim.scope, &claim.key, result),
+            Decision::Processed(_) | Decision::Conflict(..) | Decision::Busy | Decision::Failed(_) => {
+                Err(NotKept::Absent)
+            }
+        };
+        (decision, result)
+    }))
+}
+
+/// Reads the record of a key, with its result, in one statement where the store can.
+async fn find<S: Store>(
+    inner: &Inner<S>,
+    session: &mut Option<S::Session>,
+    claim: &Claim,
+) -> Result<Option<Found>, StoreError> {
+    let was_idle = session.is_some();
+    match find_on(inner, session, claim).await {
+        // A session that was idle may have lost its server since, or hold a plan that is stale: its first statement tells.
+        Err(error) if was_idle && (is_lost(&error) || error.class() == ErrorClass::RunUnitAgain) => {
+            find_on(inner, session, claim).await
+        }
+        found => found,
+    }
+}
+
+async fn find_on<S: Store>(
+    inner: &Inner<S>,
+    session: &mut Option<S::Session>,
+    claim: &Claim,
+) -> Result<Option<Found>, StoreError> {
+    let registered = inner.register(None).await?;
+    let mut own = session_or_open(inner, session.take()).await?;
+    let options = options(&inner.settings, registered.run, ASKS);
+    let looking = inner.store.look_up(&mut own, options, std::slice::from_ref(claim));
+    let found = answered(inner.settings.answer_timeout, "looking a key up", looking).await?;
+    one_answer_each(found.len(), 1)?;
+    *session = Some(own);
+    Ok(found.into_iter().next().flatten())
+}
+
 /// What is known of one key. Nothing is left behind.
 pub(super) async fn ask<S: Store>(
     inner: &Inner<S>,
     session: &mut Option<S::Session>,
     item: &Item,
 ) -> Result<KeyState, StoreError> {
+    let Some(claim) = &item.claim else { return Ok(KeyState::Unknown) };
+    if let Some(Found { recorded, result }) = find(inner, session, claim).await? {
+        let result = known(inner.seal.as_deref(), claim.scope, &claim.key, result);
+        return Ok(KeyState::Done { recorded: Box::new(recorded), result });
+    }
     let mut own = session_or_open(inner, session.take()).await?;
-    let asked = ask_on(inner, &mut own, item).await;
-    *session = asked.is_ok().then_some(own);
-    asked
+    let is_free = is_free(inner, &mut own, claim).await?;
+    *session = Some(own);
+    // Where it was recorded since, whoever asks again is told.
+    Ok(if is_free { KeyState::Unknown } else { KeyState::InProgress })
 }
 
-async fn ask_on<S: Store>(inner: &Inner<S>, session: &mut S::Session, item: &Item) -> Result<KeyState, StoreError> {
-    let Some(claim) = item.claim.clone() else { return Ok(KeyState::Unknown) };
-    let claims = [claim];
+/// Whether a key could be claimed. Who holds one shows nothing of it before it commits, but lets nobody else have it.
+async fn is_free<S: Store>(inner: &Inner<S>, session: &mut S::Session, claim: &Claim) -> Result<bool, StoreError> {
     let registered = inner.register(None).await?;
     let limit = inner.settings.answer_timeout;
     let begin = inner.store.begin(session, options(&inner.settings, registered.run, ASKS));
     let mut unit = answered(limit, "beginning a transaction", begin).await?;
-    let found = answered(limit, "looking keys up", unit.read(&claims)).await?;
-    one_answer_each(found.len(), claims.len())?;
-    let state = match found.into_iter().flatten().next() {
-        Some(recorded) => {
-            let kept = answered(limit, "reading results", unit.read_results(&claims)).await?;
-            one_answer_each(kept.len(), claims.len())?;
-            let [claim] = &claims;
-            let result = kept
-                .into_iter()
-                .next()
-                .map_or(Err(NotKept::Absent), |kept| known(inner.seal.as_deref(), claim.scope, &claim.key, kept));
-            KeyState::Done { recorded: Box::new(recorded), result }
+    let claiming = async {
+        match unit.claim(std::slice::from_ref(claim)).await {
+            Ok(claimed) => Ok(matches!(claimed[..], [Claimed::Inserted])),
+            Err(ClaimError::Held | ClaimError::NoWinner { .. }) => Ok(false),
+            Err(ClaimError::Store(error)) => Err(error),
         }
-        // Who holds a key shows nothing of it before it commits, but lets nobody else have it.
-        None => match answered(limit + inner.settings.busy_timeout, "claiming", async {
-            match unit.claim(&claims).await {
-                Ok(claimed) => Ok(Some(claimed)),
-                Err(ClaimError::Held | ClaimError::NoWinner { .. }) => Ok(None),
-                Err(ClaimError::Store(error)) => Err(error),
-            }
-        })
-        .await?
-        .as_deref()
-        {
-            Some([Claimed::Inserted]) => KeyState::Unknown,
-            // It was held, or was recorded since: whoever asks again is told.
-            Some(_) | None => KeyState::InProgress,
-        },
     };
+    let is_free = answered(limit + inner.settings.busy_timeout, "claiming", claiming).await?;
     answered(limit, "rolling back", unit.rollback()).await?;
-    Ok(state)
+    Ok(is_free)
 }
 
 /// The lane's number in the transactions of those who ask.

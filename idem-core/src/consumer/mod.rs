@@ -4,6 +4,7 @@ mod answers;
 mod append;
 mod builder;
 mod claim;
+mod conflicts;
 mod dedupe;
 mod guard;
 mod handlers;
@@ -14,6 +15,7 @@ mod open_units;
 mod outcomes;
 #[cfg(feature = "bugs")]
 mod planted;
+mod repeats;
 mod run_once;
 mod set_aside;
 mod shared_units;
@@ -29,7 +31,10 @@ use std::{
 
 use tokio::sync::{Notify, OnceCell, OwnedSemaphorePermit, Semaphore};
 
-use self::{answers::Answers, shared_units::SharedUnits, transaction_use::TransactionUse};
+use self::{
+    answers::Answers, conflicts::Conflicts, repeats::Repeats, shared_units::SharedUnits,
+    transaction_use::TransactionUse,
+};
 pub use self::{
     answers::Decided,
     builder::DedupConsumerBuilder,
@@ -138,6 +143,10 @@ pub(crate) struct Inner<S: Store> {
     transaction_use: TransactionUse,
     /// Units in a row that found no winner; see [`unit`].
     no_winner: AtomicU32,
+    /// Which calls are expected to be repeats.
+    repeats: Repeats,
+    /// Which conflicts of calls are noted.
+    conflicts: Conflicts,
 }
 
 impl<S: Store> Inner<S> {
@@ -207,7 +216,7 @@ impl<S: Store> DedupConsumer<S> {
     }
 
     /// The same with the result of each message that was handled now or before, as its handler has
-    /// [set](crate::Tx::set_result) it. A duplicate costs one round trip more than in [`process`](Self::process).
+    /// [set](crate::Tx::set_result) it. That of a duplicate is read with its record.
     ///
     /// # Errors
     /// As for [`process`](Self::process), and where the consumer does not [keep](DedupConsumerBuilder::keeps_results) results.

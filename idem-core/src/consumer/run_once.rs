@@ -5,7 +5,12 @@ use std::{fmt, future::Future, pin::Pin, sync::Arc};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use super::{Inner, Item, Once, OwnSession, answers::Answers, guard, isolate, lookup, outcomes::conflict_details};
+use super::{
+    Inner, Item, Once, OwnSession,
+    answers::{Answers, Known},
+    guard, isolate, lookup,
+    repeats::Expected,
+};
 use crate::{
     error::{BoxError, ErrorClass, StoreError},
     handler::{DynHandler, Handler, HandlerError},
@@ -14,8 +19,7 @@ use crate::{
     outbox::{NotKept, ResultBody, StoredResult},
     outcome::{ConflictKind, Decision, Failure},
     spawn,
-    store::{AuditEntry, Bookkeeping as _, Claim, Recorded, Store, Tx},
-    telemetry,
+    store::{Recorded, Store, Tx},
 };
 
 /// Runs work that a caller brings along, once for each key: the first call runs it, in the transaction that records the key,
@@ -150,8 +154,8 @@ pub enum KeyState {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunOnceError {
-    /// The key was used before with another payload. Nothing ran, and nothing of what is stored is shown. It is in the audit
-    /// trail.
+    /// The key was used before with another payload. Nothing ran, and nothing of what is stored is shown. It is counted and logged; the
+    /// audit trail has a line about it once an hour a key, and for 32 keys an hour, so that no refusal is a write each time.
     #[error("the key {key} was used before for another operation")]
     Conflict {
         /// The key.
@@ -343,18 +347,66 @@ impl<S: Store> RunOnce<S> {
         let mut own = OwnSession::of(&self.inner).await;
         let final_errors = self.final_errors;
         spawn::finished(async move {
-            let work = OfCall(work);
-            let works: [&dyn DynHandler<S>; 1] = [&work];
-            let mut answers = Answers::new(&works, final_errors);
-            let decision = isolate::decide_one(&own.inner, &mut own.session, &item, Some(&mut answers)).await;
-            let result = answers.of.pop().flatten().unwrap_or(Err(NotKept::Absent));
-            if let (Decision::Conflict(recorded, _), Some(claim)) = (&decision, &item.claim) {
-                own.inner.audit_conflict(claim, recorded, item.message.origin().as_str()).await;
-            }
-            let key = item.message.key().cloned();
-            answered(decision, result, key)
+            let expected = own.inner.expected(&item);
+            let recorded = if expected == Expected::First { None } else { own.recorded(&item).await };
+            let (decision, result) = match recorded {
+                Some(recorded) => recorded,
+                None => {
+                    let work = OfCall(work);
+                    let works: [&dyn DynHandler<S>; 1] = [&work];
+                    let mut answers = Answers::new(&works, final_errors);
+                    let decision = isolate::decide_one(&own.inner, &mut own.session, &item, Some(&mut answers)).await;
+                    (decision, answers.of.pop().flatten().unwrap_or(Err(NotKept::Absent)))
+                }
+            };
+            own.inner.note(&item, expected, &decision).await;
+            answered(decision, result, item.message.key().cloned())
         })
         .await
+    }
+
+    /// What the operation with this message's key and payload answered when it was done; `None` where it was not. Nothing runs, and
+    /// nothing is written: it is one statement, where the store can. Calls do the same by themselves where they expect to be a repeat, as
+    /// their key was seen here before. Whoever has another reason to expect it, such as a client that says so, asks first.
+    ///
+    /// # Errors
+    /// [`RunOnceError`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn known(&self, message: Message) -> Result<Option<Ran>, RunOnceError> {
+        let item = self.identified(message).await?;
+        let mut own = OwnSession::of(&self.inner).await;
+        spawn::finished(async move {
+            let expected = own.inner.expected(&item);
+            let Some((decision, result)) = own.recorded(&item).await else { return Ok(None) };
+            own.inner.note(&item, expected, &decision).await;
+            answered(decision, result, item.message.key().cloned()).map(Some)
+        })
+        .await
+    }
+}
+
+impl<S: Store> OwnSession<S> {
+    /// What the record of an operation decides, with its result. `None` where it has none.
+    async fn recorded(&mut self, item: &Item) -> Option<(Decision, Known)> {
+        let recorded = lookup::recorded(&self.inner, &mut self.session, item).await;
+        recorded
+            .unwrap_or_else(|error| Some((Decision::Failed(isolate::store_failure::<S>(&error)), Err(NotKept::Absent))))
+    }
+}
+
+impl<S: Store> Inner<S> {
+    fn expected(&self, item: &Item) -> Expected {
+        item.claim.as_ref().map_or(Expected::First, |claim| self.repeats.expected(claim))
+    }
+
+    /// Learns from a call that has ended, and notes it where it was a conflict.
+    async fn note(&self, item: &Item, expected: Expected, decision: &Decision) {
+        if let Some(claim) = &item.claim {
+            self.repeats.note(claim, expected, decision);
+        }
+        self.note_conflict(item, decision).await;
     }
 }
 
@@ -389,23 +441,5 @@ pub(super) fn answered(
         (Err(why), Some(recorded)) => Err(RunOnceError::NotKept { recorded: Box::new(recorded), why }),
         // Its work has answered, so there is one.
         (Err(_), None) => Err(RunOnceError::Busy),
-    }
-}
-
-impl<S: Store> Inner<S> {
-    /// Notes that a key was used for another operation. What is stored of the first one is told to nobody.
-    pub(super) async fn audit_conflict(&self, claim: &Claim, recorded: &Recorded, origin: &str) {
-        let Some(registered) = self.registered.get() else { return };
-        let who = format!("run {}", registered.run);
-        let details = conflict_details(claim, recorded, origin);
-        let entry = AuditEntry::new(who, "conflict", claim.scope, details).key(Some(claim.key.clone()));
-        let noted = tokio::time::timeout(self.settings.answer_timeout, self.store.bookkeeping().audit(&entry)).await;
-        if !matches!(noted, Ok(Ok(()))) {
-            tracing::warn!(
-                target: telemetry::AUDIT,
-                { idem.consumer = %self.name, idem.key = %claim.key },
-                "the key was used before for another payload, which could not be noted in the audit trail"
-            );
-        }
     }
 }

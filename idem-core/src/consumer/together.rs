@@ -148,9 +148,7 @@ impl<S: Store> Company<S> {
         let results = std::mem::take(&mut answers.of).into_iter().chain(std::iter::repeat(None));
         let mut all = Vec::with_capacity(places.len());
         for (((place, item), decision), result) in places.into_iter().zip(items).zip(decisions).zip(results) {
-            if let (Decision::Conflict(recorded, _), Some(claim)) = (&decision, &item.claim) {
-                own.inner.audit_conflict(claim, recorded, item.message.origin().as_str()).await;
-            }
+            own.inner.note_conflict(&item, &decision).await;
             let key = item.message.key().cloned();
             all.push((place, Some(answer_of(decision, result.unwrap_or(Err(NotKept::Absent)), key))));
         }

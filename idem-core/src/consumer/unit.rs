@@ -11,7 +11,7 @@ use super::{
     Inner, Item,
     answers::{Answers, refuse},
     append::append_all,
-    claim::claim_all,
+    claim::{Results, claim_all},
     dedupe::{self, Fold},
     handlers::{AllHandedIn, HandlingError, TransactionState, handle_all},
     isolate::NO_LANE,
@@ -118,7 +118,7 @@ pub(crate) async fn run<S: Store, J: Borrow<Item> + Sync>(
     (clean.then_some(session), end)
 }
 
-fn is_lost(error: &StoreError) -> bool {
+pub(super) fn is_lost(error: &StoreError) -> bool {
     let timed_out = matches!(error, StoreError::Unavailable { source, .. } if source.is::<Elapsed>());
     error.class() == ErrorClass::Infrastructure && !timed_out
 }
@@ -188,7 +188,8 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     let claims: Vec<Claim> = fold.claims.iter().filter_map(|index| items[*index].borrow().claim.clone()).collect();
     let leader = |position: usize| Borrow::<Item>::borrow(&items[fold.claims[position]]);
     let rehash = |position, rule| inner.rehash(&leader(position).message, rule);
-    let claim = claim_all::<S>(&mut unit, &claims, rehash);
+    let mut results = answers.is_some().then(Results::new);
+    let claim = claim_all::<S>(&mut unit, &claims, rehash, results.as_mut());
     let begun = Instant::now();
     let claimed = tokio::time::timeout(inner.settings.busy_timeout + limit, claim).await;
     inner.metrics.claim_wait.record(begun.elapsed());
@@ -204,7 +205,7 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
     let mut ledger = Outcomes::new(items.len());
     let fresh = fresh(verdicts, &fold, &mut ledger);
     if let Some(answers) = answers.as_deref_mut()
-        && let Err(error) = answers.read(inner, &mut unit, items, &ledger).await
+        && let Err(error) = answers.read(inner, &mut unit, items, &ledger, of_messages(results, &fold)).await
     {
         return (false, store_failed(error));
     }
@@ -232,6 +233,11 @@ async fn run_on<S: Store, J: Borrow<Item> + Sync>(
         }
         Err(ended) => ended,
     }
+}
+
+/// Results by the places of their messages.
+fn of_messages(results: Option<Results>, fold: &Fold) -> Results {
+    results.into_iter().flatten().map(|(position, result)| (fold.claims[position], result)).collect()
 }
 
 /// Decides every message of a unit that went well, and leaves their results with whoever asked for them.

@@ -237,16 +237,16 @@ impl<'m> Collector<'m> {
 }
 
 /// The header that names the first cause of an event: the key of the message at the beginning of a chain of consumers. It is
-/// copied from the handled message, or is that message's key if it has no such header.
+/// copied from the handled message, or is that message's key, as its sender gave it, if it has no such header.
 pub const CAUSE: &str = "idemcause";
 
-/// The header of an event that names the key of the message whose handler published it.
+/// The header of an event that names the key of the message whose handler published it, as its sender gave it.
 pub const CAUSED_BY: &str = "idemcausedby";
 
 /// The headers that are stored with an event: the handler's own, the causes, and the trace of the handled message.
 pub(crate) fn headers(event: &Event, message: &Message) -> Headers {
     let incoming = message.headers();
-    let key = message.key().map_or("", IdempotencyKey::as_str);
+    let key = message.senders_key();
     let mut headers = event.headers.clone();
     headers.push(CAUSE, Some(incoming.text(CAUSE).unwrap_or(key).to_owned().into()));
     headers.push(CAUSED_BY, Some(key.to_owned().into()));

@@ -158,4 +158,9 @@ fn causes_travel_and_the_trace_is_no_content() {
     assert_eq!((second.headers.text("traceparent"), second.hash), (Some(trace), first.hash));
     let hop = row(&message(Some("event-1")).with_header(CAUSE, "order-1"));
     assert_eq!((hop.headers.text(CAUSE), hop.headers.text(CAUSED_BY)), (Some("order-1"), Some("event-1")));
+    // Receivers know the sender's key, and ids follow from the one under which it is handled.
+    let joined = row(&message(Some("4:acme 7:POST /t order-1")));
+    let sent = row(&message(Some("4:acme 7:POST /t order-1")).with_senders_key("order-1"));
+    assert_eq!((sent.headers.text(CAUSE), sent.headers.text(CAUSED_BY)), (Some("order-1"), Some("order-1")));
+    assert_eq!(sent.key, joined.key);
 }

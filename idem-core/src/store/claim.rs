@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use super::{HashRuleId, Retention, RunId, ScopeId};
-use crate::{hash::PayloadHash, key::IdempotencyKey, setters::setters};
+use crate::{hash::PayloadHash, key::IdempotencyKey, outbox::KeptResult, setters::setters};
 
 /// One key to claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,5 +89,23 @@ impl Recorded {
         expires_at: Option<SystemTime>,
     ) -> Self {
         Self { key, hash, hash_rule, processed_at, processed_by, expires_at }
+    }
+}
+
+/// A committed record of a key, and the result that was kept with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Found {
+    /// The record.
+    pub recorded: Recorded,
+    /// The result, as it was appended; `None` where there is none.
+    pub result: Option<KeptResult>,
+}
+
+impl Found {
+    /// A record and its result as they were read.
+    #[must_use]
+    pub fn new(recorded: Recorded, result: Option<KeptResult>) -> Self {
+        Self { recorded, result }
     }
 }

@@ -30,6 +30,7 @@ use futures_util::future;
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+pub(crate) use self::view::Limiter;
 pub use self::{
     builder::WorkerBuilder,
     pause::Pause,

@@ -19,7 +19,7 @@ const PREFER: HeaderName = HeaderName::from_static("prefer");
 
 /// Builds the question, for the authority and with the credentials of the request itself. `None` if no URI can be built from the request's.
 pub(super) fn question(prepared: &Prepared, path: &str, wait: Duration) -> Option<Request<Bytes>> {
-    let asked_for = prepared.request();
+    let asked_for = prepared.request(None);
     let mut uri: Parts = asked_for.uri().clone().into_parts();
     let path = format!("{}/idempotency/{}", path.trim_end_matches('/'), in_a_path(prepared.key.as_str()));
     uri.path_and_query = Some(path.parse::<PathAndQuery>().ok()?);

@@ -9,6 +9,7 @@ use idem_core::{IdempotencyKey, KeyError};
 use serde_json::{Map, Value};
 
 use super::{Intent, KeyPlace, Profile};
+use crate::ATTEMPT_HEADER;
 
 /// Why a request was not sent: its key would not arrive unchanged. This is a bug in the program; nothing was sent.
 #[derive(Debug, thiserror::Error)]
@@ -100,9 +101,13 @@ impl Prepared {
         Ok(Self { request, key, header: Some(name) })
     }
 
-    /// The request for one try.
-    pub(super) fn request(&self) -> Request<Bytes> {
-        self.request.clone()
+    /// The request for one try. `attempt` is its number from 1, where the server can make use of it.
+    pub(super) fn request(&self, attempt: Option<u32>) -> Request<Bytes> {
+        let mut request = self.request.clone();
+        if let Some(attempt) = attempt.filter(|attempt| *attempt > 1) {
+            request.headers_mut().insert(ATTEMPT_HEADER, attempt.into());
+        }
+        request
     }
 }
 
@@ -160,7 +165,7 @@ mod tests {
         let header = |profile: &Profile, key: &str| {
             let prepared = prepared(profile, key, "")?;
             Ok::<_, PrepareRequestError>(
-                prepared.request().headers()["idempotency-key"].to_str().expect("text").to_owned(),
+                prepared.request(None).headers()["idempotency-key"].to_str().expect("text").to_owned(),
             )
         };
         assert_eq!(header(&ietf, r#"a "b\c" d"#).expect("carried"), r#""a \"b\\c\" d""#);
@@ -188,7 +193,7 @@ mod tests {
     #[test]
     fn a_member_is_added_and_nothing_else_is_changed() {
         let square = Profile::square(HOUR);
-        let body = |body| prepared(&square, "k\"1", body).map(|prepared| prepared.request().into_body());
+        let body = |body| prepared(&square, "k\"1", body).map(|prepared| prepared.request(None).into_body());
         assert_eq!(
             body(r#" { "amount": 1.10 }"#).expect("an object"),
             &br#" {"idempotency_key":"k\"1", "amount": 1.10 }"#[..]

@@ -34,6 +34,8 @@ pub struct IdempotentClient<C> {
 #[derive(Debug, Default)]
 struct Seen {
     tries: u32,
+    /// An earlier call has tried before.
+    is_resumed: bool,
     /// A try may have been carried out, and no answer says whether.
     open: bool,
     last: Option<Answer>,
@@ -94,7 +96,8 @@ where
     pub async fn send(&self, intent: &Intent, request: Request<Bytes>) -> Result<Ended, PrepareRequestError> {
         let prepared = Prepared::new(&self.profile, intent, request)?;
         // A try of an earlier call may have been left without an answer.
-        let mut seen = Seen { open: intent.tried_first().is_some(), ..Seen::default() };
+        let is_resumed = intent.tried_first().is_some();
+        let mut seen = Seen { open: is_resumed, is_resumed, ..Seen::default() };
         let window = match Window::open(&self.profile, &self.retries, intent) {
             Ok(window) => window,
             Err(why) => {
@@ -127,7 +130,9 @@ where
     /// Makes one try, and notes its outcome.
     async fn step(&self, prepared: &Prepared, within: Duration, seen: &mut Seen) -> Step {
         seen.tries += 1;
-        let response = match self.try_once(prepared.request(), within).await {
+        // A server that can be asked about keys runs idem, which looks a repeat up that says it is one.
+        let attempt = self.profile.asks_at.as_ref().map(|_| seen.tries + u32::from(seen.is_resumed));
+        let response = match self.try_once(prepared.request(attempt), within).await {
             Tried::Answered(response) => response,
             Tried::TooLarge(response) => {
                 seen.open = true;

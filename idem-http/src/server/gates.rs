@@ -4,10 +4,10 @@
 //! read, and no check asks the database.
 
 use bytes::{Buf, Bytes};
-use http::{HeaderMap, HeaderValue, Request, header, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, header, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use idem_core::{BoxError, IdempotencyKey, Message, key::KEY_FIELD, outbox::CAUSE, store::Store};
+use idem_core::{BoxError, IdempotencyKey, Message, key::KEY_FIELD, store::Store};
 
 use super::{
     Shared, digest,
@@ -18,6 +18,9 @@ use super::{
     scope::{self, Authenticated},
     tenants::InHand,
 };
+use crate::ATTEMPT_HEADER;
+
+const ENVOY_HEADER: HeaderName = HeaderName::from_static("x-envoy-attempt-count");
 
 /// A request that may be claimed.
 pub(crate) struct Admitted {
@@ -28,6 +31,8 @@ pub(crate) struct Admitted {
     pub(crate) parts: Parts,
     pub(crate) body: Bytes,
     pub(crate) in_hand: InHand,
+    /// Whether it was sent before, by the word of the client or of a proxy.
+    pub(crate) is_again: bool,
 }
 
 impl Admitted {
@@ -40,7 +45,7 @@ impl Admitted {
     pub(crate) fn message(&self) -> Message {
         let message = Message::new(self.prints.concat())
             .with_header(KEY_FIELD, self.key.as_str().to_owned())
-            .with_header(CAUSE, self.asked.clone());
+            .with_senders_key(&self.asked);
         ["traceparent", "tracestate"].iter().fold(message, |message, name| match self.parts.headers.get(*name) {
             Some(value) => message.with_header(name, value.as_bytes().to_vec()),
             None => message,
@@ -79,7 +84,8 @@ impl<S: Store> Shared<S> {
         }
         let prints = fingerprint::of(&self.hashings, &settings.fingerprint, &parts, &body, self.subject(&who))?;
         let key = scope::joined(&who.tenant, route, &asked).map_err(|_| Problem::KeyMalformed("it cannot be kept"))?;
-        Ok(Admitted { key, asked, prints, parts, body, in_hand })
+        let is_again = is_again(&parts.headers);
+        Ok(Admitted { key, asked, prints, parts, body, in_hand, is_again })
     }
 
     /// The subject that an answer is for, if answers are kept by subject.
@@ -100,6 +106,12 @@ impl<S: Store> Shared<S> {
 pub(crate) fn received_key(headers: &HeaderMap) -> Option<HeaderValue> {
     let mut all = headers.get_all(KEY_HEADER).iter();
     all.next().filter(|_| all.next().is_none()).cloned()
+}
+
+/// Whether a request says that it is not the first try: one of a client's, or one of Envoy's. Both count from 1.
+fn is_again(headers: &HeaderMap) -> bool {
+    let tries = |name: &HeaderName| headers.get(name)?.to_str().ok()?.parse::<u32>().ok();
+    [ATTEMPT_HEADER, ENVOY_HEADER].iter().filter_map(tries).any(|tries| tries > 1)
 }
 
 async fn read<B>(headers: &HeaderMap, body: B, settings: &RouteSettings) -> Result<Bytes, Problem>

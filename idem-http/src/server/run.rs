@@ -208,8 +208,15 @@ impl<S: Store> Shared<S> {
         runs: &mut R,
         deadline: Instant,
     ) -> Result<Ended, RunOnceError> {
-        let mut waits = None;
+        let (mut waits, mut is_again) = (None, admitted.is_again);
         loop {
+            // Where the key was seen here before, the engine looks by itself.
+            if std::mem::take(&mut is_again) {
+                let _connection = admitted.in_hand.run().await;
+                if let Some(ran) = self.engine.known(admitted.message()).await? {
+                    return Ok(Ended::Done(ran, None));
+                }
+            }
             let ended = runs.run(self, admitted, progress).await;
             if !matches!(ended, Err(RunOnceError::Busy)) || Instant::now() + REST >= deadline {
                 return ended;

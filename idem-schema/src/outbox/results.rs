@@ -24,6 +24,14 @@ pub fn results_in_claim_order(claims: &[Claim], found: &[Row]) -> Result<Vec<Opt
     claims.iter().map(of).collect()
 }
 
+/// The answer in a row of [`look_up`](crate::PostgresStatements::look_up); `None` where its record has none.
+///
+/// # Errors
+/// As for [`results_in_claim_order`].
+pub fn kept_beside(row: &Row) -> Result<Option<KeptResult>, StoreError> {
+    row.get::<Option<i32>>("kind")?.map(|_| kept(row)).transpose()
+}
+
 fn kept(row: &Row) -> Result<KeptResult, StoreError> {
     let damaged = |what: &str| StoreError::Schema {
         problem: format!("a row of processed_results holds a damaged {what}"),

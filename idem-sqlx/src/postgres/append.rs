@@ -5,10 +5,13 @@ use std::sync::Arc;
 use idem_core::{
     StoreError,
     outbox::{KeptResult, NewResult},
-    store::Claim,
+    store::{Claim, Found},
 };
-use idem_schema::{AppendLimits, Appending, EventColumns, ResultColumns, Row, claimed_ids, results_in_claim_order};
-use sqlx::{PgConnection, postgres::PgRow};
+use idem_schema::{
+    AppendLimits, Appending, EventColumns, ResultColumns, Row, claimed_ids, found_in_claim_order,
+    results_in_claim_order,
+};
+use sqlx::{AssertSqlSafe, PgConnection, postgres::PgRow};
 
 use super::{
     Driver,
@@ -82,9 +85,22 @@ impl PostgresUnit<'_> {
     }
 }
 
+/// The records of keys and their results.
+pub(super) async fn found(
+    driver: &Driver,
+    connection: &mut PgConnection,
+    claims: &[Claim],
+) -> Result<Vec<Option<Found>>, StoreError> {
+    let (scopes, key_ids) = claimed_ids(claims);
+    let query = sqlx::query(AssertSqlSafe(Arc::clone(&driver.statements.look_up))).persistent(driver.is_named());
+    let rows = query.bind(&scopes).bind(&key_ids).fetch_all(connection).await;
+    let rows = rows.map_err(|source| error::store("looking keys up", source))?;
+    found_in_claim_order(claims, &key_ids, &driver::read(&rows)?)
+}
+
 /// Whether the login may write what the unit could not. Where that cannot be found out, it is taken for a missing right.
 async fn may_append(driver: &Driver) -> bool {
-    let query = sqlx::query(sqlx::AssertSqlSafe(Arc::clone(&driver.statements.may_append)));
+    let query = sqlx::query(AssertSqlSafe(Arc::clone(&driver.statements.may_append)));
     let asked = driver.within("looking at the rights", driver.once(None, query)).await;
     let row = asked.and_then(|rows| driver::read(&rows));
     row.is_ok_and(|rows| rows.first().is_some_and(|row| row.get("may").unwrap_or(false)))

@@ -17,7 +17,7 @@ use std::{fmt, sync::Arc};
 
 use idem_core::{
     ErrorClass, Store, StoreError,
-    store::{Cleaner, Outbox, StoreCapabilities, UnitOptions},
+    store::{Claim, Cleaner, Found, Outbox, StoreCapabilities, UnitOfWork as _, UnitOptions},
 };
 pub use idem_schema::Statements;
 use idem_schema::{SchemaName, SqlBookkeeping, SqlOutbox, UnitLimits, begin_unit, refused_login};
@@ -112,6 +112,14 @@ impl PostgresStore {
     fn driver(&self) -> &Driver {
         self.bookkeeping.driver()
     }
+
+    /// Opens another connection in place of one that cannot be used again.
+    async fn renew(&self, session: &mut PostgresSession) -> Result<(), StoreError> {
+        if session.is_spent {
+            *session = self.driver().open_session().await?;
+        }
+        Ok(())
+    }
 }
 
 impl Store for PostgresStore {
@@ -149,9 +157,7 @@ impl Store for PostgresStore {
         session: &'l mut PostgresSession,
         options: UnitOptions,
     ) -> Result<PostgresUnit<'l>, StoreError> {
-        if session.is_spent {
-            *session = self.driver().open_session().await?;
-        }
+        self.renew(session).await?;
         let limits = UnitLimits {
             lock: options.busy_timeout,
             statement: options.busy_timeout,
@@ -159,6 +165,24 @@ impl Store for PostgresStore {
         };
         session.begin(&begin_unit(limits, session.shared_durability)).await.map_err(error::beginning)?;
         Ok(PostgresUnit::new(self.driver(), session, options))
+    }
+
+    async fn look_up<'l>(
+        &'l self,
+        session: &'l mut PostgresSession,
+        options: UnitOptions,
+        claims: &'l [Claim],
+    ) -> Result<Vec<Option<Found>>, StoreError> {
+        if self.driver().is_named() {
+            self.renew(session).await?;
+            return append::found(self.driver(), &mut session.connection, claims).await;
+        }
+        // sqlx prepares and runs in two steps, between which a pooler may change the server connection unless a transaction
+        // holds it.
+        let mut unit = self.begin(session, options).await?;
+        let found = unit.look_up(claims).await?;
+        unit.rollback().await?;
+        Ok(found)
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut &'t mut PgConnection) -> &'a mut PgConnection {

@@ -6,7 +6,7 @@ use futures_util::StreamExt as _;
 use idem_core::{
     Recorded, StoreError, Tx, failpoint,
     outbox::KeptResult,
-    store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions},
+    store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions},
 };
 use idem_schema::{
     ClaimColumns, ClaimedId, PostgresStatements, claim_answers, claimed_ids, in_claim_order, key_id, next_call,
@@ -19,7 +19,7 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager as _;
 
-use super::{Driver, Manager, PostgresSession, PostgresStore, driver, error};
+use super::{Driver, Manager, PostgresSession, PostgresStore, append, driver, error};
 
 /// Whether this is the answer to the seal of that transaction, or to the guard where there is none.
 fn is_answer(row: &PgRow, xid: Option<&str>) -> bool {
@@ -195,6 +195,10 @@ impl UnitOfWork<PostgresStore> for PostgresUnit<'_> {
 
     async fn read_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
         self.kept_results(claims).await
+    }
+
+    async fn look_up(&mut self, claims: &[Claim]) -> Result<Vec<Option<Found>>, StoreError> {
+        append::found(self.driver, &mut self.session.connection, claims).await
     }
 
     async fn savepoint(&mut self) -> Result<(), StoreError> {

@@ -1,14 +1,15 @@
 //! Claims and records as parameters and rows: a batch is one statement, whatever its size.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
 use idem_core::{
     ErrorClass, IdempotencyKey, PayloadHash, Recorded, Retention, StoreError,
-    store::{Claim, Claimed, HashRuleId, RunId, boxed},
+    store::{Claim, Claimed, Found, HashRuleId, RunId, boxed},
 };
-use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
+use idem_schema::kept_beside;
+use sqlx::{AssertSqlSafe, Row, SqliteConnection, sqlite::SqliteRow};
 
-use super::{clock, error, statements::Statements};
+use super::{clock, driver, error, statements::Statements};
 
 /// The parameters that stand for a batch: what is text or a number as JSON, what is binary as one blob, because JSON has
 /// no binary and hexadecimal would have to be undone for each.
@@ -79,23 +80,49 @@ pub(super) async fn read(
     statements: &Statements,
     claims: &[Claim],
 ) -> Result<Vec<Option<Recorded>>, StoreError> {
-    let failed = |error| error::of_unit("reading records", error);
+    let (doing, statement) = ("reading records", statements.read());
+    rows(connection, doing, statement, claims, |row, claim| record(row, claim).map_err(failed(doing))).await
+}
+
+/// Reads who has these keys, with their results. It may be a transaction of its own.
+pub(super) async fn look_up(
+    connection: &mut SqliteConnection,
+    statements: &Statements,
+    claims: &[Claim],
+) -> Result<Vec<Option<Found>>, StoreError> {
+    let (doing, statement) = ("looking keys up", statements.look_up());
+    let found = |row: &SqliteRow, claim: &Claim| {
+        let recorded = record(row, claim).map_err(failed(doing))?;
+        let row = driver::decode(std::slice::from_ref(row)).map_err(failed(doing))?;
+        Ok(Found::new(recorded, row.first().map(kept_beside).transpose()?.flatten()))
+    };
+    rows(connection, doing, statement, claims, found).await
+}
+
+/// Runs a statement of claims, whose rows say by their place which claim they answer.
+async fn rows<T>(
+    connection: &mut SqliteConnection,
+    doing: &'static str,
+    statement: AssertSqlSafe<Arc<str>>,
+    claims: &[Claim],
+    read: impl Fn(&SqliteRow, &Claim) -> Result<T, StoreError>,
+) -> Result<Vec<Option<T>>, StoreError> {
     let parameters = Parameters::of(claims, 0)?;
-    let rows = sqlx::query(statements.read())
-        .bind(parameters.json)
-        .bind(parameters.ids)
-        .fetch_all(connection)
-        .await
-        .map_err(failed)?;
-    let mut found: Vec<Option<Recorded>> = vec![None; claims.len()];
+    let query = sqlx::query(statement).bind(parameters.json).bind(parameters.ids);
+    let rows = query.fetch_all(connection).await.map_err(failed(doing))?;
+    let mut found: Vec<Option<T>> = claims.iter().map(|_| None).collect();
     for row in &rows {
-        let place: i64 = row.try_get("place").map_err(failed)?;
+        let place: i64 = row.try_get("place").map_err(failed(doing))?;
         let place = usize::try_from(place).unwrap_or(usize::MAX);
         if let (Some(slot), Some(claim)) = (found.get_mut(place), claims.get(place)) {
-            *slot = Some(record(row, claim).map_err(failed)?);
+            *slot = Some(read(row, claim)?);
         }
     }
     Ok(found)
+}
+
+fn failed(doing: &'static str) -> impl Fn(sqlx::Error) -> StoreError {
+    move |error| error::of_unit(doing, error)
 }
 
 /// The record that answers this claim.

@@ -23,7 +23,7 @@ use std::{error::Error as StdError, fmt, path::Path, sync::Arc};
 
 use idem_core::{
     ErrorClass, Store, StoreError,
-    store::{Cleaner, Outbox, StoreCapabilities, UnitOptions},
+    store::{Claim, Cleaner, Found, Outbox, StoreCapabilities, UnitOptions},
 };
 use idem_schema::{SqlBookkeeping, SqlOutbox};
 use sqlx::{Connection as _, SqliteConnection};
@@ -183,6 +183,20 @@ impl Store for SqliteStore {
         options: UnitOptions,
     ) -> Result<Self::Unit<'l>, StoreError> {
         SqliteUnit::begin(self, session, options).await
+    }
+
+    /// Takes no lock: it reads beside whoever writes.
+    async fn look_up<'l>(
+        &'l self,
+        session: &'l mut Self::Session,
+        _: UnitOptions,
+        claims: &'l [Claim],
+    ) -> Result<Vec<Option<Found>>, StoreError> {
+        if session.broken || session.connection.is_none() {
+            *session = self.open_session().await?;
+        }
+        let lost = || error::of_unit("looking keys up", sqlx::Error::WorkerCrashed);
+        claim::look_up(session.connection.as_mut().ok_or_else(lost)?, &self.statements, claims).await
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut Self::Connection<'t>) -> Self::Connection<'a> {

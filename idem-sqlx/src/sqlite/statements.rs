@@ -88,6 +88,15 @@ SELECT r.consumer, r.key_id, r.kind, r.status, r.content_type, r.headers, r.body
 FROM json_each(?1) AS asked CROSS JOIN "{schema}_processed_results" AS r
 WHERE r.consumer = asked.value AND r.key_id = substr(?2, 1 + 16 * asked.key, 16)"#;
 
+    /// Reads the records of keys and their answers. 1 and 2 as for `claim`. Result, a row a key that was found: the columns of `read`, and
+    /// those of `read_results` from `kind` on, which are NULL where there is no answer.
+    look_up: r#"
+SELECT asked.key AS place, p.idempotency_key, p.payload_hash, p.hash_id, p.processed_at, p.processed_by, p.expires_at,
+    r.kind, r.status, r.content_type, r.headers, r.body, r.sealed_with, r.reference
+FROM json_each(?1) AS asked CROSS JOIN "{schema}_processed_messages" AS p
+LEFT JOIN "{schema}_processed_results" AS r ON r.consumer = p.consumer AND r.key_id = p.key_id
+WHERE p.consumer = asked.value ->> 0 AND p.key_id = substr(?2, 1 + 48 * asked.key, 16)"#;
+
     /// Reads the records of keys. 1 and 2 as for `claim`. Result, a row a key that was found: `place`, its position from
     /// 0, `idempotency_key`, `payload_hash`, `hash_id`, `processed_at`, `processed_by`, `expires_at`.
     read: r#"

@@ -12,7 +12,7 @@ use std::{
 use idem_core::{
     Recorded, StoreError, Tx, failpoint,
     outbox::KeptResult,
-    store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions, boxed},
+    store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions, boxed},
 };
 use sqlx::{AssertSqlSafe, Database, SqlSafeStr, SqliteConnection};
 use sqlx_core::transaction::TransactionManager;
@@ -192,6 +192,10 @@ impl UnitOfWork<SqliteStore> for SqliteUnit<'_> {
 
     async fn read_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
         self.kept_results(claims).await
+    }
+
+    async fn look_up(&mut self, claims: &[Claim]) -> Result<Vec<Option<Found>>, StoreError> {
+        claim::look_up(self.connection, &self.store.statements, claims).await
     }
 
     async fn savepoint(&mut self) -> Result<(), StoreError> {

@@ -6,8 +6,8 @@ use idem_core::{
     ErrorClass, Recorded, Store, StoreError, Tx, chain,
     outbox::{EventNumber, KeptResult, NewEvent},
     store::{
-        AppendError, Appended, Claim, ClaimError, Claimed, Cleaner, CommitError, Outbox, StoreCapabilities, UnitOfWork,
-        UnitOptions, boxed,
+        AppendError, Appended, Claim, ClaimError, Claimed, Cleaner, CommitError, Found, Outbox, StoreCapabilities,
+        UnitOfWork, UnitOptions, boxed,
     },
 };
 use tokio::time::{Instant, timeout_at};
@@ -126,6 +126,47 @@ impl Store for MemoryStore {
             era: session.era,
         };
         Ok(MemoryUnit { shared: Arc::clone(&self.shared), session, options, pending, began_as: id, ended: false })
+    }
+
+    async fn look_up<'l>(
+        &'l self,
+        session: &'l mut MemorySession,
+        _: UnitOptions,
+        claims: &'l [Claim],
+    ) -> Result<Vec<Option<Found>>, StoreError> {
+        let doing = "looking keys up";
+        tokio::task::yield_now().await;
+        let met = if session.lost {
+            Err(MemoryError::ConnectionLost)
+        } else {
+            self.shared.meet_in(Operation::Read, session.era).await
+        };
+        match met {
+            Ok(Met::Nothing) => {}
+            Ok(Met::AnswerLost) | Err(MemoryError::ConnectionLost) => {
+                session.lost = true;
+                return Err(store_error(doing, MemoryError::ConnectionLost));
+            }
+            Err(error) => return Err(store_error(doing, error)),
+        }
+        let (state, defect) = (self.shared.state(), self.shared.defect);
+        if state.hides_records {
+            return Err(store_error(doing, MemoryError::NoTable));
+        }
+        let look = |claim: &Claim| {
+            let key = record_key(claim, defect);
+            let held = || {
+                let (_, recorded) = state.held.get(&key).filter(|_| defect == Some(Defect::FindsUncommitted))?;
+                Some(recorded.clone())
+            };
+            let recorded = found(&state, &key, claim, defect).or_else(held)?;
+            Some(Found::new(recorded, result_of(&state, claim, defect)))
+        };
+        let mut all: Vec<_> = claims.iter().map(look).collect();
+        if defect == Some(Defect::AnswersClaimsInReverse) {
+            all.reverse();
+        }
+        Ok(all)
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut MemoryConnection<'t>) -> MemoryConnection<'a> {
@@ -319,6 +360,13 @@ fn found(state: &State, key: &RecordKey, claim: &Claim, defect: Option<Defect>) 
     Some(recorded)
 }
 
+fn result_of(state: &State, claim: &Claim, defect: Option<Defect>) -> Option<KeptResult> {
+    let by_key_alone = defect == Some(Defect::ResultsByKeyAlone);
+    let mut all = state.events.results.values();
+    let is_it = |row: &&ResultRow| row.result.key == claim.key && (by_key_alone || row.result.scope == claim.scope);
+    all.find(is_it).map(ResultRow::kept)
+}
+
 impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
     async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Claimed>, ClaimError> {
         let doing = "claiming keys";
@@ -429,14 +477,7 @@ impl UnitOfWork<MemoryStore> for MemoryUnit<'_> {
             Err(error) => return Err(self.fail(doing, error)),
         }
         let state = self.shared.state();
-        let by_key_alone = self.shared.has(Defect::ResultsByKeyAlone);
-        let of = |claim: &Claim| {
-            let mut all = state.events.results.values();
-            all.find(|ResultRow { result, .. }| {
-                result.key == claim.key && (by_key_alone || result.scope == claim.scope)
-            })
-        };
-        Ok(claims.iter().map(|claim| of(claim).map(ResultRow::kept)).collect())
+        Ok(claims.iter().map(|claim| result_of(&state, claim, self.shared.defect)).collect())
     }
 
     async fn savepoint(&mut self) -> Result<(), StoreError> {

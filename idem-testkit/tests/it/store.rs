@@ -161,7 +161,7 @@ mod broken {
 
     is_caught_by! {
         answers_in_another_order: AnswersClaimsInReverse by records::claims_and_reads_answer_in_order,
-            batches::fresh_old_fresh;
+            batches::fresh_old_fresh, repeats::v14_many_keys_are_looked_up_in_their_order;
         binds_nothing: BindsNothing by consumers::another_source_is_refused_with_both_values,
             consumers::another_handler_is_refused_with_both_values, consumers::another_key_rule_is_refused_with_both_values,
             consumers::another_hash_rule_is_refused_with_both_values;
@@ -189,15 +189,18 @@ mod broken {
         loses_events: LosesEvents by events::append_is_atomic_with_the_record;
         puts_events_outside: PutsEventsOutside by events::o1_append_of_a_rolled_back_unit_leaves_nothing;
         scans_by_number: ScansByNumber by relays::o5_a_late_commit_of_a_lower_number_is_answered;
-        finds_what_is_not_committed: FindsUncommitted by competition::an_uncommitted_twin_is_never_found;
+        finds_what_is_not_committed: FindsUncommitted by competition::an_uncommitted_twin_is_never_found,
+            repeats::v14_what_is_not_committed_is_not_known;
         folds_keys: FoldsKeys by keys::keys_that_look_alike_are_different;
         forgets_hashes: ForgetsHashes by deliveries::other_payload_is_a_conflict_and_never_handled,
-            batches::copies_of_a_recorded_key_are_compared_with_its_record;
+            batches::copies_of_a_recorded_key_are_compared_with_its_record,
+            repeats::v14_what_is_looked_up_decides_as_a_claim_does;
         ignores_scopes: IgnoresScopes by deliveries::two_consumers_with_the_same_key_both_run,
             deliveries::two_tenants_with_the_same_key_both_run;
         numbers_in_order: NumbersInOrder by consumers::j63_numbers_follow_from_names;
         loses_effects: LosesEffects by deliveries::processes_exactly_once_on_first_delivery;
-        loses_results: LosesResults by results::v1_a_result_is_kept_with_its_record;
+        loses_results: LosesResults by results::v1_a_result_is_kept_with_its_record,
+            repeats::v14_a_repeat_begins_no_unit;
         finds_results_of_others: ResultsByKeyAlone by results::v5_two_tenants_with_one_key_have_two_results;
         keeps_what_was_refused: SavepointKeepsEffects by results::v11_a_refusal_keeps_its_key_and_takes_effects_back,
             calls::v16_a_refusal_among_calls_takes_back_its_own;

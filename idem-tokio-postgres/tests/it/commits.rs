@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use idem_core::{Concurrency, DedupConsumer, DedupConsumerBuilder};
+use idem_core::{Concurrency, DedupConsumer, DedupConsumerBuilder, Effects, Ran, ResultBody, RunOnce, RunOnceError};
 use idem_testkit::proxy::postgres::PostgresProxy;
 use idem_tokio_postgres::PostgresStore;
 
 use crate::{
-    consumers::{BOTH, Write, builder, keys, messages, process},
-    fixture::{Fixture, PATIENCE, authority},
+    consumers::{BOTH, Write, builder, keys, messages, process, write},
+    fixture::{Fixture, PATIENCE, authority, authority_of},
     scratch::Scratch,
 };
 
@@ -38,6 +38,73 @@ async fn a_unit_costs_two_round_trips_beside_its_handlers() {
     }
     fixture.drop().await;
 }
+
+/// Work that writes an effect and answers.
+async fn pay(payments: &RunOnce<PostgresStore>, key: &str, payload: &str) -> Result<Ran, RunOnceError> {
+    let paying = payments.run_once(key, payload, |tx| {
+        Box::pin(async move {
+            let message = tx.message().cloned().unwrap();
+            write(&tx.connection(), &message).await?;
+            Ok(ResultBody::new("paid").with_status(201))
+        })
+    });
+    paying.await
+}
+
+/// V14, V15: a repeat costs one round trip where it is expected to be one, and BEGIN with the claim, look-up and ROLLBACK where it is
+/// not; a first run pays for none of that. Neither repeats nor uses of the key for something else write anything or take a
+/// transaction's number.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn v14_v15_repeats_and_conflicts_cost_one_round_trip_and_write_nothing() {
+    let scratch = Scratch::new("v14").await;
+    let fixture = Fixture::on(&scratch.url).await;
+    let proxy = PostgresProxy::delaying(&authority_of(&scratch.url), Duration::from_millis(30)).await.unwrap();
+    let instance = || {
+        let builder = RunOnce::builder(fixture.options_of(fixture.through(proxy.port())).build().unwrap(), "payments");
+        builder.effects(Effects::InTransaction).final_errors().lanes(1).build_once().unwrap()
+    };
+    let (here, there) = (instance(), instance());
+    let mut first_runs = Vec::new();
+    for key in ["0", "1", "2", "3", "4", "5", "6"] {
+        proxy.round_trips();
+        assert!(!pay(&here, key, "p").await.unwrap().replayed);
+        first_runs.push(proxy.round_trips());
+    }
+    // BEGIN with the claim, the savepoint with the effect, the result, and the seal with COMMIT. A client that is kept from the
+    // processor for longer than the delay sends what goes together in two pieces.
+    assert_eq!(first_runs.iter().min(), Some(&4), "{first_runs:?}");
+    assert!(pay(&here, "0", "p").await.unwrap().replayed, "the look-up is prepared");
+    assert!(matches!(pay(&here, "0", "other").await, Err(RunOnceError::Conflict { .. })), "it is noted");
+    for payload in ["p", "other"] {
+        proxy.round_trips();
+        assert_eq!(pay(&here, "0", payload).await.is_ok(), payload == "p");
+        assert_eq!(proxy.round_trips(), 1, "{payload}");
+    }
+    let mut repeats = Vec::new();
+    for key in ["1", "2", "3", "4", "5", "6"] {
+        proxy.round_trips();
+        assert!(pay(&there, key, "p").await.unwrap().replayed);
+        repeats.push(proxy.round_trips());
+    }
+    assert_eq!((repeats[..4].iter().min(), &repeats[4..]), (Some(&3), &[1, 1][..]), "{repeats:?}");
+    // What else the server does, such as a checkpoint, may write meanwhile, and not each time.
+    let mut seen = Vec::new();
+    for _ in 0..20 {
+        let before = fixture.text(WRITTEN).await;
+        for _ in 0..5 {
+            assert!(pay(&here, "0", "p").await.unwrap().replayed);
+            assert!(pay(&here, "0", "other").await.is_err());
+        }
+        if fixture.text(WRITTEN).await == before {
+            fixture.drop().await;
+            return scratch.down().await;
+        }
+        seen.push(before);
+    }
+    panic!("something was written each time: {seen:?}");
+}
+
+const WRITTEN: &str = "SELECT pg_current_wal_insert_lsn()::text || ' ' || pg_snapshot_xmax(pg_current_snapshot())";
 
 /// With a synchronous standby that does not exist, every COMMIT hangs after it is written.
 async fn hang_commits(fixture: &Fixture, name: &str) {

@@ -34,8 +34,13 @@ pub(crate) fn url() -> String {
 
 /// Its `host:port`.
 pub(crate) fn authority() -> String {
-    let config: Config = url().parse().unwrap();
-    let Host::Tcp(host) = &config.get_hosts()[0] else { panic!("the tests' server is reached over TCP") };
+    authority_of(&url())
+}
+
+/// The `host:port` of a server.
+pub(crate) fn authority_of(url: &str) -> String {
+    let config: Config = url.parse().unwrap();
+    let Host::Tcp(host) = &config.get_hosts()[0] else { panic!("the tests' servers are reached over TCP") };
     format!("{host}:{}", config.get_ports()[0])
 }
 
@@ -72,9 +77,9 @@ impl Fixture {
         Self::on(&url()).await
     }
 
-    /// How to reach this schema by this port, on which a proxy stands in front of the shared server.
+    /// How to reach this schema by this port, on which a proxy stands in front of its server.
     pub(crate) fn through(&self, port: u16) -> Config {
-        let server: Config = url().parse().unwrap();
+        let server = &self.config;
         let mut config = Config::new();
         config.host("127.0.0.1").port(port).ssl_mode(SslMode::Disable);
         config.user(server.get_user().unwrap()).dbname(server.get_dbname().unwrap());

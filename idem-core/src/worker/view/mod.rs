@@ -12,6 +12,7 @@ use std::{
 
 use tokio::time::Instant;
 
+pub(crate) use self::log_limit::Limiter;
 pub(super) use self::{
     incidents::Incidents,
     log_limit::{LogLimiter, WINDOW as LOG_WINDOW},

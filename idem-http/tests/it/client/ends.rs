@@ -63,9 +63,15 @@ async fn w34_lost_answers_are_asked_for_again_with_the_same_key() {
     assert_eq!((answer.tries, answer.replayed), (6, true));
     let key = format!("\"{}\"", Intent::of("order-4711", "charge").key(IdForm::V8));
     assert_eq!(provider.charges(), std::slice::from_ref(&key));
+    let mut attempts = Vec::new();
     for seen in provider.seen() {
         assert_eq!((seen.key.as_deref(), &seen.body[..]), (Some(&*key), &br#"{"cents":1177}"#[..]));
+        attempts.push(seen.headers.get("idempotency-attempt").map(|attempt| attempt.to_str().unwrap().to_owned()));
     }
+    assert_eq!(
+        attempts,
+        [None, Some("2"), Some("3"), Some("4"), Some("5"), Some("6")].map(|one| one.map(str::to_owned))
+    );
 }
 
 /// W34: a second call for the same intent, as another process makes it after a crash, gets the first one's answer.

@@ -190,6 +190,34 @@ pub(crate) async fn w11_a_repeat_gets_the_answer_of_the_old_handler<G: Ground>()
     assert_eq!((again.status, again.body), (201, first.body));
 }
 
+/// V14: an instance that has not had a key before looks it up where client or proxy say that this is another try, and begins no
+/// transaction for it.
+#[tokio::test]
+async fn v14_a_repeat_that_says_so_begins_no_transaction() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let instance = || route::<Memory>(&builder(&ground).build().unwrap(), &runs);
+    let first = send::<Memory>(&instance(), request("k", "one")).await;
+    let with = |name: &'static str, value: &'static str, body| {
+        let mut request = request("k", body);
+        request.headers_mut().insert(name, value.parse().unwrap());
+        request
+    };
+    let fault = idem_testkit::Fault::Error(idem_core::ErrorClass::Permanent);
+    ground.store().inject(idem_testkit::Operation::Begin, fault);
+    for name in ["idempotency-attempt", "x-envoy-attempt-count"] {
+        let again = send::<Memory>(&instance(), with(name, "2", "one")).await;
+        assert_eq!((again.status, again.is_replayed(), &again.body), (201, Some(true), &first.body), "{name}");
+        assert_eq!(send::<Memory>(&instance(), with(name, "2", "two")).await.status, 422, "{name}");
+    }
+    // The fault was there all the while.
+    assert_eq!(send::<Memory>(&instance(), with("idempotency-attempt", "1", "one")).await.status, 500);
+    // It is a hint: what was not done before runs.
+    let mut new = with("idempotency-attempt", "7", "two");
+    new.headers_mut().insert("idempotency-key", "k-2".parse().unwrap());
+    assert_eq!(send::<Memory>(&instance(), new).await.is_replayed(), Some(false));
+    assert_eq!(ground.paid().await, ["one", "two"]);
+}
+
 /// 10,000 who ask for one key hold no connection while they wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn w22_ten_thousand_repeats_wait_without_connections() {

@@ -3,13 +3,15 @@
 use idem_testkit::Decide as _;
 use std::time::Duration;
 
-use idem_core::{Decision, DedupConsumer, DedupConsumerBuilder, ErrorClass};
+use idem_core::{
+    Decision, DedupConsumer, DedupConsumerBuilder, Effects, ErrorClass, Ran, ResultBody, RunOnce, RunOnceError,
+};
 use idem_sqlx::PostgresStore;
 use idem_testkit::proxy::postgres::{Cut, PostgresProxy};
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 use super::{
-    consumers::{Write, builder, consumer, keys, messages, process},
+    consumers::{Write, builder, consumer, keys, messages, process, write},
     fixture::{Fixture, PATIENCE, url},
     scratch::Scratch,
 };
@@ -44,6 +46,74 @@ async fn a_unit_costs_three_round_trips_beside_its_handlers() {
     }
     fixture.drop().await;
 }
+
+/// Work that writes an effect and answers, on a consumer behind the proxy.
+async fn pay(payments: &RunOnce<PostgresStore>, key: &str, payload: &str) -> Result<Ran, RunOnceError> {
+    let paying = payments.run_once(key, payload, |tx| {
+        Box::pin(async move {
+            let message = tx.message().cloned().unwrap();
+            write(tx.connection(), &message).await?;
+            Ok(ResultBody::new("paid").with_status(201))
+        })
+    });
+    paying.await
+}
+
+/// V14, V15: a repeat costs one round trip where it is expected to be one, and BEGIN, claim, look-up and ROLLBACK where it is not; a
+/// first run pays for none of that. Neither repeats nor uses of the key for something else write anything or take a transaction's
+/// number.
+#[tokio::test]
+async fn v14_v15_repeats_and_conflicts_cost_one_round_trip_and_write_nothing() {
+    let scratch = Scratch::new("v14").await;
+    let fixture = Fixture::on(&scratch.url).await;
+    let server: PgConnectOptions = scratch.url.parse().unwrap();
+    let proxy = PostgresProxy::cutting(&format!("{}:{}", server.get_host(), server.get_port()), Cut::Before, 0).await;
+    let proxy = proxy.unwrap();
+    let instance = || {
+        let through = server.clone().host("127.0.0.1").port(proxy.port()).ssl_mode(PgSslMode::Disable);
+        let through = through.options([("search_path", fixture.schema.as_str())]);
+        let builder = RunOnce::builder(fixture.options_of(through).build().unwrap(), "payments");
+        builder.effects(Effects::InTransaction).final_errors().lanes(1).build_once().unwrap()
+    };
+    let (here, there) = (instance(), instance());
+    let first_run = 6;
+    for key in ["0", "1", "2", "3", "4", "5", "6"] {
+        proxy.round_trips();
+        assert!(!pay(&here, key, "p").await.unwrap().replayed);
+        // BEGIN, claim, savepoint, effect, result, and the seal with COMMIT.
+        assert!(key == "0" || proxy.round_trips() == first_run, "{key}");
+    }
+    assert!(pay(&here, "0", "p").await.unwrap().replayed, "the look-up is prepared");
+    assert!(matches!(pay(&here, "0", "other").await, Err(RunOnceError::Conflict { .. })), "it is noted");
+    for payload in ["p", "other"] {
+        proxy.round_trips();
+        assert_eq!(pay(&here, "0", payload).await.is_ok(), payload == "p");
+        assert_eq!(proxy.round_trips(), 1, "{payload}");
+    }
+    for (key, cost) in [("1", None), ("2", Some(4)), ("3", Some(4)), ("4", Some(4)), ("5", Some(1)), ("6", Some(1))] {
+        proxy.round_trips();
+        assert!(pay(&there, key, "p").await.unwrap().replayed);
+        let spent = proxy.round_trips();
+        assert!(cost.is_none_or(|cost| spent == cost), "{key}: {spent}");
+    }
+    // What else the server does, such as a checkpoint, may write meanwhile, and not each time.
+    let mut seen = Vec::new();
+    for _ in 0..20 {
+        let before = fixture.text(WRITTEN).await;
+        for _ in 0..10 {
+            assert!(pay(&here, "0", "p").await.unwrap().replayed);
+            assert!(pay(&here, "0", "other").await.is_err());
+        }
+        if fixture.text(WRITTEN).await == before {
+            fixture.drop().await;
+            return scratch.down().await;
+        }
+        seen.push(before);
+    }
+    panic!("something was written each time: {seen:?}");
+}
+
+const WRITTEN: &str = "SELECT pg_current_wal_insert_lsn()::text || ' ' || pg_snapshot_xmax(pg_current_snapshot())";
 
 /// With a synchronous standby that does not exist, every COMMIT hangs after it is written.
 async fn hang_commits(fixture: &Fixture, name: &str) {

@@ -67,6 +67,7 @@ mod observed;
 pub mod pipelined;
 pub mod records;
 pub mod relays;
+pub mod repeats;
 pub mod results;
 pub mod shared_units;
 mod subject;
@@ -305,6 +306,14 @@ macro_rules! store_conformance {
                 v11_a_refusal_whose_transaction_was_ended_is_not_kept,
                 results_cost_nothing_where_nobody_asks,
                 results_that_are_not_offered_are_refused,
+            }
+            repeats {
+                v14_a_repeat_begins_no_unit,
+                v14_a_first_run_is_not_looked_up,
+                v14_what_is_looked_up_decides_as_a_claim_does,
+                v14_what_is_not_committed_is_not_known,
+                v14_many_keys_are_looked_up_in_their_order,
+                v15_conflicts_are_noted_once_a_key_and_of_few_keys,
             }
         }
     };

@@ -10,8 +10,8 @@ use idem_core::{
     ErrorClass, IdempotencyKey, Recorded, Store, StoreError, Tx,
     outbox::KeptResult,
     store::{
-        AppendError, Appended, Claim, ClaimError, Claimed, Cleaner, CommitError, Outbox, ScopeId, StoreCapabilities,
-        UnitOfWork, UnitOptions,
+        AppendError, Appended, Claim, ClaimError, Claimed, Cleaner, CommitError, Found, Outbox, ScopeId,
+        StoreCapabilities, UnitOfWork, UnitOptions,
     },
 };
 
@@ -35,6 +35,10 @@ pub(super) struct Spy {
     pub(super) appended: Counter,
     /// Units that have read results.
     pub(super) results_read: Counter,
+    /// Look-ups outside of units.
+    pub(super) looked_up: Counter,
+    /// Units that were begun.
+    pub(super) begun: Counter,
     /// Units that have set a savepoint.
     pub(super) savepoints: Counter,
     claimed: Mutex<Vec<Vec<(ScopeId, IdempotencyKey)>>>,
@@ -62,6 +66,13 @@ impl Spy {
     /// Every read of records waits at `gate` first.
     pub(super) fn gate_reads(&self, gate: Gate) {
         *self.before_read.lock().unwrap_or_else(PoisonError::into_inner) = Some(gate);
+    }
+
+    async fn passed_to_read(&self) {
+        let gate = self.before_read.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(gate) = gate {
+            gate.pass().await;
+        }
     }
 
     /// The keys of every claim, in the order in which the engine asked.
@@ -112,7 +123,18 @@ impl<S: Store> Store for Observed<S> {
         lane: &'l mut S::Session,
         options: UnitOptions,
     ) -> Result<ObservedUnit<'l, S>, StoreError> {
+        self.spy.begun.add();
         Ok(ObservedUnit { inner: self.inner.begin(lane, options).await?, spy: &self.spy })
+    }
+
+    async fn look_up<'l>(
+        &'l self,
+        lane: &'l mut S::Session,
+        options: UnitOptions,
+        claims: &'l [Claim],
+    ) -> Result<Vec<Option<Found>>, StoreError> {
+        self.spy.looked_up.add();
+        self.inner.look_up(lane, options, claims).await
     }
 
     fn reborrow<'a, 't: 'a>(connection: &'a mut S::Connection<'t>) -> S::Connection<'a> {
@@ -141,10 +163,7 @@ impl<S: Store> UnitOfWork<Observed<S>> for ObservedUnit<'_, S> {
     }
 
     async fn read(&mut self, claims: &[Claim]) -> Result<Vec<Option<Recorded>>, StoreError> {
-        let gate = self.spy.before_read.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(gate) = gate {
-            gate.pass().await;
-        }
+        self.spy.passed_to_read().await;
         self.inner.read(claims).await
     }
 
@@ -168,6 +187,12 @@ impl<S: Store> UnitOfWork<Observed<S>> for ObservedUnit<'_, S> {
     async fn read_results(&mut self, claims: &[Claim]) -> Result<Vec<Option<KeptResult>>, StoreError> {
         self.spy.results_read.add();
         self.inner.read_results(claims).await
+    }
+
+    async fn look_up(&mut self, claims: &[Claim]) -> Result<Vec<Option<Found>>, StoreError> {
+        self.spy.results_read.add();
+        self.spy.passed_to_read().await;
+        self.inner.look_up(claims).await
     }
 
     async fn savepoint(&mut self) -> Result<(), StoreError> {

@@ -17,6 +17,8 @@ fn every_case_is_listed_in_the_macro() {
         ("lost_commits", include_str!("lost_commits.rs")),
         ("relays", include_str!("relays.rs")),
         ("records", include_str!("records.rs")),
+        ("repeats", include_str!("repeats.rs")),
+        ("results", include_str!("results.rs")),
         ("transactions", include_str!("transactions.rs")),
         ("twin", include_str!("twin.rs")),
     ];

@@ -16,7 +16,7 @@ const CLAIM_ROUNDS: usize = 3;
 pub(super) async fn claim_all<S: Store>(
     unit: &mut S::Unit<'_>,
     claims: &[Claim],
-    rehash: impl Fn(usize, crate::store::HashRuleId) -> Option<crate::PayloadHash>,
+    rehash: impl Fn(usize, crate::store::HashRuleId) -> Option<Vec<crate::PayloadHash>>,
 ) -> Result<Vec<Verdict>, ClaimError> {
     let mut verdicts: Vec<Option<Verdict>> = claims.iter().map(|_| None).collect();
     let mut open: Vec<usize> = (0..claims.len()).collect();

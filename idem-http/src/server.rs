@@ -10,10 +10,14 @@ mod digest;
 mod error;
 mod fingerprint;
 mod flight;
+#[cfg(any(fuzzing, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gates;
 mod key;
 mod problem;
 mod profile;
+mod request_key;
 mod route;
 mod run;
 mod scope;
@@ -36,6 +40,7 @@ pub use self::{
     error::HttpError,
     fingerprint::{Fingerprint, HashSecret},
     profile::Profile,
+    request_key::RequestKey,
     scope::Authenticated,
 };
 use self::{builder::Limits, fingerprint::Hashing, flight::Flights, scope::TenantFn, tenants::Tenants};

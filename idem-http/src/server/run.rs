@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::{
     Shared,
     answer::{self, Times},
-    fingerprint,
+    error, fingerprint,
     flight::{Boarded, Flight, Landed, Progress, Stage},
     gates::{self, Admitted},
     problem::{Part, Problem},
@@ -29,9 +29,17 @@ pub(crate) enum Ended {
     Dropped(Response<Bytes>),
     /// Nothing is kept, because the response cannot be kept.
     Unfit(&'static str),
-    /// Nothing is kept, because the handler did not end in time.
+    /// Nothing is kept, because a step failed or the handler did not end in time; with whether another try may succeed.
     #[cfg(feature = "axum")]
-    Late,
+    Failed(Again),
+}
+
+/// Whether another try may succeed.
+#[cfg(feature = "axum")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Again {
+    Maybe,
+    Never,
 }
 
 pub(crate) type Run<'a> = Pin<Box<dyn Future<Output = Result<Ended, RunOnceError>> + Send + 'a>>;
@@ -39,7 +47,12 @@ pub(crate) type Run<'a> = Pin<Box<dyn Future<Output = Result<Ended, RunOnceError
 /// Runs a handler in the transaction that records its key. Routes and layers each implement it.
 pub(crate) trait Runs<S: Store>: Send + 'static {
     /// Claims the key and, if it is new, runs the handler. May be called again if the key was held.
-    fn run<'a>(&'a mut self, shared: &'a Shared<S>, admitted: &'a Admitted, progress: &'a Arc<Progress>) -> Run<'a>;
+    fn run<'a>(
+        &'a mut self,
+        shared: &'a Shared<S>,
+        admitted: &'a Arc<Admitted>,
+        progress: &'a Arc<Progress>,
+    ) -> Run<'a>;
 }
 
 /// The origin of an answer, for metrics.
@@ -133,7 +146,7 @@ impl<S: Store> Shared<S> {
     /// Runs the first request with its key here.
     async fn lead<R: Runs<S>>(
         &self,
-        admitted: &Admitted,
+        admitted: &Arc<Admitted>,
         flight: &Flight,
         mut runs: R,
         deadline: Instant,
@@ -142,8 +155,8 @@ impl<S: Store> Shared<S> {
         let (ran, own) = match ended {
             Ok(Ended::Done(ran, own)) => (ran, own),
             Ok(Ended::Dropped(mut response)) => {
-                let retry_after = http::HeaderValue::from(self.profile.retry_after.as_secs().max(1));
-                if response.status().is_server_error() {
+                if error::may_pass(response.status()) {
+                    let retry_after = http::HeaderValue::from(self.profile.retry_after.as_secs().max(1));
                     response.headers_mut().entry(http::header::RETRY_AFTER).or_insert(retry_after);
                 }
                 return Ok(Answered { response, outcome: "not-kept" });
@@ -156,7 +169,9 @@ impl<S: Store> Shared<S> {
                 return Err(Problem::ResponseRefused(what));
             }
             #[cfg(feature = "axum")]
-            Ok(Ended::Late) => return Err(Problem::FailedForNow),
+            Ok(Ended::Failed(Again::Maybe)) => return Err(Problem::FailedForNow),
+            #[cfg(feature = "axum")]
+            Ok(Ended::Failed(Again::Never)) => return Err(Problem::Failed),
             Err(error) => return Err(self.explained(admitted, error)),
         };
         Ok(self.done(admitted, flight, ran, own).await)
@@ -190,7 +205,7 @@ impl<S: Store> Shared<S> {
     /// Claims the key, and waits while another process has it: a few requests at a time, as each wait takes a connection.
     async fn claimed<R: Runs<S>>(
         &self,
-        admitted: &Admitted,
+        admitted: &Arc<Admitted>,
         progress: &Arc<Progress>,
         runs: &mut R,
         deadline: Instant,

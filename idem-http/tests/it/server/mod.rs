@@ -7,5 +7,6 @@ mod layer;
 mod outcomes;
 mod profiles;
 mod repeats;
+mod statuses;
 mod stores;
 mod support;

@@ -37,6 +37,9 @@ on_every_store!(
     outcomes::w23_a_refusal_is_repeated_and_its_effect_is_not_there,
     layer::w24_a_handler_of_axum_has_its_effect_once,
     layer::w24_an_extractor_refuses_and_nothing_is_kept,
+    layer::w15_a_failed_step_says_whether_to_come_again,
+    layer::w30_a_handler_is_told_its_key_and_derives_others,
+    layer::w3_a_handler_of_axum_ends_without_its_client,
     layer::w9_a_response_that_does_not_end_has_no_effect,
     ask::w21_a_key_can_be_asked_about,
 );

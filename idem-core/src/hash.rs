@@ -75,6 +75,13 @@ pub trait PayloadHasher: Send + Sync + fmt::Debug + 'static {
     /// another hash for the same payload needs another text.
     fn rule(&self) -> String;
 
+    /// Further hashes that a record of this payload may have under this very rule, such as one that the rule gave before the settings
+    /// were changed that it is made from. Asked for only when [`hash`](Self::hash) is not the record's. Defaults to none.
+    fn also(&self, message: &Message) -> Vec<PayloadHash> {
+        let _ = message;
+        Vec::new()
+    }
+
     /// Earlier versions of this rule, so that records that were made by them can be compared. Defaults to none.
     fn former(&self) -> Vec<Arc<dyn PayloadHasher>> {
         Vec::new()
@@ -240,18 +247,25 @@ impl WithType {
     pub fn by_json(member: JsonMember, rule: impl PayloadHasher) -> Self {
         Self { rule: Arc::new(rule), place: TypePlace::Json(member) }
     }
-}
 
-impl PayloadHasher for WithType {
-    fn hash(&self, message: &Message) -> Result<PayloadHash, HashPayloadError> {
-        let payload = self.rule.hash(message)?;
+    fn typed(&self, message: &Message, payload: PayloadHash) -> PayloadHash {
         let mut hasher = Sha256::new_with_prefix(payload.as_bytes());
         // A message without a type differs from one with an empty one.
         if let Some(message_type) = self.place.of(message) {
             hasher.update([1]);
             hasher.update(message_type.as_bytes());
         }
-        Ok(PayloadHash(hasher.finalize().into()))
+        PayloadHash(hasher.finalize().into())
+    }
+}
+
+impl PayloadHasher for WithType {
+    fn hash(&self, message: &Message) -> Result<PayloadHash, HashPayloadError> {
+        Ok(self.typed(message, self.rule.hash(message)?))
+    }
+
+    fn also(&self, message: &Message) -> Vec<PayloadHash> {
+        self.rule.also(message).into_iter().map(|payload| self.typed(message, payload)).collect()
     }
 
     /// `raw/1` becomes `raw+type/1`, `raw+type(9:EventType)/1` where a header has the type, and `raw+type(json:5:/type)/1`

@@ -75,23 +75,24 @@ pub enum ConflictKind {
 
 /// Compares a message with a record of its key. Every path goes through this one function.
 ///
-/// `rehash` hashes the message's payload by an older rule; `None` where this build does not know the rule or the
+/// `rehash` gives the hashes that the message's payload has by the record's rule; `None` where this build does not know the rule or the
 /// payload does not fit it.
 pub(crate) fn compare(
     claim: &Claim,
     recorded: Recorded,
-    rehash: impl FnOnce(HashRuleId) -> Option<PayloadHash>,
+    rehash: impl FnOnce(HashRuleId) -> Option<Vec<PayloadHash>>,
 ) -> Verdict {
     if recorded.key != claim.key {
         return Verdict::Collision(recorded);
     }
-    let hash = if recorded.hash_rule == claim.hash_rule { Some(claim.hash) } else { rehash(recorded.hash_rule) };
-    match hash {
-        Some(hash) if hash == recorded.hash || bugs::planted(Bug::ConflictIsADuplicate) => {
-            Verdict::Duplicate(recorded, Durable::read_back())
-        }
-        Some(_) => Verdict::Conflict(recorded, ConflictKind::OtherPayload),
-        None => Verdict::Conflict(recorded, ConflictKind::UnknownRule),
+    let is_by_this_rule = recorded.hash_rule == claim.hash_rule;
+    if (is_by_this_rule && claim.hash == recorded.hash) || bugs::planted(Bug::ConflictIsADuplicate) {
+        return Verdict::Duplicate(recorded, Durable::read_back());
+    }
+    match rehash(recorded.hash_rule) {
+        Some(hashes) if hashes.contains(&recorded.hash) => Verdict::Duplicate(recorded, Durable::read_back()),
+        None if !is_by_this_rule => Verdict::Conflict(recorded, ConflictKind::UnknownRule),
+        Some(_) | None => Verdict::Conflict(recorded, ConflictKind::OtherPayload),
     }
 }
 
@@ -99,7 +100,7 @@ pub(crate) fn compare(
 pub(crate) fn verdict(
     claim: &Claim,
     claimed: Claimed,
-    rehash: impl FnOnce(HashRuleId) -> Option<PayloadHash>,
+    rehash: impl FnOnce(HashRuleId) -> Option<Vec<PayloadHash>>,
 ) -> Verdict {
     match claimed {
         Claimed::Inserted => Verdict::Fresh(Ticket(())),

@@ -2,10 +2,14 @@
 
 #[cfg(feature = "client")]
 pub mod client;
+#[cfg(any(feature = "client", feature = "server"))]
+mod date;
 #[cfg(feature = "inbound")]
 pub mod inbound;
 #[cfg(feature = "server")]
 mod server;
+#[cfg(any(feature = "inbound", feature = "server"))]
+mod service;
 
 pub use idem_core as core;
 
@@ -22,6 +26,13 @@ pub use self::server::*;
 mod guide_of_the_client {
     #[doc = include_str!("../../docs/guide/http-client.md")]
     struct HttpClient;
+}
+
+/// The programs in the guide compile.
+#[cfg(all(doctest, feature = "axum"))]
+mod guide_of_the_server {
+    #[doc = include_str!("../../docs/guide/http.md")]
+    struct Http;
 }
 
 /// The programs in the guide compile.

@@ -11,6 +11,9 @@ mod digest;
 mod error;
 mod fingerprint;
 mod flight;
+#[cfg(any(fuzzing, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gates;
 mod key;
 mod problem;
@@ -19,6 +22,7 @@ mod request_key;
 mod route;
 mod run;
 mod scope;
+mod scoped_key;
 mod sharing;
 mod tenants;
 
@@ -41,6 +45,7 @@ pub use self::{
     profile::Profile,
     request_key::RequestKey,
     scope::Authenticated,
+    scoped_key::ScopedKey,
 };
 use self::{builder::Limits, counts::Counts, fingerprint::Hashing, flight::Flights, scope::TenantFn, tenants::Tenants};
 

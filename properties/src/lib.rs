@@ -11,6 +11,7 @@
 
 mod amqp;
 mod core;
+mod http;
 mod kafka;
 mod service;
 mod stored;
@@ -18,6 +19,7 @@ mod stored;
 pub use self::{
     amqp::{amqp, frames},
     core::{cloud_events, headers, json, keys},
+    http::{http_fingerprint, http_key},
     kafka::kafka,
     service::{key_rules, settings},
     stored::{dead_letter_headers, envelopes},
@@ -27,13 +29,15 @@ pub use self::{
 pub type Property = fn(&[u8]);
 
 /// Every property by its name.
-pub const ALL: [(&str, Property); 11] = [
+pub const ALL: [(&str, Property); 13] = [
     ("amqp", amqp),
     ("cloud_events", cloud_events),
     ("dead_letter_headers", dead_letter_headers),
     ("envelopes", envelopes),
     ("frames", frames),
     ("headers", headers),
+    ("http_fingerprint", http_fingerprint),
+    ("http_key", http_key),
     ("json", json),
     ("kafka", kafka),
     ("key_rules", key_rules),

@@ -6,7 +6,7 @@ use axum::{
     Json, Router,
     body::Bytes,
     extract::{Path, State},
-    http::{HeaderMap, StatusCode, header},
+    http::{StatusCode, header},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -65,9 +65,7 @@ pub(crate) fn routes<S: Books>(opened: Opened<S>, payments: Payments) -> Result<
 /// Records a transaction. Effect, event and answer are committed together; who asks again with the key gets the answer.
 async fn create<S: Books>(
     State(shared): State<Arc<Shared<S>>>,
-    Bearer(tenant): Bearer,
     idem: Idem<S>,
-    headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, StepError> {
     let Payments { announce, limit } = shared.payments.clone();
@@ -82,7 +80,8 @@ async fn create<S: Books>(
         idem.refuse();
         return Ok(problems::no_amount(cents));
     }
-    let order = Order { tenant, key: key_of(&headers), customer, cents };
+    let (tenant, key) = (idem.key().tenant().to_owned(), idem.key().as_str().to_owned());
+    let order = Order { tenant, key, customer, cents };
     if cents > limit {
         // A decline has an effect of its own, and is committed.
         idem.with(|tx| Box::pin(async move { S::decline(tx, &order).await })).await?;
@@ -108,15 +107,6 @@ fn event(destination: &str, order: &Order, recorded: &Recorded) -> Event {
         .ordering_key(customer.clone())
         .content_type("application/json")
         .body(body.to_string())
-}
-
-/// The key as the client knows it. That it is there and well-formed, the layer has seen to.
-fn key_of(headers: &HeaderMap) -> String {
-    let value = headers.get("idempotency-key").and_then(|value| value.to_str().ok()).unwrap_or_default().trim();
-    match value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) {
-        Some(quoted) => quoted.replace("\\\"", "\"").replace("\\\\", "\\"),
-        None => value.to_owned(),
-    }
 }
 
 /// Reads a transaction of the tenant's.

@@ -1,7 +1,7 @@
 //! Keys of requests over HTTP, which are recorded with their tenant and route.
 
 use clap::Args;
-use idem_http::RequestKey;
+use idem_http::ScopedKey;
 
 use crate::exit::Failure;
 
@@ -24,8 +24,8 @@ impl OfRequest {
         let key = match &self.route {
             None => idem_core::IdempotencyKey::new(key),
             Some(route) => {
-                let key = &RequestKey::sent(key).map_err(|why| refused(&why))?;
-                RequestKey { tenant: self.tenant.as_deref().unwrap_or_default(), route, key }.joined()
+                let key = &ScopedKey::sent(key).map_err(|why| refused(&why))?;
+                ScopedKey { tenant: self.tenant.as_deref().unwrap_or_default(), route, key }.joined()
             }
         };
         key.map(|key| key.as_str().to_owned()).map_err(|error| refused(&error))
@@ -36,10 +36,10 @@ impl OfRequest {
         match &self.route {
             // Of a long one the record has no more than a hash.
             Some(route) => {
-                let key = &RequestKey::sent(key).ok()?;
-                Some(RequestKey { tenant: self.tenant.as_deref().unwrap_or_default(), route, key }.into())
+                let key = &ScopedKey::sent(key).ok()?;
+                Some(ScopedKey { tenant: self.tenant.as_deref().unwrap_or_default(), route, key }.into())
             }
-            None => RequestKey::parse(recorded).map(Named::from),
+            None => ScopedKey::parse(recorded).map(Named::from),
         }
     }
 }
@@ -52,8 +52,8 @@ pub(crate) struct Named {
     pub(crate) key: String,
 }
 
-impl From<RequestKey<'_>> for Named {
-    fn from(RequestKey { tenant, route, key }: RequestKey<'_>) -> Self {
+impl From<ScopedKey<'_>> for Named {
+    fn from(ScopedKey { tenant, route, key }: ScopedKey<'_>) -> Self {
         Self { tenant: tenant.to_owned(), route: route.to_owned(), key: key.to_owned() }
     }
 }

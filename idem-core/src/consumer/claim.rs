@@ -20,7 +20,7 @@ pub(super) type Results = HashMap<usize, Option<KeptResult>>;
 pub(super) async fn claim_all<S: Store>(
     unit: &mut S::Unit<'_>,
     claims: &[Claim],
-    rehash: impl Fn(usize, crate::store::HashRuleId) -> Option<crate::PayloadHash>,
+    rehash: impl Fn(usize, crate::store::HashRuleId) -> Option<Vec<crate::PayloadHash>>,
     mut results: Option<&mut Results>,
 ) -> Result<Vec<Verdict>, ClaimError> {
     let mut verdicts: Vec<Option<Verdict>> = claims.iter().map(|_| None).collect();

@@ -43,6 +43,7 @@ pub enum Once<S: Store> {
 /// one and begins another may wait for itself. It takes at most the
 /// [deadline of handlers](crate::DedupConsumerBuilder::handler_deadline), after which nothing of it is kept.
 pub struct Running<S: Store> {
+    message: Message,
     steps: mpsc::Sender<Step<S>>,
     ended: JoinHandle<Result<Ran, RunOnceError>>,
 }
@@ -63,6 +64,13 @@ impl<S: Store> fmt::Debug for Running<S> {
 }
 
 impl<S: Store> Running<S> {
+    /// The operation as its steps have it in [`Tx::message`]: with its key, from which [derived keys](Message::derived_key) for others
+    /// follow.
+    #[must_use]
+    pub fn message(&self) -> &Message {
+        &self.message
+    }
+
     /// Does something in the transaction, and answers what it answers. May be called several times; what an error of the database
     /// means for the rest of the transaction is the database's.
     ///
@@ -120,14 +128,14 @@ impl<S: Store> Running<S> {
     /// # Cancel safety
     /// A dropped call lets the end come by itself, as dropping the operation does.
     pub async fn give_up(self) {
-        let Self { steps, ended } = self;
+        let Self { steps, ended, .. } = self;
         drop(steps);
         // It ends as given up, or has ended before.
         let _ = ended.await;
     }
 
     async fn end(self, outcome: Result<ResultBody, WorkError>) -> Result<Ran, RunOnceError> {
-        let Self { steps, ended } = self;
+        let Self { steps, ended, .. } = self;
         // Where the task is over, it says why.
         let _ = steps.send(Step::End(outcome)).await;
         drop(steps);
@@ -153,8 +161,9 @@ pub(super) async fn begin<S: Store>(runs: &RunOnce<S>, message: Message) -> Resu
             let first = first.lock().unwrap_or_else(PoisonError::into_inner).take();
             Box::pin(async move {
                 let (to_do, tell) = first.ok_or_else(|| WorkError::failed(HandlerError::transient(CANNOT_REPEAT)))?;
+                let message = tx.message().cloned().ok_or_else(|| WorkError::from("the operation has no message"))?;
                 // Whoever asked may have given up.
-                let _ = tell.send(());
+                let _ = tell.send(message);
                 steps_of(to_do, tx).await
             })
         });
@@ -162,10 +171,10 @@ pub(super) async fn begin<S: Store>(runs: &RunOnce<S>, message: Message) -> Resu
     };
     // The spans of the unit stand under the caller's, as those of a call that waits.
     let mut ended = spawn::spawn(work.in_current_span());
-    let running = |ended| Ok(Once::First(Running { steps, ended }));
+    let running = |message, ended| Ok(Once::First(Running { message, steps, ended }));
     tokio::select! {
         biased;
-        Ok(()) = begun => running(ended),
+        Ok(message) = begun => running(message, ended),
         end = &mut ended => Ok(Once::Known(end.unwrap_or_else(|_panicked| Err(over()))?)),
     }
 }

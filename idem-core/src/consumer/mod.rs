@@ -441,12 +441,15 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Hashes a message by the rule that a record carries, where this build knows it.
-    fn rehash(&self, message: &Message, rule: HashRuleId) -> Option<PayloadHash> {
+    /// The hashes of a message by the rule that a record carries, where this build knows it.
+    fn rehash(&self, message: &Message, rule: HashRuleId) -> Option<Vec<PayloadHash>> {
         let known = &self.registered.get()?.hash_rules;
         let index = known.iter().position(|id| *id == rule)?;
         let rule = self.hashes.all().nth(index)?;
-        caught(|| rule.hash(message))?.ok()
+        caught(|| {
+            let hash = rule.hash(message).ok()?;
+            Some(std::iter::once(hash).chain(rule.also(message)).collect())
+        })?
     }
 
     /// Reads a handler's error; its text quotes no payload, statement or row.

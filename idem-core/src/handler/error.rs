@@ -130,8 +130,10 @@ impl HandlerError {
         chain(&*self.inner).find_map(|error| error.downcast_ref())
     }
 
-    /// The class that was set by hand, or that one of `classify` and core's own errors gives.
-    pub(crate) fn class_by(&self, classify: impl Fn(&(dyn Error + 'static)) -> Option<ErrorClass>) -> ErrorClass {
+    /// The class that was set by hand, or that one of `classify` and core's own errors gives; [`Transient`](ErrorClass::Transient) where
+    /// nobody knows. `classify` is a store's: [`Store::classify`](crate::Store::classify).
+    #[must_use]
+    pub fn class_by(&self, classify: impl Fn(&(dyn Error + 'static)) -> Option<ErrorClass>) -> ErrorClass {
         let is_permanent = || {
             self.downcast_ref::<crate::DecodePayloadError>().is_some()
                 || self.downcast_ref::<crate::UnknownTypeError>().is_some()

@@ -68,8 +68,12 @@ fn the_verdict_table() {
         for (again, expected) in again.into_iter().zip(expected) {
             let record = recorded(text, payload, rule);
             let rehash = |asked| {
-                assert_eq!(asked, OLDER, "a hash by the same rule is compared as it is");
-                again.map(PayloadHash::of)
+                assert_eq!(asked, rule, "only the record's rule counts");
+                if rule == RULE {
+                    Some(vec![PayloadHash::of(b"mine")])
+                } else {
+                    again.map(|hash| vec![PayloadHash::of(hash)])
+                }
             };
             assert_eq!(
                 name(&compare(&claim(), record.clone(), rehash), Some(&record)),
@@ -80,10 +84,26 @@ fn the_verdict_table() {
             assert_eq!(name(&found, Some(&record)), expected);
         }
     }
-    let never = |_| -> Option<PayloadHash> { panic!("nothing was recorded") };
+    let never = |_| -> Option<Vec<PayloadHash>> { panic!("nothing was recorded") };
     assert_eq!(name(&verdict(&claim(), Claimed::Inserted, never), None), "fresh");
     // Zero inserted rows are no proof of a duplicate.
     assert_eq!(name(&verdict(&claim(), Claimed::NotInserted, never), None), "unanswered");
+}
+
+/// One rule may have several hashes of one payload, and a record with any of them is this payload's.
+#[test]
+fn a_record_with_another_hash_of_the_same_rule_is_a_duplicate() {
+    for rule in [RULE, OLDER] {
+        let record = recorded("k", b"formerly", rule);
+        let hashes = |all: [&'static [u8]; 2]| move |_| Some(all.map(PayloadHash::of).to_vec());
+        let same = compare(&claim(), record.clone(), hashes([b"mine", b"formerly"]));
+        assert_eq!(name(&same, Some(&record)), "duplicate");
+        let other = compare(&claim(), record.clone(), hashes([b"mine", b"never"]));
+        assert_eq!(name(&other, Some(&record)), "conflict");
+        // The same payload costs no second hash.
+        let mine = recorded("k", b"mine", RULE);
+        assert_eq!(name(&compare(&claim(), mine.clone(), |_| panic!("hashed again")), Some(&mine)), "duplicate");
+    }
 }
 
 /// E11: the hash of a tombstone is one like any other.

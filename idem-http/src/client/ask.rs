@@ -14,6 +14,7 @@ use super::{
     ended::{KeyState, KeyStateKind},
     prepare::Prepared,
 };
+use crate::date::parse_rfc3339;
 
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 
@@ -38,15 +39,32 @@ pub(super) fn question(prepared: &Prepared, path: &str, wait: Duration) -> Optio
     Some(question)
 }
 
-/// Reads the server's answer. `None` if it says nothing about the key.
+/// Reads the server's answer. `None` if it says nothing about the key, as a 404 of a path that is not there.
 pub(super) fn state(response: &Response<Bytes>) -> Option<KeyState> {
-    if response.status() == StatusCode::NOT_FOUND {
-        return Some(KeyState { kind: KeyStateKind::Unknown, status: None, location: None });
-    }
-    let body: Value = serde_json::from_slice(response.body()).ok().filter(|_| response.status().is_success())?;
+    let body: Value = serde_json::from_slice(response.body()).ok()?;
     let text = |name: &str| body.get(name).and_then(Value::as_str);
+    let kind = KeyStateKind::parse(text("state")?)?;
+    let is_told_so = match kind {
+        KeyStateKind::Unknown => response.status() == StatusCode::NOT_FOUND || response.status().is_success(),
+        KeyStateKind::Uncertain => response.status().is_server_error() || response.status().is_success(),
+        KeyStateKind::InProgress | KeyStateKind::Completed | KeyStateKind::Failed | KeyStateKind::AnswerNotKept => {
+            response.status().is_success()
+        }
+    };
+    if !is_told_so {
+        return None;
+    }
+    // Where it is no success, `status` is the problem's own.
     let status = body.get("status").and_then(Value::as_u64).and_then(|status| u16::try_from(status).ok());
-    Some(KeyState { kind: KeyStateKind::parse(text("state")?)?, status, location: text("location").map(str::to_owned) })
+    let time = |name: &str| text(name).and_then(parse_rfc3339);
+    Some(KeyState {
+        kind,
+        status: status.filter(|_| response.status().is_success()),
+        location: text("location").map(str::to_owned),
+        processed_at: time("processed_at"),
+        key_expires: time("key_expires"),
+        answer_expires: time("answer_expires"),
+    })
 }
 
 /// The key as one segment of a path: all but the unreserved characters of RFC 3986 are escaped.
@@ -106,18 +124,40 @@ mod tests {
         let of = |status: u16, body: &'static str| {
             state(&Response::builder().status(status).body(body.into()).expect("a response"))
         };
-        let completed = of(200, r#"{"state":"completed","status":201,"location":"/t/1"}"#).expect("a state");
+        let completed = of(
+            200,
+            r#"{"state":"completed","status":201,"location":"/t/1","processed_at":"2026-11-25T01:26:01.999Z",
+                "key_expires":null,"answer_expires":"2026-11-26T01:26:01.999Z"}"#,
+        );
+        let completed = completed.expect("a state");
         assert_eq!(
             (completed.kind, completed.status, completed.location.as_deref()),
             (KeyStateKind::Completed, Some(201), Some("/t/1"))
         );
-        assert_eq!(of(404, "").expect("unknown").kind, KeyStateKind::Unknown);
-        assert_eq!(
-            of(200, r#"{"state":"in_progress","status":null}"#).expect("a state").kind,
-            KeyStateKind::InProgress
-        );
-        for (status, body) in [(200, "{}"), (200, r#"{"state":"else"}"#), (401, r#"{"state":"completed"}"#), (503, "")]
-        {
+        assert_eq!(completed.processed_at, parse_rfc3339("2026-11-25T01:26:01.999Z"));
+        assert_eq!((completed.key_expires, completed.answer_expires.is_some()), (None, true));
+        for (status, word, kind) in [
+            (404, "unknown", KeyStateKind::Unknown),
+            (503, "uncertain", KeyStateKind::Uncertain),
+            (200, "uncertain", KeyStateKind::Uncertain),
+            (200, "in_progress", KeyStateKind::InProgress),
+            (200, "failed", KeyStateKind::Failed),
+            (200, "answer_not_kept", KeyStateKind::AnswerNotKept),
+        ] {
+            let body = format!(r#"{{"state":"{word}","status":{status}}}"#).leak();
+            let told = of(status, body).expect("a state");
+            assert_eq!((told.kind, told.status), (kind, (status == 200).then_some(200)), "{status} {word}");
+        }
+        for (status, body) in [
+            (200, "{}"),
+            (200, r#"{"state":"else"}"#),
+            (401, r#"{"state":"completed"}"#),
+            (404, r#"{"state":"completed"}"#),
+            (503, ""),
+            // Nobody answers there.
+            (404, ""),
+            (404, r#"{"error":"not found"}"#),
+        ] {
             assert_eq!(of(status, body), None, "{status} {body}");
         }
     }

@@ -147,6 +147,12 @@ pub struct KeyState {
     pub status: Option<u16>,
     /// The URL of the resource that the operation made.
     pub location: Option<String>,
+    /// When the operation was carried out or refused.
+    pub processed_at: Option<SystemTime>,
+    /// Until when at least the server knows the key; `None` if it has not said so, or knows it for ever.
+    pub key_expires: Option<SystemTime>,
+    /// Until when the server gives the answer again, by its settings; `None` as above.
+    pub answer_expires: Option<SystemTime>,
 }
 
 /// The states of a key.
@@ -161,7 +167,7 @@ pub enum KeyStateKind {
     Completed,
     /// The operation was refused permanently.
     Failed,
-    /// The server itself does not know.
+    /// The server itself does not know, for example because it cannot ask its database.
     Uncertain,
     /// It was done, and the answer is no longer kept.
     AnswerNotKept,

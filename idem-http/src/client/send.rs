@@ -212,8 +212,9 @@ where
             | KeyStateKind::Uncertain
             | KeyStateKind::AnswerNotKept => false,
         });
+        let key_expires = state.as_ref().and_then(|state| state.key_expires);
         if is_there
-            && let Ok(within) = window.time_to_fetch()
+            && let Some(within) = window.time_to_fetch(key_expires)
             && let Step::End(ended) = self.step(&prepared, within, &mut seen).await
         {
             return *ended;

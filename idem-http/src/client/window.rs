@@ -17,6 +17,7 @@ pub(super) struct Window {
     deadline: Duration,
     /// How long the provider certainly remembers the key, counted from the beginning of this call.
     remembered: Duration,
+    margin: Duration,
     try_within: Duration,
 }
 
@@ -34,7 +35,8 @@ impl Window {
             Err(_) => return Err(Undecided::Clock),
         };
         let remembered = profile.memory().saturating_sub(profile.margin()).saturating_sub(ago);
-        Ok(Self { begun, begun_at, since, deadline: retries.deadline, remembered, try_within: retries.try_within })
+        let (deadline, margin, try_within) = (retries.deadline, profile.margin(), retries.try_within);
+        Ok(Self { begun, begun_at, since, deadline, remembered, margin, try_within })
     }
 
     fn passed(&self) -> Duration {
@@ -57,10 +59,12 @@ impl Window {
         }
     }
 
-    /// The same beyond the deadline, to fetch an answer that is known to exist.
-    pub(super) fn time_to_fetch(&self) -> Result<Duration, Undecided> {
-        let memory = self.remembered.saturating_sub(self.passed());
-        if memory.is_zero() { Err(Undecided::Memory) } else { Ok(self.try_within.min(memory)) }
+    /// The same beyond the deadline, to fetch an answer that is known to exist. If the server has said until when it knows the key, that
+    /// counts too, because it may remember for longer than the profile says. `None` if no time is left.
+    pub(super) fn time_to_fetch(&self, key_expires: Option<SystemTime>) -> Option<Duration> {
+        let told = key_expires.and_then(|until| until.duration_since(wall_clock()).ok()).unwrap_or_default();
+        let memory = self.remembered.saturating_sub(self.passed()).max(told.saturating_sub(self.margin));
+        Some(self.try_within.min(memory)).filter(|within| !within.is_zero())
     }
 }
 

@@ -1,14 +1,6 @@
 //! [`Inbound`]: the service.
 
-use std::{
-    convert::Infallible,
-    fmt,
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header::RETRY_AFTER, request::Parts};
@@ -25,6 +17,7 @@ use super::{
     sender::{NotAdmitted, Opened, Sender},
     settle::{Reply, decide},
 };
+use crate::service::always_answers;
 
 /// The largest body by default: events of all senders here are below it.
 const BODY_BYTES_MAX: usize = 1 << 20;
@@ -165,13 +158,7 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    type Response = Response<Full<Bytes>>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
+    always_answers!();
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (head, body) = request.into_parts();

@@ -1,18 +1,14 @@
 //! Answers questions about keys, so that a client that has lost an answer learns the outcome of its request.
 
 use std::{
-    convert::Infallible,
     fmt,
-    future::Future,
-    pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
     time::{Duration, SystemTime},
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::Full;
 use idem_core::{
     IdempotencyKey, KeyState, Message, NotKept, Recorded, ResultBody, StoredResult, key::KEY_FIELD, store::Store,
@@ -22,16 +18,16 @@ use tokio::time::Instant;
 use tower_service::Service;
 
 use super::{
-    Idempotency, Shared, answer,
-    answer::rfc3339,
-    fingerprint,
+    Idempotency, Shared, answer, fingerprint,
     flight::Stage,
     key,
     problem::Problem,
     run::not_kept,
     scope::{self, Authenticated},
 };
+use crate::{date::rfc3339, service::always_answers};
 
+const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 /// The longest wait that `Prefer: wait` gets.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// How often the database is asked during a wait for a request that another process runs.
@@ -40,11 +36,22 @@ const ASKED_EVERY: Duration = Duration::from_millis(250);
 /// Answers with the outcome of the request that used a key. [`Idempotency::asks`] makes it.
 ///
 /// It takes `GET …/{key}`, with the key as the last part of the path, percent-encoded, and answers JSON:
-/// `{"state":"completed","status":201,"location":"/t/1","processed_at":"…","key_expires":"…"}`. States are `in_progress`,
-/// `completed`, `failed` (refused for good) and `answer_not_kept`. An unknown key is answered with 404 and the
-/// state `unknown`, and so is a key of another tenant. With `?answer=true` the answer is included: `status`, `content_type`, `headers`, and
-/// `body`, or `body_base64` if the body is not UTF-8. With `Prefer: wait=10` it waits 10 seconds, and never more than 30, for a request in
-/// progress to end.
+/// `{"state":"completed","status":201,"location":"/t/1","processed_at":"…","key_expires":"…","answer_expires":"…"}`.
+///
+/// | state | with | the request |
+/// |---|---|---|
+/// | `completed` | 200 | was carried out, and its answer is kept |
+/// | `failed` | 200 | was refused for good, and the refusal is kept |
+/// | `answer_not_kept` | 200 | was carried out or refused, and its answer is gone; status, place and times are told where they are known |
+/// | `in_progress` | 200 | runs |
+/// | `unknown` | 404 | has left no record, or is another tenant's; it may still come |
+/// | `uncertain` | 503 | is not known of, because the database cannot be asked |
+///
+/// `key_expires` says until when at least its repeats have no effect, and `answer_expires` until when they get the answer: as the settings are
+/// now, which may be others than at the time of the request. Both are null where that is for ever.
+///
+/// With `?answer=true` the answer is included: `status`, `content_type`, `headers`, and `body`, or `body_base64` if the body is not UTF-8.
+/// With `Prefer: wait=10` (RFC 7240) it waits 10 seconds, and never more than 30, for a request in progress to end.
 ///
 /// It authenticates as the routes do, and its requests count towards the tenant's limit.
 pub struct AskService<S: Store> {
@@ -74,13 +81,7 @@ impl<S: Store> Idempotency<S> {
 }
 
 impl<S: Store, B: Send + 'static> Service<Request<B>> for AskService<S> {
-    type Response = Response<Full<Bytes>>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
+    always_answers!();
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let Self { shared, routes } = self.clone();
@@ -88,6 +89,10 @@ impl<S: Store, B: Send + 'static> Service<Request<B>> for AskService<S> {
         Box::pin(async move {
             let asked = shared.asked(&parts, &routes).await;
             let mut response = asked.unwrap_or_else(|problem| problem.response(&shared.profile, &shared.problem_types));
+            if let Some(wait) = waits(&parts) {
+                let applied = HeaderValue::try_from(format!("wait={}", wait.as_secs()));
+                response.headers_mut().extend(applied.ok().map(|applied| (PREFERENCE_APPLIED, applied)));
+            }
             answer::seal(&mut response, None);
             Ok(response.map(Full::new))
         })
@@ -107,7 +112,7 @@ impl<S: Store> Shared<S> {
         let key = key_in(parts.uri.path()).ok_or(Problem::KeyMalformed("the path ends with no key"))?;
         let key = key::formed(&key, self.key_policy).map_err(Problem::KeyMalformed)?;
         let _in_hand = self.tenants.admit(&who.tenant).ok_or(Problem::TooManyRequests)?;
-        let until = Instant::now() + waits(parts);
+        let until = Instant::now() + waits(parts).unwrap_or_default();
         let joined: Vec<_> = routes.iter().filter_map(|route| scope::joined(&who.tenant, route, &key).ok()).collect();
         // A request that runs in this process comes first: the answer needs no database.
         for key in &joined {
@@ -161,7 +166,13 @@ impl<S: Store> Shared<S> {
             {
                 return Err(Problem::NotFound);
             }
-            done(&mut body, &recorded, result, with_answer);
+            let answer_expires = match self.engine.answers_kept_for() {
+                Some(time) => {
+                    [recorded.processed_at.checked_add(time), recorded.expires_at].into_iter().flatten().min()
+                }
+                None => recorded.expires_at,
+            };
+            done(&mut body, &recorded, result, answer_expires, with_answer);
         } else {
             body.insert("state".to_owned(), "in_progress".into());
         }
@@ -171,7 +182,13 @@ impl<S: Store> Shared<S> {
     }
 }
 
-fn done(body: &mut Map<String, Value>, recorded: &Recorded, result: Result<StoredResult, NotKept>, with_answer: bool) {
+fn done(
+    body: &mut Map<String, Value>,
+    recorded: &Recorded,
+    result: Result<StoredResult, NotKept>,
+    answer_expires: Option<SystemTime>,
+    with_answer: bool,
+) {
     let time = |at: SystemTime| Value::from(rfc3339(at));
     let mut put = |name: &str, value: Value| body.insert(name.to_owned(), value);
     put("processed_at", time(recorded.processed_at));
@@ -181,6 +198,7 @@ fn done(body: &mut Map<String, Value>, recorded: &Recorded, result: Result<Store
             put("state", if is_error { "failed" } else { "completed" }.into());
             put("status", result.status.into());
             put("location", result.headers.text("location").into());
+            put("answer_expires", answer_expires.map_or(Value::Null, time));
             if with_answer {
                 put("answer", answer_of(&result));
             }
@@ -232,12 +250,15 @@ fn wants_answer(parts: &Parts) -> bool {
     parts.uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "answer=true"))
 }
 
-/// How long `Prefer` asks to wait (RFC 7240).
-fn waits(parts: &Parts) -> Duration {
+/// How long `Prefer` asks to wait, as far as that is granted. Of several the first one counts (RFC 7240, 2).
+fn waits(parts: &Parts) -> Option<Duration> {
     let all = parts.headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
-    let mut preferences = all.flat_map(|value| value.split(',')).map(str::trim);
-    let seconds = preferences.find_map(|one| one.strip_prefix("wait=")?.parse().ok());
-    seconds.map_or(Duration::ZERO, Duration::from_secs).min(WAIT_MAX)
+    let mut wait = all.flat_map(|value| value.split(',')).filter_map(|preference| {
+        // What stands behind a semicolon are parameters of the preference.
+        let (name, value) = preference.split(';').next()?.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("wait").then(|| value.trim().trim_matches('"').parse().ok())
+    });
+    Some(Duration::from_secs(wait.next()??).min(WAIT_MAX))
 }
 
 #[cfg(test)]
@@ -250,6 +271,21 @@ mod tests {
         assert_eq!(key_in("/v1/idempotency/k").as_deref(), Some("k"));
         for path in ["/idempotency/", "/a%2", "/a%zz", "/%ff"] {
             assert_eq!(key_in(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn w21_a_wait_is_asked_for_as_rfc_7240_says() {
+        let wait = |values: &[&str]| {
+            let asked = values.iter().fold(Request::get("/k"), |request, value| request.header("prefer", *value));
+            waits(&asked.body(()).unwrap().into_parts().0).map(|wait| wait.as_secs())
+        };
+        assert_eq!(wait(&["wait=10"]), Some(10));
+        assert_eq!(wait(&["respond-async, Wait = \"10\"; x=1"]), Some(10));
+        assert_eq!(wait(&["respond-async", "wait=0", "wait=20"]), Some(0));
+        assert_eq!(wait(&["wait=3600"]), Some(30));
+        for none in ["", "wait", "wait=soon", "wait=-1", "await=10", "x;wait=10"] {
+            assert_eq!(wait(&[none]), None, "{none}");
         }
     }
 }

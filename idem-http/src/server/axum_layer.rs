@@ -21,8 +21,8 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use idem_core::{
-    BoxError, ErrorClass, Event, HandlerError, IdempotencyKey, Once, RunOnceError, Running,
-    store::{Store, Tx},
+    BoxError, ErrorClass, Event, HandlerError, IdempotencyKey, Once, PublishError, RunOnceError, Running,
+    store::{Store, Tx, describe},
 };
 use tokio::sync::Mutex;
 use tower_layer::Layer;
@@ -34,8 +34,9 @@ use super::{
     flight::Progress,
     gates::Admitted,
     key::KEY_HEADER,
+    request_key::RequestKey,
     route::{RouteName, RouteSettings, route_setters},
-    run::{Ended, Run, Runs},
+    run::{Again, Ended, Run, Runs},
 };
 
 /// Protects the routes of an existing router. See [`Idempotency::layer`].
@@ -172,6 +173,7 @@ fn is_protected<B>(request: &Request<B>) -> bool {
 pub struct Idem<S: Store>(Arc<Slot<S>>);
 
 struct Slot<S: Store> {
+    key: RequestKey,
     running: Mutex<Option<Running<S>>>,
     is_taken: AtomicBool,
     is_refused: AtomicBool,
@@ -193,32 +195,33 @@ impl<S: Store> fmt::Debug for Idem<S> {
 type Step<'a, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>;
 
 impl<S: Store> Idem<S> {
+    /// The request's key and its scope, and the keys for others that follow from it.
+    #[must_use]
+    pub fn key(&self) -> &RequestKey {
+        &self.0.key
+    }
+
     /// Runs a step in the transaction, and returns its result. May be called several times.
     ///
     /// # Errors
-    /// [`StepError`] if the step failed, or if the operation has ended at its deadline. As the handler's answer it becomes a 500 or a 503,
-    /// and nothing of the request is kept. Whether the transaction can go on after a failed statement depends on the database.
+    /// [`StepError`] if the step failed, or if the operation has ended at its deadline. As the handler's answer it becomes a 503, or a 500
+    /// if it is [permanent](HandlerError::permanent), and nothing of the request is kept. Whether the transaction can go on after a failed statement depends on the database.
     ///
     /// # Cancel safety
     /// A step whose call was dropped is finished before the next step.
     pub async fn with<T, E, F>(&self, step: F) -> Result<T, StepError>
     where
         T: Send + 'static,
-        E: Into<BoxError> + Send + 'static,
+        E: Into<HandlerError> + Send + 'static,
         F: for<'a, 't> FnOnce(&'a mut Tx<'t, S>) -> Step<'a, T, E> + Send + 'static,
     {
         self.0.is_taken.store(true, Ordering::Relaxed);
         let mut running = self.0.running.lock().await;
-        let run = running.as_mut().ok_or_else(|| StepError::new(HandlerError::transient("the operation has ended")))?;
-        let done = run.with(step).await.map_err(|error| StepError::new(HandlerError::transient(error.to_string())))?;
-        done.map_err(|error| {
-            let error = HandlerError::from(error);
-            let class = error.class().or_else(|| S::classify(error.inner()));
-            StepError::new(match class {
-                Some(class) => error.with_class(class),
-                None => error,
-            })
-        })
+        let over = || StepError::of::<S>(HandlerError::transient("the operation has ended"));
+        let run = running.as_mut().ok_or_else(over)?;
+        let done =
+            run.with(step).await.map_err(|error| StepError::of::<S>(HandlerError::transient(error.to_string())))?;
+        done.map_err(|error| StepError::of::<S>(error.into()))
     }
 
     /// Publishes an event, which is committed with the request's effects or not at all; see [`Tx::publish`].
@@ -245,33 +248,54 @@ impl<S: Store> Idem<S> {
     }
 }
 
-/// Why a step in a transaction failed. Its response is a 503 if another try may succeed, and otherwise a 500.
+/// Why a step in a transaction failed. As a handler's answer it is 503 with `Retry-After` if another try may succeed, as errors that
+/// nobody has classed may, and otherwise 500 without; both as problems, in the words of the service's profile.
+///
+/// `Display` has the error without any value of a statement or row; [`handler_error`](Self::handler_error) is the error itself.
 #[derive(Debug, thiserror::Error)]
-#[error("{}", .0.inner())]
-pub struct StepError(HandlerError);
+#[error("{text}")]
+pub struct StepError {
+    error: HandlerError,
+    class: ErrorClass,
+    text: String,
+}
+
+/// Marks the response of a [`StepError`], for the layer around the handler.
+#[derive(Debug, Clone, Copy)]
+struct OfStep(Again);
 
 impl StepError {
-    fn new(error: HandlerError) -> Self {
-        Self(error)
+    fn of<S: Store>(error: HandlerError) -> Self {
+        // What was refused of an event is refused each time.
+        let is_refused = error.downcast_ref::<PublishError>().is_some();
+        let class = if is_refused { ErrorClass::Permanent } else { error.class_by(S::classify) };
+        Self { text: describe::<S>(error.inner()), class, error }
     }
 
     /// The error below.
     #[must_use]
     pub fn handler_error(&self) -> &HandlerError {
-        &self.0
+        &self.error
+    }
+
+    fn again(&self) -> Again {
+        match self.class {
+            ErrorClass::Permanent | ErrorClass::Fatal => Again::Never,
+            ErrorClass::RunUnitAgain | ErrorClass::Transient | ErrorClass::Infrastructure => Again::Maybe,
+        }
     }
 }
 
 impl IntoResponse for StepError {
     fn into_response(self) -> Response {
-        let again = match self.0.class() {
-            Some(ErrorClass::Permanent | ErrorClass::Fatal) | None => false,
-            Some(ErrorClass::RunUnitAgain | ErrorClass::Transient | ErrorClass::Infrastructure) => true,
+        tracing::warn!("a step of a request failed: {self}");
+        let again = self.again();
+        let mut response = match again {
+            Again::Maybe => (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, HeaderValue::from_static("1"))])
+                .into_response(),
+            Again::Never => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         };
-        tracing::warn!("a step of a request failed: {}", self.0.inner());
-        let status = if again { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::INTERNAL_SERVER_ERROR };
-        let mut response = status.into_response();
-        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        response.extensions_mut().insert(OfStep(again));
         response
     }
 }
@@ -306,9 +330,13 @@ where
     T::Response: IntoResponse,
     T::Future: Send + 'static,
 {
-    fn run<'a>(&'a mut self, shared: &'a Shared<S>, admitted: &'a Admitted, progress: &'a Arc<Progress>) -> Run<'a> {
+    fn run<'a>(
+        &'a mut self,
+        shared: &'a Shared<S>,
+        admitted: &'a Arc<Admitted>,
+        progress: &'a Arc<Progress>,
+    ) -> Run<'a> {
         let message = admitted.message();
-        let request = admitted.request();
         // Called at most once: not at all while the key is held.
         let inner = &mut self.inner;
         let bytes_max = self.settings.response_bytes_max;
@@ -319,21 +347,23 @@ where
                 Once::First(running) => running,
             };
             progress.runs();
+            let key = admitted.request_key(running.message());
+            let mut request = admitted.request(key.clone()).map(Body::from);
             let slot = Arc::new(Slot {
+                key,
                 running: Mutex::new(Some(running)),
                 is_taken: AtomicBool::new(false),
                 is_refused: AtomicBool::new(false),
             });
-            let mut request = request.map(Body::from);
             request.extensions_mut().insert(Idem(Arc::clone(&slot)));
             let answered = tokio::time::timeout(shared.handler_deadline, collected(inner, request, bytes_max)).await;
             // A copy of `Idem` that the handler has kept finds the operation ended.
             let running = slot.running.lock().await.take();
-            let Some(running) = running else { return Ok(Ended::Late) };
+            let Some(running) = running else { return Ok(Ended::Failed(Again::Maybe)) };
             let why = match answered {
                 Ok(Ok(response)) => return ended(shared, running, &slot, response, bytes_max).await,
                 Ok(Err(what)) => Ended::Unfit(what),
-                Err(_late) => Ended::Late,
+                Err(_late) => Ended::Failed(Again::Maybe),
             };
             running.give_up().await;
             Ok(why)
@@ -369,6 +399,10 @@ async fn ended<S: Store>(
     response: http::Response<Bytes>,
     response_bytes_max: usize,
 ) -> Result<Ended, RunOnceError> {
+    if let Some(OfStep(again)) = response.extensions().get().copied() {
+        running.give_up().await;
+        return Ok(Ended::Failed(again));
+    }
     let is_refused = slot.is_refused.load(Ordering::Relaxed);
     let is_taken = slot.is_taken.load(Ordering::Relaxed);
     let status = response.status();
@@ -389,7 +423,7 @@ async fn ended<S: Store>(
         }
         Ok(response)
     };
-    let limits = error::Limits { response_bytes_max, misplaced: &shared.counts.misplaced };
+    let limits = error::Limits::new(response_bytes_max, &shared.counts.misplaced);
     match error::judge(answered, limits) {
         Judged::Keep(response) => {
             let ran = running.finish(answer::kept(&response, &shared.kept_headers)).await?;
@@ -410,7 +444,7 @@ async fn ended<S: Store>(
         // Every answer of an axum handler is a response.
         Judged::Fail(_) => {
             running.give_up().await;
-            Ok(Ended::Late)
+            Ok(Ended::Failed(Again::Maybe))
         }
     }
 }

@@ -1,12 +1,9 @@
 //! Handlers that are given their transaction: the way in for any server that speaks `tower`.
 
 use std::{
-    convert::Infallible,
     fmt,
-    future::Future,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
-    task::{Context, Poll},
 };
 
 use bytes::Bytes;
@@ -28,6 +25,7 @@ use super::{
     run::{Ended, Run, Runs},
     sharing::{REQUESTS_MAX, Sharing},
 };
+use crate::service::always_answers;
 
 /// The type of a handler's future.
 pub type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'a>>;
@@ -135,13 +133,7 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    type Response = Response<Full<Bytes>>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
+    always_answers!();
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let Self { shared, template, handler, settings, sharing } = self.clone();
@@ -175,7 +167,12 @@ where
     S: Store,
     H: for<'a, 't> Fn(Request<Bytes>, &'a mut Tx<'t, S>) -> Answering<'a> + Send + Sync + 'static,
 {
-    fn run<'a>(&'a mut self, shared: &'a Shared<S>, admitted: &'a Admitted, progress: &'a Arc<Progress>) -> Run<'a> {
+    fn run<'a>(
+        &'a mut self,
+        shared: &'a Shared<S>,
+        admitted: &'a Arc<Admitted>,
+        progress: &'a Arc<Progress>,
+    ) -> Run<'a> {
         let made = Arc::new(Mutex::new(Made::Nothing));
         let work = Arc::new(self.work(shared, admitted, progress, &made));
         Box::pin(async move {
@@ -216,23 +213,26 @@ where
     fn work(
         &self,
         shared: &Shared<S>,
-        admitted: &Admitted,
+        admitted: &Arc<Admitted>,
         progress: &Arc<Progress>,
         made: &Arc<Mutex<Made>>,
     ) -> impl for<'a, 't> Fn(&'a mut Tx<'t, S>) -> Working<'a> + Send + Sync + 'static + use<S, H> {
         let of_run = Arc::clone(made);
         let (handler, progress) = (Arc::clone(&self.handler), Arc::clone(progress));
-        let (parts, body) = admitted.request().into_parts();
+        let admitted = Arc::clone(admitted);
         let (misplaced, kept_headers) = (shared.counts.misplaced.clone(), shared.kept_headers.clone());
         let response_bytes_max = self.response_bytes_max;
         move |tx| {
-            let request = Request::from_parts(parts.clone(), body.clone());
+            let request = tx.message().map(|message| admitted.request(admitted.request_key(message)));
             let (handler, made, progress) = (Arc::clone(&handler), Arc::clone(&of_run), Arc::clone(&progress));
             let (misplaced, kept_headers) = (misplaced.clone(), kept_headers.clone());
             Box::pin(async move {
                 progress.runs();
-                let answered = handler(request, tx).await;
-                let limits = error::Limits { response_bytes_max, misplaced: &misplaced };
+                let answered = match request {
+                    Some(request) => handler(request, tx).await,
+                    None => Err(HandlerError::permanent("the operation has no message").into()),
+                };
+                let limits = error::Limits::new(response_bytes_max, &misplaced);
                 let (now, outcome) = match error::judge(answered, limits) {
                     Judged::Keep(response) => {
                         let kept = answer::kept(&response, &kept_headers);

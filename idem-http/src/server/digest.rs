@@ -1,39 +1,54 @@
-//! `Content-Digest` of RFC 9530: the hash of a message's content as it goes over the wire.
+//! `Content-Digest` and `Repr-Digest` of RFC 9530: hashes of a message's content as it goes over the wire, and of the representation that
+//! it is or is a part of.
 
 use std::cell::LazyCell;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
 use sha2::{Digest as _, Sha256, Sha512};
 
 pub(crate) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("content-digest");
+const REPR_DIGEST: HeaderName = HeaderName::from_static("repr-digest");
 
-/// The field for this content.
+/// `Content-Digest` for this content.
 pub(crate) fn of(content: &[u8]) -> Option<HeaderValue> {
     HeaderValue::try_from(format!("sha-256=:{}:", STANDARD.encode(Sha256::digest(content)))).ok()
 }
 
-/// Compares the request's digests with the received content. Unknown algorithms are ignored, as the RFC requires.
+/// Compares the request's digests with the received content, which is the whole representation unless the request says that it is a range.
+/// Unknown algorithms are ignored, as the RFC requires.
 ///
 /// # Errors
-/// A text that names the problem.
-pub(crate) fn verify(headers: &HeaderMap, content: &[u8]) -> Result<(), &'static str> {
+/// A text that names the field and the problem.
+pub(crate) fn verify(headers: &HeaderMap, content: &[u8]) -> Result<(), String> {
     // Once each: headers have room for hundreds of members, which may all name one algorithm.
     let (sha256, sha512) = (LazyCell::new(|| Sha256::digest(content)), LazyCell::new(|| Sha512::digest(content)));
-    for value in headers.get_all(CONTENT_DIGEST) {
-        let text = value.to_str().map_err(|_| "Content-Digest is not ASCII")?;
+    let is_right = |algorithm: &str, digest: &[u8]| match algorithm {
+        "sha-256" => digest == sha256.as_slice(),
+        "sha-512" => digest == sha512.as_slice(),
+        _ => true,
+    };
+    verify_field(headers, &CONTENT_DIGEST, is_right).map_err(|what| format!("Content-Digest {what}"))?;
+    if headers.contains_key(header::CONTENT_RANGE) {
+        return Ok(());
+    }
+    verify_field(headers, &REPR_DIGEST, is_right).map_err(|what| format!("Repr-Digest {what}"))
+}
+
+fn verify_field(
+    headers: &HeaderMap,
+    name: &HeaderName,
+    is_right: impl Fn(&str, &[u8]) -> bool,
+) -> Result<(), &'static str> {
+    for value in headers.get_all(name) {
+        let text = value.to_str().map_err(|_| "is not ASCII")?;
         for member in text.split(',') {
-            let malformed = "Content-Digest is no dictionary of byte sequences (RFC 9530)";
-            let (name, digest) = member.trim().split_once('=').ok_or(malformed)?;
+            let malformed = "is no dictionary of byte sequences (RFC 9530)";
+            let (algorithm, digest) = member.trim().split_once('=').ok_or(malformed)?;
             let digest = digest.strip_prefix(':').and_then(|digest| digest.strip_suffix(':')).ok_or(malformed)?;
             let digest = STANDARD.decode(digest).map_err(|_| malformed)?;
-            let is_right = match name {
-                "sha-256" => digest == sha256.as_slice(),
-                "sha-512" => digest == sha512.as_slice(),
-                _ => true,
-            };
-            if !is_right {
-                return Err("the content that came is not the one that Content-Digest is of");
+            if !is_right(algorithm, &digest) {
+                return Err("is not that of the content that came");
             }
         }
     }
@@ -63,8 +78,32 @@ mod tests {
         assert!(checked(&sha512, HELLO) && !checked(&sha512, b"{}"));
         assert!(!checked(&format!("{field}, {sha512}"), b"{}"));
         assert!(checked("md5=:AAAA:", HELLO), "an unknown algorithm says nothing");
-        for malformed in ["sha-256=X48E", "sha-256", "sha-256=:!:", ","] {
+        // Also one without the padding of base64, with a parameter, and an empty field, which the RFC would let pass.
+        let unpadded = "sha-256=:X48E9qOokqqrvdts8nOJRJN3OWDUoyWxBf7kbu9DBPE:";
+        let parameter = format!("{field};a=1");
+        for malformed in ["sha-256=X48E", "sha-256", "sha-256=:!:", ",", "", unpadded, &parameter] {
             assert!(!checked(malformed, HELLO), "{malformed}");
         }
+        // Of several, one that does not fit is enough.
+        assert!(checked(&format!("{sha512}, {field}"), HELLO));
+        assert!(!checked(&format!("{field}, sha-512=:AAAA:"), HELLO));
+    }
+
+    #[test]
+    fn w20_the_representation_is_the_content_unless_it_is_a_range() {
+        let with = |fields: &[(&'static str, &str)]| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in fields {
+                headers.append(*name, HeaderValue::from_str(value).unwrap());
+            }
+            verify(&headers, HELLO)
+        };
+        let (right, wrong) = ("sha-256=:X48E9qOokqqrvdts8nOJRJN3OWDUoyWxBf7kbu9DBPE=:", "sha-256=:AAAA:");
+        assert_eq!(with(&[("repr-digest", right)]), Ok(()));
+        assert_eq!(with(&[("repr-digest", wrong)]), Err("Repr-Digest is not that of the content that came".to_owned()));
+        assert_eq!(with(&[("content-digest", right), ("repr-digest", "x")]).unwrap_err().find("Repr-Digest"), Some(0));
+        assert_eq!(with(&[("content-range", "bytes 0-17/99"), ("repr-digest", wrong)]), Ok(()));
+        let two_lines = [("content-digest", right), ("content-digest", wrong)];
+        assert_eq!(with(&two_lines).unwrap_err().find("Content-Digest"), Some(0));
     }
 }

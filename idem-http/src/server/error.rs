@@ -10,15 +10,17 @@ use idem_core::HandlerError;
 ///
 /// | A handler answers | its effects | the answer is kept | a repeat gets |
 /// |---|---|---|---|
-/// | `Ok`, any status but 5xx | committed | yes | the same answer |
-/// | `Ok` with 5xx | rolled back | no | a run |
+/// | `Ok` | committed | yes | the same answer |
 /// | [`HttpError::Final`] | rolled back | yes | the same answer |
 /// | [`HttpError::NotKept`] | rolled back | no | a run |
+/// | any of these with 5xx | rolled back | no | a run |
+/// | any of these with 1xx, or a number that is no status of HTTP | rolled back | no: it is answered with 500 | a run |
 /// | any other error, a panic, no end in time | rolled back | no | a run |
 ///
 /// A decline that has effects of its own, such as a row that counts it, is not an error: answer it with `Ok` and its status. 401,
 /// 403, 408, 425 and 429 concern a request and not its operation. If they were kept, every repeat of the key would get them: answer
-/// them as [`NotKept`](Self::NotKept). As `Ok` they are refused in debug builds, and counted in others.
+/// them as [`NotKept`](Self::NotKept). As `Ok` or [`Final`](Self::Final) they are refused in debug builds, and counted in others. The
+/// guide's page on HTTP has the table of all statuses.
 pub enum HttpError {
     /// The operation is refused permanently: the handler's writes are rolled back, and this answer is kept.
     Final(Box<Response<Bytes>>),
@@ -75,36 +77,53 @@ pub(crate) enum Judged {
 /// Statuses that concern a request and not its operation.
 const OF_THE_REQUEST: [u16; 5] = [401, 403, 408, 425, 429];
 
-/// Decides how a handler's answer is treated.
+/// The treatment that a handler asks for.
+enum Wish {
+    Commit,
+    Refuse,
+    Drop,
+}
+
+/// Decides how a handler's answer is treated: the table of all statuses in the guide's page on HTTP.
 pub(crate) fn judge(answered: Result<Response<Bytes>, HttpError>, limits: Limits<'_>) -> Judged {
-    match answered {
-        Ok(response) if response.status().is_server_error() => Judged::Drop(response),
-        Ok(response) if response.status().is_informational() => Judged::Unfit("its status is 1xx, which is no answer"),
-        Ok(response) => {
-            if OF_THE_REQUEST.contains(&response.status().as_u16()) {
-                limits.misplaced.increment(1);
-                if cfg!(debug_assertions) {
-                    return Judged::Unfit("its status is about the request, and would be told for ever");
-                }
-            }
-            fit(response, limits, Judged::Keep)
-        }
-        Err(HttpError::Final(response)) if response.status().is_server_error() => Judged::Drop(*response),
-        Err(HttpError::Final(response)) => fit(*response, limits, Judged::Refuse),
-        Err(HttpError::NotKept(response)) => Judged::Drop(*response),
-        Err(HttpError::Failed(error)) => Judged::Fail(error),
+    let (response, wish) = match answered {
+        Ok(response) => (response, Wish::Commit),
+        Err(HttpError::Final(response)) => (*response, Wish::Refuse),
+        Err(HttpError::NotKept(response)) => (*response, Wish::Drop),
+        Err(HttpError::Failed(error)) => return Judged::Fail(error),
+    };
+    match (response.status().as_u16(), wish) {
+        (500..=599, _) | (200..=499, Wish::Drop) => Judged::Drop(response),
+        (200..=499, Wish::Commit) => fit(response, limits, Judged::Keep),
+        (200..=499, Wish::Refuse) => fit(response, limits, Judged::Refuse),
+        (_, _) => Judged::Unfit("its status is none that an answer has"),
     }
 }
 
 /// The limits of a response.
 #[derive(Clone, Copy)]
 pub(crate) struct Limits<'a> {
-    pub(crate) response_bytes_max: usize,
+    response_bytes_max: usize,
     /// Counts statuses that should not be kept.
-    pub(crate) misplaced: &'a metrics::Counter,
+    misplaced: &'a metrics::Counter,
+    refuses_misplaced: bool,
 }
 
+impl<'a> Limits<'a> {
+    /// A status that should not be kept is refused in debug builds, where its author sees it, and counted.
+    pub(crate) fn new(response_bytes_max: usize, misplaced: &'a metrics::Counter) -> Self {
+        Self { response_bytes_max, misplaced, refuses_misplaced: cfg!(debug_assertions) }
+    }
+}
+
+/// The response as one that is kept, if it can be.
 fn fit(response: Response<Bytes>, limits: Limits<'_>, judged: fn(Response<Bytes>) -> Judged) -> Judged {
+    if OF_THE_REQUEST.contains(&response.status().as_u16()) {
+        limits.misplaced.increment(1);
+        if limits.refuses_misplaced {
+            return Judged::Unfit("its status is about the request, and would be told for ever");
+        }
+    }
     if response.headers().contains_key(http::header::CONTENT_ENCODING) {
         return Judged::Unfit("it has a Content-Encoding, which belongs outside of what is kept");
     }
@@ -112,4 +131,62 @@ fn fit(response: Response<Bytes>, limits: Limits<'_>, judged: fn(Response<Bytes>
         return Judged::Unfit("it is larger than what is kept of one answer");
     }
     judged(response)
+}
+
+/// Whether a failure of this status may pass, so that the client is told when to come again. A 500 says nothing of the kind, and 501 and
+/// 505 say the opposite (RFC 9110, 10.2.3 and 15.6).
+pub(crate) fn may_pass(status: http::StatusCode) -> bool {
+    matches!(status.as_u16(), 502..=504)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    };
+
+    use super::*;
+
+    /// What becomes of an answer, and how often it was counted as misplaced.
+    fn judged(answered: Result<Response<Bytes>, HttpError>, refuses_misplaced: bool) -> (&'static str, u64) {
+        let counted = Arc::new(AtomicU64::new(0));
+        let misplaced = metrics::Counter::from_arc(Arc::clone(&counted));
+        let limits = Limits { response_bytes_max: 10, misplaced: &misplaced, refuses_misplaced };
+        let name = match judge(answered, limits) {
+            Judged::Keep(_) => "keep",
+            Judged::Refuse(_) => "refuse",
+            Judged::Drop(_) => "drop",
+            Judged::Fail(_) => "fail",
+            Judged::Unfit(_) => "unfit",
+        };
+        (name, counted.load(Ordering::SeqCst))
+    }
+
+    /// W15: release builds keep what debug builds refuse, and count it.
+    #[test]
+    fn w15_what_is_about_the_request_is_counted_in_release_builds() {
+        for status in 100..1_000 {
+            let response = || {
+                let mut response = Response::new(Bytes::new());
+                *response.status_mut() = http::StatusCode::from_u16(status).expect("a status");
+                response
+            };
+            let is_misplaced = OF_THE_REQUEST.contains(&status);
+            let counted = u64::from(is_misplaced);
+            let of = |kept| match status {
+                200..=499 => kept,
+                500..=599 => "drop",
+                _ => "unfit",
+            };
+            assert_eq!(judged(Ok(response()), false), (of("keep"), counted), "{status}");
+            assert_eq!(judged(Err(HttpError::refused(response())), false), (of("refuse"), counted), "{status}");
+            assert_eq!(judged(Err(HttpError::not_kept(response())), false), (of("drop"), 0), "{status}");
+            if is_misplaced {
+                assert_eq!(judged(Ok(response()), true), ("unfit", 1), "{status}");
+                assert_eq!(judged(Err(HttpError::refused(response())), true), ("unfit", 1), "{status}");
+                assert_eq!(judged(Err(HttpError::not_kept(response())), true), ("drop", 0), "{status}");
+            }
+        }
+    }
 }

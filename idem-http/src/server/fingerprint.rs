@@ -75,9 +75,14 @@ impl Hashing {
 
 type BodyFn = dyn Fn(&Parts, &Bytes) -> Result<Vec<u8>, String> + Send + Sync;
 
-/// The part of a request's body that is compared, for a route. Method, path, query and media type are always compared.
+/// The part of a request's body that is compared, for a route. Path, query and media type are always compared, and another method is
+/// another key.
 #[derive(Clone)]
-pub struct Fingerprint(Of);
+pub struct Fingerprint {
+    now: Of,
+    /// Those by which older records of the route were made.
+    former: Vec<Of>,
+}
 
 #[derive(Clone)]
 enum Of {
@@ -87,7 +92,7 @@ enum Of {
 
 impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Fingerprint({})", self.rule())
+        write!(f, "Fingerprint({})", self.now.rule())
     }
 }
 
@@ -101,7 +106,7 @@ impl Fingerprint {
     /// The bytes as received: the default. Clients that send a request again send the same bytes.
     #[must_use]
     pub fn raw() -> Self {
-        Self(Of::Rule(Arc::new(RawPayload)))
+        Self::by(RawPayload)
     }
 
     /// The whole body as canonical JSON, for clients that serialise it anew for each try: the order of members, spacing and the
@@ -109,46 +114,68 @@ impl Fingerprint {
     #[must_use]
     pub fn jcs() -> Self {
         // There is no pointer that could be malformed.
-        JsonMembers::without([]).map_or_else(Self::raw, |rule| Self(Of::Rule(Arc::new(rule))))
+        JsonMembers::without([]).map_or_else(Self::raw, Self::by)
     }
 
     /// These members of a JSON body, by JSON pointer, in canonical form. `None` if a pointer is malformed.
     #[must_use]
     pub fn fields<'a>(pointers: impl IntoIterator<Item = &'a str>) -> Option<Self> {
-        Some(Self(Of::Rule(Arc::new(JsonMembers::only(pointers)?))))
+        JsonMembers::only(pointers).map(Self::by)
     }
 
     /// All members of a JSON body except these, such as a timestamp that is new on each try. `None` if a pointer is malformed.
     #[must_use]
     pub fn without_fields<'a>(pointers: impl IntoIterator<Item = &'a str>) -> Option<Self> {
-        Some(Self(Of::Rule(Arc::new(JsonMembers::without(pointers)?))))
+        JsonMembers::without(pointers).map(Self::by)
     }
 
     /// The bytes that this function writes for a request. It can include headers, such as one with a version, and handle multipart
     /// forms, whose boundary is different on each try. Its error is answered with 400. Change the name whenever the function writes
-    /// other bytes for the same request.
+    /// other bytes for the same request, and name the one before with [`and_formerly`](Self::and_formerly).
     #[must_use]
     pub fn own<F>(name: &str, function: F) -> Self
     where
         F: Fn(&Parts, &Bytes) -> Result<Vec<u8>, String> + Send + Sync + 'static,
     {
-        Self(Of::Own { name: name.to_owned(), function: Arc::new(function) })
+        Self { now: Of::Own { name: name.to_owned(), function: Arc::new(function) }, former: Vec::new() }
     }
 
+    /// Also accepts repeats of requests whose record was made with this fingerprint, or with one that was its former. Without it, a deploy
+    /// that changes a route's fingerprint turns honest repeats into 422. Name it until the records of before are gone, which takes as
+    /// long as [keys are known](super::IdempotencyBuilder::keys_for).
+    ///
+    /// ```
+    /// use idem_http::Fingerprint;
+    ///
+    /// let by_meaning = Fingerprint::jcs().and_formerly(Fingerprint::raw());
+    /// ```
+    #[must_use]
+    pub fn and_formerly(mut self, former: Self) -> Self {
+        self.former.push(former.now);
+        self.former.extend(former.former);
+        self
+    }
+
+    fn by(rule: impl PayloadHasher) -> Self {
+        Self { now: Of::Rule(Arc::new(rule)), former: Vec::new() }
+    }
+}
+
+impl Of {
     fn rule(&self) -> String {
-        match &self.0 {
-            Of::Rule(rule) => rule.rule(),
-            Of::Own { name, .. } => format!("fn:{name}"),
+        match self {
+            Self::Rule(rule) => rule.rule(),
+            Self::Own { name, .. } => format!("fn:{name}"),
         }
     }
 
     fn body(&self, parts: &Parts, body: &Bytes) -> Result<Vec<u8>, Problem> {
-        match &self.0 {
-            Of::Rule(rule) => match rule.hash(&Message::new(body.clone())) {
+        match self {
+            Self::Rule(rule) => match rule.hash(&Message::new(body.clone())) {
                 Ok(hash) => Ok(hash.as_bytes().to_vec()),
                 Err(error) => Err(Problem::BodyMalformed(error.problem)),
             },
-            Of::Own { function, .. } => function(parts, body).map_err(Problem::BodyMalformed),
+            Self::Own { function, .. } => function(parts, body).map_err(Problem::BodyMalformed),
         }
     }
 }
@@ -156,7 +183,8 @@ impl Fingerprint {
 /// A fingerprint: 16 bytes over everything, and a few bytes over each part, which show which part differs and nothing more.
 pub(crate) type Print = [u8; 32];
 
-/// The fingerprints of a request by each of these ways of hashing, in their order.
+/// The fingerprints of a request: for each of these ways of hashing, in their order, that of the route's fingerprint and those of its
+/// former ones.
 pub(crate) fn of(
     hashings: &[Hashing],
     fingerprint: &Fingerprint,
@@ -166,31 +194,35 @@ pub(crate) fn of(
 ) -> Result<Vec<Print>, Problem> {
     let media_type = parts.headers.get(header::CONTENT_TYPE).map(|value| essence(value.as_bytes()));
     let is_multipart = media_type.as_deref().is_some_and(|of| of.starts_with("multipart/"));
-    if is_multipart && matches!(fingerprint.0, Of::Rule(_)) {
+    if is_multipart && matches!(fingerprint.now, Of::Rule(_)) {
         return Err(Problem::Multipart);
     }
-    let rule = fingerprint.rule();
-    let body = fingerprint.body(parts, body)?;
+    let now = (fingerprint.now.rule(), fingerprint.now.body(parts, body)?);
+    // One that this body does not fit has made no record of it.
+    let former = fingerprint.former.iter().filter_map(|of| Some((of.rule(), of.body(parts, body).ok()?)));
+    let bodies: Vec<_> = std::iter::once(now).chain(former).collect();
     let (method, path) = (parts.method.as_str(), parts.uri.path());
     // An absent part differs from an empty one.
     let query = parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     let media_type = media_type.unwrap_or_default();
     let subject = subject.map(|subject| format!("s{subject}")).unwrap_or_default();
-    let one = |hashing: &Hashing| {
-        let all = [method, path, &query, &media_type, &subject, &rule].map(str::as_bytes);
-        let mut print = hashing.hash(&[all[0], all[1], all[2], all[3], all[4], all[5], &body]);
+    let one = |hashing: &Hashing, rule: &str, body: &[u8]| {
+        let [method, path, query, media_type, subject, rule] =
+            [method, path, &query, &media_type, &subject, rule].map(str::as_bytes);
+        let mut print = hashing.hash(&[method, path, query, media_type, subject, rule, body]);
         let mut part = |label: &str, range: std::ops::Range<usize>, value: &[u8]| {
             let length = range.len();
             print[range].copy_from_slice(&hashing.hash(&[label.as_bytes(), value])[..length]);
         };
-        part("path", 16..19, path.as_bytes());
-        part("query", 19..22, query.as_bytes());
-        part("type", 22..25, media_type.as_bytes());
-        part("body", 25..29, &body);
-        part("subject", 29..32, subject.as_bytes());
+        part("path", 16..19, path);
+        part("query", 19..22, query);
+        part("type", 22..25, media_type);
+        part("body", 25..29, body);
+        part("subject", 29..32, subject);
         print
     };
-    Ok(hashings.iter().map(one).collect())
+    let all = hashings.iter().flat_map(|hashing| bodies.iter().map(move |(rule, body)| (hashing, rule, body)));
+    Ok(all.map(|(hashing, rule, body)| one(hashing, rule, body)).collect())
 }
 
 /// The part in which two requests differ, as far as their fingerprints show it: by the way of hashing under which most parts are
@@ -224,24 +256,40 @@ pub(crate) fn essence(value: &[u8]) -> String {
 
 /// The engine's rules: a request's message carries its fingerprints one after the other, in this order.
 pub(crate) fn rules(hashings: &[Hashing]) -> Option<HashRules> {
-    let mut all = hashings.iter().enumerate().map(|(index, hashing)| Slot { index, rule: hashing.rule() });
+    let count = hashings.len();
+    let mut all = hashings.iter().enumerate().map(|(index, hashing)| Slot { index, count, rule: hashing.rule() });
     let first = HashRules::new(all.next()?);
     Some(all.fold(first, HashRules::and_formerly))
 }
 
-/// One of the fingerprints that a message carries.
+/// The fingerprints that a message carries by one way of hashing.
 #[derive(Debug, Clone)]
 struct Slot {
     index: usize,
+    /// How many ways of hashing there are.
+    count: usize,
     rule: String,
+}
+
+impl Slot {
+    fn prints(&self, message: &Message) -> impl Iterator<Item = PayloadHash> {
+        let all = message.payload().map(Bytes::as_ref).unwrap_or_default();
+        let each = all.len() / 32 / self.count;
+        let own = all.chunks_exact(32).skip(self.index * each).take(each);
+        own.filter_map(|print| Print::try_from(print).ok()).map(PayloadHash::from_bytes)
+    }
 }
 
 impl PayloadHasher for Slot {
     fn hash(&self, message: &Message) -> Result<PayloadHash, HashPayloadError> {
-        let all = message.payload().map(Bytes::as_ref).unwrap_or_default();
-        let slot = all.chunks_exact(32).nth(self.index).and_then(|slot| <Print>::try_from(slot).ok());
-        slot.map(PayloadHash::from_bytes)
+        self.prints(message)
+            .next()
             .ok_or_else(|| HashPayloadError { rule: self.rule(), problem: "there is no such fingerprint".to_owned() })
+    }
+
+    /// Those by the route's former fingerprints.
+    fn also(&self, message: &Message) -> Vec<PayloadHash> {
+        self.prints(message).skip(1).collect()
     }
 
     fn rule(&self) -> String {

@@ -14,6 +14,7 @@ use super::{
     fingerprint::{self, Print},
     key::{self, KEY_HEADER, KeyFault},
     problem::Problem,
+    request_key::RequestKey,
     route::RouteSettings,
     scope::{self, Authenticated},
     tenants::InHand,
@@ -27,6 +28,9 @@ pub(crate) struct Admitted {
     pub(crate) key: IdempotencyKey,
     /// The client's own key.
     pub(crate) asked: String,
+    pub(crate) who: Authenticated,
+    /// Method and template.
+    pub(crate) route: String,
     pub(crate) prints: Vec<Print>,
     pub(crate) parts: Parts,
     pub(crate) body: Bytes,
@@ -52,9 +56,16 @@ impl Admitted {
         })
     }
 
+    /// What a run is told of its key; `message` is the operation's, as the engine has identified it.
+    pub(crate) fn request_key(&self, message: &Message) -> RequestKey {
+        RequestKey::new(&self.asked, &self.who, &self.route, message.clone())
+    }
+
     /// A copy of the request, for each run.
-    pub(crate) fn request(&self) -> Request<Bytes> {
-        Request::from_parts(self.parts.clone(), self.body.clone())
+    pub(crate) fn request(&self, key: RequestKey) -> Request<Bytes> {
+        let mut request = Request::from_parts(self.parts.clone(), self.body.clone());
+        request.extensions_mut().insert(key);
+        request
     }
 }
 
@@ -85,7 +96,7 @@ impl<S: Store> Shared<S> {
         let prints = fingerprint::of(&self.hashings, &settings.fingerprint, &parts, &body, self.subject(&who))?;
         let key = scope::joined(&who.tenant, route, &asked).map_err(|_| Problem::KeyMalformed("it cannot be kept"))?;
         let is_again = is_again(&parts.headers);
-        Ok(Admitted { key, asked, prints, parts, body, in_hand, is_again })
+        Ok(Admitted { key, asked, who, route: route.to_owned(), prints, parts, body, in_hand, is_again })
     }
 
     /// The subject that an answer is for, if answers are kept by subject.
@@ -114,13 +125,19 @@ fn is_again(headers: &HeaderMap) -> bool {
     [ATTEMPT_HEADER, ENVOY_HEADER].iter().filter_map(tries).any(|tries| tries > 1)
 }
 
+/// Whether the content has a coding, which would have to be undone before it can be compared.
+fn is_coded(headers: &HeaderMap) -> bool {
+    let all = headers.get_all(header::CONTENT_ENCODING).iter();
+    let mut codings = all.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    codings.any(|coding| !matches!(coding.trim_ascii(), b"") && !coding.trim_ascii().eq_ignore_ascii_case(b"identity"))
+}
+
 async fn read<B>(headers: &HeaderMap, body: B, settings: &RouteSettings) -> Result<Bytes, Problem>
 where
     B: Body,
     B::Error: Into<BoxError>,
 {
-    let is_coded = headers.get(header::CONTENT_ENCODING).is_some_and(|coding| coding != "identity");
-    if is_coded {
+    if is_coded(headers) {
         return Err(Problem::Encoding);
     }
     let max = settings.body_bytes_max;

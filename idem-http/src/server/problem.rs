@@ -6,10 +6,8 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Map, Value, json};
 
-use super::{
-    answer::rfc3339,
-    profile::{Profile, Words},
-};
+use super::profile::{Profile, Words};
+use crate::date::rfc3339;
 
 /// A part of a request that a fingerprint distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +20,7 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    const fn as_str(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Path => "path",
             Self::Query => "query",
@@ -49,7 +47,7 @@ pub(crate) enum Problem {
     BodyMalformed(String),
     Encoding,
     Multipart,
-    Digest(&'static str),
+    Digest(String),
     /// The key was used for another request.
     Differs(Option<Part>),
     /// The answer is for another subject of the tenant.
@@ -96,7 +94,7 @@ impl Problem {
             Self::Multipart => {
                 (StatusCode::UNSUPPORTED_MEDIA_TYPE, "multipart-unsupported", "The body's type is not supported")
             }
-            Self::Digest(_) => (StatusCode::BAD_REQUEST, "digest-mismatch", "Content-Digest does not fit the content"),
+            Self::Digest(_) => (StatusCode::BAD_REQUEST, "digest-mismatch", "The digest does not fit the content"),
             Self::Differs(_) => (profile.differs, "key-reused", "Idempotency-Key was used for another request"),
             Self::OtherSubject => (StatusCode::FORBIDDEN, "other-subject", "The answer is for somebody else"),
             Self::InProgress => {
@@ -213,6 +211,15 @@ impl Problem {
         }
     }
 
+    /// What it says of the key, in the words of the answers about keys.
+    fn state(&self) -> Option<&'static str> {
+        if matches!(self, Self::NotFound) {
+            Some("unknown")
+        } else {
+            matches!(self, Self::Unavailable).then_some("uncertain")
+        }
+    }
+
     /// The last part of the type's URI, which is also the name in metrics.
     pub(crate) fn slug(&self, profile: &Profile) -> &'static str {
         self.row(profile).1
@@ -240,6 +247,10 @@ impl Problem {
         if let Some(after) = self.retry_after(profile) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
         }
+        if matches!(self, Self::Encoding) {
+            // RFC 9110, 15.5.16: which codings would have been accepted.
+            headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        }
         if matches!(self, Self::Unauthenticated) {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
@@ -265,8 +276,8 @@ impl Problem {
         if let Self::Differs(Some(part)) = self {
             body.insert("differs".to_owned(), part.as_str().into());
         }
-        if matches!(self, Self::NotFound) {
-            body.insert("state".to_owned(), "unknown".into());
+        if let Some(state) = self.state() {
+            body.insert("state".to_owned(), state.into());
         }
         if let Self::NotKept { status, location, processed_at } = self {
             body.insert("original_status".to_owned(), (*status).into());
@@ -300,6 +311,10 @@ impl Problem {
         if let (Some(code), Some(error)) = (code, error.as_object_mut()) {
             error.insert("code".to_owned(), code.into());
         }
-        json!({ "error": error })
+        let mut body = json!({ "error": error });
+        if let (Some(state), Some(body)) = (self.state(), body.as_object_mut()) {
+            body.insert("state".to_owned(), state.into());
+        }
+        body
     }
 }

@@ -1,108 +1,89 @@
-//! The key under which a request is recorded: its own key, joined with its tenant and its route.
+//! What a handler is told of its request's key.
 
-use idem_core::{IdempotencyKey, KeyError};
-use sha2::{Digest as _, Sha256};
+use std::{fmt, sync::Arc};
 
-use super::key;
+use http::Request;
+use idem_core::{IdForm, Message, Uuid};
 
-/// The key of a request within its scope, as an operator names it: records are kept under all three joined.
+use super::scope::Authenticated;
+
+/// The key of the request that a handler runs for, and its scope.
+///
+/// A handler on axum gets it from [`Idem::key`](super::Idem::key), and every handler from the extensions of its request, by
+/// [`RequestKey::of`]. To a provider a handler gives a [derived key](Self::derived_key), and not the client's own one: two tenants may send
+/// the same key, and are one client to the provider; and two calls need two keys.
 ///
 /// ```
-/// use idem_http::RequestKey;
-///
-/// let request = RequestKey { tenant: "acme", route: "POST /transactions", key: "order-1" };
-/// let recorded = request.joined()?;
-/// assert_eq!(recorded.as_str(), "4:acme 18:POST /transactions order-1");
-/// assert_eq!(RequestKey::parse(recorded.as_str()), Some(request));
-/// # Ok::<(), idem_core::KeyError>(())
+/// # use idem_core::IdForm;
+/// # use idem_http::RequestKey;
+/// # fn call(key: &RequestKey) {
+/// let of_the_charge = key.derived_key_as("charge", IdForm::V5); // the same on each try of the request, in each process
+/// # let _ = of_the_charge;
+/// # }
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RequestKey<'a> {
-    /// The tenant; empty if there is [a single one](crate::IdempotencyBuilder::single_tenant).
-    pub tenant: &'a str,
-    /// Method and path, as the router knows it: `POST /accounts/{id}/transfers`.
-    pub route: &'a str,
-    /// The client's key, without the quotes that it may be sent in: see [`sent`](Self::sent).
-    pub key: &'a str,
+///
+/// `Debug` does not show the key.
+#[derive(Clone)]
+pub struct RequestKey(Arc<Parts>);
+
+struct Parts {
+    key: String,
+    who: Authenticated,
+    route: String,
+    message: Message,
 }
 
-impl<'a> RequestKey<'a> {
-    /// The key of the record: all three, each of the first two with its length, so that no tenant's name can run into a route's.
-    /// If that is too long or contains characters that no key may have, the key is the SHA-256 of the same text; it begins
-    /// with a letter, and other keys begin with a digit.
-    ///
-    /// # Errors
-    /// [`KeyError`] if no record can have this key.
-    pub fn joined(&self) -> Result<IdempotencyKey, KeyError> {
-        let Self { tenant, route, key } = self;
-        let text = format!("{}:{tenant} {}:{route} {key}", tenant.len(), route.len());
-        IdempotencyKey::new(&text).or_else(|_| {
-            let digest = Sha256::digest(text.as_bytes());
-            let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-            IdempotencyKey::new(&format!("sha256:{hex}"))
-        })
+impl RequestKey {
+    pub(crate) fn new(key: &str, who: &Authenticated, route: &str, message: Message) -> Self {
+        Self(Arc::new(Parts { key: key.to_owned(), who: who.clone(), route: route.to_owned(), message }))
     }
 
-    /// Takes the key of a record apart. `None` for a key that is no request's, and for one of which only the hash is kept.
+    /// The key of a handler's request. `None` for a request that no route of idem's has let through, such as a `PUT` without a key.
     #[must_use]
-    pub fn parse(recorded: &'a str) -> Option<Self> {
-        let (tenant, rest) = counted(recorded)?;
-        let (route, key) = counted(rest)?;
-        let parsed = Self { tenant, route, key };
-        // Lengths that are written in another way, such as with zeros in front, are none of ours.
-        parsed.joined().ok().filter(|joined| joined.as_str() == recorded).map(|_| parsed)
+    pub fn of<B>(request: &Request<B>) -> Option<&Self> {
+        request.extensions().get()
     }
 
-    /// The key in a header's value: as it is, or out of its quotes.
-    ///
-    /// # Errors
-    /// What is wrong with it, in words that go behind "it is no key:".
-    pub fn sent(value: &str) -> Result<String, &'static str> {
-        key::read(value.as_bytes(), false)
+    /// The client's own key, without the quotes of its header.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0.key
+    }
+
+    /// The tenant that sent it; empty where there is [a single one](super::IdempotencyBuilder::single_tenant).
+    #[must_use]
+    pub fn tenant(&self) -> &str {
+        &self.0.who.tenant
+    }
+
+    /// The tenant and, where the application has named one, the subject within it.
+    #[must_use]
+    pub fn sender(&self) -> &Authenticated {
+        &self.0.who
+    }
+
+    /// The method and the path as the router knows it, such as `POST /accounts/{id}/transfers`.
+    #[must_use]
+    pub fn route(&self) -> &str {
+        &self.0.route
+    }
+
+    /// A key for a call to somebody else, such as a provider: [`Message::derived_key`] of the operation. It follows from the service's name,
+    /// tenant, route and key and from `label`, so it is the same on each try, and each call of a handler needs a label of its own.
+    #[must_use]
+    pub fn derived_key(&self, label: &str) -> Uuid {
+        self.0.message.derived_key(label)
+    }
+
+    /// The same in the form that the provider takes. Keep the form: another one is another key.
+    #[must_use]
+    pub fn derived_key_as(&self, label: &str, form: IdForm) -> String {
+        self.0.message.derived_key_as(label, form)
     }
 }
 
-/// A text with its length before it and a blank behind it, and what follows.
-fn counted(text: &str) -> Option<(&str, &str)> {
-    let (length, rest) = text.split_once(':')?;
-    let (text, rest) = rest.split_at_checked(length.parse().ok()?)?;
-    Some((text, rest.strip_prefix(' ')?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn w4_no_two_scopes_give_one_key() {
-        let all = [
-            ("a", "POST /b", "c"),
-            ("a", "POST /b c", "c"),
-            ("a 7:POST /b", "POST /b", "c"),
-            ("", "POST /b", "c"),
-            ("b", "POST /b", "c"),
-            ("a", "PATCH /b", "c"),
-            ("ä", "POST /b", "8:x 1:y z"),
-        ]
-        .map(|(tenant, route, key)| RequestKey { tenant, route, key });
-        let joined = all.map(|request| request.joined().unwrap());
-        for (request, joined) in all.iter().zip(&joined) {
-            assert_eq!(RequestKey::parse(joined.as_str()), Some(*request));
-        }
-        assert_eq!(std::collections::BTreeSet::from(joined).len(), all.len());
-        let long = "k".repeat(255);
-        let of = |route| RequestKey { tenant: "acme", route, key: &long }.joined().unwrap();
-        assert!(of("POST /t").as_str().starts_with("sha256:"));
-        assert_ne!(of("POST /t"), of("POST /u"));
-    }
-
-    #[test]
-    fn w70_what_is_no_requests_key_is_not_taken_apart() {
-        for other in
-            ["order-1", "4:blue:order-1", "04:acme 7:POST /t k", "4:acme 7:POST /t", "9:acme 7:POST /t k", "1:ä 1:b c"]
-        {
-            assert_eq!(RequestKey::parse(other), None, "{other}");
-        }
-        assert_eq!(RequestKey::parse(&format!("sha256:{}", "0".repeat(64))), None);
+impl fmt::Debug for RequestKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestKey").field("route", &self.0.route).finish_non_exhaustive()
     }
 }

@@ -14,7 +14,7 @@ use super::{
     Shared,
     answer::{self, Times},
     counts::{FIRST, REPLAYED},
-    fingerprint,
+    error, fingerprint,
     flight::{Boarded, Flight, Landed, Progress, Stage},
     gates::{self, Admitted},
     problem::{Part, Problem},
@@ -29,9 +29,17 @@ pub(crate) enum Ended {
     Dropped(Response<Bytes>),
     /// Nothing is kept, because the response cannot be kept.
     Unfit(&'static str),
-    /// Nothing is kept, because the handler did not end in time.
+    /// Nothing is kept, because a step failed or the handler did not end in time; with whether another try may succeed.
     #[cfg(feature = "axum")]
-    Late,
+    Failed(Again),
+}
+
+/// Whether another try may succeed.
+#[cfg(feature = "axum")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Again {
+    Maybe,
+    Never,
 }
 
 pub(crate) type Run<'a> = Pin<Box<dyn Future<Output = Result<Ended, RunOnceError>> + Send + 'a>>;
@@ -40,7 +48,12 @@ pub(crate) type Run<'a> = Pin<Box<dyn Future<Output = Result<Ended, RunOnceError
 pub(crate) trait Runs<S: Store>: Send + 'static {
     /// Claims the key and, if it is new, runs the handler, on one of the connections that the tenant may use. May be called again
     /// if the key was held.
-    fn run<'a>(&'a mut self, shared: &'a Shared<S>, admitted: &'a Admitted, progress: &'a Arc<Progress>) -> Run<'a>;
+    fn run<'a>(
+        &'a mut self,
+        shared: &'a Shared<S>,
+        admitted: &'a Arc<Admitted>,
+        progress: &'a Arc<Progress>,
+    ) -> Run<'a>;
 }
 
 /// An answer, and how its request ended, for metrics.
@@ -144,7 +157,7 @@ impl<S: Store> Shared<S> {
     /// Runs the first request with its key here.
     async fn lead<R: Runs<S>>(
         &self,
-        admitted: &Admitted,
+        admitted: &Arc<Admitted>,
         flight: &Flight,
         mut runs: R,
         deadline: Instant,
@@ -153,11 +166,10 @@ impl<S: Store> Shared<S> {
         let (ran, own) = match ended {
             Ok(Ended::Done(ran, own)) => (ran, own),
             Ok(Ended::Dropped(mut response)) => {
-                let retry_after = http::HeaderValue::from(self.profile.retry_after.as_secs().max(1));
-                let mut outcome = "not-kept";
-                if response.status().is_server_error() {
+                let outcome = if response.status().is_server_error() { "server-error" } else { "not-kept" };
+                if error::may_pass(response.status()) {
+                    let retry_after = http::HeaderValue::from(self.profile.retry_after.as_secs().max(1));
                     response.headers_mut().entry(http::header::RETRY_AFTER).or_insert(retry_after);
-                    outcome = "server-error";
                 }
                 return Ok(Answered { response, outcome });
             }
@@ -169,7 +181,9 @@ impl<S: Store> Shared<S> {
                 return Err(Problem::ResponseRefused(what));
             }
             #[cfg(feature = "axum")]
-            Ok(Ended::Late) => return Err(Problem::FailedForNow),
+            Ok(Ended::Failed(Again::Maybe)) => return Err(Problem::FailedForNow),
+            #[cfg(feature = "axum")]
+            Ok(Ended::Failed(Again::Never)) => return Err(Problem::Failed),
             Err(error) => return Err(self.explained(admitted, error)),
         };
         Ok(self.done(admitted, flight, ran, own).await)
@@ -203,7 +217,7 @@ impl<S: Store> Shared<S> {
     /// Claims the key, and waits while another process has it: a few requests at a time, as each wait takes a connection.
     async fn claimed<R: Runs<S>>(
         &self,
-        admitted: &Admitted,
+        admitted: &Arc<Admitted>,
         progress: &Arc<Progress>,
         runs: &mut R,
         deadline: Instant,

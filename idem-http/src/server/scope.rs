@@ -3,7 +3,7 @@
 use http::request::Parts;
 use idem_core::{IdempotencyKey, KeyError};
 
-use super::request_key::RequestKey;
+use super::scoped_key::ScopedKey;
 
 /// The sender of a request, as the application has identified it, for example by a token that it has checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,5 +35,5 @@ pub(crate) type TenantFn = dyn Fn(&Parts) -> Option<Authenticated> + Send + Sync
 
 /// The key of the record of a request.
 pub(crate) fn joined(tenant: &str, route: &str, key: &str) -> Result<IdempotencyKey, KeyError> {
-    RequestKey { tenant, route, key }.joined()
+    ScopedKey { tenant, route, key }.joined()
 }

@@ -4,20 +4,28 @@ use std::time::Duration;
 
 use axum::{
     Router,
+    extract::State,
+    middleware::{Next, from_fn},
     response::{IntoResponse as _, Response},
     routing::post,
 };
 use http::{Request, StatusCode};
+use idem_core::HandlerError;
 use idem_http::{
     HashSecret, Idem, Idempotency, StepError,
     client::{Ended, IdempotentClient, Intent, Profile, Refusal, Reqwest, Retries},
 };
 use idem_sqlx::PostgresStore;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 
 use crate::inbound::fixture::Fixture;
 
-async fn pay(idem: Idem<PostgresStore>, text: String) -> Result<Response, StepError> {
+/// The requests of both kinds that have arrived.
+type Arrived = watch::Sender<usize>;
+
+/// Answers once the client has given this try up, and sends something else.
+async fn pay(State(arrived): State<Arrived>, idem: Idem<PostgresStore>, text: String) -> Result<Response, StepError> {
+    let so_far = *arrived.borrow();
     let insert = idem.with(move |tx| {
         Box::pin(async move {
             let query = sqlx::query("INSERT INTO effects (key, payload) VALUES ($1, '')");
@@ -25,8 +33,21 @@ async fn pay(idem: Idem<PostgresStore>, text: String) -> Result<Response, StepEr
         })
     });
     insert.await?;
-    // Longer than the client waits for one try.
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    arrived.subscribe().wait_for(|arrived| *arrived > so_far).await.unwrap();
+    Ok((StatusCode::CREATED, "paid").into_response())
+}
+
+/// Fails for good, or for the first time only.
+async fn fail(State(arrived): State<Arrived>, idem: Idem<PostgresStore>, class: String) -> Result<Response, StepError> {
+    let is_first = *arrived.borrow() == 1;
+    let failed = idem.with(move |_| {
+        Box::pin(std::future::ready(match class.as_str() {
+            "permanent" => Err(HandlerError::permanent("it does not fit")),
+            _ if is_first => Err(HandlerError::transient("not now")),
+            _ => Ok(()),
+        }))
+    });
+    failed.await?;
     Ok((StatusCode::CREATED, "paid").into_response())
 }
 
@@ -35,14 +56,27 @@ async fn serve(fixture: &Fixture) -> String {
     let builder = Idempotency::builder(fixture.store.clone(), "payments");
     let payments = builder.single_tenant().hash_secret(secret).build().unwrap();
     payments.start().await.unwrap();
+    let arrived = Arrived::new(0);
+    let counting = arrived.clone();
+    let count = from_fn(move |request: Request<axum::body::Body>, next: Next| {
+        counting.send_modify(|arrived| *arrived += 1);
+        next.run(request)
+    });
     let app = Router::new()
         .route("/payments", post(pay))
+        .route("/failures", post(fail))
         .route_service("/idempotency/{key}", payments.asks(["POST /payments"]))
-        .layer(payments.layer());
+        .layer(payments.layer())
+        .layer(count)
+        .with_state(arrived);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/payments", listener.local_addr().unwrap());
+    let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, app).await });
     url
+}
+
+fn profile() -> Profile {
+    Profile::idem(Duration::from_secs(3_600), "")
 }
 
 /// W38: an answer that comes too late for the client is asked for, waited for and fetched from idem's own server; the same key for something
@@ -50,9 +84,8 @@ async fn serve(fixture: &Fixture) -> String {
 #[tokio::test]
 async fn w38_a_late_answer_of_idems_own_server_is_fetched() {
     let fixture = Fixture::new().await;
-    let url = serve(&fixture).await;
-    let impatient = Retries::default().try_within(Duration::from_millis(500)).tries_max(1);
-    let profile = || Profile::idem(Duration::from_secs(3_600), "");
+    let url = format!("{}/payments", serve(&fixture).await);
+    let impatient = Retries::default().try_within(Duration::from_secs(2)).tries_max(1);
     let client = IdempotentClient::new(Reqwest::new(crate::http_client()), profile()).retries(impatient);
     let intent = Intent::of("order-4711", "charge");
     let request =
@@ -66,7 +99,7 @@ async fn w38_a_late_answer_of_idems_own_server_is_fetched() {
     }
     assert_eq!(fixture.effects().await, ["order-4711"]);
     // Waited for by trying again, where one may.
-    let patient = client.clone().retries(Retries::default().try_within(Duration::from_millis(500)));
+    let patient = client.clone().retries(Retries::default().try_within(Duration::from_secs(2)));
     let other = Intent::of("order-4712", "charge");
     assert!(matches!(patient.send(&other, request("order-4712")).await.unwrap(), Ended::Known(_)));
     match patient.send(&intent, request("another amount")).await.unwrap() {
@@ -74,5 +107,26 @@ async fn w38_a_late_answer_of_idems_own_server_is_fetched() {
         other => panic!("not refused: {other:?}"),
     }
     assert_eq!(fixture.effects().await, ["order-4711", "order-4712"]);
+    fixture.drop().await;
+}
+
+/// W15: of idem's own failures the client tries again what may pass, and nothing else; in either case nothing of the try is left.
+#[tokio::test]
+async fn w15_the_client_does_as_idems_own_failures_say() {
+    let fixture = Fixture::new().await;
+    for (class, tries) in [("transient", 2), ("permanent", 1)] {
+        let url = format!("{}/failures", serve(&fixture).await);
+        let client = IdempotentClient::new(Reqwest::new(crate::http_client()), profile());
+        let request = Request::post(&url).header("content-type", "text/plain").body(class.into()).unwrap();
+        match client.send(&Intent::of(class, "charge"), request).await.unwrap() {
+            Ended::Known(answer) => assert_eq!((class, answer.tries, answer.replayed), ("transient", tries, false)),
+            Ended::Refused(answer, why) => {
+                assert_eq!((class, answer.tries, why), ("permanent", tries, Refusal::Request));
+                assert_eq!(answer.response.status(), 500);
+                assert!(!answer.response.headers().contains_key("retry-after"), "{answer:?}");
+            }
+            Ended::Indeterminate(doubt) => panic!("{class}: {doubt}"),
+        }
+    }
     fixture.drop().await;
 }

@@ -11,7 +11,7 @@ fn inputs() -> u64 {
 }
 
 /// What inputs are made of: whatever any of the readers looks for, and what they stumble over.
-const PIECES: [&str; 58] = [
+const PIECES: [&str; 62] = [
     "{",
     "}",
     "[",
@@ -53,6 +53,10 @@ const PIECES: [&str; 58] = [
     "[table]\n",
     "\"\"\"",
     "'",
+    "application/json; a=1",
+    "multipart/form-data",
+    "?a=1&b",
+    "\"k\"",
     "record-key",
     "message-id",
     "json:/a/b",
@@ -121,4 +125,18 @@ macro_rules! each {
     };
 }
 
-each!(amqp, cloud_events, dead_letter_headers, envelopes, frames, headers, json, kafka, key_rules, keys, settings);
+each!(
+    amqp,
+    cloud_events,
+    dead_letter_headers,
+    envelopes,
+    frames,
+    headers,
+    http_fingerprint,
+    http_key,
+    json,
+    kafka,
+    key_rules,
+    keys,
+    settings
+);

@@ -89,7 +89,12 @@ impl Request {
 
     /// Sends part of it, or all and waits for some of the answer, and is gone.
     pub(crate) async fn break_off(&self, address: &str, at: Cut) {
-        let Ok(mut stream) = TcpStream::connect(address).await else { return };
+        drop(self.begin(address, at).await);
+    }
+
+    /// The same, and is gone once this is dropped.
+    pub(crate) async fn begin(&self, address: &str, at: Cut) -> Option<TcpStream> {
+        let mut stream = TcpStream::connect(address).await.ok()?;
         let bytes = self.bytes(address);
         let sent = match at {
             Cut::InTheHead => 20,
@@ -100,6 +105,7 @@ impl Request {
         if at == Cut::InTheAnswer {
             let _ = timeout(PATIENCE, stream.read(&mut [0; 10])).await;
         }
+        Some(stream)
     }
 }
 

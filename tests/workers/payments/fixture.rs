@@ -2,7 +2,7 @@
 
 use std::{ops::Deref, time::Duration};
 
-use sqlx::{AssertSqlSafe, query_as, query_scalar, raw_sql};
+use sqlx::{AssertSqlSafe, Postgres, pool::PoolConnection, query_as, query_scalar, raw_sql};
 use tokio::time::Instant;
 
 use super::{
@@ -97,6 +97,27 @@ impl Fixture {
         let balances = query_scalar(balances).fetch_one(self.pool()).await.expect("the books");
         let declines = query_scalar("SELECT count(*) FROM declines").fetch_one(self.pool()).await.expect("the books");
         Books { transactions, keys, cents, balances, declines }
+    }
+
+    /// How many requests are between their claim and their commit.
+    pub(crate) async fn runs(&self) -> i64 {
+        let text = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = $1
+            AND state = 'idle in transaction'";
+        query_scalar(text).bind(&self.name).fetch_one(self.pool()).await.expect("the sessions")
+    }
+
+    /// How many requests wait for a row of somebody else's.
+    pub(crate) async fn waits(&self) -> i64 {
+        let text = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = $1
+            AND wait_event_type = 'Lock'";
+        query_scalar(text).bind(&self.name).fetch_one(self.pool()).await.expect("the sessions")
+    }
+
+    /// Holds every balance that there is, until this session commits.
+    pub(crate) async fn hold_balances(&self) -> PoolConnection<Postgres> {
+        let mut held = self.pool().acquire().await.expect("a session");
+        raw_sql("BEGIN; SELECT FROM balances FOR UPDATE").execute(&mut *held).await.expect("the balances");
+        held
     }
 
     /// What is recorded of keys and of answers.

@@ -1,12 +1,10 @@
 //! The database goes away and comes back.
 
-use std::time::Duration;
-
 use idem_testkit::proxy::Proxy;
 
 use super::{
     client::Request,
-    fixture::{Books, Fixture, insist},
+    fixture::{Books, Fixture, insist, until},
 };
 
 /// W63: without its database a service answers 503 and when to come again, runs nothing, and goes on by itself.
@@ -76,7 +74,8 @@ async fn w65_a_start_waits_for_the_database() {
     let log = fixture.next_log();
     let starting = super::fixture::start(&arguments, &[], &log);
     let back = async {
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        let waits = async || std::fs::read_to_string(&log).is_ok_and(|log| log.contains("cannot be reached yet"));
+        until("the service to wait for its database", waits).await;
         proxy.refuse(false);
     };
     let (api, ()) = tokio::join!(starting, back);

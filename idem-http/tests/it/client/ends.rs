@@ -10,7 +10,7 @@ use idem_http::client::{
     Undecided,
 };
 
-use super::provider::{Act, Provider};
+use super::provider::{Act, InProcess, Provider};
 
 pub(super) const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -19,17 +19,22 @@ pub(super) fn quick() -> Retries {
     Retries::default().first(first).max(max).try_within(Duration::from_millis(500)).deadline(Duration::from_secs(20))
 }
 
-pub(super) fn client(profile: Profile) -> IdempotentClient<Reqwest> {
-    IdempotentClient::new(Reqwest::new(crate::http_client()), profile).retries(quick())
+/// A client in the provider's own process, so that their clock may be the test's.
+pub(super) fn client(provider: &Provider, profile: Profile) -> IdempotentClient<InProcess> {
+    IdempotentClient::new(provider.service(), profile).retries(quick())
 }
 
-pub(super) fn request(provider: &Provider) -> Request<Bytes> {
-    let request = Request::post(provider.url("/charges")).header("authorization", "Bearer t");
+pub(super) fn request() -> Request<Bytes> {
+    request_to("https://provider.example")
+}
+
+fn request_to(url: &str) -> Request<Bytes> {
+    let request = Request::post(format!("{url}/charges")).header("authorization", "Bearer t");
     request.header("content-type", "application/json").body(r#"{"cents":1177}"#.into()).unwrap()
 }
 
 pub(super) async fn sent(provider: &Provider, profile: Profile) -> Ended {
-    client(profile).send(&Intent::of("order-4711", "charge"), request(provider)).await.unwrap()
+    client(provider, profile).send(&Intent::of("order-4711", "charge"), request()).await.unwrap()
 }
 
 fn known(ended: Ended) -> Answer {
@@ -54,10 +59,10 @@ pub(super) fn in_doubt(ended: Ended) -> Indeterminate {
 }
 
 /// W34: wherever an answer is lost, all tries have one key and the same bytes, one of them charges, and the caller gets the answer.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn w34_lost_answers_are_asked_for_again_with_the_same_key() {
     let acts = [Act::Cut, Act::ChargeAndCut, Act::ChargeAndHang, Act::ChargeAndCutTheAnswer, Act::Answer(502, &[], "")];
-    let provider = Provider::new(acts).await;
+    let provider = Provider::new(acts);
     let answer = known(sent(&provider, Profile::idem(HOUR, "")).await);
     assert_eq!((answer.response.status().as_u16(), &answer.response.body()[..]), (201, &br#"{"id":"ch_1"}"#[..]));
     assert_eq!((answer.tries, answer.replayed), (6, true));
@@ -74,22 +79,34 @@ async fn w34_lost_answers_are_asked_for_again_with_the_same_key() {
     );
 }
 
-/// W34: a second call for the same intent, as another process makes it after a crash, gets the first one's answer.
+/// W34: the same over HTTP, by reqwest: what a connection loses is lost to the client, and no more.
 #[tokio::test]
+async fn w34_a_connection_that_breaks_is_a_lost_answer() {
+    let provider = Provider::new([Act::Cut, Act::ChargeAndCut, Act::ChargeAndCutTheAnswer, Act::Answer(502, &[], "")]);
+    let url = provider.serve().await;
+    let client = IdempotentClient::new(Reqwest::new(crate::http_client()), Profile::idem(HOUR, ""));
+    let patient = client.retries(quick().try_within(HOUR).deadline(HOUR));
+    let answer = known(patient.send(&Intent::of("order-4711", "charge"), request_to(&url)).await.unwrap());
+    assert_eq!((answer.response.status().as_u16(), &answer.response.body()[..]), (201, &br#"{"id":"ch_1"}"#[..]));
+    assert_eq!((answer.tries, answer.replayed, provider.charges().len()), (5, true, 1));
+}
+
+/// W34: a second call for the same intent, as another process makes it after a crash, gets the first one's answer.
+#[tokio::test(start_paused = true)]
 async fn w34_another_process_goes_on_under_the_same_key() {
-    let provider = Provider::new([Act::ChargeAndCut]).await;
-    let one_try = client(Profile::stripe()).retries(quick().tries_max(1));
+    let provider = Provider::new([Act::ChargeAndCut]);
+    let one_try = client(&provider, Profile::stripe()).retries(quick().tries_max(1));
     let intent = Intent::of("order-4711", "charge");
-    let doubt = in_doubt(one_try.send(&intent, request(&provider)).await.unwrap());
+    let doubt = in_doubt(one_try.send(&intent, request()).await.unwrap());
     assert_eq!((doubt.why, doubt.tries, doubt.key.as_str()), (Undecided::Deadline, 1, &*intent.key(IdForm::V5)));
     let again = Intent::of("order-4711", "charge").first_tried_at(doubt.since);
-    let answer = known(client(Profile::stripe()).send(&again, request(&provider)).await.unwrap());
+    let answer = known(client(&provider, Profile::stripe()).send(&again, request()).await.unwrap());
     assert!(answer.replayed);
     assert_eq!(provider.charges().len(), 1);
 }
 
 /// W31: what is being worked on is waited for, as long as the server asks, and what is too much is sent again.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn w31_what_is_worked_on_is_waited_for() {
     let acts = [
         Act::ChargeAndCut,
@@ -97,82 +114,85 @@ async fn w31_what_is_worked_on_is_waited_for() {
         Act::Answer(429, &[], ""),
         Act::Answer(425, &[], ""),
     ];
-    let provider = Provider::new(acts).await;
+    let provider = Provider::new(acts);
     let answer = known(sent(&provider, Profile::idem(HOUR, "")).await);
     assert_eq!((answer.tries, answer.replayed, provider.charges().len()), (5, true, 1));
     let seen = provider.seen();
-    assert!(seen[2].at - seen[1].at >= Duration::from_secs(1), "Retry-After is heeded: {:?}", seen[2].at - seen[1].at);
+    let pause = seen[2].at - seen[1].at;
+    assert!((1_000..=1_101).contains(&pause.as_millis()), "Retry-After is heeded, spread by a tenth: {pause:?}");
 }
 
 /// W31: a key that was used for something else is the caller's fault, and is not tried again.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn w31_a_reused_key_is_refused_at_once() {
     let problem = r#"{"code":"ERR409_SERVER_STATE_CONFLICT","reason":"CONFLICTING_IDEMPOTENT_REQUEST"}"#;
-    let provider = Provider::new([Act::Answer(409, &[], problem)]).await;
+    let provider = Provider::new([Act::Answer(409, &[], problem)]);
     assert_eq!(refused(sent(&provider, Profile::idem(HOUR, "")).await), (409, Refusal::KeyReused));
     assert_eq!((provider.seen().len(), provider.charges().len()), (1, 0));
 }
 
 /// W32: a failure that the provider keeps is not asked for again: the same key would give it for ever, and another would charge again.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn w32_a_kept_failure_is_a_doubt_at_once() {
-    let provider = Provider::new([Act::Answer(500, &[], "{}")]).await;
+    let provider = Provider::new([Act::Answer(500, &[], "{}")]);
     let doubt = in_doubt(sent(&provider, Profile::stripe()).await);
     assert_eq!((doubt.why, doubt.tries, provider.seen().len()), (Undecided::KeptFailure, 1, 1));
     assert_eq!(doubt.last.unwrap().response.status(), 500);
-    let provider = Provider::new([Act::Answer(500, &[("stripe-should-retry", "true")], "{}")]).await;
+    let provider = Provider::new([Act::Answer(500, &[("stripe-should-retry", "true")], "{}")]);
     assert_eq!(known(sent(&provider, Profile::stripe()).await).tries, 2);
 }
 
 /// W36: a refusal that speaks of the request is one only where no earlier try was left without an answer; else it says nothing.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn w36_a_refusal_after_a_lost_answer_is_no_refusal() {
     for status in [401, 403, 404] {
-        let provider = Provider::new([Act::Answer(status, &[], "")]).await;
+        let provider = Provider::new([Act::Answer(status, &[], "")]);
         assert_eq!(refused(sent(&provider, Profile::stripe()).await), (status, Refusal::Request));
-        let provider = Provider::new([Act::ChargeAndCut, Act::Answer(status, &[], "")]).await;
+        let provider = Provider::new([Act::ChargeAndCut, Act::Answer(status, &[], "")]);
         let doubt = in_doubt(sent(&provider, Profile::stripe()).await);
         assert_eq!((doubt.why, doubt.tries, provider.charges().len()), (Undecided::NotAccepted, 2, 1));
         // The same where it was another call that was left without an answer.
-        let provider = Provider::new([Act::Answer(status, &[], "")]).await;
+        let provider = Provider::new([Act::Answer(status, &[], "")]);
         let intent = Intent::of("order-4711", "charge").first_tried_at(doubt.since);
-        let doubt = in_doubt(client(Profile::stripe()).send(&intent, request(&provider)).await.unwrap());
+        let doubt = in_doubt(client(&provider, Profile::stripe()).send(&intent, request()).await.unwrap());
         assert_eq!((doubt.why, doubt.tries), (Undecided::NotAccepted, 1));
     }
     // "It exists already": through whom, if not through the try before?
-    let provider = Provider::new([Act::ChargeAndCut, Act::Answer(409, &[], "")]).await;
+    let provider = Provider::new([Act::ChargeAndCut, Act::Answer(409, &[], "")]);
     assert_eq!(in_doubt(sent(&provider, plain()).await).why, Undecided::NotAccepted);
-    let provider = Provider::new([Act::Answer(402, &[], "declined")]).await;
+    let provider = Provider::new([Act::Answer(402, &[], "declined")]);
     assert_eq!(refused(sent(&provider, Profile::stripe()).await), (402, Refusal::Operation));
 }
 
 /// W37: a server that takes nothing is given up at the deadline, and as nothing was taken, nothing is in doubt; of one that fails it is.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn w37_the_deadline_ends_the_tries() {
-    let busy = (0..1_000).map(|_| Act::Answer(429, &[], ""));
-    let provider = Provider::new(busy).await;
-    let short = quick().deadline(Duration::from_millis(400)).tries_max(1_000);
+    let seconds = Duration::from_secs;
+    let within = |deadline| quick().first(seconds(5)).max(seconds(50)).deadline(seconds(deadline)).tries_max(1_000);
     let intent = Intent::of("order-4711", "charge");
+    let provider = Provider::new((0..1_000).map(|_| Act::Answer(429, &[], "")));
     let began = tokio::time::Instant::now();
-    let ended = client(Profile::stripe()).retries(short).send(&intent, request(&provider)).await.unwrap();
-    assert_eq!(refused(ended), (429, Refusal::Busy));
-    assert!(began.elapsed() < Duration::from_secs(5) && provider.seen().len() > 3);
-    let provider = Provider::new((0..1_000).map(|_| Act::Answer(503, &[("retry-after", "3600")], ""))).await;
-    let ended = client(Profile::stripe()).retries(short).send(&intent, request(&provider)).await.unwrap();
-    let doubt = in_doubt(ended);
+    let busy = client(&provider, Profile::stripe()).retries(within(400));
+    assert_eq!(refused(busy.send(&intent, request()).await.unwrap()), (429, Refusal::Busy));
+    // By the test's clock: no pause is longer than 50 s, and none that would end behind the deadline is begun.
+    assert!((350..=400).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    assert!(provider.seen().len() > 8, "{} tries", provider.seen().len());
+    let provider = Provider::new((0..1_000).map(|_| Act::Answer(503, &[("retry-after", "3600")], "")));
+    let failing = client(&provider, Profile::stripe()).retries(within(50));
+    let doubt = in_doubt(failing.send(&intent, request()).await.unwrap());
     assert_eq!((doubt.why, doubt.tries), (Undecided::Deadline, 1), "what the server asks for lies behind the deadline");
     let text = doubt.to_string();
     assert!(text.contains("no answer came in time after 1 tries") && text.contains("first_tried_at"), "{text}");
 }
 
 /// W38: before it gives up, the client asks what became of the key, with the caller's credentials, and fetches an answer that is there.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn w38_the_server_is_asked_before_one_gives_up() {
-    let one_try = |profile| client(profile).retries(quick().tries_max(1));
+    let one_try = |provider: &Provider, profile| client(provider, profile).retries(quick().tries_max(1));
     let intent = Intent::of("order-4711", "charge");
-    let provider = Provider::new([Act::ChargeAndCut]).await;
+    let provider = Provider::new([Act::ChargeAndCut]);
     provider.tells(r#"{"state":"completed","status":201}"#);
-    let ended = one_try(Profile::idem(HOUR, "/v1")).send(&intent, request(&provider)).await.unwrap();
+    let ended = one_try(&provider, Profile::idem(HOUR, "/v1")).send(&intent, request()).await.unwrap();
     assert!(known(ended).replayed);
     assert_eq!(provider.charges().len(), 1);
     let seen = provider.seen();
@@ -192,15 +212,15 @@ async fn w38_the_server_is_asked_before_one_gives_up() {
             Undecided::AnswerGone,
         ),
     ] {
-        let provider = Provider::new([Act::ChargeAndCut]).await;
+        let provider = Provider::new([Act::ChargeAndCut]);
         provider.tells(told);
-        let doubt = in_doubt(one_try(Profile::idem(HOUR, "")).send(&intent, request(&provider)).await.unwrap());
+        let doubt = in_doubt(one_try(&provider, Profile::idem(HOUR, "")).send(&intent, request()).await.unwrap());
         assert_eq!((doubt.state.unwrap().kind, doubt.why, provider.charges().len()), (kind, why, 1));
     }
 }
 
 /// W30: the key of a message's handler, of a row, and in the body, arrive as they are on every try.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn w30_each_kind_of_intent_keeps_its_key() {
     let message = Message::new("{}");
     let row = IdempotencyKey::new("0192-row").unwrap();
@@ -215,24 +235,24 @@ async fn w30_each_kind_of_intent_keeps_its_key() {
         (Intent::from_key(row.clone()), in_body, row.as_str().to_owned()),
         (Intent::from_key(row), Profile::ietf(HOUR), "\"0192-row\"".to_owned()),
     ] {
-        let provider = Provider::new([Act::ChargeAndCut, Act::Cut]).await;
-        assert_eq!(known(client(profile).send(&intent, request(&provider)).await.unwrap()).tries, 3);
+        let provider = Provider::new([Act::ChargeAndCut, Act::Cut]);
+        assert_eq!(known(client(&provider, profile).send(&intent, request()).await.unwrap()).tries, 3);
         assert!(provider.seen().iter().all(|seen| seen.key.as_ref() == Some(&key)), "{key}");
         assert_eq!(provider.charges(), [key]);
     }
     // Two ephemeral intents are two charges, which is what their documentation says.
-    let provider = Provider::new([]).await;
+    let provider = Provider::new([]);
     for _ in 0..2 {
-        known(client(Profile::stripe()).send(&Intent::ephemeral(), request(&provider)).await.unwrap());
+        known(client(&provider, Profile::stripe()).send(&Intent::ephemeral(), request()).await.unwrap());
     }
     assert_eq!(provider.charges().len(), 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_answer_that_is_too_large_is_a_doubt_with_its_status() {
-    let provider = Provider::new([]).await;
-    let small = client(Profile::stripe()).retries(quick().answer_bytes_max(5));
-    let doubt = in_doubt(small.send(&Intent::of("order-4711", "charge"), request(&provider)).await.unwrap());
+    let provider = Provider::new([]);
+    let small = client(&provider, Profile::stripe()).retries(quick().answer_bytes_max(5));
+    let doubt = in_doubt(small.send(&Intent::of("order-4711", "charge"), request()).await.unwrap());
     assert_eq!((doubt.why, doubt.last.unwrap().response.status().as_u16()), (Undecided::AnswerTooLarge, 201));
 }
 

@@ -1,4 +1,5 @@
-//! A provider: an HTTP server that charges once a key for as long as it remembers, and answers as badly as it is told.
+//! A provider that charges once a key for as long as it remembers, and answers as badly as it is told. It is a service in this process, where
+//! a test may have the clock go as it likes, and a server of HTTP.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -13,8 +14,9 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, StatusCode, header::CONTENT_LENGTH};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, combinators::BoxBody};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use idem_core::BoxError;
 use tokio::{net::TcpListener, time::Instant};
 
 /// What it does with a request.
@@ -62,20 +64,35 @@ struct State {
 
 pub(crate) struct Provider {
     state: Arc<State>,
-    port: u16,
+}
+
+/// The provider as a service of this process.
+#[derive(Clone)]
+pub(crate) struct InProcess(Arc<State>);
+
+impl tower::Service<Request<Bytes>> for InProcess {
+    type Response = Response<Body>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, io::Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), io::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Bytes>) -> Self::Future {
+        Box::pin(answer(Arc::clone(&self.0), request.map(Full::new)))
+    }
 }
 
 type Body = BoxBody<Bytes, io::Error>;
 
 impl Provider {
     /// One that does this in turn, and charges after it. It forgets a key after an hour.
-    pub(crate) async fn new(acts: impl IntoIterator<Item = Act>) -> Self {
-        Self::that_forgets_after(Duration::from_secs(3_600), acts).await
+    pub(crate) fn new(acts: impl IntoIterator<Item = Act>) -> Self {
+        Self::that_forgets_after(Duration::from_secs(3_600), acts)
     }
 
-    pub(crate) async fn that_forgets_after(memory: Duration, acts: impl IntoIterator<Item = Act>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
+    pub(crate) fn that_forgets_after(memory: Duration, acts: impl IntoIterator<Item = Act>) -> Self {
         let state = Arc::new(State {
             begun: Instant::now(),
             memory,
@@ -85,7 +102,18 @@ impl Provider {
             charges: Mutex::default(),
             told: Mutex::default(),
         });
-        let serving = Arc::clone(&state);
+        Self { state }
+    }
+
+    pub(crate) fn service(&self) -> InProcess {
+        InProcess(Arc::clone(&self.state))
+    }
+
+    /// Serves it over HTTP, and answers where.
+    pub(crate) async fn serve(&self) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let serving = Arc::clone(&self.state);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let state = Arc::clone(&serving);
@@ -93,11 +121,7 @@ impl Provider {
                 tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
             }
         });
-        Self { state, port }
-    }
-
-    pub(crate) fn url(&self, path: &str) -> String {
-        format!("http://127.0.0.1:{}{path}", self.port)
+        url
     }
 
     /// What it answers from now on about any key.
@@ -141,7 +165,10 @@ impl State {
     }
 }
 
-async fn answer(state: Arc<State>, request: Request<Incoming>) -> Result<Response<Body>, io::Error> {
+async fn answer<B>(state: Arc<State>, request: Request<B>) -> Result<Response<Body>, io::Error>
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
+{
     let (parts, body) = request.into_parts();
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let text = |name: &str| parts.headers.get(name).map(|value| value.to_str().unwrap().to_owned());

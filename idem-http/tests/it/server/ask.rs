@@ -1,20 +1,21 @@
 //! A key can be asked about.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
-use idem_core::Store;
-use idem_http::AskService;
+use idem_core::{
+    Store,
+    store::{Expiring, Removal, Removed},
+};
+use idem_http::{AskService, Idempotency};
+use sqlx::Connection as _;
 use tower::ServiceExt as _;
 
 use super::{
-    grounds::Ground,
-    support::{Runs, Seen, builder, pausing, request, request_of, route, send},
+    grounds::{Ground, Postgres},
+    support::{Runs, Seen, builder, held, request, request_of, route, send},
 };
 
 async fn ask<S: Store>(service: &AskService<S>, token: &str, path: &str, prefer: &str) -> Seen {
@@ -33,17 +34,17 @@ pub(crate) async fn w21_a_key_can_be_asked_about<G: Ground>() {
     let (route, asks) = (route::<G>(&payments, &runs), payments.asks(["PATCH /t", "POST /t"]));
     let unknown = ask(&asks, "acme", "/idempotency/k", "").await;
     assert_eq!((unknown.status, &unknown.json()["state"]), (404, &"unknown".into()));
-    let first = async { send::<G>(&route, pausing(request_of("acme/ann", "k", "one"), 2_000)).await };
+    let first = send::<G>(&route, held(request_of("acme/ann", "k", "one")));
     let meanwhile = async {
-        while runs.begun.load(Ordering::SeqCst) == 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        runs.until_begun(1).await;
         let here = ask(&asks, "acme/ann", "/idempotency/k", "").await;
-        let waited = ask(&elsewhere, "acme/ann", "/idempotency/k", "respond-async, wait=20").await;
+        let waited = ask(&elsewhere, "acme/ann", "/idempotency/k", "respond-async, wait=60");
+        let (waited, ()) = tokio::join!(waited, async { runs.release(1) });
         (here, waited)
     };
     let (first, (running, waited)) = tokio::join!(first, meanwhile);
     assert_eq!(running.json(), serde_json::json!({ "state": "in_progress" }));
+    assert_eq!((running.header("preference-applied"), waited.header("preference-applied")), (None, Some("wait=30")));
     assert_eq!((waited.status, &waited.json()["state"]), (200, &"completed".into()), "{waited:?}");
     let done = ask(&asks, "acme/ann", "/v1/idempotency/k?answer=true", "").await.json();
     assert_eq!((&done["state"], &done["status"]), (&"completed".into(), &201.into()));
@@ -58,5 +59,65 @@ pub(crate) async fn w21_a_key_can_be_asked_about<G: Ground>() {
     assert_eq!((bob.status, bob.is_replayed()), (403, None), "{bob:?}");
     send::<G>(&route, request("f", "final")).await;
     assert_eq!(ask(&asks, "acme", "/idempotency/f", "").await.json()["state"], "failed");
-    assert_eq!((ground.paid().await.len(), runs.begun.load(Ordering::SeqCst)), (1, 2), "asking runs nothing");
+    assert_eq!((ground.paid().await.len(), runs.begun()), (1, 2), "asking runs nothing");
+}
+
+/// W21: each state in its words, with the times of the database.
+#[tokio::test]
+async fn w21_each_state_of_a_key_is_told() {
+    let (ground, runs) = (Postgres::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).build().unwrap();
+    let (route, asks) = (route::<Postgres>(&payments, &runs), payments.asks(["POST /t"]));
+    let ask = async |key: &str| {
+        let seen = ask(&asks, "acme", &format!("/idempotency/{key}"), "").await;
+        (seen.status, seen.json())
+    };
+    let (status, unknown) = ask("k").await;
+    assert_eq!((status, &unknown["state"]), (404, &"unknown".into()));
+    let meanwhile = async {
+        runs.until_begun(1).await;
+        let running = ask("k").await;
+        runs.release(1);
+        running
+    };
+    let (first, running) = tokio::join!(send::<Postgres>(&route, held(request("k", "one"))), meanwhile);
+    assert_eq!(running, (200, serde_json::json!({ "state": "in_progress" })));
+    let mut connection = sqlx::PgConnection::connect(&super::grounds::url()).await.unwrap();
+    let times = format!(
+        "SELECT to_char(m.processed_at AT TIME ZONE 'UTC', $1), to_char(m.expires_at AT TIME ZONE 'UTC', $1),
+            to_char(r.answer_until AT TIME ZONE 'UTC', $1)
+        FROM {0}.processed_messages AS m JOIN {0}.processed_results AS r USING (consumer, key_id)",
+        ground.schema.quoted()
+    );
+    let times = sqlx::query_as(sqlx::AssertSqlSafe(times)).bind("YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"");
+    let (processed_at, key_expires, answer_expires): (String, String, String) =
+        times.fetch_one(&mut connection).await.unwrap();
+    let completed = serde_json::json!({
+        "state": "completed", "status": 201, "location": first.header("location"), "processed_at": processed_at,
+        "key_expires": key_expires, "answer_expires": answer_expires,
+    });
+    assert_eq!(ask("k").await, (200, completed));
+    send::<Postgres>(&route, request("f", "final")).await;
+    let (status, failed) = ask("f").await;
+    assert_eq!((status, &failed["state"], &failed["status"]), (200, &"failed".into(), &422.into()));
+    assert!(failed["answer_expires"].is_string(), "{failed}");
+    // The answer's time is over, and its row says what is left.
+    let age = format!("UPDATE {}.processed_results SET answer_until = now() - interval '1 s'", ground.schema.quoted());
+    sqlx::raw_sql(sqlx::AssertSqlSafe(age)).execute(&mut connection).await.unwrap();
+    let removal =
+        Removal { kind: Expiring::Answers, kept: Duration::ZERO, rows_max: 100, timeout: Duration::from_secs(30) };
+    assert!(matches!(ground.store().cleaner().remove(&removal).await, Ok(Removed::Rows(2))));
+    let gone = serde_json::json!({
+        "state": "answer_not_kept", "status": 201, "location": first.header("location"), "processed_at": processed_at,
+        "key_expires": key_expires,
+    });
+    assert_eq!(ask("k").await, (200, gone));
+    // Nobody can say, and it is said so.
+    let options: sqlx::postgres::PgConnectOptions = super::grounds::url().parse().unwrap();
+    let store = idem_sqlx::PostgresStore::with_options(options.port(1)).build().unwrap();
+    let without = Idempotency::builder(store, "payments").single_tenant().plain_hashes().build().unwrap();
+    let uncertain = super::ask::ask(&without.asks(["POST /t"]), "acme", "/idempotency/k", "").await;
+    assert_eq!((uncertain.status, &uncertain.json()["state"]), (503, &"uncertain".into()), "{uncertain:?}");
+    assert_eq!(uncertain.header("retry-after"), Some("1"));
+    assert_eq!(runs.begun(), 2, "asking runs nothing");
 }

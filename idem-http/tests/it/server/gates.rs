@@ -19,7 +19,7 @@ use tower::ServiceExt as _;
 
 use super::{
     grounds::{Ground, Memory},
-    support::{Runs, SECRET, Seen, builder, request, route, send},
+    support::{Runs, SECRET, Seen, builder, held, request, route, send},
 };
 
 /// A body that notes whether anybody has read it, and may never end.
@@ -59,13 +59,8 @@ async fn w19_the_cheapest_gate_comes_first() {
     let route = route::<Memory>(&idempotency, &runs);
     // An operation that is known, so that also the last gate has something to refuse.
     assert_eq!(send::<Memory>(&route, request("k", "one")).await.status, 201);
-    let held = tokio::spawn({
-        let route = route.clone();
-        async move { send::<Memory>(&route, super::support::pausing(request("held", "held"), 300)).await }
-    });
-    while runs.begun.load(Ordering::SeqCst) < 2 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let running = tokio::spawn(send::<Memory>(&route, held(request("held", "held"))));
+    runs.until_begun(2).await;
     // Each row mends one fault more than the one before.
     let large = Bytes::from(vec![b'x'; 2_000]);
     let steps: [(u16, bool); 9] = [
@@ -79,10 +74,11 @@ async fn w19_the_cheapest_gate_comes_first() {
         (415, true),
         (422, true),
     ];
-    let mut held = Some(held);
+    let mut running = Some(running);
     for (mended, (status, is_read)) in steps.into_iter().enumerate() {
         if mended == 4 {
-            held.take().unwrap().await.unwrap();
+            runs.release(1);
+            running.take().unwrap().await.unwrap();
         }
         let read = Arc::new(AtomicBool::new(false));
         let body = Watched {
@@ -155,6 +151,36 @@ async fn w20_a_digest_is_verified_and_given() {
     assert_eq!(ground.paid().await.len(), 1);
 }
 
+/// W20: what is coded cannot be compared, and is refused in whatever way that is said; where a layer has decoded it, the digest is that
+/// layer's to verify.
+#[tokio::test]
+async fn w20_a_coded_body_is_refused() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).build().unwrap();
+    let of_any = route::<Memory>(&payments, &runs);
+    let with = |key: &str, name: &'static str, values: &[&str]| {
+        let mut request = request(key, "one");
+        for value in values {
+            request.headers_mut().append(name, value.parse().unwrap());
+        }
+        request
+    };
+    for codings in [&["gzip"][..], &["GZIP"], &["identity, br"], &["identity", "zstd"], &["x-unknown"]] {
+        let refused = send::<Memory>(&of_any, with("k", "content-encoding", codings)).await;
+        assert_eq!((refused.status, refused.header("accept-encoding")), (415, Some("identity")), "{codings:?}");
+        assert!(refused.json()["type"].as_str().unwrap().ends_with("#encoding-unsupported"));
+    }
+    assert_eq!((ground.paid().await.len(), runs.begun()), (0, 0));
+    assert_eq!(send::<Memory>(&of_any, with("k", "content-encoding", &["Identity"])).await.status, 201);
+    for field in ["content-digest", "repr-digest"] {
+        // That of the coded bytes, which nobody here has seen.
+        let coded = with(field, field, &["sha-256=:AAAA:"]);
+        assert_eq!(send::<Memory>(&of_any, coded.clone()).await.status, 400, "{field}");
+        let decoded = route::<Memory>(&payments, &runs).bodies_are_decoded_before();
+        assert_eq!(send::<Memory>(&decoded, coded).await.status, 201, "{field}");
+    }
+}
+
 #[tokio::test]
 async fn w27_what_counts_of_a_body_is_the_routes_to_say() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
@@ -175,6 +201,76 @@ async fn w27_what_counts_of_a_body_is_the_routes_to_say() {
     }));
     assert_eq!(status(&own, "o", "one").await, 201);
     assert_eq!(status(&own, "o", "two").await, 201, "the body does not count here");
+    let without = by(Fingerprint::without_fields(["/at"]).unwrap());
+    assert_eq!(status(&without, "w", r#"{"cents":1,"at":1}"#).await, 201);
+    assert_eq!(status(&without, "w", r#"{"at":2,"cents":1}"#).await, 201);
+    assert_eq!(status(&without, "w", r#"{"cents":1,"at":1,"to":"x"}"#).await, 422);
+}
+
+/// W27: a form's boundary is new on each try, so only a function that reads its parts can compare it.
+#[tokio::test]
+async fn w27_forms_of_several_parts_need_a_function_of_the_routes() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let payments = builder(&ground).build().unwrap();
+    let form = |boundary: &str, value: &str| {
+        let body =
+            format!("--{boundary}\r\ncontent-disposition: form-data; name=\"a\"\r\n\r\n{value}\r\n--{boundary}--");
+        let mut form = request("k", &body);
+        let content_type = format!("multipart/form-data; boundary={boundary}");
+        form.headers_mut().insert("content-type", content_type.parse().unwrap());
+        form
+    };
+    let refused = send::<Memory>(&route::<Memory>(&payments, &runs), form("x", "one")).await;
+    assert_eq!(refused.status, 415);
+    assert!(refused.json()["type"].as_str().unwrap().ends_with("#multipart-unsupported"));
+    let parts = Fingerprint::own("form", |parts, body| {
+        let boundary = parts.headers["content-type"].to_str().unwrap().rsplit('=').next().unwrap();
+        Ok(String::from_utf8_lossy(body).replace(boundary, "").into_bytes())
+    });
+    let route = route::<Memory>(&payments, &runs).fingerprint(parts);
+    let first = send::<Memory>(&route, form("x", "one")).await;
+    let again = send::<Memory>(&route, form("y", "one")).await;
+    assert_eq!((first.status, again.is_replayed(), &again.body), (201, Some(true), &first.body));
+    assert_eq!(send::<Memory>(&route, form("y", "two")).await.status, 422);
+}
+
+/// W27: a deploy that changes what counts does not refuse the repeats of what was sent before it.
+#[tokio::test]
+async fn w27_a_fingerprint_can_be_replaced() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let secret = |number: u16| HashSecret::new(number, &number.to_be_bytes().repeat(16)).unwrap();
+    let of = |secrets: &[u16], fingerprint| {
+        let builder = Idempotency::builder_shared(ground.store(), "payments").single_tenant();
+        let builder = secrets.iter().fold(builder, |builder, number| builder.hash_secret(secret(*number)));
+        route::<Memory>(&builder.build().unwrap(), &runs).fingerprint(fingerprint)
+    };
+    let (one, spaced, other) = (r#"{"a":1,"b":2}"#, r#"{ "b": 2, "a": 1 }"#, r#"{"a":1,"b":3}"#);
+    let first = send::<Memory>(&of(&[1], Fingerprint::raw()), request("k", one)).await;
+    // Without its former one.
+    assert_eq!(send::<Memory>(&of(&[1], Fingerprint::jcs()), request("k", one)).await.status, 422);
+    let next = || Fingerprint::jcs().and_formerly(Fingerprint::raw());
+    // Also where the secret is replaced with it.
+    for secrets in [&[1][..], &[2, 1]] {
+        let again = send::<Memory>(&of(secrets, next()), request("k", one)).await;
+        assert_eq!((again.is_replayed(), &again.body), (Some(true), &first.body), "{secrets:?}");
+        let refused = send::<Memory>(&of(secrets, next()), request("k", other)).await;
+        assert_eq!((refused.status, &refused.json()["differs"]), (422, &"body".into()));
+        let mut elsewhere = request("k", one);
+        *elsewhere.uri_mut() = "/t?x=1".parse().unwrap();
+        let refused = send::<Memory>(&of(secrets, next()), elsewhere).await;
+        assert_eq!((refused.status, &refused.json()["differs"]), (422, &"query".into()));
+    }
+    // What comes after the deploy counts by the new one alone.
+    let after = send::<Memory>(&of(&[2, 1], next()), request("l", one)).await;
+    assert_eq!(send::<Memory>(&of(&[2, 1], next()), request("l", spaced)).await.body, after.body);
+    assert_eq!(send::<Memory>(&of(&[2, 1], next()), request("l", other)).await.status, 422);
+    // Its former ones come along, and one that a body does not fit is passed over.
+    let third = || Fingerprint::own("third", |_, body| Ok(body.to_vec())).and_formerly(next());
+    for (key, answer) in [("k", &first), ("l", &after)] {
+        assert_eq!(send::<Memory>(&of(&[2, 1], third()), request(key, one)).await.body, answer.body, "{key}");
+    }
+    assert_eq!(send::<Memory>(&of(&[2, 1], third()), request("m", "no JSON")).await.status, 201);
+    assert_eq!(ground.paid().await.len(), 3);
 }
 
 /// A new secret stands in front of the former one, whose records can still be compared.

@@ -11,23 +11,25 @@ use std::{
 use axum::{
     Json, Router,
     body::Body,
-    extract::State,
+    extract::{Path, State},
     response::{IntoResponse as _, Response},
     routing::post,
 };
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use http_body_util::Full;
-use idem_http::{Idem, Idempotency, StepError};
+use idem_core::{BoxError, HandlerError, IdForm};
+use idem_http::{Idem, Idempotency, RequestKey, StepError};
 use tower::ServiceExt as _;
 
 use super::{
-    grounds::Ground,
-    support::{Seen, builder},
+    grounds::{Ground, Postgres},
+    support::{Runs, Seen, builder},
 };
 
+/// The handlers' runs; those of `/held` wait until they are released.
 #[derive(Clone, Default)]
-struct Counted(Arc<AtomicUsize>);
+struct Counted(Arc<AtomicUsize>, Arc<Runs>);
 
 fn app<G: Ground>(idempotency: &Idempotency<G::Store>, runs: &Counted) -> Router {
     Router::new()
@@ -35,7 +37,10 @@ fn app<G: Ground>(idempotency: &Idempotency<G::Store>, runs: &Counted) -> Router
         .route("/refuse", post(refuse::<G>))
         .route("/stream", post(stream::<G>))
         .route("/slow", post(slow::<G>))
+        .route("/held", post(held::<G>))
         .route("/plain", post(async || "nothing of the database"))
+        .route("/fail/{class}", post(fail::<G>))
+        .route("/told", post(told::<G>))
         .layer(idempotency.layer())
         .with_state(runs.clone())
 }
@@ -50,7 +55,6 @@ async fn pay<G: Ground>(
     idem.with(move |tx| G::pay(tx, text)).await?;
     // Two steps in one transaction.
     idem.with(move |tx| G::pay(tx, "and more".to_owned())).await?;
-    tokio::time::sleep(Duration::from_millis(50)).await;
     Ok((StatusCode::CREATED, fastrand::u64(..).to_string()).into_response())
 }
 
@@ -66,10 +70,48 @@ async fn stream<G: Ground>(idem: Idem<G::Store>) -> Result<Response, StepError> 
     Ok(Body::new(Endless).into_response())
 }
 
+async fn held<G: Ground>(State(runs): State<Counted>, idem: Idem<G::Store>) -> Result<Response, StepError> {
+    idem.with(move |tx| G::pay(tx, "held".to_owned())).await?;
+    runs.1.begin_held().await;
+    Ok((StatusCode::CREATED, fastrand::u64(..).to_string()).into_response())
+}
+
 async fn slow<G: Ground>(idem: Idem<G::Store>) -> Result<Response, StepError> {
     idem.with(move |tx| G::pay(tx, "slow".to_owned())).await?;
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    std::future::pending().await
+}
+
+/// A step that fails, for good or for now.
+async fn fail<G: Ground>(Path(class): Path<String>, idem: Idem<G::Store>) -> Result<Response, StepError> {
+    let failed = idem.with(move |tx| {
+        Box::pin(async move {
+            G::pay(tx, "failed".to_owned()).await?;
+            Err::<(), _>(match class.as_str() {
+                "permanent" => HandlerError::permanent("it does not fit"),
+                "transient" => HandlerError::transient("not now"),
+                _ => HandlerError::from("nobody knows"),
+            })
+        })
+    });
+    failed.await?;
     Ok(StatusCode::OK.into_response())
+}
+
+/// What a handler is told of its key.
+async fn told<G: Ground>(idem: Idem<G::Store>, request: Request<Body>) -> Result<Response, StepError> {
+    idem.with(|tx| G::pay(tx, "told".to_owned())).await?;
+    let by_tx = idem.with(|tx| {
+        let key = tx.message().map(|message| message.derived_key("charge").to_string());
+        Box::pin(async move { Ok::<_, BoxError>(key) })
+    });
+    let (key, by_tx) = (idem.key(), by_tx.await?);
+    let extension = RequestKey::of(&request).map(|key| key.derived_key_as("charge", IdForm::Hex32));
+    let (subject, other) = (key.sender().subject.clone(), key.derived_key("refund").to_string());
+    let all = serde_json::json!({
+        "key": key.as_str(), "tenant": key.tenant(), "subject": subject, "route": key.route(), "by_tx": by_tx,
+        "derived": key.derived_key("charge").to_string(), "hex": extension, "other": other,
+    });
+    Ok(Json(all).into_response())
 }
 
 /// A body that goes on for ever.
@@ -140,13 +182,97 @@ pub(crate) async fn w24_an_extractor_refuses_and_nothing_is_kept<G: Ground>() {
     assert_eq!(ground.paid().await.len(), 2);
 }
 
+/// Without its own task the handler would end with its client's connection, and its transaction with it.
+pub(crate) async fn w3_a_handler_of_axum_ends_without_its_client<G: Ground>() {
+    let (ground, runs) = (G::new().await, Counted::default());
+    let app = app::<G>(&builder(&ground).wait_for_owner(Duration::from_secs(60)).build().unwrap(), &runs);
+    let mut gone = Box::pin(send(&app, json("/held", "k", "{}")));
+    tokio::select! {
+        seen = &mut gone => panic!("it was answered while it is held: {seen:?}"),
+        () = runs.1.until_begun(1) => drop(gone),
+    }
+    // As many as might run.
+    let (again, ()) = tokio::join!(send(&app, json("/held", "k", "{}")), async { runs.1.release(2) });
+    assert_eq!((again.status, again.is_replayed()), (201, Some(true)), "{again:?}");
+    assert_eq!((ground.paid().await, runs.1.begun()), (vec!["held".to_owned()], 1));
+}
+
 pub(crate) async fn w9_a_response_that_does_not_end_has_no_effect<G: Ground>() {
     let (ground, runs) = (G::new().await, Counted::default());
-    let idempotency = builder(&ground).handler_deadline(Duration::from_secs(1)).build().unwrap();
-    let app = app::<G>(&idempotency, &runs);
-    let endless = send(&app, json("/stream", "k", "{}")).await;
+    let patient = app::<G>(&builder(&ground).build().unwrap(), &runs);
+    let endless = send(&patient, json("/stream", "k", "{}")).await;
     assert_eq!((endless.status, endless.is_replayed()), (500, None), "{endless:?}");
-    let late = send(&app, json("/slow", "l", "{}")).await;
+    let idempotency = builder(&ground).handler_deadline(Duration::from_secs(1)).build().unwrap();
+    let late = send(&app::<G>(&idempotency, &runs), json("/slow", "l", "{}")).await;
     assert_eq!((late.status, late.header("retry-after")), (503, Some("1")), "{late:?}");
     assert_eq!(ground.paid().await.len(), 0);
+}
+
+/// W15: a step that failed is a problem of idem's, with whether another try may go better.
+pub(crate) async fn w15_a_failed_step_says_whether_to_come_again<G: Ground>() {
+    let (ground, runs) = (G::new().await, Counted::default());
+    let app = app::<G>(&builder(&ground).build().unwrap(), &runs);
+    for (class, status, retry_after, slug) in [
+        ("permanent", 500, None, "#failed"),
+        ("transient", 503, Some("1"), "#failed-for-now"),
+        ("unclassed", 503, Some("1"), "#failed-for-now"),
+    ] {
+        for _ in 0..2 {
+            let failed = send(&app, json(&format!("/fail/{class}"), class, "{}")).await;
+            assert_eq!((failed.status, failed.header("retry-after")), (status, retry_after), "{class}: {failed:?}");
+            assert_eq!(failed.header("content-type"), Some("application/problem+json"));
+            assert!(failed.json()["type"].as_str().unwrap().ends_with(slug), "{class}: {failed:?}");
+            assert_eq!(failed.is_replayed(), None, "{class}: nothing is kept");
+        }
+    }
+    assert_eq!(ground.paid().await.len(), 0);
+}
+
+/// W30: what a handler gives to a provider follows from the service, the tenant, the route, the key and the call, and from nothing else.
+pub(crate) async fn w30_a_handler_is_told_its_key_and_derives_others<G: Ground>() {
+    let (ground, runs) = (G::new().await, Counted::default());
+    let payments = || builder(&ground).build().unwrap();
+    let app = app::<G>(&payments(), &runs);
+    let of = |token: &str, key: &str, body: &'static str| {
+        let mut request = json("/told", key, body);
+        request.headers_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        request
+    };
+    let first = send(&app, of("acme/ann", "\"k 1\"", "{}")).await.json();
+    assert_eq!((&first["key"], &first["tenant"]), (&"k 1".into(), &"acme".into()));
+    assert_eq!((&first["subject"], &first["route"]), (&"ann".into(), &"POST /told".into()));
+    assert_eq!(first["derived"], first["by_tx"], "as its transaction's message derives it");
+    assert_eq!(first["hex"], first["derived"].as_str().unwrap().replace('-', ""));
+    let mut all =
+        std::collections::BTreeSet::from([first["derived"].clone(), first["other"].clone()].map(|key| key.to_string()));
+    for (token, key) in [("globex", "\"k 1\""), ("acme", "k-2")] {
+        all.insert(send(&app, of(token, key, "{}")).await.json()["derived"].to_string());
+    }
+    assert_eq!(all.len(), 4, "no two are the same");
+    // A key whose first run was rolled back is derived from again.
+    let elsewhere = Router::new().route("/told", post(told::<G>)).layer(payments().layer()).with_state(runs);
+    let forgotten = G::new().await;
+    let other = Router::new().route("/told", post(told::<G>)).layer(builder(&forgotten).build().unwrap().layer());
+    assert_eq!(send(&elsewhere, of("acme/ann", "\"k 1\"", "{}")).await.json(), first);
+    assert_eq!(send(&other, of("acme/ann", "\"k 1\"", "{}")).await.json()["derived"], first["derived"]);
+}
+
+/// S4: a database quotes values in its errors, and what is told of a failed step does not.
+#[tokio::test]
+async fn s4_a_failed_steps_text_quotes_no_value() {
+    async fn quoted(idem: Idem<idem_sqlx::PostgresStore>) -> String {
+        let failed = idem.with(|tx| {
+            let cast = sqlx::query("SELECT 'canary-4711'::text::uuid");
+            Box::pin(async move { cast.execute(tx.connection()).await.map(drop) })
+        });
+        failed.await.unwrap_err().to_string()
+    }
+    let ground = Postgres::new().await;
+    let text = Arc::new(std::sync::Mutex::new(String::new()));
+    let seen = Arc::clone(&text);
+    let noting = move |idem| async move { *seen.lock().unwrap() = quoted(idem).await };
+    let app = Router::new().route("/quoted", post(noting)).layer(builder(&ground).build().unwrap().layer());
+    send(&app, json("/quoted", "l", "{}")).await;
+    let text = text.lock().unwrap().clone();
+    assert!(text.contains("22P02") && !text.contains("canary"), "{text}");
 }

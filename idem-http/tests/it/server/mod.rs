@@ -8,6 +8,7 @@ mod outcomes;
 mod profiles;
 mod repeats;
 mod shared;
+mod statuses;
 mod stores;
 mod support;
 mod telemetry;

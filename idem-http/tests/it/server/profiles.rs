@@ -1,15 +1,12 @@
 //! The words of each profile, byte for byte.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use idem_http::Profile;
 
 use super::{
     grounds::{Ground, Memory},
-    support::{Route, Runs, Seen, builder, pausing, request, route, send},
+    support::{Route, Runs, Seen, builder, held, request, route, send},
 };
 
 const KEY: &str = "8e03978e-40d5-43e8-bc93-6894a57f9324";
@@ -26,14 +23,14 @@ fn text(seen: &Seen) -> &str {
 }
 
 async fn while_running(route: &Route<Memory>, runs: &Runs) -> Seen {
-    let begun = runs.begun.load(Ordering::SeqCst);
+    let begun = runs.begun();
     let key = "8e03978e-40d5-43e8-bc93-6894a57f9325";
-    let first = send::<Memory>(route, pausing(request(key, "one"), 200));
+    let first = send::<Memory>(route, held(request(key, "one")));
     let second = async {
-        while runs.begun.load(Ordering::SeqCst) == begun {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        send::<Memory>(route, request(key, "one")).await
+        runs.until_begun(begun + 1).await;
+        let second = send::<Memory>(route, request(key, "one")).await;
+        runs.release(1);
+        second
     };
     tokio::join!(first, second).1
 }
@@ -89,8 +86,8 @@ async fn w23_guardia_waits_for_the_first_request() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
     let payments = builder(&ground).profile(Profile::guardia()).build().unwrap();
     let route = route::<Memory>(&payments, &runs);
-    let one = || send::<Memory>(&route, pausing(request(KEY, "one"), 300));
-    let (a, b, c) = tokio::join!(one(), one(), one());
+    let one = || send::<Memory>(&route, held(request(KEY, "one")));
+    let (a, b, c, ()) = tokio::join!(one(), one(), one(), runs.release_once_begun(1));
     assert_eq!([a.status, b.status, c.status], [201; 3]);
     assert_eq!((&a.body, &b.body), (&b.body, &c.body));
     assert_eq!(ground.paid().await, ["one"]);

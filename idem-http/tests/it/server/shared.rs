@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     pin::Pin,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     task::Poll,
     time::Duration,
 };
@@ -92,7 +92,7 @@ impl<G: Ground> Service<G> {
     }
 
     fn begun(&self) -> usize {
-        self.runs.begun.load(Ordering::SeqCst)
+        self.runs.begun()
     }
 
     /// Sends one request, which is held in its handler, and then the others, which come while it runs.
@@ -139,7 +139,7 @@ fn route<G: Ground>(idempotency: &Idempotency<G::Store>, runs: &Arc<Runs>, gates
     let handler: Handler<G::Store> = Box::new(move |request, tx| {
         let (runs, gates) = (Arc::clone(&runs), gates.clone());
         Box::pin(async move {
-            runs.begun.fetch_add(1, Ordering::SeqCst);
+            runs.one_begun();
             let body = String::from_utf8(request.body().to_vec()).unwrap();
             G::pay(tx, body.clone()).await.map_err(|error: BoxError| HttpError::from(error))?;
             if let Some(number) = request.headers().get("x-held") {

@@ -1,19 +1,13 @@
 //! A service for tests: `POST /t` writes the body as an effect, and answers as the body says.
 
-use std::{
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use idem_core::{BoxError, Tx};
 use idem_http::{Answering, Authenticated, HashSecret, HttpError, Idempotency, IdempotencyBuilder, IdempotentRoute};
+use tokio::sync::{Semaphore, watch};
 use tower::Service as _;
 
 use super::grounds::Ground;
@@ -66,11 +60,60 @@ pub(crate) fn builder<G: Ground>(ground: &G) -> IdempotencyBuilder<G::Store> {
         .hash_secret(HashSecret::new(1, SECRET).unwrap())
 }
 
-/// What the handler counts.
-#[derive(Default)]
+/// The runs of a handler, and those that are held until somebody releases them.
 pub(crate) struct Runs {
-    pub(crate) begun: AtomicUsize,
+    begun: watch::Sender<usize>,
+    released: Semaphore,
 }
+
+impl Default for Runs {
+    fn default() -> Self {
+        Self { begun: watch::Sender::new(0), released: Semaphore::new(0) }
+    }
+}
+
+impl Runs {
+    /// How many have begun.
+    pub(crate) fn begun(&self) -> usize {
+        *self.begun.borrow()
+    }
+
+    /// Waits until so many have begun.
+    pub(crate) async fn until_begun(&self, runs: usize) {
+        self.begun.subscribe().wait_for(|begun| *begun >= runs).await.unwrap();
+    }
+
+    /// Lets so many of those that are [held] end, now or later.
+    pub(crate) fn release(&self, runs: usize) {
+        self.released.add_permits(runs);
+    }
+
+    /// Lets one end once it has begun as the number `run`.
+    pub(crate) async fn release_once_begun(&self, run: usize) {
+        self.until_begun(run).await;
+        self.release(1);
+    }
+
+    async fn begin(&self, request: &Request<Bytes>) {
+        if request.headers().contains_key(HELD) {
+            self.begin_held().await;
+        } else {
+            self.one_begun();
+        }
+    }
+
+    pub(crate) fn one_begun(&self) {
+        self.begun.send_modify(|begun| *begun += 1);
+    }
+
+    /// A run begins, and waits until it is released.
+    pub(crate) async fn begin_held(&self) {
+        self.one_begun();
+        self.released.acquire().await.unwrap().forget();
+    }
+}
+
+const HELD: &str = "x-held";
 
 pub(crate) type Handler<S> = Box<dyn for<'a, 't> Fn(Request<Bytes>, &'a mut Tx<'t, S>) -> Answering<'a> + Send + Sync>;
 
@@ -82,13 +125,9 @@ pub(crate) fn route<G: Ground>(idempotency: &Idempotency<G::Store>, runs: &Arc<R
     let handler: Handler<G::Store> = Box::new(move |request, tx| {
         let runs = Arc::clone(&runs);
         Box::pin(async move {
-            runs.begun.fetch_add(1, Ordering::SeqCst);
             let body = String::from_utf8(request.body().to_vec()).unwrap();
             G::pay(tx, body.clone()).await.map_err(|error: BoxError| HttpError::from(error))?;
-            if let Some(pause) = request.headers().get("x-pause") {
-                let milliseconds = pause.to_str().unwrap().parse().unwrap();
-                tokio::time::sleep(Duration::from_millis(milliseconds)).await;
-            }
+            runs.begin(&request).await;
             answer(&body)
         })
     });
@@ -119,8 +158,12 @@ pub(crate) fn answer(body: &str) -> Result<Response<Bytes>, HttpError> {
             coded.headers_mut().insert("content-encoding", "gzip".parse().unwrap());
             Ok(coded)
         }
-        status if status.starts_with("status ") => Ok(response(status[7..].parse().unwrap())),
-        _ => Ok(response(201)),
+        _ => match body.rsplit_once(' ').and_then(|(form, status)| Some((form, status.parse().ok()?))) {
+            Some(("status", status)) => Ok(response(status)),
+            Some(("final", status)) => Err(HttpError::refused(response(status))),
+            Some(("not kept", status)) => Err(HttpError::not_kept(response(status))),
+            _ => Ok(response(201)),
+        },
     }
 }
 
@@ -138,15 +181,16 @@ pub(crate) fn request_of(token: &str, key: &str, body: &str) -> Request<Full<Byt
         .unwrap()
 }
 
-pub(crate) fn pausing(mut request: Request<Full<Bytes>>, milliseconds: u64) -> Request<Full<Bytes>> {
-    request.headers_mut().insert("x-pause", milliseconds.into());
+/// A request whose run is held, until [`Runs::release`].
+pub(crate) fn held<B>(mut request: Request<B>) -> Request<B> {
+    request.headers_mut().insert(HELD, "1".parse().unwrap());
     request
 }
 
 /// Sends a request to the route.
 pub(crate) fn send<G: Ground>(
     route: &Route<G>,
-    request: Request<Full<Bytes>>,
+    request: Request<impl http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static>,
 ) -> Pin<Box<dyn Future<Output = Seen> + Send>> {
     let answered = route.clone().call(request);
     Box::pin(async move { Seen::of(answered.await.unwrap()).await })

@@ -1,0 +1,134 @@
+//! The table of all statuses in the guide's page on HTTP, row by row, on each way in.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::Path,
+    response::{IntoResponse as _, Response},
+    routing::post,
+};
+use http::{Request, StatusCode};
+use http_body_util::Full;
+use idem_http::{Idem, StepError};
+use tower::ServiceExt as _;
+
+use super::{
+    grounds::{Ground, Memory},
+    support::{Runs, Seen, builder, request, route, send},
+};
+
+const GUIDE: &str = include_str!("../../../../docs/guide/http.md");
+
+/// What becomes of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Fate {
+    is_refused: bool,
+    has_effect: bool,
+    is_kept: bool,
+}
+
+/// A cell of the table, as it holds in this build.
+fn fate(cell: &str) -> Fate {
+    let mut parts = cell.splitn(2, "; in release builds ");
+    let (first, in_release) = (parts.next().unwrap(), parts.next());
+    let text = if cfg!(debug_assertions) { first } else { in_release.unwrap_or(first) };
+    let kinds = ["refused", "committed, kept", "rolled back, kept", "rolled back"];
+    let kind = kinds.into_iter().find(|kind| text.strip_suffix(", counted").unwrap_or(text) == *kind);
+    let kind = kind.unwrap_or_else(|| panic!("the cell {cell:?}"));
+    Fate { is_refused: kind == "refused", has_effect: kind.starts_with("committed"), is_kept: kind.ends_with("kept") }
+}
+
+/// The row of a status: as `Ok`, as `Final`, as `NotKept`. Each status has one.
+fn row(status: u16) -> [Fate; 3] {
+    let includes = |range: &str| {
+        let mut ends = range.trim().split('-').map(|end| end.parse::<u16>());
+        let (Some(Ok(first)), last) = (ends.next(), ends.next()) else { return false };
+        (first..=last.map_or(first, Result::unwrap)).contains(&status)
+    };
+    let rows = GUIDE.lines().filter_map(|line| {
+        let cells: Vec<_> = line.trim().trim_matches('|').split('|').map(str::trim).collect();
+        let of_this = cells.len() == 4 && cells[0].split(',').any(includes);
+        of_this.then(|| [fate(cells[1]), fate(cells[2]), fate(cells[3])])
+    });
+    let rows: Vec<_> = rows.collect();
+    assert_eq!(rows.len(), 1, "{status} stands in one row");
+    rows[0]
+}
+
+/// Checks the first answer, and the answer to its repeat.
+fn check(what: &str, status: u16, fate: Fate, first: &Seen, again: &Seen) {
+    let answered = if fate.is_refused { 500 } else { status };
+    assert_eq!((first.status, again.status), (answered, answered), "{what}: {first:?}");
+    if fate.is_refused {
+        assert!(first.json()["type"].as_str().unwrap().ends_with("#response-refused"), "{what}");
+    }
+    let replayed = fate.is_kept.then_some(true);
+    assert_eq!((first.is_replayed(), again.is_replayed()), (replayed.map(|_| false), replayed), "{what}");
+    assert_eq!(first.body == again.body, fate.is_kept || fate.is_refused, "{what}: each run has a body of its own");
+    // Only where it may pass, and another try runs, it is said when to come again.
+    let comes_again = matches!(first.status, 502..=504).then_some("1");
+    assert_eq!(first.header("retry-after"), comes_again, "{what}");
+}
+
+#[tokio::test]
+async fn w15_every_status_is_treated_as_the_guide_says() {
+    let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));
+    let route = route::<Memory>(&builder(&ground).build().unwrap(), &runs);
+    let mut paid = Vec::new();
+    for status in 100..600 {
+        for (form, fate) in ["status", "final", "not kept"].into_iter().zip(row(status)) {
+            let what = format!("{form} {status}");
+            let key = what.replace(' ', "-");
+            let begun = runs.begun();
+            let first = send::<Memory>(&route, request(&key, &what)).await;
+            let again = send::<Memory>(&route, request(&key, &what)).await;
+            check(&what, status, fate, &first, &again);
+            assert_eq!(runs.begun() - begun, if fate.is_kept { 1 } else { 2 }, "{what}: its runs");
+            paid.extend(fate.has_effect.then_some(what));
+        }
+    }
+    paid.sort();
+    assert_eq!(ground.paid().await, paid, "what is committed");
+}
+
+/// A handler of axum: it answers with a status, after it has used its transaction, refused, or done neither.
+async fn answers(
+    Path((form, status)): Path<(String, u16)>,
+    idem: Idem<<Memory as Ground>::Store>,
+) -> Result<Response, StepError> {
+    if form != "untouched" {
+        let text = format!("{form} {status}");
+        idem.with(|tx| Memory::pay(tx, text)).await?;
+    }
+    if form == "refused" {
+        idem.refuse();
+    }
+    Ok((StatusCode::from_u16(status).unwrap(), fastrand::u64(..).to_string()).into_response())
+}
+
+#[tokio::test]
+async fn w15_every_status_of_a_handler_behind_the_layer_is_treated_as_the_guide_says() {
+    let ground = Memory::new().await;
+    let payments = builder(&ground).build().unwrap();
+    let app = Router::new().route("/{form}/{status}", post(answers)).layer(payments.layer());
+    let mut paid = Vec::new();
+    for status in 100..600 {
+        let [used, refused, not_kept] = row(status);
+        let untouched = if (400..500).contains(&status) { not_kept } else { Fate { has_effect: false, ..used } };
+        for (form, fate) in [("used", used), ("refused", refused), ("untouched", untouched)] {
+            let what = format!("{form} {status}");
+            let sent = || {
+                let request = Request::post(format!("/{form}/{status}")).header("authorization", "Bearer acme");
+                let request = request.header("idempotency-key", format!("{form}-{status}"));
+                app.clone().oneshot(request.body(Full::from("")).unwrap())
+            };
+            let first = Seen::of(sent().await.unwrap()).await;
+            let again = Seen::of(sent().await.unwrap()).await;
+            check(&what, status, fate, &first, &again);
+            paid.extend(fate.has_effect.then_some(what));
+        }
+    }
+    paid.sort();
+    assert_eq!(ground.paid().await, paid, "what is committed");
+}

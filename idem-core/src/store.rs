@@ -6,6 +6,7 @@ mod describe;
 mod interned;
 mod registration;
 mod tx;
+mod unit;
 mod usage;
 
 use std::{
@@ -23,6 +24,7 @@ pub use self::{
     interned::Interned,
     registration::{Registered, Registration},
     tx::{HandingIn, Tx},
+    unit::UnitOfWork,
     usage::Usage,
 };
 pub use crate::{
@@ -244,170 +246,6 @@ pub trait Store: Send + Sync + Sized + 'static {
         let _ = error;
         None
     }
-}
-
-/// One transaction: the claim of its keys and everything that handlers write through it.
-///
-/// # Contract
-/// 1. The claim and the handlers' writes commit together or not at all.
-/// 2. [`Claimed::Found`] and [`UnitOfWork::read`] answer from a row that was read, committed or inserted by this very
-///    unit; zero inserted rows prove nothing.
-/// 3. One answer per claim, in the order given. `claims` arrives without repetition, sorted by scope and key, so that
-///    two units never wait for each other.
-/// 4. The limits that [`UnitOptions`] sets for the claim are no longer in force when `claim` returns.
-/// 5. `commit` answers `Ok` only when the server has committed this very transaction. A unit that claimed nothing, or
-///    won nothing, has nothing to seal.
-/// 6. Core calls `claim` before it gives any handle out, with an empty slice where a unit has nothing to claim.
-/// 7. What `append` wrote is committed or rolled back with the claim and the handlers' writes. Core calls it once a unit at
-///    most, when all handlers have succeeded, and only where there is something to write.
-/// 8. `read_results` answers what was committed with the records of these keys, and `look_up` what `read` and `read_results` do.
-/// 9. `rollback_to_savepoint` undoes what was written since the last savepoint, and a statement that failed since; what was
-///    claimed before stays claimed, and nobody else gets it in between. Core calls it once a savepoint at most. In a unit of one
-///    message it calls `savepoint` once at most.
-/// 10. Where several calls share a unit, core calls `savepoint` before the first one's handler, and `next_savepoint` between two.
-///     What a handler has set for the transaction or the session is put back by it, so that the next one does not see it. It
-///     fails where the handler before has spoilt the transaction. Core asks for it only where `shares_calls` says so.
-pub trait UnitOfWork<S: Store>: Send + Sync {
-    /// Claims all keys with one statement and waits for uncommitted twins at most [`UnitOptions::busy_timeout`] in all.
-    ///
-    /// # Errors
-    /// Nothing of a failed call may be used; the unit is rolled back.
-    ///
-    /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn claim(&mut self, claims: &[Claim]) -> impl Future<Output = Result<Vec<Claimed>, ClaimError>> + Send;
-
-    /// Reads the committed records of these keys, in a statement of its own, which sees what committed meanwhile.
-    ///
-    /// Where other roles may influence what a statement does, what this unit itself has inserted is not answered: a claim
-    /// that denies it would otherwise turn new messages into duplicates of themselves.
-    ///
-    /// # Errors
-    /// As for `claim`.
-    ///
-    /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn read(&mut self, claims: &[Claim]) -> impl Future<Output = Result<Vec<Option<Recorded>>, StoreError>> + Send;
-
-    /// The handle that a handler writes through, when handlers run one after the other.
-    fn tx(&mut self) -> Tx<'_, S>;
-
-    /// A handle that several handlers may hold at once; `None` where the store cannot.
-    fn shared_tx(&self) -> Option<Tx<'_, S>> {
-        None
-    }
-
-    /// Looks, without asking the server, whether a handler left the transaction as it found it.
-    ///
-    /// # Errors
-    /// [`StoreError::Unsealed`] when a nested transaction was left open or the transaction was ended.
-    fn check(&self) -> Result<(), StoreError>;
-
-    /// Writes what the handlers handed in, with one statement a table.
-    ///
-    /// # Errors
-    /// The unit cannot commit, and is rolled back.
-    ///
-    /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn append(&mut self, appended: &Appended) -> impl Future<Output = Result<(), AppendError>> + Send {
-        let _ = appended;
-        std::future::ready(Err(StoreError::Unsupported { what: "write events or results" }.into()))
-    }
-
-    /// Reads the results of records that this unit has found, in the order of `claims`; `None` where there is none.
-    ///
-    /// # Errors
-    /// As for `read`.
-    ///
-    /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn read_results(
-        &mut self,
-        claims: &[Claim],
-    ) -> impl Future<Output = Result<Vec<Option<KeptResult>>, StoreError>> + Send {
-        let _ = claims;
-        std::future::ready(Err(StoreError::Unsupported { what: "read results" }))
-    }
-
-    /// Reads the committed records of these keys and their results: both halves of what a repeat is told. A store should take one
-    /// statement for it.
-    ///
-    /// # Errors
-    /// As for `read`.
-    ///
-    /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn look_up(&mut self, claims: &[Claim]) -> impl Future<Output = Result<Vec<Option<Found>>, StoreError>> + Send {
-        async move {
-            let recorded = self.read(claims).await?;
-            let results = self.read_results(claims).await?;
-            let found = recorded.into_iter().zip(results);
-            Ok(found.map(|(recorded, result)| Some(Found::new(recorded?, result))).collect())
-        }
-    }
-
-    /// Marks where the handler begins, so that its effects can be taken back and the claim be kept.
-    ///
-    /// # Errors
-    /// The unit is rolled back.
-    ///
-    /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn savepoint(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send {
-        std::future::ready(Err(StoreError::Unsupported { what: "keep errors as results" }))
-    }
-
-    /// Undoes what was done since [`savepoint`](Self::savepoint).
-    ///
-    /// # Errors
-    /// The unit cannot commit, and is rolled back.
-    ///
-    /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn rollback_to_savepoint(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send {
-        std::future::ready(Err(StoreError::Unsupported { what: "keep errors as results" }))
-    }
-
-    /// Whether several calls may share this unit, because [`next_savepoint`](Self::next_savepoint) can put back what a handler has
-    /// set on this connection.
-    fn shares_calls(&self) -> bool {
-        false
-    }
-
-    /// Goes on to the handler of the next call that shares the unit: what was done since the last savepoint stays, what the
-    /// handler has set (time-outs, a role, a search path) is as it was when the claim returned, and a new savepoint is set.
-    ///
-    /// # Errors
-    /// The unit cannot commit, and is rolled back.
-    ///
-    /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn next_savepoint(&mut self) -> impl Future<Output = Result<(), StoreError>> + Send {
-        std::future::ready(Err(StoreError::Unsupported { what: "let calls share a unit" }))
-    }
-
-    /// Seals the transaction and commits it.
-    ///
-    /// # Errors
-    /// [`CommitError::RolledBack`] only where that is certain.
-    ///
-    /// # Cancel safety
-    /// Not cancel safe: a dropped call has an unknown outcome, and the session must be dropped.
-    fn commit(self) -> impl Future<Output = Result<(), CommitError>> + Send;
-
-    /// Rolls the transaction back.
-    ///
-    /// # Errors
-    /// The connection is broken; the session must be dropped.
-    ///
-    /// # Cancel safety
-    /// Not cancel safe: drop the session.
-    fn rollback(self) -> impl Future<Output = Result<(), StoreError>> + Send;
-
-    /// Ends the transaction on the server after a handler's future was dropped while a statement may be running, over
-    /// another connection where that is needed. The session is dropped afterwards.
-    fn abandon(self) -> impl Future<Output = ()> + Send;
 }
 
 /// The operators' control of a consumer, as its workers read it every few seconds.

@@ -7,6 +7,7 @@ mod outbox;
 mod rows;
 mod server;
 mod state;
+mod store;
 mod unit;
 mod weather;
 

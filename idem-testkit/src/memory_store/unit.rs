@@ -1,23 +1,19 @@
 //! Sessions and units of work.
 
-use std::{error::Error, future::Future, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use idem_core::{
-    ErrorClass, Recorded, Store, StoreError, Tx, chain,
+    ErrorClass, Recorded, StoreError, Tx,
     outbox::{EventNumber, KeptResult, NewEvent},
-    store::{
-        AppendError, Appended, Claim, ClaimError, Claimed, Cleaner, CommitError, Found, Outbox, StoreCapabilities,
-        UnitOfWork, UnitOptions, boxed,
-    },
+    store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, UnitOfWork, UnitOptions, boxed},
 };
 use tokio::time::{Instant, timeout_at};
 
 use super::{
     Defect, MemoryConnection, MemoryError, MemoryStore, Operation, Shared, Writers,
-    bookkeeping::MemoryCleaner,
     connection::{Pending, Status},
     fault::{Met, store_error},
-    outbox::{MemoryOutbox, ResultRow, event_key},
+    outbox::{ResultRow, event_key},
     state::{RecordKey, State, UnitId, record, record_key},
 };
 
@@ -27,159 +23,22 @@ const TWIN_OF_AN_EVENT_MAX: Duration = Duration::from_secs(10);
 /// A connection to a [`MemoryStore`].
 #[derive(Debug)]
 pub struct MemorySession {
-    lost: bool,
+    pub(super) lost: bool,
     /// In which of the server's eras it was opened.
-    era: u64,
+    pub(super) era: u64,
 }
 
 /// A running transaction on a [`MemoryStore`]. Dropping it rolls it back.
 #[derive(Debug)]
 pub struct MemoryUnit<'l> {
-    shared: Arc<Shared>,
-    session: &'l mut MemorySession,
-    options: UnitOptions,
-    pending: Pending,
+    pub(super) shared: Arc<Shared>,
+    pub(super) session: &'l mut MemorySession,
+    pub(super) options: UnitOptions,
+    pub(super) pending: Pending,
     /// The transaction that may be committed.
-    began_as: UnitId,
+    pub(super) began_as: UnitId,
     /// Whether the server has ended it in order, and not only lost its connection.
-    ended: bool,
-}
-
-impl Store for MemoryStore {
-    type Bookkeeping = Self;
-    type Session = MemorySession;
-    type Connection<'t> = MemoryConnection<'t>;
-    type Unit<'l> = MemoryUnit<'l>;
-
-    fn capabilities(&self) -> StoreCapabilities {
-        match self.shared.writers {
-            Writers::PerKey => StoreCapabilities::server(),
-            Writers::One => StoreCapabilities::embedded(),
-        }
-        .outbox(true)
-        .results(true)
-    }
-
-    fn bookkeeping(&self) -> &Self {
-        self
-    }
-
-    fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
-        Box::new(MemoryCleaner((**self).clone()))
-    }
-
-    fn outbox(self: &Arc<Self>) -> Option<Arc<dyn Outbox>> {
-        Some(Arc::new(MemoryOutbox(Arc::clone(self))))
-    }
-
-    async fn open(&self) -> Result<MemorySession, StoreError> {
-        match self.shared.meet(Operation::Open).await {
-            Ok(Met::Nothing) => Ok(MemorySession { lost: false, era: self.shared.state().era }),
-            Ok(Met::AnswerLost) => Err(store_error("connecting", MemoryError::ConnectionLost)),
-            Err(error) => Err(store_error("connecting", error)),
-        }
-    }
-
-    async fn close(&self, _lane: MemorySession) {}
-
-    async fn begin<'l>(
-        &'l self,
-        session: &'l mut MemorySession,
-        options: UnitOptions,
-    ) -> Result<MemoryUnit<'l>, StoreError> {
-        tokio::task::yield_now().await;
-        let doing = "beginning a transaction";
-        let met = if session.lost {
-            Err(MemoryError::ConnectionLost)
-        } else {
-            self.shared.meet_in(Operation::Begin, session.era).await
-        };
-        match met {
-            Ok(Met::Nothing) => {}
-            Ok(Met::AnswerLost) | Err(MemoryError::ConnectionLost) => {
-                session.lost = true;
-                return Err(store_error(doing, MemoryError::ConnectionLost));
-            }
-            Err(error) => return Err(store_error(doing, error)),
-        }
-        let id = {
-            let mut state = self.shared.state();
-            let id = state.next_unit();
-            // As a database in the process does it: with the write lock where nobody has it.
-            if self.shared.writers == Writers::One {
-                state.writer.get_or_insert(id);
-            }
-            id
-        };
-        let pending = Pending {
-            id,
-            claimed: Vec::new(),
-            forgets: Vec::new(),
-            writes: Vec::new(),
-            events: Vec::new(),
-            results: Vec::new(),
-            nested: Vec::new(),
-            savepoint: None,
-            status: Status::Open,
-            breaks_deferred: false,
-            lost: false,
-            era: session.era,
-        };
-        Ok(MemoryUnit { shared: Arc::clone(&self.shared), session, options, pending, began_as: id, ended: false })
-    }
-
-    async fn look_up<'l>(
-        &'l self,
-        session: &'l mut MemorySession,
-        _: UnitOptions,
-        claims: &'l [Claim],
-    ) -> Result<Vec<Option<Found>>, StoreError> {
-        let doing = "looking keys up";
-        tokio::task::yield_now().await;
-        let met = if session.lost {
-            Err(MemoryError::ConnectionLost)
-        } else {
-            self.shared.meet_in(Operation::Read, session.era).await
-        };
-        match met {
-            Ok(Met::Nothing) => {}
-            Ok(Met::AnswerLost) | Err(MemoryError::ConnectionLost) => {
-                session.lost = true;
-                return Err(store_error(doing, MemoryError::ConnectionLost));
-            }
-            Err(error) => return Err(store_error(doing, error)),
-        }
-        let (state, defect) = (self.shared.state(), self.shared.defect);
-        if state.hides_records {
-            return Err(store_error(doing, MemoryError::NoTable));
-        }
-        let look = |claim: &Claim| {
-            let key = record_key(claim, defect);
-            let held = || {
-                let (_, recorded) = state.held.get(&key).filter(|_| defect == Some(Defect::FindsUncommitted))?;
-                Some(recorded.clone())
-            };
-            let recorded = found(&state, &key, claim, defect).or_else(held)?;
-            Some(Found::new(recorded, result_of(&state, claim, defect)))
-        };
-        let mut all: Vec<_> = claims.iter().map(look).collect();
-        if defect == Some(Defect::AnswersClaimsInReverse) {
-            all.reverse();
-        }
-        Ok(all)
-    }
-
-    fn reborrow<'a, 't: 'a>(connection: &'a mut MemoryConnection<'t>) -> MemoryConnection<'a> {
-        MemoryConnection { shared: connection.shared, pending: &mut *connection.pending }
-    }
-
-    fn classify(error: &(dyn Error + 'static)) -> Option<ErrorClass> {
-        chain(error).find_map(|link| link.downcast_ref::<MemoryError>()).map(MemoryError::class)
-    }
-
-    fn describe(error: &(dyn Error + 'static)) -> Option<String> {
-        error.downcast_ref::<MemoryError>().map(MemoryError::without_values)
-    }
+    pub(super) ended: bool,
 }
 
 /// What a look at a key has shown.
@@ -349,7 +208,7 @@ enum Known {
     Unexpected,
 }
 
-fn found(state: &State, key: &RecordKey, claim: &Claim, defect: Option<Defect>) -> Option<Recorded> {
+pub(super) fn found(state: &State, key: &RecordKey, claim: &Claim, defect: Option<Defect>) -> Option<Recorded> {
     let mut recorded = state.records.get(key).cloned()?;
     match defect {
         Some(Defect::ForgetsHashes) => recorded.hash = claim.hash,
@@ -360,7 +219,7 @@ fn found(state: &State, key: &RecordKey, claim: &Claim, defect: Option<Defect>) 
     Some(recorded)
 }
 
-fn result_of(state: &State, claim: &Claim, defect: Option<Defect>) -> Option<KeptResult> {
+pub(super) fn result_of(state: &State, claim: &Claim, defect: Option<Defect>) -> Option<KeptResult> {
     let by_key_alone = defect == Some(Defect::ResultsByKeyAlone);
     let mut all = state.events.results.values();
     let is_it = |row: &&ResultRow| row.result.key == claim.key && (by_key_alone || row.result.scope == claim.scope);

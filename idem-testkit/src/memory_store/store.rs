@@ -1,0 +1,155 @@
+//! The store itself: its sessions, and what its errors mean.
+
+use std::{error::Error, sync::Arc};
+
+use idem_core::{
+    ErrorClass, Store, StoreError, chain,
+    store::{Claim, Cleaner, Found, Outbox, StoreCapabilities, UnitOptions},
+};
+
+use super::{
+    Defect, MemoryConnection, MemoryError, MemorySession, MemoryStore, MemoryUnit, Operation, Writers,
+    bookkeeping::MemoryCleaner,
+    connection::{Pending, Status},
+    fault::{Met, store_error},
+    outbox::MemoryOutbox,
+    state::record_key,
+    unit::{found, result_of},
+};
+
+impl Store for MemoryStore {
+    type Bookkeeping = Self;
+    type Session = MemorySession;
+    type Connection<'t> = MemoryConnection<'t>;
+    type Unit<'l> = MemoryUnit<'l>;
+
+    fn capabilities(&self) -> StoreCapabilities {
+        match self.shared.writers {
+            Writers::PerKey => StoreCapabilities::server(),
+            Writers::One => StoreCapabilities::embedded(),
+        }
+        .outbox(true)
+        .results(true)
+    }
+
+    fn bookkeeping(&self) -> &Self {
+        self
+    }
+
+    fn cleaner(self: &Arc<Self>) -> Box<dyn Cleaner> {
+        Box::new(MemoryCleaner((**self).clone()))
+    }
+
+    fn outbox(self: &Arc<Self>) -> Option<Arc<dyn Outbox>> {
+        Some(Arc::new(MemoryOutbox(Arc::clone(self))))
+    }
+
+    async fn open(&self) -> Result<MemorySession, StoreError> {
+        match self.shared.meet(Operation::Open).await {
+            Ok(Met::Nothing) => Ok(MemorySession { lost: false, era: self.shared.state().era }),
+            Ok(Met::AnswerLost) => Err(store_error("connecting", MemoryError::ConnectionLost)),
+            Err(error) => Err(store_error("connecting", error)),
+        }
+    }
+
+    async fn close(&self, _lane: MemorySession) {}
+
+    async fn begin<'l>(
+        &'l self,
+        session: &'l mut MemorySession,
+        options: UnitOptions,
+    ) -> Result<MemoryUnit<'l>, StoreError> {
+        tokio::task::yield_now().await;
+        let doing = "beginning a transaction";
+        let met = if session.lost {
+            Err(MemoryError::ConnectionLost)
+        } else {
+            self.shared.meet_in(Operation::Begin, session.era).await
+        };
+        match met {
+            Ok(Met::Nothing) => {}
+            Ok(Met::AnswerLost) | Err(MemoryError::ConnectionLost) => {
+                session.lost = true;
+                return Err(store_error(doing, MemoryError::ConnectionLost));
+            }
+            Err(error) => return Err(store_error(doing, error)),
+        }
+        let id = {
+            let mut state = self.shared.state();
+            let id = state.next_unit();
+            // As a database in the process does it: with the write lock where nobody has it.
+            if self.shared.writers == Writers::One {
+                state.writer.get_or_insert(id);
+            }
+            id
+        };
+        let pending = Pending {
+            id,
+            claimed: Vec::new(),
+            forgets: Vec::new(),
+            writes: Vec::new(),
+            events: Vec::new(),
+            results: Vec::new(),
+            nested: Vec::new(),
+            savepoint: None,
+            status: Status::Open,
+            breaks_deferred: false,
+            lost: false,
+            era: session.era,
+        };
+        Ok(MemoryUnit { shared: Arc::clone(&self.shared), session, options, pending, began_as: id, ended: false })
+    }
+
+    async fn look_up<'l>(
+        &'l self,
+        session: &'l mut MemorySession,
+        _: UnitOptions,
+        claims: &'l [Claim],
+    ) -> Result<Vec<Option<Found>>, StoreError> {
+        let doing = "looking keys up";
+        tokio::task::yield_now().await;
+        let met = if session.lost {
+            Err(MemoryError::ConnectionLost)
+        } else {
+            self.shared.meet_in(Operation::Read, session.era).await
+        };
+        match met {
+            Ok(Met::Nothing) => {}
+            Ok(Met::AnswerLost) | Err(MemoryError::ConnectionLost) => {
+                session.lost = true;
+                return Err(store_error(doing, MemoryError::ConnectionLost));
+            }
+            Err(error) => return Err(store_error(doing, error)),
+        }
+        let (state, defect) = (self.shared.state(), self.shared.defect);
+        if state.hides_records {
+            return Err(store_error(doing, MemoryError::NoTable));
+        }
+        let look = |claim: &Claim| {
+            let key = record_key(claim, defect);
+            let held = || {
+                let (_, recorded) = state.held.get(&key).filter(|_| defect == Some(Defect::FindsUncommitted))?;
+                Some(recorded.clone())
+            };
+            let recorded = found(&state, &key, claim, defect).or_else(held)?;
+            Some(Found::new(recorded, result_of(&state, claim, defect)))
+        };
+        let mut all: Vec<_> = claims.iter().map(look).collect();
+        if defect == Some(Defect::AnswersClaimsInReverse) {
+            all.reverse();
+        }
+        Ok(all)
+    }
+
+    fn reborrow<'a, 't: 'a>(connection: &'a mut MemoryConnection<'t>) -> MemoryConnection<'a> {
+        MemoryConnection { shared: connection.shared, pending: &mut *connection.pending }
+    }
+
+    fn classify(error: &(dyn Error + 'static)) -> Option<ErrorClass> {
+        chain(error).find_map(|link| link.downcast_ref::<MemoryError>()).map(MemoryError::class)
+    }
+
+    fn describe(error: &(dyn Error + 'static)) -> Option<String> {
+        error.downcast_ref::<MemoryError>().map(MemoryError::without_values)
+    }
+}

@@ -70,6 +70,7 @@ END
 $idem$;
 
 ALTER TABLE {schema}.consumers DROP COLUMN derives_as;
+ALTER FUNCTION {schema}.read_records(int[], uuid[]) RESET plan_cache_mode;
 DROP FUNCTION {schema}.read_results(int[], uuid[]);
 DROP TABLE {schema}.processed_results;
 DROP FUNCTION {schema}.skip_events(bigint[]);

@@ -391,6 +391,7 @@ CREATE TABLE {schema}.processed_results (
 CREATE FUNCTION {schema}.read_results(consumers int[], key_ids uuid[]) RETURNS SETOF {schema}.processed_results
     LANGUAGE plpgsql STABLE STRICT
     SET enable_seqscan = off
+    SET plan_cache_mode = force_generic_plan
     SET search_path = pg_catalog, pg_temp
     AS $idem$
 BEGIN
@@ -403,6 +404,10 @@ BEGIN
     ) AS found;
 END
 $idem$;
+
+-- It has one plan. For few keys the server would take its guess of ten for dear, and make a plan at each call, which costs more than
+-- the look.
+ALTER FUNCTION {schema}.read_records(int[], uuid[]) SET plan_cache_mode = force_generic_plan;
 
 -- The name from which the ids of events and of calls are derived, where a consumer was renamed since.
 ALTER TABLE {schema}.consumers ADD COLUMN derives_as text COLLATE "C";

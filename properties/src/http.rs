@@ -34,14 +34,15 @@ pub fn http_fingerprint(input: &[u8]) {
         subject: text(subject),
         body: body.to_vec(),
     };
+    type Change<'c> = &'c dyn Fn(&mut Asked);
     let raw = Fingerprint::raw();
     let Some(print) = asked.print(&raw) else { return };
-    let with = |change: &dyn Fn(&mut Asked)| {
+    let with = |change: Change<'_>| {
         let mut other = asked.clone();
         change(&mut other);
         other.print(&raw)
     };
-    let others: [(&str, &dyn Fn(&mut Asked)); 5] = [
+    let others: [(&str, Change<'_>); 5] = [
         ("path", &|other| other.path.push('x')),
         ("query", &|other| other.query.push('x')),
         ("type", &|other| other.content_type.insert(0, b'x')),

@@ -176,9 +176,19 @@ impl<'l> PostgresUnit<'l> {
         };
         let mut writing = pin!(OptionFuture::from(to_write.as_ref().map(|statement| statement.rows(&of_results))));
         // The first poll sends it. Where it cannot be sent, nothing is: a COMMIT would go through without it.
-        if let Poll::Ready(Some(Err(source))) = poll!(writing.as_mut()) {
-            return Err(CommitError::RolledBack(error::store(WRITING, source)));
+        let written = poll!(writing.as_mut());
+        if let Poll::Ready(Some(Err(source))) = written {
+            return Err(match sqlstate(&source) {
+                None => CommitError::RolledBack(error::store(WRITING, source)),
+                Some(_) => self.not_written(source).await,
+            });
         }
+        let writing = async {
+            match written {
+                Poll::Ready(written) => written,
+                Poll::Pending => writing.await,
+            }
+        };
         let (written, sealed, committed, passed) =
             join!(writing, ready.rows(&parameters), link.client.batch_execute("COMMIT"), async {
                 // All are on the wire once the connection's task has run.
@@ -187,11 +197,7 @@ impl<'l> PostgresUnit<'l> {
             });
         passed.map_err(|injected| CommitError::Unknown(Box::new(injected)))?;
         if let Some(Err(source)) = written {
-            return Err(match sqlstate(&source).as_deref() {
-                // The connection is lost, or a handler had broken the transaction before.
-                None | Some("25P02") => error::sealing(source),
-                Some(_) => CommitError::RolledBack(self.explain(source).await),
-            });
+            return Err(self.not_written(source).await);
         }
         let rows = sealed.map_err(error::sealing)?;
         committed.map_err(error::committing)?;
@@ -199,6 +205,15 @@ impl<'l> PostgresUnit<'l> {
             return Err(CommitError::Unknown("the answer to the seal was another statement's".into()));
         }
         Ok(())
+    }
+
+    /// What it says of the commit that an answer could not be written.
+    async fn not_written(&self, source: Error) -> CommitError {
+        match sqlstate(&source).as_deref() {
+            // The connection is lost, or a handler had broken the transaction before.
+            None | Some("25P02") => error::sealing(source),
+            Some(_) => CommitError::RolledBack(self.explain(source).await),
+        }
     }
 }
 

@@ -19,8 +19,8 @@ WHERE r.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE $2::text I
     AND r.key_id = {schema}.key_id($1::text)
 ORDER BY c.name, c.tenant";
 
-/// The events that were committed with the record and wait. They have its transaction's time, so that the headers of few others
-/// are looked into. Parameters as above.
+/// The events that were committed with the record and wait. They have its transaction's time, so that no event of another tenant with
+/// the same key is among them, and the headers of few others are looked into. Parameters as above, and 3 the client's own key.
 const EVENTS: &str = "\
 SELECT o.number AS event, d.name AS destination, o.event_key AS key, o.event_type AS type,
     (ARRAY['pending', 'waiting', 'failed', 'behind'])[o.state + 1] AS state, o.attempts, o.created_at, o.error
@@ -30,7 +30,7 @@ JOIN {schema}.outbox_destinations AS d ON d.id = o.destination
 WHERE p.consumer = ANY (ARRAY(SELECT id FROM {schema}.consumers WHERE $2::text IS NULL OR name = $2::text))
     AND p.key_id = {schema}.key_id($1::text)
     AND EXISTS (SELECT FROM pg_catalog.json_array_elements(o.headers) AS pair
-        WHERE pg_catalog.json_array_element_text(pair, 0) = 'idemcausedby' AND pg_catalog.json_array_element_text(pair, 1) = $1::text)
+        WHERE pg_catalog.json_array_element_text(pair, 0) = 'idemcausedby' AND pg_catalog.json_array_element_text(pair, 1) = $3::text)
 ORDER BY o.number LIMIT 100";
 
 /// Who runs a request holds its key, and shows nothing of it before the commit. Parameters as above.
@@ -65,7 +65,8 @@ pub(crate) async fn find(
     is_open: bool,
 ) -> Result<Found, Failure> {
     let answers = database.table(ANSWERS, binds).await?;
-    let events = database.table(EVENTS, binds).await?;
+    let of_events: Vec<_> = binds.iter().copied().chain([Bind::Text(&named.key)]).collect();
+    let events = database.table(EVENTS, &of_events).await?;
     let runs = if is_open { database.is_held(CLAIM, binds).await? } else { Some(false) };
     Ok(Found { named, recorded: recorded.to_owned(), answers, events, runs })
 }

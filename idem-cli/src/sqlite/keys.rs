@@ -60,6 +60,7 @@ SELECT c.name AS consumer, c.tenant, r.kind & 1 AS refused, r.kind & 6 <> 0 AS g
 FROM "{schema}_processed_results" AS r JOIN "{schema}_consumers" AS c ON c.id = r.consumer
 WHERE r.key_id = ?1 AND (?2 IS NULL OR c.name = ?2) ORDER BY c.name, c.tenant"#;
 
+/// One transaction writes at a time, so events whose time lies before that of the next record were committed with this one.
 const EVENTS: &str = r#"
 SELECT o.number AS event, d.name AS destination, o.event_key AS key, o.event_type AS type,
     CASE o.state WHEN 0 THEN 'pending' WHEN 1 THEN 'waiting' WHEN 2 THEN 'failed' ELSE 'behind' END AS state, o.attempts,
@@ -67,6 +68,8 @@ SELECT o.number AS event, d.name AS destination, o.event_key AS key, o.event_typ
 FROM "{schema}_processed_messages" AS p JOIN "{schema}_outbox" AS o ON o.consumer = p.consumer
 JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination
 WHERE p.consumer IN (SELECT id FROM "{schema}_consumers" WHERE ?2 IS NULL OR name = ?2) AND p.key_id = ?1
+    AND o.created_at >= p.processed_at AND NOT EXISTS (SELECT 1 FROM "{schema}_processed_messages" AS other
+        WHERE other.consumer = p.consumer AND other.processed_at > p.processed_at AND other.processed_at <= o.created_at)
     AND EXISTS (SELECT 1 FROM json_each(o.headers) AS pair
         WHERE json_extract(pair.value, '$[0]') = 'idemcausedby' AND json_extract(pair.value, '$[1]') = ?3)
 ORDER BY o.number LIMIT 100"#;
@@ -106,7 +109,7 @@ pub(super) async fn show(mut file: File, show: &Show) -> Result<Report, Failure>
     let request = match show.of.named(&show.key, &key) {
         Some(named) => Some(requests::Found {
             answers: file.table(ANSWERS, &binds).await?,
-            events: file.table(EVENTS, &binds).await?,
+            events: file.table(EVENTS, &[binds[0], consumer, named.key.as_str().into()]).await?,
             // Whoever writes holds the whole file.
             runs: None,
             recorded: key,

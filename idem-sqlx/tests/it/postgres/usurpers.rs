@@ -89,7 +89,7 @@ fn s11_what_is_looked_up_is_seen() {
 async fn s11_every_function_has_a_search_path_of_its_own() {
     let fixture = Fixture::new().await;
     let without = "FROM pg_proc WHERE pronamespace = current_schema()::regnamespace
-        AND coalesce(array_to_string(proconfig, ' '), '') NOT LIKE '%search_path=pg_catalog, pg_temp'";
+        AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false)";
     assert_eq!(fixture.texts(format!("SELECT proname {without}")).await, ["refuse_unsealed_commit"]);
     let body = fixture.text(format!("SELECT prosrc {without}")).await;
     assert!(body.contains("pg_catalog.pg_current_xact_id()"), "{body}");

@@ -60,20 +60,7 @@ impl Store for MemoryStore {
         options: UnitOptions,
     ) -> Result<MemoryUnit<'l>, StoreError> {
         tokio::task::yield_now().await;
-        let doing = "beginning a transaction";
-        let met = if session.lost {
-            Err(MemoryError::ConnectionLost)
-        } else {
-            self.shared.meet_in(Operation::Begin, session.era).await
-        };
-        match met {
-            Ok(Met::Nothing) => {}
-            Ok(Met::AnswerLost) | Err(MemoryError::ConnectionLost) => {
-                session.lost = true;
-                return Err(store_error(doing, MemoryError::ConnectionLost));
-            }
-            Err(error) => return Err(store_error(doing, error)),
-        }
+        self.meet_on(session, Operation::Begin, "beginning a transaction").await?;
         let id = {
             let mut state = self.shared.state();
             let id = state.next_unit();
@@ -108,19 +95,7 @@ impl Store for MemoryStore {
     ) -> Result<Vec<Option<Found>>, StoreError> {
         let doing = "looking keys up";
         tokio::task::yield_now().await;
-        let met = if session.lost {
-            Err(MemoryError::ConnectionLost)
-        } else {
-            self.shared.meet_in(Operation::Read, session.era).await
-        };
-        match met {
-            Ok(Met::Nothing) => {}
-            Ok(Met::AnswerLost) | Err(MemoryError::ConnectionLost) => {
-                session.lost = true;
-                return Err(store_error(doing, MemoryError::ConnectionLost));
-            }
-            Err(error) => return Err(store_error(doing, error)),
-        }
+        self.meet_on(session, Operation::Read, doing).await?;
         let (state, defect) = (self.shared.state(), self.shared.defect);
         if state.hides_records {
             return Err(store_error(doing, MemoryError::NoTable));
@@ -151,5 +126,29 @@ impl Store for MemoryStore {
 
     fn describe(error: &(dyn Error + 'static)) -> Option<String> {
         error.downcast_ref::<MemoryError>().map(MemoryError::without_values)
+    }
+}
+
+impl MemoryStore {
+    /// Meets what is injected for a call on a session, which is lost where its connection is.
+    async fn meet_on(
+        &self,
+        session: &mut MemorySession,
+        operation: Operation,
+        doing: &'static str,
+    ) -> Result<(), StoreError> {
+        let met = if session.lost {
+            Err(MemoryError::ConnectionLost)
+        } else {
+            self.shared.meet_in(operation, session.era).await
+        };
+        match met {
+            Ok(Met::Nothing) => Ok(()),
+            Ok(Met::AnswerLost) | Err(MemoryError::ConnectionLost) => {
+                session.lost = true;
+                Err(store_error(doing, MemoryError::ConnectionLost))
+            }
+            Err(error) => Err(store_error(doing, error)),
+        }
     }
 }

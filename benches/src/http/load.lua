@@ -9,6 +9,8 @@
 
 -- So few that any run has had them all.
 local KEYS = 50
+-- Customers differ between these threads too, so that requests at one time are of different ones.
+local THREADS = 2
 local threads = {}
 
 function setup(thread)
@@ -41,7 +43,7 @@ function request()
     elseif mode ~= "keyless" then
         headers["Idempotency-Key"] = prefix .. "-" .. id .. "-" .. n
     end
-    local customer = mode == "held" and "held" or string.format("%05d", n * 7919 % 10000)
+    local customer = mode == "held" and "held" or string.format("%05d", (n * THREADS + id) * 7919 % 10000)
     local body = '{"customer":"' .. customer .. '","cents":' .. cents .. '}'
     return wrk.format("POST", "/transactions", headers, body)
 end

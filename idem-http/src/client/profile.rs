@@ -172,7 +172,8 @@ impl Profile {
 
     /// The meaning of a status if neither a header nor the body says more.
     ///
-    /// By default 2xx and 3xx are the answer; 425 and 429 mean later; a 409 is [`InProgress`](Meaning::InProgress) if it has a
+    /// By default 2xx and 303 are the answer; any other 3xx means that the order was not taken here, so it is
+    /// [`NotTaken`](Meaning::NotTaken); 425 and 429 mean later; a 409 is [`InProgress`](Meaning::InProgress) if it has a
     /// `Retry-After`, and otherwise the operation's refusal, for which this answers `Refused`; 402, 410, 412, 422 and the other 4xx
     /// that concern the operation are refusals; those that concern the request, such as 400, 401, 403, 404, 405 and 413, are
     /// [`NotTaken`](Meaning::NotTaken); 408 and 5xx leave the outcome open and are tried again.
@@ -185,10 +186,10 @@ impl Profile {
 
 fn by_default(status: StatusCode) -> Meaning {
     match status.as_u16() {
-        200..=399 => Meaning::Answer,
+        200..=299 | 303 => Meaning::Answer,
         425 | 429 => Meaning::NotYet,
-        // A route may be missing during a deploy, so 404 says no more than 403 does.
-        400 | 401 | 403..=407 | 411 | 413..=415 | 417 | 421 | 426 | 428 | 431 | 451 => Meaning::NotTaken,
+        // A route may be missing during a deploy, so 404 says no more than 403 does; nor does one that has moved.
+        300..=399 | 400 | 401 | 403..=407 | 411 | 413..=415 | 417 | 421 | 426 | 428 | 431 | 451 => Meaning::NotTaken,
         408 | 500..=599 => Meaning::Failed,
         400..=499 => Meaning::Refused,
         // Not a status of HTTP.
@@ -215,9 +216,9 @@ mod tests {
         let profile = Profile::new("mine", KeyPlace::Header(HeaderName::from_static("x-key")), Duration::from_secs(60));
         let meaning = |status: u16| profile.meaning(StatusCode::from_u16(status).expect("a status"));
         for (statuses, wanted) in [
-            (vec![200, 201, 202, 204, 303, 307], Meaning::Answer),
+            (vec![200, 201, 202, 204, 303], Meaning::Answer),
             (vec![425, 429], Meaning::NotYet),
-            (vec![400, 401, 403, 404, 405, 413, 415, 431], Meaning::NotTaken),
+            (vec![301, 302, 304, 307, 308, 400, 401, 403, 404, 405, 413, 415, 431], Meaning::NotTaken),
             (vec![402, 409, 410, 412, 422], Meaning::Refused),
             (vec![408, 500, 502, 503, 504, 599], Meaning::Failed),
         ] {

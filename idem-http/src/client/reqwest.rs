@@ -12,16 +12,19 @@ use tower_service::Service;
 
 /// A [`reqwest::Client`] as the service under an [`IdempotentClient`](super::IdempotentClient).
 ///
-/// Build the client without retries or a timeout of its own: those of [`Retries`](super::Retries) hold. A redirect that it follows carries
-/// the same key.
+/// It follows no redirects and tries nothing again by itself: behind a 301, 302 or 303 the order would be a GET, whose 200 says nothing of
+/// the order, and a try that nobody counts is outside the [provider's memory](super::Profile::memory).
 #[derive(Debug, Clone)]
 pub struct Reqwest(reqwest::Client);
 
 impl Reqwest {
-    /// Sends over this client.
-    #[must_use]
-    pub fn new(client: reqwest::Client) -> Self {
-        Self(client)
+    /// Sends over a client of these settings. Set no timeout: that of [`Retries`](super::Retries) holds.
+    ///
+    /// # Errors
+    /// Those of [`reqwest::ClientBuilder::build`].
+    pub fn new(settings: reqwest::ClientBuilder) -> Result<Self, reqwest::Error> {
+        let settings = settings.redirect(reqwest::redirect::Policy::none()).retry(reqwest::retry::never());
+        settings.build().map(Self)
     }
 }
 

@@ -20,7 +20,13 @@ mod together;
 /// A client of HTTP for tests: no proxy, and no tries of its own.
 #[cfg(feature = "reqwest")]
 fn http_client() -> reqwest::Client {
+    http_settings().retry(reqwest::retry::never()).build().unwrap()
+}
+
+/// The settings of one.
+#[cfg(feature = "reqwest")]
+fn http_settings() -> reqwest::ClientBuilder {
     // Somebody was first, or this is.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder().no_proxy().retry(reqwest::retry::never()).build().unwrap()
+    reqwest::Client::builder().no_proxy()
 }

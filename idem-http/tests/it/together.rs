@@ -86,7 +86,7 @@ async fn w38_a_late_answer_of_idems_own_server_is_fetched() {
     let fixture = Fixture::new().await;
     let url = format!("{}/payments", serve(&fixture).await);
     let impatient = Retries::default().try_within(Duration::from_secs(2)).tries_max(1);
-    let client = IdempotentClient::new(Reqwest::new(crate::http_client()), profile()).retries(impatient);
+    let client = IdempotentClient::new(Reqwest::new(crate::http_settings()).unwrap(), profile()).retries(impatient);
     let intent = Intent::of("order-4711", "charge");
     let request =
         |text: &'static str| Request::post(&url).header("content-type", "text/plain").body(text.into()).unwrap();
@@ -116,7 +116,7 @@ async fn w15_the_client_does_as_idems_own_failures_say() {
     let fixture = Fixture::new().await;
     for (class, tries) in [("transient", 2), ("permanent", 1)] {
         let url = format!("{}/failures", serve(&fixture).await);
-        let client = IdempotentClient::new(Reqwest::new(crate::http_client()), profile());
+        let client = IdempotentClient::new(Reqwest::new(crate::http_settings()).unwrap(), profile());
         let request = Request::post(&url).header("content-type", "text/plain").body(class.into()).unwrap();
         match client.send(&Intent::of(class, "charge"), request).await.unwrap() {
             Ended::Known(answer) => assert_eq!((class, answer.tries, answer.replayed), ("transient", tries, false)),

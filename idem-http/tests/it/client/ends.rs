@@ -84,11 +84,24 @@ async fn w34_lost_answers_are_asked_for_again_with_the_same_key() {
 async fn w34_a_connection_that_breaks_is_a_lost_answer() {
     let provider = Provider::new([Act::Cut, Act::ChargeAndCut, Act::ChargeAndCutTheAnswer, Act::Answer(502, &[], "")]);
     let url = provider.serve().await;
-    let client = IdempotentClient::new(Reqwest::new(crate::http_client()), Profile::idem(HOUR, ""));
+    let client = IdempotentClient::new(Reqwest::new(crate::http_settings()).unwrap(), Profile::idem(HOUR, ""));
     let patient = client.retries(quick().try_within(HOUR).deadline(HOUR));
     let answer = known(patient.send(&Intent::of("order-4711", "charge"), request_to(&url)).await.unwrap());
     assert_eq!((answer.response.status().as_u16(), &answer.response.body()[..]), (201, &br#"{"id":"ch_1"}"#[..]));
     assert_eq!((answer.tries, answer.replayed, provider.charges().len()), (5, true, 1));
+}
+
+/// W89: a redirect is no answer. Behind it the order would be a GET, whose 200 says nothing of the order.
+#[tokio::test]
+async fn w89_a_redirect_is_not_followed_and_is_no_answer() {
+    for status in [301, 302, 307, 308] {
+        let provider = Provider::new([Act::Answer(status, &[("location", "/elsewhere")], "")]);
+        let url = provider.serve().await;
+        let client = IdempotentClient::new(Reqwest::new(crate::http_settings()).unwrap(), Profile::idem(HOUR, ""));
+        let sent = client.retries(quick()).send(&Intent::of("order-4711", "charge"), request_to(&url)).await.unwrap();
+        assert_eq!(refused(sent), (status, Refusal::Request));
+        assert_eq!((provider.seen().len(), provider.charges().len()), (1, 0));
+    }
 }
 
 /// W34: a second call for the same intent, as another process makes it after a crash, gets the first one's answer.

@@ -70,9 +70,12 @@ async fn create<S: Books>(
 ) -> Result<Response, StepError> {
     let Payments { announce, limit } = shared.payments.clone();
     let (customer, cents) = match serde_json::from_slice(&body) {
-        Ok(Asked { customer, cents }) if (1..=200).contains(&customer.chars().count()) => (customer, cents),
+        // The database cannot store a NUL.
+        Ok(Asked { customer, cents }) if (1..=200).contains(&customer.chars().count()) && !customer.contains('\0') => {
+            (customer, cents)
+        }
         // Nothing was decided, so nothing is kept: the corrected request may have the same key.
-        Ok(_) => return Ok(problems::malformed("customer must have 1 to 200 characters")),
+        Ok(_) => return Ok(problems::malformed("customer must have 1 to 200 characters, of which none is NUL")),
         Err(_) => return Ok(problems::malformed("the body must be {\"customer\": \"…\", \"cents\": …} in JSON")),
     };
     if cents <= 0 {

@@ -83,6 +83,7 @@ pub(super) async fn whole<S: Store>(
 ) -> Option<Vec<Decision>> {
     // Without a worker nothing is counted or held: what would be ends this call, with its cause as the decision.
     let mut known = Known { attempt: u32::from(items.len() == 1), attempts_max: u32::MAX, ..Known::default() };
+    let mut contended = None;
     for round in 0..ROUNDS_MAX {
         known.again = round;
         let (kept, end) = run(inner, session.take(), NO_LANE, items, None, answers.as_deref_mut()).await;
@@ -99,14 +100,16 @@ pub(super) async fn whole<S: Store>(
         };
         match policy::after(&known, seen) {
             // The next round claims on a new connection, which tells how the commit ended (A5, A6).
-            Action::ClaimAgain => tracing::warn!(
-                idem.consumer = %inner.name, error = describe::<S>(&error), "the answer to a commit was lost"
-            ),
+            Action::ClaimAgain => {
+                tracing::warn!(idem.consumer = %inner.name, error = describe::<S>(&error), "the answer to a commit was lost");
+                contended = None;
+            }
             Action::RunAgain => {
                 tracing::debug!(idem.consumer = %inner.name, error = describe::<S>(&error), "the unit runs again");
+                contended = Some(error);
             }
             Action::RunAlone if items.len() > 1 => return None,
-            Action::Retry if seen == Seen::Contended => return None,
+            Action::Retry if seen == Seen::Contended && items.len() > 1 => return None,
             Action::RunAlone
             | Action::AskTheDatabase
             | Action::AwaitTheDatabase
@@ -118,7 +121,8 @@ pub(super) async fn whole<S: Store>(
             }
         }
     }
-    None
+    // A message that ran alone each time has failed of it.
+    contended.filter(|_| items.len() == 1).map(|error| vec![Decision::Failed(store_failure::<S>(&error))])
 }
 
 async fn alone<S: Store>(

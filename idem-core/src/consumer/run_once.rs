@@ -436,8 +436,8 @@ pub(super) fn answered(
         }
         Decision::Busy => return Err(RunOnceError::Busy),
         Decision::Failed(failure) => {
-            let ours = failure.error.is_none()
-                && matches!(failure.class, ErrorClass::Infrastructure | ErrorClass::Fatal | ErrorClass::RunUnitAgain);
+            let ours =
+                failure.error.is_none() && matches!(failure.class, ErrorClass::Infrastructure | ErrorClass::Fatal);
             return Err(if ours { RunOnceError::Unavailable(failure) } else { RunOnceError::Failed(failure) });
         }
     };

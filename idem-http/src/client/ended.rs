@@ -12,9 +12,9 @@ use super::Answer;
 pub enum Ended {
     /// The answer of the operation: 2xx, or 303.
     Known(Answer),
-    /// The operation was not carried out, and the answer says why. Where the answer to an earlier try was lost, this is what the provider
-    /// says of its key, which has one outcome; what might be about that try, such as a 409, 410 or 412, and what does not concern the key,
-    /// such as a 401 or a redirect, ends as [`Indeterminate`](Self::Indeterminate) then.
+    /// The operation was not carried out, and the answer says why. Where the answer to an earlier try was lost, it is marked as a
+    /// repeat; of a provider that marks none, it is no 409, 410 or 412, of which that try may be the cause. What does not concern the key, such
+    /// as a 401 or a redirect, ends as [`Indeterminate`](Self::Indeterminate) then.
     Refused(Answer, Refusal),
     /// The operation may have been carried out. Keep this value and find out; never send the request under another key.
     Indeterminate(Indeterminate),

@@ -38,6 +38,8 @@ struct Seen {
     is_resumed: bool,
     /// A try may have been carried out, and no answer says whether.
     open: bool,
+    /// The last answer was a refusal that may have been given for its own try alone.
+    is_unconfirmed: bool,
     last: Option<Answer>,
 }
 
@@ -145,14 +147,22 @@ where
             }
         };
         let Judged { meaning, after, replayed } = judge(&self.profile, &response);
-        // An earlier try of this very request may itself have caused a conflict, or a condition that no longer holds. So only an answer that
-        // is known to be the key's own counts as a refusal.
-        let own = !seen.open || replayed.is_some() || !matches!(response.status().as_u16(), 409 | 410 | 412);
+        // An earlier try of this very request may itself have caused a conflict, or a condition that no longer holds; or it is still on
+        // its way. So only an answer that is known to be the key's own counts as a refusal: one more try shows whether it is kept. Where a
+        // provider does not mark its repeats, its promise counts.
+        let marks_repeats = self.profile.replayed.is_some();
+        let own = !seen.open
+            || replayed.is_some()
+            || !marks_repeats && !matches!(response.status().as_u16(), 409 | 410 | 412);
         let answer = Answer { response, tries: seen.tries, replayed: replayed == Some(true) };
         let end = |ended| Step::End(Box::new(ended));
         match meaning {
             Meaning::Answer => return end(Ended::Known(answer)),
             Meaning::Refused if own => return end(Ended::Refused(answer, Refusal::Operation)),
+            Meaning::Refused if marks_repeats && !std::mem::replace(&mut seen.is_unconfirmed, true) => {
+                seen.last = Some(answer);
+                return Step::Again(after);
+            }
             Meaning::KeyReused => return end(Ended::Refused(answer, Refusal::KeyReused)),
             Meaning::NotTaken if !seen.open => return end(Ended::Refused(answer, Refusal::Request)),
             Meaning::Refused | Meaning::NotTaken | Meaning::NotYet => {}

@@ -262,7 +262,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// ```
     /// # use idem_core::{outbox::Destination, store::Store};
     /// # fn with_events<S: Store>(builder: idem_http::IdempotencyBuilder<S>) -> idem_http::IdempotencyBuilder<S> {
-    /// builder.engine(|engine| engine.events_max(8))
+    /// builder.engine(|engine| engine.publishes_to(["payments"]).events_max(8))
     /// # }
     /// ```
     #[must_use]

@@ -55,7 +55,11 @@ pub(crate) enum Hashing {
 impl Hashing {
     fn rule(&self) -> String {
         match self {
-            Self::Keyed(secret) => format!("http-hmac-sha256/1:{}", secret.number),
+            // Another secret under the same number is another rule, which the database knows.
+            Self::Keyed(HashSecret { number, .. }) => {
+                let [a, b, c, d, ..] = self.hash(&[b"check"]);
+                format!("http-hmac-sha256/1:{number}-{:08x}", u32::from_be_bytes([a, b, c, d]))
+            }
             Self::Plain => "http-sha256/1".to_owned(),
         }
     }

@@ -123,7 +123,8 @@ async fn w53_only_the_operations_own_answers_are_kept() {
     assert_eq!(twice.status, 400, "{twice:?}");
     let too_long = Request::pay(&"k".repeat(256), "00001", 1).answer(address).await;
     assert_eq!(too_long.status, 400, "{too_long:?}");
-    for body in ["", "{", "{\"customer\":\"00001\"}", "{\"customer\":\"00001\",\"cents\":\"1\"}", "[]"] {
+    let with_nul = r#"{"customer":"a\u0000","cents":1}"#;
+    for body in ["", "{", "{\"customer\":\"00001\"}", "{\"customer\":\"00001\",\"cents\":\"1\"}", "[]", with_nul] {
         let answer = Request::post("order-1", body).answer(address).await;
         assert_eq!(answer.status, 400, "{body}: {answer:?}");
     }

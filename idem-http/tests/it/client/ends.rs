@@ -173,8 +173,18 @@ async fn w36_a_refusal_after_a_lost_answer_is_no_refusal() {
     // "It exists already": through whom, if not through the try before?
     let provider = Provider::new([Act::ChargeAndCut, Act::Answer(409, &[], "")]);
     assert_eq!(in_doubt(sent(&provider, plain()).await).why, Undecided::NotAccepted);
-    let provider = Provider::new([Act::Answer(402, &[], "declined")]);
+    let declined = || Act::Answer(402, &[], "declined");
+    let provider = Provider::new([declined()]);
     assert_eq!(refused(sent(&provider, Profile::stripe()).await), (402, Refusal::Operation));
+    // The lost try may still be on its way: one more shows whether the refusal is kept for the key.
+    let kept = Act::Answer(402, &[("idempotent-replayed", "true")], "declined");
+    let provider = Provider::new([Act::Cut, declined(), kept]);
+    assert_eq!(refused(sent(&provider, Profile::stripe()).await), (402, Refusal::Operation));
+    let provider = Provider::new([Act::Cut, declined(), declined()]);
+    let doubt = in_doubt(sent(&provider, Profile::stripe()).await);
+    assert_eq!((doubt.why, doubt.tries), (Undecided::NotAccepted, 3));
+    let provider = Provider::new([Act::Cut, declined()]);
+    assert_eq!(refused(sent(&provider, plain()).await), (402, Refusal::Operation));
 }
 
 /// W37: a server that takes nothing is given up at the deadline, and as nothing was taken, nothing is in doubt; of one that fails it is.

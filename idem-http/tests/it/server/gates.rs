@@ -295,6 +295,14 @@ async fn w28_a_secret_can_be_replaced() {
     assert_eq!(send::<Memory>(&without, request("k", "one")).await.status, 422);
     assert_eq!(send::<Memory>(&without, request("l", "one")).await.is_replayed(), Some(true));
     assert!(HashSecret::new(1, b"short").is_err());
+    // Nor does an instance start that has another one under the same number.
+    let started = async |secret| {
+        let builder = Idempotency::builder_shared(ground.store(), "payments").single_tenant();
+        builder.hash_secret(secret).build().unwrap().start().await
+    };
+    started(secret(2, &[7; 32])).await.unwrap();
+    let refused = started(secret(2, &[9; 32])).await.unwrap_err();
+    assert!(refused.to_string().contains("http-hmac-sha256/1:2-"), "{refused}");
 }
 
 #[tokio::test]

@@ -33,6 +33,7 @@ pub(crate) async fn w15_what_becomes_of_each_answer<G: Ground>() {
         ("not kept", 400, false, false),
         ("error", 500, false, false),
         ("panic", 503, false, false),
+        ("contended", 503, false, false),
         ("status 401", 500, false, false),
         ("status 403", 500, false, false),
         ("status 408", 500, false, false),

@@ -5,7 +5,7 @@ use std::{pin::Pin, sync::Arc};
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt as _, Full};
-use idem_core::{BoxError, Tx};
+use idem_core::{BoxError, ErrorClass, HandlerError, Tx};
 use idem_http::{Answering, Authenticated, HashSecret, HttpError, Idempotency, IdempotencyBuilder, IdempotentRoute};
 use tokio::sync::{Semaphore, watch};
 use tower::Service as _;
@@ -150,6 +150,9 @@ pub(crate) fn answer(body: &str) -> Result<Response<Bytes>, HttpError> {
         "final" => Err(HttpError::refused(response(422))),
         "declined" => Ok(response(402)),
         "error" => Err("broken".into()),
+        "contended" => {
+            Err(HandlerError::transient("could not serialize access").with_class(ErrorClass::RunUnitAgain).into())
+        }
         "panic" => panic!("as asked"),
         "not kept" => Err(HttpError::not_kept(response(400))),
         "large" => Ok(response(200).map(|_| Bytes::from(vec![b'x'; 2_000]))),

@@ -59,7 +59,14 @@ pub(super) fn seconds(text: &str) -> Option<u64> {
 #[async_trait]
 impl Sender for StandardWebhooks {
     fn admit(&self, head: &Parts) -> Result<(), NotAdmitted> {
-        one(&head.headers, "webhook-id")?;
+        let id = one(&head.headers, "webhook-id")?;
+        // What is signed are id, time and body with dots between them: with a time at the end of its id, it could be another message's too.
+        let ends_in_a_time = |id: &str| Some(is_near(seconds(id.rsplit_once('.')?.1)?, TOLERANCE, TOLERANCE));
+        if ends_in_a_time(id) == Some(true) {
+            return Err(NotAdmitted::Unauthenticated(
+                "the id ends in a time, so that the signature may be another message's",
+            ));
+        }
         one(&head.headers, "webhook-signature")?;
         let at = seconds(one(&head.headers, "webhook-timestamp")?);
         match at.is_some_and(|at| is_near(at, TOLERANCE, TOLERANCE)) {

@@ -43,7 +43,18 @@ impl Kind {
 
 impl Envelope {
     /// Whether the owner of this certificate made the signature: RSA with PKCS #1 v1.5 and SHA-256.
+    ///
+    /// The signed text has no lengths. With a line end in another part than the message, it could be that of another message too; SNS sends none
+    /// there.
     pub(super) fn is_signed_by(&self, certificate: &CertificateDer<'_>) -> bool {
+        if self
+            .parts()
+            .into_iter()
+            .skip(1)
+            .any(|(_, value)| value.is_some_and(|value| value.contains(char::is_control)))
+        {
+            return false;
+        }
         let (Ok(certificate), Ok(signature)) =
             (webpki::EndEntityCert::try_from(certificate), STANDARD.decode(&self.signature))
         else {
@@ -53,11 +64,11 @@ impl Envelope {
         certificate.verify_signature(webpki::ring::RSA_PKCS1_2048_8192_SHA256, signed.as_bytes(), &signature).is_ok()
     }
 
-    /// The signed text: names and values, each on a line.
-    fn signed(&self) -> String {
+    /// The signed names and values, the message first.
+    fn parts(&self) -> [(&'static str, Option<&str>); 7] {
         let (message, id) = (Some(&*self.message), Some(&*self.message_id));
         let (timestamp, topic, kind) = (Some(&*self.timestamp), Some(&*self.topic_arn), Some(self.kind.as_str()));
-        let parts = match self.kind {
+        match self.kind {
             Kind::Notification => [
                 ("Message", message),
                 ("MessageId", id),
@@ -76,9 +87,13 @@ impl Envelope {
                 ("TopicArn", topic),
                 ("Type", kind),
             ],
-        };
+        }
+    }
+
+    /// The signed text: names and values, each on a line.
+    fn signed(&self) -> String {
         let mut text = String::new();
-        for (name, value) in parts {
+        for (name, value) in self.parts() {
             if let Some(value) = value {
                 for line in [name, value] {
                     text.push_str(line);

@@ -68,6 +68,10 @@ async fn w40_an_unsigned_or_old_webhook_is_refused() {
         assert_eq!(said.0, 401, "{headers:?}: {said:?}");
     }
     assert_eq!(post(&url, &right, r#"{"cents":2}"#).await.0, 401);
+    // The signature of a message whose body begins with a time is that of another one too.
+    let mut shifted = signed(1, "msg_1", at, &format!("{at}.tail"));
+    shifted[0].1 = format!("msg_1.{at}");
+    assert_eq!(post(&url, &shifted, "tail").await.0, 401);
     assert_eq!(fixture.texts("SELECT name FROM consumers").await.len() + fixture.runs() as usize, 0);
     assert_eq!(post(&url, &right, body).await.0, 200);
     fixture.drop().await;

@@ -260,3 +260,22 @@ async fn w45_subscriptions_are_confirmed_at_amazons_host_alone() {
     assert_eq!(fixture.runs(), 0);
     fixture.drop().await;
 }
+
+/// W44: the signed text has names and values on lines and no lengths, so that line ends in a value could make one signature fit two messages.
+#[tokio::test]
+async fn w44_one_signature_is_of_one_message() {
+    let (fixture, signer) = (Fixture::new().await, Signer::new().await);
+    let hosts = Hosts::default().with(CERTIFICATE, signer.certificate());
+    let url = serve(inbound(&fixture, &hosts)).await;
+    let mut real = notification("m-1", "{\"cents\":1}\nMessageId\nm-2\nSubject\nhello");
+    real.as_object_mut().unwrap().remove("Subject");
+    signer.sign("-sha256", &mut real).await;
+    assert_eq!(send(&url, &real).await.0, 200);
+    let mut shifted = real.clone();
+    shifted["Message"] = "{\"cents\":1}".into();
+    shifted["MessageId"] = "m-2".into();
+    shifted["Subject"] = "hello\nMessageId\nm-1".into();
+    assert_eq!(send(&url, &shifted).await.0, 401);
+    assert_eq!(fixture.runs(), 1);
+    fixture.drop().await;
+}

@@ -75,7 +75,9 @@ const COLUMNS: [&str; 9] = [
 const SEALED: [(&str, &str); 2] = [("units", ""), ("processed_messages", "WHEN (NEW.alone) ")];
 const KEY_COLUMNS: &str = "unique (consumer, key_id)";
 const EXPIRY_COLUMNS: &str = "index (expires_at)";
-const FUNCTIONS: [&str; 14] = [
+const FUNCTIONS: [&str; 16] = [
+    "count_events(integer, text)",
+    "first_sent(smallint, timestamp with time zone, timestamp with time zone, timestamp with time zone)",
     "keep_payload(bigint, bytea)",
     "key_id(text)",
     "let_followers_go(integer, bytea[])",

@@ -80,5 +80,7 @@ DROP FUNCTION {schema}.settle_events(int, bigint[], json);
 DROP FUNCTION {schema}.let_followers_go(int, bytea[]);
 DROP FUNCTION {schema}.mark_behind(int, bigint[]);
 DROP FUNCTION {schema}.next_events(int, bigint, bigint);
+DROP FUNCTION {schema}.count_events(int, text);
+DROP FUNCTION {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz);
 DROP TABLE {schema}.outbox;
 DROP TABLE {schema}.outbox_destinations;

@@ -9,6 +9,8 @@ CREATE TABLE {schema}.outbox_destinations (
     created_at    timestamptz NOT NULL DEFAULT now(),
     relayed_by    text        COLLATE "C",
     relayed_until timestamptz,
+    -- When the lease last ran out that another relay then took over. What could go by then, and has no outcome, may have been sent.
+    relay_lost_at timestamptz,
     paused_at     timestamptz,
     -- No pending event of it has a lower number, or will have one: where a look for the next ones begins.
     pending_from  bigint      NOT NULL DEFAULT 0,
@@ -25,6 +27,7 @@ CREATE TABLE {schema}.outbox (
     key_id        uuid        NOT NULL,
     number        bigint      NOT NULL,
     created_at    timestamptz NOT NULL DEFAULT now(),
+    -- Since when it may go, or from when on it will; NULL where that is created_at.
     not_before    timestamptz,
     first_sent_at timestamptz,
     destination   int         NOT NULL,
@@ -51,6 +54,15 @@ CREATE TABLE {schema}.outbox (
 );
 
 ALTER SEQUENCE {schema}.outbox_numbers OWNED BY {schema}.outbox.number;
+
+-- Since when a copy of an event may be with its receivers; NULL where it certainly was never sent. A relay that died has noted
+-- nothing of what it had in hand. It had that after it might go, and what was marked as failed or behind since was judged then.
+CREATE FUNCTION {schema}.first_sent(state smallint, noted timestamptz, may_go_from timestamptz, relay_lost_at timestamptz)
+    RETURNS timestamptz LANGUAGE sql IMMUTABLE
+    AS $idem$
+    SELECT coalesce(noted, CASE WHEN state OPERATOR(pg_catalog.<=) 1::pg_catalog.int2
+        AND may_go_from OPERATOR(pg_catalog.<=) relay_lost_at THEN may_go_from END)
+$idem$;
 
 -- What a relay reads.
 CREATE INDEX idx_outbox_pending ON {schema}.outbox (destination, number) WHERE state = 0;
@@ -87,6 +99,8 @@ DECLARE
     -- What was published is met again at each look for as long as somebody's old snapshot may see it, unless it is passed by.
     pending_from CONSTANT bigint := coalesce((SELECT d.pending_from FROM {schema}.outbox_destinations AS d
         WHERE d.id = of_destination), 0);
+    relay_lost_at CONSTANT timestamptz := (SELECT d.relay_lost_at FROM {schema}.outbox_destinations AS d
+        WHERE d.id = of_destination);
 BEGIN
     RETURN QUERY
     WITH ready AS (
@@ -118,11 +132,43 @@ BEGIN
     SELECT m.number, m.is_behind, coalesce(c.tenant, ''), coalesce(c.name, ''), o.event_key, o.ordering_key, o.event_type,
         o.content_type, o.headers::text, CASE WHEN NOT m.is_behind THEN o.payload END,
         (extract(epoch FROM o.created_at) * 1000000)::bigint, o.attempts,
-        (extract(epoch FROM clock_timestamp() - o.first_sent_at) * 1000000)::bigint
+        (extract(epoch FROM clock_timestamp() - {schema}.first_sent(o.state, o.first_sent_at,
+            coalesce(o.not_before, o.created_at), relay_lost_at)) * 1000000)::bigint
     FROM measured AS m JOIN {schema}.outbox AS o ON o.ctid = m.place
     LEFT JOIN {schema}.consumers AS c ON c.id = o.consumer
     WHERE m.is_behind OR m.events <= events_max AND (m.bytes_so_far <= bytes_max OR m.events = 1)
     ORDER BY m.number;
+END
+$idem$;
+
+-- What waits for a destination, of all consumers or of those of this name: not counted to its end, and the oldest first. Every relay
+-- asks for each destination every few seconds: without an index of its own a look at one that is empty would read all the others.
+CREATE FUNCTION {schema}.count_events(of_destination int, of_consumer text, OUT pending bigint, OUT waiting bigint, OUT failed bigint,
+        OUT behind bigint, OUT oldest timestamptz, OUT first_sent timestamptz)
+    LANGUAGE plpgsql STABLE
+    SET enable_seqscan = off
+    SET enable_bitmapscan = off
+    SET enable_sort = off
+    SET jit = off
+    SET search_path = pg_catalog, pg_temp
+    AS $idem$
+DECLARE
+    consumers CONSTANT int[] := ARRAY(SELECT c.id FROM {schema}.consumers AS c WHERE c.name = of_consumer);
+    its {schema}.outbox_destinations;
+BEGIN
+    SELECT d.* FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination INTO its;
+    SELECT count(*) FILTER (WHERE o.state = 0), count(*) FILTER (WHERE o.state = 1), count(*) FILTER (WHERE o.state = 2),
+        count(*) FILTER (WHERE o.state = 3), min(o.created_at) FILTER (WHERE o.state IN (0, 1)),
+        min({schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at), its.relay_lost_at))
+    FROM (
+        (SELECT p.state, p.consumer, p.created_at, p.not_before, p.first_sent_at FROM {schema}.outbox AS p
+            WHERE p.destination = of_destination AND p.state = 0 AND p.number >= its.pending_from ORDER BY p.number LIMIT 100000)
+        UNION ALL
+        (SELECT h.state, h.consumer, h.created_at, h.not_before, h.first_sent_at FROM {schema}.outbox AS h
+            WHERE h.destination = of_destination AND h.state <> 0 ORDER BY h.number LIMIT 100000)
+    ) AS o
+    WHERE of_consumer IS NULL OR o.consumer = ANY (consumers)
+    INTO pending, waiting, failed, behind, oldest, first_sent;
 END
 $idem$;
 
@@ -144,9 +190,11 @@ CREATE FUNCTION {schema}.mark_behind(of_destination int, numbers bigint[]) RETUR
     AS $idem$
 DECLARE
     marked bigint;
+    relay_lost_at timestamptz;
 BEGIN
-    PERFORM FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination FOR NO KEY UPDATE;
-    UPDATE {schema}.outbox AS o SET state = 3
+    SELECT d.relay_lost_at FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination INTO relay_lost_at FOR NO KEY UPDATE;
+    UPDATE {schema}.outbox AS o SET state = 3,
+        first_sent_at = {schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at), relay_lost_at)
     WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(numbers) AS m (number) CROSS JOIN LATERAL (
             SELECT p.ctid AS place FROM {schema}.outbox AS p
             WHERE p.destination = of_destination AND p.number >= m.number AND p.number <= m.number AND p.state = 0
@@ -181,7 +229,7 @@ DECLARE
     first bigint;
 BEGIN
     WITH gone AS (
-        UPDATE {schema}.outbox AS o SET state = 0, not_before = NULL
+        UPDATE {schema}.outbox AS o SET state = 0, not_before = clock_timestamp()
         WHERE o.ctid = ANY (ARRAY(
             SELECT free.place FROM unnest(of_keys) AS k (ordering_key)
             CROSS JOIN LATERAL (
@@ -219,8 +267,9 @@ DECLARE
     settled bigint := 0;
     one record;
     place tid;
+    relay_lost_at timestamptz;
 BEGIN
-    PERFORM FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination FOR NO KEY UPDATE;
+    SELECT d.relay_lost_at FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination INTO relay_lost_at FOR NO KEY UPDATE;
     -- One by one, and first among the pending ones, so that each is found by an index, however many wait.
     FOR one IN SELECT s.* FROM json_to_recordset(others)
         AS s (number bigint, state smallint, after bigint, error text, may_be_sent boolean, counted boolean)
@@ -235,7 +284,9 @@ BEGIN
         END IF;
         UPDATE {schema}.outbox AS o SET state = one.state, attempts = o.attempts + one.counted::int, error = one.error,
             not_before = CASE WHEN one.state = 1 THEN clock_timestamp() + one.after * interval '1 microsecond' END,
-            first_sent_at = CASE WHEN one.may_be_sent THEN coalesce(o.first_sent_at, clock_timestamp()) ELSE o.first_sent_at END
+            first_sent_at = coalesce(
+                {schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at), relay_lost_at),
+                CASE WHEN one.may_be_sent THEN clock_timestamp() END)
         WHERE o.ctid = place;
         settled := settled + FOUND::int;
     END LOOP;
@@ -292,7 +343,7 @@ BEGIN
     LOOP
         PERFORM FROM {schema}.outbox_destinations AS d WHERE d.id = of_destination FOR NO KEY UPDATE;
         WITH gone AS (
-            UPDATE {schema}.outbox AS o SET state = 0, attempts = 0, not_before = NULL
+            UPDATE {schema}.outbox AS o SET state = 0, attempts = 0, not_before = least(o.not_before, clock_timestamp())
             WHERE o.ctid = ANY (ARRAY(SELECT found.place FROM unnest(numbers) AS r (number) CROSS JOIN LATERAL (
                 SELECT f.ctid AS place FROM {schema}.outbox AS f
                 WHERE f.destination = of_destination AND f.number >= r.number AND f.number <= r.number AND f.state IN (1, 2)
@@ -481,18 +532,20 @@ $idem$;
 -- again.
 REVOKE ALL ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
     {schema}.let_followers_go(int, bytea[]), {schema}.settle_events(int, bigint[], json), {schema}.retry_events(bigint[]),
-    {schema}.raise_pending(int, text, bigint), {schema}.skip_events(bigint[]), {schema}.read_results(int[], uuid[]) FROM PUBLIC;
+    {schema}.raise_pending(int, text, bigint), {schema}.skip_events(bigint[]), {schema}.read_results(int[], uuid[]),
+    {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text) FROM PUBLIC;
 
 DO $idem$
 BEGIN
     IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'idem_worker') THEN
         GRANT SELECT, INSERT ON {schema}.outbox, {schema}.outbox_destinations TO idem_worker;
-        GRANT UPDATE (relayed_by, relayed_until, paused_at) ON {schema}.outbox_destinations TO idem_worker;
+        GRANT UPDATE (relayed_by, relayed_until, relay_lost_at, paused_at) ON {schema}.outbox_destinations TO idem_worker;
         GRANT SELECT, INSERT, UPDATE ON {schema}.processed_results TO idem_worker;
         GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
         GRANT EXECUTE ON FUNCTION {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
             {schema}.settle_events(int, bigint[], json), {schema}.retry_events(bigint[]), {schema}.skip_events(bigint[]),
-            {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]) TO idem_worker;
+            {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]),
+            {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text) TO idem_worker;
     END IF;
 END
 $idem$;

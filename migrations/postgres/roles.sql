@@ -53,6 +53,8 @@ ALTER FUNCTION {schema}.server_identity() OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.remove_expired(text, bigint, bigint) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.keep_payload(bigint, bytea) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.next_events(int, bigint, bigint) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz) OWNER TO idem_migrator;
+ALTER FUNCTION {schema}.count_events(int, text) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.mark_behind(int, bigint[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.let_followers_go(int, bytea[]) OWNER TO idem_migrator;
 ALTER FUNCTION {schema}.settle_events(int, bigint[], json) OWNER TO idem_migrator;
@@ -78,7 +80,7 @@ GRANT SELECT, INSERT, UPDATE (last_origin, reason, attempts, error, fingerprint,
 -- An event stays as it was inserted. How it went on, and that it is removed when its destination has it, functions of the
 -- owner's do.
 GRANT SELECT, INSERT ON {schema}.outbox, {schema}.outbox_destinations TO idem_worker;
-GRANT UPDATE (relayed_by, relayed_until, paused_at) ON {schema}.outbox_destinations TO idem_worker;
+GRANT UPDATE (relayed_by, relayed_until, relay_lost_at, paused_at) ON {schema}.outbox_destinations TO idem_worker;
 GRANT USAGE ON SEQUENCE {schema}.outbox_numbers TO idem_worker;
 -- An answer that outlived its record is replaced.
 GRANT SELECT, INSERT, UPDATE ON {schema}.processed_results TO idem_worker;
@@ -86,7 +88,8 @@ GRANT SELECT ON {schema}.migrations TO idem_worker;
 GRANT EXECUTE ON FUNCTION {schema}.key_id(text), {schema}.read_records(int[], uuid[]), {schema}.server_identity(),
     {schema}.keep_payload(bigint, bytea), {schema}.next_events(int, bigint, bigint), {schema}.mark_behind(int, bigint[]),
     {schema}.settle_events(int, bigint[], json), {schema}.retry_events(bigint[]), {schema}.skip_events(bigint[]),
-    {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]) TO idem_worker;
+    {schema}.raise_pending(int, text, bigint), {schema}.read_results(int[], uuid[]),
+    {schema}.first_sent(smallint, timestamptz, timestamptz, timestamptz), {schema}.count_events(int, text) TO idem_worker;
 
 -- Cleanup. It may run what deletes the expired and nothing else, count it beforehand, and write that it did.
 GRANT EXECUTE ON FUNCTION {schema}.remove_expired(text, bigint, bigint) TO idem_cleanup;

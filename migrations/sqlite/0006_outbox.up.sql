@@ -8,6 +8,8 @@ CREATE TABLE "{schema}_outbox_destinations" (
     created_at    INTEGER NOT NULL,
     relayed_by    TEXT,
     relayed_until INTEGER,
+    -- When the lease last ran out that another relay then took over. What could go by then, and has no outcome, may have been sent.
+    relay_lost_at INTEGER,
     paused_at     INTEGER
 ) STRICT;
 
@@ -28,6 +30,7 @@ CREATE TABLE "{schema}_outbox" (
     -- 0 pending, 1 waiting for not_before, 2 failed, 3 behind one of these in its ordering key.
     state         INTEGER NOT NULL DEFAULT 0,
     attempts      INTEGER NOT NULL DEFAULT 0,
+    -- Since when it may go, or from when on it will; NULL where that is created_at.
     not_before    INTEGER,
     first_sent_at INTEGER,
     error         TEXT,

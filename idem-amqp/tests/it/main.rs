@@ -10,6 +10,7 @@
 
 mod attach;
 mod broker;
+mod cloud_events;
 mod deaf;
 mod epochs;
 mod events;

@@ -5,8 +5,10 @@ use crate::{commands::outbox::Events, exit::Failure, report::Table};
 
 /// Parameters: 1 numbers as a JSON array, 2 after how many microseconds one that may have been sent is stale.
 const FOUND: &str = r#"
-SELECT number AS event, state, ifnull(substr(error, 1, 7) = 'stale: ', 0) OR ifnull(first_sent_at < {now} - ?2, 0) AS stale
-FROM "{schema}_outbox" WHERE number IN (SELECT value FROM json_each(?1)) ORDER BY number"#;
+SELECT number AS event, state, ifnull(substr(error, 1, 7) = 'stale: ', 0) OR ifnull(ifnull(o.first_sent_at,
+    iif(o.state <= 1 AND ifnull(o.not_before, o.created_at) <= d.relay_lost_at, ifnull(o.not_before, o.created_at), NULL))
+    < {now} - ?2, 0) AS stale
+FROM "{schema}_outbox" AS o LEFT JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination WHERE number IN (SELECT value FROM json_each(?1)) ORDER BY number"#;
 
 const FAILED: &str = r#"
 SELECT o.number AS event FROM "{schema}_outbox" AS o JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination
@@ -22,7 +24,9 @@ const SHOW: &str = r#"
 SELECT o.number AS event, d.name AS destination, c.name AS consumer, c.tenant, o.event_key AS key,
     CAST(o.ordering_key AS TEXT) AS ordering_key, o.event_type AS type, o.content_type,
     CASE o.state WHEN 0 THEN 'pending' WHEN 1 THEN 'waiting' WHEN 2 THEN 'failed' ELSE 'behind' END AS state, o.attempts,
-    {at}o.created_at{} AS created_at, {at}o.first_sent_at{} AS first_sent_at, {at}o.not_before{} AS not_before, o.error,
+    {at}o.created_at{} AS created_at, {at}ifnull(o.first_sent_at,
+        iif(o.state <= 1 AND ifnull(o.not_before, o.created_at) <= d.relay_lost_at, ifnull(o.not_before, o.created_at), NULL)){}
+        AS first_sent_at, {at}iif(o.state = 1, o.not_before, NULL){} AS not_before, o.error,
     length(o.payload) AS payload_bytes
 FROM "{schema}_outbox" AS o JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination
 LEFT JOIN "{schema}_consumers" AS c ON c.id = o.consumer WHERE o.number = ?1"#;
@@ -37,7 +41,7 @@ SELECT {now}, ?2, CASE WHEN ?3 = 1 THEN 'retry-stale-event' ELSE 'retry-event' E
     'event ' || o.number || ' for ' || d.name
 FROM "{schema}_outbox" AS o JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination
 WHERE o.number IN (SELECT value FROM json_each(?1)) AND o.state IN (1, 2)"#,
-    r#"UPDATE "{schema}_outbox" SET state = 0, attempts = 0, not_before = NULL,
+    r#"UPDATE "{schema}_outbox" SET state = 0, attempts = 0, not_before = iif(?3 = 1, {now}, min(ifnull(not_before, {now}), {now})),
     first_sent_at = CASE WHEN ?3 = 1 THEN NULL ELSE first_sent_at END
 WHERE number IN (SELECT value FROM json_each(?1)) AND state IN (1, 2)"#,
 ];
@@ -49,7 +53,7 @@ SELECT {now}, ?2, 'skip-event', o.consumer, o.event_key, 'event ' || o.number ||
 FROM "{schema}_outbox" AS o JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination
 WHERE o.number IN (SELECT value FROM json_each(?1))"#,
     r#"DELETE FROM "{schema}_outbox" WHERE number IN (SELECT value FROM json_each(?1))"#,
-    r#"UPDATE "{schema}_outbox" AS f SET state = 0, not_before = NULL
+    r#"UPDATE "{schema}_outbox" AS f SET state = 0, not_before = {now}
 WHERE f.state = 3 AND NOT EXISTS (SELECT 1 FROM "{schema}_outbox" AS b WHERE b.destination = f.destination
     AND b.ordering_key = f.ordering_key AND b.state IN (1, 2) AND b.number < f.number)"#,
 ];

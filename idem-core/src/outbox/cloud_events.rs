@@ -106,7 +106,8 @@ impl CloudEvents {
         attributes
     }
 
-    /// The event with its attributes as headers that have this prefix, such as `ce_` on Kafka.
+    /// The event with its attributes as headers that have this prefix, such as `ce_` on Kafka. The binding to HTTP wants the values
+    /// percent-encoded besides, which they are not here.
     #[must_use]
     pub fn on_wire(&self, event: &OutgoingEvent, prefix: &str) -> Wire {
         self.written(event, |headers, attributes| {

@@ -197,7 +197,8 @@ pub struct OutgoingEvent {
     pub created_at: SystemTime,
     /// How often a publisher did not confirm it.
     pub attempts: u32,
-    /// How long ago receivers may first have got a copy of it, by the database's clock; `None` if it was never sent.
+    /// How long ago receivers may first have got a copy of it, by the database's clock; `None` if it was never sent. A relay whose lease
+    /// ran out may have sent anything that could go by then and has no outcome.
     pub first_sent_ago: Option<Duration>,
 }
 
@@ -410,7 +411,8 @@ pub trait Outbox: Send + Sync + 'static {
     /// [`StoreError::Refused`] if a destination was declared with another form of ids.
     async fn declare(&self, destinations: &[Destination]) -> Result<Vec<DestinationId>, StoreError>;
 
-    /// Takes or renews the lease of a destination, by the database's clock. `relay` identifies the relay, also to people.
+    /// Takes or renews the lease of a destination, by the database's clock. `relay` identifies the relay, also to people. If it is
+    /// taken over from another relay, whose lease has run out, that one may have sent any event that could go by then and has no outcome.
     async fn lease(&self, destination: DestinationId, relay: &str, time: Duration) -> Result<Leased, StoreError>;
 
     /// Ends a lease before its time, if the relay has it.

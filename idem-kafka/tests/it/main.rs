@@ -7,6 +7,7 @@
     reason = "anything unexpected in a test is a failure"
 )]
 
+mod cloud_events;
 mod cluster;
 mod events;
 mod faults;

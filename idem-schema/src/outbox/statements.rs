@@ -27,7 +27,8 @@ ON CONFLICT DO NOTHING RETURNING id, id_form";
     lease: "\
 WITH leased AS (
     UPDATE {schema}.outbox_destinations AS d
-    SET relayed_by = $2::text, relayed_until = pg_catalog.clock_timestamp() + $3::int8::float8 * interval '1 microsecond'
+    SET relayed_by = $2::text, relayed_until = pg_catalog.clock_timestamp() + $3::int8::float8 * interval '1 microsecond',
+        relay_lost_at = CASE WHEN d.relayed_by <> $2::text THEN d.relayed_until ELSE d.relay_lost_at END
     WHERE d.id = $1::int4 AND d.paused_at IS NULL
         AND (d.relayed_by IS NULL OR d.relayed_by = $2::text OR d.relayed_until <= pg_catalog.clock_timestamp())
     RETURNING d.id
@@ -68,26 +69,10 @@ FROM {schema}.next_events($1::int4, $2::int8, $3::int8)";
     backlog: "\
 SELECT d.id, d.name, d.paused_at IS NOT NULL AS paused,
     CASE WHEN d.relayed_until > pg_catalog.clock_timestamp() THEN d.relayed_by END AS relayed_by,
-    coalesce(n.pending, 0::int8) AS pending, coalesce(n.waiting, 0::int8) AS waiting, coalesce(n.failed, 0::int8) AS failed,
-    coalesce(n.behind, 0::int8) AS behind,
+    n.pending, n.waiting, n.failed, n.behind,
     (extract(epoch FROM pg_catalog.clock_timestamp() - n.oldest) * 1000000::numeric)::int8 AS oldest,
-    (extract(epoch FROM pg_catalog.clock_timestamp() - n.first_sent_at) * 1000000::numeric)::int8 AS first_sent_ago
-FROM {schema}.outbox_destinations AS d LEFT JOIN LATERAL (
-    SELECT pg_catalog.count(*) FILTER (WHERE o.state = 0::int2) AS pending,
-        pg_catalog.count(*) FILTER (WHERE o.state = 1::int2) AS waiting,
-        pg_catalog.count(*) FILTER (WHERE o.state = 2::int2) AS failed,
-        pg_catalog.count(*) FILTER (WHERE o.state = 3::int2) AS behind,
-        pg_catalog.min(o.created_at) FILTER (WHERE o.state IN (0::int2, 1::int2)) AS oldest,
-        pg_catalog.min(o.first_sent_at) AS first_sent_at
-    FROM (
-        (SELECT p.state, p.consumer, p.created_at, p.first_sent_at FROM {schema}.outbox AS p
-            WHERE p.destination = d.id AND p.state = 0::int2 ORDER BY p.number LIMIT 100000::int8)
-        UNION ALL
-        (SELECT h.state, h.consumer, h.created_at, h.first_sent_at FROM {schema}.outbox AS h
-            WHERE h.destination = d.id AND h.state <> 0::int2 ORDER BY h.number LIMIT 100000::int8)
-    ) AS o
-    WHERE $1::text IS NULL OR o.consumer IN (SELECT c.id FROM {schema}.consumers AS c WHERE c.name = $1::text)
-) AS n ON true
+    (extract(epoch FROM pg_catalog.clock_timestamp() - n.first_sent) * 1000000::numeric)::int8 AS first_sent_ago
+FROM {schema}.outbox_destinations AS d CROSS JOIN LATERAL {schema}.count_events(d.id, $1::text) AS n
 ORDER BY d.name";
 
     /// Events for people. Parameters: 1 destination's name `text` or NULL, 2 state `int4` or NULL, 3 how many `int8`. Result, as
@@ -97,9 +82,10 @@ ORDER BY d.name";
 SELECT o.number, coalesce(c.tenant, '') AS tenant, coalesce(c.name, '') AS consumer_name, o.event_key, o.ordering_key,
     o.event_type, o.content_type, o.headers::text AS headers, NULL::bytea AS payload,
     (extract(epoch FROM o.created_at) * 1000000::numeric)::int8 AS created_at, o.attempts,
-    (extract(epoch FROM pg_catalog.clock_timestamp() - o.first_sent_at) * 1000000::numeric)::int8 AS first_sent_ago,
+    (extract(epoch FROM pg_catalog.clock_timestamp() - {schema}.first_sent(o.state, o.first_sent_at,
+        coalesce(o.not_before, o.created_at), d.relay_lost_at)) * 1000000::numeric)::int8 AS first_sent_ago,
     d.name AS destination, pg_catalog.octet_length(o.payload)::int8 AS payload_bytes, o.state::int4 AS state, o.error,
-    (extract(epoch FROM o.not_before) * 1000000::numeric)::int8 AS not_before
+    (extract(epoch FROM CASE WHEN o.state = 1::int2 THEN o.not_before END) * 1000000::numeric)::int8 AS not_before
 FROM {schema}.outbox AS o JOIN {schema}.outbox_destinations AS d ON d.id = o.destination
 LEFT JOIN {schema}.consumers AS c ON c.id = o.consumer
 WHERE ($1::text IS NULL OR d.name = $1::text) AND ($2::int4 IS NULL OR o.state::int4 = $2::int4)

@@ -89,7 +89,8 @@ SELECT
         WHERE f.described IN ('key_id(text)', 'read_records(integer[], uuid[])', 'read_results(integer[], uuid[])', 'server_identity()',
                 'keep_payload(bigint, bytea)', 'next_events(integer, bigint, bigint)', 'mark_behind(integer, bigint[])',
                 'settle_events(integer, bigint[], json)', 'retry_events(bigint[])', 'skip_events(bigint[])',
-                'raise_pending(integer, text, bigint)')
+                'raise_pending(integer, text, bigint)', 'count_events(integer, text)',
+                'first_sent(smallint, timestamp with time zone, timestamp with time zone, timestamp with time zone)')
             AND NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')
     ) AS missing_privileges,
     pg_catalog.current_setting('session_replication_role') <> 'replica' AS triggers_fire

@@ -87,6 +87,8 @@ struct DestinationRow {
     name: String,
     id_form: IdForm,
     relay: Option<(String, SystemTime)>,
+    /// When the lease last ran out that another relay then took over.
+    lost_at: Option<SystemTime>,
     is_paused: bool,
 }
 
@@ -96,7 +98,8 @@ struct EventRow {
     created_at: SystemTime,
     state: EventState,
     attempts: u32,
-    not_before: Option<SystemTime>,
+    /// Since when it may go, or from when on it will.
+    may_go_from: SystemTime,
     first_sent_at: Option<SystemTime>,
     error: Option<String>,
 }
@@ -106,7 +109,7 @@ impl EventRow {
     fn is_due(&self, now: SystemTime) -> bool {
         match self.state {
             EventState::Pending => true,
-            EventState::Waiting => self.not_before.is_none_or(|at| at <= now),
+            EventState::Waiting => self.may_go_from <= now,
             EventState::Failed | EventState::Behind => false,
         }
     }
@@ -115,10 +118,11 @@ impl EventRow {
         (self.event.payload.len() + self.event.headers.bytes()) as u64
     }
 
-    fn sent(&mut self, now: SystemTime, may_be_sent: bool) {
-        if may_be_sent {
-            self.first_sent_at.get_or_insert(now);
-        }
+    /// Since when a copy may be with its receivers: a relay that died has noted nothing of what it had in hand.
+    fn first_sent(&self, lost_at: Option<SystemTime>) -> Option<SystemTime> {
+        let is_untold = matches!(self.state, EventState::Pending | EventState::Waiting);
+        let lost = || (is_untold && lost_at.is_some_and(|at| self.may_go_from <= at)).then_some(self.may_go_from);
+        self.first_sent_at.or_else(lost)
     }
 }
 
@@ -148,7 +152,7 @@ impl Events {
         self.numbers.insert(key, number);
         let (state, attempts) = (EventState::Pending, 0);
         let row =
-            EventRow { event, created_at: now, state, attempts, not_before: None, first_sent_at: None, error: None };
+            EventRow { event, created_at: now, state, attempts, may_go_from: now, first_sent_at: None, error: None };
         self.rows.insert(number, row);
     }
 
@@ -172,10 +176,15 @@ impl Events {
         }
         let place = known.unwrap_or_else(|| {
             let (name, id_form) = (declared.name.clone(), declared.id_form);
-            self.destinations.push(DestinationRow { name, id_form, relay: None, is_paused: false });
+            self.destinations.push(DestinationRow { name, id_form, relay: None, lost_at: None, is_paused: false });
             self.destinations.len() - 1
         });
         Ok(DestinationId(place as i32 + 1))
+    }
+
+    fn lost_at(&self, id: DestinationId) -> Option<SystemTime> {
+        let place = usize::try_from(id.0).ok()?.checked_sub(1)?;
+        self.destinations.get(place)?.lost_at
     }
 
     /// The rows of an ordering key, oldest first.
@@ -200,10 +209,12 @@ impl Events {
     ) -> Vec<EventNumber> {
         let mut blocked: Vec<OrderingKey> = Vec::new();
         let (mut next, mut bytes) = (Vec::new(), 0);
+        let lost_at = self.lost_at(destination);
         for (number, row) in self.rows.iter_mut().filter(|(_, row)| row.event.destination == destination) {
             let key = row.event.ordering_key.as_ref();
             if !overtakes && key.is_some_and(|key| blocked.contains(key)) {
                 if row.is_due(now) {
+                    row.first_sent_at = row.first_sent(lost_at);
                     row.state = EventState::Behind;
                 }
             } else if !row.is_due(now) {
@@ -218,53 +229,56 @@ impl Events {
         next
     }
 
-    fn remove(&mut self, number: EventNumber, defect: Option<Defect>) -> bool {
+    fn remove(&mut self, number: EventNumber, now: SystemTime, defect: Option<Defect>) -> bool {
         let Some(row) = self.rows.remove(&number) else { return false };
         self.numbers.remove(&event_key(&row.event, defect));
         if let Some(key) = &row.event.ordering_key {
-            self.let_go(row.event.destination, key);
+            self.let_go(row.event.destination, key, now);
         }
         true
     }
 
     /// Lets those go that stand behind nothing any more.
-    fn let_go(&mut self, destination: DestinationId, key: &OrderingKey) {
+    fn let_go(&mut self, destination: DestinationId, key: &OrderingKey, now: SystemTime) {
         for (_, row) in self.of_key(destination, key) {
             match row.state {
                 EventState::Pending => {}
                 EventState::Waiting | EventState::Failed => break,
-                EventState::Behind => row.state = EventState::Pending,
+                EventState::Behind => (row.state, row.may_go_from) = (EventState::Pending, now),
             }
         }
     }
 
     fn settle(&mut self, number: EventNumber, end: &EventEnd, now: SystemTime, defect: Option<Defect>) {
         if matches!(end, EventEnd::Published) {
-            self.remove(number, defect);
+            self.remove(number, now, defect);
             return;
         }
+        let lost_at = self.rows.get(&number).and_then(|row| self.lost_at(row.event.destination));
         let Some(row) = self.rows.get_mut(&number) else { return };
+        let first_sent = row.first_sent(lost_at);
         match end {
             EventEnd::Published => {}
             EventEnd::Later { after, error, may_be_sent, counted } => {
-                (row.state, row.not_before) = (EventState::Waiting, Some(now + *after));
+                (row.state, row.may_go_from) = (EventState::Waiting, now + *after);
                 row.error = Some(error.clone());
                 row.attempts += u32::from(*counted);
-                row.sent(now, *may_be_sent);
+                row.first_sent_at = first_sent.or(may_be_sent.then_some(now));
             }
             EventEnd::Failed { error, may_be_sent } => {
-                (row.state, row.not_before) = (EventState::Failed, None);
+                row.state = EventState::Failed;
                 row.error = Some(error.clone());
                 row.attempts += 1;
-                row.sent(now, *may_be_sent);
+                row.first_sent_at = first_sent.or(may_be_sent.then_some(now));
             }
         }
     }
 
-    fn retry(&mut self, number: EventNumber) -> bool {
+    fn retry(&mut self, number: EventNumber, now: SystemTime) -> bool {
         let waits = |row: &&mut EventRow| matches!(row.state, EventState::Waiting | EventState::Failed);
         let Some(row) = self.rows.get_mut(&number).filter(waits) else { return false };
-        (row.state, row.not_before, row.attempts) = (EventState::Pending, None, 0);
+        row.may_go_from = if row.state == EventState::Waiting { row.may_go_from.min(now) } else { now };
+        (row.state, row.attempts) = (EventState::Pending, 0);
         true
     }
 
@@ -277,6 +291,7 @@ impl Events {
             let own = |row: &&EventRow| {
                 row.event.destination == id && scopes.is_none_or(|scopes| scopes.contains(&row.event.scope))
             };
+            let lost_at = row.lost_at;
             for row in self.rows.values().filter(own) {
                 let (counted, may_go) = match row.state {
                     EventState::Pending => (&mut backlog.pending, true),
@@ -289,7 +304,7 @@ impl Events {
                 if may_go {
                     backlog.oldest = backlog.oldest.max(Some(age));
                 }
-                let ago = row.first_sent_at.map(|at| now.duration_since(at).unwrap_or_default());
+                let ago = row.first_sent(lost_at).map(|at| now.duration_since(at).unwrap_or_default());
                 backlog.first_sent_ago = backlog.first_sent_ago.max(ago);
             }
             backlog
@@ -313,7 +328,8 @@ impl State {
         outgoing.content_type.clone_from(&event.content_type);
         outgoing.headers.clone_from(&event.headers);
         outgoing.attempts = row.attempts;
-        outgoing.first_sent_ago = row.first_sent_at.map(|at| self.now().duration_since(at).unwrap_or_default());
+        let first_sent = row.first_sent(self.events.lost_at(event.destination));
+        outgoing.first_sent_ago = first_sent.map(|at| self.now().duration_since(at).unwrap_or_default());
         Some(outgoing)
     }
 
@@ -325,7 +341,7 @@ impl State {
             self.events.destinations.get(usize::try_from(row.event.destination.0).ok()?.checked_sub(1)?)?;
         let mut stored = StoredEvent::new(event, destination.name.clone(), payload_bytes, row.state);
         stored.error.clone_from(&row.error);
-        stored.not_before = row.not_before;
+        stored.not_before = (row.state == EventState::Waiting).then_some(row.may_go_from);
         Some(stored)
     }
 }
@@ -408,7 +424,11 @@ impl Outbox for MemoryOutbox {
                 Some((other, until)) if other != relay && *until > now && !everybodys => {
                     Leased::Others { left: until.duration_since(now).unwrap_or_default() }
                 }
-                Some(_) | None => {
+                held => {
+                    row.lost_at = held
+                        .as_ref()
+                        .filter(|(other, _)| other != relay)
+                        .map_or(row.lost_at, |(_, until)| Some(*until));
                     row.relay = Some((relay.to_owned(), now + time));
                     Leased::Mine
                 }
@@ -487,14 +507,19 @@ impl Outbox for MemoryOutbox {
     }
 
     async fn retry(&self, events: &[EventNumber]) -> Result<u64, StoreError> {
-        let retry = |state: &mut State| events.iter().filter(|number| state.events.retry(**number)).count() as u64;
+        let retry = |state: &mut State| {
+            let now = state.now();
+            events.iter().filter(|number| state.events.retry(**number, now)).count() as u64
+        };
         self.book("retrying events", retry).await
     }
 
     async fn skip(&self, events: &[EventNumber]) -> Result<u64, StoreError> {
         let defect = self.0.shared.defect;
-        let skip =
-            |state: &mut State| events.iter().filter(|number| state.events.remove(**number, defect)).count() as u64;
+        let skip = |state: &mut State| {
+            let now = state.now();
+            events.iter().filter(|number| state.events.remove(**number, now, defect)).count() as u64
+        };
         self.book("skipping events", skip).await
     }
 

@@ -6,9 +6,13 @@ use idem_core::{
     Store as _, StoreError,
     outbox::{EventEnd, EventNumber, Outbox},
 };
+use idem_testkit::conformance::postgres::pooler::dropping_options;
 use idem_tokio_postgres::{PostgresOptions, Statements};
 
-use crate::{fixture::Fixture, poolers::pooler};
+use crate::{
+    fixture::{Fixture, authority, url},
+    poolers::pooler,
+};
 
 /// Ten times somebody waits for a row that another session has locked, and gives up: while it is still locked, no session waits
 /// for it any more.
@@ -45,4 +49,14 @@ async fn a54_a_statement_that_was_given_up_ends_behind_a_pooler() {
     let options = fixture.pooled(pooler()).await;
     nothing_piles_up(&fixture, fixture.options_of(options).statements(Statements::Unnamed)).await;
     fixture.drop_pooled().await;
+}
+
+/// A pooler that drops the session's limit without a word is found out, and it is no matter.
+#[tokio::test]
+async fn a54_a_limit_that_a_pooler_drops_is_each_transactions() {
+    let fixture = Fixture::new().await;
+    let pooler = dropping_options(authority()).await;
+    let config = url().replace(&authority(), &pooler.to_string()).parse().unwrap();
+    nothing_piles_up(&fixture, fixture.options_of(config)).await;
+    fixture.drop().await;
 }

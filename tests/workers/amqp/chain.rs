@@ -7,6 +7,7 @@ use lapin::types::FieldTable;
 use super::{
     database::Database,
     fixture::{Fixture, quorum},
+    own_servers::OwnServers,
     queue::Queue,
     shared_chain::{self, Link},
     worker::Worker,
@@ -42,7 +43,10 @@ impl Link for Chain {
     }
 
     async fn arrived(&self) -> usize {
-        usize::try_from(self.accounts.queue.messages().await).unwrap_or_default()
+        let consumed = u64::try_from(self.accounts.purchases().await).expect("a count");
+        // For a moment the broker cannot tell.
+        let waiting = Some(self.accounts.queue.messages().await).filter(|known| *known != u64::MAX);
+        usize::try_from(consumed + waiting.unwrap_or_default()).expect("a count")
     }
 
     async fn ids(&self) -> Vec<String> {
@@ -65,6 +69,20 @@ pub(crate) async fn ids(queue: &Queue) -> Vec<String> {
 async fn o2_o3_both_ledgers_are_exact() {
     let chain = Chain { shop: Fixture::new("shop").await, accounts: Fixture::with("accounts", &[quorum()]).await };
     shared_chain::o2_o3_both_ledgers_are_exact(&chain).await;
+    chain.shop.remove().await;
+    chain.accounts.remove().await;
+}
+
+/// On servers of its own, which it restarts.
+#[tokio::test(flavor = "multi_thread")]
+async fn o2_o3_o9_a_chain_outlives_its_servers() {
+    let servers = OwnServers::up("amqp-worker-chain", 700, &["postgres", "rabbitmq"]);
+    let url = |name| servers.url(name);
+    let on_them =
+        async |label| Fixture::on_servers(label, &url("rabbitmq"), &url("rabbitmq_management"), &url("postgres")).await;
+    let chain = Chain { shop: on_them("shop").await, accounts: on_them("accounts").await };
+    servers.restart_in_order("rabbitmq");
+    shared_chain::o2_o3_o9_a_chain_outlives_its_servers(&chain, &servers, "rabbitmq").await;
     chain.shop.remove().await;
     chain.accounts.remove().await;
 }

@@ -10,8 +10,9 @@ use crate::{
 /// Parameters: 1 numbers, 2 after how many microseconds one that may have been sent is stale.
 const FOUND: &str = "\
 SELECT o.number AS event, o.state, coalesce(pg_catalog.starts_with(o.error, 'stale: '), false) OR coalesce(
-    o.first_sent_at < pg_catalog.clock_timestamp() - $2::int8::float8 * interval '1 microsecond', false) AS stale
-FROM {schema}.outbox AS o WHERE o.number = ANY ($1::int8[]) ORDER BY o.number";
+    {schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at), d.relay_lost_at)
+        < pg_catalog.clock_timestamp() - $2::int8::float8 * interval '1 microsecond', false) AS stale
+FROM {schema}.outbox AS o LEFT JOIN {schema}.outbox_destinations AS d ON d.id = o.destination WHERE o.number = ANY ($1::int8[]) ORDER BY o.number";
 
 /// Parameter: 1 destination.
 const DESTINATIONS: &str = "SELECT pg_catalog.count(*) FROM {schema}.outbox_destinations AS d WHERE d.name = $1::text";
@@ -35,8 +36,9 @@ SELECT pg_catalog.count(*) FROM noted";
 const SHOW: &str = "\
 SELECT o.number AS event, d.name AS destination, c.name AS consumer, c.tenant, o.event_key AS key,
     pg_catalog.encode(o.ordering_key, 'escape') AS ordering_key, o.event_type AS type, o.content_type,
-    (ARRAY['pending', 'waiting', 'failed', 'behind'])[o.state + 1] AS state, o.attempts, o.created_at, o.first_sent_at,
-    o.not_before, o.error, pg_catalog.octet_length(o.payload) AS payload_bytes
+    (ARRAY['pending', 'waiting', 'failed', 'behind'])[o.state + 1] AS state, o.attempts, o.created_at,
+    {schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at), d.relay_lost_at) AS first_sent_at,
+    CASE WHEN o.state = 1 THEN o.not_before END AS not_before, o.error, pg_catalog.octet_length(o.payload) AS payload_bytes
 FROM {schema}.outbox AS o JOIN {schema}.outbox_destinations AS d ON d.id = o.destination
 LEFT JOIN {schema}.consumers AS c ON c.id = o.consumer WHERE o.number = $1::int8";
 
@@ -44,11 +46,13 @@ LEFT JOIN {schema}.consumers AS c ON c.id = o.consumer WHERE o.number = $1::int8
 const CONTENT: &str = "\
 SELECT pg_catalog.encode(o.payload, 'hex') AS payload, o.headers FROM {schema}.outbox AS o WHERE o.number = $1::int8";
 
-/// An event that is to go although it is stale counts as one that was never sent, or the relay would set it aside again.
+/// An event that is to go although it is stale counts as one that was never sent, or the relay would set it aside again. `not_before`
+/// is since when it may go, as in the function `retry_events`.
 /// Parameters: 1 numbers, 2 who, 3 whether stale ones are meant.
 const RETRY: &str = "\
 WITH going AS (
-    UPDATE {schema}.outbox AS o SET state = 0, attempts = 0, not_before = NULL,
+    UPDATE {schema}.outbox AS o SET state = 0, attempts = 0,
+        not_before = CASE WHEN $3::int8 = 1 THEN pg_catalog.clock_timestamp() ELSE least(o.not_before, pg_catalog.clock_timestamp()) END,
         first_sent_at = CASE WHEN $3::int8 = 1 THEN NULL ELSE o.first_sent_at END
     FROM {schema}.outbox_destinations AS d
     WHERE d.id = o.destination AND o.number = ANY ($1::int8[]) AND o.state <> 0 AND o.state IN (1, 2)

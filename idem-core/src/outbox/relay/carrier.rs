@@ -66,6 +66,8 @@ pub(super) struct Carrier {
     told_at: Option<Instant>,
     failures_told_at: Option<Instant>,
     untold_failures: u64,
+    /// Whether the relay ends without having noted what became of some events.
+    leaves_unnoted: bool,
 }
 
 /// Outcomes that are to be noted.
@@ -94,6 +96,7 @@ impl Carrier {
             told_at: None,
             failures_told_at: None,
             untold_failures: 0,
+            leaves_unnoted: false,
         }
     }
 
@@ -134,7 +137,10 @@ impl Carrier {
             }
             rest(wait, &self.stopping).await;
         }
-        lease.release().await;
+        // Otherwise the lease runs out: whoever takes over then knows that copies may be with the receivers (O25).
+        if !self.leaves_unnoted {
+            lease.release().await;
+        }
         self.line.stands(RelayStanding::Standby);
     }
 
@@ -284,7 +290,7 @@ impl Carrier {
     }
 
     /// Notes outcomes, and tries until the database has them: a confirmed event whose outcome is not noted is sent again.
-    pub(super) async fn note(&self, id: DestinationId, ends: Ends) {
+    pub(super) async fn note(&mut self, id: DestinationId, ends: Ends) {
         if ends.is_empty() {
             return;
         }
@@ -301,6 +307,7 @@ impl Carrier {
                     destination = &*self.line.destination, events = ends.len(), %error,
                     "it could not be noted what became of events; the next relay sends copies of those that were confirmed"
                 );
+                self.leaves_unnoted = true;
                 return;
             }
             tokio::time::sleep(NOTING.backoff_now(tries)).await;

@@ -62,7 +62,7 @@ impl Carrier {
             let mut found = false;
             let is_refused = refused.is_some_and(|until| Instant::now() < until);
             if self.goes_on(lease) && under_way.events.len() < at_once && !is_refused {
-                match self.begin(id, &mut under_way, at_once).await {
+                match self.begin(id, lease, &mut under_way, at_once).await {
                     Ok(begun) => found = begun > 0,
                     Err(error) => self.store_failed("taking events", &error),
                 }
@@ -98,6 +98,7 @@ impl Carrier {
     async fn begin(
         &mut self,
         id: DestinationId,
+        lease: &Lease,
         under_way: &mut UnderWay,
         at_once: usize,
     ) -> Result<usize, StoreError> {
@@ -109,7 +110,8 @@ impl Carrier {
         let events: Vec<OutgoingEvent> = events.into_iter().filter(|event| !under_way.holds(event)).collect();
         let mut begun = 0;
         for event in self.without_stale(id, events).await? {
-            if under_way.events.len() >= at_once {
+            // Another relay may have the destination meanwhile, and then these are its events.
+            if under_way.events.len() >= at_once || !self.goes_on(lease) {
                 break;
             }
             if under_way.holds(&event) {

@@ -7,7 +7,7 @@ impl OutboxStatements {
     #[must_use]
     pub fn sqlite(schema: &SchemaName) -> Self {
         let text = |template: &str| {
-            let template = template.replace("{event}", EVENT);
+            let template = template.replace("{event}", EVENT).replace("{first_sent}", FIRST_SENT);
             Dialect::Sqlite.render(&template, schema).into()
         };
         Self {
@@ -19,13 +19,17 @@ impl OutboxStatements {
             mark_behind: text(MARK_BEHIND),
             // A row that was deleted is gone at once.
             raise_pending: "".into(),
-            settle: text(
-                &SETTLE.replace("{free}", &FREE.replace("{gone}", "?2").replace("{of}", "AND o.destination = ?1")),
-            ),
+            settle: text(&SETTLE.replace(
+                "{free}",
+                &FREE.replace("{gone}", "?2").replace("{of}", "AND o.destination = ?1").replace("{now}", "?4"),
+            )),
             backlog: text(BACKLOG),
             list_events: text(LIST_EVENTS),
             retry_events: text(RETRY_EVENTS),
-            skip_events: text(&SKIP_EVENTS.replace("{free}", &FREE.replace("{gone}", "?1").replace("{of}", ""))),
+            skip_events: text(
+                &SKIP_EVENTS
+                    .replace("{free}", &FREE.replace("{gone}", "?1").replace("{of}", "").replace("{now}", "?2")),
+            ),
             pause: text(PAUSE),
         }
     }
@@ -38,7 +42,8 @@ SELECT free.id, ?1, ?2, ?4 FROM (SELECT asked.value AS id FROM json_each(?3) AS 
 WHERE true ON CONFLICT DO NOTHING RETURNING id, id_form"#;
 
 const LEASE: &str = r#"
-UPDATE "{schema}_outbox_destinations" SET relayed_by = ?2, relayed_until = ?4 + ?3
+UPDATE "{schema}_outbox_destinations" SET relayed_by = ?2, relayed_until = ?4 + ?3,
+    relay_lost_at = iif(relayed_by <> ?2, relayed_until, relay_lost_at)
 WHERE id = ?1 AND paused_at IS NULL AND (relayed_by IS NULL OR relayed_by = ?2 OR relayed_until <= ?4);
 SELECT paused_at IS NULL AND relayed_by = ?2 AS mine, paused_at IS NOT NULL AS paused,
     max(relayed_until - ?4, 0) AS "left"
@@ -47,13 +52,17 @@ FROM "{schema}_outbox_destinations" WHERE id = ?1"#;
 const RELEASE: &str = r#"
 UPDATE "{schema}_outbox_destinations" SET relayed_by = NULL, relayed_until = NULL WHERE id = ?1 AND relayed_by = ?2"#;
 
+/// As the function `first_sent` on PostgreSQL, of the event `o`.
+const FIRST_SENT: &str = r#"ifnull(o.first_sent_at, iif(o.state <= 1 AND ifnull(o.not_before, o.created_at) <= (
+    SELECT relay_lost_at FROM "{schema}_outbox_destinations" WHERE id = o.destination), ifnull(o.not_before, o.created_at), NULL))"#;
+
 /// What is told of an event, but its payload.
 const EVENT: &str = r#"ifnull(c.tenant, '') AS tenant, ifnull(c.name, '') AS consumer_name, o.event_key, o.ordering_key, o.event_type,
     o.content_type, o.headers, o.created_at, o.attempts"#;
 
 const NEXT_EVENTS: &str = r#"
 SELECT o.number, m.is_behind, {event}, CASE WHEN NOT m.is_behind THEN o.payload END AS payload,
-    ?4 - o.first_sent_at AS first_sent_ago
+    ?4 - {first_sent} AS first_sent_ago
 FROM (
     WITH oldest AS MATERIALIZED (
         SELECT * FROM (
@@ -82,7 +91,7 @@ WHERE m.is_behind OR m.events <= ?2 AND (m.bytes <= ?3 OR m.events = 1)
 ORDER BY o.number"#;
 
 const MARK_BEHIND: &str = r#"
-UPDATE "{schema}_outbox" AS o SET state = 3
+UPDATE "{schema}_outbox" AS o SET state = 3, first_sent_at = {first_sent}
 WHERE o.number IN (SELECT value FROM json_each(?2)) AND o.destination = ?1 AND o.state = 0 AND (
     EXISTS (SELECT 1 FROM "{schema}_outbox" AS b WHERE b.destination = o.destination AND b.ordering_key = o.ordering_key
         AND b.state IN (1, 2) AND b.number < o.number)
@@ -90,7 +99,7 @@ WHERE o.number IN (SELECT value FROM json_each(?2)) AND o.destination = ?1 AND o
         AND b.state = 3 AND b.number < o.number))"#;
 
 /// Lets those go that stand behind nothing but what is removed next: `{gone}` are the numbers of that, `{of}` says of which destination.
-const FREE: &str = r#"UPDATE "{schema}_outbox" AS o SET state = 0, not_before = NULL
+const FREE: &str = r#"UPDATE "{schema}_outbox" AS o SET state = 0, not_before = {now}
 WHERE o.state = 3 {of} AND (o.destination, o.ordering_key) IN (
         SELECT destination, ordering_key FROM "{schema}_outbox" WHERE number IN (SELECT value FROM json_each({gone})))
     AND NOT EXISTS (SELECT 1 FROM "{schema}_outbox" AS b WHERE b.destination = o.destination
@@ -100,7 +109,7 @@ WHERE o.state = 3 {of} AND (o.destination, o.ordering_key) IN (
 const SETTLE: &str = r#"
 UPDATE "{schema}_outbox" AS o SET state = s.state, attempts = o.attempts + s.counted, error = s.error,
     not_before = iif(s.state = 1, ?4 + s.after, NULL),
-    first_sent_at = iif(s.may_be_sent, ifnull(o.first_sent_at, ?4), o.first_sent_at)
+    first_sent_at = ifnull({first_sent}, iif(s.may_be_sent, ?4, NULL))
 FROM (
     SELECT value ->> 'number' AS number, value ->> 'state' AS state, value ->> 'after' AS "after", value ->> 'error' AS error,
         value ->> 'may_be_sent' AS may_be_sent, value ->> 'counted' AS counted
@@ -117,13 +126,13 @@ WITH counted AS MATERIALIZED (
             count(*) FILTER (WHERE o.state = 2), count(*) FILTER (WHERE o.state = 3),
             ?2 - min(o.created_at) FILTER (WHERE o.state IN (0, 1)), ?2 - min(o.first_sent_at))
         FROM (
-            SELECT * FROM (SELECT state, consumer, created_at, first_sent_at FROM "{schema}_outbox"
+            SELECT * FROM (SELECT state, consumer, created_at, {first_sent} AS first_sent_at FROM "{schema}_outbox" AS o
                 WHERE destination = d.id AND state = 0 ORDER BY number LIMIT 100000)
             UNION ALL
-            SELECT * FROM (SELECT state, consumer, created_at, first_sent_at FROM "{schema}_outbox"
+            SELECT * FROM (SELECT state, consumer, created_at, {first_sent} FROM "{schema}_outbox" AS o
                 WHERE destination = d.id AND state IN (1, 2) LIMIT 100000)
             UNION ALL
-            SELECT * FROM (SELECT state, consumer, created_at, first_sent_at FROM "{schema}_outbox"
+            SELECT * FROM (SELECT state, consumer, created_at, {first_sent} FROM "{schema}_outbox" AS o
                 WHERE destination = d.id AND state = 3 LIMIT 100000)
         ) AS o
         WHERE ?1 IS NULL OR o.consumer IN (SELECT id FROM "{schema}_consumers" WHERE name = ?1)
@@ -135,15 +144,15 @@ SELECT id, name, paused, relayed_by, n ->> 0 AS pending, n ->> 1 AS waiting, n -
 FROM counted ORDER BY name"#;
 
 const LIST_EVENTS: &str = r#"
-SELECT o.number, {event}, NULL AS payload, ?4 - o.first_sent_at AS first_sent_ago, d.name AS destination,
-    length(o.payload) AS payload_bytes, o.state, o.error, o.not_before
+SELECT o.number, {event}, NULL AS payload, ?4 - {first_sent} AS first_sent_ago, d.name AS destination,
+    length(o.payload) AS payload_bytes, o.state, o.error, iif(o.state = 1, o.not_before, NULL) AS not_before
 FROM "{schema}_outbox" AS o JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination
 LEFT JOIN "{schema}_consumers" AS c ON c.id = o.consumer
 WHERE (?1 IS NULL OR d.name = ?1) AND (?2 IS NULL OR o.state = ?2)
 ORDER BY o.number LIMIT ?3"#;
 
 const RETRY_EVENTS: &str = r#"
-UPDATE "{schema}_outbox" SET state = 0, attempts = 0, not_before = NULL
+UPDATE "{schema}_outbox" SET state = 0, attempts = 0, not_before = min(ifnull(not_before, ?2), ?2)
 WHERE number IN (SELECT value FROM json_each(?1)) AND state IN (1, 2);
 SELECT changes() AS events"#;
 

@@ -7,6 +7,8 @@ use idem_core::{
     outbox::{EventEnd, EventNumber, Outbox},
 };
 use idem_sqlx::{PostgresOptions, Statements};
+use idem_testkit::conformance::postgres::pooler::dropping_options;
+use sqlx::postgres::PgSslMode;
 
 use super::{fixture::Fixture, poolers::pooler};
 
@@ -57,4 +59,15 @@ async fn a54_a_limit_that_no_session_can_have_is_each_transactions() {
     let options = pooler().extra_float_digits(None).username(&fixture.pooled().await);
     nothing_piles_up(&fixture, fixture.options_of(options)).await;
     fixture.drop_pooled().await;
+}
+
+/// A pooler that drops the session's limit without a word is found out, and it is no matter.
+#[tokio::test]
+async fn a54_a_limit_that_a_pooler_drops_is_each_transactions() {
+    let fixture = Fixture::new().await;
+    let direct = fixture.connection.clone();
+    let pooler = dropping_options(format!("{}:{}", direct.get_host(), direct.get_port())).await;
+    let options = direct.host(&pooler.ip().to_string()).port(pooler.port()).ssl_mode(PgSslMode::Disable);
+    nothing_piles_up(&fixture, fixture.options_of(options)).await;
+    fixture.drop().await;
 }

@@ -97,6 +97,25 @@ async fn o39_events_are_found_by_their_own_index_whatever_the_statistics_say() {
     }
 }
 
+/// O38: a destination that is far behind costs nothing where another one is counted.
+#[tokio::test]
+async fn o38_counting_one_destination_reads_nothing_of_another() {
+    let fixture = Fixture::new().await;
+    fixture.store.plain_outbox("writer", ["payments"]).await.unwrap();
+    fixture.run(format!("{}; ANALYZE outbox", put(GONE))).await;
+    fixture.store.plain_outbox("writer", ["mails"]).await.unwrap();
+    let mails = fixture.text("SELECT id FROM outbox_destinations WHERE name = 'mails'").await;
+    fixture
+        .run(format!("UPDATE outbox SET destination = {mails} WHERE number IN (SELECT number FROM outbox LIMIT 10)"))
+        .await;
+    let mut connection = fixture.connect().await;
+    for (destination, read_max) in [(mails.as_str(), 20), ("0", 0)] {
+        let read = entries_read(&mut connection, &format!("SELECT count_events({destination}, NULL)")).await;
+        assert!(read <= read_max, "{read} entries read");
+    }
+    fixture.drop().await;
+}
+
 /// O39: what waits behind published events is let go a part at a time, so that no statement takes as long as all of it would; all
 /// of it goes.
 #[tokio::test]

@@ -48,7 +48,7 @@ fn age(by: Duration) -> String {
         ("controls", &["at"]),
         ("audit", &["at"]),
         ("outbox", &["created_at", "not_before", "first_sent_at"]),
-        ("outbox_destinations", &["relayed_until"]),
+        ("outbox_destinations", &["relayed_until", "relay_lost_at"]),
         ("processed_results", &["stored_at", "answer_until"]),
     ];
     let update = |(table, columns): (&str, &[&str])| {

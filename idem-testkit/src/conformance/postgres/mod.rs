@@ -26,6 +26,7 @@ pub mod claims;
 pub mod commits;
 pub mod consumers;
 pub mod handlers;
+pub mod pooler;
 pub mod servers;
 mod subject;
 pub mod usurpers;

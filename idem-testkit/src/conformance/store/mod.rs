@@ -373,6 +373,8 @@ macro_rules! store_conformance {
                 one_relay_at_a_time_has_a_destination,
                 a_destination_is_declared_once,
                 what_waits_is_told_by_writer,
+                o25_what_a_relay_that_died_had_in_hand_may_have_been_sent,
+                o25_what_waited_behind_others_was_in_nobodys_hands,
             }
             consumers {
                 registering_twice_gives_the_same_scope,

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use idem_core::{
     ConsumerName, Destination, Event, Store,
-    outbox::{Appended, DestinationId, EventEnd, EventNumber, EventState, IdForm, Leased, Outbox, OutboxBacklog},
+    outbox::{
+        Appended, DestinationId, EventEnd, EventNumber, EventState, IdForm, Leased, Outbox, OutboxBacklog,
+        OutgoingEvent, StoredEvent,
+    },
     store::{Registered, UnitOfWork},
 };
 
@@ -312,4 +315,84 @@ pub async fn what_waits_is_told_by_writer<T: StoreUnderTest>(subject: &T) {
     }
     assert_eq!(within("retrying", outbox.retry(&[first.number])).await.unwrap(), 1);
     assert!(first_of(&*outbox, None).await.first_sent_ago.is_some(), "who lets it go does not take it back");
+}
+
+/// O25: a relay whose lease ran out has noted nothing of what it had in hand. Whatever might go by then, and has no outcome, may have
+/// been sent since it might.
+pub async fn o25_what_a_relay_that_died_had_in_hand_may_have_been_sent<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
+    let sent = async || {
+        let events = within("listing events", outbox.events(None, None, 1_000)).await.unwrap();
+        let sent = |stored: StoredEvent| (stored.event.key.to_string(), stored.event.first_sent_ago.is_some());
+        events.into_iter().map(sent).collect::<Vec<_>>()
+    };
+    let all = |is_sent: [bool; 3]| ["1", "k1", "k2"].map(str::to_owned).into_iter().zip(is_sent).collect::<Vec<_>>();
+    let lease = async |relay: &str| within("leasing", outbox.lease(ids[0], relay, MINUTE)).await.unwrap();
+    publish(&fixture, &registered, ids[0], &[("1", None), ("k1", Some("k")), ("k2", Some("k"))]).await;
+    for relay in ["one", "one", "two"] {
+        assert_eq!(lease(relay).await, Leased::Mine);
+        next(&*outbox, ids[0]).await;
+        outbox.release(ids[0], relay).await.unwrap();
+    }
+    assert_eq!(sent().await, all([false; 3]), "who lets it go has nothing in hand");
+    assert_eq!(lease("one").await, Leased::Mine);
+    let in_hand = next(&*outbox, ids[0]).await;
+    if !fixture.arrange(Arrangement::Age(2 * MINUTE)).await {
+        return;
+    }
+    assert_eq!(lease("one").await, Leased::Mine);
+    assert_eq!(sent().await, all([false; 3]), "it is late, and still has it");
+    assert!(fixture.arrange(Arrangement::Age(2 * MINUTE)).await);
+    publish(&fixture, &registered, ids[0], &[("later", None)]).await;
+    assert_eq!(lease("two").await, Leased::Mine);
+    let again = next(&*outbox, ids[0]).await;
+    let ago = |event: &OutgoingEvent| event.first_sent_ago.is_some_and(|ago| ago >= 4 * MINUTE);
+    assert_eq!(again.iter().map(ago).collect::<Vec<_>>(), [true, true, true, false], "{again:?}");
+    assert_eq!(again[3].first_sent_ago, None);
+    let known = async || first_of(&*outbox, None).await.first_sent_ago;
+    assert!(known().await.is_some_and(|ago| ago >= 4 * MINUTE));
+    // No outcome of a later copy makes the first one younger.
+    settle(&*outbox, ids[0], in_hand[0].number, later(Duration::ZERO)).await;
+    settle(&*outbox, ids[0], in_hand[1].number, failed()).await;
+    let again = next(&*outbox, ids[0]).await;
+    assert!(again.iter().any(|event| event.number == in_hand[0].number && ago(event)), "{again:?}");
+    assert_eq!(sent().await[..3], all([true; 3]), "one waits, one failed, and one is behind it");
+    for number in [in_hand[0].number, in_hand[1].number, again.last().unwrap().number] {
+        settle(&*outbox, ids[0], number, EventEnd::Published).await;
+    }
+    let [ref follower] = next(&*outbox, ids[0]).await[..] else { panic!("k2 may go") };
+    assert!(ago(follower), "{follower:?}");
+}
+
+/// O25: an event that waited for a person, or behind one that did, was in no relay's hands meanwhile, whichever died.
+pub async fn o25_what_waited_behind_others_was_in_nobodys_hands<T: StoreUnderTest>(subject: &T) {
+    let fixture = Fixture::new(subject);
+    if !offers(&fixture) {
+        return;
+    }
+    let (registered, (outbox, ids)) = (fixture.register().await, outbox(&fixture).await);
+    let lease = async |relay: &str| within("leasing", outbox.lease(ids[0], relay, MINUTE)).await.unwrap();
+    publish(&fixture, &registered, ids[0], &[("k1", Some("k")), ("k2", Some("k"))]).await;
+    assert_eq!(lease("one").await, Leased::Mine);
+    let first = next(&*outbox, ids[0]).await[0].number;
+    settle(&*outbox, ids[0], first, failed()).await;
+    assert!(next(&*outbox, ids[0]).await.is_empty(), "it is marked as behind");
+    if !fixture.arrange(Arrangement::Age(2 * MINUTE)).await {
+        return;
+    }
+    assert_eq!(lease("two").await, Leased::Mine);
+    assert_eq!(first_of(&*outbox, None).await.first_sent_ago, None);
+    assert_eq!(within("retrying", outbox.retry(&[first])).await.unwrap(), 1);
+    assert_eq!(next(&*outbox, ids[0]).await[0].first_sent_ago, None, "it may go from now on");
+    // Two dies with it in hand.
+    assert!(fixture.arrange(Arrangement::Age(2 * MINUTE)).await);
+    assert_eq!(lease("three").await, Leased::Mine);
+    let ago = next(&*outbox, ids[0]).await[0].first_sent_ago;
+    assert!(ago.is_some_and(|ago| (2 * MINUTE..4 * MINUTE).contains(&ago)), "{ago:?}");
+    settle(&*outbox, ids[0], first, EventEnd::Published).await;
+    assert_eq!(next(&*outbox, ids[0]).await[0].first_sent_ago, None, "it was behind the other until now");
 }

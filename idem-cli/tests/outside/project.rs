@@ -12,14 +12,6 @@ use crate::{broker, packages};
 
 /// What the README calls its program.
 const NAME: &str = "purchases";
-/// The workspace's own, so that most of what both stand on is compiled once.
-const PROFILE: [&str; 4] = [
-    "profile.dev.debug='line-tables-only'",
-    "profile.dev.package.memchr.opt-level=3",
-    "profile.dev.package.serde_json.opt-level=3",
-    "profile.dev.package.sha2.opt-level=3",
-];
-
 /// A folder that `idem new` has made.
 pub(crate) struct Project {
     broker: &'static str,
@@ -70,7 +62,7 @@ impl Project {
             cargo.env_remove(name);
         }
         if arguments[0] != "fmt" {
-            cargo.arg("--offline").args(PROFILE.iter().flat_map(|setting| ["--config", setting]));
+            cargo.arg("--offline").arg("--config").arg(profiles());
         }
         cargo.args(&arguments[1..]).env("CARGO_TARGET_DIR", target()).env("DATABASE_URL", database).output().unwrap()
     }
@@ -137,6 +129,14 @@ impl Project {
 fn target() -> PathBuf {
     let own = Path::new(env!("CARGO_BIN_EXE_idem")).parent().and_then(Path::parent).unwrap();
     own.to_owned()
+}
+
+/// A file with the workspace's own profiles, so that what both stand on is compiled once.
+fn profiles() -> PathBuf {
+    let manifest = fs::read_to_string(packages::root().join("Cargo.toml")).unwrap();
+    let file = packages::kept().join("profiles.toml");
+    fs::write(&file, &manifest[manifest.find("[profile.").unwrap()..]).unwrap();
+    file
 }
 
 /// What it printed.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use futures_util::TryStreamExt as _;
 use idem_core::{Concurrency, HandlerError, Tx};
 use idem_testkit::conformance::{
-    postgres::{PostgresUnderTest, arrangement_sql},
+    postgres::{PostgresUnderTest, RoundTrips, arrangement_sql},
     store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest},
 };
 use idem_tokio_postgres::{PostgresConnection, PostgresStore, RunStatementError};
 
-use crate::fixture::{Fixture, authority};
+use crate::fixture::Fixture;
 
 struct Subject {
     fixture: Fixture,
@@ -179,6 +179,12 @@ mod postgres_in_order {
     }
 
     idem_testkit::postgres_conformance!(fresh);
+
+    async fn on_own_server() -> super::Postgres {
+        super::Postgres(super::Fixture::on_own_server().await, idem_core::Concurrency::InOrder)
+    }
+
+    idem_testkit::postgres_conformance!(on_own_server, own_server);
 }
 
 mod postgres_pipelined {
@@ -187,6 +193,12 @@ mod postgres_pipelined {
     }
 
     idem_testkit::postgres_conformance!(fresh);
+
+    async fn on_own_server() -> super::Postgres {
+        super::Postgres(super::Fixture::on_own_server().await, idem_core::Concurrency::pipelined())
+    }
+
+    idem_testkit::postgres_conformance!(on_own_server, own_server);
 }
 
 impl PostgresUnderTest for Postgres {
@@ -208,7 +220,7 @@ impl PostgresUnderTest for Postgres {
     }
 
     fn server(&self) -> String {
-        authority()
+        self.0.authority()
     }
 
     async fn write(tx: &mut Tx<'_, PostgresStore>, key: &str) -> Result<(), RunStatementError> {
@@ -234,6 +246,13 @@ impl PostgresUnderTest for Postgres {
 
     fn concurrency(&self) -> Concurrency {
         self.1
+    }
+
+    /// BEGIN with the claim, and the seal with COMMIT; for duplicates BEGIN with the claim, read, and ROLLBACK. Handlers at once cost
+    /// one round trip together. A call's savepoint goes with the effect, and its result with the seal.
+    fn round_trips(&self) -> RoundTrips {
+        let unit = if self.1 == Concurrency::InOrder { |effects| 2 + effects } else { |_| 3 };
+        RoundTrips { unit, duplicates: 3, first_run: 3, unexpected_repeat: 3 }
     }
 
     async fn discard(self) {

@@ -24,24 +24,14 @@ use idem_tokio_postgres::{
 };
 use tokio::sync::Mutex;
 
+use crate::scratch::Scratch;
+
 /// How long a test waits for anything before it is red.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The server that the tests share.
 pub(crate) fn url() -> String {
     std::env::var("IDEM_POSTGRES_URL").unwrap_or_else(|_| "postgres://idem@127.0.0.1:25432/idem".to_owned())
-}
-
-/// Its `host:port`.
-pub(crate) fn authority() -> String {
-    authority_of(&url())
-}
-
-/// The `host:port` of a server.
-pub(crate) fn authority_of(url: &str) -> String {
-    let config: Config = url.parse().unwrap();
-    let Host::Tcp(host) = &config.get_hosts()[0] else { panic!("the tests' servers are reached over TCP") };
-    format!("{host}:{}", config.get_ports()[0])
 }
 
 /// A connection of its own, driven by a task.
@@ -60,6 +50,8 @@ pub(crate) struct Fixture {
     admin: Mutex<Option<Arc<Client>>>,
     /// Whether another case has it after this one.
     is_reused: bool,
+    /// Its server, where it has one of its own.
+    own_server: Option<Scratch>,
 }
 
 /// A name that no other test and no other run has.
@@ -77,6 +69,12 @@ impl Fixture {
         Self::on(&url()).await
     }
 
+    /// `host:port` of its server.
+    pub(crate) fn authority(&self) -> String {
+        let Host::Tcp(host) = &self.config.get_hosts()[0] else { panic!("the tests' servers are reached over TCP") };
+        format!("{host}:{}", self.config.get_ports()[0])
+    }
+
     /// How to reach this schema by this port, on which a proxy stands in front of its server.
     pub(crate) fn through(&self, port: u16) -> Config {
         let server = &self.config;
@@ -91,6 +89,15 @@ impl Fixture {
     pub(crate) async fn on(url: &str) -> Self {
         let fixture = Self::unmade(url.parse().unwrap(), fresh_name(), None, false);
         fixture.make().await;
+        fixture
+    }
+
+    /// A migrated schema on an empty server of its own, which goes with it.
+    pub(crate) async fn on_own_server() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let server = Scratch::new(&format!("own{}", NEXT.fetch_add(1, Ordering::Relaxed))).await;
+        let mut fixture = Self::on(&server.url).await;
+        fixture.own_server = Some(server);
         fixture
     }
 
@@ -118,7 +125,7 @@ impl Fixture {
         // So that handlers name their tables as people do, without a schema.
         config.options(format!("-c search_path={schema}"));
         let store = PostgresStore::with_options(config.clone()).schema(schema.clone()).build().unwrap();
-        Self { store, schema, config, admin: Mutex::new(admin), is_reused }
+        Self { store, schema, config, admin: Mutex::new(admin), is_reused, own_server: None }
     }
 
     async fn make(&self) {
@@ -239,5 +246,8 @@ impl Fixture {
             false => format!("DROP SCHEMA {} CASCADE", self.schema.quoted()),
         };
         self.run(end).await;
+        if let Some(server) = self.own_server {
+            server.down().await;
+        }
     }
 }

@@ -1,11 +1,11 @@
 //! A54: what the client has given up ends at the server too.
 
-use std::{sync::Arc, time::Duration};
+#[path = "../../../idem-schema/tests/shared/given_up.rs"]
+mod shared;
 
-use idem_core::{
-    Store as _, StoreError,
-    outbox::{EventEnd, EventNumber, Outbox},
-};
+use std::sync::Arc;
+
+use idem_core::Store as _;
 use idem_testkit::conformance::postgres::pooler::dropping_options;
 use idem_tokio_postgres::{PostgresOptions, Statements};
 
@@ -14,25 +14,13 @@ use crate::{
     poolers::pooler,
 };
 
-/// Ten times somebody waits for a row that another session has locked, and gives up: while it is still locked, no session waits
-/// for it any more.
 async fn nothing_piles_up(fixture: &Fixture, options: PostgresOptions) {
-    let store = options.answer_timeout(Duration::from_millis(300)).build().unwrap();
-    let outbox: Arc<dyn Outbox> = Arc::new(store.clone()).outbox().unwrap();
-    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
-    let blocker = fixture.connect().await;
-    blocker.batch_execute("BEGIN; SELECT FROM outbox_destinations FOR UPDATE").await.unwrap();
-    let ends = [(EventNumber(1), EventEnd::Published)];
-    for _ in 0..10 {
-        let (settled, leased) =
-            tokio::join!(outbox.settle(id, &ends), outbox.lease(id, "relay", Duration::from_secs(1)));
-        assert!(matches!(settled, Err(StoreError::Unavailable { .. })), "{settled:?}");
-        assert!(matches!(leased, Err(StoreError::Unavailable { .. })), "{leased:?}");
-    }
-    let waiting = "SELECT count(*) = 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
-    fixture.until(&format!("{waiting} AND query LIKE '%{}%'", fixture.schema.quoted())).await;
-    blocker.batch_execute("ROLLBACK").await.unwrap();
-    outbox.settle(id, &ends).await.unwrap();
+    let store = options.answer_timeout(shared::PATIENCE).build().unwrap();
+    let outbox = Arc::new(store.clone()).outbox().unwrap();
+    let session = fixture.connect().await;
+    let blocker = async |text| session.batch_execute(text).await.unwrap();
+    let until = async |query: String| fixture.until(&query).await;
+    shared::nothing_piles_up(&*outbox, &fixture.schema.quoted(), blocker, until).await;
     store.disconnect().await;
 }
 

@@ -9,7 +9,6 @@
     reason = "in a test anything unexpected is a failure"
 )]
 
-mod commits;
 mod conformance;
 mod consumers;
 mod errors;

@@ -7,7 +7,7 @@ use idem_tokio_postgres::{PostgresConnection, RunStatementError, tokio_postgres:
 
 use crate::{
     consumers::{Act, Acting, BOTH, Write, builder, key_of, keys, messages, process, write},
-    fixture::{Fixture, authority},
+    fixture::Fixture,
 };
 
 /// Tries to take the transaction or the session for itself.
@@ -65,7 +65,7 @@ async fn a12_several_statements_in_one_text_do_not_pass() {
 async fn first_uses_at_once_share_one_prepared_statement() {
     for handlers in BOTH {
         let fixture = Fixture::new().await;
-        let proxy = PostgresProxy::patient(&authority()).await.unwrap();
+        let proxy = PostgresProxy::patient(&fixture.authority()).await.unwrap();
         let store = fixture.options_of(fixture.through(proxy.port())).build().unwrap();
         let consumer = builder(store, Write).lanes(1).handlers(handlers).build().unwrap();
         assert_eq!(process(&consumer, messages(&keys(50))).await, "P".repeat(50));

@@ -6,7 +6,7 @@ use futures_util::TryStreamExt as _;
 use idem_core::{HandlerError, Tx};
 use idem_sqlx::PostgresStore;
 use idem_testkit::conformance::{
-    postgres::{PostgresUnderTest, arrangement_sql},
+    postgres::{PostgresUnderTest, RoundTrips, arrangement_sql},
     store::{Arrangement, Effect, HandlerAction, NotOffered, StoreUnderTest},
 };
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, postgres::PgSslMode};
@@ -149,6 +149,12 @@ mod postgres {
     }
 
     idem_testkit::postgres_conformance!(fresh);
+
+    async fn on_own_server() -> super::Fixture {
+        super::Fixture::on_own_server().await
+    }
+
+    idem_testkit::postgres_conformance!(on_own_server, own_server);
 }
 
 impl PostgresUnderTest for Fixture {
@@ -190,6 +196,12 @@ impl PostgresUnderTest for Fixture {
 
     async fn texts(&self, query: &str) -> Vec<String> {
         Fixture::texts(self, query).await
+    }
+
+    /// BEGIN, claim, and the seal with COMMIT; for duplicates BEGIN, claim, read and ROLLBACK. A call has a savepoint and its result
+    /// besides.
+    fn round_trips(&self) -> RoundTrips {
+        RoundTrips { unit: |effects| 3 + effects, duplicates: 4, first_run: 6, unexpected_repeat: 4 }
     }
 
     async fn discard(self) {

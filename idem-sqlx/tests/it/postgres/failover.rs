@@ -22,7 +22,7 @@ fn at(server: &Scratch, fixture: &Fixture) -> Fixture {
     let connection = fixture.connection.clone().host(options.get_host()).port(options.get_port());
     let admin = PgPoolOptions::new().max_connections(2).connect_lazy_with(connection.clone());
     let store = PostgresStore::with_options(connection.clone()).schema(fixture.schema.clone()).build().unwrap();
-    Fixture { store, schema: fixture.schema.clone(), admin, connection, is_reused: false }
+    Fixture { store, schema: fixture.schema.clone(), admin, connection, is_reused: false, own_server: None }
 }
 
 async fn set(fixture: &Fixture, setting: &str) {
@@ -121,7 +121,7 @@ fn behind(proxy: &Proxy, fixture: &Fixture) -> Fixture {
     let connection = fixture.connection.clone().host(host).port(port.parse().unwrap());
     let admin = PgPoolOptions::new().max_connections(2).connect_lazy_with(fixture.connection.clone());
     let store = PostgresStore::with_options(connection.clone()).schema(fixture.schema.clone()).build().unwrap();
-    Fixture { store, schema: fixture.schema.clone(), admin, connection, is_reused: false }
+    Fixture { store, schema: fixture.schema.clone(), admin, connection, is_reused: false, own_server: None }
 }
 
 fn authority(server: &Scratch) -> String {

@@ -21,6 +21,8 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
+use super::scratch::Scratch;
+
 /// The server that the tests share.
 pub(super) fn url() -> String {
     std::env::var("IDEM_POSTGRES_URL").unwrap_or_else(|_| "postgres://idem@127.0.0.1:25432/idem".to_owned())
@@ -35,6 +37,8 @@ pub(super) struct Fixture {
     pub(super) connection: PgConnectOptions,
     /// Whether another case has it after this one.
     pub(super) is_reused: bool,
+    /// Its server, where it has one of its own.
+    pub(super) own_server: Option<Scratch>,
 }
 
 /// A name that no other test and no other run has.
@@ -98,7 +102,7 @@ impl Fixture {
         drop(first);
         let connection = server.options([("search_path", schema.as_str())]);
         let store = PostgresStore::with_options(connection.clone()).schema(schema.clone()).build().unwrap();
-        let fixture = Self { store, schema, admin, connection, is_reused: true };
+        let fixture = Self { store, schema, admin, connection, is_reused: true, own_server: None };
         if !is_made {
             fixture.store.migrate().await.unwrap();
             fixture.run(EFFECTS).await;
@@ -115,6 +119,15 @@ impl Fixture {
         fixture
     }
 
+    /// A migrated schema on an empty server of its own, which goes with it.
+    pub(super) async fn on_own_server() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let server = Scratch::new(&format!("own{}", NEXT.fetch_add(1, Ordering::Relaxed))).await;
+        let mut fixture = Self::on(&server.url).await;
+        fixture.own_server = Some(server);
+        fixture
+    }
+
     /// A schema without idem's tables.
     pub(super) async fn empty_on(url: &str) -> Self {
         let schema = fresh_name();
@@ -124,7 +137,7 @@ impl Fixture {
         let admin = PgPoolOptions::new().max_connections(4).connect_with(connection.clone()).await.unwrap();
         sqlx::raw_sql(AssertSqlSafe(format!("CREATE SCHEMA {}", schema.quoted()))).execute(&admin).await.unwrap();
         let store = PostgresStore::with_options(connection.clone()).schema(schema.clone()).build().unwrap();
-        Self { store, schema, admin, connection, is_reused: false }
+        Self { store, schema, admin, connection, is_reused: false, own_server: None }
     }
 
     /// Settings of another store on the same schema.
@@ -216,5 +229,8 @@ impl Fixture {
         };
         self.run(end).await;
         self.admin.close().await;
+        if let Some(server) = self.own_server {
+            server.down().await;
+        }
     }
 }

@@ -1,36 +1,26 @@
 //! A54: what the client has given up ends at the server too.
 
-use std::{sync::Arc, time::Duration};
+#[path = "../../../../idem-schema/tests/shared/given_up.rs"]
+mod shared;
 
-use idem_core::{
-    Store as _, StoreError,
-    outbox::{EventEnd, EventNumber, Outbox},
-};
+use std::sync::Arc;
+
+use idem_core::Store as _;
 use idem_sqlx::{PostgresOptions, Statements};
 use idem_testkit::conformance::postgres::pooler::dropping_options;
 use sqlx::postgres::PgSslMode;
 
 use super::{fixture::Fixture, poolers::pooler};
 
-/// Ten times somebody waits for a row that another session has locked, and gives up: while it is still locked, no session waits
-/// for it any more.
 async fn nothing_piles_up(fixture: &Fixture, options: PostgresOptions) {
-    let store = options.answer_timeout(Duration::from_millis(300)).build().unwrap();
-    let outbox: Arc<dyn Outbox> = Arc::new(store.clone()).outbox().unwrap();
-    let id = outbox.declare(&["payments".into()]).await.unwrap()[0];
-    let mut blocker = fixture.connect().await;
-    sqlx::raw_sql("BEGIN; SELECT FROM outbox_destinations FOR UPDATE").execute(&mut blocker).await.unwrap();
-    let ends = [(EventNumber(1), EventEnd::Published)];
-    for _ in 0..10 {
-        let (settled, leased) =
-            tokio::join!(outbox.settle(id, &ends), outbox.lease(id, "relay", Duration::from_secs(1)));
-        assert!(matches!(settled, Err(StoreError::Unavailable { .. })), "{settled:?}");
-        assert!(matches!(leased, Err(StoreError::Unavailable { .. })), "{leased:?}");
-    }
-    let waiting = "SELECT count(*) = 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
-    fixture.until(&format!("{waiting} AND query LIKE '%{}%'", fixture.schema.quoted())).await;
-    sqlx::raw_sql("ROLLBACK").execute(&mut blocker).await.unwrap();
-    outbox.settle(id, &ends).await.unwrap();
+    let store = options.answer_timeout(shared::PATIENCE).build().unwrap();
+    let outbox = Arc::new(store.clone()).outbox().unwrap();
+    let mut session = fixture.connect().await;
+    let blocker = async |text| {
+        sqlx::raw_sql(text).execute(&mut session).await.unwrap();
+    };
+    let until = async |query: String| fixture.until(&query).await;
+    shared::nothing_piles_up(&*outbox, &fixture.schema.quoted(), blocker, until).await;
     store.disconnect().await;
 }
 

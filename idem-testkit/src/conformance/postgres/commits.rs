@@ -1,9 +1,13 @@
-//! Commits whose answer is lost.
+//! Commits whose answer is lost or late, and what a unit costs.
+
+use std::time::Duration;
+
+use idem_core::{DedupConsumer, DedupConsumerBuilder, Effects, Ran, ResultBody, RunOnce, RunOnceError};
 
 use super::{
     consumers::{builder, keys, messages, process},
-    handlers::Write,
-    subject::{PostgresUnderTest, effects, forget},
+    handlers::{Write, write},
+    subject::{PATIENCE, PostgresUnderTest, effects, forget, until},
 };
 use crate::proxy::postgres::{Cut, PostgresProxy};
 
@@ -32,4 +36,157 @@ pub async fn a5_d6_cut_after_the_server_committed<T: PostgresUnderTest>(subject:
 pub async fn a6_d6_cut_before_the_server_got_the_commit<T: PostgresUnderTest>(subject: &T) {
     cut(subject, Cut::Before, 1, 'P').await;
     cut(subject, Cut::Before, 2, 'P').await;
+}
+
+/// What goes between client and server in a unit of one message and in one of many, when it is new and when it is a duplicate.
+pub async fn a_unit_costs_the_round_trips_that_the_store_says<T: PostgresUnderTest>(subject: &T) {
+    let expected = subject.round_trips();
+    let proxy = PostgresProxy::patient(&subject.server()).await.unwrap();
+    let consumer = builder(subject.another(Some(proxy.port()), &[]), Write::<T>::new()).lanes(1);
+    let consumer = consumer.handlers(subject.concurrency()).build().unwrap();
+    // The claim of one key is another statement than that of many.
+    assert_eq!(process(&consumer, messages(&keys(2))).await, "PP", "everything is prepared");
+    assert_eq!(process(&consumer, messages(&keys(1))).await, "D", "and the claim of one key");
+    for count in [1, 10, 100] {
+        let keys: Vec<String> = keys(count).into_iter().map(|key| format!("{count}-{key}")).collect();
+        proxy.round_trips();
+        assert_eq!(process(&consumer, messages(&keys)).await, "P".repeat(count));
+        assert_eq!(proxy.round_trips(), (expected.unit)(count), "{count} new ones");
+        assert_eq!(process(&consumer, messages(&keys)).await, "D".repeat(count));
+        assert_eq!(proxy.round_trips(), expected.duplicates, "{count} duplicates");
+    }
+}
+
+/// Work that writes an effect and answers.
+async fn pay<T: PostgresUnderTest>(
+    payments: &RunOnce<T::Store>,
+    key: &str,
+    payload: &str,
+) -> Result<Ran, RunOnceError> {
+    let paying = payments.run_once(key, payload, |tx| {
+        Box::pin(async move {
+            let message = tx.message().cloned().expect("the request");
+            write::<T>(tx, &message).await?;
+            Ok(ResultBody::new("paid").with_status(201))
+        })
+    });
+    paying.await
+}
+
+/// V14, V15: a repeat costs one round trip where it is expected to be one, and a claim's where it is not; a first run pays for none
+/// of that. Neither repeats nor uses of the key for something else write anything or take a transaction's number.
+pub async fn v14_v15_repeats_and_conflicts_cost_one_round_trip_and_write_nothing<T: PostgresUnderTest>(subject: &T) {
+    let expected = subject.round_trips();
+    let proxy = PostgresProxy::patient(&subject.server()).await.unwrap();
+    let instance = || {
+        let builder = RunOnce::builder(subject.another(Some(proxy.port()), &[]), "payments");
+        builder.effects(Effects::InTransaction).final_errors().lanes(1).build_once().unwrap()
+    };
+    let (here, there) = (instance(), instance());
+    let mut first_runs = Vec::new();
+    for key in ["0", "1", "2", "3", "4", "5", "6"] {
+        proxy.round_trips();
+        assert!(!pay::<T>(&here, key, "p").await.unwrap().replayed);
+        first_runs.push(proxy.round_trips());
+    }
+    assert_eq!(first_runs[1..], [expected.first_run; 6], "{first_runs:?}");
+    assert!(pay::<T>(&here, "0", "p").await.unwrap().replayed, "the look-up is prepared");
+    assert!(matches!(pay::<T>(&here, "0", "other").await, Err(RunOnceError::Conflict { .. })), "it is noted");
+    for payload in ["p", "other"] {
+        proxy.round_trips();
+        assert_eq!(pay::<T>(&here, "0", payload).await.is_ok(), payload == "p");
+        assert_eq!(proxy.round_trips(), 1, "{payload}");
+    }
+    let mut repeats = Vec::new();
+    for key in ["1", "2", "3", "4", "5", "6"] {
+        proxy.round_trips();
+        assert!(pay::<T>(&there, key, "p").await.unwrap().replayed);
+        repeats.push(proxy.round_trips());
+    }
+    assert_eq!(repeats[1..4], [expected.unexpected_repeat; 3], "{repeats:?}");
+    assert_eq!(repeats[4..], [1, 1], "{repeats:?}");
+    // What else the server does, such as a checkpoint, may write meanwhile, and not each time.
+    let written = "SELECT pg_current_wal_insert_lsn()::text || ' ' || pg_snapshot_xmax(pg_current_snapshot())";
+    let mut seen = Vec::new();
+    for _ in 0..20 {
+        let before = subject.texts(written).await;
+        for _ in 0..10 {
+            assert!(pay::<T>(&here, "0", "p").await.unwrap().replayed);
+            assert!(pay::<T>(&here, "0", "other").await.is_err());
+        }
+        if subject.texts(written).await == before {
+            return;
+        }
+        seen.push(before);
+    }
+    panic!("something was written each time: {seen:?}");
+}
+
+/// With a synchronous standby that does not exist, every COMMIT hangs after it is written.
+async fn hang_commits<T: PostgresUnderTest>(subject: &T, name: &str) {
+    subject.run(&format!("ALTER SYSTEM SET synchronous_standby_names = '{name}'")).await;
+    subject.run("SELECT pg_reload_conf()").await;
+    until(subject, &format!("SELECT current_setting('synchronous_standby_names') = '{name}'")).await;
+}
+
+/// A consumer with these limits.
+fn limited<T: PostgresUnderTest>(
+    subject: &T,
+    limits: impl FnOnce(DedupConsumerBuilder<T::Store>) -> DedupConsumerBuilder<T::Store>,
+) -> DedupConsumer<T::Store> {
+    let consumer = builder(subject.another(None, &[]), Write::<T>::new()).lanes(1).handlers(subject.concurrency());
+    limits(consumer).build().unwrap()
+}
+
+/// So long that nothing but the event that a case waits for ends a COMMIT.
+fn patient<T: PostgresUnderTest>(subject: &T) -> DedupConsumer<T::Store> {
+    limited(subject, |consumer| consumer.commit_timeout(PATIENCE).busy_timeout(PATIENCE))
+}
+
+/// A7: a COMMIT that hangs is unknown within its limit. The server still holds the keys, so they are busy; when it lets go, the
+/// record answers.
+pub async fn a7_a_commit_that_hangs_is_unknown_in_bounded_time<T: PostgresUnderTest>(subject: &T) {
+    // Too short for any COMMIT that hangs.
+    let hasty = limited(subject, |consumer| {
+        consumer.commit_timeout(Duration::from_millis(500)).busy_timeout(Duration::from_secs(1))
+    });
+    hasty.start().await.unwrap();
+    for count in [1, 3] {
+        let keys: Vec<String> = keys(count).into_iter().map(|key| format!("{count}-{key}")).collect();
+        hang_commits(subject, "nobody").await;
+        let seen = tokio::time::timeout(PATIENCE, process(&hasty, messages(&keys))).await;
+        assert_eq!(seen.expect("bounded"), "B".repeat(count), "held by what hangs, and acknowledged by nobody");
+        let of_these = format!("SELECT count(*) = {count} FROM effects WHERE key LIKE '{count}-%'");
+        assert_eq!(subject.texts(&of_these).await, ["f"], "invisible while it hangs");
+        hang_commits(subject, "").await;
+        until(subject, &of_these).await;
+        assert_eq!(process(&patient(subject), messages(&keys)).await, "D".repeat(count));
+        assert_eq!(subject.texts(&of_these).await, ["t"], "each effect once");
+    }
+}
+
+/// Processes messages, and does this to their server process while it waits for the standby.
+async fn while_it_hangs<T: PostgresUnderTest>(subject: &T, keys: &[String], act: &str) -> String {
+    let consumer = patient(subject);
+    consumer.start().await.unwrap();
+    hang_commits(subject, "nobody").await;
+    let acting = async {
+        until(subject, "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'SyncRep'").await;
+        subject.texts(&format!("SELECT {act}(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")).await
+    };
+    let (seen, _) = tokio::join!(process(&consumer, messages(keys)), acting);
+    assert_eq!(effects(subject).await, keys);
+    hang_commits(subject, "").await;
+    seen
+}
+
+/// A10, D6: the backend is terminated while it waits: the client sees a broken connection, and the batch is committed.
+pub async fn a10_d6_a_backend_terminated_during_commit_is_unknown_and_resolved<T: PostgresUnderTest>(subject: &T) {
+    let seen = while_it_hangs(subject, &keys(100), "pg_terminate_backend").await;
+    assert_eq!(seen, "D".repeat(100), "the record that was read decides");
+}
+
+/// A8: an operator cancels the wait. The server answers with success and a warning: a documented limit, pinned here.
+pub async fn a8_a_cancelled_wait_for_a_standby_counts_as_committed<T: PostgresUnderTest>(subject: &T) {
+    assert_eq!(while_it_hangs(subject, &keys(1), "pg_cancel_backend").await, "P");
 }

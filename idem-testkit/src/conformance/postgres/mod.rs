@@ -33,7 +33,7 @@ pub mod usurpers;
 
 use std::{future::Future, time::Duration};
 
-pub use self::subject::{EFFECTS, PostgresUnderTest, arrangement_sql};
+pub use self::subject::{EFFECTS, PostgresUnderTest, RoundTrips, arrangement_sql};
 
 /// How long one case may take. None needs more than seconds; this is for a store that hangs.
 const CASE_MAX: Duration = Duration::from_secs(240);
@@ -58,8 +58,23 @@ where
 
 /// Makes one `#[test]` of each case of the [PostgreSQL suite](crate::conformance::postgres), on what an async function without
 /// arguments makes: a fresh [`PostgresUnderTest`](crate::conformance::postgres::PostgresUnderTest).
+///
+/// `postgres_conformance!(fresh, own_server)` makes those that change what a whole server does, or watch it: `fresh` starts an empty
+/// server for each.
 #[macro_export]
 macro_rules! postgres_conformance {
+    ($factory:path, own_server) => {
+        $crate::__postgres_cases! {
+            $factory =>
+            commits {
+                a_unit_costs_the_round_trips_that_the_store_says,
+                a7_a_commit_that_hangs_is_unknown_in_bounded_time,
+                a8_a_cancelled_wait_for_a_standby_counts_as_committed,
+                a10_d6_a_backend_terminated_during_commit_is_unknown_and_resolved,
+                v14_v15_repeats_and_conflicts_cost_one_round_trip_and_write_nothing,
+            }
+        }
+    };
     ($factory:path) => {
         $crate::__postgres_cases! {
             $factory =>
@@ -121,7 +136,7 @@ fn every_case_is_listed_in_the_macro() {
     ];
     let public = modules.iter().flat_map(|text| text.lines()).filter_map(|line| line.strip_prefix("pub async fn "));
     let cases: Vec<&str> = public.filter_map(|line| line.split('<').next()).collect();
-    assert_eq!(cases.len(), 19);
+    assert_eq!(cases.len(), 24);
     for case in cases {
         assert!(list.contains(&format!("                {case},\n")), "{case} is not listed");
     }

@@ -58,8 +58,26 @@ pub trait PostgresUnderTest: Sized + Send + Sync + 'static {
         Concurrency::InOrder
     }
 
+    /// What it costs to go to the server and back, as its documentation says. Asked by the cases on a server of their own alone.
+    fn round_trips(&self) -> RoundTrips {
+        panic!("this store says nothing of its round trips")
+    }
+
     /// Removes the schema. Called after a case that went well; what a red case leaves is kept for a look at it.
     fn discard(self) -> impl Future<Output = ()> + Send;
+}
+
+/// How often a store goes to the server and back, once its statements are prepared.
+#[derive(Debug, Clone, Copy)]
+pub struct RoundTrips {
+    /// In a unit of so many new messages, whose handlers write one effect each.
+    pub unit: fn(usize) -> usize,
+    /// In a unit of duplicates.
+    pub duplicates: usize,
+    /// In a call of `run_once` that writes one effect.
+    pub first_run: usize,
+    /// In its repeat, where none is expected.
+    pub unexpected_repeat: usize,
 }
 
 /// The keys of the effects that are committed, sorted.

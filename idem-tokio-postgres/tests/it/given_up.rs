@@ -10,7 +10,7 @@ use idem_testkit::conformance::postgres::pooler::dropping_options;
 use idem_tokio_postgres::{PostgresOptions, Statements};
 
 use crate::{
-    fixture::{Fixture, authority, url},
+    fixture::{Fixture, url},
     poolers::pooler,
 };
 
@@ -43,8 +43,8 @@ async fn a54_a_statement_that_was_given_up_ends_behind_a_pooler() {
 #[tokio::test]
 async fn a54_a_limit_that_a_pooler_drops_is_each_transactions() {
     let fixture = Fixture::new().await;
-    let pooler = dropping_options(authority()).await;
-    let config = url().replace(&authority(), &pooler.to_string()).parse().unwrap();
+    let pooler = dropping_options(fixture.authority()).await;
+    let config = url().replace(&fixture.authority(), &pooler.to_string()).parse().unwrap();
     nothing_piles_up(&fixture, fixture.options_of(config)).await;
     fixture.drop().await;
 }

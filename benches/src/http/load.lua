@@ -41,7 +41,7 @@ function request()
     elseif mode ~= "keyless" then
         headers["Idempotency-Key"] = prefix .. "-" .. id .. "-" .. n
     end
-    local customer = mode == "held" and "held" or string.format("%05d", n * 7919 % 10000)
+    local customer = mode == "held" and "held" or string.format("%05d", (n * 7919 + id * 5000) % 10000)
     local body = '{"customer":"' .. customer .. '","cents":' .. cents .. '}'
     return wrk.format("POST", "/transactions", headers, body)
 end

@@ -37,6 +37,10 @@ mod worker;
 pub use bytes::Bytes;
 pub use uuid::Uuid;
 
+/// For the crates of this workspace.
+#[doc(hidden)]
+pub use self::spawn::finished;
+
 pub use self::{
     cleanup::{Cleanup, CleanupReport, CleanupSettings, CleanupState, CleanupView, LastCleanup},
     config::{

@@ -23,11 +23,13 @@ fn mortal<F: Future>(future: F) -> F {
 
 /// Runs in whoever waits for it, and in a task of its own from where that is dropped: what was begun on a connection comes to
 /// its end. A call then costs no task, and no way to another thread and back.
-pub(crate) fn finished<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Finished<T> {
+pub fn finished<T: Send + 'static>(
+    future: impl Future<Output = T> + Send + 'static,
+) -> impl Future<Output = T> + Send + Unpin {
     Finished { rest: Some(Box::pin(mortal(future))), runtime: Handle::current() }
 }
 
-pub(crate) struct Finished<T: Send + 'static> {
+struct Finished<T: Send + 'static> {
     rest: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     runtime: Handle,
 }

@@ -176,7 +176,7 @@ metrics! {
     OUTBOX_PUBLISH = "idem.outbox_publish", Kind::Histogram(SECONDS), Seconds,
         "how long a destination took to confirm what it was given at once";
     HTTP_REQUESTS = "idem.http_requests", Kind::Counter, Count,
-        "requests to protected routes, by route and by how they ended: `first`, `replayed`, `not-kept`, `server-error`, or the problem that was answered";
+        "requests to protected routes, by route and by how they ended: `first`, `replayed`, `not-kept`, `server-error`, `client-gone`, or the problem that was answered";
     HTTP_TIME = "idem.http_time", Kind::Histogram(SECONDS), Seconds,
         "how long a request to a protected route took, from its head to its answer";
     HTTP_WAITING = "idem.http_waiting", Kind::Gauge, Count,

@@ -16,6 +16,7 @@ mod flight;
 pub mod fuzzing;
 mod gates;
 mod key;
+mod made;
 mod problem;
 mod profile;
 mod request_key;

@@ -163,6 +163,13 @@ impl DriverError {
 /// A prepared statement does not exist. Elsewhere it is a pooler's doing; the claim of the same transaction was there.
 const FORGOTTEN: &str = "26000";
 
+/// Whether a seal that [writes](crate::PostgresStatements::seal_results) answers has failed with this code as a seal, or with its connection
+/// where the code is empty, and not because they could not be written.
+#[must_use]
+pub fn is_of_seal(code: &str) -> bool {
+    matches!(code, "" | "22012" | "25P02" | FORGOTTEN | WEAKER_COMMIT)
+}
+
 /// The process ids that a driver saw through two connections at once: see [`is_pooled`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SeenPids {

@@ -115,6 +115,34 @@ macro_rules! statements {
 }
 pub(crate) use statements;
 
+/// What the seal answers: an error where the transaction must not be committed.
+macro_rules! sealed {
+    () => {
+        "\
+pg_catalog.set_config('idem.sealed', $1::text, true),
+    1 / coalesce(pg_catalog.pg_current_xact_id_if_assigned()::text = $1::text, false)::int4 AS sealed,
+    CASE WHEN pg_catalog.current_setting('synchronous_commit') <> ALL ($2::text[])
+        THEN pg_catalog.current_setting('synchronous_commit')::int4 END AS weaker"
+    };
+}
+
+macro_rules! insert_results {
+    ($rows:literal) => {
+        concat!(
+            "\
+INSERT INTO {schema}.processed_results (consumer, key_id, kind, status, content_type, headers, body, sealed_with, answer_until,
+    reference)
+",
+            $rows,
+            "
+ON CONFLICT (consumer, key_id) DO UPDATE SET kind = excluded.kind, status = excluded.status,
+    content_type = excluded.content_type, headers = excluded.headers, body = excluded.body,
+    sealed_with = excluded.sealed_with, stored_at = excluded.stored_at, answer_until = excluded.answer_until,
+    reference = excluded.reference"
+        )
+    };
+}
+
 macro_rules! insert_events {
     ($on_conflict:literal) => {
         concat!(
@@ -233,7 +261,7 @@ SELECT p.consumer, p.key_id, p.idempotency_key, p.payload_hash, p.hash_id,
     (extract(epoch FROM p.processed_at) * 1000000::numeric)::int8 AS processed_at, p.processed_by,
     CASE WHEN p.expires_at < 'infinity' THEN (extract(epoch FROM p.expires_at) * 1000000::numeric)::int8 END AS expires_at,
     r.kind::int4 AS kind, r.status::int4 AS status, r.content_type, r.headers::text AS headers, r.body,
-    r.sealed_with::int4 AS sealed_with, r.reference
+    r.sealed_with::int4 AS sealed_with, r.reference, (extract(epoch FROM r.answer_until) * 1000000::numeric)::int8 AS answer_until
 FROM {schema}.read_records($1::int4[], $2::uuid[]) AS p
 LEFT JOIN {schema}.read_results($1::int4[], $2::uuid[]) AS r ON r.consumer = p.consumer AND r.key_id = p.key_id";
 
@@ -244,11 +272,7 @@ LEFT JOIN {schema}.read_results($1::int4[], $2::uuid[]) AS r ON r.consumer = p.c
     /// where it has already failed, and [`WEAKER_COMMIT`](crate::WEAKER_COMMIT) where a handler has weakened
     /// `synchronous_commit`, by a name that is no number: returning a flag would let the COMMIT that is pipelined behind it go
     /// on. It needs no right of its own, since a handler may have set another role.
-    seal: "\
-SELECT pg_catalog.set_config('idem.sealed', $1::text, true),
-    1 / coalesce(pg_catalog.pg_current_xact_id_if_assigned()::text = $1::text, false)::int4 AS sealed,
-    CASE WHEN pg_catalog.current_setting('synchronous_commit') <> ALL ($2::text[])
-        THEN pg_catalog.current_setting('synchronous_commit')::int4 END AS weaker";
+    seal: concat!("SELECT ", sealed!());
 
     /// The seal of a unit that claimed nothing, whose handlers ran unprotected: it raises where the transaction has failed
     /// (`25P02`, A9) or is not the one that was begun (`22012`), which has lost its own idle limit.
@@ -345,45 +369,46 @@ FROM ROWS FROM (pg_catalog.unnest($1::int4[]), pg_catalog.unnest($2::int4[]), pg
 JOIN {schema}.outbox AS o
     ON o.destination = asked.destination AND o.consumer = asked.consumer AND o.key_id = asked.key_id";
 
-    /// Writes the answers of a unit, each in place of one that outlived its record.
+    /// Writes the answers of a unit, each in place of one that outlived its record, and is its seal.
     ///
-    /// Parameters, the arrays of one length: 1 consumers `int4[]`, 2 key ids `uuid[]`, 3 kinds `int4[]` (0 an answer, 1 an
-    /// error), 4 statuses `int4[]`, 5 content types `text[]`, 6 headers `text[]` (JSON), 7 bodies `bytea[]`, 8 the numbers of
-    /// the keys that they are sealed with `int4[]`, 9 for how many microseconds they are kept `int8[]` (NULL: as long as their
-    /// records), 10 what stays of them then `text[]`; 4 to 6 and 8 to 10 may hold NULLs. No result.
-    append_results: "\
-INSERT INTO {schema}.processed_results (consumer, key_id, kind, status, content_type, headers, body, sealed_with, answer_until,
-    reference)
+    /// Parameters: 1 and 2 as for the seal, and the arrays of one length 3 consumers `int4[]`, 4 key ids `uuid[]`, 5 kinds `int4[]` (0 an
+    /// answer, 1 an error), 6 statuses `int4[]`, 7 content types `text[]`, 8 headers `text[]` (JSON), 9 bodies `bytea[]`, 10 the numbers
+    /// of the keys that they are sealed with `int4[]`, 11 for how many microseconds they are kept `int8[]` (NULL: as long as their
+    /// records), 12 what stays of them then `text[]`; 6 to 8 and 10 to 12 may hold NULLs. Result and errors: those of the seal.
+    seal_results: concat!(
+        "WITH written AS (",
+        insert_results!(
+            "\
 SELECT consumer, key_id, kind::int2, status::int2, content_type, headers::json, body, sealed_with::int2,
     pg_catalog.now() + kept_for::float8 * interval '1 microsecond', reference
-FROM ROWS FROM (pg_catalog.unnest($1::int4[]), pg_catalog.unnest($2::uuid[]), pg_catalog.unnest($3::int4[]),
-    pg_catalog.unnest($4::int4[]), pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::bytea[]),
-    pg_catalog.unnest($8::int4[]), pg_catalog.unnest($9::int8[]), pg_catalog.unnest($10::text[]))
+FROM ROWS FROM (pg_catalog.unnest($3::int4[]), pg_catalog.unnest($4::uuid[]), pg_catalog.unnest($5::int4[]),
+    pg_catalog.unnest($6::int4[]), pg_catalog.unnest($7::text[]), pg_catalog.unnest($8::text[]), pg_catalog.unnest($9::bytea[]),
+    pg_catalog.unnest($10::int4[]), pg_catalog.unnest($11::int8[]), pg_catalog.unnest($12::text[]))
     AS asked (consumer, key_id, kind, status, content_type, headers, body, sealed_with, kept_for, reference)
-ORDER BY consumer, key_id
-ON CONFLICT (consumer, key_id) DO UPDATE SET kind = excluded.kind, status = excluded.status,
-    content_type = excluded.content_type, headers = excluded.headers, body = excluded.body,
-    sealed_with = excluded.sealed_with, stored_at = excluded.stored_at, answer_until = excluded.answer_until,
-    reference = excluded.reference";
+ORDER BY consumer, key_id"
+        ),
+        ")\nSELECT ",
+        sealed!()
+    );
 
-    /// Writes the answer of a unit that has one, with the same parameters.
-    append_result: "\
-INSERT INTO {schema}.processed_results (consumer, key_id, kind, status, content_type, headers, body, sealed_with, answer_until,
-    reference)
-VALUES (($1::int4[])[1], ($2::uuid[])[1], ($3::int4[])[1]::int2, ($4::int4[])[1]::int2, ($5::text[])[1], ($6::text[])[1]::json,
-    ($7::bytea[])[1], ($8::int4[])[1]::int2, pg_catalog.now() + ($9::int8[])[1]::float8 * interval '1 microsecond', ($10::text[])[1])
-ON CONFLICT (consumer, key_id) DO UPDATE SET kind = excluded.kind, status = excluded.status,
-    content_type = excluded.content_type, headers = excluded.headers, body = excluded.body,
-    sealed_with = excluded.sealed_with, stored_at = excluded.stored_at, answer_until = excluded.answer_until,
-    reference = excluded.reference";
+    /// The same for a unit that has one answer, with the values in place of the arrays.
+    seal_result: concat!(
+        insert_results!(
+            "\
+VALUES ($3::int4, $4::uuid, $5::int4::int2, $6::int4::int2, $7::text, $8::text::json, $9::bytea, $10::int4::int2,
+    pg_catalog.now() + $11::int8::float8 * interval '1 microsecond', $12::text)"
+        ),
+        "\nRETURNING ",
+        sealed!()
+    );
 
     /// Reads the answers of keys whose records were found. Parameters: 1 consumers `int4[]`, 2 key ids `uuid[]`. Result, a row an
     /// answer that was found: `consumer int4`, `key_id uuid`, `kind int4` (1 an error, 2 more where it was erased, 6 more where its time was
-    /// over), `status int4`, `content_type text`, `headers text` (JSON), `body bytea`, `sealed_with int4`, `reference text`;
-    /// `status` to `headers`, `sealed_with` and `reference` may be NULL.
+    /// over), `status int4`, `content_type text`, `headers text` (JSON), `body bytea`, `sealed_with int4`, `reference text`,
+    /// `answer_until` in µs since the Unix epoch; `status` to `headers`, `sealed_with`, `reference` and `answer_until` may be NULL.
     read_results: "\
 SELECT consumer, key_id, kind::int4 AS kind, status::int4 AS status, content_type, headers::text AS headers, body,
-    sealed_with::int4 AS sealed_with, reference
+    sealed_with::int4 AS sealed_with, reference, (extract(epoch FROM answer_until) * 1000000::numeric)::int8 AS answer_until
 FROM {schema}.read_results($1::int4[], $2::uuid[])";
 
     /// Whether this role may write events and answers. No parameters. Result, one row: `may bool`.

@@ -6,7 +6,7 @@ use idem_core::{
     store::{Claim, Found},
 };
 use idem_schema::{
-    AppendLimits, Appending, EventColumns, ResultColumns, Row, claimed_ids, found_in_claim_order,
+    AppendLimits, Appending, EventColumns, ResultColumns, ResultRow, Row, claimed_ids, found_in_claim_order,
     results_in_claim_order,
 };
 use tokio_postgres::{Error, SimpleQueryMessage, types::Type};
@@ -42,7 +42,22 @@ pub(crate) fn known_events<'p>(events: &'p EventColumns<'_>) -> [Parameter<'p>; 
     ]
 }
 
-pub(crate) fn result_parameters<'p>(results: &'p ResultColumns<'_>) -> [Parameter<'p>; 10] {
+pub(crate) fn new_result<'p>(result: &'p ResultRow<'_>) -> [Parameter<'p>; 10] {
+    [
+        (&result.consumer, Type::INT4),
+        (&result.key_id, Type::UUID),
+        (&result.kind, Type::INT4),
+        (&result.status, Type::INT4),
+        (&result.content_type, Type::TEXT),
+        (&result.headers, Type::TEXT),
+        (&result.body, Type::BYTEA),
+        (&result.sealed_with, Type::INT4),
+        (&result.kept_for, Type::INT8),
+        (&result.reference, Type::TEXT),
+    ]
+}
+
+pub(crate) fn new_results<'p>(results: &'p ResultColumns<'_>) -> [Parameter<'p>; 10] {
     [
         (&results.consumers, Type::INT4_ARRAY),
         (&results.key_ids, Type::UUID_ARRAY),

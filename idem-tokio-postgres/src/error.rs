@@ -121,6 +121,11 @@ pub(crate) fn sealing(source: Error) -> CommitError {
     of(source).sealing_with_commit()
 }
 
+/// Whether the seal itself has failed, and no answer that it writes.
+pub(crate) fn is_of_seal(source: &Error) -> bool {
+    idem_schema::is_of_seal(code(source))
+}
+
 /// An error while COMMIT was outstanding.
 pub(crate) fn committing(source: Error) -> CommitError {
     of(source).committing()

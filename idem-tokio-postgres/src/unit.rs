@@ -2,29 +2,28 @@
 
 use std::{
     fmt,
-    pin::{Pin, pin},
+    pin::Pin,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
-    task::Poll,
 };
 
-use futures_util::{TryStreamExt as _, future::OptionFuture, join, poll};
+use futures_util::{TryStreamExt as _, join};
 use idem_core::{
     ErrorClass, Recorded, StoreError, Tx, failpoint,
     outbox::{KeptResult, NewResult},
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions},
 };
 use idem_schema::{
-    ClaimColumns, ClaimedId, ResultColumns, WRITING, claim_answers, claimed_ids, in_claim_order, key_id, next_call,
+    ClaimColumns, ClaimedId, ResultColumns, ResultRow, claim_answers, claimed_ids, in_claim_order, key_id, next_call,
     retention, unreadable,
 };
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
 
 use crate::{
     PostgresConnection, PostgresSession, PostgresStore,
-    append::result_parameters,
+    append::{new_result, new_results},
     claim,
     driver::{self, Driver},
-    error::{self, get, sqlstate},
+    error::{self, get},
     link::{Parameter, Parameters},
 };
 
@@ -39,7 +38,7 @@ pub struct PostgresUnit<'l> {
     xid: Option<String>,
     /// The server process that runs this transaction.
     backend_pid: Option<i32>,
-    /// Answers that go out with the seal, which saves their round trip.
+    /// Answers that the seal writes.
     pub(crate) results: Vec<NewResult>,
     /// Whether a claim has put the session's own limits back.
     limits_are_back: bool,
@@ -160,60 +159,44 @@ impl<'l> PostgresUnit<'l> {
     async fn seal_and_commit(&self) -> Result<(), CommitError> {
         let (link, sql) = (&self.session.link, &self.driver.statements);
         let idle = milliseconds(self.options.idle_timeout);
-        let (text, parameter): (_, Parameter<'_>) = match &self.xid {
-            Some(xid) => (&sql.seal, (xid, Type::TEXT)),
+        let (one, many);
+        let (text, answers): (_, &Parameters<'_>) = match (&self.xid, &*self.results) {
             // Nothing was claimed, so no trigger guards the COMMIT; handlers of unprotected messages may have written.
-            None => (&sql.guard, (&idle, Type::INT8)),
-        };
-        let durable = self.session.durability.no_weaker();
-        let parameters = [parameter, (&durable, Type::TEXT_ARRAY)];
-        let ready = link.ready(self.driver.naming(), text).await.map_err(error::sealing)?;
-        let results = ResultColumns::of(&self.results);
-        let of_results = result_parameters(&results);
-        let to_write = match &*self.results {
-            [] => None,
-            _ => Some(link.ready(self.driver.naming(), sql.inserting_results(&results)).await.map_err(error::sealing)?),
-        };
-        let mut writing = pin!(OptionFuture::from(to_write.as_ref().map(|statement| statement.rows(&of_results))));
-        // The first poll sends it. Where it cannot be sent, nothing is: a COMMIT would go through without it.
-        let written = poll!(writing.as_mut());
-        if let Poll::Ready(Some(Err(source))) = written {
-            return Err(match sqlstate(&source) {
-                None => CommitError::RolledBack(error::store(WRITING, source)),
-                Some(_) => self.not_written(source).await,
-            });
-        }
-        let writing = async {
-            match written {
-                Poll::Ready(written) => written,
-                Poll::Pending => writing.await,
+            (None, _) => (&sql.guard, &[]),
+            (Some(_), []) => (&sql.seal, &[]),
+            (Some(_), [result]) => {
+                one = ResultRow::of(result);
+                (&sql.seal_result, &new_result(&one))
+            }
+            (Some(_), results) => {
+                many = ResultColumns::of(results);
+                (&sql.seal_results, &new_results(&many))
             }
         };
-        let (written, sealed, committed, passed) =
-            join!(writing, ready.rows(&parameters), link.client.batch_execute("COMMIT"), async {
-                // All are on the wire once the connection's task has run.
-                tokio::task::yield_now().await;
-                failpoint!(COMMIT_SENT)
-            });
+        let parameter: Parameter<'_> = match &self.xid {
+            Some(xid) => (xid, Type::TEXT),
+            None => (&idle, Type::INT8),
+        };
+        let durable = self.session.durability.no_weaker();
+        let own: [Parameter<'_>; 2] = [parameter, (&durable, Type::TEXT_ARRAY)];
+        let parameters = [&own, answers].concat();
+        let ready = link.ready(self.driver.naming(), text).await.map_err(error::sealing)?;
+        let (sealed, committed, passed) = join!(ready.rows(&parameters), link.client.batch_execute("COMMIT"), async {
+            // Both are on the wire once the connection's task has run.
+            tokio::task::yield_now().await;
+            failpoint!(COMMIT_SENT)
+        });
         passed.map_err(|injected| CommitError::Unknown(Box::new(injected)))?;
-        if let Some(Err(source)) = written {
-            return Err(self.not_written(source).await);
-        }
-        let rows = sealed.map_err(error::sealing)?;
+        let rows = match sealed {
+            Ok(rows) => rows,
+            Err(source) if self.results.is_empty() || error::is_of_seal(&source) => return Err(error::sealing(source)),
+            Err(source) => return Err(CommitError::RolledBack(self.explain(source).await)),
+        };
         committed.map_err(error::committing)?;
         if !rows.first().is_some_and(|row| is_sealed(row, self.xid.as_ref())) {
             return Err(CommitError::Unknown("the answer to the seal was another statement's".into()));
         }
         Ok(())
-    }
-
-    /// What it says of the commit that an answer could not be written.
-    async fn not_written(&self, source: Error) -> CommitError {
-        match sqlstate(&source).as_deref() {
-            // The connection is lost, or a handler had broken the transaction before.
-            None | Some("25P02") => error::sealing(source),
-            Some(_) => CommitError::RolledBack(self.explain(source).await),
-        }
     }
 }
 

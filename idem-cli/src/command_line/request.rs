@@ -44,6 +44,13 @@ impl OfRequest {
     }
 }
 
+impl OfRequest {
+    /// The key as its sender knows it, and as events that it has caused name it.
+    pub(crate) fn senders_key(&self, key: &str, recorded: &str) -> String {
+        self.named(key, recorded).map_or_else(|| recorded.to_owned(), |named| named.key)
+    }
+}
+
 /// A request's key as people name it.
 #[derive(Debug)]
 pub(crate) struct Named {

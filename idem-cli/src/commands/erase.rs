@@ -1,5 +1,6 @@
 //! `idem erase`: blanks what may tell of a person, and keeps what makes a redelivery a duplicate.
 
+use super::requests;
 use crate::{
     command_line::Erase,
     confirm::confirm,
@@ -79,10 +80,11 @@ pub(crate) async fn run(mut database: Database, erase: &Erase) -> Result<Report,
         return Ok(Report::said("0 rows hold this key"));
     }
     confirm(&warning(count), erase.yes.yes)?;
+    let waiting = requests::waiting(&mut database, (&erase.of, &erase.key, &key), binds).await?;
     let by = database.by.clone();
     let binds = [binds[0], binds[1], Bind::Text(&by), Bind::Text(&erase.reason)];
     let erased = database.act(&ERASE.replace("{asked}", ASKED), &binds).await?;
-    Ok(report(erased))
+    Ok(report(erased, waiting))
 }
 
 pub(crate) fn warning(count: i64) -> String {
@@ -92,8 +94,15 @@ pub(crate) fn warning(count: i64) -> String {
     )
 }
 
-pub(crate) fn report(erased: i64) -> Report {
-    Report::said(format!(
-        "{erased} rows erased. Logs, the broker's own copies and your tables are yours to look after."
-    ))
+/// Events are effects, and are sent whole: who was forgotten may have been paid.
+pub(crate) fn report(erased: i64, waiting: usize) -> Report {
+    let erased =
+        format!("{erased} rows erased. Logs, the broker's own copies and your tables are yours to look after.");
+    Report::said(match waiting {
+        0 => erased,
+        events => format!(
+            "{erased} Of the events that it has caused, {events} wait in the outbox, with the key in their headers and their payload: \
+             they go once they are sent, or by `idem outbox skip`."
+        ),
+    })
 }

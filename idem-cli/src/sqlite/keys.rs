@@ -241,7 +241,10 @@ pub(super) async fn erase(mut file: File, asked: &Erase) -> Result<Report, Failu
         return Ok(Report::said("0 rows hold this key"));
     }
     confirm(&erase::warning(count), asked.yes.yes)?;
+    let senders_key = asked.of.senders_key(&asked.key, &key);
+    let waiting =
+        file.table(EVENTS, &[Bind::Bytes(Some(&bytes)), binds[1], senders_key.as_str().into()]).await?.rows().len();
     let statements = ERASE.map(|text| text.replace("{hold}", HOLD));
     let [_, _, changed @ ..] = file.act(statements.each_ref().map(String::as_str), &binds).await?;
-    Ok(erase::report(changed.iter().sum()))
+    Ok(erase::report(changed.iter().sum(), waiting))
 }

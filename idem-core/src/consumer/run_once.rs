@@ -231,13 +231,6 @@ impl<S: Store> RunOnce<S> {
         self.inner.registered.get().map(|_| self.inner.clock.now())
     }
 
-    /// For how long an answer that is kept now is given again; `None` where that is as long as its key is known. After that the operation
-    /// is still known, and its answer is [not](NotKept::Expired).
-    #[must_use]
-    pub fn answers_kept_for(&self) -> Option<std::time::Duration> {
-        self.inner.settings.answers_kept_for()
-    }
-
     /// Checks the schema and registers the name, as [`DedupConsumer::start`](crate::DedupConsumer::start) does.
     ///
     /// # Errors
@@ -442,7 +435,7 @@ pub(super) fn answered(
         }
     };
     match (result, recorded) {
-        (Ok(StoredResult { is_error, result: value }), recorded) => {
+        (Ok(StoredResult { is_error, result: value, .. }), recorded) => {
             Ok(Ran { value, is_error, replayed: recorded.is_some(), recorded })
         }
         (Err(why), Some(recorded)) => Err(RunOnceError::NotKept { recorded: Box::new(recorded), why }),

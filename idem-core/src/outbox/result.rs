@@ -1,6 +1,6 @@
 //! The answer of an operation, kept with its record and given to every repeat of its key.
 
-use std::fmt;
+use std::{fmt, time::SystemTime};
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -98,13 +98,15 @@ pub struct StoredResult {
     pub is_error: bool,
     /// The answer, byte for byte.
     pub result: ResultBody,
+    /// When its time is over, as it was read back; `None` if it is kept as long as the record of its key.
+    pub until: Option<SystemTime>,
 }
 
 impl StoredResult {
     /// A result as it was handed in.
     #[must_use]
     pub fn new(is_error: bool, result: ResultBody) -> Self {
-        Self { is_error, result }
+        Self { is_error, result, until: None }
     }
 }
 

@@ -98,6 +98,8 @@ pub struct KeptResult {
     pub result: ResultBody,
     /// The number of the key that it is sealed with; 0 where it is not.
     pub sealed_with: u16,
+    /// When its time is over; `None` if it is kept as long as the record of its key.
+    pub until: Option<SystemTime>,
     /// Why body and headers are gone; `None` if they are there.
     pub gone: Option<Gone>,
 }
@@ -115,21 +117,21 @@ impl KeptResult {
     /// A result that is complete, as appended.
     #[must_use]
     pub fn new(is_error: bool, result: ResultBody, sealed_with: u16) -> Self {
-        Self { is_error, result, sealed_with, gone: None }
+        Self { is_error, result, sealed_with, until: None, gone: None }
     }
 
     /// A result whose body and headers were erased.
     #[must_use]
     pub fn erased(is_error: bool, status: Option<u16>) -> Self {
         let result = ResultBody { status, ..ResultBody::default() };
-        Self { is_error, result, sealed_with: 0, gone: Some(Gone::Erased) }
+        Self { is_error, result, sealed_with: 0, until: None, gone: Some(Gone::Erased) }
     }
 
     /// A result whose time is over.
     #[must_use]
     pub fn expired(is_error: bool, status: Option<u16>, reference: Option<Box<str>>) -> Self {
         let result = ResultBody { status, reference, ..ResultBody::default() };
-        Self { is_error, result, sealed_with: 0, gone: Some(Gone::Expired) }
+        Self { is_error, result, sealed_with: 0, until: None, gone: Some(Gone::Expired) }
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) fn known(
         None => {}
     }
     match (kept.sealed_with, seal) {
-        (0, _) => Ok(StoredResult::new(kept.is_error, kept.result)),
+        (0, _) => Ok(StoredResult { until: kept.until, ..StoredResult::new(kept.is_error, kept.result) }),
         (number, None) => Err(NotKept::NoKey { number }),
         (_, Some(seal)) => seal.open(scope, key, kept),
     }

@@ -145,7 +145,7 @@ impl Seal for ResultKeys {
     }
 
     fn open(&self, scope: ScopeId, key: &IdempotencyKey, kept: KeptResult) -> Result<StoredResult, NotKept> {
-        let KeptResult { is_error, result, sealed_with: number, .. } = kept;
+        let KeptResult { is_error, result, sealed_with: number, until, .. } = kept;
         let master = self.0.key(number).ok_or(NotKept::NoKey { number })?;
         let altered = || NotKept::Altered { number };
         let (salt, sealed) = result.body.split_first_chunk::<SALT_BYTES>().ok_or_else(altered)?;
@@ -154,7 +154,7 @@ impl Seal for ResultKeys {
         let readable = readable(scope, key, is_error, &result, number);
         let opened = cipher.open_in_place(nonce, Aad::from(readable), &mut sealed).map_err(|_| altered())?;
         let (headers, body) = parts(opened).ok_or_else(altered)?;
-        Ok(StoredResult::new(is_error, ResultBody { headers, body, ..result }))
+        Ok(StoredResult { is_error, result: ResultBody { headers, body, ..result }, until })
     }
 }
 

@@ -47,8 +47,8 @@ const ASKED_EVERY: Duration = Duration::from_millis(250);
 /// | `unknown` | 404 | has left no record, or is another tenant's; it may still come |
 /// | `uncertain` | 503 | is not known of, because the database cannot be asked |
 ///
-/// `key_expires` says until when at least its repeats have no effect, and `answer_expires` until when they get the answer: as the settings are
-/// now, which may be others than at the time of the request. Both are null where that is for ever.
+/// `key_expires` says until when at least its repeats have no effect, and `answer_expires` until when they get the answer; both are as they were
+/// stored with the request, and null where that is for ever.
 ///
 /// With `?answer=true` the answer is included: `status`, `content_type`, `headers`, and `body`, or `body_base64` if the body is not UTF-8.
 /// With `Prefer: wait=10` (RFC 7240) it waits 10 seconds, and never more than 30, for a request in progress to end.
@@ -166,13 +166,7 @@ impl<S: Store> Shared<S> {
             {
                 return Err(Problem::NotFound);
             }
-            let answer_expires = match self.engine.answers_kept_for() {
-                Some(time) => {
-                    [recorded.processed_at.checked_add(time), recorded.expires_at].into_iter().flatten().min()
-                }
-                None => recorded.expires_at,
-            };
-            done(&mut body, &recorded, result, answer_expires, with_answer);
+            done(&mut body, &recorded, result, with_answer);
         } else {
             body.insert("state".to_owned(), "in_progress".into());
         }
@@ -182,23 +176,17 @@ impl<S: Store> Shared<S> {
     }
 }
 
-fn done(
-    body: &mut Map<String, Value>,
-    recorded: &Recorded,
-    result: Result<StoredResult, NotKept>,
-    answer_expires: Option<SystemTime>,
-    with_answer: bool,
-) {
+fn done(body: &mut Map<String, Value>, recorded: &Recorded, result: Result<StoredResult, NotKept>, with_answer: bool) {
     let time = |at: SystemTime| Value::from(rfc3339(at));
     let mut put = |name: &str, value: Value| body.insert(name.to_owned(), value);
     put("processed_at", time(recorded.processed_at));
     put("key_expires", recorded.expires_at.map_or(Value::Null, time));
     match result {
-        Ok(StoredResult { is_error, result, .. }) => {
+        Ok(StoredResult { is_error, result, until, .. }) => {
             put("state", if is_error { "failed" } else { "completed" }.into());
             put("status", result.status.into());
             put("location", result.headers.text("location").into());
-            put("answer_expires", answer_expires.map_or(Value::Null, time));
+            put("answer_expires", until.into_iter().chain(recorded.expires_at).min().map_or(Value::Null, time));
             if with_answer {
                 put("answer", answer_of(&result));
             }

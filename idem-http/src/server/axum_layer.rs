@@ -3,10 +3,10 @@
 use std::{
     convert::Infallible,
     fmt,
-    future::Future,
-    pin::Pin,
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
@@ -21,19 +21,20 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use idem_core::{
-    BoxError, ErrorClass, Event, HandlerError, IdempotencyKey, Once, PublishError, RunOnceError, Running,
+    BoxError, ErrorClass, Event, HandlerError, IdempotencyKey, PublishError, WorkError, Working,
     store::{Store, Tx, describe},
 };
-use tokio::sync::Mutex;
+use tokio::sync::{mpsc, oneshot};
 use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{
-    Idempotency, Shared, answer,
-    error::{self, HttpError, Judged},
+    Idempotency, Shared,
+    error::HttpError,
     flight::Progress,
     gates::Admitted,
     key::KEY_HEADER,
+    made::Last,
     request_key::RequestKey,
     route::{RouteName, RouteSettings, route_setters},
     run::{Again, Ended, Run, Runs},
@@ -142,7 +143,8 @@ where
                 Some(path) => RouteName::new(request.method(), path.as_str()),
                 None => RouteName::unmatched(request.method(), request.uri().path()),
             };
-            let runs = OfLayer { inner, settings: settings.clone() };
+            let runs =
+                OfLayer { inner: Arc::new(Mutex::new(Some(inner))), response_bytes_max: settings.response_bytes_max };
             Ok(shared.serve(request, &route, &settings, runs).await.map(Body::from))
         })
     }
@@ -174,9 +176,31 @@ pub struct Idem<S: Store>(Arc<Slot<S>>);
 
 struct Slot<S: Store> {
     key: RequestKey,
-    running: Mutex<Option<Running<S>>>,
+    /// Where steps go, until the handler has answered.
+    steps: Mutex<Option<mpsc::Sender<Box<StepFn<S>>>>>,
     is_taken: AtomicBool,
     is_refused: AtomicBool,
+}
+
+type StepFn<S> = dyn for<'a, 't> FnOnce(&'a mut Tx<'t, S>) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> + Send;
+
+impl<S: Store> Slot<S> {
+    fn new(key: RequestKey, steps: mpsc::Sender<Box<StepFn<S>>>) -> Self {
+        Self {
+            key,
+            steps: Mutex::new(Some(steps)),
+            is_taken: AtomicBool::new(false),
+            is_refused: AtomicBool::new(false),
+        }
+    }
+
+    fn steps(&self) -> MutexGuard<'_, Option<mpsc::Sender<Box<StepFn<S>>>>> {
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self) {
+        drop(self.steps().take());
+    }
 }
 
 impl<S: Store> Clone for Idem<S> {
@@ -216,11 +240,20 @@ impl<S: Store> Idem<S> {
         F: for<'a, 't> FnOnce(&'a mut Tx<'t, S>) -> Step<'a, T, E> + Send + 'static,
     {
         self.0.is_taken.store(true, Ordering::Relaxed);
-        let mut running = self.0.running.lock().await;
         let over = || StepError::of::<S>(HandlerError::transient("the operation has ended"));
-        let run = running.as_mut().ok_or_else(over)?;
-        let done =
-            run.with(step).await.map_err(|error| StepError::of::<S>(HandlerError::transient(error.to_string())))?;
+        let (answer, answered) = oneshot::channel();
+        let step: Box<StepFn<S>> = Box::new(move |tx| {
+            Box::pin(async move {
+                let done = step(tx).await;
+                // Whoever asked may have given up.
+                let _ = answer.send(done);
+            })
+        });
+        let steps = self.0.steps().clone().ok_or_else(over)?;
+        steps.send(step).await.map_err(|_| over())?;
+        // What is left of it would keep the operation open.
+        drop(steps);
+        let done = answered.await.map_err(|_| over())?;
         done.map_err(|error| StepError::of::<S>(error.into()))
     }
 
@@ -319,61 +352,114 @@ impl<S: Store, A: Send + Sync> FromRequestParts<A> for Idem<S> {
 }
 
 struct OfLayer<T> {
-    inner: T,
-    settings: RouteSettings,
+    /// Taken by its run: what a handler has done in its own steps cannot be repeated.
+    inner: Arc<Mutex<Option<T>>>,
+    response_bytes_max: usize,
 }
+
+const CANNOT_REPEAT: &str =
+    "the transaction could not be committed, and its steps cannot be repeated: ask again with the same key";
 
 impl<S, T> Runs<S> for OfLayer<T>
 where
     S: Store,
-    T: Service<Request<Body>, Error = Infallible> + Clone + Send + 'static,
+    T: Service<Request<Body>, Error = Infallible> + Send + 'static,
     T::Response: IntoResponse,
     T::Future: Send + 'static,
 {
     fn run<'a>(
         &'a mut self,
-        shared: &'a Shared<S>,
+        shared: &'a Arc<Shared<S>>,
         admitted: &'a Arc<Admitted>,
         progress: &'a Arc<Progress>,
     ) -> Run<'a> {
-        let message = admitted.message();
-        // Called at most once: not at all while the key is held.
-        let inner = &mut self.inner;
-        let bytes_max = self.settings.response_bytes_max;
+        let last = Arc::<Last>::default();
+        let work = self.work(shared, admitted, progress, &last);
         Box::pin(async move {
             let _connection = admitted.in_hand.run().await;
-            let running = match shared.engine.once_message(message).await? {
-                Once::Known(ran) => return Ok(Ended::Done(ran, None)),
-                Once::First(running) => running,
-            };
-            progress.runs();
-            let key = admitted.request_key(running.message());
-            let mut request = admitted.request(key.clone()).map(Body::from);
-            let slot = Arc::new(Slot {
-                key,
-                running: Mutex::new(Some(running)),
-                is_taken: AtomicBool::new(false),
-                is_refused: AtomicBool::new(false),
-            });
-            request.extensions_mut().insert(Idem(Arc::clone(&slot)));
-            let answered = tokio::time::timeout(shared.handler_deadline, collected(inner, request, bytes_max)).await;
-            // A copy of `Idem` that the handler has kept finds the operation ended.
-            let running = slot.running.lock().await.take();
-            let Some(running) = running else { return Ok(Ended::Failed(Again::Maybe)) };
-            let why = match answered {
-                Ok(Ok(response)) => return ended(shared, running, &slot, response, bytes_max).await,
-                Ok(Err(what)) => Ended::Unfit(what),
-                Err(_late) => Ended::Failed(Again::Maybe),
-            };
-            running.give_up().await;
-            Ok(why)
+            last.ended(shared.engine.run_message(admitted.message(), work).await)
         })
     }
 }
 
+impl<T> OfLayer<T> {
+    /// The handler as work of the engine, which leaves its response in `last`.
+    fn work<S>(
+        &self,
+        shared: &Arc<Shared<S>>,
+        admitted: &Arc<Admitted>,
+        progress: &Arc<Progress>,
+        last: &Arc<Last>,
+    ) -> impl for<'a, 't> Fn(&'a mut Tx<'t, S>) -> Working<'a> + Send + Sync + 'static + use<S, T>
+    where
+        S: Store,
+        T: Service<Request<Body>, Error = Infallible> + Send + 'static,
+        T::Response: IntoResponse,
+        T::Future: Send + 'static,
+    {
+        let (shared, last, progress) = (Arc::clone(shared), Arc::clone(last), Arc::clone(progress));
+        let (inner, admitted) = (Arc::clone(&self.inner), Arc::clone(admitted));
+        let response_bytes_max = self.response_bytes_max;
+        move |tx| {
+            let (shared, last, progress) = (Arc::clone(&shared), Arc::clone(&last), Arc::clone(&progress));
+            let inner = inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let key = tx.message().map(|message| admitted.request_key(message));
+            let admitted = Arc::clone(&admitted);
+            Box::pin(async move {
+                progress.runs();
+                let inner = inner.ok_or_else(|| WorkError::failed(HandlerError::transient(CANNOT_REPEAT)))?;
+                let key = key.ok_or_else(|| WorkError::from("the operation has no message"))?;
+                let mut request = admitted.request(key.clone()).map(Body::from);
+                let (steps, to_do) = mpsc::channel(1);
+                let slot = Arc::new(Slot::new(key, steps));
+                request.extensions_mut().insert(Idem(Arc::clone(&slot)));
+                let handled = async {
+                    let response = collected(inner, request, response_bytes_max).await;
+                    // A copy of `Idem` that the handler has kept finds the operation ended.
+                    slot.close();
+                    response
+                };
+                match both(handled, steps_of(to_do, tx)).await {
+                    Ok(response) => match response.extensions().get() {
+                        Some(OfStep(again)) => last.roll_back(Ended::Failed(*again)),
+                        None => last.judge(treated(response, &slot, &shared), &shared, response_bytes_max),
+                    },
+                    Err(what) => last.roll_back(Ended::Unfit(what)),
+                }
+            })
+        }
+    }
+}
+
+/// Does the handler's steps until there are no more.
+async fn steps_of<S: Store>(mut to_do: mpsc::Receiver<Box<StepFn<S>>>, tx: &mut Tx<'_, S>) {
+    while let Some(step) = to_do.recv().await {
+        step(tx).await;
+    }
+}
+
+/// Polls a handler and its steps side by side, in the handler's own task, until both have ended.
+async fn both<R>(handled: impl Future<Output = R>, steps: impl Future<Output = ()>) -> R {
+    let (mut handled, mut steps) = (pin!(handled), pin!(steps));
+    let (mut answered, mut are_done) = (None, false);
+    poll_fn(|context| {
+        if answered.is_none()
+            && let Poll::Ready(response) = handled.as_mut().poll(context)
+        {
+            answered = Some(response);
+        }
+        are_done = are_done || steps.as_mut().poll(context).is_ready();
+        match answered.take_if(|_| are_done) {
+            Some(response) => Poll::Ready(response),
+            None => Poll::Pending,
+        }
+    })
+    .await
+}
+
 /// The handler's response, with its body up to the limit.
 async fn collected<T>(
-    inner: &mut T,
+    mut inner: T,
     request: Request<Body>,
     bytes_max: usize,
 ) -> Result<http::Response<Bytes>, &'static str>
@@ -391,60 +477,29 @@ where
     }
 }
 
-/// Commits or rolls back, depending on the answer.
-async fn ended<S: Store>(
-    shared: &Shared<S>,
-    running: Running<S>,
-    slot: &Slot<S>,
+/// The handler's answer, as what it was asked to be.
+fn treated<S: Store>(
     response: http::Response<Bytes>,
-    response_bytes_max: usize,
-) -> Result<Ended, RunOnceError> {
-    if let Some(OfStep(again)) = response.extensions().get().copied() {
-        running.give_up().await;
-        return Ok(Ended::Failed(again));
-    }
-    let is_refused = slot.is_refused.load(Ordering::Relaxed);
-    let is_taken = slot.is_taken.load(Ordering::Relaxed);
+    slot: &Slot<S>,
+    shared: &Shared<S>,
+) -> Result<http::Response<Bytes>, HttpError> {
+    let (is_refused, is_taken) = (slot.is_refused.load(Ordering::Relaxed), slot.is_taken.load(Ordering::Relaxed));
     let status = response.status();
-    let answered = if is_refused {
-        Err(HttpError::refused(response))
-    } else if !is_taken && status.is_client_error() {
-        Err(HttpError::not_kept(response))
-    } else {
-        if !is_taken && status.is_success() {
-            shared.counts.untaken.increment(1);
-            shared.told_of_untaken.call_once(|| {
-                tracing::warn!(
-                    { idem.consumer = %shared.engine.name() },
-                    "a protected handler answered {status} and did not use its transaction: its effects, if it has any, are \
-                     not protected; take Idem<S> as an argument, or leave the layer off"
-                );
-            });
-        }
-        Ok(response)
-    };
-    let limits = error::Limits::new(response_bytes_max, &shared.counts.misplaced);
-    match error::judge(answered, limits) {
-        Judged::Keep(response) => {
-            let ran = running.finish(answer::kept(&response, &shared.kept_headers)).await?;
-            Ok(Ended::Done(ran, Some(response)))
-        }
-        Judged::Refuse(response) => {
-            let ran = running.refuse(answer::kept(&response, &shared.kept_headers)).await?;
-            Ok(Ended::Done(ran, Some(response)))
-        }
-        Judged::Drop(response) => {
-            running.give_up().await;
-            Ok(Ended::Dropped(response))
-        }
-        Judged::Unfit(what) => {
-            running.give_up().await;
-            Ok(Ended::Unfit(what))
-        }
-        // Every answer of an axum handler is a response.
-        Judged::Fail(_) => {
-            running.give_up().await;
-            Ok(Ended::Failed(Again::Maybe))
-        }
+    if is_refused {
+        return Err(HttpError::refused(response));
     }
+    if !is_taken && status.is_client_error() {
+        return Err(HttpError::not_kept(response));
+    }
+    if !is_taken && status.is_success() {
+        shared.counts.untaken.increment(1);
+        shared.told_of_untaken.call_once(|| {
+            tracing::warn!(
+                { idem.consumer = %shared.engine.name() },
+                "a protected handler answered {status} and did not use its transaction: its effects, if it has any, are \
+                 not protected; take Idem<S> as an argument, or leave the layer off"
+            );
+        });
+    }
+    Ok(response)
 }

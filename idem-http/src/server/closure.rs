@@ -1,28 +1,25 @@
 //! Handlers that are given their transaction: the way in for any server that speaks `tower`.
 
-use std::{
-    fmt,
-    pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{fmt, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
 use http_body_util::Full;
 use idem_core::{
-    BoxError, Call, ConfigError, HandlerError, RunOnceError, WorkError, Working,
+    BoxError, Call, ConfigError, HandlerError, Working,
     store::{Store, Tx},
 };
 use tower_service::Service;
 
 use super::{
-    Idempotency, Shared, answer,
-    error::{self, HttpError, Judged},
+    Idempotency, Shared,
+    error::HttpError,
     flight::Progress,
     gates::Admitted,
+    made::Last,
     route::{RouteName, RouteSettings, route_setters},
-    run::{Ended, Run, Runs},
+    run::{Run, Runs},
     sharing::{REQUESTS_MAX, Sharing},
 };
 use crate::service::always_answers;
@@ -152,29 +149,23 @@ struct OfClosure<S: Store, H> {
     sharing: Option<Arc<Sharing<S>>>,
 }
 
-/// The response of the last run, apart from the part that is kept.
-#[derive(Default)]
-enum Made {
-    #[default]
-    Nothing,
-    Own(Response<Bytes>),
-    Dropped(Response<Bytes>),
-    Unfit(&'static str),
-}
-
 impl<S, H> Runs<S> for OfClosure<S, H>
 where
     S: Store,
     H: for<'a, 't> Fn(Request<Bytes>, &'a mut Tx<'t, S>) -> Answering<'a> + Send + Sync + 'static,
 {
+    fn has_company(&self) -> bool {
+        self.sharing.is_some()
+    }
+
     fn run<'a>(
         &'a mut self,
-        shared: &'a Shared<S>,
+        shared: &'a Arc<Shared<S>>,
         admitted: &'a Arc<Admitted>,
         progress: &'a Arc<Progress>,
     ) -> Run<'a> {
-        let made = Arc::new(Mutex::new(Made::Nothing));
-        let work = Arc::new(self.work(shared, admitted, progress, &made));
+        let last = Arc::<Last>::default();
+        let work = Arc::new(self.work(shared, admitted, progress, &last));
         Box::pin(async move {
             let in_company = match self.sharing.take() {
                 Some(sharing) => {
@@ -188,18 +179,12 @@ where
                 Some(ran) => ran,
                 None => {
                     // Of a run in company nothing is kept then, or nobody knows: this one finds out.
-                    take(&made);
+                    last.take();
                     let _connection = admitted.in_hand.run().await;
                     shared.engine.run_message(admitted.message(), move |tx| work(tx)).await
                 }
             };
-            match (ran, take(&made)) {
-                (Ok(ran), Made::Own(response)) => Ok(Ended::Done(ran, Some(response))),
-                (Ok(ran), _) => Ok(Ended::Done(ran, None)),
-                (Err(RunOnceError::Failed(_)), Made::Dropped(response)) => Ok(Ended::Dropped(response)),
-                (Err(RunOnceError::Failed(_)), Made::Unfit(what)) => Ok(Ended::Unfit(what)),
-                (Err(error), _) => Err(error),
-            }
+            last.ended(ran)
         })
     }
 }
@@ -209,55 +194,29 @@ where
     S: Store,
     H: for<'a, 't> Fn(Request<Bytes>, &'a mut Tx<'t, S>) -> Answering<'a> + Send + Sync + 'static,
 {
-    /// The handler as work of the engine, which leaves the response of its last run in `made`.
+    /// The handler as work of the engine, which leaves the response of its last run in `last`.
     fn work(
         &self,
-        shared: &Shared<S>,
+        shared: &Arc<Shared<S>>,
         admitted: &Arc<Admitted>,
         progress: &Arc<Progress>,
-        made: &Arc<Mutex<Made>>,
+        last: &Arc<Last>,
     ) -> impl for<'a, 't> Fn(&'a mut Tx<'t, S>) -> Working<'a> + Send + Sync + 'static + use<S, H> {
-        let of_run = Arc::clone(made);
-        let (handler, progress) = (Arc::clone(&self.handler), Arc::clone(progress));
-        let admitted = Arc::clone(admitted);
-        let (misplaced, kept_headers) = (shared.counts.misplaced.clone(), shared.kept_headers.clone());
+        let (shared, last, progress) = (Arc::clone(shared), Arc::clone(last), Arc::clone(progress));
+        let (handler, admitted) = (Arc::clone(&self.handler), Arc::clone(admitted));
         let response_bytes_max = self.response_bytes_max;
         move |tx| {
             let request = tx.message().map(|message| admitted.request(admitted.request_key(message)));
-            let (handler, made, progress) = (Arc::clone(&handler), Arc::clone(&of_run), Arc::clone(&progress));
-            let (misplaced, kept_headers) = (misplaced.clone(), kept_headers.clone());
+            let (shared, last, progress) = (Arc::clone(&shared), Arc::clone(&last), Arc::clone(&progress));
+            let handler = Arc::clone(&handler);
             Box::pin(async move {
                 progress.runs();
                 let answered = match request {
                     Some(request) => handler(request, tx).await,
                     None => Err(HandlerError::permanent("the operation has no message").into()),
                 };
-                let limits = error::Limits::new(response_bytes_max, &misplaced);
-                let (now, outcome) = match error::judge(answered, limits) {
-                    Judged::Keep(response) => {
-                        let kept = answer::kept(&response, &kept_headers);
-                        (Made::Own(response), Ok(kept))
-                    }
-                    Judged::Refuse(response) => {
-                        let kept = answer::kept(&response, &kept_headers);
-                        (Made::Own(response), Err(WorkError::final_result(kept)))
-                    }
-                    Judged::Drop(response) => (Made::Dropped(response), Err(WorkError::failed(dropped()))),
-                    Judged::Unfit(what) => (Made::Unfit(what), Err(WorkError::failed(dropped()))),
-                    Judged::Fail(error) => (Made::Nothing, Err(WorkError::failed(error))),
-                };
-                *made.lock().unwrap_or_else(PoisonError::into_inner) = now;
-                outcome
+                last.judge(answered, &shared, response_bytes_max)
             })
         }
     }
-}
-
-fn take(made: &Mutex<Made>) -> Made {
-    std::mem::take(&mut *made.lock().unwrap_or_else(PoisonError::into_inner))
-}
-
-/// An error that makes the engine roll back.
-fn dropped() -> HandlerError {
-    HandlerError::permanent("its answer is not kept")
 }

@@ -20,6 +20,8 @@ use idem_core::{
     },
 };
 use metrics::{Counter, Gauge, Histogram};
+use tokio::time::Instant;
+use tracing::Span;
 
 use super::Idempotency;
 
@@ -27,6 +29,8 @@ use super::Idempotency;
 pub(crate) const FIRST: &str = "first";
 /// A request that got the first one's answer.
 pub(crate) const REPLAYED: &str = "replayed";
+/// A request whose client went away before there was an answer.
+const GONE: &str = "client-gone";
 
 /// The counts of a service.
 pub(crate) struct Counts {
@@ -48,6 +52,7 @@ struct OfRoute {
     replayed: AtomicU64,
     refused: AtomicU64,
     failed: AtomicU64,
+    gone: AtomicU64,
     /// By outcome. There are some twenty at most.
     handles: Mutex<Vec<(&'static str, Counter, Histogram)>>,
 }
@@ -70,13 +75,18 @@ impl Counts {
         }
     }
 
-    /// A request to this route was answered.
-    pub(crate) fn answered(&self, route: &str, outcome: &'static str, status: StatusCode, took: Duration) {
+    /// A request to this route is there.
+    pub(crate) fn begin<'c>(&'c self, route: &'c str, span: &'c Span) -> Counting<'c> {
+        Counting { counts: self, route, span, begun: Instant::now(), answered: None }
+    }
+
+    fn count(&self, route: &str, outcome: &'static str, is_failure: bool, took: Duration) {
         let of = self.of(route);
         let counter = match outcome {
             FIRST => &of.first,
             REPLAYED => &of.replayed,
-            _ if status.is_server_error() => &of.failed,
+            GONE => &of.gone,
+            _ if is_failure => &of.failed,
             _ => &of.refused,
         };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -102,6 +112,38 @@ impl Counts {
             return Arc::clone(of);
         }
         Arc::clone(self.routes.write().unwrap_or_else(PoisonError::into_inner).entry(route.to_owned()).or_default())
+    }
+}
+
+/// A request that is counted once it ends, whether by its answer or because its client goes away.
+pub(crate) struct Counting<'c> {
+    counts: &'c Counts,
+    route: &'c str,
+    span: &'c Span,
+    begun: Instant,
+    answered: Option<(&'static str, StatusCode)>,
+}
+
+impl Counting<'_> {
+    /// Notes its answer.
+    pub(crate) fn answered(mut self, outcome: &'static str, status: StatusCode) {
+        self.answered = Some((outcome, status));
+    }
+}
+
+impl Drop for Counting<'_> {
+    fn drop(&mut self) {
+        let (outcome, status) = self.answered.map_or((GONE, None), |(outcome, status)| (outcome, Some(status)));
+        let is_failure = status.is_some_and(|status| status.is_server_error());
+        self.counts.count(self.route, outcome, is_failure, self.begun.elapsed());
+        self.span.record("idem.outcome", outcome);
+        if let Some(status) = status {
+            self.span.record("http.response.status_code", status.as_u16());
+        }
+        if is_failure {
+            self.span.record("error.type", outcome);
+            self.span.record("otel.status_code", "ERROR");
+        }
     }
 }
 
@@ -150,6 +192,8 @@ pub struct RouteCounts {
     pub refused: u64,
     /// Requests that were answered with 5xx and left nothing.
     pub failed: u64,
+    /// Requests whose clients went away before they had an answer. What such a request had begun is finished, and a repeat gets its answer.
+    pub gone: u64,
 }
 
 /// How many repeats wait for the first request with their key.
@@ -177,6 +221,7 @@ impl<S: Store> Idempotency<S> {
             replayed: count(&of.replayed),
             refused: count(&of.refused),
             failed: count(&of.failed),
+            gone: count(&of.gone),
         };
         routes.iter().map(of).collect()
     }

@@ -5,7 +5,7 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{Request, Response};
 use idem_core::{
-    ErrorClass, Failure, KeyState, NotKept, Ran, Recorded, Retention, RunOnceError, store::Store, telemetry,
+    ErrorClass, Failure, KeyState, NotKept, Ran, Recorded, Retention, RunOnceError, finished, store::Store, telemetry,
 };
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span, field};
@@ -46,11 +46,16 @@ pub(crate) type Run<'a> = Pin<Box<dyn Future<Output = Result<Ended, RunOnceError
 
 /// Runs a handler in the transaction that records its key. Routes and layers each implement it.
 pub(crate) trait Runs<S: Store>: Send + 'static {
+    /// Whether the outcomes of other requests may depend on this one.
+    fn has_company(&self) -> bool {
+        false
+    }
+
     /// Claims the key and, if it is new, runs the handler, on one of the connections that the tenant may use. May be called again
     /// if the key was held.
     fn run<'a>(
         &'a mut self,
-        shared: &'a Shared<S>,
+        shared: &'a Arc<Shared<S>>,
         admitted: &'a Arc<Admitted>,
         progress: &'a Arc<Progress>,
     ) -> Run<'a>;
@@ -79,9 +84,10 @@ impl<S: Store> Shared<S> {
         B::Error: Into<idem_core::BoxError>,
         R: Runs<S>,
     {
-        let (begun, received) = (Instant::now(), gates::received_key(request.headers()));
+        let received = gates::received_key(request.headers());
         let trace = request.headers().get("traceparent").and_then(|value| value.to_str().ok());
         let span = telemetry::request(self.engine.name(), route::method(request.method()), route.label(), trace);
+        let counting = self.counts.begin(route.label(), &span);
         let answered = async {
             let admitted = self.admit(request, &route.scope, settings).await?;
             Span::current().record("idem.key", field::display(&admitted.key));
@@ -89,14 +95,7 @@ impl<S: Store> Shared<S> {
         };
         let answered = answered.instrument(span.clone()).await;
         let Answered { mut response, outcome } = answered.unwrap_or_else(|problem| self.problem(&problem));
-        let status = response.status();
-        self.counts.answered(route.label(), outcome, status, begun.elapsed());
-        span.record("http.response.status_code", status.as_u16());
-        span.record("idem.outcome", outcome);
-        if status.is_server_error() {
-            span.record("error.type", outcome);
-            span.record("otel.status_code", "ERROR");
-        }
+        counting.answered(outcome, response.status());
         answer::seal(&mut response, received.as_ref());
         response
     }
@@ -112,12 +111,15 @@ impl<S: Store> Shared<S> {
         loop {
             let mut stage = match self.flights.board(&admitted.key) {
                 Boarded::First(flight) => {
-                    let shared = Arc::clone(self);
-                    // A task of its own: it runs to its end even if the client disconnects.
+                    let (shared, has_company) = (Arc::clone(self), runs.has_company());
                     let lead = async move { shared.lead(&admitted, &flight, runs, deadline).await };
-                    let task = tokio::spawn(lead.in_current_span());
-                    // A panic that the engine does not catch ends the task.
-                    return task.await.unwrap_or(Err(Problem::Failed));
+                    let lead = lead.in_current_span();
+                    // It runs to its end even if the client disconnects, and for others at its own pace.
+                    return if has_company {
+                        tokio::spawn(lead).await.unwrap_or(Err(Problem::Failed))
+                    } else {
+                        finished(lead).await
+                    };
                 }
                 Boarded::Other(stage) => stage,
             };
@@ -156,7 +158,7 @@ impl<S: Store> Shared<S> {
 
     /// Runs the first request with its key here.
     async fn lead<R: Runs<S>>(
-        &self,
+        self: &Arc<Self>,
         admitted: &Arc<Admitted>,
         flight: &Flight,
         mut runs: R,
@@ -216,7 +218,7 @@ impl<S: Store> Shared<S> {
 
     /// Claims the key, and waits while another process has it: a few requests at a time, as each wait takes a connection.
     async fn claimed<R: Runs<S>>(
-        &self,
+        self: &Arc<Self>,
         admitted: &Arc<Admitted>,
         progress: &Arc<Progress>,
         runs: &mut R,

@@ -56,5 +56,7 @@ fn kept(row: &Row) -> Result<KeptResult, StoreError> {
     result.content_type = row.get::<Option<&str>>("content_type")?.map(Into::into);
     let sealed_with: Option<i32> = row.get("sealed_with")?;
     let sealed_with = sealed_with.map_or(Ok(0), u16::try_from).map_err(|_| damaged("sealed_with"))?;
-    Ok(KeptResult::new(is_error, result, sealed_with))
+    let mut kept = KeptResult::new(is_error, result, sealed_with);
+    kept.until = row.optional_instant("answer_until")?;
+    Ok(kept)
 }

@@ -8,7 +8,7 @@ use idem_core::{
     store::{Claim, Found},
 };
 use idem_schema::{
-    AppendLimits, Appending, EventColumns, ResultColumns, Row, claimed_ids, found_in_claim_order,
+    AppendLimits, Appending, EventColumns, ResultColumns, ResultRow, Row, claimed_ids, found_in_claim_order,
     results_in_claim_order,
 };
 use sqlx::{AssertSqlSafe, PgConnection, postgres::PgRow};
@@ -30,6 +30,18 @@ pub(super) fn known_events<'q>(query: Statement<'q>, events: &'q EventColumns<'_
     query.bind(&events.destinations).bind(&events.consumers).bind(&events.key_ids)
 }
 
+fn new_result<'q>(query: Statement<'q>, result: ResultRow<'_>) -> Statement<'q> {
+    let query = query.bind(result.consumer).bind(result.key_id).bind(result.kind).bind(result.status);
+    let query = query.bind(result.content_type).bind(result.headers).bind(result.body).bind(result.sealed_with);
+    query.bind(result.kept_for).bind(result.reference)
+}
+
+fn new_results<'q>(query: Statement<'q>, results: ResultColumns<'_>) -> Statement<'q> {
+    let query = query.bind(results.consumers).bind(results.key_ids).bind(results.kinds).bind(results.statuses);
+    let query = query.bind(results.content_types).bind(results.headers).bind(results.bodies).bind(results.sealed_with);
+    query.bind(results.kept_for).bind(results.references)
+}
+
 impl Appending for PostgresUnit<'_> {
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
         let rows = new_events(self.query(self.sql().inserting(events)), events).fetch_all(self.connection()).await;
@@ -42,13 +54,8 @@ impl Appending for PostgresUnit<'_> {
     }
 
     async fn insert_results(&mut self, results: &[NewResult]) -> Result<(), StoreError> {
-        let results = &ResultColumns::of(results);
-        let query = self.query(self.sql().inserting_results(results)).bind(&results.consumers).bind(&results.key_ids);
-        let query = query.bind(&results.kinds).bind(&results.statuses).bind(&results.content_types);
-        let query = query.bind(&results.headers).bind(&results.bodies).bind(&results.sealed_with);
-        let query = query.bind(&results.kept_for).bind(&results.references);
-        let rows = query.fetch_all(self.connection()).await;
-        self.read_or_explain(rows).await.map(|_| ())
+        self.results.extend_from_slice(results);
+        Ok(())
     }
 }
 
@@ -71,17 +78,37 @@ impl PostgresUnit<'_> {
         &mut self.session.connection
     }
 
+    /// Runs the seal that writes the answers, which comes before the COMMIT: sqlx can send none behind parameters.
+    pub(super) async fn seal_results(&mut self, xid: &str) -> Result<Option<PgRow>, StoreError> {
+        let results = std::mem::take(&mut self.results);
+        let text = if results.len() == 1 { &self.sql().seal_result } else { &self.sql().seal_results };
+        let seal = self.query(text).bind(xid).bind(self.session.durability.no_weaker());
+        let query = match &*results {
+            [result] => new_result(seal, ResultRow::of(result)),
+            _ => new_results(seal, ResultColumns::of(&results)),
+        };
+        match query.fetch_optional(self.connection()).await.map_err(error::sealing_results) {
+            Ok(row) => Ok(row),
+            Err(Ok(error)) => Err(error),
+            Err(Err(source)) => Err(self.explain(source).await),
+        }
+    }
+
     /// The rows, or whose fault it is that there are none.
     async fn read_or_explain(&self, rows: Result<Vec<PgRow>, sqlx::Error>) -> Result<Vec<Row>, StoreError> {
-        let source = match rows {
-            Ok(rows) => return driver::read(&rows),
-            Err(source) => source,
-        };
+        match rows {
+            Ok(rows) => driver::read(&rows),
+            Err(source) => Err(self.explain(source).await),
+        }
+    }
+
+    /// Whose fault it is that something was not written.
+    async fn explain(&self, source: sqlx::Error) -> StoreError {
         // A right that this login itself lacks is nobody's in the handlers.
         let is_denied = sqlstate(&source).as_deref() == Some("42501");
         let may_append = is_denied && may_append(self.driver).await;
         let (lock, statement) = (&*self.session.lock_timeout, &*self.session.statement_timeout);
-        Err(error::appending(source, AppendLimits { lock, statement, may_append }))
+        error::appending(source, AppendLimits { lock, statement, may_append })
     }
 }
 

@@ -147,6 +147,11 @@ pub(super) fn sealing(source: sqlx::Error) -> CommitError {
     of(source).sealing_with_commit()
 }
 
+/// Of a seal that writes answers, which failed as a seal before a COMMIT was sent; otherwise the error is that of a write.
+pub(super) fn sealing_results(source: sqlx::Error) -> Result<StoreError, sqlx::Error> {
+    if idem_schema::is_of_seal(&code(&source)) { Ok(of(source).sealing()) } else { Err(source) }
+}
+
 /// An error while COMMIT was outstanding.
 pub(super) fn committing(source: sqlx::Error) -> CommitError {
     of(source).committing()

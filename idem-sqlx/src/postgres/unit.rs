@@ -5,7 +5,7 @@ use std::{fmt, future::poll_fn, sync::Arc, task::Poll};
 use futures_util::StreamExt as _;
 use idem_core::{
     Recorded, StoreError, Tx, failpoint,
-    outbox::KeptResult,
+    outbox::{KeptResult, NewResult},
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions},
 };
 use idem_schema::{
@@ -26,6 +26,10 @@ fn is_answer(row: &PgRow, xid: Option<&str>) -> bool {
     row.try_get_unchecked::<&str, _>(0).is_ok_and(|sealed| sealed == xid.unwrap_or("1"))
 }
 
+fn other_answer() -> CommitError {
+    CommitError::Unknown("the answer to the seal was another statement's".into())
+}
+
 /// A statement of idem's own with literals in place of its two parameters, and the COMMIT behind it.
 fn literal(statement: &str, first: &str, second: &str) -> String {
     format!("{}; COMMIT", statement.replace("$1", first).replace("$2", second))
@@ -43,6 +47,8 @@ pub struct PostgresUnit<'l> {
     xid: Option<String>,
     /// The server process that runs this transaction, as the claim saw it.
     backend_pid: Option<i32>,
+    /// Answers that the seal writes.
+    pub(super) results: Vec<NewResult>,
     /// Whether a claim has put the session's own limits back.
     limits_are_back: bool,
 }
@@ -56,7 +62,7 @@ impl fmt::Debug for PostgresUnit<'_> {
 impl<'l> PostgresUnit<'l> {
     pub(super) fn new(driver: &'l Driver, session: &'l mut PostgresSession, options: UnitOptions) -> Self {
         let backend_pid = session.backend.map(|(pid, _)| pid);
-        Self { driver, session, options, xid: None, backend_pid, limits_are_back: false }
+        Self { driver, session, options, xid: None, backend_pid, results: Vec::new(), limits_are_back: false }
     }
 
     pub(super) fn sql(&self) -> &'l PostgresStatements {
@@ -133,12 +139,21 @@ impl<'l> PostgresUnit<'l> {
 
     /// Sends the seal with COMMIT and waits for the answer. Where the seal fails, the server does not come to the COMMIT.
     async fn send_commit(&mut self) -> Result<(), CommitError> {
-        let (text, expected) = (AssertSqlSafe(self.seal_and_commit()), self.xid.clone());
-        let mut answers = sqlx::raw_sql(text).fetch_many(&mut self.session.connection);
+        let expected = self.xid.clone();
+        let (text, mut is_sealed) = match &expected {
+            Some(xid) if !self.results.is_empty() => {
+                let answer = self.seal_results(xid).await.map_err(CommitError::RolledBack)?;
+                if !answer.is_some_and(|row| is_answer(&row, Some(xid))) {
+                    return Err(other_answer());
+                }
+                ("COMMIT".to_owned(), true)
+            }
+            _ => (self.seal_and_commit(), false),
+        };
+        let mut answers = sqlx::raw_sql(AssertSqlSafe(text)).fetch_many(&mut self.session.connection);
         // The first poll puts both on the wire, so that the failpoint lies between them and their answers.
         let mut next = poll_fn(|cx| Poll::Ready(answers.as_mut().poll_next(cx))).await;
         failpoint!(COMMIT_SENT).map_err(|injected| CommitError::Unknown(Box::new(injected)))?;
-        let mut is_sealed = false;
         loop {
             let answer = match next {
                 Poll::Ready(answer) => answer,
@@ -146,7 +161,7 @@ impl<'l> PostgresUnit<'l> {
             };
             match answer {
                 None if is_sealed => return Ok(()),
-                None => return Err(CommitError::Unknown("the answer to the seal was another statement's".into())),
+                None => return Err(other_answer()),
                 Some(Ok(Either::Left(_))) => {}
                 Some(Ok(Either::Right(row))) => is_sealed = is_answer(&row, expected.as_deref()),
                 Some(Err(source)) if is_sealed => return Err(error::committing(source)),

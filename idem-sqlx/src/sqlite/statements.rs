@@ -82,9 +82,10 @@ ON CONFLICT (consumer, key_id) DO UPDATE SET kind = excluded.kind, status = excl
     reference = excluded.reference"#;
 
     /// Reads the answers of keys. 1 a JSON array of consumers, 2 a blob with 16 bytes of key id each. Result, a row an answer that was
-    /// found: `consumer`, `key_id`, `kind`, `status`, `content_type`, `headers`, `body`, `sealed_with`, `reference`.
+    /// found: `consumer`, `key_id`, `kind`, `status`, `content_type`, `headers`, `body`, `sealed_with`, `reference`,
+    /// `answer_until`.
     read_results: r#"
-SELECT r.consumer, r.key_id, r.kind, r.status, r.content_type, r.headers, r.body, r.sealed_with, r.reference
+SELECT r.consumer, r.key_id, r.kind, r.status, r.content_type, r.headers, r.body, r.sealed_with, r.reference, r.answer_until
 FROM json_each(?1) AS asked CROSS JOIN "{schema}_processed_results" AS r
 WHERE r.consumer = asked.value AND r.key_id = substr(?2, 1 + 16 * asked.key, 16)"#;
 
@@ -92,7 +93,7 @@ WHERE r.consumer = asked.value AND r.key_id = substr(?2, 1 + 16 * asked.key, 16)
     /// those of `read_results` from `kind` on, which are NULL where there is no answer.
     look_up: r#"
 SELECT asked.key AS place, p.idempotency_key, p.payload_hash, p.hash_id, p.processed_at, p.processed_by, p.expires_at,
-    r.kind, r.status, r.content_type, r.headers, r.body, r.sealed_with, r.reference
+    r.kind, r.status, r.content_type, r.headers, r.body, r.sealed_with, r.reference, r.answer_until
 FROM json_each(?1) AS asked CROSS JOIN "{schema}_processed_messages" AS p
 LEFT JOIN "{schema}_processed_results" AS r ON r.consumer = p.consumer AND r.key_id = p.key_id
 WHERE p.consumer = asked.value ->> 0 AND p.key_id = substr(?2, 1 + 48 * asked.key, 16)"#;

@@ -78,7 +78,9 @@ impl ResultRow {
         if self.is_ended {
             return KeptResult::expired(is_error, result.status, result.reference.clone());
         }
-        KeptResult::new(is_error, result.clone(), sealed_with)
+        let mut kept = KeptResult::new(is_error, result.clone(), sealed_with);
+        kept.until = self.until;
+        kept
     }
 }
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use idem_core::{
-    Store,
+    Retention, Store,
     store::{Expiring, Removal, Removed},
 };
 use idem_http::{AskService, Idempotency};
@@ -96,7 +96,10 @@ async fn w21_each_state_of_a_key_is_told() {
         "state": "completed", "status": 201, "location": first.header("location"), "processed_at": processed_at,
         "key_expires": key_expires, "answer_expires": answer_expires,
     });
-    assert_eq!(ask("k").await, (200, completed));
+    assert_eq!(ask("k").await, (200, completed.clone()));
+    let shorter = builder(&ground).engine(|engine| engine.answers_for(Retention::For(Duration::from_secs(60))));
+    let shorter = super::ask::ask(&shorter.build().unwrap().asks(["POST /t"]), "acme", "/idempotency/k", "").await;
+    assert_eq!(shorter.json(), completed, "its times are those that were stored with it");
     send::<Postgres>(&route, request("f", "final")).await;
     let (status, failed) = ask("f").await;
     assert_eq!((status, &failed["state"], &failed["status"]), (200, &"failed".into(), &422.into()));

@@ -16,9 +16,12 @@ use axum::{
     routing::post,
 };
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use http::{Method, Request, StatusCode};
 use http_body_util::Full;
-use idem_core::{BoxError, HandlerError, IdForm};
+use idem_core::{
+    BoxError, Event, HandlerError, IdForm, Store as _,
+    outbox::{CAUSED_BY, StoredEvent},
+};
 use idem_http::{Idem, Idempotency, RequestKey, StepError};
 use tower::ServiceExt as _;
 
@@ -33,7 +36,7 @@ struct Counted(Arc<AtomicUsize>, Arc<Runs>);
 
 fn app<G: Ground>(idempotency: &Idempotency<G::Store>, runs: &Counted) -> Router {
     Router::new()
-        .route("/pay", post(pay::<G>).put(pay::<G>))
+        .route("/pay", post(pay::<G>).put(pay::<G>).delete(pay::<G>).get(async || "read"))
         .route("/refuse", post(refuse::<G>))
         .route("/stream", post(stream::<G>))
         .route("/slow", post(slow::<G>))
@@ -159,14 +162,25 @@ pub(crate) async fn w24_a_handler_of_axum_has_its_effect_once<G: Ground>() {
     assert_eq!((first.status, &first.body), (402, &again.body));
     assert_eq!(again.is_replayed(), Some(true));
     assert_eq!(ground.paid().await.len(), 2);
-    // A PUT is protected where it has a key, and where it has none its handler says what it needs.
-    let mut put = json("/pay", "p", r#"{"text":"put"}"#);
-    *put.method_mut() = http::Method::PUT;
-    assert_eq!(send(&app, put).await.is_replayed(), Some(false));
-    let mut put = json("/pay", "p", r#"{"text":"put"}"#);
-    *put.method_mut() = http::Method::PUT;
-    put.headers_mut().remove("idempotency-key");
-    assert_eq!(send(&app, put).await.status, 400);
+    // These are protected where they have a key, and where they have none their handler says what it needs.
+    for method in [Method::PUT, Method::DELETE] {
+        let other = || {
+            let mut other = json("/pay", "p", r#"{"text":"other"}"#);
+            *other.method_mut() = method.clone();
+            other
+        };
+        assert_eq!(send(&app, other()).await.is_replayed(), Some(false), "{method}");
+        assert_eq!(send(&app, other()).await.is_replayed(), Some(true), "{method}");
+        let mut keyless = other();
+        keyless.headers_mut().remove("idempotency-key");
+        assert_eq!(send(&app, keyless).await.status, 400, "{method}");
+    }
+    for method in [Method::GET, Method::HEAD] {
+        let mut safe = json("/pay", "k", "{}");
+        *safe.method_mut() = method;
+        let seen = send(&app, safe).await;
+        assert_eq!((seen.status, seen.is_replayed()), (200, None), "it passes, whatever its headers: {seen:?}");
+    }
     // A handler that does not take its transaction is answered all the same.
     let plain = send(&app, json("/plain", "x", "{}")).await;
     assert_eq!((plain.status, plain.is_replayed()), (200, Some(false)));
@@ -255,6 +269,30 @@ pub(crate) async fn w30_a_handler_is_told_its_key_and_derives_others<G: Ground>(
     let other = Router::new().route("/told", post(told::<G>)).layer(builder(&forgotten).build().unwrap().layer());
     assert_eq!(send(&elsewhere, of("acme/ann", "\"k 1\"", "{}")).await.json(), first);
     assert_eq!(send(&other, of("acme/ann", "\"k 1\"", "{}")).await.json()["derived"], first["derived"]);
+}
+
+/// W88: an event under its request's own key is none of another tenant's or route's, and names the client's key as its cause.
+pub(crate) async fn w88_events_with_their_requests_keys_stay_apart<G: Ground>() {
+    async fn sent_on<G: Ground>(idem: Idem<G::Store>) -> Result<StatusCode, StepError> {
+        idem.publish(Event::to("told").same_key().body("it")).await?;
+        Ok(StatusCode::OK)
+    }
+    let ground = G::new().await;
+    let idempotency = builder(&ground).engine(|engine| engine.publishes_to(["told"])).build().unwrap();
+    let app = Router::new().route("/a", post(sent_on::<G>)).route("/b", post(sent_on::<G>)).layer(idempotency.layer());
+    for (tenant, path) in [("acme", "/a"), ("globex", "/a"), ("acme", "/b"), ("acme", "/b")] {
+        let mut request = json(path, "\"k 1\"", "{}");
+        request.headers_mut().insert("authorization", format!("Bearer {tenant}").parse().unwrap());
+        assert_eq!(send(&app, request).await.status, 200, "{tenant} {path}");
+    }
+    let events = ground.store().outbox().unwrap().events(Some("told"), None, 10).await.unwrap();
+    let told = |stored: &StoredEvent| {
+        assert_eq!(stored.event.headers.text(CAUSED_BY), Some("k 1"));
+        stored.event.key.as_str().to_owned()
+    };
+    let mut keys: Vec<_> = events.iter().map(told).collect();
+    keys.sort();
+    assert_eq!(keys, ["4:acme 7:POST /a k 1", "4:acme 7:POST /b k 1", "6:globex 7:POST /a k 1"]);
 }
 
 /// S4: a database quotes values in its errors, and what is told of a failed step does not.

@@ -71,11 +71,14 @@ pub(crate) async fn w2_who_does_not_wait_is_told_that_it_runs<G: Ground>() {
     let second = async {
         runs.until_begun(1).await;
         let second = send::<G>(&route, request("k", "one")).await;
+        // What runs may yet be rolled back, and then the key is free for this one.
+        let other = send::<G>(&route, request("k", "two")).await;
         runs.release(1);
-        second
+        (second, other)
     };
-    let (first, second) = tokio::join!(first, second);
+    let (first, (second, other)) = tokio::join!(first, second);
     assert_eq!((first.status, second.status), (201, 409), "{second:?}");
+    assert_eq!((other.status, &other.body), (409, &second.body));
     assert_eq!(second.header("retry-after"), Some("1"));
     assert_eq!(second.header("content-type"), Some("application/problem+json"));
     assert!(second.json()["type"].as_str().unwrap().ends_with("in-progress"));
@@ -118,6 +121,8 @@ pub(crate) async fn w4_another_request_is_no_repeat<G: Ground>() {
         let refused = send::<G>(&route, other).await;
         assert_eq!((refused.status, refused.header("retry-after")), (422, None), "{part}: {refused:?}");
         assert_eq!(refused.json()["differs"], part);
+        assert_eq!(refused.header("idempotency-key"), Some("k"), "as it was received");
+        assert!(refused.header("link").unwrap().contains("rel=\"describedby\""));
         assert!(!refused.body.windows(first.body.len()).any(|part| part == first.body), "it discloses nothing");
     }
     // What says the same in other words is the same.
@@ -154,6 +159,7 @@ pub(crate) async fn w5_malformed_keys_have_no_effect<G: Ground>() {
     let refused = send::<G>(&route, without).await;
     assert_eq!(refused.status, 400);
     assert_eq!(refused.json()["type"].as_str().unwrap().split('#').nth(1), Some("key-missing"));
+    assert!(refused.header("link").unwrap().contains("rel=\"describedby\""));
     assert_eq!((ground.paid().await.len(), runs.begun()), (0, 0));
     // The longest one that is allowed, which is more than a record's key holds with its scope.
     let longest = "k".repeat(255);

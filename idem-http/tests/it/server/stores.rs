@@ -40,6 +40,7 @@ on_every_store!(
     layer::w15_a_failed_step_says_whether_to_come_again,
     layer::w30_a_handler_is_told_its_key_and_derives_others,
     layer::w3_a_handler_of_axum_ends_without_its_client,
+    layer::w88_events_with_their_requests_keys_stay_apart,
     layer::w9_a_response_that_does_not_end_has_no_effect,
     ask::w21_a_key_can_be_asked_about,
     shared::w80_requests_that_come_together_share_a_transaction,

@@ -22,7 +22,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 
 use super::{
     grounds::{Ground, Memory},
-    support::{Runs, Seen, builder, request, request_of, route, send},
+    support::{Runs, Seen, builder, held, request, request_of, route, send},
 };
 
 /// What was recorded, by metric and labels, as a number: of a histogram, how many values.
@@ -76,6 +76,12 @@ async fn w72_requests_are_counted_by_route_and_outcome() {
     ] {
         assert_eq!(send::<Memory>(&of, request).await.status, status);
     }
+    let begun = runs.begun() + 1;
+    let mut gone = send::<Memory>(&of, held(request("k-8", "one")));
+    tokio::select! {
+        seen = &mut gone => panic!("it was answered while it is held: {seen:?}"),
+        () = runs.until_begun(begun) => drop(gone),
+    }
     let recorded = recorded(&recorder.snapshotter());
     for (outcome, count) in [
         ("first", 3.0),
@@ -86,6 +92,7 @@ async fn w72_requests_are_counted_by_route_and_outcome() {
         ("not-kept", 1.0),
         ("key-malformed", 1.0),
         ("unauthenticated", 1.0),
+        ("client-gone", 1.0),
     ] {
         for metric in [telemetry::HTTP_REQUESTS, telemetry::HTTP_TIME] {
             let name = format!("{}{{consumer=payments,route=POST /t,outcome={outcome}}}", metric.name);
@@ -94,19 +101,19 @@ async fn w72_requests_are_counted_by_route_and_outcome() {
     }
     assert_eq!(recorded["idem.http_requests{consumer=payments,route=other,outcome=first}"], 1.0);
     let all: f64 = recorded.iter().filter(|(name, _)| name.starts_with("idem.http_requests{")).map(|(_, n)| n).sum();
-    assert_eq!(all, 12.0, "each once: {recorded:#?}");
+    assert_eq!(all, 13.0, "each once: {recorded:#?}");
     for name in recorded.keys() {
-        for word in ["acme", "k-1", "SECRET", "4711", "one"] {
+        for word in ["acme", "k-1", "SECRET", "4711", "two"] {
             assert!(!name.split('{').nth(1).is_some_and(|labels| labels.contains(word)), "{word} in {name}");
         }
     }
     let [t, other] = &idempotency.routes()[..] else { panic!("{:?}", idempotency.routes()) };
-    assert_eq!((t.route.as_str(), t.first, t.replayed, t.refused, t.failed), ("POST /t", 3, 2, 4, 2));
+    assert_eq!((t.route.as_str(), t.first, t.replayed, t.refused, t.failed, t.gone), ("POST /t", 3, 2, 4, 2, 1));
     assert_eq!((other.route.as_str(), other.first), ("other", 1));
 }
 
 /// A route whose handler waits for a permit.
-async fn held(
+async fn waiting(
     idempotency: &Idempotency<<Memory as Ground>::Store>,
     permits: &Arc<Semaphore>,
     request: Request<Full<Bytes>>,
@@ -144,7 +151,7 @@ async fn w73_repeats_that_wait_are_seen_and_gone_when_they_are_answered() {
         let WaitingRepeats { in_memory, at_database, at_database_max, .. } = of.waiting();
         (in_memory, at_database, at_database_max)
     };
-    let one = |of, key| held(of, &permits, request(key, "one"));
+    let one = |of, key| waiting(of, &permits, request(key, "one"));
     let all = async { tokio::join!(one(&here, "k-1"), one(&here, "k-2"), one(&here, "k-1"), one(&here, "k-1")) };
     let repeats = async {
         until(|| waits(&here) == (2, 0, 1)).await;

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use idem_core::{
-    CleanupSettings, Decided, DedupConsumer, Effects, ErrorClass, Handler as _, Headers, Message, NotKept, Ran,
-    ResultBody, Retention, RunOnce, RunOnceError, Store, StoredResult, Tenant, Tx, WorkError, Working,
+    CleanupSettings, Decided, DedupConsumer, Effects, ErrorClass, Handler as _, Headers, KeyState, Message, NotKept,
+    Ran, ResultBody, Retention, RunOnce, RunOnceError, Store, StoredResult, Tenant, Tx, WorkError, Working,
     outbox::RESULT_BYTES_MAX, store::Expiring,
 };
 
@@ -51,7 +51,10 @@ async fn results<S: Store>(
 ) -> Vec<(Kind, Option<Result<StoredResult, NotKept>>)> {
     let messages: Vec<_> = messages.into_iter().collect();
     let decided = within("processing messages", consumer.process_with_results(messages)).await.unwrap();
-    decided.into_iter().map(|Decided { decision, result, .. }| (Kind::of(&decision), result)).collect()
+    // Until when it is kept is told of what was read back alone.
+    let as_handed_in = |stored: StoredResult| StoredResult::new(stored.is_error, stored.result);
+    let known = |result: Option<Result<StoredResult, NotKept>>| result.map(|result| result.map(as_handed_in));
+    decided.into_iter().map(|Decided { decision, result, .. }| (Kind::of(&decision), known(result))).collect()
 }
 
 fn ok(text: &str) -> Option<Result<StoredResult, NotKept>> {
@@ -319,11 +322,12 @@ pub async fn v12_an_answer_may_go_before_its_record_and_never_runs_again<T: Stor
     if !keeps_results(&fixture) {
         return;
     }
-    let payments = || {
+    let keeping = |answers_for| {
         let builder = RunOnce::builder_shared(Arc::clone(&fixture.store), "payments").effects(Effects::InTransaction);
-        let builder = builder.final_errors().answers_for(Retention::For(HOUR)).retention(Retention::For(48 * HOUR));
-        builder.build_once().unwrap()
+        let builder = builder.final_errors().answers_for(Retention::For(answers_for));
+        builder.retention(Retention::For(48 * HOUR)).build_once().unwrap()
     };
+    let payments = || keeping(HOUR);
     let accepted: Arc<Answering> = Arc::new(|_| Ok(answer("private").with_reference("/orders/7")));
     let refused: Arc<Answering> = Arc::new(|_| Err(WorkError::final_result(answer("private").with_status(402))));
     let call = async |key: &str| {
@@ -336,6 +340,10 @@ pub async fn v12_an_answer_may_go_before_its_record_and_never_runs_again<T: Stor
     }
     assert_eq!(ended().await, 0, "no answer is over yet");
     assert_eq!(call("a").await.unwrap().value, answer("private").with_reference("/orders/7"));
+    let asked = within("asking", keeping(2 * HOUR).ask(msg("a", "a"))).await;
+    let Ok(KeyState::Done { recorded, result: Ok(kept) }) = asked else { panic!("{asked:?}") };
+    let kept_for = kept.until.unwrap().duration_since(recorded.processed_at).unwrap();
+    assert!((HOUR..HOUR + PATIENCE).contains(&kept_for), "its end is the one that was stored with it: {kept_for:?}");
     if !fixture.arrange(Arrangement::Age(24 * HOUR)).await {
         return;
     }

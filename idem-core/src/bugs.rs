@@ -54,10 +54,18 @@ pub enum Bug {
     LateDeadLettersWait,
     /// A worker takes the first server that it sees for the one that knows its consumer (J63).
     TrustsTheFirstServer,
+    /// Destinations and tenants are interned once, also where another server answers that lacks them (J63).
+    DeclaresOnce,
     /// The id of an event is drawn, so that a second run by the same cause makes another event (O17).
     RandomId,
     /// An event is noted as published before it is (O2).
     MarksFirst,
+    /// An event whose confirmation did not come counts as published (O2).
+    SilenceConfirms,
+    /// One confirmed event of a batch confirms all of them (O2).
+    OneConfirmsAll,
+    /// What stands behind an event that failed is sent all the same (O24).
+    SendsFollowers,
     /// A result is written in a second transaction, after the commit of its effect (V1).
     ResultInSecondTx,
     /// A final error is stored by a unit of its own, after its key was let go (V11).
@@ -67,7 +75,7 @@ pub enum Bug {
 #[cfg(feature = "bugs")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 32] = [
         Self::AcknowledgesBeforeCommit,
         Self::UnknownIsCommitted,
         Self::RemembersBeforeCommit,
@@ -92,8 +100,12 @@ impl Bug {
         Self::LateDeadLettersBeginAnew,
         Self::LateDeadLettersWait,
         Self::TrustsTheFirstServer,
+        Self::DeclaresOnce,
         Self::RandomId,
         Self::MarksFirst,
+        Self::SilenceConfirms,
+        Self::OneConfirmsAll,
+        Self::SendsFollowers,
         Self::ResultInSecondTx,
         Self::FinalInNewUnit,
     ];

@@ -30,6 +30,18 @@ pub(crate) fn good_message(scenario: &Scenario) -> Duration {
     Duration::from_secs(2) + (SLOWEST + Duration::from_millis(2 * scenario.settle_latency)) * in_turn / side_by_side
 }
 
+/// By when the last event has arrived and the last caller is answered, once every effect is committed.
+fn telling(scenario: &Scenario) -> Duration {
+    let Some(telling) = &scenario.telling else { return Duration::ZERO };
+    let events: usize = scenario.messages.iter().map(|(_, content)| scenario.contents[*content].tells.len()).sum();
+    let latency = telling.receivers.iter().map(|receiver| receiver.latency).max().unwrap_or_default();
+    let event = Duration::from_millis(4 * latency) + telling.poll_busy * 2;
+    let call = scenario.deadline + scenario.busy_timeout + scenario.answer_timeout * 4;
+    let calls = call * 4 * u32::try_from(telling.calls.len()).unwrap_or(u32::MAX);
+    // The longest wait of an event or a relay, and what was under way when faults ended.
+    event * u32::try_from(events).unwrap_or(u32::MAX) + calls + telling.publish_deadline * 4 + Duration::from_secs(60)
+}
+
 /// By when everything is at rest, counted from the end of all faults: every message has used all of its attempts in turn,
 /// the breaker was open the whole time, and a replay was taken by a process that died.
 pub(crate) fn rest(scenario: &Scenario) -> Duration {
@@ -51,5 +63,12 @@ pub(crate) fn rest(scenario: &Scenario) -> Duration {
         scenario.messages.iter().filter(|(_, content)| !scenario.contents[*content].behaviour.is_good()).count();
     // Those beyond what may be in flight are held after the others.
     let holds = BREAKER_HOLD * (1 + u32::try_from(failing / scenario.in_flight).unwrap_or(u32::MAX));
-    messages + replays + holds + probes + scenario.lease.unwrap_or_default() * 3 + store + Duration::from_secs(120)
+    telling(scenario)
+        + messages
+        + replays
+        + holds
+        + probes
+        + scenario.lease.unwrap_or_default() * 3
+        + store
+        + Duration::from_secs(120)
 }

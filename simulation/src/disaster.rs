@@ -36,6 +36,8 @@ const CLAIM_WAITS: Duration = Duration::from_secs(20);
 pub(crate) struct Disasters {
     /// Contents whose effects, dead letters or audit lines the store has lost.
     undone: BTreeSet<usize>,
+    /// The same, also those whose messages were published again since.
+    ever_undone: BTreeSet<usize>,
     times: u32,
     forgotten: Vec<(String, Duration)>,
     clock_max: Option<SystemTime>,
@@ -47,6 +49,16 @@ impl Disasters {
     /// Whether the store has lost what came of this content.
     pub(crate) fn is_undone(&self, content: usize) -> bool {
         self.undone.contains(&content)
+    }
+
+    /// Whether the store has ever lost what came of this content.
+    pub(crate) fn was_undone(&self, content: usize) -> bool {
+        self.ever_undone.contains(&content)
+    }
+
+    /// How often the store has gone back.
+    pub(crate) fn times(&self) -> u32 {
+        self.times
     }
 
     /// How often attempts may have been counted anew.
@@ -120,6 +132,7 @@ pub(crate) async fn fail_over(world: &World) {
     let is_paused = {
         let mut known = world.known();
         known.disasters.times += 1;
+        known.disasters.ever_undone.extend(undone.iter().copied());
         known.disasters.undone.extend(undone);
         known.paused_since.is_some()
     };

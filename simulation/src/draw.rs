@@ -9,19 +9,23 @@ use idem_testkit::{
     memory::{Faults, Order, Rate, Revoke},
 };
 
-use crate::scenario::{Behaviour, Content, Event, Scenario, Theme};
+use crate::{
+    scenario::{Behaviour, Content, Event, Scenario, Theme},
+    telling,
+};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
 
-fn one_in(rng: &mut Rng, n: u32) -> bool {
+pub(crate) fn one_in(rng: &mut Rng, n: u32) -> bool {
     rng.u32(0..n) == 0
 }
 
-fn pick<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
+pub(crate) fn pick<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
     of[rng.usize(..of.len())]
 }
 
-fn millis(rng: &mut Rng, from: u64, to: u64) -> Duration {
+pub(crate) fn millis(rng: &mut Rng, from: u64, to: u64) -> Duration {
     Duration::from_millis(rng.u64(from..=to))
 }
 
@@ -45,6 +49,8 @@ pub(crate) fn scenario(theme: Theme, seed: u64) -> Scenario {
     }
     events(&mut scenario, span, rng);
     disasters(&mut scenario, theme, span, seed);
+    killers(&mut scenario, span, seed);
+    telling::draw(&mut scenario, theme, span, seed);
     scenario.messages.sort_by_key(|(at, _)| *at);
     scenario.events.sort_by_key(|(at, _)| *at);
     scenario
@@ -73,7 +79,7 @@ fn settings(theme: Theme, seed: u64, calm: bool, rng: &mut Rng) -> Scenario {
         deadline,
         busy_timeout: millis(rng, 50, 1_000),
         answer_timeout: millis(rng, 1_000, 3_000),
-        retention: if short { Duration::from_secs(60) } else { 7 * DAY },
+        retention: if short { Duration::from_secs(60) } else { WEEK },
         cleanup_every: (short || one_in(rng, 4)).then(|| millis(rng, 2_000, 20_000)),
         cache_for: one_in(rng, 4).then(|| millis(rng, 1_000, 30_000)),
         on_conflict: pick(
@@ -92,6 +98,7 @@ fn settings(theme: Theme, seed: u64, calm: bool, rng: &mut Rng) -> Scenario {
         contents: Vec::new(),
         messages: Vec::new(),
         events: Vec::new(),
+        telling: None,
     }
 }
 
@@ -154,6 +161,7 @@ fn contents(scenario: &mut Scenario, theme: Theme, rng: &mut Rng) {
                 payload: format!("p{key}.{payload}"),
                 order: (!one_in(rng, 10)).then(|| format!("o{order}")),
                 accounts: Vec::new(),
+                tells: Vec::new(),
                 behaviour: if misbehaves {
                     behaviour(rng)
                 } else {
@@ -192,6 +200,7 @@ fn messages(scenario: &mut Scenario, theme: Theme, span: u64, rng: &mut Rng) {
             order: one_in(rng, 2).then(|| format!("o{}", rng.u32(0..4))),
             behaviour: Behaviour::Good(0),
             accounts: Vec::new(),
+            tells: Vec::new(),
         });
         let at = if one_in(rng, 4) { millis(rng, 0, span) } else { burst };
         scenario.messages.push((at, scenario.contents.len() - 1));
@@ -306,6 +315,7 @@ fn poison(scenario: &mut Scenario, span: u64, rng: &mut Rng) {
             order: None,
             behaviour,
             accounts: Vec::new(),
+            tells: Vec::new(),
         });
         scenario.messages.push((millis(rng, 0, span), scenario.contents.len() - 1));
     }
@@ -313,18 +323,31 @@ fn poison(scenario: &mut Scenario, span: u64, rng: &mut Rng) {
 
 /// Two payloads of one key that always fail, a process for each.
 fn twins(scenario: &mut Scenario, span: u64, rng: &mut Rng) {
+    two_of_one_key(scenario, "twin", Behaviour::FailsAlways, span, rng);
+}
+
+/// The same with two that kill their processes in turn, from a generator of its own.
+fn killers(scenario: &mut Scenario, span: u64, seed: u64) {
+    let rng = &mut Rng::with_seed(seed ^ 0x00C1_11E5_0DD5_EED5);
+    if one_in(rng, 48) {
+        two_of_one_key(scenario, "killer", Behaviour::KillsAlways, span, rng);
+    }
+}
+
+fn two_of_one_key(scenario: &mut Scenario, key: &str, behaviour: Behaviour, span: u64, rng: &mut Rng) {
     // Neither process takes both.
     (scenario.processes, scenario.batch, scenario.in_flight) = (scenario.processes.max(2), 1, 1);
     (scenario.positions, scenario.breaker) = (false, false);
     let at = millis(rng, 0, span);
-    for twin in 0..2 {
+    for number in 0..2 {
         scenario.contents.push(Content {
-            key: Some("twin".to_owned()),
+            key: Some(key.to_owned()),
             tenant: scenario.tenants.then(|| "t0".to_owned()),
-            payload: format!("twin {twin}"),
+            payload: format!("{key} {number}"),
             order: None,
-            behaviour: Behaviour::FailsAlways,
+            behaviour,
             accounts: Vec::new(),
+            tells: Vec::new(),
         });
         scenario.messages.push((at + millis(rng, 0, 50), scenario.contents.len() - 1));
     }

@@ -2,10 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use idem_core::{Effects, Handler, HandlerError, Message, Tx};
+use idem_core::{Effects, Event, Handler, HandlerError, Message, PublishError, ResultBody, Tx};
 use idem_testkit::MemoryStore;
 
 use crate::{
+    receivers::{self, Of},
     scenario::Behaviour,
     world::{ACCOUNTS, EFFECTS, World},
 };
@@ -24,7 +25,10 @@ impl Handler<MemoryStore> for SimulatedHandler {
         if self.world.scenario.effects == Effects::Outside {
             self.world.called(content, message.derived_key("charge").to_string());
         }
-        let done = self.run(content, run, before, tx).await;
+        let done = match self.tell(content, run, message, tx) {
+            Ok(()) => self.run(content, run, before, tx).await,
+            Err(refused) => Err(refused.into()),
+        };
         let (how, own_failure) = match &done {
             Ok(()) => ("is done", false),
             // The store's own failures are not the handler's doing.
@@ -92,6 +96,32 @@ impl SimulatedHandler {
             | Behaviour::KillsFor(_) => {}
         }
         self.write(content, run, tx).await
+    }
+
+    /// Publishes its events and sets its answer, before anything can go wrong.
+    fn tell(
+        &self,
+        content: usize,
+        run: usize,
+        message: &Message,
+        tx: &mut Tx<'_, MemoryStore>,
+    ) -> Result<(), PublishError> {
+        if self.world.scenario.telling.is_none() {
+            return Ok(());
+        }
+        for (number, told) in self.world.scenario.contents[content].tells.iter().enumerate() {
+            let of = Of::Content(content, number);
+            let mut event = Event::to(&receivers::name(told.receiver)).label(&number.to_string()).body(of.to_string());
+            if told.same_key {
+                event = event.same_key();
+            }
+            if let Some(order) = told.order {
+                event = event.ordering_key(order.to_string());
+            }
+            let id = tx.publish(message, event)?;
+            self.world.published(of, id.as_str());
+        }
+        tx.set_result(message, ResultBody::new(run.to_string()))
     }
 
     async fn write(&self, content: usize, run: usize, tx: &mut Tx<'_, MemoryStore>) -> Result<(), HandlerError> {

@@ -44,11 +44,23 @@ pub enum Rule {
     WorkerEnded,
     /// No panic but the handlers' own.
     Panicked,
+    /// Every event of an effect arrives.
+    EventLost,
+    /// No event arrives without an effect.
+    EventOfNothing,
+    /// An event has one id, whatever happens to it, and arrives as it was published.
+    OtherEventId,
+    /// First copies of events of one ordering key are in the order of their effects.
+    EventsOutOfOrder,
+    /// No event comes twice where nothing was lost and nobody died.
+    NeedlessCopy,
+    /// Every answer to a key is that of the run that counts.
+    OtherAnswer,
 }
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 22] = [
         Self::SettledTooEarly,
         Self::Lost,
         Self::SecondEffect,
@@ -65,6 +77,12 @@ impl Rule {
         Self::NotAtRest,
         Self::WorkerEnded,
         Self::Panicked,
+        Self::EventLost,
+        Self::EventOfNothing,
+        Self::OtherEventId,
+        Self::EventsOutOfOrder,
+        Self::NeedlessCopy,
+        Self::OtherAnswer,
     ];
 }
 

@@ -11,12 +11,15 @@
 //! | `life`, `world`, `process` | runs it: the time line, what outlives the processes, the processes |
 //! | `disaster` | what befalls the store as a whole: failovers, restores, another clock, records that are forgotten |
 //! | `handler`, `source` | the user's code, and the connection to the broker, which checks what is settled at that moment |
+//! | `telling` | what is told to others: events and the answers of calls, as plain data |
+//! | `receivers`, `calls` | where events go, and who asks for something to be done once |
 //! | `journal` | what happened, its hash, and what broke a promise |
 //! | `bounds`, `oracle` | how long things may take, and what must be true at the end |
 //! | `shrink` | a smaller life that breaks the same promise |
 //! | `teeth` | planted bugs, each of which must be found |
 
 mod bounds;
+mod calls;
 mod disaster;
 mod draw;
 mod handler;
@@ -25,10 +28,12 @@ mod life;
 mod lives;
 mod oracle;
 mod process;
+mod receivers;
 mod scenario;
 mod shrink;
 mod source;
 pub mod teeth;
+mod telling;
 mod world;
 
 pub use self::{
@@ -37,6 +42,7 @@ pub use self::{
     lives::{Broken, Lives, Sum, Until},
     scenario::{Behaviour, Content, Event, Scenario, Theme},
     shrink::shrink,
+    telling::{Operation, Receiver, Telling, Told},
 };
 
 /// Panics of handlers are part of a life: nothing is printed for them.

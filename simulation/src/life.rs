@@ -14,7 +14,7 @@ use idem_testkit::{Weather, memory::Faults};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::{
-    bounds, disaster,
+    bounds, calls, disaster,
     journal::{Breach, Happened, Rule},
     oracle, process,
     scenario::{Event, Scenario},
@@ -127,6 +127,7 @@ async fn happen(world: &Arc<World>) {
     world.journal.note(&Happened::Noted("all faults end".to_owned()));
     world.store.weather(Weather::default());
     world.queue().misbehave(Faults::default());
+    world.received().faults_over = true;
     control(world, ControlState::Running).await;
     // Where positions are kept, a settlement that was lost is made good with the next assignment.
     world.queue().disconnect();
@@ -137,7 +138,11 @@ async fn happen(world: &Arc<World>) {
     };
     if !rested {
         let stats = world.queue().stats();
-        world.journal.breach(Rule::NotAtRest, format!("after {within:?}: {stats:?}"));
+        let (events, asked) = (world.on_their_way(), world.asked().is_done());
+        let text = format!("after {within:?}: {stats:?}, events {events:?}, all calls answered: {asked}");
+        world.journal.breach(Rule::NotAtRest, text);
+    } else if world.scenario.telling.is_some() {
+        calls::ask_again(world).await;
     }
 }
 
@@ -149,12 +154,16 @@ async fn halted(world: &World) {
     sleep(Duration::from_secs(30)).await;
 }
 
-/// Waits until no message is unsettled and no replay is under way.
+/// Waits until no message is unsettled, no replay is under way, no event on its way, and every caller is answered.
 async fn rest(world: &World) {
     loop {
         world.queue().drained().await;
-        if !world.store.kept_dead_letters().iter().any(|kept| kept.replaying) {
+        let is_told = world.scenario.telling.is_none() || (world.on_their_way().is_empty() && world.asked().is_done());
+        if is_told && !world.store.kept_dead_letters().iter().any(|kept| kept.replaying) {
             return;
+        }
+        if !is_told {
+            world.let_events_go().await;
         }
         sleep(Duration::from_secs(1)).await;
     }

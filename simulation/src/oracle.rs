@@ -11,9 +11,11 @@ use idem_core::{Bytes, Reason};
 use idem_testkit::{KeptDeadLetter, Operation, memory::Order};
 
 use crate::{
-    bounds,
+    bounds, calls,
+    draw::WEEK,
     journal::Rule,
-    scenario::Behaviour,
+    receivers,
+    scenario::{Behaviour, Content},
     world::{ACCOUNTS, Known, Publication, Run, World},
 };
 
@@ -44,11 +46,15 @@ pub(crate) fn judge(world: &World) {
     judge.sums_are_right();
     judge.dead_letters_are_earned();
     judge.order_is_kept();
+    judge.answers_are_kept();
     // A consumer that has halted leaves the rest to a person, and one that is not at rest has not lost anything yet.
     if world.halts.load(Ordering::SeqCst) == 0 && world.queue().is_drained() {
         judge.nothing_is_lost();
         judge.good_messages_are_soon();
     }
+    let is_at_rest = world.halts.load(Ordering::SeqCst) == 0 && world.queue().is_drained();
+    drop(judge);
+    receivers::judge(world, is_at_rest);
 }
 
 impl Judge<'_> {
@@ -88,7 +94,9 @@ impl Judge<'_> {
 
     /// A record is there for each effect that is younger than the retention, and none without an effect.
     fn records_and_effects_agree(&self) {
-        let records = self.world.store.records();
+        // Those of calls are judged by what callers are answered.
+        let mut records = self.world.store.records();
+        records.retain(|(_, record)| !record.key.as_str().starts_with(calls::KEY));
         let (_, clock_max) = self.known.disasters.clock(self.world.store.now(), self.world.journal.now());
         let bare = |key: &str| key.split_once('/').map_or(key, |(_, key)| key).to_owned();
         let all: BTreeSet<&str> = self.effects.iter().map(|(key, _)| key.as_str()).collect();
@@ -168,6 +176,8 @@ impl Judge<'_> {
                         let other = |run: usize| self.payload(self.content_of(run)) != Some(about.payload.as_str());
                         self.effects.iter().any(|(of, run)| *of == key && other(*run))
                     }),
+                    // Its key was used before, and the event of that use waited still.
+                    Reason::OutboxConflict => self.has_twin(about),
                     Reason::Permanent => about.behaviour == Behaviour::Permanent,
                     Reason::AttemptsExhausted | Reason::Deadline => self.is_exhausted(content),
                     // Nothing in a life leads to any of these.
@@ -188,13 +198,44 @@ impl Judge<'_> {
         }
     }
 
+    /// Whether another content has its key.
+    fn has_twin(&self, about: &Content) -> bool {
+        let is_twin = |other: &&Content| other.scoped_key() == about.scoped_key() && other.payload != about.payload;
+        self.world.scenario.contents.iter().any(|other| is_twin(&other))
+    }
+
+    /// Each record has the answer of the run whose effect it stands for, where answers are kept.
+    fn answers_are_kept(&self) {
+        let scenario = &self.world.scenario;
+        // Whatever was kept long enough may be gone.
+        if scenario.telling.is_none() || scenario.retention < WEEK || !scenario.clock_moves().is_zero() {
+            return;
+        }
+        let results = self.world.store.results();
+        for (scope, record) in self.world.store.records() {
+            let key = record.key.as_str();
+            if key.starts_with(calls::KEY) {
+                continue;
+            }
+            let kept = results.iter().find(|result| (result.scope, &result.key) == (scope, &record.key));
+            let run = kept.and_then(|kept| std::str::from_utf8(&kept.result.body).ok()?.parse::<usize>().ok());
+            // The last of each tenant, where several have the key.
+            let of_key = self.effects.iter().filter(|(of, _)| of.split_once('/').is_some_and(|(_, own)| own == key));
+            let last: BTreeMap<&str, usize> = of_key.map(|(of, run)| (of.as_str(), *run)).collect();
+            if !last.values().any(|effect| Some(*effect) == run) {
+                let text = format!("{key} has the answer {kept:?}, which is of no run that counts");
+                self.breach(Rule::OtherAnswer, text);
+            }
+        }
+    }
+
     /// Whether so many runs came to nothing as there are attempts: by the handler's doing, the store's or a death.
     fn is_exhausted(&self, content: usize) -> bool {
         let committed = self.effects.iter().filter(|(_, run)| self.content_of(*run) == content).count() as u64;
         let failed = u64::from(self.known.contents[content].runs).saturating_sub(committed);
         let met = |operation| self.world.store.faults_met(operation);
         // A claim or a commit that others were in the way of is charged after the third time in a row.
-        let in_the_way = (met(Operation::Claim) + met(Operation::Commit)) / 4;
+        let in_the_way = (met(Operation::Claim) + met(Operation::Append) + met(Operation::Commit)) / 4;
         let deaths = self.world.deaths.load(Ordering::SeqCst);
         // A count whose answer was lost counts where a message comes again: another process may have died of it.
         let seen = self.known.contents[content];

@@ -9,12 +9,15 @@ use idem_core::{
     CancellationToken, CleanupSettings, ConfigError, DedupConsumer, Retention, Tenant, Worker, WorkerError,
     failpoint::Life,
     key::{Header, KEY_FIELD},
+    outbox::RESULT_BYTES_MAX,
 };
 use idem_testkit::MemoryStore;
 
 use crate::{
+    calls,
     handler::SimulatedHandler,
     journal::{Happened, Rule},
+    receivers,
     source::CheckedSource,
     world::{Running, TENANT, World},
 };
@@ -82,7 +85,15 @@ fn begin_life(world: &Arc<World>, process: usize) -> Life {
 /// Ends well, or with what the worker died of.
 async fn run(world: Arc<World>, process: usize, stop: CancellationToken) -> Result<&'static str, String> {
     let worker = worker(&world, process).map_err(|error| error.to_string())?;
-    match worker.run(stop.clone().cancelled_owned()).await {
+    let ended = if world.scenario.telling.is_some() {
+        tokio::select! {
+            ended = worker.run(stop.clone().cancelled_owned()) => ended,
+            Err(error) = calls::serve(Arc::clone(&world), process) => return Err(error.to_string()),
+        }
+    } else {
+        worker.run(stop.clone().cancelled_owned()).await
+    };
+    match ended {
         Ok(_) if stop.is_cancelled() => Ok("stopped"),
         Ok(_) => Err("it ended by itself".to_owned()),
         // Handlers that hang outlast a stop, and a store that is down outlasts a start.
@@ -111,6 +122,10 @@ fn worker(world: &Arc<World>, process: usize) -> Result<Worker<MemoryStore, Chec
     if scenario.tenants {
         consumer = consumer.tenant_of(|message| Tenant::new(message.headers().text(TENANT)?).ok());
     }
+    if let Some(telling) = &scenario.telling {
+        let receivers = (0..telling.receivers.len()).map(receivers::name);
+        consumer = consumer.publishes_to(receivers).keeps_results(RESULT_BYTES_MAX);
+    }
     let mut worker = Worker::builder(consumer.build()?, CheckedSource::new(Arc::clone(world), process))
         .batch(scenario.batch)
         .in_flight(scenario.in_flight)
@@ -125,6 +140,9 @@ fn worker(world: &Arc<World>, process: usize) -> Result<Worker<MemoryStore, Chec
     }
     if scenario.publisher {
         worker = worker.publisher(world.dead_letters().publisher());
+    }
+    if scenario.telling.as_ref().is_some_and(|telling| process < telling.relays) {
+        worker = worker.relay(|relay| receivers::routes(world, process, relay));
     }
     worker.build()
 }

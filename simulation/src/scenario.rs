@@ -9,7 +9,10 @@ use idem_testkit::{
     memory::{Faults, Order, Rate, Revoke},
 };
 
-use crate::draw;
+use crate::{
+    draw,
+    telling::{Telling, Told},
+};
 
 /// What kind of lives are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -90,6 +93,8 @@ pub struct Content {
     pub behaviour: Behaviour,
     /// The rows to which its handler adds 1 each, in this order, so that handlers wait for each other.
     pub accounts: Vec<u8>,
+    /// The events that it publishes.
+    pub tells: Vec<Told>,
 }
 
 impl Content {
@@ -206,6 +211,8 @@ pub struct Scenario {
     pub messages: Vec<(Duration, usize)>,
     /// What else happens when.
     pub events: Vec<(Duration, Event)>,
+    /// What is told to others, where anything is.
+    pub telling: Option<Telling>,
 }
 
 impl Scenario {
@@ -226,6 +233,12 @@ impl Scenario {
     #[must_use]
     pub fn goes_back(&self) -> bool {
         self.events.iter().any(|(_, event)| matches!(event, Event::FailOver | Event::Restore))
+    }
+
+    /// Whether any process is stopped in good order.
+    #[must_use]
+    pub fn stops(&self) -> bool {
+        self.events.iter().any(|(_, event)| matches!(event, Event::Stop { .. }))
     }
 
     /// How far the store's clock is moved, in all.

@@ -67,7 +67,7 @@ fn in_the_store() -> Vec<Planted> {
         ),
         planted(
             Defect::CountsAttemptsByKey,
-            Theme::Any,
+            Theme::Small,
             "two failing payloads of one key begin each other's attempts anew (A-M3)",
         ),
         planted(Defect::CommitsUnsealed, Theme::Small, "a handler's own COMMIT commits the claims (A12)"),
@@ -87,13 +87,33 @@ fn in_the_store() -> Vec<Planted> {
             Theme::Any,
             "consumers and tenants are numbered as they come, also by a server that has lost some (J63)",
         ),
+        planted(
+            Defect::NumbersEventsAgain,
+            Theme::Any,
+            "a server that takes over numbers events like those that it has lost",
+        ),
         planted(Defect::CleansLiveRecords, Theme::Small, "cleanup removes records that have not expired"),
         planted(Defect::DroppedUnitsHoldKeys, Theme::Small, "a unit whose process died holds its keys for ever"),
+        planted(Defect::PutsEventsOutside, Theme::Small, "events of a unit that is rolled back are sent (O1)"),
+        planted(Defect::LosesEvents, Theme::Small, "a commit keeps the effects and loses the events"),
+        planted(Defect::ScansByNumber, Theme::Small, "a relay reads on from the last number that it saw (O5)"),
+        planted(
+            Defect::EventsOvertake,
+            Theme::Small,
+            "events go although one of their ordering key before them waits (O24)",
+        ),
+        planted(Defect::EventsByKeyAlone, Theme::Small, "an event is known by its key alone, whoever it is for (O15)"),
+        planted(Defect::LeasesToAll, Theme::Small, "every relay has every destination (O11)"),
+        planted(Defect::LosesResults, Theme::Small, "a commit keeps the effects and loses the answers (V1)"),
+        planted(Defect::ResultsByKeyAlone, Theme::Small, "tenants with one key have each other's answers (V5)"),
+        planted(Defect::SavepointKeepsEffects, Theme::Small, "a refusal leaves the effects that it takes back"),
+        planted(Defect::SavepointLosesClaims, Theme::Small, "a refusal lets its key go before it is committed (V11)"),
         planted(Defect::ForgetsHashes, Theme::Small, "a record has whatever hash it is compared with"),
     ]
 }
 
 #[cfg(feature = "bugs")]
+#[allow(clippy::too_many_lines, reason = "a list")]
 fn all() -> Vec<Planted> {
     let planted = |bug, theme, about| Planted { place: Place::Engine(bug), theme, about };
     let mut all = vec![
@@ -144,6 +164,26 @@ fn all() -> Vec<Planted> {
             Theme::Any,
             "what was set aside and came again waits for its turn under an open breaker (J64)",
         ),
+        planted(
+            Bug::DeclaresOnce,
+            Theme::Any,
+            "destinations and tenants are interned once, also where another server lacks them (J63)",
+        ),
+        planted(Bug::RandomId, Theme::Small, "the ids of events are drawn, so a second run makes other events (O17)"),
+        planted(Bug::MarksFirst, Theme::Small, "an event is noted as published before it is (O2)"),
+        planted(
+            Bug::SilenceConfirms,
+            Theme::Small,
+            "an event whose confirmation did not come counts as published (O2)",
+        ),
+        planted(Bug::OneConfirmsAll, Theme::Small, "one confirmed event of a batch confirms all of them (O2)"),
+        planted(
+            Bug::SendsFollowers,
+            Theme::Small,
+            "what stands behind an event that failed is sent all the same (O24)",
+        ),
+        planted(Bug::ResultInSecondTx, Theme::Small, "an answer is written after the commit of its effect (V1)"),
+        planted(Bug::FinalInNewUnit, Theme::Calm, "a refusal is stored after its key was let go (V11)"),
         planted(
             Bug::TrustsTheFirstServer,
             Theme::Small,

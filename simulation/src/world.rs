@@ -17,9 +17,11 @@ use idem_testkit::{
 use tokio::sync::Notify;
 
 use crate::{
+    calls::Asked,
     disaster::Disasters,
     journal::{Happened, Journal, Rule},
     life::Way,
+    receivers::Received,
     scenario::{Behaviour, Scenario},
 };
 
@@ -52,6 +54,8 @@ pub(crate) struct Run {
     /// By the store's clock: when it was claimed at the earliest, and the latest time that the clock had shown by then.
     pub(crate) claimed: SystemTime,
     pub(crate) clock_max: SystemTime,
+    /// How many effects were committed when it began, where something is told to others.
+    pub(crate) effects_before: usize,
 }
 
 /// What is known of one content.
@@ -101,6 +105,10 @@ pub(crate) struct World {
     queues: Mutex<(Queue, Queue)>,
     pub(crate) generation: AtomicUsize,
     known: Mutex<Known>,
+    /// What receivers of events have got.
+    received: Mutex<Received>,
+    /// What callers were answered.
+    asked: Mutex<Asked>,
     pub(crate) places: Vec<Place>,
     pub(crate) deaths: AtomicU64,
     pub(crate) closing: AtomicBool,
@@ -126,6 +134,8 @@ impl World {
             queues: Mutex::new(topic(&scenario, 0)),
             generation: AtomicUsize::new(0),
             known: Mutex::new(known),
+            received: Mutex::default(),
+            asked: Mutex::new(Asked::new(&scenario)),
             places,
             deaths: AtomicU64::new(0),
             closing: AtomicBool::new(false),
@@ -140,6 +150,14 @@ impl World {
 
     pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn received(&self) -> MutexGuard<'_, Received> {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn asked(&self) -> MutexGuard<'_, Asked> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn queue(&self) -> Queue {
@@ -221,11 +239,12 @@ impl World {
     /// A handler begins. Answers the number of the run, and how often this content ran before.
     pub(crate) fn begin(&self, process: usize, content: usize) -> (usize, u32) {
         let now = self.journal.now();
+        let effects_before = if self.scenario.telling.is_some() { self.effects().len() } else { 0 };
         let mut known = self.known();
         let (number, before) = (known.runs.len(), known.contents[content].runs);
         known.contents[content].runs += 1;
         let (claimed, clock_max) = known.disasters.clock(self.store.now(), now);
-        known.runs.push(Run { content, began: now, returned: None, claimed, clock_max });
+        known.runs.push(Run { content, began: now, returned: None, claimed, clock_max, effects_before });
         let (seen, paused, anew) = (known.contents[content], known.paused_since, known.disasters.counted_anew());
         drop(known);
         self.journal.note(&Happened::Began { process, run: number, content });

@@ -411,6 +411,7 @@ impl<S: Store> DedupConsumerBuilder<S> {
             registered: OnceCell::new(),
             attached: OnceLock::new(),
             scopes: Mutex::new(HashMap::new()),
+            server: Mutex::new(None),
             idle: Mutex::new(Vec::new()),
             slots: Arc::new(Semaphore::new(self.settings.lanes)),
             shared_units: self.settings.shared_unit_max.map(|max| SharedUnits::new(max, self.settings.lanes)),

@@ -24,9 +24,9 @@ mod transaction_use;
 mod unit;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicU32},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::AtomicU32},
 };
 
 use tokio::sync::{Notify, OnceCell, OwnedSemaphorePermit, Semaphore};
@@ -51,6 +51,7 @@ pub(crate) use self::{
     unit::{End, Gate, run},
 };
 use crate::{
+    bugs::{self, Bug},
     caught::caught,
     clock::DatabaseClock,
     config::{ConsumerSettings, Effects},
@@ -64,7 +65,7 @@ use crate::{
     outcome::{Decision, Failure},
     source::Attached,
     spawn,
-    store::{self, Bookkeeping as _, HashRuleId, Registered, Registration, ScopeId, Store},
+    store::{self, Bookkeeping as _, HashRuleId, Registered, Registration, ScopeId, Store, StoreIdentity},
     telemetry::{Destination, UnitMetrics},
 };
 
@@ -133,6 +134,8 @@ pub(crate) struct Inner<S: Store> {
     pub(crate) published: Arc<Notify>,
     registered: OnceCell<Registered>,
     scopes: Mutex<HashMap<Tenant, ScopeId>>,
+    /// The server that has all of them, where the consumer publishes.
+    server: Mutex<Option<StoreIdentity>>,
     /// Sessions of ours that nobody uses now, and a permit for each that may exist.
     idle: Mutex<Vec<S::Session>>,
     slots: Arc<Semaphore>,
@@ -391,7 +394,7 @@ impl<S: Store> Inner<S> {
 
     /// The scope of a tenant, interned at its first message.
     async fn scope(&self, tenant: &Tenant) -> Result<ScopeId, StoreError> {
-        let known = self.scopes.lock().unwrap_or_else(PoisonError::into_inner).get(tenant).copied();
+        let known = self.known_scopes().get(tenant).copied();
         if let Some(scope) = known {
             return Ok(scope);
         }
@@ -403,7 +406,7 @@ impl<S: Store> Inner<S> {
             }
             answer => answer?,
         };
-        self.scopes.lock().unwrap_or_else(PoisonError::into_inner).insert(tenant.clone(), scope);
+        self.known_scopes().insert(tenant.clone(), scope);
         Ok(scope)
     }
 
@@ -411,13 +414,53 @@ impl<S: Store> Inner<S> {
     /// are needed to read records by names; that numbers keep their meaning while they are missing follows from
     /// [`Interned`](store::Interned).
     pub(crate) async fn intern_again(&self) -> Result<(), StoreError> {
-        self.scopes.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        if !self.publishes() {
+            // The next message of each tenant interns it.
+            self.known_scopes().clear();
+        }
         let own = self.registration(None);
         match self.store.bookkeeping().scope(&own.consumer, &own.tenant).await {
-            Ok(scope) => self.check_number(scope),
-            Err(StoreError::Refused { .. }) => self.register_again().await,
-            Err(error) => Err(error),
+            Ok(scope) => self.check_number(scope)?,
+            Err(StoreError::Refused { .. }) => self.register_again().await?,
+            Err(error) => return Err(error),
         }
+        if !self.publishes() {
+            return Ok(());
+        }
+        // Events are found by the rows of their destination and tenant, and were perhaps committed before anybody saw that these
+        // are missing.
+        self.declare().await?;
+        let tenants: BTreeSet<Tenant> = self.known_scopes().keys().cloned().collect();
+        for tenant in tenants {
+            let scope = self.store.bookkeeping().scope(&self.name, &tenant).await?;
+            self.known_scopes().insert(tenant, scope);
+        }
+        Ok(())
+    }
+
+    /// On a connection that was just opened: interns what is missing where another server answers than before. Events that were
+    /// committed without the rows of their destination and tenant would be found by no relay. Who publishes nothing asks nothing.
+    pub(crate) async fn interned_there(&self) -> Result<(), StoreError> {
+        let Some(registered) = self.registered.get().filter(|_| self.publishes()) else { return Ok(()) };
+        let now = self.store.bookkeeping().control(registered.scope).await?.identity;
+        if self.server().as_ref() == Some(&now) {
+            return Ok(());
+        }
+        self.intern_again().await?;
+        *self.server() = Some(now);
+        Ok(())
+    }
+
+    fn publishes(&self) -> bool {
+        !self.publishing.destinations.is_empty() && !bugs::planted(Bug::DeclaresOnce)
+    }
+
+    fn server(&self) -> MutexGuard<'_, Option<StoreIdentity>> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known_scopes(&self) -> MutexGuard<'_, HashMap<Tenant, ScopeId>> {
+        self.scopes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Registers the consumer once more, where its row was lost.

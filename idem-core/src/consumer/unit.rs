@@ -127,10 +127,13 @@ pub(super) async fn session_or_open<S: Store>(
     inner: &Inner<S>,
     session: Option<S::Session>,
 ) -> Result<S::Session, StoreError> {
-    match session {
-        Some(session) => Ok(session),
-        None => answered(inner.settings.answer_timeout, "connecting", inner.store.open()).await,
+    if let Some(session) = session {
+        return Ok(session);
     }
+    let session = answered(inner.settings.answer_timeout, "connecting", inner.store.open()).await?;
+    // Boxed, because it is rare and every unit's future would have room for it.
+    answered(inner.settings.answer_timeout, "interning names", Box::pin(inner.interned_there())).await?;
+    Ok(session)
 }
 
 /// Waits for the store's answer at most this long. A server that is gone without a word would otherwise hold the session

@@ -93,7 +93,7 @@ pub enum Defect {
     /// An event is known by its key alone, whatever its destination and scope (O15).
     EventsByKeyAlone,
     /// Events go although one of their ordering key before them waits.
-    FollowersOvertake,
+    EventsOvertake,
     /// Every relay gets the lease of a destination.
     LeasesToAll,
     /// A commit keeps the records and effects and loses the events.
@@ -113,6 +113,8 @@ pub enum Defect {
     /// Consumers and tenants are numbered in the order in which they come, so that a server that has lost some numbers others like
     /// them (J63).
     NumbersInOrder,
+    /// A server that takes over without the last commits gives events the numbers of those that it has lost.
+    NumbersEventsAgain,
     /// The dead letters of all consumers count for the quota of each (S23).
     MeasuresEverybodysDeadLetters,
     /// Another message at the origin of a dead letter is taken for that one (A29).

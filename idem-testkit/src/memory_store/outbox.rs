@@ -13,7 +13,7 @@ use idem_core::{
         DestinationId, EventEnd, EventNumber, EventState, IdForm, KeptResult, Leased, NewEvent, NewResult, Outbox,
         OutboxBacklog, OutgoingEvent, StoredEvent,
     },
-    store::ScopeId,
+    store::{Interned, ScopeId},
 };
 
 use super::{
@@ -26,7 +26,7 @@ pub(super) type EventKey = (DestinationId, RecordKey);
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Events {
-    destinations: Vec<DestinationRow>,
+    destinations: BTreeMap<DestinationId, DestinationRow>,
     rows: BTreeMap<EventNumber, EventRow>,
     /// The committed events, by what is unique.
     pub(super) numbers: BTreeMap<EventKey, EventNumber>,
@@ -39,11 +39,11 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// Has what was committed then, and nothing else. Destinations and numbers were drawn long before.
-    pub(super) fn go_back_to(&mut self, then: Self) {
-        let Self { rows, numbers, results, .. } = then;
-        (self.rows, self.numbers, self.results) = (rows, numbers, results);
-        self.held.clear();
+    /// Has what was committed then, and nothing else. Numbers were drawn long before.
+    pub(super) fn go_back_to(&mut self, then: Self, defect: Option<Defect>) {
+        let last = if defect == Some(Defect::NumbersEventsAgain) { then.last } else { self.last };
+        let scanned = std::mem::take(&mut self.scanned);
+        *self = Self { held: BTreeMap::new(), scanned, last, ..then };
     }
 }
 
@@ -159,13 +159,12 @@ impl Events {
     }
 
     fn destination(&mut self, id: DestinationId) -> Option<&mut DestinationRow> {
-        let place = usize::try_from(id.0).ok()?.checked_sub(1)?;
-        self.destinations.get_mut(place)
+        self.destinations.get_mut(&id)
     }
 
     fn declare(&mut self, declared: &Destination) -> Result<DestinationId, StoreError> {
-        let known = self.destinations.iter().position(|row| row.name == declared.name);
-        if let Some(row) = known.map(|place| &self.destinations[place])
+        let known = self.destinations.iter().find(|(_, row)| row.name == declared.name);
+        if let Some((_, row)) = known
             && row.id_form != declared.id_form
         {
             let problem = format!(
@@ -176,17 +175,19 @@ impl Events {
                 "Give it the form it has: under another one its receivers would take copies for new events".to_owned();
             return Err(StoreError::Refused { problem, cure });
         }
-        let place = known.unwrap_or_else(|| {
-            let (name, id_form) = (declared.name.clone(), declared.id_form);
-            self.destinations.push(DestinationRow { name, id_form, relay: None, lost_at: None, is_paused: false });
-            self.destinations.len() - 1
-        });
-        Ok(DestinationId(place as i32 + 1))
+        if let Some((id, _)) = known {
+            return Ok(*id);
+        }
+        let numbers = Interned::Destination.numbers(&[&declared.name]).map(DestinationId);
+        let free = numbers.into_iter().find(|id| !self.destinations.contains_key(id));
+        let id = free.ok_or(StoreError::Unsupported { what: "number so many destinations" })?;
+        let (name, id_form) = (declared.name.clone(), declared.id_form);
+        self.destinations.insert(id, DestinationRow { name, id_form, relay: None, lost_at: None, is_paused: false });
+        Ok(id)
     }
 
     fn lost_at(&self, id: DestinationId) -> Option<SystemTime> {
-        let place = usize::try_from(id.0).ok()?.checked_sub(1)?;
-        self.destinations.get(place)?.lost_at
+        self.destinations.get(&id)?.lost_at
     }
 
     /// The rows of an ordering key, oldest first.
@@ -285,8 +286,8 @@ impl Events {
     }
 
     fn backlog(&self, scopes: Option<&[ScopeId]>, now: SystemTime) -> Vec<OutboxBacklog> {
-        let count = |(place, row): (usize, &DestinationRow)| {
-            let id = DestinationId(place as i32 + 1);
+        let count = |(id, row): (&DestinationId, &DestinationRow)| {
+            let id = *id;
             let mut backlog = OutboxBacklog::new(row.name.clone(), id);
             backlog.is_paused = row.is_paused;
             backlog.relayed_by = row.relay.as_ref().filter(|(_, until)| *until > now).map(|(relay, _)| relay.clone());
@@ -311,7 +312,7 @@ impl Events {
             }
             backlog
         };
-        let mut all: Vec<_> = self.destinations.iter().enumerate().map(count).collect();
+        let mut all: Vec<_> = self.destinations.iter().map(count).collect();
         all.sort_by(|one, other| one.destination.cmp(&other.destination));
         all
     }
@@ -339,8 +340,7 @@ impl State {
         let row = self.events.rows.get(&number)?;
         let mut event = self.outgoing(number)?;
         let payload_bytes = std::mem::take(&mut event.payload).len() as u64;
-        let destination =
-            self.events.destinations.get(usize::try_from(row.event.destination.0).ok()?.checked_sub(1)?)?;
+        let destination = self.events.destinations.get(&row.event.destination)?;
         let mut stored = StoredEvent::new(event, destination.name.clone(), payload_bytes, row.state);
         stored.error.clone_from(&row.error);
         stored.not_before = (row.state == EventState::Waiting).then_some(row.may_go_from);
@@ -454,7 +454,7 @@ impl Outbox for MemoryOutbox {
         events_max: u32,
         bytes_max: u64,
     ) -> Result<Vec<OutgoingEvent>, StoreError> {
-        let (by_number, overtakes) = (self.has(Defect::ScansByNumber), self.has(Defect::FollowersOvertake));
+        let (by_number, overtakes) = (self.has(Defect::ScansByNumber), self.has(Defect::EventsOvertake));
         let take = |state: &mut State| {
             let now = state.now();
             let mut next = state.events.next(destination, events_max as usize, bytes_max, now, overtakes);
@@ -463,9 +463,9 @@ impl Outbox for MemoryOutbox {
                 next.retain(|number| number > last);
                 *last = next.iter().copied().max().unwrap_or(*last);
             }
-            next.into_iter().filter_map(|number| state.outgoing(number)).collect()
+            next.into_iter().map(|number| state.outgoing(number).ok_or_else(unnamed)).collect()
         };
-        self.book("reading the outbox", take).await
+        self.book("reading the outbox", take).await?
     }
 
     async fn settle(&self, destination: DestinationId, ends: &[(EventNumber, EventEnd)]) -> Result<(), StoreError> {
@@ -527,11 +527,16 @@ impl Outbox for MemoryOutbox {
 
     async fn pause(&self, destination: &str, is_paused: bool) -> Result<bool, StoreError> {
         let pause = |state: &mut State| {
-            let row = state.events.destinations.iter_mut().find(|row| row.name == destination);
+            let row = state.events.destinations.values_mut().find(|row| row.name == destination);
             row.map(|row| row.is_paused = is_paused).is_some()
         };
         self.book("pausing a destination", pause).await
     }
+}
+
+/// As the other stores do it, whose rows have numbers alone.
+fn unnamed() -> StoreError {
+    StoreError::schema("a row of outbox holds a damaged consumer", "Start the consumer that has written it")
 }
 
 impl super::bookkeeping::Books {

@@ -49,7 +49,7 @@ impl MemoryStore {
         let Checkpoint { records, tables, books, events } = checkpoint.clone();
         (state.records, state.tables) = (records, tables);
         state.books = books;
-        state.events.go_back_to(events);
+        state.events.go_back_to(events, self.shared.defect);
         state.server += 1;
         drop(state);
         self.shared.ended.notify_waiters();
@@ -61,10 +61,12 @@ impl MemoryStore {
     }
 
     /// Forgets the record of a key, as an operator does who wants its message to take effect again, and empties every cache
-    /// of committed keys. Answers whether there was one.
+    /// of committed keys; its answer goes with it. Answers whether there was one.
     pub fn forget(&self, scope: ScopeId, key: &IdempotencyKey) -> bool {
         let mut state = self.shared.state();
-        let is_gone = state.records.remove(&(scope, key.clone())).is_some();
+        let own = (scope, key.clone());
+        state.events.results.remove(&own);
+        let is_gone = state.records.remove(&own).is_some();
         if is_gone {
             state.books.forgotten(scope, key);
         }

@@ -183,7 +183,7 @@ mod broken {
         forgets_what_has_expired: ExpiredCountsAsGone by records::an_expired_record_counts_until_it_is_removed;
         knows_events_by_their_keys_alone: EventsByKeyAlone by
             events::o15_two_scopes_and_two_destinations_with_one_key_are_four_events;
-        lets_followers_overtake: FollowersOvertake by relays::what_waits_holds_its_ordering_key_back,
+        lets_followers_overtake: EventsOvertake by relays::what_waits_holds_its_ordering_key_back,
             relays::what_failed_waits_for_an_operator;
         leases_to_all: LeasesToAll by relays::one_relay_at_a_time_has_a_destination;
         loses_events: LosesEvents by events::append_is_atomic_with_the_record;

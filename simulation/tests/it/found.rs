@@ -3,12 +3,14 @@
 
 use std::{ops::Range, time::Duration};
 
-use idem_core::{Effects, RetryPolicy};
+use idem_core::{Effects, RetryPolicy, outbox::Dispatch};
 use idem_testkit::{
     Weather,
     memory::{Faults, Order, Rate, Revoke},
 };
-use simulation::{Behaviour, Content, Event, Scenario, Theme, Way, live, silence_panics, teeth};
+use simulation::{
+    Behaviour, Content, Event, Receiver, Scenario, Telling, Theme, Told, Way, live, silence_panics, teeth,
+};
 
 /// A calm life without messages: one process, one lane, and everything else as it is by default.
 fn plain(seed: u64) -> Scenario {
@@ -24,6 +26,7 @@ fn plain(seed: u64) -> Scenario {
     scenario.contents.clear();
     scenario.messages.clear();
     scenario.events.clear();
+    scenario.telling = None;
     scenario
 }
 
@@ -35,6 +38,22 @@ fn content(number: usize, behaviour: Behaviour) -> Content {
         order: None,
         behaviour,
         accounts: Vec::new(),
+        tells: Vec::new(),
+    }
+}
+
+/// One receiver, which always takes what it is given.
+fn telling() -> Telling {
+    let dispatch = Dispatch::Batches { events_max: 1_000 };
+    Telling {
+        receivers: vec![Receiver { dispatch, keeps_order: false, attempts: 5, latency: 2, faults: Rate::Never }],
+        relays: 1,
+        lease: at(1_500),
+        poll_busy: at(100),
+        poll_idle: at(1_000),
+        publish_deadline: at(3_000),
+        operations: Vec::new(),
+        calls: Vec::new(),
     }
 }
 
@@ -158,6 +177,48 @@ fn j63_a_failover_that_loses_what_tenants_are_called_mixes_none_up() {
             (at(2_300), Event::FailOver),
             (at(2_350), Event::Kill { process: 1, polls: 0, down: 500 }),
         ];
+        scenario
+    });
+}
+
+/// J63: a failover loses what a process has declared at its start, the destination of its events and a tenant: both are there again
+/// soon, and every event arrives.
+#[test]
+fn j63_a_failover_that_loses_a_destination_and_a_tenant_holds_no_event_back() {
+    found("DeclaresOnce", 0..30, |seed| {
+        let mut scenario = plain(seed);
+        (scenario.calm, scenario.tenants) = (false, true);
+        scenario.control_every = at(500);
+        scenario.contents = (0..4).map(|number| content(number, Behaviour::Good(0))).collect();
+        for (number, content) in scenario.contents.iter_mut().enumerate() {
+            content.tenant = Some(format!("t{}", number / 2));
+            content.tells = vec![Told { receiver: 0, same_key: false, order: None, fits: true }];
+        }
+        // Each of the last two comes before the worker sees that another server answers.
+        scenario.messages = vec![(at(100), 0), (at(200), 2), (at(650), 1), (at(650 + 5 * seed), 3)];
+        scenario.events = vec![(at(1), Event::Checkpoint), (at(600), Event::FailOver)];
+        scenario.telling = Some(telling());
+        scenario
+    });
+}
+
+/// A relay has an event while a server takes over that has lost it, and another event gets its number there: what becomes of the one
+/// must not be noted of the other.
+#[test]
+fn an_event_is_not_removed_for_another_one_of_its_number() {
+    found("NumbersEventsAgain", 0..30, |seed| {
+        let mut scenario = plain(seed);
+        scenario.calm = false;
+        scenario.contents = (0..6).map(|number| content(number, Behaviour::Good(0))).collect();
+        for content in &mut scenario.contents {
+            content.tells = vec![Told { receiver: 0, same_key: false, order: None, fits: true }];
+        }
+        scenario.messages = (0..3).map(|number| (at(300 + number), number as usize)).collect();
+        scenario.messages.extend((3..6).map(|number| (at(400 + 10 * seed + number), number as usize)));
+        scenario.events = vec![(at(200), Event::Checkpoint), (at(380 + 10 * seed), Event::FailOver)];
+        let mut telling = telling();
+        telling.receivers[0].latency = 600;
+        scenario.telling = Some(telling);
         scenario
     });
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Route, settings::STALE_MARGIN, told};
 use crate::{
+    bugs::{Bug, planted},
     outbox::{EventEnd, EventError, OutgoingEvent},
     retry::RetryPolicy,
 };
@@ -29,6 +30,7 @@ pub(super) fn of(event: &OutgoingEvent, answer: Result<(), EventError>, retry: &
     };
     let text = told(&error);
     Became::Noted(match error {
+        EventError::Later { may_be_sent: true, .. } if planted(Bug::SilenceConfirms) => EventEnd::Published,
         EventError::Refused { .. } => return Became::Refused(text),
         EventError::DoesNotFit { .. } => EventEnd::Failed { error: text, may_be_sent: false },
         EventError::Later { may_be_sent, after, counted: true, .. } => {

@@ -35,7 +35,7 @@ async fn rolling_deploy_to(new: &[&str]) {
 /// J1: SIGTERM under load, again and again. Each stop is clean, and the ledger is exact.
 #[tokio::test(flavor = "multi_thread")]
 async fn j1_a_worker_that_is_stopped_under_load_again_and_again_loses_nothing() {
-    let (purchases, stops) = (count(30_000, 8_000), count(200, 8));
+    let (purchases, stops) = (count(30_000, 5_000), count(200, 8));
     let fixture = Fixture::new("stops", 4).await;
     fixture.send(0..purchases).await;
     for _ in 0..stops {

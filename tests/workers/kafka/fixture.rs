@@ -18,28 +18,34 @@ pub(crate) const SQLX: Client = &[];
 pub(crate) const TOKIO_POSTGRES: Client = &["--store", "tokio-postgres"];
 pub(crate) const PIPELINED: Client = &["--store", "tokio-postgres", "--handlers", "pipelined"];
 
-/// Tests with each client of the function of this name, which takes the client.
+/// A test of each function of these names, which takes the client: with each with `./test --all`, else with one that is drawn by
+/// the seed, of three tests in a row another one each.
 macro_rules! with_each_client {
-    ($($name:ident),* $(,)?) => {$(
+    ($($name:ident),* $(,)?) => { $crate::fixture::with_each_client!(@ 0; $($name,)*); };
+    (@ $turn:expr; $name:ident, $($others:ident,)*) => {
         mod $name {
             #[tokio::test(flavor = "multi_thread")]
-            async fn sqlx() {
-                super::$name(crate::fixture::SQLX).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread")]
-            async fn tokio_postgres() {
-                super::$name(crate::fixture::TOKIO_POSTGRES).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread")]
-            async fn tokio_postgres_pipelined() {
-                super::$name(crate::fixture::PIPELINED).await;
+            async fn with_each_client() {
+                for client in crate::fixture::clients($turn) {
+                    println!("{client:?}");
+                    super::$name(client).await;
+                }
             }
         }
-    )*};
+        $crate::fixture::with_each_client!(@ $turn + 1; $($others,)*);
+    };
+    (@ $turn:expr;) => {};
 }
 pub(crate) use with_each_client;
+
+/// All clients with `./test --all`, else the one whose turn it is.
+pub(crate) fn clients(turn: u64) -> Vec<Client> {
+    let all = vec![SQLX, TOKIO_POSTGRES, PIPELINED];
+    match std::env::var_os("IDEM_TEST_ALL") {
+        Some(_) => all,
+        None => vec![all[usize::try_from((idem_testkit::seed() + turn) % 3).expect("below 3")]],
+    }
+}
 
 pub(crate) struct Fixture {
     pub(crate) topic: Topic,

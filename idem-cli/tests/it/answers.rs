@@ -30,7 +30,7 @@ async fn pay<S: Store>(store: &Arc<S>, key: &str) -> Result<Ran, RunOnceError> {
         .await
 }
 
-/// R94, V3: the result is shown where it is asked for, which the trail says; an erased one is told from one that is empty, and
+/// V3: the result is shown where it is asked for, which the trail says; an erased one is told from one that is empty, and
 /// nothing runs again; what was forgotten runs again, with a result of its own.
 async fn results_are_shown_erased_and_forgotten<S: Store>(store: Arc<S>, idem: impl Fn(&str) -> Answer) {
     for key in ["order-1", "order-refused"] {

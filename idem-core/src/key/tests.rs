@@ -228,7 +228,7 @@ fn s2_joined_keys_are_length_prefixed_and_hashed_when_long() {
 #[test]
 fn the_brokers_key_and_id_are_keys_only_where_asked_for() {
     let message = Message::new("{}").with_record_key("record").with_id("id-1");
-    assert_eq!(found(&*default_key_source(), &message), Ok(None), "X1: transport ids are no default");
+    assert_eq!(found(&*default_key_source(), &message), Ok(None), "transport ids are no default");
     assert_eq!(found(&RecordKey, &message), some("record"));
     assert_eq!(found(&MessageId, &message), some("id-1"));
     assert_eq!(found(&RecordKey, &Message::new("").with_record_key(&b"\xff"[..])), Err(KeyError::NotUtf8));

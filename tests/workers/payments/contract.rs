@@ -80,7 +80,7 @@ async fn w51_another_payload_is_refused() {
     fixture.remove().await;
 }
 
-/// W52: R85 to the letter: three requests with one key at once are one debit and three equal answers. Between two processes too.
+/// W52: three requests with one key at once are one debit and three equal answers. Between two processes too.
 #[tokio::test(flavor = "multi_thread")]
 async fn w52_three_at_once_are_one_debit_and_three_equal_answers() {
     let fixture = Fixture::new("http").await;

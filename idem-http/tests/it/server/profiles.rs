@@ -80,7 +80,7 @@ async fn w23_guardia_answers_with_its_codes() {
     assert_eq!(ground.paid().await, ["one", "one"]);
 }
 
-/// By itself the profile waits for the first request, so that all of R85's three get its answer.
+/// By itself the profile waits for the first request, so that all of three at once get its answer.
 #[tokio::test]
 async fn w23_guardia_waits_for_the_first_request() {
     let (ground, runs) = (Memory::new().await, Arc::new(Runs::default()));

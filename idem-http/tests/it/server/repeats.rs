@@ -43,7 +43,7 @@ pub(crate) async fn w1_a_lost_answer_is_given_again<G: Ground>() {
     assert_eq!(runs.begun(), 1);
 }
 
-/// R85 to the letter: three concurrent requests with one key, one debit, and all three get the same response.
+/// W2: three concurrent requests with one key, one debit, and all three get the same response.
 pub(crate) async fn w2_three_at_once_have_one_effect_and_one_answer<G: Ground>() {
     let (ground, runs) = (G::new().await, Arc::new(Runs::default()));
     let idempotency = builder(&ground).wait_for_owner(Duration::from_secs(20)).build().unwrap();

@@ -63,6 +63,7 @@ impl Last {
     }
 
     /// How a run has ended, of which the engine says this.
+    #[expect(clippy::result_large_err, reason = "it is passed on as it came, once a request")]
     pub(crate) fn ended(&self, ran: Result<Ran, RunOnceError>) -> Result<Ended, RunOnceError> {
         match (ran, self.take()) {
             (Ok(ran), Made::Own(response)) => Ok(Ended::Done(ran, Some(response))),

@@ -31,7 +31,7 @@ pub(crate) enum Outbox {
     },
     /// Have failed events, and those that wait for their next try, sent now; their attempts count anew
     Retry(RetryEvents),
-    /// Remove events without sending them, and let go what waits behind them
+    /// Remove events without sending them, and let go what waits behind them; what is pending only while its destination is paused
     Skip(SkipEvents),
     /// Stop the sending to a destination; running relays obey within seconds, and its events are kept
     Pause {

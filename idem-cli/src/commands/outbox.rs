@@ -17,7 +17,7 @@ use crate::{
     confirm::confirm,
     database::{self, Database},
     exit::Failure,
-    report::{Report, Table},
+    report::{Report, Row, Table},
 };
 
 use self::list::unknown;
@@ -132,8 +132,7 @@ async fn retry(events: &mut impl Events, asked: &RetryEvents) -> Result<Report, 
              goes after that one",
         ));
     }
-    let stale =
-        can_go.iter().filter(|row| row.get("stale").as_bool() == Some(true) || row.number("stale") == 1).count();
+    let stale = can_go.iter().filter(|row| is_set(row, "stale")).count();
     if stale > 0 && !asked.stale {
         return Err(Failure::refused(format!(
             "{} of them are stale: a copy may have been sent so long ago that the receivers no longer know it, and another \
@@ -153,17 +152,39 @@ async fn retry(events: &mut impl Events, asked: &RetryEvents) -> Result<Report, 
 
 async fn skip(events: &mut impl Events, asked: &SkipEvents) -> Result<Report, Failure> {
     let found = chosen(events, &asked.which, RECEIVER_KEEPS).await?;
+    let in_hand: Vec<_> = found.rows().iter().filter(|row| is_set(row, "in_hand")).collect();
+    if let Some(one) = in_hand.first() {
+        let destination = one.text("destination");
+        return Err(Failure::refused(format!(
+            "{} of them may be on their way at this moment, because a relay has {destination}: `idem outbox pause {destination}` \
+             first, and skip them some seconds later, when the relay has let go",
+            number(in_hand.len())
+        )));
+    }
     let count = found.rows().len();
+    let sent = match found.rows().iter().filter(|row| is_set(row, "may_be_sent")).count() {
+        0 => String::new(),
+        sent => format!("; a copy of {} may have been sent before", number(sent)),
+    };
     if asked.dry_run {
-        return Ok(Report::said(format!("{} would be skipped", number(count))));
+        return Ok(Report::said(format!("{} would be skipped{sent}", number(count))));
     }
     confirm(
-        &format!("This removes {} events for good, and nobody is told of what they say", number(count)),
+        &format!("This removes {} events for good, and nobody is told of what they say{sent}", number(count)),
         asked.yes.yes,
     )?;
     let numbers: Vec<i64> = found.rows().iter().map(|row| row.number("event")).collect();
     let skipped = events.skip(&numbers, &asked.because).await?;
-    Ok(Report::said(format!("{} skipped, and what waited behind them may go", thousands(skipped))))
+    let left = match i64::try_from(count).unwrap_or(i64::MAX) - skipped {
+        0 => String::new(),
+        left => format!("; {} had gone meanwhile, or a relay has taken them", thousands(left)),
+    };
+    Ok(Report::said(format!("{} skipped, and what waited behind them may go{sent}{left}", thousands(skipped))))
+}
+
+/// Whether a column says yes, which is a number on SQLite.
+fn is_set(row: &Row, column: &str) -> bool {
+    row.get(column).as_bool() == Some(true) || row.number(column) == 1
 }
 
 /// A count as people read it.

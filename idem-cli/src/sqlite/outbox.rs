@@ -7,7 +7,10 @@ use crate::{commands::outbox::Events, exit::Failure, report::Table};
 const FOUND: &str = r#"
 SELECT number AS event, state, ifnull(substr(error, 1, 7) = 'stale: ', 0) OR ifnull(ifnull(o.first_sent_at,
     iif(o.state <= 1 AND ifnull(o.not_before, o.created_at) <= d.relay_lost_at, ifnull(o.not_before, o.created_at), NULL))
-    < {now} - ?2, 0) AS stale
+    < {now} - ?2, 0) AS stale,
+    d.name AS destination, ifnull(d.relayed_until > {now}, 0) AND (o.state = 0 OR o.state = 1 AND o.not_before <= {now}) AS in_hand,
+    o.first_sent_at IS NOT NULL OR (o.state <= 1 AND ifnull(o.not_before, o.created_at)
+        <= max(ifnull(d.relay_lost_at, 0), ifnull(d.relayed_until, 0))) AS may_be_sent
 FROM "{schema}_outbox" AS o LEFT JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination WHERE number IN (SELECT value FROM json_each(?1)) ORDER BY number"#;
 
 const FAILED: &str = r#"
@@ -46,13 +49,16 @@ WHERE o.number IN (SELECT value FROM json_each(?1)) AND o.state IN (1, 2)"#,
 WHERE number IN (SELECT value FROM json_each(?1)) AND state IN (1, 2)"#,
 ];
 
-/// What stands behind nothing any more goes. Parameters: 1 numbers, 2 who, 3 why.
+/// What a relay may have in hand stays, and what stands behind nothing any more goes. Parameters: 1 numbers, 2 who, 3 why.
 const SKIP: [&str; 3] = [
     r#"INSERT INTO "{schema}_audit" (at, who, action, consumer, idempotency_key, details)
 SELECT {now}, ?2, 'skip-event', o.consumer, o.event_key, 'event ' || o.number || ' for ' || d.name || ': ' || ?3
 FROM "{schema}_outbox" AS o JOIN "{schema}_outbox_destinations" AS d ON d.id = o.destination
-WHERE o.number IN (SELECT value FROM json_each(?1))"#,
-    r#"DELETE FROM "{schema}_outbox" WHERE number IN (SELECT value FROM json_each(?1))"#,
+WHERE o.number IN (SELECT value FROM json_each(?1))
+    AND (d.relayed_until > {now} AND (o.state = 0 OR o.state = 1 AND o.not_before <= {now})) IS NOT TRUE"#,
+    r#"DELETE FROM "{schema}_outbox" AS o WHERE o.number IN (SELECT value FROM json_each(?1))
+    AND (o.state = 0 OR o.state = 1 AND o.not_before <= {now}) * (SELECT ifnull(d.relayed_until > {now}, 0)
+        FROM "{schema}_outbox_destinations" AS d WHERE d.id = o.destination) IS NOT TRUE"#,
     r#"UPDATE "{schema}_outbox" AS f SET state = 0, not_before = {now}
 WHERE f.state = 3 AND NOT EXISTS (SELECT 1 FROM "{schema}_outbox" AS b WHERE b.destination = f.destination
     AND b.ordering_key = f.ordering_key AND b.state IN (1, 2) AND b.number < f.number)"#,

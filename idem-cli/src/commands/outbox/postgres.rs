@@ -11,7 +11,11 @@ use crate::{
 const FOUND: &str = "\
 SELECT o.number AS event, o.state, coalesce(pg_catalog.starts_with(o.error, 'stale: '), false) OR coalesce(
     {schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at), d.relay_lost_at)
-        < pg_catalog.clock_timestamp() - $2::int8::float8 * interval '1 microsecond', false) AS stale
+        < pg_catalog.clock_timestamp() - $2::int8::float8 * interval '1 microsecond', false) AS stale,
+    d.name AS destination, coalesce(d.relayed_until > pg_catalog.clock_timestamp(), false)
+        AND (o.state = 0 OR o.state = 1 AND o.not_before <= pg_catalog.clock_timestamp()) AS in_hand,
+    {schema}.first_sent(o.state, o.first_sent_at, coalesce(o.not_before, o.created_at),
+        greatest(d.relay_lost_at, d.relayed_until)) IS NOT NULL AS may_be_sent
 FROM {schema}.outbox AS o LEFT JOIN {schema}.outbox_destinations AS d ON d.id = o.destination WHERE o.number = ANY ($1::int8[]) ORDER BY o.number";
 
 /// Parameter: 1 destination.
@@ -64,14 +68,17 @@ WITH going AS (
 )
 SELECT pg_catalog.count(*) FROM going";
 
-/// Whoever removes an event and lets its followers go has the destination's row first, as a relay has when it notes what
-/// became of events. Parameters: 1 numbers, 2 who, 3 why.
+/// Whoever removes an event and lets its followers go has the destination's row first, as a relay has when it takes the destination,
+/// and when it notes what became of events. What a relay may have in hand stays. Parameters: 1 numbers, 2 who, 3 why.
 const SKIP: &str = "\
 WITH destinations AS MATERIALIZED (
-    SELECT d.id, d.name FROM {schema}.outbox_destinations AS d ORDER BY d.id FOR NO KEY UPDATE
+    SELECT d.id, d.name, d.relayed_until FROM {schema}.outbox_destinations AS d ORDER BY d.id FOR NO KEY UPDATE
 ), gone AS MATERIALIZED (
     SELECT o.number, o.consumer, o.event_key, d.name FROM destinations AS d
-    JOIN {schema}.outbox AS o ON o.destination = d.id WHERE o.number = ANY ($1::int8[]) FOR UPDATE OF o
+    JOIN {schema}.outbox AS o ON o.destination = d.id WHERE o.number = ANY ($1::int8[])
+        AND (d.relayed_until > pg_catalog.clock_timestamp()
+            AND (o.state = 0 OR o.state = 1 AND o.not_before <= pg_catalog.clock_timestamp())) IS NOT TRUE
+    FOR UPDATE OF o
 ), noted AS (
     INSERT INTO {schema}.audit (who, action, consumer, idempotency_key, details)
     SELECT $2::text, 'skip-event', consumer, event_key,

@@ -111,11 +111,13 @@ impl Carrier {
             self.wait(self.settings.poll_idle).await;
         };
         let lease = Lease::new(&self.outbox, id, &self.relay, self.settings.lease);
+        let mut had_it = false;
         while !self.stopping.stop.is_cancelled() {
             let wait = match lease.ask().await {
                 Ok(Leased::Mine) => {
                     self.line.stands(RelayStanding::Relaying);
                     self.relay(id, &lease).await;
+                    had_it = true;
                     Duration::ZERO
                 }
                 Ok(Leased::Others { left }) => {
@@ -124,6 +126,10 @@ impl Carrier {
                 }
                 Ok(Leased::Paused) => {
                     self.line.stands(RelayStanding::Paused);
+                    // Whoever paused it may wait for that, because nothing is under way from here on.
+                    if std::mem::take(&mut had_it) && !self.leaves_unnoted {
+                        lease.release().await;
+                    }
                     self.settings.poll_idle
                 }
                 Err(error) => {

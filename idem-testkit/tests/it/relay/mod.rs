@@ -447,6 +447,27 @@ async fn a_paused_destination_rests_and_goes_on() {
     run.abort();
 }
 
+/// O40: a relay whose destination is paused notes what it had in hand, and lets go of it: nothing else was sent.
+#[tokio::test(start_paused = true)]
+async fn o40_a_relay_lets_go_of_a_paused_destination() {
+    let fixture = Fixture::new();
+    let relay = fixture.relay().to("a", Topic::new()).build().unwrap();
+    let run = running(relay);
+    fixture.commit_many("a", 0..1).await;
+    fixture.drained_to(0).await;
+    fixture.outbox().pause("a", true).await.unwrap();
+    // Later than it notices, and before its lease would have run out.
+    sleep(Duration::from_millis(800)).await;
+    fixture.commit_many("a", 1..2).await;
+    sleep(Duration::from_secs(60)).await;
+    run.abort();
+    fixture.outbox().pause("a", false).await.unwrap();
+    let id = fixture.outbox().backlog(None).await.unwrap()[0].id;
+    fixture.outbox().lease(id, "the next", Duration::from_secs(5)).await.unwrap();
+    let backlog = &fixture.outbox().backlog(None).await.unwrap()[0];
+    assert_eq!((backlog.pending, backlog.first_sent_ago), (1, None));
+}
+
 #[test]
 fn a_relay_without_a_route_or_with_two_for_one_destination_is_refused() {
     let fixture = Fixture::new();

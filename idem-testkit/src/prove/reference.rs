@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use idem_core::{
-    Decision, Failure, Handler, IdempotencyKey, Message,
+    Decision, ErrorClass, Failure, Handler, IdempotencyKey, Message,
     scratch::{Scratch, Tables},
 };
 
@@ -148,7 +148,7 @@ fn not_taken(key: &str, failure: &Failure) -> String {
             "{told}. Your handler ends the transaction that it was given (a COMMIT or ROLLBACK of its own, which belongs to \
              idem), or goes on after a statement had failed"
         )
-    } else if text.contains("locked") {
+    } else if text.contains("locked") || failure.class == ErrorClass::RunUnitAgain {
         format!(
             "{told}. Does it write over a connection that is not `tx`? That one waits for the handler's own transaction"
         )

@@ -44,9 +44,10 @@ pub(super) async fn control<S: Store, B: Source>(shared: Arc<Shared<S, B>>, lane
             // A lane halted the consumer while the controls were read: what was read is out of date.
             Ok(_) if !was_halted && shared.gate.is_halted() => {}
             Ok(control) => {
-                let state = control.state;
-                interned_there(&shared, &mut server, &control.identity).await;
+                let (state, there) = (control.state, control.identity.clone());
+                // What is remembered of another server goes first: interning may take its time.
                 shared.obey(control, asked_at);
+                interned_there(&shared, &mut server, &there).await;
                 if state == ControlState::Running {
                     take_replays(&shared, &lanes).await;
                 }

@@ -156,12 +156,13 @@ async fn a43_a_failover_empties_what_a_running_worker_remembers() {
     fail_over(primary, before, &after).await;
     proxy.switch_to(&authority(&standby));
     proxy.cut().await;
-    // Its controls are read from the new primary. When that begins for the second time, the first has been taken in; until
-    // then what was confirmed last holds for 2 seconds at most, which no failover outside of a test is done in.
+    // Its controls are read from the new primary, every second. When that begins for the second time, the first has been taken
+    // in; until then what was confirmed last holds for 2 seconds at most, which no failover outside of a test is done in. The
+    // statement of one look is prepared and then run: both count as its start.
     let read = "FROM pg_stat_activity WHERE query LIKE '%controls AS c ON c.consumer%' AND application_name = 'idem'";
     after.until(&format!("SELECT count(*) > 0 {read}")).await;
     let first = after.text(format!("SELECT max(query_start) {read}")).await;
-    after.until(&format!("SELECT max(query_start) > '{first}' {read}")).await;
+    after.until(&format!("SELECT max(query_start) > '{first}'::timestamptz + interval '500 milliseconds' {read}")).await;
     send(&all);
     drained(&queue).await;
     stop.cancel();

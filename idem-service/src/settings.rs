@@ -291,6 +291,7 @@ pub(crate) fn refused(error: &ConfigError) -> String {
 }
 
 /// The same of a publisher of events: what its type calls by dead letters, which it takes too, is a destination here.
+#[cfg(any(feature = "kafka", feature = "amqp", feature = "sqs"))]
 pub(crate) fn refused_destination(error: &ConfigError) -> String {
     if error.field.starts_with("dead_letter_") {
         return format!("the destination is {}, but {}", error.value, error.rule);

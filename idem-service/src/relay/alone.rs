@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use idem_core::{BoxError, CancellationToken, Relay, Route, Store, outbox::Outbox};
+use idem_core::{BoxError, CancellationToken, Relay, Route, outbox::Outbox};
 use idem_schema::SchemaName;
 #[cfg(feature = "sqlite")]
 use idem_sqlx::{SqliteOptions, SqliteStore};
@@ -82,25 +82,26 @@ async fn serve(settings: File, status: &Arc<Status>) -> Result<(), Failure> {
 
 /// The outbox of the database, which is reached later.
 async fn open(settings: &File) -> Result<Arc<dyn Outbox>, BoxError> {
-    let (url, schema) = (settings.database_url()?, settings.schema()?);
+    let url = settings.database_url()?;
     let (scheme, _) = url.split_once(':').unwrap_or_default();
     match scheme {
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => {
-            let options = idem_sqlx::PostgresOptions::parse(&url)?.schema(schema).application_name("idem relay");
+            let options = idem_sqlx::PostgresOptions::parse(&url)?.schema(settings.schema()?).application_name("idem relay");
             of(options.build()?)
         }
         #[cfg(feature = "sqlite")]
         "sqlite" => {
             let options: SqliteOptions = url.parse()?;
             // A mistyped name must not make a file.
-            of(SqliteStore::connect(options.schema(schema).create_if_missing(false)).await?)
+            of(SqliteStore::connect(options.schema(settings.schema()?).create_if_missing(false)).await?)
         }
         _ => Err("database-url must begin with postgres:// or sqlite:// (its value is not shown)".into()),
     }
 }
 
-fn of(store: impl Store) -> Result<Arc<dyn Outbox>, BoxError> {
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+fn of(store: impl idem_core::Store) -> Result<Arc<dyn Outbox>, BoxError> {
     Arc::new(store).outbox().ok_or_else(|| "this database has no outbox".into())
 }
 

@@ -165,6 +165,27 @@ FROM (SELECT pg_catalog.unnest($1::int4[]) AS destination, pg_catalog.unnest($2:
     };
 }
 
+macro_rules! insert_event {
+    ($on_conflict:literal) => {
+        concat!(
+            "\
+INSERT INTO {schema}.outbox (number, destination, consumer, key_id, event_key, ordering_key, event_type, content_type, headers,
+    payload, event_hash)
+VALUES (pg_catalog.nextval('{schema}.outbox_numbers'), ($1::int4[])[1], ($2::int4[])[1], ($3::uuid[])[1], ($4::text[])[1],
+    ($5::bytea[])[1], ($6::text[])[1], ($7::text[])[1], ($8::text[])[1]::json, ($9::bytea[])[1], ($10::bytea[])[($11::int4[])[1]])
+",
+            $on_conflict,
+            "RETURNING destination, consumer, key_id"
+        )
+    };
+}
+
+macro_rules! all_written {
+    () => {
+        "SELECT 1 / (pg_catalog.count(*) = pg_catalog.cardinality($1::int4[]))::int4 AS all_written FROM written"
+    };
+}
+
 statements! {
     /// Every statement of the PostgreSQL stores, for one schema.
     ///
@@ -351,13 +372,14 @@ WHERE pid = $1::int4 AND ((extract(epoch FROM backend_start) * 1000000::numeric)
     append_new_events: insert_events!("");
 
     /// Writes the event of a unit that has one, with the same parameters and the same result: without what takes arrays apart.
-    append_event: "\
-INSERT INTO {schema}.outbox (number, destination, consumer, key_id, event_key, ordering_key, event_type, content_type, headers,
-    payload, event_hash)
-VALUES (pg_catalog.nextval('{schema}.outbox_numbers'), ($1::int4[])[1], ($2::int4[])[1], ($3::uuid[])[1], ($4::text[])[1],
-    ($5::bytea[])[1], ($6::text[])[1], ($7::text[])[1], ($8::text[])[1]::json, ($9::bytea[])[1], ($10::bytea[])[($11::int4[])[1]])
-ON CONFLICT (destination, consumer, key_id) DO NOTHING
-RETURNING destination, consumer, key_id";
+    append_event: insert_event!("ON CONFLICT (destination, consumer, key_id) DO NOTHING\n");
+
+    /// The same of events none of which is in the outbox, for a store that sends the seal and the COMMIT behind it without waiting for
+    /// the answer: so it fails, with 22012, where the table has taken fewer of them than it was given. The result says nothing.
+    append_before_seal: concat!("WITH written AS (", insert_events!(""), ")\n", all_written!());
+
+    /// The same of one event.
+    append_one_before_seal: concat!("WITH written AS (", insert_event!(""), ")\n", all_written!());
 
     /// Reads events that were not inserted, as a statement of its own, which sees what was committed meanwhile. Parameters: 1
     /// destinations `int4[]`, 2 consumers `int4[]`, 3 key ids `uuid[]`. Result, a row an event that was found: `destination int4`,

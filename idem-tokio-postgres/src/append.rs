@@ -2,12 +2,12 @@
 
 use idem_core::{
     StoreError, Uuid,
-    outbox::{KeptResult, NewResult},
-    store::{Claim, Found},
+    outbox::{KeptResult, NewEvent, NewResult},
+    store::{Claim, CommitError, Found},
 };
 use idem_schema::{
-    AppendLimits, Appending, EventColumns, ResultColumns, ResultRow, Row, claimed_ids, found_in_claim_order,
-    results_in_claim_order,
+    AppendLimits, Appending, EventColumns, ResultColumns, ResultRow, Row, WRITING, claimed_ids, found_in_claim_order,
+    results_in_claim_order, suppressed_event,
 };
 use tokio_postgres::{Error, SimpleQueryMessage, types::Type};
 
@@ -73,6 +73,15 @@ pub(crate) fn new_results<'p>(results: &'p ResultColumns<'_>) -> [Parameter<'p>;
 }
 
 impl Appending for PostgresUnit<'_> {
+    /// They go out with the seal and the COMMIT, one round trip earlier than by themselves, unless one that was known was met lately.
+    fn keep_events(&mut self, events: &[NewEvent]) -> bool {
+        let keeps = !self.driver.has_met_known_event();
+        if keeps {
+            self.events.extend_from_slice(events);
+        }
+        keeps
+    }
+
     async fn insert_events(&mut self, events: &EventColumns<'_>) -> Result<Vec<Row>, StoreError> {
         self.append_rows(self.driver.statements.inserting(events), &new_events(events)).await
     }
@@ -133,6 +142,21 @@ impl PostgresUnit<'_> {
         match self.rows(None, text, parameters).await? {
             Ok(rows) => driver::read(&rows),
             Err(source) => Err(self.explain(source).await),
+        }
+    }
+
+    /// The server refused events with which the seal and the COMMIT were sent, so the transaction has failed, and the COMMIT was a
+    /// ROLLBACK; or the connection is gone, and nobody knows. The id of an event that is in the outbox already is no fault: the unit
+    /// runs again, and looks at what is there.
+    pub(crate) async fn events_not_written(&self, source: Error) -> CommitError {
+        match sqlstate(&source).as_deref() {
+            None => error::committing(source),
+            Some("23505") => {
+                self.driver.note_known_event();
+                CommitError::RolledBack(StoreError::contended(WRITING, source))
+            }
+            Some("22012") => CommitError::RolledBack(suppressed_event()),
+            Some(_) => CommitError::RolledBack(self.explain(source).await),
         }
     }
 

@@ -9,18 +9,18 @@ use std::{
 use futures_util::{TryStreamExt as _, join};
 use idem_core::{
     ErrorClass, Recorded, StoreError, Tx, failpoint,
-    outbox::{KeptResult, NewResult},
+    outbox::{KeptResult, NewEvent, NewResult},
     store::{AppendError, Appended, Claim, ClaimError, Claimed, CommitError, Found, UnitOfWork, UnitOptions},
 };
 use idem_schema::{
-    ClaimColumns, ClaimedId, ResultColumns, ResultRow, claim_answers, claimed_ids, in_claim_order, key_id, next_call,
-    retention, unreadable,
+    ClaimColumns, ClaimedId, EventColumns, ResultColumns, ResultRow, claim_answers, claimed_ids, in_claim_order,
+    key_id, next_call, retention, unreadable,
 };
 use tokio_postgres::{Error, Row, SimpleQueryMessage, SimpleQueryStream, types::Type};
 
 use crate::{
     PostgresConnection, PostgresSession, PostgresStore,
-    append::{new_result, new_results},
+    append::{new_events, new_result, new_results},
     claim,
     driver::{self, Driver},
     error::{self, get},
@@ -38,6 +38,8 @@ pub struct PostgresUnit<'l> {
     xid: Option<String>,
     /// The server process that runs this transaction.
     backend_pid: Option<i32>,
+    /// Events that are written with the seal.
+    pub(crate) events: Vec<NewEvent>,
     /// Answers that the seal writes.
     pub(crate) results: Vec<NewResult>,
     /// Whether a claim has put the session's own limits back.
@@ -70,6 +72,7 @@ impl<'l> PostgresUnit<'l> {
             options,
             begun: Some(Box::pin(begun)),
             xid: None,
+            events: Vec::new(),
             results: Vec::new(),
             limits_are_back: false,
             is_lent: AtomicBool::new(false),
@@ -151,7 +154,7 @@ impl<'l> PostgresUnit<'l> {
         Ok(row)
     }
 
-    /// Sends the seal, which permits the COMMIT or fails where it would be a lie, and the COMMIT with it.
+    /// Sends the events, the seal, which permits the COMMIT or fails where it would be a lie, and the COMMIT with it.
     ///
     /// tokio-postgres tells nobody whether the answer to a COMMIT was COMMIT or ROLLBACK (upstream #1342), not even where
     /// an error stands in a stream that was not read to its end (#1334). The seal does: it fails in a transaction that
@@ -180,13 +183,31 @@ impl<'l> PostgresUnit<'l> {
         let durable = self.session.durability.no_weaker();
         let own: [Parameter<'_>; 2] = [parameter, (&durable, Type::TEXT_ARRAY)];
         let parameters = [&own, answers].concat();
+        let columns = EventColumns::new(&self.events);
+        let (events, new_events) = (sql.inserting_before_seal(&columns), new_events(&columns));
+        // Both are prepared before either is sent: what waits for an answer here would arrive behind the COMMIT.
+        let inserting = match &*self.events {
+            [] => None,
+            _ => Some(link.ready(self.driver.naming(), events).await.map_err(error::sealing)?),
+        };
         let ready = link.ready(self.driver.naming(), text).await.map_err(error::sealing)?;
-        let (sealed, committed, passed) = join!(ready.rows(&parameters), link.client.batch_execute("COMMIT"), async {
-            // Both are on the wire once the connection's task has run.
+        let writing = async {
+            match &inserting {
+                Some(inserting) => inserting.rows(&new_events).await.map(drop),
+                None => Ok(()),
+            }
+        };
+        // Polled in this order, which is that of the wire.
+        let (sealing, committing) = (ready.rows(&parameters), link.client.batch_execute("COMMIT"));
+        let (written, sealed, committed, passed) = join!(writing, sealing, committing, async {
+            // All are on the wire once the connection's task has run.
             tokio::task::yield_now().await;
             failpoint!(COMMIT_SENT)
         });
         passed.map_err(|injected| CommitError::Unknown(Box::new(injected)))?;
+        if let Err(source) = written {
+            return Err(self.events_not_written(source).await);
+        }
         let rows = match sealed {
             Ok(rows) => rows,
             Err(source) if self.results.is_empty() || error::is_of_seal(&source) => return Err(error::sealing(source)),

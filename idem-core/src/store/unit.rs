@@ -63,7 +63,9 @@ pub trait UnitOfWork<S: Store>: Send + Sync {
     /// [`StoreError::Unsealed`] when a nested transaction was left open or the transaction was ended.
     fn check(&self) -> Result<(), StoreError>;
 
-    /// Writes what the handlers handed in, with one statement a table.
+    /// Writes what the handlers handed in, with one statement a table; or keeps it for [`commit`](Self::commit), which writes it
+    /// before the seal takes effect. Then the errors are those of the commit: [`CommitError::RolledBack`], with
+    /// [`StoreError::Contended`] where an event is in the outbox already. The unit runs again, and its `append` looks which it is.
     ///
     /// # Errors
     /// The unit cannot commit, and is rolled back.

@@ -52,6 +52,12 @@ pub struct EventColumns<'e> {
 }
 
 impl<'e> EventColumns<'e> {
+    /// The columns of events none of which is in the outbox, as far as anybody knows.
+    #[must_use]
+    pub fn new(events: &'e [NewEvent]) -> Self {
+        Self::of(events, (0..events.len()).collect(), false)
+    }
+
     /// The columns of the events at these places.
     fn of(events: &'e [NewEvent], mut places: Vec<usize>, may_be_known: bool) -> Self {
         places.sort_unstable();
@@ -201,6 +207,12 @@ impl<'r> ResultRow<'r> {
 }
 
 impl PostgresStatements {
+    /// The statement that writes these events, with the seal and the COMMIT behind it.
+    #[must_use]
+    pub fn inserting_before_seal(&self, events: &EventColumns<'_>) -> &Arc<str> {
+        if events.ranks.len() == 1 { &self.append_one_before_seal } else { &self.append_before_seal }
+    }
+
     /// The statement that writes these events.
     #[must_use]
     pub fn inserting(&self, events: &EventColumns<'_>) -> &Arc<str> {
@@ -215,6 +227,11 @@ impl PostgresStatements {
 /// An open transaction that events and answers are written in. Errors are those of
 /// [`append`](idem_core::store::UnitOfWork::append).
 pub trait Appending: Send {
+    /// Keeps events for the seal, which writes them; `false` where it does not.
+    fn keep_events(&mut self, _: &[NewEvent]) -> bool {
+        false
+    }
+
     /// Runs the statement of [`inserting`](crate::PostgresStatements::inserting), or its like.
     fn insert_events(&mut self, events: &EventColumns<'_>)
     -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
@@ -237,6 +254,9 @@ pub async fn append(unit: &mut impl Appending, appended: &Appended) -> Result<()
     if !appended.results.is_empty() {
         unit.insert_results(&appended.results).await?;
     }
+    if appended.events.is_empty() || unit.keep_events(&appended.events) {
+        return Ok(());
+    }
     let mut left: Vec<usize> = (0..appended.events.len()).collect();
     for round in 0..ROUNDS {
         if left.is_empty() {
@@ -257,10 +277,15 @@ pub async fn append(unit: &mut impl Appending, appended: &Appended) -> Result<()
     if left.is_empty() {
         return Ok(());
     }
-    // As with a record (B6): no row inserted and none found is no proof of anything.
+    Err(suppressed_event().into())
+}
+
+/// As with a record (B6): no row inserted and none found is no proof of anything.
+#[must_use]
+pub fn suppressed_event() -> StoreError {
     let text = "an event was neither inserted into the outbox nor found there: look for a trigger, a rule or a row security \
                 policy on that table, which suppresses rows";
-    Err(StoreError::unavailable(WRITING, text).into())
+    StoreError::unavailable(WRITING, text)
 }
 
 /// What an append is doing, for the texts of its errors.

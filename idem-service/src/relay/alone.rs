@@ -87,7 +87,8 @@ async fn open(settings: &File) -> Result<Arc<dyn Outbox>, BoxError> {
     match scheme {
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => {
-            let options = idem_sqlx::PostgresOptions::parse(&url)?.schema(settings.schema()?).application_name("idem relay");
+            let options =
+                idem_sqlx::PostgresOptions::parse(&url)?.schema(settings.schema()?).application_name("idem relay");
             of(options.build()?)
         }
         #[cfg(feature = "sqlite")]

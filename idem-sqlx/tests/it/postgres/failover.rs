@@ -162,7 +162,9 @@ async fn a43_a_failover_empties_what_a_running_worker_remembers() {
     let read = "FROM pg_stat_activity WHERE query LIKE '%controls AS c ON c.consumer%' AND application_name = 'idem'";
     after.until(&format!("SELECT count(*) > 0 {read}")).await;
     let first = after.text(format!("SELECT max(query_start) {read}")).await;
-    after.until(&format!("SELECT max(query_start) > '{first}'::timestamptz + interval '500 milliseconds' {read}")).await;
+    after
+        .until(&format!("SELECT max(query_start) > '{first}'::timestamptz + interval '500 milliseconds' {read}"))
+        .await;
     send(&all);
     drained(&queue).await;
     stop.cancel();

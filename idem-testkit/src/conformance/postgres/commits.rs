@@ -2,14 +2,20 @@
 
 use std::time::Duration;
 
-use idem_core::{DedupConsumer, DedupConsumerBuilder, Effects, Ran, ResultBody, RunOnce, RunOnceError};
+use idem_core::{
+    Decision, DedupConsumer, DedupConsumerBuilder, Effects, Event, HandlerError, Message, Ran, ResultBody, RunOnce,
+    RunOnceError, Tx,
+};
 
 use super::{
     consumers::{builder, keys, messages, process},
-    handlers::{Write, write},
-    subject::{PATIENCE, PostgresUnderTest, effects, forget, until},
+    handlers::{Act, Write, acting, write},
+    subject::{PATIENCE, PostgresUnderTest, effects, forget, recorded, until},
 };
-use crate::proxy::postgres::{Cut, PostgresProxy};
+use crate::{
+    Decide as _,
+    proxy::postgres::{Cut, PostgresProxy},
+};
 
 /// One message, then a batch of a hundred (D6), each with as many cuts in a row as `times`.
 async fn cut<T: PostgresUnderTest>(subject: &T, cut: Cut, times: usize, expected: char) {
@@ -38,6 +44,42 @@ pub async fn a6_d6_cut_before_the_server_got_the_commit<T: PostgresUnderTest>(su
     cut(subject, Cut::Before, 2, 'P').await;
 }
 
+/// Writes an effect and publishes an event.
+struct Announces;
+
+impl Act for Announces {
+    async fn act<T: PostgresUnderTest>(
+        &self,
+        message: &Message,
+        tx: &mut Tx<'_, T::Store>,
+    ) -> Result<(), HandlerError> {
+        write::<T>(tx, message).await?;
+        tx.publish(message, Event::to("payments").body("paid"))?;
+        Ok(())
+    }
+}
+
+/// O43: an outbox that takes no row, here because of a trigger, has its units committed with nothing of them.
+pub async fn o43_a_unit_whose_event_is_suppressed_commits_nothing<T: PostgresUnderTest>(subject: &T) {
+    let consumer = builder(subject.store().clone(), acting::<T, _>(Announces)).publishes_to(["payments"]);
+    let consumer = consumer.lanes(1).handlers(subject.concurrency()).build().unwrap();
+    assert_eq!(process(&consumer, messages(&keys(2))).await, "PP");
+    forget(subject).await;
+    subject.run("DELETE FROM outbox").await;
+    subject.run("CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'").await;
+    subject.run("CREATE TRIGGER nothing BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION nothing()").await;
+    for count in [1, 3] {
+        let decisions = consumer.decisions(messages(&keys(count))).await.unwrap();
+        let says =
+            |decision: &Decision| matches!(decision, Decision::Failed(why) if why.text.contains("suppresses rows"));
+        assert!(decisions.len() == count && decisions.iter().all(says), "{decisions:?}");
+        assert_eq!((effects(subject).await, recorded(subject).await), (vec![], vec![]), "{count}");
+    }
+    subject.run("DROP TRIGGER nothing ON outbox").await;
+    assert_eq!(process(&consumer, messages(&keys(3))).await, "PPP");
+    assert_eq!(subject.texts("SELECT count(*)::text FROM outbox").await, ["3"]);
+}
+
 /// What goes between client and server in a unit of one message and in one of many, when it is new and when it is a duplicate.
 pub async fn a_unit_costs_the_round_trips_that_the_store_says<T: PostgresUnderTest>(subject: &T) {
     let expected = subject.round_trips();
@@ -54,6 +96,17 @@ pub async fn a_unit_costs_the_round_trips_that_the_store_says<T: PostgresUnderTe
         assert_eq!(proxy.round_trips(), (expected.unit)(count), "{count} new ones");
         assert_eq!(process(&consumer, messages(&keys)).await, "D".repeat(count));
         assert_eq!(proxy.round_trips(), expected.duplicates, "{count} duplicates");
+    }
+    let consumer = builder(subject.another(Some(proxy.port()), &[]), acting::<T, _>(Announces)).lanes(1);
+    let consumer = consumer.publishes_to(["payments"]).handlers(subject.concurrency()).build().unwrap();
+    for round in 0..2 {
+        for count in [1, 10] {
+            let keys: Vec<String> = keys(count).into_iter().map(|key| format!("{round}-of-{count}-{key}")).collect();
+            proxy.round_trips();
+            assert_eq!(process(&consumer, messages(&keys)).await, "P".repeat(count));
+            let trips = proxy.round_trips();
+            assert!(round == 0 || trips == (expected.unit)(count) + expected.events, "{count} with events: {trips}");
+        }
     }
 }
 

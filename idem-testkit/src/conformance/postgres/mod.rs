@@ -85,6 +85,7 @@ macro_rules! postgres_conformance {
             commits {
                 a5_d6_cut_after_the_server_committed,
                 a6_d6_cut_before_the_server_got_the_commit,
+                o43_a_unit_whose_event_is_suppressed_commits_nothing,
             }
             handlers {
                 a9_a_swallowed_error_of_an_unprotected_message_is_not_acknowledged,
